@@ -1,8 +1,8 @@
-"""What a round must cost: FedAvg and the methods with algebra of their own as plain loops, without a federation.
+"""The least cost of a round: FedAvg and the methods with own vector algebra as plain loops, without a federation.
 
-Each class holds one method's steps and its vector operations in as few passes over memory as the formulas allow, on
-float pictures, vectors and matrices that are there beforehand: no settings, messages, state, seeds or checks. What the
-engine needs beyond them is its overhead. The formulas are in ``strategies/``; a silo is a row of ``own``.
+Each class has one method's steps and vector operations, in as few passes over memory as the formulas allow. Float
+pictures, vectors and matrices are prepared beforehand; there are no settings, messages, state, seeds or checks. The
+engine's additional time is its overhead. The formulas are in ``strategies/``; a silo is a row of ``own``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Loop:
             for part, found in ((data.train, self.train), (data.val, self.val)):
                 x, y = Samples(part.x, part.y, self.device).take(slice(None))
                 if x.dim() == 4:
-                    x = x.clone(memory_format=layout)  # contiguous() takes grey ones for either
+                    x = x.clone(memory_format=layout)  # contiguous() does not change grey pictures
                 found.append((x, y))
         shape = data.input_shape
         name, options = settings.model_for(shape)
@@ -52,7 +52,7 @@ class Loop:
         return torch.randperm(samples, device=self.device).split(self.batch)  # type: ignore[no-any-return, no-untyped-call]
 
     def gradients(self, silo: int) -> Iterator[None]:
-        """One epoch; before each ``yield`` the gradient of the next batch at ``w`` has been put into ``g``."""
+        """Run one epoch: before each ``yield``, write the gradient of the next batch at ``w`` into ``g``."""
         x, y = self.train[silo]
         for index in self.batches(len(y)):
             self.g.zero_()
@@ -60,14 +60,14 @@ class Loop:
             yield
 
     def epoch(self, silo: int, center: Tensor | None = None, weight: float = 0.0) -> None:
-        """One epoch of SGD on ``w``, held near ``center`` where one is given."""
+        """Run one epoch of SGD on ``w``, with a proximal term to ``center`` where one is given."""
         for _ in self.gradients(silo):
             if center is not None:
                 self.g.add_(self.w, alpha=weight).sub_(center, alpha=weight)
             self.w.sub_(self.g, alpha=self.rate)
 
     def start(self, silo: int) -> None:
-        """Put what the silo trains from into ``w``."""
+        """Write the silo's initial model of the round into ``w``."""
         self.w.copy_(self.center)
 
     def round(self) -> None:
@@ -128,7 +128,7 @@ class FedFomo(Loop):
 
 
 class FedALA(Loop):
-    """A later round: the last layer's weights are learned for one epoch over features that are computed once."""
+    """A later FedALA round: ALA's weights of the last layer are learned for one epoch over features computed once."""
 
     def __init__(self, prepared: Prepared) -> None:
         super().__init__(prepared)
@@ -159,7 +159,7 @@ class FedALA(Loop):
 
 
 class FedAPM(Loop):
-    """The last layers are personal: an epoch for them, below which nothing is differentiated, one for the others."""
+    """FedAPM with personal last layers: an epoch for them, without gradients below, then one for the others."""
 
     def __init__(self, prepared: Prepared) -> None:
         super().__init__(prepared)
@@ -190,7 +190,7 @@ class FedAPM(Loop):
 
 
 class Apple(Loop):
-    """Every step mixes all core models and takes the gradient's inner product with each of them."""
+    """APPLE: every step mixes all core models, and computes the gradient's inner product with each of them."""
 
     def __init__(self, prepared: Prepared) -> None:
         super().__init__(prepared)
@@ -212,10 +212,10 @@ class Apple(Loop):
 
 
 class PlainFedALA:
-    """A later round of FedALA without one vector: plain modules, ``torch.optim.SGD``, state dictionaries.
+    """A later round of FedALA without flat vectors: plain modules, ``torch.optim.SGD``, state dictionaries.
 
-    What somebody would write for one network, whose embedding has a dense or a ``sparse`` gradient: ALA of the last
-    layer over features that are computed once, an epoch of SGD, the mean of the silos' models.
+    It is ordinary PyTorch code for one network, whose embedding has a dense or a ``sparse`` gradient: ALA of the last
+    layer over features computed once, an epoch of SGD, the mean of the silos' models.
     """
 
     def __init__(self, prepared: Prepared, sparse: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Paired, interleaved timing: the machine is noisy, so two things are timed in turns and reported as a ratio."""
+"""Paired, interleaved timing: because machines are noisy, two works are timed in turns and reported as a ratio."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def seconds(work: Timed) -> float:
 
 
 def interleaved(works: Mapping[str, Timed], repeats: int = 5) -> dict[str, list[float]]:
-    """Seconds of each, ``repeats`` times, in turns; one untimed turn goes before."""
+    """Return the seconds of each work, ``repeats`` times, in turns, after one untimed turn."""
     for work in works.values():
         work()
     times: dict[str, list[float]] = {name: [] for name in works}
@@ -46,7 +46,7 @@ def interleaved(works: Mapping[str, Timed], repeats: int = 5) -> dict[str, list[
 
 
 def ratios(times: Mapping[str, list[float]], base: str) -> dict[str, float]:
-    """Median over turns of each one's time over the base's time of the same turn."""
+    """Return for each work the median over turns of its time divided by the base's time of the same turn."""
     return {
         name: statistics.median(t / b for t, b in zip(values, times[base], strict=True))
         for name, values in times.items()
@@ -54,13 +54,13 @@ def ratios(times: Mapping[str, list[float]], base: str) -> dict[str, float]:
 
 
 def table(rows: list[list[str]], header: list[str]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
 
 class Prepared:
-    """A federation in this process that has met its silos; :meth:`round` runs one more round."""
+    """A federation in this process after client registration; :meth:`round` runs one more round."""
 
     def __init__(self, values: Mapping[str, Any], *, on_disk: bool = False) -> None:
         logging.getLogger("flwr").setLevel(logging.ERROR)  # a line per silo and round would be part of the time
@@ -83,7 +83,7 @@ class Prepared:
 
 
 def each_method(values: Mapping[str, Any], make: Callable[[dict[str, Any]], T]) -> dict[str, T]:
-    """``make`` of the settings with each method in turn, but for those that refuse them (fedbn without its layers)."""
+    """Call ``make`` on the settings with each method, except those that refuse them (fedbn without its layers)."""
     made = {}
     for name in sorted(strategies()):
         with contextlib.suppress(UserError):
@@ -92,7 +92,7 @@ def each_method(values: Mapping[str, Any], make: Callable[[dict[str, Any]], T]) 
 
 
 def random_pictures(file: Path, shape: Sequence[int], silos: int, samples: int) -> None:
-    """An .npz of pictures (height, width, channels) of ten classes, ``samples`` per silo for training.
+    """Write an .npz of random pictures (height, width, channels) of ten classes, ``samples`` per silo for training.
 
     Half as many are for validation, half as many for testing.
     """

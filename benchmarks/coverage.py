@@ -40,7 +40,7 @@ CORRELATION = 0.5
 
 
 def study(rng: np.random.Generator, gains: Array, patients: int) -> Study:
-    """Accuracies on simulated patients; ``gains`` (hospitals, seeds) are the true ones, the patients all seeds' own."""
+    """Return accuracies on simulated patients, equal for all seeds; ``gains`` (hospitals, seeds) are the true ones."""
     base = rng.standard_normal((len(gains), 1, patients))
     own = rng.standard_normal((len(gains), 1, patients))
     mine = CORRELATION * base + np.sqrt(1 - CORRELATION**2) * own
@@ -53,7 +53,7 @@ def study(rng: np.random.Generator, gains: Array, patients: int) -> Study:
 
 
 def spread(rng: np.random.Generator, between: str, hospitals: int) -> Array:
-    """True gains (hospitals,) whose expectation is 0."""
+    """Draw true gains (hospitals,) with expectation 0."""
     if between == "rare":
         share, gain = RARE
         return np.asarray(gain * (rng.random(hospitals) < share) - gain * share)
@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=1000)
     parser.add_argument("--part", choices=PARTS)
     options = parser.parse_args()
-    with patch.object(inference, "HOSPITALS_NEEDED", 2):  # also the numbers for which the report shows none
+    with patch.object(inference, "HOSPITALS_NEEDED", 2):  # also for numbers without an interval in the report
         for name in (options.part,) if options.part else PARTS:
             rows, header = PARTS[name]
             print(table(list(rows(options.draws)), header), flush=True)

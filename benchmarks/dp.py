@@ -1,14 +1,14 @@
 """Differential privacy, measured: `python -m benchmarks.privacy dp audit|attacks|counts|accuracy [...]`.
 
-`audit` is all evidence together, or the parts of it that its arguments name:
+`audit` prints all evidence, or the parts that its arguments name:
 
-* `accountant`: epsilon of 50 settings beside another accountant's, where that is installed (below);
-* `step`: a private step beside a plain one, in time and memory, and beside Opacus's, where that is in `OPACUS=DIR`;
+* `accountant`: epsilon of 50 settings compared with another accountant's, if installed (below);
+* `step`: time and memory of a private step compared with a plain one, and with Opacus's, if it is in `OPACUS=DIR`;
 * `canaries`: the one-run audit, with planted faults (`benchmarks.dp_audit`);
 * `attacks`, `counts`: the attacks of `benchmarks.privacy` on messages with differential privacy;
-* `accuracy [DATASET...]`: what it costs in accuracy; half an hour for three data sets.
+* `accuracy [DATASET...]`: its cost in accuracy; half an hour for three data sets.
 
-`accountant` needs dp-accounting 0.6.0 (Google's) in an environment of its own, for it wants another version of attrs:
+`accountant` needs dp-accounting 0.6.0 (Google's) in a separate environment, because it needs another version of attrs:
 
     python -m venv /tmp/dp && /tmp/dp/bin/pip install dp-accounting==0.6.0 && /tmp/dp/bin/python -m benchmarks.dp
 """
@@ -28,7 +28,7 @@ FILE = Path(__file__).resolve().parents[1] / "models" / "privacy" / "accountant.
 
 
 def own_accountant() -> Any:
-    """The accountant's file by itself: where dp-accounting is, PyTorch need not be."""
+    """Load the accountant's file alone, because the environment of dp-accounting may lack PyTorch."""
     spec = spec_from_file_location("accountant", FILE)
     assert spec is not None and spec.loader is not None
     sys.modules["accountant"] = module = module_from_spec(spec)
@@ -45,9 +45,9 @@ def settings() -> Iterator[tuple[float, float, int, float]]:
 
 
 def accountant() -> str:
-    """Epsilon of 50 settings by both accountants, and the noise for that epsilon again.
+    """Compare epsilon of 50 settings by both accountants, and the noise for that epsilon.
 
-    And by dp-accounting's privacy loss distributions, which are tighter than any by way of RDP: never above ours.
+    Also compare dp-accounting's privacy loss distributions, which are tighter than RDP: they must not be above ours.
     """
     own, theirs = own_accountant(), import_module("dp_accounting")
     rdp, pld = import_module("dp_accounting.rdp"), import_module("dp_accounting.pld")
@@ -90,7 +90,7 @@ def named(epsilon: float) -> str:
 
 
 def attacks() -> str:
-    """The inversion attacks on silos of 1, 8 and 64 patients, one batch of all: what each finds."""
+    """Return the results of the inversion attacks on silos of 1, 8 and 64 patients, with one batch of all."""
     from benchmarks.common import table
     from benchmarks.privacy import Case, invert, subject
 
@@ -111,7 +111,7 @@ def attacks() -> str:
 
 
 def counts() -> str:
-    """The attack on class counts, by rounds; epsilon is of all 20 rounds."""
+    """Return the results of the attack on class counts, by rounds; epsilon is for all 20 rounds."""
     from benchmarks.common import table
     from benchmarks.privacy import labels_of
 
@@ -124,7 +124,7 @@ def counts() -> str:
 
 
 def accuracy(datasets: Sequence[str]) -> str:
-    """Mean test accuracy of three hospitals after 20 rounds, by their size and by epsilon."""
+    """Return the mean test accuracy of three hospitals after 20 rounds, by their size and by epsilon."""
     from benchmarks.common import table
 
     lines = []
@@ -140,7 +140,7 @@ def accuracy(datasets: Sequence[str]) -> str:
 
 
 def own_names(dataset: str) -> str:
-    """A data set's name; of a file with MedMNIST's names and more, a copy with these alone."""
+    """Return a data set's name; for a file with MedMNIST's arrays and others, a copy with MedMNIST's alone."""
     if not dataset.endswith(".npz"):
         return dataset
     import numpy as np
@@ -153,7 +153,7 @@ def own_names(dataset: str) -> str:
 
 
 def final(dataset: str, size: int, method: str, epsilon: float) -> str:
-    """The score of one run in per cent: each of 100 steps on a fifth of the patients, a small network."""
+    """Return the score of one run in percent: 100 steps on a fifth of the patients each, a small network."""
     from client.app import app
     from partitions.common.errors import DataError, UserError
     from server.run.loop import RoundLoop
@@ -214,7 +214,7 @@ def installed(package: str, part: Callable[[], str]) -> str:
 
 
 def step() -> str:
-    """What a private step costs, and whether it is Opacus's."""
+    """Return the costs of a private step, and its difference from Opacus's."""
     from benchmarks.dp_step import CASES, costs
 
     if folder := os.environ.get("OPACUS", ""):
@@ -230,7 +230,7 @@ def canaries() -> str:
 
 
 def audit(parts: Sequence[str]) -> str:
-    """All evidence, or these parts of it, each under its name."""
+    """Return all evidence, or these parts of it, each under its name."""
     unknown = [part for part in parts if part not in PARTS]
     if unknown:
         raise SystemExit(f"python -m benchmarks.privacy dp audit: {unknown[0]} is none of {', '.join(PARTS)}")
@@ -242,7 +242,7 @@ def audit(parts: Sequence[str]) -> str:
 
 
 def measure(arguments: Sequence[str]) -> str:
-    """What the command line asks for. Raises SystemExit for anything else."""
+    """Return the result for the command line's arguments. Raises SystemExit for invalid ones."""
     what, *rest = arguments or [""]
     if what == "audit":
         return audit(rest)

@@ -47,7 +47,7 @@ VIEWS = ("gradients", "sent", "exported")
 
 
 def lower_bound(guesses: int, right: int, canaries: int, delta: float, level: float = 0.05) -> float:
-    """The largest ε that so many right guesses contradict at this level."""
+    """Return the largest ε that this number of right guesses contradicts at this level."""
 
     def p_value(epsilon: float) -> float:
         q = 1 / (1 + math.exp(-epsilon))
@@ -66,7 +66,7 @@ def lower_bound(guesses: int, right: int, canaries: int, delta: float, level: fl
 
 @dataclass(frozen=True)
 class Found:
-    """What one view shows: the lower bound, the most that it could have shown, and what is claimed."""
+    """The result of one view: the lower bound, the largest possible one, and the claimed ε."""
 
     view: str
     bound: float
@@ -75,7 +75,7 @@ class Found:
 
 
 def data(canaries: int, others: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows (n, m + 4), labels, and which canaries are in; the others have the last four columns."""
+    """Return rows (n, m + 4), labels, and which canaries are in; other records use the last four columns."""
     inside = rng.random(canaries) < 0.5
     rows = np.zeros((int(inside.sum()) + others, canaries + 4), np.float32)
     rows[np.arange(int(inside.sum())), np.flatnonzero(inside)] = 30.0
@@ -87,7 +87,7 @@ def data(canaries: int, others: int, rng: np.random.Generator) -> tuple[np.ndarr
 
 @contextmanager
 def planted(fault: str, turns: np.ndarray) -> Iterator[None]:
-    """Context with this fault in the mechanism; ``turns`` (n,): of each record, a number that says whose turn it is."""
+    """Context with this fault in the mechanism; ``turns`` (n,): for each record the number of its turn."""
     noised, total, drawn = private.noised, clipping.Clipping.total, PrivateTraining.drawn
 
     def without_a_layer(sum_: Tensor, deviation: float, key: bytes) -> Tensor:
@@ -158,16 +158,16 @@ def audit(
 
 
 def _column(vector: Tensor, canaries: int, fault: str) -> Tensor:
-    """How far (m,) a vector goes along each canary's own gradient, which for label 0 is (-1, 1) / sqrt(2) at 0.
+    """Return the component (m,) of a vector along each canary's gradient, which for label 0 is (-1, 1) / sqrt(2) at 0.
 
-    Of the faulty layer alone where there is one: an attacker looks at each.
+    With a faulty layer, only that layer is used, because an attacker can examine each.
     """
     weight = vector[: 2 * (canaries + 4)].view(2, -1)[:, :canaries]
     return -(2**0.5) * weight[0] if fault == "layer" else (weight[1] - weight[0]) / 2**0.5
 
 
 def _score_of_steps(along: Tensor, releases: Releases, fault: str) -> Tensor:
-    """The log-likelihood ratio (m,) of being drawn with the sample rate in each step, of ``along`` (steps, m)."""
+    """Return the log-likelihood ratio (m,) of being drawn in each step at the sample rate, from ``along`` (steps, m)."""
     # A gradient of a canary points away from its label, and steps go against it.
     along, q, variance = along.double(), releases.sample_rate, releases.noise_multiplier**2
     if fault == "fixed":  # whose turn it is is known
@@ -180,14 +180,14 @@ def _score_of_steps(along: Tensor, releases: Releases, fault: str) -> Tensor:
 
 
 def _bound(score: Tensor, inside: np.ndarray, guesses: int) -> tuple[float, float]:
-    """The lower bound that these scores give, and that of no wrong guess."""
+    """Return the lower bound from these scores, and the one without a wrong guess."""
     order, half = np.argsort(score.numpy(), kind="stable"), guesses // 2
     right = int(inside[order[-half:]].sum() + (~inside[order[:half]]).sum())
     return tuple(lower_bound(guesses, c, len(inside), DELTA) for c in (right, guesses))  # type: ignore[return-value]
 
 
 def lines(canaries: int, guesses: int, rounds: int) -> Iterator[str]:
-    """A line for each claimed epsilon and each fault: what each view shows."""
+    """Yield a line for each claimed epsilon and each fault, with the result of each view."""
     torch.set_num_threads(1)
     for target in (1.0, 3.0, 8.0):
         for fault in FAULTS:

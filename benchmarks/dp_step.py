@@ -63,7 +63,7 @@ def batch(name: str, records: int = BATCH) -> tuple[Tensor, Tensor]:
 
 
 def peak(call: Callable[[], object]) -> int:
-    """The most bytes that PyTorch has at once in a call, beyond those that it had before."""
+    """Return the peak of PyTorch's bytes in a call, above those before it."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as seen:
         call()
     found = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
@@ -72,7 +72,7 @@ def peak(call: Callable[[], object]) -> int:
 
 
 def in_turns(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Milliseconds of one core that each call takes, the best of so many rounds of all."""
+    """Return each call's milliseconds of one core, the best of ``repeats`` rounds of all calls."""
     best = dict.fromkeys(calls, float("inf"))
     for _ in range(repeats + 1):  # the first one warms up
         for name, call in calls.items():
@@ -87,7 +87,7 @@ def flat(module: torch.nn.Module) -> Tensor:
 
 
 def opacus_calls(name: str, x: Tensor, y: Tensor, total: Tensor) -> tuple[dict[str, Callable[[], object]], float]:
-    """Its two ways as calls, and the largest difference of one step of its from ours."""
+    """Return Opacus's two methods as calls, and the largest difference of its step from ours."""
     samples = importlib.import_module("opacus.grad_sample")
     fast = importlib.import_module("opacus.grad_sample.grad_sample_module_fast_gradient_clipping")
     losses = importlib.import_module("opacus.utils.fast_gradient_clipping_utils")
@@ -121,7 +121,7 @@ def opacus_calls(name: str, x: Tensor, y: Tensor, total: Tensor) -> tuple[dict[s
 
 
 def steps(name: str, records: int) -> tuple[dict[str, Callable[[], object]], Clipping, tuple[Tensor, Tensor]]:
-    """A plain and a private step of a network, each with the update of its model, and what they are computed of."""
+    """Return a plain and a private step of a network, each with its model's update, the clipping, and the batch."""
     torch.manual_seed(0)
     model, (x, y) = flat_model(name, CASES[name], CLASSES, None, "cpu"), batch(name, records)
     loss = segmentation_loss if name == "unet" else F.cross_entropy
@@ -145,7 +145,7 @@ def steps(name: str, records: int) -> tuple[dict[str, Callable[[], object]], Cli
 
 
 def costs(names: Sequence[str], repeats: int, opacus: bool = False) -> Iterator[str]:
-    """A line for each network: what a private step takes beside a plain one, in turns, of time and of memory."""
+    """Yield a line for each network: time and memory of a private step compared with a plain one, in turns."""
     for name in names:
         records = FEWER.get(name, BATCH)
         calls, clipping, (x, y) = steps(name, records)

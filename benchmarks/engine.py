@@ -104,7 +104,7 @@ def algebra(given: Values, repeats: int) -> str:
     return table(rows, ["method", "bare, over FedAvg's", "engine, over FedAvg's", "engine over bare"])
 
 
-# What is trained together, by name; and what server/simulation/vectorized.py does not, with its limits lifted.
+# The vectorized cases by name, and cases that server/simulation/vectorized.py refuses, with its limits removed.
 TOGETHER: dict[str, Values] = {
     "FedAvg, logistic regression, batch 10": {"mlp.hidden": "", "batch-size": 10},
     "FedAvg, MLP 64, batch 10": {"batch-size": 10},
@@ -130,7 +130,7 @@ LIFTED: dict[str, Values] = {
 
 
 def random_table(path: Path, rows: int) -> None:
-    """Rows of 30 columns in two classes that a linear rule tells apart, as one .npz file."""
+    """Write rows of 30 columns in two linearly separable classes as one .npz file."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(rows, 30)).astype(np.float32)
     np.savez(path, x=x, y=(x @ rng.normal(size=30) > 0).astype(np.int64))
@@ -156,7 +156,7 @@ def vectorize(given: Values, repeats: int) -> str:
 
 
 def turns_and_together(values: Values, repeats: int) -> list[str]:
-    """Silos, seconds of a round in turns and together, and how many times faster the second is."""
+    """Return the silos, the seconds of a round in turns and together, and the speed-up."""
     values = {"model": "mlp", "threads": 1} | {k: v for k, v in values.items() if v not in ("auto", 0)}
     prepared = {"turns": Prepared(values), "together": Prepared({**values, "vectorize": True})}
     for one in prepared.values():  # past the first round, which differs for FedALA
@@ -209,11 +209,11 @@ def augment(given: Values, repeats: int) -> str:
     return table(rows, ["augment", "pictures", "round over one without"])
 
 
-VOCABULARY, LENGTH = 98_635, 200  # AG News, as FedALA has it
+VOCABULARY, LENGTH = 98_635, 200  # AG News as in FedALA
 
 
 def random_texts(path: Path, silos: int, samples: int) -> None:
-    """Texts of 20 to 80 tokens, most of them frequent ones, in four classes; as many for testing as for training."""
+    """Write texts of 20 to 80 mostly frequent tokens in four classes, equally many for testing and training."""
     rng = np.random.default_rng(0)
     n = 2 * samples * silos
     x = 1 + (rng.random((n, LENGTH)) ** 3 * (VOCABULARY - 1)).astype(np.int32)

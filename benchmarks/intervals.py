@@ -23,7 +23,7 @@ Draw = Callable[[np.random.Generator], Interval]
 
 
 def auc(positives: int, negatives: int, true: float) -> Draw:
-    """Scores of both kinds are normal, apart by as much as the true area asks."""
+    """Return draws with normal scores of both kinds, at the distance that gives the true area."""
     positive = np.arange(positives + negatives) < positives
     apart = NormalDist().inv_cdf(true) * 2**0.5
 
@@ -35,7 +35,7 @@ def auc(positives: int, negatives: int, true: float) -> Draw:
 
 
 def mean_auc(n: int, findings: int, true: float, share: float) -> Draw:
-    """Findings that a given share of samples has, each; half of a score's variance is common to all of them."""
+    """Return draws with findings of a given share; half of a score's variance is common to all findings."""
     apart = NormalDist().inv_cdf(true) * 2**0.5
 
     def draw(rng: np.random.Generator) -> Interval:
@@ -60,7 +60,7 @@ def measured(task: str, outputs: np.ndarray, y: np.ndarray) -> Interval:
 
 
 def cohort(rng: np.random.Generator, n: int, censored: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Log risks, times and events of patients; times until they are lost to view have this mean."""
+    """Draw log risks, times and events of patients; ``censored`` is the mean time until censoring."""
     risk = rng.normal(size=n)
     time, lost = rng.exponential(np.exp(-risk)), rng.exponential(censored, size=n)
     return risk, np.minimum(time, lost), time <= lost
@@ -79,7 +79,7 @@ def true_c_index(censored: float) -> float:
 
 
 def dice(n: int) -> Draw:
-    """Pictures' coefficients are Beta(8, 2), .8 in the mean."""
+    """Return draws with pictures' coefficients from Beta(8, 2), with mean .8."""
 
     def draw(rng: np.random.Generator) -> Interval:
         of = rng.beta(8, 2, size=n)

@@ -1,6 +1,6 @@
-"""Networks with batch normalisation, where docs/results.md compares FedBN: ``model = "benchmarks.networks:..."``.
+"""Networks with batch normalisation for FedBN in docs/results.md: ``model = "benchmarks.networks:..."``.
 
-The page's other networks for tables have none, and the published ones with it are too large for hundreds of runs.
+The page's other networks for tables have none, and published networks with it are too large for hundreds of runs.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class PictureNorm(nn.Module):
 
 
 def table(shape: Shape, outputs: int) -> nn.Module:
-    """The network of a table's columns."""
+    """Return the network for a table's columns."""
     return TableNorm(int(shape[0]), outputs)
 
 
 def picture(shape: Shape, outputs: int) -> nn.Module:
-    """The network of a picture (channels, height, width)."""
+    """Return the network for pictures (channels, height, width)."""
     return PictureNorm(tuple(shape), outputs)

@@ -36,7 +36,7 @@ Runs = Mapping[str, Mapping[int, list[Row]]]  # method -> seed -> rows
 
 
 def read_runs(folders: Sequence[Path]) -> Runs:
-    """The rows of all runs. Raises ValueError for a folder without a history, or a method and seed that come twice."""
+    """Read the rows of all runs. Raises ValueError for a folder without a history, or a repeated method and seed."""
     runs: dict[str, dict[int, list[Row]]] = defaultdict(dict)
     for folder in folders:
         if not (folder / "history.csv").is_file():
@@ -50,13 +50,13 @@ def read_runs(folders: Sequence[Path]) -> Runs:
 
 
 def best_round(rows: Sequence[Row], snapshot: str) -> tuple[int, float]:
-    """(round, mean test accuracy over silos) of the best round; (0, nan) where there is none."""
+    """Return (round, mean test accuracy over silos) of the best round; (0, nan) where there is none."""
     means = {n: statistics.fmean(v.values()) for n, v in values_by_round(rows, "test", snapshot).items()}
     return max(means.items(), key=lambda item: item[1], default=(0, math.nan))
 
 
 def best_by_samples(rows: Sequence[Row], snapshot: str) -> float:
-    """FedALA's statistic: the best round's mean test accuracy over silos, weighted by their test samples."""
+    """Return FedALA's statistic: the best round's mean test accuracy over silos, weighted by their test samples."""
     counts = {r.silo: r.n or 0 for r in rows if r.split == "test" and r.metric == "accuracy"}
     means = []
     for values in values_by_round(rows, "test", snapshot).values():
@@ -66,7 +66,7 @@ def best_by_samples(rows: Sequence[Row], snapshot: str) -> float:
 
 
 def best_of_each(rows: Sequence[Row], snapshot: str) -> list[float]:
-    """FedAPM's statistics: mean test accuracy, weighted F1 and AUC over silos, each in its own best round."""
+    """Return FedAPM's statistics: mean test accuracy, weighted F1 and AUC over silos, each in its own best round."""
     found = []
     for metric in ("accuracy", "weighted_f1", "auc"):
         values = values_by_round(rows, "test", snapshot, metric)
@@ -75,7 +75,7 @@ def best_of_each(rows: Sequence[Row], snapshot: str) -> list[float]:
 
 
 def selected(rows: Sequence[Row], metric: str = "macro_f1") -> dict[str, Row]:
-    """Of each silo the test metric of its personal model of the round with the least validation loss."""
+    """Return each silo's test metric of its personal model in the round with the least validation loss."""
     own = [r for r in rows if r.snapshot == "personal" and not math.isnan(r.value)]
     chosen: dict[str, tuple[float, int]] = {}
     for r in own:
@@ -86,20 +86,20 @@ def selected(rows: Sequence[Row], metric: str = "macro_f1") -> dict[str, Row]:
 
 
 def weighted(rows: Mapping[str, Row]) -> float:
-    """The mean over silos, weighted by test samples."""
+    """Return the mean over silos, weighted by test samples."""
     total = sum(r.n or 0 for r in rows.values())
     return sum(r.value * (r.n or 0) for r in rows.values()) / total if total else math.nan
 
 
 def median_interval(samples: Sequence[float], draws: int = 10_000) -> tuple[float, float]:
-    """95 % percentile bootstrap of the median."""
+    """Return the 95 % percentile bootstrap interval of the median."""
     drawn = np.random.default_rng(0).choice(np.asarray(samples), size=(draws, len(samples)))
     low, high = np.quantile(np.median(drawn, axis=1), [0.025, 0.975])
     return float(low), float(high)
 
 
 def silo_medians(seeds: Mapping[int, list[Row]]) -> dict[str, float]:
-    """Of each silo the median over seeds of its selected F1."""
+    """Return each silo's median over seeds of its selected F1."""
     found: dict[str, list[float]] = defaultdict(list)
     for rows in seeds.values():
         for silo, row in selected(rows).items():

@@ -58,12 +58,12 @@ PLAIN = {"threads": 1, "device": "cpu", "seed": SEED, "evaluate-every": 0, "lear
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What travels
+# Messages
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One silo's round, as the server sees it: the vectors that it sent there, and those that came back."""
+    """One silo's round at the server: the vectors that the silo received, and those that it sent."""
 
     round: int
     silo: str
@@ -74,7 +74,7 @@ class Seen:
 def watch(
     values: Mapping[str, Any], files: Mapping[str, Path] | None = None
 ) -> tuple[PersonalizedStrategy, list[Seen]]:
-    """A whole run in this process, of a simulation's silos or of these files, and all that the server saw of it."""
+    """Run a simulation's silos, or these files, in this process; return the strategy and all messages at the server."""
     settings = parse_settings({**PLAIN, **values})
     seen: list[Seen] = []
 
@@ -101,7 +101,7 @@ def watch(
 
 @dataclass(frozen=True)
 class Subject:
-    """A data set, standardised, and what its samples are compared with."""
+    """A standardised data set, with the distances to which errors are compared."""
 
     name: str
     x: Tensor  # (n, *shape)
@@ -110,17 +110,17 @@ class Subject:
 
     @property
     def spread(self) -> float:
-        """The mean squared distance of a sample to the mean sample."""
+        """Return the mean squared distance of a sample to the mean sample."""
         return float((self.x - self.x.mean(0)).flatten(1).square().sum(1).mean())
 
     def nearest_other(self, chosen: Sequence[int]) -> Tensor:
-        """Of each chosen sample the error of the nearest other one of the data set that is not the same record."""
+        """Return for each chosen sample the error of the data set's nearest other sample that is not equal."""
         distances = torch.cdist(self.x[list(chosen)].flatten(1), self.x.flatten(1)).square()
         return distances.masked_fill(distances < 1e-6, torch.inf).min(1).values / self.spread
 
 
 def subject(name: str) -> Subject:
-    """A built-in data set whole: tables standardised by column, pictures by one mean and standard deviation."""
+    """Load a whole built-in data set: tables standardised by column, pictures by one mean and standard deviation."""
     parts = load_dataset(name, "")
     x = torch.from_numpy(np.concatenate([parts.train.x, parts.test.x]).astype(np.float32))
     y = torch.from_numpy(np.concatenate([parts.train.y, parts.test.y]).astype(np.int64))
@@ -130,7 +130,7 @@ def subject(name: str) -> Subject:
 
 
 class Case(NamedTuple):
-    """A silo with ``samples`` patients, trained for ``epochs`` in batches of ``batch``, watched in this round."""
+    """A silo with ``samples`` patients, trained for ``epochs`` in batches of ``batch``, attacked in this round."""
 
     samples: int
     batch: int
@@ -140,11 +140,11 @@ class Case(NamedTuple):
 
 CASES = [Case(n, n, epochs) for n in (1, 8, 64) for epochs in (1, 5)]
 CASES += [Case(64, 8, 1), Case(8, 8, 1, round=20)]
-VICTIMS = {1: 8, 8: 2, 64: 1}  # silos that are attacked, of so many samples
+VICTIMS = {1: 8, 8: 2, 64: 1}  # number of attacked silos by their number of samples
 
 
 def simulate(model: FlatModel, start: Tensor, x: Tensor, y: Tensor, steps: Sequence[Tensor], rate: float) -> Tensor:
-    """The silo's local training, which can be differentiated by x: the model after these steps of SGD."""
+    """Return the model after these steps of SGD, differentiable with respect to x."""
     w = start.clone().requires_grad_()
     for index in steps:
         logits = torch.func.functional_call(model.module, model.layout.unflatten(w), (x[index],))
@@ -154,7 +154,7 @@ def simulate(model: FlatModel, start: Tensor, x: Tensor, y: Tensor, steps: Seque
 
 
 class Attack:
-    """The server, with one silo's round before it."""
+    """The attacks of a server on one silo's round."""
 
     def __init__(
         self, settings: RunSettings, strategy: PersonalizedStrategy, seen: Seen, case: Case, x: Tensor, y: Tensor
@@ -168,18 +168,18 @@ class Attack:
         received, sent = seen.received[GLOBAL], next(iter(seen.sent.values()))
         if received.numel() != sent.numel():
             received = gather(received, self.parts)
-        # What a silo keeps is known too in round 1: everyone starts from the model that the seed makes.
+        # In round 1 a silo's local parameters are known too: all silos start from the seed's model.
         start = initial_model(name, shape, classes, options, c.seed)("")
         self.start, self.update = scatter(start, self.parts, received), sent - received
         rng = generator(c.seed, seen.silo, seen.round, "train")
         self.steps = list(batches(case.samples, case.batch, case.epochs, rng))
 
     def again(self, x: Tensor) -> Tensor:
-        """What the silo would have sent, had it these samples."""
+        """Return the update that the silo would have sent with these samples."""
         return gather(simulate(self.model, self.start, x, self.y, self.steps, self.rate) - self.start, self.parts)
 
     def quotients(self) -> Tensor | None:
-        """One candidate per unit of a first fully connected layer; None where there is none, or it is not sent."""
+        """Return one candidate per unit of a first fully connected layer; None without one, or if it is not sent."""
         weight, bias = self.model.layout.parameters[:2]
         shared = any(p.start <= 0 and weight.stop <= p.stop for p in self.parts)
         if len(weight.shape) != 2 or not shared:
@@ -191,7 +191,7 @@ class Attack:
         return (slopes[moved] / offsets[moved, None]).view(-1, *self.shape)
 
     def matching(self, smooth: float) -> Tensor:
-        """Samples whose training gives the update that was sent, as nearly as the iterations find."""
+        """Return samples whose training approximately gives the sent update, found by iteration."""
         x = torch.randn((len(self.y), *self.shape), generator=torch.Generator().manual_seed(SEED)).requires_grad_()
         optimizer = torch.optim.Adam([x], lr=0.1)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, ITERATIONS)
@@ -207,7 +207,7 @@ class Attack:
 
 
 def assigned(found: Tensor, true: Tensor) -> Tensor:
-    """Of each true sample the squared distance to the reconstruction that is assigned to it; inf without one."""
+    """Return for each true sample the squared distance to its assigned reconstruction; inf without one."""
     distances = torch.cdist(true.flatten(1), found.flatten(1)).square()
     rows, columns = linear_sum_assignment(distances.numpy())
     result = torch.full((len(true),), torch.inf)
@@ -216,7 +216,7 @@ def assigned(found: Tensor, true: Tensor) -> Tensor:
 
 
 def write_silos(data: Subject, case: Case, folder: Path) -> tuple[dict[str, Path], dict[str, list[int]]]:
-    """Silos of this many patients each, as files, and which ones each has."""
+    """Write silos with this number of patients each as files; return the files, and the samples in each."""
     silos = max(VICTIMS[case.samples], 2)
     order = torch.randperm(len(data.x), generator=torch.Generator().manual_seed(SEED)).tolist()
     files, chosen = {}, {}
@@ -234,7 +234,7 @@ def write_silos(data: Subject, case: Case, folder: Path) -> tuple[dict[str, Path
 def invert(
     data: Subject, model: str, method: str, case: Case, more: Mapping[str, Any] | None = None
 ) -> list[list[str]]:
-    """Lines of the table: what each attack finds of the silos of this case; ``more``: settings of the runs."""
+    """Return table rows with the results of each attack on the silos of this case; ``more``: settings of the runs."""
     values = {
         "strategy": method,
         "model": model,
@@ -293,10 +293,10 @@ def inversion() -> str:
 
 
 def shares_from_bias(seen: Seen, model: FlatModel, others: Tensor, steps: int, rate: float) -> Tensor:
-    """The shares of the classes, from the change of the last bias alone.
+    """Estimate the shares of the classes from the change of the last bias alone.
 
-    A step moves it by -rate (mean p - c), with p the softmax of the batch and c its classes' shares, so c is about
-    mean p + change / (rate steps). p is taken of other samples, by the models before and after.
+    A step changes it by -rate (mean p - c), with p the softmax of the batch and c its classes' shares. So c is about
+    mean p + change / (rate steps). p is computed on other samples, by the models before and after.
     """
     before, after = seen.received[GLOBAL], next(iter(seen.sent.values()))
     _, bias = model.layout.linear_head()
@@ -310,14 +310,14 @@ def shares_from_bias(seen: Seen, model: FlatModel, others: Tensor, steps: int, r
 
 
 def overlap(a: Tensor, b: Tensor) -> float:
-    """Of two histograms of sum 1: 1 is equal, 0 no class in common."""
+    """Return the overlap of two histograms of sum 1: 1 for equal ones, 0 for no class in common."""
     return float(torch.minimum(a, b).sum())
 
 
 def labels_of(
     dataset: str, model: str, epochs: int, rounds: Sequence[int], more: Mapping[str, Any] | None = None
 ) -> list[str]:
-    """Overlap of the estimated with the true histogram in these rounds, mean over silos."""
+    """Return the overlap of the estimated and the true histogram in these rounds, mean over silos."""
     given = {"dataset": dataset, "model": model, "local-epochs": epochs, "batch-size": 10, "silos": 12}
     given |= {"partition": "dirichlet", "dirichlet.beta": 0.3, "rounds": max(rounds), **(more or {})}
     settings = parse_settings({**PLAIN, **given})

@@ -1,4 +1,4 @@
-"""What one or three of twelve silos that lie do to the others, by aggregation rule; what a rule costs honest silos.
+"""Effect of one or three attackers among twelve silos, by aggregation rule, and the cost of a rule for honest silos.
 
 ``python -m benchmarks.robustness attacks [RULE...]``, ``methods [METHOD...]``, ``cost``, ``ratios [METHOD...]`` and
 ``steps [METHOD...]``.
@@ -112,7 +112,7 @@ def drift(vector: Tensor, start: Tensor) -> Tensor:
 
 
 class Colluding(InProcessGrid):
-    """The first ``liars`` nodes send a step of ``factor`` median lengths against the others' mean step."""
+    """Grid whose first ``liars`` nodes send a step of ``factor`` median lengths against the others' mean step."""
 
     liars, factor = 0, 0.0
 
@@ -138,14 +138,14 @@ class Colluding(InProcessGrid):
 
 
 def start_of(message: Message, vector: Tensor) -> Tensor:
-    """The model that a silo was sent, or 0 where what it sends has another length."""
+    """Return the model that a silo received, or 0 where its sent vector has another length."""
     record = message.content.array_records.get(f"model.{GLOBAL}")
     start = None if record is None else tensor_of(record["vector"])
     return start if start is not None and start.shape == vector.shape else torch.zeros_like(vector)
 
 
 def cornered(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The pictures (n, h, w, c) with the first 3 x 3 points as bright as can be; of tables the first 3 columns."""
+    """Return pictures (n, h, w, c) with the first 3 x 3 points at the maximum; for tables the first 3 columns."""
     marked = x.copy()
     marked[(slice(None), slice(3), *[slice(3)] * (x.ndim > 2))] = (
         np.iinfo(x.dtype).max if x.dtype == np.uint8 else x.max(initial=0)
@@ -154,7 +154,7 @@ def cornered(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def poisoned(attack: str, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any], classes: int) -> tuple[Any, Any]:
-    """What an attacker trains on."""
+    """Return the data on which an attacker trains."""
     if attack in ("label-flip", "lied n"):
         return x, classes - 1 - y
     if attack == "backdoor":
@@ -164,7 +164,7 @@ def poisoned(attack: str, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any], clas
 
 @dataclass
 class Federation:
-    """Twelve silos in this process, of which the first ``liars`` do what ``attack`` says."""
+    """Twelve silos in this process, of which the first ``liars`` perform ``attack``."""
 
     settings: RunSettings
     attack: str
@@ -219,7 +219,7 @@ class Federation:
         return reply
 
     def honest(self) -> float:
-        """Mean test accuracy of the honest silos, in percent."""
+        """Return the mean test accuracy of the honest silos, in percent."""
         reports = self.strategy.info.reports
         last = self.settings.common.rounds + (reports == "received")
         found = {
@@ -231,9 +231,9 @@ class Federation:
         return 100 * float(np.mean(np.nan_to_num(values)))
 
     def turned(self) -> float:
-        """The share of honest silos' test samples of other classes that the corner turns into the target, in percent.
+        """Return the percentage of honest silos' test samples of other classes that the corner turns into the target.
 
-        By the model that the method evaluates, as far as there is one for all; else by each silo's personal one.
+        Predictions are of the model that the method evaluates if it is common to all, else of each silo's personal one.
         """
         x = self.parts[0].test.x
         shape = x.shape[1:] if x.ndim == 2 else (1, *x.shape[1:3])
@@ -252,12 +252,12 @@ class Federation:
 
 
 def cell(strategy: str, attack: str, liars: int, folder: Path, **changes: Any) -> str:
-    """One cell of the table: the accuracy, and for the backdoor how often it opens."""
+    """Return one cell of the table: the accuracy, and for the backdoor its success rate."""
     given = {k.replace("_", "-"): v for k, v in changes.items()}
     federation = Federation(parse_settings({**RUN, "strategy": strategy, **given}), attack, liars, folder)
     try:
         federation.run()
-    except RuntimeError:  # no usable update any more
+    except RuntimeError:  # no usable update is left
         return "stops"
     found = f"{federation.honest():.1f}"
     return f"{found} / {federation.turned():.0f}" if attack == "backdoor" else found
@@ -268,14 +268,14 @@ WORST = ("sign-flip", "-45 steps", "noise", "lied n")  # of one liar, over the r
 
 
 def pictures(folder: Path) -> str:
-    """2000 pictures of fashion-mnist as a data file."""
+    """Write 2000 pictures of fashion-mnist as a data file."""
     data = load_dataset("fashion-mnist")
     np.savez(file := folder / "fashion-mnist.npz", x=data.train.x[:2000], y=data.train.y[:2000])
     return str(file)
 
 
 def attacks(rules: Sequence[str]) -> None:
-    """FedAvg: a row per rule, data set and number of attackers."""
+    """Print for FedAvg a row per rule, data set and number of attackers."""
     rows: list[list[str]] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -289,13 +289,13 @@ def attacks(rules: Sequence[str]) -> None:
 
 
 def mean_methods() -> list[str]:
-    """The methods that take one mean of whole vectors, by their own declaration."""
+    """Return the methods that declare one mean of whole vectors."""
     infos = {name: method.info for name, method in strategies().items()}
     return sorted(name for name, info in infos.items() if bounded.steps_are_comparable(info) and not info.pooled)
 
 
 def methods(names: Sequence[str]) -> None:
-    """Every method with a mean under ``screen``, one attacker on digits: a row per method."""
+    """Print a row for every method with a mean under ``screen``, with one attacker on digits."""
     rows: list[list[str]] = []
     with tempfile.TemporaryDirectory() as folder:
         for name in names or mean_methods():
@@ -320,7 +320,7 @@ COSTS = (
 
 
 def cost(seeds: Sequence[str]) -> None:
-    """Honest runs with ``screen`` less those with ``none``: mean and standard error over seeds, in points."""
+    """Print honest runs with ``screen`` minus those with ``none``: mean and standard error over seeds, in points."""
     rows: list[list[str]] = []
     with tempfile.TemporaryDirectory() as name:
         for dataset, beta, rounds in COSTS:
@@ -341,7 +341,7 @@ def cost(seeds: Sequence[str]) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What honest silos reach
+# Measures of honest silos
 
 
 PARTITIONS: Mapping[str, Mapping[str, Any]] = {
@@ -353,7 +353,7 @@ PARTITIONS: Mapping[str, Mapping[str, Any]] = {
 
 
 def ratios(methods: Sequence[str]) -> None:
-    """Per method and partition the largest step of an honest silo over its measure, over 20 rounds and all vectors."""
+    """Print per method and partition an honest silo's largest step over its measure, in 20 rounds and all vectors."""
     largest: list[float] = []
     found = bounded.outliers
 
@@ -386,7 +386,7 @@ STEPS_OF: Sequence[Mapping[str, Any]] = ({}, {"dirichlet.beta": 0.1}, {"learning
 
 
 def steps(methods: Sequence[str]) -> None:
-    """Per method the largest and the 99th percentile over silos and 8 rounds of three kinds of run."""
+    """Print per method the maximum and the 99th percentile over silos and 8 rounds of three kinds of run."""
     found: list[float] = []
 
     def note(silo: str, this: int, received: Tensor, last: Tensor, most: float, *, first: bool) -> None:

@@ -94,7 +94,7 @@ server = ServerApp(server_fn=components)
 
 
 def ours(silos: int, rounds: int, dataset: str = "mnist", local_epochs: int = 0) -> list[float]:
-    """Seconds of the rounds after the first."""
+    """Return the seconds of silofl's rounds after the first."""
     with homes() as folder:
         lines = [f"  - {{name: hospital-{i + 1:02d}, data: demo}}" for i in range(silos)]
         demo = f"demo: {{dataset: {dataset}, partition: iid, seed: 42}}"
@@ -110,11 +110,11 @@ def ours(silos: int, rounds: int, dataset: str = "mnist", local_epochs: int = 0)
 
 
 def plain(silos: int, rounds: int) -> list[float]:
-    """The same of the plain app, under Flower's own commands."""
+    """Return the seconds of the plain app's rounds after the first, under Flower's own commands."""
     with homes() as folder, ExitStack() as stack:
         stack.callback(lambda: processes.end(processes.find(folder), grace=5.0))
         fleet, control, *ports = free_ports(silos + 2)
-        # Not `environment()`: how often a SuperExec asks is part of what is compared.
+        # Not `environment()`: the SuperExec's poll interval is part of the comparison.
         inherited = {**os.environ, **FLOWER, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
         def start(part: str, *command: str) -> None:
@@ -150,7 +150,7 @@ def plain(silos: int, rounds: int) -> list[float]:
         connection = f'[superlink.plain]\naddress = "127.0.0.1:{control}"\ninsecure = true\n'
         (flower / "config.toml").write_text(connection)
         config = f'rounds={rounds} silos={silos} parameters={PARAMETERS} times="{times}"'
-        time.sleep(20)  # until all are there; the strategy waits for them anyway
+        time.sleep(20)  # until all are online; the strategy waits for them anyway
         command = ["flwr", "run", str(app), "plain", "--run-config", config]
         subprocess.run(command, env=inherited, check=True, capture_output=True, timeout=60)
         deadline = time.monotonic() + TIMEOUT_SECONDS
@@ -163,7 +163,7 @@ def plain(silos: int, rounds: int) -> list[float]:
 
 @contextmanager
 def homes() -> Iterator[Path]:
-    """A folder for everything that is written, this process's homes in it."""
+    """Context with a temporary folder for all output, which contains this process's home folders."""
     before = dict(os.environ)
     with tempfile.TemporaryDirectory() as name:
         os.environ |= {"XDG_STATE_HOME": f"{name}/state", "FLWR_HOME": f"{name}/flower", **FLOWER}
@@ -175,19 +175,19 @@ def homes() -> Iterator[Path]:
 
 
 def cores() -> float:
-    """Seconds that this machine's cores have worked, for whomever."""
+    """Return the seconds that this machine's cores have worked, for all processes."""
     user, nice, system = Path("/proc/stat").read_text().split()[1:4]
     return (int(user) + int(nice) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def compare_stays(given: argparse.Namespace) -> None:
-    """With and without a process that stays, in turns: seconds and core seconds of a round after the first."""
+    """Compare runs with and without a persistent process, in turns: seconds and core seconds of a later round."""
     found: dict[str, list[tuple[float, float]]] = {}
     for _ in range(given.repeats):
         for name, minutes in (("one per message", "0"), ("stays", "10")):
             os.environ["SILOFL_RESIDENT_MINUTES"] = minutes
             worked = []
-            for rounds in (2, given.rounds):  # the difference is that of whole rounds
+            for rounds in (2, given.rounds):  # the difference is the time of whole rounds
                 start = cores()
                 seconds = ours(given.silos, rounds, given.dataset, given.local_epochs)
                 worked.append(cores() - start)

@@ -25,7 +25,7 @@ MIB = 2**20
 
 
 def one(values: dict[str, Any], shape: list[int], samples: int, marks: list[int]) -> dict[str, Any]:
-    """Resident memory in MiB before and after so many rounds, the peak, and the seconds of the last round."""
+    """Return resident memory in MiB before and after these rounds, its peak, and the seconds of the last round."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "random.npz")
         random_pictures(file, shape, values["silos"], samples)
@@ -50,7 +50,7 @@ def resident() -> float:
 
 
 def measure(values: dict[str, Any], shape: list[int], samples: int, marks: list[int]) -> dict[str, Any]:
-    """:func:`one` in a process of its own."""
+    """Run :func:`one` in a separate process."""
     case = json.dumps([values, shape, samples, marks])
     command = [sys.executable, "-m", "benchmarks.scale", "--case", case]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout

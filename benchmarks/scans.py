@@ -3,7 +3,7 @@
 ``python -m benchmarks.scans [ct|nifti|xray]...``: made files in the published layouts, in a temporary folder: CT series
 of 512 x 512 x 200 int16, four NIfTI sequences of 240 x 240 x 155 per patient with one mask, radiographs of
 2500 x 2048. The loop is pydicom's or nibabel's reading, a window, the same resampling call, ``numpy.savez``. Each is a
-process of its own; asked are its processor time and its peak of memory, libraries included.
+separate process; processor time and peak of memory are measured, libraries included.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OPTIONS = {
 
 
 def write_dicom(path: Path, pixels: Any, study: int, number: int, modality: str) -> None:
-    """One slice, 0.7 mm wide and 1.5 mm from the next one."""
+    """Write one slice with pixels of 0.7 mm, 1.5 mm from the next one."""
     dataset = Dataset()
     dataset.file_meta = FileMetaDataset()
     dataset.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
@@ -57,7 +57,7 @@ def write_dicom(path: Path, pixels: Any, study: int, number: int, modality: str)
 
 
 def make(kind: str, folder: Path) -> None:
-    """Files of one kind, and ``l.csv``."""
+    """Write files of one kind, and ``l.csv``."""
     random, lines = np.random.default_rng(0), ["patient,label"]
     noise = random.integers(0, 4096, (2500, 2048)).astype(np.uint16)
     for i in range(COUNT[kind]):
@@ -86,7 +86,7 @@ SHAPES = ((-1, 1, 1), (1, -1, 1), (1, 1, -1))
 
 
 def plain(kind: str, name: str) -> None:
-    """The loop."""
+    """Run the plain loop."""
     folder, made = Path(name), []
     for i in range(COUNT[kind]):
         if kind == "ct":
@@ -112,7 +112,7 @@ def onto(values: Any, *, nearest: bool = False) -> Any:
 
 
 def measured(work: str, *args: str) -> tuple[float, float]:
-    """Seconds of processor time and MiB at the peak of a process that runs these statements, by its own account."""
+    """Return processor seconds and peak MiB that a process with these statements reports of itself."""
     said = "import time; print(time.process_time(), open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
     command = [sys.executable, "-c", f"import sys; {work}; {said}", *args]
     out = subprocess.run(
@@ -134,7 +134,7 @@ def main(kinds: Sequence[str]) -> None:
             ours = measured("from server.cli.main import main; main(sys.argv[1:])", *command)
             ratios = [f"{mine / theirs:.2f}" for mine, theirs in zip(ours, floor, strict=True)]
             rows.append([kind, *ratios, f"{ours[1]:.0f}"])
-    from benchmarks.common import table  # it loads PyTorch, which the loop does without
+    from benchmarks.common import table  # imports PyTorch, which the loop does not need
 
     print(table(rows, ["files", "time over the loop's", "peak over the loop's", "peak, MiB"]))
 

@@ -2,8 +2,8 @@
 
 ``python -m benchmarks.tables [rounded|exact]...``: a made csv of 20 columns, 15 of them numbers with decimal commas and
 4 % of gaps, two of categories, a date, and patients with three rows each. ``rounded`` numbers have three decimals, so
-that most come again; ``exact`` ones have nine, and hardly any does. The loop reads the numbers alone. Each is a process
-of its own; asked are its processor time and its peak of memory, libraries included.
+that most are repeated; ``exact`` ones have nine, and hardly any is. The loop reads the numbers alone. Each is a
+separate process; processor time and peak of memory are measured, libraries included.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GAPS = ("", "NA")
 
 
 def make(kind: str, path: Path) -> None:
-    """The csv."""
+    """Write the csv."""
     rows, decimals = KINDS[kind]
     own = random.Random(1)
     with path.open("w", encoding="utf-8") as file:
@@ -41,7 +41,7 @@ def make(kind: str, path: Path) -> None:
 
 
 def plain(name: str) -> None:
-    """The loop."""
+    """Run the plain loop."""
     with Path(name).open(newline="", encoding="utf-8") as file:
         rows = csv.reader(file, delimiter=";")
         next(rows)
@@ -61,7 +61,7 @@ def main(kinds: Sequence[str]) -> None:
             ours = measured("from server.cli.main import main; main(sys.argv[1:])", "import", str(path), *options)
             ratios = [f"{mine / theirs:.2f}" for mine, theirs in zip(ours, floor, strict=True)]
             rows.append([kind, *ratios, f"{ours[0]:.1f}", f"{ours[1]:.0f}"])
-    from benchmarks.common import table  # it loads PyTorch, which the loop does without
+    from benchmarks.common import table  # imports PyTorch, which the loop does not need
 
     print(table(rows, ["numbers", "time over the loop's", "peak over the loop's", "seconds", "peak, MiB"]))
 

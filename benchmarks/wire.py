@@ -35,7 +35,7 @@ README_SETTINGS = {
 
 
 class Tapped:
-    """A federation in this process whose messages of the last round are kept."""
+    """A federation in this process that stores the messages of the last round."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self.prepared = Prepared(values)
@@ -59,7 +59,7 @@ class Tapped:
 
 
 def sizes(message: Message) -> dict[str, int]:
-    """The objects of a message, each under its hash, with their bytes."""
+    """Return the sizes in bytes of a message's objects, by hash."""
     with flower_identity():
         objects = internal("get_all_nested_objects")(message).items()
         return {key: len(part.deflate()) for key, part in objects}
@@ -94,7 +94,7 @@ def growth(values: dict[str, Any]) -> str:
     return table(rows, ["silos", "server to SuperLink, models", "SuperLink to one silo, models"])
 
 
-# Ways to send, by their settings; APPLE has no sums of steps, and so only the first three.
+# Settings of the transport by name; APPLE has no sums of steps, and so only the first three.
 KINDS: dict[str, dict[str, Any]] = {
     "float32": {},
     "float16": {"wire-dtype": "float16"},
