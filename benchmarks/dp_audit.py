@@ -167,7 +167,7 @@ def _column(vector: Tensor, canaries: int, fault: str) -> Tensor:
 
 
 def _score_of_steps(along: Tensor, releases: Releases, fault: str) -> Tensor:
-    """Return the log-likelihood ratio (m,) of being drawn in each step at the sample rate, from ``along`` (steps, m)."""
+    """Return the log-likelihood ratio (m,) of being drawn at the sample rate in each step of ``along`` (steps, m)."""
     # A gradient of a canary points away from its label, and steps go against it.
     along, q, variance = along.double(), releases.sample_rate, releases.noise_multiplier**2
     if fault == "fixed":  # whose turn it is is known

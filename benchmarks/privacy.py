@@ -1,9 +1,9 @@
-"""What can be read from what a silo sends: its patients' records (inversion), and how many it has of each class.
+"""Attacks on a silo's messages: reconstruction of patients' records (inversion), and counts of each class (labels).
 
-``python -m benchmarks.privacy inversion labels``. The messages are those of real runs, taken from the in-process grid;
-the attacker is the server, which knows the network, the learning rate, the numbers of samples, batches and epochs, and
-the order of the batches (it is drawn of seed, silo and round). The classes are given to it too: the worst
-case, and `labels` says how much of a gift that is.
+``python -m benchmarks.privacy inversion labels``. The messages are those of real runs, taken from the in-process grid.
+The attacker is the server, which has the network, the learning rate, the numbers of samples, batches and epochs, and
+the order of the batches (it is drawn from seed, silo and round). It also gets the classes, as the worst case; `labels`
+measures how well it could estimate them.
 
 Two attacks on records. *Quotients*: a first fully connected layer's change of weights over its change of bias, unit by
 unit; exact where one sample alone moved a unit (x = dW_i / db_i). *Matching* (Geiping et al. 2020, arXiv 2003.14053):
@@ -12,8 +12,8 @@ variation of pictures, Adam on the sign of the gradient. Reconstructions are ass
 that there is, which the attacker could not do.
 
 *Error* is the squared distance to the true sample over the mean squared distance of the data set's samples to their
-mean: who says "the average patient" has about 1. *Found*: the share of true samples whose reconstruction is nearer than
-the nearest other patient of the whole data set; below that, nobody in particular is shown.
+mean: a reconstruction that is the average patient has about 1. *Found*: the share of true samples whose reconstruction
+is nearer than the nearest other patient of the whole data set; otherwise it does not identify a patient.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Federated statistics: what a hospital tells of its data before a training."""
+"""Federated statistics: the summaries of a hospital's data before a training."""
