@@ -1,10 +1,9 @@
-"""The papers' own statistics of finished runs, from their ``history.csv``; docs/results.md sets them beside the papers.
+"""The papers' own statistics of finished runs, from ``history.csv``; docs/results.md compares them with the papers.
 
     python -m benchmarks.papers RUN...
 
-accuracy: the mean over silos of test accuracy, each silo counting alike, in its best round (chosen on test data, as the
-papers do), of the received and of the personal models; the mean over seeds. A silo that misses a round counts with what
-it had before.
+accuracy: the unweighted mean over silos of test accuracy in its best round (chosen on test data, as in the papers), of
+the received and of the personal models; the mean over seeds. A silo that misses a round counts with its last value.
 
 FedALA (arXiv 2212.01197): accuracy weighted by test samples, in its best round (*by samples*).
 

@@ -1,8 +1,8 @@
 """Attacks on a silo's messages: reconstruction of patients' records (inversion), and counts of each class (labels).
 
 ``python -m benchmarks.privacy inversion labels``. The messages are those of real runs, taken from the in-process grid.
-The attacker is the server, which has the network, the learning rate, the numbers of samples, batches and epochs, and
-the order of the batches (it is drawn from seed, silo and round). It also gets the classes, as the worst case; `labels`
+The attacker is the server. It has the network, the learning rate, the numbers of samples, batches and epochs, and the
+order of the batches, which is drawn from seed, silo and round. It also gets the classes, as the worst case; `labels`
 measures how well it could estimate them.
 
 Two attacks on records. *Quotients*: a first fully connected layer's change of weights over its change of bias, unit by

@@ -236,8 +236,8 @@ def load_schema(path: Path) -> Schema:
 def majority(schemas: Sequence[Schema]) -> Schema:
     """Return the majority's schema, part by part; ``schemas`` are in the order of the silos' names.
 
-    For columns and labels, the most frequent set of names is taken first (in a tie the larger set, then the first
-    silo's), then the most frequent order among the silos with this set. Units and ranges are taken column by column.
+    For columns and labels, the most frequent set of names is taken first: in a tie the larger set, then the first
+    silo's. Then the most frequent order among the silos with this set is taken, and units and ranges by column.
     """
     features, labels = _most([s.names for s in schemas]), _most([s.labels for s in schemas])
     stated = [{f.name: f for f in s.features} for s in schemas if set(s.names) == set(features)]

@@ -1,9 +1,9 @@
 """Pickles of published data sets, read without running code of theirs.
 
 A pickle is a program. Here it may make lists, tuples, dictionaries, texts and numbers. For NumPy's functions it gets
-stand-ins of ours, which only record their arguments, because NumPy's own functions trust the pickle's content (with a
-forged dtype they treat numbers as addresses). Arrays of plain numbers are then made from these records; everything else
-is refused.
+stand-ins of ours, which only record their arguments. NumPy's own functions trust the pickle's content: with a forged
+dtype they treat numbers as addresses. Arrays of plain numbers are then made from these records; everything else is
+refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """FedALA's two partitions (Zhang et al., AAAI 2023, section 5.1; procedures as in the authors' public code).
 
-Both pool the data set's training and test file, give every silo its own samples (none is shared), and then
-split each silo's samples at random into 75 % for training and 25 % for testing.
+Both pool the data set's training and test file, and give every silo its own samples (none is shared). Each silo's
+samples are then split at random into 75 % for training and 25 % for testing.
 """
 
 from __future__ import annotations
