@@ -27,20 +27,20 @@ app = ServerApp()  # no annotation: Flower finds the app by reading this line
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train, write the run directory. A failed run raises, so that Flower marks it as failed."""
+    """Execute the run in its run directory. A failed run raises its error, so that Flower marks it as failed."""
     settings = parse_settings(context.run_config)
     c = settings.common
     if c.vectorize:
         log(WARNING, "vectorize = true: only `silofl simulate` trains silos together; here each trains by itself")
     out = Path(c.out) if c.out else default_out(c.strategy)
-    # A study (several methods or seeds) has written its config before its first run starts.
+    # A study (several methods or seeds) writes its config before its first run starts.
     member = bool(c.out) and (out / "study").exists()
     with private(), RunDirectory.open(out, settings.flat(), resume=c.resume, member=member) as directory:
         (run if settings.strategy.info.trains else ask)(grid, settings, directory)
 
 
 def ask(grid: Grid, settings: RunSettings, directory: RunDirectory) -> None:
-    """Evaluate given models, or survey the silos' data, in a directory that is held: nothing is trained."""
+    """Evaluate existing models, or survey the silos' data, in a locked run directory; nothing is trained."""
     c = settings.common
     try:
         (survey if settings.strategy.info.asks == "survey" else evaluate)(grid, settings, directory)
@@ -52,19 +52,19 @@ def ask(grid: Grid, settings: RunSettings, directory: RunDirectory) -> None:
 
 
 def evaluate(grid: Grid, settings: RunSettings, directory: RunDirectory) -> None:
-    """Evaluate the models in the directory, and write the matrix (``silofl evaluate``)."""
+    """Evaluate the models in the directory, and write ``matrix.csv`` (``silofl evaluate``)."""
     models = models_in(directory.path, settings.method)
     write_matrix(directory.path, EvaluationLoop(grid, settings, directory).run(models))
 
 
 def survey(grid: Grid, settings: RunSettings, directory: RunDirectory) -> None:
-    """Survey the silos' data, and write what they answered (``silofl survey``)."""
+    """Survey the silos' data, and write the answers and the page (``silofl survey``)."""
     write_survey(directory.path, SurveyLoop(grid, settings, directory).run())
     write_survey_page(directory.path)
 
 
 def run(grid: Grid, settings: RunSettings, directory: RunDirectory) -> None:
-    """The run, its summary and its report, in a directory that is held."""
+    """Train, then write the summary and the report, in a locked run directory."""
     c = settings.common
     try:
         federation = RoundLoop(grid, settings, directory)

@@ -1,4 +1,4 @@
-"""Checkpoint and resume: what the server keeps of a run beside the history, and how a run goes on from it."""
+"""Checkpoint and resume: the server's state of a run apart from the history."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ def no_seconds() -> dict[str, float]:
 
 @dataclass
 class RunState:
-    """The state of a run beside the strategy's own."""
+    """State of a run apart from the strategy's own."""
 
     run_id: str = field(default_factory=lambda: secrets.token_hex(8))
-    statistics: dict[str, Any] = field(default_factory=dict)  # by which tables are standardised, and by whose own
+    statistics: dict[str, Any] = field(default_factory=dict)  # standardise tables; and the silos that use their own
     weights: str = ""  # SHA-256 of the file with the network's initial weights
     seconds: dict[str, float] = field(default_factory=no_seconds)
     total_bytes: dict[str, int] = field(default_factory=lambda: {"down": 0, "up": 0})
-    lost: dict[str, int] = field(default_factory=dict)  # silos whose state is lost, and the last round it may be of
-    shared: dict[str, Tensor] = field(default_factory=dict)  # the shared model of the reported round, where one is
-    newcomers: Kept = field(default_factory=Kept)  # what held-out hospitals would have got in that round
+    lost: dict[str, int] = field(default_factory=dict)  # silo whose state is lost -> last round that it may be from
+    shared: dict[str, Tensor] = field(default_factory=dict)  # the shared model of the reported round, if any
+    newcomers: Kept = field(default_factory=Kept)  # what held-out hospitals would have received in that round
 
     @classmethod
     def begin(cls, saved: State | None) -> RunState:
-        """Return the state to begin with, holding what a checkpoint fixes for the whole run."""
+        """Return the initial state, with the values that a checkpoint fixes for the whole run."""
         numbers = saved.numbers if saved else {}
         return cls(statistics=dict(numbers.get("statistics", {})), weights=str(numbers.get("weights", "")))
 
@@ -64,7 +64,7 @@ class RunState:
         self.total_bytes["up"] += up
 
     def apply(self, strategy: PersonalizedStrategy, saved: State | None) -> int:
-        """Set this state and the strategy's to a checkpoint's, or to those before round 1; return the last round."""
+        """Restore this state and the strategy's from a checkpoint, or to before round 1; return the last round."""
         if saved is None:
             if strategy.round:
                 strategy.initialise(list(strategy.silos.values()), strategy.initial)
@@ -81,14 +81,14 @@ class RunState:
 
 
 class Checkpoints:
-    """Save and load the checkpoints of one run."""
+    """The checkpoints of one run: load, restore, check and save."""
 
     def __init__(
         self, settings: RunSettings, directory: RunDirectory | None, history: History, reporter: Reporter
     ) -> None:
         self.settings, self.history, self.reporter = settings, history, reporter
         self.folder: Path | None = directory.checkpoint(settings.run_key) if directory else None
-        self.fallen_back = False  # whether the newest checkpoint is damaged, and the one before it is resumed
+        self.fallen_back = False  # whether the newest checkpoint is damaged, so that the previous one is resumed
 
     def load(self) -> State | None:
         """Return the checkpoint to resume, if there is one."""
@@ -111,7 +111,7 @@ class Checkpoints:
     def restore(
         self, run_state: RunState, strategy: PersonalizedStrategy, saved: State | None, registration: Registration
     ) -> int:
-        """Return the last round that is done: 0, or that of the checkpoint, whose state the strategy then has."""
+        """Restore the checkpoint's state into run and strategy; return its round, or 0 without a checkpoint."""
         if saved is not None:
             if sorted(strategy.silos) != saved.numbers["silos"]:
                 raise UserError(
@@ -119,7 +119,7 @@ class Checkpoints:
                     f"{', '.join(sorted({*strategy.silos, *registration.strangers}))} "
                     "(min-silos lets a run go on without some)"
                 )
-            if self.fallen_back and self.folder:  # or the damaged one would take its place
+            if self.fallen_back and self.folder:  # otherwise the next save would keep the damaged one as `BEFORE`
                 go_back_to(self.folder, self.folder / BEFORE)
             run_state.run_id = saved.numbers["run_id"]
             log(INFO, "resumes after round %d", saved.numbers["round"])
@@ -127,12 +127,12 @@ class Checkpoints:
         return run_state.apply(strategy, saved)
 
     def go_back(self, start: Start) -> None:
-        """Remove the checkpoints after the one that a run starts from again."""
+        """Remove the checkpoints that are newer than the one from which the run starts again."""
         if self.folder is not None:
             go_back_to(self.folder, start.file)
 
     def check_own_models(self) -> None:
-        """Raise UserError where silos' own models have left at the end of this run, and it is to train further."""
+        """Raise UserError if silos' own models were collected at the end of this run: it cannot train further."""
         if any_kept(self.folder):
             raise UserError(
                 f"{self.folder}: silos' own models have left at the end of this run (keep-models), which trains no "
@@ -140,7 +140,7 @@ class Checkpoints:
             )
 
     def check_history(self, saved: State, done: int) -> None:
-        """Report rows of the history that the checkpoint counts on and that are missing or changed."""
+        """Report rows of the history, up to the checkpoint's round, that are missing or changed."""
         key, which = self.settings.run_key, (self.settings.common.strategy, self.settings.common.seed)
         note, digest = self.reporter.note, self.history.digest(*which)
         if missing := self.history.missing(*which, done):
@@ -152,7 +152,7 @@ class Checkpoints:
     def save(
         self, run_state: RunState, strategy: PersonalizedStrategy, registration: Registration, reported: int
     ) -> None:
-        """Save the checkpoint of the strategy's round; ``reported``: the round that the report shows so far."""
+        """Save the checkpoint of the strategy's round. ``reported``: the round that the report would show now."""
         if self.folder is None:
             return
         numbers = {
@@ -178,6 +178,6 @@ class Checkpoints:
 
 
 def by_key(state: State) -> dict[str, Tensor]:
-    """Return a checkpoint's arrays; before format 2 a silo's model had the silo's bare name."""
+    """Return a checkpoint's arrays by their present keys; before format 2 a silo's model had the silo's bare name."""
     silos = () if state.numbers.get("format", 1) >= FORMAT else state.numbers["silos"]
     return {model_of(name) if name in silos else name: array for name, array in state.arrays.items()}

@@ -1,4 +1,4 @@
-"""Watch this machine's clock: Flower takes a silo's presence by it, and refuses silos that have another time."""
+"""Detect jumps of this machine's clock: Flower uses it for presence, and refuses silos with a different time."""
 
 from __future__ import annotations
 

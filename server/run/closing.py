@@ -1,4 +1,4 @@
-"""What a run asks for once, after its closing exchange: evidence, silos' own models, and how newcomers do."""
+"""Requests after a run's closing exchange: evidence, silos' own models, and metrics of held-out hospitals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Closing:
         self.evidence: dict[str, Evidence] = {}  # of the reported models, by silo
 
     def collect(self, strategy: PersonalizedStrategy, state: RunState, folder: Path | None) -> None:
-        """Ask for it, of the round that the report shows. ``folder``: of the checkpoints."""
+        """Request all of it for the round that the report shows. ``folder``: the checkpoint folder."""
         reported = self.recorder.chosen
         strategy.shown = reported.of(strategy.silos)
         exchange = partial(self.collector.exchange, strategy=strategy, lost=state.lost)

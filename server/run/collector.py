@@ -1,4 +1,4 @@
-"""Send a round's messages and collect the replies; report silos that disconnect, are late, or have changed."""
+"""Send a round's messages and collect the replies; report silos that disconnect, are late, or have changed data."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class Collector:
         self.grid, self.common, self.registration, self.reporter = grid, common, registration, reporter
         self.clock = ClockWatch(reporter.note)
         self.disconnected: set[int] = set()  # nodes that disconnected in a round and have not answered since
-        self.answered: set[int] = set()  # nodes of which the last exchange has a reply
+        self.answered: set[int] = set()  # nodes that replied in the last exchange
         self.limit = common.round_timeout  # seconds that the silos of the last exchange had
-        self.samples: dict[str, Any] = {}  # the last numbers of samples that silos reported, where they have changed
+        self.samples: dict[str, Any] = {}  # silo -> last reported number of samples, where it has changed
 
     def exchange(
         self, messages: Sequence[Message], strategy: PersonalizedStrategy, lost: Mapping[str, int]
     ) -> list[Message]:
         """Send messages and collect the replies; silent silos are rejected later.
 
-        ``lost``: by silo whose state is lost, the last round that it may be of. A reply beyond the method's size limit,
-        or with records that were not asked for, becomes an error.
+        ``lost``: by silo with a lost state, the last round that the state may be from. A reply that is too large,
+        or that holds records that were not requested, is replaced by an error.
         """
         for message in messages:
             if (name := self.registration.name_of(message.metadata.dst_node_id)) in lost:
@@ -74,9 +74,9 @@ class Collector:
         return replies
 
     def _timeout_policy(self) -> TimeoutPolicy:
-        """Return the limits of an exchange; a simulation's results do not depend on its time, so it has no stragglers.
+        """Return the limits of an exchange. A simulation has no stragglers: its results must not depend on time.
 
-        The silos of an in-process grid (it has ``seconds``) compute while their replies are pulled.
+        An in-process grid (it has ``seconds``) computes while its replies are pulled, so presence is not watched.
         """
         c = self.common
         deployed = not any(summary["simulated"] for summary in self.registration.summaries.values())
@@ -90,7 +90,7 @@ class Collector:
         )
 
     def compute_seconds(self, metrics: Iterable[Mapping[str, float]]) -> float:
-        """Return the seconds that the silos computed: the slowest's, or the sum where they share one process."""
+        """Return the silos' compute time in seconds: of the slowest, or the sum where they share one process."""
         of_all: float | None = getattr(self.grid, "seconds", None)
         if of_all is not None:
             return of_all
@@ -106,7 +106,7 @@ class Collector:
         self.reporter.replied(self.registration.name_of(node), seconds)
 
     def _note_disconnected(self, node: int) -> None:
-        """Report a silo that disconnects in the middle of a round, once."""
+        """Report once that a silo has disconnected in the middle of a round."""
         if node in self.disconnected:
             return
         self.disconnected.add(node)
@@ -116,7 +116,7 @@ class Collector:
     def reject_silent(
         self, strategy: PersonalizedStrategy, messages: Sequence[Message], replies: Iterable[Message]
     ) -> None:
-        """Reject silos whose reply did not come in time."""
+        """Reject silos that have not replied in time."""
         answered = {r.metadata.src_node_id for r in replies}
         asked = {m.metadata.dst_node_id for m in messages}
         for name, info in strategy.silos.items():
@@ -125,7 +125,7 @@ class Collector:
                 strategy.reject(name, f"no reply within {self.limit:g} s{shorter}")
 
     def note_changed_counts(self, strategy: PersonalizedStrategy, replies: Iterable[Message]) -> None:
-        """Report silos that train on another number of samples than in their data summary, once for each number."""
+        """Report once each new number of training samples that differs from the silo's data summary."""
         infos = {info.node_id: info for info in strategy.silos.values()}
         for reply in replies:
             info = infos.get(reply.metadata.src_node_id)
@@ -141,7 +141,7 @@ class Collector:
                 )
 
     def check_quorum(self, strategy: PersonalizedStrategy, messages: Sequence[Message]) -> None:
-        """Raise RunFailedError where fewer than ``min-silos`` updates are usable."""
+        """Raise RunFailedError if fewer than ``min-silos`` updates are usable."""
         trained = {m.metadata.dst_node_id for m in messages if m.metadata.message_type == MessageType.TRAIN}
         names = [name for name, info in strategy.silos.items() if info.node_id in trained]
         usable = len([name for name in names if name not in strategy.rejected])
@@ -153,7 +153,7 @@ class Collector:
 
 
 def size_limit(strategy: PersonalizedStrategy) -> Callable[[Message], int]:
-    """Return a function that gives the largest size of the reply to a message, in bytes."""
+    """Return a function from a message to the maximum size of its reply in bytes."""
     silos = {info.node_id: name for name, info in strategy.silos.items()}
 
     def most(message: Message) -> int:
@@ -167,7 +167,7 @@ def size_limit(strategy: PersonalizedStrategy) -> Callable[[Message], int]:
 
 
 def expected_records(message: Message, strategy: PersonalizedStrategy) -> set[str]:
-    """Return the records that the reply to a message may have."""
+    """Return the names of the records that the reply to a message may hold."""
     if message.metadata.message_type == OWN_MODEL:
         return {"config", *(f"model.{name}" for name in (OWN, BUFFERS))}
     trains = message.metadata.message_type == MessageType.TRAIN
@@ -175,7 +175,7 @@ def expected_records(message: Message, strategy: PersonalizedStrategy) -> set[st
 
 
 def checked(reply: Message, asked: Message, records: Collection[str], most: int) -> Message:
-    """Return the reply, or an error of one line where it is too large or holds records that were not asked for."""
+    """Return the reply, or a one-line error if it is too large or holds records that were not requested."""
     if not reply.has_error():
         try:
             check_reply(reply.content, records, most)

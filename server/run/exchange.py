@@ -1,10 +1,10 @@
 """Exchange messages with silos: send one to each, and collect the replies.
 
 A silo may be slow, or disconnect while the others wait. Flower notices a disconnected silo after two missed heartbeats
-(`client/site/runtime/supernode.py`), and its work on the message is lost. Such a silo counts as silent at once, or
-gets its message again when it is back online (``lost-silo``). Once the quorum and half of the silos have answered, the
-others have a multiple of the time that those took (``straggler-factor``), not the whole time of the round. The time of
-long transfers (`transfers.py`) does not count.
+(`client/site/runtime/supernode.py`), and its work on the message is lost. Such a silo is treated as silent at once, or
+receives its message again when it is back online (``lost-silo``). Once the quorum and half of the silos have answered,
+the time limit of the others is a multiple of the median time so far (``straggler-factor``), not the whole round. The
+time of long transfers (`transfers.py`) is not included.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from server.run.receipts import Receipts
 
 POLL_SECONDS = (0.02, 0.25)  # first and longest pause between two queries for replies
 PRESENCE_SECONDS = 2.0  # between two queries of the nodes that are online
-DETECTED_LATE = LONG_SECONDS + 8.0  # a transfer has lasted so long when a heartbeat first reports it
-PUSH_PAUSES = (0.5, 2.0, 5.0)  # before the second, third and fourth try to hand the messages over
+DETECTED_LATE = LONG_SECONDS + 8.0  # duration of a transfer when a heartbeat first reports it
+PUSH_PAUSES = (0.5, 2.0, 5.0)  # before the second, third and fourth attempt to push the messages
 CODES = internal("ErrorCode")
 UNREACHABLE = (CODES.NODE_UNAVAILABLE, CODES.MESSAGE_UNAVAILABLE, CODES.REPLY_MESSAGE_UNAVAILABLE)
 CRASHED = CODES.CLIENT_APP_CRASHED  # the silo is online, the process of its ClientApp has died
@@ -40,14 +40,14 @@ class TimeoutPolicy:
     """The limits of an exchange, in seconds."""
 
     timeout: float
-    factor: float = 0.0  # a straggler has this multiple of the median time of the others; 0: no limit
-    floor: float = 0.0  # the least time of a straggler
-    quorum: int = 0  # replies before there are stragglers
-    resend: bool = False  # whether a silo that disconnected gets its message again
-    watches: bool = False  # whether presence is watched while replies come: the silos are processes elsewhere
+    factor: float = 0.0  # a straggler's limit as a multiple of the median time of the others; 0: no limit
+    floor: float = 0.0  # the shortest limit for stragglers
+    quorum: int = 0  # replies before the limit for stragglers applies
+    resend: bool = False  # whether a silo that disconnected receives its message again
+    watches: bool = False  # whether presence is checked while replies are pulled: the silos are remote processes
 
     def limit(self, asked: int, took: Sequence[float]) -> float:
-        """Return when the exchange ends, from its start; ``took``: the times of the replies, of ``asked`` silos."""
+        """Return the length of the exchange. ``took``: reply times so far; ``asked``: the number of silos."""
         if not self.factor or len(took) < max(self.quorum, (asked + 1) // 2):
             return self.timeout
         return min(self.timeout, max(self.floor, self.factor * median(took)))
@@ -56,9 +56,9 @@ class TimeoutPolicy:
 class Exchange:
     """The messages of one exchange and their replies.
 
-    ``answered``: the nodes with a reply in the last exchange. ``most``: the largest size of the reply to a message, in
-    bytes. ``receipts``: those for the silos' audit logs. ``before_pull`` is called before each query for replies.
-    ``on_disconnect`` receives a node that disconnects while its reply is awaited, perhaps more than once.
+    ``answered``: the nodes that replied in the last exchange. ``most``: the maximum size of the reply to a message, in
+    bytes. ``receipts``: for the silos' audit logs. ``before_pull`` is called before each query for replies.
+    ``on_disconnect`` receives a node that disconnects while its reply is awaited, possibly more than once.
     ``on_transfer`` receives the progress of a long reply, and the nodes whose replies are awaited. ``on_reply``
     receives a node, and the seconds that its reply took.
     """
@@ -82,11 +82,11 @@ class Exchange:
         self.on_transfer, self.on_reply = on_transfer, on_reply
         self.sent: dict[str, Message] = {}  # every message that went out, by its id
         self.waiting: set[str] = set()  # ids of those that may still be answered
-        self.lost: dict[int, Message] = {}  # by node: the error that its disconnection made of its message
-        # The nodes that were online at the start; other nodes are not waited for. A node that has replied over a line
-        # that was just repaired counts as offline until its next heartbeat.
+        self.lost: dict[int, Message] = {}  # node -> the error that stands for its lost reply
+        # The nodes that were online at the start; an unreachable node outside this set is not waited for. After a
+        # repaired connection Flower lists a node as offline until its next heartbeat, even if it has replied.
         self.online: set[int] = set(answered)
-        self.resent: set[int] = set()  # the nodes that have got their message twice
+        self.resent: set[int] = set()  # the nodes that were sent their message twice
         self.offline: set[int] = set()  # the nodes that were online and, at the last query, were not
         self.busy: set[int] = set()  # the nodes that were in a long transfer at the last query
         self.moving: dict[int, float] = {}  # seconds that nodes were in long transfers
@@ -94,9 +94,9 @@ class Exchange:
         self.limit = policy.timeout  # seconds after which the exchange ends
 
     def run(self, messages: Sequence[Message]) -> list[Message]:
-        """Send all messages, and collect replies until all silos have answered or the time is up.
+        """Send all messages, and collect replies until all silos have answered or the limit is reached.
 
-        Returns one reply for each silo that is not silent; an error made by the SuperLink counts as the silo's.
+        Returns one reply for each silo that is not silent; an error from the SuperLink is returned as the silo's.
         """
         started = time.monotonic()
         if self.policy.watches:
@@ -132,7 +132,7 @@ class Exchange:
     def _pull(self, online: Mapping[int, str]) -> tuple[list[Message], Mapping[int, str]]:
         """Return the replies that have arrived, and the nodes that are online.
 
-        Flower waits up to three minutes for the rest of a reply that has begun; presence is checked meanwhile.
+        Flower waits up to three minutes for the rest of a partial reply; presence is checked meanwhile.
         """
         if not self.policy.watches:
             return list(self.grid.pull_messages(list(self.waiting))), online
@@ -159,22 +159,22 @@ class Exchange:
         return bool(self.waiting or (self.policy.resend and self.lost))
 
     def _moving(self) -> float:
-        """Return the longest time of an awaited node in long transfers, which does not count against it."""
+        """Return the longest time that an awaited node spent in long transfers; it extends the limit."""
         return max((self.moving.get(self.sent[n].metadata.dst_node_id, 0.0) for n in self.waiting), default=0.0)
 
     def _report_progress(self, line: str) -> None:
-        """Report a transfer with all awaited nodes: Flower's call does not name the one it is of."""
+        """Report a transfer with all awaited nodes: Flower's call does not identify the node."""
         self.on_transfer(line, {self.sent[name].metadata.dst_node_id for name in self.waiting})
 
     def _is_wanted(self, reply: Message) -> bool:
-        """Return whether a reply is awaited, or is a valid one of a silo that had disconnected."""
+        """Return whether a reply is awaited, or is a valid late one from a silo that had disconnected."""
         asked = reply.metadata.reply_to_message_id
         return asked in self.waiting or (
             not reply.has_error() and asked in self.sent and self.sent[asked].metadata.dst_node_id in self.lost
         )
 
     def _take(self, reply: Message) -> Message | None:
-        """Return the reply as its silo's; None where the silo gets its message again."""
+        """Return the reply with the silo as its source; None if the silo will be sent its message again."""
         name = reply.metadata.reply_to_message_id
         reply = answers(reply, self.sent)
         node = reply.metadata.src_node_id
@@ -184,7 +184,7 @@ class Exchange:
             if self.policy.resend and node in self.online and node not in self.resent:
                 self.lost[node] = reply
                 return None
-        self.waiting -= self._ids(node)  # where it had its message twice
+        self.waiting -= self._ids(node)  # both ids of a message that was sent twice
         self.lost.pop(node, None)
         return reply
 
@@ -192,7 +192,7 @@ class Exchange:
         return {name for name in self.waiting if self.sent[name].metadata.dst_node_id == node}
 
     def _activations(self) -> dict[int, str]:
-        """Return the nodes that are online, and since when."""
+        """Return the nodes that are online with their activation times; update the times in long transfers."""
         nodes = list(self.grid.get_nodes())
         busy = {node.node_id for node in nodes if node.heartbeat_interval == PATIENT_SECONDS}
         since, self.seen = self.seen, time.monotonic()
@@ -202,10 +202,10 @@ class Exchange:
         return {node.node_id: node.last_activated_at for node in nodes}
 
     def _check_presence(self, before: Mapping[int, str]) -> dict[int, str]:
-        """Check whether awaited silos are online, and return the nodes with their times.
+        """Check whether awaited silos are online, and return all nodes seen so far with their activation times.
 
-        A silo that is back has lost its message. A silo that is missing twice has disconnected in the middle of its
-        reply, for whose rest Flower still waits.
+        A silo that has returned has lost its message. A silo that is missing in two queries has disconnected in the
+        middle of its reply, and Flower still waits for the rest.
         """
         online = self._activations()
         offline = before.keys() - online.keys()
@@ -228,13 +228,13 @@ class Exchange:
         return {**before, **online}
 
     def _push(self, messages: Sequence[Message]) -> list[Message]:
-        """Push the messages; return an error for each whose node the server does not know.
+        """Push the messages; return an error for each one whose node is unknown to the SuperLink.
 
-        Where two processes hand over equal parts at once, one may be missing (Flower 1.39, "the push session may have
-        expired"): then once more.
+        If two processes push equal parts at once, one part may be missing (Flower 1.39, "the push session may have
+        expired"), so the push is repeated.
         """
-        # Flower accepts a reply from every sender that names the message. That name is a hash of the message. The
-        # group id is the part of it that no other sender can know.
+        # Flower accepts a reply from every sender that gives the message id, which is a hash of the message. The
+        # group id makes that hash unpredictable for other senders.
         for message in messages:
             message.metadata.group_id = group_id(self.most(message))
         names = self._pushed(messages)
@@ -255,13 +255,13 @@ class Exchange:
 
 
 def answers(reply: Message, sent: Mapping[str, Message]) -> Message:
-    """Return the reply as the asked silo's: an error that the SuperLink made has its own id."""
+    """Return the reply with the addressed silo as its source: an error from the SuperLink has the SuperLink's id."""
     asked = sent[reply.metadata.reply_to_message_id].metadata
     reply.metadata.__dict__ |= {"_src_node_id": asked.dst_node_id, "_message_type": asked.message_type}
     return reply
 
 
 def copy_of(message: Message) -> Message:
-    """Return a copy of a message, to send it again."""
+    """Return a copy of a message for sending it again."""
     asked = message.metadata
     return Message(message.content, dst_node_id=asked.dst_node_id, message_type=asked.message_type, ttl=asked.ttl)

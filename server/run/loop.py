@@ -63,18 +63,18 @@ class RoundLoop:
 
     @property
     def last(self) -> int:
-        """The last round of all; an earlier one than planned once the run has stopped early."""
+        """Number of the last round; earlier than planned once the run has stopped early."""
         return self.stopping.last
 
     @property
     def ended(self) -> bool:
-        """Whether all of the run is done, and not a part of its rounds."""
+        """Whether all rounds and the closing evaluation are done."""
         return self.done > self.last
 
     def run(self, until: int = 0) -> PersonalizedStrategy:
-        """Do all rounds and the closing evaluation. Raises UserError, or RunFailedError with the reason.
+        """Execute all rounds and the closing evaluation. Raises UserError, or RunFailedError with the reason.
 
-        ``until``: pause after this round, which is saved, so that the run can be resumed; 0: do not pause.
+        ``until``: save and pause after this round, so that the run can be resumed; 0: do not pause.
         """
         use_threads(self.common.threads)
         self.until = until
@@ -87,7 +87,7 @@ class RoundLoop:
         return strategy
 
     def begin(self, saved: State | None = None) -> PersonalizedStrategy:
-        """Register the silos and return the strategy, in its state before round 1 or in the checkpoint's."""
+        """Register the silos; return the strategy in its state before round 1, or in the checkpoint's state."""
         self.state = RunState.begin(saved)
         silos = self.registration.register(saved) + self.registration.absent(saved)
         run_name = self.directory.name if self.directory else ""
@@ -105,7 +105,7 @@ class RoundLoop:
         return strategy
 
     def finished(self) -> FinishedRun:
-        """Return what the summary needs of this run."""
+        """Return the values of this run that the summary needs."""
         c, r = self.common, self.registration
         return FinishedRun(
             strategy=c.strategy,
@@ -123,7 +123,7 @@ class RoundLoop:
         )
 
     def round(self, strategy: PersonalizedStrategy, server_round: int) -> None:
-        """Do one round, or go back to an earlier one."""
+        """Execute one round, or go back to an earlier one if silos' states are damaged."""
         self.readmission.readmit(strategy, server_round)
         c, recorder, collector, task = self.common, self.recorder, self.collector, self.registration.task
         started = time.perf_counter()
@@ -162,7 +162,7 @@ class RoundLoop:
         self.stopping.check(strategy, self.done)
 
     def close(self, strategy: PersonalizedStrategy) -> None:
-        """Evaluate at every silo the model that it would start the next round from, or go back to an earlier round."""
+        """Evaluate at every silo the model that would start its next round, or go back to an earlier round."""
         started, rounds = time.perf_counter(), self.last
         strategy.shown = self.recorder.chosen.of(strategy.silos)
         messages = strategy.configure_evaluate(rounds, ArrayRecord(), ConfigRecord({"save": False}), self.grid)
@@ -184,7 +184,7 @@ class RoundLoop:
         self.done = rounds + 1
 
     def _goes_back(self, strategy: PersonalizedStrategy, replies: Sequence[Message]) -> bool:
-        """Go back where silos' states are damaged: to ``self.done``, with the strategy as it was then."""
+        """Go back to an earlier checkpoint if silos' states are damaged; return whether the run has gone back."""
         folder, simulated = self.checkpoints.folder, self.registration.simulated
         if (start := self.recovery.start(strategy, replies, folder, simulated=simulated)) is None:
             self.state.lost |= dict.fromkeys(self.recovery.lost_now, strategy.round)

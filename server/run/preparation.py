@@ -1,4 +1,4 @@
-"""Prepare a run: make the strategy, and the settings that every silo receives."""
+"""Preparation of a run: the strategy, and the settings that every silo receives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from strategies.base.strategy import PersonalizedStrategy, SiloInfo, check_task
 
 
 def check_patience(common: Common, silos: Sequence[SiloInfo]) -> None:
-    """Raise UserError where a run is to stop early and no silo has validation data to stop by."""
+    """Raise UserError if early stopping is set and no silo has validation data."""
     if common.patience and not any(silo.n_val for silo in silos):
         raise UserError(
             f"patience = {common.patience}: no silo has a part for validation, by which a run stops early; set "
@@ -28,7 +28,7 @@ def check_patience(common: Common, silos: Sequence[SiloInfo]) -> None:
 def prepare(
     settings: RunSettings, registration: Registration, run_state: RunState, silos: Sequence[SiloInfo], run: str
 ) -> PersonalizedStrategy:
-    """Return the strategy in its state before round 1; ``run``: the name of the run directory."""
+    """Return the strategy in its state before round 1. ``run``: the name of the run directory."""
     c, spec, task = settings.common, registration.data_spec, registration.task
     check_task(settings.strategy, task, spec.classes, c)
     settings.augmentation_for(spec.shape)

@@ -1,8 +1,9 @@
-"""The server's receipts for the silos' audit logs: signed, kept in the run directory, and sent with the next message.
+"""Receipts for the silos' audit logs: signed, kept in the run directory, and sent with the next message.
 
-A silo's reply says which line of its own log it is, and the hash of that line (``client/site/trust/receipts.py``). The
-server signs that and keeps it, as ``receipts.jsonl`` of the run directory, before it sends it on. So both have it, also
-where a process is killed. A simulation has no logs, and a server without a key (``SILOFL_RECEIPT_KEY``) asks for none.
+A silo's reply holds its line number in the silo's log and the line's hash (``client/site/trust/receipts.py``). The
+server signs both and appends them to ``receipts.jsonl`` of the run directory before it sends them back. So both sides
+hold the receipt even if a process is killed. A simulation has no logs, and a server without a key
+(``SILOFL_RECEIPT_KEY``) requests none.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ MOST_LINES = 2**53
 
 @dataclass
 class Receipts:
-    """The receipts of one run. ``key``: None where the server gives none. ``note`` reports a log that goes back."""
+    """The receipts of one run. ``key``: None: no receipts are issued. ``note`` reports a log that goes back."""
 
     key: Ed25519PrivateKey | None = None
     path: Path | None = None
     run: str = ""
     note: Callable[[str], object] = lambda line: None
-    lines: dict[str, int] = field(default_factory=dict)  # by silo: the last line that it had a receipt for
-    latest: dict[int, str] = field(default_factory=dict)  # by node: the receipt for its last reply, not yet sent
+    lines: dict[str, int] = field(default_factory=dict)  # silo -> the last line with a receipt
+    latest: dict[int, str] = field(default_factory=dict)  # node -> the receipt for its last reply
 
     @classmethod
     def of(cls, directory: Path | None, note: Callable[[str], object]) -> Receipts:
-        """Return those of a run in this directory; a resumed run knows its earlier ones. Raises DataError for no key.
+        """Return the receipts of a run in this directory, with the earlier ones of a resumed run.
 
-        Without a directory nothing could be kept, so there are none.
+        Without a directory none are issued, as they could not be kept. Raises DataError for a file that is no key.
         """
         file = os.environ.get(KEY, "")
         if not file or directory is None:
@@ -58,7 +59,7 @@ class Receipts:
         return found
 
     def attach(self, messages: Iterable[Message]) -> None:
-        """Add to each message the receipt for its silo's last reply of this run, or an empty text."""
+        """Add to each message the receipt for its silo's last reply in this run, or an empty string."""
         if self.key is None:
             return
         for message in messages:
@@ -66,7 +67,7 @@ class Receipts:
             config[ASKED] = self.latest.get(message.metadata.dst_node_id, "")
 
     def take(self, replies: Iterable[Message]) -> None:
-        """Sign what the silos' replies say of their logs, and keep it; it is no part of the reply any more."""
+        """Remove the log records from the replies, sign them, and keep the receipts."""
         made: dict[int, tuple[str, int, str]] = {}
         for reply in replies:
             if reply.has_error() or RECORD not in reply.content:
@@ -99,7 +100,7 @@ def is_torn(path: Path) -> bool:
 
 
 def _head(record: Mapping[str, Any]) -> tuple[str, int, str] | None:
-    """Silo, line and hash that a reply says; None where it is nothing that can be signed."""
+    """Return silo, line and hash of a reply's log record; None if it is malformed."""
     silo, line, own = (record.get(name) for name in ("silo", "line", "hash"))
     if not isinstance(silo, str) or not 0 < len(silo) <= LONGEST_NAME or not isinstance(own, str):
         return None

@@ -1,4 +1,4 @@
-"""Record the rounds of a run: rows of the history, seconds and bytes, and the round that the report shows."""
+"""Record of a run's rounds: rows of the history, seconds and bytes, and the round that the report shows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from strategies.base.strategy import PersonalizedStrategy
 
 
 class Recorder:
-    """Write the history of one run, and follow which of its rounds the report would show."""
+    """Writer of one run's history; it also tracks the round that the report would show."""
 
     def __init__(self, common: Common, history: History) -> None:
         self.common, self.history = common, history
@@ -28,7 +28,7 @@ class Recorder:
         self.improved = Chosen("", "")  # the last round that was better by min-delta
 
     def rewind(self, strategy: PersonalizedStrategy, task: Task, done: int) -> None:
-        """Drop the rows after round ``done``, and find the reported round in those that are left."""
+        """Drop the rows after round ``done``, and find the reported round among the rest."""
         which = self.common.strategy, self.common.seed
         self.history.forget(*which, after=done)
         self.chosen = Chosen(strategy.info.reports, task.score)
@@ -37,7 +37,7 @@ class Recorder:
             self.follow(list(rows))
 
     def follow(self, rows: Sequence[Row]) -> None:
-        """Take in the rows of the next round, which the history has."""
+        """Update the reported round with the rows of the next round."""
         self.chosen.add(rows)
         self.improved.add(rows)
 
@@ -83,7 +83,7 @@ class Recorder:
         return rows
 
     def _privacy(self, strategy: PersonalizedStrategy, server_round: int, replies: Iterable[Message]) -> list[Row]:
-        """Return what differential privacy has cost each silo so far; also one whose reply is not used has paid."""
+        """Return each silo's privacy cost so far; a reply that is not used also costs privacy."""
         names = {info.node_id: name for name, info in strategy.silos.items()}
         rows = []
         for reply in replies:
@@ -94,14 +94,14 @@ class Recorder:
         return sorted(rows, key=lambda row: (row.silo, row.metric))
 
     def attended(self) -> dict[str, int]:
-        """Return how many rounds with differential privacy this run has had of each silo."""
+        """Return by silo the number of its rounds with differential privacy in this run."""
         if not self.common.dp:
             return {}
         which = self.common.strategy, self.common.seed
         return dict(Counter(row.silo for row in self.history.of(*which) if row.metric == EPSILON and row.silo))
 
     def joined(self) -> dict[str, int]:
-        """Return the silos that joined the run as it went on, each with its first round."""
+        """Return the silos that joined during the run, each with its first round."""
         return joined_in(self.history.of(self.common.strategy, self.common.seed))
 
     def _joins(self, server_round: int, joined: Mapping[str, int]) -> list[Row]:

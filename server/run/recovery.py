@@ -1,8 +1,8 @@
-"""Go back to an earlier checkpoint, where a silo's state is damaged and can be made anew from there.
+"""Recovery from a silo's damaged state: the run goes back to an earlier checkpoint and recomputes it.
 
-Server and silos keep the states of the last two checkpoints. From the one before the newest, all silos together repeat
-what the damaged state is of; the history is then that of an undisturbed run. A silo has this once in a run (from one
-start of the server to the next), so that one that always says so does not hold the others up.
+Server and silos keep the states of the last two checkpoints. From the older one, all silos together repeat the rounds
+of the damaged state; the history then equals an undisturbed run's. The run goes back once per silo (from one start of
+the server to the next), so that a silo that always reports damage cannot block the others.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from strategies.base.strategy import PersonalizedStrategy
 
 @dataclass(frozen=True)
 class Start:
-    """The start of a run that goes back: after round ``done``, with a checkpoint's state (None: as before round 1)."""
+    """Restart point: after round ``done``, with a checkpoint's state (None: the state before round 1)."""
 
     done: int
     state: State | None
     file: Path | None
-    repaired: tuple[Damage, ...]  # the damaged states that are made anew from there
+    repaired: tuple[Damage, ...]  # the damaged states that are recomputed from there
 
 
 class Recovery:
-    """What becomes of the damaged states of one run."""
+    """Handling of the damaged states of one run."""
 
     def __init__(self, common: Common, reporter: Reporter) -> None:
         self.common, self.reporter = common, reporter
@@ -44,9 +44,9 @@ class Recovery:
     def start(
         self, strategy: PersonalizedStrategy, replies: Sequence[Message], folder: Path | None, *, simulated: bool
     ) -> Start | None:
-        """Return the start that the run goes back to where these replies report damaged states; None where it goes on.
+        """Return the restart point if these replies report damaged states; None if the run goes on.
 
-        Where it goes on without the damaged states, it reports them, and :attr:`lost_now` has them. ``folder``: of the
+        If it goes on without the damaged states, they are reported, and :attr:`lost_now` holds them. ``folder``: of the
         checkpoints. Raises UserError in a simulation that cannot go back: its numbers would differ.
         """
         names = {info.node_id: name for name, info in strategy.silos.items()}
@@ -55,7 +55,7 @@ class Recovery:
         if not found:
             return None
         repairable = [damage for damage in found if damage.silo not in self.repaired]
-        folder = None if any_kept(folder) else folder  # its silos train no more
+        folder = None if any_kept(folder) else folder  # after silos' own models were sent, the run trains no further
         start = earlier_start(folder, repairable, self.common.checkpoint_every)
         repaired = start.repaired if start is not None else ()
         if len(repaired) < len(found) and simulated:
@@ -69,9 +69,9 @@ class Recovery:
 
 
 def earlier_start(folder: Path | None, damaged: Sequence[Damage], every: int) -> Start | None:
-    """Return the newest checkpoint from which most of the damaged states are made anew; None where no state is.
+    """Return the checkpoint that recomputes the most damaged states, the newest of equals; None if none does.
 
-    ``every``: rounds between checkpoints. The start of the run is one too, as long as there is at most one later one.
+    ``every``: rounds between checkpoints. The start of the run is a candidate while at most one checkpoint exists.
     """
     if folder is None:
         return None
@@ -85,26 +85,26 @@ def earlier_start(folder: Path | None, damaged: Sequence[Damage], every: int) ->
 
 
 def describe(damaged: Sequence[Damage]) -> str:
-    """Return the damaged states in words."""
+    """Return a phrase that names the damaged states."""
     states = [f"{d.silo}'s state of round {d.round}" for d in damaged]
     return f"{' and '.join(states)} {'is' if len(states) == 1 else 'are'} damaged"
 
 
 def gone_back(start: Start) -> str:
-    """Return one line on the round that the run goes back to."""
+    """Return a one-line message on the round that the run goes back to."""
     where = f"goes back to the end of round {start.done}" if start.done else "begins again at round 1"
     return f"{describe(start.repaired)}: the run {where} and repeats the rounds after it"
 
 
 def lost(damage: Damage, server_round: int) -> str:
-    """Return one line on a state that is lost."""
+    """Return a one-line message on a lost state."""
     kept = max(damage.kept, default=0)
     then = f"goes on from its state of round {kept}" if kept else "begins anew"
     return f"{describe([damage])}, and the run cannot go back for it: it misses round {server_round} and then {then}"
 
 
 def refusal(damaged: Sequence[Damage]) -> str:
-    """Return one line for a simulation, which would end with other numbers without these states."""
+    """Return the error message of a simulation whose results would differ without these states."""
     reasons = "; ".join(f"{d.silo}: {d.reason}" for d in damaged)
     return (
         f"{reasons}; the run cannot go back for it: restore the file from a backup, or start the run again with "

@@ -1,4 +1,4 @@
-"""Report the events of a run: to the log, to ``progress.jsonl`` and to a caller's ``watch``."""
+"""Reports of a run's events: to the log, to ``progress.jsonl`` and to a caller's ``watch``."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class Progress:
     round: int
     rounds: int
     silos: int
-    score: float  # unweighted mean over silos of the task's score on test data, of the snapshot that the method reports
+    score: float  # unweighted mean over silos of the task's test score, for the snapshot that the method reports
     seconds: float
     bytes: int
     rejected: dict[str, str] = field(default_factory=dict)
-    bounded: dict[str, str] = field(default_factory=dict)  # silos whose step counted in part only, and why
+    bounded: dict[str, str] = field(default_factory=dict)  # silo whose update was scaled down -> reason
 
 
 def silo_scores(strategy: PersonalizedStrategy, rows: Sequence[Row], task: Task) -> dict[str, dict[str, float]]:
-    """Return the silos' scores, ``val`` and ``test``, of the snapshot that the method reports."""
+    """Return the silos' ``val`` and ``test`` scores for the snapshot that the method reports."""
     found: dict[str, dict[str, float]] = {}
     for row in rows:
         if (row.snapshot, row.metric) == (strategy.info.reports, task.score) and not math.isnan(row.value):
@@ -45,15 +45,15 @@ def silo_scores(strategy: PersonalizedStrategy, rows: Sequence[Row], task: Task)
 
 
 def epsilons(rows: Sequence[Row]) -> dict[str, float]:
-    """Return what each silo has spent of privacy in the run so far, where it trains with differential privacy."""
+    """Return the epsilon spent so far by each silo that trains with differential privacy."""
     return {row.silo: row.value for row in rows if (row.metric, row.split) == ("epsilon", "") and row.silo}
 
 
-REPORTED_FAULT = re.compile(rf"\w+( in [\w./]+:\d+)?: {FAULT};")  # as client.faults.report writes it
+REPORTED_FAULT = re.compile(rf"\w+( in [\w./]+:\d+)?: {FAULT};")  # the format of client.faults.report
 
 
 class Reporter:
-    """Report one run; without a directory nothing is written to ``progress.jsonl``."""
+    """Reporter of one run; without a directory it writes no ``progress.jsonl``."""
 
     def __init__(
         self,
@@ -93,14 +93,14 @@ class Reporter:
     def round_begins(
         self, strategy: PersonalizedStrategy, messages: Sequence[Message], *, closing: bool = False
     ) -> None:
-        """Report who is asked in a round, and for what."""
+        """Report the silos that receive a message in this round, with the message types."""
         names = {info.node_id: name for name, info in strategy.silos.items()}
         asked = {names[m.metadata.dst_node_id]: m.metadata.message_type for m in messages}
         number, rounds = strategy.round - closing, self.common.rounds
         self.event("begin", number=number, rounds=rounds, closing=closing, time=time.time(), silos=asked)
 
     def replied(self, name: str, seconds: float) -> None:
-        """Report a silo's reply, so many seconds after it was asked; whether it counts is decided later."""
+        """Report a silo's reply, ``seconds`` after the start of the exchange; it may still be rejected later."""
         self.event("reply", silo=name, seconds=seconds)
 
     def closed(self, strategy: PersonalizedStrategy, rows: Sequence[Row], task: Task) -> None:
@@ -118,7 +118,7 @@ class Reporter:
         self.event("stopped", after=last, rounds=c.rounds, since=since, message=line)
 
     def round_done(self, strategy: PersonalizedStrategy, rows: Sequence[Row], seconds: float, task: Task) -> None:
-        """Report the round that the strategy has just finished, with its rows of the history."""
+        """Report the round that the strategy has just finished. ``rows``: the round's rows of the history."""
         number, rounds = strategy.round, self.common.rounds
         metric = ("test", strategy.info.reports, task.score)
         values = [r.value for r in rows if (r.split, r.snapshot, r.metric) == metric and not math.isnan(r.value)]

@@ -1,11 +1,15 @@
-"""Delete what runs keep of a hospital that withdraws: ``silofl withdraw``.
+"""Deletion of what runs keep about a hospital that withdraws: ``silofl withdraw``.
 
-Its models, data summary, key and numbers leave the server's checkpoints, its state and others' copies of its model the
-silos' states (in a run directory there are such after a simulation), its rows ``history.csv``, its entries
-``summary.json``, whose means are computed anew of the others, ``manifest.json`` and ``progress.jsonl``. Its rows leave
-the ``matrix.csv`` of an evaluation, its model ``models/``, and its answer a survey (``silofl report`` makes the page
-again). A study's runs that held it out are deleted. What was averaged stays averaged. Such a run cannot be resumed, for
-its other silos' states are of a federation with this one; the checkpoint keeps the name, and nothing else, to say so.
+* Checkpoints: its models, data summary, key and numbers, its state, and copies of its model in other silos' states (a
+  run directory holds silos' states after a simulation).
+* ``history.csv``, ``progress.jsonl``, ``manifest.json``: its rows and entries.
+* ``summary.json``: its entries; the means are computed anew from the other silos.
+* An evaluation: its rows of ``matrix.csv`` and its model in ``models/``. A survey: its answer (``silofl report`` writes
+  the page again).
+* A study: the runs that held it out.
+
+Aggregated models stay as they are. Such a run cannot be resumed, because the other silos' states come from a
+federation that included this hospital. The checkpoint keeps the name, and nothing else, to refuse that.
 """
 
 from __future__ import annotations
@@ -35,14 +39,14 @@ from server.run.newcomers.hold_out import ARRAYS as NEWCOMER
 from strategies.base.state import State
 
 NAMING = re.compile(r'(hold-out|late-joiners|models) = "(.*)"')  # lines of config.toml that may name hospitals
-LOGS = ("tensorboard", "mlflow", "mlruns")  # other programs' formats: named, not searched
+LOGS = ("tensorboard", "mlflow", "mlruns")  # other programs' formats: reported, not searched
 
 
 def withdraw(name: str, folders: Sequence[Path]) -> list[str]:
-    """Delete what these runs, or all below ``runs/``, keep of a hospital; return a line for each run.
+    """Delete what these runs, or all below ``runs/``, keep about a hospital; return a line for each changed run.
 
-    Raises UserError, before anything is changed, where a folder holds no run or one is going on, and where none of
-    them knows the hospital.
+    Raises UserError before anything is changed if a folder holds no run or another process holds a run; also if no run
+    keeps anything about the hospital.
     """
     for folder in folders:
         if not (folder / "config.toml").is_file():
@@ -65,9 +69,9 @@ def withdraw(name: str, folders: Sequence[Path]) -> list[str]:
 
 
 def _withdraw(name: str, run: Path) -> list[str]:
-    """Delete what one run keeps of a hospital, and return it in words."""
+    """Delete what one run keeps about a hospital; return a description of each deleted part."""
     done = []
-    if (run / WORKERS).is_dir():  # a study that was killed with several runs at work
+    if (run / WORKERS).is_dir():  # a study that was killed while several runs were in progress
         WorkerDirectories(RunDirectory(run), study_runs(read_toml(run / "config.toml"))).take_back_all()
     for checkpoint in sorted((run / "checkpoint").glob("*")):
         known = _names(checkpoint)
@@ -105,13 +109,13 @@ def _names(checkpoint: Path) -> list[str]:
 
 
 def _states(checkpoint: Path, name: str) -> list[Path]:
-    """Return the files of the server's state and of every other silo's."""
+    """Return the files of the server's state and of every other silo's state."""
     files = sorted(checkpoint.rglob("*.safetensors"))
     return [file for file in files if name not in file.relative_to(checkpoint).parts]
 
 
 def of_silo(key: str, name: str, known: Iterable[str]) -> bool:
-    """Return whether a key is this silo's: ``NAME`` or ``model.NAME``; of names with dots the longest one counts."""
+    """Return whether a key is this silo's: ``NAME`` or ``model.NAME``. The longest matching name wins."""
     fitting = [n for n in {*known, name} if key == n or key.endswith(f".{n}")]
     return bool(fitting) and max(fitting, key=len) == name
 
@@ -119,13 +123,13 @@ def of_silo(key: str, name: str, known: Iterable[str]) -> bool:
 def _clean_state(file: Path, name: str, known: Sequence[str]) -> bool:
     try:
         state = State.load(file)
-    except DataError:  # the hospital's part in it is unknown, and the file is of no use
+    except DataError:  # the hospital's part in it is unknown, and the file cannot be used
         file.unlink()
         return True
-    # Arrays are called MODEL.NAME; a bare name is a method's own (`global`), but in checkpoints of before format 2.
+    # Arrays are called MODEL.NAME; a bare name belongs to a method (`global`), except in checkpoints before format 2.
     bare = "cards" in state.numbers and state.numbers.get("format", 1) < FORMAT
     ours = {key for key in state.arrays if of_silo(key, name, known) and (bare or key != name)}
-    ours |= {key for key in state.arrays if key.startswith(f"{NEWCOMER}{name}/")}  # it was held out
+    ours |= {key for key in state.arrays if key.startswith(f"{NEWCOMER}{name}/")}  # of a held-out hospital
     arrays = {key: tensor for key, tensor in state.arrays.items() if key not in ours}
     gone = state.numbers.pop("withdrawn", [])
     numbers = {key: without(value, name, known) for key, value in state.numbers.items()}
@@ -136,7 +140,7 @@ def _clean_state(file: Path, name: str, known: Sequence[str]) -> bool:
 
 
 def without(value: Any, name: str, known: Sequence[str]) -> Any:
-    """Return a JSON value without this silo's: keys and list items of its name, records with its name."""
+    """Return a JSON value without this silo's keys, list items and records."""
     if isinstance(value, dict):
         return {k: without(v, name, known) for k, v in value.items() if not of_silo(k, name, known)}
     if isinstance(value, list):
@@ -154,7 +158,7 @@ def _clean_manifest(run: Path, name: str) -> bool:
 
 
 def _clean_config(file: Path, name: str) -> bool:
-    """Take the silo out of the settings that name silos: held out, late, or its model evaluated."""
+    """Remove the silo from the settings that list silos: ``hold-out``, ``late-joiners``, ``evaluate.models``."""
 
     def cleaned(line: str) -> str:
         if not (found := NAMING.fullmatch(line)):
@@ -170,7 +174,7 @@ def _clean_config(file: Path, name: str) -> bool:
 
 
 def _clean_summary(run: Path, name: str) -> bool:
-    """Compute the entries of the others anew: the old means would reveal the silo's own values."""
+    """Compute the entries of the others anew: the old means would reveal the silo's values."""
     summary = json.loads((run / "summary.json").read_text())
     before, held, named = summary["runs"], summary.get("hold_out", {}), _named(name)
     left_texts = [json.dumps([entry.get("left_out", {}), entry.get("hold_out", {})]) for entry in before]
@@ -203,12 +207,12 @@ def _clean_summary(run: Path, name: str) -> bool:
 
 
 def held_out_in(run: Path) -> list[str]:
-    """Return the hospitals that a study's directory ``hold-out/A+B`` is without; none for any other directory."""
+    """Return the hospitals held out in a study's directory ``hold-out/A+B``; empty for any other directory."""
     return run.name.split("+") if run.parent.name == FOLDER and (run.parent / SILOS).is_file() else []
 
 
 def _clean_held_out(run: Path, name: str) -> list[str]:
-    """Delete a study's runs that held the silo out, which were there to evaluate it."""
+    """Delete a study's runs that held the silo out; they existed only to evaluate it."""
     groups = groups_of(run)
     kept = [group for group in groups if name not in group]
     for group in groups:
@@ -220,7 +224,7 @@ def _clean_held_out(run: Path, name: str) -> list[str]:
 
 
 def _clean_matrix(run: Path, name: str) -> list[str]:
-    """Delete the silo's rows, and its own models, of an evaluation (``silofl evaluate``)."""
+    """Delete the silo's rows and its own models from an evaluation (``silofl evaluate``)."""
     entries = str(read_toml(run / "config.toml").get("evaluate.models", "")).split(",")
     done, gone = [], {name, *(e.partition("=")[0].strip() for e in entries if e.endswith(f"@{name}"))}
     for file in (file for one in gone for file in (run / "models").glob(f"{one}.safetensors*")):
@@ -236,21 +240,21 @@ def _clean_matrix(run: Path, name: str) -> list[str]:
 
 
 def _clean_survey(run: Path, name: str) -> list[str]:
-    """Delete what a survey has of the silo, and what was found by comparison with it; the page is made again."""
+    """Delete the silo's answer from a survey, and all findings that used it; also the page, which is now outdated."""
     if not (run / JSON).is_file():
         return []
     before = read_survey(run)
     after = without_silo(before, name)
     if after == before:
         return []
-    harmonised = (run / COMBAT).is_file()  # its common part is of this silo, too
+    harmonised = (run / COMBAT).is_file()  # its common part was computed with this silo
     write_survey(run, after)
     (run / PAGE).unlink(missing_ok=True)
     return [JSON, CSV, *([COMBAT] if harmonised else [])]
 
 
 def _named(name: str) -> re.Pattern[str]:
-    """Return a pattern that finds the name in a sentence."""
+    """Return a pattern that finds the name as a whole word."""
     return re.compile(rf"(?<![\w.-]){re.escape(name)}(?![\w-])")
 
 

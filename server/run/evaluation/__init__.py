@@ -1,1 +1,1 @@
-"""``silofl evaluate``: the models of files at every silo, in the three ways of running, without training."""
+"""``silofl evaluate``: evaluate exported models at every silo without training, simulated or deployed."""

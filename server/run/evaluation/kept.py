@@ -1,6 +1,6 @@
-"""Ask every silo, at the end of a run that says so, for its own model that the report shows, and keep it.
+"""Request each silo's own reported model at the end of a run (``keep-models``), and keep it.
 
-A silo that refuses, or whose model cannot be used, is named in one line; the run's results are as they are.
+A silo that refuses, or whose model cannot be used, is reported in one line; the run's results do not change.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Exchanges = Callable[[Sequence[Message]], Sequence[Message]]  # sends messages, 
 def collect_models(
     strategy: PersonalizedStrategy, exchange: Exchanges, checkpoint: Path, note: Callable[[str], object]
 ) -> list[str]:
-    """Keep the models of the rounds in ``strategy.shown``; return the silos that have sent theirs."""
+    """Keep the silos' models of the rounds in ``strategy.shown``; return the silos whose model was kept."""
     own = cast(Sequence[str], strategy.extra.get("own_statistics", ()))
     names, kept, missing = dict[int, str](), list[str](), dict[str, str]()
     for silo in strategy.shown:

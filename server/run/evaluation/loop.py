@@ -28,13 +28,13 @@ from strategies.base.evaluation import Evaluate, EvaluateSettings
 from strategies.base.run_settings import RunSettings
 from strategies.base.schema.reporting import SCHEMA
 
-MATRIX, MODELS = "matrix.csv", "models"  # in the directory: what is written, and the folder of the models' files
+MATRIX, MODELS = "matrix.csv", "models"  # in the directory: the result, and the folder with the models' files
 HEADER = ("model", "silo", "split", "metric", "value", "n")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One row of the matrix; the value is empty where a silo withheld it."""
+    """One row of the matrix; a value that a silo withheld is empty."""
 
     model: str
     row: Row
@@ -53,10 +53,10 @@ class EvaluationLoop:
         receipts = Receipts.of(directory.path if directory else None, self.reporter.note)
         self.registration = Registration(grid, settings, self.reporter, receipts)
         self.collector = Collector(grid, self.common, self.registration, self.reporter)
-        self.left_out: dict[str, dict[str, str]] = {}  # model -> silo -> why it gave no metrics
+        self.left_out: dict[str, dict[str, str]] = {}  # model -> silo -> reason why it returned no metrics
 
     def run(self, models: Sequence[EvaluatedModel]) -> list[Cell]:
-        """Return the rows of the matrix. Raises UserError, or RunFailedError where no silo evaluates a model."""
+        """Return the rows of the matrix. Raises UserError, or RunFailedError if no silo evaluates any model."""
         use_threads(self.common.threads)
         check_models(self.settings.method, models)
         silos = self.registration.register()
@@ -68,7 +68,7 @@ class EvaluationLoop:
             raise TypeError(f"{strategy.info.name} evaluates no given models")
         if strategy.layout.size != len(models[0].vector):
             raise UserError(f"the models have {len(models[0].vector)} parameters, the network {strategy.layout.size}")
-        # The models' own columns and labels, which their digests cover, and not what most silos have.
+        # The digests cover the models' own columns and labels, so these replace what most silos have.
         own = models[0].schema
         schema = replace(self.registration.data_spec.schema, features=own.features, labels=own.labels)
         strategy.extra |= {"run_id": state.run_id, SCHEMA: schema.text}
@@ -81,9 +81,10 @@ class EvaluationLoop:
         return cells
 
     def evaluate(self, strategy: Evaluate, number: int, model: EvaluatedModel) -> list[Cell]:
-        """One model at every silo; one that is a silo's own at that silo first, and nowhere else where it refuses.
+        """Evaluate one model at every silo, and return its rows.
 
-        Raises RunFailedError where no silo evaluates a model that is no single one's own.
+        A silo's own model is evaluated at that silo first; if the silo refuses, no other silo receives it.
+        Raises RunFailedError if no silo evaluates a model that has no owner.
         """
         strategy.start_round(number, model.vector, model.buffers)
         strategy.extra |= {key: list(values) for key, values in model.statistics.items()}
@@ -105,14 +106,14 @@ class EvaluationLoop:
             smallest, score = int(str(strategy.extra["min_metric_samples"])), self.registration.task.score
             which = c.strategy, c.seed, number, name
             found = metric_rows(*which, measured, counts, smallest, score)
-            # A silo that withholds all has an empty row for each of its parts.
+            # A silo that withholds all metrics gets one empty row per split.
             rows += found or [
                 Row(*which, p, "received", score, math.nan, n) for p, n in counts.items() if p != "train" and n
             ]
         return [Cell(model.name, row) for row in rows]
 
     def _ask(self, strategy: Evaluate, number: int, silos: Sequence[str]) -> dict[str, dict[str, float]]:
-        """Return the metrics of the round's model at these silos; the others are rejected, with the reason."""
+        """Return the metrics of the round's model by silo; silos without metrics are rejected with the reason."""
         if not silos:
             return {}
         messages = strategy.messages(silos, number)
@@ -128,12 +129,12 @@ class EvaluationLoop:
         return metrics
 
     def _reasons(self, models: Iterable[str]) -> str:
-        """Return why silos gave no metrics of these models, each reason once."""
+        """Return the reasons why silos returned no metrics for these models, each reason once."""
         reasons = [f"{silo}: {reason}" for model in models for silo, reason in self.left_out[model].items()]
         return "; ".join(dict.fromkeys(reasons))
 
     def _note_left_out(self) -> None:
-        """Report what the matrix lacks: for each silo and reason, the models that it gave no metrics of."""
+        """Report the missing cells of the matrix: for each silo and reason, the models without metrics."""
         found: dict[tuple[str, str], list[str]] = {}
         for model, silos in self.left_out.items():
             for silo, reason in silos.items():
@@ -143,7 +144,7 @@ class EvaluationLoop:
 
 
 def check_models(settings: EvaluateSettings, models: Sequence[EvaluatedModel]) -> None:
-    """Raise UserError where these are not the models that the run's settings name."""
+    """Raise UserError if these are not the models that the run's settings name."""
     found = [(model.name, model.digest) for model in models]
     if found != [(entry.name, entry.digest) for entry in settings.entries]:
         raise UserError("the files in models/ are not the models that evaluate.models names: run silofl evaluate again")

@@ -1,4 +1,4 @@
-"""The models that are evaluated: exported files (``silofl export``) with their model cards, of one architecture."""
+"""Models to evaluate: files of ``silofl export`` with their model cards, all of one architecture."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from partitions.schema import Schema, parse_schema
 from strategies.base.evaluation import EVALUATE, Entry, digest_of, input_digest
 from strategies.base.settings import keys_of
 
-ALIKE = ("model", "task", "classes")  # of the model cards: what all models of one evaluation share
+ALIKE = ("model", "task", "classes")  # fields of the model card that all models of one evaluation share
 
 
 @dataclass(frozen=True)
 class EvaluatedModel:
-    """A model's numbers, and by which statistics tables (and measured labels behind them) are standardised for it."""
+    """A model with its card, and the statistics that standardise its tables, then its measured labels."""
 
     name: str
     vector: Tensor  # (Σ,)
@@ -34,29 +34,29 @@ class EvaluatedModel:
 
     @property
     def schema(self) -> Schema:
-        """Columns and labels, in the order that the model takes and gives them."""
+        """Columns and labels in the order of the model's inputs and outputs."""
         return parse_schema(schema_of(self.card))
 
     @property
     def owner(self) -> str:
-        """The silo whose own model it is, by its card; empty: no silo of a deployment."""
+        """The silo whose own model this is, from its card; empty for a model of no single silo of a deployment."""
         silo = self.card.get("silo")
         return silo if isinstance(silo, str) and SILO.fullmatch(silo) else ""
 
     @property
     def digest(self) -> str:
-        """By which the run's settings name the model."""
+        """The digest that identifies the model in the run's settings."""
         inputs = input_digest(self.statistics["mean"], self.statistics["std"], self.schema)
         return digest_of(self.vector, self.buffers, inputs)
 
 
 def schema_of(card: Mapping[str, Any]) -> dict[str, Any]:
-    """A card's columns and labels."""
+    """Return a card's columns and labels."""
     return {key: value for key, value in card.get("schema", {}).items() if key in ("features", "labels")}
 
 
 def read_models(files: Sequence[Path]) -> list[EvaluatedModel]:
-    """Read exported models, by the names of their files. Raises UserError where one cannot be used with the others."""
+    """Read exported models, named after their files. Raises UserError if one does not fit the others."""
     models: list[EvaluatedModel] = []
     for file in files:
         card, net = read_model(file)
@@ -74,7 +74,7 @@ def read_models(files: Sequence[Path]) -> list[EvaluatedModel]:
 
 
 def statistics_of(card: Mapping[str, Any]) -> dict[str, list[float]]:
-    """What a card standardises a table's columns by, and behind them measured labels; empty lists: by nothing."""
+    """Return the card's mean and std of a table's columns, then of measured labels; empty: not standardised."""
     d, scale, labels = columns(read_shape(card["input"]["shape"])), card["normalisation"], card.get("labels")
     found: dict[str, list[float]] = {}
     for key in ("mean", "std"):
@@ -86,9 +86,9 @@ def statistics_of(card: Mapping[str, Any]) -> dict[str, list[float]]:
 
 
 def run_values(models: Sequence[EvaluatedModel], *, owned: bool = True) -> dict[str, object]:
-    """The settings of the run that evaluates these models, all but data and directory.
+    """Return the settings of the run that evaluates these models, without data and directory.
 
-    ``owned``: they say which silo's own a model is, for the policies; False: no model leaves this machine.
+    ``owned``: include each model's owner, which the silos' policies check. False: no model leaves this machine.
     """
     card = models[0].card
     name, own = card["model"]["name"], spec_of(card["model"]["name"]).settings
@@ -100,7 +100,7 @@ def run_values(models: Sequence[EvaluatedModel], *, owned: bool = True) -> dict[
     return {
         **options,
         "strategy": EVALUATE,
-        "wire-dtype": "float32",  # whatever a federation's file says of its runs
+        "wire-dtype": "float32",  # independent of the federation file's settings for training
         "ala": False,
         "keep-models": "none",
         "patience": 0,

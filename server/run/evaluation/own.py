@@ -1,7 +1,7 @@
-"""What a finished run measured of each silo's reported model at that silo itself: the diagonal of the matrix.
+"""Metrics of each silo's reported model at that silo, from a finished run: the diagonal of the matrix.
 
-A silo's own model mostly never left its hospital, so no other hospital can evaluate it. The run's history has the
-metrics that its own hospital gave of it, in the round that the report shows: the bits that an evaluation would give.
+A silo's own model usually stays in its hospital, so no other hospital can evaluate it. The run's history holds the
+metrics of the reported round from the model's own hospital, bit for bit those that an evaluation would return.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from strategies.base.run_settings import RunSettings
 
 
 def entry_of(source: Path, run: RunSettings) -> Mapping[str, Any]:
-    """Return the entry of ``summary.json`` of a finished run. Raises UserError where the run has not ended."""
+    """Return a finished run's entry of ``summary.json``. Raises UserError if the run has not ended."""
     directory, which = RunDirectory(source), (run.common.strategy, run.common.seed)
     for entry in entries(directory) if directory.summary.exists() else []:
         if (entry["strategy"], entry["seed"]) == which:
@@ -31,9 +31,9 @@ def entry_of(source: Path, run: RunSettings) -> Mapping[str, Any]:
 
 
 def own_cells(source: Path, run: RunSettings) -> list[Cell]:
-    """Return the rows of each silo's reported model at that silo, under the silo's name, from the run's history.
+    """Return from the run's history the rows of each silo's reported model at that silo, named after the silo.
 
-    Raises UserError where the run has not ended, or lacks its history.
+    Raises UserError if the run has not ended, or its history is missing.
     """
     entry = entry_of(source, run)
     rounds = {silo: found.get("round") for silo, found in entry["per_silo"].items()}
@@ -53,9 +53,9 @@ def own_cells(source: Path, run: RunSettings) -> list[Cell]:
 
 
 def add_cells(matrix: Path, cells: Sequence[Cell], silos: Sequence[str]) -> None:
-    """Add these rows to ``matrix.csv`` where it has none of their model at their silo, and write it at once.
+    """Add to ``matrix.csv`` the rows whose model and silo it does not have yet; create the file if it is missing.
 
-    The models of ``silos`` stand in this order, behind the others. The file is made where there is none.
+    The models named in ``silos`` stand last, in this order. The file is written atomically.
     """
     with io.StringIO(matrix.read_text() if matrix.exists() else "", newline="") as text:
         rows = list(csv.reader(text))[1:]

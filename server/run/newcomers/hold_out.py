@@ -1,8 +1,9 @@
-"""The hospitals that a run holds out: what each would get in the reported round, and how it does with that.
+"""Held-out hospitals of a run: what each would receive in the reported round, and its metrics with that.
 
-They take no part: what is agreed on, how tables are standardised and which round is chosen is the others' alone. In
-each round that becomes the reported one, what a newcomer would have got is kept. After the closing exchange each
-hospital gets it in one message, and answers with the metrics of two models (``strategies/base/newcomer/client.py``).
+They do not take part: schema, standardisation and the choice of the round come from the other hospitals alone. In
+each round that becomes the reported one, the server keeps what a newcomer would have received. After the closing
+exchange it sends this to each held-out hospital, which returns the metrics of two models
+(``strategies/base/newcomer/client.py``).
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Model, Number, Payload
 from strategies.base.typed_state import ServerState
 
-SNAPSHOTS = {"received": "zero_shot", "personal": "personalised"}  # of a reply, in history and summary
-ARRAYS = "newcomer/"  # begins the names of arrays in the checkpoint
+SNAPSHOTS = {"received": "zero_shot", "personal": "personalised"}  # name in a reply -> in history and summary
+ARRAYS = "newcomer/"  # prefix of the array names in the checkpoint
 
 
 @dataclass
 class Kept:
-    """What each held-out hospital would have got in ``round``."""
+    """The payload that each held-out hospital would have received in ``round``."""
 
     round: int = 0
     payloads: dict[str, Payload] = field(default_factory=dict)
 
     def packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Arrays and numbers for the checkpoint."""
+        """Return arrays and numbers for the checkpoint."""
         arrays, silos = dict[str, Tensor](), dict[str, Any]()
         for name, payload in self.payloads.items():
             arrays |= {f"{ARRAYS}{name}/{key}": model.vector for key, model in payload.models.items()}
@@ -48,7 +49,7 @@ class Kept:
 
     @classmethod
     def unpacked(cls, arrays: dict[str, Tensor], numbers: Mapping[str, Any]) -> Kept:
-        """Return what a checkpoint kept, and take it out of the checkpoint's ``arrays``."""
+        """Return the value stored in a checkpoint, and remove its entries from the checkpoint's ``arrays``."""
         payloads = {}
         for name, of in numbers.get("silos", {}).items():
             models = {key: Model(arrays.pop(f"{ARRAYS}{name}/{key}"), *rest) for key, rest in of["models"].items()}
@@ -65,17 +66,17 @@ class HoldOut:
         self.results: dict[str, Any] = {}
 
     def begin_round(self, strategy: PersonalizedStrategy) -> None:
-        """Note the state that the silos of this round are served from."""
+        """Keep a copy of the state from which the messages of this round are made."""
         self.before = strategy.state.copy() if self.registration.held_out else None
 
     def keep(self, strategy: PersonalizedStrategy) -> Kept:
-        """Return what newcomers would have got in the strategy's round."""
+        """Return the payloads that newcomers would have received in the strategy's round."""
         silos = self.registration.held_out if self.before is not None else {}
         payloads = {name: newcomer_payload(strategy, info, self.before) for name, info in silos.items() if self.before}
         return Kept(strategy.round, payloads)
 
     def evaluate(self, strategy: PersonalizedStrategy, kept: Kept) -> list[Row]:
-        """Evaluate them, and return the rows of the history; ``results`` has the same for the summary."""
+        """Evaluate the held-out hospitals; return rows of the history, and set ``results`` for the summary."""
         c, silos = strategy.common, self.registration.held_out
         config: dict[str, Number] = {"round": kept.round, NEWCOMER: True, "personal": True, "save": False}
         messages = [
@@ -101,7 +102,7 @@ class HoldOut:
         return rows
 
     def _result(self, name: str, rows: Sequence[Row], server_round: int) -> dict[str, Any]:
-        """A hospital's counts, the reported round, and its test metrics of both models; null where not known."""
+        """Return a hospital's counts, the reported round, and its test metrics of both models; null if unknown."""
         info, metrics = self.registration.held_out.get(name), {kind: dict[str, Any]() for kind in SNAPSHOTS.values()}
         for row in rows:
             if (row.silo, row.split) == (name, "test"):
@@ -111,7 +112,7 @@ class HoldOut:
 
 
 def metrics_of_reply(reply: Message) -> dict[str, float]:
-    """Return a reply's metrics. Raises DataError, with the silo's reason, where it has none."""
+    """Return a reply's metrics. Raises DataError with the silo's reason if it has none."""
     if reply.has_error():
         raise DataError(reason_of(reply.error.reason))
     return read_metrics(reply.content.get("metrics"))

@@ -1,1 +1,1 @@
-"""Client registration: the silos of a run, their data summaries, names and keys, and which are left out."""
+"""Client registration: the silos of a run, their data summaries, names and keys, and the silos left out."""

@@ -1,4 +1,4 @@
-"""Ask nodes for their data summaries, and admit those whose content and name are right."""
+"""Requests for the nodes' data summaries; nodes with a valid summary and name are admitted."""
 
 from __future__ import annotations
 
@@ -23,41 +23,41 @@ from server.run.reporter import Reporter
 from strategies.base.schema.reporting import printable, read_data_summary, reason_of
 from strategies.base.settings import Common
 
-SUMMARY_SECONDS = 300.0  # how long a silo may take over its data summary
-SUMMARY_TRIES = 3  # times that a silo is asked for it whose process dies over it
+SUMMARY_SECONDS = 300.0  # time limit for a data summary
+SUMMARY_TRIES = 3  # number of requests to a silo whose process dies while it computes the summary
 
 
 @dataclass
 class Candidates:
-    """The nodes that answered, by id: data summaries, faults, and nodes refused for their name."""
+    """Nodes that answered, by id: data summaries, faults, and nodes refused for their name."""
 
     summaries: dict[int, dict[str, Any]] = field(default_factory=dict)
     faults: dict[int, str] = field(default_factory=dict)
     impostors: dict[int, str] = field(default_factory=dict)
-    silent: list[int] = field(default_factory=list)  # nodes whose time for their data summary was up
+    silent: list[int] = field(default_factory=list)  # nodes without a data summary within the time limit
 
     def __contains__(self, node: int) -> bool:
         return node in self.summaries or node in self.faults or node in self.impostors
 
 
 class SummaryRequests:
-    """The requests for data summaries of one run, and what it remembers of the nodes."""
+    """Requests for data summaries in one run, with the record of the nodes' identities and crashes."""
 
     def __init__(self, grid: Grid, common: Common, reporter: Reporter, receipts: Receipts, late: LateJoiners) -> None:
         self.grid, self.common, self.reporter, self.receipts, self.late = grid, common, reporter, receipts, late
         self.identities = IdentityRegistry()
-        self.strangers: dict[str, str] = {}  # silos that the resumed run does not have
-        self.crashes: Counter[int] = Counter()  # how often a node has died, or was silent, over its data summary
+        self.strangers: dict[str, str] = {}  # silo that is not in the resumed run -> message
+        self.crashes: Counter[int] = Counter()  # node -> requests that ended in a crash or without a reply
 
     def nodes(self) -> list[int]:
         """Return the ids of the nodes that are online."""
         return self.identities.update(self.grid.get_nodes())
 
     def wait(self, found: Candidates, before: Mapping[str, Any]) -> list[int]:
-        """Ask nodes until all expected silos have answered, or a quorum has and the time is up; return the nodes.
+        """Request summaries until all expected silos have answered, or the time is up; return the nodes.
 
-        ``before``: the silos of the resumed run. Raises UserError where too many nodes have a fault, RunFailedError
-        where the time is up without a quorum.
+        ``before``: the silos of the resumed run. Raises UserError if too many nodes have a fault, RunFailedError if
+        the time is up without a quorum.
         """
         expected = len(before) + len(self.common.held_out) if before else self.late.expected
         deadline = time.monotonic() + self.common.round_timeout
@@ -79,17 +79,17 @@ class SummaryRequests:
             time.sleep(0.5)
 
     def _ask_all(self, found: Candidates, before: Mapping[str, Any]) -> tuple[list[int], bool]:
-        """Ask the nodes that have not answered; return those that may begin, and whether no other node will come."""
+        """Query the nodes that have not answered; return the nodes that may begin, and whether no others can come."""
         nodes = self.nodes()
         self.ask([n for n in nodes if n not in found], found, before)
-        nodes = [n for n in nodes if n not in found.impostors]  # whose places are still free
+        nodes = [n for n in nodes if n not in found.impostors]  # an impostor does not take a silo's place
         answered = [n for n in nodes if n in found.summaries]
         online = [n for n in answered if not self.late.is_late(found.summaries[n]["name"], before)]
-        a_simulation = not self.identities.has_keys  # which never grows
+        a_simulation = not self.identities.has_keys  # its set of nodes never grows
         return online, a_simulation and len(answered) + len(found.faults) == len(nodes)
 
     def _check_faults(self, found: Candidates, online: int, expected: int, complete: bool) -> None:
-        """Raise UserError where so many nodes have a fault that the silos needed cannot be reached."""
+        """Raise UserError if so many nodes have a fault that the required number of silos cannot be reached."""
         needed, faults = self.common.min_silos or 1, len(found.faults)
         too_many = expected - faults < needed or (complete and faults and not self.common.min_silos)
         if online < needed and too_many:
@@ -104,10 +104,10 @@ class SummaryRequests:
     def ask(
         self, nodes: Sequence[int], found: Candidates, before: Mapping[str, Any] | None = None, *, late: bool = False
     ) -> None:
-        """Add these nodes' data summaries to ``found``, or the reason why a node has none.
+        """Request data summaries; add each one to ``found``, or the reason why a node has none.
 
-        A node that is not reachable, or whose process died (out of memory, killed), is asked again later. ``before``:
-        the silos of the resumed run, if there is one; other silos take part in new runs only. ``late``: it has begun.
+        An unreachable node, or one whose process died (out of memory, killed), is asked again later. ``before``: the
+        silos of the resumed run, if any; other silos take part in new runs only. ``late``: the run has begun.
         """
         asked = [_message(node, late=late) for node in nodes]
         policy = TimeoutPolicy(JOIN_SECONDS if late else SUMMARY_SECONDS)
@@ -126,12 +126,12 @@ class SummaryRequests:
                 found.faults[node] = _cannot_take_part(node, reason)
 
     def may_crash(self, node: int) -> bool:
-        """Count a crash of a node's process, and return whether the node is asked again."""
+        """Count a crash of a node's process; return whether the node is asked again."""
         self.crashes[node] += 1
         return self.crashes[node] < SUMMARY_TRIES
 
     def _admit(self, node: int, content: RecordDict, found: Candidates, before: Mapping[str, Any] | None) -> None:
-        """Check a node's data summary and its name, and add it to ``found``."""
+        """Check a node's data summary and its name; add the summary or the fault to ``found``."""
         try:
             check_reply(content, ("summary",), SUMMARY_BYTES)
             summary = read_data_summary(content.get("summary"))
@@ -155,11 +155,11 @@ class SummaryRequests:
 
 
 def _message(node: int, *, late: bool) -> Message:
-    """Return the message that asks a node for its data summary. ``late``: for a run that goes on."""
+    """Return the request for a node's data summary. ``late``: the run has begun."""
     content = RecordDict({"config": ConfigRecord({"late": True} if late else {})})
     return Message(content, dst_node_id=node, message_type=MessageType.QUERY, ttl=SUMMARY_SECONDS)
 
 
 def _cannot_take_part(node: int, reason: str) -> str:
-    """Return one printable line on a node that cannot take part."""
+    """Return a one-line message on a node that cannot take part."""
     return printable(f"a silo (node {node}) cannot take part: {reason}")

@@ -1,9 +1,9 @@
-"""Identity registry: a silo's name belongs to a key.
+"""Identity registry: each silo name is bound to a key.
 
-A silo names itself in its data summary. The operator has registered its name with the node's public key at the
+A silo sends its name in its data summary. The operator has registered the name with the node's public key at the
 SuperLink (`silofl up`, `setup`, `silofl add-silo`), which authenticates nodes by their private keys. Flower's
 `Grid.get_nodes` (1.39) gives both to the ServerApp, so no silo can change this table. A checkpoint holds the silos'
-keys: in a resumed run a silo needs the same key for its name.
+keys, so a silo needs the same key in a resumed run.
 
 Without registered names (a simulation; a SuperLink without node keys) names are not checked.
 """
@@ -21,7 +21,7 @@ from partitions.common.errors import UserError
 
 
 class ImpostorError(UserError):
-    """A silo uses a name that is registered for another key."""
+    """Error: a silo uses a name that is registered for another key."""
 
 
 class IdentityRegistry:
@@ -51,12 +51,12 @@ class IdentityRegistry:
         return any(node.public_key.startswith(b"-----BEGIN") for node in self.nodes.values())
 
     def registered_name(self, node_id: int) -> str:
-        """Return the name that a node's key is registered with, or the node's id."""
+        """Return the name registered for a node's key, or the node's id."""
         node = self.nodes.get(node_id)
         return str(node.name) if node and node.name else f"node {node_id}"
 
     def key(self, node_id: int) -> str:
-        """Return the fingerprint of a node's key; empty where it is registered without a name."""
+        """Return the fingerprint of a node's key; empty if it is registered without a name."""
         node = self.nodes[node_id]
         return fingerprint(node.public_key) if node.name else ""
 

@@ -1,4 +1,4 @@
-"""Report what an operator has to know about the silos of a run: columns, labels, sample counts and weights."""
+"""Notes for the operator on the silos of a run: columns, labels, sample counts and weights."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Summaries = Mapping[str, Mapping[str, Any]]  # data summaries by silo
 
 
 def without_sums(summaries: Summaries, common: Common) -> list[str]:
-    """Return the silos with columns that give no sums of them: their own statistics standardise their data."""
+    """Return the silos that withhold the sums of their columns: their own statistics standardise their data."""
     if common.normalization != "agreed":
         return []
     return [name for name, summary in summaries.items() if columns_of(summary) and "sum" not in summary]
 
 
 def note_silos(summaries: Summaries, spec: DataSpec, common: Common, reporter: Reporter) -> None:
-    """Report what differs between the silos, or from an earlier run of this directory."""
+    """Report differences between the silos, and from an earlier run of this directory."""
     _note_withheld(summaries, common, reporter)
     _note_mapped(summaries, spec, reporter)
     if spec.own_file:  # a simulation draws its samples anew with every seed
@@ -40,7 +40,7 @@ def _note_withheld(summaries: Summaries, common: Common, reporter: Reporter) -> 
 
 
 def _note_mapped(summaries: Summaries, spec: DataSpec, reporter: Reporter) -> None:
-    """Report silos that map their columns or labels to the agreed order, and silos that name none."""
+    """Report silos that map their columns or labels to the agreed order, and silos without names for them."""
     agreed = spec.schema
     own = {name: read_schema(summary.get(SCHEMA, "")) for name, summary in summaries.items()}
     for name, schema in own.items():
@@ -64,7 +64,7 @@ def _note_changed_counts(summaries: Summaries, reporter: Reporter) -> None:
 
 
 def note_weights(strategy: PersonalizedStrategy, common: Common, reporter: Reporter) -> None:
-    """Report silos whose weight is not their number of training samples, where a run has weights."""
+    """Report silos whose weight differs from their number of training samples."""
     if not strategy.info.trains:
         return
     agreed = read_agreed(common.agreed).get("samples", {})

@@ -1,4 +1,4 @@
-"""Silos that a run admits between two rounds: they were offline or had a fault, or they join it late."""
+"""Silos that a run admits between two rounds: they were offline, had a fault, or join late."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from strategies.base.strategy import OFFLINE, PersonalizedStrategy
 
 
 class Readmission:
-    """Admit silos to the run of one :class:`Registration`."""
+    """Admission of silos to the run of one :class:`Registration`."""
 
     def __init__(self, registration: Registration) -> None:
         self.registration, self.requests = registration, registration.requests
         self.common, self.reporter, self.late = registration.common, registration.reporter, registration.late
 
     def readmit(self, strategy: PersonalizedStrategy, server_round: int) -> None:
-        """Admit silos that were offline, or had a fault, when the run was resumed, and those that join it late.
+        """Admit silos that were offline or had a fault when the run was resumed, and late joiners.
 
         They take part from this round on. A node that answers with an error is asked again in the next round.
         """
@@ -32,11 +32,11 @@ class Readmission:
         if due := self.late.due(server_round):
             online = self.requests.nodes()
             for name, joiner in due.items():
-                if joiner.node in online:  # or else it joins once it is here again
+                if joiner.node in online:  # otherwise it joins when it is online again
                     self._join(strategy, name, joiner, server_round)
 
     def _newly_online(self) -> dict[int, dict[str, Any]]:
-        """Return the data summaries of nodes that have come, or had a fault, and give one now; report the others."""
+        """Return the data summaries of new nodes, and of nodes that had a fault before; report the other nodes."""
         registration, found = self.registration, Candidates()
         again = {node for node, reason in registration.faulty.items() if not is_refusal(reason)}
         new = [node for node in self.requests.nodes() if node not in registration.nodes or node in again]
@@ -54,7 +54,7 @@ class Readmission:
         return found.summaries
 
     def _receive(self, strategy: PersonalizedStrategy, node: int, summary: dict[str, Any], server_round: int) -> None:
-        """Admit a node that has come and whose silo is one of the run's, or keep it until its round, or say why not."""
+        """Admit a node whose silo belongs to the run, keep a late joiner until its round, or report why not."""
         name = self.registration.nodes[node] = summary["name"]
         known = strategy.silos.get(name)
         if known is not None and known.node_id == OFFLINE:
@@ -69,14 +69,14 @@ class Readmission:
             self.late.wait(name, node, summary)
 
     def _second(self, name: str, node: int) -> str:
-        """Return why a node does not take part that has the name of a silo of this run."""
+        """Return the reason why a node that uses the name of a silo of this run does not take part."""
         known = self.registration.keys.get(name)
         if known and self.requests.identities.key(node) != known:
             return f"{name} is here with another key than this run knows it by: it takes part in new runs only"
         return f"a second node calls itself {name}, which takes part already: it does not"
 
     def _return(self, strategy: PersonalizedStrategy, node: int, summary: dict[str, Any], server_round: int) -> None:
-        """Admit a silo that was offline, which goes on with its state."""
+        """Admit a silo that was offline; it continues from its own state."""
         name = summary["name"]
         if self.registration.misfit(summary):
             self.reporter.note(f"{name} is back with other data than before, and cannot take part in this run")
@@ -87,7 +87,7 @@ class Readmission:
         self.reporter.note(f"{name} is back, and takes part from round {server_round} on")
 
     def _join(self, strategy: PersonalizedStrategy, name: str, joiner: Joiner, server_round: int) -> None:
-        """Admit a hospital that was none of the run's silos."""
+        """Admit a hospital that was not among the run's silos."""
         del self.late.waiting[name]
         if len(strategy.silos) + len(self.registration.held_out) >= self.common.silos:
             silos = f"silos = {self.common.silos}"
@@ -103,7 +103,7 @@ class Readmission:
         self.reporter.note(f"{name} joins the run, and takes part from round {server_round} on{counts}")
 
     def take_back(self, strategy: PersonalizedStrategy, done: int) -> None:
-        """Take out the silos that joined after round ``done``, to which the run goes back; they join again."""
+        """Remove the silos that joined after round ``done``, to which the run goes back; they join again."""
         for name, first in list(strategy.joined.items()):
             if first > done:
                 summary = self.registration.summaries.pop(name)

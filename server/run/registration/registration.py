@@ -1,7 +1,7 @@
-"""Client registration: ask each silo for its data summary, and leave out silos that do not fit the others.
+"""Client registration: request each silo's data summary, and leave out silos that do not fit the others.
 
-All silos register before the first round. Later, silos that were offline when the run was resumed may come back, and
-others join where the setting ``late-joiners`` lets them (``readmission.py``).
+All silos register before the first round. Later, silos that were offline when the run was resumed may return, and
+others may join if the setting ``late-joiners`` allows it (``readmission.py``).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from strategies.base.strategy import OFFLINE, SiloInfo
 
 
 class Registration:
-    """The silos of one run: their data summaries, names and keys, and which are left out."""
+    """The silos of one run: their data summaries, names and keys, and the silos left out."""
 
     def __init__(self, grid: Grid, settings: RunSettings, reporter: Reporter, receipts: Receipts | None = None) -> None:
         self.common, self.reporter = settings.common, reporter
@@ -42,14 +42,14 @@ class Registration:
         self.trains = settings.strategy.info.trains
         self.summaries: dict[str, dict[str, Any]] = {}
         self.data_spec = DataSpec(True, (), 1)
-        self.held_out: dict[str, SiloInfo] = {}  # the hospitals that the run holds out, and that are here
-        self.left_out: dict[str, str] = {}  # silos, or nodes, that do not take part, and why
+        self.held_out: dict[str, SiloInfo] = {}  # the held-out hospitals that are online and fit
+        self.left_out: dict[str, str] = {}  # silo or node that does not take part -> reason
         self.faulty: dict[int, str] = {}  # nodes that answered with an error; they are asked again
         self.late = LateJoiners(settings.common)
         self.requests = SummaryRequests(grid, settings.common, reporter, self.receipts, self.late)
         self.identities = self.requests.identities
-        self.keys: dict[str, str] = {}  # the fingerprint of each silo's key, where it is registered under its name
-        self.nodes: dict[int, str] = {}  # the names of the nodes that take part, or may not
+        self.keys: dict[str, str] = {}  # silo -> fingerprint of its key, if its name is registered
+        self.nodes: dict[int, str] = {}  # node -> name, also of nodes that do not take part
 
     @property
     def task(self) -> Task:
@@ -58,12 +58,12 @@ class Registration:
 
     @property
     def strangers(self) -> dict[str, str]:
-        """The silos that are here and that the resumed run does not have, and a line on each."""
+        """The silos that are online but not in the resumed run, with a message on each."""
         return self.requests.strangers
 
     @property
     def needed(self) -> int:
-        """The number of silos needed to begin; silos that cannot take part are not waited for."""
+        """The number of silos required to begin; silos that cannot take part are not waited for."""
         return self.common.min_silos or 1
 
     @property
@@ -72,13 +72,13 @@ class Registration:
         return all(summary["simulated"] for summary in self.summaries.values())
 
     def name_of(self, node: int) -> str:
-        """Return a node's name, or its number."""
+        """Return a node's name, or ``node ID`` if it is unknown."""
         return self.nodes.get(node, f"node {node}")
 
     def register(self, saved: State | None = None) -> list[SiloInfo]:
-        """Wait for the silos, ask each for its data summary, and leave out those that do not fit the others.
+        """Wait for the silos, request each one's data summary, and leave out those that do not fit the others.
 
-        ``saved``: the checkpoint of the resumed run; its silos are expected, and what they agreed on holds.
+        ``saved``: the checkpoint of the resumed run; its silos are expected, and its schema and keys apply.
         """
         self.keys = dict(saved.numbers.get("keys", {})) if saved else {}
         self.identities.known = dict(self.keys)
@@ -103,9 +103,9 @@ class Registration:
         return [silo_info(summary, nodes_of[name]) for name, summary in self.summaries.items()]
 
     def _hold_out(self, held: Mapping[str, Mapping[str, Any]], nodes_of: Mapping[str, int]) -> None:
-        """Set the held-out hospitals, which nothing was agreed with, and report those that do not fit or are not here.
+        """Set the held-out hospitals, which had no part in the schema; report those that do not fit or are offline.
 
-        Raises UserError for a name that no silo of a simulation has.
+        Raises UserError in a simulation without a silo of that name.
         """
         for name in self.common.held_out:
             if name not in held and self.simulated:
@@ -118,15 +118,15 @@ class Registration:
                 self.held_out[name] = silo_info(held[name], nodes_of[name])
 
     def _check_late(self) -> None:
-        """Raise UserError where ``late-joiners`` names a hospital that no silo of a simulation has."""
+        """Raise UserError if ``late-joiners`` names a hospital that does not exist in a simulation."""
         for name in self.common.late:
             if self.simulated and name not in {**self.late.waiting, **self.summaries}:
                 raise UserError(f"late-joiners = {self.common.late_joiners}: there is no silo {name!r}")
 
     def _agree(self, summaries: Mapping[str, Summary], faults: Mapping[int, str], saved: State | None) -> None:
-        """Set what holds for all silos, and report those left out. Raises UserError where no quorum is left."""
+        """Reconcile the schema of all silos, and report those left out. Raises UserError if no quorum remains."""
         known, source = declared_spec(read_agreed(self.common.agreed)), "the federation file has"
-        if saved is not None:  # an older checkpoint has data summaries alone
+        if saved is not None:  # an older checkpoint has only the data summaries
             known = saved.numbers.get("facts") or data_spec_of(saved.numbers["cards"].values())
             source = "this run has"
         sums = self.common.normalization == "agreed"
@@ -141,9 +141,9 @@ class Registration:
         self.data_spec, self.summaries = found.data_spec, found.summaries
 
     def absent(self, saved: State | None) -> list[SiloInfo]:
-        """Return the checkpoint's silos that are offline, where a quorum is online: the run goes on without them.
+        """Return the checkpoint's silos that are offline; the run goes on without them. Empty if no quorum is online.
 
-        Their data summaries are the checkpoint's, so that what all silos agreed on stays as it was.
+        Their data summaries are restored from the checkpoint, so that the agreed schema does not change.
         """
         if saved is None:
             return []
@@ -156,16 +156,16 @@ class Registration:
         return [silo_info(summary, OFFLINE) for summary in offline.values()]
 
     def misfit(self, summary: Summary) -> str:
-        """Return what a silo has that does not fit what the run's silos agreed on; empty where all does."""
+        """Return how a silo's data do not fit the run's schema; empty if they fit."""
         return misfit(summary, self.data_spec.values, "this run has")
 
     def leave_out(self, name: str, reason: str) -> None:
-        """Leave out a silo, and report why."""
+        """Leave out a silo, and report the reason."""
         self.left_out[name] = reason
         self.reporter.note(reason)
 
     def enter(self, node: int, summary: dict[str, Any]) -> None:
-        """Add a silo to the run's, with its data summary, its node and its key."""
+        """Add a silo with its data summary, node and key to the run."""
         name = summary["name"]
         self.nodes[node] = name
         self.summaries = dict(sorted({**self.summaries, name: summary}.items()))
@@ -181,7 +181,7 @@ def silo_info(summary: Mapping[str, Any], node: int) -> SiloInfo:
 
 
 def data_spec_of(summaries: Iterable[Summary]) -> dict[str, Any]:
-    """Return what these data summaries agreed on, for a checkpoint that does not hold them."""
+    """Return the schema that these data summaries agreed on, for a checkpoint that does not hold it."""
     summaries = list(summaries)
     own_file, classes = any(s["own_file"] for s in summaries), max(s["classes"] for s in summaries)
     shape, task = read_shape(summaries[0]["shape"]), summaries[0].get("task", "multiclass")

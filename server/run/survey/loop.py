@@ -1,4 +1,4 @@
-"""Ask every silo once for a survey of its data, and return the answers, and why a silo gave none."""
+"""Survey of the silos' data: one exchange, the answers, and the reasons of silos without an answer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SurveyLoop:
         self.registration = Registration(grid, settings, self.reporter, self.receipts)
 
     def run(self) -> Surveyed:
-        """Return the answers. Raises UserError, or RunFailedError where no silo answers."""
+        """Return the answers. Raises UserError, or RunFailedError if no silo answers."""
         use_threads(self.common.threads)
         names = {info.node_id: info.name for info in self.registration.register()}
         found = Surveyed(without=dict(self.registration.left_out))
