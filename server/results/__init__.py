@@ -1,1 +1,1 @@
-"""What a run leaves behind: run directory, history, summary, tracking."""
+"""Results of a run: run directory, history, summary, tracking."""

@@ -1,4 +1,4 @@
-"""The server's checkpoints of a run: the newest, and the one before it in case the newest is damaged."""
+"""The server's checkpoints of a run: the newest, and the previous one in case the newest is damaged."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ NEWEST, BEFORE = "server.safetensors", "server-before.safetensors"
 
 
 def save_checkpoint(folder: Path, state: State) -> None:
-    """Write the newest checkpoint; the previous one stays as the one before."""
+    """Write the newest checkpoint; the previous newest one is kept as the one before."""
     state.save(folder / NEWEST, keep=folder / BEFORE)
 
 
 def load_checkpoint(folder: Path) -> tuple[State | None, str]:
-    """Return the newest readable checkpoint (None: there is none) and the fault of a newer one.
+    """Return the newest readable checkpoint (None: there is none) and the fault of a newer, damaged one.
 
-    Raises DataError where there is one, but none can be read.
+    Raises DataError if checkpoints exist but none can be read.
     """
     fault = ""
     for file in (folder / NEWEST, folder / BEFORE):
@@ -45,9 +45,9 @@ def readable_checkpoints(folder: Path) -> list[tuple[Path, State]]:
 
 
 def go_back_to(folder: Path, file: Path | None) -> None:
-    """Remove the checkpoints that are newer than that of ``file``, all of them for None.
+    """Remove the checkpoints that are newer than ``file``; all of them for None.
 
-    A crash leaves a checkpoint that can be resumed at any time: the one before takes the newest one's place at once.
+    The rename is atomic, so a crash at any time leaves a checkpoint that can be resumed.
     """
     if file is None:
         (folder / BEFORE).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The round that a run's report takes its scores from, so far: over all silos, and of each silo."""
+"""The round that a run's report takes its scores from, tracked round by round: overall, and for each silo."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from server.results.history import Row
 
 
 class Chosen:
-    """The round with the best mean validation score; where there are no validation data, the last one tested.
+    """The round with the best mean validation score; without validation data, the last tested round.
 
-    It is what :func:`server.results.summary.run_summary` finds in the whole history, taken one round after another:
-    the time per round stays the same. A silo that misses a round has the score of its last one before, or of its first.
-    A round is better whose mean is higher by more than ``min_delta``.
+    The result equals that of :func:`server.results.summary.run_summary` on the whole history. It is updated round by
+    round, so that the time per round does not grow. A silo that misses a round keeps its last earlier score, or else
+    has its first one. A round is better if its mean is higher by more than ``min_delta``.
     """
 
     def __init__(self, snapshot: str, score: str, min_delta: float = 0.0) -> None:
         self.snapshot, self.score, self.min_delta = snapshot, score, min_delta
         self.round = 0  # 0: nothing is evaluated yet
         self.evaluated = 0  # the last evaluated round
-        self.rounds: dict[str, int] = {}  # by silo, the round that its score is of
+        self.rounds: dict[str, int] = {}  # silo -> the round of its score
         self._last: dict[str, int] = {}
         self._values: dict[str, float] = {}
         self._best: dict[str, float] = {}
@@ -39,7 +39,7 @@ class Chosen:
         self.evaluated = number = known[0].round
         found = {r.silo: r.value for r in known if r.split == "val"}
         for silo in {r.silo for r in known}:
-            if silo not in self._last:  # rounds before have its first score
+            if silo not in self._last:  # its first score also applies to earlier rounds
                 self.rounds[silo] = number
                 self._best |= {silo: found[silo]} if silo in found else {}
             self._last[silo] = number
@@ -50,7 +50,7 @@ class Chosen:
 
     @property
     def best(self) -> dict[str, float]:
-        """The silos' validation scores at the chosen round; empty where there are none."""
+        """The silos' validation scores at the chosen round; empty if there are none."""
         return dict(self._best)
 
     @property
@@ -59,10 +59,10 @@ class Chosen:
         return bool(self._best)
 
     def of(self, silos: Iterable[str]) -> dict[str, int]:
-        """Return the round of each silo; the chosen one where scores are withheld; nothing before the first score."""
+        """Return each silo's round, or the chosen one if its scores are withheld; empty before the first score."""
         return {silo: self.rounds.get(silo, self.round) for silo in silos} if self.round else {}
 
 
 def mean(values: Mapping[str, float]) -> float:
-    """Return the mean over silos, -inf of none; summed in the order of the names, on which its last bit depends."""
+    """Return the mean over silos; -inf if empty. The sum runs in the order of the names, for equal last bits."""
     return sum(values[name] for name in sorted(values)) / len(values) if values else -math.inf

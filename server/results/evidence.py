@@ -1,8 +1,8 @@
-"""Ask every silo, once after the closing exchange, for the evidence of the model that the report shows.
+"""Evidence for the reported models, requested from every silo once after the closing exchange.
 
-A second message gives the silos their common conformal threshold: the mean of their own ones, weighted by calibration
-samples. (The quantile of the pooled scores would need the scores, which stay in the hospitals.) A silo that refuses, or
-sends nothing, has no evidence in the summary; the run's results are as they are.
+A second message sends the silos their common conformal threshold: the mean of their own thresholds, weighted by
+calibration samples. (The quantile of the pooled scores would need the scores, which stay in the hospitals.) A silo that
+refuses or sends nothing has no evidence in the summary; the run's results do not change.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from strategies.base.strategy import OFFLINE, PersonalizedStrategy
 from strategies.base.transport.payload import Number, Payload, encode
 
 Exchanges = Callable[[Sequence[Message]], Sequence[Message]]  # sends messages, and returns the replies
-OWN = ("conformal", "conformal_width")  # what the common threshold is the mean of; a task has one of them
-HOSPITALS = 2  # with thresholds of their own, before there is a common one
+OWN = ("conformal", "conformal_width")  # the silos' thresholds that are averaged; a task has one of the two
+HOSPITALS = 2  # minimum number of hospitals with a threshold for a common one
 
 
 def wants_evidence(strategy: PersonalizedStrategy, simulated: bool) -> bool:
-    """Return whether the run asks for evidence: by itself where all data are simulated.
+    """Return whether the run requests evidence; ``auto`` does so if all data are simulated.
 
-    Not with differential privacy: evidence has no mechanism, and no share of the budget.
+    Never with differential privacy: evidence has no mechanism and no share of the budget.
     """
     asked = "off" if strategy.common.dp else strategy.common.evidence
     return strategy.common.evaluate_every > 0 and (asked == "on" or (asked == "auto" and simulated))
@@ -37,7 +37,7 @@ def wants_evidence(strategy: PersonalizedStrategy, simulated: bool) -> bool:
 def collect_evidence(
     strategy: PersonalizedStrategy, exchange: Exchanges, note: Callable[[str], object]
 ) -> dict[str, Evidence]:
-    """Return by silo the evidence of its reported model, of the rounds in ``strategy.shown``."""
+    """Return by silo the evidence for its reported model (rounds in ``strategy.shown``)."""
     found = _asked(strategy, strategy.shown, exchange, note, {})
     names = measured(strategy)
     keys: list[Sequence[str]] = [[f"{MEASUREMENT}{name}.conformal_width"] for name in names] or [OWN]
@@ -50,20 +50,20 @@ def collect_evidence(
 
 
 def measured(strategy: PersonalizedStrategy) -> list[str]:
-    """Return the names of the measurements that the run predicts, where they are several."""
+    """Return the names of the predicted measurements if there are several; empty for one, or for another task."""
     if strategy.extra["task"] != "regression":
         return []
     return measurements(read_schema(str(strategy.extra.get(SCHEMA, ""))).labels, int(str(strategy.extra["classes"])))
 
 
 def _common(found: Mapping[str, Evidence], own: Sequence[str]) -> float | None:
-    """Return the mean of the silos' thresholds of these names; None where too few silos have one."""
+    """Return the weighted mean of the silos' thresholds under these names; None if too few silos have one."""
     values = [v[name] for v in found.values() for name in own if name in v]
     pairs = [(n[0], n[1]) for n in values if isinstance(n, list)]
     if len(pairs) < HOSPITALS:
         return None
     common = sum(n * threshold for n, threshold in pairs) / sum(n for n, _ in pairs)
-    return min(common, max(threshold for _, threshold in pairs))  # rounding may lead beyond
+    return min(common, max(threshold for _, threshold in pairs))  # rounding may exceed the maximum
 
 
 def _asked(

@@ -18,7 +18,7 @@ from partitions.common.files import append, write_atomically
 
 @dataclass(frozen=True)
 class Row:
-    """One value of the history, empty where withheld. Rows of a whole round have no silo, split, snapshot and n."""
+    """One value of the history, empty if withheld. Rows of a whole round have no silo, split, snapshot and n."""
 
     strategy: str
     seed: int
@@ -36,19 +36,19 @@ class Row:
         return [*[guarded(str(text)) for text in texts], value, "" if self.n is None else str(self.n)]
 
 
-JOINED = "joined"  # the metric of a row that says that a silo joined in this round
+JOINED = "joined"  # metric of the row that records that a silo joined in this round
 
 
 def joined_in(rows: Iterable[Row]) -> dict[str, int]:
-    """Return the silos that joined a run as it went on, each with its first round, from the rows of the run."""
+    """Return from a run's rows the silos that joined during the run, each with its first round."""
     return {r.silo: r.round for r in rows if r.metric == JOINED and not r.snapshot}
 
 
-FORMULA = re.compile(r"'*[=+\-@\t\r]")  # what a spreadsheet would compute, or what was guarded from that
+FORMULA = re.compile(r"'*[=+\-@\t\r]")  # text that a spreadsheet would compute, also if guarded already
 
 
 def guarded(cell: str) -> str:
-    """Return text that no spreadsheet takes for a formula: behind an apostrophe, which :func:`unguarded` removes."""
+    """Return text that no spreadsheet computes: formulas get an apostrophe, which :func:`unguarded` removes."""
     return f"'{cell}" if FORMULA.match(cell) else cell
 
 
@@ -87,17 +87,17 @@ def _text_of(path: Path) -> str:
 
 
 def write_history(path: Path, rows: Iterable[Row]) -> None:
-    """Write the whole file."""
+    """Write the whole file atomically."""
     write_atomically(path, ",".join(HEADER) + "\n" + _text(rows))
 
 
 class History:
-    """Rows in memory and, where there is a path, in its file, which grows by one write per round."""
+    """Rows in memory and, with a path, in a file, which grows by one write per round."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
         self.rows: list[Row] = []
-        self._sums: dict[tuple[str, int], Any] = {}  # of the rows of a run, once they have been asked for
+        self._sums: dict[tuple[str, int], Any] = {}  # (strategy, seed) -> running SHA-256 of the run's rows
         if path is not None and path.exists():
             text = _text_of(path)
             self.rows = _read(text[: text.rfind("\n") + 1], path)  # a last line cut off by a crash is left out
@@ -105,7 +105,7 @@ class History:
             self._write()
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Add rows of one run; they are on the disk when this returns, because a checkpoint counts on them."""
+        """Add rows of one run. They are on the disk when this returns, because a checkpoint depends on them."""
         new = list(rows)
         self.rows += new
         text = _text(new)
@@ -115,17 +115,17 @@ class History:
             append(self.path, text)
 
     def forget(self, strategy: str, seed: int, after: int) -> None:
-        """Drop the rows of one run from rounds later than ``after``: they are about to be repeated.
+        """Drop the rows of one run from rounds later than ``after``, which will be repeated.
 
-        The others go to the end, where the new ones will follow: a run's rows stand together, in the order of rounds,
-        and the runs in the order in which a study goes through them, however often it was interrupted.
+        The run's other rows move to the end, where the new ones will follow. So a run's rows stay together in the order
+        of rounds, and the runs in the order of the study, even after interruptions.
         """
         kept = [r for r in self.of(strategy, seed) if r.round <= after]
         self.rows = [r for r in self.rows if (r.strategy, r.seed) != (strategy, seed)] + kept
         self._write()
 
     def drop(self, silo: str) -> bool:
-        """Drop all rows of a silo, and return whether there were any."""
+        """Drop all rows of a silo; return whether there were any."""
         before = len(self.rows)
         self.rows = [r for r in self.rows if r.silo != silo]
         if len(self.rows) < before:

@@ -1,13 +1,13 @@
-"""A study that also trains without some hospitals (``silofl simulate --hold-out``): its directories and results.
+"""Directories and results of a study that also trains without some hospitals (``silofl simulate --hold-out``).
 
-``RUN`` holds the runs with all hospitals, ``RUN/hold-out/NAME`` the same methods and seeds without ``NAME``: a run
-directory like any other. ``RUN/hold-out/silos.json`` says which there are. ``summary.json`` of ``RUN`` then has, by
-hospital and method, the score on the hospital's test data, a mean over seeds::
+``RUN`` holds the runs with all hospitals. ``RUN/hold-out/NAME``, itself a run directory, holds the same methods and
+seeds without ``NAME``; ``RUN/hold-out/silos.json`` lists them. ``summary.json`` of ``RUN`` then has, by hospital and
+method, the score on the hospital's test data, a mean over seeds::
 
     "hold_out": {"hospital-03": {"fedper": {"zero_shot", "personalised", "local", "all_in"}}}
 
-``zero_shot`` and ``personalised`` are of a newcomer (server/run/newcomers/hold_out.py); ``local`` is of training alone,
-``all_in`` of the same method with the hospital in the training, both as the report of ``RUN`` shows them.
+``zero_shot`` and ``personalised``: the hospital is a newcomer (server/run/newcomers/hold_out.py). ``local``: it trains
+alone. ``all_in``: it trains with the others by the same method. The last two are as the report of ``RUN`` shows them.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from strategies.base.run_settings import RunSettings
 
 FOLDER, SILOS = "hold-out", "silos.json"
 EACH = "each"
-Groups = list[list[str]]  # hospitals that are held out together
+Groups = list[list[str]]  # each inner list: hospitals that are held out together
 KINDS = ("zero_shot", "personalised")
 
 
 def read_groups(wanted: str, known: Sequence[str]) -> Groups:
-    """Return what ``--hold-out`` asks for of the silos: these together, or each by itself. Raises UserError."""
+    """Return the groups for ``--hold-out``: the named silos together, or each by itself. Raises UserError."""
     if wanted == EACH:
         return [[name] for name in known]
     names = [name for name in map(str.strip, wanted.split(",")) if name]
@@ -45,7 +45,7 @@ def read_groups(wanted: str, known: Sequence[str]) -> Groups:
 
 
 def groups_of(out: Path) -> Groups:
-    """Return what a study that is resumed holds out. Raises DataError where its file is damaged."""
+    """Return the groups that a study's directory holds out. Raises DataError if its file is damaged."""
     file = out / FOLDER / SILOS
     if not file.exists():
         return []
@@ -61,13 +61,13 @@ def write_groups(directory: RunDirectory, groups: Groups) -> None:
 
 
 def with_local(values: Mapping[str, object]) -> dict[str, object]:
-    """Return the settings with ``local`` among the methods: what a hospital has by itself."""
+    """Return the settings with ``local`` added to the methods, for the hospitals' results without federation."""
     names = [name.strip() for name in str(values.get("strategy") or "fedavg").split(",")]
     return {**values, "strategy": ",".join(names if "local" in names else ["local", *names])}
 
 
 def runs_without(values: Mapping[str, object], groups: Groups) -> list[RunSettings]:
-    """Return the runs of every group, in which it is held out."""
+    """Return the runs of the study without each group."""
     return [run for group in groups for run in study_runs({**values, "hold-out": ",".join(group)})]
 
 
@@ -89,7 +89,7 @@ def parts_of(directory: RunDirectory, runs: Iterable[RunSettings]) -> list[tuple
 
 
 def write_results(directory: RunDirectory, groups: Groups) -> None:
-    """Write ``hold_out`` into the study's summary, of the runs that have ended."""
+    """Write ``hold_out`` into the study's summary from the runs that have ended."""
     summary = json.loads(directory.summary.read_text())
     scores: dict[str, dict[str, list[dict[str, Any]]]] = {}
     everybody = {(r["strategy"], r["seed"]): r for r in summary["runs"]}
@@ -105,9 +105,9 @@ def write_results(directory: RunDirectory, groups: Groups) -> None:
 
 
 def results_in(summary: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return by held-out silo and method the scores in a summary: the study's, or else those of its runs themselves.
+    """Return a summary's scores by held-out silo and method: the study's, or else those in its runs' entries.
 
-    A run that holds silos out itself (``hold-out``, ``role: held-out``) has them in its entry, and only the first two.
+    A run that holds silos out itself (``hold-out``, ``role: held-out``) has ``zero_shot`` and ``personalised`` only.
     """
     if summary.get("hold_out"):
         return dict(summary["hold_out"])
@@ -120,7 +120,7 @@ def results_in(summary: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def means(rows: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return each silo's and method's scores as means over the seeds."""
+    """Return the scores by silo and method as means over the seeds."""
     return {
         silo: {method: {kind: mean([row[kind] for row in own]) for kind in own[0]} for method, own in of.items()}
         for silo, of in sorted(rows.items())
@@ -128,19 +128,19 @@ def means(rows: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> dict
 
 
 def score_of(run: Mapping[str, Any] | None, silo: str) -> float | None:
-    """Return a silo's score in a run of the summary; None where it is not known."""
+    """Return a silo's score in a run of the summary; None if unknown."""
     found = (run or {}).get("per_silo", {}).get(silo, {}).get((run or {}).get("score", ""))
     return None if found is None else float(found)
 
 
 def mean(values: Sequence[float | None]) -> float | None:
-    """Return the mean over seeds; None where one is not known."""
+    """Return the mean over seeds; None if a value is unknown."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if len(known) == len(values) else None
 
 
 def table(directory: RunDirectory) -> list[list[str]]:
-    """Return the results as cells: per method the mean and the worst hospital, in per cent, and its row of names."""
+    """Return the results as table cells, header first: per method the mean and the worst hospital in per cent."""
     found = json.loads(directory.summary.read_text()).get("hold_out", {})
     methods = list(dict.fromkeys(method for of in found.values() for method in of))
     rows = [["held out", "zero-shot", "worst", "personalised", "worst", "local", "all in"]]

@@ -1,8 +1,8 @@
-"""The silos' own models that a run has asked for at its end (``keep-models = reported``): kept beside its checkpoint.
+"""Silos' own models that a run has collected at its end (``keep-models = reported``), kept beside its checkpoint.
 
     checkpoint/RUN/own/SILO/model.safetensors
 
-They wait there for ``silofl evaluate --models all``, which makes each a file of its own with a model card.
+``silofl evaluate --models all`` exports each one as a file with a model card.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ FOLDER, FILE = "own", "model.safetensors"
 
 
 def any_kept(checkpoint: Path | None) -> bool:
-    """Return whether a silo's own model has come to this run."""
+    """Return whether this run has collected a silo's own model."""
     return checkpoint is not None and any(checkpoint.glob(f"{FOLDER}/*/{FILE}"))
 
 
 def keep_model(checkpoint: Path, silo: str, server_round: int, payload: Payload, layout: Layout) -> None:
-    """Keep a silo's own model of this round, whatever it calls it: it is that of the silo that sent it.
+    """Store a silo's own model of this round under the name of the silo that sent it.
 
-    Raises DataError where it is no model of the run's network.
+    Raises DataError if it is no model of the run's network.
     """
     sizes = {OWN: layout.size, **({BUFFERS: layout.buffer_size} if layout.buffer_size else {})}
     if set(payload.models) != set(sizes):
@@ -47,9 +47,9 @@ def keep_model(checkpoint: Path, silo: str, server_round: int, payload: Payload,
 
 
 def export_kept(source: Path, run: RunSettings, silo: str, entry: Mapping[str, Any], out: Path) -> bool:
-    """Write the model that a silo has sent as a file with its card; whether there is that of the reported round.
+    """Export a silo's collected model with its card; return whether there is one of the reported round.
 
-    ``entry``: the run's in ``summary.json``. Raises UserError for a file that cannot be used.
+    ``entry``: the run's entry in ``summary.json``. Raises UserError for a file that cannot be used.
     """
     checkpoint = source / "checkpoint" / run.run_key
     file, wanted = checkpoint / FOLDER / silo / FILE, entry["per_silo"].get(silo, {}).get("round")

@@ -18,9 +18,9 @@ from strategies.base.run_settings import toml_text
 from strategies.base.settings import Value
 
 LOCK = ".lock"  # held by the process that trains
-LINGER_SECONDS = 10.0  # for which the process of a run that was just stopped may still hold it
+LINGER_SECONDS = 10.0  # how long the process of a run that was just stopped may still hold the lock
 WORKERS = "workers"  # holds the directories of runs in parallel (worker_directories.py)
-# These may differ between a run and its continuation; everything else makes it another run.
+# These may differ between a run and its continuation; a change of any other setting is refused.
 FREE_ON_RESUME = (
     "rounds",
     "resume",
@@ -29,7 +29,7 @@ FREE_ON_RESUME = (
     "vectorize",
     "device",
     "data-dir",
-    "init-weights",  # wherever it lies: the checkpoint knows its SHA-256
+    "init-weights",  # the path may change: the checkpoint holds the file's SHA-256
     "round-timeout",
     "min-silos",
     "agreed",
@@ -40,7 +40,7 @@ FREE_ON_RESUME = (
 
 
 def default_out(strategy: str) -> Path:
-    """Return ``runs/TIME-STRATEGY``, with a number where another run started in the same second."""
+    """Return ``runs/TIME-STRATEGY``, with a number if that directory already exists."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{strategy.replace(',', '+')}"
     names = itertools.chain([name], (f"{name}-{i}" for i in itertools.count(2)))
     return next(path for path in (Path("runs") / name for name in names) if not path.exists())
@@ -58,22 +58,22 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
 
 
 def read_toml(path: Path) -> dict[str, Value]:
-    """Return a configuration file as flat keys. Raises UserError where it cannot be read."""
+    """Return a configuration file as flat keys. Raises UserError if it cannot be read."""
     try:
         return flatten(tomllib.loads(path.read_text()))
     except FileNotFoundError:
         raise UserError(f"there is no configuration file {path}") from None
-    except (OSError, ValueError) as error:  # also of a number of thousands of digits
+    except (OSError, ValueError) as error:  # ValueError also for a number with thousands of digits
         raise UserError(f"the configuration file {path} cannot be read: {error}") from None
     except RecursionError:
         raise UserError(f"the configuration file {path} cannot be read: it is nested too deep") from None
 
 
 class RunDirectory:
-    """One study's directory. ``config`` are all its settings; strategies and seeds may be comma-separated lists.
+    """Directory of one study.
 
-    ``part``: as one of its runs sees it that goes on beside others. History, progress, summary and lock are its own
-    then, in ``workers/PART``; all else is the study's.
+    ``part``: the name of a run that is executed in parallel with others. History, progress, summary and lock are then
+    in ``workers/PART``; everything else is shared with the study.
     """
 
     def __init__(self, path: Path, part: str = "") -> None:
@@ -87,9 +87,10 @@ class RunDirectory:
     ) -> Iterator[RunDirectory]:
         """Create or reopen the directory, and lock it against other processes until the block ends.
 
-        ``member`` is one run of a study whose directory already stands. Raises UserError where the directory holds
-        another run, or something that is no run, ValueError where another process is at it, and does not end at once
-        as that of a stopped run does, which may be resumed; nothing is changed then.
+        ``config``: all settings; strategies and seeds may be comma-separated lists. ``member``: this is one run of a
+        study whose directory already exists. Before anything is changed it raises UserError if the directory holds
+        another run or anything else, and DataError if another process holds it. A resumed run waits up to
+        :data:`LINGER_SECONDS` for the lock.
         """
         directory = cls(path.expanduser())
         directory._check_place(resume, member)
@@ -104,7 +105,7 @@ class RunDirectory:
             yield directory
 
     def _check_place(self, resume: bool, member: bool) -> bool:
-        """Return whether a run is there already. Raises UserError where the directory cannot be used."""
+        """Return whether a run exists here already. Raises UserError if the directory cannot be used."""
         path, found = self.path, (self.path / "config.toml").exists()
         if path.exists() and not path.is_dir():
             raise UserError(f"{path} is a file: give --out a directory")
@@ -120,15 +121,15 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def held(self, patience: float = 0.0) -> Iterator[None]:
-        """Lock the directory. Raises UserError where another process holds it for this many seconds."""
+        """Lock the directory. Raises DataError if another process still holds it after ``patience`` seconds."""
         with contextlib.ExitStack() as stack:
-            with contextlib.suppress(PermissionError):  # another user's: no lock is better than no run
+            with contextlib.suppress(PermissionError):  # another user's directory: a run without a lock is acceptable
                 busy = f"{self.path}: another run is writing to it; silofl stop ends it"
                 stack.enter_context(locked(self.own / LOCK, busy, patience))
             yield
 
     def check_free(self) -> None:
-        """Raise UserError where another process holds this directory."""
+        """Raise DataError if another process holds this directory."""
         if (self.path / LOCK).exists():
             with self.held():
                 pass
@@ -174,7 +175,7 @@ class RunDirectory:
         append(self.progress_file, json.dumps({"event": event, **values}) + "\n", durable=False)
 
     def sample_counts(self) -> dict[str, int]:
-        """Return each silo's training samples, as last reported to a run of this directory."""
+        """Return by silo the number of training samples last reported to a run of this directory."""
         counts: dict[str, int] = {}
         file = self.progress_file
         for line in file.read_text().splitlines() if file.exists() else []:

@@ -1,7 +1,7 @@
-"""Export the model that all silos of a run share from the server's checkpoint: ``export --which shared``.
+"""Export of a run's shared model from the server's checkpoint: ``export --which shared``.
 
-The checkpoint holds the newest aggregate. Of a method whose report shows the received model it also holds the one that
-the silos received in the round that the report would show.
+The checkpoint holds the newest aggregate. If the method's report shows the received model, the checkpoint also holds
+the model that the silos received in the reported round.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from strategies.base.strategy import PersonalizedStrategy
 def export_shared(
     source: Path, out: Path, strategy: str | None = None, seed: int | None = None, round: int | None = None
 ) -> dict[str, Any]:
-    """Save the model that the silos share, and return its card.
+    """Save the shared model, and return its card.
 
-    It is the one whose score the report shows, where that is the shared one, else the newest; ``round`` asks for the
-    one that was received in that round. Raises UserError where there is none, or more than one.
+    The default is the model whose score the report shows, if that is a shared one, else the newest. ``round`` selects
+    the model that was received in that round. Raises UserError if there is no such model, or more than one run.
     """
     run = find_run(source, strategy, seed)
     state, _ = load_checkpoint(source / "checkpoint" / run.run_key)
@@ -64,7 +64,7 @@ def export_shared(
 
 
 def mean_score(final: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the mean score of a run's result, by its key; empty where it is not known."""
+    """Return the mean score of a run's result by its key; empty if unknown."""
     key = f"{final.get('score', '')}_mean"
     return {key: final[key]} if final.get(key) is not None else {}
 
@@ -72,7 +72,7 @@ def mean_score(final: Mapping[str, Any]) -> dict[str, Any]:
 def model_card(
     run: RunSettings, state: State, server_round: int, metrics: Mapping[str, Any], rounds: int
 ) -> dict[str, Any]:
-    """Return what is written beside the shared model of a round; ``rounds``: those of the run."""
+    """Return the model card of the shared model of a round. ``rounds``: the number of rounds of the run."""
     spec, c, part = state.numbers["facts"], run.common, run.part()
     name, options = run.model_for(shape := read_shape(spec["shape"]), spec["task"])
     mean, std, labels = statistics(run, state, shape)
@@ -109,7 +109,7 @@ def reports_shared(method: type[PersonalizedStrategy]) -> bool:
 
 
 def find_run(source: Path, strategy: str | None, seed: int | None) -> RunSettings:
-    """Return the requested run of a directory. Raises UserError where there is none, or more than one."""
+    """Return the requested run of a directory. Raises UserError if there is none, or more than one."""
     if not (source / "config.toml").is_file():
         what = "holds no run" if source.is_dir() else "is no directory"
         raise UserError(f"{source} {what}: the shared model lies in the server's run directory")
@@ -132,9 +132,9 @@ def final_of(source: Path, run: RunSettings) -> dict[str, Any]:
 
 
 def statistics(run: RunSettings, state: State, shape: tuple[Any, ...]) -> tuple[Any, Any, dict[str, Any] | None]:
-    """Return mean and standard deviation of the inputs' columns, and those of labels that are measurements.
+    """Return mean and standard deviation of the inputs' columns, and of labels that are measurements.
 
-    Raises UserError where every silo has its own: a shared model has none to be used with.
+    Raises UserError if every silo standardises by its own statistics: then the shared model has none.
     """
     measured, d = state.numbers["facts"]["task"] == "regression", columns(shape)
     if run.common.normalization == "silo" and (d or measured):

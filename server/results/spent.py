@@ -1,4 +1,4 @@
-"""What differential privacy has cost each silo in the runs of a study, as its history has it."""
+"""Privacy cost of each silo in the runs of a study, from its history."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Spent:
 
 
 def spent(rows: Iterable[Row]) -> dict[str, Spent]:
-    """Return what a run has cost each silo: what its last reply said. Empty without differential privacy."""
+    """Return each silo's cost in a run, from its last reply. Empty without differential privacy."""
     last: dict[str, dict[str, float]] = defaultdict(dict)
     for row in rows:
         if row.silo and not row.split and row.metric in (EPSILON, DELTA, STEPS):
@@ -34,9 +34,9 @@ def spent(rows: Iterable[Row]) -> dict[str, Spent]:
 
 
 def budgets_of(history: History, unit: str) -> list[dict[str, Any]]:
-    """Each silo with what the runs of a study have cost it: epsilons and deltas of several runs add up.
+    """Return each silo's total cost over the runs of a study: epsilons and deltas add up.
 
-    ``unit``: what the runs protected. No budget is known here: each site keeps its own.
+    ``unit``: the privacy unit of the runs. ``budget`` is None: only the sites hold budgets.
     """
     runs: dict[str, list[tuple[str, Spent]]] = defaultdict(list)
     for strategy, seed in dict.fromkeys((row.strategy, row.seed) for row in history.rows):

@@ -1,6 +1,6 @@
-"""A study: several methods and seeds as runs, checked before anything is written.
+"""Study: several methods and seeds as runs, checked before anything is written.
 
-Settings that are one run's alone carry its name, as those of tuned methods do: ``run.fedavg-1.learning-rate``.
+A setting of a single run has the run's name as a prefix, as for tuned methods: ``run.fedavg-1.learning-rate``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from strategies.base.settings import Value
 from strategies.base.strategy import check_task
 
 RUN = "run."
-# These decide on which data, how long and by what a run is measured: what differs in them cannot be compared.
+# These define data, length and measurement of a run: runs that differ in them cannot be compared.
 SAME = (
     *("strategy", "seed", "rounds", "dataset", "data-dir", "partition", "silos", "task", "validation"),
     *("evaluate-every", "min-metric-samples", "agreed", "study", "resume", "out", "device", "threads"),
@@ -43,14 +43,14 @@ def study_runs(values: Mapping[str, object]) -> list[RunSettings]:
 
 
 def by_run(strategy: str, seed: object, key: str) -> str:
-    """Return the key of a setting that is one run's alone."""
+    """Return the key of a setting of a single run."""
     return f"{RUN}{strategy}-{seed}.{key}"
 
 
 def split_by_run(
     values: Mapping[str, object], names: Sequence[str]
 ) -> tuple[dict[str, object], dict[str, dict[str, object]]]:
-    """Return the settings of all runs, and by run those of its own. Raises UserError where there is no such run."""
+    """Return the common settings, and each run's own settings by run. Raises UserError for an unknown run."""
     common = {key: value for key, value in values.items() if not key.startswith(RUN)}
     own: dict[str, dict[str, object]] = {}
     for key in values.keys() - common.keys():
@@ -64,7 +64,7 @@ def split_by_run(
 
 
 def study_config(runs: list[RunSettings]) -> dict[str, Value]:
-    """Return all settings of the study as one flat mapping; those in which runs differ stand by run."""
+    """Return all settings of the study as one flat mapping; settings that differ have one key per run."""
     values: dict[str, Value] = {}
     differ: set[str] = set()
     for run in runs:
@@ -83,7 +83,7 @@ def study_config(runs: list[RunSettings]) -> dict[str, Value]:
 
 
 def check_run(run: RunSettings) -> None:
-    """Load and split the data, and build the network, so that errors show before anything is written."""
+    """Load and split the data and build the network, so that errors are raised before anything is written."""
     device_of(run, server_context(run))
     whole, _ = divide(run.division)
     task = task_of(whole.task)
@@ -94,5 +94,5 @@ def check_run(run: RunSettings) -> None:
 
 
 def server_context(run: RunSettings) -> Context:
-    """Return the context that Flower would give the ServerApp."""
+    """Return a context like the one that Flower passes to the ServerApp."""
     return Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(run.flat()))

@@ -1,10 +1,10 @@
 """The results of a study, ``summary.json``, computed from its history.
 
-``score`` names the metric of the ``task`` that all of it is about: ``accuracy`` of classes. ``bmcta`` is the papers'
-statistic: the best round's unweighted mean over silos of the score on test data (APPLE, section 4), which selects on
-test data. ``final`` and ``per_silo`` are taken at the round with the best mean score on validation data. Both are of
-the snapshot that the method's paper reports. A silo that misses a round counts with what it had before: a round is not
-better for a weak silo's absence.
+``score`` names the task's main metric, for example ``accuracy``. ``bmcta`` is the papers' statistic: the best round's
+unweighted mean over silos of the score on test data (APPLE, section 4), which selects on test data. ``final`` and
+``per_silo`` are taken at the round with the best mean score on validation data. All use the snapshot that the method's
+paper reports. A silo that misses a round keeps its earlier score, so that a round does not become better because a
+weak silo is absent.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ Values = dict[int, dict[str, float]]  # round -> silo -> value
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedRun:
-    """The values of a finished run that its history does not hold.
+    """Values of a finished run that its history does not hold.
 
     ``silos``: per silo its ``n_train``, ``n_test`` and, where known, ``threads``; ``total_bytes``: ``down``, ``up``;
-    ``weight_cap``: the setting, 0 in a run made before it existed; ``left_out``: silos, and why; ``hold_out``: how the
-    held-out hospitals do (server/run/newcomers/hold_out.py); ``evidence``: of each silo's reported model
+    ``weight_cap``: the setting, 0 in a run made before it existed; ``left_out``: silo -> reason; ``hold_out``: results
+    of the held-out hospitals (server/run/newcomers/hold_out.py); ``evidence``: for each silo's reported model
     (``models/evidence/measure.py``).
     """
 
@@ -63,9 +63,9 @@ def write_summary(directory: RunDirectory, history: History, run: FinishedRun) -
 def add_to_summary(
     directory: RunDirectory, new: Sequence[Mapping[str, Any]], order: Sequence[tuple[str, int]] = ()
 ) -> dict[str, Any]:
-    """Add these runs' entries, and compare all runs of the study again.
+    """Add these runs' entries, and compute the gains of all runs of the study again.
 
-    They stand in this order of (strategy, seed), or else at the end.
+    Entries are sorted by ``order`` of (strategy, seed); others stand at the end.
     """
     before = json.loads(directory.summary.read_text()) if directory.summary.exists() else {"runs": []}
     runs: list[dict[str, Any]] = before["runs"]
@@ -85,7 +85,7 @@ def entries(directory: RunDirectory) -> list[dict[str, Any]]:
 
 
 def run_summary(history: History, run: FinishedRun) -> dict[str, Any]:
-    """Return one run's entry, still without its gains over other runs."""
+    """Return one run's entry without its gains over other runs (:func:`compare` adds them)."""
     rows, task = history.of(run.strategy, run.seed), run.task
     snapshot = strategies()[run.strategy].info.reports
     test, val = (values_by_round(rows, split, snapshot, task.score) for split in ("test", "val"))
@@ -122,7 +122,7 @@ def run_summary(history: History, run: FinishedRun) -> dict[str, Any]:
                 **dict.fromkeys(CALIBRATION),
                 **{k: v for k, v in run.evidence.get(n, {}).items() if k in CALIBRATION},
                 "evidence": {k: v for k, v in run.evidence.get(n, {}).items() if k not in CALIBRATION},
-                "round": evaluated.get(n),  # that these are of
+                "round": evaluated.get(n),  # of these values
                 **({"epsilon": cost.epsilon, "delta": cost.delta} if (cost := costs.get(n)) else {}),
                 "gain_over_local": None,
                 "gain_over_fedavg": None,
@@ -137,14 +137,14 @@ def run_summary(history: History, run: FinishedRun) -> dict[str, Any]:
 
 
 def joined_entry(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the silos that joined the run late, with their first rounds; nothing where none did."""
+    """Return ``joined``: the silos that joined the run late, with their first rounds; empty if none did."""
     return {"joined": joined} if (joined := joined_in(rows)) else {}
 
 
 def _over_silos(
     run: FinishedRun, score: Mapping[str, float], others: Mapping[str, Mapping[str, float]]
 ) -> dict[str, float | None]:
-    """Return the means over silos of the reported round, and the spread of the score."""
+    """Return the means over silos at the reported round, and the worst value and variance of the score."""
     tested = sample_weights({n: silo["n_test"] for n, silo in sorted(run.silos.items())}, run.weight_cap)
     name = run.task.score
     return {
@@ -157,7 +157,7 @@ def _over_silos(
 
 
 def evidence_in(entry: Mapping[str, Any]) -> dict[str, Evidence]:
-    """Return by silo the evidence that a run's entry holds; nothing of a run made before there was any."""
+    """Return by silo the evidence in a run's entry; empty for a run made before evidence existed."""
     found = {}
     for name, values in entry["per_silo"].items():
         numbers = {key: values[key] for key in CALIBRATION if values.get(key) is not None}
@@ -171,7 +171,7 @@ def round_name(number: int, rounds: int) -> str:
 
 
 def early_stop(run: Mapping[str, Any]) -> str:
-    """Return in words that early stopping has ended a run, of its entry; empty where it has not."""
+    """Return a sentence on the early stop in a run's entry; empty if the run did not stop early."""
     if not (why := run.get("stopped")):
         return ""
     return (
@@ -181,7 +181,7 @@ def early_stop(run: Mapping[str, Any]) -> str:
 
 
 def compare(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the runs with their gains over ``local`` and ``fedavg`` of the same seed, where the study has those."""
+    """Return the runs with their gains over ``local`` and ``fedavg`` of the same seed, if the study has those."""
     result = []
     for run in runs:
         others = {r["strategy"]: r["per_silo"] for r in runs if r["seed"] == run["seed"]}
@@ -217,9 +217,9 @@ def _gain(score: str, mine: Mapping[str, Any], other: Mapping[str, Any] | None) 
 def values_by_round(
     rows: Sequence[Row], split: str, snapshot: str, score: str = "accuracy", metric: str = ""
 ) -> Values:
-    """Return the score in one run's rows, or another ``metric``, without withheld and unknown values.
+    """Return by round and silo the score in one run's rows, or another ``metric``, without withheld values.
 
-    A silo that misses a round has the values of its last one before, or else of its first.
+    A silo that misses a round has the values of its last earlier round, or else of its first one.
     """
     found = {
         (r.round, r.silo): r.value
@@ -235,7 +235,7 @@ def values_by_round(
 
 
 def rounds_by_round(rows: Sequence[Row], snapshot: str, score: str) -> dict[int, dict[str, int]]:
-    """Return for each round the round that each silo's values are of, in the order of their names."""
+    """Return for each round, by silo in the order of the names, the round that its values come from."""
     evaluated: dict[int, set[str]] = defaultdict(set)
     for r in rows:
         scored = r.snapshot == snapshot and r.metric == score and r.split in ("val", "test")

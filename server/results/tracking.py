@@ -1,6 +1,6 @@
-"""Record a study with TensorBoard or MLflow: ``simulate --log tensorboard --log mlflow``.
+"""Tracking of a study with TensorBoard or MLflow: ``simulate --log tensorboard --log mlflow``.
 
-Optional: ``pip install -e '.[tracking]'`` brings both libraries. What is logged is what the history holds.
+Optional: ``pip install -e '.[tracking]'`` installs both libraries. The logged values are those of the history.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Tracker:
 
 
 class TensorBoard(Tracker):
-    """Event files in ``RUN/tensorboard/STRATEGY-SEED``; look at them with ``tensorboard --logdir RUN/tensorboard``."""
+    """Event files in ``RUN/tensorboard/STRATEGY-SEED``; view them with ``tensorboard --logdir RUN/tensorboard``."""
 
     def __init__(self) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -52,7 +52,7 @@ class TensorBoard(Tracker):
 
 
 class MLflow(Tracker):
-    """Runs of the experiment ``silofl`` in ``RUN/mlflow.db``; look at them with
+    """Runs of the experiment ``silofl`` in ``RUN/mlflow.db``; view them with
     ``mlflow ui --backend-store-uri sqlite:///RUN/mlflow.db``.
     """
 
@@ -102,9 +102,9 @@ def open_trackers(names: Sequence[str]) -> list[Tracker]:
 
 
 def round_values(history: History, strategy: str, seed: int, server_round: int) -> dict[str, float]:
-    """Return the values of one round: means over silos, the round's own numbers, and every silo's.
+    """Return the values of one round: means over silos, values of the round as a whole, and values of each silo.
 
-    ``test/accuracy/personal`` is a mean over silos, each counting alike; ``hospital-03/test/accuracy/personal`` one's.
+    ``test/accuracy/personal`` is an unweighted mean over silos; ``hospital-03/test/accuracy/personal`` is one silo's.
     """
 
     def of_round(row: Row) -> bool:

@@ -1,14 +1,13 @@
-"""What ``silofl tune`` has found, and the study of it: each method with the settings that were best on validation data.
+"""Results of ``silofl tune``, and the study from them: each method with its best settings on validation data.
 
-``silofl simulate --tuned DIR`` reads a search's directory, or one search for each seed. Settings that differ between
-runs of a study stand in its ``config.toml`` by run (server/results/study.py), and ``tuning.json`` of the study holds
-what was searched and what that has cost, for the report::
+``silofl simulate --tuned DIR`` reads one search's directory, or one per seed. Settings that differ between runs have
+one key per run in the study's ``config.toml`` (server/results/study.py). The study's ``tuning.json`` records the
+searches and their cost for the report::
 
     {"searches": [{"directory", "seed", "asked", "cost", "best", "privacy"}]}
 
-``asked``, ``cost`` and ``privacy`` are the search's own (server/tuning/trials.py). ``best``: by method ``trial``,
-``score`` and the ``values`` that the search chose. ``cost`` also has how many trials were ``complete``, ``pruned``,
-``failed``.
+``asked``, ``cost`` and ``privacy`` are copied from the search (server/tuning/trials.py). ``best``: by method ``trial``,
+``score`` and the chosen ``values``. ``cost`` also has the numbers of ``complete``, ``pruned`` and ``failed`` trials.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from server.results.study import by_run
 
 TUNING = "tuning.json"
 STATES = ("complete", "pruned", "failed")
-ALLOWED = ("strategy", "seed", *FREE_ON_RESUME)  # what may be set beside --tuned; all else is the search's
+ALLOWED = ("strategy", "seed", *FREE_ON_RESUME)  # may be set beside --tuned; the search fixes all others
 
 
 def read_search(path: Path) -> dict[str, Any]:
-    """Return the record of a finished search. Raises UserError where it is none, not finished, or cannot be read."""
+    """Return the record of a finished search. Raises UserError if it is missing, unfinished or unreadable."""
     file = path / TUNING
     try:
         found = json.loads(file.read_text())
@@ -54,7 +53,7 @@ def read_search(path: Path) -> dict[str, Any]:
 
 
 def best_of(rows: Sequence[Mapping[str, str]], settings: Mapping[str, Any], space: Mapping[str, str]) -> dict[str, Any]:
-    """Return a method's best trial, its validation score and the values that were searched."""
+    """Return the number, validation score and searched values of a method's best trial."""
     whole = [row for row in rows if row["state"] == "complete" and row["score"]]
     found = max(whole, key=lambda row: (float(row["score"]), -int(row["trial"])))
     values = {key: settings[key] for key in space if found[key] != ""}
@@ -62,10 +61,10 @@ def best_of(rows: Sequence[Mapping[str, str]], settings: Mapping[str, Any], spac
 
 
 def tuned_study(paths: Sequence[Path], given: Mapping[str, object]) -> tuple[dict[str, object], dict[str, Any]]:
-    """Return the settings of the study of one search, or of one search for each seed, and its record.
+    """Return the settings of the study for one search, or for one search per seed, and its record.
 
-    ``given``: strategies, seeds and what may differ, of the command line. Raises UserError where the searches were not
-    alike, so that budgets would not be equal, or where a setting is the search's.
+    ``given``: settings of the command line (:data:`ALLOWED`). Raises UserError if the searches differ in more than
+    their seed, so that budgets would not be equal, or if the search fixes a given setting.
     """
     searches = [read_search(path) for path in paths]
     first = searches[0]
@@ -92,7 +91,7 @@ def tuned_study(paths: Sequence[Path], given: Mapping[str, object]) -> tuple[dic
 
 
 def check_alike(first: Mapping[str, Any], other: Mapping[str, Any]) -> None:
-    """Raise UserError where two searches differ in more than their seed."""
+    """Raise UserError if two searches differ in more than their seed, or have the same seed."""
     a, b = ({**one["asked"], "settings": {**one["asked"]["settings"], "seed": ""}} for one in (first, other))
     if differ := sorted(key for key in {*a, *b} if a.get(key) != b.get(key)):
         raise UserError(
@@ -104,7 +103,7 @@ def check_alike(first: Mapping[str, Any], other: Mapping[str, Any]) -> None:
 
 
 def seeds_of(searches: Sequence[dict[str, Any]], seeds: str) -> dict[str, dict[str, Any]]:
-    """Return by seed the search whose settings it gets: its own, or the only one."""
+    """Return by seed the search whose settings it uses: its own, or the only one."""
     if not seeds:
         return {str(search["seed"]): search for search in searches}
     if len(searches) > 1:

@@ -1,9 +1,9 @@
-"""The directories of a study's parallel runs: each has its own, ``workers/STRATEGY-SEED``, while it is executed.
+"""Directories of a study's parallel runs: each run has ``workers/STRATEGY-SEED`` while it is executed.
 
-There its process writes ``history.csv``, ``progress.jsonl`` and ``summary.json`` of this run alone; its checkpoints lie
-where they always do. The study's own files have one writer, the process of the study, which takes a run's folder back
-when the run is over. A folder is left where all processes were killed; the next process that opens the directory takes
-it back. To do it twice, or half and then again, changes nothing.
+There its process writes ``history.csv``, ``progress.jsonl`` and ``summary.json`` of this run only; its checkpoints are
+in the study's directory. Only the process of the study writes the study's own files; it merges a run's folder into them
+when the run is over. If all processes were killed, a folder remains, and the next process that opens the directory
+merges it. The merge is idempotent, also after an interruption.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from strategies.base.run_settings import RunSettings
 
 
 class WorkerDirectories:
-    """The runs' directories in a study's directory, which this process holds."""
+    """The runs' directories in a study's directory that this process has locked."""
 
     def __init__(self, directory: RunDirectory, runs: Sequence[RunSettings]) -> None:
         self.directory, self.runs = directory, runs
         self.order = [(run.common.strategy, run.common.seed) for run in runs]
-        self._read: dict[str, int] = {}  # bytes of a run's progress that are the study's already
+        self._read: dict[str, int] = {}  # run -> bytes of its progress that are already copied to the study
 
     def of(self, run: RunSettings) -> RunDirectory:
-        """Return the directory of this run's process."""
+        """Return the directory for this run's process."""
         return RunDirectory(self.directory.path, run.run_key)
 
     def hand_out(self) -> None:
@@ -45,12 +45,12 @@ class WorkerDirectories:
         file, key, known = self.of(run).progress_file, run.run_key, set[str]()
         if not file.exists():
             return []
-        if key not in self._read and self.directory.progress_file.exists():  # another process had begun with it
+        if key not in self._read and self.directory.progress_file.exists():  # an earlier process may have copied some
             known.update(self.directory.progress_file.read_text().splitlines())
         with file.open("rb") as reading:
             reading.seek(self._read.get(key, 0))
             data = reading.read()
-        whole = data[: data.rfind(b"\n") + 1]  # the last line may be half written
+        whole = data[: data.rfind(b"\n") + 1]  # the last line may be incomplete
         self._read[key] = self._read.get(key, 0) + len(whole)
         lines = [line for line in whole.decode().splitlines() if line not in known]
         if lines:
@@ -61,7 +61,7 @@ class WorkerDirectories:
     def take_back(self, run: RunSettings) -> list[dict[str, Any]]:
         """Move the run's results to the study's own files, and return its last lines of progress.
 
-        The order of runs in history and summary is the study's. Raises ValueError where a process is still at it.
+        Runs stand in the study's order in history and summary. Raises DataError if a process still holds the folder.
         """
         part, which = self.of(run), (run.common.strategy, run.common.seed)
         if not part.own.is_dir():

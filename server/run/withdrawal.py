@@ -45,8 +45,8 @@ LOGS = ("tensorboard", "mlflow", "mlruns")  # other programs' formats: reported,
 def withdraw(name: str, folders: Sequence[Path]) -> list[str]:
     """Delete what these runs, or all below ``runs/``, keep about a hospital; return a line for each changed run.
 
-    Raises UserError before anything is changed if a folder holds no run or another process holds a run; also if no run
-    keeps anything about the hospital.
+    Raises UserError if a folder holds no run, DataError if another process holds a run, both before anything is
+    changed; UserError if no run keeps anything about the hospital.
     """
     for folder in folders:
         if not (folder / "config.toml").is_file():

@@ -1,1 +1,1 @@
-"""What a survey of the silos' data found."""
+"""Results of a survey of the silos' data."""

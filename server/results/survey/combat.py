@@ -1,7 +1,7 @@
-"""ComBat of a survey: ``combat.toml``, and in ``survey.json`` which hospitals and columns it is of, and why not others.
+"""ComBat harmonisation of a survey: ``combat.toml``, and the report on it in ``survey.json``.
 
-No file has the sums as they came. But ``combat.toml`` has all digits of what is used, from which a hospital's mean and
-deviation follow (docs/privacy.md). The means in ``survey.json`` have four.
+No file holds the original sums. But ``combat.toml`` holds the parameters with all digits, from which a hospital's mean
+and deviation follow (docs/privacy.md). The means in ``survey.json`` have four digits.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Report = dict[str, Any]
 
 
 def harmonise(answers: Mapping[str, Answer], shrink: bool) -> tuple[Harmonisation | None, Report]:
-    """The file's content, None where there is none, and what ``survey.json`` tells.
+    """Return the content of ``combat.toml`` (None: nothing is harmonised) and the report for ``survey.json``.
 
-    The report has, by column and silo, the ``means`` before and after, rounded; ``without``: who takes no part;
-    ``columns`` and ``cells``: which are left out; each with its reason.
+    The report has ``means``: by column and silo, before and after, rounded; ``without``: silos that take no part;
+    ``columns`` and ``cells``: those left out. Each omission has its reason.
     """
     parts = {silo: answer[KEY] for silo, answer in answers.items() if KEY in answer}
     without = {silo: part["refused"] for silo, part in parts.items() if part["refused"]}
@@ -68,13 +68,13 @@ def harmonise(answers: Mapping[str, Answer], shrink: bool) -> tuple[Harmonisatio
 
 
 def usual_range(answers: Mapping[str, Answer], name: str) -> tuple[float, float] | None:
-    """The range that most hospitals state for a column; None: none does."""
+    """Return the range that most hospitals declare for a column; None if no hospital does."""
     stated = Counter(tuple(own["range"]) for a in answers.values() if "range" in (own := a["columns"].get(name, {})))
     return stated.most_common(1)[0][0] if stated else None
 
 
 def misfit(sums: Sums, range_: tuple[float, float] | None) -> str:
-    """Why a hospital's sums cannot be of values within the range, as every data file is checked; empty: they can."""
+    """Return why a hospital's sums cannot come from values within the range; empty if they can."""
     low, high = range_ or (-math.inf, math.inf)
     slack = 1e-6 * (high - low)
     far = range_ is not None and sums.square > sums.n * (high - low + slack) ** 2
@@ -84,29 +84,29 @@ def misfit(sums: Sums, range_: tuple[float, float] | None) -> str:
 
 
 def cell(silo: str, column: str, why: str) -> dict[str, str]:
-    """Why a column of one hospital is not harmonised."""
+    """Return the entry for a hospital's column that is not harmonised."""
     return {"silo": silo, "column": column, "why": why}
 
 
 def entry(name: str, found: Combat, silo: str) -> Harmonised:
-    """One hospital's numbers of a column."""
+    """Return one hospital's harmonisation parameters for a column."""
     fit, place = found.fits[name], found.used[silo][name]
     return Harmonised(name, fit.alpha, tuple(map(float, fit.beta)), fit.sigma, place.gamma, place.delta)
 
 
 def mean_after(own: Harmonised, fit: Fit, sums: Sums, silo: str) -> float:
-    """The mean of a hospital's column once it is harmonised."""
+    """Return the mean of a hospital's column after harmonisation."""
     left = (fit.places[silo].gamma - own.gamma) / own.delta**0.5
     return float(own.alpha + sums.x @ fit.beta + left * own.sigma)
 
 
 def rounded(mean: float) -> float:
-    """To four digits: a hospital's exact mean, times its number of rows, would be its sum."""
+    """Round to four digits: a hospital's exact mean times its number of rows would reveal its sum."""
     return float(f"{mean:.4g}")
 
 
 def combat_text(report: Report) -> Iterator[str]:
-    """The report for a terminal, a line for each column, and for each that is left out."""
+    """Yield the report for a terminal: one line for each column, and for each omission."""
     for name, means in report["means"].items():
         each = ", ".join(f"{silo} {before:.4g} > {after:.4g}" for silo, (before, after) in means.items())
         yield f"harmonised {name}: means {each}"

@@ -1,4 +1,4 @@
-"""``survey.json`` and ``survey.csv``: what the silos answered, and what is odd in one of them; and ``combat.toml``."""
+"""Files of a survey: ``survey.json`` and ``survey.csv`` with answers and findings, and ``combat.toml``."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ HEADER = ("silo", "part", "column", "statistic", "value")
 
 @dataclass(frozen=True)
 class Surveyed:
-    """The silos' answers by name, and in words why others gave none or do not fit the others.
+    """The silos' answers by name, and the reasons of silos without an answer or that do not fit.
 
-    ``combat``: what was harmonised, empty where the survey did not ask for it; ``harmonisation``: the file of it.
+    ``combat``: the report on harmonisation, empty if not requested; ``harmonisation``: the content of ``combat.toml``.
     """
 
     answers: dict[str, Answer] = field(default_factory=dict)
@@ -42,12 +42,12 @@ class Surveyed:
         return findings(self.answers, self.without)
 
     def names(self, part: str) -> list[str]:
-        """The columns, or labels, of all silos."""
+        """Return the columns, or labels, of all silos."""
         return list(dict.fromkeys(name for answer in self.answers.values() for name in answer[part]))
 
 
 def write_survey(folder: Path, found: Surveyed) -> None:
-    """Write the files; a ``combat.toml`` of before goes."""
+    """Write the files; an earlier ``combat.toml`` is replaced or deleted."""
     content = {
         "silos": found.answers,
         "without": found.without,
@@ -67,7 +67,7 @@ def write_survey(folder: Path, found: Surveyed) -> None:
 
 
 def read_survey(folder: Path) -> Surveyed:
-    """What a survey found. Raises DataError where the file cannot be read."""
+    """Return a survey's results. Raises DataError if the file cannot be read."""
     try:
         content = json.loads((folder / JSON).read_text(encoding="utf-8"))
         return Surveyed(dict(content["silos"]), dict(content["without"]), dict(content.get("combat", {})))
@@ -76,7 +76,7 @@ def read_survey(folder: Path) -> Surveyed:
 
 
 def rows_of(found: Surveyed) -> Iterator[tuple[str, str, str, str, Any]]:
-    """The rows of the csv; a value that stays in the hospital is empty."""
+    """Yield the rows of the csv file; a withheld value is empty."""
     for silo, answer in found.answers.items():
         yield silo, "", "", "n", answer["n"]
         for part, key in PARTS.items():
@@ -90,7 +90,7 @@ def rows_of(found: Surveyed) -> Iterator[tuple[str, str, str, str, Any]]:
 
 
 def cell_names(item: Mapping[str, Any]) -> list[str]:
-    """The categories, or the parts of the range."""
+    """Return the names of the cells: the categories, or the intervals of the range."""
     if "levels" in item:
         return list(item["levels"])
     if not item.get("cells"):
@@ -105,6 +105,6 @@ def _cell(count: int | None) -> object:
 
 
 def without_silo(found: Surveyed, name: str) -> Surveyed:
-    """The survey of the others, without what was harmonised, which is of all."""
+    """Return the survey of the other silos, without the harmonisation, which was computed from all."""
     answers = {silo: answer for silo, answer in found.answers.items() if silo != name}
     return Surveyed(answers, {silo: why for silo, why in found.without.items() if silo != name})

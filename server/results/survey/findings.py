@@ -1,7 +1,7 @@
-"""What is odd in one hospital of a survey: each finding with its reason, and what of the hospital's recipe to look at.
+"""Anomalies of one hospital in a survey: each finding has its reason, and the part of the recipe to check.
 
-A hospital is held against the median of the others, so it takes two others. Hospitals differ: what is named here is a
-reason to look, and nothing is corrected. The thresholds are constants of this file.
+A hospital is compared with the median of the others, so at least two others are needed. Hospitals differ: a finding is
+a reason to check, and nothing is corrected. The thresholds are constants of this module.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Any
 from models.survey.columns import BINS, MISSING
 from server.results.survey.units import conversion, known
 
-OTHERS = 2  # fewest other hospitals that one is held against
-RATIO = 2.0  # of means, in either direction, from which on a unit may be another one
-LIKE = 1.6  # a constant factor changes mean and deviation alike: up to this factor
-FAR = 3.0  # deviations by which a shifted mean lies from the others'
-ALMOST_ALL, FEW = 0.95, 0.5  # shares of missing values, here and elsewhere
-COMMON = 0.2  # share of a category that others have, and one hospital has not
-APART, ALIKE = 0.5, 0.2  # total variation between shares of categories: as they are, and renamed
-MOST_EXCHANGED = 30  # categories of which two may have changed places
+OTHERS = 2  # minimum number of other hospitals to compare with
+RATIO = 2.0  # ratio of means, in either direction, from which a different unit is likely
+LIKE = 1.6  # a constant factor scales mean and deviation equally, within this tolerance factor
+FAR = 3.0  # distance of a shifted mean from the others', in standard deviations
+ALMOST_ALL, FEW = 0.95, 0.5  # shares of missing values: at this hospital, and at the others
+COMMON = 0.2  # minimum share at the others of a category that one hospital lacks
+APART, ALIKE = 0.5, 0.2  # total variation between shares of categories: as they are, and with two exchanged
+MOST_EXCHANGED = 30  # maximum number of categories for which exchanges are tried
 EDGE = 0.9  # share of values in the first or last cell of a range
 
 
 @dataclass(frozen=True)
 class Finding:
-    """``what``: the reason, in one line; ``look``: the line of the hospital's recipe or schema mapping to look at."""
+    """One anomaly. ``what``: the reason; ``look``: the line of the recipe or schema mapping to check."""
 
     silo: str
     column: str
@@ -42,7 +42,7 @@ class Finding:
 
 
 def findings(answers: Mapping[str, Mapping[str, Any]], without: Mapping[str, str]) -> list[Finding]:
-    """Every finding: first silos that gave no survey, then column by column."""
+    """Return all findings: first silos without a survey, then column by column."""
     found = [Finding(silo, "", "no survey", why, "") for silo, why in without.items()]
     for part in ("columns", "labels"):
         names = dict.fromkeys(name for answer in answers.values() for name in answer[part])
@@ -59,7 +59,7 @@ def findings(answers: Mapping[str, Mapping[str, Any]], without: Mapping[str, str
 
 
 def _lacking(name: str, items: Mapping[str, Any], answers: Mapping[str, Any]) -> list[Finding]:
-    """Silos without a column that most have."""
+    """Return a finding for each silo without a column that most silos have."""
     if len(items) * 2 <= len(answers):
         return []
     look = f'a column named "{name}" in the recipe (--map {name}=COLUMN)'
@@ -75,7 +75,7 @@ Others = Sequence[tuple[int, Mapping[str, Any]]]
 
 
 def _of_column(name: str, n: int, item: Mapping[str, Any], others: Others) -> Iterator[Texts]:
-    """What is odd in this hospital's column, the likeliest first."""
+    """Yield the anomalies of this hospital's column, the likeliest first."""
     here, there = share(n, item), [s for k, other in others if (s := share(k, other)) is not None]
     if here is not None and here >= ALMOST_ALL and there and median(there) <= FEW:
         what = f"{here:.0%} of its values are missing, elsewhere {median(there):.0%}"
@@ -91,7 +91,7 @@ def _of_column(name: str, n: int, item: Mapping[str, Any], others: Others) -> It
 
 
 def share(n: int, item: Mapping[str, Any]) -> float | None:
-    """The share of missing values; None where it stays in the hospital."""
+    """Return the share of missing values; None if it is withheld."""
     return None if item[MISSING] is None or not n else min(item[MISSING] / n, 1.0)
 
 
@@ -120,7 +120,7 @@ def _of_numbers(name: str, item: Mapping[str, Any], others: Sequence[Mapping[str
 
 
 def _of_cells(name: str, item: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> Iterator[Texts]:
-    """Whether nearly all values lie at an end of the range, and elsewhere they do not."""
+    """Yield a finding if nearly all values lie at one end of the range, unlike at the other hospitals."""
     here, there = (
         shares(item),
         [s for other in others if (s := shares(other)) and other.get("range") == item.get("range")],
@@ -173,7 +173,7 @@ def variation(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def _exchanged(here: Sequence[float], usual: Sequence[float]) -> tuple[int, int, float]:
-    """The two categories whose exchange brings the shares nearest to the usual ones, and how near."""
+    """Return the two categories whose exchange brings the shares nearest to the usual ones, and the distance."""
     best = (0, 0, math.inf)
     for i in range(len(here)):
         for j in range(i):

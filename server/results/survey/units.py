@@ -1,6 +1,6 @@
-"""Factors between units that hospitals mix up, by which a survey names a likely cause of a constant ratio.
+"""Factors between commonly confused units; a survey uses them to name a likely cause of a constant ratio.
 
-Molar masses give those between mass and amount of substance: glucose 180.16 g/mol is 18.016 mg/dl per mmol/l, and so on
+Factors between mass and amount of substance follow from molar masses: glucose 180.16 g/mol is 18.016 mg/dl per mmol/l
 (IUPAC atomic weights; units as in Young and Huth, SI Units for Clinical Measurement, 1998).
 """
 
@@ -10,12 +10,15 @@ import math
 from dataclasses import dataclass
 
 TIME = ("age", "alter", "day", "tag", "time", "zeit", "dauer", "duration", "since", "month", "year", "stay", "follow")
-NEAR = 1.15  # a ratio of means within this factor of a known one may be it
+NEAR = 1.15  # a ratio of means within this factor of a known one matches it
 
 
 @dataclass(frozen=True)
 class Factor:
-    """``one`` = ``times`` * ``other`` (+ ``plus``), of columns whose name has one of ``words``; none: of any."""
+    """Conversion ``one`` = ``times`` * ``other`` (+ ``plus``), for columns whose name contains one of ``words``.
+
+    Without words it applies to every column.
+    """
 
     times: float
     one: str
@@ -51,7 +54,7 @@ FACTORS = (
 
 
 def known(ratio: float, column: str) -> tuple[str, float]:
-    """Return which units have this ratio (own values to the others'), in words, and their factor; empty: none."""
+    """Return a phrase for the units with this ratio (own values to the others') and their factor; empty: none."""
     found: list[tuple[bool, float, str, float]] = []
     for factor in FACTORS:
         named = any(word in column.lower() for word in factor.words)
@@ -68,7 +71,7 @@ def known(ratio: float, column: str) -> tuple[str, float]:
 
 
 def conversion(mean: float, sd: float, of: float, spread: float, column: str) -> str:
-    """Return in words whether ``mean`` and ``sd`` are the others', ``of`` and ``spread``, in another affine unit."""
+    """Return a phrase if ``mean``, ``sd`` are the others' ``of``, ``spread`` in another affine unit; else empty."""
     for factor in (factor for factor in FACTORS if factor.plus):
         if not any(word in column.lower() for word in factor.words):
             continue
