@@ -1,8 +1,8 @@
-"""``make demo``: twelve silos and a server on this machine, three methods, one report, in a few minutes.
+"""Demonstration (``make demo``): twelve silos and a server on this machine, three methods, one report, a few minutes.
 
-Everything is silofl's own: the data set is split into one file per silo (``silofl partition``), a federation file
-names the files, ``silofl up`` starts the processes (gRPC, TLS, node keys), ``silofl run`` trains, ``silofl down`` ends
-them, also after Ctrl-C and after a failure. The run is in ``runs/demo``, the silos' files are in ``runs/demo-silos``.
+It uses only silofl's commands: the data set is split into one file per silo (``silofl partition``), a federation file
+lists the files, ``silofl up`` starts the processes (gRPC, TLS, node keys), ``silofl run`` trains, and ``silofl down``
+stops them, also after Ctrl-C or a failure. The run is in ``runs/demo``, the silos' files are in ``runs/demo-silos``.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def say(line: str) -> None:
 
 
 def clear(out: Path) -> None:
-    """Delete an earlier demo's run. Raises UserError where anything else is in its place."""
+    """Delete an earlier demo's run. Raises UserError if the directory holds anything else."""
     if out.exists():
         if any(out.iterdir()) and not (out / "config.toml").exists():
             raise UserError(f"{out} holds something else: move it away")
@@ -62,7 +62,7 @@ def clear(out: Path) -> None:
 
 
 def write_federation(folder: Path) -> Path:
-    """Split the data into one file per silo, and write the federation file that names them."""
+    """Split the data into one file per silo, and write the federation file that lists them."""
     manifest = write_partition(
         load_dataset("digits"), "dirichlet", folder / "data", silos=SILOS, seed=SEED, settings=PARTITION
     )
@@ -75,10 +75,10 @@ def write_federation(folder: Path) -> Path:
 
 
 def demo(root: Path) -> Path:
-    """Run the demonstration below ``root``, and return the report. All its processes end with it."""
+    """Run the demonstration in ``root``, stop all its processes, and return the report."""
     out, folder = root / "demo", root / "demo-silos"
     clear(out)
-    local.clear(NAME)  # of a demonstration that was killed
+    local.clear(NAME)  # processes of a demonstration that was killed
     say(f"splitting digits over {SILOS} silos (dirichlet {PARTITION.beta}, seed {SEED}) in {folder}")
     federation = read_federation(write_federation(folder))
     try:
@@ -101,7 +101,7 @@ def interrupted(number: int, frame: object) -> None:
 
 
 def main() -> int:
-    """Return the exit code. 0: the report is written; 1: it failed; 130: interrupted."""
+    """Return the exit code. 0: the report is written; 1: failed; 130: interrupted."""
     signal.signal(signal.SIGTERM, interrupted)
     try:
         print(demo(Path("runs")))

@@ -1,9 +1,9 @@
-"""The in-process engine: a Flower ``Grid`` that calls the ClientApp directly, without serialisation.
+"""In-process engine: a Flower ``Grid`` that calls the ClientApp directly, without serialisation.
 
-Silos compute one after the other, or together with ``vectorize = true`` (``vectorized.py``).
+Silos compute one after the other, or jointly with ``vectorize = true`` (``vectorized.py``).
 
-The ServerApp and the ClientApp are the same functions as in a deployment; tensors travel as they are (see
-``strategies.base.transport.payload.TensorArray``), on a GPU they stay there.
+The ServerApp and the ClientApp are the same functions as in a deployment. Tensors are passed by reference (see
+``strategies.base.transport.payload.TensorArray``); on a GPU they stay there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from strategies.base.settings import Value
 class InProcessGrid(Grid):
     """Grid of N silos in this process. ``state_path``: the folder of their states (None: memory only).
 
-    ``seconds``: how long the silos took to compute the replies to what was pushed last.
+    ``seconds``: the silos' compute time for the replies to the last pushed messages.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class InProcessGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies to these messages: the silos compute now."""
+        """Compute and return the replies to these messages."""
         asked = [
             self.sent.pop(i) for i in sorted(message_ids, key=lambda i: int(i.rpartition("-")[2])) if i in self.sent
         ]
@@ -82,7 +82,7 @@ class InProcessGrid(Grid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         return self.pull_messages(self.push_messages(messages))
 
-    # Flower's interface asks for these; nothing here needs them.
+    # Required by Flower's interface, but not used here.
 
     def set_run(self, run: Any) -> None:
         pass
@@ -99,7 +99,7 @@ class InProcessGrid(Grid):
 
 @contextmanager
 def flower_identity() -> Any:
-    """Give this process an identity, which Flower's ``Message`` asks for, outside of any Flower run."""
+    """Set an identity for this process, which Flower's ``Message`` requires, outside of any Flower run."""
     identity = internal("TaskIdentity")
     before = identity._task_id, identity._run_id, identity._node_id
     identity._task_id, identity._run_id, identity._node_id = 1, 1, 1

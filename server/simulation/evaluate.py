@@ -1,4 +1,4 @@
-"""``silofl evaluate`` in this process: the models of a run, or of a file, at the silos of a simulation or of a file."""
+"""``silofl evaluate``: models of a run or a file, at the silos of a simulation, of a data file or of a federation."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ OF_THE_DATA = ("dataset", "data-dir", "partition", "silos", "seed", "validation"
 def gather_models(
     source: Path, folder: Path, which: str, strategy: str | None = None, seed: int | None = None
 ) -> list[Path]:
-    """Put the models of a run, or a model's file, with their model cards into ``folder``, and return their files.
+    """Collect the models of a run, or one model file, with their model cards in ``folder``; return their files.
 
-    ``which``: the ``shared`` model of a run; or ``all``: besides, where there is one, the model of each silo whose
-    score the report shows, where the silos' states lie on this machine or the silo has sent it. Raises UserError.
+    ``which``: ``shared``: the shared model of a run. ``all``: the shared model, if there is one, and the reported model
+    of each silo whose state is on this machine or that has sent its model. Raises UserError.
     """
     folder.mkdir(parents=True)
     if source.is_file():
@@ -66,19 +66,19 @@ def gather_models(
 
 
 def has_states(source: Path, run: RunSettings) -> bool:
-    """Return whether the states of a run's silos lie in its directory, as those of a simulation do."""
+    """Return whether a run's directory holds its silos' states, as after a simulation."""
     return (source / "checkpoint" / run.run_key / "silos").is_dir()
 
 
 def has_models(source: Path, run: RunSettings) -> bool:
-    """Return whether models of a run's silos lie on this machine."""
+    """Return whether silos' own models of a run are on this machine."""
     return has_states(source, run) or any_kept(source / "checkpoint" / run.run_key)
 
 
 def settings_of_run(source: Path, strategy: str | None, seed: int | None) -> dict[str, object]:
-    """Return how the data of a simulated run are divided over its silos. Raises UserError where it was none.
+    """Return the settings that divide the data of a simulated run. Raises UserError for another run.
 
-    A federation's settings name a data set too, the default, which is not its silos' own.
+    The settings of a federation's run also contain a data set, the default, but its silos have their own data.
     """
     run = find_run(source, strategy, seed)
     if not has_states(source, run) and not (source / "manifest.json").is_file():
@@ -96,9 +96,9 @@ def evaluate(
     strategy: str | None = None,
     seed: int | None = None,
 ) -> Path:
-    """Evaluate in this process, and return the file of the matrix.
+    """Evaluate in this process, and return the path of ``matrix.csv``.
 
-    ``data``: one silo's file, instead of the silos of the simulated run. Raises UserError.
+    ``data``: one silo's file, in place of the silos of the simulated run. Raises UserError.
     """
     logging.getLogger("flwr").setLevel(logging.WARNING)
     check_there(source)
@@ -113,7 +113,7 @@ def evaluate(
     with cleared(out), private():
         models = read_models(gather_models(source, out / MODELS, which, strategy, seed))
         settings = parse_settings({**where, **run_values(models, owned=False)})
-        parsed = parse_settings({**where, **run_values(models)})  # as a federation's evaluation, for a study of it
+        parsed = parse_settings({**where, **run_values(models)})  # with owners, as for a federation's study
         write_atomically(out / "config.toml", toml_text(parsed.flat()))
         grid = InProcessGrid(client_app, settings.common.silos, settings.flat())
         if data is not None:
@@ -125,25 +125,25 @@ def evaluate(
 
 
 def check_there(source: Path) -> None:
-    """Raise UserError where there is no such run or model."""
+    """Raise UserError if the run or model does not exist."""
     if not source.exists():
         raise UserError(f"there is no {source}: a run directory, or an exported model (.safetensors), is wanted here")
 
 
 def check_new(out: Path) -> None:
-    """Raise UserError where ``out`` is anything but an empty directory, or nothing."""
+    """Raise UserError unless ``out`` is an empty directory or does not exist."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is there already: give --out a new directory")
 
 
 @contextlib.contextmanager
 def cleared(out: Path) -> Iterator[None]:
-    """Leave nothing half-written: remove ``out`` where the block raises."""
+    """Remove the content of ``out`` if the block raises, so that no partial result remains."""
     before = out.exists()
     try:
         yield
     except BaseException:
-        shutil.rmtree(out, ignore_errors=True)  # it was empty, or not there
+        shutil.rmtree(out, ignore_errors=True)  # it was empty or missing before
         if before:
             out.mkdir(parents=True)
         raise
@@ -158,10 +158,10 @@ def evaluate_deployed(
     seed: int | None = None,
     study: str = "",
 ) -> Path:
-    """Evaluate at the silos of a federation, and return the file of the matrix.
+    """Evaluate at the silos of a federation, and return the path of ``matrix.csv``.
 
-    With ``all``, the matrix has what the run measured of each silo's model at that silo, where the server has not got
-    the model itself. ``study``: the approved study that it belongs to. Raises UserError, RunFailedError.
+    With ``all``, the matrix also has the run's metrics of each silo's model at that silo if the server does not hold
+    the model. ``study``: the approved study that the evaluation belongs to. Raises UserError, RunFailedError.
     """
     check_there(source)
     check_new(out)
@@ -186,7 +186,7 @@ def evaluate_deployed(
 
 
 def add_own(source: Path, out: Path, run: RunSettings, own: Sequence[Cell], evaluated: Collection[str]) -> None:
-    """Add to the matrix what the run measured, and print which models the federation did not evaluate, and why."""
+    """Add the run's own metrics to the matrix; print which models the federation did not evaluate, and why."""
     silos = [str(name) for name in entry_of(source, run)["silos"]]
     out.mkdir(parents=True, exist_ok=True)
     add_cells(out / MATRIX, own, silos)

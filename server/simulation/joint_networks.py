@@ -1,11 +1,11 @@
 """Batched computations for the vectorized engine: gradients, optimiser steps and metrics of many silos at once.
 
-* Gradients (same part of the network, same shape of a sample, same loss) by ``torch.func.vmap``, short batches padded
-  with samples that the loss ignores. The trained parameters may differ: the gradient is that of every parameter that
-  any silo trains, and each silo gets its own part of it. Losses on features may differ, too: the outputs are computed
-  together, each loss from its silo's part of them.
-* Steps on rows of the (silos x Σ) matrices, as many as the cache holds; each silo's moments are rows of matrices too.
-* Metrics: the outputs together; for classifiers the metrics together, too.
+* Gradients (same part of the network, same sample shape, same loss) by ``torch.func.vmap``. Short batches are padded
+  with samples that the loss ignores. The trained parameters may differ: the gradient covers every parameter that any
+  silo trains, and each silo receives its part. Losses on features may differ, too: the outputs are computed jointly,
+  and each loss from its silo's part of them.
+* Steps on rows of the (silos x Σ) matrices, as many as fit in the cache; the silos' moments are rows of matrices, too.
+* Metrics: the outputs jointly; for classifiers the metrics jointly, too.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from models.optimizers import Optimizer
 from models.tasks import Task
 from models.training import Loss, OnFeatures, Samples, own_gradient, predict
 
-# As measured on a CPU (benchmarks/README.md). A joint computation costs a few gradients' time beside its arithmetic,
-# and its arithmetic is slower than that of one network after the other, which stays in the cache from step to step.
+# Measured on a CPU (benchmarks/README.md). A joint computation has an overhead of a few gradients' time. Its arithmetic
+# is slower than sequential computation, where each network stays in the cache from step to step.
 LARGEST_BATCH = 600_000  # parameters times samples
 LARGEST_STEP = 100_000  # parameters of all silos that step at once
 
 
 class Request(NamedTuple):
-    """A request for the gradient of a batch by the network in this row. Requests of one ``kind`` can be joined."""
+    """Request for a batch's gradient by the network in this row. Requests of one ``kind`` can be joined."""
 
     silo: int
     row: int
@@ -51,7 +51,7 @@ class Request(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A request for an optimiser's step on a part of a row."""
+    """Request for an optimiser's step on a part of a row."""
 
     silo: int
     row: int
@@ -67,7 +67,7 @@ class Step(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """A request for the metrics of the network in this row."""
+    """Request for the metrics of the network in this row."""
 
     silo: int
     row: int
@@ -81,7 +81,7 @@ class Evaluation(NamedTuple):
 
 
 class Networks:
-    """Copies of one network. Their vectors are the rows of a matrix (silos, Σ), their gradients those of another."""
+    """Copies of one network. Their vectors and gradients are the rows of two matrices (silos, Σ)."""
 
     def __init__(self, shared: FlatModel, count: int) -> None:
         self.vectors = shared.vector.new_zeros(count, shared.layout.size)
@@ -95,7 +95,7 @@ class Networks:
         self.largest_step: float = LARGEST_STEP if on_cpu else math.inf
 
     def incompatibility(self, row: int, x: Any, y: Tensor, network: nn.Module | None) -> str:
-        """Return why this batch is computed by itself; empty: it can be joined."""
+        """Return why this batch cannot be joined with others; empty if it can."""
         model = self.models[row]
         if not isinstance(x, Tensor):
             return "samples of several inputs are not joined"
@@ -114,13 +114,13 @@ class Networks:
         return *form, loss, None if ignores_padding(loss) else len(y)
 
     def chosen(self, requests: Sequence[Request | Evaluation]) -> Any:
-        """Return the index of the requests' rows: a slice where they are neighbours, else a tensor."""
+        """Return the index of the requests' rows: a slice for contiguous rows, else a tensor."""
         rows = [request.row for request in requests]
         neighbours = rows == list(range(rows[0], rows[-1] + 1))
         return slice(rows[0], rows[-1] + 1) if neighbours else torch.tensor(rows)
 
     def values(self, vectors: Tensor, prefix: str = "") -> dict[str, Tensor]:
-        """Return the parameters (silos, ...) behind ``prefix`` by name, as views of these vectors (silos, Σ)."""
+        """Return the parameters (silos, ...) by name without ``prefix``, as views of these vectors (silos, Σ)."""
         return {
             entry.name.removeprefix(prefix): vectors[:, entry.start : entry.stop].view(len(vectors), *entry.shape)
             for entry in self.entries
@@ -133,7 +133,7 @@ class Networks:
         only_last = first.network is self.models[first.row].last_block
         outputs, prefix = (self.last, f"{self.last_name}.") if only_last else (self.whole, "")
         values = self.values(self.vectors[chosen], prefix)
-        # Parameters that any silo trains, and the silos that do not train them.
+        # Parameters that any silo trains, and the rows of silos that do not train them.
         trained, frozen = [], []
         for i, entry in enumerate(self.entries):
             if entry.name.startswith(prefix):
@@ -154,7 +154,7 @@ class Networks:
             )
         else:
             losses = joint_losses(first.loss, logits, y)
-        # The silos share nothing, so a row of the sum's gradient is the gradient of the row's own loss.
+        # The rows are independent, so a row of the sum's gradient is the gradient of the row's own loss.
         grads = torch.autograd.grad(losses.sum(), [value for _, value in trained])
         if len(trained) < len(self.entries):
             self.gradients[chosen] = 0.0
@@ -165,9 +165,9 @@ class Networks:
         return list(losses.detach().unbind())
 
     def step(self, requests: Sequence[Step]) -> None:
-        """Do the steps of optimisers of one form, on the same part of neighbouring rows.
+        """Execute the steps of optimisers of one form on the same part of contiguous rows.
 
-        Their states become rows of one optimiser's, and stay that as long as the same optimisers step together.
+        Their states become rows of a joint optimiser's state, as long as the same optimisers step together.
         """
         optimizers, first = [request.optimizer for request in requests], requests[0]
         n = len(requests)
@@ -190,7 +190,7 @@ class Networks:
 
     @torch.no_grad()
     def evaluate(self, requests: Sequence[Evaluation]) -> list[dict[str, float]]:
-        """Return the metrics of requests of one kind: of inputs of one shape."""
+        """Return the metrics of requests of one kind, whose inputs have one shape."""
         lengths = [len(request.samples) for request in requests]
         at_once = requests[0].samples.at_once
         if max(lengths) > at_once or max(lengths) * self.vectors.shape[1] > self.largest:
@@ -219,8 +219,8 @@ class JointLinear(nn.Linear):
 class JointForm:
     """Joint forward pass of many copies of a network: outputs (silos, b, C) and features (silos, b, K).
 
-    The parameters come by name, each (silos, ...); the features are the input of ``head``. It runs by vmap. A network
-    that accepts any leading dimensions has its linear layers as batched products instead: half the time for few silos.
+    The parameters are passed by name, each (silos, ...); the features are the input of ``head``. The forward pass uses
+    vmap. A network that accepts any leading dimensions uses batched linear layers instead: half the time for few silos.
     """
 
     def __init__(self, network: nn.Module, head: str = "") -> None:
@@ -248,7 +248,7 @@ class JointForm:
 
 def joint_losses(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
     """Return the mean loss of each silo (silos,) from outputs (silos, b, C) and labels (silos, b)."""
-    if loss is F.cross_entropy:  # as vmap has it, in half the time for few silos
+    if loss is F.cross_entropy:  # the same result as vmap in half the time for few silos
         each = F.cross_entropy(outputs.flatten(0, 1), y.flatten(), reduction="none", ignore_index=IGNORED)
         return each.view(y.shape).sum(1) / (y != IGNORED).sum(1)
     losses: Tensor = vmap(loss)(outputs, y)
@@ -257,7 +257,7 @@ def joint_losses(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
 
 @lru_cache(maxsize=256)
 def ignores_padding(loss: Loss) -> bool:
-    """Return whether a sample labelled as ignored changes nothing in this loss."""
+    """Return whether a sample with the ignored label leaves this loss unchanged."""
     logits, y = torch.tensor([[0.5, -1.0], [2.0, 1.0], [0.0, 0.0]]), torch.tensor([0, 1, IGNORED])
     try:
         return torch.equal(loss(logits, y), loss(logits[:2], y[:2]))

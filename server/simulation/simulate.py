@@ -44,7 +44,7 @@ from strategies.base.run_settings import RunSettings
 
 
 class Executor(Protocol):
-    """Executor of a study's runs: in turns, :func:`run_all`, or by ``server.simulation.workers``."""
+    """Executor of a study's runs: one after the other (:func:`run_all`), or ``server.simulation.workers``."""
 
     def __call__(
         self, runs: Sequence[RunSettings], directory: RunDirectory, trackers: Sequence[Tracker], *, quiet: bool
@@ -60,12 +60,12 @@ def simulate(
     hold_out: str | None = None,
     tuned: Sequence[Path] = (),
 ) -> Path:
-    """Run the study in this process, or by another executor, and return its directory.
+    """Run the study in this process or with another executor, and return its directory.
 
-    The report is written in any case, and the comparison per silo goes to standard error. ``log`` names the libraries
-    that record the study too (see ``server.results.tracking``). ``hold_out``: hospitals that the methods are also
-    trained without, or ``each`` (see ``server.results.hold_out``). ``tuned``: searches of ``silofl tune``, whose best
-    settings each method gets (see ``server.results.tuned``). Raises UserError; RunFailedError where a run fails.
+    The report is written even if a run fails; the comparison per silo is printed to standard error. ``log``: the
+    tracking libraries (see ``server.results.tracking``). ``hold_out``: hospitals without which the methods are also
+    trained, or ``each`` (see ``server.results.hold_out``). ``tuned``: searches of ``silofl tune`` with the best
+    settings for each method (see ``server.results.tuned``). Raises UserError, or RunFailedError if a run fails.
     """
     record: Mapping[str, Any] = {}
     if tuned:
@@ -103,9 +103,9 @@ def simulate(
 
 
 def planned(values: Mapping[str, object], hold_out: str | None) -> tuple[Groups, list[RunSettings], list[RunSettings]]:
-    """Return who is held out, the runs with all silos, and those without them. Raises UserError.
+    """Return the held-out groups, the runs with all silos, and the runs without each group. Raises UserError.
 
-    A study that is resumed knows who it was.
+    A resumed study reads its groups from its directory.
     """
     first = study_runs(values)[0].common
     before = groups_of(Path(first.out)) if first.resume and first.out else []
@@ -123,8 +123,8 @@ def planned(values: Mapping[str, object], hold_out: str | None) -> tuple[Groups,
 
 
 def run_all(runs: Sequence[RunSettings], directory: RunDirectory, trackers: Sequence[Tracker], *, quiet: bool) -> None:
-    """Execute the runs one after the other, below a progress bar; the report is written in any case."""
-    # A progress bar says it better than one log line per silo and round.
+    """Execute the runs one after the other with a progress bar; write the reports even if a run fails."""
+    # The progress bar replaces one log line per silo and round.
     logging.getLogger("flwr").setLevel(logging.WARNING)
     total = sum(r.common.rounds for r in runs)
     bar: tqdm[Any]
@@ -133,7 +133,7 @@ def run_all(runs: Sequence[RunSettings], directory: RunDirectory, trackers: Sequ
             for run in runs:
                 run_one(run, part_of(directory, run), bar, trackers)
     except BaseException as error:
-        if is_full(error):  # nor is there room for a report
+        if is_full(error):  # the disk has no room for a report either
             raise UserError(
                 f"{error.filename}: {error.strerror}; free some, then {how_to_continue(directory)}"
             ) from None
@@ -145,7 +145,7 @@ def run_all(runs: Sequence[RunSettings], directory: RunDirectory, trackers: Sequ
 
 
 def try_reports(runs: Sequence[RunSettings], directory: RunDirectory) -> None:
-    """Write the reports of all the study's directories that have a run."""
+    """Write the report of each of the study's directories."""
     for part, _ in parts_of(directory, runs):
         try_report(part.path)
 
@@ -174,7 +174,7 @@ def run_one(
             if done is None:
                 skip(bar, progress.round - 1)
             bar.set_description(run.label, refresh=False)
-            if not math.isnan(progress.score):  # the last evaluated round's stays
+            if not math.isnan(progress.score):  # otherwise the score of the last evaluated round stays
                 bar.set_postfix_str(f"{federation.registration.task.score_label} {progress.score:.4f}", refresh=False)
             bar.update()
         done = progress.round
@@ -197,7 +197,7 @@ def run_one(
             return
         record(federation.last + 1)  # the closing evaluation
         write_summary(directory, History(directory.history), federation.finished())
-    if bar is not None:  # what was done before, or early stopping has left out
+    if bar is not None:  # rounds that were done before, or that early stopping left out
         skip(bar, run.common.rounds - (done or 0))
     which = {"strategy": run.common.strategy, "seed": run.common.seed}
     directory.progress("done", **which, out=str(directory.path.resolve()))
@@ -205,7 +205,7 @@ def run_one(
 
 @contextlib.contextmanager
 def tracked(run: RunSettings, directory: RunDirectory, trackers: Sequence[Tracker]) -> Iterator[None]:
-    """Start the trackers, end them with the run, and note an error in the run's progress."""
+    """Start the trackers, end them with the run, and record an error in the run's progress."""
     for tracker in trackers:
         tracker.start(run, directory.path)
     finished = False
@@ -224,9 +224,9 @@ def tracked(run: RunSettings, directory: RunDirectory, trackers: Sequence[Tracke
 
 @contextlib.contextmanager
 def frozen() -> Iterator[None]:
-    """Limit garbage collection to new objects; some hundred thousand objects of the libraries stay anyway.
+    """Exclude existing objects from garbage collection: several hundred thousand, mostly of libraries.
 
-    To search those again and again takes a tenth of the time of small rounds.
+    Scanning them repeatedly takes a tenth of the time of small rounds.
     """
     gc.freeze()
     try:
@@ -236,8 +236,8 @@ def frozen() -> Iterator[None]:
 
 
 def skip(bar: tqdm[Any], rounds: int) -> None:
-    """Advance the bar by rounds that an earlier start of the study has done, without counting them for the pace."""
-    if not bar.disable:  # a disabled one has none of these
+    """Advance the bar by rounds of an earlier start of the study, without including them in the rate."""
+    if not bar.disable:  # a disabled bar lacks these attributes
         bar.initial += rounds
         bar.last_print_n += rounds
         bar.n += rounds

@@ -1,4 +1,4 @@
-"""``silofl survey``: statistics of the data of hospitals on this machine, of a simulation, or of a federation."""
+"""``silofl survey``: statistics of data files on this machine, of a simulation, or of a federation's silos."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ RUN: Mapping[str, object] = {"strategy": SURVEY, "rounds": 1}
 
 
 def survey(values: Mapping[str, object], out: Path, data: Path | None = None, policy: str = PUBLIC) -> Path:
-    """Survey in this process, and return the directory.
+    """Survey in this process, and return the output directory.
 
-    ``values``: how a simulation's data are divided, and what to harmonise. ``data``: a hospital's file, or a folder
-    with one of each, in place of a simulation; ``policy``: the policy by which they answer. Raises UserError.
+    ``values``: settings of a simulation's data and of the harmonisation. ``data``: a hospital's file, or a folder with
+    one file per hospital, in place of a simulation. ``policy``: the policy that applies to them. Raises UserError.
     """
     logging.getLogger("flwr").setLevel(logging.WARNING)
     check_new(out)
@@ -44,7 +44,7 @@ def survey(values: Mapping[str, object], out: Path, data: Path | None = None, po
         out.mkdir(parents=True, exist_ok=True)
         write_atomically(out / "config.toml", toml_text(settings.flat()))
         grid = InProcessGrid(client_app, settings.common.silos, settings.flat())
-        if site.studies == "required":  # no study is approved for a preview of what would leave
+        if site.studies == "required":  # a preview of what would leave needs no approved study
             preview, policy = replace(site, studies="optional"), f"{temporary}/.policy.toml"
             Path(policy).write_text("\n".join(preview.line(rule.name) for rule in rules().values()))
         names = silo_names([file.stem for file in files])
@@ -59,10 +59,10 @@ def survey(values: Mapping[str, object], out: Path, data: Path | None = None, po
 
 
 def survey_deployed(values: Mapping[str, object], out: Path | None, connection: str) -> Path:
-    """Survey the silos of a federation, and return the directory. ``values``: settings, such as the study.
+    """Survey the silos of a federation, and return the output directory. ``values``: settings, such as the study.
 
     Raises UserError, RunFailedError.
     """
     plain = {"hold-out": "", "late-joiners": "", "patience": 0, "dp": False, "wire-dtype": "float32", "ala": False}
-    given = {**plain, "keep-models": "none", **values, **RUN}  # whatever a federation's file says of its runs
+    given = {**plain, "keep-models": "none", **values, **RUN}  # overrides the federation file's training settings
     return submit.run({**given, **({"out": str(out)} if out else {})}, connection)

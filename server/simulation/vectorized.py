@@ -1,13 +1,12 @@
-"""The vectorized engine (``vectorize = true``): the gradients of all silos in one computation.
+"""Vectorized engine (``vectorize = true``): the gradients of all silos in one computation.
 
-Each silo's ClientApp runs in a coroutine of its own (a greenlet, so methods are ordinary code) with a network of its
-own, whose vector and gradient are rows of two (silos x Σ) matrices. Where a method asks for the gradient of a batch, a
-step of Adam or the metrics of a model, its coroutine waits. Once all silos wait or are done, requests of one kind are
-computed together (``joint_networks.py``), and the others one by one; then all silos go on. Metrics wait until no silo
-trains any more.
+Each silo's ClientApp runs in its own coroutine (a greenlet, so methods are ordinary code) with its own network, whose
+vector and gradient are rows of two (silos x Σ) matrices. When a method requests a batch's gradient, an Adam step or a
+model's metrics, its coroutine waits. Once all silos wait or are done, requests of one kind are computed jointly
+(``joint_networks.py``), and the others one by one; then all silos go on. Metrics wait until no silo trains any more.
 
-The numbers are those of silos that take turns, up to the order of floating-point sums. The memory that a silo needs
-while it trains is needed for all silos at once.
+The results equal those of silos that compute one after the other, up to the order of floating-point sums. Memory for
+training is needed for all silos at once.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from models.tasks import Task
 from models.training import Loss, OnFeatures, own_gradient
 from server.simulation.joint_networks import Evaluation, Networks, Request, Step
 
-# As measured on a CPU (benchmarks/README.md).
+# Measured on a CPU (benchmarks/README.md).
 FEWEST_SILOS = 4
 LARGEST_NETWORK = 30_000  # parameters
 
@@ -39,22 +38,22 @@ Asked = Request | Step | Evaluation
 
 
 class VectorizedEngine:
-    """Run the silos' calls of a round together.
+    """Engine that runs the silos' calls of a round jointly.
 
-    ``joint`` and ``single`` count the gradients that were computed with others and one by one, ``computations`` how
-    many computations the joint ones took; ``steps`` and ``evaluations`` what else was computed with others.
+    Counters: ``joint`` and ``single``: gradients computed jointly and one by one; ``computations``: the number of joint
+    gradient computations; ``steps`` and ``evaluations``: those computed jointly.
     """
 
     def __init__(self) -> None:
-        self.takes_turns = ""  # why the silos take turns after all
+        self.takes_turns = ""  # the reason why the silos compute one after the other; empty: they compute jointly
         self.joint = self.computations = self.single = self.steps = self.evaluations = 0
         self.logged: set[str] = set()
-        self.asked: dict[int, int] = {}  # gradients by silo, in its last round
+        self.asked: dict[int, int] = {}  # silo -> number of gradients in its last round
         self._networks: dict[FlatModel, Networks] = {}
 
     def run(self, calls: Mapping[int, Callable[[], T]]) -> dict[int, T]:
-        """Return the result of each silo's call. An exception that leaves a call ends all of them."""
-        # Silos with the most steps come first, so that those still training at the end of a round are neighbours.
+        """Return the result of each silo's call. An uncaught exception in one call ends all calls."""
+        # Silos with the most steps come first, so that those still training at the end of a round have adjacent rows.
         order = sorted(calls, key=lambda silo: -self.asked.get(silo, 0))
         self.asked |= dict.fromkeys(order, 0)
         coroutines = {silo: greenlet(partial(_begin, calls[silo])) for silo in order}
@@ -65,22 +64,22 @@ class VectorizedEngine:
         answers: dict[int, Any] = dict.fromkeys(order)
         while answers:
             for silo, answer in answers.items():
-                # All switches are made here: an error of PyTorch's walks the C stack, and would crash the process where
-                # a coroutine goes on from another place than it began at.
+                # All switches are made here: a PyTorch error walks the C stack, and crashes the process if a coroutine
+                # is resumed from another place than where it began.
                 go_on = coroutines[silo].switch
                 returned = go_on(answer)
                 if coroutines[silo].dead:
                     results[silo] = returned
                 else:
                     waiting.append(returned)
-            # Metrics wait for the silos that still train: all have theirs computed at once.
+            # Metrics wait for the silos that still train, so that all are computed at once.
             requests = [r for r in waiting if not isinstance(r, Evaluation)] or waiting
             answers = self._answers(requests)
             waiting = [r for r in waiting if r.silo not in answers]
         return results
 
     def _context(self, silo: int, row: int, rows: int) -> Context:
-        """Return a context in which the silo gets the network of this row."""
+        """Return a context in which the silo uses the network of this row."""
 
         def network(shared: FlatModel) -> FlatModel:
             if not self.takes_turns:
@@ -98,7 +97,7 @@ class VectorizedEngine:
         return context
 
     def _answers(self, requests: Sequence[Asked]) -> dict[int, Any]:
-        """Return the answer to each request by silo, in the order of the requests; an exception for a failure."""
+        """Return each request's answer by silo, in the order of the requests; a failure is answered by its error."""
         answers: dict[int, Any] = {request.silo: None for request in requests}
         groups: dict[Hashable, list[Any]] = {}
         for request in requests:
@@ -116,7 +115,7 @@ class VectorizedEngine:
         networks, of_gradients = group[0].networks, isinstance(group[0], Request)
         try:
             found: list[Any] = networks.gradient(group) if of_gradients else networks.evaluate(group)  # type: ignore[arg-type]
-        except Exception as error:  # a silo's own fault shows again when each computes by itself
+        except Exception as error:  # an error of one silo occurs again when each computes alone
             found = [self._single(request) for request in group]
             if not any(isinstance(answer, Exception) for answer in found):
                 why = str(error).strip().partition("\n")[0] or type(error).__name__
@@ -137,7 +136,7 @@ class VectorizedEngine:
             return error
 
     def _step(self, group: Sequence[Step]) -> None:
-        """Do the steps of neighbouring rows together, as many as the cache holds."""
+        """Execute the steps of adjacent rows jointly, as many as fit in the cache."""
         first = group[0]
         most = first.networks.largest_step / (first.part.stop - first.part.start)
         run: list[Step] = []
@@ -167,7 +166,7 @@ class VectorizedEngine:
 
 
 class ClientHandle:
-    """A silo's access to the engine: its coroutine waits for the answer (:class:`models.flat.BatchedBackend`)."""
+    """A silo's handle on the engine; calls suspend its coroutine (a :class:`models.flat.BatchedBackend`)."""
 
     def __init__(self, engine: VectorizedEngine, silo: int, row: int, networks: Networks) -> None:
         self.engine, self.silo, self.row, self.networks = engine, silo, row, networks
@@ -177,7 +176,7 @@ class ClientHandle:
         engine.asked[self.silo] += 1
         reason = networks.incompatibility(row, x, y, network)
         engine.log_once(reason)
-        if reason or engine.takes_turns:  # where that was found out in the middle of a round
+        if reason or engine.takes_turns:  # `takes_turns` may be set in the middle of a round
             engine.single += 1
             return own_gradient(networks.models[row], x, y, loss, network)
         kind = networks.kind(row, x, y, loss, network)
@@ -194,7 +193,7 @@ class ClientHandle:
         self._wait(Step(self.silo, self.row, self.networks, optimizer, part, kind))
 
     def _part(self, vector: Tensor, gradient: Tensor) -> slice | None:
-        """Return the part of the silo's row that vector and gradient are; None where they are no part of it."""
+        """Return the slice of the silo's row that vector and gradient cover; None if they are not part of it."""
         model, count = self.networks.models[self.row], len(vector)
         start, rest = divmod(vector.data_ptr() - model.vector.data_ptr(), vector.element_size())
         same = gradient.data_ptr() - model.gradient.data_ptr() == start * vector.element_size()
@@ -222,7 +221,7 @@ def _begin(call: Callable[[], T], _: None) -> T:
 
 
 def incompatibility(network: FlatModel) -> str:
-    """Return why silos with this network take turns; empty: they can train together."""
+    """Return why silos with this network compute one after the other; empty if they can train jointly."""
     if not network.is_whole:
         return "a part of the network is frozen"
     if network.has_batch_norm or network.buffers.numel():

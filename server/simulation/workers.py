@@ -1,10 +1,10 @@
-"""Execute a study's runs in parallel, each in a process of its own: ``silofl simulate --workers N`` or ``ray``.
+"""Parallel execution of a study's runs, each in its own process: ``silofl simulate --workers N`` or ``ray``.
 
-The process of the study hands out the runs, shows how far they are, and puts what they come to where a study in turns
-has it (``server.results.worker_directories``). A run's process gets the run directory and the run's name, and
-reads all else from ``config.toml``. This is the same on this machine and, where machines share a file system, on a
-cluster. Every run has the number of threads that it has in turns, so the numbers are the same bit for bit. A run that
-fails, or whose process is killed, is named at the end, and the others finish.
+The process of the study distributes the runs, shows their progress, and merges their results into the study's files
+(``server.results.worker_directories``). A run's process receives the run directory and the run's name, and reads
+everything else from ``config.toml``. So it works on this machine and on a cluster with a shared file system. Every run
+has the same number of threads as in sequential execution, so the results are bit-identical. A run that fails, or whose
+process is killed, is reported at the end, and the others finish.
 
     python -m server.simulation.workers RUN STRATEGY-SEED new|resume UNTIL
 """
@@ -44,15 +44,15 @@ from server.simulation.simulate import Executor, how_to_continue, run_all, run_o
 from strategies.base.run_settings import RunSettings
 
 Process = subprocess.Popen[bytes]
-PAUSE = 0.2  # seconds between looks at what the runs have come to
-Ends = Mapping[str, int]  # how a run ended, by its key: as `silofl` exits, 0, 1 or 2, or minus a signal's number
-# Yields, a few times a second, what has ended since the last time; when it is closed it ends what still goes on.
+PAUSE = 0.2  # seconds between polls of the runs' progress
+Ends = Mapping[str, int]  # run -> exit code: 0, 1 or 2 as of `silofl`, or minus a signal's number
+# Yields, a few times a second, the runs that have ended since the last time; closing it ends the remaining runs.
 Engine = Callable[[Mapping[str, "Job"]], Generator[Ends, None, None]]
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run to execute, and the directory of its study. ``until``: the round after which it pauses, 0: none."""
+    """One run to execute in its study's directory. ``until``: the round after which it pauses; 0: no pause."""
 
     directory: RunDirectory
     run: RunSettings
@@ -66,7 +66,7 @@ def executor_of(workers: str) -> Executor:
 
 
 def engine_of(workers: str) -> Engine | None:
-    """Return what executes runs side by side; None for one after the other. Raises UserError as above."""
+    """Return the engine for parallel runs; None for sequential ones. Raises UserError for any other value."""
     if workers == "ray":
         return on_ray()
     if not workers.isascii() or not workers.isdigit() or int(workers) < 1:
@@ -87,10 +87,10 @@ def side_by_side(
     engine: Engine,
     workers: str,
 ) -> None:
-    """Execute all runs in parallel, below one progress bar; the report is written in any case.
+    """Execute all runs in parallel with one progress bar; write the reports even if runs fail.
 
-    Raises, once all have ended, RunFailedError that names the runs that failed; UserError where all of these are to be
-    mended by the user.
+    After all runs have ended, raises RunFailedError that names the failed runs, or UserError if all failures are user
+    errors.
     """
     directories: dict[str, WorkerDirectories] = {}
     for part, own in parts_of(directory, runs):
@@ -108,7 +108,7 @@ def side_by_side(
         raise KeyboardInterrupt(f"{how_to_continue(directory)} --workers {workers}") from None
     finally:
         for of_part in dict.fromkeys(directories.values()):
-            with contextlib.suppress(DataError):  # a process far away may end a little later: the next takes it back
+            with contextlib.suppress(DataError):  # a remote process may end a little later: the next start merges it
                 of_part.take_back_all()
         try_reports(runs, directory)
     if study.failed:
@@ -131,8 +131,8 @@ class Going:
         self.runs, self.directories, self.trackers = {run.label: run for run in runs}, directories, trackers
         self.going = dict(self.runs)
         self.failed: dict[str, tuple[int, str]] = {}
-        self.failures: dict[str, str] = {}  # why a run failed, in its own words
-        self.seen: dict[str, int] = {}  # by run, the last round that has been shown
+        self.failures: dict[str, str] = {}  # run -> its last error message
+        self.seen: dict[str, int] = {}  # run -> the last round shown in the bar
         self.known: dict[str, set[int]] = {}
         for of_part in dict.fromkeys(directories.values()):
             history = History(of_part.directory.history)
@@ -153,7 +153,7 @@ class Going:
             self.show(key, self.directories[key].take_back(run))
             if code:
                 self.fail(key, code)
-            else:  # what was done before, or early stopping has left out
+            else:  # rounds that were done before, or that early stopping left out
                 skip(self.bar, run.common.rounds - self.seen.get(key, 0))
             self.track(run, rows, failed=bool(code))
             self.describe()
@@ -184,7 +184,7 @@ class Going:
         self.failed[key] = code, " ".join(why.split())
 
     def track(self, run: RunSettings, rows: History, *, failed: bool) -> None:
-        """Record the run's new rounds with the trackers, once it is over: only one process writes their files."""
+        """Record a finished run's new rounds with the trackers here, as only one process may write their files."""
         rounds: dict[int, History] = {}
         for row in rows.rows:
             if row.round not in self.known[run.label]:
@@ -205,7 +205,7 @@ def _which(run: RunSettings) -> tuple[str, int]:
 
 
 def in_processes(count: int, jobs: Mapping[str, Job]) -> Generator[Ends, None, None]:
-    """Execute at most ``count`` processes at a time; they end with this one."""
+    """Execute the jobs in at most ``count`` processes at a time; they end with this one."""
     first = next(iter(jobs.values())).run.common
     count, threads, cores = min(count, len(jobs)), threads_for(first.threads), os.cpu_count() or 1
     if count * threads > cores:
@@ -233,9 +233,9 @@ def in_processes(count: int, jobs: Mapping[str, Job]) -> Generator[Ends, None, N
 
 
 def start(job: Job, program: Sequence[str] = ("-m", "server.simulation.workers")) -> Process:
-    """Start a process for this run, apart from the terminal's signals. Its standard input ends with this process."""
+    """Start a process for this run in its own session. Its standard input closes when this process ends."""
     how = "resume" if job.run.common.resume else "new"
-    # What is imported there is what is imported here, whatever lies in the working directory.
+    # The process imports the same modules as this one, independent of the working directory.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return subprocess.Popen(
         [sys.executable, "-P", *program, str(job.directory.path), job.run.run_key, how, str(job.until)],
@@ -253,7 +253,7 @@ def let_go(process: Process) -> None:
 
 
 def work(path: str, key: str, resume: bool, until: int = 0) -> int:
-    """Execute one run of the study in ``path``, and return an exit code; the reason is in its progress."""
+    """Execute one run of the study in ``path``; return an exit code, whose reason is in the run's progress."""
     logging.getLogger("flwr").setLevel(logging.WARNING)
     runs = study_runs({**read_toml(Path(path) / "config.toml"), "resume": resume})
     run = next(run for run in runs if run.run_key == key)
@@ -269,7 +269,7 @@ def work(path: str, key: str, resume: bool, until: int = 0) -> int:
 
 
 def end_with_parent() -> None:
-    """End this process when its standard input ends, as it does with the process of the study."""
+    """End this process when its standard input closes, because the process of the study has ended."""
     os.read(sys.stdin.fileno(), 1)
     os._exit(1)
 
@@ -279,9 +279,9 @@ def end_with_parent() -> None:
 
 
 def on_ray() -> Engine:
-    """Execute the runs as tasks of the Ray cluster that RAY_ADDRESS names, that runs here, or that is started here.
+    """Return an engine of Ray tasks on the cluster in RAY_ADDRESS, one running here, or one started here.
 
-    Raises UserError where there is no Ray.
+    Raises UserError if Ray is not installed.
     """
     try:
         import ray
@@ -297,7 +297,7 @@ def on_ray() -> Engine:
 
 @contextlib.contextmanager
 def cluster(ray: Any) -> Iterator[None]:
-    """Connect to Ray, where this process has not yet, until the block ends: a search calls its engine many times."""
+    """Connect to Ray until the block ends, unless connected already: a search calls its engine many times."""
     if ray.is_initialized():
         yield
         return
@@ -310,7 +310,7 @@ def cluster(ray: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept(workers: str) -> Iterator[None]:
-    """Keep what :func:`engine_of` would start anew for each call."""
+    """Keep one Ray connection for all engine calls in the block."""
     if workers != "ray":
         yield
         return
@@ -326,7 +326,7 @@ def _on(ray: Any, jobs: Mapping[str, Job]) -> Generator[Ends, None, None]:
     gpus = int(any(device_of(run, server_context(run)).type == "cuda" for run in runs))
     nodes: Any = ray.nodes()
     largest = max(node["Resources"].get("CPU", 1) for node in nodes if node["Alive"])
-    # A process for each run: its threads, and what it holds on a GPU, end with it.
+    # One process per run: its threads and its GPU memory are released with it.
     task = ray.remote(num_cpus=min(threads, largest), num_gpus=gpus, max_retries=0, max_calls=1)(work_on_ray)
     going = {
         task.remote(str(j.directory.path.resolve()), j.run.run_key, j.run.common.resume, threads, j.until): key
@@ -342,7 +342,7 @@ def _on(ray: Any, jobs: Mapping[str, Job]) -> Generator[Ends, None, None]:
 
 
 def work_on_ray(path: str, key: str, resume: bool, threads: int, until: int) -> int:
-    os.environ["OMP_NUM_THREADS"] = str(threads)  # for threads = 0; Ray has set a number of its own
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # for threads = 0: Ray sets its own number otherwise
     return work(path, key, resume, until)
 
 
