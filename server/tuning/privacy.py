@@ -1,7 +1,7 @@
-"""What the trials of a search have cost of differential privacy together: every trial trains on the same patients.
+"""Total privacy cost of a search's trials: every trial trains on the same patients.
 
-A silo's trials compose as its runs do at a hospital (client/site/budget): the Rényi divergences of all noised steps add
-up. What is composed is what the silos' states and the history of each trial have.
+A silo's trials compose as its runs do at a hospital (client/site/budget): the Rényi divergences of all noised steps are
+added. The steps come from the silos' states and the history of each trial.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from server.results.run_directory import RunDirectory
 from server.results.spent import spent
 from strategies.base.run_settings import RunSettings
 
-Releases = dict[str, dict[str, Any]]  # by silo: delta, and the releases: noise, rate, steps
+Releases = dict[str, dict[str, Any]]  # silo -> delta, epsilon and the releases (noise, rate, steps)
 
 
 def releases_of(directory: RunDirectory, run: RunSettings) -> Releases:
-    """Return what each silo of a trial has released so far. Empty without differential privacy.
+    """Return the releases of each silo in a trial so far. Empty without differential privacy.
 
-    A state knows noise and rate, the history all steps: a trial that failed may have saved no state since.
+    Noise and rate come from the state, all steps from the history: a failed trial may not have saved its last state.
     """
     if run.privacy is None or not directory.history.exists():
         return {}
@@ -40,9 +40,9 @@ def releases_of(directory: RunDirectory, run: RunSettings) -> Releases:
 
 
 def together(trials: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return epsilon and delta by silo of several trials' releases (:func:`releases_of`) together.
+    """Return total epsilon and delta by silo of several trials' releases (:func:`releases_of`).
 
-    Of a trial whose states are lost both are added to those of the others (basic composition).
+    For a trial whose states are lost, both are added to those of the others (basic composition).
     """
     every: dict[str, list[Mapping[str, Any]]] = {}
     for one in trials:

@@ -1,8 +1,8 @@
-"""The search: ask Optuna for values, run trials, return their scores; the same seed gives the same trials.
+"""Search: Optuna proposes values, trials are run, and their scores are returned; a seed determines the trials.
 
-Optuna keeps the study in memory. Its samplers depend on the seed and on the scores that they received, in order. So a
-search that was killed asks for the same trials again; those that have ended are not run again. ``tpe`` asks for
-:data:`BATCH` trials at a time whatever the number of workers, so that this number changes no trial.
+Optuna keeps the study in memory. Its samplers depend on the seed and on the scores received so far, in order. So a
+restarted search proposes the same trials, and those that have ended are not run again. ``tpe`` proposes :data:`BATCH`
+trials at a time for any number of workers, so that the number of workers changes no trial.
 
 ``random``: Bergstra and Bengio, JMLR 2012. ``tpe``: Bergstra et al., NeurIPS 2011. ``halving``: successive halving,
 Jamieson and Talwalkar, AISTATS 2016, with rounds as the resource.
@@ -35,14 +35,14 @@ from server.tuning.trials import COMPLETE, FAILED, OBJECTIVES, PRUNED, Book, Tri
 from strategies.base.run_settings import RunSettings, parse_settings
 from strategies.base.settings import choose
 
-BATCH = 4  # trials that tpe asks for at a time
-ETA = 3  # of the trials of a rung, one in so many goes on, with so many times the rounds
+BATCH = 4  # trials that tpe proposes at a time
+ETA = 3  # 1/ETA of a rung's trials go on, with ETA times the rounds
 SAMPLERS = ("random", "tpe", "halving")
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for. ``values``: the settings of all trials; ``trials``: of each method."""
+    """Request for a search. ``values``: settings common to all trials; ``trials``: number of trials per method."""
 
     values: Mapping[str, object]
     strategies: Sequence[str]
@@ -52,7 +52,7 @@ class Request:
     objective: str
 
     def check(self) -> None:
-        """Raise UserError for what cannot be searched, before anything is written."""
+        """Raise UserError for an invalid request, before anything is written."""
         choose("--sampler", self.sampler, SAMPLERS)
         choose("--objective", self.objective, OBJECTIVES)
         if self.trials < 1:
@@ -63,7 +63,7 @@ class Request:
             check_run(parse_settings({**self.values, "strategy": strategy}))
 
     def asked(self) -> dict[str, object]:
-        """Return all that the trials depend on, for ``tuning.json``."""
+        """Return everything that the trials depend on, for ``tuning.json``."""
         space = {key: repr(found) for key, found in self.space.distributions.items()}
         values = {key: value for key, value in self.values.items() if key not in ("out", "resume", "threads")}
         return {
@@ -77,10 +77,10 @@ class Request:
 
 
 def tune(request: Request, out: Path, engine: Engine | None = None, *, quiet: bool = False) -> Book:
-    """Search, and return what was found. Raises UserError, or RuntimeError where a method has no trial with a score."""
+    """Search, and return the results. Raises UserError, or RunFailedError if a method has no trial with a score."""
     request.check()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    logging.getLogger("flwr").setLevel(logging.WARNING)  # the bar says it better than a line per silo and round
+    logging.getLogger("flwr").setLevel(logging.WARNING)  # the bar replaces a line per silo and round
     book = Book(out, request.asked(), list(request.space.distributions))
     book.open()
     searcher = Searcher(request, book, engine)
@@ -105,14 +105,14 @@ def tune(request: Request, out: Path, engine: Engine | None = None, *, quiet: bo
 
 
 class Searcher:
-    """One search."""
+    """Execution of one search."""
 
     def __init__(self, request: Request, book: Book, engine: Engine | None) -> None:
         self.request, self.book, self.engine = request, book, engine
         self.bar: tqdm[Any] | None = None
 
     def search(self, strategy: str) -> None:
-        """Do all trials of one method."""
+        """Execute all trials of one method."""
         seed = seed_of(int(str(self.request.values["seed"])), strategy)
         tpe = self.request.sampler == "tpe"
         sampler = optuna.samplers.TPESampler(seed=seed) if tpe else optuna.samplers.RandomSampler(seed=seed)
@@ -131,11 +131,11 @@ class Searcher:
             left, number = left - count, number + count
 
     def complete(self, trials: Sequence[Trial]) -> None:
-        """Do all rounds of these trials."""
+        """Execute all rounds of these trials."""
         self.execute(trials, 0)
 
     def halve(self, trials: Sequence[Trial]) -> None:
-        """Do few rounds of all trials, and ever more rounds of ever fewer: the best ones by their scores so far."""
+        """Execute a few rounds of all trials, then in each rung more rounds of fewer trials, the best so far."""
         rounds = parse_settings({**self.request.values, "strategy": trials[0].strategy}).common.rounds
         rungs = budgets(len(trials), rounds)
         going = list(trials)
@@ -151,15 +151,15 @@ class Searcher:
                 going = sorted(kept, key=lambda t: t.number)
 
     def settings(self, trial: Trial) -> RunSettings:
-        """Return the settings of a trial's run. Raises UserError where its values do not fit each other."""
+        """Return the settings of a trial's run. Raises UserError if its values are incompatible."""
         directory = self.book.directory(trial)
         found = (directory.path / "config.toml").is_file()
         values = {**self.request.values, **trial.values, "strategy": trial.strategy}
-        # Evidence is of test data, which no trial is to look at.
+        # Evidence uses test data, which trials must not use.
         return parse_settings({**values, "out": str(directory.path), "resume": found, "evidence": "off"})
 
     def execute(self, trials: Sequence[Trial], until: int) -> None:
-        """Run the trials that are not that far, up to a round (0: to their end), and take their scores."""
+        """Run the trials up to round ``until`` (0: to their end) if they are not there yet, and set their scores."""
         by_name = {trial.name: trial for trial in trials}
         with contextlib.ExitStack() as held:
             jobs = {trial.name: job for trial in trials if (job := self.job(trial, until, held)) is not None}
@@ -173,7 +173,7 @@ class Searcher:
                     self.measure(by_name[name], until)
 
     def job(self, trial: Trial, until: int, held: contextlib.ExitStack) -> Job | None:
-        """Return what is to be run of a trial, whose directory is then held; None where nothing is."""
+        """Return the job for a trial, and lock its directory; None if nothing has to be run."""
         before = self.book.outcome(trial)
         if self.book.rounds_done(trial) >= until > 0 or self.book.directory(trial).summary.exists():
             return None
@@ -190,7 +190,7 @@ class Searcher:
         return Job(directory, run, until)
 
     def measure(self, trial: Trial, until: int) -> None:
-        """Take a trial's score so far. Raises UserError where there is nothing to compare trials by."""
+        """Set a trial's score so far. Raises UserError if there is no validation score to compare trials."""
         run = self.settings(trial)
         self.book.count(trial, run)
         trial.score = score_of(self.book.directory(trial), run, self.request.objective, until)
@@ -203,7 +203,7 @@ class Searcher:
             self.end(trial, COMPLETE)
 
     def ends(self, jobs: Mapping[str, Job]) -> Iterator[tuple[str, str]]:
-        """Execute the jobs, and yield each that has ended, with the reason where it has failed."""
+        """Execute the jobs; yield the name of each that has ended and the reason of its failure (empty: none)."""
         if not jobs:
             return
         if self.engine is None:
@@ -229,15 +229,15 @@ class Searcher:
                     yield (name, "" if not code else (errors[-1] if errors else f"its process ended with code {code}"))
 
     def fail(self, trial: Trial, why: str) -> None:
-        """End a trial that has no result; the values may be to blame, and the search goes on."""
+        """End a trial without a result. Its values may be the cause, so the search goes on."""
         self.book.directory(trial).path.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(UserError):  # values that make no run have cost nothing
+        with contextlib.suppress(UserError):  # invalid values, so no run and no cost
             self.book.count(trial, self.settings(trial))
         trial.why, trial.score = " ".join(why.split()), None
         self.end(trial, FAILED)
 
     def end(self, trial: Trial, state: str) -> None:
-        """Note how a trial has ended."""
+        """Store the final state of a trial."""
         trial.state = state
         self.book.keep(trial)
         self._count()
@@ -249,11 +249,11 @@ class Searcher:
 
 
 def seed_of(seed: int, strategy: str) -> int:
-    """Return the sampler's seed: another one for each method."""
+    """Return the sampler's seed, which differs between methods."""
     return int.from_bytes(hashlib.sha256(f"tune {seed} {strategy}".encode()).digest()[:4], "big")
 
 
 def budgets(trials: int, rounds: int) -> list[int]:
-    """Return the rounds of the rungs, the last one all rounds: 27 trials of 90 rounds have 3, 10, 30 and 90."""
+    """Return the rounds of each rung, the last with all rounds: 3, 10, 30, 90 for 27 trials of 90 rounds."""
     steps = min(int(math.log(trials, ETA) + 1e-9), int(math.log(rounds, ETA) + 1e-9)) if trials > 1 else 0
     return [max(1, rounds // ETA**step) for step in range(steps, -1, -1)]

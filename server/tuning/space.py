@@ -1,4 +1,4 @@
-"""The search space: settings and where their values come from, on the command line or in a TOML file."""
+"""Search space: settings and the distributions of their values, from the command line or a TOML file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Space:
     distributions: Mapping[str, BaseDistribution]
 
     def of(self, strategy: str, strategies: Sequence[str]) -> dict[str, BaseDistribution]:
-        """Return the part that is this method's: its own settings, and those that are no method's."""
+        """Return the distributions for this method: its own settings, and settings of no method."""
         others = {name for name in strategies if name != strategy}
         return {key: found for key, found in self.distributions.items() if key.partition(".")[0] not in others}
 
@@ -38,8 +38,8 @@ class Space:
 def read_space(entries: Sequence[str], strategies: Sequence[str]) -> Space:
     """Return the space of ``KEY=FORM`` entries and of TOML files.
 
-    Raises UserError, before anything is run, for an unknown setting, one that must not vary, one of a method that is
-    not tuned, a form that cannot be read, and a value that the setting refuses.
+    Raises UserError before anything is run for an unknown setting, one that must not vary, one of a method that is not
+    tuned, an invalid form, or a value that the setting refuses.
     """
     found: dict[str, BaseDistribution] = {}
     for entry in entries:
@@ -60,7 +60,7 @@ def read_space(entries: Sequence[str], strategies: Sequence[str]) -> Space:
 
 
 def distribution(key: str, form: object, strategies: Sequence[str]) -> BaseDistribution:
-    """Return where the values of one setting come from. Raises UserError as :func:`read_space`."""
+    """Return the distribution of one setting. Raises UserError as :func:`read_space`."""
     field = field_of(key, strategies)
     kind = type(field.default)
     if isinstance(form, list):
@@ -93,7 +93,7 @@ def range_of(key: str, form: str, kind: type[Any], field: Any) -> BaseDistributi
 
 
 def field_of(key: str, strategies: Sequence[str]) -> Any:
-    """Return the setting's field. Raises UserError where it is unknown, or is none to tune."""
+    """Return the setting's field. Raises UserError if it is unknown or cannot be tuned."""
     known = defaults()
     if key not in known:
         raise UserError(f"--space: unknown setting {key[:80]!r}{nearest(key, known)}; docs/settings.md lists them all")
@@ -108,5 +108,5 @@ def field_of(key: str, strategies: Sequence[str]) -> Any:
 
 
 def text_of(value: Value) -> str:
-    """Return a value as it stands in ``trials.csv``: floats by ``repr``, truth values as TOML has them."""
+    """Return a value as text for ``trials.csv``: floats by ``repr``, booleans as in TOML."""
     return str(value).lower() if isinstance(value, bool) else repr(value) if isinstance(value, float) else str(value)

@@ -1,11 +1,11 @@
-"""Trials: their runs, their scores, and the files that tell of them.
+"""Trials: their runs, their scores, and their files.
 
     DIR/trials.csv               trial,strategy,state,rounds,score,KEY...
     DIR/best-STRATEGY.toml       the best trial's settings, a `--config` of `silofl simulate`
-    DIR/tuning.json              what was asked for, and what it cost, also of differential privacy
+    DIR/tuning.json              the request and its cost, with the privacy cost
     DIR/trials/STRATEGY-0007/    a trial's run directory
 
-Test data are not read: a score is taken from the history's validation rows alone.
+Test data are not used: a score is taken from the history's validation rows only.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ COMPLETE, PRUNED, FAILED = "complete", "pruned", "failed"
 
 @dataclass
 class Trial:
-    """One trial of one method. ``score``: by the objective, on validation data; None where it has none."""
+    """One trial of one method. ``score``: the objective on validation data; None without a score."""
 
     number: int
     strategy: str
@@ -61,7 +61,7 @@ class Trial:
 
 @dataclass
 class Cost:
-    """What a method's trials have cost."""
+    """Total cost of a method's trials."""
 
     trials: int = 0
     rounds: int = 0
@@ -71,16 +71,16 @@ class Cost:
 
 @dataclass
 class Book:
-    """The files of one tuning directory. ``asked``: all that the trials depend on."""
+    """The files of one tuning directory. ``asked``: everything that the trials depend on."""
 
     path: Path
     asked: Mapping[str, Any]
     keys: Sequence[str]
     trials: list[Trial] = field(default_factory=list)
-    privacy: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)  # at the end of the search
+    privacy: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)  # set at the end of the search
 
     def open(self) -> None:
-        """Begin, or go on. Raises UserError where the directory holds something else, or another search."""
+        """Create or reopen the directory. Raises UserError if it holds another search or anything else."""
         file = self.path / "tuning.json"
         if file.is_file():
             try:
@@ -102,7 +102,7 @@ class Book:
         return self.directory(trial).path / "outcome.json"
 
     def outcome(self, trial: Trial) -> dict[str, Any] | None:
-        """Return how a trial has ended, where it has."""
+        """Return the stored outcome of a trial; None if it has not ended."""
         file = self.outcome_file(trial)
         if not file.is_file():
             return None
@@ -110,12 +110,12 @@ class Book:
         return found
 
     def keep(self, trial: Trial) -> None:
-        """Note on the disk how a trial has ended."""
+        """Store the outcome of a trial on disk."""
         found = {key: value for key, value in asdict(trial).items() if key not in ("number", "strategy", "values")}
         write_atomically(self.outcome_file(trial), json.dumps(found, indent=1) + "\n")
 
     def write(self) -> None:
-        """Write ``trials.csv`` and ``tuning.json`` as they are now."""
+        """Write the present state to ``trials.csv`` and ``tuning.json``."""
         buffer = io.StringIO()
         writer = csv.writer(buffer, lineterminator="\n")
         writer.writerow(["trial", "strategy", "state", "rounds", "score", *self.keys])
@@ -127,7 +127,7 @@ class Book:
         write_atomically(self.path / "tuning.json", text + "\n")
 
     def costs(self) -> dict[str, Cost]:
-        """Return what each method's trials have cost so far; a trial that failed has cost its rounds, too."""
+        """Return the cost of each method's trials so far, including failed trials."""
         found: dict[str, Cost] = {}
         for trial in self.trials:
             cost = found.setdefault(trial.strategy, Cost())
@@ -138,7 +138,7 @@ class Book:
         return found
 
     def rounds_done(self, trial: Trial) -> int:
-        """Return the last round that a trial's history has, without the closing evaluation."""
+        """Return the last round in a trial's history, without the closing evaluation."""
         directory = self.directory(trial)
         if directory.summary.exists():
             return int(entries(directory)[0]["rounds"])
@@ -146,7 +146,7 @@ class Book:
         return max((row.round for row in rows if row.metric == "round_seconds"), default=0)
 
     def count(self, trial: Trial, run: RunSettings) -> None:
-        """Set what a trial has cost so far: rounds, bytes, seconds, and releases with differential privacy."""
+        """Set a trial's cost so far: rounds, bytes, seconds, and releases with differential privacy."""
         file = self.directory(trial).history
         rows = History(file).rows if file.exists() else []
         trial.rounds = self.rounds_done(trial)
@@ -155,7 +155,7 @@ class Book:
         trial.privacy = releases_of(self.directory(trial), run)
 
     def finish(self) -> None:
-        """Write what all trials, and those of each method, have spent of differential privacy together."""
+        """Write the total privacy cost of all trials, and of each method's trials."""
         if not any(trial.privacy for trial in self.trials):
             return
         self.privacy = {"all": together(trial.privacy for trial in self.trials)}
@@ -164,7 +164,7 @@ class Book:
         self.write()
 
     def write_best(self, trial: Trial, run: RunSettings) -> Path:
-        """Write the settings of a method's best trial."""
+        """Write the settings of a method's best trial to ``best-STRATEGY.toml``."""
         kept = {key: value for key, value in run.flat().items() if key not in ("resume", "out")}
         file = self.path / f"best-{trial.strategy}.toml"
         write_atomically(file, f"# {trial.name}: {trial.score!r} on validation data\n{toml_text(kept)}")
@@ -172,9 +172,9 @@ class Book:
 
 
 def score_of(directory: RunDirectory, run: RunSettings, objective: str, until: int = 0) -> float | None:
-    """Return the validation score at the round that the report would show; None where no silo has one.
+    """Return the validation score at the round that the report would show; None if no silo has one.
 
-    ``mean`` over the silos, each counting alike, or of the ``worst`` silo. ``until``: of rounds up to this one, 0: all.
+    ``objective``: the unweighted ``mean`` over silos, or the ``worst`` silo. ``until``: last round to use; 0: all.
     """
     rows = History(directory.history).of(run.common.strategy, run.common.seed) if directory.history.exists() else []
     task = next((str(score) for score in scores_in(directory)), "accuracy")
@@ -187,7 +187,7 @@ def score_of(directory: RunDirectory, run: RunSettings, objective: str, until: i
 
 
 def scores_in(directory: RunDirectory) -> list[str]:
-    """Return the names of the score in a run's events: one, once a round is done."""
+    """Return the score names in a run's events: one, once a round is done."""
     file = directory.progress_file
     events = map(json.loads, file.read_text().splitlines()) if file.exists() else []
     return list(dict.fromkeys(event["score"] for event in events if event.get("event") == "round"))
