@@ -1,8 +1,8 @@
-"""`silofl add-silo` and `remove-silo`: a remote hospital joins, or is shut out, while everyone else goes on.
+"""Bundles of remote silos: `silofl add-silo` and `remove-silo`, while all other silos go on.
 
-The hospital has made its key itself and sends a request (`silofl request`), or, for machines of one's own,
-the key is made here; it is registered through the Control API, and the CA stays as it is. What the hospital gets is one
-tar, readable for its owner alone; where the key is in it, to be handed over as the secret it is.
+The hospital makes its own key and sends a request (`silofl request`); for machines of the same operator the key is made
+here. The key is registered through the Control API; the CA does not change. The hospital receives one tar, readable
+only by its owner. A tar with a private key must be delivered over a secure channel.
 """
 
 import importlib.metadata
@@ -127,7 +127,7 @@ class Bundle:
     federation: str
     server: str
     ca_certificate: bytes
-    node_key: bytes  # empty: the hospital has it
+    node_key: bytes  # empty: only the hospital has it
     allowed_apps: str
     device: str = "cpu"
     image: str = ""
@@ -137,17 +137,17 @@ class Bundle:
 
     @property
     def image_name(self) -> str:
-        """The image that the hospital's containers start."""
+        """The image of the hospital's containers."""
         return self.image or image("silo", CPU if self.device == "cpu" else GPU)
 
     @property
     def images(self) -> set[str]:
-        """The digests of that image, as far as its name, or Docker on this machine, tells."""
+        """The digests of that image, from its name or from Docker on this machine; may be empty."""
         named = self.image_name.partition("@")[2]
         return {named} if named else image_digests(self.image_name)
 
     def files(self) -> dict[str, str | bytes]:
-        """The bundle's files by name."""
+        """Return the bundle's files by name."""
         words = {
             "name": self.name,
             "federation": self.federation,
@@ -179,7 +179,7 @@ class Bundle:
         return files
 
     def write(self, path: Path) -> None:
-        """Write the tar with mode 0600, whole or not at all. Raises UserError where the file exists."""
+        """Write the tar atomically with mode 0600. Raises UserError if the file exists."""
         if path.exists():
             raise UserError(f"{path} is there already: remove it, or give --out another name")
         if not path.absolute().parent.is_dir():
@@ -215,10 +215,10 @@ def add_silo(
     request: Request | None = None,
     signing_key: Ed25519PrivateKey | None = None,
 ) -> Bundle:
-    """Register one more silo, with the key of its request or one that is made here, and write its bundle to `out`.
+    """Register a new silo with the key of its request, or a key made here, and write its bundle to `out`.
 
-    Raises UserError: the name is taken or no name, the file exists, or the server's certificate is not for the address
-    that the bundle would give the hospital.
+    Raises UserError if the name is taken or invalid, the file exists, or the server's certificate is not valid for the
+    address in the bundle.
     """
     check_newcomer(federation, control, name, request)
     if out.exists():
@@ -251,7 +251,7 @@ def add_silo(
 
 
 def check_newcomer(federation: Federation, control: Control, name: str, request: Request | None) -> None:
-    """Raise UserError where the name, or the key of the request, is one of a silo that is there already."""
+    """Raise UserError if another silo already has the name, or the key of the request."""
     check_silo_name(name)
     if any(silo.name == name for silo in federation.silos):
         raise UserError(f"{name} is a silo of {federation.path} already; a bundle is for another one")
@@ -263,17 +263,17 @@ def check_newcomer(federation: Federation, control: Control, name: str, request:
 
 
 def signing_key_file(federation: Federation) -> Path:
-    """Return the file of the consortium's signing key, unless it is kept elsewhere."""
+    """Return the default path of the consortium's signing key."""
     return state_root() / federation.name / "signing.key"
 
 
 def remote_key(federation: Federation, name: str) -> Path:
-    """Return the file with the public key of a silo with a bundle: `silofl up` registers it again after a restart."""
+    """Return the path of a bundled silo's public key, which `silofl up` registers again after a restart."""
     return remote_keys(state_root() / federation.name) / f"{name}.pem"
 
 
 def fleet_port(federation: Federation) -> int:
-    """The port at which silos reach the server: of the file, of the processes that are up, or the containers'."""
+    """Return the port for silos: from the file, from the running processes, or the containers' default."""
     if federation.server.fleet_port:
         return federation.server.fleet_port
     try:
@@ -283,12 +283,12 @@ def fleet_port(federation: Federation) -> int:
 
 
 def bracketed(host: str) -> str:
-    """A host as it stands before a port."""
+    """Return a host as written before a port: IPv6 addresses in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
 def check_address(federation: Federation, control_address: str, ca_certificate: Path) -> None:
-    """ValueError where the running server's certificate is not for `server.address`: no hospital could connect."""
+    """Raise UserError if the running server's certificate is not valid for `server.address`."""
     host, _, port = control_address.rpartition(":")
     address = federation.server.address
     context = ssl.create_default_context(cafile=str(ca_certificate))
@@ -306,15 +306,15 @@ def check_address(federation: Federation, control_address: str, ca_certificate: 
 
 
 def pins(app: Path) -> str:
-    """The bundle's `allowed-apps`: the SHA-256 of the app as `flwr run` would ship it now."""
+    """Return the bundle's `allowed-apps`: the SHA-256 of the app that `flwr run` would send now."""
     version = importlib.metadata.version("silofl")
     return f"{HEAD}{app_hash(app)}  silofl {version}\n"
 
 
 def remove_silo(federation: Federation, control: Control, name: str) -> str:
-    """Unregister a silo: its key is refused from its next call on. What is left to do, or an empty text.
+    """Unregister a silo: its key is refused from its next call on. Return what remains to be done, or "".
 
-    Raises UserError where no such silo is registered.
+    Raises UserError if no such silo is registered.
     """
     nodes = [node for node in control.nodes() if node.name == name]
     if not nodes:

@@ -1,13 +1,13 @@
-"""`silofl compose`: the compose file of a federation, made from `federation.yaml`.
+"""Compose file of a federation, generated from `federation.yaml` (`silofl compose`).
 
-    setup        one-shot: makes the CA, certificates and keys that are missing, splits the demo data, registers
-                 the silos (server/deploy/setup.py)
+    setup        one-shot: makes missing CA, certificates and keys, splits the demo data, registers the silos
+                 (server/deploy/setup.py)
     superlink    the server; on two networks
-    SILO         one per silo, on the internal network `fleet`: it reaches the server's Fleet port and nothing else
+    SILO         one per silo, on the internal network `fleet`: only the server's Fleet port is reachable
 
-The Control API, through which code is shipped, listens on the network `control` alone, and its port is published
-on the host's loopback interface. Volumes: `setup` (the CA's key and the demo data; no server or silo sees it),
-`server` (its certificate, and who is registered), and per silo `SILO-site` (its key), `SILO-data`, `SILO-state`.
+The Control API, through which code is shipped, listens only on the network `control`; its port is published on the
+host's loopback interface. Volumes: `setup` (the CA's key and the demo data; not mounted by server or silos),
+`server` (its certificate and the registrations), and per silo `SILO-site` (its key), `SILO-data`, `SILO-state`.
 """
 
 import importlib.metadata
@@ -24,13 +24,13 @@ from client.site.trust.policy import PUBLIC
 from partitions.common.errors import UserError
 from server.deploy.federation import Federation, SiloEntry
 
-FLEET_PORT, CONTROL_PORT = 9092, 8000  # inside the containers; on the host those of federation.yaml, or these
+FLEET_PORT, CONTROL_PORT = 9092, 8000  # inside the containers; on the host the default without ports in the file
 SERVER = "superlink"  # the server's name on the network `fleet`
 CONTROL = "control"  # the server's name on the network `control`
 CPU, GPU = "", "-gpu"
 PINNED = "/opt/silofl/allowed-apps"  # the app of the checkout that the image was built from (docker/Dockerfile)
-POLICY = "/policy.toml"  # where a silo's container has its own
-OWN_WORDS = ("", PUBLIC)  # policies that are no files
+POLICY = "/policy.toml"  # a silo's own policy in its container
+OWN_WORDS = ("", PUBLIC)  # policies that are not files
 
 HEAD = """\
 # {name}: a server and {count} hospital silos. Made by `silofl compose {file}`: change that file, not this one.
@@ -109,9 +109,9 @@ volumes:
 
 
 def compose_file(federation: Federation, directory: Path, source: Path) -> str:
-    """The text of the compose file.
+    """Return the text of the compose file.
 
-    ``directory``: where the file will lie; paths on this machine are written relative to it.
+    ``directory``: the file's directory; paths on this machine are written relative to it.
     ``source``: silofl's checkout, from which the images are built.
     """
     server = federation.server
@@ -150,7 +150,7 @@ def compose_file(federation: Federation, directory: Path, source: Path) -> str:
 
 
 def check_service_names(federation: Federation) -> None:
-    """Raise UserError where a silo has the name of a service that is not a silo's."""
+    """Raise UserError if a silo has the name of one of the other services."""
     for silo in federation.silos:
         if silo.name in ("setup", SERVER):
             raise UserError(
@@ -159,11 +159,11 @@ def check_service_names(federation: Federation) -> None:
 
 
 def named_volumes(federation: Federation, runs: str) -> tuple[list[str], list[str]]:
-    """The volumes of the federation by name, and what the service ``setup`` mounts."""
+    """Return the names of the federation's volumes, and the mounts of the service ``setup``."""
     volumes = ["setup", "server"]
     mounted = ["setup:/setup", "server:/server", f"{runs}:/runs"]
     if federation.demo_silos:
-        # A name is a volume, a path a folder of the host: SILOFL_DATA=/srv/datasets docker compose up
+        # A name means a volume, a path means a host folder: SILOFL_DATA=/srv/datasets docker compose up
         mounted.append("${SILOFL_DATA:-datasets}:/datasets")
         volumes.append("datasets")
     for silo in federation.silos:
@@ -177,12 +177,12 @@ def named_volumes(federation: Federation, runs: str) -> tuple[list[str], list[st
 
 
 def image(part: str, variant: str = CPU) -> str:
-    """The name of an image of this version: `silofl-silo:0.1.0`, `silofl-silo:0.1.0-gpu`."""
+    """Return the name of an image of this version: `silofl-silo:0.1.0`, `silofl-silo:0.1.0-gpu`."""
     return f"silofl-{part}:{importlib.metadata.version('silofl')}{variant}"
 
 
 def container_superlink() -> list[str]:
-    """The server's command line in its container."""
+    """Return the server's command line in its container."""
     folder = Path("/server")
     return superlink_command(
         "flower-superlink",
@@ -196,7 +196,7 @@ def container_superlink() -> list[str]:
 
 
 def container_site(silo: SiloEntry) -> Site:
-    """A silo as its container sees it: there it has one GPU, whichever it is on the host."""
+    """Return a silo's site in its container, where its GPU is always number 0."""
     device = "cpu" if silo.device == "cpu" else "cuda:0"
     environment = {"SILOFL_NAME": silo.name, "SILOFL_SERVER": f"{SERVER}:{FLEET_PORT}", "SILOFL_DEVICE": device}
     return Site.from_environment(environment)
@@ -241,7 +241,7 @@ def _mounted(file: Path, target: str) -> str:
 
 
 def gpu_reservation(device: str, indent: int = 2) -> str:
-    """The `deploy` section that gives a service the host's GPU of `cuda:N`."""
+    """Return the `deploy` section that reserves the host's GPU N of `cuda:N` for a service."""
     number = device.removeprefix("cuda:")
     text = (
         "deploy:\n  resources:\n    reservations:\n"
@@ -256,10 +256,10 @@ def _build(context: str, part: str, variant: str, indent: int = 4) -> str:
         f"  context: {_quoted(context)}",
         "  dockerfile: docker/Dockerfile",
         f"  target: {part}",
-        # Wheels that are taken before the index, for a server without a fast network.
+        # Local wheels take precedence over the index, for a server without a fast network.
         f'  additional_contexts: {{wheels: "${{SILOFL_WHEELS:-{os.path.join(context, "docker/wheels")}}}"}}',
     ]
-    # SILOFL_BASE comes from the build's environment, where set. PyTorch of the package index is built for CUDA.
+    # SILOFL_BASE comes from the build's environment if set. PyTorch from the package index is built for CUDA.
     lines.append('  args: [SILOFL_BASE, "TORCH_INDEX="]' if variant == GPU else "  args: [SILOFL_BASE]")
     return _indented("\n".join(lines), indent)
 
@@ -282,7 +282,7 @@ def _listed(words: Iterable[str]) -> str:
 
 
 def _quoted(text: str, keep: str = "") -> str:
-    """A YAML string; a dollar sign is doubled, or compose would put a variable there."""
+    """Return a YAML string; dollar signs are doubled, because compose would substitute variables."""
     return json.dumps(text if keep == "$" else text.replace("$", "$$"), ensure_ascii=False)
 
 

@@ -1,8 +1,8 @@
-"""A federation in containers, as the host sees it: its `flwr` connection, and where its runs land.
+"""Federation in containers, seen from the host: its `flwr` connection, and the folder of its runs.
 
     STATE_ROOT/NAME/deployed.json, containers-ca.crt
 
-`connect` writes both and the connection; `silofl run` and `silofl stop` then find their way.
+`connect` writes both files and the connection, which `silofl run` and `silofl stop` read.
 """
 
 import json
@@ -27,16 +27,16 @@ SERVER_RUNS = Path("/runs")  # in the server's container
 
 @dataclass(frozen=True)
 class Deployed:
-    """Federation in containers, as the host sees it."""
+    """Federation in containers, seen from the host."""
 
     name: str
     file: str  # the federation file
-    runs: str  # the folder of this machine that the server writes its runs to
+    runs: str  # the host folder to which the server writes its runs
     demo: dict[str, Any] | None
     connection: Connection
 
     def in_container(self, directory: Path) -> Path:
-        """Return the server's path of a run directory of the host. Raises UserError where it does not."""
+        """Return the server's path of a host's run directory. Raises UserError if it is not in `runs`."""
         try:
             return SERVER_RUNS / directory.relative_to(self.runs)
         except ValueError:
@@ -49,7 +49,7 @@ class Deployed:
 def connect(federation: Federation, compose: Path) -> Deployed:
     """Fetch the CA's certificate from the server's container, and write the connection.
 
-    Raises UserError where there is no Docker, or the containers are not up.
+    Raises UserError if Docker is missing or the containers are not up.
     """
     folder = state_directory(federation.name)
     certificate = folder / "containers-ca.crt"
@@ -70,7 +70,7 @@ def connect(federation: Federation, compose: Path) -> Deployed:
 
 
 def docker_compose(compose: Path, *arguments: str) -> str:
-    """Run `docker compose`; its output. ValueError with its last line where it fails."""
+    """Run `docker compose` and return its output. Raises UserError with its last line if it fails."""
     if shutil.which("docker") is None:
         raise UserError("there is no docker command on this machine; `silofl up` needs none")
     done = subprocess.run(
@@ -99,13 +99,13 @@ def containers_exist(compose: Path) -> bool:
 
 
 def find_deployed(name: str = "") -> Deployed | None:
-    """The federation in containers whose connection is `name`, or the only one there is; else None."""
+    """Return the federation in containers with the connection `name`, or the only one; else None."""
     found = []
     for path in sorted(state_root().glob(f"{name or '*'}/deployed.json")):
         try:
             content = json.loads(path.read_text())
             deployed = Deployed(**(content | {"connection": Connection(**content["connection"])}))
-            if read_connection(deployed.name) == deployed.connection:  # not another federation's by now
+            if read_connection(deployed.name) == deployed.connection:  # else it was overwritten by another federation
                 found.append(deployed)
         except (OSError, ValueError, KeyError, TypeError):
             continue

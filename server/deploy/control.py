@@ -1,7 +1,7 @@
-"""Flower's Control API and the `flwr` connections: who is online, which runs there are, start and stop one.
+"""Flower's Control API and the `flwr` connections: list nodes and runs, register nodes, start and stop runs.
 
-Speaks with the client class that `flwr run`, `flwr list`, `flwr stop` and `flwr supernode` use themselves (flwr
-1.39, protobuf over HTTPS), because a start of that command line costs more than a second each time.
+It uses the client class of `flwr run`, `flwr list`, `flwr stop` and `flwr supernode` (flwr 1.39, protobuf over HTTPS),
+because each start of that command line costs more than a second.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ class Connection:
 
 @dataclass(frozen=True)
 class Node:
-    """A SuperNode; `status` is registered, online, offline or unregistered, `activated` a Unix time (0: never)."""
+    """A SuperNode. `status`: registered, online, offline or unregistered; `activated`: Unix time (0: never)."""
 
     node_id: int
     name: str
@@ -44,7 +44,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Run:
-    """A run as the SuperLink knows it; `status` is such as `running` or `finished:failed`."""
+    """A run on the SuperLink. `status`: for example `running` or `finished:failed`."""
 
     run_id: int
     status: str
@@ -60,12 +60,12 @@ class Run:
 
 
 def flower_config() -> Path:
-    """Flower's configuration file, `FLWR_HOME/config.toml`."""
+    """Return the path of Flower's configuration file, `FLWR_HOME/config.toml`."""
     return Path(internal("get_flwr_home")()) / "config.toml"
 
 
 def read_connection(name: str) -> Connection:
-    """The connection of that name; ValueError where there is none, or none with an address."""
+    """Return the connection of that name. Raises UserError if there is none, or if it has no address."""
     entries = _entries(flower_config())
     entry = entries.get(name)
     if not isinstance(entry, dict):
@@ -81,9 +81,9 @@ def read_connection(name: str) -> Connection:
 
 
 def write_connection(connection: Connection) -> None:
-    """Write or replace one connection; everything else in the file, comments too, stays as it is.
+    """Write or replace one connection; the rest of the file, including comments, does not change.
 
-    Raises UserError where an entry of that name trusts another CA: it is not ours to overwrite.
+    Raises UserError if an entry of that name trusts another CA: it belongs to another federation.
     """
     path = flower_config()
     before = _entries(path).get(connection.name)
@@ -101,7 +101,7 @@ def write_connection(connection: Connection) -> None:
 
 
 def remove_connection(connection: Connection) -> None:
-    """Remove the connection if it is still the one given."""
+    """Remove the connection if the entry still trusts the same CA."""
     before = _entries(flower_config()).get(connection.name)
     if isinstance(before, dict) and before.get("root-certificates") == connection.root_certificates:
         _replace_entry(flower_config(), connection.name, [])
@@ -124,7 +124,7 @@ def _entries(path: Path) -> dict[str, Any]:
 
 def _replace_entry(path: Path, name: str, new: list[str]) -> None:
     """Replace the table `[superlink.NAME]` in the text of the file, or append it."""
-    # A configuration that does not exist yet begins as Flower itself would begin it, with its `local` entry.
+    # A new configuration starts with Flower's default content, which has a `local` entry.
     text = path.read_text(encoding="utf-8") if path.exists() else str(internal("DEFAULT_FLOWER_CONFIG_TOML"))
     kept = []
     inside = False
@@ -161,7 +161,7 @@ def _quoted(text: str) -> str:
 
 
 class Control:
-    """Control API of one SuperLink; every call raises ConnectionError with one line where it fails."""
+    """Control API of one SuperLink. Every call raises ConnectionError with one line if it fails."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -187,11 +187,11 @@ class Control:
         self._client.close()
 
     def nodes(self) -> list[Node]:
-        """All SuperNodes that were ever registered, the unregistered ones left out."""
+        """Return all registered SuperNodes."""
         return [node for node in self._every_node() if node.status != "unregistered"]
 
     def shut_out(self) -> set[bytes]:
-        """The public keys that were unregistered: a SuperLink takes none of them again."""
+        """Return the public keys that were unregistered; a SuperLink refuses to register them again."""
         return {node.public_key.strip() for node in self._every_node() if node.status == "unregistered"}
 
     def _every_node(self) -> list[Node]:
@@ -209,7 +209,7 @@ class Control:
         ]
 
     def register(self, name: str, public_key: bytes) -> int:
-        """Register a node key; the node's number."""
+        """Register a node key; return the node's number."""
         with self._translated():
             request = self._requests.RegisterNodeRequest(public_key=public_key, name=name)
             return int(self._client.RegisterNode(request).node_id)
@@ -219,7 +219,7 @@ class Control:
             self._client.UnregisterNode(self._requests.UnregisterNodeRequest(node_id=node_id))
 
     def runs(self) -> list[Run]:
-        """All runs, the latest first."""
+        """Return all runs, the latest first."""
         with self._translated():
             answer = self._client.ListRuns(self._requests.ListRunsRequest())
         runs = sorted(answer.run_dict.values(), key=lambda run: str(run.pending_at), reverse=True)
@@ -236,14 +236,14 @@ class Control:
         return Run(run.run_id, status, run.status.details, run.fab_hash)
 
     def start(self, fab: bytes, settings: Mapping[str, Any]) -> int:
-        """Start a run of an app bundle with these settings, as `flwr run` does; the run's number."""
+        """Start a run of an app bundle with these settings, as `flwr run` does; return the run's number."""
         request = self._requests.StartRunRequest(override_config=internal("user_config_to_proto")(dict(settings)))
         request.fab.content, request.fab.hash_str = fab, hashlib.sha256(fab).hexdigest()
         with self._translated():
             return int(self._client.StartRun(request).run_id)
 
     def stop(self, run_id: int) -> bool:
-        """Stop a run; False where it had ended already."""
+        """Stop a run; return False if it had ended already."""
         with self._translated():
             return bool(self._client.StopRun(self._requests.StopRunRequest(run_id=run_id)).success)
 

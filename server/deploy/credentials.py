@@ -1,13 +1,13 @@
 """Certificates and keys of a federation: one CA, the server's certificate, one key pair per silo.
 
-    DIRECTORY/ca.crt ca.key            the CA; kept for ever, silos trust it
+    DIRECTORY/ca.crt ca.key            the CA that silos trust; never replaced
     DIRECTORY/server.crt server.key    issued by the CA for the server's names and addresses
     DIRECTORY/receipt.key              signs receipts for the silos' audit logs (Ed25519)
-    DIRECTORY/nodes/NAME  NAME.pub     a silo's key pair (ECDSA P-384, OpenSSH format, as Flower asks)
+    DIRECTORY/nodes/NAME  NAME.pub     a silo's key pair (ECDSA P-384, OpenSSH format, required by Flower)
 
-`ensure_credentials` makes missing files and keeps existing ones, so adding a silo leaves all other keys valid.
-It issues only the server's certificate anew, when that is about to expire or lacks a name. Files have mode
-0600, directories 0700; nothing here prints a key. Uses `cryptography`, which flwr itself requires.
+`ensure_credentials` makes missing files and keeps existing ones, so that all other keys stay valid when a silo is
+added. It renews only the server's certificate, when that is about to expire or lacks a name. Files have mode 0600,
+directories 0700; no key is printed. It uses `cryptography`, which flwr requires.
 """
 
 import datetime
@@ -70,25 +70,25 @@ class Credentials:
         return self.directory / "server.key"
 
     def node_key(self, name: str) -> Path:
-        """The private key of silo `name`; its public key lies beside it with the ending `.pub`."""
+        """Return the path of silo `name`'s private key; the public key has the suffix `.pub`."""
         return self.directory / "nodes" / name
 
     def node_public_key(self, name: str) -> Path:
         return self.directory / "nodes" / f"{name}.pub"
 
     def node_public_pem(self, name: str) -> bytes:
-        """The public key in the form in which a SuperLink registers it."""
+        """Return the public key in PEM format, in which a SuperLink registers it."""
         key = load_ssh_public_key(self.node_public_key(name).read_bytes())
         return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
     def renew(self, name: str) -> None:
-        """Give silo ``name`` another key pair."""
+        """Replace the key pair of silo ``name``."""
         _make_node_key(self, name)
 
 
 @dataclass(frozen=True)
 class CertificateCheck:
-    """One line of a table of checks: what was looked at, whether it is right, what was seen, how to mend it."""
+    """One line of a table of checks: its name, result, details, and how to fix a failure."""
 
     name: str
     ok: bool
@@ -97,12 +97,12 @@ class CertificateCheck:
 
 
 def ensure_credentials(directory: Path, *, silos: Iterable[str], hosts: Iterable[str]) -> Credentials:
-    """Make the credentials that are missing under `directory`; keep all others.
+    """Make the credentials missing in `directory`, and keep all others.
 
-    ``silos``: names of the silos, each gets a key pair of its own.
+    ``silos``: names of the silos; each gets its own key pair.
     ``hosts``: names and IP addresses by which silos and operators reach the server.
 
-    Raises UserError: the CA has expired, or the CA's certificate or key is there without the other.
+    Raises UserError if the CA has expired, or only one of its certificate and key exists.
     """
     credentials = Credentials(directory)
     for folder in (directory, directory / "nodes"):
@@ -136,7 +136,7 @@ def ensure_credentials(directory: Path, *, silos: Iterable[str], hosts: Iterable
 
 
 def load_certificate(path: Path) -> x509.Certificate:
-    """The certificate in a PEM file; ValueError names the file where it is none."""
+    """Return the certificate in a PEM file. Raises UserError if it cannot be read."""
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except OSError as error:
@@ -148,9 +148,9 @@ def load_certificate(path: Path) -> x509.Certificate:
 def check_certificates(
     certificate: Path, ca_certificate: Path, *, host: str = "", now: datetime.datetime | None = None
 ) -> list[CertificateCheck]:
-    """Check whether `certificate` was issued by the CA, is for `host`, and is valid now and for 30 days more.
+    """Check that `certificate` was issued by the CA, is for `host`, and stays valid for 30 days.
 
-    `now` is for tests. Raises UserError where a file cannot be read.
+    `now` is for tests. Raises UserError if a file cannot be read.
     """
     moment = now or _now()
     ca = load_certificate(ca_certificate)
@@ -300,5 +300,5 @@ def _write_public_key(credentials: Credentials, name: str) -> None:
 
 
 def _write_key(path: Path, key: ec.EllipticCurvePrivateKey, kind: PrivateFormat) -> None:
-    """Never readable by others, not even for a moment."""
+    """Write a private key that is never readable by other users, not even during the write."""
     write_atomically(path, key.private_bytes(Encoding.PEM, kind, NoEncryption()), mode=0o600)

@@ -1,4 +1,4 @@
-"""The server's half of `silofl doctor`: ports, certificates, who is registered and who is online."""
+"""The server's half of `silofl doctor`: checks of ports, certificates, registered and online silos."""
 
 import socket
 import ssl
@@ -17,7 +17,7 @@ UP = "bring it up: silofl up, or docker compose up --wait and silofl credentials
 
 
 def server_checks(federation: Federation, connection_name: str) -> list[Check]:
-    """All checks of a running server; where it does not answer those that need it are left out."""
+    """Return all checks of a running server; if it does not answer, checks that need an answer are left out."""
     try:
         connection = read_connection(connection_name)
     except ValueError as error:
@@ -52,12 +52,12 @@ def server_checks(federation: Federation, connection_name: str) -> list[Check]:
 
 
 def named(name: str, check: Check, fix: str) -> list[Check]:
-    """The check under another name, with another fix."""
+    """Return the check with another name and another fix."""
     return [Check(name, check.ok, check.detail, "" if check.ok else fix)]
 
 
 def exposure_checks(address: str, control_port: int) -> list[Check]:
-    """Check that the Control port does not answer on the server's address: it takes code for every silo."""
+    """Check that the Control port does not answer on the server's public address: it accepts code for every silo."""
     if address in THIS_MACHINE:
         return []
     try:
@@ -69,7 +69,7 @@ def exposure_checks(address: str, control_port: int) -> list[Check]:
 
 
 def fleet_checks(federation: Federation) -> list[Check]:
-    """Return whether the address that silos are given leads here."""
+    """Check that the silos' server address resolves and its Fleet port answers."""
     address = federation.server.address
     checks = [resolve_check(address)]
     if checks[-1].ok:
@@ -79,9 +79,9 @@ def fleet_checks(federation: Federation) -> list[Check]:
 
 
 def certificate_checks(host: str, port: int, ca_certificate: Path, address: str) -> list[Check]:
-    """The certificate that the server shows, and the CA's."""
+    """Check the server's certificate and the CA's certificate."""
     try:
-        # Not verified here: what is wrong with it is what the checks are for.
+        # Not verified on fetch: the checks below find its faults.
         pem = ssl.get_server_certificate((host, port), timeout=TIMEOUT_SECONDS)
     except OSError as error:
         return [Check("certificate", False, f"{host}:{port}: {error}", UP)]

@@ -1,19 +1,19 @@
-"""`federation.yaml`: which silos there are, on which device, with which data.
+"""Federation file `federation.yaml`: the silos, their devices and their data.
 
     name: demo
     server: {address: 127.0.0.1, fleet-port: 9092, control-port: 8000}   # a port left out or 0: a free one
-    demo: {dataset: digits, partition: dirichlet, seed: 42, parts: 12}   # what `data: demo` silos get
+    demo: {dataset: digits, partition: dirichlet, seed: 42, parts: 12}   # data of silos with `data: demo`
     silos:
       - {name: hospital-01, device: cpu, data: demo}
       - {name: hospital-02, device: "cuda:0", data: /data/hospital-02.npz, memory: 4g, policy: hospital-02.toml}
-      - {name: hospital-03, data: /data/hospital-03.npz, samples: 800}     # as many training samples it counts as
+      - {name: hospital-03, data: /data/hospital-03.npz, samples: 800}     # its weight as a number of training samples
       - {name: hospital-04, data: /data/hospital-04.npz, role: held-out}   # evaluated, and never trained on
-    agreed: {shape: [13], classes: 2, samples: {clinic-13: 500}}           # of hospitals elsewhere too
-    run: {min-silos: 9, lost-silo: resend}                                 # settings of every run, unless it says else
-    schema: schema.toml                                                    # or the schema itself: partitions/schema.py
+    agreed: {shape: [13], classes: 2, samples: {clinic-13: 500}}           # also for remote hospitals
+    run: {min-silos: 9, lost-silo: resend}                                 # default settings of every run
+    schema: schema.toml                                                    # or an inline schema: partitions/schema.py
 
-Read by `silofl up` and `silofl compose`, and `silofl run` for `agreed` and `run`. A relative path starts at the file's
-own directory.
+Read by `silofl up` and `silofl compose`, and by `silofl run` for `agreed` and `run`. Relative paths start at the file's
+directory.
 """
 
 import json
@@ -35,7 +35,7 @@ from partitions.common.names import SILO, unknown_name
 from partitions.schema import NO_SCHEMA, Schema, load_schema, parse_schema
 
 NAME = SILO
-SHORT = reprlib.Repr()  # of a value that may be of any size, by aliases
+SHORT = reprlib.Repr()  # short text of a value, whose size YAML aliases can make unlimited
 SHORT.maxlevel, SHORT.maxstring, SHORT.maxother = 2, 80, 80
 shown = SHORT.repr
 KEYS = ("name", "device", "data", "memory", "policy", "samples", "role")  # of a silo
@@ -43,7 +43,7 @@ ROLES = (TRAIN, HELD_OUT) = ("train", "held-out")
 DEVICE = re.compile(r"cpu|cuda:\d{1,3}")
 MEMORY = re.compile(r"[1-9]\d*(\.\d+)?[kmg]b?", re.IGNORECASE)
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]*[A-Za-z0-9])?|::1?")
-LARGEST, DEEPEST = 1 << 20, 20  # characters and levels of a file; a federation has four levels
+LARGEST, DEEPEST = 1 << 20, 20  # maximum characters and levels of a file; a federation has four levels
 OF_A_RUN = (
     "dataset",
     "partition",
@@ -53,13 +53,13 @@ OF_A_RUN = (
     "resume",
     "out",
     "hold-out",
-)  # what `run` may not say for all
-TAKEN = ("default", "local", "supergrid")  # entries that Flower's own configuration has
+)  # settings that the section `run` must not contain
+TAKEN = ("default", "local", "supergrid")  # entries of Flower's own configuration
 
 
 @dataclass(frozen=True)
 class Server:
-    """Address of the server for silos; a port of 0 means: choose a free one."""
+    """Address of the server for silos; port 0: choose a free one."""
 
     address: str = "127.0.0.1"
     fleet_port: int = 0
@@ -68,9 +68,9 @@ class Server:
 
 @dataclass(frozen=True)
 class Demo:
-    """The data set that is split over the silos with `data: demo`.
+    """Data set that is split over the silos with `data: demo`.
 
-    `parts`: into how many; those beyond the silos are for later ones. 0: as many as there are, at first one per silo.
+    `parts`: number of parts; extra parts are for later silos. 0: keep the existing number, initially one per silo.
     """
 
     dataset: str = "digits"
@@ -81,47 +81,47 @@ class Demo:
 
 @dataclass(frozen=True)
 class SiloEntry:
-    """One silo; `data` is None where it gets its part of the demo data."""
+    """One silo; `data` is None for a silo with a part of the demo data."""
 
     name: str
     device: str = "cpu"
     data: Path | None = None
     memory: str = ""
     policy: str = ""  # a file, `public`, or nothing, which means the defaults
-    samples: int = 0  # how many training samples it counts as; 0: as it says, within bounds
+    samples: int = 0  # its weight as a number of training samples; 0: the reported number, within bounds
     role: str = TRAIN
 
 
 @dataclass(frozen=True)
 class Federation:
-    """A whole file, checked."""
+    """Checked content of a federation file."""
 
     path: Path
     name: str
     server: Server
     demo: Demo | None
     silos: tuple[SiloEntry, ...]
-    agreed: str = ""  # what it says of the silos' data, as the setting of that name
-    run: Mapping[str, Any] = field(default_factory=dict)  # settings that its runs have unless they say otherwise
-    schema: Schema = NO_SCHEMA  # what every silo's data file has to name
+    agreed: str = ""  # the schema and sample counts of the silos' data, as the setting `agreed`
+    run: Mapping[str, Any] = field(default_factory=dict)  # default settings of its runs
+    schema: Schema = NO_SCHEMA  # required columns and labels of every silo's data file
 
     @property
     def held_out(self) -> tuple[str, ...]:
-        """The silos that take no part in any training."""
+        """The silos that never take part in training."""
         return tuple(silo.name for silo in self.silos if silo.role == HELD_OUT)
 
     @property
     def demo_silos(self) -> tuple[SiloEntry, ...]:
-        """The silos that get demo data, in the file's order."""
+        """The silos with demo data, in the file's order."""
         return tuple(silo for silo in self.silos if silo.data is None)
 
 
 def read_federation(path: Path, *, check_data: bool = True) -> Federation:
     """Read and check a federation file.
 
-    `check_data` also looks whether the silos' data files are there.
+    `check_data`: also check that the silos' data files exist.
 
-    Raises UserError: one line that says what is wrong, where, and how to mend it.
+    Raises UserError with one line: the fault, its place, and the fix.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -160,7 +160,7 @@ def read_federation(path: Path, *, check_data: bool = True) -> Federation:
 
 
 def _schema(content: Any, path: Path) -> Schema:
-    """The section `schema`, or the file that it names."""
+    """Return the schema of the section `schema`, or of the file that it names."""
     if content is None:
         return NO_SCHEMA
     try:
@@ -172,7 +172,7 @@ def _schema(content: Any, path: Path) -> Schema:
 
 
 def _agreed(content: Any, silos: Sequence[SiloEntry], schema: Schema, path: Path) -> str:
-    """The section `agreed`, the silos' `samples` and the schema in one."""
+    """Return the section `agreed`, the silos' `samples` and the schema as one JSON text."""
     fields = dict(_mapping(content or {}, f"{path}: agreed", ("task", "shape", "classes", "samples")))
     samples = {silo.name: silo.samples for silo in silos if silo.samples}
     if samples:
@@ -190,7 +190,7 @@ def _agreed(content: Any, silos: Sequence[SiloEntry], schema: Schema, path: Path
 
 
 def _run(content: Any, path: Path) -> Mapping[str, Any]:
-    """The section `run`, whose settings are valid ones; of how many silos, a run says itself."""
+    """Return the checked section `run`; the number of silos is set by each run."""
     from strategies.base.run_settings import defaults, parse_settings
     from strategies.base.settings import MOST_SILOS
 
@@ -218,12 +218,12 @@ def _parsed(text: str, path: Path) -> Any:
         line = f", line {mark.line + 1}" if mark else ""
         problem = " ".join(str(getattr(error, "problem", None) or error).split())
         raise UserError(f"{path}{line}: not valid YAML: {problem}") from None
-    except Exception as error:  # PyYAML's own, at a value that denies its tag: of six kinds at least
+    except Exception as error:  # PyYAML raises at least six types for a value that does not fit its tag
         raise UserError(f"{path}: not valid YAML: a value does not fit its tag ({error})") from None
 
 
 class Loader(yaml.SafeLoader):
-    """Reads plain values of few levels."""
+    """Loader of plain values with a limited depth."""
 
     level = 0
 
@@ -303,13 +303,13 @@ def _silo(content: Any, number: int, path: Path, check_data: bool) -> SiloEntry:
     if data == "demo":
         return SiloEntry(name, device, None, memory, policy or PUBLIC, samples, role)  # public data
     file = _file(data, f"{where}: data", path)
-    if check_data and not os.path.isfile(file):  # also of a name that is too long
+    if check_data and not os.path.isfile(file):  # False also for a name that is too long
         raise UserError(f"{where}: data: there is no file {file}; give the path of an .npz file, or `demo`")
     return SiloEntry(name, device, file, memory, policy, samples, role)
 
 
 def _policy(named: Any, where: str, path: Path) -> str:
-    """A silo's policy, which is looked at now: a silo with one that cannot be read does not start."""
+    """Return a silo's policy. A policy file is checked now, because a silo does not start with an unreadable one."""
     if named in (None, PUBLIC):
         return named or ""
     if not isinstance(named, str) or not named:
@@ -332,7 +332,7 @@ def _file(named: str, where: str, path: Path) -> Path:
 
 
 def _mapping(content: Any, where: str, known: tuple[str, ...], *, required: tuple[str, ...] = ()) -> Mapping[str, Any]:
-    """The mapping itself, if it has no unknown key and all required ones."""
+    """Return the mapping if it has all required keys and no unknown one."""
     if not isinstance(content, dict):
         raise UserError(f"{where}: needs keys and values ({', '.join(known)}), got {shown(content)}")
     for key in content:

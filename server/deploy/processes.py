@@ -1,12 +1,12 @@
-"""The processes of a local federation: started, found again, and ended, and never anyone else's.
+"""Processes of a local federation: start, find and end them, without touching any other process.
 
-Every process carries `SILOFL_PART=DIRECTORY:PART` in the environment it was started with, and so do all
-its descendants, whatever group, session or parent they end up with. `/proc/PID/environ` shows that
-environment as it was at the start, so `find` sees them all, also after a crash of any part. A process is
-known by its number together with its start time, since numbers are used again. Linux only.
+Every process has `SILOFL_PART=DIRECTORY:PART` in its initial environment, and so have all its descendants, in any
+group, session or under any parent. `/proc/PID/environ` shows the initial environment, so `find` returns them all, also
+after a crash of any part. A process is identified by its number and its start time, since numbers are reused. Linux
+only.
 
-Flower's SuperExec hides its environment from all but root (`prctl(PR_SET_DUMPABLE, 0)`: it holds a secret), so a
-process of this user that hides belongs where the one that its `--parent-pid` names belongs.
+Flower's SuperExec hides its environment from all users but root (`prctl(PR_SET_DUMPABLE, 0)`: it holds a secret). So a
+hidden process of this user is assigned to the part of the process in its `--parent-pid`.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ PART = "SILOFL_PART"
 
 @dataclass(frozen=True)
 class Process:
-    """A process: its number and its start time (clock ticks since boot), the part it serves, its command line."""
+    """A process: its number, start time (clock ticks since boot), part and command line."""
 
     pid: int
     started: int
@@ -33,12 +33,12 @@ class Process:
     command: str = ""
 
     def runs(self) -> bool:
-        """Return whether this very process still runs; a zombie does not."""
+        """Return whether this process still runs, with the same start time; a zombie does not."""
         return _started(self.pid) == self.started
 
 
 def start(part: str, command: Sequence[str], *, directory: Path, log: Path, environment: Mapping[str, str]) -> Process:
-    """Start `command` as a part of the federation in `directory`, in a session of its own; output to `log`."""
+    """Start `command` as a part of the federation in `directory`, in its own session; output goes to `log`."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         child = subprocess.Popen(
@@ -50,12 +50,12 @@ def start(part: str, command: Sequence[str], *, directory: Path, log: Path, envi
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    child.returncode = 0  # or `subprocess` would wait for it some day, and its exit code would be lost to us
+    child.returncode = 0  # otherwise `subprocess` could reap it, and `exit_code` would not get its exit code
     return Process(child.pid, _started(child.pid) or 0, part)
 
 
 def find(directory: Path) -> list[Process]:
-    """All running processes of the federation in `directory`, oldest first."""
+    """Return all running processes of the federation in `directory`, oldest first."""
     wanted = f"{PART}={directory}:".encode()
     found, hidden = [], []
     for entry in os.listdir("/proc"):
@@ -82,7 +82,10 @@ def find(directory: Path) -> list[Process]:
 
 
 def end(processes: Sequence[Process], *, grace: float) -> None:
-    """SIGTERM, and SIGKILL for those that still run after `grace` seconds (0: at once); returns when all are gone."""
+    """Send SIGTERM, and SIGKILL after `grace` seconds (0: at once); return when all processes have ended.
+
+    Raises RunFailedError if one does not end.
+    """
     left = list(processes)
     for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, 10.0)):
         if not seconds:
@@ -97,13 +100,13 @@ def end(processes: Sequence[Process], *, grace: float) -> None:
             if left:
                 time.sleep(0.05)
     for process in processes:
-        exit_code(process)  # takes the children of this very process off the table
+        exit_code(process)  # reaps children of this process
     if left:
         raise RunFailedError(f"process {left[0].pid} ({left[0].part}) does not end")
 
 
 def exit_code(process: Process) -> int | None:
-    """Return the exit code of a child of this very process; None while it runs, or where another process started it."""
+    """Return the exit code of a child of this process; None while it runs, or for another process's child."""
     with contextlib.suppress(ChildProcessError):
         pid, status = os.waitpid(process.pid, os.WNOHANG)
         if pid == process.pid:
@@ -112,7 +115,7 @@ def exit_code(process: Process) -> int | None:
 
 
 def _is_own(pid: int) -> bool:
-    """Return whether a process runs as this very user; the owner of its folder in /proc is root's where it hides."""
+    """Return whether a process runs as this user. (The owner of a hidden process's folder in /proc is root.)"""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("Uid:"):
@@ -121,7 +124,7 @@ def _is_own(pid: int) -> bool:
 
 
 def _started(pid: int) -> int | None:
-    """Start time of a running process (field 22 of its stat); None if there is none, or only a zombie."""
+    """Return the start time of a running process (field 22 of its stat); None for a zombie or no process."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

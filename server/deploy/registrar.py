@@ -1,12 +1,12 @@
-"""Keep the silos' registrations over a restart of the SuperLink, beside it in its container.
+"""Registrar: keeps the silos' registrations over a restart of the SuperLink, in the same container.
 
 The SuperLink's state is in memory. Its own alternative is a SQLite file:
 
-* it also stores every model that is sent;
+* it also stores every sent model;
 * it costs 2 s of CPU a round with twelve silos;
-* on a busy machine it answers silos with "database is locked", and their message is lost.
+* on a busy machine it answers silos with "database is locked", and their messages are lost.
 
-Only the registered keys have to last. This module records them whenever they change, and registers them again when a
+Only the registered keys must be kept. This module records them whenever they change, and registers them again when a
 new SuperLink starts.
 """
 
@@ -28,9 +28,9 @@ T = TypeVar("T")
 
 
 def keep_registrations(connection: Connection, record: Path, ready: Path) -> None:
-    """Register again who stands in `record`, make the file `ready`, and note every change; does not return.
+    """Register the keys in `record`, create the file `ready`, and record every change; does not return.
 
-    Raises RunFailedError where the SuperLink does not answer in two minutes.
+    Raises RunFailedError if the SuperLink does not answer within two minutes.
     """
     with Control(connection) as control:
         noted = restore(control, record)
@@ -43,22 +43,22 @@ def keep_registrations(connection: Connection, record: Path, ready: Path) -> Non
                     write(record, now)
                     noted = now
             except ConnectionError:
-                continue  # it is stopping, or too busy; the next look will tell
-            except OSError as error:  # the disk is full, for example; registering goes on, and so does trying
+                continue  # it is stopping, or too busy: try again
+            except OSError as error:  # for example a full disk: the next attempt may succeed
                 print(f"silofl: registrations cannot be noted in {record}: {error}", file=sys.stderr)
 
 
 def restore(control: Control, record: Path) -> dict[str, str]:
-    """Wait for the SuperLink and register whom it does not know; the names of all by their keys."""
+    """Wait for the SuperLink and register the missing keys of the record; return all names by key."""
     noted = read(record)
     return {**register(control, noted), **noted}
 
 
 def register(control: Control, wanted: dict[str, str]) -> dict[str, str]:
-    """Register the keys that are not registered yet; the names by their keys of those that are.
+    """Register the keys that are not registered yet; return the names by key of those that are.
 
-    Waits for a SuperLink that is starting. `setup` and the registrar may both be at it: a key that is refused because
-    the other one was faster is registered, and that is all that is wanted.
+    Waits for a SuperLink that is starting. `setup` and the registrar may do this at the same time. A key that is
+    refused because the other was faster is registered, so the call is repeated and succeeds.
     """
 
     def once() -> dict[str, str]:
@@ -72,9 +72,9 @@ def register(control: Control, wanted: dict[str, str]) -> dict[str, str]:
 
 
 def renew_shut_out(control: Control, credentials: Credentials, silos: Iterable[str]) -> list[str]:
-    """Give a new key to each of these silos whose key was unregistered, and return their names.
+    """Make a new key for each of these silos whose key was unregistered; return their names.
 
-    A SuperLink does not take an unregistered key again.
+    A SuperLink does not accept an unregistered key again.
     """
     shut_out = control.shut_out()
     renewed = [name for name in silos if credentials.node_public_pem(name).strip() in shut_out]
@@ -84,9 +84,9 @@ def renew_shut_out(control: Control, credentials: Credentials, silos: Iterable[s
 
 
 def answered(call: Callable[[], T]) -> T:
-    """Return what a call of the Control API gives, once the SuperLink answers.
+    """Return the result of a Control API call, repeated until the SuperLink answers.
 
-    Raises RunFailedError where it does not in two minutes.
+    Raises RunFailedError if it does not answer within two minutes.
     """
     deadline = time.monotonic() + START_SECONDS
     while True:
@@ -99,12 +99,12 @@ def answered(call: Callable[[], T]) -> T:
 
 
 def keys(nodes: list[Node]) -> dict[str, str]:
-    """Names by public key (PEM)."""
+    """Return the names by public key (PEM)."""
     return {node.public_key.decode().strip() + "\n": node.name for node in nodes}
 
 
 def read(record: Path) -> dict[str, str]:
-    """Read the record; nothing where there is no record yet. Raises UserError where it is damaged."""
+    """Return the record, empty if there is none yet. Raises UserError if it is damaged."""
     try:
         content = json.loads(record.read_text())
     except FileNotFoundError:

@@ -1,13 +1,13 @@
-"""The one-shot service `setup` of a compose file: credentials, demo data, registration.
+"""One-shot service `setup` of a compose file: credentials, demo data, registration.
 
-    /setup/credentials      CA, certificates, every silo's key pair; only this service sees it
-    /setup/data             the demo data as they were split
-    /server                 ca.crt server.crt server.key receipt.key ready: what the SuperLink gets
-    /volumes/site/NAME      ca.crt node.key: what silo NAME gets
+    /setup/credentials      CA, certificates, every silo's key pair; mounted by this service only
+    /setup/data             the split demo data
+    /server                 ca.crt server.crt server.key receipt.key ready: for the SuperLink
+    /volumes/site/NAME      ca.crt node.key: for silo NAME
     /volumes/data/NAME      data.npz
 
-Runs at every `docker compose up`. Existing files stay, so every silo keeps its access. One that was removed
-(`silofl remove-silo`) and is in the federation file gets a new key, because the SuperLink does not take the old one.
+It runs at every `docker compose up`. Existing files are kept, so every silo keeps its access. A silo that was removed
+(`silofl remove-silo`) but is in the federation file gets a new key, as the SuperLink does not accept the old one.
 """
 
 import shutil
@@ -25,10 +25,10 @@ from server.deploy.registrar import answered, register, renew_shut_out
 
 
 def set_up(environment: Mapping[str, str], root: Path = Path("/")) -> None:
-    """Do all of it. `root` is for tests.
+    """Make credentials and demo data, copy them to the volumes, and register the silos. `root` is for tests.
 
-    Raises UserError: the federation, or what lies in the volumes, cannot be used.
-    Raises RunFailedError: the SuperLink does not answer.
+    Raises UserError if the federation or the volumes' content cannot be used, RunFailedError if the SuperLink does not
+    answer.
     """
     federation = _federation(environment)
     hosts = environment["SILOFL_HOSTS"]
@@ -67,16 +67,16 @@ def _federation(environment: Mapping[str, str]) -> Federation:
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copy a file of ours, readable for its owner alone, unless it is there already; whole or not at all."""
+    """Copy a file atomically with mode 0600, unless the target already has the same content."""
     if target.exists() and target.read_bytes() == source.read_bytes():
         return
     write_atomically(target, lambda temporary: shutil.copyfile(source, temporary), mode=0o600)
 
 
 def register_silos(federation: Federation, credentials: Credentials, control: Control) -> None:
-    """Register every silo's key; unregister, and forget, keys of silos that are no longer in the file.
+    """Register every silo's key; unregister and delete the keys of silos that are no longer in the file.
 
-    Silos that joined with a bundle are none of ours: their keys are not here.
+    Silos that joined with a bundle are not affected: their keys are not stored here.
     """
     wanted = {silo.name for silo in federation.silos}
     ours = {path.stem: credentials.node_public_pem(path.stem) for path in credentials.directory.glob("nodes/*.pub")}

@@ -1,4 +1,4 @@
-"""The draft of a study's protocol, from a run's settings, and whether a protocol can be run as it stands."""
+"""Draft of a study's protocol from a run's settings, and the check that a protocol can be run."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from strategies.base.evaluation import EVALUATE
 from strategies.base.evaluation.own_model import asks_for_models
 from strategies.base.run_settings import RunSettings, parse_settings
 
-ALWAYS = (  # settings that every protocol says, though they be defaults
+ALWAYS = (  # settings that every protocol lists, even with default values
     *("rounds", "seed", "model", "local-epochs", "batch-size", "optimizer", "learning-rate", "momentum"),
     *("weight-decay", "participation", "evaluate-every", "robust"),
 )
-BYTES = 10**9  # that leave a hospital, unless another number is given
+BYTES = 10**9  # default limit of the bytes that leave a hospital
 DAYS = 365
-QUERIES = 4  # of a run, for the data summary: a silo may have been offline, or its process has died
+QUERIES = 4  # data summary requests per run: more than one, as a silo may be offline or its process may die
 
 
 def draft(
@@ -39,10 +39,10 @@ def draft(
     schema: str = "",
     held_out: Sequence[str] = (),
 ) -> str:
-    """A protocol of runs with these settings; several strategies or seeds, with commas, are several runs.
+    """Return a protocol of runs with these settings; comma-separated strategies or seeds give several runs.
 
-    ``texts``: purpose, contact, results, retention; one that is missing stays empty, and the protocol is not complete.
-    Raises UserError for settings that make no run.
+    ``texts``: purpose, contact, results, retention; a missing one stays empty, and the protocol is then incomplete.
+    Raises UserError for invalid settings.
     """
     if values.get("strategy") == EVALUATE:
         values = _undivided(values)
@@ -77,20 +77,20 @@ def draft(
 
 
 def _undivided(values: Mapping[str, object]) -> dict[str, object]:
-    """Settings without those that divide simulated data: hospitals evaluate given models on parts of their own."""
+    """Return the settings without those that divide simulated data: hospitals evaluate on their own splits."""
     division = f"{values.get('partition')}."
     return {key: v for key, v in values.items() if key not in ("seed", "validation") and not key.startswith(division)}
 
 
 def _evaluations(run: RunSettings) -> int:
-    """How many evaluations a run asks for: one a round where it evaluates given models, and one to spare."""
+    """Return the maximum number of evaluation requests in a run, with one to spare."""
     if run.common.strategy == EVALUATE:
         return run.common.rounds + 1
     return 2 + 2 * (run.common.evidence == "on") + asks_for_models(run.strategy.info, run.common)
 
 
 def _limits(runs: int, rounds: int, bytes_: int, evaluations: int) -> list[str]:
-    """The lines of a draft's limits, for so many runs of so many rounds, with so many evaluations each."""
+    """Return the lines of a draft's limits. ``rounds``, ``evaluations``: numbers per run."""
     return [
         "",
         "# What one hospital answers at most, in all runs together.",
@@ -110,7 +110,7 @@ def _toml(value: Any) -> str:
 
 
 def app_sums(folder: Path) -> list[str]:
-    """The sum of the app of a checkout. Raises UserError where there is none."""
+    """Return the SHA-256 sum of a checkout's app. Raises UserError if there is none."""
     try:
         return [content_sum(build(folder))]
     except (ValueError, OSError) as error:
@@ -120,9 +120,9 @@ def app_sums(folder: Path) -> list[str]:
 
 
 def check(text: str, path: str) -> Study:
-    """The study of a file, where each of its methods runs with the least and the most of every setting.
+    """Return a file's study after checking each method with the minimum and maximum of every setting.
 
-    Raises SiteError or UserError, one line, that says what does not fit.
+    Raises SiteError or UserError with one line on the fault.
     """
     study = parse_study(text, path)
     if empty := [key for key in TEXTS if not getattr(study, key).strip(" .")]:

@@ -1,8 +1,8 @@
-"""`silofl run` and `silofl stop`: submit as `flwr run` does, follow the run to its end, say why it failed.
+"""Submission of runs (`silofl run`, `silofl stop`): submit as `flwr run` does, follow the run, report a failure.
 
-A study (several methods or seeds) is one Flower run after the other, of the app as it was when the study began, all in
-one run directory. The server app appends a JSON line per round to `progress.jsonl` there; how a run ends is asked from
-the SuperLink, so that a run that dies before its first round, or with its server app, is noticed too.
+A study (several methods or seeds) is a sequence of Flower runs in one run directory, all with the app from the start of
+the study. The server app appends a JSON line per round to `progress.jsonl` there. The end of a run is queried from the
+SuperLink, so that a run that dies before its first round, or with its server app, is also detected.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from strategies.base.settings import Common, Value
 
 POLL_SECONDS = 0.5
-SILENCE_SECONDS = 30.0  # how long the SuperLink may give no answer before the run is taken for lost
+SILENCE_SECONDS = 30.0  # time without an answer from the SuperLink after which the run is regarded as lost
 STOP_SECONDS = 60.0
 
 
 def default_connection() -> str:
-    """The connection of the one federation that is up: that `silofl up` or `silofl credentials` wrote."""
+    """Return the connection of the only federation that is up, from `silofl up` or `silofl credentials`."""
     try:
         return find_local().connection.name
     except ValueError:
@@ -52,14 +52,13 @@ def run(
     app: Path | None = None,
     fill: Callable[[Path], object] = lambda directory: None,
 ) -> Path:
-    """Run one method, or a study, on a federation; returns the run directory.
+    """Run one method, or a study, on a federation; return the run directory.
 
-    ``values``: settings as on the command line; `silos`, if not given: those online, and late joiners.
-    ``connection``: name of a `flwr` connection; by default the one that `silofl up` wrote.
-    ``app``: directory of the Flower app; by default the one this file belongs to. ``fill`` may put files into the run
-    directory before the run is submitted.
+    ``values``: settings as on the command line; the default of `silos` is the online silos and the late joiners.
+    ``connection``: name of a `flwr` connection; default: from `silofl up`. ``app``: directory of the Flower app;
+    default: this checkout. ``fill`` may put files into the run directory before the run is submitted.
 
-    Raises UserError: a wrong setting, no such connection, data that are not the federation's.
+    Raises UserError: an invalid setting, no such connection, data that are not the federation's.
     Raises RunFailedError: the run failed at submission, at a silo or at the server, or was stopped.
     Raises KeyboardInterrupt: after the run was stopped.
     """
@@ -92,16 +91,16 @@ def run(
 
 
 def open_directory(out: Path, config: Mapping[str, Value], federation: str, *, resume: bool) -> RunDirectory:
-    """The run directory, in which the server app will find that it is open already."""
+    """Create or reopen the run directory, mark it as a study's for the server app, and return it."""
     from server.results.run_directory import RunDirectory
 
     with RunDirectory.open(out, config, resume=resume) as directory:
-        write_atomically(directory.path / "study", federation)  # tells the report which federation this was
+        write_atomically(directory.path / "study", federation)  # the report reads the federation's path from it
     return directory
 
 
 def app_directory() -> Path:
-    """The directory of silofl's own Flower app."""
+    """Return the directory of silofl's own Flower app."""
     directory = Path(__file__).resolve().parents[2]
     if not (directory / "pyproject.toml").is_file():
         raise UserError(f"there is no pyproject.toml in {directory}: run silofl from a checkout, installed with pip -e")
@@ -109,7 +108,7 @@ def app_directory() -> Path:
 
 
 def _silos_before(given: Mapping[str, object]) -> int:
-    """Return the number of silos of the run to be resumed; 0: none is. The server sees which of them are online."""
+    """Return the number of silos of the run to resume; 0: no run is resumed. They need not be online."""
     from server.results.run_directory import read_toml
 
     config = Path(str(given.get("out") or "")) / "config.toml"
@@ -118,9 +117,9 @@ def _silos_before(given: Mapping[str, object]) -> int:
 
 
 def _silos_online(control: Control, late: str) -> int:
-    """Count the silos that are online, and those that may join late.
+    """Return the number of silos that are online or may join late.
 
-    The run does not wait for a hospital that has not joined yet, or has left.
+    The run does not wait for hospitals that have not joined yet or have left.
     """
     from strategies.base.newcomer.settings import ANY
 
@@ -134,7 +133,7 @@ def _silos_online(control: Control, late: str) -> int:
 
 
 def _check_silos(common: Common, registered: Set[str]) -> None:
-    """Raise UserError where the run would wait for silos that are not registered, or could take none that come."""
+    """Raise UserError if the run would wait for silos that are not registered, or lacks min-silos for ANY."""
     from server.run.registration.late_joiners import LateJoiners
     from strategies.base.newcomer.settings import ANY
 
@@ -148,7 +147,7 @@ def _check_silos(common: Common, registered: Set[str]) -> None:
 
 
 def federation_file(connection: str) -> str:
-    """The file of a federation of processes on this machine; empty for any other."""
+    """Return the path of a local federation's file; empty for any other connection."""
     try:
         return find_local(connection).file
     except ValueError:
@@ -156,7 +155,7 @@ def federation_file(connection: str) -> str:
 
 
 def _own_data(connection: str, values: Mapping[str, object]) -> dict[str, object]:
-    """The demo data of a federation on this machine as settings; ValueError where `values` ask for others."""
+    """Return a federation's demo data as settings. Raises UserError if `values` request other data."""
     from strategies.base.run_settings import defaults
 
     own: dict[str, object] = {}
@@ -172,7 +171,7 @@ def _own_data(connection: str, values: Mapping[str, object]) -> dict[str, object
     own |= {key: demo[key] for key in ("dataset", "partition") if key in demo}
     for key in ("dataset", "partition", "data-dir"):
         asked = values.get(key) or own.get(key)
-        unused = not demo and asked == defaults()[key]  # as the config.toml of an earlier run has it
+        unused = not demo and asked == defaults()[key]  # from the config.toml of an earlier run
         if asked != own.get(key) and not unused:
             has = f"{demo['dataset']}, {demo['partition']}, seed {demo['seed']}" if demo else "each silo's own file"
             raise UserError(
@@ -183,9 +182,9 @@ def _own_data(connection: str, values: Mapping[str, object]) -> dict[str, object
 
 
 def _of_the_file(connection: str, values: Mapping[str, object]) -> dict[str, Any]:
-    """Return the federation file's settings of runs and data, if the file is on this machine.
+    """Return the settings for runs and data in the federation file, if the file is on this machine.
 
-    Raises UserError where ``values`` would train a silo that has the role held-out there.
+    Raises UserError if ``values`` would train a silo with the role held-out.
     """
     from strategies.base.evaluation import EVALUATE
     from strategies.base.survey import SURVEY
@@ -204,7 +203,7 @@ def _of_the_file(connection: str, values: Mapping[str, object]) -> dict[str, Any
 
 
 def submit_and_follow(control: Control, app: bytes, settings: Mapping[str, Any], out: Path) -> None:
-    """One Flower run of an app bundle from submission to end. Ctrl-C stops the run before it is passed on."""
+    """Submit a Flower run of an app bundle and follow it to its end. Ctrl-C stops the run, then is raised."""
     progress = Progress(out / "progress.jsonl")
     run_id, interrupted = submit(control, app, settings)
     try:
@@ -214,16 +213,16 @@ def submit_and_follow(control: Control, app: bytes, settings: Mapping[str, Any],
     except KeyboardInterrupt:
         print("stopping the run; press Ctrl-C again to leave it to itself", file=sys.stderr)
         stop_run(control, run_id)
-        if settings.get("strategy") in ("evaluate", "survey"):  # which have no rounds to go on with
+        if settings.get("strategy") in ("evaluate", "survey"):  # they have no rounds to resume
             raise
         again = f"silofl run --config {out / 'config.toml'} --out {out} --set resume=true"
         raise KeyboardInterrupt(f"continue with {again}") from None
 
 
 def submit(control: Control, app: bytes, settings: Mapping[str, Any]) -> tuple[int, bool]:
-    """Start the run; its number, and whether Ctrl-C was pressed meanwhile.
+    """Start the run; return its number, and whether Ctrl-C was pressed meanwhile.
 
-    Raises RunFailedError with Flower's own message where the run is refused.
+    Raises RunFailedError with Flower's message if the run is refused.
     """
     with interrupts_noted() as interrupts:
         try:
@@ -234,12 +233,12 @@ def submit(control: Control, app: bytes, settings: Mapping[str, Any]) -> tuple[i
 
 @contextlib.contextmanager
 def interrupts_noted() -> Iterator[list[int]]:
-    """Yield the list of Ctrl-C signals that arrive while a run is submitted; none of them ends the call.
+    """Yield a list that collects Ctrl-C signals while a run is submitted; none of them ends the call.
 
-    A call that ended half-way would leave a run without its number.
+    An interrupted call would leave a run whose number is unknown.
     """
     noted: list[int] = []
-    if threading.current_thread() is not threading.main_thread():  # which alone sees any
+    if threading.current_thread() is not threading.main_thread():  # only the main thread receives signals
         yield noted
         return
     before = signal.signal(signal.SIGINT, lambda number, _: noted.append(number))
@@ -250,11 +249,11 @@ def interrupts_noted() -> Iterator[list[int]]:
 
 
 class Progress:
-    """The lines that a run adds to `progress.jsonl`, read as they come and printed to stderr."""
+    """Reader of the lines that a run adds to `progress.jsonl`; it prints them to stderr."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.offset = path.stat().st_size if path.exists() else 0  # what earlier runs of the study wrote
+        self.offset = path.stat().st_size if path.exists() else 0  # skips the lines of the study's earlier runs
         self.error = ""
         self.round = 0
 
@@ -281,7 +280,7 @@ class Progress:
 
 
 def round_line(event: Mapping[str, Any]) -> str:
-    """One round as a line: round, silos in, mean accuracy, seconds, bytes, and who was left out or bounded and why."""
+    """Return a line on a round: round, silos, mean score, seconds, bytes, rejected or bounded silos with reasons."""
     name = event.get("score", "accuracy")
     score = "-" if event[name] is None else f"{event[name]:.4f}"
     line = (
@@ -295,7 +294,7 @@ def round_line(event: Mapping[str, Any]) -> str:
 
 
 def follow(control: Control, run_id: int, progress: Progress) -> None:
-    """Wait for the end of a run; RunFailedError with the reason unless it completed."""
+    """Wait for the end of a run. Raises RunFailedError with the reason unless it completed."""
     answered, silent = time.monotonic(), False
     while True:
         progress.read()
@@ -327,7 +326,7 @@ def follow(control: Control, run_id: int, progress: Progress) -> None:
 
 
 def reason_of(control: Control, run_id: int, progress: Progress, details: str) -> str:
-    """Return why a run failed: what the server app said, else what Flower says, else the end of the log."""
+    """Return why a run failed: the server app's error, else Flower's details, else the end of the log."""
     if progress.error:
         return plain(progress.error)
     lines: list[str] = []
@@ -347,12 +346,12 @@ def reason_of(control: Control, run_id: int, progress: Progress, details: str) -
 
 
 def plain(reason: str) -> str:
-    """Flower's `<class 'a.B'>:<'text'>` as `B: text`."""
+    """Return a reason with Flower's `<class 'a.B'>:<'text'>` replaced by `B: text`."""
     return re.sub(r"<class '(?:[\w.]*\.)?(\w+)'>:<'(.*?)'>", r"\1: \2", reason)
 
 
 def stop(connection: str = "") -> list[int]:
-    """Stop every run that is under way; their numbers."""
+    """Stop every run that is in progress; return their numbers."""
     stopped = []
     with Control(read_connection(connection or default_connection())) as control:
         for one in control.runs():
@@ -363,7 +362,7 @@ def stop(connection: str = "") -> list[int]:
 
 
 def stop_run(control: Control, run_id: int) -> None:
-    """Stop a run and wait until the SuperLink counts it as ended."""
+    """Stop a run, and wait until the SuperLink lists it as finished."""
     deadline = time.monotonic() + STOP_SECONDS
     control.stop(run_id)
     while not control.run(run_id).finished:

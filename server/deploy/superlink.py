@@ -1,19 +1,19 @@
-"""`flower-superlink`, except that a silo that asks for a message is kept waiting until there is one.
+"""`flower-superlink` with long polling: a silo's request for a message waits until there is one.
 
-Flower's SuperLink (1.39) answers at once, and mostly with nothing: a silo asks four times a second while a run is on,
-and each question is signed, checked, and searches all messages of the run. Here the answer waits until a message has
-come whole, ten seconds at most, so that a silo that waits for the others asks seldom and has its message at once. Any
-SuperNode may ask; ours asks again without a pause (`Clock` in ``client/site/runtime/supernode.py``).
+Flower's SuperLink (1.39) answers at once, mostly without a message. A silo polls four times a second during a run, and
+each request is signed, verified, and searches all messages of the run. Here the answer waits until a message is
+complete, ten seconds at most. So a waiting silo polls rarely and receives its message at once. Any SuperNode can use
+this; silofl's polls again without a pause (`Clock` in ``client/site/runtime/supernode.py``).
 
-An answer may be lost on its way, with its message, which would keep the silo, and the round, waiting. But a SuperNode
-asks only when it is done with what it had. So what it was given before and has not confirmed is given to it again, a
-few times.
+An answer may be lost in transit together with its message, and the silo and the round would wait. But a SuperNode polls
+only after it has finished its previous message. So messages that were delivered before and are not confirmed are
+delivered again, a few times.
 
-A reply may have as many bytes as its message says (``server/run/limits.py``). What comes is counted; of a reply with
-more nothing is kept, and the ServerApp gets an error in its place. No single call may be larger than :data:`MOST_CALL`:
-gRPC refuses it by the length that it begins with.
+Each message carries the size limit of its reply (``server/run/limits.py``). Received bytes are counted; a larger reply
+is discarded, and the ServerApp receives an error in its place. No single call may be larger than :data:`MOST_CALL`:
+gRPC refuses it by its length prefix.
 
-Run by ``python -P -m server.deploy.superlink`` with the arguments of `flower-superlink`.
+Run as ``python -P -m server.deploy.superlink`` with the arguments of `flower-superlink`.
 """
 
 import logging
@@ -29,23 +29,23 @@ from client.site.flower import internal
 from client.site.runtime.replying import is_whole
 from server.run.limits import most_bytes, too_large
 
-WAIT_SECONDS = 10.0  # for a message, before the answer is that there is none
-LOOK_SECONDS = 0.05  # between two looks: into this process's own memory
-MOST_WAITING = 500  # silos; each has one of the thousand threads that answer calls
+WAIT_SECONDS = 10.0  # maximum wait for a message before an empty answer
+LOOK_SECONDS = 0.05  # between two checks, which read this process's memory only
+MOST_WAITING = 500  # silos; each waiting one occupies one of the thousand threads that answer calls
 MOST_CALL = 1 << 26  # bytes; Flower moves arrays in parts of 5 MiB
-MOST_COUNTED = 1000  # messages whose replies are counted, before those that are over are forgotten
-MOST_TIMES = 5  # that a message is given again: of a run that was stopped meanwhile it cannot be taken any more
+MOST_COUNTED = 1000  # messages whose reply bytes are counted; the oldest are dropped first
+MOST_TIMES = 5  # deliveries of a message again; a limit, as a message of a stopped run can never be confirmed
 
 Pull = Callable[[Any, Any, Any], Any]
 
 
 def in_place_of(command: Sequence[str]) -> list[str]:
-    """The command line of this SuperLink, of one that begins with `flower-superlink`."""
+    """Return the command line of this SuperLink for one that begins with `flower-superlink`."""
     return [sys.executable, "-P", "-m", "server.deploy.superlink", *command[1:]]
 
 
 def main() -> None:
-    """Flower's own entry, whose answers to `PullMessages` wait."""
+    """Start Flower's SuperLink with long polling in `PullMessages` and with size limits."""
     servicer = internal("FleetServicer")
     servicer.PullMessages = waiting(servicer.PullMessages)
     Bounds().install(servicer)
@@ -55,14 +55,14 @@ def main() -> None:
 
 
 def waiting(pull: Pull, most: int = MOST_WAITING) -> Pull:
-    """``pull``, a servicer's method, once there is something to pull, or :data:`WAIT_SECONDS` are over."""
+    """Return ``pull``, a servicer's method, delayed until there is a message or :data:`WAIT_SECONDS` are over."""
     room = threading.BoundedSemaphore(most)
     times: Counter[str] = Counter()
 
     def pull_messages(servicer: Any, request: Any, context: Any) -> Any:
         state, store = servicer.state_factory.state(), servicer.objectstore_factory.store()
         node = request.node.node_id
-        # In a database, which silofl has none of, a look is a search.
+        # Only with messages in memory: silofl uses no database, and each check would be a query there.
         if hasattr(state, "message_ins_store") and room.acquire(blocking=False):
             try:
                 give_again(state, store, node, times)
@@ -79,22 +79,22 @@ def waiting(pull: Pull, most: int = MOST_WAITING) -> Pull:
 
 
 def messages_to(state: Any, node: int) -> list[Any]:
-    """All messages to a node that wait for it or for its reply."""
+    """Return all messages to a node that wait for delivery or for a reply."""
     with state.lock:
         found = list(state.message_ins_store.values())
     return [message for message in found if message.metadata.dst_node_id == node]
 
 
 def has_message(state: Any, store: Any, node: int) -> bool:
-    """Return whether a message to the node has all its parts; for a missing one the SuperNode waits a second."""
+    """Return whether an undelivered message has all its parts; for a missing part the SuperNode waits a second."""
     new = (message for message in messages_to(state, node) if not message.metadata.delivered_at)
     return any(is_whole(message, store) for message in new)
 
 
 def give_again(state: Any, store: Any, node: int, times: Counter[str]) -> None:
-    """Let the node have the messages again whose parts are still here: a silo that has them all confirms it.
+    """Mark delivered messages whose parts are still stored as undelivered: a silo confirms a complete message.
 
-    ``times``: how often each has been given again.
+    ``times``: how often each message has been delivered again.
     """
     for message in messages_to(state, node):
         name = message.metadata.message_id
@@ -105,7 +105,7 @@ def give_again(state: Any, store: Any, node: int, times: Counter[str]) -> None:
 
 
 def is_stored(store: Any, message: str) -> bool:
-    """Return whether the store has parts of a message still."""
+    """Return whether the store still has parts of a message."""
     try:
         store.get_object_tree(message)
     except internal("NoObjectInStoreError"):
@@ -115,19 +115,19 @@ def is_stored(store: Any, message: str) -> bool:
 
 @dataclass
 class Coming:
-    """Reply of a silo to one message."""
+    """Received size and limit of a silo's reply to one message."""
 
-    asked: str  # the message
+    asked: str  # id of the message
     most: int  # bytes that its reply may have
-    came: int = 0  # bytes until now
+    came: int = 0  # bytes received so far
 
 
 class Bounds:
-    """Counts the bytes of each reply, and refuses one that has more than it may.
+    """Size limits of replies: the bytes of each reply are counted, and a larger reply is refused.
 
-    All that a silo sends in answer to one message counts together, whatever it says that it is a part of. The ServerApp
-    takes a reply as soon as it has begun, and the SuperLink forgets message and reply then, while parts still come: so
-    what a push session is for is noted here when it begins.
+    All bytes that a silo sends in answer to one message are counted together. The ServerApp takes a reply as soon as it
+    has begun, and the SuperLink then deletes message and reply while parts still arrive. So the message of a push
+    session is recorded here when the session begins.
     """
 
     def __init__(self) -> None:
@@ -155,7 +155,7 @@ class Bounds:
             too_large = coming is not None and self.is_too_large(coming, len(request.object_content))
             if coming is not None and too_large:
                 refuse(own.state_factory.state(), coming)
-            # Without a session Flower looks for any that waits for this part; another silo's would do.
+            # Without a session id Flower uses any session that waits for this part, even another silo's.
             if too_large or not request.session_id:
                 return internal("message_pb2").PushObjectResponse(stored=False)
             return push_object(own, request, context)
@@ -163,7 +163,7 @@ class Bounds:
         servicer.PushMessages, servicer.PushObject = bounded_messages, bounded_object
 
     def expected(self, state: Any, asked: str) -> Coming | None:
-        """Return the bound of the reply to a message; None where the message is unknown or has no bound."""
+        """Return the size record of the reply to a message; None if the message is unknown or has no limit."""
         if asked in self.messages:
             return self.messages[asked]
         message = state.message_ins_store.get(asked) if hasattr(state, "message_ins_store") else None
@@ -171,7 +171,7 @@ class Bounds:
         return None if most is None else self.note(self.messages, asked, Coming(asked, most))
 
     def note(self, kept: dict[str, Coming], name: str, coming: Coming) -> Coming:
-        """Keep what is coming by this name, and forget the oldest."""
+        """Store a size record under this name, drop the oldest ones, and return the stored record."""
         with self.lock:
             kept[name] = kept.get(name, coming)
             while len(kept) > MOST_COUNTED:
@@ -179,16 +179,16 @@ class Bounds:
             return kept.get(name, coming)
 
     def is_too_large(self, coming: Coming, size: int) -> bool:
-        """Count bytes that came, and say whether they are more than the reply may have."""
+        """Count received bytes; return whether the reply exceeds its limit."""
         with self.lock:
             coming.came += size
             return coming.came > coming.most
 
 
 def refuse(state: Any, coming: Coming) -> None:
-    """Drop what has come of the reply to a message, and put an error in its place, unless that is there already.
+    """Discard the received parts of a reply and store an error in its place, unless there is one already.
 
-    A ServerApp that has begun to take the reply waits for its parts, and goes on without the silo when none come.
+    A ServerApp that has begun to pull the reply waits for its parts, and goes on without the silo if none arrive.
     """
     from flwr.app import Error, Message
 

@@ -1,17 +1,17 @@
-"""A local federation: one SuperLink and a SuperNode per silo as processes of this machine, over gRPC with TLS.
+"""Local federation: one SuperLink and one SuperNode per silo as processes of this machine, over gRPC with TLS.
 
     $XDG_STATE_HOME/silofl/NAME/        (~/.local/state/silofl/NAME)
         credentials/                    CA, certificates, node keys; kept
-        data/                           the demo data, one file per silo; kept, split anew when `demo` changes, and then
-                                        alone: manifest.json says whose each part is, also after others come or go
-        silos/SILO/                     what a silo keeps between rounds and runs; kept
-        logs/PART.log                   kept, the one before as PART.log.1
+        data/                           the demo data, one file per silo; kept, and split again only if `demo` changes;
+                                        manifest.json keeps each part's owner when silos come or go
+        silos/SILO/                     a silo's state between rounds and runs; kept
+        logs/PART.log                   kept, the previous one as PART.log.1
         flower/PART/                    FLWR_HOME of each part
         federation.json  warm.sock ...  while it is up
 
-`up` makes what is asked for true: it starts what does not run, ends what is no longer wanted, and leaves the
-rest alone, so it also mends a federation that lost a part. It returns when every silo is online. Nothing
-supervises the parts afterwards. The Control API listens on the loopback interface only.
+`up` starts missing processes, ends those that are no longer in the file, and leaves the rest alone, so it also repairs
+a federation that lost a part. It returns when every silo is online. The parts are not supervised afterwards. The
+Control API listens on the loopback interface only.
 """
 
 from server.deploy.local.demo_data import split_demo

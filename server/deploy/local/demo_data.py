@@ -1,4 +1,4 @@
-"""Demo data of a federation: split once, each part owned by a silo's name."""
+"""Demo data of a federation: split once, each part assigned to a silo's name."""
 
 import json
 import os
@@ -14,10 +14,10 @@ from server.deploy.federation import Federation
 
 
 def split_demo(federation: Federation, directory: Path, echo: Callable[[str], None]) -> dict[str, Path]:
-    """Return each silo's data file; split the demo data first where they are not there yet as asked for.
+    """Return each silo's data file; first split the demo data if they do not exist as requested.
 
-    A part belongs to its silo's name (`owner` in `manifest.json`), whichever silos come and go. A new silo gets a part
-    without an owner, or else one of a silo that is no longer in the file. Raises UserError where there is none.
+    A part stays assigned to its silo's name (`owner` in `manifest.json`). A new silo gets a part without an owner, or
+    else the part of a silo that is no longer in the file. Raises UserError if there is none.
     """
     data = {silo.name: silo.data for silo in federation.silos if silo.data is not None}
     demo, users = federation.demo, [silo.name for silo in federation.demo_silos]
@@ -27,7 +27,7 @@ def split_demo(federation: Federation, directory: Path, echo: Callable[[str], No
     wanted = {"dataset": demo.dataset, "partition": demo.partition, "seed": demo.seed}
     manifest = read_manifest(folder)
     parts = manifest.get("silos", [])
-    known = any(part.get("owner") for part in parts)  # not in a folder of an earlier version
+    known = any(part.get("owner") for part in parts)  # False in a folder of an earlier version
     same = wanted.items() <= manifest.items()
     count = demo.parts or (len(parts) if same and known else len(users))
     if not same or len(parts) != count:
@@ -45,7 +45,7 @@ def split_demo(federation: Federation, directory: Path, echo: Callable[[str], No
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read the manifest of a partition; empty where there is none."""
+    """Return the manifest of a partition; empty if there is no valid one."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text())
         return manifest if all(part["file"] for part in manifest["silos"]) else {}
@@ -56,7 +56,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def assign_parts(
     federation: Federation, owners: Sequence[str | None], users: Sequence[str], echo: Callable[[str], None]
 ) -> list[str | None]:
-    """Return each part's silo, None for a part without an owner; every user gets a part, and keeps one that it has."""
+    """Return each part's owner (None: no owner); each silo in `users` keeps its part or gets one."""
     assigned = list(owners)
     for name in (user for user in users if user not in owners):
         free = [i for i, owner in enumerate(assigned) if owner is None]

@@ -1,4 +1,4 @@
-"""The parts of a local federation: their command lines, environments, logs and processes."""
+"""Parts of a local federation: their command lines, environments, logs and processes."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -24,18 +24,18 @@ from server.deploy.local.record import SUPERLINK, TEMPLATE, LocalFederation, Loc
 from server.deploy.processes import Process
 from server.deploy.superlink import in_place_of
 
-# In the command line of a part's own process; a SuperNode is first a shell script, then client/site/private.py.
+# Text in the command line of a part's main process; a SuperNode is first a shell script, then client/site/private.py.
 MAIN_PROCESSES = ("server.deploy.superlink", "flower-supernode", "private.py runtime.supernode")
 
 GRACE_SECONDS = 6.0  # Flower forces its own exit 5 s after SIGTERM
 
 
 class PartFailedError(RunFailedError):
-    """A part of the federation did not start, or ended by itself."""
+    """Error: a part of the federation did not start, or ended by itself."""
 
 
 def part_environment(directory: Path, part: str, sharing: int = 0) -> dict[str, str]:
-    """Return the environment of a part; `sharing`: how many silos share this machine, if the part is one of them."""
+    """Return the environment of a part. `sharing`: for a silo, the number of silos on this machine."""
     flower = directory / "flower" / part
     flower.mkdir(parents=True, exist_ok=True)
     made = environment(flower)
@@ -56,14 +56,14 @@ def superlink_part(local: LocalFederation, credentials: Credentials) -> list[str
         certificate=credentials.server_certificate,
         key=credentials.server_key,
         fleet=f"{LOOPBACK if inside else '0.0.0.0'}:{local.fleet_port}",
-        host=LOOPBACK,  # Control and Runtime API: never further than this machine
+        host=LOOPBACK,  # Control and Runtime API: reachable from this machine only
         port=local.control_port,
     )
     return in_place_of(command)
 
 
 def start_superexec(local: LocalFederation, superlink: Process, credentials: Credentials) -> None:
-    """Start a SuperExec for a SuperLink that has lost its own: without one every run waits for ever."""
+    """Start a SuperExec for a SuperLink that has lost its own; without one, runs never start."""
     command = superexec_command(
         program("flower-superexec"),
         ca_certificate=credentials.ca_certificate,
@@ -103,16 +103,16 @@ def start_silo(local: LocalFederation, silo: LocalSilo, credentials: Credentials
     Path(silo.state_dir).mkdir(parents=True, exist_ok=True)
     command = supernode_part(local, silo, credentials)
     environment = part_environment(local.directory, silo.name, len(local.silos)) | {"SILOFL_POLICY": silo.policy}
-    environment |= {"SILOFL_SERVER": f"{LOOPBACK}:{local.fleet_port}"}  # who asks, in the audit log
+    environment |= {"SILOFL_SERVER": f"{LOOPBACK}:{local.fleet_port}"}  # the server's name in the audit log
     return start_part(local, silo.name, command, environment)
 
 
 def main_processes(directory: Path) -> dict[str, Process]:
-    """Return the main process of each part that runs."""
+    """Return the main process of each running part."""
     main: dict[str, Process] = {}
     template = template_pid(directory / "warm.sock")
     for process in processes.find(directory):
-        if process.pid == template:  # perhaps started by a silo's shim, in place of one that died
+        if process.pid == template:  # a silo's shim may have started it to replace one that died
             main[TEMPLATE] = process
         elif any(name in process.command for name in MAIN_PROCESSES):
             main.setdefault(process.part, process)
@@ -120,12 +120,12 @@ def main_processes(directory: Path) -> dict[str, Process]:
 
 
 def starts_runs(found: Sequence[Process]) -> bool:
-    """Return whether the server, of these processes, has a SuperExec: without one it starts no run."""
+    """Return whether one of these processes is the server's SuperExec; without one, no run starts."""
     return any(process.part == SUPERLINK and "flower-superexec" in process.command for process in found)
 
 
 def failure(local: LocalFederation, process: Process) -> PartFailedError:
-    """The error for a part that ended by itself, with its exit code and the last lines of its log."""
+    """Return the error for a part that ended by itself, with its exit code and the last lines of its log."""
     log = log_file(local.directory, process.part)
     code = processes.exit_code(process)
     how = "" if code is None else f" with exit code {code}" if code >= 0 else f", killed by signal {-code}"
@@ -134,7 +134,7 @@ def failure(local: LocalFederation, process: Process) -> PartFailedError:
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """The last lines of a log that are not empty."""
+    """Return the last non-empty lines of a log."""
     with contextlib.suppress(OSError):
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 65536))

@@ -1,4 +1,4 @@
-"""The record of a local federation that is up, and where its files lie."""
+"""Record of a local federation that is up, and the paths of its files."""
 
 import contextlib
 import json
@@ -13,12 +13,12 @@ from partitions.common.files import locked, write_atomically
 from server.deploy import processes
 from server.deploy.control import Connection
 
-SUPERLINK, TEMPLATE = "superlink", "warm-parent"  # parts; the others are silos
+SUPERLINK, TEMPLATE = "superlink", "warm-parent"  # names of parts; all other parts are silos
 
 
 @dataclass(frozen=True)
 class LocalSilo:
-    """A silo of a local federation: what its SuperNode was started with."""
+    """A silo of a local federation, with the values that its SuperNode was started with."""
 
     name: str
     device: str
@@ -30,7 +30,7 @@ class LocalSilo:
 
 @dataclass(frozen=True)
 class LocalFederation:
-    """A local federation that is up: what `federation.json` holds."""
+    """A local federation that is up: the content of `federation.json`."""
 
     name: str
     file: str
@@ -47,13 +47,13 @@ class LocalFederation:
 
 
 def state_root() -> Path:
-    """The directory that holds one state directory per federation."""
+    """Return the directory that holds one state directory per federation."""
     home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return Path(home).absolute() / "silofl"
 
 
 def state_directory(name: str) -> Path:
-    """The federation's own directory, made for this user alone. Raises UserError where it cannot be."""
+    """Return the federation's directory, created with mode 0700. Raises UserError if that fails."""
     directory = state_root() / name
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -65,7 +65,7 @@ def state_directory(name: str) -> Path:
 
 
 def find_local(name: str = "") -> LocalFederation:
-    """The federation of that name, or the only one, that is up. ValueError where there is none or a choice."""
+    """Return the federation of that name, or the only one that is up. Raises UserError for none or several."""
     names = sorted(path.parent.name for path in state_root().glob("*/federation.json"))
     if name and name not in names:
         raise UserError(f"federation {name!r} is not up (up are: {', '.join(names) or 'none'}); `silofl up` starts one")
@@ -77,7 +77,7 @@ def find_local(name: str = "") -> LocalFederation:
 
 
 def leftover() -> str:
-    """The one federation of which anything is left, be it a record or a process; empty if there is none."""
+    """Return the name of the only federation with a record or a process left; empty if there is none."""
     found = sorted(
         path.name
         for path in state_root().glob("*")
@@ -104,7 +104,7 @@ def write_record(local: LocalFederation) -> None:
 
 @contextlib.contextmanager
 def only_one(directory: Path) -> Iterator[None]:
-    """One `up` or `down` of a federation at a time."""
+    """Allow one `up` or `down` of a federation at a time. Raises DataError if another one is in progress."""
     with locked(
         directory / "lock", f"another `silofl up` or `silofl down` of {directory.name!r} is at work; wait for it"
     ):
@@ -112,5 +112,5 @@ def only_one(directory: Path) -> Iterator[None]:
 
 
 def remote_keys(directory: Path) -> Path:
-    """The folder with the public keys, NAME.pem, of silos that joined with a bundle."""
+    """Return the folder with the public keys, NAME.pem, of silos that joined with a bundle."""
     return directory / "remote"

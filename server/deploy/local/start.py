@@ -46,15 +46,15 @@ from server.deploy.local.stop import forget, sweep
 from server.deploy.processes import Process
 from server.deploy.registrar import renew_shut_out
 
-START_SECONDS = 300.0  # 12 silos need about 25 s on 2 cores; a silo killed a moment ago has to wait a minute
+START_SECONDS = 300.0  # 12 silos need about 25 s on 2 cores; a silo that was just killed has to wait a minute
 
 
 def up(federation: Federation, *, echo: Callable[[str], None] = print) -> LocalFederation:
-    """Bring a federation up, or mend it; returns when every silo is online.
+    """Start or repair a federation; return when every silo is online.
 
-    Raises UserError: the federation file asks for what this machine cannot do (a port in use, no such GPU).
-    Raises PartFailedError: a part ended by itself; says which, with its exit code and its last log lines. What this
-    call had started is ended again.
+    Raises UserError if this machine cannot run the federation file (a port in use, no such GPU). Raises PartFailedError
+    if a part ended by itself, with its name, exit code and last log lines. The processes that this call has started are
+    then ended again.
     """
     if not sys.platform.startswith("linux"):
         raise UserError("`silofl up` needs Linux; use the containers of `silofl compose` elsewhere")
@@ -73,7 +73,7 @@ def up(federation: Federation, *, echo: Callable[[str], None] = print) -> LocalF
 
 def bring_up(federation: Federation, directory: Path, echo: Callable[[str], None]) -> LocalFederation:
     running = main_processes(directory)
-    if SUPERLINK not in running:  # a new one knows neither the SuperNodes nor the runs that the old one left behind
+    if SUPERLINK not in running:  # a new SuperLink has no record of the old one's SuperNodes and runs
         sweep(directory, keep={process for process in processes.find(directory) if process.part == TEMPLATE})
         running = {part: process for part, process in running.items() if part == TEMPLATE}
     old = read_record(directory) if SUPERLINK in running else None
@@ -130,7 +130,7 @@ def plan(
     data: Mapping[str, Path],
     credentials: Credentials,
 ) -> LocalFederation:
-    """Ports and paths. A SuperLink that runs keeps its ports, and so does every silo that was there before."""
+    """Return the federation with its ports and paths. A running SuperLink and existing silos keep their ports."""
     server = federation.server
     asked = {"fleet-port": server.fleet_port, "control-port": server.control_port}
     if old is None:
@@ -195,8 +195,8 @@ def wait_for_superlink(local: LocalFederation, control: Control, process: Proces
 def register_keys(local: LocalFederation, control: Control, credentials: Credentials) -> None:
     """Register the keys of all silos, and unregister those of silos that are no longer in the file.
 
-    Silos that joined with a bundle (`silofl add-silo`) are in no file: they stay. A silo of the file that was shut out
-    before gets a new key, because the SuperLink does not take the old one again.
+    Silos that joined with a bundle (`silofl add-silo`) are not in the file and stay registered. A silo of the file that
+    was removed before gets a new key, because the SuperLink does not accept the old one again.
     """
     renew_shut_out(control, credentials, [silo.name for silo in local.silos])
     registered = {node.public_key.strip(): node for node in control.nodes()}
@@ -217,10 +217,10 @@ def wait_for_silos(
     started: Mapping[str, float],
     echo: Callable[[str], None],
 ) -> None:
-    """Wait until every silo is online; start those again that were refused because of an old heartbeat.
+    """Wait until every silo is online; restart silos that were refused because of an old heartbeat.
 
-    `started`: when those silos were started that were not running before, as Unix times. One that was killed
-    still counts as online for a while, so what is waited for is that it was activated since.
+    `started`: start times (Unix) of silos that were not running before. A killed silo is listed as online for a while,
+    so it must have been activated after that time.
     """
     keys = {silo.name: credentials.node_public_pem(silo.name).strip() for silo in local.silos}
     deadline = time.monotonic() + START_SECONDS

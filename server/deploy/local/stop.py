@@ -1,4 +1,4 @@
-"""Status of a local federation, and its end."""
+"""Status and stop of a local federation."""
 
 import contextlib
 import time
@@ -16,10 +16,10 @@ from server.deploy.processes import Process
 
 
 def sweep(directory: Path, *, keep: Set[Process]) -> list[Process]:
-    """End every process of the federation but `keep`; those that were ended."""
+    """End every process of the federation except `keep`; return the ended ones."""
     ended: list[Process] = []
     quiet = 0
-    while quiet < 2:  # a process that is being started is not seen for a moment
+    while quiet < 2:  # a process is not visible for a moment while it is being started
         left = [process for process in processes.find(directory) if process not in keep]
         processes.end(left, grace=GRACE_SECONDS)
         ended += left
@@ -29,14 +29,14 @@ def sweep(directory: Path, *, keep: Set[Process]) -> list[Process]:
 
 
 def forget(directory: Path) -> None:
-    """Remove what says that the federation is up."""
+    """Remove the record and the connection of the federation."""
     with contextlib.suppress(ValueError):
         remove_connection(read_record(directory).connection)
     (directory / "federation.json").unlink(missing_ok=True)
 
 
 def status(local: LocalFederation) -> dict[str, Any]:
-    """Return what runs and what is online, as `silofl status --json` prints it."""
+    """Return the running parts, the silos' states and the runs, as `silofl status --json` prints them."""
     running = main_processes(local.directory)
     nodes: dict[str, str] = {}
     runs: list[dict[str, Any]] = []
@@ -70,10 +70,9 @@ def status(local: LocalFederation) -> dict[str, Any]:
 
 
 def down(name: str) -> int:
-    """End every process of the federation, whatever is left of it; the number of processes ended.
+    """End all remaining processes of the federation; return their number.
 
-    Silo state, keys, data and logs stay. The `flwr` connection goes. Raises UserError for a name that this machine
-    has never known.
+    Silo state, keys, data and logs are kept; the `flwr` connection is removed. Raises UserError for an unknown name.
     """
     if not (NAME.fullmatch(name) and (state_root() / name).is_dir()):
         known = sorted(p.name for p in state_root().glob("*") if p.is_dir())
@@ -82,17 +81,17 @@ def down(name: str) -> int:
 
 
 def clear(name: str) -> int:
-    """Stop a federation as :func:`down` does; without one of that name there is nothing to do, and no complaint."""
+    """Stop a federation as :func:`down` does; return 0 without an error for an unknown name."""
     directory = state_root() / name
     if not directory.is_dir():
         return 0
     with only_one(directory):
         everything = processes.find(directory)
-        # Silos first: while the SuperLink is there they can say goodbye and need not try again and again.
+        # Silos first: while the SuperLink runs they can disconnect cleanly, without retries.
         silos = [process for part, process in main_processes(directory).items() if part not in (SUPERLINK, TEMPLATE)]
         processes.end(silos, grace=GRACE_SECONDS)
         everything += [process for process in sweep(directory, keep=set()) if process not in everything]
-        for leftover in directory.glob("warm.sock*"):  # the parent's, its lock, and those of processes that stay
+        for leftover in directory.glob("warm.sock*"):  # of the template, its lock, and persistent workers
             if not leftover.name.endswith(".log"):
                 leftover.unlink(missing_ok=True)
         forget(directory)
