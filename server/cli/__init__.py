@@ -1,1 +1,1 @@
-"""The command line: one module per group of commands, which parses and dispatches only."""
+"""Command line: one module per group of commands, which only parses and dispatches."""

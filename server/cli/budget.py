@@ -1,4 +1,4 @@
-"""``budget``: what differential privacy has cost."""
+"""Command ``budget``: the cost of differential privacy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from partitions.common.errors import UserError
 
 
 def add_commands(commands: Any) -> None:
-    """Add this group to ``silofl``."""
+    """Add the commands of this group to the parser."""
     p = commands.add_parser(
         "budget",
         help="what differential privacy has cost a site's cohorts, and what is left",

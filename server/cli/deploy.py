@@ -15,7 +15,7 @@ FEDERATION = "federation.yaml"
 
 
 def add_commands(commands: Any) -> None:
-    """Add this group to ``silofl``."""
+    """Add the commands of this group to the parser."""
     add_compose(commands)
     add_credentials(commands)
     add_add_silo_command(commands)
@@ -26,7 +26,7 @@ def add_commands(commands: Any) -> None:
 
 
 def add_compose(commands: Any) -> None:
-    """``compose``."""
+    """Add the command ``compose``."""
     p = commands.add_parser(
         "compose",
         help="write the compose file of a federation",
@@ -38,7 +38,7 @@ def add_compose(commands: Any) -> None:
 
 
 def add_credentials(commands: Any) -> None:
-    """``credentials``."""
+    """Add the command ``credentials``."""
     p = commands.add_parser(
         "credentials",
         help="make missing keys and certificates, and write the flwr connection",
@@ -51,7 +51,7 @@ def add_credentials(commands: Any) -> None:
 
 
 def add_add_silo_command(commands: Any) -> None:
-    """``add-silo``."""
+    """Add the command ``add-silo``."""
     p = commands.add_parser(
         "add-silo",
         help="make the bundle of one more hospital",
@@ -71,7 +71,7 @@ def add_add_silo_command(commands: Any) -> None:
 
 
 def add_signing_key(commands: Any) -> None:
-    """``signing-key``."""
+    """Add the command ``signing-key``."""
     p = commands.add_parser(
         "signing-key",
         help="make the consortium's key that signs bundles, and print its fingerprint",
@@ -84,7 +84,7 @@ def add_signing_key(commands: Any) -> None:
 
 
 def add_remove_silo(commands: Any) -> None:
-    """``remove-silo``."""
+    """Add the command ``remove-silo``."""
     p = commands.add_parser(
         "remove-silo",
         help="shut a silo out at once",
@@ -96,7 +96,7 @@ def add_remove_silo(commands: Any) -> None:
 
 
 def add_withdraw(commands: Any) -> None:
-    """``withdraw``."""
+    """Add the command ``withdraw``."""
     p = commands.add_parser(
         "withdraw",
         help="delete what runs keep of a hospital",
@@ -110,7 +110,7 @@ def add_withdraw(commands: Any) -> None:
 
 
 def add_doctor(commands: Any) -> None:
-    """``doctor``."""
+    """Add the command ``doctor``."""
     p = commands.add_parser(
         "doctor",
         help="check a site, or the server, and say what to mend",
@@ -251,7 +251,7 @@ def signing_key(args: argparse.Namespace) -> None:
     path: Path | None = args.out
     if path is None:
         federation = read_federation(args.file, check_data=False)
-        state_directory(federation.name)  # says so where it cannot be made
+        state_directory(federation.name)  # raises UserError if it cannot be created
         path = signing_key_file(federation)
     public = public_pem(make_signing_key(path))
     write_atomically(path.with_suffix(".pub"), public)
@@ -304,7 +304,7 @@ def doctor(args: argparse.Namespace) -> None:
 
 
 def site_doctor(what: Path | None, data: Path | None, policy: Path | None = None) -> tuple[str, list[Any]]:
-    """The checks of a site: of this container, or of a bundle."""
+    """Return the name and the checks of a site: of this container, or of a bundle."""
     import tempfile
     from dataclasses import replace
 
@@ -321,7 +321,7 @@ def site_doctor(what: Path | None, data: Path | None, policy: Path | None = None
     check_signature(what, files, site_of(files, Path()).name, echo=print, remember=False)
     if data is None and not (named := site_of(files, Path()).data).is_file():
         raise UserError(f"there is no {named}, as the bundle's .env has it: name your data file with --data FILE")
-    with tempfile.TemporaryDirectory(prefix="silofl-") as folder:  # mode 0700; the key is gone afterwards
+    with tempfile.TemporaryDirectory(prefix="silofl-") as folder:  # mode 0700; deleted afterwards with the key
         unpack(files, Path(folder))
         site = site_of(files, Path(folder), data, policy=policy)
         return site.name, site_checks(site)

@@ -12,7 +12,7 @@ from server.cli.research import add_run_options, print_outcomes, run_values
 
 
 def add_commands(commands: Any) -> None:
-    """Add this group to ``silofl``."""
+    """Add the commands of this group to the parser."""
     add_up(commands)
     add_status(commands)
     add_run(commands)
@@ -21,7 +21,7 @@ def add_commands(commands: Any) -> None:
 
 
 def add_up(commands: Any) -> None:
-    """``up``."""
+    """Add the command ``up``."""
     p = commands.add_parser(
         "up",
         help="start a federation of processes on this machine",
@@ -43,7 +43,7 @@ def add_up(commands: Any) -> None:
 
 
 def add_status(commands: Any) -> None:
-    """``status``."""
+    """Add the command ``status``."""
     p = commands.add_parser("status", help="which silos are online, which runs there are")
     p.add_argument("--json", action="store_true", help="as JSON")
     add_name(p)
@@ -51,7 +51,7 @@ def add_status(commands: Any) -> None:
 
 
 def add_run(commands: Any) -> None:
-    """``run``."""
+    """Add the command ``run``."""
     p = commands.add_parser(
         "run",
         help="run methods on a federation",
@@ -66,7 +66,7 @@ def add_run(commands: Any) -> None:
 
 
 def add_stop(commands: Any) -> None:
-    """``stop``."""
+    """Add the command ``stop``."""
     p = commands.add_parser("stop", help="end the runs that are under way")
     p.add_argument(
         "--connection", metavar="NAME", default="", help="flwr connection (default: of the federation that is up)"
@@ -75,7 +75,7 @@ def add_stop(commands: Any) -> None:
 
 
 def add_down(commands: Any) -> None:
-    """``down``."""
+    """Add the command ``down``."""
     p = commands.add_parser(
         "down",
         help="end a federation of processes",
@@ -123,7 +123,7 @@ def run(args: argparse.Namespace) -> None:
     from server.report.write import silo_table
 
     out = submit.run(run_values(args), args.connection)
-    if (out / "summary.json").is_file():  # on another machine, if the server is another's
+    if (out / "summary.json").is_file():  # missing here if the server is on another machine
         print(silo_table(Study(out)), file=sys.stderr)
         print_outcomes(out)
     print(out)

@@ -1,4 +1,4 @@
-"""The command ``silofl``: parse, dispatch, exit code. What a command does is in its own group's module."""
+"""The command ``silofl``: parse, dispatch, exit code. The commands are in the modules of their groups."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, NoReturn
 
 
 def interrupted(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt at Ctrl-C; during an import end the process with one line and exit code 130.
+    """Raise KeyboardInterrupt at Ctrl-C; during an import, end the process with one line and exit code 130.
 
-    Native libraries that are half loaded do not survive an exception: Python printed their tracebacks, or crashed.
+    Partly loaded native libraries do not survive an exception: Python printed their tracebacks, or crashed.
     """
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
@@ -23,13 +23,13 @@ def interrupted(number: int, frame: FrameType | None) -> None:
 
 
 def end_at_once() -> NoReturn:
-    """End this process as interrupted, without what Python does at its end."""
+    """End this process as interrupted, without Python's finalisation."""
     os.write(2, b"silofl: interrupted\n")
     os._exit(130)
 
 
 IS_PROGRAM = __name__ == "__main__" or os.path.basename(sys.argv[0]) == "silofl"
-if IS_PROGRAM and signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, as by nohup
+if IS_PROGRAM and signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, as with nohup
     signal.signal(signal.SIGINT, interrupted)
 
 import argparse
@@ -42,7 +42,7 @@ from server.cli import budget, deploy, federation, models, research, study, surv
 
 
 class Version(argparse.Action):
-    """Prints which silofl this is; asks for it only then."""
+    """Action that prints the version, which is looked up only when requested."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         from importlib.metadata import version
@@ -52,7 +52,7 @@ class Version(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong with a command line; argparse would print the usage before it."""
+    """Parser that reports an invalid command line in one line, without argparse's usage text."""
 
     def error(self, message: str) -> NoReturn:
         first = message.removeprefix("unrecognized arguments: ").partition(" ")[0].partition("=")[0]
@@ -62,7 +62,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+    """Return the parser of all commands."""
     top = Parser(prog="silofl", description="Personalised federated learning for hospitals, on Flower.")
     top.add_argument("--version", action=Version, nargs=0, help="print silofl's version")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -81,9 +81,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit 0: done; 2: a user's error, one clear line; 1: a run failed; 130: interrupted.
+    """Run a command, and return the exit code. 0: done; 2: a user's error; 1: a run failed; 130: interrupted.
 
-    With SILOFL_TRACEBACK=1 an error is raised instead, to be seen with its traceback.
+    Each error prints one line. With SILOFL_TRACEBACK=1 it is raised instead, with its traceback.
     """
     command = ""
     try:
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     print(f"silofl{command}: {escaped(' '.join(text.split()))}", file=sys.stderr)
     if IS_PROGRAM and arguments is None and code == 130:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not break into Python's end
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not interrupt Python's finalisation
     return code
 
 

@@ -9,17 +9,17 @@ from typing import Any
 from client.commands import data
 from partitions.common.errors import UserError
 
-PORT = 8643  # of `predict --serve`, where --port names none
+PORT = 8643  # default port of `predict --serve`
 
 
 def add_commands(commands: Any) -> None:
-    """Add this group to ``silofl``."""
+    """Add the commands of this group to the parser."""
     add_export(commands)
     add_predict(commands)
 
 
 def add_export(commands: Any) -> None:
-    """``export``."""
+    """Add the command ``export``."""
     p = commands.add_parser(
         "export",
         help="save a silo's model, or the shared one, as safetensors",
@@ -70,7 +70,7 @@ def add_export(commands: Any) -> None:
 
 
 def add_predict(commands: Any) -> None:
-    """``predict``, with ``--serve``."""
+    """Add the command ``predict``, with ``--serve``."""
     p = data.add_predict(commands)
     p.add_argument(
         "--serve",

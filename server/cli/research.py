@@ -10,11 +10,11 @@ from typing import Any
 
 from partitions.common.errors import UserError
 
-# What a command needs is imported when it runs: PyTorch and Flower take seconds that `--help` must not cost.
+# Each command imports its modules when it runs: importing PyTorch and Flower takes seconds, too long for `--help`.
 
 
 def add_commands(commands: Any) -> None:
-    """Add this group to ``silofl``."""
+    """Add the commands of this group to the parser."""
     add_strategies(commands)
     add_simulate(commands)
     add_report(commands)
@@ -23,14 +23,14 @@ def add_commands(commands: Any) -> None:
 
 
 def add_strategies(commands: Any) -> None:
-    """``strategies``."""
+    """Add the command ``strategies``."""
     p = commands.add_parser("strategies", help="list the methods")
     p.add_argument("--json", action="store_true", help="as JSON, with their settings")
     p.set_defaults(run=list_strategies)
 
 
 def add_simulate(commands: Any) -> None:
-    """``simulate``."""
+    """Add the command ``simulate``."""
     p = commands.add_parser(
         "simulate",
         help="run methods in this process",
@@ -70,7 +70,7 @@ def add_simulate(commands: Any) -> None:
 
 
 def add_data_options(p: argparse.ArgumentParser) -> None:
-    """Options that ``simulate`` and ``tune`` share."""
+    """Add the data options of ``simulate`` and ``tune``."""
     data = p.add_mutually_exclusive_group()
     data.add_argument("--dataset", metavar="D", help="data set by name")
     data.add_argument(
@@ -88,14 +88,14 @@ def add_data_options(p: argparse.ArgumentParser) -> None:
 
 
 def add_report(commands: Any) -> None:
-    """``report``."""
+    """Add the command ``report``."""
     p = commands.add_parser("report", help="make a run's report.html anew")
     p.add_argument("directory", metavar="RUN", help="a run directory")
     p.set_defaults(run=report)
 
 
 def add_partition(commands: Any) -> None:
-    """``partition``."""
+    """Add the command ``partition``."""
     p = commands.add_parser("partition", help="split a data set into one file per silo")
     p.add_argument(
         "--dataset", metavar="D", default="digits", help="data set by name, or an .npz file (default: digits)"
@@ -111,7 +111,7 @@ def add_partition(commands: Any) -> None:
 
 
 def add_evaluate(commands: Any) -> None:
-    """``evaluate``."""
+    """Add the command ``evaluate``."""
     p = commands.add_parser(
         "evaluate",
         help="metrics of a model, or of a run's models, at every silo, without training",
@@ -140,7 +140,7 @@ def add_evaluate(commands: Any) -> None:
 
 
 def add_run_options(p: argparse.ArgumentParser) -> None:
-    """Options that ``simulate`` and ``run`` share."""
+    """Add the options of ``simulate`` and ``run``."""
     p.add_argument("--strategy", metavar="A[,B...]", help="method, or several for a study")
     p.add_argument("--rounds", metavar="R", help="communication rounds")
     p.add_argument("--seed", metavar="S[,S...]", help="seed, or several for a study")
@@ -152,12 +152,12 @@ def add_run_options(p: argparse.ArgumentParser) -> None:
 
 
 def add_set(p: argparse.ArgumentParser, help: str) -> None:
-    """``--set``, whose pairs :func:`assignments` reads."""
+    """Add ``--set``, whose pairs :func:`assignments` reads."""
     p.add_argument("--set", metavar="KEY=VALUE", nargs="+", action="extend", default=[], help=help)
 
 
 def assignments(pairs: list[str]) -> dict[str, object]:
-    """``KEY=VALUE`` pairs; values stay text and are converted by the setting's type."""
+    """Return ``KEY=VALUE`` pairs as settings; values stay text and are converted later by the setting's type."""
     values: dict[str, object] = {}
     for pair in pairs:
         key, sign, value = pair.partition("=")
@@ -168,7 +168,7 @@ def assignments(pairs: list[str]) -> dict[str, object]:
 
 
 def run_values(args: argparse.Namespace) -> dict[str, object]:
-    """The settings of a command line: the file first, then --set, then the named options."""
+    """Return the settings of a command line; --set overrides the file, and named options override both."""
     from server.results.run_directory import read_toml
 
     values: dict[str, object] = dict(read_toml(Path(args.config))) if args.config else {}
@@ -183,7 +183,7 @@ def run_values(args: argparse.Namespace) -> dict[str, object]:
 
 
 def own_data(args: argparse.Namespace, values: Mapping[str, object]) -> dict[str, object]:
-    """The settings of --data, --recipe, --by and --subsample: what they name, with whole paths. Raises UserError."""
+    """Return the settings for --data, --recipe, --by and --subsample, with absolute paths. Raises UserError."""
     from partitions.own_files import Source, hospitals_of, parse_source
 
     given, recipe, by = (getattr(args, key, None) or "" for key in ("data", "recipe", "by"))
@@ -211,7 +211,7 @@ def own_data(args: argparse.Namespace, values: Mapping[str, object]) -> dict[str
 
 
 def absolute(path: str) -> str:
-    """The path from the root; "" stays "". A run's config.toml must mean the same files in any directory."""
+    """Return the absolute path; "" stays "". A run's config.toml must name the same files in any directory."""
     return str(Path(path).expanduser().resolve()) if path else ""
 
 
@@ -263,7 +263,7 @@ def simulate(args: argparse.Namespace) -> None:
 
 
 def print_outcomes(out: Path) -> None:
-    """One line for each run of a finished study."""
+    """Print one line for each run of a finished study."""
     for run in json.loads((out / "summary.json").read_text())["runs"]:
         print(f"{run['strategy']}-{run['seed']}: {outcome(run)}")
 
@@ -275,11 +275,11 @@ def report(args: argparse.Namespace) -> None:
 
 
 def outcome(run: dict[str, Any]) -> str:
-    """A run's result in one line."""
+    """Return a run's result in one line."""
     from server.results.summary import early_stop, round_name
 
     final = run["final"]
-    score = run.get("score", "accuracy")  # which a run of an earlier version does not name
+    score = run.get("score", "accuracy")  # missing in a run of an earlier version
     if final[f"{score}_mean"] is None:
         return f"{run['rounds']} rounds, nothing evaluated"
     when = round_name(final["round"], run["rounds"])

@@ -19,7 +19,7 @@ TEXTS = {
 
 
 def add_commands(commands: Any) -> None:
-    """Add this group to ``silofl``."""
+    """Add the commands of this group to the parser."""
     p = commands.add_parser(
         "study",
         help="write, check, sign or show a study that hospitals approve",
@@ -34,7 +34,7 @@ def add_commands(commands: Any) -> None:
 
 
 def add_new(actions: Any) -> None:
-    """``study new``."""
+    """Add the command ``study new``."""
     p = actions.add_parser("new", help="write a study's draft from a run's settings")
     p.add_argument("file", metavar="FILE", type=Path, help="the file to write, study.toml")
     p.add_argument("--name", metavar="NAME", required=True, help="the study's name")
@@ -58,14 +58,14 @@ def day(text: str) -> date:
 
 
 def add_check(actions: Any) -> None:
-    """``study check``."""
+    """Add the command ``study check``."""
     p = actions.add_parser("check", help="is a study complete, can it run, and who signed it?")
     p.add_argument("file", metavar="FILE", type=Path, help="the study")
     p.set_defaults(run=check)
 
 
 def add_sign(actions: Any) -> None:
-    """``study sign``."""
+    """Add the command ``study sign``."""
     p = actions.add_parser(
         "sign",
         help="sign a study with the consortium's key",
@@ -84,7 +84,7 @@ def add_sign(actions: Any) -> None:
 
 
 def add_show(actions: Any) -> None:
-    """``study show``."""
+    """Add the command ``study show``."""
     p = actions.add_parser("show", help="a study in words: what leaves, what can be inferred, how much at most")
     p.add_argument("file", metavar="FILE", type=Path, help="the study")
     p.set_defaults(run=show)

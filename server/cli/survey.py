@@ -1,4 +1,4 @@
-"""``silofl survey``: statistics of the data before a training."""
+"""Command ``survey``: statistics of the data before training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from server.cli.research import add_set, assignments
 
 
 def add_commands(commands: Any) -> None:
-    """Add this group to ``silofl``."""
+    """Add the commands of this group to the parser."""
     p = commands.add_parser(
         "survey",
         help="statistics of every hospital's data before a training, and what is odd in one of them",

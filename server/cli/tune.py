@@ -1,4 +1,4 @@
-"""The command ``tune``."""
+"""Command ``tune``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from server.cli.research import add_data_options, add_run_options, run_values
 
 
 def add_commands(commands: Any) -> None:
-    """Add this group to ``silofl``."""
+    """Add the commands of this group to the parser."""
     p = commands.add_parser(
         "tune",
         help="search the settings of methods by their validation scores",

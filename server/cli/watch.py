@@ -1,4 +1,4 @@
-"""The command ``watch``."""
+"""Command ``watch``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from partitions.common.errors import UserError
 
 
 def add_commands(commands: Any) -> None:
-    """Add this group to ``silofl``."""
+    """Add the commands of this group to the parser."""
     p = commands.add_parser(
         "watch",
         help="show a run as it goes on: a page, a terminal, numbers for Prometheus",
