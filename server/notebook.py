@@ -1,4 +1,4 @@
-"""A run directory as pandas frames, models and plots: what ``import silofl`` gives."""
+"""Run directory as pandas frames, models and plots: the API of ``import silofl``."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ PARTS = {"val": "validation", "test": "test"}
 
 
 def load_run(path: str | Path) -> Run:
-    """Return the run, or study, in a run directory; it may still be going on.
+    """Return the run, or study, in a run directory; it may be unfinished.
 
-    Raises UserError where the directory holds no run, DataError where its history is damaged.
+    Raises UserError if the directory holds no run, DataError if its history is damaged.
     """
     return Run(Path(path).expanduser())
 
 
 class Run:
-    """One run directory: a run, or a study of several methods and seeds, as it was when it was loaded."""
+    """One run directory at the time of loading: a run, or a study of several methods and seeds."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -47,21 +47,21 @@ class Run:
 
     @property
     def config(self) -> dict[str, Value]:
-        """Every setting, as in ``config.toml``, by its key."""
+        """All settings of ``config.toml`` by key."""
         return dict(self._study.config)
 
     @cached_property
     def history(self) -> pd.DataFrame:
-        """``history.csv``: a row per strategy, seed, round, silo, split, snapshot and metric; NaN where withheld."""
+        """``history.csv``: a row per strategy, seed, round, silo, split, snapshot and metric; NaN if withheld."""
         rows = [[getattr(row, name) for name in HEADER] for row in self._study.history.rows]
         return pd.DataFrame(rows, columns=HEADER).astype({"value": "float64", "n": "Int64"})
 
     @cached_property
     def runs(self) -> pd.DataFrame:
-        """A row per finished run; ``mean``, ``weighted`` and ``worst`` are of the score, at the reported round.
+        """A row per finished run; ``mean``, ``weighted`` and ``worst`` of the score at the reported round.
 
-        ``score`` names it. ``chosen`` is the reported round, ``rounds`` how many were done, ``planned`` how many were
-        asked for.
+        ``score``: the name of the score; ``chosen``: the reported round; ``rounds``: the number of completed rounds;
+        ``planned``: the number of planned rounds.
         """
         rows = []
         for run in self._study.summarised:
@@ -88,7 +88,7 @@ class Run:
 
     @cached_property
     def silos(self) -> pd.DataFrame:
-        """A row per finished run and silo: samples, ``score`` and other metrics on its test part, and its gains."""
+        """A row per finished run and silo: samples, ``score`` and other metrics on its test data, and its gains."""
         rows = []
         for run in self._study.summarised:
             for name, values in run["per_silo"].items():
@@ -98,10 +98,10 @@ class Run:
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
-        """A row per run and round, also of unfinished runs: mean scores of the silos' parts, seconds and bytes.
+        """A row per run and round, also for unfinished runs: mean scores by split, seconds and bytes.
 
-        The scores are of the model that the method reports. A silo that misses a round has the score of its last one
-        before, or of its first, as in the report. The round after the last is the closing evaluation.
+        The scores are those of the model that the method reports. A silo that misses a round has the score of its last
+        earlier round, or of its first, as in the report. The round after the last is the closing evaluation.
         """
         rows: list[dict[str, Any]] = []
         for strategy, seed in dict.fromkeys((r.strategy, r.seed) for r in self._study.history.rows):
@@ -120,7 +120,7 @@ class Run:
 
     @cached_property
     def events(self) -> pd.DataFrame:
-        """``progress.jsonl``: a row per event, with the columns that events of its kind have."""
+        """``progress.jsonl``: a row per event, with the columns of its kind."""
         return pd.DataFrame(self._study.events)
 
     def model(
@@ -132,11 +132,11 @@ class Run:
         seed: int | None = None,
         round: int | None = None,
     ) -> Model:
-        """Return a silo's model, or without a silo the one that all share, as ``silofl export`` saves it.
+        """Return a silo's model, or without a silo the shared model, as ``silofl export`` saves it.
 
-        ``which``: ``reported`` (the default: the model whose score the report shows), ``best`` or ``last``. A silo's
-        models lie with its states: below a simulation's run directory, at the hospital in a federation. ``strategy``
-        and ``seed`` choose where there are several. Raises UserError where there is no such model.
+        ``which``: ``reported`` (default: the model whose score the report shows), ``best`` or ``last``. A silo's models
+        are stored with its states: in a simulation's run directory, or at the hospital in a federation. ``strategy``
+        and ``seed`` select one of several runs. Raises UserError if there is no such model.
         """
         if not silo and which not in ("", "shared"):
             raise UserError(f"which = {which!r}: it needs the name of a silo")
@@ -149,7 +149,7 @@ class Run:
         return Model(file, folder)
 
     def plot_rounds(self, part: str = "validation") -> Plot:
-        """Draw the mean score over silos by round: a line per method, the mean of its seeds, and their range."""
+        """Return a plot of the mean score over silos by round: per method the mean of its seeds, and their range."""
         if part not in PARTS.values():
             raise UserError(f"part = {part!r}: one of {', '.join(PARTS.values())} is wanted here")
         plot, looks = Plot(), styles(self._study)
@@ -165,7 +165,7 @@ class Run:
         return plot.finished()
 
     def plot_silos(self) -> Plot:
-        """Draw every silo's test score at the reported round: a marker per method, the mean of its seeds."""
+        """Return a plot of each silo's test score at the reported round: a marker per method, the mean of its seeds."""
         plot, looks = Plot(), styles(self._study)
         axes = plot.add_subplot()
         if not self.silos.empty:
@@ -183,7 +183,7 @@ class Run:
 
 
 class Model:
-    """An exported model. ``card`` says what it is, ``module`` is the network (in evaluation mode) with its weights."""
+    """An exported model. ``card``: its model card; ``module``: the network with its weights, in evaluation mode."""
 
     def __init__(self, file: Path, folder: tempfile.TemporaryDirectory[str] | None = None) -> None:
         self._file = file
@@ -193,10 +193,10 @@ class Model:
         self.module: nn.Module = network.module.eval()
 
     def predict(self, data: str | Path) -> pd.DataFrame:
-        """Return what the model says of each sample of a data file or csv, as ``silofl predict``; a row per sample."""
+        """Return the predictions for a data file or csv, a row per sample, as ``silofl predict`` does."""
         text = predict_file(self._file, Path(data))
         key = next(csv.reader(io.StringIO(text)))[0]
-        types = {} if key == "index" else {key: str}  # a patient's 007 stays as it is
+        types = {} if key == "index" else {key: str}  # a patient id such as 007 keeps its zeros
         return pd.read_csv(io.StringIO(text), dtype=types).set_index(key)
 
     def __repr__(self) -> str:
@@ -205,14 +205,14 @@ class Model:
 
 
 class Plot(Figure):
-    """A matplotlib figure that a notebook shows without any set-up."""
+    """A matplotlib figure that a notebook shows without set-up."""
 
     def __init__(self) -> None:
         super().__init__(figsize=(8, 4.5), layout="constrained")
         FigureCanvasAgg(self)
 
     def finished(self) -> Plot:
-        """Add the legend, where there is something to name."""
+        """Add a legend to axes with labels, and return the plot."""
         for axes in self.axes:
             if axes.get_legend_handles_labels()[0]:
                 axes.legend(frameon=False)

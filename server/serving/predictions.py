@@ -1,9 +1,9 @@
-"""The small HTTP server of ``silofl predict --serve``: JSON rows, or a picture or scan, in, JSON rows out.
+"""HTTP server of ``silofl predict --serve``: JSON rows, or a picture or scan, in; JSON rows out.
 
-``POST /predict`` takes ``{"rows": [...]}`` (``client/prediction/json_rows.py``), or by a recipe of pictures one file or
-a zip (``client/prediction/posted_scans.py``). ``GET /`` says what the model takes.
-Who may ask: as for ``silofl watch`` (``server/watch/access.py``). Requests are answered one after another. No request,
-answer or refusal is kept or logged.
+``POST /predict`` accepts ``{"rows": [...]}`` (``client/prediction/json_rows.py``), or with a recipe of pictures one
+file or a zip (``client/prediction/posted_scans.py``). ``GET /`` describes the model's input.
+Access control is that of ``silofl watch`` (``server/watch/access.py``). Requests are answered one after another. No
+request, answer or refusal is stored or logged.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HINT = "send the header Authorization: Bearer TOKEN, with the token that silofl 
 
 
 def serve_model(model: Path, recipe: Path | None, host: str, port: int, token: str) -> None:
-    """Serve a model until Ctrl-C. Raises UserError where it cannot be read, or has no recipe."""
+    """Serve a model until Ctrl-C. Raises UserError if it cannot be read or has no recipe."""
     card, net = read_model(model)
     try:
         used = load_any(recipe) if recipe else recipe_of(card)
@@ -48,7 +48,7 @@ def serve_model(model: Path, recipe: Path | None, host: str, port: int, token: s
 
 
 def application(card: dict[str, Any], net: FlatModel, recipe: AnyRecipe, token: str = "") -> Starlette:
-    """Return the ASGI application. ``token``: what a client has to know; empty: loopback's names only are answered."""
+    """Return the ASGI application. ``token``: required from clients; empty: only loopback names are answered."""
 
     async def about(request: Request) -> Response:
         what = {"method": card["method"], "silo": card["silo"], "task": card["task"], "round": card["round"]}
@@ -59,14 +59,14 @@ def application(card: dict[str, Any], net: FlatModel, recipe: AnyRecipe, token: 
     async def of_rows(request: Request, used: Recipe) -> Response:
         if kind_of(request) != "application/json":
             return fault("the request has no Content-Type: application/json", 415)
-        body = io.BytesIO()  # a table's rows lie in no file
+        body = io.BytesIO()  # a table's rows are never written to a file
         if not await receive(request, body, MOST_BYTES):
             return fault(f"the request has more than {MOST_BYTES} bytes; send fewer rows at once", 413)
         as_gaps = request.query_params.get("as-gaps") == "1"
         return JSONResponse(predict_rows(card, net, used, body.getvalue(), as_gaps))
 
     async def of_scans(request: Request, used: PictureRecipe) -> Response:
-        if not kind_of(request).startswith(("image/", *SCANS)):  # another page's form has none of them
+        if not kind_of(request).startswith(("image/", *SCANS)):  # a form of another site cannot send these types
             return fault(f"the request has no Content-Type of a picture or scan: image/png, {', '.join(SCANS)}", 415)
         with work_folder() as folder:
             with (folder / "body").open("xb") as file:
@@ -82,7 +82,7 @@ def application(card: dict[str, Any], net: FlatModel, recipe: AnyRecipe, token: 
             return fault(str(error), 422)
         except ClientDisconnect:
             return fault("the request was cut short", 400)
-        except Exception as error:  # its text may have a patient's cell
+        except Exception as error:  # its text may contain a patient's value, so only the type is printed
             print(f"a fault of silofl: {type(error).__name__}; please report it", file=sys.stderr, flush=True)
             return fault("a fault of silofl; the request is not answered", 500)
 
@@ -91,12 +91,12 @@ def application(card: dict[str, Any], net: FlatModel, recipe: AnyRecipe, token: 
 
 
 def kind_of(request: Request) -> str:
-    """The media type of a request's body."""
+    """Return the media type of a request's body."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def taken_by(recipe: AnyRecipe) -> dict[str, Any]:
-    """What a request may hold."""
+    """Return the description of a request's allowed content."""
     if isinstance(recipe, Recipe):
         columns = [{"name": c.source or c.name, "kind": c.kind, "categories": list(c.levels)} for c in recipe.used]
         roles = [name for name in (recipe.patient, recipe.text) if name]

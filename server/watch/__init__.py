@@ -1,1 +1,1 @@
-"""`silofl watch`: a run as it goes on, on a page, in a terminal, and as numbers for Prometheus."""
+"""`silofl watch`: live view of a run on a page, in a terminal, and as metrics for Prometheus."""

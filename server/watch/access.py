@@ -1,8 +1,8 @@
-"""Who may read the page: beyond loopback a token is needed, and no script of another site may read it.
+"""Access control of the page: a token is required beyond loopback, and scripts of other sites are refused.
 
-A page of another site can send requests to a loopback address, and DNS rebinding gives it a name under which it may
-read the answers. So without a token only loopback's own names are answered (``Host``). A request that a browser marks
-as another site's (``Sec-Fetch-Site``, ``Origin``) is refused in any case.
+A page of another site can send requests to a loopback address, and with DNS rebinding it can read the answers. So
+without a token only requests with a loopback name in ``Host`` are answered. A request that a browser marks as coming
+from another site (``Sec-Fetch-Site``, ``Origin``) is always refused.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from partitions.common.errors import UserError
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-LEAST = 16  # characters of a token
-OPEN = "/health"  # says nothing about a run, and is answered without a token
+LEAST = 16  # minimum characters of a token
+OPEN = "/health"  # answered without a token: it contains nothing about a run
 HINT = "open the address with ?token=..., as silofl watch has printed it"
 
 HEADERS = {
@@ -37,9 +37,9 @@ HEADERS = {
 
 
 def read_token(file: Path) -> str:
-    """Return the token in a file, which is made, for its owner only, where it is missing.
+    """Return the token in a file; create the file with mode 0600 if it is missing.
 
-    Raises UserError where it is too short, or where others may read it.
+    Raises UserError if the token is too short, or if other users may read the file.
     """
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -61,9 +61,9 @@ def new_token() -> str:
 
 
 class Guard:
-    """ASGI middleware that refuses requests as above, and gives every answer its headers.
+    """ASGI middleware that refuses requests as described above, and adds the security headers to every answer.
 
-    ``token``: empty for none; ``hint``: what to do without it.
+    ``token``: empty for none; ``hint``: the text for a request without it.
     """
 
     def __init__(self, app: ASGIApp, token: str = "", csp: str = "default-src 'none'", hint: str = HINT) -> None:
@@ -85,7 +85,7 @@ class Guard:
         await (answer or self.app)(scope, receive, sending)
 
     def refusal(self, request: Request) -> Response | None:
-        """Return the answer to a request that is not passed on; None for one that is."""
+        """Return the answer to a request that is refused or redirected; None to pass it on."""
         host = request.headers.get("host", "")
         if not self.token and host_name(host) not in LOOPBACK:
             return refused(f"this page is read as http://127.0.0.1, not as {host[:80]!r}")
@@ -94,7 +94,8 @@ class Guard:
         if not self.token or request.url.path == OPEN:
             return None
         if request.url.path == "/" and self._is_token(request.query_params.get("token", "")):
-            # Out of the address bar. Lax, for the redirection after a link in a mail still counts as the mail's.
+            # The redirection removes the token from the address bar. Lax, because a browser treats a redirection after
+            # a link in a mail as cross-site.
             answer = RedirectResponse("/", 303)
             answer.set_cookie(cookie_name(host), self.token, httponly=True, samesite="lax")
             return answer
@@ -108,7 +109,7 @@ class Guard:
 
 
 def host_name(host: str) -> str:
-    """Return the name in a ``Host`` header, without its port: ``ssh -L`` may have given it another one."""
+    """Return the name in a ``Host`` header without its port, which ``ssh -L`` may change."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
@@ -116,7 +117,7 @@ def host_name(host: str) -> str:
 
 
 def from_elsewhere(headers: Mapping[str, str], host: str) -> bool:
-    """Return whether a page of another site sends this; following a link to this page is allowed."""
+    """Return whether a page of another site sent this request; following a link to this page is allowed."""
     site = headers.get("sec-fetch-site", "none")
     follows = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
     origin = headers.get("origin")
@@ -126,7 +127,7 @@ def from_elsewhere(headers: Mapping[str, str], host: str) -> bool:
 
 
 def cookie_name(host: str) -> str:
-    """Return a cookie's name: browsers keep one cookie for all ports of a host, and each may be a page of ours."""
+    """Return the cookie's name, with the port: browsers share cookies between all ports of a host."""
     port = host.rpartition(":")[2]
     return f"silofl-{port if port.isascii() and port.isdigit() else 'default'}"
 

@@ -1,7 +1,7 @@
-"""What a run's ``progress.jsonl`` tells, taken in one event after another: the state of each run and each silo.
+"""State of each run and silo, updated event by event from ``progress.jsonl``.
 
-The events come from the server's or the site's own process, but hold words of silos and of the server. Every field is
-read as what it has to be, and left out where it is something else.
+The events come from the server's or the site's own process, but contain text from silos and from the server. Every
+field is checked for its type, and ignored if it has another one.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from server.results.chosen import Chosen, mean
 from server.results.history import Row
 
 NOTES = 50  # lines of the log that are shown
-POINTS = 400  # of the curve
-PACE = 10  # rounds from which the time to the end is estimated
-LATE_FACTOR, LATE_FLOOR = 2.0, 5.0  # a silo is late after so many times the median of the others, or so many seconds
-LONGEST = 500  # characters of a line
-ALONE = "local"  # the method that exchanges nothing
+POINTS = 400  # maximum points of the curve
+PACE = 10  # number of last rounds for the estimate of the remaining time
+LATE_FACTOR, LATE_FLOOR = 2.0, 5.0  # a silo is late after this multiple of the others' median, at least these seconds
+LONGEST = 500  # maximum characters of a line
+ALONE = "local"  # the method without any exchange
 
 Event = Mapping[str, Any]
 
@@ -32,9 +32,9 @@ class SiloState:
     """One silo in one run."""
 
     doing: str = ""  # train, evaluate; empty once it has answered
-    since: float = 0.0  # when it was asked, Unix time
-    seconds: float | None = None  # that its last reply took
-    left_out: str = ""  # why its last reply did not count
+    since: float = 0.0  # time of the last request, Unix time
+    seconds: float | None = None  # duration of its last reply
+    left_out: str = ""  # why its last reply was not used
     missed: int = 0  # rounds that went on without it
     bounded: str = ""
     val: float | None = None
@@ -51,7 +51,7 @@ class RunState:
     why: str = ""
     rounds: int = 0
     round: int = 0
-    asked: float = 0.0  # when the current round began, Unix time; 0: none is going on
+    asked: float = 0.0  # start of the current round, Unix time; 0: no round is in progress
     closing: bool = False
     score: str = ""
     silos: dict[str, SiloState] = field(default_factory=dict)
@@ -74,13 +74,13 @@ class RunState:
         return self.silos.setdefault(name, SiloState())
 
     def left(self) -> float | None:
-        """Return the seconds to the end, by the pace of the last rounds; None where it is not known."""
+        """Return the estimated seconds to the end from the last rounds; None if unknown."""
         if self.state != "running" or not self.seconds or not self.rounds:
             return None
         return statistics.fmean(self.seconds) * max(self.rounds - self.round, 0)
 
     def late(self, now: float) -> dict[str, float]:
-        """Return the silos that are late, and for how many seconds they have been asked: half have answered."""
+        """Return the late silos with the seconds since their request; empty until half of the silos have answered."""
         waiting = {name: now - silo.since for name, silo in self.silos.items() if silo.doing and silo.since}
         took = [s.seconds for s in self.silos.values() if not s.doing and s.since == self.asked and s.seconds]
         if not waiting or len(took) < (len(waiting) + len(took) + 1) // 2:
@@ -90,7 +90,7 @@ class RunState:
 
 
 class Board:
-    """All runs of one directory. ``own``: only this silo's row is kept, whatever the events tell."""
+    """All runs of one directory. ``own``: keep only this silo's row, and ignore other silos in the events."""
 
     def __init__(self, own: str = "") -> None:
         self.own = own
@@ -111,7 +111,7 @@ class Board:
         }
 
     def take(self, event: Event) -> None:
-        """Take in one event; one of an unknown kind is passed over."""
+        """Process one event; unknown kinds are ignored."""
         kind = text(event.get("event"))
         if kind in ("note", "refused", "stopped", "error", "left_out"):
             self.notes.append((text(event.get("time")), line(event.get("message"))))
@@ -125,7 +125,7 @@ class Board:
         handler(run, event)
 
     def _names(self, value: object) -> Iterator[tuple[str, Any]]:
-        """The silos of a table by name: of a site's own page the site's alone."""
+        """Yield the entries of a table by silo; on a site's own page only the site's entry."""
         for name, found in value.items() if isinstance(value, Mapping) else ():
             if isinstance(name, str) and self.own in ("", name):
                 yield name, found
@@ -137,7 +137,7 @@ class Board:
             run.silo(name).left_out = line(why)
 
     def _left_out(self, run: RunState, event: Event) -> None:
-        """A site's own message that failed: its silo no longer trains, and the round goes on without it."""
+        """Record that the site failed on a message: the round goes on without it."""
         for name, why in self._names({text(event.get("silo")): event.get("message")}):
             silo = run.silo(name)
             silo.doing, silo.left_out = "", line(why)
@@ -188,7 +188,7 @@ class Board:
             run.curve.append((run.round, known if math.isfinite(known) else None, shown))
 
     def _scores(self, run: RunState, event: Event, server_round: int) -> None:
-        """Take in the silos' scores of a round, and follow which round the report would show."""
+        """Store the silos' scores of a round, and update the round that the report would show."""
         score = text(event.get("score"))
         if score and run.score != score:
             run.score, run.chosen = score, Chosen("", score)
@@ -229,12 +229,12 @@ class Board:
     # -- the picture --------------------------------------------------------------------------------------------------
 
     def alone(self, run: RunState) -> Mapping[str, float]:
-        """Return the silos' test scores when they train alone, with the same seed, once that run is done."""
+        """Return the silos' test scores of a finished ``local`` run with the same seed; empty if there is none."""
         found = self.runs.get((ALONE, run.seed))
         return found.best if found is not None and found is not run and found.state == "done" else {}
 
     def picture(self, now: float | None = None) -> dict[str, Any]:
-        """Return all that page, terminal and metrics show, as JSON has it. ``now``: Unix time, by default this one."""
+        """Return the content of page, terminal and metrics as JSON values. ``now``: Unix time, default the present."""
         now = time.time() if now is None else now
         run = self.current
         return {
@@ -256,7 +256,7 @@ class Board:
             "round": run.round,
             "rounds": run.rounds,
             "score": run.score,
-            "best_round": run.chosen.round or None,  # the closing evaluation has one number more than the last round
+            "best_round": run.chosen.round or None,  # the closing evaluation has the last round's number plus one
             "best_when": "" if not run.chosen.round else _when(run.chosen.round, run.round),
             "best_validation": validation,
             "best_test": best,
@@ -303,7 +303,7 @@ class Board:
 
 
 def _when(number: int, last: int) -> str:
-    """Return a round as the report names it."""
+    """Return a round's name as in the report."""
     return str(number) if number <= last else f"after {last}"
 
 

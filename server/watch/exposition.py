@@ -1,4 +1,4 @@
-"""The picture as numbers for Prometheus, in its text format."""
+"""Metrics of a picture in Prometheus's text format."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RUN = ["strategy", "seed"]
 
 
 def exposition(picture: Mapping[str, Any]) -> bytes:
-    """Return the metrics of a picture: a gauge or counter per line, of each run and of the current one's silos."""
+    """Return the metrics of each run, and of the silos of the current run."""
     registry = CollectorRegistry()
     registry.register(PictureCollector(picture))
     return generate_latest(registry)
@@ -30,7 +30,7 @@ class PictureCollector(Collector):
         self.picture = picture
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every metric; what is not known has no sample."""
+        """Yield every metric; an unknown value has no sample."""
         readable = GaugeMetricFamily("silofl_source_readable", "1 while the run's progress.jsonl can be read")
         readable.add_metric([], 0 if self.picture["fault"] else 1)
         yield readable

@@ -1,10 +1,10 @@
-"""The page: one document without any other file. Its script writes every text as text, never as HTML."""
+"""Page of ``silofl watch``: one self-contained document. Its script inserts all text as text, never as HTML."""
 
 from __future__ import annotations
 
 
 def content_policy(nonce: str) -> str:
-    """Return the Content-Security-Policy: this page's own style and script, and requests to where it came from."""
+    """Return the Content-Security-Policy: only this page's style and script, and requests to its own origin."""
     own = f"'nonce-{nonce}'"
     return (
         f"default-src 'none'; script-src {own}; style-src {own}; connect-src 'self'; img-src data:; "
@@ -13,7 +13,7 @@ def content_policy(nonce: str) -> str:
 
 
 def page(nonce: str) -> str:
-    """Return the document; the numbers come by the stream."""
+    """Return the document; its data arrive through the event stream."""
     return PAGE.replace("NONCE", nonce).replace("STYLE", STYLE).replace("SCRIPT", SCRIPT)
 
 

@@ -1,4 +1,4 @@
-"""The small HTTP server of ``silofl watch``: page, stream, numbers, health."""
+"""HTTP server of ``silofl watch``: page, event stream, metrics, health."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from server.watch.page import content_policy, page
 from server.watch.source import Source
 
 POLL_SECONDS = 0.2
-PING_SECONDS = 10.0  # after so long without news a line keeps the stream alive
-RETRY_MS = 1000  # after which a browser opens a stream again that has ended
+PING_SECONDS = 10.0  # interval of the line that keeps a stream without changes alive
+RETRY_MS = 1000  # delay before a browser reopens a stream that has ended
 
 
 class Follower:
-    """Look at the source again and again, and wake up the streams when the picture has changed."""
+    """Poller of the source, which notifies the streams when the picture has changed."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self.fault = ""  # why the source cannot be read
-        self.text = ""  # the picture that was shown last, without its time
+        self.text = ""  # the last picture, without its time
         self.number = 0
         self.changed = asyncio.Condition()
 
@@ -60,11 +60,11 @@ class Follower:
         return {**self.source.board.picture(), "title": self.source.title, "fault": self.fault}
 
     def shown(self) -> str:
-        """Return the picture as text, without the clock, which alone is no news."""
+        """Return the picture as text without the time, whose change alone is not sent."""
         return json.dumps({**self.picture(), "now": 0}, allow_nan=False)
 
     async def stream(self) -> AsyncIterator[str]:
-        """Yield server-sent events: the whole picture at once, and whenever it has changed."""
+        """Yield server-sent events: the whole picture at the start and after each change."""
         yield f"retry: {RETRY_MS}\n\n"
         seen = -1
         while True:
@@ -79,7 +79,7 @@ class Follower:
 
 
 def application(source: Source, token: str = "") -> Starlette:
-    """Return the ASGI application. ``token``: what a reader has to know; empty: loopback's names only are answered."""
+    """Return the ASGI application. ``token``: required from readers; empty: only loopback names are answered."""
     follower = Follower(source)
     nonce = secrets.token_urlsafe(16)
 
@@ -111,13 +111,13 @@ def application(source: Source, token: str = "") -> Starlette:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket at this address; port 0: one that is free. Raises UserError where it cannot be had."""
+    """Return a listening socket; port 0: a free one. Raises UserError if the address cannot be used."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
-        listening.listen()  # a reader who opens the printed address at once waits for the server, and is not refused
+        listening.listen()  # before the address is printed, so that an early reader waits and is not refused
     except (OSError, OverflowError) as error:
         listening.close()
         why = getattr(error, "strerror", None) or error
@@ -126,13 +126,13 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def serve(source: Source, host: str, port: int, token: str) -> None:
-    """Serve until Ctrl-C, after one line with the address."""
+    """Serve until Ctrl-C; print one line with the address first."""
     with listen(host, port) as listening:
         run(application(source, token), listening, host, token)
 
 
 def run(app: Starlette, listening: socket.socket, host: str, token: str) -> None:
-    """Serve an application at a socket until Ctrl-C, after one line with the address. Requests are not logged."""
+    """Serve an application until Ctrl-C; print one line with the address first. Requests are not logged."""
     name = f"[{host}]" if ":" in host else host
     address = f"http://{name}:{listening.getsockname()[1]}/"
     print(f"{address}?token={token}" if token else address, flush=True)

@@ -1,4 +1,4 @@
-"""Find and follow ``progress.jsonl``: of a run, of the newest run of a folder, or of a site's own silo."""
+"""Source of ``silofl watch``: ``progress.jsonl`` of a run, of the newest run in a folder, or of a site's silo."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from server.deploy.control import read_connection
 from server.watch.board import Board
 
 PROGRESS = "progress.jsonl"
-RUNS = Path("runs")  # where runs land if nothing else is said
-FIRST = 512  # bytes at the beginning, by which two files differ
-LARGEST = 1 << 22  # bytes that are read at once
+RUNS = Path("runs")  # the default folder of runs
+FIRST = 512  # bytes at the beginning that identify a file
+LARGEST = 1 << 22  # maximum bytes read at once
 
 
 class Tail:
-    """One file, of which new whole lines are read once."""
+    """Reader of one file's new complete lines; each line is read once."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self._stamp: tuple[int, int] | None = None  # device and inode, which a new file may have again
+        self._stamp: tuple[int, int] | None = None  # device and inode; a new file may reuse them
         self._begins = b""  # the first bytes
-        self.position = 0  # up to which it was read
+        self.position = 0  # number of bytes read so far
 
     def is_new(self) -> bool:
-        """Return whether it is another file than the one that was read, or one that was written anew."""
+        """Return whether the file was replaced or rewritten since the last call."""
         found, begins = self.file.stat(), first_bytes(self.file)
         stamp = found.st_dev, found.st_ino
         other = stamp != self._stamp or not begins.startswith(self._begins) or found.st_size < self.position
@@ -41,16 +41,16 @@ class Tail:
         return other
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Yield the events of the next whole lines; what is no event is passed over.
+        """Yield the events of the next complete lines; invalid lines are ignored.
 
-        At most :data:`LARGEST` bytes are read, so that a page with a long file behind it still answers.
+        At most :data:`LARGEST` bytes are read, so that the page stays responsive with a long file.
         """
         with self.file.open("rb") as reading:
             reading.seek(self.position)
             data = reading.read(LARGEST)
         end = data.rfind(b"\n") + 1
         if not end and len(data) == LARGEST:
-            end = LARGEST  # a line that no process of ours writes
+            end = LARGEST  # a line longer than any that silofl writes
         self.position += end
         for text in data[:end].splitlines():
             try:
@@ -62,9 +62,9 @@ class Tail:
 
 
 class Source:
-    """The file that is followed; at a site those of all methods and seeds of its newest run.
+    """The followed file; at a site the files of all methods and seeds of its newest run.
 
-    ``folder``: a run's directory, or one whose newest run is followed. With ``silo``, a site's own name, it is the
+    ``folder``: a run directory, or a folder whose newest run is followed. With ``silo``, a site's own name, it is the
     site's state directory.
     """
 
@@ -75,7 +75,7 @@ class Source:
         self.tails: list[Tail] = []
 
     def files(self) -> list[Path]:
-        """Return the files to follow now, the newest last; empty where there is none yet."""
+        """Return the files to follow now, the newest last; empty if there is none yet."""
         if self.silo:
             found = self.folder.glob(f"*/*/{glob.escape(self.silo)}/run-*/{PROGRESS}")
             newest = {file.parents[2]: file for file in sorted(found, key=_modified)}  # of each method and seed
@@ -86,7 +86,7 @@ class Source:
         return sorted(self.folder.glob(f"*/{PROGRESS}"), key=_modified)[-1:]
 
     def poll(self) -> bool:
-        """Take in what is new, and return whether something is. Raises OSError where the folder cannot be read."""
+        """Process new events; return whether there were any. Raises OSError if the folder cannot be read."""
         if self.expected and not self.folder.exists():
             return False
         os.stat(self.folder)
@@ -108,7 +108,7 @@ class Source:
 
     @property
     def title(self) -> str:
-        """Return the name of what is watched: of the run directory, or of the silo."""
+        """The name of the watched run directory or silo."""
         return self.silo or (self.tails[-1].file.parent.name if self.tails else self.folder.name)
 
 
@@ -125,10 +125,10 @@ def _modified(file: Path) -> float:
 
 
 def find_source(what: str) -> Source:
-    """Return what to follow: a run directory, a folder of runs, a silo's bundle, folder or state, or a connection.
+    """Return the source for a run directory, a folder of runs, a silo's bundle, folder or state, or a connection.
 
-    Without a name: in a silo's container its own, else the newest run in `runs/`, else the only silo that joined from
-    this machine. Raises UserError, one line, where there is no such thing.
+    Without a name: in a silo's container its own state, else the newest run in `runs/`, else the only silo that joined
+    from this machine. Raises UserError if there is no such source.
     """
     if not what:
         return _default()
@@ -162,7 +162,7 @@ def _of_site(name: str, state: Path) -> Source:
 
 
 def _silo_in(state: Path) -> str:
-    """Return the only silo that keeps states below a state directory. Raises UserError where there are several."""
+    """Return the only silo with states in a state directory. Raises UserError for none or several."""
     names = {file.parent.name for file in state.glob("*/*/*/run-*")}
     if len(names) != 1:
         found = f"several silos: {', '.join(sorted(names))}" if names else "no run of a silo yet: name its bundle"
@@ -171,7 +171,7 @@ def _silo_in(state: Path) -> str:
 
 
 def _of_connection(name: str) -> Source:
-    """Return the folder of a connection's runs, also before the first. Raises UserError where there is none."""
+    """Return the source of a connection's runs, also before the first. Raises UserError for no such connection."""
     try:
         read_connection(name)
     except ValueError as error:

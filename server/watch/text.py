@@ -1,4 +1,4 @@
-"""The picture in a terminal, by rich: once, or again and again until Ctrl-C."""
+"""Picture of a run in a terminal, drawn by rich: once, or repeatedly until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from server.watch.source import Source
 
 REFRESH_SECONDS = 0.5
 LOG_LINES = 5
-MOST_NAME = 30  # characters of a silo's name that a narrow terminal shows whole
+MOST_NAME = 30  # characters of a silo's name that even a narrow terminal shows
 
 
 def show(source: Source, *, once: bool) -> None:
-    """Print the picture; without ``once`` it stays, and follows the run until Ctrl-C."""
+    """Print the picture; without ``once``, update it until Ctrl-C."""
     console = Console(highlight=False, emoji=False)
     while source.poll():  # a long file is read in parts
         pass
@@ -35,7 +35,7 @@ def show(source: Source, *, once: bool) -> None:
 
 
 def drawn(picture: Mapping[str, Any], title: str) -> RenderableType:
-    """Return a picture as rich draws it; no text of a silo or the server is read as markup, or steers the terminal."""
+    """Return a picture for rich. Text from silos or the server is escaped: neither markup nor terminal control."""
     run = picture["run"]
     if run is None:
         hint = "; silofl audit has messages that were refused" if picture["site"] else ""
@@ -62,11 +62,11 @@ def headline(run: Mapping[str, Any], title: str, now: float) -> str:
 
 
 def silo_table(run: Mapping[str, Any], now: float) -> Table:
-    """Return a row per silo."""
+    """Return a table with a row per silo."""
     score = escaped(run["score"]) or "score"
     table = Table(box=None, pad_edge=False)
     longest = max((len(escaped(silo["name"])) for silo in run["silos"]), default=0)
-    table.add_column("silo", min_width=min(longest, MOST_NAME))  # hospital-… twelve times tells nothing
+    table.add_column("silo", min_width=min(longest, MOST_NAME))  # names cut to `hospital-…` could not be told apart
     for name in ("now", "last reply"):
         table.add_column(name)
     for name in (f"validation {score}", f"test {score}", "gain", "missed"):
@@ -88,7 +88,7 @@ def silo_table(run: Mapping[str, Any], now: float) -> Table:
 
 
 def run_table(runs: list[Mapping[str, Any]]) -> Table:
-    """Return a row per run of the study."""
+    """Return a table with a row per run of the study."""
     table = Table(box=None, pad_edge=False)
     for name in ("method", "seed", "state", "rounds", "best round", "validation", "test", "gain"):
         table.add_column(name)
@@ -105,7 +105,7 @@ def shown(value: float | None, form: str = ".4f") -> str:
 
 
 def seconds(value: float) -> str:
-    """Return a time in words: ``4 s``, ``3 min``, ``2.5 h``."""
+    """Return a duration as text: ``4 s``, ``3 min``, ``2.5 h``."""
     value = max(value, 0.0)
     if value < 120:
         return f"{value:.0f} s" if value >= 10 else f"{value:.1f} s"
