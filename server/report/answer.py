@@ -1,10 +1,10 @@
-"""Answer "Should we federate?" in one sentence, with the condition under which it was drawn.
+"""The answer to "Should we federate?" in one sentence, with the conditions that it depends on.
 
-The mean gain is decided once, by :func:`server.report.verdict.verdict`, as in the headline. What the data do not carry
-is "not shown":
+The mean gain is decided once, by :func:`server.report.verdict.verdict`, as in the headline. A claim that the data do
+not support is "not shown":
 
-* A hospital is harmed where its own gain's interval lies below zero, widened for the number of hospitals (Bonferroni),
-  for among twelve hospitals without any gain one in four reports would name one.
+* A hospital is harmed if its own gain's interval lies below zero, widened for the number of hospitals (Bonferroni).
+  Without the correction, one in four reports on twelve hospitals without any gain would name one.
 * An unseen hospital and calibration are compared over hospitals by Student's t, from ``HOSPITALS_NEEDED`` on.
 """
 
@@ -32,19 +32,19 @@ from server.report.verdict import Verdict, excludes_zero, verdict
 from server.results.hold_out import results_in
 from server.results.tuned import TUNING
 
-MOST_NAMES = 4  # of harmed hospitals in the sentence
+MOST_NAMES = 4  # maximum number of harmed hospitals in the sentence
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The sentence, and the condition: on what it rests."""
+    """The sentence, and the conditions that it depends on."""
 
     sentence: Markup
     condition: str
 
 
 def answer(study: Study) -> Answer | None:
-    """Return the answer; None where no method that exchanges anything has a result."""
+    """Return the answer; None if no method with an exchange has a result."""
     best, base = study.best, alone()
     if best is None or not any(not math.isnan(study.score(best, s).mean) for s in study.silos):
         return None
@@ -64,7 +64,7 @@ def answer(study: Study) -> Answer | None:
 
 
 def harmed(study: Study, best: str, base: str) -> dict[str, Gain]:
-    """Return the silos that are shown to lose, whatever the others do."""
+    """Return the silos with a shown loss, independent of the mean gain."""
     gains = {silo: study.gain(best, base, silo) for silo in study.silos}
     gains = {silo: gain for silo, gain in gains.items() if not math.isnan(gain.interval[1])}
     return {silo: gain for silo, gain in gains.items() if excludes_zero(gain, len(gains)) < 0}
@@ -97,19 +97,19 @@ def named(lose: Mapping[str, Gain]) -> Markup:
 
 
 def worst_part(study: Study, best: str, base: str) -> Markup:
-    """Return the lowest score of a silo, with its score alone."""
+    """Return the lowest score of a silo, with its score from training alone."""
     scores = {silo: study.score(best, silo).mean for silo in study.silos}
     known = {silo: score for silo, score in scores.items() if not math.isnan(score)}
     silo = min(known, key=lambda s: known[s])
     own = study.score(base, silo).mean
     beside = "" if math.isnan(own) else markup(" ({}&#8239;% alone)", percent(own))
     tested = sorted(set(study.sizes(silo, "n_test")) - {0})
-    of = f" of {tested[0]} test samples" if tested else ""  # of many silos one has the worst luck
+    of = f" of {tested[0]} test samples" if tested else ""  # the minimum over many silos is low by chance alone
     return markup("the worst silo, {}, reaches {}&#8239;%{}{}", silo, percent(known[silo]), beside, of)
 
 
 def unseen_part(study: Study, best: str) -> Markup:
-    """Return how a silo does that took no part in the training, against training alone."""
+    """Return the result of silos held out of the training, compared with training alone."""
     held = results_in(read_json(study.path / "summary.json") or {})
     pairs = [
         (float(values[best]["zero_shot"]), float(values[best]["local"]))
@@ -121,7 +121,7 @@ def unseen_part(study: Study, best: str) -> Markup:
         return markup("an unseen silo: not shown, {}", why)
     mine, other = (statistics.fmean(side) for side in zip(*pairs, strict=True))
     what = markup("{}&#8239;% as it comes, {}&#8239;% alone", percent(mine), percent(other))
-    # What a reader sees as equal is no difference, however certain its sign is.
+    # Values that are equal as printed are no difference, even if the sign is certain.
     sign = 0 if percent(mine) == percent(other) else compared([a - b for a, b in pairs])
     word = {1: "a gain is shown", -1: "a loss is shown", 0: "no difference is shown"}[sign]
     missing = f", in {len(pairs)} of {silos_of(len(held))} held out" if len(pairs) < len(held) else ""
@@ -130,7 +130,7 @@ def unseen_part(study: Study, best: str) -> Markup:
 
 
 def calibration_part(study: Study, best: str, base: str) -> Markup:
-    """Return whether the probabilities are better or worse, by the Brier score; of measurements, mean ones."""
+    """Return whether calibration is better or worse: by the Brier score, or for measurements by the mean difference."""
     key, what = "brier", "Brier score"
     if study.task.name == "regression":
         key, what = "calibration_in_the_large", "distance of mean measured and mean predicted"
@@ -164,7 +164,7 @@ def cost_part(study: Study, best: str) -> Markup:
 
 
 def condition(study: Study, best: str, base: str) -> str:
-    """Return on what the answer rests: the silos, seeds and rounds of the two methods that it compares."""
+    """Return the conditions of the answer: silos, seeds and rounds of the two compared methods."""
     c, seeds, scored = study.config, len(study.paired_seeds(best, base)), sum(study.counts(best, base))
     of = f"{scored} of " if scored < len(study.silos) else ""
     data = "the silos' own data"
@@ -184,13 +184,13 @@ def condition(study: Study, best: str, base: str) -> str:
 
 
 def unsearched(study: Study) -> list[int]:
-    """Return the seeds whose settings a search on another seed's split has chosen."""
+    """Return the seeds whose settings were chosen by a search on another seed's split."""
     searches = (read_json(study.path / TUNING) or {}).get("searches", [])
     return [seed for seed in study.seeds if searches and seed not in {search["seed"] for search in searches}]
 
 
 def compared(differences: Sequence[float]) -> int:
-    """Return the sign of the mean over hospitals where its 95 % interval excludes zero; else 0."""
+    """Return the sign of the mean over hospitals if its 95 % interval excludes zero, else 0."""
     low, high = t_interval(differences)
     return 1 if low > 0 else -1 if high < 0 else 0
 

@@ -1,4 +1,4 @@
-"""The style sheet of the report's page, in a .py file because a Flower app bundle carries no other assets."""
+"""Style sheet of the report's page, in a .py file because a Flower app bundle contains no other assets."""
 
 # ruff: noqa: E501
 CSS = """

@@ -1,4 +1,4 @@
-"""Read a run's ``progress.jsonl``: its notes, and why silos were rejected or bounded."""
+"""Events of a run's ``progress.jsonl``: its notes, and the reasons why silos were rejected or bounded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Note:
-    """A line of the run's log: its first time in UTC (empty in a run of 0.1) and how often it came."""
+    """A line of the run's log: its first time in UTC (empty in a run of 0.1) and its number of occurrences."""
 
     message: str
     time: str
@@ -38,7 +38,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the record in a JSON file; None where there is no file. Raises UserError where it cannot be read."""
+    """Return the record in a JSON file; None if there is no file. Raises UserError if it cannot be read."""
     try:
         value = json.loads(path.read_text())
     except FileNotFoundError:
@@ -65,7 +65,7 @@ def damages_of(events: Iterable[Event]) -> list[str]:
 
 
 class SiloRounds(NamedTuple):
-    """In how many rounds of a run something happened to a silo, and the last reason in the log."""
+    """Number of a run's rounds in which an event happened to a silo, and the last reason in the log."""
 
     strategy: str
     seed: int

@@ -1,4 +1,4 @@
-"""The head of the report's page: its sentence, how far to trust it, what went wrong, and four numbers."""
+"""Head of the report's page: its headline, the caution, the faults, and four figures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from server.report.study import Study
 from server.report.templates import render
 from server.report.verdict import Verdict, excludes_zero, verdict
 
-BY_CHANCE = 0.025  # of hospitals without any gain, the share whose 95 % interval lies above zero
+BY_CHANCE = 0.025  # share of hospitals without any gain whose 95 % interval lies above zero
 
 
 def title(study: Study) -> str:
@@ -55,7 +55,7 @@ def where(study: Study) -> Markup:
 
 
 def headline(study: Study) -> tuple[str, str]:
-    """Return the sentence at the top, and the one below it that says how far to trust it."""
+    """Return the sentence at the top, and the caution below it."""
     if not study.runs:
         sentence = "The run failed" if study.faults else "There are no results yet"
         return sentence, f"No silo has reported {a_score(study)}."
@@ -89,7 +89,7 @@ def headline(study: Study) -> tuple[str, str]:
 
 
 def claim(study: Study, found: Verdict, best: str, over: str) -> Markup:
-    """Return what the data show of the mean gain, and the gain itself."""
+    """Return the sentence on the mean gain: whether it is shown, and its value."""
     total = silos_of(sum(study.counts(best, study.base or "")))
     emphasis, gain = "shown" if found.shown else "not-shown", points(found.gain.mean)
     measured = markup('<em class="{}">{} points</em> of {}', emphasis, gain, study.task.score_label)
@@ -101,7 +101,7 @@ def claim(study: Study, found: Verdict, best: str, over: str) -> Markup:
 
 
 def caution(study: Study, best: str, base: str, found: Verdict) -> Markup:
-    """Return how far the headline can be trusted."""
+    """Return the limits of the headline: uncertainty, seeds, missed rounds, the worst silo, missing scores."""
     tested = [s for s in study.silos if not math.isnan(study.gain(best, base, s).mean)]
     text = [*single_gains(study, best, base, tested), average(len(tested), len(study.silos), found)]
     if (paired := len(study.paired_seeds(best, base))) < SEEDS_NEEDED:
@@ -127,7 +127,7 @@ def caution(study: Study, best: str, base: str, found: Verdict) -> Markup:
 
 
 def single_gains(study: Study, best: str, base: str, tested: Sequence[str]) -> list[str]:
-    """Return how many silos' own gains are clear of zero, beside the number by chance alone."""
+    """Return a sentence on the number of silos whose own gain is clear of zero, and the number by chance alone."""
     sizes = sorted({n for s in tested for n in study.sizes(s, "n_test")} - {0})
     if not sizes:
         return []
@@ -144,7 +144,7 @@ def single_gains(study: Study, best: str, base: str, tested: Sequence[str]) -> l
 
 
 def average(tested: int, silos: int, found: Verdict) -> str:
-    """Return whether the mean gain is clear of zero. ``tested``: of how many ``silos`` it is."""
+    """Return a sentence on whether the mean gain, over ``tested`` of all ``silos``, is clear of zero."""
     interval, of = between(found.gain), "all" if tested == silos else f"{tested} of {silos}"
     if not interval:
         few = f"{silos_of(tested)} {'is' if tested == 1 else 'are'} too few, it takes {HOSPITALS_NEEDED}"
@@ -159,12 +159,12 @@ def average(tested: int, silos: int, found: Verdict) -> str:
 
 
 def in_brackets(interval: str) -> Markup:
-    """Return an interval in brackets, empty for an unknown one."""
+    """Return an interval in brackets; empty if unknown."""
     return markup(" (95&#8239;% interval {})", interval) if interval else Markup()
 
 
 def worst(study: Study, best: str, base: str, rare: Sequence[str]) -> list[str]:
-    """Return the worst score with both methods, also without silos that missed many rounds if it is one of theirs."""
+    """Return a sentence on the worst scores, also without the ``rare`` silos if one of them has the worst score."""
     mine, other = (study.final(m, f"{study.task.score}_worst")[0] for m in (best, base))
     if math.isnan(mine) or math.isnan(other):
         return []
@@ -178,7 +178,7 @@ def worst(study: Study, best: str, base: str, rare: Sequence[str]) -> list[str]:
 
 
 def faults(study: Study) -> Markup:
-    """Render the runs that did not end, and the notes of the run's log; empty without any."""
+    """Render the runs that did not end and the notes of the run's log; empty if there are none."""
     notes = [
         (n.time.replace("T", " ").replace("Z", " UTC") or "time not recorded", n.message, n.times) for n in study.notes
     ]
@@ -186,7 +186,7 @@ def faults(study: Study) -> Markup:
 
 
 def tiles(study: Study) -> Markup:
-    """Render up to four numbers below the headline; empty without results."""
+    """Render up to four figures below the headline; empty without results."""
     if not study.runs:
         return Markup()
     found: list[tuple[str, str, str]] = []
@@ -215,7 +215,7 @@ def score_higher(study: Study, best: str, base: str) -> tuple[str, str, str]:
 
 
 def mean_gain(found: Verdict) -> tuple[str, str, str]:
-    """Return the tile with the mean gain, and whether it is shown: the same decision as the headline's."""
+    """Return the tile with the mean gain, and whether it is shown by the headline's decision."""
     interval = between(found.gain)
     below = [markup("95&#8239;% interval {}", interval)] if interval else []
     name = "Mean gain" if found.shown > 0 else "Mean loss"

@@ -1,4 +1,4 @@
-"""Values of the report as text and markup: numbers, durations, sizes, lines of a heading."""
+"""Formatting of the report's values as text and markup: numbers, durations, sizes, lines of a heading."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from server.report.study import Study
 
 
 def markup(text: str, *values: object) -> Markup:
-    """Return HTML with these values in the places of ``{}``; a value is escaped unless it is markup itself."""
+    """Return HTML with the values in place of ``{}``; values are escaped unless they are markup."""
     return Markup(text).format(*values)
 
 
@@ -23,12 +23,12 @@ def lines(text: str) -> Markup:
 
 
 def percent(value: float, digits: int = 1) -> str:
-    """Return a share in per cent, ``–`` for an unknown one."""
+    """Return a share in per cent; ``–`` if unknown."""
     return "–" if math.isnan(value) else f"{100 * value:.{digits}f}"
 
 
 def points(value: float) -> str:
-    """Return a difference of accuracies in percentage points, with its sign."""
+    """Return a difference of scores in percentage points with its sign; ``–`` if unknown."""
     return "–" if math.isnan(value) else signed(value)
 
 
@@ -38,7 +38,7 @@ def signed(difference: float) -> str:
 
 
 def number(value: float, digits: int) -> str:
-    """Return a number with this many digits, ``–`` for an unknown one."""
+    """Return a number with this many digits; ``–`` if unknown."""
     return "–" if math.isnan(value) else f"{value:.{digits}f}"
 
 
@@ -50,7 +50,7 @@ def duration(seconds: float) -> str:
 
 
 def spoken(seconds: float) -> str:
-    """Return a duration inside a sentence: ``2.5 minutes``."""
+    """Return a duration for a sentence: ``2.5 minutes``."""
     if seconds < 60:
         return "1 second" if round(seconds) == 1 else f"{seconds:.0f} seconds"
     return f"{seconds / 60:.1f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
@@ -71,12 +71,12 @@ def typical(values: Mapping[int, float]) -> float:
 
 
 def silos_of(n: int) -> str:
-    """Return a number of silos in words."""
+    """Return a number of silos as text: ``1 silo``, ``12 silos``."""
     return "1 silo" if n == 1 else f"{n} silos"
 
 
 def between(gain: Gain, digits: int = 1) -> str:
-    """Return the ends of a gain's interval, empty where they are unknown."""
+    """Return the ends of a gain's interval; empty if unknown."""
     if math.isnan(gain.interval[0]):
         return ""
     low, high = (f"{100 * v:+.{digits}f}".replace("-", "−") for v in gain.interval)
@@ -84,7 +84,7 @@ def between(gain: Gain, digits: int = 1) -> str:
 
 
 def with_spread(mean: float, deviation: float, show: str) -> Markup:
-    """Return a mean, and under it the standard deviation over seeds. ``show``: "%" or a number of digits."""
+    """Return a mean with the standard deviation over seeds below it. ``show``: "%" or a number of digits."""
     mean_text, deviation_text = (percent(v) if show == "%" else number(v, int(show)) for v in (mean, deviation))
     below = Markup() if math.isnan(deviation) else markup("<small>±&#8202;{}</small>", deviation_text)
     return markup("{}", mean_text) + below

@@ -1,15 +1,15 @@
 """Two-level bootstrap of the gain of one method over another: hospitals, the test patients within them, and seeds.
 
 Each hospital gives one :class:`Difference` per seed: the difference of two scores on its test patients, with its 95 %
-interval (:func:`server.report.uncertainty.from_intervals`). Which patients a model classified correctly never leaves a
-hospital. The patients are therefore resampled from that interval, which takes the two tests as independent. Two models
-are usually right on the same patients, so the interval is wider than a paired one.
+interval (:func:`server.report.uncertainty.from_intervals`). A hospital never sends which patients a model classified
+correctly. The patients are therefore resampled from that interval, which assumes that the two tests are independent.
+Two models are usually right on the same patients, so the interval is wider than a paired one.
 
 * Hospitals: drawn with replacement.
 * Patients: one draw per drawn hospital, from a normal distribution whose two halves end at the two ends of the
-  hospital's interval. It is not divided by the number of seeds, for seeds may share their test patients.
-* Seeds: drawn with replacement, the same for all hospitals, from ``SEEDS_NEEDED`` seeds on. With fewer, the interval
-  holds for these seeds only.
+  hospital's interval. It is not divided by the number of seeds, because seeds may share their test patients.
+* Seeds: drawn with replacement, the same for all hospitals, if there are at least ``SEEDS_NEEDED``. With fewer, the
+  interval holds for these seeds only.
 
 A bootstrap of few units is too narrow. The deviations of ``n`` units from their mean are therefore multiplied by
 ``t(0.975, n - 1) / z(0.975) * sqrt(n / (n - 1))``, as the expanded percentile interval does with its quantiles
@@ -30,7 +30,7 @@ from scipy import special
 
 from server.report.uncertainty import UNKNOWN, Interval
 
-HOSPITALS_NEEDED = 6  # with fewer, gains of one sign everywhere have a probability of 2 / 2^n > 5 % by chance alone
+HOSPITALS_NEEDED = 6  # with fewer, equal signs in all hospitals have a probability of 2 / 2^n > 5 % by chance alone
 SEEDS_NEEDED = 3
 DRAWS = 4000
 Z = float(special.ndtri(0.975))
@@ -50,7 +50,7 @@ Seeds = Mapping[int, Difference]  # of one hospital: seed -> difference
 
 
 def silo_interval(seeds: Seeds) -> Interval:
-    """Return the 95 % interval of one hospital's mean difference over seeds; ``nan`` twice where one is unknown."""
+    """Return the 95 % interval of one hospital's mean difference over seeds; ``nan`` twice if one is unknown."""
     if not seeds or _incomplete([seeds]):
         return UNKNOWN
     if len(seeds) == 1:
@@ -67,7 +67,7 @@ def silo_interval(seeds: Seeds) -> Interval:
 def mean_interval(silos: Sequence[Seeds]) -> Interval:
     """Return the 95 % interval of the mean difference over hospitals like these, with equal weights.
 
-    ``nan`` twice with fewer than ``HOSPITALS_NEEDED`` hospitals, or where one of the differences' intervals is unknown.
+    ``nan`` twice with fewer than ``HOSPITALS_NEEDED`` hospitals, or if one of the differences' intervals is unknown.
     The same differences always give the same interval: the generator's seed is fixed.
     """
     silos = [seeds for seeds in silos if seeds]
@@ -89,7 +89,7 @@ def _incomplete(silos: Sequence[Seeds]) -> bool:
 
 
 def _table(silos: Sequence[Seeds]) -> Array:
-    """Return the differences (silos, seeds); ``nan`` where a hospital has none with a seed."""
+    """Return the differences (silos, seeds); ``nan`` for a missing one."""
     seeds = sorted({seed for found in silos for seed in found})
     return np.array([[found[s].value if s in found else math.nan for s in seeds] for found in silos])
 
@@ -99,7 +99,7 @@ def _seeds(table: Array, rng: np.random.Generator) -> Array:
     silos, seeds = table.shape
     if seeds < SEEDS_NEEDED:
         return np.zeros((DRAWS, silos))
-    deviations = np.nan_to_num(table - np.nanmean(table, axis=1, keepdims=True))  # a missing one counts as the mean
+    deviations = np.nan_to_num(table - np.nanmean(table, axis=1, keepdims=True))  # a missing one is set to the mean
     weights = rng.multinomial(seeds, np.full(seeds, 1 / seeds), DRAWS) / seeds
     return np.asarray(_expansion(seeds) * weights @ deviations.T)
 
@@ -139,7 +139,7 @@ class PairedTest:
     flips: float
 
 
-MOST_FLIPS = 16  # units of which all 2^n flips are counted; of more, this many are drawn:
+MOST_FLIPS = 16  # up to this many units all 2^n flips are counted; with more, this many are drawn:
 FLIPS_DRAWN = 100_000
 
 
@@ -149,7 +149,7 @@ def over_hospitals(silos: Mapping[str, Seeds]) -> PairedTest | None:
 
 
 def over_seeds(silos: Mapping[str, Seeds]) -> PairedTest | None:
-    """Test the seeds' differences, each a mean over the hospitals that have every seed; None with too few seeds."""
+    """Test the seeds' differences, each a mean over the hospitals with all seeds; None with too few seeds."""
     seeds = sorted({seed for found in silos.values() for seed in found})
     whole = [found for found in silos.values() if len(found) == len(seeds)]
     means = [float(np.mean([found[s].value for found in whole])) for s in seeds] if whole else []
@@ -157,7 +157,7 @@ def over_seeds(silos: Mapping[str, Seeds]) -> PairedTest | None:
 
 
 def paired_test(differences: Sequence[float] | Array, needed: int) -> PairedTest | None:
-    """Return two-sided p values of a zero mean; None with fewer than ``needed`` differences, or where all are equal."""
+    """Return two-sided p values of a zero mean; None with fewer than ``needed`` differences, or if all are equal."""
     d = np.asarray(differences)
     if len(d) < needed or np.ptp(d) < 1e-12:
         return None

@@ -1,6 +1,6 @@
-"""What the report shows of a method: its names, baseline, snapshot, and what it sends and keeps.
+"""Properties of a method in the report: its names, baseline, snapshot, and what it sends and keeps.
 
-A run directory may hold a method that is no longer known; it is shown under its name on the command line.
+A run directory may contain a method that no longer exists; it is shown under its name on the command line.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from strategies import strategies
 
 
 def spelled(method: str) -> str:
-    """Return the name as the method's paper spells it."""
+    """Return the method's name in the spelling of its paper."""
     known = strategies()
     return (known[method].info.spelling if method in known else "") or method
 
@@ -23,7 +23,7 @@ def paper(method: str) -> str:
 
 
 def baselines() -> list[str]:
-    """Return the methods that gains are measured against: first the one that exchanges nothing."""
+    """Return the methods that gains are measured against, starting with the one without any exchange."""
     return sorted((n for n, s in strategies().items() if s.info.baseline), key=exchanges)
 
 
@@ -33,12 +33,12 @@ def baseline_name(method: str) -> str:
 
 
 def alone() -> str:
-    """Return the baseline that exchanges nothing."""
+    """Return the baseline without any exchange."""
     return next(n for n in baselines() if not exchanges(n))
 
 
 def exchanges(method: str) -> bool:
-    """Return whether the method sends anything; an unknown method does."""
+    """Return whether the method sends anything; True for an unknown method."""
     known = strategies()
     return method not in known or any(part != "0" for part in known[method].info.sends)
 

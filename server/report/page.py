@@ -1,4 +1,4 @@
-"""The report's page: its head, its sections and its footer. Templates escape everything that comes from a run."""
+"""The report's page: head, sections and footer. The templates escape all values from a run."""
 
 from __future__ import annotations
 

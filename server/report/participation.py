@@ -1,4 +1,4 @@
-"""Silos that took part in few of a run's rounds, whose models and scores are therefore old."""
+"""Silos that took part in few of a run's rounds, so that their models and scores are old."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Rounds = tuple[int, int]  # took part in, of
 
 
 def attendance(study: Study, method: str) -> dict[str, Rounds]:
-    """Return by silo the rounds that it took part in, and the evaluated rounds of the method, over all seeds."""
+    """Return by silo the numbers of its rounds and of the method's evaluated rounds, over all seeds."""
     taken: dict[str, set[tuple[int, int]]] = defaultdict(set)
     for row in study.history.rows:
         if row.strategy == method and row.silo and row.snapshot:
@@ -27,9 +27,9 @@ def attendance(study: Study, method: str) -> dict[str, Rounds]:
 
 
 def seldom(study: Study, methods: Sequence[str]) -> dict[str, Rounds]:
-    """Return silos that took part in few rounds of one of these methods, each with its fewest rounds.
+    """Return silos that took part in few rounds of one of these methods, each with its lowest number of rounds.
 
-    A silo without any score is not among them: nothing of it counts.
+    A silo without any score is not among them, as it does not enter the means.
     """
     found: dict[str, Rounds] = {}
     for method in methods:
@@ -51,7 +51,7 @@ def worst_silos(study: Study, method: str) -> set[str]:
 
 
 def without(study: Study, method: str, silos: Collection[str]) -> tuple[float, float]:
-    """Return the mean and the lowest score over the other silos, each a mean over seeds; ``nan`` for none."""
+    """Return the mean and the lowest score over all silos except ``silos``, as means over seeds; ``nan`` for none."""
     means, lowest = [], []
     for run in study.of(method):
         kept = [v[study.task.score] for silo, v in run["per_silo"].items() if silo not in silos]
@@ -62,7 +62,7 @@ def without(study: Study, method: str, silos: Collection[str]) -> tuple[float, f
 
 
 def rounds_missed(found: Mapping[str, Rounds]) -> str:
-    """Return the silos' rounds as the beginning of a sentence: ``b took part in 3 of 25 rounds``."""
+    """Return the silos' rounds as a clause: ``b took part in 3 of 25 rounds``."""
     lines = [f"{silo} took part in {taken} of {of} rounds" for silo, (taken, of) in list(found.items())[:5]]
     more = len(found) - len(lines)
     return ", ".join(lines) + (f", and {more} more in few" if more else "")

@@ -1,4 +1,4 @@
-"""The values that the report compares: a method's score in a silo, and the gain of one method over another."""
+"""Compared values of the report: a method's score in a silo, and the gain of one method over another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from server.report.uncertainty import Interval
 
 NAN = math.nan
-EXACT = 1e-9  # two scores nearer than this are equal
+EXACT = 1e-9  # scores with a smaller difference are equal
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Tested:
 class Score:
     """Score of one method on one silo's test data: mean over seeds, their standard deviation, mean number of samples.
 
-    ``interval`` is of one seed; with several the spread over seeds says more. ``nan`` where withheld.
+    ``interval`` is that of a single seed; with several seeds the spread is used instead. ``nan`` if withheld.
     """
 
     mean: float
@@ -59,5 +59,5 @@ def spread(values: Sequence[float]) -> float:
 
 
 def known(value: float | None) -> float:
-    """Return the value, ``nan`` for None."""
+    """Return the value; ``nan`` for None."""
     return NAN if value is None else value

@@ -1,4 +1,4 @@
-"""The values of the report, read from a run directory by :class:`Study`."""
+"""Values of the report, read from a run directory by :class:`Study`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from strategies.base.state import State
 
 
 class Study:
-    """The results in a run directory. Raises UserError where ``path`` holds no run."""
+    """The results in a run directory. Raises UserError if ``path`` holds no run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -46,7 +46,7 @@ class Study:
     # -- what there is ------------------------------------------------------------------------------------------------
 
     def _all_runs(self) -> list[dict[str, Any]]:
-        """Return the summary's entries, and one for each run that began and did not end."""
+        """Return the summary's entries, and an entry for each run that began and did not end."""
         runs = list(self.summarised)
         for key in dict.fromkeys((r.strategy, r.seed) for r in self.history.rows):
             evaluated = any(r.silo and r.metric == self.task.score for r in self.history.of(*key))
@@ -77,13 +77,13 @@ class Study:
 
     @cached_property
     def summarised(self) -> list[dict[str, Any]]:
-        """The summary's entries: those of runs that came to their end."""
+        """The summary's entries, which are those of finished runs."""
         runs: list[dict[str, Any]] = (read_json(self.path / "summary.json") or {"runs": []})["runs"]
         return runs
 
     @cached_property
     def finished(self) -> set[tuple[str, int]]:
-        """Strategy and seed of the runs that came to their end."""
+        """Strategy and seed of the finished runs."""
         return {(r["strategy"], r["seed"]) for r in self.summarised}
 
     @cached_property
@@ -94,7 +94,7 @@ class Study:
 
     @cached_property
     def methods(self) -> list[str]:
-        """The methods with results: the baselines first, then in the order of the configuration."""
+        """The methods with results: the baselines first, then the others in the order of the configuration."""
         return list(dict.fromkeys(r["strategy"] for r in self.runs))
 
     @cached_property
@@ -108,7 +108,7 @@ class Study:
 
     @cached_property
     def planned(self) -> list[tuple[str, int]]:
-        """Every (strategy, seed) that the configuration asks for."""
+        """Every (strategy, seed) of the configuration."""
         names = [n.strip() for n in str(self.config.get("strategy", "")).split(",") if n.strip()]
         seeds = [int(s) for s in str(self.config.get("seed", "0")).split(",")]
         return [(n, s) for s in seeds for n in names]
@@ -124,7 +124,7 @@ class Study:
         for key in self.planned:
             event = last.get(key, {})
             name = f"{spelled(key[0])}, seed {key[1]}"
-            asked = int(self.config.get("rounds", 0))  # the closing exchange has one number more
+            asked = int(self.config.get("rounds", 0))  # the closing exchange has the number rounds + 1
             rounds = min(max((r.round for r in self.history.of(*key)), default=0), asked)
             if event.get("event") == "error":
                 where = f"after round {rounds}" if rounds else "before its first round ended"
@@ -137,27 +137,27 @@ class Study:
 
     @cached_property
     def notes(self) -> list[Note]:
-        """Lines of the run's log on silos and the server, each once."""
+        """The notes of the run's log on silos and the server, each once."""
         return notes_of(self.events)
 
     @cached_property
     def damages(self) -> list[str]:
-        """Notes on silos' states that were damaged, and what the run did about each."""
+        """Notes on silos' damaged states, and how the run handled each."""
         return damages_of(self.events)
 
     @cached_property
     def absences(self) -> list[SiloRounds]:
-        """Silos that rounds went on without."""
+        """Silos that were rejected in rounds."""
         return silo_rounds(self.history.rows, self.events, "rejected")
 
     @cached_property
     def bounds(self) -> list[SiloRounds]:
-        """Silos whose step was bounded, or did not count."""
+        """Silos whose update was bounded or not used."""
         return silo_rounds(self.history.rows, self.events, "bounded")
 
     @cached_property
     def joined(self) -> dict[str, dict[int, list[str]]]:
-        """Silos that joined a run as it went on: by silo and its first round, the methods."""
+        """Methods by silo and first round, for silos that joined during a run."""
         found: dict[str, dict[int, list[str]]] = {}
         for run in self.runs:
             for silo, first in run.get("joined", {}).items():
@@ -167,7 +167,7 @@ class Study:
 
     @property
     def simulated(self) -> bool:
-        """Whether all silos were in one process of ours."""
+        """Whether all silos were simulated: their states are in the run directory."""
         return any(self.path.glob("checkpoint/*/silos"))
 
     # -- comparing methods --------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ class Study:
         return [r for r in self.runs if r["strategy"] == method]
 
     def values(self, method: str) -> dict[tuple[str, int], Tested]:
-        """Return by (silo, seed) how a silo's model did; its score is ``nan`` where it was withheld."""
+        """Return the test result of the silo's model by (silo, seed); the score is ``nan`` if withheld."""
         return {
             (name, r["seed"]): Tested(score := known(v[self.task.score]), v["n_test"], self._interval(score, v))
             for r in self.of(method)
@@ -185,7 +185,7 @@ class Study:
         }
 
     def _interval(self, score: float, values: Mapping[str, Any]) -> Interval:
-        """Return the silo's own interval of a score; Wilson's for an accuracy."""
+        """Return the interval of a score that the silo sent, or Wilson's for an accuracy."""
         if ENDS[0] in self.task.metrics:
             return known(values[ENDS[0]]), known(values[ENDS[1]])
         return accuracy_interval(score, values["n_test"])
@@ -201,7 +201,7 @@ class Study:
         return Score(statistics.fmean(scores), spread(scores), interval, n_test)
 
     def sizes(self, silo: str, part: str) -> list[int]:
-        """Return a silo's ``n_train`` or ``n_test``: one number, or ascending ones where seeds differ."""
+        """Return a silo's ``n_train`` or ``n_test``: the different values over runs, ascending."""
         return sorted({r["per_silo"][silo][part] for r in self.runs if silo in r["per_silo"]})
 
     def differences(self, method: str, base: str) -> dict[str, dict[int, Difference]]:
@@ -233,17 +233,17 @@ class Study:
         return Gain(statistics.fmean(means), mean_interval(list(each.values())))
 
     def paired_seeds(self, method: str, base: str) -> list[int]:
-        """Return the seeds with which any silo has a score of both methods."""
+        """Return the seeds for which any silo has a score of both methods."""
         return sorted({seed for seeds in self.differences(method, base).values() for seed in seeds})
 
     def counts(self, method: str, base: str) -> tuple[int, int, int]:
-        """Return the numbers of silos that gain, are level, lose."""
+        """Return the numbers of silos with a gain, with equal scores, and with a loss."""
         signs = [g.sign for g in (self.gain(method, base, s) for s in self.silos) if not math.isnan(g.mean)]
         return signs.count(1), signs.count(0), signs.count(-1)
 
     @cached_property
     def chosen_on(self) -> str:
-        """The split that the best method was chosen on: ``val``, or ``test`` where no silo has validation data."""
+        """The split on which the best method was chosen: ``val``, or ``test`` if no silo has validation data."""
         return "val" if any(r.split == "val" and not math.isnan(r.value) for r in self.history.rows) else "test"
 
     def _score(self, method: str) -> float:
@@ -259,24 +259,24 @@ class Study:
 
     @cached_property
     def best(self) -> str | None:
-        """The method of the headline: the best on validation data among those that exchange anything."""
+        """The method of the headline: the best one with an exchange, on the split :attr:`chosen_on`."""
         candidates = [m for m in self.methods if exchanges(m) and not is_pooled(m)]
         return max(candidates, key=self._score, default=None)
 
     @cached_property
     def personalised(self) -> str | None:
-        """The best method whose result is a model per silo."""
+        """The best method that ends with a model per silo."""
         candidates = [m for m in self.methods if exchanges(m) and not ends_with_one_model(m) and not is_pooled(m)]
         return max(candidates, key=self._score, default=None)
 
     @cached_property
     def base(self) -> str | None:
-        """The method that gains are relative to: the study's first baseline that is not the headline's method."""
+        """The method that gains are measured against: the study's first baseline other than :attr:`best`."""
         return next((b for b in baselines() if b in self.methods and self.best not in (None, b)), None)
 
     @cached_property
     def columns(self) -> list[str]:
-        """The methods of the per-silo table: the baselines, the best personalised one, and the headline's."""
+        """The methods of the per-silo table: the baselines, the best personalised one, and :attr:`best`."""
         wanted = [*baselines(), self.personalised, self.best]
         return [m for m in dict.fromkeys(wanted) if m is not None and m in self.methods]
 
@@ -336,7 +336,7 @@ class Study:
 
     @cached_property
     def replies(self) -> dict[tuple[str, str], tuple[int, int]]:
-        """Exchanges with metrics, and single metric values, by (method, silo), over all seeds."""
+        """Numbers of exchanges with metrics and of single metric values, by (method, silo), over all seeds."""
         exchanges: dict[tuple[str, str], set[tuple[int, int]]] = defaultdict(set)
         values: dict[tuple[str, str], int] = defaultdict(int)
         for r in self.history.rows:
@@ -347,7 +347,7 @@ class Study:
 
     @cached_property
     def senders(self) -> dict[tuple[str, int], set[tuple[int, str]]]:
-        """The (seed, silo) that trained, by (method, round); all that replied where training reports nothing."""
+        """The (seed, silo) that trained, by (method, round); all that replied if training reports no metrics."""
         trained: dict[tuple[str, int], set[tuple[int, str]]] = defaultdict(set)
         replied: dict[tuple[str, int], set[tuple[int, str]]] = defaultdict(set)
         for r in self.history.rows:
@@ -361,7 +361,7 @@ class Study:
 
     @cached_property
     def withheld(self) -> list[str]:
-        """Silos that withheld a score because it rests on too few samples."""
+        """Silos that withheld a score because it is computed from too few samples."""
         unknown = {
             r.silo
             for r in self.history.rows
@@ -371,7 +371,7 @@ class Study:
 
     @cached_property
     def relationships(self) -> Relationships | None:
-        """The relationships of the first run that has some, where the silos' states can be read (simulations)."""
+        """The relationships of the first run that has any, if the silos' states can be read (simulations)."""
         return self._related[1] if self._related else None
 
     @cached_property
@@ -392,7 +392,7 @@ class Study:
 
 
 def newest_states(folder: Path) -> dict[str, State]:
-    """Return the newest readable state of each silo below ``folder``."""
+    """Return the newest readable state of each silo in ``folder``."""
     states: dict[str, State] = {}
     for file in sorted(folder.glob("*/round-*.safetensors")):
         with contextlib.suppress(DataError):

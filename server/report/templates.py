@@ -1,6 +1,6 @@
-"""Jinja2 templates of the report's page; every value is escaped unless it is markup that a template has made.
+"""Jinja2 templates of the report's page; every value is escaped unless it is already markup.
 
-They are strings in a .py file because a Flower app bundle carries no other assets.
+They are strings in a .py file because a Flower app bundle contains no other assets.
 """
 
 # ruff: noqa: E501
@@ -165,12 +165,12 @@ TEMPLATES = {
 
 @cache
 def environment() -> Environment:
-    """Return the environment of the templates: values are escaped, and a value that is missing is an error."""
+    """Return the templates' environment: values are escaped, and a missing value is an error."""
     return Environment(
         loader=DictLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
 
 
 def render(name: str, **values: object) -> Markup:
-    """Return a template with these values."""
+    """Return a template rendered with these values."""
     return Markup(environment().get_template(name).render(**values))

@@ -1,8 +1,8 @@
-"""Intervals of scores and of the difference of two methods, from the numbers that leave a silo.
+"""Intervals of scores and of the difference of two methods, from the values that leave a silo.
 
-A silo reports how many test samples a model gets right, never which ones. So the difference of two models on one
-test set gets Newcombe's interval for independent shares, which is wider than one that could pair the samples.
-:mod:`server.report.inference` has what follows for several seeds, and for the mean over silos.
+A silo reports the number of correct test samples, never which ones. So the difference of two models on one test set
+uses Newcombe's interval for independent shares, which is wider than a paired one.
+:mod:`server.report.inference` has the intervals for several seeds and for the mean over silos.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def correct_of(accuracy: float, n: int) -> int:
 
 
 def accuracy_interval(accuracy: float, n: int, confidence: float = 0.95) -> Interval:
-    """Return Wilson's interval of an accuracy over ``n`` test samples; ``nan`` twice where either is unknown."""
+    """Return Wilson's interval of an accuracy over ``n`` test samples; ``nan`` twice if either is unknown."""
     if math.isnan(accuracy) or n <= 0:
         return UNKNOWN
     return wilson_interval(correct_of(accuracy, n), n, confidence)

@@ -1,4 +1,4 @@
-"""The verdict on a method's mean gain: one decision for headline, text and tiles."""
+"""Verdict on a method's mean gain: one decision for headline, text and tiles."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from server.report.study import Study
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict: ``shown`` is 1 for a gain, -1 for a loss, 0 where neither is shown; ``why`` is the reason then."""
+    """The verdict. ``shown``: 1 for a gain, -1 for a loss, 0 for neither, with the reason in ``why``."""
 
     gain: Gain
-    without: Gain | None  # the mean without the silos that took part in few rounds, where there are some
+    without: Gain | None  # the mean without the silos that took part in few rounds, if there are any
     shown: int
     why: str
 
 
 def verdict(study: Study, method: str, base: str) -> Verdict:
-    """Return whether the 95 % interval excludes zero, with and without silos that missed many rounds.
+    """Return the decision: does the 95 % interval exclude zero, with and without silos that missed many rounds?
 
-    A method that was chosen among several on the data that it is tested on has the best luck of all. Its interval is
-    then widened for their number (Bonferroni): of eight methods without a gain, one in six reports would show one.
+    A method that was chosen among several on its own test data has the most favourable random error. Its interval is
+    therefore widened for their number (Bonferroni). Otherwise, one in six reports on eight methods without a gain would
+    show one.
     """
     differences = study.differences(method, base)
     compared = {silo for silo, seeds in differences.items() if seeds}
@@ -45,19 +46,19 @@ def verdict(study: Study, method: str, base: str) -> Verdict:
 
 
 def chosen_among(study: Study, base: str) -> int:
-    """Return among how many methods the best one was chosen by test scores; 1 where validation scores chose."""
+    """Return the number of methods that were compared on test scores to choose the best; 1 with validation data."""
     return max(1, sum(m != base for m in study.methods)) if study.chosen_on == "test" else 1
 
 
 def excludes_zero(gain: Gain, candidates: int = 1) -> int:
-    """Return the sign of the interval, widened for so many candidates; 0 where it contains zero or is unknown."""
+    """Return the sign of the interval, widened for ``candidates`` methods; 0 if it contains zero or is unknown."""
     wider = float(special.ndtri(1 - 0.025 / candidates)) / Z
     low, high = (gain.mean + wider * (end - gain.mean) for end in gain.interval)
     return 1 if low > 0 else -1 if high < 0 else 0
 
 
 def reason(silos: int, rare: int, gain: Gain, without: Gain | None) -> str:
-    """Return why neither a gain nor a loss is shown."""
+    """Return the reason why neither a gain nor a loss is shown."""
     if silos < HOSPITALS_NEEDED:
         return f"at least {HOSPITALS_NEEDED} silos are needed"
     if math.isnan(gain.interval[0]):

@@ -1,7 +1,7 @@
-"""Write the report of a study, ``report.html``.
+"""Writer of a study's report, ``report.html``.
 
-:func:`write_report` makes the page, :func:`silo_table` the same comparison as plain text. ``study`` finds the numbers,
-``sections`` has the words, ``charts`` draws, ``templates`` has the HTML.
+:func:`write_report` writes the page; :func:`silo_table` returns the same comparison as plain text. ``study`` has the
+values, ``sections`` the texts, ``charts`` the charts, ``templates`` the HTML.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from strategies.base.run_settings import RunSettings
 
 
 def write_manifest(directory: RunDirectory, settings: RunSettings) -> None:
-    """Write a simulated run's ``manifest.json``: the samples of each silo. A study's first seed writes it."""
+    """Write a simulated run's ``manifest.json``, the samples of each silo, unless an earlier seed has written it."""
     c = settings.common
     if (directory.path / "manifest.json").exists():
         return
@@ -38,7 +38,7 @@ def write_manifest(directory: RunDirectory, settings: RunSettings) -> None:
 
 
 def write_report(path: Path) -> Path:
-    """Write the page of the run directory ``path``: a report, or a survey's. Raises UserError where it holds no run."""
+    """Write the page of a run directory: a report, or a survey's page. Raises UserError if it holds no run."""
     if (path / SURVEY_JSON).is_file():
         return write_survey_page(path)
     study = Study(path)
@@ -48,7 +48,7 @@ def write_report(path: Path) -> Path:
 
 
 def try_report(path: Path) -> None:
-    """Write the report at the end of a run; a fault of the report does not undo the run."""
+    """Write the report at the end of a run; an error in the report is logged and does not fail the run."""
     try:
         write_report(path)
     except Exception as error:
@@ -58,7 +58,7 @@ def try_report(path: Path) -> None:
 def silo_table(study: Study) -> str:
     """Return the comparison per silo as plain text: scores in per cent, gains in points, means and mean ranks.
 
-    Below it stands what became of damaged states.
+    Notes on damaged states are added at the end.
     """
     methods, best, base = study.methods, study.best, study.base
     rows = [["silo", "test", *(spelled(m) for m in methods)]]
@@ -85,7 +85,7 @@ def silo_table(study: Study) -> str:
 
 
 def columns(lines: Iterable[Sequence[str]]) -> list[str]:
-    """Return cells in columns: the first aligned left, the others right."""
+    """Return the rows as text in columns: the first aligned left, the others right."""
     rows = list(lines)
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [

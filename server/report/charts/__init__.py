@@ -1,1 +1,1 @@
-"""The charts of the report: one module for each kind, drawn on :mod:`server.report.charts.canvas`."""
+"""Charts of the report: one module per kind, drawn on :mod:`server.report.charts.canvas`."""

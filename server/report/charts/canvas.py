@@ -1,6 +1,6 @@
-"""Draw a chart with matplotlib as an ``<svg>`` element of the page: canvas, colours, axes, names of lines.
+"""Canvas for charts: matplotlib figures as ``<svg>`` elements of the page, with colours, axes and line labels.
 
-The page's CSS defines the colours, so that a chart follows the reader's light or dark setting.
+The page's CSS defines the colours, so that a chart follows the browser's light or dark setting.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from server.report.methods import baselines
 from server.report.study import Study
 
-# Okabe and Ito's colour-blind safe palette; the page has a lighter set for dark.
+# Okabe and Ito's colour-blind safe palette; the page's CSS has a lighter set for dark mode.
 VARIABLES = {
     "#111111": "ink",
     "#666666": "muted",
@@ -34,7 +34,7 @@ VARIABLES = {
     "#cc79a7": "purple",
     "#56b4e9": "sky",
 }
-LOWEST = -1.0  # a score may be far below 0 (R2); the axes end here
+LOWEST = -1.0  # lower end of the axes, because a score (R2) may be far below 0
 INK, MUTED, GRID, CARD, BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY = VARIABLES
 OTHERS = [(GREEN, "^"), (PURPLE, "v"), (VERMILLION, "P"), (SKY, "X"), (INK, "*")]
 DASHES: list[Any] = ["-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2))]
@@ -78,7 +78,7 @@ SETTINGS: Any = {
 
 @dataclass(frozen=True)
 class Style:
-    """The colour, marker and line of one method in all charts."""
+    """Colour, marker and line style of one method in all charts."""
 
     colour: str
     marker: str
@@ -102,7 +102,7 @@ def styles(study: Study) -> dict[str, Style]:
 
 
 class Canvas:
-    """A figure of ``width`` x ``height`` pixels with one axes inside the margins (left, right, top, bottom)."""
+    """Figure of ``width`` x ``height`` pixels with one axes inside the margins (left, right, top, bottom)."""
 
     def __init__(self, width: float, height: float, margins: tuple[float, float, float, float]) -> None:
         left, right, top, bottom = margins
@@ -115,7 +115,7 @@ class Canvas:
         )
 
     def svg(self, key: str, label: str) -> str:
-        """Return the figure as an ``<svg>`` element; ``key`` begins its ids, ``label`` is for screen readers."""
+        """Return the figure as an ``<svg>`` element. ``key``: prefix of its ids; ``label``: text for screen readers."""
         buffer = io.StringIO()
         with matplotlib.rc_context({"svg.hashsalt": key, "svg.fonttype": "none"}):
             self.figure.savefig(
@@ -125,7 +125,7 @@ class Canvas:
 
 
 def inline(text: str, key: str, label: str, width: float, height: float) -> str:
-    """Return matplotlib's document as an element of the page: no prologue, ids of its own, the page's colours."""
+    """Return matplotlib's document as an element of the page: no prologue, unique ids, the page's colours."""
     body = text[text.index("<svg") :]
     body = body[body.index(">") + 1 : body.rindex("</svg>")]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
@@ -147,12 +147,12 @@ def drawn(width: float, height: float, margins: tuple[float, float, float, float
 
 
 def percent_axis(axis: Any) -> None:
-    """Format an axis in per cent, with as few digits as neighbours need to differ."""
+    """Format an axis in per cent, with as few digits as possible."""
     axis.set_major_formatter(lambda value, _: f"{round(100 * value, 6) + 0.0:g}".replace("-", "−"))
 
 
 def short_names(names: Sequence[str]) -> tuple[list[str], str]:
-    """Return names without their common prefix up to a hyphen, and it: ``(["01", "02"], "hospital-")``."""
+    """Return names without their common prefix up to a hyphen, and the prefix: ``(["01", "02"], "hospital-")``."""
     prefixes = {name.rpartition("-")[0] + "-" for name in names if "-" in name}
     if len(prefixes) == 1 and all("-" in name for name in names):
         prefix = prefixes.pop()
@@ -170,7 +170,7 @@ def thinned(names: Sequence[str], most: int) -> tuple[list[int], list[str]]:
 
 
 def apart(positions: Sequence[float], least: float, low: float, high: float) -> list[float]:
-    """Return positions moved until neighbours are ``least`` apart, within low..high where they fit."""
+    """Return positions moved so that neighbours are ``least`` apart, within low..high if they fit."""
     order = sorted(range(len(positions)), key=lambda i: positions[i])
     moved = list(positions)
     for before, after in itertools.pairwise(order):
@@ -183,7 +183,7 @@ def apart(positions: Sequence[float], least: float, low: float, high: float) -> 
 
 
 def end_labels(canvas: Canvas, entries: Sequence[tuple[float, str, Style | None]]) -> None:
-    """Name the lines where they end, each behind its marker: (y in data units, text, how the line looks)."""
+    """Label the lines at their right ends. ``entries``: (y in data units, text, style of the marker or None)."""
     axes = canvas.axes
     low, high = axes.get_ylim()
     pixel = (high - low) / canvas.inner[1]

@@ -37,12 +37,12 @@ def label_circles(manifest: Mapping[str, Any], width: float) -> str:
             for label, n in silo["labels"][part].items():
                 counts[row, int(label)] += n
     names, prefix = short_names([s["name"] for s in silos])
-    turned = width > 500  # silos side by side where there is room, as the papers draw it
+    turned = width > 500  # silos side by side if the chart is wide enough, as in the papers
     if turned:
         counts = counts.T
     rows, columns = counts.shape
     left = 44.0 if turned else 14 + 7.2 * min(max(map(len, names)), 18)
-    right, above = (165.0, 6.0) if turned else (6.0, 52.0)  # the key stands to the right, or above
+    right, above = (165.0, 6.0) if turned else (6.0, 52.0)  # room for the key to the right, or above
     cell = min((width - left - right) / columns, 44)
     below = 44.0 if prefix or not turned else 44 + 6.0 * min(max(map(len, names)), 18)
     c = drawn(left + cell * columns + right, cell * rows + above + below, (left, right, above, below))
@@ -102,7 +102,7 @@ def relationship_map(found: Relationships, width: float) -> str:
         if math.isnan(p):
             continue
         strength, colour = abs(p) / largest, BLUE if p >= 0 else VERMILLION
-        # Shade where the number can be written into the cell; size where it cannot.
+        # Strength is shown by shade if the number fits into the cell, else by size.
         half = 0.48 if written else 0.48 * math.sqrt(strength)
         a.add_patch(
             Rectangle(
@@ -137,7 +137,7 @@ def relationship_map(found: Relationships, width: float) -> str:
 
 
 def bytes_per_round(study: Study) -> str:
-    """Draw bytes down and up per round of every method, one bar each."""
+    """Draw each method's bytes per round, one bar for down and one for up."""
     methods = study.methods
     left = 8 + 7.2 * max(len(spelled(m)) for m in methods)
     c = drawn(340, 46 * len(methods) + 40, (left, 66, 4, 36))

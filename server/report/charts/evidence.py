@@ -1,4 +1,4 @@
-"""Charts of a silo's evidence: its reliability diagram, and the net benefit of its model."""
+"""Charts of a silo's evidence: reliability diagram and net benefit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from server.report.methods import spelled
 from server.report.study import Study
 
 SIZE = (290, 232)
-LOWEST = -0.1  # of a net benefit that is drawn: treating everybody falls without end
+LOWEST = -0.1  # lower end of the net benefit axis: treating everybody has no lower bound
 
 
 def reliability_diagram(study: Study, silo: str, bins: Mapping[str, Sequence[float]]) -> str:
@@ -57,7 +57,7 @@ def value_diagram(study: Study, silo: str, bins: Mapping[str, Sequence[float]], 
 
 
 def net_benefit_chart(study: Study, silo: str, benefits: Mapping[str, Sequence[float]]) -> str:
-    """Draw the net benefit of the methods by threshold, beside treating everybody and no one."""
+    """Draw the net benefit of the methods by threshold, with treating everybody and no one for comparison."""
     c, look = drawn(*SIZE, (46, 12, 10, 40)), styles(study)
     a, n = c.axes, len(THRESHOLDS)
     everybody = next(iter(benefits.values()))[n:]

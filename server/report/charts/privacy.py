@@ -1,4 +1,4 @@
-"""The chart of what accuracy an epsilon buys."""
+"""Chart of the scores by spent epsilon."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Points = list[tuple[float, float]]
 
 
 def epsilon_by_round(study: Study, method: str, silo: str) -> dict[int, float]:
-    """Return what a silo has spent in a run after each round, mean over seeds."""
+    """Return the epsilon that a silo has spent in a run after each round, mean over seeds."""
     found: dict[int, list[float]] = {}
     for row in study.history.rows:
         if (row.strategy, row.silo, row.metric, row.split) == (method, silo, "epsilon", ""):
@@ -21,9 +21,9 @@ def epsilon_by_round(study: Study, method: str, silo: str) -> dict[int, float]:
 
 
 def bought(study: Study, method: str, silo: str) -> Points:
-    """Return (epsilon, score) of a silo's own snapshot, round by round; only where both are known.
+    """Return (epsilon, score) of a silo by round, for the method's reported snapshot, if both are known.
 
-    What is received in round r has the cost of the rounds before it.
+    The model received in round r has the privacy cost of the rounds before it.
     """
     spent, snapshot = epsilon_by_round(study, method, silo), reports(method)
     shift = 1 if snapshot == "received" else 0

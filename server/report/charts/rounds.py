@@ -32,7 +32,7 @@ from strategies.base.relationships import Relationships
 
 
 def by_round(study: Study, width: float) -> str:
-    """Draw the mean score over silos of every method's own snapshot, by rounds of training."""
+    """Draw each method's mean score over silos, for its reported snapshot, by rounds of training."""
     look = styles(study)
     right = 26 + 7.2 * max(len(spelled(m)) for m in study.methods)
     c = drawn(width, 360 if width > 500 else 290, (38, right, 10, 42))
@@ -40,7 +40,7 @@ def by_round(study: Study, width: float) -> str:
     ends = []
     for method in study.methods:
         snapshot = reports(method)
-        shift = 1 if snapshot == "received" else 0  # what is received in round r has r - 1 rounds behind it
+        shift = 1 if snapshot == "received" else 0  # the model received in round r was trained for r - 1 rounds
         curve = {k - shift: v for k, v in study.curve(method, snapshot).items()}
         if not curve:
             continue
@@ -79,7 +79,7 @@ def by_round(study: Study, width: float) -> str:
 
 
 def before_after(study: Study, method: str) -> str:
-    """Draw one method's mean score before and after local training, with the single silos behind."""
+    """Draw one method's mean score before and after local training, with single silos in the background."""
     c = drawn(340, 230, (36, 78, 8, 42))
     a = c.axes
     if len(study.silos) <= 40:

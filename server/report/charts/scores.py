@@ -14,9 +14,9 @@ from server.report.study import Gain, Score, Study
 
 
 def gains(study: Study, width: float) -> str:
-    """Draw per silo the scores of the baselines and the best method, joined, with an interval and the gain.
+    """Draw each silo's scores with the baselines and the best method, joined by a line, with interval and gain.
 
-    Silos that have withheld everything are left out; at least one must be left.
+    Silos that have withheld all scores are left out; at least one silo must remain.
     """
     look, methods, best = styles(study), study.columns, study.best or study.methods[0]
     base = study.base
@@ -51,7 +51,7 @@ def gains(study: Study, width: float) -> str:
 def _silo_row(
     a: Any, row: int, scores: Mapping[str, Score], look: Mapping[str, Style], best: str, base: str | None
 ) -> list[float]:
-    """Draw the scores of one silo, and return the lowest values of the row."""
+    """Draw the scores of one silo; return the values that may be the lowest of the chart."""
     low, high = scores[best].interval
     lows = []
     if not math.isnan(low):
@@ -74,7 +74,7 @@ def _mark(style: Style) -> dict[str, Any]:
 
 
 def _write_gain(a: Any, row: int, gain: Gain) -> None:
-    """Write a silo's gain behind its row."""
+    """Write a silo's gain at the right of its row."""
     a.annotate(
         "–" if math.isnan(gain.mean) else signed(gain.mean),
         (1, row),
@@ -90,7 +90,7 @@ def _write_gain(a: Any, row: int, gain: Gain) -> None:
 
 
 def _legend(c: Canvas, study: Study, look: Mapping[str, Style], best: str, *, narrow: bool) -> None:
-    """Name the methods above the chart."""
+    """Add the legend of the methods above the chart."""
     marks: Sequence[Any] = [
         c.axes.plot([], [], look[m].marker, **_mark(look[m]), markersize=7.5, label=spelled(m))[0]
         for m in study.columns
@@ -112,7 +112,7 @@ def _legend(c: Canvas, study: Study, look: Mapping[str, Style], best: str, *, na
 
 
 def compared(study: Study, width: float) -> str:
-    """Draw per method the gain over the baseline: a mark per silo, the mean and its interval."""
+    """Draw each method's gain over the baseline: a mark per silo, the mean and its interval."""
     look, base = styles(study), study.base or alone()
     methods = sorted((m for m in study.methods if m != base), key=lambda m: -study.mean_gain(m, base).mean)
     left = 8 + 7.2 * max(len(spelled(m)) for m in methods)

@@ -1,4 +1,4 @@
-"""The sections on the cost of the runs and on what left the silos."""
+"""Sections on the cost of the runs and on what left the silos."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def bytes_up_per_silo(study: Study, method: str) -> float:
 
 
 def senders(study: Study, method: str, server_round: int) -> set[tuple[int, str]]:
-    """Return the (seed, silo) that trained in a round."""
+    """Return the (seed, silo) pairs that trained in a round."""
     return study.senders.get((method, server_round), set())
 
 

@@ -1,4 +1,4 @@
-"""The section on evidence per hospital: calibration, reliability, net benefit, conformal sets."""
+"""Section on the evidence per hospital: calibration, reliability, net benefit, conformal sets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from server.report.study import Study
 from server.report.templates import render
 
 BINS_OF = {"reliability", "value_bins"}  # of probabilities, of measurements
-BY_CHANCE = 0.05  # of 95 % intervals, the share that misses what it is of
+BY_CHANCE = 0.05  # share of 95 % intervals that miss the true value
 PANELS = 6  # silos whose diagrams are drawn
 COLUMNS = (
     ("brier", "Brier", 3),
@@ -28,7 +28,7 @@ COLUMNS = (
 
 
 def evidence_section(study: Study) -> Markup:
-    """Render the section; empty where no silo has sent evidence."""
+    """Render the section; empty if no silo has sent evidence."""
     if not study.runs or not has_evidence(study):
         return Markup()
     methods = compared(study)
@@ -73,7 +73,7 @@ def evidence_section(study: Study) -> Markup:
 
 
 def group_rows(study: Study, methods: Sequence[str]) -> list[tuple[str, list[str | Markup]]]:
-    """Return a row for each silo's subgroup: its name, its samples, and the methods' scores with their intervals."""
+    """Return a row for each silo's subgroup: name, samples, and the methods' scores with their intervals."""
     rows: list[tuple[str, list[str | Markup]]] = []
     for silo in study.silos:
         each = [lists(study, m, silo) for m in methods]
@@ -87,32 +87,32 @@ def scored(values: Sequence[float] | None) -> Markup:
     """Return a score in per cent, or an error in the label's unit, with its interval below."""
     if values is None:
         return Markup("–")
-    if len(values) == 5:  # of measurements: MAE, its interval, RMSE
+    if len(values) == 5:  # measurements: n, MAE, the two ends of its interval, RMSE
         mae, low, high, rmse = (f"{v:.3g}" for v in values[1:])
         return markup("{}<small>{}–{}; {}</small>", mae, low, high, rmse)
     return markup("{}<small>{}–{}</small>", percent(values[1]), percent(values[2], 0), percent(values[3], 0))
 
 
 def compared(study: Study) -> list[str]:
-    """Return the headline's method and the baseline that it is compared with, as far as there are both."""
+    """Return the headline's method (or the first one) and, if there is one, the baseline that it is compared with."""
     wanted = [study.best or study.methods[0], study.base]
     return [m for m in dict.fromkeys(wanted) if m is not None]
 
 
 def event_of(study: Study) -> str:
-    """Return what the probabilities are of."""
+    """Return the description of the predicted event."""
     return {"multilabel": "that a finding is present", "survival": "of the event until the chosen time"}.get(
         study.task.name, "of class 1 of two classes; of more classes, that the predicted class is right"
     )
 
 
 def name_of(prefix: str) -> str:
-    """Return a measurement's name, of what begins the names of its values."""
+    """Return a measurement's name from the key prefix of its values."""
     return prefix.removeprefix(MEASUREMENT).removesuffix(".")
 
 
 def cells(study: Study, methods: Sequence[str], silo: str, prefix: str) -> list[str | Markup]:
-    """Return a silo's row, of one of several measurements: the first method's numbers, the second one's below."""
+    """Return a silo's row (for one measurement, with ``prefix``): the first method's values, the second's below."""
     if study.task.name == "segmentation":
         return [both([percent(value(study, m, silo, "dice_worst_decile")) for m in methods])]
     if study.task.name == "regression":
@@ -123,7 +123,7 @@ def cells(study: Study, methods: Sequence[str], silo: str, prefix: str) -> list[
 
 
 def of_values(study: Study, method: str, silo: str, prefix: str) -> list[str]:
-    """Return what a regression's row says of a method, in the label's unit."""
+    """Return a method's values in a regression's row, in the label's unit."""
     found = lists(study, method, silo)
     between, sets = found.get(f"{prefix}agreement"), found.get(f"{prefix}conformal_intervals")
     slope, intercept, difference = (
@@ -152,7 +152,7 @@ def signed(found: float, digits: int) -> str:
 
 
 def both(texts: Sequence[str]) -> Markup:
-    """Return the first text, and the second one small below it."""
+    """Return the first text, with the second one in small type below it."""
     below = markup("<small>{}</small>", texts[1]) if len(texts) > 1 else Markup()
     return markup("{}", texts[0]) + below
 
@@ -164,7 +164,7 @@ def sets_of(study: Study, method: str, silo: str) -> str:
 
 
 def diagrams(study: Study, methods: Sequence[str], silo: str, prefix: str) -> list[Markup]:
-    """Return the charts of one silo, of one of several measurements."""
+    """Return the charts of one silo (for one measurement, with ``prefix``)."""
     each = {m: lists(study, m, silo) for m in methods}
     bins = {m: found["reliability"] for m, found in each.items() if "reliability" in found}
     values = {m: found[key] for m, found in each.items() if (key := f"{prefix}value_bins") in found}

@@ -1,4 +1,4 @@
-"""The section that compares the methods: one row each, what the columns mean, and all methods per silo."""
+"""Section that compares the methods: a row each, the meaning of the columns, and all methods per silo."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from server.report.study import Study
 from server.report.templates import render
 from server.results.summary import round_name
 
-SHOWN_AS = {"auc": "3", "kappa": "3", "mae": "3", "rmse": "3"}  # digits of a metric; all others are in per cent
+SHOWN_AS = {"auc": "3", "kappa": "3", "mae": "3", "rmse": "3"}  # digits of a metric; other metrics are in per cent
 
 
 def methods_section(study: Study) -> Markup:
@@ -59,7 +59,7 @@ def methods_section(study: Study) -> Markup:
 
 
 def final_heading(study: Study) -> Markup:
-    """Return the heading of the final scores, with the rule that chose their round."""
+    """Return the heading of the final scores, with the rule for their round."""
     return markup("<b>Final</b><br>{}", "by validation" if study.chosen_on == "val" else "last round")
 
 
@@ -93,7 +93,7 @@ def method_row(study: Study, method: str) -> dict[str, Any]:
 
 
 def paired_tests(study: Study) -> list[tuple[str, list[str]]]:
-    """Return a row of p values for each method against the baseline, where there are enough hospitals or seeds."""
+    """Return a row of p values against the baseline for each method with enough hospitals or seeds."""
     rows = []
     for method in study.methods if study.base else ():
         differences = study.differences(method, study.base or "") if method != study.base else {}
@@ -104,7 +104,7 @@ def paired_tests(study: Study) -> list[tuple[str, list[str]]]:
 
 
 def cells_of(test: PairedTest | None) -> list[str]:
-    """Return n and the two p values."""
+    """Return n and the two p values as text."""
     return ["–"] * 3 if test is None else [str(test.n), p_value(test.t), p_value(test.flips)]
 
 
@@ -145,7 +145,7 @@ def terms(study: Study) -> list[tuple[str, str]]:
 
 
 def rounds_text(study: Study, method: str, which: str) -> Markup:
-    """Return the rounds that a method's ``final`` or ``bmcta`` scores are of, over its seeds."""
+    """Return the rounds of a method's ``final`` or ``bmcta`` scores over its seeds."""
     runs = study.of(method)
     found = [(r["final"]["round"] if which == "final" else r["bmcta_round"], r["rounds"]) for r in runs]
     known = sorted({(number, rounds) for number, rounds in found if number is not None})
@@ -160,7 +160,7 @@ def rounds_text(study: Study, method: str, which: str) -> Markup:
 
 
 def every_method(study: Study) -> list[tuple[str, list[tuple[str, Markup]]]]:
-    """Return all methods' scores and gains per silo, where the silos' own table shows only some of them."""
+    """Return all methods' scores and gains per silo; empty if the table of the silos' section shows them all."""
     if len(study.methods) <= len(study.columns) and len(study.methods) < 4:
         return []
     rows = []

@@ -1,4 +1,4 @@
-"""The section on differential privacy: what each silo has spent, and what that has bought."""
+"""Section on differential privacy: each silo's privacy cost, and the scores reached with it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from server.results.spent import spent
 
 
 def privacy_section(study: Study) -> Markup:
-    """Render the section; empty where no run had differential privacy."""
+    """Render the section; empty if no run had differential privacy."""
     methods = private_methods(study)
     if not methods:
         return Markup()

@@ -1,4 +1,4 @@
-"""The section with the commands that repeat a study and export its models."""
+"""Section with the commands that repeat a study and export its models."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def commands(study: Study) -> list[str]:
 
 
 def exports(study: Study, method: str, source: str, silo: str) -> list[str]:
-    """Return the commands that export the reported models: of one silo below ``source``, and the shared one."""
+    """Return the commands that export the reported models: a silo's from ``source``, and the shared one."""
     run = next((r for r in study.of(method) if silo in r["per_silo"]), None)
     if run is None:
         return []

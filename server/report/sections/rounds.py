@@ -1,4 +1,4 @@
-"""The sections on the rounds, the data of the silos, and the relationships between them."""
+"""Sections on the rounds, the data of the silos, and the relationships between them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from server.report.study import Study
 from server.report.templates import render
 from server.results.summary import early_stop
 
-PANELS = 6  # methods that are shown before and after local training
+PANELS = 6  # maximum number of methods shown before and after local training
 
 
 def rounds_section(study: Study) -> Markup:
-    """Render the scores by round; empty without any."""
+    """Render the scores by round; empty without scores."""
     methods = [m for m in study.methods if study.curve(m, reports(m))]
     if not methods:
         return Markup()
@@ -35,7 +35,7 @@ def rounds_section(study: Study) -> Markup:
 
 
 def data_section(study: Study) -> Markup:
-    """Render the samples per silo and class; empty where they are not known here."""
+    """Render the samples per silo and class; empty if they are unknown."""
     m = study.manifest
     if m is None or not study.task.single_label:
         return Markup()
@@ -50,7 +50,7 @@ def data_section(study: Study) -> Markup:
 
 
 def relationships_section(study: Study) -> Markup:
-    """Render how much silos take from each other; empty for a method without such weights."""
+    """Render how much silos take from each other; empty if no method has such weights."""
     found = study.relationships
     if found is None:
         return Markup()

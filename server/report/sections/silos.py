@@ -1,4 +1,4 @@
-"""The section on each silo: its scores, its gain, and the rounds that it missed."""
+"""Section on the silos: their scores, gains and missed rounds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from server.report.scores import Gain
 from server.report.study import Study
 from server.report.templates import render
 
-SMALL = 30  # a test set of fewer samples is called small
+SMALL = 30  # a test set with fewer samples is marked as small
 
 
 def silos_section(study: Study) -> Markup:
@@ -78,7 +78,7 @@ def silo_row(study: Study, silo: str, best: str, mark: str) -> dict[str, Any]:
 
 
 def joined_late(study: Study) -> list[str]:
-    """Return a sentence for each silo that joined a run as it went on."""
+    """Return a sentence for each silo that joined during a run."""
     return [
         f"{silo} joined late: it took part from round {first} on ({', '.join(map(spelled, methods))})"
         for silo, by_round in study.joined.items()
@@ -87,12 +87,12 @@ def joined_late(study: Study) -> list[str]:
 
 
 def span(values: Sequence[int]) -> str:
-    """Return ``40``, or ``28–50`` where seeds differ."""
+    """Return ``40``, or ``28–50`` if seeds differ."""
     return "–" if not values else f"{values[0]}" if len(values) == 1 else f"{values[0]}–{values[-1]}"
 
 
 def intervals(study: Study) -> Markup:
-    """Return what the table's small numbers are."""
+    """Return the explanation of the table's small numbers."""
     several = len(study.seeds) > 1
     wilson = "Wilson's" if study.task.score == "accuracy" else "its"
     what = "mean and standard deviation over seeds" if several else f"with {wilson} 95&#8239;% interval below"
@@ -108,7 +108,7 @@ def intervals(study: Study) -> Markup:
 
 
 def mean_rows(study: Study, methods: Sequence[str], rare: Mapping[str, Rounds]) -> Iterator[tuple[str, Sequence[str]]]:
-    """Yield the means at the table's foot: over all silos and, where some missed many rounds, over the others."""
+    """Yield the rows of means: over all silos and, if some silos missed many rounds, without these."""
     best, base = study.best, study.base
 
     def row(means: Iterable[float], without: Collection[str]) -> list[str]:
@@ -146,5 +146,5 @@ def losers(study: Study) -> Markup:
 
 
 def named(found: Sequence[SiloRounds]) -> list[SiloRounds]:
-    """Return rows with the methods as their papers spell them."""
+    """Return the rows with the methods in the spelling of their papers."""
     return [each._replace(strategy=spelled(each.strategy)) for each in found]

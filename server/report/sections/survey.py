@@ -1,4 +1,4 @@
-"""The page of a survey, ``survey.html``, and the same as text: column by column, what each hospital told."""
+"""Page of a survey, ``survey.html``, and the same as text: each hospital's statistics, column by column."""
 
 # ruff: noqa: E501
 from __future__ import annotations
@@ -38,13 +38,13 @@ table.reasons thead th { text-align: left; } .bars { display: flex; align-items:
 
 
 def write_survey_page(folder: Path) -> Path:
-    """Write ``survey.html`` of a survey's directory. Raises DataError where it holds none."""
+    """Write ``survey.html`` of a survey's directory. Raises DataError if it holds no survey."""
     write_atomically(folder / PAGE, page(read_survey(folder)))
     return folder / PAGE
 
 
 def page(found: Surveyed) -> str:
-    """The page as HTML; every value is escaped."""
+    """Return the page as HTML; every value is escaped."""
     tables = [
         (part, name, [(silo, cells(a["n"], a[key][name]), bars(a[key][name])) for silo, a in holders(found, key, name)])
         for part, key in PARTS.items()
@@ -64,26 +64,26 @@ def page(found: Surveyed) -> str:
 
 
 def nothing_found(found: Surveyed) -> str:
-    """What to say where there is no finding: with too few hospitals nothing was compared."""
+    """Return the text for no findings; with too few hospitals nothing was compared."""
     if len(found.answers) <= OTHERS:
         return f"nothing was compared: it takes {OTHERS + 1} hospitals, for one is held against {OTHERS} others or more"
     return "nothing odd is found in one hospital alone"
 
 
 def holders(found: Surveyed, key: str, name: str) -> list[tuple[str, Mapping[str, Any]]]:
-    """The silos that told of a column."""
+    """Return the silos that have a column, with their answers."""
     return [(silo, answer) for silo, answer in found.answers.items() if name in answer[key]]
 
 
 def cells(n: int, item: Mapping[str, Any]) -> list[str]:
-    """Patients, share of missing values, mean and deviation."""
+    """Return patients, share of missing values, mean and deviation as text."""
     missing = HELD if item[MISSING] is None else f"{item[MISSING] / n:.0%}" if n else "0%"
     moments = [f"{item[key]:g}" if key in item else "–" for key in ("mean", "sd")]
     return [str(n), missing, *moments]
 
 
 def bars(item: Mapping[str, Any]) -> list[tuple[str, int, bool]]:
-    """Each cell's name and count, its height in per cent, and whether it is withheld."""
+    """Return for each cell its name and count, height in per cent, and whether it is withheld."""
     counts = item.get("cells", [])
     most = max((count or 0 for count in counts), default=0) or 1
     return [
@@ -93,7 +93,7 @@ def bars(item: Mapping[str, Any]) -> list[tuple[str, int, bool]]:
 
 
 def survey_text(found: Surveyed) -> list[str]:
-    """The survey for a terminal: a line for each column and hospital, then the findings."""
+    """Return the survey as lines for a terminal: each column and hospital, then the findings."""
     lines = []
     for part, key in PARTS.items():
         for name in found.names(key):
@@ -114,7 +114,7 @@ def survey_text(found: Surveyed) -> list[str]:
 
 
 def line_of(finding: Finding) -> str:
-    """One finding, in one line."""
+    """Return a finding in one line."""
     column = f", {finding.column}" if finding.column else ""
     look = f"; look at {finding.look}" if finding.look else ""
     return f"{finding.silo}{column}: {finding.kind}: {finding.what}{look}"

@@ -1,4 +1,4 @@
-"""The section on how the methods were tuned: budgets, chosen settings, and what was searched."""
+"""Section on the tuning of the methods: budgets, chosen settings, and the search space."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OBJECTIVES = {"mean": "mean over silos", "worst": "worst silo"}
 
 
 def tuning_section(study: Study) -> Markup:
-    """Render the section; empty where the study is not one of a search (``silofl simulate --tuned``)."""
+    """Render the section; empty if the study does not use a search (``silofl simulate --tuned``)."""
     searches: Sequence[Search] = (read_json(study.path / TUNING) or {}).get("searches", [])
     if not searches:
         return Markup()
@@ -68,7 +68,7 @@ def cells(searches: Sequence[Search], method: str, *, private: bool) -> list[str
 
 
 def largest(spent: Mapping[str, Mapping[str, float]]) -> tuple[str, str]:
-    """Return the largest epsilon of a table by silo, and the delta that it is at; a dash without one."""
+    """Return the largest epsilon over silos with its delta; dashes if there is none."""
     most = max(spent.values(), key=lambda one: one["epsilon"], default=None)
     return ("–", "–") if most is None else (f"{most['epsilon']:.2f}", f"{most['delta']:.1g}")
 

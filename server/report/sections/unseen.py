@@ -1,4 +1,4 @@
-"""The section on hospitals that a study held out: zero-shot, personalised, alone and all in."""
+"""Section on held-out hospitals: zero-shot, personalised, alone and all in."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from server.report.templates import render
 from server.results.hold_out import results_in
 
 KINDS = {"zero_shot": "Zero-shot", "personalised": "Personalised", "local": "Alone", "all_in": "All in"}
-Scores = Mapping[str, float]  # by kind; nan where it is not known
+Scores = Mapping[str, float]  # kind -> score; nan if unknown
 
 
 def held_out(study: Study) -> dict[str, dict[str, Scores]]:
@@ -33,7 +33,7 @@ def scores_of(values: Mapping[str, Any]) -> Scores:
 
 
 def unseen_section(study: Study) -> Markup:
-    """Render the section; empty where no silo was held out."""
+    """Render the section; empty if no silo was held out."""
     found = held_out(study)
     if not found:
         return Markup()
@@ -52,7 +52,7 @@ def unseen_section(study: Study) -> Markup:
 
 
 def about(silos: int) -> str:
-    """Return how the intervals were made, or why there are none."""
+    """Return the note on the method of the intervals, or the reason why there are none."""
     held = "Their models come of mostly the same data, or are one model: the differences are not independent"
     if silos < HOSPITALS_NEEDED:
         return f"No interval is shown: {silos_of(silos)} held out, at least {HOSPITALS_NEEDED} needed."
@@ -71,7 +71,7 @@ def mean_row(silos: Sequence[Scores]) -> list[Markup]:
 
 
 def difference(values: Sequence[float], silos: int) -> Markup:
-    """Return the mean with its interval, or without one where there are too few; of how many ``silos``, if not all."""
+    """Return the mean with its interval (if there are enough values), and the count if not all ``silos`` have one."""
     if not values:
         return Markup("–")
     low, high = t_interval(values)
@@ -88,5 +88,5 @@ def each_rows(found: Mapping[str, Mapping[str, Scores]], methods: Sequence[str])
 
 
 def mean(values: Sequence[float]) -> float:
-    """Return the mean over silos; nan where one is not known."""
+    """Return the mean over silos; nan if a value is nan, or if there is none."""
     return statistics.fmean(values) if values else math.nan
