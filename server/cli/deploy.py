@@ -1,5 +1,4 @@
-"""Commands of a deployment: ``compose``, ``credentials``, ``signing-key``, ``add-silo``, ``remove-silo``, ``withdraw``,
-``doctor``."""
+"""Commands of a deployment: keys, compose file, adding and removing silos, checks."""
 
 from __future__ import annotations
 

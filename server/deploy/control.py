@@ -1,7 +1,7 @@
 """Flower's Control API and the `flwr` connections: list nodes and runs, register nodes, start and stop runs.
 
-It uses the client class of `flwr run`, `flwr list`, `flwr stop` and `flwr supernode` (flwr 1.39, protobuf over HTTPS),
-because each start of that command line costs more than a second.
+It uses the client class of `flwr run`, `flwr list`, `flwr stop` and `flwr supernode` (flwr 1.39, protobuf over HTTPS).
+It does not run these commands, because each start of one costs more than a second.
 """
 
 import contextlib

@@ -6,8 +6,8 @@
     /volumes/site/NAME      ca.crt node.key: for silo NAME
     /volumes/data/NAME      data.npz
 
-It runs at every `docker compose up`. Existing files are kept, so every silo keeps its access. A silo that was removed
-(`silofl remove-silo`) but is in the federation file gets a new key, as the SuperLink does not accept the old one.
+It runs at every `docker compose up`. Existing files are kept, so every silo keeps its access. A silo of the federation
+file that was removed (`silofl remove-silo`) gets a new key, as the SuperLink does not accept the old one.
 """
 
 import shutil

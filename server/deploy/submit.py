@@ -1,8 +1,8 @@
 """Submission of runs (`silofl run`, `silofl stop`): submit as `flwr run` does, follow the run, report a failure.
 
-A study (several methods or seeds) is a sequence of Flower runs in one run directory, all with the app from the start of
+A study (several methods or seeds) is a sequence of Flower runs in one run directory. All use the app from the start of
 the study. The server app appends a JSON line per round to `progress.jsonl` there. The end of a run is queried from the
-SuperLink, so that a run that dies before its first round, or with its server app, is also detected.
+SuperLink. So a run that dies before its first round, or with its server app, is also detected.
 """
 
 from __future__ import annotations

@@ -12,9 +12,8 @@ Two models are usually right on the same patients, so the interval is wider than
   interval holds for these seeds only.
 
 A bootstrap of few units is too narrow. The deviations of ``n`` units from their mean are therefore multiplied by
-``t(0.975, n - 1) / z(0.975) * sqrt(n / (n - 1))``, as the expanded percentile interval does with its quantiles
-(Hesterberg, The American Statistician 2015). Measured coverage: docs/researcher.md,
-``benchmarks/coverage.py``.
+``t(0.975, n - 1) / z(0.975) * sqrt(n / (n - 1))``. The expanded percentile interval adjusts its quantiles in the same
+way (Hesterberg, The American Statistician 2015). Measured coverage: docs/researcher.md, ``benchmarks/coverage.py``.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def tuned_study(paths: Sequence[Path], given: Mapping[str, object]) -> tuple[dic
     """Return the settings of the study for one search, or for one search per seed, and its record.
 
     ``given``: settings of the command line (:data:`ALLOWED`). Raises UserError if the searches differ in more than
-    their seed, so that budgets would not be equal, or if the search fixes a given setting.
+    their seed (budgets would not be equal), or if the search fixes a given setting.
     """
     searches = [read_search(path) for path in paths]
     first = searches[0]

@@ -1,10 +1,10 @@
-"""Exchange messages with silos: send one to each, and collect the replies.
+"""Exchange of messages with silos: one message to each, and the replies.
 
 A silo may be slow, or disconnect while the others wait. Flower notices a disconnected silo after two missed heartbeats
 (`client/site/runtime/supernode.py`), and its work on the message is lost. Such a silo is treated as silent at once, or
 receives its message again when it is back online (``lost-silo``). Once the quorum and half of the silos have answered,
-the time limit of the others is a multiple of the median time so far (``straggler-factor``), not the whole round. The
-time of long transfers (`transfers.py`) is not included.
+the time limit of the others is a multiple of the median time so far (``straggler-factor``). The time of long transfers
+(``client/site/runtime/transfers.py``) is not included.
 """
 
 from __future__ import annotations
@@ -230,8 +230,8 @@ class Exchange:
     def _push(self, messages: Sequence[Message]) -> list[Message]:
         """Push the messages; return an error for each one whose node is unknown to the SuperLink.
 
-        If two processes push equal parts at once, one part may be missing (Flower 1.39, "the push session may have
-        expired"), so the push is repeated.
+        A failed push is repeated: if two processes push equal parts at once, one part may be missing (Flower 1.39, "the
+        push session may have expired").
         """
         # Flower accepts a reply from every sender that gives the message id, which is a hash of the message. The
         # group id makes that hash unpredictable for other senders.

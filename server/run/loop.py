@@ -1,4 +1,4 @@
-"""The round loop, once for all methods and for all three ways to run.
+"""Round loop of all methods, in a simulation and in a deployment.
 
 Register the silos. Per round: send the payloads, collect the replies, check, aggregate, record, checkpoint. After the
 last round, one exchange evaluates the last aggregate.

@@ -1,8 +1,8 @@
 """Recovery from a silo's damaged state: the run goes back to an earlier checkpoint and recomputes it.
 
 Server and silos keep the states of the last two checkpoints. From the older one, all silos together repeat the rounds
-of the damaged state; the history then equals an undisturbed run's. The run goes back once per silo (from one start of
-the server to the next), so that a silo that always reports damage cannot block the others.
+of the damaged state; the history then equals an undisturbed run's. The run goes back once per silo, from one start of
+the server to the next. So a silo that always reports damage cannot block the others.
 """
 
 from __future__ import annotations

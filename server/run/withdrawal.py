@@ -1,7 +1,7 @@
 """Deletion of what runs keep about a hospital that withdraws: ``silofl withdraw``.
 
-* Checkpoints: its models, data summary, key and numbers, its state, and copies of its model in other silos' states (a
-  run directory holds silos' states after a simulation).
+* Checkpoints: its models, data summary, key, numbers and state, and copies of its model in other silos' states. (A run
+  directory holds silos' states after a simulation.)
 * ``history.csv``, ``progress.jsonl``, ``manifest.json``: its rows and entries.
 * ``summary.json``: its entries; the means are computed anew from the other silos.
 * An evaluation: its rows of ``matrix.csv`` and its model in ``models/``. A survey: its answer (``silofl report`` writes

@@ -106,7 +106,7 @@ def taken_by(recipe: AnyRecipe) -> dict[str, Any]:
 
 
 async def receive(request: Request, file: IO[bytes], most: int) -> bool:
-    """Write the body to a file; False where it is too long: then the rest of it is not read."""
+    """Write the body to a file; return False if it is too long, without reading the rest."""
     size = 0
     async for part in request.stream():
         if (size := size + len(part)) > most:

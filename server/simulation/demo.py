@@ -1,8 +1,9 @@
 """Demonstration (``make demo``): twelve silos and a server on this machine, three methods, one report, a few minutes.
 
-It uses only silofl's commands: the data set is split into one file per silo (``silofl partition``), a federation file
-lists the files, ``silofl up`` starts the processes (gRPC, TLS, node keys), ``silofl run`` trains, and ``silofl down``
-stops them, also after Ctrl-C or a failure. The run is in ``runs/demo``, the silos' files are in ``runs/demo-silos``.
+It does the same as these commands: ``silofl partition`` splits the data set into one file per silo, and a federation
+file lists the files. ``silofl up`` starts the processes (gRPC, TLS, node keys), and ``silofl run`` trains. At the end,
+``silofl down`` stops the processes, also after Ctrl-C or a failure. The run is in ``runs/demo``, the silos' files are
+in ``runs/demo-silos``.
 """
 
 from __future__ import annotations

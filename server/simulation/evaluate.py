@@ -33,8 +33,8 @@ def gather_models(
 ) -> list[Path]:
     """Collect the models of a run, or one model file, with their model cards in ``folder``; return their files.
 
-    ``which``: ``shared``: the shared model of a run. ``all``: the shared model, if there is one, and the reported model
-    of each silo whose state is on this machine or that has sent its model. Raises UserError.
+    ``which``: ``shared``: the shared model of a run. ``all``: also the reported models of silos, if their states are on
+    this machine or they have sent their models; the shared model may then be missing. Raises UserError.
     """
     folder.mkdir(parents=True)
     if source.is_file():

@@ -1,9 +1,9 @@
 """Vectorized engine (``vectorize = true``): the gradients of all silos in one computation.
 
-Each silo's ClientApp runs in its own coroutine (a greenlet, so methods are ordinary code) with its own network, whose
-vector and gradient are rows of two (silos x Σ) matrices. When a method requests a batch's gradient, an Adam step or a
-model's metrics, its coroutine waits. Once all silos wait or are done, requests of one kind are computed jointly
-(``joint_networks.py``), and the others one by one; then all silos go on. Metrics wait until no silo trains any more.
+Each silo's ClientApp runs in its own coroutine (a greenlet, so methods are ordinary code) with its own network. The
+networks' vectors and gradients are rows of two (silos x Σ) matrices. When a method requests a batch's gradient, an Adam
+step or a model's metrics, its coroutine waits. Once all silos wait or are done, requests of one kind are computed
+jointly (``joint_networks.py``), and the others one by one; then all silos go on. Metrics wait until no silo trains.
 
 The results equal those of silos that compute one after the other, up to the order of floating-point sums. Memory for
 training is needed for all silos at once.

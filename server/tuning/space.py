@@ -38,8 +38,8 @@ class Space:
 def read_space(entries: Sequence[str], strategies: Sequence[str]) -> Space:
     """Return the space of ``KEY=FORM`` entries and of TOML files.
 
-    Raises UserError before anything is run for an unknown setting, one that must not vary, one of a method that is not
-    tuned, an invalid form, or a value that the setting refuses.
+    Raises UserError before anything is run: for an unknown setting, a setting that must not vary, a setting of a method
+    that is not tuned, an invalid form, or a value that the setting refuses.
     """
     found: dict[str, BaseDistribution] = {}
     for entry in entries:

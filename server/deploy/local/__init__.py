@@ -9,7 +9,7 @@
         flower/PART/                    FLWR_HOME of each part
         federation.json  warm.sock ...  while it is up
 
-`up` starts missing processes, ends those that are no longer in the file, and leaves the rest alone, so it also repairs
+`up` starts missing processes, ends those that are no longer in the file, and leaves the rest alone. So it also repairs
 a federation that lost a part. It returns when every silo is online. The parts are not supervised afterwards. The
 Control API listens on the loopback interface only.
 """

@@ -141,13 +141,13 @@ def _of_cells(name: str, item: Mapping[str, Any], others: Sequence[Mapping[str, 
 
 
 def shares(item: Mapping[str, Any]) -> list[float]:
-    """The share of each cell among those that are told; a cell that stays in the hospital counts as empty."""
+    """Return the share of each cell in the reported counts; a withheld cell is treated as empty."""
     counts = [count or 0 for count in item.get("cells", ())]
     return [count / sum(counts) for count in counts] if sum(counts) else []
 
 
 def _of_category(name: str, item: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> Iterator[Texts]:
-    """Whether a category has another code here: two change places, or one is not there that others have."""
+    """Yield a finding if a category seems to have another code: two are exchanged, or a common one is missing."""
     levels, here = item["levels"], shares(item)
     there = [s for other in others if (s := shares(other)) and other.get("levels") == levels]
     if not here or len(there) < OTHERS:
