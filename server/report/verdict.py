@@ -25,7 +25,7 @@ class Verdict:
 
 
 def verdict(study: Study, method: str, base: str) -> Verdict:
-    """Return the decision: does the 95 % interval exclude zero, with and without silos that missed many rounds?
+    """Return the verdict: the 95 % interval must exclude zero, with and without silos that missed many rounds.
 
     A method that was chosen among several on its own test data has the most favourable random error. Its interval is
     therefore widened for their number (Bonferroni). Otherwise, one in six reports on eight methods without a gain would

@@ -26,7 +26,7 @@ class Closing:
         self.evidence: dict[str, Evidence] = {}  # of the reported models, by silo
 
     def collect(self, strategy: PersonalizedStrategy, state: RunState, folder: Path | None) -> None:
-        """Request all of it for the round that the report shows. ``folder``: the checkpoint folder."""
+        """Collect evidence, own models and newcomers' metrics of the reported round. ``folder``: of checkpoints."""
         reported = self.recorder.chosen
         strategy.shown = reported.of(strategy.silos)
         exchange = partial(self.collector.exchange, strategy=strategy, lost=state.lost)

@@ -2,8 +2,8 @@
 
 A silo may be slow, or disconnect while the others wait. Flower notices a disconnected silo after two missed heartbeats
 (`client/site/runtime/supernode.py`), and its work on the message is lost. Such a silo is treated as silent at once, or
-receives its message again when it is back online (``lost-silo``). Once the quorum and half of the silos have answered,
-the time limit of the others is a multiple of the median time so far (``straggler-factor``). The time of long transfers
+receives its message again when it is back online (``lost-silo``). After the quorum and half of the silos have answered,
+the others' time limit is a multiple of the median time so far (``straggler-factor``). The time of long transfers
 (``client/site/runtime/transfers.py``) is not included.
 """
 

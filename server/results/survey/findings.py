@@ -168,7 +168,7 @@ def _of_category(name: str, item: Mapping[str, Any], others: Sequence[Mapping[st
 
 
 def variation(one: Sequence[float], other: Sequence[float]) -> float:
-    """Total variation distance of two distributions, 0 to 1."""
+    """Return the total variation distance of two distributions, 0 to 1."""
     return sum(abs(a - b) for a, b in zip(one, other, strict=True)) / 2
 
 
