@@ -6,8 +6,8 @@ A data set's name in a run's settings may have options after ``#``:
     /data/all.csv#recipe=/data/ours.recipe.toml&by=centre         a csv, a hospital for each value of a column
     digits#subsample=500                                          at most so many samples of any data set
 
-Hospitals keep their own parts, and their gaps are filled from their own training parts. The partition ``natural`` uses
-the hospitals as silos.
+Hospitals keep their own test parts; training and validation samples are divided anew. Gaps of a csv are filled from
+each hospital's own training part. The partition ``natural`` uses the hospitals as silos.
 """
 
 from __future__ import annotations
