@@ -88,7 +88,7 @@ def export_model(
     Raises UserError if there is no such model, more than one, or a state that cannot be used.
     """
     if which not in ("best", "last", "reported"):
-        raise UserError(f"--which {which}: best, last or reported is wanted here")
+        raise UserError(f"--which {which}: best, last or reported is needed here")
     if round is not None and which != "reported":
         raise UserError(f"--round {round}: only of the reported model there are several rounds; leave it away")
     folder = find_states(source, silo, strategy, seed, run_id)

@@ -61,7 +61,7 @@ def device_of(settings: RunSettings, context: Context) -> torch.device:
     if name == "cpu":
         return torch.device(name)
     if name.partition(":")[0] not in ("cpu", "cuda"):  # PyTorch has more, and some of them store no numbers
-        raise UserError(f"device '{name}' is unknown: auto, cpu, cuda or cuda:N is wanted here")
+        raise UserError(f"device '{name}' is unknown: auto, cpu, cuda or cuda:N is needed here")
     try:
         device = torch.device(name)
         torch.empty(0, device=device)

@@ -154,7 +154,7 @@ def read_augmentation(text: str) -> Augmentation | None:
         most = MOST.get(name, 10_000)
         if not 0 < value <= most or (name == "crop" and not value.is_integer()):
             kind = "a whole number" if name == "crop" else "a number"
-            wanted = f"{kind} above 0, at most {most:g}, is wanted there"
+            wanted = f"{kind} above 0, at most {most:g}, is needed there"
             raise UserError(f"augment: {name}{colon}{strength[:80]}: {wanted}, as in {FORM}")
         found[name] = value
     return Augmentation(**{name.replace("-", "_"): value for name, value in found.items()}) if found else None

@@ -151,7 +151,7 @@ class Run:
     def plot_rounds(self, part: str = "validation") -> Plot:
         """Return a plot of the mean score over silos by round: per method the mean of its seeds, and their range."""
         if part not in PARTS.values():
-            raise UserError(f"part = {part!r}: one of {', '.join(PARTS.values())} is wanted here")
+            raise UserError(f"part = {part!r}: one of {', '.join(PARTS.values())} is needed here")
         plot, looks = Plot(), styles(self._study)
         axes = plot.add_subplot()
         for strategy, own in self.rounds.dropna(subset=[part]).groupby("strategy", sort=False):

@@ -36,7 +36,7 @@ class CustomSettings:
 def is_custom(name: str) -> bool:
     """Return whether this names a user's own network. Raises UserError for a name with a colon in another form."""
     if ":" in name and not NAME.fullmatch(name):
-        raise UserError(f"model = {name[:80]!r}: package.module:factory is wanted here, or the name of a network")
+        raise UserError(f"model = {name[:80]!r}: package.module:factory is needed here, or the name of a network")
     return ":" in name
 
 

@@ -54,10 +54,10 @@ def _rdp(noise_multiplier: float, sample_rate: float) -> tuple[float, ...]:
     """Return the RDP of one release at each of :data:`ORDERS`."""
     if not LEAST_NOISE <= noise_multiplier <= MOST_NOISE:
         raise OutOfRangeError(
-            f"noise multiplier {noise_multiplier:g}: {LEAST_NOISE:g} to {MOST_NOISE:g} is wanted here"
+            f"noise multiplier {noise_multiplier:g}: {LEAST_NOISE:g} to {MOST_NOISE:g} is needed here"
         )
     if not 0 <= sample_rate <= 1:
-        raise OutOfRangeError(f"sample rate {sample_rate:g}: 0 to 1 is wanted here")
+        raise OutOfRangeError(f"sample rate {sample_rate:g}: 0 to 1 is needed here")
     variance = noise_multiplier**2
     if sample_rate == 1:
         return tuple(order / (2 * variance) for order in ORDERS)
@@ -77,7 +77,7 @@ def _rdp(noise_multiplier: float, sample_rate: float) -> tuple[float, ...]:
 def composed_epsilon(releases: Iterable[Releases], delta: float) -> float:
     """Return ε of several kinds of releases from the same units together, at this δ."""
     if not 0 < delta < 1:
-        raise OutOfRangeError(f"delta = {delta:g}: more than 0 and less than 1 is wanted here")
+        raise OutOfRangeError(f"delta = {delta:g}: more than 0 and less than 1 is needed here")
     total = [0.0] * len(ORDERS)
     for r in releases:
         if r.steps:

@@ -227,7 +227,7 @@ def parse_recipe(content: object) -> Recipe:
     """Parse the recipe of a TOML or JSON mapping. Raises DataError, one line, for invalid content."""
     top = table_of(content, "a recipe")
     if "kind" in top:
-        raise DataError("this recipe is of pictures or scans, and that of a table is wanted here")
+        raise DataError("this recipe is of pictures or scans, and that of a table is needed here")
     known = (
         "version",
         "seed",

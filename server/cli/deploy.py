@@ -112,7 +112,7 @@ def add_doctor(commands: Any) -> None:
     """Add the command ``doctor``."""
     p = commands.add_parser(
         "doctor",
-        help="check a site, or the server, and say what to mend",
+        help="check a site, or the server, and print what to fix",
         description="A site: name, port, certificate, key, versions, clock, data, state, GPU, policy. A server: ports, "
         "certificates, who is registered, who is online. Exit code 0, or 2 where something fails.",
     )

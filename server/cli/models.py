@@ -130,7 +130,7 @@ def export(args: argparse.Namespace) -> None:
             raise UserError(f"--which shared: leave {left} out: it is of all silos")
         card = export_shared(source, out, args.strategy, args.seed, args.round)
     elif not args.silo:
-        raise UserError(f"--which {args.which}: --silo NAME is wanted here")
+        raise UserError(f"--which {args.which}: --silo NAME is needed here")
     else:
         which = args.silo, args.which, out, args.strategy, args.seed, args.run_id, args.round
         own = {

@@ -162,7 +162,7 @@ def assignments(pairs: list[str]) -> dict[str, object]:
     for pair in pairs:
         key, sign, value = pair.partition("=")
         if not sign or not key:
-            raise UserError(f"--set {pair}: KEY=VALUE is wanted here, for example learning-rate=0.01")
+            raise UserError(f"--set {pair}: KEY=VALUE is needed here, for example learning-rate=0.01")
         values[key] = value
     return values
 
@@ -202,7 +202,7 @@ def own_data(args: argparse.Namespace, values: Mapping[str, object]) -> dict[str
     if is_csv and not (recipe and by):
         raise UserError(f"--data {source.name}: a csv needs --recipe FILE.recipe.toml and --by COLUMN")
     if count is not None and not (count.isascii() and count.isdigit() and int(count)):
-        raise UserError(f"--subsample {count[:20]}: a number of samples, 1 or more, is wanted here")
+        raise UserError(f"--subsample {count[:20]}: a number of samples, 1 or more, is needed here")
     name = absolute(source.name) if given or source.is_path else source.name
     made = Source(name, absolute(recipe), by, int(count) if count else source.subsample)
     hospitals = hospitals_of(made)

@@ -64,13 +64,13 @@ def tune(args: argparse.Namespace) -> None:
     values = run_values(args)
     out = values.pop("out", None)
     if not out:
-        raise UserError("--out DIR is wanted here: a search is resumed from its directory")
+        raise UserError("--out DIR is needed here: a search is resumed from its directory")
     names = [name.strip() for name in str(values.pop("strategy", defaults()["strategy"])).split(",") if name.strip()]
     if len(set(names)) < len(names):
         raise UserError(f"--strategy {','.join(names)} names one of them twice")
     seed = str(values.setdefault("seed", defaults()["seed"]))
     if "," in seed:
-        raise UserError(f"--seed {seed}: one seed is wanted here; compare what was found with several seeds afterwards")
+        raise UserError(f"--seed {seed}: one seed is needed here; compare what was found with several seeds afterwards")
     request = Request(values, names, read_space(args.space, names), args.trials, args.sampler, args.objective)
     try:
         engine = engine_of(args.workers)

@@ -40,7 +40,7 @@ def read_groups(wanted: str, known: Sequence[str]) -> Groups:
         if name not in known:
             raise unknown_name("silo to hold out", name, [*known, EACH])
     if not names:
-        raise UserError("--hold-out: names of hospitals are wanted here, or each")
+        raise UserError("--hold-out: names of hospitals are needed here, or each")
     return [names]
 
 

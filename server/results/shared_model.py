@@ -40,7 +40,7 @@ def export_shared(
     run = find_run(source, strategy, seed)
     state, _ = load_checkpoint(source / "checkpoint" / run.run_key)
     if state is None or "facts" not in state.numbers:
-        raise UserError(f"{source} has no checkpoint of {run.run_key}: the server's run directory is wanted here")
+        raise UserError(f"{source} has no checkpoint of {run.run_key}: the server's run directory is needed here")
     spec, c = state.numbers["facts"], run.common
     name, options = run.model_for(shape := read_shape(spec["shape"]), spec["task"])
     part = run.part()

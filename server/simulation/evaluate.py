@@ -127,7 +127,7 @@ def evaluate(
 def check_there(source: Path) -> None:
     """Raise UserError if the run or model does not exist."""
     if not source.exists():
-        raise UserError(f"there is no {source}: a run directory, or an exported model (.safetensors), is wanted here")
+        raise UserError(f"there is no {source}: a run directory, or an exported model (.safetensors), is needed here")
 
 
 def check_new(out: Path) -> None:

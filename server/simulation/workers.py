@@ -70,7 +70,7 @@ def engine_of(workers: str) -> Engine | None:
     if workers == "ray":
         return on_ray()
     if not workers.isascii() or not workers.isdigit() or int(workers) < 1:
-        raise UserError(f"--workers {workers}: a number of processes, or ray, is wanted here")
+        raise UserError(f"--workers {workers}: a number of processes, or ray, is needed here")
     return None if int(workers) == 1 else partial(in_processes, int(workers))
 
 

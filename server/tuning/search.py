@@ -56,7 +56,7 @@ class Request:
         choose("--sampler", self.sampler, SAMPLERS)
         choose("--objective", self.objective, OBJECTIVES)
         if self.trials < 1:
-            raise UserError(f"--trials {self.trials}: at least 1 is wanted here")
+            raise UserError(f"--trials {self.trials}: at least 1 is needed here")
         for strategy in self.strategies:
             if not self.space.of(strategy, self.strategies):
                 raise UserError(f"--space has nothing for {strategy}: name one of its settings, or a common one")

@@ -49,13 +49,13 @@ def read_space(entries: Sequence[str], strategies: Sequence[str]) -> Space:
         elif entry.endswith(".toml"):
             pairs = read_toml(Path(entry))
         else:
-            raise UserError(f"--space {entry}: KEY=FORM or a .toml file is wanted here; forms are {FORMS}")
+            raise UserError(f"--space {entry}: KEY=FORM or a .toml file is needed here; forms are {FORMS}")
         for name, value in pairs.items():
             if name in found:
                 raise UserError(f"--space names {name} twice")
             found[name] = distribution(name, value, strategies)
     if not found:
-        raise UserError(f"--space: at least one KEY=FORM is wanted here; forms are {FORMS}")
+        raise UserError(f"--space: at least one KEY=FORM is needed here; forms are {FORMS}")
     return Space(found)
 
 
@@ -71,22 +71,22 @@ def distribution(key: str, form: object, strategies: Sequence[str]) -> BaseDistr
         return range_of(key, str(form), kind, field)
     choices = [convert(key, value, field) for value in values]
     if len(choices) < 2 or len(set(choices)) < len(choices):
-        raise UserError(f"--space {key}={form}: two or more different values are wanted here")
+        raise UserError(f"--space {key}={form}: two or more different values are needed here")
     return CategoricalDistribution(choices)
 
 
 def range_of(key: str, form: str, kind: type[Any], field: Any) -> BaseDistribution:
     if (match := RANGE.fullmatch(form.replace(" ", ""))) is None:
-        raise UserError(f"--space {key}={form}: one of {FORMS} is wanted here")
+        raise UserError(f"--space {key}={form}: one of {FORMS} is needed here")
     name, ends = match[1], [convert(key, text, field) for text in match.group(2, 3)]
     whole = name in ("int", "logint")
     if kind is bool or kind is str or whole is not (kind is int):
         fitting = {int: "int(LO,HI), logint(LO,HI) or a list", float: "log(LO,HI), uniform(LO,HI) or a list"}
-        raise UserError(f"--space {key}={form}: {fitting.get(kind, 'a list')} is wanted here")
+        raise UserError(f"--space {key}={form}: {fitting.get(kind, 'a list')} is needed here")
     low, high = ends
     if not low < high or (name in ("log", "logint") and not low > 0):  # type: ignore[operator]
         needs = "0 < LO < HI" if name in ("log", "logint") else "LO < HI"
-        raise UserError(f"--space {key}={form}: {needs} is wanted here")
+        raise UserError(f"--space {key}={form}: {needs} is needed here")
     if whole:
         return IntDistribution(int(low), int(high), log=name == "logint")
     return FloatDistribution(float(low), float(high), log=name == "log")

@@ -46,7 +46,7 @@ def read_token(file: Path) -> str:
     except FileExistsError:
         token = file.read_text().strip()
         if len(token) < LEAST or not token.isascii() or not token.isprintable() or set(token) & set(' ;,"'):
-            raise UserError(f"--token-file {file}: {LEAST} or more letters and digits are wanted there") from None
+            raise UserError(f"--token-file {file}: {LEAST} or more letters and digits are needed there") from None
         if file.stat().st_mode & 0o077:
             raise UserError(f"--token-file {file}: others may read it; chmod 600 {file}") from None
         return token

@@ -204,14 +204,14 @@ def _check_names(common: Common) -> None:
 def _check_common(common: Common, info: MethodInfo) -> None:
     """Raise UserError if common settings contradict each other, or the newcomer settings do not fit the method."""
     if -1 < common.validation < 0:
-        raise UserError(f"validation = {common.validation}: a share, or -1 for the partition's own, is wanted here")
+        raise UserError(f"validation = {common.validation}: a share, or -1 for the partition's own, is needed here")
     if common.min_silos > common.silos:
         raise UserError(f"min-silos = {common.min_silos} is more than silos = {common.silos}: it could never be met")
     check_newcomers(common, info)
     if common.min_batch_size > common.batch_size:
         raise UserError(f"min-batch-size = {common.min_batch_size} is more than batch-size = {common.batch_size}")
     if 0 < common.weight_cap < 1:
-        raise UserError(f"weight-cap = {common.weight_cap:g}: at least 1, or 0 for none, is wanted here")
+        raise UserError(f"weight-cap = {common.weight_cap:g}: at least 1, or 0 for none, is needed here")
     check_patience(common)
     read_agreed(common.agreed)
     augmentation(common.augment)

@@ -55,7 +55,7 @@ def setting(
 ) -> Any:
     """Return a dataclass field with its range; ``symbol`` is the paper's, ``kind`` one of :data:`KINDS` or empty."""
     if kind and kind not in KINDS:
-        raise UserError(f"kind = {kind!r}: one of {', '.join(KINDS)} is wanted here")
+        raise UserError(f"kind = {kind!r}: one of {', '.join(KINDS)} is needed here")
     limits = {"minimum": minimum, "above": above, "maximum": maximum, "below": below}
     metadata = {"help": help, "symbol": symbol, "choices": tuple(choices), "kind": kind}
     return field(default=default, metadata=metadata | {k: v for k, v in limits.items() if v is not None})
@@ -325,7 +325,7 @@ def convert(key: str, value: object, f: Field[Any]) -> Value:
             if not math.isfinite(result):
                 raise ValueError
     except (TypeError, ValueError, OverflowError):
-        raise UserError(f"{key} = {_shown(value)}: {wanted} is wanted here") from None
+        raise UserError(f"{key} = {_shown(value)}: {wanted} is needed here") from None
     return _within(key, result, f)
 
 
@@ -362,7 +362,7 @@ def _within(key: str, value: Value, f: Field[Any]) -> Value:
     choices = limits.get("choices")
     if choices and not isinstance(value, bool) and value not in choices:
         raise UserError(
-            f"{key} = {value!r:.200}{nearest(str(value), choices)}: one of {', '.join(choices)} is wanted here"
+            f"{key} = {value!r:.200}{nearest(str(value), choices)}: one of {', '.join(choices)} is needed here"
         )
     if isinstance(value, str):
         return value
@@ -373,7 +373,7 @@ def _within(key: str, value: Value, f: Field[Any]) -> Value:
         ("below", operator.ge, "less than"),
     ):
         if name in limits and breaks(value, limits[name]):
-            raise UserError(f"{key} = {value} is out of range: {text} {limits[name]} is wanted here")
+            raise UserError(f"{key} = {value} is out of range: {text} {limits[name]} is needed here")
     return value
 
 

@@ -239,7 +239,7 @@ def test_a_silo_with_statistics_of_its_own_is_not_asked(tmp_path: Path) -> None:
         ({"dp": True}, "keep-models = reported: not with dp = true"),
         ({"evaluate_every": 0}, "keep-models = reported: with evaluate-every = 0 no report shows a model"),
         ({"normalization": "silo"}, "keep-models = reported: not with normalization = silo"),
-        ({"keep_models": "all"}, "keep-models = 'all': one of none, reported is wanted here"),
+        ({"keep_models": "all"}, "keep-models = 'all': one of none, reported is needed here"),
     ],
 )
 def test_settings_that_cannot_be(changes: dict[str, Any], line: str) -> None:

@@ -270,4 +270,4 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main([*command, "--which", "best"]) == 2
     assert main([*command, "--which", "best", "--silo", "a", "--round", "1"]) == 2
     errors = capsys.readouterr().err.splitlines()
-    assert len(errors) == 3 and "--silo NAME is wanted here" in errors[1]
+    assert len(errors) == 3 and "--silo NAME is needed here" in errors[1]

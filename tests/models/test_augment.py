@@ -161,7 +161,7 @@ def test_the_setting() -> None:
         ("mirror", "unknown change 'mirror'; there are: flip, flip-vertical, crop"),
         ("flip,flip", "names flip twice"),
         ("flip:0.5", "flip has no strength: write flip"),
-        ("rotate", "rotate: a number above 0, at most 180, is wanted there, as in 'flip,shift:2"),
+        ("rotate", "rotate: a number above 0, at most 180, is needed there, as in 'flip,shift:2"),
         ("rotate:ten", "rotate:ten: a number above 0"),
         ("rotate:200", "rotate:200: a number above 0, at most 180"),
         ("rotate:nan", "rotate:nan: a number above 0"),

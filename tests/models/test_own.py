@@ -159,8 +159,8 @@ def test_an_answer_for_every_pixel() -> None:
         ("mine_path:bare", r"its parameter weight is in no child module"),
         ("mine_path:misnamed", r"its layer blocks cannot be used"),
         ("mine_path:incomplete", r"its layer blocks cannot be used: UserError: layer blocks \['1'\] do not cover"),
-        ("mine_path:plain:more", r"package.module:factory is wanted here"),
-        ("../mine:plain", r"package.module:factory is wanted here"),
+        ("mine_path:plain:more", r"package.module:factory is needed here"),
+        ("../mine:plain", r"package.module:factory is needed here"),
     ],
 )
 def test_what_is_wrong_is_one_line(name: str, message: str) -> None:
@@ -172,7 +172,7 @@ def test_what_is_wrong_is_one_line(name: str, message: str) -> None:
 
 
 def test_a_name_that_is_none_is_the_users_error() -> None:
-    with pytest.raises(UserError, match=r"package\.module:factory is wanted here"):
+    with pytest.raises(UserError, match=r"package\.module:factory is needed here"):
         parse_settings({"model": "a.b:"})
 
 
@@ -230,7 +230,7 @@ def test_whose_networks_may_run(rule: str | None, name: str, allowed: bool) -> N
 
 @pytest.mark.parametrize("value", ['"mine"', "[1]", '["../mine"]', '["a b"]', "true"])
 def test_what_is_no_list_of_modules(value: str) -> None:
-    with pytest.raises(ValueError, match=r'networks = .*: a list of modules, "app" or "all" is wanted here'):
+    with pytest.raises(ValueError, match=r'networks = .*: a list of modules, "app" or "all" is needed here'):
         parse_policy(f"networks = {value}", "f")
 
 

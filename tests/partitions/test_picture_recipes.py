@@ -216,7 +216,7 @@ def test_a_table_s_recipe_and_a_picture_s_are_not_mixed_up(tmp_path, made, capsy
     assert main(["import", str(tmp_path / "t.csv"), "--recipe", str(made), "--out", str(tmp_path / "t.npz")]) == 2
     assert "has no column file; the recipe is of pictures" in capsys.readouterr().err
     assert main(["schema", str(made), "--out", str(tmp_path / "s.toml")]) == 2
-    assert "this recipe is of pictures or scans, and that of a table is wanted here" in capsys.readouterr().err
+    assert "this recipe is of pictures or scans, and that of a table is needed here" in capsys.readouterr().err
     assert main(["import", "x", "--recipe", str(made), "--size", "4", "--out", str(tmp_path / "t.npz")]) == 2
     assert "--size beside --recipe: the recipe says that" in capsys.readouterr().err
 

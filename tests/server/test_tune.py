@@ -319,9 +319,9 @@ def test_the_command_line(table: Path, tmp_path: Path, capsys: pytest.CaptureFix
     ]
     given += ["--set", "threads=1", "validation=0.3", "--space", "learning-rate=log(0.01,1)", "--trials", "2"]
     assert main(given) == 2
-    assert "--out DIR is wanted here" in capsys.readouterr().err
+    assert "--out DIR is needed here" in capsys.readouterr().err
     assert main([*given, "--out", str(tmp_path / "out"), "--seed", "1,2"]) == 2
-    assert "one seed is wanted here" in capsys.readouterr().err
+    assert "one seed is needed here" in capsys.readouterr().err
     assert main([*given, "--out", str(tmp_path / "out"), "--sampler", "random"]) == 0
     shown = capsys.readouterr()
     assert shown.out.splitlines()[-1] == str(tmp_path / "out")

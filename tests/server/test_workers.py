@@ -318,7 +318,7 @@ def test_a_hospital_withdraws_from_a_study_that_was_killed(table: Path, tmp_path
 
 @pytest.mark.parametrize("workers", ["0", "-1", "many", "", "1.5", "²"])
 def test_workers_is_a_number_or_ray(workers: str) -> None:
-    with pytest.raises(UserError, match=f"^--workers {workers}: a number of processes, or ray, is wanted here$"):
+    with pytest.raises(UserError, match=f"^--workers {workers}: a number of processes, or ray, is needed here$"):
         executor_of(workers)
 
 

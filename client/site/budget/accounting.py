@@ -82,7 +82,7 @@ def cost_of(run: Mapping[str, Any], data: DataFile) -> Cost:
 
     unit = str(run.get("dp.unit", DEFAULTS["dp.unit"]))
     if unit not in UNITS:
-        raise SiteError(f"dp.unit = {unit:.40}: one of {', '.join(UNITS)} is wanted here")
+        raise SiteError(f"dp.unit = {unit:.40}: one of {', '.join(UNITS)} is needed here")
     units = data.units(unit)
     batch = min(value("batch-size"), data.records)
     if batch < 1:

@@ -110,19 +110,19 @@ def parse_study(text: str, path: str) -> Study:
     except (ValueError, RecursionError) as error:
         raise SiteError(f"{path} is no TOML ({error}); `silofl study new` writes a protocol to begin with") from None
     if found.get("kind") != KIND:
-        raise SiteError(f"{path}: kind = {shown(found.get('kind'))}: {KIND!r} is wanted here")
+        raise SiteError(f"{path}: kind = {shown(found.get('kind'))}: {KIND!r} is needed here")
     _check_keys(path, found, KEYS, OPTIONAL)
     for key in TEXTS:
         if not isinstance(found[key], str) or not found[key].strip():
-            raise SiteError(f"{path}: {key} = {shown(found[key])}: a text is wanted here")
+            raise SiteError(f"{path}: {key} = {shown(found[key])}: a text is needed here")
     if not isinstance(found["name"], str) or not NAME.fullmatch(found["name"]):
         raise SiteError(f"{path}: name = {shown(found['name'])}: 1 to 63 lower-case letters, digits and hyphens wanted")
     start, end = (_day(path, key, found[key]) for key in ("start", "end"))
     if end < start:
-        raise SiteError(f"{path}: end = {end}: a day after start = {start} is wanted here")
+        raise SiteError(f"{path}: end = {end}: a day after start = {start} is needed here")
     for key in SUMS:
         if (value := found.get(key, "")) and not (isinstance(value, str) and SUM.fullmatch(value)):
-            raise SiteError(f"{path}: {key} = {shown(value)}: a SHA-256 is wanted here, 64 hexadecimal digits")
+            raise SiteError(f"{path}: {key} = {shown(value)}: a SHA-256 is needed here, 64 hexadecimal digits")
     settings = _settings(path, found["settings"])
     if settings.get("init-weights", "") and not found.get("weights"):
         raise SiteError(f"{path}: weights is missing: the SHA-256 of the file init-weights")
@@ -154,46 +154,46 @@ def _check_keys(path: str, found: Mapping[str, Any], keys: Iterable[str], option
 
 def _day(path: str, key: str, value: Any) -> date:
     if type(value) is not date:
-        raise SiteError(f"{path}: {key} = {shown(value)}: a day is wanted here, as in {key} = 2027-06-30")
+        raise SiteError(f"{path}: {key} = {shown(value)}: a day is needed here, as in {key} = 2027-06-30")
     return value
 
 
 def _whole(path: str, key: str, value: Any, least: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST:
-        raise SiteError(f"{path}: {key} = {shown(value)}: a whole number of at least {least} is wanted here")
+        raise SiteError(f"{path}: {key} = {shown(value)}: a whole number of at least {least} is needed here")
     return value
 
 
 def _step(path: str, value: Any) -> float:
     found = None if isinstance(value, str) else number(value)
     if found is None or found <= 0:
-        raise SiteError(f"{path}: step = {shown(value)}: a number above 0 is wanted here")
+        raise SiteError(f"{path}: step = {shown(value)}: a number above 0 is needed here")
     return found
 
 
 def _apps(path: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or not value or not all(isinstance(s, str) and SUM.fullmatch(s) for s in value):
-        raise SiteError(f"{path}: apps = {shown(value)}: a list of SHA-256 sums of app builds is wanted here")
+        raise SiteError(f"{path}: apps = {shown(value)}: a list of SHA-256 sums of app builds is needed here")
     return tuple(value)
 
 
 def _silos(path: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(name, str) and NAME.fullmatch(name) for name in value):
-        raise SiteError(f"{path}: held-out = {shown(value)}: a list of silos' names is wanted here")
+        raise SiteError(f"{path}: held-out = {shown(value)}: a list of silos' names is needed here")
     return tuple(value)
 
 
 def _metrics(path: str, value: Any) -> tuple[str, ...]:
     known = (*METRICS, SCORE, *EVIDENCE)
     if not isinstance(value, list) or any(word not in known for word in value):
-        raise SiteError(f"{path}: metrics = {shown(value)}: a list of these is wanted here: {', '.join(known)}")
+        raise SiteError(f"{path}: metrics = {shown(value)}: a list of these is needed here: {', '.join(known)}")
     return tuple(value)
 
 
 def _limits(path: str, value: Any) -> Limits:
     names = tuple(Limits.__dataclass_fields__)
     if not isinstance(value, dict):
-        raise SiteError(f"{path}: limits = {shown(value)}: a table is wanted here, [limits]")
+        raise SiteError(f"{path}: limits = {shown(value)}: a table is needed here, [limits]")
     _check_keys(f"{path}: [limits]", value, names, ("queries",))
     value = {"queries": value["messages"], **value}
     return Limits(**{name: _whole(path, f"limits.{name}", value[name], 0) for name in names})
@@ -201,7 +201,7 @@ def _limits(path: str, value: Any) -> Limits:
 
 def _settings(path: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise SiteError(f"{path}: settings = {shown(value)}: a table is wanted here, [settings]")
+        raise SiteError(f"{path}: settings = {shown(value)}: a table is needed here, [settings]")
     flat = dict(_flat(value))
     for key, allowed in flat.items():
         if key not in DEFAULTS or key in FREE:
@@ -234,12 +234,12 @@ def _constraint_fault(allowed: Any, default: Any) -> str:
             return "a range is {min = LEAST, max = MOST}, of a number"
         return ""
     if isinstance(allowed, list) and not allowed:
-        return "a list of the values that it may have is wanted here"
+        return "a list of the values that it may have is needed here"
     for value in allowed if isinstance(allowed, list) else [allowed]:
         if isinstance(value, dict | list) or isinstance(value, bool) != isinstance(default, bool):
-            return f"a value like {default!r} is wanted here"
+            return f"a value like {default!r} is needed here"
         if isinstance(value, str) != isinstance(default, str):
-            return f"a value like {default!r} is wanted here"
+            return f"a value like {default!r} is needed here"
     return ""
 
 

@@ -221,24 +221,24 @@ def _value(path: str, key: str, value: Any, f: Field[Any]) -> Any:
     kind, least, most = type(default), f.metadata["least"], f.metadata["most"]
     listed, whole = isinstance(value, list), isinstance(value, int) and not isinstance(value, bool)
     if kind is bool:
-        fits, wanted = isinstance(value, bool), "true or false is wanted here"
+        fits, wanted = isinstance(value, bool), "true or false is needed here"
     elif key == "networks":
         fits = listed and all(isinstance(word, str) and MODULE.fullmatch(word) for word in value)
-        wanted = 'a list of modules, "app" or "all" is wanted here'
+        wanted = 'a list of modules, "app" or "all" is needed here'
     elif kind is tuple:
         allowed = (*METRICS, SCORE, *EVIDENCE) if key == "metrics" else ("all", *METHODS)
         fits = listed and all(word in allowed for word in value)
-        wanted = f"a list of these is wanted here: {', '.join(allowed)}"
+        wanted = f"a list of these is needed here: {', '.join(allowed)}"
     elif kind is str:
         words = f.metadata["words"]
-        fits, wanted = value in words, f"one of these is wanted here: {', '.join(words)}"
+        fits, wanted = value in words, f"one of these is needed here: {', '.join(words)}"
     elif kind is float:
         up_to = f" and at most {most:g}" if most < NO_LIMIT else ""
         fits = (whole or isinstance(value, float)) and least <= value <= most
-        wanted = f"a number of at least {least}{up_to} is wanted here"
+        wanted = f"a number of at least {least}{up_to} is needed here"
     else:
         fits = whole and least <= value <= NO_LIMIT
-        wanted = f"a whole number of at least {least} is wanted here, and at most {NO_LIMIT}"
+        wanted = f"a whole number of at least {least} is needed here, and at most {NO_LIMIT}"
     if not fits:
         raise SiteError(f"{path}: {key} = {shown(value)}: {wanted}")
     return kind(value)

@@ -65,7 +65,7 @@ class EvaluateSettings:
         if None in found or len(set(names)) < len(names) or len(names) > MOST_MODELS:
             raise UserError(
                 f"evaluate.models = {self.models[:80]!r}: up to {MOST_MODELS} times NAME=SHA-256[@SILO], of different "
-                "names, is wanted here (silofl evaluate writes it)"
+                "names, is needed here (silofl evaluate writes it)"
             )
         return [Entry(match[1], match[2], match[3] or "") for match in found if match]
 

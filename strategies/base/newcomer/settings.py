@@ -21,7 +21,7 @@ def check_hold_out(common: Common, info: MethodInfo) -> None:
     """Raise UserError if ``hold-out`` names no hospital, one twice or all, or does not fit the run or the method."""
     held = common.held_out
     if common.hold_out and not held:
-        raise UserError(f"hold-out = {common.hold_out!r}: names of hospitals are wanted here, with commas")
+        raise UserError(f"hold-out = {common.hold_out!r}: names of hospitals are needed here, with commas")
     if len(set(held)) < len(held):
         raise UserError(f"hold-out = {common.hold_out} names one of them twice")
     if held and len(held) >= common.silos:
@@ -50,7 +50,7 @@ def check_late(common: Common, info: MethodInfo) -> None:
     entries = [ENTRY.fullmatch(entry.strip()) for entry in text.split(",")]
     names = [match[1] for match in entries if match]
     if None in entries or len(set(names)) < len(names):
-        raise UserError(f"late-joiners = {text[:80]!r}: any, or NAME=ROUND with commas, each name once, is wanted here")
+        raise UserError(f"late-joiners = {text[:80]!r}: any, or NAME=ROUND with commas, each name once, is needed here")
     for name, number in common.late.items():
         if not 2 <= number <= common.rounds:
             raise UserError(f"late-joiners = {text[:80]}: {name} joins in round {number}, of 2 to {common.rounds}")

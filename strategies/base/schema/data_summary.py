@@ -69,22 +69,22 @@ def read_agreed(text: str) -> dict[str, Any]:
         stated = None
     if not isinstance(stated, dict) or not set(stated) <= {"task", "shape", "classes", "samples", SCHEMA}:
         raise UserError(
-            f"agreed = {text[:80]!r}: a JSON object of task, shape, classes, samples, schema is wanted here"
+            f"agreed = {text[:80]!r}: a JSON object of task, shape, classes, samples, schema is needed here"
         )
     if stated.get("task", TASKS[0]) not in TASKS:
-        raise UserError(f"agreed: task = {stated['task']!r}: one of {', '.join(TASKS)} is wanted here")
+        raise UserError(f"agreed: task = {stated['task']!r}: one of {', '.join(TASKS)} is needed here")
     if "shape" in stated and not is_shape(stated["shape"]):
         raise UserError(
-            f"agreed: shape = {stated['shape']!r}: a list of one to four whole numbers is wanted here, or of texts as "
+            f"agreed: shape = {stated['shape']!r}: a list of one to four whole numbers is needed here, or of texts as "
             "a silo's data summary has them"
         )
     if "classes" in stated and not is_whole(stated["classes"], 1, MOST_CLASSES):
-        raise UserError(f"agreed: classes = {stated['classes']!r}: a whole number up to {MOST_CLASSES} is wanted here")
+        raise UserError(f"agreed: classes = {stated['classes']!r}: a whole number up to {MOST_CLASSES} is needed here")
     if SCHEMA in stated:
         check_schema(stated)
     samples = stated.get("samples", {})
     if not isinstance(samples, dict) or not all(is_whole(n, 1, MOST) for n in samples.values()):
-        raise UserError(f"agreed: samples = {samples!r}: a whole number from 1 on for each silo is wanted here")
+        raise UserError(f"agreed: samples = {samples!r}: a whole number from 1 on for each silo is needed here")
     return stated
 
 

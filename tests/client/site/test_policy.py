@@ -55,20 +55,20 @@ def test_defaults_are_safe() -> None:
 BAD = {
     "unknown": ("peer = true", r"'peer' is no rule; the rules are methods, whole-model, networks, peers"),
     "no toml": ("peers: true", r"is no TOML .* a rule is a line such as peers = false"),
-    "a text for a truth": ('peers = "false"', r"peers = 'false': true or false is wanted here"),
-    "a number for a truth": ("sums = 0", r"sums = 0: true or false is wanted here"),
-    "a truth for a number": ("floor = true", r"floor = True: a whole number of at least 1 is wanted here"),
+    "a text for a truth": ('peers = "false"', r"peers = 'false': true or false is needed here"),
+    "a number for a truth": ("sums = 0", r"sums = 0: true or false is needed here"),
+    "a truth for a number": ("floor = true", r"floor = True: a whole number of at least 1 is needed here"),
     "no floor": ("floor = 0", r"floor = 0: a whole number of at least 1"),
-    "a truth for a broken number": ("max-decay = true", r"max-decay = True: a number of at least 0 is wanted here"),
-    "no number": ("max-momentum = nan", r"max-momentum = nan: a number of at least 0 is wanted here"),
-    "a number without end": ("max-decay = inf", r"max-decay = inf: a number of at least 0 is wanted here"),
+    "a truth for a broken number": ("max-decay = true", r"max-decay = True: a number of at least 0 is needed here"),
+    "no number": ("max-momentum = nan", r"max-momentum = nan: a number of at least 0 is needed here"),
+    "a number without end": ("max-decay = inf", r"max-decay = inf: a number of at least 0 is needed here"),
     "a broken number": ("min-silos = 2.5", r"min-silos = 2.5: a whole number of at least 1"),
     "a method that is none": (
         'methods = ["fedavgg"]',
-        r"methods = \['fedavgg'\]: a list of these is wanted here: all,",
+        r"methods = \['fedavgg'\]: a list of these is needed here: all,",
     ),
     "a text for a list": ('methods = "fedavg"', r"methods = 'fedavg': a list"),
-    "a metric that is none": ('metrics = ["f1"]', r"a list of these is wanted here: loss, accuracy, balanced_accuracy"),
+    "a metric that is none": ('metrics = ["f1"]', r"a list of these is needed here: loss, accuracy, balanced_accuracy"),
 }
 
 

@@ -91,18 +91,18 @@ def test_a_protocol_is_read() -> None:
 
 
 BAD = {
-    "kind": ('kind = "silofl bundle 1"', "kind = 'silofl bundle 1': 'silofl study 1' is wanted here"),
-    "step": ("step = 0", "step = 0: a number above 0 is wanted here"),
+    "kind": ('kind = "silofl bundle 1"', "kind = 'silofl bundle 1': 'silofl study 1' is needed here"),
+    "step": ("step = 0", "step = 0: a number above 0 is needed here"),
     "name": ('name = "../heart"', r"name = '../heart': 1 to 63 lower-case letters"),
-    "purpose": ('purpose = " "', "purpose = ' ': a text is wanted here"),
+    "purpose": ('purpose = " "', "purpose = ' ': a text is needed here"),
     "contact": ("", "contact is missing; `silofl study new`"),
     "end": ("end = 2025-12-31", "end = 2025-12-31: a day after start = 2026-01-01"),
-    "start": ('start = "2026-01-01"', "start = '2026-01-01': a day is wanted here"),
+    "start": ('start = "2026-01-01"', "start = '2026-01-01': a day is needed here"),
     "apps": ("apps = []", r"apps = \[\]: a list of SHA-256 sums"),
     "participants": ("participants = 0", "participants = 0: a whole number of at least 1"),
     "metrics": ('metrics = ["f1"]', r"metrics = \['f1'\]: a list of these"),
     "learning-rate": ("learning-rate = {min = 1, max = 0}", "a range is {min = LEAST, max = MOST}"),
-    "batch-size": ('batch-size = "all"', "a value like 64 is wanted here"),
+    "batch-size": ('batch-size = "all"', "a value like 64 is needed here"),
     "rounds": ("rounds = []", "a list of the values that it may have"),
     "strategy": ('strategy = ["fedavgg"]', "there is no method 'fedavgg'"),
     "mu": ("nu = 0.2", r"'apple.nu': this silofl has no such setting"),
@@ -507,7 +507,7 @@ def test_from_a_draft_to_its_end(silo: Path, tmp_path: Path, capsys: pytest.Capt
     new = ["study", "new", str(file), "--name", "trial", "--sum", APP, *run]
     assert main(new) == 0 and "write purpose, contact, results, retention into it" in capsys.readouterr().out
     assert main(["study", "check", str(file)]) == 2
-    assert "purpose = '': a text is wanted here" in capsys.readouterr().err
+    assert "purpose = '': a text is needed here" in capsys.readouterr().err
     assert main(new) == 2 and "is there already: --overwrite replaces it" in capsys.readouterr().err
     assert main([*new, "--overwrite", *WORDS]) == 0
     file.write_text(file.read_text().replace('contact = "C"', 'contact = "..."'))
@@ -602,7 +602,7 @@ def test_a_held_out_hospital_is_evaluated_and_not_trained_on(silo: Path) -> None
     chosen = {**ASKED, "round": 1, "newcomer": True}  # what it would have got in the reported round
     assert message_faults(parse_study(text, "f"), RUN, "evaluate", chosen, (), TODAY, "a") == []
     assert message_faults(parse_study(text, "f"), RUN, "evaluate", chosen, (), TODAY, "south") != []
-    with pytest.raises(SiteError, match=r"held-out = 'a': a list of silos' names is wanted here"):
+    with pytest.raises(SiteError, match=r"held-out = 'a': a list of silos' names is needed here"):
         parse_study(text.replace('["a", "north"]', '"a"'), "f")
     assert "Evaluated and not trained on: a, north" in studies.study_page(parse_study(text, "f"), "")
 

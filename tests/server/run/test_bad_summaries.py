@@ -399,7 +399,7 @@ def test_what_holds_stays_when_a_run_is_resumed(four: Files, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("{", "a JSON object of task, shape, classes, samples, schema is wanted here"),
+        ("{", "a JSON object of task, shape, classes, samples, schema is needed here"),
         ("[1]", "a JSON object"),
         ('{"names": []}', "a JSON object"),
         ('{"shape": [0]}', "agreed: shape = [0]"),

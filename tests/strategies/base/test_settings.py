@@ -171,7 +171,7 @@ def test_an_unknown_name_lists_what_there_is(key: str, value: str, hint: str, ki
     ],
 )
 def test_a_wrong_type_names_the_key(key: str, value: object, wanted: str) -> None:
-    assert complaint({key: value}) == f"{key} = {value!r}: {wanted} is wanted here"
+    assert complaint({key: value}) == f"{key} = {value!r}: {wanted} is needed here"
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_a_wrong_type_names_the_key(key: str, value: object, wanted: str) -> Non
     ],
 )
 def test_out_of_range_says_the_limit(key: str, value: float, limit: str) -> None:
-    assert f"is out of range: {limit} is wanted here" in complaint({key: value})
+    assert f"is out of range: {limit} is needed here" in complaint({key: value})
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_the_limits_themselves_are_allowed(key: str, value: float) -> None:
     ],
 )
 def test_choices_are_listed(key: str, value: str, choices: str) -> None:
-    assert complaint({key: value}).endswith(f"one of {choices} is wanted here")
+    assert complaint({key: value}).endswith(f"one of {choices} is needed here")
     assert f"'{value}'" in complaint({key: value})
 
 
