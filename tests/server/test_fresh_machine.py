@@ -71,7 +71,7 @@ FROM_NOTHING: list[tuple[str, int, str]] = [
     ("survey --connection hospitals --out look", 2, "there is no connection"),
     ("watch runs/first", 2, "there is no run directory runs/first"),
     ("schema ours.recipe.toml --out schema.toml", 2, "ours.recipe.toml cannot be read"),
-    ("tune --strategy fedavg --trials 1 --rounds 1 --space learning-rate=log(0.01,0.1)", 2, "--out DIR is wanted"),
+    ("tune --strategy fedavg --trials 1 --rounds 1 --space learning-rate=log(0.01,0.1)", 2, "--out DIR is needed"),
     ("policy", 0, "what the server does with a model"),
     ("policy clinic-13", 2, "clinic-13: No such file or directory; write the policy there"),
     ("report runs/first", 2, "runs/first holds no run"),

@@ -145,12 +145,12 @@ def test_hospitals_of_a_folder_are_called_as_their_files(tmp_path: Path) -> None
     ("changes", "hold_out", "line"),
     [
         ({}, "hospital-04", "unknown silo to hold out 'hospital-04'"),
-        ({}, " , ", "names of hospitals are wanted"),
+        ({}, " , ", "names of hospitals are needed"),
         ({}, "hospital-01,hospital-02,hospital-03", "none would be left"),
         ({}, "hospital-01,hospital-01", "twice"),
         ({"evaluate-every": 0}, "each", "leaves no round to choose"),
         ({"hold-out": HELD}, "each", "one of them is wanted"),
-        ({}, "", "names of hospitals are wanted"),
+        ({}, "", "names of hospitals are needed"),
         ({"hold-out": "hospital-9"}, None, "there is no silo 'hospital-9'"),
     ],
 )
