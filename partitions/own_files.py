@@ -171,10 +171,10 @@ def rows_by(source: Source) -> dict[str, list[int]]:
     if source.by not in header:
         raise DataError(f"--by {source.by}: {path} has the columns {list_columns(header)}")
     found: dict[str, list[int]] = {}
-    for i, (where, row) in enumerate(lines):
-        if row[source.by] in recipe.gaps:
-            raise DataError(f"{where} has no {source.by}, which says whose the row is; fill or drop such rows")
-        found.setdefault(row[source.by], []).append(i)
+    for i, cell in enumerate(lines.columns[source.by]):
+        if cell in recipe.gaps:
+            raise DataError(f"{lines.where(i)} has no {source.by}, which says whose the row is; fill or drop such rows")
+        found.setdefault(cell, []).append(i)
     if len(found) > MOST_HOSPITALS or source.by in (*recipe.label, recipe.patient):
         raise DataError(f"--by {source.by}: name the column of hospitals; this one has {len(found)} values")
     return dict(sorted(found.items()))
