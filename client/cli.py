@@ -4,146 +4,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from client.commands.data import add_import, add_schema
+from client.commands.table import HOSPITAL, Command, flag, option, several
 from partitions.common.errors import UserError
-
-
-def add_commands(commands: Any) -> None:
-    """Add this group to ``silofl``."""
-    add_check_data(commands)
-    add_import(commands)
-    add_schema(commands)
-    add_request(commands)
-    add_check_bundle(commands)
-    add_join(commands)
-    add_policy(commands)
-    add_audit(commands)
-
-
-def add_check_data(commands: Any) -> None:
-    """Add ``check-data``."""
-    p = commands.add_parser("check-data", help="check a silo's data file before joining")
-    p.add_argument("file", metavar="FILE", help="the .npz file")
-    p.add_argument(
-        "--schema",
-        metavar="BUNDLE|FOLDER|FILE",
-        type=Path,
-        help="check it against the federation's schema: a bundle, its folder, or a .toml, .yaml or .json file",
-    )
-    p.set_defaults(run=check_data)
-
-
-def add_request(commands: Any) -> None:
-    """Add ``request``."""
-    p = commands.add_parser(
-        "request",
-        help="make this site's own key, and the request to be taken in",
-        description="Make the site's private key, which stays here, and NAME.request for the server's operator: name, "
-        "public key, signature. `silofl add-silo --request` makes a bundle of it, which holds no key.",
-    )
-    p.add_argument("name", metavar="NAME", help="the silo's name, as agreed with the server's operator")
-    p.add_argument("--out", metavar="FILE", type=Path, help="the request to write (default: NAME.request)")
-    p.add_argument("--folder", metavar="DIR", type=Path, help="for Docker: where key, request and bundle go")
-    p.set_defaults(run=request)
-
-
-def add_check_bundle(commands: Any) -> None:
-    """Add ``check-bundle``."""
-    p = commands.add_parser(
-        "check-bundle",
-        help="whose bundle this is, and whether Docker has the image that they signed",
-        description="Check the consortium's signature over a bundle, or over the folder unpacked from it, and that "
-        "the image that its containers start is the one that was signed. Who signed is remembered: from then on a "
-        "bundle that is not signed, or by another key, is refused, here and by silofl join.",
-    )
-    p.add_argument("bundle", metavar="BUNDLE", type=Path, help="NAME.tar from silofl add-silo, or its folder")
-    add_signed_by(p)
-    p.set_defaults(run=check_bundle)
-
-
-def add_join(commands: Any) -> None:
-    """Add ``join``."""
-    p = commands.add_parser(
-        "join",
-        help="take part as the silo of a bundle, without Docker",
-        description="Check data, address, certificate and key, then take part until Ctrl-C. In containers: unpack "
-        "the bundle and read its README.md.",
-    )
-    p.add_argument("bundle", metavar="BUNDLE", type=Path, help="NAME.tar from silofl add-silo, or its folder")
-    p.add_argument("--data", metavar="FILE", type=Path, required=True, help="this hospital's .npz file")
-    p.add_argument("--device", metavar="DEVICE", default="", help="cpu or cuda:N (default: the bundle's)")
-    p.add_argument("--policy", metavar="FILE", type=Path, help="this hospital's policy.toml (default: the bundle's)")
-    add_signed_by(p)
-    p.set_defaults(run=join)
-
-
-def add_policy(commands: Any) -> None:
-    """Add ``policy``."""
-    p = commands.add_parser(
-        "policy",
-        help="print what a hospital allows, and what each method would send under it",
-        description="The rules in force, whatever a run asks for, and for each method whether it may run and what it "
-        "sends.",
-    )
-    p.add_argument(
-        "what",
-        metavar="BUNDLE|FOLDER|FILE",
-        nargs="?",
-        type=Path,
-        help="a bundle, its folder, or a policy.toml (default: in a silo's container that silo's, else the defaults)",
-    )
-    p.set_defaults(run=policy)
-
-
-def add_audit(commands: Any) -> None:
-    """Add ``audit``."""
-    p = commands.add_parser(
-        "audit",
-        help="what left this site, and whether its log of that is whole",
-        description="Follow the chain of the site's audit log, and print a month of it: per run who asked, when, how "
-        "often, what, how many bytes. Exit code 2 where a line was changed, taken out, moved or cut off.",
-    )
-    p.add_argument(
-        "where",
-        metavar="STATE|BUNDLE|FOLDER",
-        nargs="?",
-        type=Path,
-        help="a silo's state directory, its bundle, or the log's folder (default: the only silo here)",
-    )
-    p.add_argument("--month", metavar="YYYY-MM", default="", help="which month (default: the last one)")
-    p.add_argument("--all-settings", action="store_true", help="each run's settings that are silofl's defaults, too")
-    p.add_argument("--seen", metavar="HASH", default="", help="a last hash from before: is that line still there?")
-    p.add_argument("--first", metavar="N", type=int, default=1, help="the first line here: earlier ones lie elsewhere")
-    p.add_argument(
-        "--receipts",
-        metavar="FILE",
-        action="append",
-        type=Path,
-        default=[],
-        help="the server's own copy of its receipts, receipts.jsonl of a run: does the log have what it signed?",
-    )
-    p.add_argument("--study", metavar="NAME", default="", help="what left in a study, as a committee gets it")
-    p.add_argument("--export", metavar="FILE", type=Path, help="with --study: write that as JSON, signed")
-    p.add_argument("--sign-with", metavar="FILE", type=Path, help="the silo's private key (default: the one here)")
-    p.add_argument("--check", metavar="FILE", type=Path, help="a file of --export: who signed it, and what it says")
-    p.set_defaults(run=audit)
-
-
-def add_signed_by(p: argparse.ArgumentParser) -> None:
-    p.add_argument(
-        "--signed-by",
-        metavar="FINGERPRINT",
-        default="",
-        help="the consortium's signing key, as it was told to you: SHA256:..., or a file with the public key; "
-        "nobody: the bundle may be unsigned (default: who signed this site's bundles before)",
-    )
-    p.add_argument(
-        "--allow-older",
-        action="store_true",
-        help="take a signed bundle that is older than the newest that this site has taken",
-    )
 
 
 def check_data(args: argparse.Namespace) -> None:
@@ -217,3 +80,129 @@ def audit(args: argparse.Namespace) -> None:
         print(text)
     if faults:
         raise UserError(f"the audit log is not whole, {len(faults)} faults: {faults[0]}")
+
+
+SIGNED_BY = (
+    option(
+        "--signed-by",
+        "FINGERPRINT",
+        "the consortium's signing key, as it was told to you: SHA256:..., or a file with the public key; "
+        "nobody: the bundle may be unsigned (default: who signed this site's bundles before)",
+        default="",
+    ),
+    flag("--allow-older", "take a signed bundle that is older than the newest that this site has taken"),
+)
+
+COMMANDS = (
+    Command(
+        "check-data",
+        "check a silo's data file before joining",
+        check_data,
+        (
+            option("file", "FILE", "the .npz file"),
+            option(
+                "--schema",
+                "BUNDLE|FOLDER|FILE",
+                "check it against the federation's schema: a bundle, its folder, or a .toml, .yaml or .json file",
+                type=Path,
+            ),
+        ),
+        examples=("silofl check-data ours.npz", "silofl check-data ours.npz --schema north.tar"),
+        group=HOSPITAL,
+    ),
+    Command(
+        "request",
+        "make this site's own key, and the request to be taken in",
+        request,
+        (
+            option("name", "NAME", "the silo's name, as agreed with the server's operator"),
+            option("--out", "FILE", "the request to write (default: NAME.request)", type=Path),
+            option("--folder", "DIR", "for Docker: where key, request and bundle go", type=Path),
+        ),
+        examples=("silofl request north",),
+        description="Make the site's private key, which stays here, and NAME.request for the server's "
+        "operator: name, public key, signature. `silofl add-silo --request` makes a bundle of it, "
+        "which holds no key.",
+        group=HOSPITAL,
+    ),
+    Command(
+        "check-bundle",
+        "whose bundle this is, and whether Docker has the image that they signed",
+        check_bundle,
+        (option("bundle", "BUNDLE", "NAME.tar from silofl add-silo, or its folder", type=Path), *SIGNED_BY),
+        examples=("silofl check-bundle north.tar --signed-by SHA256:...",),
+        description="Check the consortium's signature over a bundle, or over the folder unpacked from it, and "
+        "that the image that its containers start is the one that was signed. Who signed is "
+        "remembered: from then on a bundle that is not signed, or by another key, is refused, here"
+        " and by silofl join.",
+        group=HOSPITAL,
+    ),
+    Command(
+        "join",
+        "take part as the silo of a bundle, without Docker",
+        join,
+        (
+            option("bundle", "BUNDLE", "NAME.tar from silofl add-silo, or its folder", type=Path),
+            option("--data", "FILE", "this hospital's .npz file", type=Path, required=True),
+            option("--device", "DEVICE", "cpu or cuda:N (default: the bundle's)", default=""),
+            option("--policy", "FILE", "this hospital's policy.toml (default: the bundle's)", type=Path),
+            *SIGNED_BY,
+        ),
+        examples=("silofl join north.tar --data ours.npz --policy policy.toml",),
+        description="Check data, address, certificate and key, then take part until Ctrl-C. In containers: "
+        "unpack the bundle and read its README.md.",
+        group=HOSPITAL,
+    ),
+    Command(
+        "policy",
+        "print what a hospital allows, and what each method would send under it",
+        policy,
+        (
+            option(
+                "what",
+                "BUNDLE|FOLDER|FILE",
+                "a bundle, its folder, or a policy.toml (default: in a silo's container that silo's, else the "
+                "defaults)",
+                nargs="?",
+                type=Path,
+            ),
+        ),
+        examples=("silofl policy", "silofl policy policy.toml"),
+        description="The rules in force, whatever a run asks for, and for each method whether it may run and "
+        "what it sends.",
+        group=HOSPITAL,
+    ),
+    Command(
+        "audit",
+        "what left this site, and whether its log of that is whole",
+        audit,
+        (
+            option(
+                "where",
+                "STATE|BUNDLE|FOLDER",
+                "a silo's state directory, its bundle, or the log's folder (default: the only silo here)",
+                nargs="?",
+                type=Path,
+            ),
+            option("--month", "YYYY-MM", "which month (default: the last one)", default=""),
+            flag("--all-settings", "each run's settings that are silofl's defaults, too"),
+            option("--seen", "HASH", "a last hash from before: is that line still there?", default=""),
+            option("--first", "N", "the first line here: earlier ones lie elsewhere", type=int, default=1),
+            several(
+                "--receipts",
+                "FILE",
+                "the server's own copy of its receipts, receipts.jsonl of a run: does the log have what it signed?",
+                type=Path,
+            ),
+            option("--study", "NAME", "what left in a study, as a committee gets it", default=""),
+            option("--export", "FILE", "with --study: write that as JSON, signed", type=Path),
+            option("--sign-with", "FILE", "the silo's private key (default: the one here)", type=Path),
+            option("--check", "FILE", "a file of --export: who signed it, and what it says", type=Path),
+        ),
+        examples=("silofl audit", "silofl audit --month 2026-11", "silofl audit --study sepsis --export sepsis.json"),
+        description="Follow the chain of the site's audit log, and print a month of it: per run who asked, "
+        "when, how often, what, how many bytes. Exit code 2 where a line was changed, taken out, "
+        "moved or cut off.",
+        group=HOSPITAL,
+    ),
+)

@@ -5,31 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
+from client.commands.table import HOSPITAL, Command, flag, option
 from partitions.common.errors import UserError
-
-
-def add_commands(commands: Any) -> None:
-    """Add the commands of this group to the parser."""
-    p = commands.add_parser(
-        "budget",
-        help="what differential privacy has cost a site's cohorts, and what is left",
-        description="At a hospital: what all runs together have spent of each cohort's privacy budget (epsilon), run "
-        "by run, what is left, and whether the ledger is whole. Of a run directory: what the run has cost each silo.",
-    )
-    p.add_argument(
-        "where",
-        metavar="STATE_DIR|RUN",
-        nargs="?",
-        type=Path,
-        help="a silo's state directory, or a run directory (default: the only silo here)",
-    )
-    p.add_argument(
-        "--policy", metavar="FILE", type=Path, help="this hospital's policy.toml (default: the silo's, as far as known)"
-    )
-    p.add_argument("--json", action="store_true", help="as JSON")
-    p.set_defaults(run=budget)
 
 
 def budget(args: argparse.Namespace) -> None:
@@ -51,3 +29,28 @@ def budget(args: argparse.Namespace) -> None:
         found = budgets(place.state, place.policy)
         text = budget_page(found, place.name, place.state)
     print(json.dumps(found, indent=1) if args.json else text)
+
+
+COMMANDS = (
+    Command(
+        "budget",
+        "what differential privacy has cost a site's cohorts, and what is left",
+        budget,
+        (
+            option(
+                "where",
+                "STATE_DIR|RUN",
+                "a silo's state directory, or a run directory (default: the only silo here)",
+                nargs="?",
+                type=Path,
+            ),
+            option("--policy", "FILE", "this hospital's policy.toml (default: the silo's, as far as known)", type=Path),
+            flag("--json", "as JSON"),
+        ),
+        examples=("silofl budget", "silofl budget runs/first --json"),
+        description="At a hospital: what all runs together have spent of each cohort's privacy budget "
+        "(epsilon), run by run, what is left, and whether the ledger is whole. Of a run directory:"
+        " what the run has cost each silo.",
+        group=HOSPITAL,
+    ),
+)

@@ -8,148 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from client.commands.table import CONSORTIUM, Command, option
 from partitions.common.errors import UserError
 
 FEDERATION = "federation.yaml"
-
-
-def add_commands(commands: Any) -> None:
-    """Add the commands of this group to the parser."""
-    add_compose(commands)
-    add_credentials(commands)
-    add_add_silo_command(commands)
-    add_signing_key(commands)
-    add_remove_silo(commands)
-    add_withdraw(commands)
-    add_doctor(commands)
-
-
-def add_compose(commands: Any) -> None:
-    """Add the command ``compose``."""
-    p = commands.add_parser(
-        "compose",
-        help="write the compose file of a federation",
-        description="Write the compose file of a federation: one container per silo and a server, with TLS and keys.",
-    )
-    add_federation(p)
-    p.add_argument("--out", metavar="FILE", type=Path, help="where to write it (default: standard output)")
-    p.set_defaults(run=compose)
-
-
-def add_credentials(commands: Any) -> None:
-    """Add the command ``credentials``."""
-    p = commands.add_parser(
-        "credentials",
-        help="make missing keys and certificates, and write the flwr connection",
-        description="With the containers of docker-compose.yml: fetch the CA's certificate from the server and write "
-        "the flwr connection named after the federation. Without: make the CA, certificates and keys "
-        "that are missing, for silofl up. What is there is kept.",
-    )
-    add_federation(p)
-    p.set_defaults(run=credentials)
-
-
-def add_add_silo_command(commands: Any) -> None:
-    """Add the command ``add-silo``."""
-    p = commands.add_parser(
-        "add-silo",
-        help="make the bundle of one more hospital",
-        description="Register one more silo and write its bundle NAME.tar (mode 0600): the CA's certificate, a compose "
-        "file, the server's address and the apps it may run. With --request the hospital has made its key "
-        "itself, and its name stands in the request; without, the key is made here and in the bundle: for "
-        "machines of one's own. The other silos need no change.",
-    )
-    p.add_argument("name", metavar="NAME", nargs="?", default="", help="the silo's name (default: the request's)")
-    p.add_argument("--request", metavar="FILE", type=Path, help="what `silofl request` made at the hospital")
-    p.add_argument("--out", metavar="FILE", type=Path, help="the bundle to write (default: NAME.tar)")
-    p.add_argument("--device", metavar="DEVICE", default="cpu", help="cpu or cuda:N, at the hospital")
-    p.add_argument("--image", metavar="IMAGE", default="", help="image that the hospital takes")
-    p.add_argument("--sign-with", metavar="FILE", type=Path, help="the signing key (default: of silofl signing-key)")
-    add_operator(p)
-    p.set_defaults(run=add_silo)
-
-
-def add_signing_key(commands: Any) -> None:
-    """Add the command ``signing-key``."""
-    p = commands.add_parser(
-        "signing-key",
-        help="make the consortium's key that signs bundles, and print its fingerprint",
-        description="Make the key that signs bundles, unless it is there, and its public half beside it, and print "
-        "the fingerprint, which hospitals are to get another way than the bundle. From then on silofl add-silo signs.",
-    )
-    add_federation(p)
-    p.add_argument("--out", metavar="FILE", type=Path, help="another place for it, such as a stick: see --sign-with")
-    p.set_defaults(run=signing_key)
-
-
-def add_remove_silo(commands: Any) -> None:
-    """Add the command ``remove-silo``."""
-    p = commands.add_parser(
-        "remove-silo",
-        help="shut a silo out at once",
-        description="Unregister a silo: the server refuses its key from its next call on.",
-    )
-    p.add_argument("name", metavar="NAME", help="the silo's name")
-    add_operator(p)
-    p.set_defaults(run=remove_silo)
-
-
-def add_withdraw(commands: Any) -> None:
-    """Add the command ``withdraw``."""
-    p = commands.add_parser(
-        "withdraw",
-        help="delete what runs keep of a hospital",
-        description="A hospital withdraws: its models, metrics and data summary leave the checkpoints, histories and "
-        "summaries of these runs. What was averaged stays. Such a run cannot be resumed. "
-        "silofl remove-silo shuts the hospital out.",
-    )
-    p.add_argument("name", metavar="NAME", help="the silo's name")
-    p.add_argument("runs", metavar="RUN", nargs="*", type=Path, help="run directories (default: all below runs/)")
-    p.set_defaults(run=withdraw)
-
-
-def add_doctor(commands: Any) -> None:
-    """Add the command ``doctor``."""
-    p = commands.add_parser(
-        "doctor",
-        help="check a site, or the server, and print what to fix",
-        description="A site: name, port, certificate, key, versions, clock, data, state, GPU, policy. A server: ports, "
-        "certificates, who is registered, who is online. Exit code 0, or 2 where something fails.",
-    )
-    p.add_argument(
-        "what",
-        metavar="BUNDLE|FEDERATION.yaml",
-        nargs="?",
-        type=Path,
-        help="a site's bundle, or a federation's file for its server (default: in a silo's container that "
-        f"silo, else {FEDERATION})",
-    )
-    p.add_argument("--data", metavar="FILE", type=Path, help="the site's data file")
-    p.add_argument("--policy", metavar="FILE", type=Path, help="the site's policy.toml (default: the bundle's)")
-    p.add_argument("--connection", metavar="NAME", default="", help="flwr connection (default: the federation's)")
-    p.set_defaults(run=doctor)
-
-
-def add_federation(p: argparse.ArgumentParser) -> None:
-    p.add_argument(
-        "file",
-        metavar="FEDERATION.yaml",
-        nargs="?",
-        default=Path(FEDERATION),
-        type=Path,
-        help=f"which silos, devices and data (default: {FEDERATION})",
-    )
-
-
-def add_operator(p: argparse.ArgumentParser) -> None:
-    p.add_argument(
-        "--federation",
-        metavar="FEDERATION.yaml",
-        default=Path(FEDERATION),
-        type=Path,
-        help=f"the federation's file (default: {FEDERATION})",
-    )
-    p.add_argument("--connection", metavar="NAME", default="", help="flwr connection (default: the federation's)")
 
 
 def compose(args: argparse.Namespace) -> None:
@@ -324,3 +186,126 @@ def site_doctor(what: Path | None, data: Path | None, policy: Path | None = None
         unpack(files, Path(folder))
         site = site_of(files, Path(folder), data, policy=policy)
         return site.name, site_checks(site)
+
+
+OPERATOR = (
+    option(
+        "--federation",
+        "FEDERATION.yaml",
+        f"the federation's file (default: {FEDERATION})",
+        default=Path(FEDERATION),
+        type=Path,
+    ),
+    option("--connection", "NAME", "flwr connection (default: the federation's)", default=""),
+)
+
+FILE = (
+    option(
+        "file",
+        "FEDERATION.yaml",
+        f"which silos, devices and data (default: {FEDERATION})",
+        nargs="?",
+        default=Path(FEDERATION),
+        type=Path,
+    ),
+)
+
+COMMANDS = (
+    Command(
+        "compose",
+        "write the compose file of a federation",
+        compose,
+        (*FILE, option("--out", "FILE", "where to write it (default: standard output)", type=Path)),
+        examples=("silofl compose federation.yaml --out docker-compose.yml",),
+        description="Write the compose file of a federation: one container per silo and a server, with TLS and keys.",
+        group=CONSORTIUM,
+    ),
+    Command(
+        "credentials",
+        "make missing keys and certificates, and write the flwr connection",
+        credentials,
+        (*FILE,),
+        examples=("silofl credentials federation.yaml",),
+        description="With the containers of docker-compose.yml: fetch the CA's certificate from the server and"
+        " write the flwr connection named after the federation. Without: make the CA, certificates"
+        " and keys that are missing, for silofl up. What is there is kept.",
+        group=CONSORTIUM,
+    ),
+    Command(
+        "add-silo",
+        "make the bundle of one more hospital",
+        add_silo,
+        (
+            option("name", "NAME", "the silo's name (default: the request's)", nargs="?", default=""),
+            option("--request", "FILE", "what `silofl request` made at the hospital", type=Path),
+            option("--out", "FILE", "the bundle to write (default: NAME.tar)", type=Path),
+            option("--device", "DEVICE", "cpu or cuda:N, at the hospital", default="cpu"),
+            option("--image", "IMAGE", "image that the hospital takes", default=""),
+            option("--sign-with", "FILE", "the signing key (default: of silofl signing-key)", type=Path),
+            *OPERATOR,
+        ),
+        examples=("silofl add-silo --request north.request --out north.tar",),
+        description="Register one more silo and write its bundle NAME.tar (mode 0600): the CA's certificate, a"
+        " compose file, the server's address and the apps it may run. With --request the hospital "
+        "has made its key itself, and its name stands in the request; without, the key is made "
+        "here and in the bundle: for machines of one's own. The other silos need no change.",
+        group=CONSORTIUM,
+    ),
+    Command(
+        "signing-key",
+        "make the consortium's key that signs bundles, and print its fingerprint",
+        signing_key,
+        (*FILE, option("--out", "FILE", "another place for it, such as a stick: see --sign-with", type=Path)),
+        examples=("silofl signing-key federation.yaml",),
+        description="Make the key that signs bundles, unless it is there, and its public half beside it, and "
+        "print the fingerprint, which hospitals are to get another way than the bundle. From then "
+        "on silofl add-silo signs.",
+        group=CONSORTIUM,
+    ),
+    Command(
+        "remove-silo",
+        "shut a silo out at once",
+        remove_silo,
+        (option("name", "NAME", "the silo's name"), *OPERATOR),
+        examples=("silofl remove-silo north",),
+        description="Unregister a silo: the server refuses its key from its next call on.",
+        group=CONSORTIUM,
+    ),
+    Command(
+        "withdraw",
+        "delete what runs keep of a hospital",
+        withdraw,
+        (
+            option("name", "NAME", "the silo's name"),
+            option("runs", "RUN", "run directories (default: all below runs/)", nargs="*", type=Path),
+        ),
+        examples=("silofl withdraw north runs/first",),
+        description="A hospital withdraws: its models, metrics and data summary leave the checkpoints, "
+        "histories and summaries of these runs. What was averaged stays. Such a run cannot be "
+        "resumed. silofl remove-silo shuts the hospital out.",
+        group=CONSORTIUM,
+    ),
+    Command(
+        "doctor",
+        "check a site, or the server, and print what to fix",
+        doctor,
+        (
+            option(
+                "what",
+                "BUNDLE|FEDERATION.yaml",
+                "a site's bundle, or a federation's file for its server (default: in a silo's container that silo, "
+                f"else {FEDERATION})",
+                nargs="?",
+                type=Path,
+            ),
+            option("--data", "FILE", "the site's data file", type=Path),
+            option("--policy", "FILE", "the site's policy.toml (default: the bundle's)", type=Path),
+            option("--connection", "NAME", "flwr connection (default: the federation's)", default=""),
+        ),
+        examples=("silofl doctor federation.yaml", "silofl doctor north.tar --data ours.npz"),
+        description="A site: name, port, certificate, key, versions, clock, data, state, GPU, policy. A "
+        "server: ports, certificates, who is registered, who is online. Exit code 0, or 2 where "
+        "something fails.",
+        group=CONSORTIUM,
+    ),
+)

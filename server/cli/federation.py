@@ -6,87 +6,9 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
-from server.cli.research import add_run_options, print_outcomes, run_values
-
-
-def add_commands(commands: Any) -> None:
-    """Add the commands of this group to the parser."""
-    add_up(commands)
-    add_status(commands)
-    add_run(commands)
-    add_stop(commands)
-    add_down(commands)
-
-
-def add_up(commands: Any) -> None:
-    """Add the command ``up``."""
-    p = commands.add_parser(
-        "up",
-        help="start a federation of processes on this machine",
-        description="Start a server and one process per silo on this machine, talking gRPC with TLS and node keys, "
-        "and write the flwr connection named after the federation. Returns when every silo is online. "
-        "Run again it mends what has died and applies what has changed in the file. "
-        "With SILOFL_ALLOWED_APPS set (a file of SHA-256 sums, or sums joined by commas) "
-        "the silos refuse every other app.",
-    )
-    p.add_argument(
-        "file",
-        metavar="FEDERATION.yaml",
-        nargs="?",
-        default="federation.yaml",
-        type=Path,
-        help="which silos, devices and data (default: federation.yaml)",
-    )
-    p.set_defaults(run=up)
-
-
-def add_status(commands: Any) -> None:
-    """Add the command ``status``."""
-    p = commands.add_parser("status", help="which silos are online, which runs there are")
-    p.add_argument("--json", action="store_true", help="as JSON")
-    add_name(p)
-    p.set_defaults(run=status)
-
-
-def add_run(commands: Any) -> None:
-    """Add the command ``run``."""
-    p = commands.add_parser(
-        "run",
-        help="run methods on a federation",
-        description="Submit as `flwr run` does, follow the rounds, and say why where it fails. Ctrl-C stops the run. "
-        "The last line printed is the run directory.",
-    )
-    add_run_options(p)
-    p.add_argument(
-        "--connection", metavar="NAME", default="", help="flwr connection (default: of the federation that is up)"
-    )
-    p.set_defaults(run=run)
-
-
-def add_stop(commands: Any) -> None:
-    """Add the command ``stop``."""
-    p = commands.add_parser("stop", help="end the runs that are under way")
-    p.add_argument(
-        "--connection", metavar="NAME", default="", help="flwr connection (default: of the federation that is up)"
-    )
-    p.set_defaults(run=stop)
-
-
-def add_down(commands: Any) -> None:
-    """Add the command ``down``."""
-    p = commands.add_parser(
-        "down",
-        help="end a federation of processes",
-        description="End every process of the federation. Keys, silo state, data and logs stay.",
-    )
-    add_name(p)
-    p.set_defaults(run=down)
-
-
-def add_name(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--name", metavar="NAME", default="", help="which federation, where several are up")
+from client.commands.table import CONSORTIUM, Command, flag, option
+from server.cli.research import RUN_OPTIONS, print_outcomes, run_values
 
 
 def up(args: argparse.Namespace) -> None:
@@ -144,3 +66,72 @@ def down(args: argparse.Namespace) -> None:
         print("no federation is up")
         return
     print(f"{name} is down ({local.down(name)} processes ended)")
+
+
+WHICH = (option("--name", "NAME", "which federation, where several are up", default=""),)
+
+COMMANDS = (
+    Command(
+        "up",
+        "start a federation of processes on this machine",
+        up,
+        (
+            option(
+                "file",
+                "FEDERATION.yaml",
+                "which silos, devices and data",
+                nargs="?",
+                default="federation.yaml",
+                type=Path,
+            ),
+        ),
+        examples=("silofl up federation.yaml",),
+        description="Start a server and one process per silo on this machine, talking gRPC with TLS and node "
+        "keys, and write the flwr connection named after the federation. Returns when every silo "
+        "is online. Run again it mends what has died and applies what has changed in the file. "
+        "With SILOFL_ALLOWED_APPS set (a file of SHA-256 sums, or sums joined by commas) the silos"
+        " refuse every other app.",
+        group=CONSORTIUM,
+    ),
+    Command(
+        "status",
+        "which silos are online, which runs there are",
+        status,
+        (flag("--json", "as JSON"), *WHICH),
+        examples=("silofl status", "silofl status --json"),
+        group=CONSORTIUM,
+    ),
+    Command(
+        "run",
+        "run methods on a federation",
+        run,
+        (
+            *RUN_OPTIONS,
+            option("--connection", "NAME", "flwr connection (default: of the federation that is up)", default=""),
+        ),
+        examples=(
+            "silofl run --strategy local,fedavg,apple --rounds 15",
+            "silofl run --strategy apple --set study=NAME",
+        ),
+        description="Submit as `flwr run` does, follow the rounds, and say why where it fails. Ctrl-C stops "
+        "the run. The last line printed is the run directory.",
+        group=CONSORTIUM,
+    ),
+    Command(
+        "stop",
+        "end the runs that are under way",
+        stop,
+        (option("--connection", "NAME", "flwr connection (default: of the federation that is up)", default=""),),
+        examples=("silofl stop",),
+        group=CONSORTIUM,
+    ),
+    Command(
+        "down",
+        "end a federation of processes",
+        down,
+        (*WHICH,),
+        examples=("silofl down",),
+        description="End every process of the federation. Keys, silo state, data and logs stay.",
+        group=CONSORTIUM,
+    ),
+)

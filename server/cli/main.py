@@ -37,8 +37,35 @@ from collections.abc import Sequence
 
 from client import cli as site
 from client import study_cli
+from client.commands import data
+from client.commands.table import GROUPS, RESEARCH, Command, Parser, add_command, option
 from client.site.trust.methods import DEFAULTS
 from server.cli import budget, deploy, federation, models, research, study, survey, tune, watch
+
+SHELLS = ("bash", "zsh", "fish")
+
+COMMANDS: tuple[Command, ...] = (
+    *research.COMMANDS,
+    *survey.COMMANDS,
+    *tune.COMMANDS,
+    *federation.COMMANDS,
+    *watch.COMMANDS,
+    *study.COMMANDS,
+    *deploy.COMMANDS,
+    *data.COMMANDS,
+    *site.COMMANDS,
+    *study_cli.COMMANDS,
+    *budget.COMMANDS,
+    *models.COMMANDS,
+    Command(
+        "completion",
+        "print the completion of this command line for a shell",
+        lambda args: print(completion(args.shell)),
+        (option("shell", "SHELL", "the shell", choices=SHELLS),),
+        ("silofl completion bash > ~/.local/share/bash-completion/completions/silofl",),
+        group=RESEARCH,
+    ),
+)
 
 
 class Version(argparse.Action):
@@ -51,33 +78,52 @@ class Version(argparse.Action):
         parser.exit(0)
 
 
-class Parser(argparse.ArgumentParser):
-    """Parser that reports an invalid command line in one line, without argparse's usage text."""
+class TopParser(Parser):
+    """Parser of ``silofl`` itself: its help lists the commands by the people who use them."""
 
-    def error(self, message: str) -> NoReturn:
-        first = message.removeprefix("unrecognized arguments: ").partition(" ")[0].partition("=")[0]
-        if (key := first.removeprefix("--")) != first and key in DEFAULTS:
-            message += f": {key} is a setting of a run, write --set {key}=VALUE"
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+    def format_help(self) -> str:
+        from shutil import get_terminal_size
+        from textwrap import fill
+
+        width, indent = max(get_terminal_size().columns - 2, 40), " " * 16
+        lines = ["usage: silofl COMMAND [OPTION ...]", "", str(self.description)]
+        for group in GROUPS:
+            lines += ["", f"{group}:"]
+            own = [command for command in COMMANDS if command.group == group]
+            lines += [fill(f"  {one.name:13} {one.help}", width, subsequent_indent=indent) for one in own]
+        return "\n".join([*lines, "", "silofl COMMAND --help: its options and examples; silofl --version\n"])
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    top = Parser(prog="silofl", description="Personalised federated learning for hospitals, on Flower.")
+    top = TopParser(prog="silofl", description="Personalised federated learning for hospitals, on Flower.")
+    top.settings = DEFAULTS
     top.add_argument("--version", action=Version, nargs=0, help="print silofl's version")
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    research.add_commands(commands)
-    survey.add_commands(commands)
-    models.add_commands(commands)
-    federation.add_commands(commands)
-    watch.add_commands(commands)
-    tune.add_commands(commands)
-    deploy.add_commands(commands)
-    site.add_commands(commands)
-    study.add_commands(commands)
-    study_cli.add_commands(commands)
-    budget.add_commands(commands)
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+    for command in COMMANDS:
+        add_command(commands, command, DEFAULTS)
     return top
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the parsed command line; without a command, print the help and exit with 0."""
+    top, given = parser(), list(sys.argv[1:] if arguments is None else arguments)
+    known = [command.name for command in COMMANDS]
+    if not given:
+        top.print_help()
+        top.exit(0)
+    if not given[0].startswith("-") and given[0] not in known:
+        from partitions.common.names import nearest
+
+        top.error(f"there is no command {given[0][:80]!r}{nearest(given[0], known)}")
+    return top.parse_args(given)
+
+
+def completion(shell: str) -> str:
+    """Return the script that completes commands and options, and paths where an option takes one."""
+    import shtab
+
+    return str(shtab.complete(parser(), shell=shell))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -87,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     command = ""
     try:
-        args = parser().parse_args(arguments)
+        args = parse(arguments)
         command = f" {args.command}"
         from partitions.common.files import private
 

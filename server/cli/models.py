@@ -4,95 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from client.commands import data
+from client.commands.table import HOSPITAL, Command, choice, flag, option
 from partitions.common.errors import UserError
 
 PORT = 8643  # default port of `predict --serve`
-
-
-def add_commands(commands: Any) -> None:
-    """Add the commands of this group to the parser."""
-    add_export(commands)
-    add_predict(commands)
-
-
-def add_export(commands: Any) -> None:
-    """Add the command ``export``."""
-    p = commands.add_parser(
-        "export",
-        help="save a silo's model, or the shared one, as safetensors",
-        description="Save one model of a run with its card, which says which it is. best and last are the silo's "
-        "personal model: the best on its validation data (the default), or the last. reported is the silo's model "
-        "whose score the report prints. shared is the one model of all silos, from the server's run directory.",
-    )
-    p.add_argument("source", metavar="RUN|STATE_DIR", help="a run directory, or a silo's state directory")
-    p.add_argument("--silo", metavar="NAME", default="", help="for example hospital-03; not for --which shared")
-    p.add_argument(
-        "--which",
-        choices=("best", "last", "reported", "shared"),
-        default="best",
-        help="which model, as above (default: best)",
-    )
-    p.add_argument(
-        "--round", metavar="R", type=int, help="reported or shared: the round that the report names, if it is asked for"
-    )
-    p.add_argument("--strategy", metavar="A", help="which method, where the run has several")
-    p.add_argument("--seed", metavar="S", type=int, help="which seed, where the run has several")
-    p.add_argument("--run-id", metavar="ID", default="", help="which of several runs that had the same name")
-    p.add_argument(
-        "--temperature",
-        metavar="DATA",
-        type=Path,
-        help="the silo's data file: scale the model's probabilities by one number, fitted on its validation "
-        "part, which predict then uses; not for --which shared",
-    )
-    p.add_argument(
-        "--conformal",
-        metavar="DATA",
-        type=Path,
-        help="the silo's data file: its test part says how wide a set of classes, or an interval, has to be, which "
-        "predict then adds; not for --which shared",
-    )
-    p.add_argument(
-        "--coverage", metavar="SHARE", type=float, default=0.9, help="--conformal: how often it holds (default: 0.9)"
-    )
-    p.add_argument(
-        "--onnx",
-        action="store_true",
-        help="write FILE.onnx beside it, with scaling and temperature inside, checked by onnxruntime; not for --which "
-        "shared",
-    )
-    p.add_argument("--out", metavar="FILE", required=True, help="the .safetensors file; its card is FILE.json")
-    p.add_argument("--no-recipe", action="store_true", help="leave the recipe of the silo's data out of the card")
-    p.set_defaults(run=export)
-
-
-def add_predict(commands: Any) -> None:
-    """Add the command ``predict``, with ``--serve``."""
-    p = data.add_predict(commands)
-    p.add_argument(
-        "--serve",
-        action="store_true",
-        help="answer over HTTP until Ctrl-C, in place of --data: POST /predict takes JSON rows, or by a "
-        "recipe of pictures one picture or scan, or a zip of a series",
-    )
-    p.add_argument("--port", metavar="P", type=int, default=PORT, help=f"--serve: 0 for a free one (default: {PORT})")
-    p.add_argument(
-        "--host",
-        metavar="ADDRESS",
-        default="127.0.0.1",
-        help="--serve: another address than loopback's needs a token (default: 127.0.0.1)",
-    )
-    p.add_argument(
-        "--token-file",
-        metavar="FILE",
-        type=Path,
-        help="--serve: what a client has to know; made where it is missing. Without it, beyond loopback, a new one is "
-        "printed",
-    )
-    p.set_defaults(run=predict)
 
 
 def predict(args: argparse.Namespace) -> None:
@@ -161,3 +78,80 @@ def export(args: argparse.Namespace) -> None:
     print(f"{out}: {card['method']}, seed {card['seed']}, {args.which} {whose}: {card['when']}")
     if card.get("recipe"):
         print(f"note: {disclosed(parse_any(card['recipe']))}")
+
+
+SERVE = (
+    flag(
+        "--serve",
+        "answer over HTTP until Ctrl-C, in place of --data: POST /predict takes JSON rows, or by a recipe of "
+        "pictures one picture or scan, or a zip of a series",
+    ),
+    option("--port", "P", f"--serve: 0 for a free one (default: {PORT})", type=int, default=PORT),
+    option("--host", "ADDRESS", "--serve: another address than loopback's needs a token", default="127.0.0.1"),
+    option(
+        "--token-file",
+        "FILE",
+        "--serve: what a client has to know; made where it is missing. Without it, beyond loopback, a new one "
+        "is printed",
+        type=Path,
+    ),
+)
+
+COMMANDS = (
+    Command(
+        "export",
+        "save a silo's model, or the shared one, as safetensors",
+        export,
+        (
+            option("source", "RUN|STATE_DIR", "a run directory, or a silo's state directory"),
+            option("--silo", "NAME", "for example hospital-03; not for --which shared", default=""),
+            choice("--which", ("best", "last", "reported", "shared"), "which model, as above", "best"),
+            option("--round", "R", "reported or shared: the round that the report names, if it is asked for", type=int),
+            option("--strategy", "A", "which method, where the run has several"),
+            option("--seed", "S", "which seed, where the run has several", type=int),
+            option("--run-id", "ID", "which of several runs that had the same name", default=""),
+            option(
+                "--temperature",
+                "DATA",
+                "the silo's data file: scale the model's probabilities by one number, fitted on its validation"
+                " part, which predict then uses; not for --which shared",
+                type=Path,
+            ),
+            option(
+                "--conformal",
+                "DATA",
+                "the silo's data file: its test part says how wide a set of classes, or an interval, has to "
+                "be, which predict then adds; not for --which shared",
+                type=Path,
+            ),
+            option("--coverage", "SHARE", "--conformal: how often it holds", type=float, default=0.9),
+            flag(
+                "--onnx",
+                "write FILE.onnx beside it, with scaling and temperature inside, checked by onnxruntime; not "
+                "for --which shared",
+            ),
+            option("--out", "FILE", "the .safetensors file; its card is FILE.json", required=True),
+            flag("--no-recipe", "leave the recipe of the silo's data out of the card"),
+        ),
+        examples=(
+            "silofl export runs/first --silo hospital-03 --which reported --out ours.safetensors",
+            "silofl export runs/first --which shared --out shared.safetensors",
+        ),
+        description="Save one model of a run with its card, which says which it is. best and last are the "
+        "silo's personal model: the best on its validation data (the default), or the last. "
+        "reported is the silo's model whose score the report prints. shared is the one model of "
+        "all silos, from the server's run directory.",
+        group=HOSPITAL,
+    ),
+    Command(
+        "predict",
+        "apply an exported model to new patients",
+        predict,
+        (*data.PREDICT, *SERVE),
+        examples=(
+            "silofl predict --model ours.safetensors --data new.csv --out answers.csv",
+            "silofl predict --model ours.safetensors --serve",
+        ),
+        group=HOSPITAL,
+    ),
+)

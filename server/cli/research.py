@@ -8,152 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from client.commands.table import RESEARCH, Command, OneOf, choice, flag, option, pairs, several
 from partitions.common.errors import UserError
 
 # Each command imports its modules when it runs: importing PyTorch and Flower takes seconds, too long for `--help`.
-
-
-def add_commands(commands: Any) -> None:
-    """Add the commands of this group to the parser."""
-    add_strategies(commands)
-    add_simulate(commands)
-    add_report(commands)
-    add_partition(commands)
-    add_evaluate(commands)
-
-
-def add_strategies(commands: Any) -> None:
-    """Add the command ``strategies``."""
-    p = commands.add_parser("strategies", help="list the methods")
-    p.add_argument("--json", action="store_true", help="as JSON, with their settings")
-    p.set_defaults(run=list_strategies)
-
-
-def add_simulate(commands: Any) -> None:
-    """Add the command ``simulate``."""
-    p = commands.add_parser(
-        "simulate",
-        help="run methods in this process",
-        description="Run one method, or a study of several methods and seeds, on this machine, or with "
-        "--workers ray on a cluster. The last line printed is the run directory.",
-    )
-    add_run_options(p)
-    add_data_options(p)
-    p.add_argument(
-        "--log",
-        metavar="LIBRARY",
-        action="append",
-        default=[],
-        help="also log to tensorboard or mlflow, below the run directory; may be repeated",
-    )
-    p.add_argument(
-        "--workers",
-        metavar="N",
-        default="1",
-        help="runs of a study that go on side by side, each in a process of its own, or ray: as many as Ray has room "
-        "for; the numbers are the same (default: 1)",
-    )
-    p.add_argument(
-        "--hold-out",
-        metavar="NAME[,NAME]|each",
-        help="also train without these hospitals, or once without each, and evaluate there what a newcomer gets",
-    )
-    p.add_argument(
-        "--tuned",
-        metavar="DIR",
-        nargs="+",
-        type=Path,
-        default=[],
-        help="directories of silofl tune: run each method with its best settings; several differ in their seed alone",
-    )
-    p.set_defaults(run=simulate)
-
-
-def add_data_options(p: argparse.ArgumentParser) -> None:
-    """Add the data options of ``simulate`` and ``tune``."""
-    data = p.add_mutually_exclusive_group()
-    data.add_argument("--dataset", metavar="D", help="data set by name")
-    data.add_argument(
-        "--data",
-        metavar="FILE|FOLDER",
-        help="one .npz file, split over the silos; a folder with an .npz file for each hospital; or a csv, with "
-        "--recipe and --by",
-    )
-    p.add_argument("--recipe", metavar="FILE", help="a csv: its recipe, from silofl import")
-    p.add_argument("--by", metavar="COLUMN", help="a csv: a hospital for each value of this column")
-    p.add_argument("--subsample", metavar="N", help="at most N samples of the data set, drawn by seed: for a first try")
-    p.add_argument("--data-dir", metavar="DIR", help="where data sets lie or are downloaded to")
-    p.add_argument("--partition", metavar="P", help="how the data are split over the silos")
-    p.add_argument("--silos", metavar="N", help="number of silos")
-
-
-def add_report(commands: Any) -> None:
-    """Add the command ``report``."""
-    p = commands.add_parser("report", help="make a run's report.html anew")
-    p.add_argument("directory", metavar="RUN", help="a run directory")
-    p.set_defaults(run=report)
-
-
-def add_partition(commands: Any) -> None:
-    """Add the command ``partition``."""
-    p = commands.add_parser("partition", help="split a data set into one file per silo")
-    p.add_argument(
-        "--dataset", metavar="D", default="digits", help="data set by name, or an .npz file (default: digits)"
-    )
-    p.add_argument("--data-dir", metavar="DIR", default="", help="where data sets lie or are downloaded to")
-    p.add_argument("--partition", metavar="P", default="dirichlet", help="how to split (default: dirichlet)")
-    p.add_argument("--silos", metavar="N", type=int, default=12, help="number of silos (default: 12)")
-    p.add_argument("--seed", metavar="S", type=int, default=42, help="seed of the split (default: 42)")
-    add_set(p, "a setting of the partition, for example dirichlet.beta=0.1, or validation=0.2")
-    p.add_argument("--plot", metavar="FILE", help="also draw who holds what (.png or .svg)")
-    p.add_argument("--out", metavar="DIR", required=True, help="directory for hospital-01.npz ... and manifest.json")
-    p.set_defaults(run=partition)
-
-
-def add_evaluate(commands: Any) -> None:
-    """Add the command ``evaluate``."""
-    p = commands.add_parser(
-        "evaluate",
-        help="metrics of a model, or of a run's models, at every silo, without training",
-        description="Evaluate the shared model of a run, all its models, or an exported model, without training and "
-        "without touching states. DIR/matrix.csv has a row for each model, silo, split and metric. A run is evaluated "
-        "at the silos of its simulation, unless --data or --connection says where.",
-    )
-    p.add_argument(
-        "source", metavar="RUN|MODEL.safetensors", help="a run directory, or an exported model with its card"
-    )
-    p.add_argument(
-        "--models",
-        choices=("shared", "all"),
-        default="shared",
-        help="of a run: the model that its silos share (the default), or also each silo's own that the report shows; "
-        "one that never left its hospital has what the run measured there",
-    )
-    where = p.add_mutually_exclusive_group()
-    where.add_argument("--data", metavar="FILE", help="at one silo's data file")
-    where.add_argument("--connection", metavar="NAME", help="at the silos of a federation")
-    p.add_argument("--strategy", metavar="A", help="which method, where the run has several")
-    p.add_argument("--seed", metavar="S", type=int, help="which seed, where the run has several")
-    p.add_argument("--study", metavar="NAME", default="", help="--connection: the study that the hospitals approved")
-    p.add_argument("--out", metavar="DIR", required=True, help="a new directory for matrix.csv and the models")
-    p.set_defaults(run=evaluate)
-
-
-def add_run_options(p: argparse.ArgumentParser) -> None:
-    """Add the options of ``simulate`` and ``run``."""
-    p.add_argument("--strategy", metavar="A[,B...]", help="method, or several for a study")
-    p.add_argument("--rounds", metavar="R", help="communication rounds")
-    p.add_argument("--seed", metavar="S[,S...]", help="seed, or several for a study")
-    add_set(p, "any other setting, for example learning-rate=0.01 apple.mu=0.1")
-    p.add_argument(
-        "--config", metavar="FILE.toml", help="settings from a file; options on the command line go before it"
-    )
-    p.add_argument("--out", metavar="DIR", help="run directory (default: runs/TIME-STRATEGY)")
-
-
-def add_set(p: argparse.ArgumentParser, help: str) -> None:
-    """Add ``--set``, whose pairs :func:`assignments` reads."""
-    p.add_argument("--set", metavar="KEY=VALUE", nargs="+", action="extend", default=[], help=help)
 
 
 def assignments(pairs: list[str]) -> dict[str, object]:
@@ -331,3 +189,144 @@ def evaluate(args: argparse.Namespace) -> None:
         data = Path(args.data) if args.data else None
         matrix = evaluate(source, out, args.models, data, args.strategy, args.seed)
     print(matrix)
+
+
+RUN_OPTIONS = (
+    option("--strategy", "A[,B...]", "method, or several for a study"),
+    option("--rounds", "R", "communication rounds"),
+    option("--seed", "S[,S...]", "seed, or several for a study"),
+    pairs("--set", "KEY=VALUE", "any other setting, for example learning-rate=0.01 apple.mu=0.1"),
+    option("--config", "FILE.toml", "settings from a file; options on the command line go before it"),
+    option("--out", "DIR", "run directory (default: runs/TIME-STRATEGY)"),
+)
+
+DATA_OPTIONS = (
+    OneOf(
+        (
+            option("--dataset", "D", "data set by name"),
+            option(
+                "--data",
+                "FILE|FOLDER",
+                "one .npz file, split over the silos; a folder with an .npz file for each hospital; or a csv, "
+                "with --recipe and --by",
+            ),
+        )
+    ),
+    option("--recipe", "FILE", "a csv: its recipe, from silofl import"),
+    option("--by", "COLUMN", "a csv: a hospital for each value of this column"),
+    option("--subsample", "N", "at most N samples of the data set, drawn by seed: for a first try"),
+    option("--data-dir", "DIR", "where data sets lie or are downloaded to"),
+    option("--partition", "P", "how the data are split over the silos"),
+    option("--silos", "N", "number of silos"),
+)
+
+COMMANDS = (
+    Command(
+        "strategies",
+        "list the methods",
+        list_strategies,
+        (flag("--json", "as JSON, with their settings"),),
+        examples=("silofl strategies", "silofl strategies --json"),
+        group=RESEARCH,
+    ),
+    Command(
+        "simulate",
+        "run methods in this process",
+        simulate,
+        (
+            *RUN_OPTIONS,
+            *DATA_OPTIONS,
+            several("--log", "LIBRARY", "also log to tensorboard or mlflow, below the run directory; may be repeated"),
+            option(
+                "--workers",
+                "N",
+                "runs of a study that go on side by side, each in a process of its own, or ray: as many as Ray"
+                " has room for; the numbers are the same",
+                default="1",
+            ),
+            option(
+                "--hold-out",
+                "NAME[,NAME]|each",
+                "also train without these hospitals, or once without each, and evaluate there what a newcomer gets",
+            ),
+            option(
+                "--tuned",
+                "DIR",
+                "directories of silofl tune: run each method with its best settings; several differ in their "
+                "seed alone",
+                nargs="+",
+                type=Path,
+                default=[],
+            ),
+        ),
+        examples=(
+            "silofl simulate --strategy local,fedavg,apple --rounds 15 --out runs/first",
+            "silofl simulate --config study.toml --seed 1,2,3 --workers 3",
+            "silofl simulate --data ours.csv --recipe ours.recipe.toml --by hospital",
+        ),
+        description="Run one method, or a study of several methods and seeds, on this machine, or with "
+        "--workers ray on a cluster. The last line printed is the run directory.",
+        group=RESEARCH,
+    ),
+    Command(
+        "report",
+        "make a run's report.html anew",
+        report,
+        (option("directory", "RUN", "a run directory"),),
+        examples=("silofl report runs/first",),
+        group=RESEARCH,
+    ),
+    Command(
+        "partition",
+        "split a data set into one file per silo",
+        partition,
+        (
+            option("--dataset", "D", "data set by name, or an .npz file", default="digits"),
+            option("--data-dir", "DIR", "where data sets lie or are downloaded to", default=""),
+            option("--partition", "P", "how to split", default="dirichlet"),
+            option("--silos", "N", "number of silos", type=int, default=12),
+            option("--seed", "S", "seed of the split", type=int, default=42),
+            pairs(
+                "--set", "KEY=VALUE", "a setting of the partition, for example dirichlet.beta=0.1, or validation=0.2"
+            ),
+            option("--plot", "FILE", "also draw who holds what (.png or .svg)"),
+            option("--out", "DIR", "directory for hospital-01.npz ... and manifest.json", required=True),
+        ),
+        examples=("silofl partition --dataset digits --silos 12 --set dirichlet.beta=0.1 --out parts",),
+        group=RESEARCH,
+    ),
+    Command(
+        "evaluate",
+        "metrics of a model, or of a run's models, at every silo, without training",
+        evaluate,
+        (
+            option("source", "RUN|MODEL.safetensors", "a run directory, or an exported model with its card"),
+            choice(
+                "--models",
+                ("shared", "all"),
+                "of a run: the model that its silos share (the default), or also each silo's own that the "
+                "report shows; one that never left its hospital has what the run measured there",
+                "shared",
+            ),
+            OneOf(
+                (
+                    option("--data", "FILE", "at one silo's data file"),
+                    option("--connection", "NAME", "at the silos of a federation"),
+                )
+            ),
+            option("--strategy", "A", "which method, where the run has several"),
+            option("--seed", "S", "which seed, where the run has several", type=int),
+            option("--study", "NAME", "--connection: the study that the hospitals approved", default=""),
+            option("--out", "DIR", "a new directory for matrix.csv and the models", required=True),
+        ),
+        examples=(
+            "silofl evaluate runs/first --models all --out matrix",
+            "silofl evaluate ours.safetensors --data ours.npz --out scores",
+        ),
+        description="Evaluate the shared model of a run, all its models, or an exported model, without "
+        "training and without touching states. DIR/matrix.csv has a row for each model, silo, "
+        "split and metric. A run is evaluated at the silos of its simulation, unless --data or "
+        "--connection says where.",
+        group=RESEARCH,
+    ),
+)

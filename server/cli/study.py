@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from datetime import date
 from pathlib import Path
-from typing import Any
 
+from client.commands.table import CONSORTIUM, Command, flag, option, several
 from partitions.common.errors import UserError
-from server.cli.research import add_run_options, run_values
+from server.cli.research import RUN_OPTIONS, run_values
 
 TEXTS = {
     "purpose": "the question, for a research committee",
@@ -18,76 +18,8 @@ TEXTS = {
 }
 
 
-def add_commands(commands: Any) -> None:
-    """Add the commands of this group to the parser."""
-    p = commands.add_parser(
-        "study",
-        help="write, check, sign or show a study that hospitals approve",
-        description="A study says what hospitals approve: question, methods, settings, software, limits, dates. "
-        "A hospital approves it with silofl approve; a run belongs to it by --set study=NAME.",
-    )
-    actions = p.add_subparsers(dest="action", required=True, metavar="ACTION")
-    add_new(actions)
-    add_check(actions)
-    add_sign(actions)
-    add_show(actions)
-
-
-def add_new(actions: Any) -> None:
-    """Add the command ``study new``."""
-    p = actions.add_parser("new", help="write a study's draft from a run's settings")
-    p.add_argument("file", metavar="FILE", type=Path, help="the file to write, study.toml")
-    p.add_argument("--name", metavar="NAME", required=True, help="the study's name")
-    for key, help in TEXTS.items():
-        p.add_argument(f"--{key}", metavar="TEXT", default="", help=help)
-    p.add_argument("--end", metavar="YYYY-MM-DD", type=day, help="its last day (default: in a year)")
-    p.add_argument(
-        "--app", metavar="DIR", type=Path, default=Path(), help="the checkout whose app runs (default: this directory)"
-    )
-    p.add_argument("--sum", metavar="SHA256", action="append", default=[], help="or the sum of an app's build")
-    p.add_argument("--schema", metavar="FILE", type=Path, help="the federation's schema: no run has another")
-    p.add_argument("--held-out", metavar="SILO", action="append", default=[], help="a hospital that does not train")
-    p.add_argument("--bytes", metavar="N", type=int, default=10**9, help="bytes that leave a hospital (default: 10⁹)")
-    p.add_argument("--overwrite", action="store_true", help="replace FILE")
-    add_run_options(p)
-    p.set_defaults(run=new)
-
-
 def day(text: str) -> date:
     return date.fromisoformat(text)
-
-
-def add_check(actions: Any) -> None:
-    """Add the command ``study check``."""
-    p = actions.add_parser("check", help="is a study complete, can it run, and who signed it?")
-    p.add_argument("file", metavar="FILE", type=Path, help="the study")
-    p.set_defaults(run=check)
-
-
-def add_sign(actions: Any) -> None:
-    """Add the command ``study sign``."""
-    p = actions.add_parser(
-        "sign",
-        help="sign a study with the consortium's key",
-        description="Sign a study in place. A change after that is found, and wants a new signature.",
-    )
-    p.add_argument("file", metavar="FILE", type=Path, help="the study")
-    p.add_argument(
-        "--federation",
-        metavar="FEDERATION.yaml",
-        type=Path,
-        default=Path("federation.yaml"),
-        help="whose signing key (default: federation.yaml)",
-    )
-    p.add_argument("--sign-with", metavar="FILE", type=Path, help="the signing key (default: of silofl signing-key)")
-    p.set_defaults(run=sign)
-
-
-def add_show(actions: Any) -> None:
-    """Add the command ``study show``."""
-    p = actions.add_parser("show", help="a study in words: what leaves, what can be inferred, how much at most")
-    p.add_argument("file", metavar="FILE", type=Path, help="the study")
-    p.set_defaults(run=show)
 
 
 def new(args: argparse.Namespace) -> None:
@@ -150,3 +82,70 @@ def show(args: argparse.Namespace) -> None:
 
     text, study = read_file(args.file)
     print(study_page(study, signer_of(text)))
+
+
+ACTIONS = (
+    Command(
+        "new",
+        "write a study's draft from a run's settings",
+        new,
+        (
+            option("file", "FILE", "the file to write, study.toml", type=Path),
+            option("--name", "NAME", "the study's name", required=True),
+            *(option(f"--{key}", "TEXT", help, default="") for key, help in TEXTS.items()),
+            option("--end", "YYYY-MM-DD", "its last day (default: in a year)", type=day),
+            option("--app", "DIR", "the checkout whose app runs (default: this directory)", type=Path, default=Path()),
+            several("--sum", "SHA256", "or the sum of an app's build"),
+            option("--schema", "FILE", "the federation's schema: no run has another", type=Path),
+            several("--held-out", "SILO", "a hospital that does not train"),
+            option("--bytes", "N", "bytes that leave a hospital (default: 10⁹)", type=int, default=10**9),
+            flag("--overwrite", "replace FILE"),
+            *RUN_OPTIONS,
+        ),
+        examples=("silofl study new study.toml --name sepsis --strategy apple --rounds 15",),
+    ),
+    Command(
+        "check",
+        "is a study complete, can it run, and who signed it?",
+        check,
+        (option("file", "FILE", "the study", type=Path),),
+        examples=("silofl study check study.toml",),
+    ),
+    Command(
+        "sign",
+        "sign a study with the consortium's key",
+        sign,
+        (
+            option("file", "FILE", "the study", type=Path),
+            option(
+                "--federation",
+                "FEDERATION.yaml",
+                "whose signing key (default: federation.yaml)",
+                type=Path,
+                default=Path("federation.yaml"),
+            ),
+            option("--sign-with", "FILE", "the signing key (default: of silofl signing-key)", type=Path),
+        ),
+        examples=("silofl study sign study.toml",),
+        description="Sign a study in place. A change after that is found, and wants a new signature.",
+    ),
+    Command(
+        "show",
+        "a study in words: what leaves, what can be inferred, how much at most",
+        show,
+        (option("file", "FILE", "the study", type=Path),),
+        examples=("silofl study show study.toml",),
+    ),
+)
+
+COMMANDS = (
+    Command(
+        "study",
+        "write, check, sign or show a study that hospitals approve",
+        actions=ACTIONS,
+        description="A study says what hospitals approve: question, methods, settings, software, limits, "
+        "dates. A hospital approves it with silofl approve; a run belongs to it by --set "
+        "study=NAME.",
+        group=CONSORTIUM,
+    ),
+)

@@ -5,52 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
+from client.commands.table import RESEARCH, Command, OneOf, flag, option, pairs
 from partitions.common.errors import UserError
-from server.cli.research import add_set, assignments
-
-
-def add_commands(commands: Any) -> None:
-    """Add the commands of this group to the parser."""
-    p = commands.add_parser(
-        "survey",
-        help="statistics of every hospital's data before a training, and what is odd in one of them",
-        description="Counts, missing values, means, deviations and histograms of each column and hospital, as each "
-        "hospital's policy lets them leave, and outliers of one hospital: another unit, sign, date or code. The last "
-        "line printed is the directory of survey.json, survey.csv and survey.html.",
-    )
-    where = p.add_mutually_exclusive_group(required=True)
-    where.add_argument("--data", metavar="FILE|FOLDER", type=Path, help="a hospital's .npz file, or a folder of such")
-    where.add_argument("--connection", metavar="NAME", help="the silos of a federation")
-    where.add_argument("--dataset", metavar="D", help="a data set by name, divided as for a simulation")
-    p.add_argument(
-        "--policy",
-        metavar="FILE",
-        help="--data: answer as a hospital with this policy.toml would (default: nothing is held back)",
-    )
-    p.add_argument(
-        "--harmonize",
-        metavar="COLUMN[,COLUMN...]|all",
-        default="",
-        help="ComBat: also ask for exact sums of these columns of numbers, and write combat.toml for silofl import "
-        "--harmonize; a hospital's policy must have combat = true",
-    )
-    p.add_argument(
-        "--covariates",
-        metavar="COLUMN[,COLUMN...]",
-        default="",
-        help="--harmonize: columns whose effects are kept, such as age,sex; other differences between hospitals go, "
-        "also those of their patients",
-    )
-    p.add_argument(
-        "--no-shrink",
-        action="store_true",
-        help="--harmonize: each hospital's own shift and spread, as one column needs, without empirical Bayes",
-    )
-    add_set(p, "--dataset: partition, silos, seed ...; --connection: study=NAME, where hospitals want a study")
-    p.add_argument("--out", metavar="DIR", type=Path, help="a new directory (default: runs/TIME-survey)")
-    p.set_defaults(run=run)
+from server.cli.research import assignments
 
 
 def run(args: argparse.Namespace) -> None:
@@ -78,3 +36,57 @@ def run(args: argparse.Namespace) -> None:
         out = survey(values, args.out or default_out("survey"), args.data, args.policy or PUBLIC)
     print("\n".join(survey_text(read_survey(out))), file=sys.stderr)
     print(out)
+
+
+COMMANDS = (
+    Command(
+        "survey",
+        "statistics of every hospital's data before a training, and what is odd in one of them",
+        run,
+        (
+            OneOf(
+                (
+                    option("--data", "FILE|FOLDER", "a hospital's .npz file, or a folder of such", type=Path),
+                    option("--connection", "NAME", "the silos of a federation"),
+                    option("--dataset", "D", "a data set by name, divided as for a simulation"),
+                ),
+                required=True,
+            ),
+            option(
+                "--policy",
+                "FILE",
+                "--data: answer as a hospital with this policy.toml would (default: nothing is held back)",
+            ),
+            option(
+                "--harmonize",
+                "COLUMN[,COLUMN...]|all",
+                "ComBat: also ask for exact sums of these columns of numbers, and write combat.toml for silofl"
+                " import --harmonize; a hospital's policy must have combat = true",
+                default="",
+            ),
+            option(
+                "--covariates",
+                "COLUMN[,COLUMN...]",
+                "--harmonize: columns whose effects are kept, such as age,sex; other differences between "
+                "hospitals go, also those of their patients",
+                default="",
+            ),
+            flag(
+                "--no-shrink",
+                "--harmonize: each hospital's own shift and spread, as one column needs, without empirical Bayes",
+            ),
+            pairs(
+                "--set",
+                "KEY=VALUE",
+                "--dataset: partition, silos, seed ...; --connection: study=NAME, where hospitals want a study",
+            ),
+            option("--out", "DIR", "a new directory (default: runs/TIME-survey)", type=Path),
+        ),
+        examples=("silofl survey --data hospitals/", "silofl survey --connection demo --out runs/survey"),
+        description="Counts, missing values, means, deviations and histograms of each column and hospital, as "
+        "each hospital's policy lets them leave, and outliers of one hospital: another unit, sign,"
+        " date or code. The last line printed is the directory of survey.json, survey.csv and "
+        "survey.html.",
+        group=RESEARCH,
+    ),
+)

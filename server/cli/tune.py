@@ -5,50 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
+from client.commands.table import RESEARCH, Command, choice, option, pairs
 from partitions.common.errors import UserError
-from server.cli.research import add_data_options, add_run_options, run_values
-
-
-def add_commands(commands: Any) -> None:
-    """Add the commands of this group to the parser."""
-    p = commands.add_parser(
-        "tune",
-        help="search the settings of methods by their validation scores",
-        description="Try settings of one or more methods in simulation, each method with equally many trials, and "
-        "write DIR/trials.csv and, per method, DIR/best-STRATEGY.toml for simulate --config. Test data are not read. "
-        "The same command goes on with a search that was interrupted. The last line printed is DIR.",
-    )
-    add_run_options(p)
-    add_data_options(p)
-    p.add_argument(
-        "--space",
-        metavar="KEY=FORM",
-        nargs="+",
-        action="extend",
-        default=[],
-        help="a setting and its values: KEY=log(LO,HI), uniform(LO,HI), int(LO,HI), logint(LO,HI) or [A,B,...]; or a "
-        "TOML file of those",
-    )
-    p.add_argument("--trials", metavar="N", type=int, default=20, help="trials of each method (default: 20)")
-    p.add_argument(
-        "--sampler",
-        choices=("random", "tpe", "halving"),
-        default="tpe",
-        help="how values are chosen; halving: at random, and the better third goes on with three times the rounds "
-        "(default: tpe)",
-    )
-    p.add_argument(
-        "--objective",
-        choices=("mean", "worst"),
-        default="mean",
-        help="validation score over the silos, at the round that a report would show (default: mean)",
-    )
-    p.add_argument(
-        "--workers", metavar="N", default="1", help="trials side by side, each in a process of its own, or ray"
-    )
-    p.set_defaults(run=tune)
+from server.cli.research import DATA_OPTIONS, RUN_OPTIONS, run_values
 
 
 def tune(args: argparse.Namespace) -> None:
@@ -93,3 +53,42 @@ def tune(args: argparse.Namespace) -> None:
         )
     print(f"next: silofl simulate --tuned {book.path} --out DIR", file=sys.stderr)
     print(book.path)
+
+
+COMMANDS = (
+    Command(
+        "tune",
+        "search the settings of methods by their validation scores",
+        tune,
+        (
+            *RUN_OPTIONS,
+            *DATA_OPTIONS,
+            pairs(
+                "--space",
+                "KEY=FORM",
+                "a setting and its values: KEY=log(LO,HI), uniform(LO,HI), int(LO,HI), logint(LO,HI) or "
+                "[A,B,...]; or a TOML file of those",
+            ),
+            option("--trials", "N", "trials of each method", type=int, default=20),
+            choice(
+                "--sampler",
+                ("random", "tpe", "halving"),
+                "how values are chosen; halving: at random, and the better third goes on with three times the rounds",
+                "tpe",
+            ),
+            choice(
+                "--objective",
+                ("mean", "worst"),
+                "validation score over the silos, at the round that a report would show",
+                "mean",
+            ),
+            option("--workers", "N", "trials side by side, each in a process of its own, or ray", default="1"),
+        ),
+        examples=("silofl tune --strategy fedprox --space 'learning-rate=log(0.001,0.3)' --trials 20 --out tuning",),
+        description="Try settings of one or more methods in simulation, each method with equally many trials, "
+        "and write DIR/trials.csv and, per method, DIR/best-STRATEGY.toml for simulate --config. "
+        "Test data are not read. The same command goes on with a search that was interrupted. The "
+        "last line printed is DIR.",
+        group=RESEARCH,
+    ),
+)

@@ -4,44 +4,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
+from client.commands.table import CONSORTIUM, Command, flag, option
 from partitions.common.errors import UserError
-
-
-def add_commands(commands: Any) -> None:
-    """Add the commands of this group to the parser."""
-    p = commands.add_parser(
-        "watch",
-        help="show a run as it goes on: a page, a terminal, numbers for Prometheus",
-        description="Follow a run's progress.jsonl and serve one read-only page on this machine until Ctrl-C: / is the "
-        "page, /events its stream, /metrics the numbers for Prometheus, /health for containers. At the server it shows "
-        "all silos; at a hospital (a bundle, its folder or the state directory) that hospital's own row.",
-    )
-    p.add_argument(
-        "what",
-        metavar="RUN|CONNECTION",
-        nargs="?",
-        default="",
-        help="a run directory, a folder whose newest run is shown, a flwr connection, or a silo's bundle or state "
-        "(default: the newest run in runs/, or the silo of this container or machine)",
-    )
-    p.add_argument("--port", metavar="P", type=int, default=8642, help="port, 0: one that is free (default: 8642)")
-    p.add_argument(
-        "--host",
-        metavar="ADDRESS",
-        default="127.0.0.1",
-        help="address to listen on; another one than loopback's needs a token (default: 127.0.0.1)",
-    )
-    p.add_argument(
-        "--token-file",
-        metavar="FILE",
-        type=Path,
-        help="what a reader has to know; made where it is missing. Without it, beyond loopback, a new one is printed",
-    )
-    p.add_argument("--text", action="store_true", help="in this terminal instead of a page")
-    p.add_argument("--once", action="store_true", help="with --text: one picture, and the end")
-    p.set_defaults(run=watch)
 
 
 def watch(args: argparse.Namespace) -> None:
@@ -60,3 +25,44 @@ def watch(args: argparse.Namespace) -> None:
 
     token = read_token(args.token_file) if args.token_file else ""
     serve(source, args.host, args.port, token or ("" if args.host in LOOPBACK else new_token()))
+
+
+COMMANDS = (
+    Command(
+        "watch",
+        "show a run as it goes on: a page, a terminal, numbers for Prometheus",
+        watch,
+        (
+            option(
+                "what",
+                "RUN|CONNECTION",
+                "a run directory, a folder whose newest run is shown, a flwr connection, or a silo's bundle or"
+                " state (default: the newest run in runs/, or the silo of this container or machine)",
+                nargs="?",
+                default="",
+            ),
+            option("--port", "P", "port, 0: one that is free", type=int, default=8642),
+            option(
+                "--host",
+                "ADDRESS",
+                "address to listen on; another one than loopback's needs a token",
+                default="127.0.0.1",
+            ),
+            option(
+                "--token-file",
+                "FILE",
+                "what a reader has to know; made where it is missing. Without it, beyond loopback, a new one "
+                "is printed",
+                type=Path,
+            ),
+            flag("--text", "in this terminal instead of a page"),
+            flag("--once", "with --text: one picture, and the end"),
+        ),
+        examples=("silofl watch", "silofl watch runs/first --text --once"),
+        description="Follow a run's progress.jsonl and serve one read-only page on this machine until Ctrl-C: "
+        "/ is the page, /events its stream, /metrics the numbers for Prometheus, /health for "
+        "containers. At the server it shows all silos; at a hospital (a bundle, its folder or the "
+        "state directory) that hospital's own row.",
+        group=CONSORTIUM,
+    ),
+)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import time
@@ -14,10 +16,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import shtab
 
 import server.simulation.simulate
+from client.commands.table import GROUPS, PATHS
 from partitions.common.errors import RunFailedError, UserError
-from server.cli.main import main
+from server.cli.main import COMMANDS, SHELLS, main, parser
 from strategies.base.run_settings import defaults, markdown
 
 ROOT = Path(__file__).parents[3]
@@ -210,8 +214,7 @@ def test_bad_data(
 
 
 OTHERS: list[tuple[str, str]] = [
-    ("", "the following arguments are required: COMMAND; see silofl --help"),
-    ("simulat", "argument COMMAND: invalid choice: 'simulat' (choose from "),
+    ("simulat", "there is no command 'simulat' (did you mean 'simulate'?); see silofl --help"),
     (
         "simulate --data {place}/a-folder",
         "{place}/a-folder has no .npz file; silofl import makes one for each hospital",
@@ -428,6 +431,46 @@ def test_strategies_json(say: Callable[..., Said]) -> None:
             assert key.startswith(f"{r['name']}.") and keys[key] == value["default"]
     assert by_name["fedprox"]["settings"] == {"fedprox.mu": {"default": 0.001, "symbol": "μ", "type": "float"}}
     assert by_name["local"]["settings"] == {}
+
+
+def test_without_a_command_the_help_lists_all_by_their_users(say: Callable[..., Said]) -> None:
+    code, out, _ = say()
+    assert code == 0 and out == say("--help")[1]
+    listed = re.findall(r"^  ([a-z-]+) ", out, re.MULTILINE)
+    assert sorted(listed) == sorted(command.name for command in COMMANDS)
+    assert all(f"\n{group}:\n" in out for group in GROUPS)
+
+
+LEAVES = {
+    command.name if action is command else f"{command.name} {action.name}": action
+    for command in COMMANDS
+    for action in command.actions or (command,)
+}
+
+
+@pytest.mark.parametrize("name", LEAVES)
+def test_examples_of_a_command(name: str, say: Callable[..., Said]) -> None:
+    """Each command has one, it can be parsed, and the help prints it."""
+    _, text, _ = say(*name.split(), "--help")
+    command = LEAVES[name]
+    assert command.examples
+    for example in command.examples:
+        assert f"  $ {example}\n" in text
+        first, *arguments = shlex.split(example.partition(" > ")[0])
+        assert first == "silofl" and parser().parse_args(arguments).run is command.run
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_completion(shell: str, say: Callable[..., Said]) -> None:
+    _, script, _ = say("completion", shell)
+    assert "check-bundle" in script and "hold-out" in script and "revoke" in script
+    assert PATHS.items() <= shtab.FILE.items()  # as the table has it
+    if shell == "bash":
+        lines = (
+            f"{script}\nCOMP_WORDS=(silofl stu); COMP_CWORD=1; _shtab_silofl silofl stu silofl; echo ${{COMPREPLY[@]}}"
+        )
+        done = subprocess.run(["bash", "-c", lines], capture_output=True, text=True, check=True)
+        assert done.stdout.split() == ["study", "studies"]
 
 
 def test_version(say: Callable[..., Said]) -> None:

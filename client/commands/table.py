@@ -1,0 +1,132 @@
+"""The command line as a table: a command is one value with its options, its examples and its group.
+
+``argparse`` parses it. typer, which Flower uses, has no option with several values (``--set a=1 b=2``).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+RESEARCH, CONSORTIUM, HOSPITAL = "research, on one machine", "the consortium", "the hospital"
+PATHS = {
+    "bash": "_shtab_compgen_files",
+    "zsh": "_files",
+    "fish": "(__fish_complete_path (commandline -ct))",
+}  # shtab.FILE, without importing it
+GROUPS = (RESEARCH, CONSORTIUM, HOSPITAL)
+
+
+class Option(NamedTuple):
+    """One option or positional argument, as ``add_argument`` takes it."""
+
+    name: str
+    values: dict[str, Any]
+
+
+class OneOf(NamedTuple):
+    """Options of which a command line has at most one."""
+
+    options: Sequence[Option]
+    required: bool = False
+
+
+class Titled(NamedTuple):
+    """Options below a heading of their own in ``--help``."""
+
+    title: str
+    options: Sequence[Option | OneOf]
+
+
+class Command(NamedTuple):
+    """One command. ``actions``: its subcommands, in place of options."""
+
+    name: str
+    help: str
+    run: Callable[[argparse.Namespace], int | None] | None = None
+    options: Sequence[Option | OneOf | Titled] = ()
+    examples: Sequence[str] = ()
+    description: str = ""
+    actions: Sequence[Command] = ()
+    group: str = ""
+
+
+def option(name: str, metavar: str, help: str, **values: Any) -> Option:
+    """Return an option with a value; the help gets the default, where there is one to see."""
+    default = values.get("default")
+    if default not in (None, "", []) and "default" not in help:
+        help = f"{help} (default: {default})"
+    return Option(name, {"metavar": metavar, "help": help.replace("%", "%%"), **values})
+
+
+def flag(name: str, help: str) -> Option:
+    """Return an option without a value."""
+    return Option(name, {"action": "store_true", "help": help})
+
+
+def choice(name: str, choices: Sequence[str], help: str, default: str) -> Option:
+    """Return an option with a value from a list."""
+    shown = f" (default: {default})" if default and "default" not in help else ""
+    return Option(name, {"choices": choices, "default": default, "help": help + shown})
+
+
+def several(name: str, metavar: str, help: str, **values: Any) -> Option:
+    """Return an option that may be repeated, with a value each time."""
+    return Option(name, {"metavar": metavar, "help": help, "action": "append", "default": [], **values})
+
+
+def pairs(name: str, metavar: str, help: str) -> Option:
+    """Return an option with one or more values, which may be repeated, too."""
+    return Option(name, {"metavar": metavar, "help": help, "nargs": "+", "action": "extend", "default": []})
+
+
+class Parser(argparse.ArgumentParser):
+    """Parser that reports an invalid command line in one line, and prints a command's examples with its help.
+
+    ``settings``: names of run settings, which are written behind ``--set``.
+    """
+
+    examples: Sequence[str] = ()
+    settings: Iterable[str] = ()
+
+    def error(self, message: str) -> NoReturn:
+        first = message.removeprefix("unrecognized arguments: ").partition(" ")[0].partition("=")[0]
+        if (key := first.removeprefix("--")) != first and key in self.settings:
+            message += f": {key} is a setting of a run, write --set {key}=VALUE"
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+    def format_help(self) -> str:
+        lines = [f"  $ {example}" for example in self.examples]
+        return super().format_help() + ("\n".join(["\nexamples:", *lines, ""]) if lines else "")
+
+
+def add_command(commands: Any, command: Command, settings: Iterable[str] = ()) -> None:
+    """Add a command, with its subcommands, to a parser's subparsers."""
+    parser: Parser = commands.add_parser(command.name, help=command.help, description=command.description or None)
+    parser.examples, parser.settings = command.examples, settings
+    if command.actions:
+        actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+        for action in command.actions:
+            add_command(actions, action, settings)
+        return
+    parser.set_defaults(run=command.run)
+    for one in command.options:
+        add_option(parser, one)
+
+
+def add_option(parser: Any, one: Option | OneOf | Titled) -> None:
+    """Add an option, or a group of them, to a parser."""
+    if isinstance(one, Option):
+        action = parser.add_argument(one.name, **one.values)
+        if one.values.get("type") is Path:
+            action.complete = PATHS
+        return
+    group = (
+        parser.add_argument_group(one.title)
+        if isinstance(one, Titled)
+        else parser.add_mutually_exclusive_group(required=one.required)
+    )
+    for inner in one.options:
+        add_option(group, inner)
