@@ -7,12 +7,12 @@ values, ``sections`` the texts, ``charts`` the charts, ``templates`` the HTML.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
 from logging import WARNING
 from pathlib import Path
 
 from flwr.common import log
 
+from partitions.common.columns import columns
 from partitions.common.files import write_atomically
 from partitions.manifest import describe
 from partitions.simulated import divide
@@ -82,18 +82,6 @@ def silo_table(study: Study) -> str:
     if rare := seldom(study, methods):
         note += f"\n{rounds_missed(rare)}: scores are those of the last round that a silo took part in"
     return "\n".join([text[0], rule, *text[1:silos], rule, *text[silos:], note, *study.damages])
-
-
-def columns(lines: Iterable[Sequence[str]]) -> list[str]:
-    """Return the rows as text in columns: the first aligned left, the others right."""
-    rows = list(lines)
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return [
-        "  ".join(
-            c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
 
 
 def _percent(mean: float, deviation: float) -> str:

@@ -14,11 +14,12 @@ from typing import Any, Protocol
 from tqdm import tqdm
 
 from client.app import app as client_app
+from partitions.common.columns import columns
 from partitions.common.errors import UserError
 from partitions.common.files import is_full
 from partitions.simulated import names_of
 from server.report.study import Study
-from server.report.write import columns, silo_table, try_report, write_manifest
+from server.report.write import silo_table, try_report, write_manifest
 from server.results.history import History
 from server.results.hold_out import (
     Groups,

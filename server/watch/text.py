@@ -1,103 +1,64 @@
-"""Picture of a run in a terminal, drawn by rich: once, or repeatedly until Ctrl-C."""
+"""A run in a terminal as one plain table: once, or again after each news until Ctrl-C."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
-
+from partitions.common.columns import columns
 from partitions.common.names import escaped
 from server.watch.source import Source
 
 REFRESH_SECONDS = 0.5
-LOG_LINES = 5
-MOST_NAME = 30  # characters of a silo's name that even a narrow terminal shows
 
 
 def show(source: Source, *, once: bool) -> None:
-    """Print the picture; without ``once``, update it until Ctrl-C."""
-    console = Console(highlight=False, emoji=False)
+    """Print the table; without ``once``, again whenever something has happened, until Ctrl-C."""
     while source.poll():  # a long file is read in parts
         pass
-    if once:
-        console.print(drawn(source.board.picture(), source.title))
-        return
-    with Live(drawn(source.board.picture(), source.title), console=console, auto_refresh=False) as live:
-        while True:
+    while True:
+        print("\n".join(lines(source.board.picture(), source.title)), flush=True)
+        if once:
+            return
+        while not source.poll():
             time.sleep(REFRESH_SECONDS)
-            source.poll()
-            live.update(drawn(source.board.picture(), source.title), refresh=True)
+        print()
 
 
-def drawn(picture: Mapping[str, Any], title: str) -> RenderableType:
-    """Return a picture for rich. Text from silos or the server is escaped: neither markup nor terminal control."""
+def lines(picture: Mapping[str, Any], title: str) -> Iterator[str]:
+    """Yield a picture's lines. Text from silos or the server is escaped: it cannot control the terminal."""
     run = picture["run"]
     if run is None:
         hint = "; silofl audit has messages that were refused" if picture["site"] else ""
-        return Text(f"{escaped(title)}: no run has begun{hint}")
-    parts: list[RenderableType] = [Text(headline(run, title, picture["now"]), style="bold")]
-    parts += [Text(escaped(found)) for found in (run["why"], run["transfer"]) if found]
-    parts.append(silo_table(run, picture["now"]))
-    if len(picture["runs"]) > 1:
-        parts.append(run_table(picture["runs"]))
-    parts += [Text(escaped(f"{note['time']} {note['text']}".strip())) for note in picture["notes"][:LOG_LINES]]
-    return Group(*parts)
-
-
-def headline(run: Mapping[str, Any], title: str, now: float) -> str:
+        yield f"{escaped(title)}: no run has begun{hint}"
+        return
     where = "closing evaluation" if run["closing"] and run["state"] == "running" else f"round {run['round']}"
-    phrases = [f"{escaped(title)}: {escaped(run['strategy'])} seed {run['seed']}", run["state"]]
-    phrases.append(f"{where} of {run['rounds']}")
-    if run["asked"]:
-        phrases.append(f"the next one for {seconds(now - run['asked'])}")
-    if run["left"] is not None:
-        phrases.append(f"about {seconds(run['left'])} to the end")
-    phrases.append(f"{run['bytes'] / 1e6:.1f} MB")
-    return ", ".join(phrases)
-
-
-def silo_table(run: Mapping[str, Any], now: float) -> Table:
-    """Return a table with a row per silo."""
+    left = f", about {seconds(run['left'])} to the end" if run["left"] is not None else ""
+    method = f"{escaped(run['strategy'])} seed {run['seed']}"
+    yield f"{escaped(title)}: {method}, {run['state']}, {where} of {run['rounds']}{left}, {run['bytes'] / 1e6:.1f} MB"
+    yield from (escaped(text) for text in (run["why"], run["transfer"]) if text)
     score = escaped(run["score"]) or "score"
-    table = Table(box=None, pad_edge=False)
-    longest = max((len(escaped(silo["name"])) for silo in run["silos"]), default=0)
-    table.add_column("silo", min_width=min(longest, MOST_NAME))  # names cut to `hospital-…` could not be told apart
-    for name in ("now", "last reply"):
-        table.add_column(name)
-    for name in (f"validation {score}", f"test {score}", "gain", "missed"):
-        table.add_column(name, justify="right")
-    with_epsilon = any(silo["epsilon"] is not None for silo in run["silos"])
-    if with_epsilon:
-        table.add_column("epsilon", justify="right")
-    table.add_column("left out or bounded")
-    for silo in run["silos"]:
-        doing = silo["doing"]
-        cells = [silo["name"], f"{doing} {seconds(now - silo['since'])}" if doing and silo["since"] else doing or "-"]
-        cells += ["-" if silo["seconds"] is None else seconds(silo["seconds"])]
-        cells += [shown(silo["validation"]), shown(silo["test"]), shown(silo["gain"], "+.4f"), str(silo["missed"])]
-        cells += [shown(silo["epsilon"], ".3g")] if with_epsilon else []
-        cells.append(silo["left_out"] or silo["bounded"])
-        style = "red" if silo["left_out"] or doing == "late" else ""
-        table.add_row(*(Text(escaped(cell)) for cell in cells), style=style)
-    return table
+    head = ["silo", "now", "last reply", f"validation {score}", f"test {score}", "gain", "missed", "epsilon"]
+    rows = [[escaped(cell) for cell in row(silo, picture["now"])] for silo in run["silos"]]
+    table = columns([head, *(cells[:-1] for cells in rows)])
+    yield table[0]
+    yield from (f"{line}  {cells[-1]}".rstrip() for line, cells in zip(table[1:], rows, strict=True))
 
 
-def run_table(runs: list[Mapping[str, Any]]) -> Table:
-    """Return a table with a row per run of the study."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("method", "seed", "state", "rounds", "best round", "validation", "test", "gain"):
-        table.add_column(name)
-    for run in runs:
-        best = [shown(run["best_validation"]), shown(run["best_test"]), shown(run["gain"], "+.4f")]
-        rounds = f"{run['round']}/{run['rounds']}"
-        cells = [run["strategy"], str(run["seed"]), run["state"], rounds, run["best_when"] or "-", *best]
-        table.add_row(*(Text(escaped(cell)) for cell in cells))
-    return table
+def row(silo: Mapping[str, Any], now: float) -> list[str]:
+    """Return the cells of a silo, and why its last reply was left out or bounded."""
+    doing = silo["doing"]
+    return [
+        silo["name"],
+        f"{doing} {seconds(now - silo['since'])}" if doing and silo["since"] else doing or "-",
+        "-" if silo["seconds"] is None else seconds(silo["seconds"]),
+        *(shown(silo[key]) for key in ("validation", "test")),
+        shown(silo["gain"], "+.4f"),
+        str(silo["missed"]),
+        shown(silo["epsilon"], ".3g"),
+        silo["left_out"] or silo["bounded"],
+    ]
 
 
 def shown(value: float | None, form: str = ".4f") -> str:

@@ -530,18 +530,8 @@ def test_one_picture_in_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["watch", str(tmp_path), "--text", "--once"]) == 0
     shown = capsys.readouterr().out
     assert "round 1 of 3" in shown and "0.5000" in shown and "[red]" in shown
+    assert [line.split()[0] for line in shown.splitlines()[1:]] == ["silo", "a", "b"]
     assert "\x1b" not in shown and "\x07" not in shown
-
-
-def test_a_narrow_terminal_shows_whole_names(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "70")
-    names = [f"hospital-{number:02}" for number in (1, 12)]
-    write(tmp_path, *round_done(1, dict.fromkeys(names, 0.5), rounds=3, rejected={"late": "no reply " * 9}))
-    assert main(["watch", str(tmp_path), "--text", "--once"]) == 0
-    shown = capsys.readouterr().out
-    assert all(name in shown for name in names)
 
 
 def test_a_run_that_has_not_begun(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
