@@ -14,14 +14,14 @@ KEYS = ("file", "patient", "study", "accession")  # as in client/tables/new_pict
 
 def import_data(args: argparse.Namespace) -> None:
     from client.tables.importing import import_from, propose
+    from partitions.common.output import print_document
 
     if args.propose:
-        print(propose(args), end="")
+        print_document(propose(args))
         return
     if not args.out:
         raise UserError("--out FILE.npz is missing: the data file to write")
-    for line in import_from(args):
-        print(line)
+    print("\n".join(import_from(args)))
 
 
 def schema(args: argparse.Namespace) -> None:
@@ -35,6 +35,7 @@ def predict(args: argparse.Namespace) -> None:
     from client.export import read_model
     from client.prediction.predict import predict_file, uncertainty
     from partitions.common.files import write_atomically
+    from partitions.common.output import print_document
 
     masks, model = Path(args.masks) if args.masks else None, Path(args.model)
     text = predict_file(model, Path(args.data), masks, args.recipe, args.as_gaps, args.key)
@@ -42,7 +43,7 @@ def predict(args: argparse.Namespace) -> None:
         write_atomically(Path(args.out), text)
         print(args.out)
     else:
-        print(text, end="")
+        print_document(text)
     for note in uncertainty(read_model(model)[0]):
         print(f"note: {note}", file=sys.stderr)
 

@@ -15,6 +15,7 @@ FEDERATION = "federation.yaml"
 
 
 def compose(args: argparse.Namespace) -> None:
+    from partitions.common.output import print_document
     from server.deploy.compose import compose_file
     from server.deploy.federation import read_federation
     from server.deploy.submit import app_directory
@@ -25,7 +26,7 @@ def compose(args: argparse.Namespace) -> None:
         args.out.write_text(text, encoding="utf-8")
         print(args.out)
     else:
-        print(text, end="")
+        print_document(text)
 
 
 def credentials(args: argparse.Namespace) -> None:

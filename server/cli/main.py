@@ -132,6 +132,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Each error prints one line. With SILOFL_TRACEBACK=1 it is raised instead, with its traceback.
     """
     command = ""
+    from partitions.common.output import check_output, open_streams
+
+    if IS_PROGRAM and arguments is None:
+        open_streams()
     try:
         args = parse(arguments)
         command = f" {args.command}"
@@ -139,11 +143,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         with private():
             code = int(args.run(args) or 0)
-        sys.stdout.flush()
+        check_output()
         return code
-    except BrokenPipeError:  # the reader has closed the pipe, as in `silofl strategies | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except KeyboardInterrupt as interrupt:
         code, text = 130, "; ".join(["interrupted", *map(str, interrupt.args)])
     except Exception as error:

@@ -99,7 +99,7 @@ def list_strategies(args: argparse.Namespace) -> None:
         for name, s in strategies().items()
     ]
     if args.json:
-        print(json.dumps(rows, indent=1, ensure_ascii=False))
+        print(json.dumps(rows, indent=1))
         return
     print(LEGEND)
     for name, s in strategies().items():

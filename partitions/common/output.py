@@ -1,0 +1,73 @@
+"""Standard output and error of a command: a reader that closes them, or an encoding, does not stop its work."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+
+from partitions.common.errors import UserError
+
+
+class Output(io.TextIOWrapper):
+    """A standard stream that drops its text from the first fault on; ``fault``: that one.
+
+    Characters that its encoding lacks are written as ``\\xfc``.
+    """
+
+    fault: OSError | None = None
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError as error:
+            return self.drop(error) or len(text)
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            self.drop(error)
+
+    def drop(self, error: OSError) -> None:
+        """Write nothing more, nor do the processes that inherit the stream from here on."""
+        self.fault = self.fault or error
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.fileno())
+        os.close(nowhere)
+
+
+def open_streams() -> None:
+    """Replace standard output and error of this process; a closed one is open from here on, and drops its text."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)  # else the first file to be written would get its number
+        if number:
+            old = getattr(sys, name) or open(number, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+            buffered, through = old.line_buffering, old.write_through
+            form = {"encoding": old.encoding, "errors": "backslashreplace"}
+            made = Output(old.detach(), **form, line_buffering=buffered, write_through=through)
+            setattr(sys, name, made)
+            setattr(sys, f"__{name}__", made)
+
+
+def check_output() -> None:
+    """Write what is left. Raises OSError for output that was not written, unless its reader has closed it."""
+    sys.stdout.flush()
+    fault = getattr(sys.stdout, "fault", None)
+    if fault and not isinstance(fault, BrokenPipeError):
+        raise OSError(fault.errno, fault.strerror, "standard output")
+
+
+def print_document(text: str) -> None:
+    """Print a text that is to be read again. Raises UserError where the output's encoding lacks a character of it."""
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"standard output is {encoding}, which has no {text[error.start]!r}: set PYTHONIOENCODING=utf-8"
+        ) from None
+    print(text, end="")
