@@ -21,7 +21,8 @@ class Output(io.TextIOWrapper):
         try:
             return super().write(text)
         except OSError as error:
-            return self.drop(error) or len(text)
+            self.drop(error)
+            return len(text)
 
     def flush(self) -> None:
         try:
@@ -53,11 +54,15 @@ def open_streams() -> None:
             setattr(sys, f"__{name}__", made)
 
 
+def output_fault() -> OSError | None:
+    """Return why standard output is written no more; None while it is."""
+    return getattr(sys.stdout, "fault", None)
+
+
 def check_output() -> None:
     """Write what is left. Raises OSError for output that was not written, unless its reader has closed it."""
     sys.stdout.flush()
-    fault = getattr(sys.stdout, "fault", None)
-    if fault and not isinstance(fault, BrokenPipeError):
+    if (fault := output_fault()) and not isinstance(fault, BrokenPipeError):
         raise OSError(fault.errno, fault.strerror, "standard output")
 
 

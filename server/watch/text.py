@@ -8,6 +8,7 @@ from typing import Any
 
 from partitions.common.columns import columns
 from partitions.common.names import escaped
+from partitions.common.output import output_fault
 from server.watch.source import Source
 
 REFRESH_SECONDS = 0.5
@@ -19,7 +20,7 @@ def show(source: Source, *, once: bool) -> None:
         pass
     while True:
         print("\n".join(lines(source.board.picture(), source.title)), flush=True)
-        if once:
+        if once or output_fault():
             return
         while not source.poll():
             time.sleep(REFRESH_SECONDS)
