@@ -15,7 +15,6 @@ MOST_MODULES, MOST_LINES, MOST_FUNCTION_LINES = 16, 400, 50
 LISTS = {"strategies"}  # the list of the methods, one module each
 # Words that a reader of Flower's documentation would have to ask about, each with what stands in its place.
 WORDS = {
-    "lockstep": "vectorized",
     "hindrance": "incompatibility",
     "warm parent": "template process",
     "minder": "watchdog",

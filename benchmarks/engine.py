@@ -1,30 +1,27 @@
 """The in-process engine against the bare arithmetic, and every method against FedAvg.
 
-    python -m benchmarks.engine [floor] [methods] [algebra] [vectorize] [evaluation] [augment] [text]
+    python -m benchmarks.engine [floor] [methods] [algebra] [evaluation] [augment] [text]
                                 [--dataset mnist] [--device cuda] [--repeats 5]
 
 floor: one FedAvg round over 12 silos against a plain loop of the same steps (same network, same batches, same threads,
-float tensors loaded beforehand, torch's own autograd and an in-place SGD step); without evaluation, with checkpoints on
-and off. methods: one round of each method over one of FedAvg; ``gradients`` is how many gradients a method needs per
-FedAvg gradient, so ``overhead`` = ratio / gradients is what the method's own algebra costs. algebra: one round of the
-methods with vector algebra of their own against plain loops of the same arithmetic (``bare.py``); 12 silos of 256
-random grey pictures of 28x28, batches of 64, whatever the data set. vectorize: one round of silos that take turns over
-one of silos that train together, on one thread, without evaluation unless said; 12, 40 and 100 silos with 224 training
-rows of a random table of 30 columns each, whatever the data set. evaluation: a round in which both models are evaluated
-over one in which none is, on one thread, with the data set and with that table; FedAvg, Local, and FedAvg with every
-other silo. text: a later FedALA round of fastText (98,635 words, batches of 10 texts of 200 positions, 4 silos) against
-a loop of plain modules and ``torch.optim.SGD``, with a dense and a sparse gradient of the embedding, on one thread.
+float tensors loaded beforehand, torch's own autograd and an in-place SGD step); without evaluation, with checkpoints
+on and off. methods: one round of each method over one of FedAvg; ``gradients`` is how many gradients a method needs
+per FedAvg gradient, so ``overhead`` = ratio / gradients is what the method's own algebra costs. algebra: one round of
+the methods with vector algebra of their own against plain loops of the same arithmetic (``bare.py``); 12 silos of 256
+random grey pictures of 28x28, batches of 64, whatever the data set. evaluation: a round in which both models are
+evaluated over one in which none is, on one thread, with the data set and with a random table of 30 columns and 224
+training rows per silo; FedAvg, Local, and FedAvg with every other silo. text: a later FedALA round of fastText (98,635
+words, batches of 10 texts of 200 positions, 4 silos) against a loop of plain modules and ``torch.optim.SGD``, with a
+dense and a sparse gradient of the embedding, on one thread.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import statistics
 import tempfile
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -104,66 +101,11 @@ def algebra(given: Values, repeats: int) -> str:
     return table(rows, ["method", "bare, over FedAvg's", "engine, over FedAvg's", "engine over bare"])
 
 
-# The vectorized cases by name, and cases that server/simulation/vectorized.py refuses, with its limits removed.
-TOGETHER: dict[str, Values] = {
-    "FedAvg, logistic regression, batch 10": {"mlp.hidden": "", "batch-size": 10},
-    "FedAvg, MLP 64, batch 10": {"batch-size": 10},
-    "FedAvg, MLP 64, batch 10, evaluated": {"batch-size": 10, "evaluate-every": 1},
-    "FedAvg, MLP 64, batch 10, Adam": {"batch-size": 10, "optimizer": "adam", "learning-rate": 0.001},
-    "FedAvg, MLP 64, batch 64": {"batch-size": 64},
-    "FedAvg, MLP 256, batch 10": {"mlp.hidden": "256", "batch-size": 10},
-    "FedAvg, MLP 256, batch 64": {"mlp.hidden": "256", "batch-size": 64},
-    "FedAvg, MLP 256, batch 10, unequal silos": {
-        "mlp.hidden": "256",
-        "batch-size": 10,
-        "partition": "dirichlet",
-        "dirichlet.beta": 5.0,
-    },
-    "APPLE, MLP 64, batch 10": {"strategy": "apple", "batch-size": 10},
-    "FedALA, MLP 64, batch 10": {"strategy": "fedala", "batch-size": 10},
-}
-LIFTED: dict[str, Values] = {
-    "FedAvg, MLP 512, batch 64": {"mlp.hidden": "512", "batch-size": 64},
-    "FedAvg, MLP 1024, batch 10": {"mlp.hidden": "1024", "batch-size": 10},
-    "FedAvg, small-cnn on digits, batch 10": {"dataset": "digits", "model": "small-cnn", "batch-size": 10},
-}
-
-
 def random_table(path: Path, rows: int) -> None:
     """Write rows of 30 columns in two linearly separable classes as one .npz file."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(rows, 30)).astype(np.float32)
     np.savez(path, x=x, y=(x @ rng.normal(size=30) > 0).astype(np.int64))
-
-
-def vectorize(given: Values, repeats: int) -> str:
-    rows = []
-    for silos in (12, 40, 100):
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "table.npz"
-            random_table(file, 280 * silos)
-            values = values_of({**given, "dataset": str(file)}, silos)
-            for name, own in TOGETHER.items():
-                rows.append([name, *turns_and_together({**values, **own}, repeats)])
-            with (
-                patch("server.simulation.joint_networks.LARGEST_BATCH", math.inf),
-                patch("server.simulation.vectorized.incompatibility", lambda *_: ""),
-            ):
-                for name, own in LIFTED.items():
-                    cells = turns_and_together({**values, **own}, repeats)
-                    rows.append([f"{name} (limits lifted)", *cells])
-    return table(rows, ["what", "silos", "in turns, seconds", "together, seconds", "faster by"])
-
-
-def turns_and_together(values: Values, repeats: int) -> list[str]:
-    """Return the silos, the seconds of a round in turns and together, and the speed-up."""
-    values = {"model": "mlp", "threads": 1} | {k: v for k, v in values.items() if v not in ("auto", 0)}
-    prepared = {"turns": Prepared(values), "together": Prepared({**values, "vectorize": True})}
-    for one in prepared.values():  # past the first round, which differs for FedALA
-        one.round()
-    times = interleaved({name: one.round for name, one in prepared.items()}, repeats)
-    seconds = [f"{statistics.median(times[name]):.3f}" for name in prepared]
-    return [str(values["silos"]), *seconds, f"{ratios(times, 'together')['turns']:.2f}"]
 
 
 EVALUATED: dict[str, Values] = {
@@ -240,7 +182,7 @@ def text(given: Values, repeats: int) -> str:
     return table(rows, ["one FedALA round of fastText", "seconds", "over the plain loop", "over the sparse one"])
 
 
-WORKS = {work.__name__: work for work in (floor, methods, algebra, vectorize, evaluation, augment, text)}
+WORKS = {work.__name__: work for work in (floor, methods, algebra, evaluation, augment, text)}
 
 
 def main() -> None:

@@ -282,7 +282,7 @@ def attacks(rules: Sequence[str]) -> None:
         sets = {"digits": "digits", "breast-cancer": "breast-cancer", "fashion-mnist": pictures(folder)}
         for rule, (title, dataset), liars in itertools.product(rules or RULES_TRIED, sets.items(), (1, 3)):
             (folder / title).mkdir(exist_ok=True)
-            options = {"dataset": dataset, "robust": rule, "robust_attackers": liars, "vectorize": True}
+            options = {"dataset": dataset, "robust": rule, "robust_attackers": liars}
             cells = [cell("fedavg", attack, liars, folder / title, **options) for attack in ("no attack", *ATTACKS)]
             add(rows, [title, str(liars), rule, *cells])
     print(table(rows, ["data", "attackers", "robust", "no attack", *ATTACKS]))
@@ -299,7 +299,7 @@ def methods(names: Sequence[str]) -> None:
     rows: list[list[str]] = []
     with tempfile.TemporaryDirectory() as folder:
         for name in names or mean_methods():
-            options = {"robust": "screen", "vectorize": True}
+            options = {"robust": "screen"}
             try:
                 cells = [cell(name, attack, 1, Path(folder), **options) for attack in ("no attack", *WORST)]
             except UserError as error:  # FedBN is for networks with BatchNorm
@@ -326,7 +326,7 @@ def cost(seeds: Sequence[str]) -> None:
         for dataset, beta, rounds in COSTS:
             found = {rule: list[float]() for rule in ("none", "screen")}
             for seed, rule in itertools.product(map(int, seeds or "12345"), found):
-                settings = {**RUN, "dataset": dataset, "dirichlet.beta": beta, "seed": seed, "vectorize": True}
+                settings = {**RUN, "dataset": dataset, "dirichlet.beta": beta, "seed": seed}
                 settings |= {"rounds": rounds, "evaluate-every": rounds}
                 settings |= {"robust": rule, "weight-cap": 5.0 if rule == "screen" else 0.0}
                 (folder := Path(name) / f"{dataset}-{beta}-{seed}").mkdir(exist_ok=True)

@@ -48,7 +48,7 @@ from client.site.study.protocol import Study, narrowed
 from client.site.trust.policy import Policy, PolicyRefusedError
 from client.store import StateStore
 from client.sums import released_sums
-from models.initialisation import flat_model, initial_model, network_of
+from models.initialisation import flat_model, initial_model
 from models.samples import BYTE_MEAN, BYTE_STD
 from models.shapes import columns as table_columns
 from models.shapes import written
@@ -280,7 +280,7 @@ class ClientSession:
             train=train,
             val=val,
             test=test,
-            model=network_of.get()(model),
+            model=model,
             initial=lambda purpose: initial(purpose).to(device),
             task=task_of(data.task, *labels),
             known=known,

@@ -23,20 +23,6 @@ from models.lora import merged
 from partitions.common.errors import UserError
 
 
-class BatchedBackend(Protocol):
-    """Backend that computes the requests of several models together (server/simulation/vectorized.py).
-
-    Each method gives the result of the function that it replaces: ``training.loss_gradient``, an optimiser's ``step``,
-    a task's ``evaluate``.
-    """
-
-    def gradient(self, x: Any, y: Tensor, loss: Any, network: nn.Module | None) -> Tensor: ...
-
-    def step(self, optimizer: Any, vector: Tensor, gradient: Tensor) -> None: ...
-
-    def evaluate(self, task: Any, samples: Any) -> dict[str, float]: ...
-
-
 class PrivateGradient(Protocol):
     """Backend that clips gradients and adds noise (strategies/base/privacy/training.py)."""
 
@@ -48,15 +34,11 @@ class FlatModel:
 
     ``vector`` and ``gradient`` have shape (Σ,), ``buffers`` (number of floating-point buffer scalars,); all three
     are float32 and stay the same storage for the life of the object: load with :meth:`load`, never rebind.
-    ``storage``: a contiguous vector and gradient that exist already, such as rows of matrices over silos.
     """
 
-    backend: BatchedBackend | None = None  # set where silos are trained together
     private: PrivateGradient | None = None  # set while gradients must be private
 
-    def __init__(
-        self, module: nn.Module, device: torch.device | str = "cpu", storage: tuple[Tensor, Tensor] | None = None
-    ) -> None:
+    def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
         self.module = module.to(device=device, dtype=torch.float32)
         parameters = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         frozen = frozen_modules(module)
@@ -67,11 +49,8 @@ class FlatModel:
         batch_norms = [n for n, m in module.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         norms = tuple(n for n in batch_norms if n not in frozen)
         self.layout = Layout(entries, _entries(buffers), _blocks(module, entries), norms)
-        values = torch.cat([p.detach().reshape(-1) for _, p in parameters])
-        if storage is None:
-            self.vector, self.gradient = values, torch.zeros_like(values)
-        else:
-            self.vector, self.gradient = storage[0].copy_(values), storage[1].zero_()
+        self.vector = torch.cat([p.detach().reshape(-1) for _, p in parameters])
+        self.gradient = torch.zeros_like(self.vector)
         self.buffers = torch.cat([b.reshape(-1) for _, b in buffers] or [self.vector.new_empty(0)])
         for entry, (_, parameter) in zip(entries, parameters, strict=True):
             parameter.data = self.vector[entry.start : entry.stop].view(entry.shape)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any
 
@@ -20,9 +19,6 @@ from models.training import generator, seed_torch
 from models.weights import start_from
 
 Head = Callable[[torch.nn.Linear], torch.nn.Module] | None
-
-# Maps the network that the silos of a process share in turns to the one that a silo uses.
-network_of: ContextVar[Callable[[FlatModel], FlatModel]] = ContextVar("network_of", default=lambda shared: shared)
 
 
 @lru_cache(maxsize=4)

@@ -110,45 +110,6 @@ def classification_metrics(logits: Tensor, y: Tensor) -> dict[str, float]:
     }
 
 
-def metrics_of_all(logits: Sequence[Tensor], labels: Sequence[Tensor]) -> list[dict[str, float]]:
-    """Return :func:`classification_metrics` of several models, each on its own samples, in one pass.
-
-    All models have the same number of classes. Values are equal up to the order of sums. Raises DataError likewise.
-    """
-    classes, sizes = logits[0].shape[1], np.array([len(y) for y in labels])
-    scores = torch.cat([*logits]).detach().double().cpu()
-    y = torch.cat([*labels]).detach().long().cpu()
-    if not sizes.all() or int(y.min()) < 0 or int(y.max()) >= classes:
-        return [classification_metrics(one, own) for one, own in zip(logits, labels, strict=True)]
-    log_p = F.log_softmax(scores, dim=1)
-    predicted = scores.argmax(1)
-    # Counts by model (rows) and class, as above: each pair of model and class has its own cell.
-    first = torch.from_numpy(np.repeat(np.arange(len(sizes)) * classes, sizes))
-    cells, hit = first + y, predicted == y
-    counts, guesses, found = (
-        torch.bincount(c, minlength=len(sizes) * classes).view(len(sizes), classes).double().numpy()
-        for c in (cells, first + predicted, cells[hit])
-    )
-    starts = sizes.cumsum() - sizes
-    losses = np.add.reduceat(-log_p.gather(1, y.unsqueeze(1)).squeeze(1).numpy(), starts) / sizes
-    present, both = counts > 0, counts + guesses
-    f1 = 2.0 * found / both.clip(min=1)
-    columns = {
-        "loss": losses,
-        "accuracy": found.sum(1) / sizes,
-        "balanced_accuracy": (found / counts.clip(min=1)).sum(1) / present.sum(1),
-        "macro_f1": f1.sum(1) / (both > 0).sum(1),
-        "weighted_f1": (f1 * counts).sum(1) / sizes,
-    }
-    p, of_all = log_p.exp().numpy(), y.numpy()
-    areas = [
-        _one_vs_rest_auc(p[start : start + n], of_all[start : start + n], own)
-        for start, n, own in zip(starts, sizes, counts.astype(np.int64), strict=True)
-    ]
-    lists = zip(*(column.tolist() for column in columns.values()), areas, strict=True)
-    return [dict(zip(METRICS, values, strict=True)) for values in lists]
-
-
 def _balanced_accuracy(counts: Tensor, found: Tensor) -> float:
     present = counts > 0
     return float((found[present].double() / counts[present]).mean())

@@ -11,41 +11,21 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from models.flat import BatchedBackend
 from partitions.common.errors import UserError
 
 
 class Optimizer(ABC):
-    """Optimiser of a flat vector, element by element.
-
-    So the vectors of several models, after equally many steps, can be rows of one ``vector``.
-    """
+    """Optimiser of a flat vector, element by element."""
 
     only_where_gradient = False  # True where a step leaves an element with a zero gradient as it is
 
     def __init__(self, lr: float) -> None:
         self.lr = lr
         self.state: dict[str, Tensor] = {}
-        self.backend: BatchedBackend | None = None  # the model's, where silos are trained together
-        self.joined: tuple[Optimizer, int, int] | None = None  # the optimiser that holds this state as row i of n; i; n
 
+    @abstractmethod
     def step(self, vector: Tensor, gradient: Tensor) -> None:
-        if self.backend is None:
-            self.own_step(vector, gradient)
-        else:
-            self.backend.step(self, vector, gradient)
-
-    @abstractmethod
-    def own_step(self, vector: Tensor, gradient: Tensor) -> None:
         """Take one step, in place."""
-
-    @abstractmethod
-    def form(self) -> tuple[float, ...]:
-        """Return a key that is equal for optimisers whose next steps compute the same."""
-
-    @abstractmethod
-    def empty_copy(self) -> Optimizer:
-        """Return another optimiser of this form, without state."""
 
 
 class Sgd(Optimizer):
@@ -56,14 +36,8 @@ class Sgd(Optimizer):
         self.momentum, self.weight_decay = momentum, weight_decay
         self.only_where_gradient = not momentum and not weight_decay
 
-    def form(self) -> tuple[float, ...]:
-        return self.lr, self.momentum, self.weight_decay, len(self.state)
-
-    def empty_copy(self) -> Sgd:
-        return Sgd(self.lr, self.momentum, self.weight_decay)
-
     @torch.no_grad()
-    def own_step(self, vector: Tensor, gradient: Tensor) -> None:
+    def step(self, vector: Tensor, gradient: Tensor) -> None:
         if self.weight_decay:
             gradient = gradient.add(vector, alpha=self.weight_decay)
         if self.momentum:
@@ -90,15 +64,8 @@ class Adam(Optimizer):
         super().__init__(lr)
         self.weight_decay, self.amsgrad, self.betas, self.eps = weight_decay, amsgrad, betas, eps
 
-    def form(self) -> tuple[float, ...]:
-        steps = float(self.state["steps"]) if self.state else 0.0
-        return self.lr, self.weight_decay, self.amsgrad, *self.betas, self.eps, steps, len(self.state)
-
-    def empty_copy(self) -> Adam:
-        return Adam(self.lr, self.weight_decay, self.amsgrad, self.betas, self.eps)
-
     @torch.no_grad()
-    def own_step(self, vector: Tensor, gradient: Tensor) -> None:
+    def step(self, vector: Tensor, gradient: Tensor) -> None:
         if not self.state:
             self.state = {"steps": torch.zeros(()), "m": torch.zeros_like(vector), "v": torch.zeros_like(vector)}
             if self.amsgrad:

@@ -69,15 +69,13 @@ def loss_gradient(
     """
     if model.private is not None:
         return model.private.gradient(x, y, loss, network)
-    if model.backend is not None:
-        return model.backend.gradient(x, y, loss, network)
     return own_gradient(model, x, y, loss, network)
 
 
 def own_gradient(
     model: FlatModel, x: Tensor, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None = None
 ) -> Tensor:
-    """Compute :func:`loss_gradient` of this model alone, without backend or privacy."""
+    """Compute :func:`loss_gradient` without privacy."""
     with model.one_gradient():
         if isinstance(loss, OnFeatures):
             with seen_features(model) as found:
@@ -97,14 +95,10 @@ class OnFeatures:
 
 
 def feature_gradient(
-    model: FlatModel, x: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor, Tensor], Tensor], *, alone: bool = False
+    model: FlatModel, x: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor, Tensor], Tensor]
 ) -> Tensor:
-    """Compute :func:`loss_gradient` of a loss of logits, features and labels, which may differ between silos.
-
-    ``alone``: never batched with other silos; for a loss that uses the model's parameters directly.
-    """
-    # A wrapper makes the network another object, which the backend cannot join with other silos'.
-    return loss_gradient(model, x, y, OnFeatures(loss), nn.Sequential(model.module) if alone else None)
+    """Compute :func:`loss_gradient` of a loss of logits, features and labels, which may differ between silos."""
+    return loss_gradient(model, x, y, OnFeatures(loss))
 
 
 class Network(Protocol):

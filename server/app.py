@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from logging import ERROR, INFO, WARNING
+from logging import ERROR, INFO
 from pathlib import Path
 
 from flwr.app import Context
@@ -30,8 +30,6 @@ def main(grid: Grid, context: Context) -> None:
     """Execute the run in its run directory. A failed run raises its error, so that Flower marks it as failed."""
     settings = parse_settings(context.run_config)
     c = settings.common
-    if c.vectorize:
-        log(WARNING, "vectorize = true: only `silofl simulate` trains silos together; here each trains by itself")
     out = Path(c.out) if c.out else default_out(c.strategy)
     # A study (several methods or seeds) writes its config before its first run starts.
     member = bool(c.out) and (out / "study").exists()

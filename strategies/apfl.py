@@ -142,7 +142,7 @@ class ApflClient(SiloClient):
         mixture, result = self.predicting(), dict[str, float]()
         for split in splits:
             if len(samples := getattr(self.silo, split)):
-                metrics = self.silo.task.own_evaluate(mixture, samples)
+                metrics = self.silo.task.evaluate(mixture, samples)
                 result |= {f"personal.{split}.{name}": value for name, value in metrics.items()}
         return result
 
@@ -182,7 +182,6 @@ class APFL(PersonalizedStrategy):
         lossy=True,
         ala=True,
         buffers="shared",
-        vectorized=True,
     )
     client = ApflClient
     Settings = ApflSettings

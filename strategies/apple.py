@@ -246,7 +246,6 @@ class Apple(PersonalizedStrategy):
         relationships="row i shows how much silo i takes of each silo's core model (its directed relationships, p_ij)",
         not_lossy=EACH_MODEL,
         buffers="shared",
-        vectorized=True,
     )
     client = AppleClient
     Settings = AppleSettings

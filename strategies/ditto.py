@@ -64,7 +64,6 @@ class Ditto(PersonalizedStrategy):
         lossy=True,
         ala=True,
         buffers="shared",
-        vectorized=True,
     )
     client = DittoClient
     Settings = DittoSettings

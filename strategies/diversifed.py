@@ -49,7 +49,6 @@ class DiversiFed(MixingStrategy):
         not_lossy=EACH_MODEL,
         ala=True,
         buffers="shared",
-        vectorized=True,
     )
     Settings = DiversifedSettings
     settings: DiversifedSettings

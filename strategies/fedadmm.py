@@ -113,7 +113,6 @@ class FedADMM(ConfirmedStrategy):
         not_lossy=LOCAL_SUMS,
         ala=True,
         buffers="shared",
-        vectorized=True,
     )
     client = FedADMMClient
     Settings = AdmmSettings

@@ -198,7 +198,6 @@ class FedALA(PersonalizedStrategy):
         robust=RULES,
         not_lossy=OWN_START,
         buffers="shared",
-        vectorized=True,
     )
     client = FedALAClient
     Settings = Ala

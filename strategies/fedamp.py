@@ -50,7 +50,6 @@ class FedAMP(MixingStrategy):
         not_lossy=EACH_MODEL,
         ala=True,
         buffers="shared",
-        vectorized=True,
     )
     Settings = AmpSettings
     settings: AmpSettings
@@ -89,7 +88,6 @@ class HeurFedAMP(MixingStrategy):
         not_lossy=EACH_MODEL,
         ala=True,
         buffers="shared",
-        vectorized=True,
     )
     Settings = HeurSettings
     settings: HeurSettings

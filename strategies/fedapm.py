@@ -161,7 +161,6 @@ class FedAPM(PartialStrategy):
         not_lossy="the server keeps each silo's last vector, not a sum of steps",
         ala=True,
         buffers="shared",
-        vectorized=True,
     )
     client = FedAPMClient
     Settings = ApmSettings

@@ -41,7 +41,6 @@ class FedAvg(PersonalizedStrategy):
         lossy=True,
         ala=True,
         buffers="shared",
-        vectorized=True,
     )
 
 
@@ -77,7 +76,6 @@ class FedAvgFT(FedAvg):
         lossy=True,
         ala=True,
         buffers="shared",
-        vectorized=True,
     )
     client = FineTuningClient
     Settings = FineTuning

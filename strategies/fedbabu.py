@@ -96,7 +96,6 @@ class FedBABU(PartialStrategy):
         lossy=True,
         ala=True,
         buffers="shared",
-        vectorized=True,
     )
     client = FedBABUClient
     Settings = BabuSettings

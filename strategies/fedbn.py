@@ -63,7 +63,6 @@ class FedBN(PartialStrategy):
         lossy=True,
         ala=True,
         buffers="local",
-        vectorized=True,
     )
     client = FedBNClient
     Settings = BnSettings

@@ -123,7 +123,6 @@ class FedCAC(ConfirmedStrategy):
         not_lossy=EACH_MODEL,
         ala=True,
         buffers="shared",
-        vectorized=True,
     )
     client = FedCACClient
     Settings = CacSettings

@@ -144,7 +144,6 @@ class FedCP(PartialStrategy):
         robust=RULES,
         not_lossy="the head that is sent is half the silo's own, no step from what it received",
         buffers="shared",
-        vectorized=True,
     )
     client = FedCPClient
     head = PolicyHead

@@ -151,7 +151,6 @@ class FedDBE(PersonalizedStrategy):
         robust=RULES,
         not_lossy="in its first round silos send means of features",
         buffers="shared",
-        vectorized=True,
     )
     client = FedDBEClient
     state_type = DbeServerState

@@ -93,7 +93,6 @@ class FedDyn(ConfirmedStrategy):
         not_lossy=LOCAL_SUMS,
         ala=True,
         buffers="shared",
-        vectorized=True,
     )
     client = FedDynClient
     Settings = DynSettings

@@ -105,7 +105,6 @@ class FedFomo(PersonalizedStrategy):
         late="grows",
         not_lossy=EACH_MODEL,
         buffers="shared",
-        vectorized=True,
     )
     client = FedFomoClient
     Settings = FomoSettings

@@ -106,7 +106,6 @@ class FedLAMA(PersonalizedStrategy):
         not_lossy=OTHER_LAYERS,
         ala=True,
         buffers="shared",
-        vectorized=True,
     )
     client = FedLAMAClient
     Settings = LamaSettings

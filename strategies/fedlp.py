@@ -78,7 +78,6 @@ class FedLP(PersonalizedStrategy):
         not_lossy=OTHER_LAYERS,
         ala=True,
         buffers="shared",
-        vectorized=True,
     )
     client = FedLPClient
     Settings = LpSettings

@@ -170,7 +170,6 @@ class FedPAC(PersonalizedStrategy):
         needs_classes=True,
         not_lossy=EACH_MODEL,
         buffers="shared",
-        vectorized=True,
     )
     client = FedPACClient
     state_type = PacServerState

@@ -19,7 +19,7 @@ An absent silo keeps both. Personal: p_i. Special cases: with λ = 0, w is FedAv
 is FedAvg's locally trained model.
 
 The paper's text was not available: all this is from its first author's code, which also clips at norm 100 (``clip``)
-and uses at least five batches a round. With ``vectorize`` the silos' gradients are computed one by one.
+and uses at least five batches a round.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
 from models.metrics import mmd
@@ -85,8 +85,7 @@ class FedPHPClient(SiloClient):
             with torch.no_grad():
                 taught = functional_call(model.module, self._tensors, (x,))
             model.module.train()
-            # Like a separate network: with ``vectorize`` it cannot be batched with other silos'.
-            return loss_gradient(model, x, y, loss, nn.Sequential(model.module))
+            return loss_gradient(model, x, y, loss)
         finally:
             hook.remove()
 
@@ -126,7 +125,6 @@ class FedPHP(PersonalizedStrategy):
         lossy=True,
         ala=True,
         buffers="shared",
-        vectorized=True,
     )
     client = FedPHPClient
     Settings = PhpSettings

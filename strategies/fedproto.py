@@ -182,7 +182,6 @@ class FedProto(PersonalizedStrategy):
         robust=RULES,
         not_lossy="what is sent are prototypes, no steps",
         buffers="local",
-        vectorized=True,
     )
     client = FedProtoClient
     state_type = ProtoServerState

@@ -51,7 +51,6 @@ class FedProx(PersonalizedStrategy):
         lossy=True,
         ala=True,
         buffers="shared",
-        vectorized=True,
     )
     client = FedProxClient
     Settings = Prox
@@ -81,7 +80,6 @@ class FedProxFT(FedProx):
         lossy=True,
         ala=True,
         buffers="shared",
-        vectorized=True,
     )
     client = FedProxFTClient
     Settings = ProxFineTuning

@@ -136,7 +136,6 @@ class FedRoD(PersonalizedStrategy):
         robust=RULES,
         lossy=True,
         buffers="shared",
-        vectorized=True,
     )
     client = FedRoDClient
     Settings = RodSettings

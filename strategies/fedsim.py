@@ -43,7 +43,6 @@ class FedSim(PartialStrategy):
         lossy=True,
         ala=True,
         buffers="shared",
-        vectorized=True,
     )
 
 
@@ -65,7 +64,6 @@ class FedPer(PartialStrategy):
         lossy=True,
         ala=True,
         buffers="shared",
-        vectorized=True,
     )
 
 
@@ -120,7 +118,6 @@ class FedAlt(PartialStrategy):
         lossy=True,
         ala=True,
         buffers="shared",
-        vectorized=True,
     )
     client = FedAltClient
     Settings = AltSettings
@@ -160,7 +157,6 @@ class FedRep(PartialStrategy):
         lossy=True,
         ala=True,
         buffers="shared",
-        vectorized=True,
     )
     client = FedRepClient
     Settings = RepSettings

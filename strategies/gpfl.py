@@ -126,7 +126,7 @@ class GPFLClient(PartialClient):
         return self.model.layout.parts(head_blocks(self.model.layout, "own"))
 
     def gradient(self, x: Tensor, y: Tensor) -> Tensor:
-        return feature_gradient(self.model, x, y, self.guided_loss, alone=True)
+        return feature_gradient(self.model, x, y, self.guided_loss)
 
     def guided_loss(self, logits: Tensor, z: Tensor, y: Tensor) -> Tensor:
         return self.loss(logits, y) + self.guidance(z, y)
@@ -159,7 +159,6 @@ class GPFL(PartialStrategy):
         robust=RULES,
         lossy=True,
         buffers="shared",
-        vectorized=True,
     )
     client = GPFLClient
     head = ConditionalHead

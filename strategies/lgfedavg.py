@@ -84,7 +84,6 @@ class LGFedAvg(PartialStrategy):
         not_lossy=OTHER_LAYERS,
         ala=True,
         buffers="shared",
-        vectorized=True,
     )
     client = LGFedAvgClient
     state_type = LgServerState

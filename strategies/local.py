@@ -43,7 +43,6 @@ class Local(PersonalizedStrategy):
         late="starts",
         baseline="training alone",
         buffers="local",
-        vectorized=True,
     )
     client = LocalClient
 

@@ -130,7 +130,6 @@ class LpProj(PersonalizedStrategy):
         robust=RULES,
         not_lossy="what is sent is a projection, no step",
         buffers="local",
-        vectorized=True,
     )
     client = LpProjClient
     Settings = ProjSettings

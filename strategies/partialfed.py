@@ -89,7 +89,6 @@ class PartialFed(PersonalizedStrategy):
         not_lossy=OWN_START,
         ala=True,
         buffers="shared",
-        vectorized=True,
     )
     client: ClassVar[type[PartialFedClient]] = PartialFedClient
     Settings = PartialFedSettings

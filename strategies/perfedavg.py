@@ -113,7 +113,6 @@ class PerFedAvg(PersonalizedStrategy):
         lossy=True,
         ala=True,
         buffers="shared",
-        vectorized=True,
     )
     client = PerFedAvgClient
     Settings = PerFedAvgSettings

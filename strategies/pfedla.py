@@ -107,7 +107,6 @@ class PFedLA(PersonalizedStrategy):
         not_lossy=EACH_MODEL,
         ala=True,
         buffers="shared",
-        vectorized=True,
     )
     state_type = LaServerState
     state: LaServerState

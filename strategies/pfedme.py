@@ -87,7 +87,6 @@ class PFedMe(PersonalizedStrategy):
         lossy=True,
         ala=True,
         buffers="shared",
-        vectorized=True,
     )
     client = PFedMeClient
     Settings = PFedMeSettings

@@ -142,7 +142,6 @@ class PLayerFL(PartialStrategy):
         not_lossy=OTHER_LAYERS,
         ala=True,
         buffers="shared",
-        vectorized=True,
     )
     client = PLayerClient
     Settings = PLayerSettings

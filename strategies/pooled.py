@@ -32,7 +32,6 @@ class Pooled(PersonalizedStrategy):
         robust=RULES,
         lossy=True,
         buffers="shared",
-        vectorized=True,
     )
 
     def participants(self) -> list[str]:

@@ -113,7 +113,6 @@ class Scaffold(ConfirmedStrategy):
         not_lossy=LOCAL_SUMS,
         ala=True,
         buffers="shared",
-        vectorized=True,
     )
     client = ScaffoldClient
     Settings = ScaffoldSettings

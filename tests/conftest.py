@@ -37,7 +37,7 @@ FIRST = (
     *("test_every_method.py", "test_every_task.py", "test_tasks_deployed.py", "test_resume.py", "test_workers.py"),
     *("test_fresh_machine.py", "test_robust.py", "test_persistent.py", "test_device.py", "test_tune.py"),
     *("test_info.py", "test_reported.py", "test_release.py", "test_architectures.py", "test_private.py"),
-    *("test_tutorial.py", "test_cli.py", "test_speed.py", "test_report.py", "test_vectorized.py"),
+    *("test_tutorial.py", "test_cli.py", "test_speed.py", "test_report.py"),
     *("test_coded_runs.py", "test_every_input.py", "test_screening.py", "test_lock.py", ""),
 )
 

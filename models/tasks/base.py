@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,8 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from models.flat import FlatModel
-from models.metrics import METRICS, classification_metrics, loss_function, metrics_of_all
+from models.metrics import METRICS, classification_metrics, loss_function
 from models.samples import Samples
 from models.training import Loss, Network, predict
 from partitions.common.errors import DataError
@@ -62,18 +60,8 @@ class Task:
         """Return every metric of ``metrics`` for a network's outputs (n, ...) and labels (n, ...)."""
         return classification_metrics(outputs, y)
 
-    def measure_all(self, outputs: Sequence[Tensor], labels: Sequence[Tensor]) -> list[dict[str, float]]:
-        """Return :meth:`measure` of several models, each on its own samples; equal up to the order of sums."""
-        return metrics_of_all(outputs, labels)
-
-    def evaluate(self, model: FlatModel, samples: Samples) -> dict[str, float]:
+    def evaluate(self, model: Network, samples: Samples) -> dict[str, float]:
         """Return every metric of the model in its present state, on one split."""
-        if model.backend is not None:
-            return model.backend.evaluate(self, samples)
-        return self.own_evaluate(model, samples)
-
-    def own_evaluate(self, model: Network, samples: Samples) -> dict[str, float]:
-        """Return :meth:`evaluate` of this model alone, without a backend."""
         return self.measure(predict(model, samples), samples.labels())
 
     def chances(self, outputs: Tensor, y: Tensor) -> Chances | None:
@@ -104,9 +92,6 @@ class SingleLossTask(Task):
 
     single_label: ClassVar[bool] = False
     minimum_outputs: ClassVar[int] = 1
-
-    def measure_all(self, outputs: Sequence[Tensor], labels: Sequence[Tensor]) -> list[dict[str, float]]:
-        return [self.measure(o, y) for o, y in zip(outputs, labels, strict=True)]
 
     def chances(self, outputs: Tensor, y: Tensor) -> Chances | None:
         return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -31,10 +30,6 @@ class Ordinal(Task):
         labels and predictions are all of one grade).
         """
         return super().measure(outputs, y) | self._distances(outputs, y)
-
-    def measure_all(self, outputs: Sequence[Tensor], labels: Sequence[Tensor]) -> list[dict[str, float]]:
-        found = zip(super().measure_all(outputs, labels), outputs, labels, strict=True)
-        return [metrics | self._distances(o, y) for metrics, o, y in found]
 
     def _distances(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
         grades, truth = outputs.detach().argmax(1).double().cpu(), y.double().cpu()

@@ -64,7 +64,7 @@ class Segmentation(SingleLossTask):
         """
         return self._summary([self._each(outputs, y)])
 
-    def own_evaluate(self, model: Network, samples: Samples) -> dict[str, float]:
+    def evaluate(self, model: Network, samples: Samples) -> dict[str, float]:
         return self._summary(by_batch(model, samples, self.BATCH, self._each))
 
     def dice_by_case(self, model: Network, samples: Samples) -> Tensor:

@@ -26,7 +26,6 @@ FREE_ON_RESUME = (
     "resume",
     "out",
     "threads",
-    "vectorize",
     "device",
     "data-dir",
     "init-weights",  # the path may change: the checkpoint holds the file's SHA-256

@@ -24,7 +24,7 @@ RUN = "run."
 SAME = (
     *("strategy", "seed", "rounds", "dataset", "data-dir", "partition", "silos", "task", "validation"),
     *("evaluate-every", "min-metric-samples", "agreed", "study", "resume", "out", "device", "threads"),
-    *("vectorize", "checkpoint-every", "hold-out", "dp", "dp.delta", "dp.unit"),
+    *("checkpoint-every", "hold-out", "dp", "dp.delta", "dp.unit"),
 )
 
 

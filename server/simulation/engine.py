@@ -1,6 +1,6 @@
 """In-process engine: a Flower ``Grid`` that calls the ClientApp directly, without serialisation.
 
-Silos compute one after the other, or jointly with ``vectorize = true`` (``vectorized.py``).
+Silos compute one after the other.
 
 The ServerApp and the ClientApp are the same functions as in a deployment. Tensors are passed by reference (see
 ``strategies.base.transport.payload.TensorArray``); on a GPU they stay there.
@@ -12,16 +12,14 @@ import itertools
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Message, MessageType, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from client.site.flower import internal
-from server.simulation.vectorized import VectorizedEngine
 from strategies.base.settings import Value
 
 
@@ -46,7 +44,6 @@ class InProcessGrid(Grid):
         self.sent: dict[str, Message] = {}
         self.numbers = itertools.count(1)
         self.seconds = 0.0
-        self.vectorized = VectorizedEngine() if run_config.get("vectorize") else None
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.contexts)
@@ -66,18 +63,9 @@ class InProcessGrid(Grid):
             self.sent.pop(i) for i in sorted(message_ids, key=lambda i: int(i.rpartition("-")[2])) if i in self.sent
         ]
         started = time.perf_counter()
-        calls, joined = {}, set()
-        for message in asked:
-            node, kind = message.metadata.dst_node_id, message.metadata.message_type
-            calls[node] = partial(self.app, message, self.contexts[node])
-            if kind in (MessageType.TRAIN, MessageType.EVALUATE):
-                joined.add(node)
-        replies: dict[int, Message] = {}
-        if joined and self.vectorized is not None:
-            replies = self.vectorized.run({node: call for node, call in calls.items() if node in joined})
-        replies |= {node: call() for node, call in calls.items() if node not in replies}
+        replies = [self.app(message, self.contexts[message.metadata.dst_node_id]) for message in asked]
         self.seconds += time.perf_counter() - started
-        return [replies[node] for node in calls]
+        return replies
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         return self.pull_messages(self.push_messages(messages))

@@ -174,12 +174,10 @@ class SiloClient(NumPyClient):
             prefix = f"optimizer.{key}."
             kept = {k.removeprefix(prefix): v.clone() for k, v in self.state.arrays.items() if k.startswith(prefix)}
             optimizer.state = kept
-        optimizer.backend = self.model.backend
         return optimizer
 
     def keep_optimizer(self, optimizer: Optimizer, key: str = "") -> None:
         if self.common.optimizer_state == "keep":
-            # Copies: with vectorized training these are rows of all silos' matrices.
             self.state.arrays |= {f"optimizer.{key}.{k}": v.clone() for k, v in optimizer.state.items()}
 
     def train(

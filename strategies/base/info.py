@@ -83,7 +83,6 @@ class MethodInfo:
     # is a number of epochs, or the setting that holds it (0: local-epochs). ``each KEY``: that many trainings of one
     # epoch. ``TERM if KEY`` or ``TERM if KEY = VALUE``: only if that setting is not 0, or has that value.
     dp_epochs: tuple[str, ...] = ("local-epochs",)
-    vectorized: bool = False  # whether silos may train in one batch (``vectorize = true``)
 
     @property
     def trains(self) -> bool:

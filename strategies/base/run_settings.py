@@ -179,9 +179,14 @@ def parse_settings(values: Mapping[str, object]) -> RunSettings:
     return RunSettings(common, own, every.get(common.partition), models, ala, privacy)
 
 
+REMOVED = {"vectorize": "silos train one after the other since 0.3"}  # settings of earlier versions, and why
+
+
 def _check_keys(values: Mapping[str, object]) -> None:
     known = defaults()
     for key in values:
+        if key in REMOVED:
+            raise UserError(f"setting {key!r} is no more: {REMOVED[key]}; leave it out")
         if key not in known:
             raise UserError(f"unknown setting {key[:80]!r}{nearest(key, known)}; docs/settings.md lists them all")
 
@@ -223,8 +228,6 @@ def _check_method(info: MethodInfo, common: Common, own: Any) -> None:
         raise UserError(f"ala = true: {common.strategy} has no received model to mix, or mixes it already")
     if common.ala and getattr(own, "start", "received") == "own":
         raise UserError(f"ala = true mixes a received model: it needs {common.strategy}.start = received")
-    if common.vectorize is True and not info.vectorized:
-        raise UserError(f"vectorize = true: {common.strategy} does not declare it (MethodInfo.vectorized)")
     check_robust(info, common)
     check_wire(info, common)
     check_evaluation(common, own)
@@ -239,8 +242,6 @@ def _check_privacy(info: MethodInfo, common: Common) -> None:
         raise UserError(f"dp = true: not with {info.name}: {info.not_dp}")
     if common.ala:
         raise UserError("dp = true: not with ala = true: how it mixes depends on records without noise")
-    if common.vectorize is True:
-        raise UserError("dp = true: not with vectorize = true, which computes no gradient of each unit")
 
 
 def check_evaluation(common: Common, own: Any) -> None:

@@ -71,11 +71,6 @@ class Common:
     threads: int = setting(
         0, "CPU threads per process, 0: OMP_NUM_THREADS or all; last bits depend on it", minimum=0, maximum=256
     )
-    vectorize: bool = setting(
-        False,
-        "silofl simulate: compute the gradients, metrics and steps of all silos together, for many silos with small "
-        "networks",
-    )
     device: str = setting("auto", "auto, cpu, cuda or cuda:N; a deployed silo's own device stands above it")
     model: str = setting(
         "auto", "architecture, or package.module:factory for one of your own; auto chooses by the shape of the input"

@@ -267,16 +267,12 @@ def test_a_withdrawn_hospital_takes_its_evidence_along(tmp_path: Path) -> None:
     assert entry["per_silo"]["b"]["brier"] == before["per_silo"]["b"]["brier"]
 
 
-def test_simulations_have_it_by_default_the_same_when_silos_train_together(tmp_path: Path) -> None:
+def test_simulations_have_it_by_default(tmp_path: Path) -> None:
     given = {"dataset": "breast-cancer", "silos": 4, "partition": "iid", "rounds": 1, "threads": 1, "model": "linear"}
-    found = []
-    for vectorize in (False, True):
-        out = simulate({**given, "vectorize": vectorize, "out": str(tmp_path / str(vectorize))}, quiet=True)
-        (entry,) = json.loads((out / "summary.json").read_text())["runs"]
-        found.append({silo: [v[key] for key in CALIBRATION] for silo, v in entry["per_silo"].items()})
-        assert "net_benefit" in entry["per_silo"]["hospital-01"]["evidence"]
-    for silo, values in found[0].items():
-        assert None not in values and found[1][silo] == pytest.approx(values, rel=1e-4)
+    out = simulate({**given, "out": str(tmp_path / "run")}, quiet=True)
+    (entry,) = json.loads((out / "summary.json").read_text())["runs"]
+    for silo in entry["per_silo"].values():
+        assert None not in [silo[key] for key in CALIBRATION] and "net_benefit" in silo["evidence"]
 
 
 SPOILT: dict[str, dict[str, Any]] = {

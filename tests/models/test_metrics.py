@@ -18,7 +18,6 @@ from models.metrics import (
     incentivised_rate,
     loss_function,
     mean_rank,
-    metrics_of_all,
     wilson_interval,
 )
 
@@ -83,31 +82,6 @@ def test_unknown_losses_are_refused() -> None:
 
 
 # ---- One model, one silo -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("classes", [2, 5])
-def test_metrics_of_several_models_are_each_ones_own(classes: int) -> None:
-    """Of unequal splits, one of them of one class only, one with a logit that is not finite."""
-    rng = torch.Generator().manual_seed(3)
-    sizes = (1, 7, 40, 12, 300)
-    logits = [torch.randn(n, classes, generator=rng).round(decimals=1) for n in sizes]
-    labels = [torch.randint(classes, (n,), generator=rng) for n in sizes]
-    labels[1].fill_(1)
-    logits[3][4, 0] = math.inf
-    alone = [classification_metrics(o, y) for o, y in zip(logits, labels, strict=True)]
-    assert math.isnan(alone[1]["auc"]) and math.isnan(alone[3]["auc"]) and alone[2]["auc"] > 0
-    together = metrics_of_all(logits, labels)
-    for one, other in zip(alone, together, strict=True):
-        assert list(one) == list(other)
-        assert one == pytest.approx(other, rel=1e-12, nan_ok=True)
-
-
-def test_what_is_wrong_with_one_of_several_models_is_named() -> None:
-    logits, labels = [torch.zeros(2, 3)] * 2, [torch.tensor([0, 1]), torch.tensor([0, 3])]
-    with pytest.raises(ValueError, match=r"labels must lie in 0\.\.2, found 0\.\.3"):
-        metrics_of_all(logits, labels)
-    (empty, _) = metrics_of_all([torch.zeros(0, 3), torch.zeros(2, 3)], [torch.tensor([], dtype=torch.long), labels[0]])
-    assert all(math.isnan(value) for value in empty.values())
 
 
 def test_classification_metrics_by_hand() -> None:

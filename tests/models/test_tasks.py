@@ -64,16 +64,6 @@ def test_metrics_are_those_that_are_named_and_in_their_range(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_metrics_of_several_models_are_each_ones_own(name: str) -> None:
-    task = task_of(name)
-    outputs, y = OUTPUTS[name]
-    parts = [slice(0, 3), slice(3, 6), slice(0, 6)]
-    together = task.measure_all([outputs[p] for p in parts], [y[p] for p in parts])
-    for part, found in zip(parts, together, strict=True):
-        assert found == pytest.approx(task.measure(outputs[part], y[part]), rel=1e-12, nan_ok=True)
-
-
-@pytest.mark.parametrize("name", TASKS)
 def test_without_samples_nothing_is_known(name: str) -> None:
     outputs, y = OUTPUTS[name]
     found = task_of(name).measure(outputs[:0], y[:0])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from tiny import Files, Numbers, federate, gradient, random_silos, rows_of
+from tiny import Files, Numbers, federate, gradient, rows_of
 from torch import Tensor
 
 from client.export import export_model
@@ -19,7 +19,6 @@ from models.initialisation import flat_model, initial_model
 from models.networks.mlp import MlpSettings
 from models.networks.registry import build
 from models.trainable import Part, freeze
-from server.simulation.vectorized import incompatibility
 from strategies import strategies
 
 DEEP = MlpSettings("4,5")  # 3 columns, 3 classes: fc1 16, fc2 25, fc3 18 scalars
@@ -212,12 +211,3 @@ def test_an_exported_model_is_whole(two: Files, tmp_path: Path) -> None:
     assert card["metrics"]["test.accuracy"] == np.mean(label == y)
     lines = predict_file(tmp_path / "a.safetensors", two["a"]).splitlines()[1:]
     assert [int(line.split(",")[1]) for line in lines] == label.tolist()
-
-
-def test_silos_with_a_frozen_part_take_turns(tmp_path: Path) -> None:
-    """`vectorize` says so in one line, and the numbers are those of silos that take turns."""
-    assert incompatibility(deep()) == "a part of the network is frozen" and not incompatibility(deep("all"))
-    files = random_silos(tmp_path, dict.fromkeys("abcde", 8))
-    settings = {"strategy": "fedavg", "mlp__hidden": "4", "trainable": "head", "rounds": 2}
-    plain, asked = (federate(files, **settings, vectorize=vectorize) for vectorize in (False, True))
-    assert all(torch.equal(plain.personal(silo), asked.personal(silo)) for silo in files)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from tiny import Files, federate, simulated
 
-import server.simulation.vectorized
 from models.networks.registry import resolve
 from strategies import strategies
 
@@ -101,15 +100,3 @@ def test_the_networks_are_those_of_auto() -> None:
     text, signal = ("tokens", 6, WORDS), (2, STEPS)
     assert resolve("auto", text) == "fasttext"
     assert {resolve("auto", signal), resolve("auto", (("notes", text), ("ecg", signal)))} == {"fedapm-signals"}
-
-
-@pytest.mark.parametrize("method", ["fedavg", "fedala"])
-def test_silos_that_cannot_train_together_take_turns(
-    silos: Files, kind: str, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """``vectorize`` is no fault with any input, without dropout, which would be reason enough to take turns."""
-    monkeypatch.setattr(server.simulation.vectorized, "FEWEST_SILOS", 2)
-    settings = {"strategy": method, **OPTIONS, **NETWORKS[kind], "fedapm-signals.dropout": 0.0}
-    alone, together = federate(silos, **settings), federate(silos, **settings, vectorize=True)
-    for silo in silos:
-        torch.testing.assert_close(together.personal(silo), alone.personal(silo))

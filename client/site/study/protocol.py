@@ -37,7 +37,7 @@ SUM = re.compile(r"[0-9a-f]{64}")
 # Settings of the server, of a simulation, or of the machine: they do not change how a hospital trains.
 FREE = frozenset(
     (
-        *("study", "out", "resume", "checkpoint-every", "threads", "device", "vectorize", "data-dir", "dataset"),
+        *("study", "out", "resume", "checkpoint-every", "threads", "device", "data-dir", "dataset"),
         *("partition", "silos", "agreed", "min-silos", "round-timeout", "straggler-factor", "straggler-floor"),
         "lost-silo",
     )

@@ -122,7 +122,6 @@ DEFAULTS: dict[str, bool | int | float | str] = {
     "rounds": 20,
     "seed": 42,
     "threads": 0,
-    "vectorize": False,
     "device": "auto",
     "model": "auto",
     "trainable": "all",

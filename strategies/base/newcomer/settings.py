@@ -43,8 +43,6 @@ def check_late(common: Common, info: MethodInfo) -> None:
         raise UserError(
             f"late-joiners = {text[:80]}: not with {info.name}: {info.not_late if info.trains else EVALUATES}"
         )
-    if common.vectorize is True:
-        raise UserError(f"late-joiners = {text[:80]}: not with vectorize = true, whose silos are together from round 1")
     if text == ANY:
         return
     entries = [ENTRY.fullmatch(entry.strip()) for entry in text.split(",")]

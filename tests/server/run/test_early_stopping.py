@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from resuming import Crash, assert_equal, crash_after, interrupted
-from tiny import Files, Run, comparable, federate, round_of, same, settings_of
+from tiny import Files, Run, comparable, federate, round_of, settings_of
 
 from client.export import export_model
 from partitions.common.errors import UserError
@@ -244,10 +244,3 @@ def row(number: int, silo: str, value: float) -> Any:
     from server.results.history import Row
 
     return Row("fedavg", 1, number, silo, "val", "personal", "accuracy", value, 10)
-
-
-def test_all_engines_of_this_process_stop_alike(three: Files) -> None:
-    """Silos that train together stop at the same round as those that train in turns."""
-    runs = [federate(three, strategy="fedavg", vectorize=value, **OPTIONS) for value in (False, True)]
-    assert runs[0].federation.last == runs[1].federation.last
-    assert same(runs[0].personal("a").round(decimals=4), runs[1].personal("a").round(decimals=4))

@@ -76,12 +76,6 @@ def test_methods_that_keep_models_in_the_silo(agreed: Files, tmp_path: Path, met
     assert_same(federate(hospitals(tmp_path, b=PERMUTED), **options), federate(agreed, **options))
 
 
-def test_vectorized(tmp_path: Path, reference: Run) -> None:
-    files = hospitals(tmp_path, b=PERMUTED)
-    run = federate(files, vectorize=True, **OPTIONS)
-    assert_same(run, federate(hospitals(tmp_path / "agreed"), vectorize=True, **OPTIONS))
-
-
 def test_resumed(tmp_path: Path, reference: Run) -> None:
     """What was agreed on holds: two silos that turn their columns round meanwhile map them to the run's order."""
     place: dict[str, Any] = {**OPTIONS, "directory": tmp_path / "run"}

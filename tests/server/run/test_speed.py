@@ -22,7 +22,6 @@ import partitions.silo_file
 from models.samples import Samples
 from partitions import simulated as simulation
 from server.run.reporter import Progress
-from server.simulation.joint_networks import Networks
 from strategies.base.client import SiloClient
 from strategies.base.transport.payload import TensorArray
 
@@ -57,16 +56,15 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return done
 
 
-@pytest.mark.parametrize("vectorize", [False, True])
 @pytest.mark.parametrize("strategy", METHODS)
-def test_everything_is_read_and_built_once(counts: Counter[str], strategy: str, vectorize: bool) -> None:
+def test_everything_is_read_and_built_once(counts: Counter[str], strategy: str) -> None:
     """Over four rounds, a closing exchange and six silos; and between silos of one process nothing is serialised."""
-    simulated(strategy=strategy, rounds=4, vectorize=vectorize)
+    simulated(strategy=strategy, rounds=4)
     purposes = 7 if strategy == "apple" else 1  # initial models: of every silo's core, or the common one
     assert counts.pop("build") <= 1 + purposes
     assert counts == {"load digits": 1, "partition": 1, "parse": 1, "samples": 3 * 6}
     many = counts.copy()
-    simulated(strategy=strategy, rounds=4, vectorize=vectorize)
+    simulated(strategy=strategy, rounds=4)
     assert counts["load digits"] == 1
     assert many == counts - Counter({"build": counts["build"]})
 
@@ -97,19 +95,14 @@ def test_a_silos_own_file_is_opened_once(counts: Counter[str], three: Files) -> 
 def predictions(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Any]) -> tuple[int, Any]:
     """How many times a network was evaluated on a split, and what the run returns."""
     done: list[int] = []
-    ordinary, of_several = models.tasks.base.predict, Networks.evaluate
+    ordinary = models.tasks.base.predict
 
     def counted(model: Any, samples: Samples) -> Any:
         done.append(len(samples))
         return ordinary(model, samples)
 
-    def counted_together(networks: Networks, requests: Any) -> Any:
-        done.extend(len(request.samples) for request in requests)
-        return of_several(networks, requests)
-
     with monkeypatch.context() as patch:
         patch.setattr(models.tasks.base, "predict", counted)
-        patch.setattr(Networks, "evaluate", counted_together)
         result = run()
     return len(done), result
 
@@ -124,7 +117,6 @@ def predictions(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Any]) -> tupl
         ("diversifed", {}, 6 * (4 + 3 * 2)),
         ("lp-proj", {}, 6 * (4 + 3 * 2)),
         ("local", {"model": "tiny-bn"}, 6 * (4 + 3 * 2)),
-        ("local", {"vectorize": True}, 6 * (4 + 3 * 2)),
         # What rounds 1 and 3 left is not known when it is received in rounds 2 and 4; the end knows it of round 4.
         ("local", {"evaluate-every": 2}, 6 * (4 + 4)),
         # The same vector throughout, but the personal predictor is two networks: it is not what was received.
@@ -181,14 +173,14 @@ class Alive:
         self.numbers[progress.round] = (len(tensors), *counted, sum(storages.values()))
 
 
-@pytest.mark.parametrize(("vectorize", "evaluate_every"), [(False, 1), (False, 0), (True, 0)])
+@pytest.mark.parametrize("evaluate_every", [1, 0])
 @pytest.mark.parametrize("strategy", METHODS)
-def test_memory_does_not_grow_with_the_rounds(strategy: str, vectorize: bool, evaluate_every: int) -> None:
+def test_memory_does_not_grow_with_the_rounds(strategy: str, evaluate_every: int) -> None:
     """As many objects after round 7 as after round 4. Only APPLE's history grows, by N numbers a round in each silo."""
     alive = Alive()
     gc.collect()
     gc.freeze()  # what was there before is not counted
-    simulated(watch=alive, strategy=strategy, rounds=7, vectorize=vectorize, evaluate_every=evaluate_every)
+    simulated(watch=alive, strategy=strategy, rounds=7, evaluate_every=evaluate_every)
     early, late = alive.numbers[4], alive.numbers[7]
     assert early[:3] == late[:3]
     assert early[0] > 20

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from hospitals import NAMES, NETWORKS, hospital_files
-from tiny import Run, comparable, federate, simulated
+from tiny import Run, comparable, federate
 
 from strategies.base.client import SiloClient
 
@@ -78,15 +78,6 @@ def test_a_run_that_is_resumed_is_the_same(tmp_path: Path, task: str) -> None:
     again = go(tmp_path, task, **run, rounds=3, resume=True)
     assert comparable(again.rows) == comparable(whole.rows)
     assert comparable(whole.rows) != comparable(go(tmp_path, task, strategy="apple", rounds=3).rows)
-
-
-def test_silos_that_train_together_get_the_same_numbers() -> None:
-    settings: dict[str, Any] = {"strategy": "local", "rounds": 2, "augment": AUGMENT, "batch_size": 8}
-    turns, together = (simulated(**settings, vectorize=v) for v in (False, True))
-    values = [[r.value for r in run.history.rows if r.metric == "loss"] for run in (turns, together)]
-    grid: Any = together.grid
-    assert grid.vectorized.joint > 100
-    assert values[0] == pytest.approx(values[1], rel=1e-4) and len(values[0]) > 10
 
 
 def test_tables_are_refused_before_anything_is_trained(tmp_path: Path) -> None:

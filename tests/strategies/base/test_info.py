@@ -12,7 +12,6 @@ from cases import CASES, OPTIONS
 from tiny import Files, Run, federate, random_silos, same, settings_of
 from two_layers import DEEP, replies_of
 
-import server.simulation.vectorized
 from partitions.common.errors import UserError
 from strategies import strategies
 from strategies.base import strategy
@@ -95,17 +94,6 @@ def test_batch_norm_statistics_travel_where_the_method_declares_it(three: Files,
         assert travel == (way == strategies()[name].info.buffers == "shared"), way
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_silos_train_together_where_the_method_declares_it(
-    three: Files, name: str, tiny_bn: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The vectorized engine computes, or names why silos take turns; it is never passed by."""
-    monkeypatch.setattr(server.simulation.vectorized, "FEWEST_SILOS", 2)
-    engine = federate(three, **options(name, vectorize=True)).grid.vectorized
-    assert strategies()[name].info.vectorized and engine is not None
-    assert engine.joint or engine.single or engine.takes_turns
-
-
 def test_ala_is_for_those_that_declare_it(three: Files) -> None:
     """That it changes each of these is in tests/strategies/test_ala.py."""
     for name in METHODS:
@@ -125,7 +113,6 @@ def test_a_method_that_declares_nothing_gets_nothing(five: Files, undeclared: st
         *(({"robust": r, "robust_attackers": 1}, f"robust = {r}: undeclared takes no mean") for r in RULES),
         ({"wire_dtype": "int8"}, "wire-dtype = int8: not for undeclared: its MethodInfo does not declare `lossy`"),
         ({"ala": True}, "ala = true: undeclared has no received model"),
-        ({"vectorize": True}, "vectorize = true: undeclared does not declare it"),
         ({"dp": True}, "dp = true: not with undeclared: its MethodInfo does not declare `dp`"),
         ({"hold_out": "e"}, "hold-out = e: undeclared does not declare it (MethodInfo.newcomer)"),
         ({"late_joiners": "e=2"}, "late-joiners = e=2: not with undeclared: its MethodInfo does not declare `late`"),

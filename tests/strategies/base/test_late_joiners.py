@@ -17,7 +17,6 @@ from two_layers import DEEP
 from partitions.common.errors import UserError
 from strategies import strategies
 from strategies.apple import AppleServerState
-from strategies.base.run_settings import parse_settings
 from strategies.base.state import State
 from strategies.feddyn import DynServerState
 from strategies.pfedla import LaSettings, first_hypernetwork, grown, layer_weights
@@ -170,8 +169,3 @@ def test_a_simulation_knows_its_silos() -> None:
 def test_it_is_not_both_held_out_and_late(four: Files) -> None:
     with pytest.raises(UserError, match="hold-out = b has b too"):
         run_with(four, {"strategy": "fedavg"}, hold_out=LATE)
-
-
-def test_vectorized_silos_are_together_from_the_start() -> None:
-    with pytest.raises(UserError, match="not with vectorize = true"):
-        parse_settings({"strategy": "fedavg", "late-joiners": "any", "vectorize": True})
