@@ -14,9 +14,6 @@ Source: DICOM PS3.3, C.7.6.3 (pixels), C.11.1 (modality table), C.11.2 (VOI tabl
 
 from __future__ import annotations
 
-import mmap
-import re
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +22,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from partitions.common.sizes import BLOCK, MOST_FRAMES, TooLargeError, check_picture, check_size, unpacked
-from partitions.importing.scans import ImageInfo, ScanError, Unavailable, fit, fitted, pseudonym, redacted_errors
+from partitions.importing.dicom_file import (
+    check_pixels,
+    check_readable,
+    frames_of,
+    is_compressed,
+    is_grey,
+    load,
+    of_frame,
+    pixels_of,
+)
+from partitions.importing.scans import ImageInfo, ScanError, fit, fitted, pseudonym, redacted_errors
 from partitions.recipes.pictures import MODALITIES, PHOTOMETRIC
 from partitions.recipes.reading import Acquisition, ReadOptions
 from partitions.splits import Array
@@ -41,8 +47,7 @@ IDENTITY = {
     "series": "SeriesInstanceUID",
 }
 PLACE = ("SeriesDescription", "InstanceNumber", "ImagePositionPatient", "ImageOrientationPatient")
-GROUP_LENGTH = b"DICM\x02\0\0\0UL"  # the beginning of a header, before its length
-DEFLATED = b"1.2.840.10008.1.2.1.99"
+HINT = ": pip install python-gdcm may help"
 KIND = ("Modality", "Rows", "Columns", "NumberOfFrames", "PhotometricInterpretation", "ImageOrientationPatient")
 PALETTE = tuple(
     f"{segmented}{colour}PaletteColorLookupTable{what}"
@@ -57,16 +62,12 @@ PIXELS = (
     *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"),  # where enhanced files have the above
     *("BurnedInAnnotation", "ConversionType"),
 )
-START_OF_FRAME = re.compile(rb"\xff\xf7\x00.[\x02-\x10](.{5})", re.DOTALL)  # of JPEG-LS: height, width, components
-GROUPS = (  # of enhanced files: the sequences that describe a frame
-    *("PixelMeasuresSequence", "PlanePositionSequence", "PlaneOrientationSequence"),
-    *("PixelValueTransformationSequence", "FrameVOILUTSequence"),
-)
 NO_PICTURES = ("SEG", "PR", "KO", "SR", "REG", "RTDOSE", "RTSTRUCT", "RTPLAN")
 # Modalities whose machines or exports often write names into the pixels.
 OFTEN_BURNT = ("US", "IVUS", "XA", "XC", "ES", "GM", "SM", "OT", "DOC", "SC", "RF", "ECG", "OP")
 BURNT = "say that text is burnt into them: look at them, nothing is taken out"
 MAYBE_BURNT = "do not say whether text is burnt into them, and are of a kind that often has it: look at them"
+MIDDLE = "have several frames: the middle one is taken"
 NO_WINDOW = "have no window: they reach from their lowest to their highest value; --window gives all the same"
 
 
@@ -79,37 +80,6 @@ class Header:
     position: float | None  # mm along the normal of its plane
     number: int  # in its series
     frames: int
-
-
-def load(path: Path, tags: tuple[str, ...]) -> Dataset:
-    """Parse only these attributes, up to the pixels."""
-    try:
-        import pydicom
-    except ImportError:
-        raise Unavailable("DICOM", "pydicom") from None
-    check_deflated(path)
-    return pydicom.dcmread(path, stop_before_pixels=True, specific_tags=list(tags))
-
-
-def check_deflated(path: Path) -> None:
-    """Raise TooLargeError where the whole file is deflated (PS3.5, A.5) and would unpack to more than allowed.
-
-    pydicom unpacks such a file at once. The first element of the header is the header's length.
-    """
-    with path.open("rb") as file:
-        start = file.read(144)
-        meta = file.read(min(int.from_bytes(start[140:144], "little"), BLOCK))
-        if start[128:138] == GROUP_LENGTH and DEFLATED in meta:
-            unpacked(file, "its file", wbits=-15, keep=False)
-        elif DEFLATED in start + meta:
-            raise ScanError("its file is deflated, and its header does not say where it ends; export it uncompressed")
-
-
-def check_pixels(dataset: Dataset) -> None:
-    """Raise TooLargeError where a frame, or their number, is too large to be decoded."""
-    check_picture((dataset.Rows, dataset.Columns, dataset.get("SamplesPerPixel") or 1))
-    if int(dataset.get("NumberOfFrames") or 1) > MOST_FRAMES:
-        raise TooLargeError(f"its file says that it has more than {MOST_FRAMES} frames")
 
 
 def read_header(path: Path, where: str) -> Header | None:
@@ -126,7 +96,7 @@ def read_header(path: Path, where: str) -> Header | None:
             _text(dataset, "SeriesDescription"),
             _position(dataset),
             int(number) if number is not None else 0,
-            int(dataset.get("NumberOfFrames") or 1),
+            frames_of(dataset),
         )
 
 
@@ -142,14 +112,15 @@ def probe(path: Path, where: str, reading: ReadOptions, frame: int | None = None
         dataset = load(path, (IDENTITY["patient"], *KIND, *PIXELS))
         if not dataset.get("Rows") or not dataset.get("Columns"):
             raise ScanError("its file holds no picture")
-        check_pixels(dataset)
-        check_decoder(dataset, path)
+        check_readable(dataset, path)
         header = of_frame(dataset, _frame(dataset, frame))
+        check_rescale(header)
         height, width = fitted(dataset.Rows, dataset.Columns, spacing_of(header, reading), reading)
         grey = is_grey(dataset)
         deep = grey and int(dataset.get("BitsStored") or 32) > 8
         notes = [
             *warnings_of(dataset),
+            *([MIDDLE] if frame is None and frames_of(dataset) > 1 else []),
             *([NO_WINDOW] if deep and not reading.window and not has_window(header) else []),
         ]
         whose, taken = pseudonym(_text(dataset, "PatientID")), acquired(dataset, header)
@@ -172,14 +143,12 @@ def acquired(dataset: Dataset, header: Dataset) -> Acquisition:
 
 def read(path: Path, where: str, reading: ReadOptions, frame: int | None = None) -> Array:
     """Read the picture: uint8 (h, w, 1 or 3), or float32 (h, w, 1) in 0..1 where more than 8 bits are stored."""
-    with redacted_errors(where, "DICOM", "; where it is compressed, `pip install python-gdcm` may help"):
-        from pydicom.pixels import pixel_array
-
+    with redacted_errors(where, "DICOM"):
         dataset = load(path, (*KIND, *PIXELS))
-        check_pixels(dataset)
-        check_decoder(dataset, path)
+        check_readable(dataset, path)
+    with redacted_errors(where, "DICOM", HINT * is_compressed(dataset)):
         frame = _frame(dataset, frame)
-        array = pixel_array(path, index=frame)
+        array = pixels_of(path, dataset, frame)
         header = of_frame(dataset, frame)
         if is_grey(dataset):
             values = show(array, header, reading.window)
@@ -195,6 +164,7 @@ def show(stored: Array, header: Dataset, window: tuple[float, float] | None) -> 
     """Convert stored grey values (h, w) to display values: float32 (h, w), 0 is black and 1 white."""
     from pydicom.pixels import apply_modality_lut
 
+    check_rescale(header)
     padding = padding_of(stored, header)
     values = apply_modality_lut(stored, header).astype(np.float64)
     if window:
@@ -212,6 +182,16 @@ def show(stored: Array, header: Dataset, window: tuple[float, float] | None) -> 
     if header.PhotometricInterpretation == "MONOCHROME1":
         shown = 1 - shown
     return np.where(padding, 0, np.clip(shown, 0, 1)).astype(np.float32)
+
+
+def check_rescale(header: Dataset) -> None:
+    """Raise ScanError for one of slope and intercept alone, which pydicom ignores, unless it changes nothing."""
+    slope, intercept = header.get("RescaleSlope"), header.get("RescaleIntercept")
+    if (slope is not None and intercept is not None) or header.get("ModalityLUTSequence"):
+        return
+    if slope not in (None, 1) or intercept not in (None, 0):
+        has, lacks = ("Slope", "Intercept") if slope is not None else ("Intercept", "Slope")
+        raise ScanError(f"its header has Rescale{has} and no Rescale{lacks}: in which unit its values are is not known")
 
 
 def _windowed(values: Array, centre: float, width: float, function: str) -> Array:
@@ -273,24 +253,8 @@ def _coloured(array: Array, dataset: Dataset) -> Array:
     return (array >> max(bits - 8, 0)).astype(np.uint8)
 
 
-def is_grey(dataset: Dataset) -> bool:
-    return dataset.PhotometricInterpretation in ("MONOCHROME1", "MONOCHROME2")
-
-
 def _frame(dataset: Dataset, wanted: int | None) -> int:
-    return int(dataset.get("NumberOfFrames") or 1) // 2 if wanted is None else wanted
-
-
-def of_frame(dataset: Dataset, frame: int) -> Dataset:
-    """Return the header of one frame: enhanced files have spacing, rescaling and window in functional groups."""
-    header = dataset.copy()
-    shared = dataset.get("SharedFunctionalGroupsSequence") or []
-    per_frame = dataset.get("PerFrameFunctionalGroupsSequence") or []
-    for groups in (*shared[:1], *per_frame[frame : frame + 1]):
-        for name in GROUPS:
-            for item in (groups.get(name) or [])[:1]:
-                header.update(item)
-    return header
+    return frames_of(dataset) // 2 if wanted is None else wanted
 
 
 def spacing_of(header: Dataset, reading: ReadOptions) -> tuple[float, float] | None:
@@ -327,49 +291,10 @@ def warnings_of(dataset: Dataset) -> tuple[str, ...]:
     return (MAYBE_BURNT,) if often and burned != "NO" else ()
 
 
-def check_decoder(dataset: Dataset, path: Path) -> None:
-    """Raise ScanError for a compression without an installed decoder, before hours of reading.
-
-    Raises TooLargeError for pixels that would become too large.
-    """
-    from pydicom.pixels import get_decoder
-    from pydicom.uid import UID
-
-    syntax = UID(dataset.file_meta.TransferSyntaxUID)
-    try:
-        available = get_decoder(syntax).is_available
-    except NotImplementedError:
-        raise ScanError("its file is compressed in a way that cannot be read; export it uncompressed") from None
-    if not available:
-        raise ScanError(
-            f"its file is compressed ({syntax.name}), which needs one more package: pip install python-gdcm"
-        )
-    if syntax.is_encapsulated:
-        check_encoded(dataset, path, syntax.name)
-
-
-def check_encoded(dataset: Dataset, path: Path, syntax: str) -> None:
-    """Raise TooLargeError where compressed pixels would become larger than allowed, independent of the header.
-
-    Pillow limits JPEG and JPEG 2000 itself. In RLE two bytes become up to 128 (PS3.5, annex G), and an encoder hardly
-    ever needs more bytes than there are pixels. JPEG-LS has its size in its own header (ITU-T T.87, C.2.2).
-    """
-    size, bits = path.stat().st_size, int(dataset.get("BitsAllocated") or 8)
-    pixels = dataset.Rows * dataset.Columns * (dataset.get("SamplesPerPixel") or 1)
-    plain = pixels * bits // 8 * int(dataset.get("NumberOfFrames") or 1)
-    if "RLE" in syntax and size > 2 * plain + BLOCK:
-        check_size(64 * size, "its picture, unpacked,")
-    if "JPEG-LS" in syntax:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            for start in START_OF_FRAME.finditer(content):
-                check_picture(struct.unpack(">HHB", start[1]))
-
-
 def _first(value: Any) -> float | None:
     """Return the first of several numbers, or the number itself; None for no value."""
-    if value is None or value == "":
-        return None
-    return float(value[0] if isinstance(value, Sequence) else value)
+    first = value[0] if isinstance(value, Sequence) and value else value
+    return None if first is None or first == "" else float(first)
 
 
 def _text(dataset: Dataset, keyword: str) -> str:

@@ -22,7 +22,8 @@ from tqdm import tqdm
 from partitions.common.errors import DataError
 from partitions.importing.csv_source import Found
 from partitions.importing.dicom import IDENTITY, Header, read_header
-from partitions.importing.images import SampleSource, is_dicom
+from partitions.importing.dicom_file import is_dicom
+from partitions.importing.images import SampleSource
 from partitions.importing.notes import ALL_COLUMNS, Take
 from partitions.importing.scans import parts_of, pseudonym, redacted_errors
 from partitions.importing.tables import SPLIT_NAMES, Label, label_columns, labels_of, read_lines, split_of

@@ -11,6 +11,7 @@ from tqdm import tqdm
 from partitions.common.errors import DataError
 from partitions.importing import nifti
 from partitions.importing.csv_source import Found, read_csv
+from partitions.importing.dicom_file import is_dicom
 from partitions.importing.dicom_series import (
     check_links,
     files_below,
@@ -21,7 +22,7 @@ from partitions.importing.dicom_series import (
     place_of,
     series_below,
 )
-from partitions.importing.images import NIFTI, PICTURES, SampleSource, is_dicom, kind_of
+from partitions.importing.images import NIFTI, PICTURES, SampleSource, kind_of
 from partitions.importing.options import ImportOptions
 from partitions.importing.scans import pseudonym
 from partitions.importing.tables import SPLIT_NAMES, Label, read_lines

@@ -18,6 +18,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from partitions.common.errors import DataError
 from partitions.importing import dicom, nifti
+from partitions.importing.dicom_file import is_dicom
 from partitions.importing.scans import ImageInfo, fit, fitted
 from partitions.importing.volumes import volume
 from partitions.recipes.reading import ReadOptions
@@ -52,15 +53,6 @@ def kind_of(path: Path) -> str:
     if path.name.lower().endswith(NIFTI):
         return "nifti"
     return "dicom" if path.name.lower().endswith(DICOM) or is_dicom(path) else "picture"
-
-
-def is_dicom(path: Path) -> bool:
-    """Return whether a file begins as DICOM files do: 128 bytes of any kind, then DICM."""
-    try:
-        with path.open("rb") as file:
-            return file.read(132)[128:] == b"DICM"
-    except OSError:  # the code that reads it reports this
-        return False
 
 
 def probe(sample: SampleSource, reading: ReadOptions) -> ImageInfo:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from tqdm import tqdm
 
 from partitions.common.errors import DataError
-from partitions.importing import dicom, nifti
-from partitions.importing.images import NIFTI, PICTURES, is_dicom, open_picture
+from partitions.importing import dicom, dicom_file, nifti
+from partitions.importing.images import NIFTI, PICTURES, open_picture
 from partitions.importing.scans import pseudonym, redacted_errors
 from partitions.recipes.pictures import MODALITIES, PHOTOMETRIC
 from partitions.recipes.reading import ReadOptions
@@ -74,7 +74,7 @@ def take_inventory(files: Iterable[tuple[str, Path]], total: int) -> Inventory:
 def inspect_file(found: Inventory, path: Path, where: str) -> None:
     """Add one file to the inventory. Raises DataError where it cannot be read."""
     name = path.name.lower()
-    if is_dicom(path):
+    if dicom_file.is_dicom(path):
         with redacted_errors(where, "DICOM"):
             inspect_dicom(found, path)
     elif name.endswith(NIFTI):
@@ -127,34 +127,33 @@ def inspect_nifti(found: Inventory, path: Path) -> None:
 
 def inspect_dicom(found: Inventory, path: Path) -> None:
     """Add a DICOM file, from its header."""
-    dataset = dicom.load(path, (*dicom.IDENTITY.values(), *dicom.PLACE, *dicom.KIND, *dicom.PIXELS))
+    dataset = dicom_file.load(path, (*dicom.IDENTITY.values(), *dicom.PLACE, *dicom.KIND, *dicom.PIXELS))
     modality = code(dataset, "Modality", MODALITIES)
     if modality in dicom.NO_PICTURES or not dataset.get("Rows") or not dataset.get("Columns"):
         found.kinds["DICOM files without a picture"] += 1
         found.objects[modality or "none"] += 1
         return
-    dicom.check_pixels(dataset)
-    dicom.check_decoder(dataset, path)
+    dicom_file.check_readable(dataset, path)
     found.kinds["DICOM pictures"] += 1
     key = {name: pseudonym(str(dataset.get(keyword) or "").strip()) for name, keyword in dicom.IDENTITY.items()}
     found.patients.update(filter(None, [key["patient"]]))
     found.nameless += not key["patient"]
     study = key["study"] or f"file {found.kinds['DICOM pictures']}"
     found.studies.add(study)
-    frames = int(dataset.get("NumberOfFrames") or 1)
+    frames = dicom_file.frames_of(dataset)
     series = f"{study} {key['series']}"
     found.series[series] += frames
     found.slices = max(found.slices, found.series[series])
     for what, value in described(dataset):
         found.count(what, value)
-    spacing = dicom.spacing_of(dicom.of_frame(dataset, 0), ReadOptions(spacing=1.0))
+    spacing = dicom.spacing_of(dicom_file.of_frame(dataset, 0), ReadOptions(spacing=1.0))
     if spacing:
         found.pixels.append(min(spacing))
 
 
 def described(dataset: Dataset) -> Iterator[tuple[str, str]]:
     """Yield (property, value) of a header for the properties that pictures should share."""
-    header = dicom.of_frame(dataset, 0)
+    header = dicom_file.of_frame(dataset, 0)
     taken = dicom.acquired(dataset, header)
     yield "modality", taken.modality or "none"
     yield "photometric interpretation", code(dataset, "PhotometricInterpretation", PHOTOMETRIC) or "none"

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from partitions.common.errors import DataError
+from partitions.importing.dicom_file import is_dicom
 from partitions.importing.dicom_series import files_below, holds_dicom, join_key, names_what, place_of
 from partitions.importing.discovery import class_folders, is_joined, only_csv
-from partitions.importing.images import NIFTI, PICTURES, SampleSource, is_dicom
+from partitions.importing.images import NIFTI, PICTURES, SampleSource
 from partitions.importing.options import ImportOptions
 from partitions.importing.proposal.inventory import Inventory
 from partitions.importing.tables import label_columns, labels_of, list_columns, read_lines

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from partitions.common.sizes import check_picture, check_size
-from partitions.importing.dicom import KIND, check_decoder, load, of_frame, spacing_of
+from partitions.importing.dicom import KIND, spacing_of
+from partitions.importing.dicom_file import check_decoder, frames_of, load, of_frame, pixels_of
 from partitions.importing.scans import ScanError, pseudonym
 from partitions.importing.volumes.grid import Grid
 from partitions.recipes.reading import ReadOptions
@@ -91,16 +92,14 @@ def outlines_of(path: Path, grid: Grid) -> Iterator[tuple[str, Any]]:
 
 def segments(dataset: Dataset, path: Path, grid: Grid) -> Iterator[tuple[str, Any]]:
     """Yield the segments of a SEG object."""
-    from pydicom.pixels import pixel_array
-
-    kind, frames = str(dataset.get("SegmentationType")), int(dataset.get("NumberOfFrames") or 1)
+    kind, frames = str(dataset.get("SegmentationType")), frames_of(dataset)
     check_picture((frames, dataset.Rows, dataset.Columns), "its outlines")
     check_decoder(dataset, path)
     if (dataset.Rows, dataset.Columns) != grid.shape[1:]:
         raise ScanError(OFF_THE_SLICES)
     slices = [slice_of(of_frame(dataset, frame), grid) for frame in range(frames)]
     numbers = [segment_of(dataset, frame) for frame in range(frames)]
-    pixels = np.asarray(pixel_array(path)).reshape(frames, *grid.shape[1:])
+    pixels = pixels_of(path, dataset, None).reshape(frames, *grid.shape[1:])
     half = float(dataset.get("MaximumFractionalValue") or 255) / 2 if kind == "FRACTIONAL" else 0.5
 
     def mask(number: int) -> Array:

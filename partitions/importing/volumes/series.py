@@ -22,20 +22,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from partitions.common.sizes import check_picture
-from partitions.importing.dicom import (
-    KIND,
-    PIXELS,
-    PLACE,
-    acquired,
-    check_decoder,
-    check_pixels,
-    is_grey,
-    load,
-    of_frame,
-    padding_of,
-    spacing_of,
-    warnings_of,
-)
+from partitions.importing.dicom import KIND, PIXELS, PLACE, acquired, check_rescale, padding_of, spacing_of, warnings_of
+from partitions.importing.dicom_file import check_readable, frames_of, is_grey, load, of_frame, pixels_of
 from partitions.importing.scans import ScanError
 from partitions.importing.volumes.grid import Grid, check_grid
 from partitions.recipes.reading import Acquisition, ReadOptions
@@ -78,13 +66,12 @@ def read_series(files: Sequence[Path]) -> Series:
     kinds: set[str] = set()
     for path in files:
         dataset = load(path, (*KIND, *PIXELS, *PLACE, "PatientID"))
-        check_pixels(dataset)
-        check_decoder(dataset, path)
+        check_readable(dataset, path)
         if not is_grey(dataset):
             raise ScanError("its slices are in colour; volumes are grey")
         kinds.add(dataset.PhotometricInterpretation)
         notes += warnings_of(dataset)
-        planes += [plane_of(dataset, path, frame) for frame in range(int(dataset.get("NumberOfFrames") or 1))]
+        planes += [plane_of(dataset, path, frame) for frame in range(frames_of(dataset))]
     if len(kinds) > 1:
         raise ScanError("its slices are MONOCHROME1 and MONOCHROME2: choose one series with --series")
     first = planes[0]
@@ -152,14 +139,14 @@ def values_of(series: Series) -> tuple[Array, Array]:
 
     MONOCHROME1 is not inverted yet, because a window is in the machine's unit.
     """
-    from pydicom.pixels import apply_modality_lut, pixel_array
+    from pydicom.pixels import apply_modality_lut
 
     values, padding = np.empty(series.grid.shape, np.float32), np.zeros(series.grid.shape, bool)
     for k, plane in enumerate(series.planes):
         dataset = load(plane.path, (*KIND, *PIXELS))
-        frames = int(dataset.get("NumberOfFrames") or 1)
-        stored = pixel_array(plane.path, index=plane.frame if frames > 1 else None)
+        stored = pixels_of(plane.path, dataset, plane.frame if frames_of(dataset) > 1 else None)
         header = of_frame(dataset, plane.frame)
+        check_rescale(header)
         padding[k] = padding_of(stored, header)
         values[k] = apply_modality_lut(stored, header)
     return values, padding

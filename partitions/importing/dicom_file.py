@@ -1,0 +1,209 @@
+"""DICOM files: the attributes of a header, whether pixels can be decoded, and the stored values.
+
+An attribute that is there and empty is none. Files without the 128 bytes and DICM are read, too, as old exports are.
+Everything that can make a file unreadable is checked by its header and size, before any pixel is decoded.
+
+Source: DICOM PS3.5, 7.1 (elements) and 8.1 (stored bits), PS3.10, 7 (the file), PS3.3, C.7.6.3 (pixels).
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from partitions.common.sizes import BLOCK, MOST_FRAMES, TooLargeError, check_picture, check_size, unpacked
+from partitions.importing.scans import ScanError, Unavailable
+from partitions.schema import few
+from partitions.splits import Array
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
+
+GROUP_LENGTH = b"DICM\x02\0\0\0UL"  # the beginning of a header, before its length
+DEFLATED = b"1.2.840.10008.1.2.1.99"
+BARE = (b"UL", b"CS", b"UI", b"DA", b"TM", b"SH", b"LO", b"OB")  # types of values at the beginning without DICM
+TEXTS = ("DS", "IS", "CS", "LO", "SH", "UI")  # types of values that are empty with blanks in them, too
+REQUIRED = ("SamplesPerPixel", "PhotometricInterpretation", "BitsAllocated", "BitsStored", "PixelRepresentation")
+START_OF_FRAME = re.compile(rb"\xff\xf7\x00.[\x02-\x10](.{5})", re.DOTALL)  # of JPEG-LS: height, width, components
+GROUPS = (  # of enhanced files: the sequences that describe a frame
+    *("PixelMeasuresSequence", "PlanePositionSequence", "PlaneOrientationSequence"),
+    *("PixelValueTransformationSequence", "FrameVOILUTSequence"),
+)
+
+
+def is_dicom(path: Path) -> bool:
+    """Return whether a file begins as DICOM files do: 128 bytes of any kind, then DICM; or at once with attributes."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(1024)
+    except OSError:  # the code that reads it reports this
+        return False
+    return start[128:132] == b"DICM" or is_bare(start)
+
+
+def is_bare(start: bytes) -> bool:
+    """Return whether a file that begins so is DICOM without DICM: two attributes of its first groups, in order."""
+    tags, at = list[tuple[int, int]](), 0
+    while len(tags) < 2 and at + 12 <= len(start) and start[128:132] != b"DICM":
+        group, element, length = struct.unpack_from("<HHL", start, at)
+        if (kind := start[at + 4 : at + 6]) in BARE:
+            length = struct.unpack_from("<L", start, at + 8)[0] + 4 if kind == b"OB" else length >> 16
+        elif group == 2:
+            return False  # it always has types
+        tags.append((group, element))
+        at += 8 + length
+    return len(tags) == 2 and tags[0] < tags[1] < (8, 0x1000) and {tags[0][0], tags[1][0]} <= {2, 8}
+
+
+def load(path: Path, tags: tuple[str, ...]) -> Dataset:
+    """Parse only these attributes, up to the pixels."""
+    try:
+        import pydicom
+    except ImportError:
+        raise Unavailable("DICOM", "pydicom") from None
+    check_deflated(path)
+    with path.open("rb") as file:
+        bare = is_bare(file.read(BLOCK))
+    dataset = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=list(tags), force=bare)
+    if bare and not dataset.file_meta.get("TransferSyntaxUID"):
+        implicit, little = dataset.original_encoding
+        plain = pydicom.uid.ExplicitVRLittleEndian if little else pydicom.uid.ExplicitVRBigEndian
+        dataset.file_meta.TransferSyntaxUID = pydicom.uid.ImplicitVRLittleEndian if implicit else plain
+    return without_empty(dataset)
+
+
+def check_deflated(path: Path) -> None:
+    """Raise TooLargeError where the whole file is deflated (PS3.5, A.5) and would unpack to more than allowed.
+
+    pydicom unpacks such a file at once. The first element of the header is the header's length.
+    """
+    with path.open("rb") as file:
+        start = file.read(144)
+        meta = file.read(min(int.from_bytes(start[140:144], "little"), BLOCK))
+        if start[128:138] == GROUP_LENGTH and DEFLATED in meta:
+            unpacked(file, "its file", wbits=-15, keep=False)
+        elif DEFLATED in start + meta:
+            raise ScanError("its file is deflated, and its header does not say where it ends; export it uncompressed")
+
+
+def without_empty(dataset: Dataset) -> Dataset:
+    """Remove the attributes that are there and empty; none is converted for that."""
+    from pydicom.datadict import dictionary_VR
+
+    for tag in list(dataset.keys()):
+        element = dataset.get_item(tag)
+        blank = b" " if (element.VR or dictionary_VR(tag)) in TEXTS else b""
+        if element.value is None or (isinstance(element.value, bytes) and not element.value.strip(blank)):
+            del dataset[tag]
+    return dataset
+
+
+def of_frame(dataset: Dataset, frame: int) -> Dataset:
+    """Return the header of one frame: enhanced files have spacing, rescaling and window in functional groups."""
+    header = dataset.copy()
+    shared = dataset.get("SharedFunctionalGroupsSequence") or []
+    per_frame = dataset.get("PerFrameFunctionalGroupsSequence") or []
+    for groups in (*shared[:1], *per_frame[frame : frame + 1]):
+        for name in GROUPS:
+            for item in (groups.get(name) or [])[:1]:
+                header.update(without_empty(item))
+    return header
+
+
+def frames_of(dataset: Dataset) -> int:
+    return int(dataset.get("NumberOfFrames") or 1)
+
+
+def is_grey(dataset: Dataset) -> bool:
+    return dataset.PhotometricInterpretation in ("MONOCHROME1", "MONOCHROME2")
+
+
+def is_compressed(dataset: Dataset) -> bool:
+    return bool(dataset.file_meta.TransferSyntaxUID.is_encapsulated)
+
+
+def check_pixels(dataset: Dataset) -> None:
+    """Raise TooLargeError where a frame, or their number, is too large to be decoded."""
+    check_picture((dataset.Rows, dataset.Columns, dataset.get("SamplesPerPixel") or 1))
+    if frames_of(dataset) > MOST_FRAMES:
+        raise TooLargeError(f"its file says that it has more than {MOST_FRAMES} frames")
+
+
+def check_readable(dataset: Dataset, path: Path) -> None:
+    """Raise ScanError where pixels cannot be decoded, as far as a header and a file's size tell, before any is.
+
+    Raises TooLargeError for pixels that would become too large.
+    """
+    check_pixels(dataset)
+    bits = int(dataset.get("BitsAllocated") or 0)
+    if bits not in (32, 64) and (missing := [name for name in REQUIRED if dataset.get(name) is None]):
+        raise ScanError(f"its header has no {few(missing)}, without which pixels have no meaning")
+    check_decoder(dataset, path)
+    if not is_compressed(dataset):
+        shift_of(dataset)
+        size = dataset.Rows * dataset.Columns * bits * frames_of(dataset) // 8
+        if is_grey(dataset) and path.stat().st_size < size:
+            raise ScanError(f"its file is cut short: {path.stat().st_size} bytes, and its pixels are {size}")
+
+
+def shift_of(dataset: Dataset) -> int:
+    """Return how many bits lie below the values, in old files. Raises ScanError where the header contradicts itself."""
+    allocated, stored, high = (dataset.get(name) for name in ("BitsAllocated", "BitsStored", "HighBit"))
+    if high is None or stored is None:
+        return 0
+    if not stored - 1 <= high < allocated:
+        raise ScanError(f"its header has HighBit {high} with {stored} of {allocated} bits: no values are there")
+    return int(high) + 1 - int(stored)
+
+
+def check_decoder(dataset: Dataset, path: Path) -> None:
+    """Raise ScanError for a compression without an installed decoder, before hours of reading.
+
+    Raises TooLargeError for pixels that would become too large.
+    """
+    from pydicom.pixels import get_decoder
+    from pydicom.uid import UID
+
+    syntax = UID(dataset.file_meta.TransferSyntaxUID)
+    try:
+        available = get_decoder(syntax).is_available
+    except NotImplementedError:
+        raise ScanError("its file is compressed in a way that cannot be read; export it uncompressed") from None
+    if not available:
+        raise ScanError(
+            f"its file is compressed ({syntax.name}), which needs one more package: pip install python-gdcm"
+        )
+    if is_compressed(dataset):
+        check_encoded(dataset, path, syntax.name)
+
+
+def check_encoded(dataset: Dataset, path: Path, syntax: str) -> None:
+    """Raise TooLargeError where compressed pixels would become larger than allowed, independent of the header.
+
+    Pillow limits JPEG and JPEG 2000 itself. In RLE two bytes become up to 128 (PS3.5, annex G), and an encoder hardly
+    ever needs more bytes than there are pixels. JPEG-LS has its size in its own header (ITU-T T.87, C.2.2).
+    """
+    size, bits = path.stat().st_size, int(dataset.get("BitsAllocated") or 8)
+    pixels = dataset.Rows * dataset.Columns * (dataset.get("SamplesPerPixel") or 1)
+    plain = pixels * bits // 8 * frames_of(dataset)
+    if "RLE" in syntax and size > 2 * plain + BLOCK:
+        check_size(64 * size, "its picture, unpacked,")
+    if "JPEG-LS" in syntax:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            for start in START_OF_FRAME.finditer(content):
+                check_picture(struct.unpack(">HHB", start[1]))
+
+
+def pixels_of(path: Path, dataset: Dataset, frame: int | None) -> Array:
+    """Decode the stored values of a frame; None: of all."""
+    from pydicom.pixels import pixel_array
+
+    shift = 0 if is_compressed(dataset) else shift_of(dataset)
+    bits = {"bits_stored": dataset.BitsAllocated} if shift else {}  # else pydicom takes the lowest bits
+    stored = pixel_array(path, index=frame, transfer_syntax_uid=dataset.file_meta.TransferSyntaxUID, **bits)
+    return np.asarray(stored >> shift if shift else stored)
