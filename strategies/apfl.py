@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 from models.training import MeanLoss, Network
 from strategies.base.client import SiloClient
-from strategies.base.info import MethodInfo
-from strategies.base.settings import RULES, setting
+from strategies.base.info import OWN_COPY
+from strategies.base.settings import setting
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.typed_state import Array, ClientState, Item
 
@@ -169,19 +169,12 @@ class Mixture(nn.Module):
 
 
 class APFL(PersonalizedStrategy):
-    info = MethodInfo(
+    info = OWN_COPY(
         name="apfl",
         title="Adaptive mixture of a private and the global model",
         paper="Deng et al. 2020, arXiv 2003.13461",
         spelling="APFL",
-        dp="gradient",
         own_model="kept",
-        newcomer="copy",
-        late="starts",
-        robust=RULES,
-        lossy=True,
-        ala=True,
-        buffers="shared",
     )
     client = ApflClient
     Settings = ApflSettings

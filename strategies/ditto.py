@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from strategies.base.client import GLOBAL, SiloClient, proximal
-from strategies.base.info import MethodInfo
-from strategies.base.settings import RULES, setting
+from strategies.base.info import OWN_COPY
+from strategies.base.settings import setting
 from strategies.base.strategy import PersonalizedStrategy
 
 
@@ -51,19 +51,12 @@ class DittoClient(SiloClient):
 
 
 class Ditto(PersonalizedStrategy):
-    info = MethodInfo(
+    info = OWN_COPY(
         name="ditto",
         title="Global model and a personal one near it",
         paper="Li et al., ICML 2021, arXiv 2012.04221",
         spelling="Ditto",
-        dp="gradient",
         own_model="kept",
-        newcomer="copy",
-        late="starts",
-        robust=RULES,
-        lossy=True,
-        ala=True,
-        buffers="shared",
     )
     client = DittoClient
     Settings = DittoSettings

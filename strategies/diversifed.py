@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from strategies.base.info import EACH_MODEL, MethodInfo
+from strategies.base.info import EACH_MODEL, OWN_MIXTURE
 from strategies.base.mixing import MixingSettings, MixingStrategy, squared_distances
 from strategies.base.settings import setting
 
@@ -37,18 +37,12 @@ class DiversifedSettings(MixingSettings):
 
 
 class DiversiFed(MixingStrategy):
-    info = MethodInfo(
+    info = OWN_MIXTURE(
         name="diversifed",
         title="Diversity bonus",
         paper="Wu et al. 2024, arXiv 2407.15464",
         spelling="DiversiFed",
-        dp="gradient",
-        receives="mixture",
-        newcomer="mixture",
-        late="starts",
         not_lossy=EACH_MODEL,
-        ala=True,
-        buffers="shared",
     )
     Settings = DiversifedSettings
     settings: DiversifedSettings

@@ -35,8 +35,8 @@ from torch import Tensor
 from models.training import generator
 from strategies.base.acknowledged import ConfirmedClient, ConfirmedClientState, ConfirmedStrategy
 from strategies.base.client import GLOBAL
-from strategies.base.info import LOCAL_SUMS, MethodInfo
-from strategies.base.settings import RULES, setting
+from strategies.base.info import LOCAL_SUMS, ONE_MODEL
+from strategies.base.settings import setting
 from strategies.base.transport.replies import Update
 from strategies.base.typed_state import Array
 
@@ -96,23 +96,15 @@ class FedADMMClient(ConfirmedClient):
 
 
 class FedADMM(ConfirmedStrategy):
-    info = MethodInfo(
+    info = ONE_MODEL(
         name="fedadmm",
         title="Alternating direction method of multipliers",
         paper="Gong et al., ICDE 2022, arXiv 2204.03529",
         spelling="FedADMM",
         uploads=("change",),
-        dp="gradient",
         own_model="kept",
         note="what is sent is a step from the received model to the own one, plus older steps: nearly the own model",
-        reports="received",
-        newcomer="model",
-        late="starts",
-        one_model=True,
-        robust=RULES,
         not_lossy=LOCAL_SUMS,
-        ala=True,
-        buffers="shared",
     )
     client = FedADMMClient
     Settings = AdmmSettings

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from strategies.base.info import EACH_MODEL, MethodInfo
+from strategies.base.info import EACH_MODEL, OWN_MIXTURE
 from strategies.base.mixing import MixingSettings, MixingStrategy, squared_distances
 from strategies.base.settings import setting
 
@@ -38,18 +38,12 @@ class AmpSettings(MixingSettings):
 
 
 class FedAMP(MixingStrategy):
-    info = MethodInfo(
+    info = OWN_MIXTURE(
         name="fedamp",
         title="Attentive message passing",
         paper="Huang et al., AAAI 2021, arXiv 2007.03797",
         spelling="FedAMP",
-        dp="gradient",
-        receives="mixture",
-        newcomer="mixture",
-        late="starts",
         not_lossy=EACH_MODEL,
-        ala=True,
-        buffers="shared",
     )
     Settings = AmpSettings
     settings: AmpSettings
@@ -76,18 +70,12 @@ class HeurSettings(MixingSettings):
 
 
 class HeurFedAMP(MixingStrategy):
-    info = MethodInfo(
+    info = OWN_MIXTURE(
         name="heurfedamp",
         title="Attentive message passing by cosine similarity",
         paper="Huang et al., AAAI 2021, arXiv 2007.03797",
         spelling="HeurFedAMP",
-        dp="gradient",
-        receives="mixture",
-        newcomer="mixture",
-        late="starts",
         not_lossy=EACH_MODEL,
-        ala=True,
-        buffers="shared",
     )
     Settings = HeurSettings
     settings: HeurSettings

@@ -36,9 +36,9 @@ from torch import Tensor
 
 from models.flat import gather, scatter
 from strategies.base.client import GLOBAL
-from strategies.base.info import MethodInfo
+from strategies.base.info import OWN_LAYERS
 from strategies.base.partial import ALL_LAYERS_AT, PartialClient, PartialSettings, PartialStrategy
-from strategies.base.settings import RULES, setting
+from strategies.base.settings import setting
 from strategies.base.transport.payload import Payload
 from strategies.base.transport.replies import Update
 from strategies.base.typed_state import Array, Arrays, ClientState, Item, ServerState
@@ -143,24 +143,17 @@ class FedAPMClient(PartialClient):
 
 
 class FedAPM(PartialStrategy):
-    info = MethodInfo(
+    info = OWN_LAYERS(
         name="fedapm",
         title="ADMM with partial model personalisation",
         paper="Zhu et al., KDD 2025, arXiv 2506.04672",
         spelling="FedAPM",
-        sends=("Σ_s", "Σ_s"),
-        uploads=("shared",),
-        dp="gradient",
         dp_epochs=("local-epochs", "local-epochs", "each local-epochs if fedapm.accuracy"),
         whole=ALL_LAYERS_AT,
         own_model="kept",
-        newcomer="layers",
-        late="starts",
         sends_duals=True,
-        robust=RULES,
         not_lossy="the server keeps each silo's last vector, not a sum of steps",
-        ala=True,
-        buffers="shared",
+        lossy=False,
     )
     client = FedAPMClient
     Settings = ApmSettings

@@ -20,27 +20,19 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from strategies.base.client import SiloClient
-from strategies.base.info import MethodInfo
-from strategies.base.settings import RULES, setting
+from strategies.base.info import ONE_MODEL, OWN_COPY
+from strategies.base.settings import setting
 from strategies.base.strategy import PersonalizedStrategy
 
 
 class FedAvg(PersonalizedStrategy):
-    info = MethodInfo(
+    info = ONE_MODEL(
         name="fedavg",
         title="Federated averaging",
         paper="McMahan et al., AISTATS 2017, arXiv 1602.05629",
         spelling="FedAvg",
-        dp="gradient",
-        reports="received",
-        newcomer="model",
-        late="starts",
-        one_model=True,
         baseline="FedAvg's shared model",
-        robust=RULES,
         lossy=True,
-        ala=True,
-        buffers="shared",
     )
 
 
@@ -63,19 +55,12 @@ class FineTuningClient(SiloClient):
 
 
 class FedAvgFT(FedAvg):
-    info = MethodInfo(
+    info = OWN_COPY(
         name="fedavg-ft",
         title="FedAvg with local fine-tuning",
         paper="Wang et al. 2019, as in Luo and Wu, IJCAI 2022, arXiv 2110.08394",
         spelling="FedAvg-FT",
-        dp="gradient",
         note="the own model is what is sent where `fedavg-ft.epochs` is `local-epochs`, as both are by default",
-        newcomer="copy",
-        late="starts",
-        robust=RULES,
-        lossy=True,
-        ala=True,
-        buffers="shared",
     )
     client = FineTuningClient
     Settings = FineTuning

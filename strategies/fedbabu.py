@@ -28,9 +28,9 @@ from torch import Tensor
 
 from models.flat import gather, scatter
 from strategies.base.client import GLOBAL
-from strategies.base.info import MethodInfo
+from strategies.base.info import OWN_LAYERS
 from strategies.base.partial import ALL_LAYERS_AT, PartialClient, PartialSettings, PartialStrategy
-from strategies.base.settings import RULES, setting
+from strategies.base.settings import setting
 from strategies.base.strategy import Averaging
 from strategies.base.typed_state import Array, ClientState
 
@@ -79,23 +79,14 @@ class FedBABUClient(PartialClient):
 
 
 class FedBABU(PartialStrategy):
-    info = MethodInfo(
+    info = OWN_LAYERS(
         name="fedbabu",
         title="Body averaged below a fixed head, then fine-tuning",
         paper="Oh et al., ICLR 2022, arXiv 2106.06042",
         spelling="FedBABU",
-        sends=("Σ_s", "Σ_s"),
-        uploads=("shared",),
-        dp="gradient",
         whole=ALL_LAYERS_AT,
         own_model="kept",
         note="its head starts from one that the seed makes, its body from what the server sent",
-        newcomer="layers",
-        late="starts",
-        robust=RULES,
-        lossy=True,
-        ala=True,
-        buffers="shared",
     )
     client = FedBABUClient
     Settings = BabuSettings

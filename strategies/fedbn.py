@@ -24,9 +24,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from models.layout import Layout
-from strategies.base.info import MethodInfo
+from strategies.base.info import OWN_LAYERS
 from strategies.base.partial import PartialClient, PartialStrategy, Split, norm_parts
-from strategies.base.settings import RULES, setting
+from strategies.base.settings import setting
 from strategies.base.strategy import Averaging
 
 
@@ -46,23 +46,17 @@ class FedBNClient(PartialClient):
 
 
 class FedBN(PartialStrategy):
-    info = MethodInfo(
+    info = OWN_LAYERS(
         name="fedbn",
         title="Personal batch normalisation",
         paper="Li et al., ICLR 2021, arXiv 2102.07623",
         spelling="FedBN",
         sends=("Σ - Σ_bn", "Σ - Σ_bn"),
-        uploads=("shared",),
         not_dp="it keeps batch normalisation, which mixes records",
         whole=False,
-        own_model="layers",
         reports="received",
-        newcomer="layers",
-        late="starts",
-        robust=RULES,
-        lossy=True,
-        ala=True,
         buffers="local",
+        dp="",
     )
     client = FedBNClient
     Settings = BnSettings

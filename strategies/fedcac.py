@@ -34,7 +34,7 @@ from models.layout import Layout
 from partitions.common.errors import DataError
 from strategies.base.acknowledged import ConfirmedClient, ConfirmedClientState, ConfirmedServerState, ConfirmedStrategy
 from strategies.base.aggregation.mean import weighted_mean
-from strategies.base.info import EACH_MODEL, MethodInfo
+from strategies.base.info import EACH_MODEL, OWN_MIXTURE
 from strategies.base.settings import setting
 from strategies.base.transport.payload import Model, Payload
 from strategies.base.transport.replies import Update
@@ -107,22 +107,17 @@ class FedCACClient(ConfirmedClient):
 
 
 class FedCAC(ConfirmedStrategy):
-    info = MethodInfo(
+    info = OWN_MIXTURE(
         name="fedcac",
         title="Critical parameters shared among like silos",
         paper="Wu et al., ICCV 2023, arXiv 2309.11103",
         spelling="FedCAC",
         sends=("2 Σ", "Σ + Σ/8"),
         uploads=("model", "critical"),
-        dp="gradient",
-        receives="mixture",
         reports="received",
         newcomer="copy",
-        late="starts",
         unclipped=("critical",),
         not_lossy=EACH_MODEL,
-        ala=True,
-        buffers="shared",
     )
     client = FedCACClient
     Settings = CacSettings

@@ -33,8 +33,8 @@ from torch import Tensor
 from models.training import clip_norm
 from strategies.base.acknowledged import ConfirmedClient, ConfirmedClientState, ConfirmedServerState, ConfirmedStrategy
 from strategies.base.client import GLOBAL
-from strategies.base.info import LOCAL_SUMS, MethodInfo
-from strategies.base.settings import RULES, setting
+from strategies.base.info import LOCAL_SUMS, ONE_MODEL
+from strategies.base.settings import setting
 from strategies.base.transport.payload import Payload
 from strategies.base.transport.replies import Update
 from strategies.base.typed_state import Array, RequiredArray
@@ -79,20 +79,13 @@ class FedDynClient(ConfirmedClient):
 
 
 class FedDyn(ConfirmedStrategy):
-    info = MethodInfo(
+    info = ONE_MODEL(
         name="feddyn",
         title="Dynamic regularisation",
         paper="Acar et al., ICLR 2021, arXiv 2111.04263",
         spelling="FedDyn",
-        dp="gradient",
-        reports="received",
-        newcomer="model",
         late="grows",
-        one_model=True,
-        robust=RULES,
         not_lossy=LOCAL_SUMS,
-        ala=True,
-        buffers="shared",
     )
     client = FedDynClient
     Settings = DynSettings

@@ -34,8 +34,8 @@ from torch import Tensor
 from models.flat import gather, scatter
 from models.layout import Layout
 from strategies.base.client import GLOBAL, SiloClient
-from strategies.base.info import OTHER_LAYERS, MethodInfo
-from strategies.base.settings import RULES, setting
+from strategies.base.info import ONE_MODEL, OTHER_LAYERS
+from strategies.base.settings import setting
 from strategies.base.strategy import Averaging, PersonalizedStrategy
 from strategies.base.transport.payload import Model, Number, Payload
 from strategies.base.transport.replies import Update
@@ -89,23 +89,15 @@ class LamaServerState(ServerState):
 class FedLAMA(PersonalizedStrategy):
     state_type = LamaServerState
     state: LamaServerState
-    info = MethodInfo(
+    info = ONE_MODEL(
         name="fedlama",
         title="Layer-wise adaptive intervals of averaging",
         paper="Lee et al., AAAI 2023, arXiv 2110.10302",
         spelling="FedLAMA",
         sends=("≤ Σ", "≤ Σ"),
         uploads=("layers",),
-        dp="gradient",
         note="most rounds send some layers, the last ones since are known",
-        reports="received",
-        newcomer="model",
-        late="starts",
-        one_model=True,
-        robust=RULES,
         not_lossy=OTHER_LAYERS,
-        ala=True,
-        buffers="shared",
     )
     client = FedLAMAClient
     Settings = LamaSettings

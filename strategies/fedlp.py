@@ -27,7 +27,7 @@ from models.flat import gather
 from models.layout import Block, Entry, Layout
 from models.training import generator
 from strategies.base.client import SiloClient
-from strategies.base.info import OTHER_LAYERS, MethodInfo
+from strategies.base.info import ONE_MODEL, OTHER_LAYERS
 from strategies.base.settings import KRUM, RULES, Common, setting
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.replies import Update
@@ -60,24 +60,17 @@ class FedLPClient(SiloClient):
 
 
 class FedLP(PersonalizedStrategy):
-    info = MethodInfo(
+    info = ONE_MODEL(
         name="fedlp",
         title="Layers sent at random",
         paper="Zhu et al., ICC 2023",
         spelling="FedLP",
         sends=("Σ", "p Σ"),
         uploads=("layers",),
-        dp="gradient",
         own_model="layers",
         note="over the rounds every layer is sent",
-        reports="received",
-        newcomer="model",
-        late="starts",
-        one_model=True,
-        robust=tuple(rule for rule in RULES if rule not in KRUM),  # silos send different layers
+        robust=tuple(rule for rule in RULES if rule not in KRUM),
         not_lossy=OTHER_LAYERS,
-        ala=True,
-        buffers="shared",
     )
     client = FedLPClient
     Settings = LpSettings

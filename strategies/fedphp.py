@@ -33,8 +33,8 @@ from torch.func import functional_call
 from models.metrics import mmd
 from models.training import clip_norm, loss_gradient
 from strategies.base.client import SiloClient
-from strategies.base.info import MethodInfo
-from strategies.base.settings import RULES, setting
+from strategies.base.info import OWN_COPY
+from strategies.base.settings import setting
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.typed_state import ClientState, Item
 
@@ -111,7 +111,7 @@ class FedPHPClient(SiloClient):
 
 
 class FedPHP(PersonalizedStrategy):
-    info = MethodInfo(
+    info = OWN_COPY(
         name="fedphp",
         title="Personal models that inherit a silo's history",
         paper="Li et al., ECML-PKDD 2021",
@@ -119,12 +119,7 @@ class FedPHP(PersonalizedStrategy):
         not_dp="its transfer loss compares the records of a batch with one another",
         own_model="kept",
         note="the own model is a running mean of models that were sent and of received ones",
-        newcomer="copy",
-        late="starts",
-        robust=RULES,
-        lossy=True,
-        ala=True,
-        buffers="shared",
+        dp="",
     )
     client = FedPHPClient
     Settings = PhpSettings

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from strategies.base.client import GLOBAL, SiloClient, proximal
-from strategies.base.info import MethodInfo
-from strategies.base.settings import RULES, setting
+from strategies.base.info import ONE_MODEL, OWN_COPY
+from strategies.base.settings import setting
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.fedavg import FineTuning, FineTuningClient
 
@@ -37,20 +37,12 @@ class FedProxClient(SiloClient):
 
 
 class FedProx(PersonalizedStrategy):
-    info = MethodInfo(
+    info = ONE_MODEL(
         name="fedprox",
         title="Federated averaging with a proximal term",
         paper="Li et al., MLSys 2020, arXiv 1812.06127",
         spelling="FedProx",
-        dp="gradient",
-        reports="received",
-        newcomer="model",
-        late="starts",
-        one_model=True,
-        robust=RULES,
         lossy=True,
-        ala=True,
-        buffers="shared",
     )
     client = FedProxClient
     Settings = Prox
@@ -66,20 +58,13 @@ class FedProxFTClient(FineTuningClient, FedProxClient):
 
 
 class FedProxFT(FedProx):
-    info = MethodInfo(
+    info = OWN_COPY(
         name="fedprox-ft",
         title="FedProx with local fine-tuning",
         paper="as in Luo and Wu, IJCAI 2022, arXiv 2110.08394",
         spelling="FedProx-FT",
-        dp="gradient",
         own_model="kept",
         note="with `fedprox-ft.mu=0` the own model is what is sent",
-        newcomer="copy",
-        late="starts",
-        robust=RULES,
-        lossy=True,
-        ala=True,
-        buffers="shared",
     )
     client = FedProxFTClient
     Settings = ProxFineTuning

@@ -21,49 +21,29 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from models.flat import gather
-from strategies.base.info import MethodInfo
+from strategies.base.info import OWN_LAYERS
 from strategies.base.partial import ALL_LAYERS_AT, PartialClient, PartialSettings, PartialStrategy
-from strategies.base.settings import RULES, setting
+from strategies.base.settings import setting
 
 
 class FedSim(PartialStrategy):
-    info = MethodInfo(
+    info = OWN_LAYERS(
         name="fedsim",
         title="Partial personalisation, simultaneous steps",
         paper="Pillutla et al., ICML 2022, arXiv 2204.03809",
         spelling="FedSim",
-        sends=("Σ_s", "Σ_s"),
-        uploads=("shared",),
-        dp="gradient",
         whole=ALL_LAYERS_AT,
-        own_model="layers",
-        newcomer="layers",
-        late="starts",
-        robust=RULES,
-        lossy=True,
-        ala=True,
-        buffers="shared",
     )
 
 
 class FedPer(PartialStrategy):
-    info = MethodInfo(
+    info = OWN_LAYERS(
         name="fedper",
         title="Personal output layers",
         paper="Arivazhagan et al. 2019, arXiv 1912.00818",
         spelling="FedPer",
-        sends=("Σ_s", "Σ_s"),
-        uploads=("shared",),
-        dp="gradient",
         whole=ALL_LAYERS_AT,
-        own_model="layers",
         reports="received",
-        newcomer="layers",
-        late="starts",
-        robust=RULES,
-        lossy=True,
-        ala=True,
-        buffers="shared",
     )
 
 
@@ -101,23 +81,13 @@ class FedAltClient(PartialClient):
 
 
 class FedAlt(PartialStrategy):
-    info = MethodInfo(
+    info = OWN_LAYERS(
         name="fedalt",
         title="Partial personalisation, alternating steps",
         paper="Pillutla et al., ICML 2022, arXiv 2204.03809",
         spelling="FedAlt",
-        sends=("Σ_s", "Σ_s"),
-        uploads=("shared",),
-        dp="gradient",
         dp_epochs=("fedalt.personal-epochs", "fedalt.shared-epochs"),
         whole=ALL_LAYERS_AT,
-        own_model="layers",
-        newcomer="layers",
-        late="starts",
-        robust=RULES,
-        lossy=True,
-        ala=True,
-        buffers="shared",
     )
     client = FedAltClient
     Settings = AltSettings
@@ -139,24 +109,14 @@ class FedRepClient(FedAltClient):
 
 
 class FedRep(PartialStrategy):
-    info = MethodInfo(
+    info = OWN_LAYERS(
         name="fedrep",
         title="Shared representation, personal head",
         paper="Collins et al., ICML 2021, arXiv 2102.07078",
         spelling="FedRep",
-        sends=("Σ_s", "Σ_s"),
-        uploads=("shared",),
-        dp="gradient",
         dp_epochs=("fedrep.head-epochs", "fedrep.body-epochs"),
         whole=ALL_LAYERS_AT,
-        own_model="layers",
         reports="received",
-        newcomer="layers",
-        late="starts",
-        robust=RULES,
-        lossy=True,
-        ala=True,
-        buffers="shared",
     )
     client = FedRepClient
     Settings = RepSettings

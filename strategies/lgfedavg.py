@@ -29,9 +29,9 @@ from torch import Tensor
 from models.flat import gather, scatter
 from models.layout import Layout
 from strategies.base.client import GLOBAL
-from strategies.base.info import OTHER_LAYERS, MethodInfo
+from strategies.base.info import OTHER_LAYERS, OWN_LAYERS
 from strategies.base.partial import PartialClient, PartialStrategy, Split, split_parts
-from strategies.base.settings import RULES, setting
+from strategies.base.settings import setting
 from strategies.base.strategy import Averaging
 from strategies.base.transport.payload import Model, Payload
 from strategies.base.transport.replies import Update
@@ -67,23 +67,15 @@ class LGFedAvgClient(PartialClient):
 
 
 class LGFedAvg(PartialStrategy):
-    info = MethodInfo(
+    info = OWN_LAYERS(
         name="lg-fedavg",
         title="Personal lower layers",
         paper="Liang et al. 2020, arXiv 2001.01523",
         spelling="LG-FedAvg",
-        sends=("Σ_s", "Σ_s"),
-        uploads=("shared",),
-        dp="gradient",
-        own_model="layers",
         note="with `lg-fedavg.pretrain` the first rounds send the whole model",
         reports="received",
-        newcomer="layers",
-        late="starts",
-        robust=RULES,
         not_lossy=OTHER_LAYERS,
-        ala=True,
-        buffers="shared",
+        lossy=False,
     )
     client = LGFedAvgClient
     state_type = LgServerState

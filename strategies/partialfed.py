@@ -32,9 +32,9 @@ from torch import Tensor
 from models.flat import gather, scatter, write
 from models.layout import Layout
 from strategies.base.client import GLOBAL, SiloClient
-from strategies.base.info import OWN_START, MethodInfo
+from strategies.base.info import OWN_COPY, OWN_START
 from strategies.base.partial import PartialClient, PartialSettings, Split, norm_parts, personal_blocks, split_parts
-from strategies.base.settings import RULES, setting
+from strategies.base.settings import setting
 from strategies.base.strategy import PersonalizedStrategy
 
 
@@ -77,18 +77,14 @@ class PartialFedClient(PartialClient):
 
 
 class PartialFed(PersonalizedStrategy):
-    info = MethodInfo(
+    info = OWN_COPY(
         name="partialfed",
         title="Partial loading of the global model, fixed",
         paper="Sun et al., NeurIPS 2021",
         spelling="PartialFed",
-        dp="gradient",
         newcomer="layers",
-        late="starts",
-        robust=RULES,
         not_lossy=OWN_START,
-        ala=True,
-        buffers="shared",
+        lossy=False,
     )
     client: ClassVar[type[PartialFedClient]] = PartialFedClient
     Settings = PartialFedSettings

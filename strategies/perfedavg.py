@@ -24,8 +24,8 @@ from torch import Tensor
 from models.training import MeanLoss
 from partitions.common.errors import UserError
 from strategies.base.client import SiloClient
-from strategies.base.info import MethodInfo
-from strategies.base.settings import RULES, setting
+from strategies.base.info import OWN_COPY
+from strategies.base.settings import setting
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.replies import Update
 
@@ -98,21 +98,14 @@ class PerFedAvgClient(SiloClient):
 
 
 class PerFedAvg(PersonalizedStrategy):
-    info = MethodInfo(
+    info = OWN_COPY(
         name="per-fedavg",
         title="Model-agnostic meta-learning",
         paper="Fallah et al., NeurIPS 2020, arXiv 2002.07948",
         spelling="Per-FedAvg",
-        dp="gradient",
         dp_epochs=("local-epochs", "local-epochs if per-fedavg.step"),
         own_model="kept",
         note="the own model is one step from what the server sent",
-        newcomer="copy",
-        late="starts",
-        robust=RULES,
-        lossy=True,
-        ala=True,
-        buffers="shared",
     )
     client = PerFedAvgClient
     Settings = PerFedAvgSettings

@@ -34,7 +34,7 @@ from torch import Tensor
 from models.training import generator
 from strategies.base.aggregation.mean import weighted_mean
 from strategies.base.client import GLOBAL
-from strategies.base.info import EACH_MODEL, MethodInfo
+from strategies.base.info import EACH_MODEL, OWN_MIXTURE
 from strategies.base.settings import setting
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Model, Payload
@@ -95,18 +95,13 @@ class LaServerState(ServerState):
 
 
 class PFedLA(PersonalizedStrategy):
-    info = MethodInfo(
+    info = OWN_MIXTURE(
         name="pfedla",
         title="Layer-wise mixtures by hypernetworks",
         paper="Ma et al., CVPR 2022, arXiv 2205.03993",
         spelling="pFedLA",
-        dp="gradient",
-        receives="mixture",
-        newcomer="mixture",
         late="grows",
         not_lossy=EACH_MODEL,
-        ala=True,
-        buffers="shared",
     )
     state_type = LaServerState
     state: LaServerState

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from models.training import MeanLoss
 from strategies.base.client import SiloClient
-from strategies.base.info import MethodInfo
-from strategies.base.settings import RULES, setting
+from strategies.base.info import OWN_COPY
+from strategies.base.settings import setting
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.replies import Update
 
@@ -74,19 +74,12 @@ class PFedMeClient(SiloClient):
 
 
 class PFedMe(PersonalizedStrategy):
-    info = MethodInfo(
+    info = OWN_COPY(
         name="pfedme",
         title="Moreau envelopes",
         paper="Dinh et al., NeurIPS 2020, arXiv 2006.08848",
         spelling="pFedMe",
-        dp="gradient",
         own_model="kept",
-        newcomer="copy",
-        late="starts",
-        robust=RULES,
-        lossy=True,
-        ala=True,
-        buffers="shared",
     )
     client = PFedMeClient
     Settings = PFedMeSettings

@@ -34,8 +34,8 @@ from torch import Tensor
 
 from partitions.common.errors import DataError, UserError
 from strategies.base.acknowledged import ConfirmedClient, ConfirmedClientState, ConfirmedServerState, ConfirmedStrategy
-from strategies.base.info import LOCAL_SUMS, MethodInfo
-from strategies.base.settings import RULES, setting
+from strategies.base.info import LOCAL_SUMS, ONE_MODEL
+from strategies.base.settings import setting
 from strategies.base.transport.payload import Model, Payload
 from strategies.base.transport.replies import Update
 from strategies.base.typed_state import Array, RequiredArray
@@ -95,24 +95,17 @@ class ScaffoldClient(ConfirmedClient):
 
 
 class Scaffold(ConfirmedStrategy):
-    info = MethodInfo(
+    info = ONE_MODEL(
         name="scaffold",
         title="Stochastic controlled averaging",
         paper="Karimireddy et al., ICML 2020, arXiv 1910.06378",
         spelling="SCAFFOLD",
         sends=("2 Σ", "2 Σ"),
         uploads=("model", "control"),
-        dp="gradient",
         dp_epochs=("local-epochs", "1 if scaffold.option = I"),
         sends_numbers=("steps",),
-        reports="received",
-        newcomer="model",
         late="grows",
-        one_model=True,
-        robust=RULES,
         not_lossy=LOCAL_SUMS,
-        ala=True,
-        buffers="shared",
     )
     client = ScaffoldClient
     Settings = ScaffoldSettings

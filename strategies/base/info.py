@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
-from strategies.base.settings import Common, Value
+from strategies.base.settings import RULES, Common, Value
 
 OTHER_LAYERS = "which layers travel changes from round to round"
 OWN_START = "its silos start from layers of their own, not from what they received"
@@ -93,6 +94,17 @@ class MethodInfo:
     def reports_shared(self) -> bool:
         """Return whether the report shows the score of the one model that all silos share."""
         return self.one_model and self.reports == "received"
+
+
+# Presets: what most methods of a kind declare. A method states its difference; one that declares little starts from
+# MethodInfo, where everything is refused.
+_TYPICAL = partial(MethodInfo, late="starts", ala=True, buffers="shared", dp="gradient")
+ONE_MODEL = partial(_TYPICAL, reports="received", newcomer="model", one_model=True, robust=RULES)
+OWN_COPY = partial(_TYPICAL, newcomer="copy", robust=RULES, lossy=True)
+OWN_LAYERS = partial(
+    _TYPICAL, sends=("Σ_s", "Σ_s"), uploads=("shared",), own_model="layers", newcomer="layers", robust=RULES, lossy=True
+)
+OWN_MIXTURE = partial(_TYPICAL, receives="mixture", newcomer="mixture")
 
 
 def shares_buffers(info: MethodInfo, common: Common) -> bool:
