@@ -236,7 +236,7 @@ class ClientSession:
                 check_statistics(columns, mean, std, self.study, self.name)
             state, run = self.context.node_config.get("state-dir"), int(self.context.run_id)
             chosen = ((), ()) if alone else (mean, std)
-            claim_statistics(*chosen, self.study, self.name, state, run)
+            claim_statistics(*chosen, self.name, state, run)
         d = table_columns(self.own_data.input_shape)
         return (mean[:d], std[:d]), (mean[d:], std[d:])
 

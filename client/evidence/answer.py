@@ -1,8 +1,8 @@
-"""The evidence of the model that the report shows, measured once per run and released as the hospital's policy allows.
+"""The evidence of the model that the report shows, measured once and released as the hospital's policy allows.
 
 The message contains no model: the silo kept the reported one (``client/reported.py``), whose score the server has. So a
-server needs a round of its own to get evidence of a model that it made for one patient. Evidence is given once: the
-hospital saves which model, statistics and number of patients a run's evidence was for, and refuses another request.
+server needs a round of its own to get evidence of a model that it made for one patient. Evidence is given once per
+run, and in one way of a model over all runs (``client/exchange/disclosure.py``). Its bins come from the policy alone.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ import torch
 from flwr.app import Message, RecordDict
 
 from client.egress import release_evidence
+from client.exchange.disclosure import Question, claim, people_of
 from client.local_data import agreed_schema, is_own_file
 from client.reported import load_reported
 from client.session import ClientSession
-from client.site.trust.counters import noted
-from client.site.trust.policy import PolicyRefusedError
 from models.evidence.conformal import enough
 from models.evidence.measure import EVIDENCE, Ask, Evidence, conformal_intervals, conformal_sets, evidence_of
 from models.evidence.subgroups import subgroup_scores, suppressed
@@ -39,13 +38,15 @@ def answer_evidence(message: Message, session: ClientSession) -> RecordDict:
     client, config = session.open_client(message), session.config
     client.round = int(config["round"])
     allowed = set(session.policy.metrics) & set(EVIDENCE)
-    least = max(int(config["min_metric_samples"]), session.policy.min_metric_samples)
+    wanted, least = int(config["min_metric_samples"]), session.policy.min_metric_samples
+    if not is_own_file(session.context) or session.policy.public:
+        least = max(wanted, least)  # at a hospital the run chooses no bins: two sizes would give the difference
     test = session.used_data.test
     values, held = Evidence(), list[str]()  # with differential privacy nothing: evidence has no mechanism of its own
-    if allowed and not client.common.dp and test.people >= least:
-        if not load_reported(client, wanted := config.get("reported"), session.info.reports):
-            raise UserError(f"{client.silo.name} kept no model of round {wanted!r:.20}, whose evidence is asked for")
-        claim(client, session, least)
+    if allowed and not client.common.dp and test.people >= max(wanted, least):
+        if not load_reported(client, reported := config.get("reported"), session.info.reports):
+            raise UserError(f"{client.silo.name} kept no model of round {reported!r:.20}, whose evidence is asked for")
+        claim_evidence(client, session, least)
         values = measured(client, session, least)
         if "subgroups" in allowed and test.subgroup is not None and COMMON not in config["numbers"]:
             held = suppressed(test.subgroup, values)
@@ -88,15 +89,14 @@ def check_asked(session: ClientSession) -> None:
         raise UserError(f"{session.name} refuses: the run has evidence = {wanted}, and a message asks for it")
 
 
-def claim(client: SiloClient, session: ClientSession, least: int) -> None:
-    """Save at the hospital which evidence is requested, since the server chooses the whole message.
+def claim_evidence(client: SiloClient, session: ClientSession, least: int) -> None:
+    """Note at the hospital which evidence is about to leave, since the server chooses the whole message.
 
-    Saved are the model's digest, the statistics, the columns, the number of patients, and the common threshold. Another
-    bin size, for example, would reveal by subtraction what lies between the two. Raises PolicyRefusedError if this run
-    requested another evidence before. A repeated message gets the same answer.
+    The question is the statistics, the columns, the fewest patients behind a number, survival's horizon and, for
+    coverage, the common threshold. Another bin size, for example, would reveal by subtraction what lies between the
+    two. Raises PolicyRefusedError if another question was answered before (``client/exchange/disclosure.py``).
     """
-    context = session.context
-    if not is_own_file(context) or session.policy.public:
+    if not is_own_file(session.context) or session.policy.public:
         return
     common: Number | None = session.config["numbers"].get(COMMON)
     state = client.state
@@ -105,19 +105,10 @@ def claim(client: SiloClient, session: ClientSession, least: int) -> None:
     model = digest_of(
         [client.model.vector, client.model.buffers, *arrays, *([numbers] if client.needed_to_predict else [])]
     ).hex()
-    kind = "first" if common is None else "sets"
-    question = hashlib.sha256(f"{model} {session.input_digest()} {least}".encode()).hexdigest()
-    wanted = f"{question},{common!r}".replace(" ", "")
-
-    def entry(lines: list[list[str]]) -> tuple[str, str]:
-        before = [words for words in lines if words[2:] == session.name.split()]
-        if any(words[1].partition(",")[0] != question for words in before):
-            return "", "evidence leaves once per run, and this run has had that of another model, statistics or bins"
-        if any(words[0] == kind and words[1] != wanted for words in before):
-            return "", "coverage leaves once per run, and this run has had that of another common threshold"
-        return ("" if [kind, wanted] in [words[:2] for words in before] else f"{kind} {wanted} {session.name}"), ""
-
-    rule = session.policy.line("metrics")
-    fault = noted(context.node_config.get("state-dir"), f"evidence/{int(context.run_id)}", rule, entry)
-    if fault:
-        raise PolicyRefusedError(f"{session.name} refuses: {fault}")
+    asked, people = (
+        f"{session.input_digest()} {least} {client.common.evidence_horizon!r}",
+        people_of(session.used_data.test),
+    )
+    claim(session, Question("evidence", model, hashlib.sha256(asked.encode()).hexdigest(), people))
+    if common is not None:
+        claim(session, Question("coverage", model, hashlib.sha256(f"{asked} {common!r}".encode()).hexdigest(), people))

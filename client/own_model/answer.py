@@ -14,6 +14,7 @@ from client.egress import release_own_model
 from client.local_data import is_own_file
 from client.reported import TERMS, load_reported
 from client.session import ClientSession
+from client.site.audit_gate import cohort_of
 from client.site.own_models import claim, names_of
 from client.site.trust.message_rules import own_model_faults
 from client.site.trust.policy import PolicyRefusedError
@@ -52,7 +53,7 @@ def answer_own_model(message: Message, session: ClientSession) -> RecordDict:
     if is_own_file(context) and not session.policy.public:
         names = names_of(sent, int(context.run_id), client.state.numbers[TERMS]["runs"])
         model = digest_of([client.model.vector, client.model.buffers]).hex()
-        state, rule = context.node_config.get("state-dir"), session.policy.line("own_model")
-        if fault := claim(state, names, session.name, model, rule):
+        data = cohort_of(context.node_config)
+        if fault := claim(context.node_config.get("state-dir"), names, session.name, data, model):
             raise PolicyRefusedError(f"{session.name} refuses: {fault}")
     return release_own_model(client)

@@ -13,12 +13,15 @@ all samples has a root mean square of at most 1 / sqrt(p).
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from client.site.record import Record
 from client.site.study.protocol import Study
-from client.site.trust.counters import noted
+from client.site.takeover import DISCLOSED
 from client.site.trust.policy import PolicyRefusedError
 from models.privacy.noise import derived
 from models.standardisation import Array, Columns
@@ -46,18 +49,17 @@ def check_statistics(columns: Array, mean: Columns, std: Columns, study: Study, 
         )
 
 
-def claim_statistics(mean: Columns, std: Columns, study: Study, silo: str, state: Any, run_id: int) -> None:
+def claim_statistics(mean: Columns, std: Columns, silo: str, state: Any, run_id: int) -> None:
     """Note a run's statistics in the state directory. Raises PolicyRefusedError if the run had other ones before.
 
     Empty ones: the silo's own.
     """
-    own = derived(b"", "statistics", repr(mean), repr(std)).hex()
-
-    def entry(lines: list[list[str]]) -> tuple[str, str]:
-        before = next((words[0] for words in lines if words[1:] == silo.split()), "")
-        if before and before != own:
-            return "", "the run has standardised tables by other statistics before"
-        return ("" if before else f"{own} {silo}"), ""
-
-    if fault := noted(state, f"statistics/{run_id}", f"the study {study.name}", entry):
-        raise PolicyRefusedError(f"{silo} refuses: {fault}")
+    own, run = derived(b"", "statistics", repr(mean), repr(std)).hex(), str(run_id)
+    find = "SELECT question FROM disclosed WHERE kind = 'statistics' AND silo = ? AND run = ?"
+    with Record(Path(str(state))).writing() as db:
+        before = {question for (question,) in db.execute(find, (silo, run))}
+        if before - {own}:
+            raise PolicyRefusedError(f"{silo} refuses: the run has standardised tables by other statistics before")
+        if not before:
+            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            db.execute(DISCLOSED, (now, "statistics", silo, run, "", "", own, "", ""))

@@ -16,15 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from .budget.ledger import Spent
-from .budget.release import config_of, note_reply
+from .budget.release import config_of, note_charged
 from .egress_record import TAKEN, applied, budget, policy_sum, take_withheld, versions
 from .errors import SiteError
 from .flower import internal
-from .released import note_release
-from .study.accounting import charge_bytes
+from .record import Record
+from .released import charge_bytes, note_reply
 from .study.protocol import Study, narrowed
 from .trust import receipts
-from .trust.audit import Log
 from .trust.chain import digest, plain, write_whole
 from .trust.policy import Policy, policy_of
 
@@ -170,7 +169,7 @@ def release_reply(reply: Any, info: MessageInfo, message: Any) -> Any:
     try:
         spent = None
         if info.charged is not None and not reply.has_error():
-            spent = note_reply(reply, info.charged, info.state)
+            spent = note_charged(reply, info.charged, info.state)
         number, own = write_down(reply, info, spent)
         if receipts.ASKED in config_of(message) and not reply.has_error():
             from flwr.app import ConfigRecord
@@ -188,22 +187,22 @@ def release_reply(reply: Any, info: MessageInfo, message: Any) -> Any:
 
 
 def write_down(reply: Any, info: MessageInfo, spent: Spent | None = None) -> tuple[int, str]:
-    """Append a reply to the log, count its bytes in its study, and remove the app's report to the site.
+    """Append a reply to log and record, count its bytes in its study, and remove the app's report to the site.
 
-    Returns the line's number and hash; they leave with the reply if the server gives receipts. Raises OSError if the
-    log cannot be written, SiteError if the study allows no more bytes.
+    Returns the line's number and hash; they leave with the reply if the server gives receipts. Raises OSError or
+    SiteError if log or record cannot be written, SiteError if the study allows no more bytes.
     """
     withheld = take_withheld(reply)
     sent = list(records(reply))
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     total = sum(record["bytes"] for record in sent)
-    if info.study:
-        charge_bytes(info.study, info.state, total)
-    used = {"budget": budget(info.study, spent, info.state, info.silo, total)}
-    held = {} if withheld is None else {"withheld": withheld}
-    entry = {"time": now, **info.fields(), **used, **held, "bytes": total, "sent": sent}
-    note_release(info.state, entry)
-    return Log(Path(info.folder)).append(entry)
+    held, record = {} if withheld is None else {"withheld": withheld}, Record(info.state)
+    with record.writing() as db:
+        if info.study:
+            charge_bytes(db, info.study, total)
+        used = {"budget": budget(db, info.study, spent, info.silo, total)}
+        entry = {"time": now, **info.fields(), **used, **held, "bytes": total, "sent": sent}
+        return note_reply(db, record, entry)
 
 
 def records(reply: Any) -> Iterable[dict[str, Any]]:

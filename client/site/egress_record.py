@@ -16,6 +16,7 @@ import hashlib
 import importlib.metadata
 import os
 import platform
+import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -78,17 +79,17 @@ def take_withheld(reply: Any) -> dict[str, list[str]] | None:
 
 
 def budget(
-    study: Mapping[str, Any] | None, spent: Spent | None, state: Path, silo: str, size: int
+    db: sqlite3.Connection, study: Mapping[str, Any] | None, spent: Spent | None, silo: str, size: int
 ) -> dict[str, dict[str, float]]:
     """Return `before` and `after`: what was used of each limit, by name, without and with this message.
 
-    ``size``: bytes of the reply. With differential privacy both include the epsilon that the people in the data have
-    spent, at this delta.
+    ``db``: the record; ``size``: bytes of the reply. With differential privacy both include the epsilon that the people
+    in the data have spent, at this delta.
     """
     before: dict[str, float] = {}
     after: dict[str, float] = {}
     if study:
-        before, after = budget_of(study, state, silo, size)
+        before, after = budget_of(db, study, silo, size)
     if spent is not None:
         before = {**before, "epsilon": spent.before, "delta": spent.delta}
         after = {**after, "epsilon": spent.after, "delta": spent.delta}

@@ -6,6 +6,7 @@ Standard library only.
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from .audit_gate import cohort_of, folder_of
@@ -13,12 +14,14 @@ from .budget.cohort import Reader, read_by_process
 from .budget.release import charge
 from .errors import SiteError
 from .own_models import has_left, names_of
-from .study.accounting import count_message as count_in_study
+from .record import Record
+from .study.accounting import study_faults
 from .study.approvals import study_for
 from .study.protocol import Study, message_faults, narrowed
-from .trust.counters import count_message, count_run
+from .takeover import MESSAGE
+from .trust.counters import count_faults, limits_of
 from .trust.message_rules import OWN_MODEL, own_model_faults, round_faults, run_faults
-from .trust.policy import PolicyRefusedError, policy_of
+from .trust.policy import Policy, PolicyRefusedError, policy_of
 
 
 def check_message(message: Any, context: Any, *, count: bool = True, app: Iterable[str] = ()) -> Study | None:
@@ -41,6 +44,7 @@ def check_message(message: Any, context: Any, *, count: bool = True, app: Iterab
     state, run, today = node.get("state-dir"), str(int(context.run_id)), datetime.now(UTC).date()
     try:
         study = study_for(policy, state, run_config)
+        left = kind == "train" and has_left(state, names_of(sent, int(run)), silo)
     except SiteError as error:
         raise PolicyRefusedError(f"{silo} refuses: {error}") from None
     faults = list[str]()
@@ -49,18 +53,33 @@ def check_message(message: Any, context: Any, *, count: bool = True, app: Iterab
         faults = message_faults(study, run_config, kind, sent, app, today, silo)
     if asked == OWN_MODEL:
         faults += own_model_faults(policy, run_config, sent)
-    if kind == "train" and has_left(state, names_of(sent, int(run)), silo):
+    if left:
         faults.append("its own model has left in this run (keep-models), which trains no further here")
     for fault in (*run_faults(policy, run_config), *faults, *round_faults(policy, run_config, kind, sent)):
         raise PolicyRefusedError(f"{silo} refuses: {fault}")
-    fault = count_run(policy, state, run)
-    if count and not fault and study is not None:
-        fault = count_in_study(study, str(state), silo, run, kind, today.isoformat())
-    if count and not fault:
-        fault = count_message(policy, state, run, silo, kind)
-    if fault:
-        raise PolicyRefusedError(f"{silo} refuses: {fault}")
+    if count:
+        count_message(policy, study, state, run, silo, kind, today.isoformat())
     return study
+
+
+def count_message(policy: Policy, study: Study | None, state: Any, run: str, silo: str, kind: str, day: str) -> None:
+    """Note a message of this run in the record. Raises PolicyRefusedError if policy or study do not allow another."""
+    faults, limits = list[str](), limits_of(policy, kind)
+    if not state and limits:
+        faults = [f"its policy has {policy.line(next(iter(limits)))}, and this silo no state-dir to count in"]
+    elif state:
+        try:
+            with Record(Path(str(state))).writing() as db:
+                faults = [] if study is None else study_faults(db, study, silo, run, kind, day)
+                faults += count_faults(db, policy, run, silo, kind, day)
+                if not faults:
+                    db.execute(MESSAGE, (day, run, silo, kind, "" if study is None else study.name))
+        except SiteError as error:
+            faults = [str(error)]
+        except OSError as error:
+            faults = [f"messages cannot be counted: {error.strerror}"]
+    for fault in faults:
+        raise PolicyRefusedError(f"{silo} refuses: {fault}")
 
 
 def charge_message(

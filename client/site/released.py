@@ -1,112 +1,62 @@
 """The total of what has ever left from each version of this silo's data file; kept, since old logs may be moved away.
 
-    STATE_DIR/released.json    {SHA-256 of the data file: {from, to, models, surveys, exact, bytes, runs,
-                                                           own_models, studies: {NAME: models}}}
-
-Training replies, survey answers and the silo's own models count before they leave; `exact`: answers with exact sums for
-ComBat. A missing record is rebuilt from the log at hand. A damaged one blocks replies until someone has repaired it.
+Replies are rows of the record (`record.py`), written with their line of the audit log before they leave.
 
 Standard library only, as in trust/policy.py.
 """
 
-import fcntl
-import json
-import os
+import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from .errors import SiteError
-from .trust.audit import verify
-from .trust.chain import write_whole
-from .trust.message_rules import OWN_MODEL
+from .record import Record
+from .takeover import REPLY
+from .trust.audit import is_exact, kind_of
 
-FILE = "released.json"
-Record = dict[str, dict[str, Any]]
-
-
-def is_model(entry: Mapping[str, Any]) -> bool:
-    """Return whether a log line is for a training reply, and not for an error in its place."""
-    return str(entry.get("asked", "")).partition(".")[0] == "train" and not _failed(entry)
+KINDS = {"model": "models", "survey": "surveys", "own model": "own_models"}
 
 
-def is_survey(entry: Mapping[str, Any]) -> bool:
-    """Return whether a log line is for a survey answer."""
-    return str(entry.get("asked", "")) == "query.survey" and not _failed(entry)
+def note_reply(db: sqlite3.Connection, record: Record, entry: Mapping[str, Any]) -> tuple[int, str]:
+    """Write a reply's line in the audit log and its row in the record; return the line's number and hash."""
+    number, own = record.append(db, entry)
+    kind, study = kind_of(entry), str(entry.get("study", {}).get("name", ""))
+    what = entry["time"], kind, 1, str(entry.get("cohort", "")), str(entry["run-id"]), entry["silo"], study
+    db.execute(REPLY, (*what, is_exact(entry), entry["bytes"], number, own))
+    return number, own
 
 
-def is_own_model(entry: Mapping[str, Any]) -> bool:
-    """Return whether a log line is for the silo's own model, sent at the end of a run."""
-    return str(entry.get("asked", "")) == OWN_MODEL and not _failed(entry)
+def charge_bytes(db: sqlite3.Connection, study: Mapping[str, Any], size: int) -> None:
+    """Raise SiteError if a study (name, and the limit ``bytes``) allows no reply of this size."""
+    sent, most = sent_bytes(db, str(study["name"])), int(study["bytes"])
+    if sent + size > most:
+        raise SiteError(f"the study {study['name']} has limits.bytes = {most}; {sent} have left, and {size} follow")
 
 
-def counts(entry: Mapping[str, Any]) -> bool:
-    """Return whether a log line is for something that is counted here."""
-    return is_model(entry) or is_survey(entry) or is_own_model(entry)
-
-
-def is_exact(entry: Mapping[str, Any]) -> bool:
-    """Return whether a log line is for an answer with exact sums of columns, for ComBat."""
-    return is_survey(entry) and any(
-        str(key).startswith("combat.") for record in entry["sent"] for key in record.get("keys", ())
+def sent_bytes(db: sqlite3.Connection, study: str) -> int:
+    """Return the bytes of a study's replies."""
+    return int(
+        db.execute("SELECT coalesce(sum(bytes), 0) FROM replies WHERE study = ? AND study != ''", (study,)).fetchone()[
+            0
+        ]
     )
 
 
-def _failed(entry: Mapping[str, Any]) -> bool:
-    return any(record["name"] == "error" for record in entry["sent"])
-
-
-def note_release(state: Path, entry: Mapping[str, Any]) -> None:
-    """Count a reply that is about to leave. Raises SiteError or OSError if it cannot be counted."""
-    if not counts(entry):
-        return
-    state.mkdir(parents=True, exist_ok=True, mode=0o700)
-    lock = os.open(state / ".released.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        found = read_released(state)
-        add(found, entry)
-        write_whole(state / FILE, json.dumps(found, indent=1) + "\n")
-    finally:
-        os.close(lock)
-
-
-def read_released(state: Path) -> Record:
-    """Return the record, rebuilt from the log if there is none yet. Raises SiteError for a damaged one."""
-    path, found = state / FILE, Record()
-    if not path.exists():
-        for entry in verify(state / "audit").entries:
-            if counts(entry):
-                add(found, entry)
-        return found
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        for cohort, one in content.items():
-            fields = {"from": str(one["from"]), "to": str(one["to"]), "models": int(one["models"])}
-            fields |= {
-                "surveys": int(one.get("surveys", 0)),
-                "own_models": int(one.get("own_models", 0)),
-                "exact": int(one.get("exact", 0)),
-                "bytes": int(one["bytes"]),
-                "runs": [*map(str, one["runs"])],
-            }
-            found[cohort] = {**fields, "studies": {str(name): int(count) for name, count in one["studies"].items()}}
-        return found
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise SiteError(
-            f"{path} is damaged ({type(error).__name__}): restore it from a backup; without it, it is made from the log"
-        ) from None
-
-
-def add(found: Record, entry: Mapping[str, Any]) -> None:
-    """Add a reply to the record of its data file."""
-    time, name = entry["time"], entry.get("study", {}).get("name", "")
-    none = {"models": 0, "surveys": 0, "exact": 0, "own_models": 0, "bytes": 0}
-    empty: dict[str, Any] = {"from": time, "to": time, **none, "runs": [], "studies": {}}
-    one = found.setdefault(str(entry.get("cohort", "")), empty)
-    model = is_model(entry)
-    one["to"], one["bytes"] = time, one["bytes"] + entry["bytes"]
-    one["models" if model else "own_models" if is_own_model(entry) else "surveys"] += 1
-    one["exact"] += is_exact(entry)
-    one["runs"] = sorted({*one["runs"], str(entry["run-id"])})
-    one["studies"][name] = one["studies"].get(name, 0) + model
+def read_released(state: Path) -> dict[str, dict[str, Any]]:
+    """Return what left of each data file, by its SHA-256. Raises SiteError for a record that cannot be read."""
+    found: dict[str, dict[str, Any]] = {}
+    none = {"models": 0, "surveys": 0, "own_models": 0, "exact": 0, "bytes": 0}
+    with Record(state).reading() as db:
+        rows = db.execute(
+            "SELECT data, kind, study, run, sum(count), sum(exact), sum(bytes), min(time), max(time) FROM replies "
+            "WHERE kind != '' GROUP BY data, kind, study, run ORDER BY min(time), min(rowid)"
+        )
+        for data, kind, study, run, count, exact, size, first, last in rows:
+            one = found.setdefault(data, {"from": first, "to": last, **none, "runs": set(), "studies": {}})
+            one["from"], one["to"] = min(one["from"], first), max(one["to"], last)
+            one[KINDS[kind]] += count
+            one["exact"], one["bytes"] = one["exact"] + exact, one["bytes"] + size
+            one["runs"] |= {run} - {""}
+            one["studies"][study] = one["studies"].get(study, 0) + (count if kind == "model" else 0)
+    return {data: {**one, "runs": sorted(one["runs"])} for data, one in found.items()}

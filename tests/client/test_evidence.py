@@ -12,7 +12,7 @@ import pytest
 import torch
 from flwr.app import Message, MetricRecord
 from predictions import read_csv
-from tiny import Files, Run, TinyGrid, federate, random_silos, rows_of
+from tiny import Files, Run, TinyGrid, federate, random_silos, rows_of, write_silo
 
 import client.site.trust.policy as site_policy
 from client.app import app
@@ -149,7 +149,11 @@ def test_hospitals_send_it_only_where_run_and_policy_say_so(tmp_path: Path) -> N
     assert silo["c"]["brier"] is None and silo["c"]["evidence"] == {}  # 22 test samples
 
 
-REFUSAL = "a refuses: evidence leaves once per run, and this run has had that of another model, statistics or bins"
+ONCE = (
+    "a refuses: {} leaves once per run, and this run has had that of another model, or in another way (statistics, "
+    "bins, threshold)"
+)
+REFUSAL, COVERAGE = ONCE.format("evidence"), ONCE.format("coverage")
 
 
 def again(message: Message, context: Any, **changed: Any) -> Message:
@@ -186,22 +190,47 @@ def test_a_run_has_the_evidence_of_one_model_only(tmp_path: Path) -> None:
     (first, reply), (sets, _) = asked[0], asked[3]
     assert dict(again(first, context).content["metrics"]) == dict(reply.content["metrics"])
     assert "kept no model of round 1" in str(again(first, context, reported=1).error.reason)
-    refusal = "a refuses: coverage leaves once per run, and this run has had that of another common threshold"
-    assert again(sets, context, threshold=0.123).error.reason == refusal
+    assert again(sets, context, threshold=0.123).error.reason == COVERAGE
     crafted(run, context)
     assert again(first, context).error.reason == REFUSAL
     assert again(sets, context).error.reason == REFUSAL
 
 
-@pytest.mark.parametrize(
-    "change", [{"min_metric_samples": 11}, {"mean": [0.0, 9.0, 0.0], "std": [1.0, 0.001, 1.0]}], ids=["bins", "scale"]
-)
-def test_a_model_has_evidence_once_in_one_way(tmp_path: Path, change: dict[str, Any]) -> None:
-    """Other bins give a few patients by subtraction; other statistics of the columns are another model."""
+def test_fifteen_runs_put_no_patient_into_a_smaller_cell(tmp_path: Path) -> None:
+    """Two bin sizes of one model give a few patients by subtraction: the policy alone chooses it, in whatever run."""
     _, asked, context = asked_of_a(tmp_path)
-    first, reply = asked[0]
-    assert "reliability" in reply.content["metrics"]
-    assert again(first, context, **change).error.reason == REFUSAL
+    answers = list[dict[str, Any]]()
+    for run, size in enumerate(range(10, 25)):
+        context.run_id += bool(run)  # a number that the server hands out
+        reply = again(asked[0][0], context, min_metric_samples=size)
+        answers.append(dict(reply.content["metrics"]))
+    assert "reliability" in answers[0] and all(one == answers[0] for one in answers)
+
+
+def test_a_model_has_evidence_in_one_way_over_all_runs(tmp_path: Path) -> None:
+    """Other statistics, another threshold, a policy of other bins: refused, also under another number of a run."""
+    _, asked, context = asked_of_a(tmp_path)
+    (first, _), (sets, _) = asked[0], asked[3]
+    scale: dict[str, Any] = {"mean": [0.0, 9.0, 0.0], "std": [1.0, 0.001, 1.0]}
+    assert again(first, context, **scale).error.reason == REFUSAL
+    context.run_id += 1
+    way = "a refuses: {} of this model has left from the same data in another way (statistics, bins, threshold)"
+    assert again(first, context, **scale).error.reason == way.format("evidence")
+    assert again(sets, context, threshold=0.123).error.reason == way.format("coverage")
+    with (tmp_path / "policy.toml").open("a") as policy:
+        policy.write("min-metric-samples = 11\n")
+    context.run_id += 1
+    assert again(first, context).error.reason == way.format("evidence")
+
+
+def test_a_file_without_one_patient_gives_nothing_about_that_one(tmp_path: Path) -> None:
+    _, asked, context = asked_of_a(tmp_path)
+    file = Path(context.node_config["data"])
+    x, y = rows_of(file)
+    context.run_id += 1
+    write_silo(file, x[1:], list(map(int, y[1:])))
+    reason = str(again(asked[0][0], context).error.reason)
+    assert "min-sum-samples = 50, and fewer patients differ from those behind the evidence of this model" in reason
 
 
 def test_coverage_is_of_the_model_whose_evidence_has_left(tmp_path: Path) -> None:

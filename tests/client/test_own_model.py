@@ -350,14 +350,14 @@ def test_where_nothing_can_be_noted_nothing_leaves(tmp_path: Path) -> None:
     def prepare(grid: TinyGrid) -> None:
         def before(silo: str, message: Message, context: Any) -> None:
             if (silo, message.metadata.message_type) == ("b", KIND):
-                (tmp_path / "states" / "b" / "own-models").mkdir()
+                (tmp_path / "states" / "b" / "record.sqlite").unlink()
 
         grid.before = before
 
     sites.run(prepare)
     assert set(sites.kept()) == {"a", "c"}
     (note,) = notes(tmp_path / "run")
-    assert note == "no model of b: b refuses: its policy has own-model = true, which cannot be counted: Is a directory"
+    assert "record.sqlite is missing, and tells what this site has released: restore it from a backup" in note
 
 
 # ---- A silo that lies or is silent -----------------------------------------------------------------------------------
@@ -492,7 +492,7 @@ def test_a_withdrawn_hospital_takes_its_model_along(tmp_path: Path) -> None:
 
 
 def test_the_audit_log_and_what_left_ever(tmp_path: Path) -> None:
-    """A line of its own with the array's shape and SHA-256; counted in released.json as an own model."""
+    """A line of its own with the array's shape and SHA-256; counted in the record as an own model."""
     sites = Sites(tmp_path)
     sites.policies["b"].write_text("")
     sites.run(audited)

@@ -12,10 +12,12 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from study_text import study_text
 
 from client.site import audit_gate
-from client.site.study import accounting, approvals
+from client.site.messages import count_message
+from client.site.study import approvals
 from client.site.study.protocol import parse_study
 from client.site.trust import audit, chain, receipts
 from client.site.trust.keys import fingerprint, new_key, private_bytes, public_bytes
+from client.site.trust.policy import Policy
 from client.study_record import read_export
 from partitions.common.errors import DataError
 from server.cli.main import main
@@ -46,7 +48,7 @@ def answer(state: Path, kind: str, study: str, error: str = "", withheld: Any = 
         message = Message(RecordDict({"config": ConfigRecord({"round": 1, "run": "first"})}), 1, kind)
         context = Context(1, 1, node, RecordDict(), {"strategy": "fedavg", "study": study})
         if own is not None:
-            assert not accounting.count_message(own, str(state), "a", "1", kind, "2026-01-02")
+            count_message(Policy(), own, str(state), "1", "a", kind, "2026-01-02")
         info = audit_gate.in_study(audit_gate.describe_message(message, context, "ab" * 32), own, node)
         records = RecordDict({"config": ConfigRecord({"k": "x" * 11}), "site": ConfigRecord(withheld or {})})
         reply = Message(Error(1, error), reply_to=message) if error else Message(records, reply_to=message)

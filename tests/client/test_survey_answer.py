@@ -241,7 +241,7 @@ def test_what_a_server_sends_changes_nothing(site: Site) -> None:
 
 
 def test_audit_log_and_record_of_what_left(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log names the columns; what stayed, by rule, is in it alone. The answer counts in released.json."""
+    """The log names the columns; what stayed, by rule, is in it alone. The answer counts in the record."""
     entries: list[dict[str, Any]] = []
     monkeypatch.setenv(audit_gate.BY_SITE, audit_gate.BY_SITE_VALUE)
 

@@ -38,7 +38,7 @@ PHASES: dict[str, tuple[Any, str, int]] = {
     "before training": (ClientSession, "open_client", 1),
     "in training": (PrivateTraining, "gradient", 3),
     "before the state is saved": (StateStore, "save", 1),
-    "before the reply is noted": (audit_gate, "note_reply", 1),
+    "before the reply is noted": (audit_gate, "note_charged", 1),
     "before the audit log": (audit_gate, "write_down", 1),
     "as the reply leaves": (answer, "release_reply", -1),
 }

@@ -26,7 +26,7 @@ MOST_TEXT = 100  # characters of the server's names in the ledger
 def charge(
     message: Any, context: Any, policy: Policy, sha256: str, state: Path, *, read: Reader = read_by_process
 ) -> dict[str, Any] | None:
-    """Charge a message's cost to its cohort; return what `note_reply` needs of it, None if it costs nothing.
+    """Charge a message's cost to its cohort; return what `note_charged` needs of it, None if it costs nothing.
 
     ``sha256``: of the silo's data file; ``state``: the folder of the ledger. Raises PolicyRefusedError, one line, if
     the budget does not allow it, or if nothing can be charged.
@@ -61,7 +61,7 @@ def charge(
     return {**fields, "data": sha256, "cost": asdict(release.cost), "rules": rules, "before": spent.before}
 
 
-def note_reply(reply: Any, charged: Mapping[str, Any], state: Path) -> Spent:
+def note_charged(reply: Any, charged: Mapping[str, Any], state: Path) -> Spent:
     """Note a reply before it leaves; return what was spent before its message was charged, and after it.
 
     Raises SiteError if the reply differs from the one that left before, and costs too much.

@@ -1,20 +1,21 @@
-"""A hospital's use of a study's limits, over all its runs, kept in its state directory.
+"""A hospital's use of a study's limits, over all its runs, kept in its record (`../record.py`).
 
 A message counts before it is answered, and bytes count before they leave, so both also count if the process is killed.
 Approving a study again, or a new version of it under its name, does not reset the counts.
 Standard library only, as in trust/policy.py.
 """
 
+import sqlite3
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..errors import SiteError
-from ..trust.counters import noted
+from ..record import Record
+from ..released import sent_bytes
 from .protocol import Limits, Study
 
-MESSAGES, BYTES = "messages", "bytes"  # files of a study: a line per message (day run kind silo), and per reply (bytes)
+BYTES = "bytes"
 COUNTED = {"train": "rounds", "evaluate": "evaluations", "query": "queries"}  # limits, besides `messages`
 
 
@@ -23,72 +24,60 @@ def folder(name: str) -> str:
     return f"studies/{name}"
 
 
-def count_message(study: Study, state: str, silo: str, run: str, kind: str, day: str) -> str:
-    """Note a message of this study to this silo; return why it is not allowed, or an empty text."""
-    limits = asdict(study.limits)
-
-    def entry(lines: list[list[str]]) -> tuple[str, str]:
-        before = used(lines, silo)
-        after = used([*lines, [day, run, kind, *silo.split()]], silo)
-        for name, count in after.items():
-            if count > limits[name] and count > before[name]:
-                limit_text = f"the study {study.name} has limits.{name} = {limits[name]}"
-                return "", f"{limit_text}, and this is number {count}: it is used up here"
-        return f"{day} {run} {kind} {silo}", ""
-
-    return noted(state, f"{folder(study.name)}/{MESSAGES}", f"limits for the study {study.name}", entry)
-
-
-def used(lines: list[list[str]], silo: str) -> dict[str, int]:
-    """Count what a silo has answered, by the names of the limits, from the words of a study's lines."""
-    own = [words for words in lines if words[3:] == silo.split()]
-    kinds = [words[2] for words in own]
-    counts = {limit: kinds.count(kind) for kind, limit in COUNTED.items()}
-    days, runs = {words[0] for words in own}, {words[1] for words in own}
-    return {"runs": len(runs), "days": len(days), "messages": len(own), **counts}
+def study_faults(db: sqlite3.Connection, study: Study, silo: str, run: str, kind: str, day: str) -> list[str]:
+    """Return which limits of a study do not allow another message to this silo."""
+    limits, before = asdict(study.limits), used(db, study.name, silo)
+    has = "SELECT 1 FROM messages WHERE study = ? AND silo = ? AND {} = ? LIMIT 1"
+    after = {**before, "messages": before["messages"] + 1}
+    if kind in COUNTED:
+        after[COUNTED[kind]] += 1
+    for name, key, value in (("runs", "run", run), ("days", "day", day)):
+        after[name] += db.execute(has.format(key), (study.name, silo, value)).fetchone() is None
+    return [
+        f"the study {study.name} has limits.{name} = {limits[name]}, and this is number {count}: it is used up here"
+        for name, count in after.items()
+        if count > limits[name] and count > before[name]
+    ]
 
 
-def charge_bytes(study: Mapping[str, Any], state: Path, size: int) -> None:
-    """Note the bytes of a reply. Raises SiteError if the study allows no more, or if they cannot be counted.
-
-    ``study``: name, and the limit ``bytes``.
-    """
-    most = int(study["bytes"])
-
-    def entry(lines: list[list[str]]) -> tuple[str, str]:
-        sent = sum(int(words[0]) for words in lines if words and words[0].isdecimal())
-        if sent + size > most:
-            return ("", f"the study {study['name']} has limits.bytes = {most}; {sent} have left, and {size} follow")
-        return str(size), ""
-
-    name = str(study["name"])
-    if fault := noted(state, f"{folder(name)}/{BYTES}", f"limits for the study {name}", entry):
-        raise SiteError(fault)
+def used(db: sqlite3.Connection, study: str, silo: str) -> dict[str, int]:
+    """Count what a silo has answered in a study, by the names of the limits."""
+    own = "FROM messages WHERE study = ? AND study != '' AND silo = ?"
+    runs, days, messages = db.execute(
+        f"SELECT count(DISTINCT run), count(DISTINCT day), count(*) {own}", (study, silo)
+    ).fetchone()
+    kinds = dict(db.execute(f"SELECT kind, count(*) {own} GROUP BY kind", (study, silo)))
+    counts = {limit: kinds.get(kind, 0) for kind, limit in COUNTED.items()}
+    return {"runs": runs, "days": days, "messages": messages, **counts}
 
 
-def budget_of(study: Mapping[str, Any], state: Path, silo: str, size: int) -> tuple[dict[str, float], dict[str, float]]:
+def budget_of(
+    db: sqlite3.Connection, study: Mapping[str, Any], silo: str, size: int
+) -> tuple[dict[str, float], dict[str, float]]:
     """Return this silo's use of each limit without its last message, and with it; its reply has ``size`` bytes.
 
     A silo answers one message at a time, and each counts before its reply.
     """
-    place = state / folder(str(study["name"]))
-    own = [words for words in _lines(place / MESSAGES) if words[3:] == silo.split()]
-    sent = sum(int(words[0]) for words in _lines(place / BYTES) if words[0].isdecimal())
-    return {**used(own[:-1], silo), BYTES: sent - size}, {**used(own, silo), BYTES: sent}
+    name = str(study["name"])
+    after, sent = used(db, name, silo), sent_bytes(db, name)
+    own = "FROM messages WHERE study = ? AND study != '' AND silo = ?"
+    last = db.execute(f"SELECT run, day, kind {own} ORDER BY rowid DESC LIMIT 1", (name, silo)).fetchone()
+    before = dict(after)
+    if last is not None:
+        before["messages"] -= 1
+        if last[2] in COUNTED:
+            before[COUNTED[last[2]]] -= 1
+        for limit, key, value in (("runs", "run", last[0]), ("days", "day", last[1])):
+            (count,) = db.execute(f"SELECT count(*) {own} AND {key} = ?", (name, silo, value)).fetchone()
+            before[limit] -= count == 1
+    return {**before, BYTES: sent}, {**after, BYTES: sent + size}
 
 
 def used_up(state: Path, study: Study, silo: str = "") -> dict[str, int]:
     """Return the use of each limit; the largest of all silos in this state directory, if ``silo`` is empty."""
-    lines = _lines(state / folder(study.name) / MESSAGES)
-    silos = {" ".join(words[3:]) for words in lines} if not silo else {silo}
     found = dict.fromkeys(Limits.__dataclass_fields__, 0)
-    for one in silos:
-        found |= {name: max(found[name], count) for name, count in used(lines, one).items()}
-    sent = sum(int(words[0]) for words in _lines(state / folder(study.name) / BYTES) if words[0].isdecimal())
-    return {**found, BYTES: sent}
-
-
-def _lines(path: Path) -> list[list[str]]:
-    if not path.exists():
-        return []
-    return [line.split() for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    with Record(state).reading() as db:
+        names = db.execute("SELECT DISTINCT silo FROM messages WHERE study = ? AND study != ''", (study.name,))
+        for one in [silo] if silo else [name for (name,) in names]:
+            found |= {name: max(found[name], count) for name, count in used(db, study.name, one).items()}
+        return {**found, BYTES: sent_bytes(db, study.name)}

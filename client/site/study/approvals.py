@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SiteError
-from ..trust.audit import Log
+from ..record import Record
 from ..trust.chain import write_whole
 from ..trust.policy import Policy
 from .accounting import folder
@@ -119,7 +119,9 @@ def note(state: Path, silo: str, what: str, name: str, digest: str, by: str, war
     """Write a decision of this site into its audit log. Raises OSError."""
     entry = {"time": now(), "silo": silo, "asked-by": by, "run-id": "", "run": name, "round": 0, "asked": what}
     entry |= {"method": "", "app": "", "settings": "", "rule": "", "bytes": 0, "sent": []}
-    Log(state / "audit").append({**entry, "study": {"name": name, "digest": digest}, "warnings": warnings})
+    record = Record(state)
+    with record.writing() as db:
+        record.append(db, {**entry, "study": {"name": name, "digest": digest}, "warnings": warnings})
 
 
 def now() -> str:

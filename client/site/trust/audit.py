@@ -28,6 +28,7 @@ from typing import Any
 from ..errors import SiteError
 from . import chain
 from .chain import EVERY, Chain, Verdict, digest, plain
+from .message_rules import OWN_MODEL
 
 LARGEST_SETTINGS = 1 << 18  # bytes of a run's settings; a run with more gets no reply
 MOST_RUNS = 16  # runs whose settings' lines are noted; another run's settings are written again
@@ -41,6 +42,11 @@ class Log(Chain):
     required = EVERY.union(
         ("silo", "asked-by", "run-id", "run", "round", "asked", "method", "app", "settings", "rule", "bytes", "sent")
     )
+
+    def __init__(self, folder: Path, record: Mapping[str, Any] | None = None) -> None:
+        """``record``: what `head.json` notes of the record that is written together with the log (`../record.py`)."""
+        super().__init__(folder)
+        self.record = {} if record is None else {"record": record}
 
     def completed(self, entry: Mapping[str, Any], number: int, file: str) -> tuple[Mapping[str, Any], dict[str, Any]]:
         """Return the entry with its run's settings, or a reference to their line in this file; and the places to note.
@@ -58,7 +64,7 @@ class Log(Chain):
                 entry = {k: v for k, v in entry.items() if k not in ONCE} | {"settings-line": lines[run]}
             else:
                 lines = dict([*lines.items(), (run, number)][-MOST_RUNS:])
-        return entry, {"settings": {"file": file, "lines": lines}}
+        return entry, {"settings": {"file": file, "lines": lines}, **self.record}
 
 
 def noted_settings(folder: Path) -> dict[str, Any]:
@@ -100,3 +106,23 @@ def _check_settings(found: Verdict, first: int) -> None:
         where = entry.get("settings-line", entry["line"] if "run-config" in entry else 0)
         if where >= first and entry["line"] not in known:
             found.faults.append(f"line {entry['line']}: line {where} does not have the settings of its run")
+
+
+# --- what a line is ---------------------------------------------------------------------------------------
+
+
+def kind_of(entry: Mapping[str, Any]) -> str:
+    """Return what left with a line: "model" for a training reply, "survey" or "own model"; empty for the rest."""
+    asked = str(entry.get("asked", ""))
+    if any(record["name"] == "error" for record in entry["sent"]):
+        return ""
+    if asked.partition(".")[0] == "train":
+        return "model"
+    return {"query.survey": "survey", OWN_MODEL: "own model"}.get(asked, "")
+
+
+def is_exact(entry: Mapping[str, Any]) -> bool:
+    """Return whether a line is for an answer with exact sums of columns, for ComBat."""
+    return kind_of(entry) == "survey" and any(
+        str(key).startswith("combat.") for record in entry["sent"] for key in record.get("keys", ())
+    )

@@ -16,7 +16,7 @@ from tiny import settings_of, write_silo
 from client.app import app
 from client.site import audit_gate, egress_record
 from client.site.egress_record import RECORD, applied
-from client.site.study import accounting
+from client.site.messages import count_message
 from client.site.study.protocol import Study, parse_study
 from client.site.trust import audit, chain
 from client.site.trust.policy import Policy, read_policy
@@ -42,7 +42,7 @@ def answered(node: dict[str, Any], content: RecordDict, own: Study | None, run_i
         message = Message(RecordDict(), dst_node_id=1, message_type="train")
         context = Context(run_id, 1, node, RecordDict(), {"strategy": "fedavg"})
         if own is not None:
-            assert not accounting.count_message(own, node["state-dir"], "a", str(run_id), "train", "2026-01-02")
+            count_message(Policy(), own, node["state-dir"], str(run_id), "a", "train", "2026-01-02")
         info = audit_gate.in_study(audit_gate.describe_message(message, context, "ab" * 32), own, node)
         reply: Message = audit_gate.release_reply(Message(content, reply_to=message), info, message)
     return reply

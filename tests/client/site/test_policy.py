@@ -15,12 +15,20 @@ import pytest
 
 import models.tasks
 from client.policies import policy_at, policy_page
+from client.site.messages import count_message
 from client.site.runtime.doctor import policy_check
 from client.site.trust import policy as site_policy
-from client.site.trust.counters import count_message, count_run
 from client.site.trust.message_rules import method_faults, run_faults, setting_faults
 from client.site.trust.methods import METHODS, SETTINGS
-from client.site.trust.policy import Policy, default_file, parse_policy, policy_of, read_policy, rules
+from client.site.trust.policy import (
+    Policy,
+    PolicyRefusedError,
+    default_file,
+    parse_policy,
+    policy_of,
+    read_policy,
+    rules,
+)
 from strategies import strategies
 from strategies.base.declarations import bounded_settings, method_table, method_table_text
 from strategies.base.run_settings import defaults, owners
@@ -271,36 +279,40 @@ def test_a_partial_method_that_is_set_to_send_all(changes: dict[str, Any]) -> No
     assert method_faults(strict, "fedavg", RUN) and not method_faults(strict, "local", RUN)
 
 
+def counted(rules: Policy, state: Any, run: str, silo: str = "a", kind: str = "query", day: str = "2026-01-01") -> str:
+    """Why a message may not be answered; empty: it is counted."""
+    try:
+        count_message(rules, None, state, run, silo, kind, day)
+    except PolicyRefusedError as error:
+        return str(error)
+    return ""
+
+
 def test_runs_are_counted_by_the_day(tmp_path: Path) -> None:
-    """A run counts once, however many messages it has; what a crash cut off counts for nothing."""
+    """A run counts once, however many messages it has."""
     two, state = policy(runs_per_day=2), tmp_path / "state"
-    assert not any(count_run(two, state, run) for run in ("11", "12", "11", "12"))
-    assert "runs-per-day = 2, and this is run 3 of " in count_run(two, state, "13")
-    file = state / "runs-by-day"
-    assert file.stat().st_mode & 0o777 == 0o600 and len(file.read_text().splitlines()) == 2
-    file.write_text(file.read_text().replace(file.read_text()[:4], "1999"))
-    assert not count_run(two, state, "13")
-    assert "no state-dir" in count_run(two, None, "1")
+    assert not any(counted(two, state, run) for run in ("11", "12", "11", "12"))
+    assert "runs-per-day = 2, and this is run 3 of 2026-01-01" in counted(two, state, "13")
+    assert not counted(two, state, "13", day="2026-01-02")
+    assert "no state-dir" in counted(two, None, "1")
     (tmp_path / "file").touch()
-    assert "cannot be counted" in count_run(two, tmp_path / "file", "1")
+    assert "cannot be counted" in counted(two, tmp_path / "file", "1")
 
 
 def test_messages_are_counted_where_their_process_is_killed(tmp_path: Path) -> None:
-    """A message counts before it is answered; what a crash cut off is a message, and takes no other one with it."""
+    """A message counts before it is answered."""
     two = policy(max_rounds=2, max_messages=4)
     child = os.fork()
     if not child:
-        count_message(two, tmp_path, "11", "a", "train")
+        counted(two, tmp_path, "11", "a", "train")
         os.kill(os.getpid(), signal.SIGKILL)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
-    file = tmp_path / "messages" / "11"
-    assert file.read_text() == "train a\n" and file.stat().st_mode & 0o777 == 0o600
-    file.write_text("train a\ntrain a")
-    assert "max-rounds = 2, and this is number 3 of run 11" in count_message(two, tmp_path, "11", "a", "train")
-    assert not count_message(two, tmp_path, "11", "a", "query") and not count_message(two, tmp_path, "11", "a", "query")
-    assert "max-messages = 4, and this is number 5" in count_message(two, tmp_path, "11", "a", "query")
-    assert not count_message(two, tmp_path, "11", "b", "train") and not count_message(two, tmp_path, "12", "a", "train")
-    assert "no state-dir" in count_message(two, None, "1", "a", "query")
+    assert not counted(two, tmp_path, "11", "a", "train")
+    assert "max-rounds = 2, and this is number 3 of run 11" in counted(two, tmp_path, "11", "a", "train")
+    assert not counted(two, tmp_path, "11", "a", "query") and not counted(two, tmp_path, "11", "a", "query")
+    assert "max-messages = 4, and this is number 5" in counted(two, tmp_path, "11", "a", "query")
+    assert not counted(two, tmp_path, "11", "b", "train") and not counted(two, tmp_path, "12", "a", "train")
+    assert "no state-dir" in counted(two, None, "1", "a", "query")
 
 
 # ---- What is printed -------------------------------------------------------------------------------------------------

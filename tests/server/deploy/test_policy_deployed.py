@@ -14,6 +14,7 @@ from tiny import TinyGrid, train_replies
 
 from client.site import audit_gate
 from client.site.budget.ledger import Ledger
+from client.site.record import Record
 from client.site.study import approvals
 from client.site.study.accounting import used_up
 from client.site.study.protocol import parse_study
@@ -148,7 +149,8 @@ def through_own_models(tmp_path: Path, directory: Path) -> None:
     asks = "and a message asks for this silo's own model"
     assert f"ERROR: hospital-03 refuses: its policy has own-model = false, {asks}" in log.read_text()[before:]
     assert audit.verify(state / "audit").entries[-1]["asked"] == "evaluate.own_model"
-    assert [len(words.split()) for words in (state / "own-models").read_text().splitlines()] == [4]
+    with Record(state).reading() as db:
+        assert db.execute("SELECT count(*) FROM disclosed WHERE kind = 'own model'").fetchone() == (1,)
     assert sum(cohort["own_models"] for cohort in released(state)) == 1
     shutil.rmtree(tmp_path / "own-3" / "checkpoint" / "fedper-42" / FOLDER)  # a server that hides it
     submit.run({**run, "rounds": 2, "resume": True, "out": str(tmp_path / "own-3")})
@@ -195,7 +197,8 @@ def test_a_server_that_weakens_every_setting(
         submit.run({**weak, "out": str(tmp_path / "run")})
         before = (up.directory / "logs" / "hospital-03.log").read_text()
         submit.run({**weak, "batch-size": 8, "rounds": 2, "out": str(tmp_path / "allowed")})
-        (counted,) = (up.directory / "silos" / "hospital-03" / "messages").iterdir()
+        with Record(up.directory / "silos" / "hospital-03").reading() as db:
+            counted = db.execute("SELECT kind || ' ' || silo FROM messages ORDER BY rowid").fetchall()
         logs = {silo.name: (up.directory / "logs" / f"{silo.name}.log").read_text() for silo in up.silos}
         logs_of_study = through_a_study(tmp_path, up.directory)
         through_a_budget(tmp_path, up.directory)
@@ -211,4 +214,4 @@ def test_a_server_that_weakens_every_setting(
     silos = {row.silo for row in History(tmp_path / "run" / "history.csv").rows if row.silo}
     assert silos == {"hospital-01", "hospital-02"}
     # Of the run that it allows each message counts once, in the process that stays and in the one that does not.
-    assert counted.read_text().split("\n") == [f"{kind} hospital-03" for kind in KINDS] + [""]
+    assert counted == [(f"{kind} hospital-03",) for kind in KINDS]

@@ -1,0 +1,211 @@
+"""What this site has counted, released and answered over all runs: one SQLite file per state directory.
+
+    STATE_DIR/record.sqlite
+        messages     a row per allowed message, counted before it is answered
+        replies      a row per line of the audit log, written together with it
+        disclosed    a row per answer that leaves once: its kind, and of which data, which model, which question
+
+A transaction is on the disk as a whole, or not at all. The server hands out a run's numbers, so what was disclosed is
+found by data, model and question; a run's number only narrows it further.
+
+A record that is damaged, missing or an older copy allows nothing. Beside the audit log, `audit/record` has its
+identity, and `audit/head.json` its identity and its number of replies. Files of earlier versions are taken over once
+(`takeover.py`).
+
+Standard library only, as in trust/policy.py.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import sqlite3
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from .errors import SiteError
+from .takeover import PLACE, take_over
+from .trust.audit import Log
+from .trust.chain import sync_folder, write_whole
+
+FILE = "record.sqlite"
+VERSION = 1
+WAIT_SECONDS = 60.0  # for another process of this silo
+REMOTE = ("nfs", "cifs", "smb", "9p", "fuse", "lustre", "gpfs", "ceph", "afs", "beegfs")  # no shared memory for a WAL
+TABLES = """
+CREATE TABLE meta (id TEXT NOT NULL, replies INTEGER NOT NULL);
+CREATE TABLE messages (day TEXT NOT NULL, run TEXT NOT NULL, silo TEXT NOT NULL, kind TEXT NOT NULL,
+    study TEXT NOT NULL);
+CREATE INDEX messages_day ON messages (day, run);
+CREATE INDEX messages_run ON messages (run, silo, kind);
+CREATE INDEX messages_study ON messages (study, silo, kind, run, day) WHERE study != '';
+CREATE TABLE replies (time TEXT NOT NULL, kind TEXT NOT NULL, count INTEGER NOT NULL, data TEXT NOT NULL,
+    run TEXT NOT NULL, silo TEXT NOT NULL, study TEXT NOT NULL, exact INTEGER NOT NULL, bytes INTEGER NOT NULL,
+    line INTEGER NOT NULL, hash TEXT NOT NULL);
+CREATE INDEX replies_study ON replies (study, bytes) WHERE study != '';
+CREATE TABLE disclosed (time TEXT NOT NULL, kind TEXT NOT NULL, silo TEXT NOT NULL, run TEXT NOT NULL,
+    data TEXT NOT NULL, model TEXT NOT NULL, question TEXT NOT NULL, answer TEXT NOT NULL, people TEXT NOT NULL);
+CREATE INDEX disclosed_kind ON disclosed (kind, silo, run);
+CREATE INDEX disclosed_model ON disclosed (kind, silo, data, model);
+"""
+
+
+class Record:
+    """The record in one state directory."""
+
+    def __init__(self, state: Path) -> None:
+        self.state, self.path = state, state / FILE
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """Run a transaction; an error in the block undoes it.
+
+        Raises SiteError, one line, if the record is missing, damaged or older than the audit log, or if it cannot be
+        written.
+        """
+        with self._faults():
+            if not self.path.exists():
+                self._create()
+            with contextlib.closing(self._open(f"{self.path.absolute().as_uri()}?mode=rw")) as db:
+                remote = is_remote(self.state)
+                db.execute(f"PRAGMA journal_mode={'DELETE' if remote else 'WAL'}")
+                db.execute("PRAGMA synchronous=FULL")
+                db.execute("BEGIN IMMEDIATE")
+                try:
+                    self._check(db)
+                    yield db
+                    db.execute("COMMIT")
+                except BaseException:
+                    if db.in_transaction:
+                        db.execute("ROLLBACK")
+                    raise
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """Open the record for reading; without one, what `takeover.py` finds. Nothing is written. Raises SiteError."""
+        with self._faults():
+            if not self.path.exists():
+                self._check_new()
+                with contextlib.closing(connect(":memory:")) as db:
+                    self._fill(db)
+                    yield db
+                return
+            uri = self.path.absolute().as_uri()
+            try:
+                opened = self._open(f"{uri}?mode=ro")
+            except sqlite3.OperationalError:  # a folder that is read-only
+                opened = self._open(f"{uri}?mode=ro&immutable=1")
+            with contextlib.closing(opened) as db:
+                self._check(db)
+                yield db
+
+    def append(self, db: sqlite3.Connection, entry: Mapping[str, Any]) -> tuple[int, str]:
+        """Write a line of the audit log inside a transaction; return its number and hash. Raises OSError, SiteError.
+
+        The line is on the disk before the transaction. After a crash between them the log has a line of a reply that
+        did not leave.
+        """
+        own, count = db.execute("SELECT id, replies FROM meta").fetchone()
+        db.execute("UPDATE meta SET replies = replies + 1")
+        return Log(self.state / "audit", {"id": own, "replies": count + 1}).append(entry)
+
+    def _open(self, uri: str) -> sqlite3.Connection:
+        db = connect(uri)
+        try:
+            if db.execute("PRAGMA user_version").fetchone()[0] != VERSION:
+                raise sqlite3.DatabaseError("it is no record of this version")
+            return db
+        except BaseException:
+            db.close()
+            raise
+
+    def _create(self) -> None:
+        """Make the record under another name, and rename it. One process does so, others wait."""
+        self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = os.open(self.state / ".record.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if self.path.exists():
+                return
+            self._check_new()
+            new = self.state / f".{FILE}.new"
+            new.unlink(missing_ok=True)
+            os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            with contextlib.closing(connect(new.absolute().as_uri())) as db:
+                db.execute("PRAGMA synchronous=FULL")
+                moved = self._fill(db)
+                (own,) = db.execute("SELECT id FROM meta").fetchone()
+            (self.state / "audit").mkdir(exist_ok=True, mode=0o700)
+            os.replace(new, self.path)
+            sync_folder(self.state)
+            write_whole(self.state / "audit" / "record", own + "\n")
+            for name in moved:  # kept, and never read again
+                (self.state / PLACE / name).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                os.replace(self.state / name, self.state / PLACE / name)
+        finally:
+            os.close(lock)
+
+    def _fill(self, db: sqlite3.Connection) -> list[str]:
+        """Make the tables with what earlier versions noted; return the names of their files."""
+        db.execute("BEGIN")
+        for statement in TABLES.split(";"):
+            db.execute(statement)
+        db.execute("INSERT INTO meta VALUES (?, 0)", (secrets.token_hex(16),))
+        moved = take_over(db, self.state)
+        db.execute(f"PRAGMA user_version={VERSION}")
+        db.execute("COMMIT")
+        return moved
+
+    def _check_new(self) -> None:
+        """Raise SiteError if a record was here before: a missing one is no fresh allowance."""
+        if self._noted():
+            raise SiteError(f"{FILE} is missing, and tells what this site has released: restore it from a backup")
+
+    def _check(self, db: sqlite3.Connection) -> None:
+        """Raise SiteError if the audit log has been written beside another record, or a newer copy of this one."""
+        own, count = db.execute("SELECT id, replies FROM meta").fetchone()
+        noted = self._noted() or {"id": own, "replies": count}
+        if noted["id"] != own:
+            raise SiteError(f"{FILE} is not the record that belongs to this audit log: restore it from a backup")
+        if noted["replies"] > count + 1:
+            raise SiteError(
+                f"{FILE} is an older copy: it has {count} replies, and the audit log {noted['replies']}; restore "
+                "the newest copy"
+            )
+
+    def _noted(self) -> dict[str, Any]:
+        """Return the identity and number of replies that are noted beside the audit log; empty if there are none."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            noted = json.loads((self.state / "audit" / "head.json").read_text())["record"]
+            return {"id": str(noted["id"]), "replies": int(noted["replies"])}
+        with contextlib.suppress(OSError):
+            return {"id": (self.state / "audit" / "record").read_text().strip(), "replies": 0}
+        return {}
+
+    @contextlib.contextmanager
+    def _faults(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            raise SiteError(f"{FILE} cannot be written or read ({error}): nothing is answered without it") from None
+        except sqlite3.Error as error:
+            raise SiteError(f"{FILE} is damaged ({error}): restore it from a backup") from None
+
+
+def connect(uri: str) -> sqlite3.Connection:
+    """Open a connection; transactions are begun and ended by hand."""
+    return sqlite3.connect(uri, timeout=WAIT_SECONDS, isolation_level=None, uri=True)
+
+
+def is_remote(folder: Path) -> bool:
+    """Return whether a folder is on a file system of the network, where a WAL's shared memory does not work."""
+    own, found = str(folder.resolve()), ("", "")
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines():
+            place, kind = line.split()[1:3]
+            place = place.replace("\\040", " ")
+            if (own + "/").startswith(place.rstrip("/") + "/") and len(place) >= len(found[0]):
+                found = place, kind
+    return found[1].startswith(REMOTE)

@@ -1,0 +1,206 @@
+"""The record of a state directory: one file, one transaction, and no fresh allowance where it is damaged or gone."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import sqlite3
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forks import in_fork
+
+from client.site import record as site_record
+from client.site.errors import SiteError
+from client.site.messages import count_message
+from client.site.own_models import has_left
+from client.site.record import FILE, Record
+from client.site.released import note_reply, read_released
+from client.site.study.accounting import used
+from client.site.takeover import MESSAGE, PLACE
+from client.site.trust.audit import verify
+from client.site.trust.policy import Policy, PolicyRefusedError
+
+THREE = Policy(max_messages=3)
+ENTRY: dict[str, Any] = {
+    "time": "2026-01-01T00:00:00Z",
+    "silo": "a",
+    "asked-by": "s",
+    "run-id": "1",
+    "run": "r",
+    "round": 1,
+    "asked": "train",
+    "method": "fedavg",
+    "app": "",
+    "settings": "",
+    "rule": "",
+    "sent": [],
+    "bytes": 10,
+    "cohort": "x",
+}
+
+
+def ask(state: Path, run: str = "1") -> None:
+    count_message(THREE, None, state, run, "a", "query", "2026-01-01")
+
+
+def reply(state: Path) -> None:
+    record = Record(state)
+    with record.writing() as db:
+        note_reply(db, record, ENTRY)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """A state directory with two messages and two replies."""
+    for _ in range(2):
+        ask(tmp_path / "state")
+        reply(tmp_path / "state")
+    return tmp_path / "state"
+
+
+def test_only_its_owner_reads_it(state: Path) -> None:
+    with Record(state).writing():
+        modes = {file.name: file.stat().st_mode & 0o777 for file in state.glob(f"*{FILE}*")}
+    assert modes and set(modes.values()) == {0o600}
+    assert not list(state.glob(".*.new"))
+
+
+def _cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def _overwrite(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[100:8000] = b"\xff" * 7900
+    file.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [Path.unlink, _cut, _overwrite, lambda file: file.write_bytes(b""), lambda file: file.write_text("no record")],
+)
+@pytest.mark.parametrize("log", [True, False], ids=["", "without head.json"])
+def test_a_damaged_or_deleted_record_allows_nothing(state: Path, harm: Any, log: bool) -> None:
+    harm(state / FILE)
+    if not log:
+        (state / "audit" / "head.json").unlink()
+    for call in (ask, reply, read_released):
+        with pytest.raises((SiteError, PolicyRefusedError), match=r"record\.sqlite.* (missing|damaged|malformed)"):
+            call(state)
+
+
+def test_an_older_copy_allows_nothing(state: Path, tmp_path: Path) -> None:
+    """A copy from before a reply lacks what has been counted since; one of another silo lacks everything."""
+    shutil.copytree(state, tmp_path / "older")
+    for _ in range(2):
+        reply(state)
+    with Record(state).writing():
+        pass
+    shutil.copy(tmp_path / "older" / FILE, state / FILE)
+    with pytest.raises(PolicyRefusedError, match=r"is an older copy: it has 2 replies, and the audit log 4; restore"):
+        ask(state)
+    ask(tmp_path / "other")
+    shutil.copy(tmp_path / "other" / FILE, state / FILE)
+    with pytest.raises(PolicyRefusedError, match="is not the record that belongs to this audit log"):
+        ask(state)
+
+
+def _die_before_the_commit(state: Path) -> None:
+    record = Record(state)
+    with record.writing() as db:
+        note_reply(db, record, ENTRY)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_killed_between_the_log_and_the_record(state: Path) -> None:
+    """The log has the line of a reply that did not leave; the record goes on, however often that happens."""
+    for _ in range(3):
+        assert in_fork(partial(_die_before_the_commit, state)) == -signal.SIGKILL
+    assert read_released(state)["x"]["models"] == 2
+    reply(state)
+    assert read_released(state)["x"]["models"] == 3
+    assert len(verify(state / "audit").entries) == 6 and not verify(state / "audit").faults
+
+
+def _on_a_full_disk(state: Path) -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+    for call in (ask, reply):
+        with pytest.raises((SiteError, PolicyRefusedError, OSError)):
+            call(state)
+
+
+def test_on_a_full_disk_nothing_is_counted_and_nothing_leaves(state: Path) -> None:
+    assert in_fork(partial(_on_a_full_disk, state)) == 0
+    ask(state)  # the third message of three, where there is room again
+    reply(state)
+    with pytest.raises(PolicyRefusedError, match="max-messages = 3, and this is number 4"):
+        ask(state)
+
+
+def test_a_journal_for_a_file_system_of_the_network(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site_record, "is_remote", lambda folder: True)
+    with Record(state).writing() as db:
+        assert db.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+        db.execute(MESSAGE, ("2026-01-01", "2", "a", "query", ""))
+        assert not (state / f"{FILE}-wal").exists()
+    with sqlite3.connect(state / FILE) as db:
+        assert db.execute("SELECT count(*) FROM messages").fetchone() == (3,)
+
+
+# ---- Earlier versions ------------------------------------------------------------------------------------------------
+
+OLD = {
+    "runs-by-day": "2026-01-01 7\n2026-01-01 8\n",
+    "messages/7": "train a\ntrain a\nquery a\ntrain b\ntrai",  # the last one was torn
+    "studies/heart/messages": "2026-01-01 7 train a\n",
+    "studies/heart/bytes": "600\n300\n",
+    "own-models": "abcd run-sum 0000000000000007,0000000000000008 a\n",
+    "evidence/7": "first question,None a\n",
+    "statistics/7": "sum a\n",
+    "released.json": '{"x": {"from": "2026-01-01T00:00:00Z", "to": "2026-01-02T00:00:00Z", "models": 5, "surveys": 1, '
+    '"exact": 1, "bytes": 900, "runs": ["7", "8"], "own_models": 1, "studies": {"heart": 2, "": 3}}}',
+}
+
+
+def old_state(folder: Path) -> Path:
+    for name, text in OLD.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def test_an_old_state_directory_is_taken_over_once(tmp_path: Path) -> None:
+    state = old_state(tmp_path / "state")
+    before = read_released(state)  # reading changes nothing
+    assert not (state / FILE).exists() and (state / "own-models").exists()
+    with pytest.raises(PolicyRefusedError, match="runs-per-day = 2, and this is run 3"):
+        count_message(Policy(runs_per_day=2), None, state, "9", "a", "query", "2026-01-01")
+    with pytest.raises(PolicyRefusedError, match="max-rounds = 2, and this is number 3 of run 7"):
+        count_message(Policy(max_rounds=2), None, state, "7", "a", "train", "2026-01-02")
+    with Record(state).reading() as db:
+        assert used(db, "heart", "a") == {
+            "runs": 1, "days": 1, "messages": 1, "rounds": 1, "evaluations": 0, "queries": 0,
+        }  # fmt: skip
+    assert has_left(state, ("other", frozenset({"0000000000000008"})), "a")
+    assert read_released(state) == before == {
+        "x": {
+            "from": "2026-01-01T00:00:00Z", "to": "2026-01-02T00:00:00Z", "models": 5, "surveys": 1, "own_models": 1,
+            "exact": 1, "bytes": 900, "runs": ["7", "8"], "studies": {"heart": 2, "": 3},
+        }
+    }  # fmt: skip
+    assert not any((state / name).exists() for name in OLD) and all((state / PLACE / name).exists() for name in OLD)
+
+
+def test_an_old_file_that_is_damaged_allows_nothing(tmp_path: Path) -> None:
+    state = old_state(tmp_path / "state")
+    (state / "released.json").write_text('{"x": {"models": "many"}}')
+    for call in (ask, read_released):
+        with pytest.raises((SiteError, PolicyRefusedError), match=r"cannot be taken over .*restore the folder"):
+            call(state)
+    assert not (state / FILE).exists() and (state / "own-models").exists()
