@@ -7,14 +7,16 @@ message to the server contains them or their count.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from partitions.common.errors import DataError
 from partitions.common.names import unknown_name
 from partitions.labels import Fault, keys_by_part
+from partitions.recipes.lines import Lines, column_of
 from partitions.splits import Array, Dataset
 
 PATIENT_NAMES = {"patient": "all", **{f"patient_{split}": split for split in ("train", "val", "test")}}
@@ -31,13 +33,47 @@ KINDS = (
 )
 WORDS |= {"patient", "patients", "subject", "person", "participant"} | {p + kind for p in PERSONS for kind in KINDS}
 
+MOST_REPEATS = 10  # rows of one value, on average, of an identifier; a ward has more
+
 
 def names_patients(column: str) -> bool:
     """Return whether a csv column's name is typical of patients' identifiers."""
     return "".join(c for c in column.lower() if c.isalnum()) in WORDS
 
 
-def patient_column(path: object, header: Sequence[str], asked: str | None, labels: Sequence[str]) -> str:
+def identifiers(lines: Lines, used: Sequence[str]) -> Iterator[str]:
+    """Yield the columns that may identify patients: by their name, or called an identifier and with repeated values.
+
+    ``used``: columns with another use.
+    """
+    for column, cells in lines.columns.items():
+        last = re.split(r"[^a-z]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", column).lower())[-1]
+        repeats = len(cells) / MOST_REPEATS <= len(set(cells)) < len(cells)
+        if column not in used and (names_patients(column) or (last in (*KINDS, "mrn") and repeats)):
+            yield column
+
+
+def counted(lines: Lines, columns: Sequence[str]) -> str:
+    """Return the number of different values of each column as text."""
+    return ", ".join(f"{column} has {len(set(column_of(lines, column)))}" for column in columns)
+
+
+def divided_patients(lines: Lines, patient: str, used: Sequence[str]) -> tuple[str, ...]:
+    """Return a note where each row is of another patient, by the column ``patient`` or without one, but another
+    identifier repeats."""
+    if patient and len(set(column_of(lines, patient))) < len(lines):
+        return ()
+    repeating = [c for c in identifiers(lines, (*used, patient)) if len(set(column_of(lines, c))) < len(lines)]
+    if not repeating:
+        return ()
+    by = f"by {patient} " if patient else ""
+    return (
+        f"{by}each of {len(lines)} rows is of another patient, but {counted(lines, repeating)} different values: one "
+        f"patient may be in training and test; --patient {repeating[0]} keeps rows with an equal one together",
+    )
+
+
+def patient_column(lines: Lines, asked: str | None, labels: Sequence[str]) -> str:
     """Return the column that identifies patients, or "" for none.
 
     * ``asked``: the column that the user names; "": the column ``patient`` if there is one; None: no column.
@@ -48,19 +84,20 @@ def patient_column(path: object, header: Sequence[str], asked: str | None, label
     if asked is None:
         return ""
     if asked:
-        if asked not in header:
-            raise unknown_name(f"column of {path}", asked, header)
+        if asked not in lines.columns:
+            raise unknown_name(f"column of {lines.path}", asked, lines.columns)
         if asked in labels:
-            raise DataError(f"{path}: {asked} is named as the patients' column and as a label or number, too")
+            raise DataError(f"{lines.path}: {asked} is named as the patients' column and as a label or number, too")
         return asked
-    if "patient" in header:
+    if "patient" in lines.columns:
         return "patient"
-    for column in header:
-        if column not in labels and names_patients(column):
-            raise DataError(
-                f"{path}: does {column} say whose each row is? name it with --patient {column}, or say --no-patient "
-                "if each row is of another patient"
-            )
+    found = [*identifiers(lines, labels)]
+    if any(map(names_patients, found)):
+        column = found[0] if len(found) == 1 else "COLUMN"
+        raise DataError(
+            f"{lines.path}: which column says whose each row is? Of {len(lines)} rows, {counted(lines, found)} "
+            f"different values; name it with --patient {column}, or say --no-patient if each row is of another patient"
+        )
     return ""
 
 

@@ -185,10 +185,12 @@ def propose(args: argparse.Namespace) -> str:
         header, lines = read_lines(path, options.take.separator, encoding)
         if "file" in header:
             return propose_pictures(path, options)
-        recipe, notes = draft_recipe(path, header, lines, options, encoding)
+        recipe, notes, problems = draft_recipe(path, header, lines, options, encoding)
     whose = f"{recipe.patient} says whose each row is" if recipe.patient else "each row is of another patient"
     roles = f"The label is {', '.join(recipe.label)}. For the parts, {whose}. Missing are the cells of `gaps`."
-    return recipe.toml("\n".join([ABOUT, roles, *notes]))
+    questions = [f"QUESTION. {text}" for text in problems]
+    ask = ["Answer each question below, in the csv or here in place of '?': until then nothing is imported."]
+    return recipe.toml("\n".join([ABOUT, roles, *notes, *(ask * bool(questions)), *questions]))
 
 
 def describe_mapping(recipe: Recipe) -> Iterator[str]:

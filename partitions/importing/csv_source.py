@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from partitions.common.errors import DataError
+from partitions.common.errors import DataError, Problems
 from partitions.common.names import unknown_name
 from partitions.importing.images import SampleSource
 from partitions.importing.notes import Take
@@ -27,7 +27,7 @@ from partitions.importing.tables import (
     read_lines,
     split_of,
 )
-from partitions.patients import names_patients, patient_column
+from partitions.patients import divided_patients, names_patients, patient_column
 from partitions.recipes.cells import is_number
 from partitions.recipes.draft import (
     GAPS,
@@ -42,7 +42,7 @@ from partitions.recipes.draft import (
 from partitions.recipes.lines import Line, Lines, cells_in, column_of
 from partitions.recipes.pictures import PictureRecipe
 from partitions.recipes.pipeline import check_gaps, check_misfits, convert
-from partitions.recipes.recipe import Column, Recipe
+from partitions.recipes.recipe import OPEN, Column, Recipe
 from partitions.recipes.shared import Mapped, parse_shared, recipe_for
 from partitions.schema import Schema, few, tidy
 from partitions.splits import Array
@@ -104,7 +104,8 @@ def rows_of_csv(path: Path, options: ImportOptions) -> Found:
         return read_others(path, header, lines, options.pictures, options)
     if "file" in header:
         return read_list(path, header, lines, label, take)
-    recipe, notes = draft_recipe(path, header, lines, options, encoding)
+    recipe, notes, problems = draft_recipe(path, header, lines, options, encoding)
+    problems.refuse(path)
     found = table_rows(lines, recipe, recipe.label, options.as_gaps)
     return replace(found, notes=notes)  # what becomes `other` is in the draft's own comments
 
@@ -126,7 +127,8 @@ def read_list(path: Path, header: list[str], lines: Lines, label: Label, take: T
     """Read the samples of a list of pictures."""
     masks = labelled and "mask" in header and not label
     columns = label_columns(path, header, label, () if masks else ("label",)) if labelled else ()
-    patient = patient_column(path, header, take.patient, (*columns, *take.columns))
+    used = (*columns, *take.columns)
+    patient = patient_column(lines, take.patient, used)
     check_identifiers(lines, patient)
     rows = []
     for line in lines:
@@ -137,7 +139,7 @@ def read_list(path: Path, header: list[str], lines: Lines, label: Label, take: T
         key = row.get(patient, "")
         common = labels_of(line, columns, take.decimal), split_of(line), pseudonym(key)
         rows.append(SampleSource(where, *common, file=path.parent / row["file"], mask=mask, key=key))
-    return Found(rows, columns, patient=patient, labelled=labelled)
+    return Found(rows, columns, divided_patients(lines, patient, used), patient=patient, labelled=labelled)
 
 
 def read_table(path: Path, recipe: Recipe, as_gaps: bool, *, labelled: bool | None = None) -> Found:
@@ -156,7 +158,8 @@ def read_table(path: Path, recipe: Recipe, as_gaps: bool, *, labelled: bool | No
     if there and len(there) < len(recipe.label):
         raise DataError(f"{path} has the label {there[0]}, but not {few([n for n in recipe.label if n not in there])}")
     columns = tuple(there) if labelled is not False else ()
-    return table_rows(lines, recipe, columns, as_gaps)
+    found = table_rows(lines, recipe, columns, as_gaps)
+    return replace(found, notes=(*found.notes, *divided_patients(lines, recipe.patient, recipe.label)))
 
 
 def check_columns(where: str, header: Sequence[str], recipe: Recipe) -> None:
@@ -204,24 +207,26 @@ def check_identifiers(lines: Sequence[Line], patient: str) -> None:
 
 def draft_recipe(
     path: Path, header: list[str], lines: Lines, options: ImportOptions, encoding: str
-) -> tuple[Recipe, tuple[str, ...]]:
-    """Return the first draft of a table's recipe, and notes on columns that are left out."""
-    take, label = options.take, options.survival or options.label
+) -> tuple[Recipe, tuple[str, ...], Problems]:
+    """Return the first draft of a table's recipe, notes on columns that are left out, and problems, which stay open."""
+    take = options.take
     if take.text and take.text not in header:
         raise unknown_name(f"column of {path}", take.text, header)
-    if not label and "label" not in header:
-        raise DataError(f"{path} has no column label; name the label's column with --label: {list_columns(header)}")
-    columns = label_columns(path, header, label, ("label",))
-    if take.text in columns:
-        raise DataError(f"{path}: {take.text} is the text and the label; name another column with --label")
-    patient = patient_column(path, header, take.patient, (*columns, *take.columns))
-    features, notes = chosen_columns(path, header, columns, patient, take)
+    problems = Problems()
+    columns, patient = draft_roles(path, header, lines, options, problems)
+    roles = tuple(name for name in columns if name != OPEN)
+    features, notes = chosen_columns(path, header, roles, "" if patient == OPEN else patient, take)
+    if patient != OPEN:
+        notes = (*notes, *divided_patients(lines, patient, (*roles, *take.columns)))
     asked = Asked(take.decimal, take.thousands, take.dates, take.gaps)
     gaps = find_gaps(lines, features, asked)
-    drafted, decimal = draft_columns(lines, features, gaps, asked, patient)
+    drafted, decimal = draft_columns(lines, features, gaps, asked, patient, problems)
     for column in drafted:
         if column.kind == "skip" and (name := column.source or column.name) in take.columns:
-            raise DataError(f"{path}: {name} is no number, date or category: {column.why}{long_text(lines, name)}")
+            with problems.collected():
+                raise DataError(f"{path}: {name} is no number, date or category: {column.why}{long_text(lines, name)}")
+    with problems.collected():
+        decimal = label_sign(lines, roles, gaps, asked, decimal)
     left = [name for name in header if name not in (*features, *columns, "split", take.text, patient)]
     skipped = tuple(Column(tidy(name), "skip", name if tidy(name) != name else "") for name in left)
     recipe = Recipe(
@@ -234,7 +239,7 @@ def draft_recipe(
         seed=options.seed,
         encoding="utf-8" if encoding == UTF8 else encoding,
         separator=take.separator or find_separator(path, encoding),
-        decimal=label_sign(lines, columns, gaps, asked, decimal),
+        decimal=decimal,
         gaps=gaps,
         text=take.text,
         vocabulary=take.vocabulary if take.text else "",
@@ -242,7 +247,37 @@ def draft_recipe(
     )
     if encoding == FALLBACK and not take.encoding:
         notes = (f"{path} is not UTF-8 and is read as {FALLBACK} (Windows){example(lines, header)}: --encoding", *notes)
-    return recipe, notes
+    return recipe, notes, problems
+
+
+def draft_roles(
+    path: Path, header: list[str], lines: Lines, options: ImportOptions, problems: Problems
+) -> tuple[tuple[str, ...], str]:
+    """Return the columns of labels and of patients; one not found is open, and ``problems`` gets the reason."""
+    take, label = options.take, options.survival or options.label
+    columns: tuple[str, ...] = (OPEN,)
+    patient = OPEN
+    with problems.collected():
+        if not label and "label" not in header:
+            raise DataError(f"{path} has no column label; name the label's column with --label: {list_columns(header)}")
+        columns = label_columns(path, header, label, ("label",))
+        if take.text in columns:
+            raise DataError(f"{path}: {take.text} is the text and the label; name another column with --label")
+        for name in columns:
+            with problems.collected():
+                check_labelled(lines, name, name if len(columns) > 1 else "label")
+    with problems.collected():
+        patient = patient_column(lines, take.patient, (*columns, *take.columns))
+    return columns, patient
+
+
+def check_labelled(lines: Lines, column: str, what: str) -> None:
+    """Raise DataError where lines have no label in a column, with the first one's place."""
+    missing = [i for i, cell in enumerate(column_of(lines, column)) if cell.casefold() in GAPS]
+    if missing:
+        others = f" (lines without one: {len(missing)})" if len(missing) > 1 else ""
+        mend = "fill it, or delete the line (a total below the table?)"
+        raise DataError(f"{lines.where(missing[0])} has no {what}; {mend}{others}")
 
 
 def shared_recipe(path: Path, schema: Schema, mapped: Mapped, options: ImportOptions) -> Recipe:
@@ -255,7 +290,7 @@ def shared_recipe(path: Path, schema: Schema, mapped: Mapped, options: ImportOpt
     separator = take.separator or find_separator(path, encoding)
     header, lines = read_lines(path, separator, encoding)
     likely = shared.patient if shared.patient in header and take.patient == "" else take.patient
-    patient = patient_column(path, header, likely, (*mapped.columns.values(), *shared.label))
+    patient = patient_column(lines, likely, (*mapped.columns.values(), *shared.label))
     asked = Asked(take.decimal, take.thousands, take.dates, take.gaps)
     gaps = find_gaps(lines, [name for name in header if name != patient], asked)
     made = recipe_for(path, header, lines, shared, schema.labels, mapped, asked, gaps)

@@ -316,7 +316,7 @@ def _join(table: Path, studies: list[Study], label: Label, take: Take) -> Joined
     if named := list(filter(names_what, columns)):
         raise DataError(f"{table}: column {named[0]} names studies or patients; it is no label")
     patients = "" if take.patient else next((name for name in header if names_what(name) == "patient"), "")
-    patients = patients or patient_column(table, header, take.patient, columns)
+    patients = patients or patient_column(lines, take.patient, columns)
     known: dict[str, tuple[str, Answer]] = {}
     for line in lines:
         where, row = line

@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from partitions.common.errors import DataError
+from partitions.common.errors import DataError, Problems
 from partitions.common.names import unknown_name
 from partitions.common.sizes import CELL_BYTES, MOST_LINE, bounded_lines, check_columns, check_size
 from partitions.recipes.cells import MINUS, is_number
 from partitions.recipes.lines import Line, Lines
+from partitions.schema import few
 
 SPLIT_NAMES = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 SEPARATOR_LINE = re.compile(r'"?sep=([,;|\t])"?')  # before the header, as in Excel
@@ -190,23 +191,36 @@ def read_lines(path: Path, separator: str = "", encoding: str = "") -> tuple[lis
     header = lines[0][1]
     if all(is_number(cell) or WITH_COMMA.fullmatch(cell) for cell in header):
         header = [f"column{i}" for i in range(1, len(header) + 1)]
-    elif any(cell.lower() in ("", "?", "nan", "na") for cell in header):
-        title = "; delete the lines above the header" if 2 * sum(map(bool, header)) <= len(header) else ""
-        raise DataError(f"{path}: a column has no name in the first line; write a header that names each{title}")
     else:
         lines = lines[1:]
     if not lines:
         raise DataError(f"{path} has a header but no rows")
-    if twice := sorted(name for name, times in Counter(header).items() if times > 1):
-        raise DataError(f"{path} has two columns named {twice[0]!r}; rename or remove one")
-    for number, cells in lines:
-        if len(cells) != len(header):
-            raise DataError(
-                f"{path}, line {number} has {len(cells)} cells, the header {len(header)}; "
-                + mend_cells(len(cells), len(header), separator)
-            )
+    check_structure(path, header, lines, separator)
     columns = dict(zip(header, zip(*(cells for _, cells in lines), strict=True), strict=True))
     return header, Lines(path, columns, [number for number, _ in lines])
+
+
+def check_structure(path: Path, header: list[str], lines: list[tuple[int, list[str]]], separator: str) -> None:
+    """Raise DataError where columns have no name or the same one, or lines have other numbers of cells."""
+    problems = Problems()
+    with problems.collected():
+        if any(cell.lower() in ("", "?", "nan", "na") for cell in header):
+            title = "; delete the lines above the header" if 2 * sum(map(bool, header)) <= len(header) else ""
+            raise DataError(f"{path}: a column has no name in the first line; write a header that names each{title}")
+    with problems.collected():
+        if twice := sorted(name for name, times in Counter(header).items() if name and times > 1):
+            raise DataError(f"{path} has two columns named {few(map(repr, twice))}; rename or remove one")
+    other = [(number, len(cells)) for number, cells in lines if len(cells) != len(header)]
+    for count in dict.fromkeys(count for _, count in other):
+        numbers = [str(number) for number, own in other if own == count]
+        more = f"; so has line {few(numbers[1:])}" if numbers[1:] else ""
+        problems.found.append(
+            DataError(
+                f"{path}, line {numbers[0]} has {count} cells, the header {len(header)}; "
+                f"{mend_cells(count, len(header), separator)}{more}"
+            )
+        )
+    problems.refuse(path)
 
 
 def mend_cells(count: int, columns: int, separator: str) -> str:

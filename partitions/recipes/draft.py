@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from partitions.common.errors import DataError
+from partitions.common.errors import DataError, Problems
 from partitions.recipes.cells import (
     DATE_FORMATS,
     LOOKS_LIKE_A_DATE,
@@ -24,7 +24,7 @@ from partitions.recipes.cells import (
 )
 from partitions.recipes.lines import Line, Lines, Places, cells_in, column_of
 from partitions.recipes.pipeline import shown
-from partitions.recipes.recipe import Column, Recipe
+from partitions.recipes.recipe import OPEN, Column, Recipe
 from partitions.schema import few, tidy
 
 # In lower case. A dash is not included, because beside a plus it is a finding.
@@ -130,11 +130,11 @@ def sign_asked(sign: str, asked: Asked, cell: str) -> str:
 
 
 def draft_columns(
-    lines: Lines, columns: Sequence[str], gaps: Collection[str], asked: Asked, patient: str
+    lines: Lines, columns: Sequence[str], gaps: Collection[str], asked: Asked, patient: str, problems: Problems
 ) -> tuple[tuple[Column, ...], str]:
     """Return a column of the recipe for each of the csv's, and the most frequent decimal sign.
 
-    ``patient``: the column of patients, or "". Raises DataError, one line, where the cells are ambiguous.
+    ``patient``: the column of patients, or "". A column with ambiguous cells is open; ``problems`` gets the reason.
     """
     cells = {name: cells_in(lines, name, gaps) for name in columns}
     evidence = {name: evidence_of(own) for name, own in cells.items() if share_of_numbers(own) > MOST_NUMBERS}
@@ -144,10 +144,14 @@ def draft_columns(
         whole.thousands |= found.thousands
     made = []
     for name in columns:
-        if name in evidence:
-            made.append(draft_number(name, lines, cells[name], gaps, signs_of(name, evidence[name], whole, asked)))
-        else:
-            made.append(draft_other(name, lines, cells[name], gaps, asked, patient))
+        known = len(problems.found)
+        with problems.collected():
+            if name in evidence:
+                made.append(draft_number(name, lines, cells[name], gaps, signs_of(name, evidence[name], whole, asked)))
+            else:
+                made.append(draft_other(name, lines, cells[name], gaps, asked, patient))
+        for error in problems.found[known:]:
+            made.append(Column(tidy(name), OPEN, name if tidy(name) != name else "", why=f"QUESTION. {error}"))
     decimals = Counter(
         column.decimal for column in made if column.kind == "number" and evidence[column.source or column.name].decimal
     )

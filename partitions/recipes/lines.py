@@ -30,6 +30,9 @@ class Lines(Sequence[Line]):
             yield self.where(i), dict(zip(self.columns, cells, strict=True))
 
 
+NO_LINES = Lines(Path(), {}, [])
+
+
 class Places(Mapping[str, str]):
     """The different cells of a column, each with its first place. ``first``: the lines, from 0."""
 

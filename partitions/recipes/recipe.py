@@ -38,6 +38,7 @@ from partitions.schema import Feature, check_name, check_range, tidy
 T = TypeVar("T")
 
 VERSION = 1
+OPEN = "?"  # in a draft: a kind or a column that a person must decide
 KINDS = ("number", "category", "date", "skip")
 FILLS = {
     "number": ("median", "mean", "value", "refuse"),
@@ -281,6 +282,11 @@ def check_recipe(recipe: Recipe) -> None:
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise DataError(f"two {what} are called {twice[:80]!r}")
+    for what, name in (*(("label", own) for own in recipe.label), ("patient", recipe.patient)):
+        if name == OPEN:
+            raise DataError(f"{what} is still {OPEN!r}: name a column of the csv, as the draft's comment says")
+        if name in {column.source or column.name for column in recipe.used}:
+            raise DataError(f"{name!r} is the {what} and an input: delete its [[columns]], or skip it")
     if not recipe.used and not recipe.text:
         raise DataError("every column is skipped; a recipe takes at least one")
     numbers = {column.name for column in recipe.used if column.kind == "number"}

@@ -58,7 +58,58 @@ def refused(source: Path, words: str, **options: Any) -> None:
 )
 def test_a_column_that_may_tell_patients_apart_is_asked_for(tmp_path, column):
     source = table(tmp_path / "t.csv", column)
-    refused(source, f"does {column} say whose each row is? name it with --patient {column}, or say --no-patient")
+    refused(source, f"which column says whose each row is? Of {N} rows, {column} has 40 different values; name it with")
+
+
+def test_every_candidate_is_named_with_its_distinct_values(tmp_path):
+    """Rows of a patient would be divided by the column that comes first, in which each row differs."""
+    rows = [f"{i},{i % 40},{i % 3},{i / 2},{i % 2}" for i in range(N)]
+    source = tmp_path / "t.csv"
+    source.write_text("\n".join(["case_id,person_id,ward_id,dose,label", *rows]))
+    refused(source, f"Of {N} rows, case_id has {N}, person_id has 40 different values; name it with --patient COLUMN")
+    divided = f"each of {N} rows is of another patient, but person_id has 40 different values: one patient may be in"
+    for take in (Take(patient="case_id"), Take(patient=None)):
+        notes = import_source(source, tmp_path / "out.npz", ImportOptions(take=take, overwrite=True)).notes
+        assert sum(divided in note for note in notes) == 1
+    kept = import_source(source, tmp_path / "out.npz", ImportOptions(take=Take(patient="person_id"), overwrite=True))
+    assert not any("of another patient" in note for note in kept.notes)
+
+
+# All at once
+
+MESSY = ("mrn,crp,day,label", "1,<5,01/02/2024,ill", *(f'{i},"{i},5",02/03/2024,well' for i in range(2, 9)), "9,1,1,")
+
+
+def test_all_problems_of_a_csv_are_in_one_line(tmp_path):
+    source = tmp_path / "t.csv"
+    source.write_text("\n".join(MESSY))
+    refused(source, "t.csv has 4 problems: (1) line 10 has no label; ")
+    refused(source, "(2) which column says whose each row is? Of 9 rows, mrn has 9 different values")
+    refused(source, "(3) line 2: crp is '<5', no number; write a number in its place")
+    refused(source, "(4) line 10: day is '1', and other dates of it are written")
+    source.write_text("a,a,,label\n1,2,3,0\n1,2\n1,2,3\n1,2\n")
+    refused(source, "has 4 problems: (1) a column has no name")
+    refused(source, "named 'a'; rename or remove one; (3) line 3 has 2 cells, the header 4; fill its cells")
+    refused(source, "of the table; so has line 5; (4) line 4 has 3 cells, the header 4")
+
+
+def test_a_draft_of_a_messy_csv_asks_and_is_not_imported_before_the_answers(tmp_path, capsys):
+    source, draft = tmp_path / "t.csv", tmp_path / "draft.toml"
+    source.write_text("\n".join(MESSY).replace("label", "state"))
+    assert main(["import", str(source), "--propose"]) == 0
+    text = capsys.readouterr().out
+    assert text.count('kind = "?"') == 2 and 'label = ["?"]' in text and 'patient = "?"' in text
+    for old, new, words in (
+        ("", "", "kind is '?'"),
+        ('kind = "?"', 'kind = "skip"', "label is still '?': name a column of the csv"),
+        ('label = ["?"]', 'label = ["state"]', "'state' is the label and an input"),
+        ('[[columns]]\nname = "state"\nkind = "category"', '[[columns]]\nname = "state"\nkind = "skip"', ""),
+        ('patient = "?"', 'patient = "mrn"', ""),
+    ):
+        text = text.replace(old, new) if old else text
+        draft.write_text(text)
+        assert main(["import", str(source), "--recipe", str(draft), "--out", str(tmp_path / "o.npz")]) == 2
+        assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("column", ["age", "paid", "patients_seen", "idle", "casein", "incident"])
@@ -195,7 +246,11 @@ def with_commas(path: Path, cell: str = "27,5", separator: str = ";") -> Path:
 
 def test_decimal_commas(tmp_path):
     source = with_commas(tmp_path / "t.csv")
-    refused(source, "t.csv, line 2: age is '0,5'; add --decimal , if that is a decimal comma", take=Take(decimal="."))
+    refused(
+        source,
+        "t.csv, line 2: age is '0,5'; add --decimal , if that is a decimal comma",
+        take=Take(columns=("age",), decimal="."),
+    )
     assert set(import_source(source, tmp_path / "shown.npz").data.train.x[:, 1].tolist()) == {27.5}
     made = import_source(source, tmp_path / "out.npz", ImportOptions(take=Take(decimal=",")))
     assert set(made.data.train.x[:, 1].tolist()) == {27.5}

@@ -20,7 +20,7 @@ from partitions.importing.targets import find_import_task, number_labels
 from partitions.labels import ONE_CLASS
 from partitions.patients import names_patients, patient_column
 from partitions.recipes.draft import FEWEST, MOST_LEVELS
-from partitions.recipes.lines import Line, column_of
+from partitions.recipes.lines import NO_LINES, Line, Lines, column_of
 from partitions.schema import few
 
 MOST_COLUMNS = 12  # in a question
@@ -40,7 +40,7 @@ class Layout:
     files: list[tuple[str, Path]]
     table: Path | None = None
     header: tuple[str, ...] = ()
-    lines: tuple[Line, ...] = ()
+    lines: Lines = NO_LINES
     folders: Counter[str] = field(default_factory=Counter)
     deeper: bool = False
     scans: bool = False
@@ -79,8 +79,8 @@ def find_layout(source: Path, options: ImportOptions) -> Layout:
     placed = [(place_of(source, i, len(files)), path) for i, path in enumerate(files)]
     if holds_dicom(source):
         table = table or own
-        header, lines = read_lines(table, options.take.separator, options.take.encoding) if table else ([], [])
-        return Layout("dicom", source, placed, table, tuple(header), tuple(lines))
+        header, lines = read_lines(table, options.take.separator, options.take.encoding) if table else ([], NO_LINES)
+        return Layout("dicom", source, placed, table, tuple(header), lines)
     if table:
         raise DataError(f"--labels-from goes with a folder of DICOM files, and {source} has none")
     folders: Counter[str] = Counter()
@@ -99,7 +99,7 @@ def listed(table: Path, options: ImportOptions) -> Layout:
     if "file" not in header:
         raise DataError(f"{table} has no column file; --propose of pictures wants a folder, or a csv that lists files")
     files = [(where, table.parent / row["file"]) for where, row in lines]
-    return Layout("list", table, files, table, tuple(header), tuple(lines))
+    return Layout("list", table, files, table, tuple(header), lines)
 
 
 def find_roles(layout: Layout, options: ImportOptions, found: Inventory) -> Roles:
@@ -249,7 +249,7 @@ def patients_of_table(layout: Layout, options: ImportOptions, roles: Roles, foun
     assert layout.table
     header, used = layout.header, (*roles.made.get("label", ()), "file", "split", "mask")
     if options.take.patient:
-        name = patient_column(layout.table, header, options.take.patient, used)
+        name = patient_column(layout.lines, options.take.patient, used)
     else:
         joined = next((n for n in header if names_what(n) == "patient"), "") if layout.kind == "dicom" else ""
         name = joined or ("patient" if "patient" in header else "")
