@@ -17,8 +17,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from client.evidence.conformal import conformal_for
 from client.evidence.temperature import temperature_for
 from client.exporting.onnx import onnx_of
@@ -37,7 +35,7 @@ from partitions.common.files import write_atomically
 from partitions.recipes.pictures import parse_any
 from partitions.schema import parse_schema
 from strategies import strategies
-from strategies.base.state import State, read_sealed, write_sealed
+from strategies.base.state import Parts, State, model_in, read_sealed, write_sealed
 
 CARD = "card"  # the key in a model's header for the SHA-256 of its card
 BATCH = 512
@@ -97,15 +95,17 @@ def export_model(
         raise UserError(f"the personal model of {about['method']} is {about['networks']} networks here: no file of one")
     card = card_of(state, chosen, about, which)
     card |= about_recipe(about.get("recipe", "")) if recipe else {}
-    vector, buffers = state.arrays[chosen.array], state.arrays.get(f"{chosen.array}.buffers")
+    parts = model_in(state.arrays, chosen.array)
+    if parts[0] is None:
+        raise UserError(f"the state in {folder} lacks its model {chosen.array}: it is damaged")
     if temperature is not None or conformal is not None:
         net = trained_network(card)
-        net.load(vector, buffers)
+        net.load(parts[0], *parts[1:])
         if temperature is not None:
             card["temperature"] = temperature_for(card, net, temperature)
         if conformal is not None:  # computed from the calibrated probabilities
             card["conformal"] = conformal_for(card, net, conformal, coverage)
-    write_model(out, card, vector, buffers, onnx)
+    write_model(out, card, parts, onnx)
     return card
 
 
@@ -134,13 +134,13 @@ def card_of(state: State, chosen: Which, about: Mapping[str, Any], which: str) -
     }
 
 
-def write_model(out: Path, card: dict[str, Any], vector: Tensor, buffers: Tensor | None, onnx: bool = False) -> None:
-    """Write the model (Σ,) and its card; ``onnx``: also :func:`onnx_file`, with its check noted in the card.
+def write_model(out: Path, card: dict[str, Any], parts: Parts, onnx: bool = False) -> None:
+    """Write the model (vector, buffers, integers) and its card; ``onnx``: also :func:`onnx_file`, with its check.
 
     Raises UserError if ``out`` is a directory, or if the network cannot be written as ONNX: then nothing is written.
     """
     net = trained_network(card)
-    tensors = net.state_dict(vector, buffers)
+    tensors = net.state_dict(*parts)
     if out.is_dir():
         raise UserError(f"{out} is a directory: give --out a file")
     if onnx:

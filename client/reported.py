@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from strategies.base.client import SiloClient
-from strategies.base.state import State
+from strategies.base.state import State, model_in, put_model
 
 TERMS = "own_model_terms"  # in the numbers: study of all trainings ("": none), and the Flower run numbers
 REPORTED, CANDIDATE = "reported", "candidate"  # names of arrays, and of {"round", "metrics"} in the numbers
@@ -56,16 +56,16 @@ def keep_reported(
     lasts = candidate and snapshot == "personal" and wanted > candidate["round"]
     if candidate and (wanted == candidate["round"] or lasts):
         name = array_of(CANDIDATE, snapshot)
-        _put(arrays, REPORTED, arrays[name], arrays.get(f"{name}.buffers"))
+        put_model(arrays, REPORTED, model_in(arrays, name))
         numbers[REPORTED] = {**candidate, "round": wanted}
         if snapshot == "personal":
             _keep_entries(state, entries)
     elif first is not None and snapshot == "personal":
-        _put(arrays, REPORTED, first[0], first[1] if first[1].numel() else None)
+        put_model(arrays, REPORTED, (*first, None))
         numbers[REPORTED] = {"round": wanted, "metrics": {}}
         _drop_entries(state, entries)
     elif numbers.get(REPORTED, {}).get("round") != wanted:
-        _put(arrays, REPORTED, None, None)
+        put_model(arrays, REPORTED, (None, None, None))
         numbers.pop(REPORTED, None)
         _drop_entries(state, entries)
 
@@ -77,7 +77,7 @@ def load_reported(client: SiloClient, wanted: object, snapshot: str) -> bool:
         if entry in state.numbers and state.numbers[entry]["round"] == wanted:
             name = array_of(entry, snapshot)
             client.model.reset_buffers()
-            client.model.load(state.arrays[name], state.arrays.get(f"{name}.buffers"))
+            client.model.load(state.arrays[name], *model_in(state.arrays, name)[1:])
             if entry == REPORTED and snapshot == "personal":  # the candidate's entries are those of the state
                 _load_entries(state, client.needed_to_predict)
             return True
@@ -119,8 +119,7 @@ def note_candidate(client: SiloClient, metrics: Mapping[str, Any], snapshot: str
         return
     state.numbers[CANDIDATE] = {"round": client.round, "metrics": found}
     if snapshot == "received":
-        buffers = client.received_buffers
-        _put(state.arrays, CANDIDATE, client.received, buffers if buffers.numel() else None)
+        put_model(state.arrays, CANDIDATE, (client.received, client.received_buffers, client.received_integers))
 
 
 def keep_evaluated(
@@ -155,11 +154,3 @@ def describe_evaluated(client: SiloClient, state: State, card: dict[str, Any], *
     described = state.numbers.setdefault("model", card)
     if closing:  # after the last round, which may be earlier than planned
         state.numbers["model"] = {**described, "rounds": client.round - 1}
-
-
-def _put(arrays: dict[str, Tensor], name: str, vector: Tensor | None, buffers: Tensor | None) -> None:
-    for key, value in ((name, vector), (f"{name}.buffers", buffers)):
-        if value is None:
-            arrays.pop(key, None)
-        else:
-            arrays[key] = value

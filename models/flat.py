@@ -3,24 +3,29 @@
 All trainable parameters of a module live in one contiguous float32 tensor; every ``nn.Parameter`` is a view into
 it and every ``.grad`` a view into one gradient vector. Aggregation, distances, mixing, proximal terms and
 element-wise weights are then one or two vector operations, and methods handle no dictionaries of tensors.
-Floating-point buffers (BatchNorm statistics) are a second vector. Integer buffers and frozen parameters
-(models/trainable.py) stay in the module.
+Floating-point buffers (BatchNorm statistics) are a second vector. Integer buffers are a third one, of bytes: the
+silo's own, and never averaged. Frozen parameters and BatchNorm layers (models/trainable.py) stay in the module, and so
+do buffers that are not persistent: they are no state. A tensor may have several names. ``check_tensors`` refuses what
+no vector can hold.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from models.layout import Layout, _blocks, _entries, frozen_modules
+from models.layout import Layout, _blocks, _entries, _ties, check_tensors, frozen_modules, named_tensors, other_names
 from models.lora import merged
 from partitions.common.errors import UserError
+
+ALIGNED = 8  # bytes: the place of an integer buffer among the others
 
 
 class PrivateGradient(Protocol):
@@ -32,33 +37,42 @@ class PrivateGradient(Protocol):
 class FlatModel:
     """A module whose parameters are views into ``vector`` and whose gradients are views into ``gradient``.
 
-    ``vector`` and ``gradient`` have shape (Σ,), ``buffers`` (number of floating-point buffer scalars,); all three
-    are float32 and stay the same storage for the life of the object: load with :meth:`load`, never rebind.
+    ``vector`` and ``gradient`` have shape (Σ,), ``buffers`` (number of floating-point buffer scalars,), in float32;
+    ``integers`` has the bytes of the integer buffers. All stay the same storage for the life of the object: load with
+    :meth:`load`, never rebind.
     """
 
     private: PrivateGradient | None = None  # set while gradients must be private
 
     def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
-        self.module = module.to(device=device, dtype=torch.float32)
+        check_tensors(module)
+        self._first_names = other_names(module)  # by a tensor's other names; ``to`` makes buffers anew
+        self.module = module.to(device=device)
         parameters = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
-        frozen = frozen_modules(module)
-        kept = [(n, b) for n, b in module.named_buffers() if b.is_floating_point()]
-        buffers = [(n, b) for n, b in kept if n.rpartition(".")[0] not in frozen]
+        batch_norms = [n for n, m in module.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        frozen = frozen_modules(module).intersection(batch_norms)  # other frozen modules may change their buffers
+        buffers, integers = _state_buffers(module, frozen, self._first_names)
         entries = _entries(parameters)
         self.parameters = [p for _, p in parameters]
-        batch_norms = [n for n, m in module.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         norms = tuple(n for n in batch_norms if n not in frozen)
-        self.layout = Layout(entries, _entries(buffers), _blocks(module, entries), norms)
+        blocks, statistics = _blocks(module, entries), _entries(buffers)
+        ties = _ties(module, blocks, (*entries, *statistics), self._first_names)
+        self.layout = Layout(entries, statistics, blocks, norms, ties)
         self.vector = torch.cat([p.detach().reshape(-1) for _, p in parameters])
         self.gradient = torch.zeros_like(self.vector)
         self.buffers = torch.cat([b.reshape(-1) for _, b in buffers] or [self.vector.new_empty(0)])
         for entry, (_, parameter) in zip(entries, parameters, strict=True):
             parameter.data = self.vector[entry.start : entry.stop].view(entry.shape)
             parameter.grad = self.gradient[entry.start : entry.stop].view(entry.shape)
-        for entry in self.layout.buffers:
-            owner, _, leaf = entry.name.rpartition(".")
-            module.get_submodule(owner)._buffers[leaf] = self.buffers[entry.start : entry.stop].view(entry.shape)
-        self._initial_buffers = self.buffers.clone()
+        for entry, (_, buffer) in zip(self.layout.buffers, buffers, strict=True):
+            buffer.data = self.buffers[entry.start : entry.stop].view(entry.shape)
+        self.integers, self._integer_views = _as_bytes(integers, self.vector.device)
+        for name, buffer in (*buffers, *integers):
+            for known in (name, *(other for other, first in self._first_names.items() if first == name)):
+                owner, _, leaf = known.rpartition(".")
+                module.get_submodule(owner)._buffers[leaf] = buffer
+        self._initial_buffers, self._initial_integers = self.buffers.clone(), self.integers.clone()
+        self._places = self._tensor_places()
         # The head maps features to logits: the last block, or a method's own head of several blocks.
         self.head_name: str = getattr(module, "head_name", self.layout.blocks[-1].name)
         self.last_block = module.get_submodule(self.head_name)
@@ -97,7 +111,7 @@ class FlatModel:
     def device(self) -> torch.device:
         return self.vector.device
 
-    def load(self, vector: Tensor, buffers: Tensor | None = None) -> None:
+    def load(self, vector: Tensor, buffers: Tensor | None = None, integers: Tensor | None = None) -> None:
         """Copy a vector of shape (Σ,), and buffers where given, into the model. Raises UserError on a wrong length."""
         if vector.shape != self.vector.shape:
             raise UserError(f"a model of {self.layout.size} parameters cannot take {vector.numel()}")
@@ -105,6 +119,26 @@ class FlatModel:
             self.vector.copy_(vector)
         if buffers is not None and buffers.numel():
             self.buffers.copy_(buffers)
+        if integers is not None and integers.numel():
+            self.integers.copy_(integers)
+
+    def _tensor_places(self) -> dict[str, int]:
+        """Return the address of each tensor of the state, by all its names."""
+        passing = self.module.state_dict(keep_vars=True).keys()
+        return {name: tensor.data_ptr() for name, tensor in named_tensors(self.module) if name in passing}
+
+    def replaced(self) -> list[str]:
+        """Return the names of the tensors that are no views of this model any more, or are new: forward set them."""
+        now = self._tensor_places()
+        return [name for name in {**self._places, **now} if self._places.get(name) != now.get(name)]
+
+    @contextmanager
+    def kept_buffers(self) -> Iterator[None]:
+        """Context after which all buffers are as before: a measurement must not change the running statistics."""
+        buffers, integers = self.buffers.clone(), self.integers.clone()
+        yield
+        self.buffers.copy_(buffers)
+        self.integers.copy_(integers)
 
     def _note_rows(self, name: str, gradient: Tensor) -> None:
         if not gradient.is_sparse:
@@ -157,23 +191,60 @@ class FlatModel:
     def reset_buffers(self) -> None:
         """Set the buffers to their values at construction."""
         self.buffers.copy_(self._initial_buffers)
+        self.integers.copy_(self._initial_integers)
+
+    def _integers_of(self, integers: Tensor) -> dict[str, Tensor]:
+        """Return the integer buffers as views of these bytes, by name."""
+        return {n: integers[start:stop].view(t).view(shape) for n, start, stop, t, shape in self._integer_views}
 
     def freeze(self, *parts: slice) -> None:
         """Leave the parameters inside these parts out of the backward pass; without parts, train all again."""
         for entry, parameter in zip(self.layout.parameters, self.parameters, strict=True):
             parameter.requires_grad_(not (parts and any(p.start <= entry.start < p.stop for p in parts)))
 
-    def state_dict(self, vector: Tensor | None = None, buffers: Tensor | None = None) -> dict[str, Tensor]:
+    def state_dict(
+        self, vector: Tensor | None = None, buffers: Tensor | None = None, integers: Tensor | None = None
+    ) -> dict[str, Tensor]:
         """Return an ordinary ``state_dict`` (contiguous copies on the CPU) of this model, or of the given vectors.
 
-        It includes frozen parameters; LoRA's changes (models/lora.py) are merged into the weights.
+        It includes frozen parameters, and each tensor under all its names; LoRA's changes (models/lora.py) are merged
+        into the weights.
         """
         named = self.layout.unflatten(
             self.vector if vector is None else vector, self.buffers if buffers is None else buffers
         )
+        named |= self._integers_of(self.integers if integers is None else integers)
         whole: Mapping[str, Tensor] = self.module.state_dict()
-        found = {name: named.get(name, tensor).detach().cpu().clone() for name, tensor in whole.items()}
+        found = {
+            name: named.get(self._first_names.get(name, name), tensor).detach().cpu().clone()
+            for name, tensor in whole.items()
+        }
         return merged(self.module, found)
+
+
+def _state_buffers(
+    module: nn.Module, frozen: Collection[str], first_names: Mapping[str, str]
+) -> tuple[list[tuple[str, Tensor]], list[tuple[str, Tensor]]]:
+    """Return the floating-point buffers and the others, by their first names, that training may change."""
+    lasting = {first_names.get(name, name) for name in module.state_dict()}
+    found = [
+        (name, buffer)
+        for name, buffer in module.named_buffers()
+        if name in lasting and name not in first_names and name.rpartition(".")[0] not in frozen
+    ]
+    return [(n, b) for n, b in found if b.is_floating_point()], [(n, b) for n, b in found if not b.is_floating_point()]
+
+
+def _as_bytes(
+    named: Sequence[tuple[str, Tensor]], device: torch.device
+) -> tuple[Tensor, list[tuple[str, int, int, torch.dtype, torch.Size]]]:
+    """Move these tensors into one vector of bytes; return it with their names, places, types and shapes."""
+    starts = [0, *accumulate(-(-buffer.nbytes // ALIGNED) * ALIGNED for _, buffer in named)]
+    content = torch.zeros(starts[-1], dtype=torch.uint8, device=device)
+    views = [(n, s, s + b.nbytes, b.dtype, b.shape) for (n, b), s in zip(named, starts[:-1], strict=True)]
+    for (_, buffer), (_, start, stop, dtype, shape) in zip(named, views, strict=True):
+        buffer.data = content[start:stop].view(dtype).view(shape).copy_(buffer)
+    return content, views
 
 
 def is_finite(vector: Tensor) -> bool:

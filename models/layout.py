@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from partitions.common.errors import UserError
 
@@ -41,6 +43,8 @@ class Layout:
     buffers: tuple[Entry, ...]
     blocks: tuple[Block, ...]
     norms: tuple[str, ...] = ()  # the batch normalisation layers, those inside blocks included
+    # The tensors of two blocks: both blocks' names, then the tensor's name in the first block, which holds it.
+    ties: tuple[tuple[str, str, str], ...] = ()
 
     @property
     def size(self) -> int:
@@ -52,7 +56,10 @@ class Layout:
         return self.buffers[-1].stop if self.buffers else 0
 
     def parts(self, names: Iterable[str]) -> tuple[slice, ...]:
-        """Return the named blocks' parts of the vector, neighbours joined. Raises UserError for an unknown block."""
+        """Return the named blocks' parts of the vector, neighbours joined.
+
+        Raises UserError for an unknown block, and for a block that has a tensor in common with one of the others.
+        """
         wanted = set(names)
         unknown = wanted - {b.name for b in self.blocks}
         if unknown:
@@ -60,6 +67,12 @@ class Layout:
                 f"there is no layer block {', '.join(sorted(unknown))}; "
                 f"there are: {', '.join(b.name for b in self.blocks)}"
             )
+        for holder, other, tensor in self.ties if wanted and len(wanted) < len(self.blocks) else ():
+            if (holder in wanted) != (other in wanted):
+                raise UserError(
+                    f"this method treats some layer blocks apart, and {holder} and {other} have {tensor} in common: "
+                    "choose a method that averages the whole model, or give each block a tensor of its own"
+                )
         return _joined(b.slice for b in self.blocks if b.name in wanted)
 
     def outside(self, parts: Iterable[slice]) -> tuple[slice, ...]:
@@ -100,6 +113,9 @@ class Layout:
         Raises UserError unless the block is one linear layer with a bias, on K features.
         """
         block = self.blocks[-1]
+        for holder, other, tensor in self.ties:
+            if other not in {b.name for b in self.blocks}:
+                raise UserError(f"this method needs a last layer of its own, and {other} has {tensor} of {holder}")
         inside = [e for e in self.parameters if e.start >= block.start]
         if [e.name for e in inside] != [f"{block.name}.weight", f"{block.name}.bias"] or len(inside[0].shape) != 2:
             raise UserError(f"this method needs a linear last layer with a bias, which '{block.name}' is not")
@@ -142,6 +158,20 @@ def _entries(tensors: Iterable[tuple[str, Tensor]]) -> tuple[Entry, ...]:
     return tuple(entries)
 
 
+def _ties(
+    module: nn.Module, blocks: Iterable[Block], entries: Iterable[Entry], first_names: Mapping[str, str]
+) -> tuple[tuple[str, str, str], ...]:
+    """Return :attr:`Layout.ties`; a block without a tensor of its own counts only where it is the last one."""
+    names = block_names(module)
+
+    def block(tensor: str) -> str:
+        return max((b for b in names if tensor.startswith(f"{b}.")), key=len, default="")
+
+    named, held = {b.name for b in blocks} | set(names[-1:]), {e.name for e in entries}
+    found = ((block(first), block(other), first) for other, first in first_names.items() if first in held)
+    return tuple((holder, other, tensor) for holder, other, tensor in found if holder != other and other in named)
+
+
 def block_names(module: nn.Module) -> list[str]:
     """Return the names of the layer blocks, from input to output.
 
@@ -179,3 +209,55 @@ def _blocks(module: nn.Module, parameters: tuple[Entry, ...]) -> tuple[Block, ..
     if [b.start for b in blocks] != stops[:-1] or stops[-1] != (parameters[-1].stop if parameters else 0):
         raise UserError(f"layer blocks {names} do not cover the parameters in order")
     return tuple(blocks)
+
+
+# ---- The tensors of a module: all their names, and what no vector holds ----
+
+
+def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield parameters, then buffers, with all their names: a tensor of several names, several times."""
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)
+
+
+def other_names(module: nn.Module) -> dict[str, str]:
+    """Return the first name of each tensor that has several, by each of its other names."""
+    first: dict[int, str] = {}
+    found = {name: first.setdefault(id(tensor), name) for name, tensor in named_tensors(module)}
+    return {name: of for name, of in found.items() if name != of}
+
+
+def check_tensors(module: nn.Module) -> None:
+    """Raise UserError, one line, where a module keeps more than dense parameters and buffers of its own."""
+    for name, part in module.named_modules():
+        if type(part).get_extra_state is not nn.Module.get_extra_state:
+            where = f"its module {name}" if name else "it"
+            raise UserError(f"{where} has get_extra_state, which no model's file holds: register buffers instead")
+    for kind, named in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
+        for name, tensor in named:
+            if is_lazy(tensor):
+                raise UserError(f"its {kind} {name} has no shape yet: give its layer all sizes, as nn.Linear has them")
+            if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+                raise UserError(f"its {kind} {name} is no dense tensor with values: make it one")
+            if tensor.is_complex() or (tensor.is_floating_point() and tensor.dtype != torch.float32):
+                raise UserError(f"its {kind} {name} is {tensor.dtype}, not float32")
+    _check_memory(module)
+
+
+def _check_memory(module: nn.Module) -> None:
+    """Raise UserError where two tensors overlap: in the model's vectors each has a place of its own.
+
+    One tensor may have two names.
+    """
+    kept = {id(tensor): (name, tensor) for name, tensor in named_tensors(module)}
+    parameters = {id(parameter) for parameter in module.parameters()}
+    if both := [name for name, buffer in module.named_buffers() if id(buffer) in parameters]:
+        raise UserError(f"its buffer {both[0]} is a parameter, too: let it be one of the two")
+    end, before = 0, ""
+    for start, name, tensor in sorted((t.data_ptr(), name, t) for name, t in kept.values() if t.numel()):
+        if start < end:
+            raise UserError(
+                f"its tensors {before} and {name} share memory: make them one tensor with two names, or a copy"
+            )
+        last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+        end, before = start + (last + 1) * tensor.element_size(), name

@@ -8,6 +8,7 @@ change, and a merged model has the outputs of the trained one.
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +46,11 @@ def adapt(network: nn.Module, rank: int, alpha: float) -> nn.Module:
     ]
     if not layers:
         raise UserError(f"lora-rank = {rank}: this network has no frozen linear layer that could learn a change")
+    owners = Counter(id(p) for module in network.modules() for p in module.parameters(recurse=False))
+    if any(owners[id(layer.weight)] > 1 for layer in layers):
+        raise UserError(
+            f"lora-rank = {rank}: a frozen weight of this network is in two layers, and each would change it"
+        )
     for layer in layers:
         parametrize.register_parametrization(layer, "weight", LowRank(layer.weight, rank, alpha))
     return network
@@ -52,7 +58,7 @@ def adapt(network: nn.Module, rank: int, alpha: float) -> nn.Module:
 
 def merged(network: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Turn the ``state_dict`` of an adapted network into that of the network without LoRA, with the same outputs."""
-    for name, layer in network.named_modules():
+    for name, layer in network.named_modules(remove_duplicate=False):
         if parametrize.is_parametrized(layer, "weight"):
             change = layer.get_submodule(PLACE)[0]
             if isinstance(change, LowRank):

@@ -49,7 +49,7 @@ def freeze(network: nn.Module, part: Part) -> nn.Module:
     if part.whole:
         return network
     head = getattr(network, "head_name", block_names(network)[-1])
-    names = [name for name, _ in network.named_parameters()]
+    names = [name for name, _ in network.named_parameters(remove_duplicate=False)]  # tied tensors under each name
     trained: set[str] = set()
     for word in filter(None, (word.strip() for word in part.trainable.split(","))):
         pattern = f"{head}.*" if word == "head" else word
@@ -65,8 +65,10 @@ def freeze(network: nn.Module, part: Part) -> nn.Module:
             f"trainable = {part.trainable[:200]!r} leaves out {', '.join(left_out)}: add head, for the last layer is "
             "always trained"
         )
-    for name, parameter in network.named_parameters():
-        parameter.requires_grad_(name in trained)
+    for parameter in network.parameters():
+        parameter.requires_grad_(False)
+    for name in trained:
+        network.get_parameter(name).requires_grad_(True)
     for name in frozen_modules(network):
         layer = network.get_submodule(name)
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):

@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from models.layout import block_names
+from models.layout import block_names, other_names
 from partitions.common.errors import DataError
 
 SHOWN = 3  # most faults in a message
@@ -49,7 +49,7 @@ def _hashed(file: Path, stamp: int, size: int) -> Weights:
 
 @lru_cache(maxsize=1)
 def _tensors(weights: Weights) -> dict[str, Tensor]:
-    """Return a file's floating-point tensors; integers, such as counts of batches, are ignored."""
+    """Return a file's tensors."""
     try:
         content = Path(weights.file).read_bytes()
     except OSError as error:
@@ -65,7 +65,7 @@ def _tensors(weights: Weights) -> dict[str, Tensor]:
         raise DataError(
             f"init-weights = {weights.file} is no safetensors file: {' '.join(str(error).split())}"
         ) from None
-    return {name: tensor for name, tensor in sorted(found.items()) if tensor.is_floating_point()}
+    return dict(sorted(found.items()))
 
 
 def renamed(name: str, published: tuple[tuple[str, str], ...]) -> str:
@@ -77,12 +77,20 @@ def renamed(name: str, published: tuple[tuple[str, str], ...]) -> str:
 
 @torch.no_grad()
 def start_from(network: nn.Module, weights: Weights, published: tuple[tuple[str, str], ...]) -> nn.Module:
-    """Load the file's weights and running statistics. Raises DataError, one line, where they do not fit."""
-    wanted = {name: tensor for name, tensor in network.state_dict().items() if tensor.is_floating_point()}
+    """Load the file's weights and running statistics. Raises DataError, one line, where they do not fit.
+
+    Counts of batches are ignored; of a tensor with several names, one is enough.
+    """
+    held = network.state_dict()
+    wanted = {name: tensor for name, tensor in held.items() if tensor.is_floating_point()}
     given: dict[str, Tensor] = {}
     faults = []
     for name, tensor in _tensors(weights).items():
         ours = renamed(name, published)
+        if not tensor.is_floating_point():
+            if ours in held and not ours.endswith("num_batches_tracked") and not torch.equal(tensor, held[ours]):
+                faults.append(f"{name} has other integers, which this network does not take")
+            continue
         if ours not in wanted:
             faults.append(f"{name} is not known")
         elif ours in given:
@@ -90,7 +98,12 @@ def start_from(network: nn.Module, weights: Weights, published: tuple[tuple[str,
         elif tensor.shape != wanted[ours].shape:
             faults.append(f"{name} is of shape {tuple(tensor.shape)}, not {tuple(wanted[ours].shape)}")
         given[ours] = tensor
-    last = {name for name in wanted if name.startswith(f"{block_names(network)[-1]}.")}
+    tied = {pair for pair in other_names(network).items() if pair[0] in wanted}
+    for other, first in tied:
+        if other in given and not torch.equal(given[other], given.setdefault(first, given[other])):
+            faults.append(f"{other} and {first} are one tensor here, and two in the file")
+    given |= {other: given[first] for other, first in tied if first in given}
+    last = {name for name in wanted if name.startswith(f"{block_names(network)[-1]}.")} - dict(tied).keys()
     missing = [name for name in wanted if name not in given]
     if set(missing) == last:
         _tell(weights, ", ".join(missing))

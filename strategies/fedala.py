@@ -89,17 +89,16 @@ class AlaClient(SiloClient):
             return received.clone()
         kept = self.state.weights
         weights = torch.ones_like(difference) if kept is None else kept.clone()
-        buffers = self.model.buffers.clone()
         self.model.load(scatter(received, parts, own + difference * weights))
         self.model.freeze(*self.model.layout.outside(parts))
         losses: list[float] = []
         try:
-            network, take = self._network(parts)
-            while len(losses) < self._epochs(losses):
-                losses.append(self._epoch(network, take, parts, weights, own, difference, len(losses)))
-        finally:  # the silos of a process share the network; ALA's forward passes must not move its statistics
+            with self.model.kept_buffers():
+                network, take = self._network(parts)
+                while len(losses) < self._epochs(losses):
+                    losses.append(self._epoch(network, take, parts, weights, own, difference, len(losses)))
+        finally:  # the silos of a process share the network
             self.model.freeze()
-            self.model.buffers.copy_(buffers)
         self.state.weights = weights
         self.state.settled = True
         return self.model.vector.clone()

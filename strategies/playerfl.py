@@ -78,13 +78,12 @@ class PLayerClient(PartialClient):
         """Return s_l of every layer block, from input to output, at the current model."""
         rng = generator(self.common.seed, self.silo.name, self.round, "sensitivity")
         trained, gradient = self.model.vector, torch.zeros_like(self.model.gradient)
-        train, count, buffers = self.silo.train, self.settings.batches, self.model.buffers.clone()
+        train, count = self.silo.train, self.settings.batches
         size = min(self.common.batch_size, len(train))
-        with rows_looked_up(self.model) as rows:
+        with rows_looked_up(self.model) as rows, self.model.kept_buffers():
             for index in torch.randint(len(train), (count, size), generator=rng).to(train.y.device):
                 self.gradient(*train.take(index))
                 gradient.add_(self.model.gradient, alpha=1 / count)
-        self.model.buffers.copy_(buffers)  # a measurement must not change the running statistics
         squares: dict[str, list[Tensor]] = {block.name: [] for block in self.model.layout.blocks}
         for e in self.model.layout.parameters:
             if e.name.endswith("bias"):

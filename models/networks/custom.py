@@ -19,11 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from models.flat import FlatModel
+from models.layout import check_tensors
 from models.shapes import Shape, example
 from partitions.common.errors import UserError
 
 Factory = Callable[[Shape, int], Any]
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+STEP = 0.01  # of the step that tries a network, relative to its weights
+HIDDEN = "what training changes has to be a parameter or a buffer, and what is drawn at random, too"
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,14 @@ def _check(name: str, shape: Shape, outputs: int, per_pixel: bool) -> bool:
         network = _made(name, shape, outputs)
         torch.manual_seed(0)
         again = _made(name, shape, outputs)
-        if faults := [*_in_numbers(network, again)]:
+        torch.manual_seed(1)
+        other = _made(name, shape, outputs)
+        try:
+            for made in (network, again, other):
+                check_tensors(made)
+        except UserError as error:
+            raise _fault(name, shape, str(error)) from None
+        if faults := [*_in_numbers(network, again, other)]:
             raise _fault(name, shape, faults[0])
         try:
             flat = FlatModel(network)
@@ -98,9 +108,12 @@ def _check(name: str, shape: Shape, outputs: int, per_pixel: bool) -> bool:
         wanted = (2, outputs, *(shape[1:] if per_pixel else ()))
         try:
             trained = [_seen(network.train(), x, seed) for seed in (1, 2)]
+            flat.reset_buffers()
             seen = [_seen(network.eval(), x, seed) for seed in (1, 2)]
+            start = flat.vector.clone()
             flat.vector.add_(0.1)
             moved = _seen(network, x, 1)
+            flat.load(start)
         except Exception as error:
             raise _fault(name, shape, f"it takes no inputs of this shape: {_line(error)}") from None
     for found in (*trained, *seen):
@@ -111,25 +124,82 @@ def _check(name: str, shape: Shape, outputs: int, per_pixel: bool) -> bool:
         raise _fault(name, shape, "in evaluation it says two things of the same input: it must not draw numbers there")
     if torch.equal(moved, seen[0]):
         raise _fault(name, shape, "its outputs stay the same whatever its parameters are")
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        if lost := _lost(flat, other, x):
+            raise _fault(name, shape, lost)
     return not torch.equal(*trained)
 
 
-def _in_numbers(network: nn.Module, again: nn.Module) -> list[str]:
-    """Return the faults of two networks that were made under the same seed."""
+def _lost(flat: FlatModel, other: nn.Module, x: Any) -> str:
+    """Train a step and return what a file of the model would lose of it; empty: nothing. ``other`` takes the model.
+
+    The step is done twice from one state: what the module keeps elsewhere makes the second one another.
+    """
+    vector, ends = flat.vector.clone(), []
+    if flat.replaced():
+        return f"its forward sets {flat.replaced()[0]} anew: change it in place, as copy_ or add_ does"
+    before = [flat.buffers.clone(), flat.integers.clone()]
+    _seen(flat.module.eval(), x, 1)
+    if not all(map(torch.equal, before, (flat.buffers, flat.integers))):
+        return "in evaluation its forward changes its buffers: let it do so in training only"
+    for _ in range(2):
+        flat.load(vector)
+        flat.reset_buffers()
+        torch.manual_seed(1)
+        try:
+            with flat.one_gradient():
+                found = flat.module.train()(x)
+                found.square().mean().backward()
+        except Exception as error:
+            return f"it cannot be trained: {_line(error)}"
+        if flat.replaced():
+            return f"its forward sets {flat.replaced()[0]} anew: change it in place, as copy_ or add_ does"
+        flat.vector.sub_(flat.gradient, alpha=STEP * float(vector.norm()) / max(float(flat.gradient.norm()), 1e-12))
+        ends.append((found.detach(), flat.vector.clone(), flat.buffers.clone(), flat.integers.clone()))
+    if not all(map(_alike, *ends)):
+        return f"a step of training from the same state is another the second time: {HIDDEN}"
+    try:
+        _seen(other.eval(), x, 3)  # which may draw what a forward pass draws once
+        other.load_state_dict(flat.state_dict())
+    except (RuntimeError, KeyError, TypeError, ValueError) as error:
+        return f"its saved state cannot be loaded: {_line(error)}"
+    for mode in (True, False):
+        ours, theirs = (_seen(network.train(mode), x, 1) for network in (flat.module, other))
+        if not _alike(ours, theirs):
+            return f"a copy that has loaded its saved state gives other outputs: {HIDDEN}"
+    flat.load(*ends[0][1:])
+    answers = _seen(flat.module.eval(), x, 1)
+    flat.load(flat.vector, None, before[1])
+    if not _alike(answers, _seen(flat.module, x, 1)):
+        return (
+            "its answers depend on an integer buffer that training changes, and integers are in no model that "
+            "hospitals share: let it be float32"
+        )
+    return ""
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors agree up to the order of sums; integers must be equal."""
+    return torch.allclose(one, other, rtol=1e-4, atol=1e-6, equal_nan=True)
+
+
+def _in_numbers(network: nn.Module, again: nn.Module, other: nn.Module) -> list[str]:
+    """Return the faults of two networks that were made under the same seed, and of one under another seed."""
     parameters = dict(network.named_parameters())
     if not parameters:
         return ["it has no parameters"]
     faults = []
     for name, parameter in parameters.items():
-        if parameter.dtype != torch.float32:
-            faults.append(f"its parameter {name} is {parameter.dtype}, not float32")
-        elif not parameter.requires_grad:
+        if not parameter.requires_grad:
             faults.append(f"its parameter {name} is frozen, which is the setting trainable's to say")
     if any(p is q for p, q in zip(network.parameters(), again.parameters(), strict=False)):
         faults.append("it gives the same module twice: it has to make a new one")
-    one, other = network.state_dict(), again.state_dict()
-    if one.keys() != other.keys() or not all(torch.equal(tensor, other[key]) for key, tensor in one.items()):
+    one, same = network.state_dict(), again.state_dict()
+    if one.keys() != same.keys() or not all(torch.equal(tensor, same[key]) for key, tensor in one.items()):
         faults.append("made twice under one seed it differs: its weights may come from torch's generator alone")
+    integers = {key: tensor for key, tensor in other.state_dict().items() if not tensor.is_floating_point()}
+    if drawn := [key for key, tensor in integers.items() if key in one and not torch.equal(tensor, one[key])]:
+        faults.append(f"its integer buffer {drawn[0]} is drawn at random, and hospitals do not exchange it: fix it")
     return faults
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.layout import block_names
+from models.layout import block_names, other_names
 from partitions.common.errors import UserError
 
 
@@ -36,6 +36,8 @@ def with_head(network: nn.Module, make: Callable[[nn.Linear], nn.Module] | None)
     layer = network.get_submodule(last)
     if type(layer) is not nn.Linear or layer.bias is None:
         raise UserError(f"this method needs a linear last layer with a bias, which '{last}' is not")
+    if tied := [pair for pair in other_names(network).items() if any(name.startswith(f"{last}.") for name in pair)]:
+        raise UserError(f"this method replaces the last layer, and {' and '.join(tied[0])} are one tensor")
     head = make(layer)
     owner, _, leaf = last.rpartition(".")
     setattr(network.get_submodule(owner), leaf, head)

@@ -68,5 +68,5 @@ def export_kept(source: Path, run: RunSettings, silo: str, entry: Mapping[str, A
     card |= {"silo": silo, "which": "reported", "snapshot": entry["reports"]}
     card |= {"when": when(entry["reports"], wanted, entry["rounds"])}
     card |= {"samples": {part: summary[f"n_{part}"] for part in ("train", "val", "test")}}
-    write_model(out, card, kept.arrays[OWN], kept.arrays.get(BUFFERS))
+    write_model(out, card, (kept.arrays[OWN], kept.arrays.get(BUFFERS), None))
     return True

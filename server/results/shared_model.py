@@ -59,7 +59,7 @@ def export_shared(
         raise UserError(f"{source} holds no shared model of round {wanted}, but of {known}: name one by --round")
     metrics = {f"test.{key}": value for key, value in mean_score(final).items() if wanted == shown}
     card = model_card(run, state, wanted, metrics, final.get("rounds", c.rounds))
-    write_model(out, card, kept[wanted][GLOBAL], kept[wanted].get(BUFFERS))
+    write_model(out, card, (kept[wanted][GLOBAL], kept[wanted].get(BUFFERS), None))
     return card
 
 

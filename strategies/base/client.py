@@ -25,7 +25,7 @@ from strategies.base.broadcast import check_received
 from strategies.base.info import MethodInfo, shares_buffers
 from strategies.base.privacy.training import PrivateTraining, kept_finite, private_batches
 from strategies.base.settings import Common, values_of
-from strategies.base.state import State
+from strategies.base.state import State, model_in, put_model
 from strategies.base.training.batches import shuffled_batches
 from strategies.base.training.silo import Silo
 from strategies.base.transport.codecs import Encoded
@@ -66,7 +66,8 @@ class SiloClient(NumPyClient):
         self.replies: dict[str, Number] = {}  # numbers that a method uploads in addition to its vectors
         self.encoded: dict[str, Encoded] = {}  # the uploaded vectors that travel encoded
         self.train_loss = float("nan")
-        self.received = self.received_buffers = torch.empty(0)  # the start of this round; not to be written to
+        # The start of this round, not to be written to.
+        self.received = self.received_buffers = self.received_integers = torch.empty(0)
 
     # -- what a method overrides ----------------------------------------------------------------------------------
 
@@ -238,12 +239,12 @@ class SiloClient(NumPyClient):
     def full_gradient(self, purpose: str) -> Tensor:
         """Return ∇f_i (Σ,) at the model: the mean over all training samples, unaugmented, in ``purpose``'s batches."""
         model, n, training = self.model, len(self.silo.train), self.privacy
-        total, buffers = torch.zeros_like(model.gradient), model.buffers.clone()
+        total = torch.zeros_like(model.gradient)
         steps = training.sampling.steps(1) if training is not None and training.on else 0
-        for x, y in self.batches(1, purpose, as_they_are=True):
-            self.gradient(x, y)
-            total.add_(model.gradient, alpha=1 / steps if steps else len(y) / n)
-        model.buffers.copy_(buffers)  # a measurement must not change the running statistics
+        with model.kept_buffers():
+            for x, y in self.batches(1, purpose, as_they_are=True):
+                self.gradient(x, y)
+                total.add_(model.gradient, alpha=1 / steps if steps else len(y) / n)
         return total
 
     def private_gradients(self, on: bool = True) -> AbstractContextManager[None]:
@@ -275,10 +276,11 @@ class SiloClient(NumPyClient):
 
     def _is_previous(self, vector: Tensor) -> bool:
         """Return whether this model, with the running statistics in ``self.model``, equals :attr:`previous`."""
-        arrays, buffers = self.state.arrays, self.model.buffers
+        arrays, model = self.state.arrays, self.model
         if "personal" not in arrays or not torch.equal(vector, arrays["personal"]):
             return False
-        return not buffers.numel() or torch.equal(buffers, arrays["personal.buffers"])
+        held = zip((model.buffers, model.integers), model_in(arrays, "personal")[1:], strict=True)
+        return all(kept is None or torch.equal(part, kept) for part, kept in held)
 
     def _rates(self) -> list[str]:
         """Return the names of the settings that are learning rates: the run's, and the method's own."""
@@ -298,7 +300,7 @@ class SiloClient(NumPyClient):
         """
         started = time.perf_counter()
         received = self.received = self.begin(config)
-        self.received_buffers = self.model.buffers.clone()
+        self.note_received()
         begun = time.perf_counter()
         metrics: dict[str, Any] = self.measure("received", received) if config["evaluate"] else {}
         self.model.load(received)
@@ -331,10 +333,10 @@ class SiloClient(NumPyClient):
     ) -> tuple[float, int, dict[str, Any]]:
         """Return metrics without training: of the received and, with ``config["personal"]``, of the personal model."""
         self.received = self.begin(config)
-        self.received_buffers = self.model.buffers.clone()
+        self.note_received()
         metrics = self.measure("received", self.received)
         if config["personal"]:
-            self._load_buffers("personal.buffers")
+            self._load_buffers()
             self.measured_round = self.state.numbers.get("round", 0)
             metrics |= self.measure("personal", self.own())
         return metrics.get("received.test.loss", float("nan")), len(self.silo.test), metrics
@@ -357,7 +359,7 @@ class SiloClient(NumPyClient):
         self.run_id, self.late = config.get("run_id", ""), bool(config.get("late"))
         commit(self.state, config.get("taken"))
         self.model.freeze()  # the silos of a process share the network; a failed one may have left parts frozen
-        self._load_buffers("personal.buffers")
+        self._load_buffers()
         if self.shares_buffers and BUFFERS in self.models:
             write(self.model.buffers, self.shared_buffers(), self.models[BUFFERS].vector)
         received = self.receive()
@@ -370,11 +372,14 @@ class SiloClient(NumPyClient):
             check_received(self.silo.name, self.round, received, last, self.silo.max_step, first=fresh)
         return received
 
-    def _load_buffers(self, name: str) -> None:
-        if name in self.state.arrays:
-            self.model.buffers.copy_(self.state.arrays[name])
-        else:
-            self.model.reset_buffers()
+    def note_received(self) -> None:
+        """Store copies of the buffers of the received model, which ``self.model`` has."""
+        self.received_buffers, self.received_integers = self.model.buffers.clone(), self.model.integers.clone()
+
+    def _load_buffers(self) -> None:
+        """Load the buffers of the previous personal model, or the initial ones."""
+        self.model.reset_buffers()
+        self.model.load(self.model.vector, *model_in(self.state.arrays, "personal")[1:])
 
     def _keep(self, personal: Tensor, score: float | None) -> None:
         """Store the last personal model, and the best one by validation score (without validation data: the last)."""
@@ -382,14 +387,11 @@ class SiloClient(NumPyClient):
         if "best_accuracy" in numbers:  # a state of an earlier version
             numbers["best_score"] = numbers.pop("best_accuracy")
         score = None if score is None or math.isnan(score) else score
-        arrays["personal"] = personal
-        if self.model.buffers.numel():
-            arrays["personal.buffers"] = self.model.buffers.clone()
+        parts = personal, self.model.buffers.clone(), self.model.integers.clone()
+        put_model(arrays, "personal", parts)
         # A model without a score does not replace a best one that exists.
         if "best_score" not in numbers or (score is not None and score > numbers["best_score"]):
-            arrays["best"] = personal
-            if "personal.buffers" in arrays:
-                arrays["best.buffers"] = arrays["personal.buffers"]
+            put_model(arrays, "best", parts)
             numbers["best_round"] = self.round
             if score is not None:
                 numbers["best_score"] = score

@@ -56,6 +56,26 @@ class State:
         return type(self)(dict(self.arrays), json.loads(json.dumps(self.numbers)))
 
 
+SUFFIXES = ("", ".buffers", ".integers")  # of a model's arrays: its vector, its running statistics, its counts
+
+Parts = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+def model_in(arrays: Mapping[str, Tensor], name: str) -> Parts:
+    """Return vector, buffers and integers of the model of this name, as ``FlatModel.load`` takes them."""
+    vector, buffers, integers = (arrays.get(f"{name}{suffix}") for suffix in SUFFIXES)
+    return vector, buffers, integers
+
+
+def put_model(arrays: dict[str, Tensor], name: str, parts: Parts) -> None:
+    """Set the arrays of a model; a part that is None, or of no numbers, is removed."""
+    for suffix, part in zip(SUFFIXES, parts, strict=True):
+        if part is None or not part.numel():
+            arrays.pop(f"{name}{suffix}", None)
+        else:
+            arrays[f"{name}{suffix}"] = part
+
+
 def _unshared(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
     """Copy tensors that share storage, which safetensors refuses; a personal model and its best often do."""
     seen: set[int] = set()

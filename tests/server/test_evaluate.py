@@ -201,6 +201,17 @@ def test_one_clear_line_and_nothing_half_written(
         evaluate(study, tmp_path / "taken", strategy="fedavg")
 
 
+def test_a_network_of_ones_own(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "evaluated_net.py").write_text(
+        "from torch import nn\ndef f(i, o): return nn.Sequential(nn.Linear(*i, o))"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    given = {"dataset": str(table), "partition": "iid", "silos": 2, "rounds": 1, "threads": 1, "strategy": "fedavg"}
+    run = simulate({**given, "model": "evaluated_net:f", "out": str(tmp_path / "run")}, quiet=True)
+    found = read(evaluate(run, tmp_path / "matrix", "all"))
+    assert {model for model, *_ in found} == {"shared"} | {f"hospital-0{number}" for number in (1, 2)}
+
+
 def test_models_of_two_networks_are_not_mixed(study: Path, table: Path, tmp_path: Path) -> None:
     given = {"dataset": str(table), "partition": "iid", "silos": 3, "rounds": 1, "threads": 1, "mlp.hidden": "7"}
     other = simulate({**given, "model": "mlp", "out": str(tmp_path / "other")}, quiet=True)

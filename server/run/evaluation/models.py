@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from client.export import read_model
+from models.networks.custom import is_custom
 from models.networks.registry import spec_of
 from models.shapes import columns, read_shape
 from partitions.common.errors import UserError
@@ -91,7 +92,8 @@ def run_values(models: Sequence[EvaluatedModel], *, owned: bool = True) -> dict[
     ``owned``: include each model's owner, which the silos' policies check. False: no model leaves this machine.
     """
     card = models[0].card
-    name, own = card["model"]["name"], spec_of(card["model"]["name"]).settings
+    name = card["model"]["name"]
+    own = None if is_custom(name) else spec_of(name).settings  # of one's own network, the task says all
     given = card["model"].get("settings", {})
     options = {key: given[f.name] for key, f in keys_of(own, name).items() if f.name in given} if own else {}
     agreed = {"task": card.get("task", "multiclass"), "shape": card["input"]["shape"], "classes": card["classes"]}

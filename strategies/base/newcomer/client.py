@@ -20,10 +20,10 @@ NEWCOMER = "newcomer"  # in a message's config: the silo is to be evaluated as o
 def evaluate_newcomer(client: SiloClient, config: Mapping[str, Any]) -> dict[str, float]:
     """Return metrics of both models; the caller discards the client's state. Raises UserError if training diverges."""
     client.received = client.begin(config)
-    client.received_buffers = client.model.buffers.clone()
+    client.note_received()
     start = client.received = client.newcomer().clone()
     metrics = client.measure("received", start)
-    client.model.load(start, client.received_buffers)
+    client.model.load(start, client.received_buffers, client.received_integers)
     own = client.personalise().clone()
     if not is_finite(own):
         raise UserError("the personalisation diverged (a lower learning-rate may help)")
