@@ -10,6 +10,7 @@ from torch import Tensor
 
 from models.privacy.clipping import check_network
 from models.privacy.noise import derived
+from partitions.common.errors import UserError
 from partitions.splits import Split
 from strategies.base.client import SiloClient
 from strategies.base.privacy.plan import Sampling, plan_of
@@ -18,6 +19,9 @@ from strategies.base.privacy.training import PrivateTraining, Units, round_diges
 from strategies.base.settings import values_of
 from strategies.base.transport.payload import Model, Number
 
+# The largest number of a received vector: products of two, and sums of 10^9 such products, are finite in float32. Trained
+# weights are smaller by orders of magnitude, so that a larger one is crafted, or of a run that has diverged.
+LARGEST = 1e6
 # Settings that change no number of a round, or only through the data; all others are part of a round's digest.
 ELSEWHERE = {
     *("out", "resume", "data-dir", "device", "threads", "dataset", "partition", "silos", "agreed", "study"),
@@ -39,12 +43,23 @@ def private_round(client: SiloClient, s: Privacy, units: Units, key: bytes, conf
     Raises UserError if that is not possible.
     """
     check_network(client.model.module)
+    check_sizes(config["models"], client.silo.name)
     client.round = config["round"]
     sampling = Sampling(units.records, units.count, client.common.batch_size)
     digest = _digest(client, s, units, config)
     plan = plan_of(s, client.common, sampling, client.noised_passes(), digest.hex())
     from_here = derived(key, "round", client.round, digest)
     client.privacy = PrivateTraining(plan, sampling, units, from_here, client.model, client.gradients_per_batch)
+
+
+def check_sizes(models: Mapping[str, Model], silo: str) -> None:
+    """Raise UserError for a received model or buffer with a number beyond :data:`LARGEST`, or that is not finite."""
+    for name, model in models.items():
+        if model.vector.is_floating_point() and not bool((model.vector.abs() <= LARGEST).all()):
+            raise UserError(
+                f"{silo} refuses: dp = true, and '{name}' of the message has numbers beyond {LARGEST:g} or not finite; "
+                "a lower learning-rate or dp.noise-multiplier may help"
+            )
 
 
 def _digest(client: SiloClient, s: Privacy, units: Units, config: Mapping[str, Any]) -> bytes:

@@ -5,17 +5,26 @@ layers, units are processed in chunks; patients in a chunk have equally many rec
 outputs gives all norms, and from them the weighted sum (``layers.py``). For all other networks, and for patients with
 more records than a chunk, units are processed one by one, with a backward pass each.
 
+**What a unit adds depends on the unit and the model alone**, and has norm C at most. So:
+
+* A unit whose norm is not finite leaves before anything is weighted: 0 times an infinite input would be nan, in
+  everybody's sum. A unit that raises an error adds nothing.
+* A trial decides whether a network can be processed in chunks. It uses random records and weights, because a decision
+  made with the silo's records or the server's weights would change what the other records add. A layer that is called
+  twice, a weight that two layers share, a parameter that the loss uses, and mixed records fail the trial. These are
+  processed one by one, where each gradient is of one record alone.
+* Each sum must be finite and at most the number of units times C long. Otherwise the units are added again one by one,
+  each under the same condition, or left out.
+
 The chunk size keeps the layers' inputs and the gradients of their outputs about as large as the activations of a plain
-step. A trial decides whether a network can be processed in chunks: norms and sum of its first few records must equal
-those of single backward passes. A layer that is called twice, a weight that two layers share, a parameter that the loss
-uses, and mixed records fail the trial. These are processed one by one, where each gradient is of one record alone.
+step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from logging import INFO
+from logging import INFO, WARNING
 from typing import Any
 
 import torch
@@ -25,14 +34,15 @@ from torch import Tensor, nn
 
 from models.features import seen_features
 from models.flat import FlatModel
-from models.privacy.layers import Layer, Rows, is_trained, layer_of
+from models.privacy.layers import Part, Parts, Rows, is_trained, parts_of
 from models.tasks.regression import square_loss
 from models.tasks.segmentation import segmentation_loss
-from models.training import Loss, OnFeatures, own_gradient
+from models.training import Loss, OnFeatures, own_gradient, seed_torch
 from partitions.common.errors import UserError
 
 MIXING = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 TRIED, TOLERANCE = 3, 1e-3  # records of the trial, and the relative error that rounding explains
+ROUNDED = 1 + 1e-3  # how much longer rounding may make a sum
 CHUNK = 2**17  # input values in a chunk,
 FEWEST, MOST = 16, 256  # within these limits of its records
 MEANS = (F.cross_entropy, square_loss, segmentation_loss)  # losses that are means of the records' losses
@@ -54,26 +64,48 @@ class Clipping:
     ) -> tuple[Tensor, Tensor]:
         """Return the sum (Σ,) over units of their clipped gradients, and the sum of their losses.
 
-        ``groups``: the rows of each patient; None: a unit is a record.
+        ``groups``: the rows of each patient; None: a unit is a record. No error depends on the records.
         """
-        total, value = torch.zeros_like(self.model.gradient), self.model.gradient.new_zeros(())
         if not len(y):
-            return total, value
+            return torch.zeros_like(self.model.gradient), self.model.gradient.new_zeros(())
         units = torch.split(torch.arange(len(y), device=y.device), 1) if groups is None else groups
         most = chunk_size(x) if self.together and self._may_go_together(x, y, loss, network) else 0
-        for k, same in by_size(units):
-            if k > most:
-                for index in same:
-                    value += self._single(x, y, index, loss, network)
-                    self._add(total)
-            else:
-                for part in torch.split(torch.cat(same), most // k * k):
-                    value += self._chunk(rows(x, part), y[part], loss, network, total, k)[0]
-        return total, value
+        found = self._summed(x, y, loss, network, units, most)
+        if found is None:
+            log(WARNING, "a sum of clipped gradients is too long or not finite: its units are added one by one")
+            alone = (self._summed(x, y, loss, network, [unit], most) for unit in units)
+            nothing = torch.zeros_like(self.model.gradient), self.model.gradient.new_zeros(())
+            for one in alone:
+                if one is not None:
+                    nothing[0].add_(one[0]), nothing[1].add_(one[1])
+            found = nothing
+        return found
+
+    def _summed(
+        self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None, units: Sequence[Tensor], most: int
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return :meth:`total` of these units, in chunks of ``most`` records; None if it fails the condition."""
+        total, value = torch.zeros_like(self.model.gradient), self.model.gradient.new_zeros(())
+        try:
+            for k, same in by_size(units):
+                if k > most:
+                    for index in same:
+                        value += self._single(x, y, index, loss, network)
+                        self._add(total)
+                else:
+                    for part in torch.split(torch.cat(same), most // k * k):
+                        value += self._chunk(rows(x, part), y[part], loss, network, total, k)[0]
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # of a record: an error reply would disclose it
+            log(WARNING, "a batch of private gradients failed with %s: %s", type(error).__name__, error)
+            return None
+        # The one condition of all ways; a comparison with nan is false.
+        return (total, value) if bool(length(total) <= len(units) * self.clip_norm * ROUNDED) else None
 
     def _factors(self, norms: Tensor) -> Tensor:
-        factors = (self.clip_norm / (norms + 1e-6)).clamp(max=1.0)
-        factors = torch.where(norms.isfinite(), factors, 0.0)  # one record's overflow must not end a round
+        """Return the factor of each unit, 0 for one that leaves."""
+        factors = torch.where(norms.isfinite(), (self.clip_norm / (norms + 1e-6)).clamp(max=1.0), 0.0)
         self.clipped, self.units = self.clipped + (factors < 1).sum(), self.units + norms.numel()
         return factors
 
@@ -83,10 +115,10 @@ class Clipping:
 
     def _add(self, total: Tensor) -> Tensor:
         """Add the model's gradient, clipped, to ``total``; return its norm before clipping."""
-        gradient = self.model.gradient
-        norm = length(gradient)
-        factor = self._factors(norm)  # 0 where a number is not finite; 0 times that is nan, so it is replaced first
-        total.addcmul_(gradient.nan_to_num_(0.0, 0.0, 0.0), factor)
+        norm = length(self.model.gradient)
+        factor = self._factors(norm)
+        if bool(factor > 0):
+            total.addcmul_(self.model.gradient, factor)
         return norm
 
     def _chunk(
@@ -96,57 +128,77 @@ class Clipping:
 
         Returns the sum of the units' losses, and their norms (b,) before clipping.
         """
-        module = network or self.model.module
-        with seen_layers(module) as seen, seen_features(self.model) as features:
-            logits = module(x)
+        value, parts = self._parts(x, y, loss, network, k)
+        with torch.no_grad():
+            lengths: dict[int, Tensor] = {}
+            for part in parts:  # the norms of a parameter's parts are added: a layer may be called more than once
+                at, found = id(part.parameter), part.square(k).to(total.dtype).sqrt()
+                lengths[at] = lengths[at] + found if at in lengths else found
+            squares = (found.square() for found in lengths.values())
+            norms = sum(squares, start=total.new_zeros(len(y) // k)).sqrt()
+            factors = self._factors(norms).repeat_interleave(k)
+            kept = (factors > 0).nonzero().squeeze(1)
+            views = {id(p): e for p, e in zip(self.model.parameters, self.model.layout.parameters, strict=True)}
+            for part in parts:
+                own = part if len(kept) == len(factors) else part.only(kept)
+                gradient, entry = own.weighted(factors[kept]), views[id(part.parameter)]
+                place = total[entry.start : entry.stop].view(entry.shape)
+                if isinstance(gradient, Rows):
+                    place.index_add_(0, *gradient)
+                else:
+                    place.add_(gradient.view(entry.shape))
+        return value, norms
+
+    def _parts(
+        self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None, k: int
+    ) -> tuple[Tensor, list[Part]]:
+        """Return the sum of the losses of units of k records, and the gradients of each layer's parameters."""
+        with seen_layers(network or self.model.module) as seen, seen_features(self.model) as features:
+            logits = (network or self.model.module)(x)
         if loss in MEANS:
             value = loss(logits, y) * (len(y) / k)
         else:
             value = each_loss(loss, logits, features[-1] if isinstance(loss, OnFeatures) else None, y).sum() / k
         found = torch.autograd.grad(value, [output for _, _, _, output in seen], allow_unused=True)
         with torch.no_grad():
-            used = [(layer, m, a, d) for (layer, m, a, _), d in zip(seen, found, strict=True) if d is not None]
-            squares = (layer.square(m, a, d, k) for layer, m, a, d in used)
-            norms = sum(squares, start=total.new_zeros(len(y) // k)).sqrt()
-            factors = self._factors(norms).repeat_interleave(k)
-            views = {id(p): e for p, e in zip(self.model.parameters, self.model.layout.parameters, strict=True)}
-            for layer, m, a, d in used:
-                weighted = torch.where(_along(factors, d) > 0, _along(factors, d) * d, 0.0)
-                for parameter, gradient in layer.weighted(m, a, weighted):
-                    entry = views[id(parameter)]
-                    part = total[entry.start : entry.stop].view(entry.shape)
-                    if isinstance(gradient, Rows):
-                        part.index_add_(0, *gradient)
-                    else:
-                        part.add_(gradient.view(entry.shape))
-        return value.detach(), norms
+            used = ((parts, m, a, d) for (parts, m, a, _), d in zip(seen, found, strict=True) if d is not None)
+            return value.detach(), [part for parts, m, a, d in used for part in parts(m, a, d)]
 
     def _may_go_together(self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None) -> bool:
         trained = tuple(is_trained(p) for p in self.model.parameters)
         key = (trained, type(loss), code_of(loss), network is None)
         if key not in self.tried:
-            try:
-                self.tried[key] = self._trial(x, y, loss, network)
-            except (RuntimeError, KeyError, AttributeError, IndexError, TypeError) as error:
-                log(INFO, "this network's gradients go one by one: %s", error)
-                self.tried[key] = False
-            else:
-                if not self.tried[key]:
-                    log(INFO, "this network's gradients go one by one: together, they are not each record's own")
+            with random_weights(self.model) as rng:
+                x, y = (random_like(v, rng) for v in (x, y))
+                before = {name: buffer.clone() for name, buffer in self.model.module.named_buffers()}
+                try:
+                    self.tried[key] = self._trial(x, y, loss, network, rng)
+                except Exception as error:  # of a network of the user's own: any
+                    log(INFO, "this network's gradients go one by one: %s", error)
+                    self.tried[key] = False
+                else:
+                    if not self.tried[key]:
+                        log(INFO, "this network's gradients go one by one: together, they are not each record's own")
+                check_buffers(self.model.module, before)
         return self.tried[key]
 
-    def _trial(self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None) -> bool:
-        """Return whether the first records' clipped sum and norms equal those of single backward passes.
+    def _trial(
+        self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None, rng: torch.Generator
+    ) -> bool:
+        """Return whether gradients of these records are each record's own, and equal those of single backward passes.
 
-        The comparison is without dropout.
+        The first is tested as in training, the second without dropout.
         """
         module, count = network or self.model.module, (self.clipped, self.units)
-        index = torch.arange(min(TRIED, len(y)), device=y.device)
+        index = torch.arange(TRIED, device=y.device)
         training = [m for m in module.modules() if m.training]
+        parts = [self._first(with_others(x, others), y, loss, network) for others in (x, random_like(x, rng))]
+        if not all(torch.allclose(a, b, rtol=TOLERANCE, atol=1e-6) for a, b in zip(*parts, strict=True)):
+            return False
         module.eval()
         try:
             together, single = torch.zeros_like(self.model.gradient), torch.zeros_like(self.model.gradient)
-            norms = self._chunk(rows(x, index), y[index], loss, network, together)[1]
+            norms = self._chunk(x, y, loss, network, together)[1]
             lengths = []
             for one in torch.split(index, 1):
                 self._single(x, y, one, loss, network)
@@ -158,6 +210,48 @@ class Clipping:
         alone = torch.stack(lengths)
         close = torch.allclose(norms, alone, rtol=TOLERANCE, atol=TOLERANCE * float(alone.max()))
         return close and bool(length(together - single) <= TOLERANCE * length(single) + 1e-7)
+
+    def _first(self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None) -> list[Tensor]:
+        """Return the first record's numbers in all parts, with the same dropout at each call."""
+        seed_torch(torch.Generator().manual_seed(0))
+        return [v[0] for part in self._parts(x, y, loss, network, 1)[1] for v in (part.d, getattr(part, "a", part.d))]
+
+
+@contextmanager
+def random_weights(model: FlatModel) -> Iterator[torch.Generator]:
+    """Context in which the model has random weights and its first buffers; yields the generator, always the same."""
+    rng, kept = torch.Generator().manual_seed(0), (model.vector.clone(), model.buffers.clone())
+    devices = [model.device] if model.device.type == "cuda" else []
+    with torch.random.fork_rng(devices), torch.no_grad():
+        for entry, parameter in zip(model.layout.parameters, model.parameters, strict=True):
+            values = torch.randn(entry.shape, generator=rng).to(parameter.device)
+            width = parameter[0].numel() if parameter.dim() > 1 else 1
+            parameter.data.copy_(values / width**0.5 if width > 1 else 1 + values / 2)
+        model.reset_buffers()
+        try:
+            with torch.enable_grad():
+                yield rng
+        finally:
+            model.load(*kept)
+
+
+def random_like(batch: Any, rng: torch.Generator) -> Any:
+    """Return :data:`TRIED` random records like those of a batch: normal numbers, or 0 and 1 where it has integers."""
+    if not isinstance(batch, Tensor):
+        return type(batch)(*(random_like(part, rng) for part in batch))
+    shape = (TRIED, *batch.shape[1:])
+    if batch.is_floating_point():
+        return torch.randn(shape, generator=rng).to(batch)
+    found = torch.randint(0, 2, shape, generator=rng)
+    found.view(TRIED, -1)[:, 0] = 1  # no text is empty
+    return found.to(batch)
+
+
+def with_others(x: Any, others: Any) -> Any:
+    """Return the first record of ``x`` and all but the first of ``others``."""
+    if isinstance(x, Tensor):
+        return torch.cat([x[:1], others[1:]])
+    return type(x)(*(with_others(*pair) for pair in zip(x, others, strict=True)))
 
 
 def code_of(loss: Loss | OnFeatures) -> object:
@@ -198,17 +292,27 @@ def check_network(module: nn.Module) -> None:
             )
 
 
-@contextmanager
-def seen_layers(module: nn.Module) -> Iterator[list[tuple[Layer, nn.Module, Tensor, Tensor]]]:
-    """Context that records each call of a layer with trained parameters, with its inputs and its outputs."""
-    seen: list[tuple[Layer, nn.Module, Tensor, Tensor]] = []
+def check_buffers(module: nn.Module, before: Mapping[str, Tensor]) -> None:
+    """Raise UserError where a training step changed a buffer: it would carry records to others' gradients."""
+    for name, buffer in module.named_buffers():
+        if not torch.equal(buffer, before[name]):
+            raise UserError(
+                f"dp = true: not with this network: its buffer {name} changes in training, so it mixes records; take a "
+                "network without running statistics"
+            )
 
-    def note(layer: Layer) -> Callable[[nn.Module, Any, Any], None]:
+
+@contextmanager
+def seen_layers(module: nn.Module) -> Iterator[list[tuple[Parts, nn.Module, Tensor, Tensor]]]:
+    """Context that records each call of a layer with trained parameters, with its inputs and its outputs."""
+    seen: list[tuple[Parts, nn.Module, Tensor, Tensor]] = []
+
+    def note(layer: Parts) -> Callable[[nn.Module, Any, Any], None]:
         return lambda m, inputs, output: seen.append((layer, m, inputs[0].detach(), output))
 
     hooks = []
     for m in module.modules():
-        layer = layer_of(m)
+        layer = parts_of(m)
         if layer is not None and any(is_trained(p) for p in parameters_of(m)):
             hooks.append(m.register_forward_hook(note(layer)))
     try:
@@ -255,7 +359,3 @@ def averaged(loss: Loss | OnFeatures) -> Loss | OnFeatures:
 def rows(x: Any, index: Tensor) -> Any:
     """Return these records of a batch, which may have several inputs."""
     return x[index] if isinstance(x, Tensor) else type(x)(*(part[index] for part in x))
-
-
-def _along(factors: Tensor, d: Tensor) -> Tensor:
-    return factors.view(-1, *[1] * (d.dim() - 1))

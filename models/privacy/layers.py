@@ -9,12 +9,15 @@ can be computed without the gradient. A linear map of T positions has G_i = d_i�
 positions are those of their outputs, Bu, Mao and Xu, arXiv 2205.10683). It is computed by this formula or from G_i,
 whichever is cheaper. The weighted sum Σ_i f_i G_i follows from a and f d without another backward pass
 ("book-keeping": Bu et al., arXiv 2210.00038).
+
+A layer's gradient is a list of :class:`Part`, one for each trained parameter. Norm and sum are computed from the same
+part, hence from the same numbers: computed anew they could differ by rounding, which a server's weights can enlarge.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +27,13 @@ from torch.nn.utils import parametrize
 
 from models.lora import LowRank
 
+CONVOLUTIONS = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
+UNFOLDED = 2**18  # numbers of unfolded inputs at once
+DOUBLES = 2**16  # numbers of float64 at once
+SHORT = 1e-18  # least norm of a term: squares of shorter vectors underflow in float32
+LONG = 1e15  # largest norm of an input: f d of longer ones would underflow in float32
+CANCELLED = 1000  # largest ratio of the sum of the terms' norms to the norm of their sum; see at_least
+
 
 class Rows(NamedTuple):
     """The gradient of an embedding table: ``values`` are added to the rows ``which``; all other rows are zeros."""
@@ -32,50 +42,85 @@ class Rows(NamedTuple):
     values: Tensor
 
 
-Each = Iterator[tuple[nn.Parameter, Tensor, tuple[int, ...]]]
-Gradients = Iterator[tuple[nn.Parameter, Tensor | Rows]]
-CONVOLUTIONS = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
-UNFOLDED = 2**18  # numbers of unfolded inputs at once
-DOUBLES = 2**16  # numbers of float64 at once
-SHORT = 1e-18  # least norm of a term: squares of shorter vectors underflow in float32
-CANCELLED = 1000  # largest ratio of the sum of the terms' norms to the norm of their sum; see at_least
-
-
 @dataclass(frozen=True)
-class Layer:
-    """The functions for a kind of layer.
+class Part:
+    """The gradients of one parameter, for b samples: ``d`` (b, ...) is ∂ loss / ∂ outputs, ``a`` (b, ...) the inputs.
 
-    * ``square(layer, a, d, k)``: squared norms (b,) of the units' gradients; each is the sum over k consecutive samples
-      in a and d (b k, ...).
-    * ``weighted(layer, a, d)``: the sum over samples of each trained parameter's gradient, with d already weighted.
+    A unit is k consecutive samples. Its squared norm is infinite or nan where an element of its ``a`` or ``d`` is.
     """
 
-    square: Callable[[Any, Tensor, Tensor, int], Tensor]
-    weighted: Callable[[Any, Tensor, Tensor], Gradients]
+    parameter: Tensor
+    d: Tensor
+
+    def only(self, samples: Tensor) -> Part:
+        """Return the gradients of these samples."""
+        return replace(self, d=self.d[samples])
+
+    def square(self, k: int) -> Tensor:
+        """Return the squared norms (b / k,) of the units' gradients."""
+        raise NotImplementedError
+
+    def weighted(self, factors: Tensor) -> Tensor | Rows:
+        """Return the sum of the samples' gradients, each times its factor (b,)."""
+        raise NotImplementedError
+
+    def _times(self, factors: Tensor) -> Tensor:
+        return self.d * factors.view(-1, *[1] * (self.d.dim() - 1))
 
 
-def layer_of(module: Any) -> Layer | None:
-    """Return the :class:`Layer` for a module's own parameters; None where it is not supported."""
+Parts = Callable[[Any, Tensor, Tensor], Iterator[Part]]
+
+
+def parts_of(module: Any) -> Parts | None:
+    """Return the function (module, a, d) -> :class:`Part` of each trained parameter of its own; None: not supported."""
     if type(module) is nn.Linear:
-        return LINEAR
+        return _linear
     if type(module) in CONVOLUTIONS and _is_plain(module):
-        return CONVOLUTION
+        return _convolution
     if type(module) is nn.Embedding and module.max_norm is None and not module.scale_grad_by_freq:
-        return EMBEDDING
+        return _embedding
     if type(module) in (nn.GroupNorm, nn.LayerNorm):
-        return NORM
+        return _norm
     if hasattr(module, "own_gradients"):
-        return OWN
+        return _own
     if hasattr(module, "linear_maps"):
-        return MAPS
-    return LORA if _low_rank(module) is not None else None
+        return _maps
+    return _lora if _low_rank(module) is not None else None
 
 
 def is_trained(parameter: object) -> bool:
     return isinstance(parameter, Tensor) and parameter.requires_grad
 
 
+def by_unit(v: Tensor, k: int) -> Tensor:
+    """Reshape (b k, ...) to (b, k, ...): for a linear map, a unit's samples are further positions."""
+    return v if k == 1 else v.view(-1, k, *v.shape[1:])
+
+
+def at_least(squares: Tensor, terms: Tensor) -> Tensor:
+    """Return squared norms (b,) for clipping: at least (terms / 1000)², with ``terms`` (b,) the sum of terms' norms.
+
+    If terms cancel to less than a thousandth, float32 cannot represent the rest, neither here nor in the sum over
+    samples. A server can choose weights for which this happens with any sample.
+    """
+    return torch.maximum(squares, (terms / CANCELLED).square())
+
+
 # -- a linear map, of one or of several positions ------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LinearMap(Part):
+    a: Tensor
+
+    def only(self, samples: Tensor) -> Part:
+        return replace(self, d=self.d[samples], a=self.a[samples])
+
+    def square(self, k: int) -> Tensor:
+        return linear_square(by_unit(self.a, k), by_unit(self.d, k))
+
+    def weighted(self, factors: Tensor) -> Tensor | Rows:
+        return self._times(factors).flatten(0, -2).mT @ self.a.flatten(0, -2)
 
 
 def linear_square(a: Tensor, d: Tensor) -> Tensor:
@@ -83,13 +128,22 @@ def linear_square(a: Tensor, d: Tensor) -> Tensor:
     a, d = (v.flatten(1, -2) if v.dim() > 2 else v.unsqueeze(1) for v in (a, d))
     positions = a.shape[1]
     if positions == 1:  # float64 holds the squares of all float32; for 1e-23 times 1e19 one would underflow to 0
-        return torch.mul(*(torch.linalg.vector_norm(v, dim=2, dtype=torch.float64) for v in (a, d))).square().sum(1)
-    terms = torch.mul(*(_lengths(v).clamp(min=SHORT) for v in (a, d))).sum(1)
+        inputs, back = (torch.linalg.vector_norm(v, dim=2, dtype=torch.float64) for v in (a, d))
+        return _of_short(inputs, (inputs * back).square().sum(1))
+    inputs, back = (_lengths(v).clamp(min=SHORT) for v in (a, d))
+    terms = (inputs * back).sum(1)
     if 2 * positions**2 < a.shape[2] * d.shape[2]:
         each = max(1, DOUBLES // (positions * (a.shape[2] + d.shape[2])))
         parts = zip(torch.split(a, each), torch.split(d, each), strict=True)
-        return at_least(torch.cat([_by_positions(x.double(), y.double()) for x, y in parts]), terms)
-    return at_least((d.mT @ a).square().sum((1, 2)), terms)
+        squares = torch.cat([_by_positions(x.double(), y.double()) for x, y in parts])
+    else:
+        squares = (d.mT @ a).square().sum((1, 2))
+    return _of_short(inputs, at_least(squares, terms))
+
+
+def _of_short(inputs: Tensor, squares: Tensor) -> Tensor:
+    """Return the squared norms (b,), infinite where the norm of an input (b, T) is more than :data:`LONG`."""
+    return torch.where(inputs.amax(1) <= LONG, squares, torch.inf)
 
 
 def _by_positions(a: Tensor, d: Tensor) -> Tensor:
@@ -102,42 +156,16 @@ def _lengths(v: Tensor) -> Tensor:
     return torch.linalg.vector_norm(v, dim=2) if v.is_contiguous() else v.square().sum(2).sqrt()
 
 
-def at_least(squares: Tensor, terms: Tensor) -> Tensor:
-    """Return squared norms (b,) for clipping: at least (terms / 1000)², with ``terms`` (b,) the sum of terms' norms.
-
-    If terms cancel to less than a thousandth, float32 cannot represent the rest, neither here nor in the sum over
-    samples. A server can choose weights for which this happens with any sample.
-    """
-    return torch.maximum(squares, (terms / CANCELLED).square())
+def _bias(bias: Any, d: Tensor) -> Iterator[Part]:
+    """Yield the part of a bias, whose terms are d at each position (b, [positions,] O), if it is trained."""
+    if is_trained(bias):
+        yield Terms(bias, d, tuple(range(1, d.dim() - 1)))
 
 
-def _bias_square(d: Tensor) -> Tensor:
-    """Return the squared norms (b,) of a bias's gradients, from d (b, [positions,] O)."""
-    if d.dim() == 2:
-        return d.square().sum(1)
-    d = d.flatten(1, -2)
-    return at_least(d.sum(1).square().sum(1), d.square().sum(2).sqrt().sum(1))
-
-
-def by_unit(v: Tensor, k: int) -> Tensor:
-    """Reshape (b k, ...) to (b, k, ...): for a linear map, a unit's samples are further positions."""
-    return v if k == 1 else v.view(-1, k, *v.shape[1:])
-
-
-def _linear(layer: Any, a: Tensor, d: Tensor, k: int) -> Tensor:
-    a, d = by_unit(a, k), by_unit(d, k)
-    total = d.new_zeros(len(d))
+def _linear(layer: Any, a: Tensor, d: Tensor) -> Iterator[Part]:
     if is_trained(layer.weight):
-        total += linear_square(a, d)
-    return total + _bias_square(d) if is_trained(layer.bias) else total
-
-
-def _linear_weighted(layer: Any, a: Tensor, d: Tensor) -> Gradients:
-    flat = d.flatten(0, -2)
-    if is_trained(layer.weight):
-        yield layer.weight, flat.mT @ a.flatten(0, -2)
-    if is_trained(layer.bias):
-        yield layer.bias, flat.sum(0)
+        yield LinearMap(layer.weight, d, a)
+    yield from _bias(layer.bias, d)
 
 
 # -- a linear map with a change of low rank (models/lora.py): W + s B A --------------------------------------
@@ -152,38 +180,17 @@ def _low_rank(module: Any) -> LowRank | None:
     return changes[0] if len(changes) == 1 and isinstance(changes[0], LowRank) else None
 
 
-def _parts(module: Any, a: Tensor, d: Tensor) -> tuple[LowRank, Tensor, Tensor]:
-    """Return the change, the inputs of B, and the gradient of A's outputs, both scaled."""
+def _lora(module: Any, a: Tensor, d: Tensor) -> Iterator[Part]:
     change = _low_rank(module)
     assert change is not None
-    return change, change.scale * (a @ change.lora_a.mT), change.scale * (d @ change.lora_b)
-
-
-def _lora(module: Any, a: Tensor, d: Tensor, k: int) -> Tensor:
-    a, d = by_unit(a, k), by_unit(d, k)
-    change, inner, back = _parts(module, a, d)
-    total = d.new_zeros(len(d))
     if is_trained(change.lora_a):
-        total += linear_square(a, back)
+        yield LinearMap(change.lora_a, change.scale * (d @ change.lora_b), a)
     if is_trained(change.lora_b):
-        total += linear_square(inner, d)
+        yield LinearMap(change.lora_b, d, change.scale * (a @ change.lora_a.mT))
     original = module.parametrizations["weight"].original
     if is_trained(original):
-        total += linear_square(a, d)
-    return total + _bias_square(d) if is_trained(module.bias) else total
-
-
-def _lora_weighted(module: Any, a: Tensor, d: Tensor) -> Gradients:
-    change, inner, back = _parts(module, a, d)
-    flat, original = d.flatten(0, -2), module.parametrizations["weight"].original
-    if is_trained(change.lora_a):
-        yield change.lora_a, back.flatten(0, -2).mT @ a.flatten(0, -2)
-    if is_trained(change.lora_b):
-        yield change.lora_b, flat.mT @ inner.flatten(0, -2)
-    if is_trained(original):
-        yield original, flat.mT @ a.flatten(0, -2)
-    if is_trained(module.bias):
-        yield module.bias, flat.sum(0)
+        yield LinearMap(original, d, a)
+    yield from _bias(module.bias, d)
 
 
 # -- convolutions --------------------------------------------------------------------------------------------
@@ -198,6 +205,34 @@ def _is_plain(conv: Any) -> bool:
     )
 
 
+@dataclass(frozen=True)
+class Convolved(LinearMap):
+    conv: Any
+
+    def square(self, k: int) -> Tensor:
+        d = by_unit(self.d.flatten(2).mT, k)  # (b, [k,] positions, O)
+        each = max(1, UNFOLDED // (k * d.shape[-2] * self.conv.weight[0].numel()))
+        parts = zip(torch.split(self.a, each * k), torch.split(d, each), strict=True)
+        return torch.cat([linear_square(by_unit(unfolded(self.conv, x), k), y) for x, y in parts])
+
+    def weighted(self, factors: Tensor) -> Tensor | Rows:
+        conv = self.conv
+        found: Tensor = torch.ops.aten.convolution_backward(
+            self._times(factors),
+            self.a,
+            conv.weight,
+            None,
+            conv.stride,
+            conv.padding,
+            conv.dilation,
+            False,
+            [0] * len(conv.stride),
+            1,
+            [False, True, False],
+        )[1]
+        return found
+
+
 def unfolded(conv: Any, a: Tensor) -> Tensor:
     """Return the inputs of each position of the outputs (b, positions, C x kernel)."""
     dims = CONVOLUTIONS[type(conv)]
@@ -210,132 +245,86 @@ def unfolded(conv: Any, a: Tensor) -> Tensor:
     return a.permute(0, *places, 1, *kernel).flatten(1 + dims).flatten(1, dims)
 
 
-def _convolution(conv: Any, a: Tensor, d: Tensor, k: int) -> Tensor:
-    d = by_unit(d.flatten(2).mT, k)  # (b, [k,] positions, O)
-    total = d.new_zeros(len(d))
+def _convolution(conv: Any, a: Tensor, d: Tensor) -> Iterator[Part]:
     if is_trained(conv.weight):
-        each = max(1, UNFOLDED // (k * d.shape[-2] * conv.weight[0].numel()))
-        parts = zip(torch.split(a, each * k), torch.split(d, each), strict=True)
-        total += torch.cat([linear_square(by_unit(unfolded(conv, x), k), y) for x, y in parts])
-    return total + _bias_square(d) if is_trained(conv.bias) else total
-
-
-def _convolution_weighted(conv: Any, a: Tensor, d: Tensor) -> Gradients:
-    weight, bias = conv.weight, conv.bias
-    if is_trained(weight):
-        gradient = torch.ops.aten.convolution_backward(
-            d,
-            a,
-            weight,
-            None,
-            conv.stride,
-            conv.padding,
-            conv.dilation,
-            False,
-            [0] * len(conv.stride),
-            1,
-            [False, True, False],
-        )[1]
-        yield weight, gradient
-    if is_trained(bias):
-        yield bias, d.flatten(2).sum((0, 2))
+        yield Convolved(conv.weight, d, a, conv)
+    if is_trained(conv.bias):
+        yield Terms(conv.bias, d, tuple(range(2, d.dim())))
 
 
 # -- embeddings ----------------------------------------------------------------------------------------------
 
 
-def _embedding(layer: Any, a: Tensor, d: Tensor, k: int) -> Tensor:
-    """Return the squared norms (b,); rows that a unit looks up several times are summed before they are squared."""
-    tokens, rows = by_unit(a, k).flatten(1), by_unit(d, k).flatten(1, -2)
+@dataclass(frozen=True)
+class LookedUp(LinearMap):
+    """Rows ``a`` (b, ...) of a table, with the gradients d (b, ..., width)."""
+
+    def square(self, k: int) -> Tensor:
+        """Return the squared norms; rows that a unit looks up several times are summed before they are squared."""
+        d, count = self.d, len(self.parameter)
+        tokens, rows = by_unit(self.a, k).flatten(1), by_unit(d, k).flatten(1, -2)
+        unit = torch.arange(len(tokens), device=tokens.device).unsqueeze(1)
+        key, place = torch.unique(unit * count + tokens, return_inverse=True)
+        sums = d.new_zeros(len(key), d.shape[-1]).index_add_(0, place.flatten(), rows.flatten(0, 1))
+        which = torch.div(key, count, rounding_mode="floor")
+        squares = d.new_zeros(len(tokens)).index_add_(0, which, sums.square().sum(1))
+        return at_least(squares, rows.square().sum(2).sqrt().sum(1))
+
+    def weighted(self, factors: Tensor) -> Tensor | Rows:
+        return Rows(self.a.flatten().long(), self._times(factors).flatten(0, -2))
+
+
+def _embedding(layer: Any, a: Tensor, d: Tensor) -> Iterator[Part]:
     if layer.padding_idx is not None:
-        rows = rows * torch.ne(tokens, layer.padding_idx).unsqueeze(-1)
-    unit = torch.arange(len(tokens), device=tokens.device).unsqueeze(1)
-    key, place = torch.unique(unit * layer.num_embeddings + tokens, return_inverse=True)
-    sums = d.new_zeros(len(key), d.shape[-1]).index_add_(0, place.flatten(), rows.flatten(0, 1))
-    which = torch.div(key, layer.num_embeddings, rounding_mode="floor")
-    squares = d.new_zeros(len(tokens)).index_add_(0, which, sums.square().sum(1))
-    return at_least(squares, rows.square().sum(2).sqrt().sum(1))
+        d = d.masked_fill(torch.eq(a, layer.padding_idx).unsqueeze(-1), 0.0)
+    yield LookedUp(layer.weight, d, a)
 
 
-def _embedding_weighted(layer: Any, a: Tensor, d: Tensor) -> Gradients:
-    tokens, rows = a.flatten().long(), d.flatten(0, -2)
-    if layer.padding_idx is not None:
-        rows = rows * torch.ne(tokens, layer.padding_idx).unsqueeze(-1)
-    yield layer.weight, Rows(tokens, rows)
+# -- few parameters, whose gradients are small enough to hold one per sample ---------------------------------
 
 
-# -- normalisation within a sample, and parameters that a module uses itself ---------------------------------
+@dataclass(frozen=True)
+class Terms(Part):
+    """The terms ``d`` (b, ...) of the samples' gradients, to be summed over ``dims``."""
+
+    dims: tuple[int, ...]
+
+    def square(self, k: int) -> Tensor:
+        terms, dims = self.d, self.dims
+        if k > 1:
+            terms, dims = by_unit(terms, k), (1, *(dim + 1 for dim in dims))
+        if not dims:
+            return terms.flatten(1).square().sum(1)
+        squares, most = (v.sum(dims).flatten(1).square().sum(1) for v in (terms, terms.abs()))
+        return at_least(squares, most.sqrt())
+
+    def weighted(self, factors: Tensor) -> Tensor | Rows:
+        return self._times(factors).sum((0, *self.dims))
 
 
-def _norm_each(layer: Any, a: Tensor, d: Tensor) -> Each:
-    """Yield for each parameter the terms of the samples' gradients (b, ...), and the dimensions to sum over."""
+def _norm(layer: Any, a: Tensor, d: Tensor) -> Iterator[Part]:
     if isinstance(layer, nn.GroupNorm):
         scaled, dims = F.group_norm(a, layer.num_groups, eps=layer.eps), tuple(range(2, d.dim()))
     else:
-        assert isinstance(layer, nn.LayerNorm)
         scaled = F.layer_norm(a, layer.normalized_shape, eps=layer.eps)
         dims = tuple(range(1, d.dim() - len(layer.normalized_shape)))
     if is_trained(layer.weight):
-        yield layer.weight, d * scaled, dims
+        yield Terms(layer.weight, d * scaled, dims)
     if is_trained(layer.bias):
-        yield layer.bias, d, dims
+        yield Terms(layer.bias, d, dims)
 
 
-def _own_each(module: Any, _: Tensor, d: Tensor) -> Each:
+def _own(module: Any, _: Tensor, d: Tensor) -> Iterator[Part]:
     for name, gradient in module.own_gradients(d).items():
-        parameter = getattr(module, name)
-        if is_trained(parameter):
-            yield parameter, gradient, ()
-
-
-def _of_each(each: Callable[[Any, Tensor, Tensor], Each]) -> Layer:
-    """Return the :class:`Layer` for few parameters, whose gradients are small enough to hold one per sample."""
-
-    def summed(terms: Tensor, dims: tuple[int, ...]) -> Tensor:
-        return (terms.sum(dims) if dims else terms).flatten(1)
-
-    def square(layer: Any, a: Tensor, d: Tensor, k: int) -> Tensor:
-        total = d.new_zeros(len(d) // k)
-        for _, terms, dims in each(layer, a, d):
-            if k > 1:
-                terms, dims = by_unit(terms, k), (1, *(dim + 1 for dim in dims))
-            found = summed(terms, dims).square().sum(1)
-            total += at_least(found, summed(terms.abs(), dims).square().sum(1).sqrt()) if dims else found
-        return total
-
-    def weighted(layer: Any, a: Tensor, d: Tensor) -> Gradients:
-        return ((parameter, summed(terms, dims).sum(0)) for parameter, terms, dims in each(layer, a, d))
-
-    return Layer(square, weighted)
+        if is_trained(parameter := getattr(module, name)):
+            yield Terms(parameter, gradient, ())
 
 
 # -- a module that is made of linear maps of its own parameters (a GRU) --------------------------------------
 
 
-def _maps(module: Any, a: Tensor, d: Tensor, k: int) -> Tensor:
-    total = d.new_zeros(len(d) // k)
+def _maps(module: Any, a: Tensor, d: Tensor) -> Iterator[Part]:
     for weight, bias, inputs, gradients in module.linear_maps(a, d):
-        inputs, gradients = by_unit(inputs, k), by_unit(gradients, k)
         if is_trained(weight):
-            total += linear_square(inputs, gradients)
-        if is_trained(bias):
-            total += _bias_square(gradients)
-    return total
-
-
-def _maps_weighted(module: Any, a: Tensor, d: Tensor) -> Gradients:
-    for weight, bias, inputs, gradients in module.linear_maps(a, d):
-        flat = gradients.flatten(0, -2)
-        if is_trained(weight):
-            yield weight, flat.mT @ inputs.flatten(0, -2)
-        if is_trained(bias):
-            yield bias, flat.sum(0)
-
-
-LINEAR = Layer(_linear, _linear_weighted)
-LORA = Layer(_lora, _lora_weighted)
-CONVOLUTION = Layer(_convolution, _convolution_weighted)
-EMBEDDING = Layer(_embedding, _embedding_weighted)
-NORM = _of_each(_norm_each)
-OWN = _of_each(_own_each)
-MAPS = Layer(_maps, _maps_weighted)
+            yield LinearMap(weight, gradients, inputs)
+        yield from _bias(bias, gradients)

@@ -26,6 +26,7 @@ from torch import Tensor
 GRID = 2.0**-36  # in standard deviations of the noise
 BITS = 53  # of a uniform number
 BLOCK = 2**15  # numbers computed at once: they fit a core's cache
+LARGEST = 2.0**61  # of a sum, in grid steps: with the noise it is a whole number of 64 bits
 
 
 def derived(key: bytes, *purpose: str | int | bytes) -> bytes:
@@ -81,14 +82,20 @@ def gaussians(key: bytes, count: int) -> Iterator[Tensor]:
 
 
 def noised(total: Tensor, deviation: float, key: bytes) -> Tensor:
-    """Return ``total`` (d,) plus noise of this standard deviation, on the grid, rounded to the type of ``total``."""
+    """Return ``total`` (d,) plus noise of this standard deviation, on the grid, rounded to the type of ``total``.
+
+    Raises ValueError for a number that the grid does not have: nan and infinity would become whole numbers without
+    noise.
+    """
     step = deviation * GRID
     found = torch.empty(total.numel(), dtype=total.dtype)
     parts = (torch.split(vector, BLOCK) for vector in (total.cpu(), found))
     blocks = zip(*parts, gaussians(key, total.numel()), strict=True)
     for sum_, values, noise in blocks:
-        on_grid = sum_.double().div_(step).round_().long()
-        values.copy_(on_grid.add_(noise.mul_(1 / GRID).round_().long()).double().mul_(step))
+        on_grid = sum_.double().div_(step).round_()
+        if not bool((on_grid.abs() <= LARGEST).all()):
+            raise ValueError("a sum of clipped gradients that is not finite, or too large for its noise")
+        values.copy_(on_grid.long().add_(noise.mul_(1 / GRID).round_().long()).double().mul_(step))
     return found.to(total.device)
 
 

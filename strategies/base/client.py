@@ -308,7 +308,9 @@ class SiloClient(NumPyClient):
         with self.private_gradients():
             vectors = self.local_update()
         if self.shares_buffers:
-            vectors = [*vectors, gather(self.model.buffers, self.shared_buffers())]
+            # With dp no layer may change them: a buffer that one changed in spite of that has no noise, and stays.
+            buffers = self.model.buffers if self.privacy is None else self.received_buffers
+            vectors = [*vectors, gather(buffers, self.shared_buffers())]
         personal = self.personal().clone()
         if self.privacy is not None:
             personal = kept_finite(self.state, personal, received, self.silo.name)
