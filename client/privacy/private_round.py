@@ -19,8 +19,8 @@ from strategies.base.privacy.training import PrivateTraining, Units, round_diges
 from strategies.base.settings import values_of
 from strategies.base.transport.payload import Model, Number
 
-# The largest number of a received vector: products of two, and sums of 10^9 such products, are finite in float32. Trained
-# weights are smaller by orders of magnitude, so that a larger one is crafted, or of a run that has diverged.
+# The largest number of a received vector: products of two, and sums of 10^9 such products, are finite in float32.
+# Trained weights are smaller by orders of magnitude, so that a larger one is crafted, or of a run that has diverged.
 LARGEST = 1e6
 # Settings that change no number of a round, or only through the data; all others are part of a round's digest.
 ELSEWHERE = {

@@ -36,7 +36,7 @@ def attacked(tmp_path: Path, change: Any) -> tuple[Tensor, list[str]]:
     for name in ("a", "b"):
         rows = rng.uniform(-1, 1, (12, 3))
         rows[5, 0] = VALUE if name == "a" else 0.5
-        files[name] = write_silo(tmp_path / f"{name}.npz", rows, np.arange(12) % 2)
+        files[name] = write_silo(tmp_path / f"{name}.npz", rows, [0, 1] * 6)
     errors: list[str] = []
 
     def prepare(grid: TinyGrid) -> None:

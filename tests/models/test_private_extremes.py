@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from clipped_by_hand import Layers, by_hand, tokens
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from test_private_gradients import Layers, by_hand, tokens
 from torch import Tensor, nn
 
 from models.flat import FlatModel

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from clipped_by_hand import Layers, by_hand, tokens
 from torch import Tensor, nn
 
 from models.flat import FlatModel
@@ -20,31 +21,6 @@ from models.tasks.segmentation import segmentation_loss
 from models.trainable import Part
 from models.training import OnFeatures
 from partitions.common.errors import UserError
-
-
-class Layers(nn.Module):
-    """One of every layer that is known, in one, two and three dimensions."""
-
-    block_names = ("embed", "conv1", "conv2", "conv3", "norm", "group", "attend", "out")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(11, 6, padding_idx=0)
-        self.conv1 = nn.Conv1d(6, 4, 3, padding=1, stride=2)
-        self.conv2 = nn.Conv2d(4, 5, (1, 2))
-        self.conv3 = nn.Conv3d(5, 6, (1, 1, 2), bias=False)
-        self.norm = nn.LayerNorm(6)
-        self.group = nn.GroupNorm(2, 6)
-        self.attend = nn.Linear(6, 6)
-        self.out = nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        z = self.conv1(self.embed(x).mT)
-        z = self.conv3(self.conv2(z.unsqueeze(2)).unsqueeze(2)).flatten(2)
-        z = self.group(z).mT
-        z = self.norm(z + (self.attend(z) @ z.mT).softmax(-1) @ z)
-        found: Tensor = self.out(z.mean(1).tanh())
-        return found
 
 
 class Twice(nn.Module):
@@ -61,16 +37,6 @@ class Twice(nn.Module):
         return found
 
 
-def by_hand(model: FlatModel, x: Tensor, y: Tensor, clip: float, loss: Any = F.cross_entropy) -> Tensor:
-    """Σ_i g_i min(1, C / (|g_i| + 1e-6)), one backward pass for each record."""
-    total = torch.zeros_like(model.vector)
-    for i in range(len(y)):
-        grads = torch.autograd.grad(loss(model.module(x[i : i + 1]), y[i : i + 1]), model.parameters)
-        gradient = torch.cat([g.to_dense().flatten() if g.is_sparse else g.flatten() for g in grads])
-        total += gradient * min(1.0, clip / (float(gradient.double().norm()) + 1e-6))
-    return total
-
-
 def check_patients(model: FlatModel, x: Tensor, y: Tensor, loss: Any = F.cross_entropy) -> None:
     """Five records of three patients: together as one by one, a backward pass for each patient."""
     patients = [torch.tensor([0, 3]), torch.tensor([1]), torch.tensor([4, 2])]
@@ -80,11 +46,6 @@ def check_patients(model: FlatModel, x: Tensor, y: Tensor, loss: Any = F.cross_e
     assert list(together.tried.values()) == [True] and not single.tried
     assert torch.allclose(found, expected, atol=2e-5) and float(own_value) == pytest.approx(float(value), rel=1e-5)
     assert int(together.clipped) == int(single.clipped) > 0 and together.units == single.units == 3
-
-
-def tokens(n: int) -> tuple[Tensor, Tensor]:
-    rng = torch.Generator().manual_seed(3)
-    return torch.randint(0, 11, (n, 9), generator=rng, dtype=torch.int32), torch.arange(n) % 3
 
 
 def test_known_layers_go_together_and_are_those_of_single_passes() -> None:
