@@ -88,8 +88,11 @@ def parts_of(directory: RunDirectory, runs: Iterable[RunSettings]) -> list[tuple
     return list(found.values())
 
 
-def write_results(directory: RunDirectory, groups: Groups) -> None:
-    """Write ``hold_out`` into the study's summary from the runs that have ended."""
+def write_results(directory: RunDirectory) -> None:
+    """Write ``hold_out`` into the study's summary from the runs that have ended, if there are any without hospitals."""
+    groups = groups_of(directory.path)
+    if not groups or not directory.summary.exists():
+        return
     summary = json.loads(directory.summary.read_text())
     scores: dict[str, dict[str, list[dict[str, Any]]]] = {}
     everybody = {(r["strategy"], r["seed"]): r for r in summary["runs"]}
@@ -101,7 +104,8 @@ def write_results(directory: RunDirectory, groups: Groups) -> None:
                 row["local"] = score_of(everybody.get(("local", run["seed"])), name)
                 row["all_in"] = score_of(everybody.get((run["strategy"], run["seed"])), name)
                 scores.setdefault(name, {}).setdefault(run["strategy"], []).append(row)
-    directory.write_json("summary.json", {**summary, "hold_out": means(scores)})
+    if scores:
+        directory.write_json("summary.json", {**summary, "hold_out": means(scores)})
 
 
 def results_in(summary: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -94,8 +94,6 @@ def simulate(
                 held.enter_context(RunDirectory.open(part.path, study_config(own), resume=resume))
             WorkerDirectories(part, own).take_back_all()
         (executor or run_all)([*runs, *without], directory, trackers, quiet=quiet)
-        if groups:
-            write_results(directory, groups)
     if not quiet:
         print(silo_table(Study(directory.path)), file=sys.stderr)
         if groups:
@@ -146,7 +144,8 @@ def run_all(runs: Sequence[RunSettings], directory: RunDirectory, trackers: Sequ
 
 
 def try_reports(runs: Sequence[RunSettings], directory: RunDirectory) -> None:
-    """Write the report of each of the study's directories."""
+    """Write the report of each of the study's directories, after the results of hospitals that were held out."""
+    write_results(directory)
     for part, _ in parts_of(directory, runs):
         try_report(part.path)
 

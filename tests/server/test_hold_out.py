@@ -20,6 +20,7 @@ from partitions.common.errors import UserError
 from partitions.simulated import Division, pool_of
 from partitions.splits import SiloData
 from server.cli.main import main
+from server.report.write import write_report
 from server.results.hold_out import part_of
 from server.results.run_directory import RunDirectory
 from server.run.loop import RoundLoop
@@ -54,6 +55,9 @@ def all_left(study: Path) -> list[Any]:
 def test_a_study_holds_out_each_hospital_once(each: Path) -> None:
     """The means over both seeds of what the runs' own summaries have; Local has come to the methods by itself."""
     found = summary(each)["hold_out"]
+    page = (each / "report.html").read_text()
+    assert "Hospitals that did not train" in page and "none was held out" not in page
+    assert write_report(each).read_text() == page
     assert list(found) == ["hospital-01", "hospital-02", "hospital-03"]
     assert {r["strategy"] for r in summary(each)["runs"]} == {"local", "fedper", "pooled"}
     for name, of in found.items():
@@ -106,7 +110,7 @@ def test_side_by_side_and_after_a_crash_the_study_is_the_same(
     monkeypatch.setattr(RoundLoop, "round", stop)
     with pytest.raises(KeyboardInterrupt):
         simulate(values(table, tmp_path / "broken", **less), quiet=True, hold_out="each")
-    assert "hold_out" not in summary(tmp_path / "broken")
+    assert list(summary(tmp_path / "broken")["hold_out"]) == ["hospital-01"]  # whose runs have ended
     monkeypatch.undo()
     again = simulate(values(table, tmp_path / "broken", **less, resume=True), quiet=True)
     assert all_left(again) == all_left(each)
