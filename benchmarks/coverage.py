@@ -1,99 +1,145 @@
-"""How often the report's 95 % intervals of a gain hold the truth, on simulated hospitals whose truth is known.
+"""How often the report's intervals hold the truth, how often it claims what is not so, and how often it sees a gain.
 
-    python -m benchmarks.coverage [--draws 1000] [--part hospitals|seeds|silo]
+    python -m benchmarks.coverage [--draws 4000] [--part power|settings|seeds|silo]
 
-Both models of a hospital are tested on the same patients: whether a patient is classified correctly follows a normal
-variable of each model, and the two correlate by one half. The report sees two accuracies and a number of patients.
+Hospitals are simulated whose truth is known. Both models of a hospital are tested on the same patients: whether a
+patient is classified correctly follows a normal variable of each model, and the two correlate by one half. The report
+sees accuracies and numbers of patients.
 
-* ``hospitals``: the mean gain over 2 to 12 hospitals of 20 to 200 patients, one seed. Gains vary between hospitals by a
-  standard deviation of 0, 3 or 10 points; or one hospital in seven gains 35 points and the others nothing ("rare").
-* ``seeds``: the mean gain with seeds that move the gains of all hospitals together.
+* ``power``: gains of 5 points on average that vary by 3 points between hospitals of 30 to 200 test patients; every seed
+  splits anew. The share of studies in which a gain is shown; coverage; claims of a gain or a loss where there is none.
+* ``settings``: coverage, and claims where the mean gain is zero. Gains vary by 0, 3 or 10 points (normal), or skewed
+  (exponential); or one hospital of each study gains or loses 35 points more than the others; or each hospital does so
+  with a probability of one in seven (``rare``: studies that have drawn one, and all studies).
+* ``seeds``: seeds that move the gains of all hospitals together: coverage of the mean of these seeds, and of all seeds.
 * ``silo``: one hospital's gain over 1 to 10 seeds that share their test patients.
 
-The column ``hospitals only`` resamples only the hospitals, as silofl did up to 0.1. docs/researcher.md has the figures;
-half an hour.
+docs/results.md has the figures; a quarter of an hour.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+from scipy import special
 
 from benchmarks.common import table
 from server.report import inference
-from server.report.inference import Difference, Seeds, mean_interval, silo_interval
-from server.report.uncertainty import difference_interval
+from server.report.inference import Difference, Seeds, accuracy_interval, from_intervals, over_hospitals, silo_interval
+from server.report.scores import Interval
 
-Array = npt.NDArray[np.float64]
+Array = npt.NDArray[Any]
+Generator = np.random.Generator
 Study = list[Seeds]
 
-HOSPITALS = (2, 3, 4, 5, 6, 8, 10, 12)
+HOSPITALS = (3, 5, 6, 8, 12)
 PATIENTS = (20, 50, 100, 200)
 BASE = 0.6  # accuracy of the baseline's model
-RARE = (1 / 7, 0.35)  # a share of the hospitals gains this
+FAR = 0.35  # how much more than the others a hospital gains that stands out
+RARE = 1 / 7
 CORRELATION = 0.5
 
 
-def study(rng: np.random.Generator, gains: Array, patients: int) -> Study:
-    """Return accuracies on simulated patients, equal for all seeds; ``gains`` (hospitals, seeds) are the true ones."""
-    base = rng.standard_normal((len(gains), 1, patients))
-    own = rng.standard_normal((len(gains), 1, patients))
-    mine = CORRELATION * base + np.sqrt(1 - CORRELATION**2) * own
-    right = (mine < stats.norm.ppf(BASE + gains)[..., None]).mean(axis=-1)
-    before = (base < stats.norm.ppf(BASE)).mean(axis=-1)
-    return [
-        {s: Difference(a - b, difference_interval(a, patients, b, patients)) for s, a in enumerate(row.tolist())}
-        for row, (b,) in zip(right, before.tolist(), strict=True)
-    ]
+def study(rng: Generator, gains: Array, patients: Array | int, *, shared: bool = True) -> Study:
+    """Return differences of accuracies on simulated patients; ``gains`` (hospitals, seeds) are the true ones.
+
+    ``shared``: whether all seeds have the same test patients.
+    """
+    found: Study = []
+    for row, n in zip(gains, np.broadcast_to(patients, len(gains)).tolist(), strict=True):
+        base = rng.standard_normal((1 if shared else len(row), n))
+        own = rng.standard_normal(base.shape)
+        mine = CORRELATION * base + np.sqrt(1 - CORRELATION**2) * own
+        right = (mine < special.ndtri(np.clip(BASE + row, 0.01, 0.99))[:, None]).mean(axis=1)
+        before = np.broadcast_to((base < special.ndtri(BASE)).mean(axis=1), right.shape)
+        pairs = zip(right.tolist(), before.tolist(), strict=True)
+        found.append({s: difference(a, b, n) for s, (a, b) in enumerate(pairs)})
+    return found
 
 
-def spread(rng: np.random.Generator, between: str, hospitals: int) -> Array:
-    """Draw true gains (hospitals,) with expectation 0."""
-    if between == "rare":
-        share, gain = RARE
-        return np.asarray(gain * (rng.random(hospitals) < share) - gain * share)
-    return np.clip(rng.normal(0, float(between) / 100, hospitals), -0.35, 0.35)
+def difference(a: float, b: float, n: int) -> Difference:
+    return Difference(a - b, from_intervals(a, accuracy_interval(a, n), b, accuracy_interval(b, n)))
 
 
-def hospitals_only(found: Study) -> tuple[float, float]:
-    rng, values = np.random.default_rng(0), np.array([seeds[0].value for seeds in found])
-    low, high = np.quantile(values[rng.integers(0, len(values), (1000, len(values)))].mean(axis=1), (0.025, 0.975))
-    return float(low), float(high)
+def interval_of(found: Study) -> Interval:
+    return over_hospitals([float(np.mean([d.value for d in seeds.values()])) for seeds in found]).interval
 
 
-def held(intervals: list[tuple[float, float]]) -> str:
-    return f"{np.mean([low <= 0 <= high for low, high in intervals]):.3f}"
+def shares(intervals: list[Interval], truth: Array | float) -> list[str]:
+    """Return coverage, and the shares of studies that show a gain and that show a loss."""
+    low, high = np.array(intervals).T
+    return [f"{np.mean(each):.3f}" for each in ((low <= truth) & (truth <= high), low > 0, high < 0)]
 
 
-def over_hospitals(draws: int) -> Iterator[list[str]]:
-    for between in ("0", "3", "10", "rare"):
-        for patients in PATIENTS:
+def power(draws: int) -> Iterator[list[str]]:
+    for hospitals in HOSPITALS:
+        for seeds in (1, 2, 3, 5):
+            row = [f"{hospitals}", f"{seeds}"]
+            for mean in (0.05, 0.0):
+                rng, found = np.random.default_rng(3), []
+                for _ in range(draws):
+                    gains = np.repeat(rng.normal(mean, 0.03, (hospitals, 1)), seeds, axis=1)
+                    patients = rng.integers(30, 201, hospitals)
+                    found.append(interval_of(study(rng, gains, patients, shared=False)))
+                covered, up, down = shares(found, mean)
+                row += [up, covered] if mean else [covered, up, down]
+            yield row
+
+
+def stands_out(hospitals: int, far: float) -> Array:
+    """Return gains of which one is ``far`` above the others, with mean zero."""
+    return np.where(np.arange(hospitals) == 0, far, 0.0) - far / hospitals
+
+
+def at_least_one(rng: Generator, hospitals: int) -> Array:
+    """Return ``rare`` gains of a study that has drawn a hospital that gains more."""
+    while not (drawn := rng.random(hospitals) < RARE).any():
+        pass
+    return FAR * (drawn - RARE)
+
+
+SPREADS: dict[str, Callable[[Generator, int], Array]] = {
+    "equal gains": lambda rng, n: np.zeros(n),
+    "normal, 3 points": lambda rng, n: rng.normal(0, 0.03, n),
+    "normal, 10 points": lambda rng, n: rng.normal(0, 0.1, n),
+    "skewed, 3 points": lambda rng, n: 0.03 * (rng.exponential(size=n) - 1),
+    "skewed, 10 points": lambda rng, n: 0.1 * (rng.exponential(size=n) - 1),
+    "one gains 35 more": lambda rng, n: stands_out(n, FAR),
+    "one loses 35 more": lambda rng, n: stands_out(n, -FAR),
+    "rare, drawn": at_least_one,
+    "rare": lambda rng, n: FAR * ((rng.random(n) < RARE) - RARE),
+}
+
+
+def settings(draws: int) -> Iterator[list[str]]:
+    for name, spread in SPREADS.items():
+        for patients in (20, 50, 200):
+            row = [name, f"{patients}"]
             for hospitals in HOSPITALS:
                 rng = np.random.default_rng(3)
-                found = [study(rng, spread(rng, between, hospitals)[:, None], patients) for _ in range(draws)]
-                two = [mean_interval(f) for f in found]
-                width = f"{100 * np.mean([high - low for low, high in two]):.1f}"
-                yield [between, f"{patients}", f"{hospitals}", held(list(map(hospitals_only, found))), held(two), width]
+                found = [interval_of(study(rng, spread(rng, hospitals)[:, None], patients)) for _ in range(draws)]
+                row.append(" ".join(shares(found, 0.0)))
+            yield row
 
 
 def over_seeds(draws: int) -> Iterator[list[str]]:
     for common in (0, 2, 4):
-        for patients in (50, 200):
-            for hospitals in (6, 12):
-                row = [f"{common}", f"{patients}", f"{hospitals}"]
-                for seeds in (1, 2, 3, 5):
-                    rng, found = np.random.default_rng(3), []
-                    for _ in range(draws):
-                        gains = spread(rng, "3", hospitals)[:, None] + rng.normal(0, common / 100, seeds)
-                        gains = gains + rng.normal(0, 0.02, (hospitals, seeds))
-                        found.append(mean_interval(study(rng, gains, patients)))
-                    row.append(held(found))
-                yield row
+        for hospitals in (6, 12):
+            row = [f"{common}", f"{hospitals}"]
+            for seeds in (1, 2, 3, 5):
+                rng, found, moved = np.random.default_rng(3), [], []
+                for _ in range(draws):
+                    together = rng.normal(0, common / 100, seeds)
+                    gains = rng.normal(0, 0.03, (hospitals, 1)) + together + rng.normal(0, 0.02, (hospitals, seeds))
+                    found.append(interval_of(study(rng, gains, 200, shared=False)))
+                    moved.append(together.mean())
+                row.append(f"{shares(found, np.array(moved))[0]}, {shares(found, 0.0)[0]}")
+            yield row
 
 
 def over_one_silo(draws: int) -> Iterator[list[str]]:
@@ -103,20 +149,21 @@ def over_one_silo(draws: int) -> Iterator[list[str]]:
             for seeds in (1, 2, 3, 5, 10):
                 rng = np.random.default_rng(3)
                 gains = (np.clip(rng.normal(0, between / 100, (1, seeds)), -0.35, 0.35) for _ in range(draws))
-                row.append(held([silo_interval(study(rng, g, patients)[0]) for g in gains]))
+                row.append(shares([silo_interval(study(rng, g, patients)[0]) for g in gains], 0.0)[0])
             yield row
 
 
 PARTS = {
-    "hospitals": (over_hospitals, ["between, points", "patients", "hospitals", "hospitals only", "two levels", "wide"]),
-    "seeds": (over_seeds, ["seeds move all by", "patients", "hospitals", "1 seed", "2 seeds", "3 seeds", "5 seeds"]),
+    "power": (power, ["hospitals", "seeds", "power", "coverage", "coverage, no gain", "gain claimed", "loss claimed"]),
+    "settings": (settings, ["gains", "patients", *(f"{n} hospitals: coverage, gain, loss" for n in HOSPITALS)]),
+    "seeds": (over_seeds, ["seeds move all by", "hospitals", "1 seed", "2 seeds", "3 seeds", "5 seeds"]),
     "silo": (over_one_silo, ["seeds differ by", "patients", "1 seed", "2 seeds", "3 seeds", "5 seeds", "10 seeds"]),
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draws", type=int, default=1000)
+    parser.add_argument("--draws", type=int, default=4000)
     parser.add_argument("--part", choices=PARTS)
     options = parser.parse_args()
     with patch.object(inference, "HOSPITALS_NEEDED", 2):  # also for numbers without an interval in the report

@@ -10,25 +10,26 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from server.report.answer import worst_part
 from server.report.html import (
     a_score,
     between,
     duration,
+    hospitals_of,
     markup,
     mean_of,
     percent,
     points,
     scores,
-    silos_of,
     size_text,
     spoken,
 )
-from server.report.inference import HOSPITALS_NEEDED, SEEDS_NEEDED
+from server.report.inference import SEEDS_NEEDED
 from server.report.methods import alone, baseline_name, exchanges, spelled
-from server.report.participation import MARK, rounds_missed, seldom, without, worst_silos
+from server.report.participation import MARK, rounds_missed, seldom
 from server.report.study import Study
 from server.report.templates import render
-from server.report.verdict import Verdict, excludes_zero, verdict
+from server.report.verdict import Verdict, verdict
 
 BY_CHANCE = 0.025  # share of hospitals without any gain whose 95 % interval lies above zero
 
@@ -46,7 +47,7 @@ def where(study: Study) -> Markup:
         dataset = str((study.manifest or c).get("dataset", ""))
         bits.append(f"{Path(dataset).name}, {(study.manifest or c).get('partition', '')}")
     if study.silos:
-        bits.append(silos_of(len(study.silos)))
+        bits.append(hospitals_of(len(study.silos)))
     seeds = f"seed {study.seeds[0]}" if len(study.seeds) == 1 else f"{len(study.seeds)} seeds"
     bits += [seeds] if study.seeds else []
     file = next((f for f in ("summary.json", "history.csv", "config.toml") if (study.path / f).exists()), "")
@@ -58,12 +59,12 @@ def headline(study: Study) -> tuple[str, str]:
     """Return the sentence at the top, and the caution below it."""
     if not study.runs:
         sentence = "The run failed" if study.faults else "There are no results yet"
-        return sentence, f"No silo has reported {a_score(study)}."
+        return sentence, f"No hospital has reported {a_score(study)}."
     best, base = study.best, study.base
     known = [s for s in study.silos if any(not math.isnan(study.score(m, s).mean) for m in study.methods)]
     if not known:
-        return f"The {scores(study)} stayed in the silos", (
-            "Every silo's test set is too small for its metrics to be sent. They are in the silos' own logs."
+        return f"The {scores(study)} stayed in the hospitals", (
+            "Every hospital's test set is too small for its metrics to be sent. They are in the hospitals' own logs."
         )
     method = best or study.methods[0]
     bytes_, seconds = study.cost(method)
@@ -72,58 +73,63 @@ def headline(study: Study) -> tuple[str, str]:
         mean = percent(study.final(method, mean_of(study))[0])
         how = spelled(method) if exchanges(method) else "Training alone"
         add = markup("<code>{}</code>", alone()) if exchanges(method) else "a method that shares something"
-        silos = silos_of(len(known))
+        silos = hospitals_of(len(known))
         return (
             markup("{} reaches {}&#8239;% mean {} over {}, {}", how, mean, study.task.score_label, silos, price),
-            markup("What a silo gains is not known: run {} in the same study to compare.", add),
+            markup("What a hospital gains is not known: run {} in the same study to compare.", add),
         )
     assert best is not None
     over = baseline_name(base)
     if not any(study.counts(best, base)):
         return (
             markup("{} cannot be compared with {}", spelled(best), over),
-            f"No silo has reported {a_score(study)} for both.",
+            f"No hospital has reported {a_score(study)} for both.",
         )
     found = verdict(study, best, base)
     return markup("{}, {}", claim(study, found, best, over), price), caution(study, best, base, found)
 
 
 def claim(study: Study, found: Verdict, best: str, over: str) -> Markup:
-    """Return the sentence on the mean gain: whether it is shown, and its value."""
-    total = silos_of(sum(study.counts(best, study.base or "")))
+    """Return the sentence on the mean gain: its value, and whether it is shown."""
+    total = hospitals_of(sum(study.counts(best, study.base or "")))
     emphasis, gain = "shown" if found.shown else "not-shown", points(found.gain.mean)
-    measured = markup('<em class="{}">{} points</em> of {}', emphasis, gain, study.task.score_label)
+    measured = markup('<em class="{}">{} points</em> of {} on average', emphasis, gain, study.task.score_label)
     if not found.shown:
-        return markup("No gain of {} over {} is shown: {} on average in {}", spelled(best), over, measured, total)
+        name = spelled(best)
+        return markup("{} against {}: {} in {}, not yet certain ({})", name, over, measured, total, found.why)
     word = "gains" if found.shown > 0 else "loses"
     against = "over" if found.shown > 0 else "against"
-    return markup("{} {} {} {}: {} on average over {}", spelled(best), word, against, over, measured, total)
+    return markup("{} {} {} {}: {} in {}", spelled(best), word, against, over, measured, total)
 
 
 def caution(study: Study, best: str, base: str, found: Verdict) -> Markup:
-    """Return the limits of the headline: uncertainty, seeds, missed rounds, the worst silo, missing scores."""
+    """Return the limits of the headline: uncertainty, seeds, missed rounds, the worst hospital, missing scores."""
     tested = [s for s in study.silos if not math.isnan(study.gain(best, base, s).mean)]
-    text = [*single_gains(study, best, base, tested), average(len(tested), len(study.silos), found)]
-    if (paired := len(study.paired_seeds(best, base))) < SEEDS_NEEDED:
-        seeds = "One seed was run" if paired == 1 else f"{paired} seeds were run"
-        seeds += " with both methods" if paired < len(study.seeds) else ""
-        text.append(f"{seeds}: how much others would change this is not counted.")
+    text: list[str] = [average(study, best, base, found), *single_gains(study, best, base, tested)]
+    text += seeds_apart(study, best, base)
     rare = seldom(study, [best, base])
     if found.without is not None:
         it = "it" if len(rare) == 1 else "them"
         mean, ends = points(found.without.mean), in_brackets(between(found.without))
         text.append(markup("{} {}: without {} the average is {} points{}.", MARK, rounds_missed(rare), it, mean, ends))
-    text += worst(study, best, base, list(rare))
+    if base != alone():  # else the answer below says it
+        worst = worst_part(study, best, base)
+        text.append(markup("{}{}.", worst[0].upper(), worst[1:]))
     if missing := len(study.silos) - len(tested):
-        text.append(
-            f"{silos_of(missing)} sent no {study.task.score_label} and {'is' if missing == 1 else 'are'} not counted."
-        )
-    if study.chosen_on == "test" and len(study.methods) > 2:
-        text.append(
-            "There are no validation data, so the method was chosen on the test data that it is measured on. Whether a "
-            "gain is shown counts that choice; the printed gains and intervals do not."
-        )
+        are = "is" if missing == 1 else "are"
+        text.append(f"{hospitals_of(missing)} sent no {study.task.score_label} and {are} not counted.")
     return Markup(" ").join(text)
+
+
+def seeds_apart(study: Study, best: str, base: str) -> list[str]:
+    """Return a sentence on the seeds: the interval holds for these, and how far their averages lie apart."""
+    seeds = study.paired_seeds(best, base)
+    ran = "One seed was run" if len(seeds) == 1 else f"{len(seeds)} seeds were run"
+    ran += " with both methods" if len(seeds) < len(study.seeds) else ""
+    if len(seeds) < SEEDS_NEEDED:
+        return [f"{ran}: how much others would change this is not counted."]
+    means = [study.seed_mean(best, base, seed) for seed in seeds]
+    return [markup("{}, with averages from {} to {}.", ran, points(min(means)), points(max(means)))]
 
 
 def single_gains(study: Study, best: str, base: str, tested: Sequence[str]) -> list[str]:
@@ -133,7 +139,7 @@ def single_gains(study: Study, best: str, base: str, tested: Sequence[str]) -> l
         return []
     many = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
     clear = sum(study.gain(best, base, s).interval[0] > 0 for s in tested)
-    text = f"Each silo is tested on its own {many} samples, which leaves a single silo's gain uncertain: "
+    text = f"Each hospital is tested on its own {many} samples, which leaves a single hospital's gain uncertain: "
     if clear == 0:
         return [f"{text}no gain is larger than chance alone could explain."]
     word = (
@@ -143,38 +149,21 @@ def single_gains(study: Study, best: str, base: str, tested: Sequence[str]) -> l
     return [markup("{}{} above zero. {}", text, Markup(word), chance)]
 
 
-def average(tested: int, silos: int, found: Verdict) -> str:
-    """Return a sentence on whether the mean gain, over ``tested`` of all ``silos``, is clear of zero."""
-    interval, of = between(found.gain), "all" if tested == silos else f"{tested} of {silos}"
-    if not interval:
-        few = f"{silos_of(tested)} {'is' if tested == 1 else 'are'} too few, it takes {HOSPITALS_NEEDED}"
-        return f"The average has no interval: {few if tested < HOSPITALS_NEEDED else found.why}."
-    if found.shown or not excludes_zero(found.gain):
-        sure = "clear of zero" if found.shown else "not clear of zero"
-        return markup("The average over {} silos is {}{}.", of, sure, in_brackets(interval))
-    ends = in_brackets(interval)
-    if found.without is None:
-        return markup("The average over {} silos{} is not clear of zero: {}.", of, ends, found.why)
-    return markup("The average over {} silos{} rests on silos that took part in few rounds.", of, ends)
+def average(study: Study, best: str, base: str, found: Verdict) -> Markup:
+    """Return a sentence on the average's interval, or on what would settle it where it is not certain."""
+    text = markup("{}", found.settled_by)
+    if found.shown:
+        text = markup("The average is clear of zero{}.", in_brackets(between(found.gain)))
+    if (methods := study.compared(best, base)) > 1:
+        text += (
+            f" No validation data: the method was chosen on the test data, and an interval counts {methods} methods."
+        )
+    return text
 
 
 def in_brackets(interval: str) -> Markup:
     """Return an interval in brackets; empty if unknown."""
     return markup(" (95&#8239;% interval {})", interval) if interval else Markup()
-
-
-def worst(study: Study, best: str, base: str, rare: Sequence[str]) -> list[str]:
-    """Return a sentence on the worst scores, also without the ``rare`` silos if one of them has the worst score."""
-    mine, other = (study.final(m, f"{study.task.score}_worst")[0] for m in (best, base))
-    if math.isnan(mine) or math.isnan(other):
-        return []
-    text = markup(
-        "The worst silo reaches {}&#8239;% ({}&#8239;% with {})", percent(mine), percent(other), spelled(base)
-    )
-    if (worst_silos(study, best) | worst_silos(study, base)).intersection(rare):
-        mine, other = (without(study, m, rare)[1] for m in (best, base))
-        text += markup("; without {} {}&#8239;% ({}&#8239;%)", MARK, percent(mine), percent(other))
-    return [text + "."]
 
 
 def faults(study: Study) -> Markup:
@@ -198,7 +187,7 @@ def tiles(study: Study) -> Markup:
     if not math.isnan(deviation):
         others = [f"± {percent(deviation)} over seeds", *others]
     value = markup("{}<small>&#8239;%</small>", percent(mean))
-    below = " · ".join(others) or "over silos, each counting alike"
+    below = " · ".join(others) or "over hospitals, each counting alike"
     found.append((f"Mean {study.task.score_label}, {spelled(method)}", value, below))
     bytes_, seconds = study.cost(method)
     size, _, unit = size_text(bytes_).partition(" ")
@@ -211,7 +200,7 @@ def score_higher(study: Study, best: str, base: str) -> tuple[str, str, str]:
     """Return the tile with the number of silos that gain."""
     up, level, down = study.counts(best, base)
     value = markup("{}<small> of {}</small>", up, up + level + down)
-    return "Silos that score higher", value, f"{level} level, {down} lower"
+    return "Hospitals that score higher", value, f"{level} level, {down} lower"
 
 
 def mean_gain(found: Verdict) -> tuple[str, str, str]:
@@ -220,8 +209,8 @@ def mean_gain(found: Verdict) -> tuple[str, str, str]:
     below = [markup("95&#8239;% interval {}", interval)] if interval else []
     name = "Mean gain" if found.shown > 0 else "Mean loss"
     if not found.shown:
-        name = "Mean gain, not shown"
-        below += [markup("{}", found.why)] if found.why else []
+        name = "Mean gain, not yet certain"
+        below += [] if found.why == interval else [markup("{}", found.why)]
     if found.without is not None:
         below.append(markup("without {} {}", MARK, points(found.without.mean)))
     value = markup("{}<small> points</small>", points(found.gain.mean))

@@ -32,9 +32,11 @@ def points(value: float) -> str:
     return "–" if math.isnan(value) else signed(value)
 
 
-def signed(difference: float) -> str:
+def signed(difference: float, digits: int = 1) -> str:
     """Return a difference in points with its sign: a tiny loss is ``−0.0``, no loss ``0.0``."""
-    return "0.0" if abs(difference) < EXACT else f"{100 * difference:+.1f}".replace("-", "−")
+    if abs(difference) < EXACT:
+        return f"{0:.{digits}f}"
+    return f"{100 * difference:+.{digits}f}".replace("-", "−")
 
 
 def number(value: float, digits: int) -> str:
@@ -70,16 +72,20 @@ def typical(values: Mapping[int, float]) -> float:
     return float(np.median(list(values.values()))) if values else 0.0
 
 
-def silos_of(n: int) -> str:
-    """Return a number of silos as text: ``1 silo``, ``12 silos``."""
-    return "1 silo" if n == 1 else f"{n} silos"
+def counted(n: int, noun: str) -> str:
+    """Return a number with its noun: ``1 hospital``, ``12 hospitals``."""
+    return f"{n} {noun}{'' if n == 1 else 's'}"
+
+
+def hospitals_of(n: int) -> str:
+    return counted(n, "hospital")
 
 
 def between(gain: Gain, digits: int = 1) -> str:
     """Return the ends of a gain's interval; empty if unknown."""
     if math.isnan(gain.interval[0]):
         return ""
-    low, high = (f"{100 * v:+.{digits}f}".replace("-", "−") for v in gain.interval)
+    low, high = (signed(v, digits) for v in gain.interval)
     return f"{low} to {high}"
 
 

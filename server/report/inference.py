@@ -1,40 +1,32 @@
-"""Two-level bootstrap of the gain of one method over another: hospitals, the test patients within them, and seeds.
+"""Inference of the whole report: one method for every mean over hospitals, one for a single hospital's gain.
 
-Each hospital gives one :class:`Difference` per seed: the difference of two scores on its test patients, with its 95 %
-interval (:func:`server.report.uncertainty.from_intervals`). A hospital never sends which patients a model classified
-correctly. The patients are therefore resampled from that interval, which assumes that the two tests are independent.
-Two models are usually right on the same patients, so the interval is wider than a paired one.
+**Mean over hospitals** (gain, unseen hospitals, calibration): Student's t over the hospitals' values, each a mean over
+its seeds. The spread between hospitals already contains the error of their test patients, so it is not added again.
+Several methods that are compared on the same test data share the 5 % (Bonferroni).
 
-* Hospitals: drawn with replacement.
-* Patients: one draw per drawn hospital, from a normal distribution whose two halves end at the two ends of the
-  hospital's interval. It is not divided by the number of seeds, because seeds may share their test patients.
-* Seeds: drawn with replacement, the same for all hospitals, if there are at least ``SEEDS_NEEDED``. With fewer, the
-  interval holds for these seeds only.
+**One hospital's gain**: each score's interval covers its test patients. A hospital never sends which patients a model
+classified correctly, so the two tests count as independent, and the interval is wider than a paired one. Patients do
+not average out over seeds, because seeds may share them; the seeds' spread is added from ``SEEDS_NEEDED`` on.
 
-A bootstrap of few units is too narrow. The deviations of ``n`` units from their mean are therefore multiplied by
-``t(0.975, n - 1) / z(0.975) * sqrt(n / (n - 1))``. The expanded percentile interval adjusts its quantiles in the same
-way (Hesterberg, The American Statistician 2015). Measured coverage: docs/researcher.md, ``benchmarks/coverage.py``.
+Coverage, false claims and power: docs/results.md, ``benchmarks/coverage.py``.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 from scipy import special
 
-from server.report.uncertainty import UNKNOWN, Interval
+from models.metrics import wilson_interval
+from server.report.scores import EXACT, NAN, UNKNOWN, Gain, Interval
 
 HOSPITALS_NEEDED = 6  # with fewer, equal signs in all hospitals have a probability of 2 / 2^n > 5 % by chance alone
 SEEDS_NEEDED = 3
-DRAWS = 4000
+MOST_UNITS = 1000  # more hospitals or seeds than this settle nothing
 Z = float(special.ndtri(0.975))
-
-Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -48,123 +40,85 @@ class Difference:
 Seeds = Mapping[int, Difference]  # of one hospital: seed -> difference
 
 
-def silo_interval(seeds: Seeds) -> Interval:
-    """Return the 95 % interval of one hospital's mean difference over seeds; ``nan`` twice if one is unknown."""
-    if not seeds or _incomplete([seeds]):
-        return UNKNOWN
-    if len(seeds) == 1:
-        return next(iter(seeds.values())).interval
-    below, above = _patients([seeds])
-    mean = float(np.mean([d.value for d in seeds.values()]))
-    if len(seeds) < SEEDS_NEEDED:
-        return mean - Z * float(below[0]), mean + Z * float(above[0])
-    rng = np.random.default_rng(0)
-    drawn = _seeds(_table([seeds]), rng) + _split_normal(rng, below, above, (DRAWS, 1))
-    return _percentile(mean + drawn[:, 0])
+def t_quantile(n: int, methods: int = 1) -> float:
+    """Return the half width of a 95 % interval of the mean of ``n`` values, in standard errors."""
+    return float(special.stdtrit(n - 1, 1 - 0.025 / methods))
 
 
-def mean_interval(silos: Sequence[Seeds]) -> Interval:
-    """Return the 95 % interval of the mean difference over hospitals like these, with equal weights.
+def over_hospitals(values: Sequence[float], methods: int = 1) -> Gain:
+    """Return the mean of one value per hospital with its 95 % interval and p value (Student's t).
 
-    ``nan`` twice with fewer than ``HOSPITALS_NEEDED`` hospitals, or if one of the differences' intervals is unknown.
-    The same differences always give the same interval: the generator's seed is fixed.
+    ``methods``: number of methods among which the 5 % are shared. No interval below ``HOSPITALS_NEEDED`` hospitals.
     """
-    silos = [seeds for seeds in silos if seeds]
-    if len(silos) < HOSPITALS_NEEDED or _incomplete(silos):
-        return UNKNOWN
-    rng, n = np.random.default_rng(0), len(silos)
-    table = _table(silos)
-    means = np.nanmean(table, axis=1)
-    each = means.mean() + _expansion(n) * (means - means.mean())
-    drawn = rng.integers(0, n, (DRAWS, n))
-    values = each[drawn] + np.take_along_axis(_seeds(table, rng), drawn, axis=1)
-    below, above = _patients(silos)
-    values += _split_normal(rng, below[drawn], above[drawn], drawn.shape)
-    return _percentile(values.mean(axis=1))
+    n, values = len(values), [0.0 if abs(v) < EXACT else v for v in values]
+    if not n:
+        return Gain(NAN, UNKNOWN)
+    mean = statistics.fmean(values)
+    if n < HOSPITALS_NEEDED:
+        return Gain(mean, UNKNOWN)
+    error = statistics.stdev(values) / math.sqrt(n)
+    half = t_quantile(n, methods) * error
+    p = float(2 * special.stdtr(n - 1, -abs(mean) / error)) if error else float(mean == 0)
+    return Gain(mean, (mean - half, mean + half), min(1.0, methods * p))
 
 
-def _incomplete(silos: Sequence[Seeds]) -> bool:
-    return any(math.isnan(end) for seeds in silos for d in seeds.values() for end in d.interval)
-
-
-def _table(silos: Sequence[Seeds]) -> Array:
-    """Return the differences (silos, seeds); ``nan`` for a missing one."""
-    seeds = sorted({seed for found in silos for seed in found})
-    return np.array([[found[s].value if s in found else math.nan for s in seeds] for found in silos])
-
-
-def _seeds(table: Array, rng: np.random.Generator) -> Array:
-    """Return draws of the deviation of each hospital's mean over seeds (DRAWS, silos); zeros with too few seeds."""
-    silos, seeds = table.shape
-    if seeds < SEEDS_NEEDED:
-        return np.zeros((DRAWS, silos))
-    deviations = np.nan_to_num(table - np.nanmean(table, axis=1, keepdims=True))  # a missing one is set to the mean
-    weights = rng.multinomial(seeds, np.full(seeds, 1 / seeds), DRAWS) / seeds
-    return np.asarray(_expansion(seeds) * weights @ deviations.T)
-
-
-def _patients(silos: Sequence[Seeds]) -> tuple[Array, Array]:
-    """Return standard errors (silos,) downwards and upwards: means over seeds, which may share test patients."""
-    below = [np.mean([d.value - d.interval[0] for d in seeds.values()]) / Z for seeds in silos]
-    above = [np.mean([d.interval[1] - d.value for d in seeds.values()]) / Z for seeds in silos]
-    return np.array(below), np.array(above)
-
-
-def _split_normal(rng: np.random.Generator, below: Array, above: Array, shape: tuple[int, ...]) -> Array:
-    drawn = rng.standard_normal(shape)
-    return np.asarray(np.where(drawn < 0, drawn * below, drawn * above))
-
-
-def _expansion(n: int) -> float:
-    """Return the factor for the deviations of ``n`` units."""
-    return float(special.stdtrit(n - 1, 0.975)) / Z * math.sqrt(n / (n - 1))
-
-
-def _percentile(values: Array) -> Interval:
-    low, high = np.quantile(values, (0.025, 0.975))
-    return float(low), float(high)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Paired tests
-
-
-@dataclass(frozen=True)
-class PairedTest:
-    """Tests of no difference between two methods over ``n`` units: p of Student's t, and of sign flips (Fisher)."""
-
-    n: int
-    t: float
-    flips: float
-
-
-MOST_FLIPS = 16  # up to this many units all 2^n flips are counted; with more, this many are drawn:
-FLIPS_DRAWN = 100_000
-
-
-def over_hospitals(silos: Mapping[str, Seeds]) -> PairedTest | None:
-    """Test the hospitals' differences, each a mean over its seeds; None with fewer than ``HOSPITALS_NEEDED``."""
-    return paired_test([float(np.mean([d.value for d in s.values()])) for s in silos.values() if s], HOSPITALS_NEEDED)
-
-
-def over_seeds(silos: Mapping[str, Seeds]) -> PairedTest | None:
-    """Test the seeds' differences, each a mean over the hospitals with all seeds; None with too few seeds."""
-    seeds = sorted({seed for found in silos.values() for seed in found})
-    whole = [found for found in silos.values() if len(found) == len(seeds)]
-    means = [float(np.mean([found[s].value for found in whole])) for s in seeds] if whole else []
-    return paired_test(means, SEEDS_NEEDED)
-
-
-def paired_test(differences: Sequence[float] | Array, needed: int) -> PairedTest | None:
-    """Return two-sided p values of a zero mean; None with fewer than ``needed`` differences, or if all are equal."""
-    d = np.asarray(differences)
-    if len(d) < needed or np.ptp(d) < 1e-12:
+def hospitals_to_settle(values: Sequence[float], methods: int = 1) -> int | None:
+    """Return how many hospitals make the interval exclude zero, if mean and spread stay; None beyond MOST_UNITS."""
+    if len(values) < 2:
         return None
-    t = float(d.mean() / (d.std(ddof=1) / math.sqrt(len(d))))
-    if len(d) <= MOST_FLIPS:
-        signs = np.array(list(itertools.product((-1.0, 1.0), repeat=len(d))))
-        share = float((np.abs(signs @ d) >= abs(d.sum()) - 1e-12).mean())
-    else:
-        signs = np.random.default_rng(0).choice((-1.0, 1.0), (FLIPS_DRAWN, len(d)))
-        share = float(((np.abs(signs @ d) >= abs(d.sum()) - 1e-12).sum() + 1) / (FLIPS_DRAWN + 1))
-    return PairedTest(len(d), float(2 * special.stdtr(len(d) - 1, -abs(t))), share)
+    mean, spread = abs(statistics.fmean(values)), statistics.stdev(values)
+    numbers = range(max(len(values) + 1, HOSPITALS_NEEDED), MOST_UNITS + 1)
+    return next((n for n in numbers if t_quantile(n, methods) * spread < mean * math.sqrt(n)), None)
+
+
+def seeds_to_settle(silos: Sequence[Seeds], methods: int = 1) -> int | None:
+    """Return how many seeds do the same with these hospitals: seeds reduce the part of the spread that is theirs."""
+    tables = [[d.value for d in seeds.values()] for seeds in silos]
+    have = min(map(len, tables), default=0)
+    if have < 2 or len(tables) < HOSPITALS_NEEDED:
+        return None
+    of_seed = statistics.fmean(map(statistics.variance, tables))
+    means = list(map(statistics.fmean, tables))
+    between = max(statistics.variance(means) - of_seed / have, 0.0)
+    limit = len(tables) * (statistics.fmean(means) / t_quantile(len(tables), methods)) ** 2
+    return next((n for n in range(have + 1, MOST_UNITS + 1) if between + of_seed / n < limit), None)
+
+
+def silo_interval(seeds: Seeds) -> Interval:
+    """Return the 95 % interval of one hospital's mean difference over seeds; ``nan`` twice if one is unknown.
+
+    Each side adds in quadrature the patients' distance to that end and, from ``SEEDS_NEEDED`` seeds on, Student's half
+    width over seeds.
+    """
+    found = list(seeds.values())
+    if not found or any(math.isnan(end) for d in found for end in d.interval):
+        return UNKNOWN
+    mean, n = statistics.fmean(d.value for d in found), len(found)
+    below = statistics.fmean(d.value - d.interval[0] for d in found)
+    above = statistics.fmean(d.interval[1] - d.value for d in found)
+    of_seeds = t_quantile(n) * statistics.stdev(d.value for d in found) / math.sqrt(n) if n >= SEEDS_NEEDED else 0.0
+    return mean - math.hypot(below, of_seeds), mean + math.hypot(above, of_seeds)
+
+
+def excludes_zero(gain: Gain, among: int) -> int:
+    """Return the sign of one hospital's gain, its interval widened for ``among`` hospitals; 0 if it contains zero."""
+    wider = float(special.ndtri(1 - 0.025 / among)) / Z
+    low, high = (gain.mean + wider * (end - gain.mean) for end in gain.interval)
+    return 1 if low > 0 else -1 if high < 0 else 0
+
+
+def accuracy_interval(accuracy: float, n: int) -> Interval:
+    """Return Wilson's interval of an accuracy over ``n`` test samples; ``nan`` twice if either is unknown."""
+    return UNKNOWN if math.isnan(accuracy) or n <= 0 else wilson_interval(round(accuracy * n), n)
+
+
+def from_intervals(first: float, of_first: Interval, second: float, of_second: Interval) -> Interval:
+    """Return the interval of ``first - second`` from the scores' own intervals (Zou and Donner, Stat. Med. 2008).
+
+    Of Wilson's intervals it makes Newcombe's (Statistics in Medicine 1998, method 10).
+    """
+    (l1, u1), (l2, u2) = of_first, of_second
+    if math.isnan(l1) or math.isnan(l2):
+        return UNKNOWN
+    d = first - second
+    return d - math.hypot(first - l1, u2 - second), d + math.hypot(u1 - first, second - l2)

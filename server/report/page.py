@@ -26,7 +26,7 @@ from server.report.templates import render
 from strategies import strategies
 
 SECTIONS = (
-    ("silos", "Silos", silos_section),
+    ("silos", "Hospitals", silos_section),
     ("methods", "Methods", methods_section),
     ("tuning", "Tuning", tuning_section),
     ("unseen", "Unseen", unseen_section),
@@ -36,7 +36,7 @@ SECTIONS = (
     ("relationships", "Relationships", relationships_section),
     ("cost", "Cost", cost_section),
     ("privacy", "Privacy", privacy_section),
-    ("left", "What left the silos", left_section),
+    ("left", "What left the hospitals", left_section),
     ("repeat", "Repeat", repeat_section),
 )
 

@@ -41,24 +41,20 @@ def seldom(study: Study, methods: Sequence[str]) -> dict[str, Rounds]:
     return dict(sorted(found.items()))
 
 
-def worst_silos(study: Study, method: str) -> set[str]:
-    """Return the silos with the lowest score of one of the method's runs."""
-    worst = set()
-    for run in study.of(method):
-        scores = {silo: v[study.task.score] for silo, v in run["per_silo"].items() if v[study.task.score] is not None}
-        worst |= {silo for silo, score in scores.items() if score == min(scores.values())}
-    return worst
+def worst(study: Study, method: str, without: Collection[str] = ()) -> str | None:
+    """Return the silo with the lowest mean score over seeds, except ``without``; None if no score is known."""
+    scores = {s: study.score(method, s).mean for s in study.silos if s not in without}
+    return min((s for s, v in scores.items() if not math.isnan(v)), key=lambda s: scores[s], default=None)
 
 
-def without(study: Study, method: str, silos: Collection[str]) -> tuple[float, float]:
-    """Return the mean and the lowest score over all silos except ``silos``, as means over seeds; ``nan`` for none."""
-    means, lowest = [], []
+def mean_without(study: Study, method: str, silos: Collection[str]) -> float:
+    """Return the mean score over all silos except ``silos``, as a mean over seeds; ``nan`` for none."""
+    means = []
     for run in study.of(method):
         kept = [v[study.task.score] for silo, v in run["per_silo"].items() if silo not in silos]
         if known := [float(score) for score in kept if score is not None]:
             means.append(statistics.fmean(known))
-            lowest.append(min(known))
-    return (statistics.fmean(means), statistics.fmean(lowest)) if means else (math.nan, math.nan)
+    return statistics.fmean(means) if means else math.nan
 
 
 def rounds_missed(found: Mapping[str, Rounds]) -> str:

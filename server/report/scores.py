@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from server.report.uncertainty import Interval
-
+Interval = tuple[float, float]
 NAN = math.nan
+UNKNOWN: Interval = (NAN, NAN)
 EXACT = 1e-9  # scores with a smaller difference are equal
 
 
@@ -37,10 +37,11 @@ class Score:
 
 @dataclass(frozen=True)
 class Gain:
-    """Difference of two methods in one silo: mean over seeds and 95 % interval."""
+    """Difference of two methods, in one silo or as a mean over silos: value, 95 % interval, p value if it has one."""
 
     mean: float
     interval: Interval
+    p: float = NAN
 
     @property
     def sign(self) -> int:
@@ -48,9 +49,9 @@ class Gain:
         return 0 if math.isnan(self.mean) or abs(self.mean) < EXACT else (1 if self.mean > 0 else -1)
 
     @property
-    def certain(self) -> bool:
-        """Whether the interval excludes 0."""
-        return self.interval[0] > 0 or self.interval[1] < 0
+    def shown(self) -> int:
+        """The sign of an interval that excludes 0: 1 for a gain, -1 for a loss; else 0."""
+        return 1 if self.interval[0] > 0 else -1 if self.interval[1] < 0 else 0
 
 
 def spread(values: Sequence[float]) -> float:

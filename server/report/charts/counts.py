@@ -72,12 +72,12 @@ def label_circles(manifest: Mapping[str, Any], width: float) -> str:
     across, down = (silo_ticks, class_ticks) if turned else (class_ticks, silo_ticks)
     a.set_xticks(*across, rotation=90 if turned and not prefix else 0)
     a.set_yticks(*down)
-    a.set_xlabel((f"silo ({prefix}…)" if prefix else "silo") if turned else "class")
+    a.set_xlabel((f"hospital ({prefix}…)" if prefix else "hospital") if turned else "class")
     a.set_ylabel("class" if turned else "")
     a.grid(color=GRID, linewidth=0.6)
     for spine in a.spines.values():
         spine.set_visible(False)
-    return c.svg(f"labels{width:g}", f"Training samples per silo and class; the largest circle stands for {most}.")
+    return c.svg(f"labels{width:g}", f"Training samples per hospital and class; the largest circle stands for {most}.")
 
 
 def round_numbers(most: int) -> list[int]:
@@ -128,11 +128,11 @@ def relationship_map(found: Relationships, width: float) -> str:
     a.set(xlim=(-0.5, n - 0.5), ylim=(n - 0.5, -0.5))
     a.set_xticks(*thinned([clipped(x, 18) for x in names], 48), rotation=0 if prefix else 90)
     a.set_yticks(*thinned([clipped(x, 18) for x in names], 48))
-    a.set_xlabel(f"takes from silo j ({prefix}…)" if prefix else "takes from silo j")
+    a.set_xlabel(f"takes from hospital j ({prefix}…)" if prefix else "takes from hospital j")
     for spine in a.spines.values():
         spine.set_visible(False)
     return c.svg(
-        f"relations{width:g}", "Directed relationships of all silos after the last round, row i from column j."
+        f"relations{width:g}", "Directed relationships of all hospitals after the last round, row i from column j."
     )
 
 
@@ -160,6 +160,6 @@ def bytes_per_round(study: Study) -> str:
     a.set(ylim=(len(methods) - 0.5, -0.5), xlim=(0, max([*down, *up, 1.0])))
     a.set_yticks(rows, [spelled(m) for m in methods])
     a.set_xticks([])
-    a.set_xlabel("all silos together: ↓ to them, ↑ from them")
+    a.set_xlabel("all hospitals together: ↓ to them, ↑ from them")
     a.spines["bottom"].set_visible(False)
-    return c.svg("bytes", "Bytes per round of each method, to the silos and from them.")
+    return c.svg("bytes", "Bytes per round of each method, to the hospitals and from them.")

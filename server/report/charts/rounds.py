@@ -75,7 +75,7 @@ def by_round(study: Study, width: float) -> str:
     a.set_xlabel("rounds of training")
     a.tick_params(axis="y", labelcolor=MUTED)
     end_labels(c, ends)
-    return c.svg(f"by-round{width:g}", f"Mean test {study.task.score_label} over silos by round, one line per method.")
+    return c.svg(f"by-round{width:g}", f"Mean test {study.task.score_label} over hospitals by round and method.")
 
 
 def before_after(study: Study, method: str) -> str:
@@ -154,7 +154,7 @@ def trajectories(found: Relationships, own: bool) -> str:
     a.set_xlabel("round")
     a.tick_params(axis="y", labelcolor=MUTED)
     end_labels(c, ends)
-    what = "of every silo to itself" if own else f"of {found.names[0]} to all silos"
+    what = "of every hospital to itself" if own else f"of {found.names[0]} to all hospitals"
     return c.svg(f"dr-{'own' if own else 'first'}", f"Directed relationships {what} over the rounds.")
 
 

@@ -44,7 +44,7 @@ def gains(study: Study, width: float) -> str:
     a.spines["left"].set_visible(False)
     _legend(c, study, look, best, narrow=width < 500)
     names = ", ".join(spelled(m) for m in methods)
-    label = f"Test {study.task.score_label} per silo with {names}; the numbers are in the table below."
+    label = f"Test {study.task.score_label} per hospital with {names}; the numbers are in the table below."
     return c.svg(f"gains{width:g}", label)
 
 
@@ -84,7 +84,7 @@ def _write_gain(a: Any, row: int, gain: Gain) -> None:
         ha="right",
         va="center",
         annotation_clip=False,
-        weight="bold" if gain.certain else "normal",
+        weight="bold" if gain.shown else "normal",
         color=MUTED if gain.sign == 0 else INK,
     )
 

@@ -82,9 +82,9 @@ def left_section(study: Study) -> Markup:
         evidence=", ".join(evidence_that_left(study)),
         kept=[(spelled(m), what) for m in study.methods if m not in own for what in keeps(m)],
         own=[(spelled(m), ", ".join(silos)) for m, silos in own.items()],
-        head=["Method", "Vectors", lines("per silo|and round"), "Other numbers"],
+        head=["Method", "Vectors", lines("per hospital|and round"), "Other numbers"],
         rows=rows,
-        silo_head=["Silo", lines("Replies with|metrics"), lines("Model|vectors"), lines("Single metric|values")],
+        silo_head=["Hospital", lines("Replies with|metrics"), lines("Model|vectors"), lines("Single metric|values")],
         silos=silos,
     )
 

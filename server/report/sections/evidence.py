@@ -34,11 +34,11 @@ def evidence_section(study: Study) -> Markup:
     methods = compared(study)
     groups = group_rows(study, methods)
     sizes = sorted({n for silo in study.silos for n in study.sizes(silo, "n_test")} - {0})
-    head = ["Silo", *(name for _, name, _ in COLUMNS), "Sets: coverage, size"]
+    head = ["Hospital", *(name for _, name, _ in COLUMNS), "Sets: coverage, size"]
     if study.task.name == "segmentation":
-        head = ["Silo", "Dice of the worst tenth"]
+        head = ["Hospital", "Dice of the worst tenth"]
     if study.task.name == "regression":
-        head = ["Silo", "Slope", "Intercept", "Difference", "Limits of agreement", "Intervals: coverage, width"]
+        head = ["Hospital", "Slope", "Intercept", "Difference", "Limits of agreement", "Intervals: coverage, width"]
     measured = measurements_of(study)
     if measured[0]:
         head.insert(1, "Measurement")
@@ -67,7 +67,7 @@ def evidence_section(study: Study) -> Markup:
         groups=groups,
         chance=f"{BY_CHANCE * len(groups) * len(methods):.2g}",
         tested=f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}" if sizes else "few",
-        group_head=["Silo", "Subgroup", "Test", *map(spelled, methods)],
+        group_head=["Hospital", "Subgroup", "Test", *map(spelled, methods)],
         score=study.task.score_label,
     )
 

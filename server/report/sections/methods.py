@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 from markupsafe import Markup
 
 from server.report.charts.scores import compared
-from server.report.html import lines, markup, mean_of, number, percent, points, with_spread
-from server.report.inference import HOSPITALS_NEEDED, SEEDS_NEEDED, PairedTest, over_hospitals, over_seeds
+from server.report.html import between, lines, markup, mean_of, number, percent, points, with_spread
+from server.report.inference import HOSPITALS_NEEDED
 from server.report.methods import baseline_name, baselines, reports, spelled
-from server.report.participation import MARK, rounds_missed, seldom, without, worst_silos
+from server.report.participation import MARK, mean_without, rounds_missed, seldom, worst
 from server.report.study import Study
 from server.report.templates import render
 from server.results.summary import round_name
@@ -32,7 +33,7 @@ def methods_section(study: Study) -> Markup:
             "Method",
             final_heading(study),
             lines("weighted by|test samples"),
-            lines("Worst|silo"),
+            lines("Worst|hospital"),
             *study.task.secondary_metrics.values(),
             lines("Fairness|variance"),
             lines("Incentivised|rate"),
@@ -47,14 +48,11 @@ def methods_section(study: Study) -> Markup:
         base=spelled(study.base) if study.base else "",
         needed=HOSPITALS_NEEDED,
         word=study.task.score_label,
-        tests=paired_tests(study),
-        head_tests=[
-            "Method",
-            *(lines(f"{over}|{what}") for over in ("silos", "seeds") for what in ("n", "p of t", "p of flips")),
-        ],
-        seeds_needed=SEEDS_NEEDED,
+        gains=gain_rows(study),
+        gain_head=["Method", "Hospitals", lines("Mean gain,|points"), Markup("95&#8239;% interval"), "p"],
+        first=spelled(study.best) if study.best and study.compared(study.best, study.base or "") == 1 else "",
         every=every_method(study),
-        every_head=["Silo", *map(spelled, study.methods)],
+        every_head=["Hospital", *map(spelled, study.methods)],
     )
 
 
@@ -68,8 +66,7 @@ def method_row(study: Study, method: str) -> dict[str, Any]:
     rare = seldom(study, [method])
     final = with_spread(*study.final(method, mean_of(study)), "%")
     if rare:
-        final += markup("<small>without {} {}</small>", MARK, percent(without(study, method, rare)[0]))
-    mark = MARK if worst_silos(study, method) & rare.keys() else ""
+        final += markup("<small>without {} {}</small>", MARK, percent(mean_without(study, method, rare)))
     rate = math.nan if method in baselines() else study.final(method, "incentivized_rate")[0]
     score = study.task.score
     return {
@@ -79,7 +76,7 @@ def method_row(study: Study, method: str) -> dict[str, Any]:
         "cells": [
             final + rounds_text(study, method, "final"),
             with_spread(*study.final(method, f"{score}_weighted"), "%"),
-            mark + with_spread(*study.final(method, f"{score}_worst"), "%"),
+            worst_cell(study, method, rare),
             *(
                 with_spread(*study.final(method, f"{m}_mean"), SHOWN_AS.get(m, "%"))
                 for m in study.task.secondary_metrics
@@ -92,20 +89,24 @@ def method_row(study: Study, method: str) -> dict[str, Any]:
     }
 
 
-def paired_tests(study: Study) -> list[tuple[str, list[str]]]:
-    """Return a row of p values against the baseline for each method with enough hospitals or seeds."""
+def worst_cell(study: Study, method: str, rare: Collection[str]) -> Markup:
+    """Return the lowest score of a hospital, and which."""
+    silo = worst(study, method)
+    if silo is None:
+        return Markup("–")
+    return markup("{}<small>{}{}</small>", percent(study.score(method, silo).mean), silo, MARK if silo in rare else "")
+
+
+def gain_rows(study: Study) -> list[tuple[str, list[str]]]:
+    """Return each method's mean gain over the baseline, as in the headline: hospitals, mean, interval, p value."""
     rows = []
     for method in study.methods if study.base else ():
-        differences = study.differences(method, study.base or "") if method != study.base else {}
-        found = over_hospitals(differences), over_seeds(differences)
-        if any(found):
-            rows.append((spelled(method), [text for test in found for text in cells_of(test)]))
+        values = study.silo_means(method, study.base or "") if method != study.base else {}
+        if values:
+            gain = study.mean_gain(method, study.base or "")
+            p = "–" if math.isnan(gain.p) else p_value(gain.p)
+            rows.append((spelled(method), [str(len(values)), points(gain.mean), between(gain) or "–", p]))
     return rows
-
-
-def cells_of(test: PairedTest | None) -> list[str]:
-    """Return n and the two p values as text."""
-    return ["–"] * 3 if test is None else [str(test.n), p_value(test.t), p_value(test.flips)]
 
 
 def p_value(p: float) -> str:
@@ -115,9 +116,9 @@ def p_value(p: float) -> str:
 def terms(study: Study) -> list[tuple[str, str]]:
     """Return the meanings of the columns."""
     word = study.task.score_label
-    final = "Mean over silos at the last round, because no silo has validation data."
+    final = "Mean over hospitals at the last round, because no hospital has validation data."
     if study.chosen_on == "val":
-        final = f"Mean over silos at the round where the mean validation {word} was best. This is the number to expect."
+        final = f"Mean over hospitals at the round with the best mean validation {word}. This is the number to expect."
     found = [
         ("Final", final),
         (
@@ -127,16 +128,16 @@ def terms(study: Study) -> list[tuple[str, str]]:
         ),
         (
             "Fairness variance",
-            f"How much {word} differs between silos. Smaller is more even; 0 means that every silo has the same.",
+            f"How much {word} differs between hospitals. Smaller is more even; 0 means that all have the same.",
         ),
         (
             "Incentivised rate",
-            f"Share of silos whose score is above that of {' and that of '.join(map(baseline_name, baselines()))}. "
-            "Single silos' scores are uncertain, and so is this share.",
+            f"Share of hospitals whose score is above that of {' and that of '.join(map(baseline_name, baselines()))}. "
+            "Single hospitals' scores are uncertain, and so is this share.",
         ),
         (
             "Mean rank",
-            "Place of the method among those of the study, averaged over silos; 1 would be first everywhere.",
+            "Place of the method among those of the study, averaged over hospitals; 1 would be first everywhere.",
         ),
     ]
     if study.task.secondary_metrics:

@@ -24,7 +24,7 @@ def privacy_section(study: Study) -> Markup:
         unit=str(study.config.get("dp.unit", "record")),
         simulated=study.simulated,
         several=sum(len(study.of(method)) for method in methods) > 1,
-        head=["Silo", "Method, seed", "Epsilon", "Delta", "Steps", capital(study)],
+        head=["Hospital", "Method, seed", "Epsilon", "Delta", "Steps", capital(study)],
         rows=list(privacy_rows(study, methods)),
         without=[spelled(m) for m in study.methods if m not in methods],
         figure=[Markup(svg) for width in (820, 350) if (svg := accuracy_by_epsilon(study, width))],

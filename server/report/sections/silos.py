@@ -13,8 +13,7 @@ from server.report.events import SiloRounds
 from server.report.html import between, capital, markup, mean_of, percent, points
 from server.report.inference import SEEDS_NEEDED
 from server.report.methods import spelled
-from server.report.participation import MARK, Rounds, rounds_missed, seldom
-from server.report.participation import without as without_silos
+from server.report.participation import MARK, Rounds, mean_without, rounds_missed, seldom
 from server.report.scores import Gain
 from server.report.study import Study
 from server.report.templates import render
@@ -28,7 +27,7 @@ def silos_section(study: Study) -> Markup:
         return Markup()
     best, base, methods = study.best or study.methods[0], study.base, study.columns
     rare = seldom(study, methods)
-    head = [Markup('Silo<small class="phone">train + test</small>'), "Train", "Test", *map(spelled, methods)]
+    head = [Markup('Hospital<small class="phone">train + test</small>'), "Train", "Test", *map(spelled, methods)]
     if base:
         head.append(markup("Gain of {}<br>over {}", spelled(best), spelled(base)))
     known = any(not math.isnan(study.score(m, s).mean) for m in methods for s in study.silos)
@@ -45,8 +44,8 @@ def silos_section(study: Study) -> Markup:
         mark=MARK,
         joined=joined_late(study),
         absences=[
-            ("Rounds that went on without a silo", named(study.absences)),
-            ("Rounds in which a silo's step was bounded", named(study.bounds)),
+            ("Rounds that went on without a hospital", named(study.absences)),
+            ("Rounds in which a hospital's step was bounded", named(study.bounds)),
         ],
     )
 
@@ -96,12 +95,12 @@ def intervals(study: Study) -> Markup:
     several = len(study.seeds) > 1
     wilson = "Wilson's" if study.task.score == "accuracy" else "its"
     what = "mean and standard deviation over seeds" if several else f"with {wilson} 95&#8239;% interval below"
-    about = f"{capital(study)} in per cent on the silo's own test samples, {what}. "
+    about = f"{capital(study)} in per cent on the hospital's own test samples, {what}. "
     if study.base:
         seeds = f"seeds (from {SEEDS_NEEDED} on) and " if several else ""
         about += (
             f"The gain's interval counts {seeds}test samples. It takes the two tests as independent, because which "
-            "samples were right never leaves a silo; it is wider than it need be. A gain is in colour where its "
+            "samples were right never leaves a hospital; it is wider than it need be. A gain is in colour where its "
             "interval excludes zero."
         )
     return Markup(about)
@@ -117,12 +116,12 @@ def mean_rows(study: Study, methods: Sequence[str], rare: Mapping[str, Rounds]) 
 
     yield "Mean", row((study.final(m, mean_of(study))[0] for m in methods), ())
     if rare:
-        yield f"without {MARK}", row((without_silos(study, m, rare)[0] for m in methods), rare)
+        yield f"without {MARK}", row((mean_without(study, m, rare) for m in methods), rare)
 
 
 def gain_cell(gain: Gain) -> tuple[str, Markup]:
     """Return the class and the text of a gain's cell."""
-    kind = {1: "up", 0: "", -1: "down"}[gain.sign if gain.certain else 0]
+    kind = {1: "up", 0: "", -1: "down"}[gain.shown]
     interval = between(gain, 0)
     return kind, markup("{}", points(gain.mean)) + (markup("<small>{}</small>", interval) if interval else Markup())
 
@@ -131,14 +130,14 @@ def losers(study: Study) -> Markup:
     """Return a sentence on the silos that score lower with the best method."""
     best, base = study.best, study.base
     if not best or not base:
-        return markup("The {} of every silo's model on the silo's own test data.", study.task.score_label)
+        return markup("The {} of every hospital's model on the hospital's own test data.", study.task.score_label)
     each = {s: study.gain(best, base, s) for s in study.silos}
     lose = [markup('<span class="nb">{} ({})</span>', s, points(g.mean)) for s, g in each.items() if g.sign < 0]
     other = Markup()
     if study.personalised not in (None, best):
         other = markup(" The best personalised method was {}.", spelled(study.personalised or ""))
     if not lose:
-        return markup("No silo scores lower with {} than with {}.{}", spelled(best), spelled(base), other)
+        return markup("No hospital scores lower with {} than with {}.{}", spelled(best), spelled(base), other)
     if len(lose) > 6:
         lose = [*lose[:5], markup("{} others", len(lose) - 5)]
     names = Markup(", ").join(lose)

@@ -18,7 +18,7 @@ from server.report.templates import render
 from server.results.tuned import STATES, TUNING
 
 Search = Mapping[str, Any]
-OBJECTIVES = {"mean": "mean over silos", "worst": "worst silo"}
+OBJECTIVES = {"mean": "mean over hospitals", "worst": "worst hospital"}
 
 
 def tuning_section(study: Study) -> Markup:

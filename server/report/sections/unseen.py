@@ -9,11 +9,11 @@ from typing import Any
 
 from markupsafe import Markup
 
-from server.report.answer import is_number, t_interval
+from server.report.answer import is_number
 from server.report.events import read_json
-from server.report.html import percent, points, silos_of
-from server.report.inference import HOSPITALS_NEEDED
-from server.report.methods import spelled
+from server.report.html import between, hospitals_of, percent, points
+from server.report.inference import HOSPITALS_NEEDED, over_hospitals
+from server.report.methods import alone, spelled
 from server.report.study import Study
 from server.report.templates import render
 from server.results.hold_out import results_in
@@ -40,13 +40,19 @@ def unseen_section(study: Study) -> Markup:
     methods = list(dict.fromkeys(method for of in found.values() for method in of if method != "local"))
     return render(
         "unseen",
-        silos=silos_of(len(found)),
+        silos=hospitals_of(len(found)),
         word=study.task.score_label,
         seeds=len(study.seeds),
         head=["Method", *KINDS.values(), "Zero-shot − alone", "Personalised − alone", "Worst zero-shot"],
-        rows=[(spelled(method), mean_row([of[method] for of in found.values() if method in of])) for method in methods],
+        rows=[
+            (
+                spelled(method),
+                mean_row([of[method] for of in found.values() if method in of], study.compared(method, alone())),
+            )
+            for method in methods
+        ],
         about=about(len(found)),
-        each_head=["Silo", "Method", *KINDS.values()],
+        each_head=["Hospital", "Method", *KINDS.values()],
         each=list(each_rows(found, methods)),
     )
 
@@ -55,29 +61,29 @@ def about(silos: int) -> str:
     """Return the note on the method of the intervals, or the reason why there are none."""
     held = "Their models come of mostly the same data, or are one model: the differences are not independent"
     if silos < HOSPITALS_NEEDED:
-        return f"No interval is shown: {silos_of(silos)} held out, at least {HOSPITALS_NEEDED} needed."
-    return f"Below a difference is Student's 95 % interval over silos, not corrected for several methods. {held}."
+        return f"No interval is shown: {hospitals_of(silos)} held out, at least {HOSPITALS_NEEDED} needed."
+    return f"Below a difference is its 95 % interval over hospitals, as in the table of the methods. {held}."
 
 
-def mean_row(silos: Sequence[Scores]) -> list[Markup]:
+def mean_row(silos: Sequence[Scores], methods: int) -> list[Markup]:
     """Return a method's means over silos, its differences to training alone, and the lowest zero-shot score."""
     cells = [Markup(percent(mean([scores[kind] for scores in silos]))) for kind in KINDS]
     for kind in ("zero_shot", "personalised"):
         pairs = [scores[kind] - scores["local"] for scores in silos]
         known = [value for value in pairs if not math.isnan(value)]
-        cells.append(difference(known, len(silos)))
+        cells.append(difference(known, len(silos), methods))
     scores = [scores["zero_shot"] for scores in silos]
     return [*cells, Markup(percent(math.nan if any(map(math.isnan, scores)) else min(scores)))]
 
 
-def difference(values: Sequence[float], silos: int) -> Markup:
+def difference(values: Sequence[float], silos: int, methods: int) -> Markup:
     """Return the mean with its interval (if there are enough values), and the count if not all ``silos`` have one."""
     if not values:
         return Markup("–")
-    low, high = t_interval(values)
-    interval = "not shown" if math.isnan(low) else f"{points(low)} to {points(high)}"
-    interval += f", {len(values)} of {silos} silos" if len(values) < silos else ""
-    return Markup("{}<small>{}</small>").format(points(statistics.fmean(values)), interval)
+    gain = over_hospitals(values, methods)
+    interval = between(gain) or "not shown"
+    interval += f", {len(values)} of {silos} hospitals" if len(values) < silos else ""
+    return Markup("{}<small>{}</small>").format(points(gain.mean), interval)
 
 
 def each_rows(found: Mapping[str, Mapping[str, Scores]], methods: Sequence[str]) -> Iterator[tuple[str, list[str]]]:

@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 from studies import changed, checked, make_run
 
-from server.report.answer import answer, compared, condition, harmed, t_interval, unsearched
+from server.report.answer import answer, condition, harmed, unsearched
 from server.report.head import headline
+from server.report.inference import Difference, hospitals_to_settle, over_hospitals, seeds_to_settle
 from server.report.study import Study
-from server.report.verdict import chosen_among, excludes_zero, verdict
+from server.report.verdict import verdict
 from server.results.tuned import TUNING
 
 SIX = (0.60, 0.62, 0.58, 0.61, 0.59, 0.60)
@@ -41,9 +43,9 @@ def test_a_real_gain(tmp_path: Path) -> None:
     study = planted(tmp_path / "run", SIX, BETTER)
     text = said(study)
     assert text.startswith("Yes: APPLE gains +20.0 points of accuracy on average over training alone (95 % interval +")
-    assert "in 6 silos, and no silo is shown to lose" in text and not harmed(study, "apple", "local")
-    assert "the worst silo, h3, reaches 78.0 % (58.0 % alone)" in text
-    assert "an unseen silo: not shown, none was held out" in text
+    assert "in 6 hospitals, and no hospital is shown to lose" in text and not harmed(study, "apple", "local")
+    assert "the worst hospital, h3, reaches 78.0 % (58.0 % alone)" in text
+    assert "an unseen hospital: not shown, none was held out" in text
     assert "calibration: not shown, it was not measured" in text
     assert "cost: 8.4 MB and 2.5 minutes, without differential privacy." in text
     assert text in checked(study.path).text.replace("\u202f", " ")
@@ -51,7 +53,7 @@ def test_a_real_gain(tmp_path: Path) -> None:
 
 def test_no_gain(tmp_path: Path) -> None:
     text = said(planted(tmp_path / "run", SIX, SIX))
-    assert text.startswith("Not shown: APPLE has 0.0 points") and "the interval contains zero" in text
+    assert text.startswith("Not yet certain: APPLE has 0.0 points") and "interval 0.0 to 0.0" in text
 
 
 def test_a_loss(tmp_path: Path) -> None:
@@ -65,18 +67,18 @@ def test_one_harmed_hospital(tmp_path: Path) -> None:
     study = planted(tmp_path / "run", local, apple)
     assert set(harmed(study, "apple", "local")) == {"h1"}
     text = said(study)
-    assert "h1 (−30.0) is shown to lose" in text and "no silo is shown" not in text
+    assert "h1 (−30.0) is shown to lose" in text and "no hospital is shown" not in text
     many = said(planted(tmp_path / "many", (*local, *SIX), (*apple, *BETTER)))
     assert many.startswith(
         "Yes on average, and not for everybody: h1 (−30.0) is shown to lose, while APPLE gains +16.4"
     )
     few = said(planted(tmp_path / "few", local, apple, n=10))  # three patients of ten are no evidence of harm
-    assert "shown to lose" not in few or "no silo is shown to lose" in few
+    assert "shown to lose" not in few or "no hospital is shown to lose" in few
 
 
 def test_harm_without_a_mean_gain(tmp_path: Path) -> None:
     study = planted(tmp_path / "run", (0.9, *SIX[:5]), (0.5, *SIX[:5]))
-    assert said(study).startswith("No gain is shown, and harm is: h1 (−40.0) is shown to lose; APPLE has")
+    assert said(study).startswith("No gain is certain, and harm is shown: h1 (−40.0) is shown to lose; APPLE has")
 
 
 def test_chance_harms_no_hospital(tmp_path: Path) -> None:
@@ -107,10 +109,9 @@ def test_chance_makes_no_best_of_eight(tmp_path: Path) -> None:
         assert study.best is not None
         found = verdict(study, study.best, "local")
         claimed += found.shown > 0
-        if excludes_zero(found.gain) and not found.shown:
-            uncounted += 1
-            why = "the interval contains zero once it counts the choice among 8 methods on the same test data"
-            assert not said(study).startswith("Yes") and why in said(study)
+        values = list(study.silo_means(study.best, "local").values())
+        uncounted += over_hospitals(values).shown > 0
+        assert found.gain == over_hospitals(values, 8)
     assert claimed <= 2 < uncounted
 
 
@@ -121,8 +122,9 @@ def test_a_gain_that_is_large_is_shown_without_validation_data(tmp_path: Path) -
     assert said(Study(make_run(tmp_path / "run", test, counts=counts, validation=None))).startswith("Yes:")
     luck = {"local": SIX, **dict.fromkeys(METHODS, tuple(v + 0.1 * (-1) ** k for k, v in enumerate(SIX)))}
     chosen = Study(make_run(tmp_path / "val", luck, counts=counts, validation=dict.fromkeys(luck, 0.6)))
-    assert chosen_among(chosen, "local") == 1
-    assert chosen_among(Study(make_run(tmp_path / "not", luck, counts=counts, validation=None)), "local") == 8
+    assert [chosen.compared(m, "local") for m in (chosen.best, "ditto")] == [1, 8]
+    study = Study(make_run(tmp_path / "not", luck, counts=counts, validation=None))
+    assert study.compared(str(study.best), "local") == 8
 
 
 def test_the_worst_silo_is_named_with_its_size(tmp_path: Path) -> None:
@@ -137,11 +139,10 @@ def test_settings_searched_on_another_seeds_split_are_a_condition(tmp_path: Path
     assert unsearched(study) == [2] and "tuned on the split of other seeds" in condition(study, "apple", "local")
 
 
-@pytest.mark.parametrize(("silos", "n"), [(6, 8), (3, 200)], ids=["patients", "hospitals"])
-def test_too_few(tmp_path: Path, silos: int, n: int) -> None:
-    text = said(planted(tmp_path / "run", (0.5,) * silos, (0.625,) * silos, n=n))
-    assert text.startswith("Not shown: APPLE has +12.5 points")
-    assert ("in 3 silos, at least 6 silos are needed" in text) == (silos == 3)
+def test_too_few(tmp_path: Path) -> None:
+    text = said(planted(tmp_path / "run", (0.5,) * 3, (0.625,) * 3))
+    assert text.startswith("Not yet certain: APPLE has +12.5 points")
+    assert "in 3 hospitals, an interval needs 6 hospitals" in text
 
 
 def test_without_training_alone_nothing_is_shown(tmp_path: Path) -> None:
@@ -153,7 +154,7 @@ def test_without_training_alone_nothing_is_shown(tmp_path: Path) -> None:
 def test_withheld_scores_show_nothing(tmp_path: Path) -> None:
     nan = float("nan")
     study = Study(make_run(tmp_path / "run", {"local": (nan,) * 3, "apple": (0.7,) * 3}))
-    assert said(study) == "Not shown: no silo has sent a score of both."
+    assert said(study) == "Not shown: no hospital has sent a score of both."
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -168,8 +169,8 @@ def test_it_never_contradicts_the_headline(tmp_path: Path, seed: int) -> None:
     local, apple = (side if len(seeds) > 1 else side[0] for side in each)
     study = planted(tmp_path / "run", local, apple, n=n, seeds=seeds)
     word, text = re.sub(r"<[^>]+>", "", headline(study)[0]), said(study)
-    if word.startswith("No gain"):
-        assert text.startswith(("Not shown", "No gain is shown"))
+    if "not yet certain" in word:
+        assert text.startswith(("Not yet certain", "No gain is certain"))
     elif " gains " in word:
         assert text.startswith("Yes")
     else:
@@ -186,14 +187,14 @@ def test_an_unseen_hospital(tmp_path: Path) -> None:
 
     study = planted(tmp_path / "run", SIX, BETTER)
     text = said(changed(study, hold_out([0.1, 0.12, 0.09, 0.11, 0.1, 0.1])))
-    assert "an unseen silo: a gain is shown (70.3 % as it comes, 60.0 % alone)" in text
+    assert "an unseen hospital: a gain is shown (70.3 % as it comes, 60.0 % alone)" in text
     assert "a loss is shown (49.8 %" in said(changed(study, hold_out([-0.1, -0.12, -0.09, -0.11, -0.1, -0.09])))
     equal = said(changed(study, hold_out([1e-5] * 5 + [2e-5])))
-    assert "an unseen silo: no difference is shown (60.0 % as it comes, 60.0 % alone)" in equal
+    assert "an unseen hospital: no difference is shown (60.0 % as it comes, 60.0 % alone)" in equal
     few = said(changed(study, hold_out([0.1, 0.1])))
-    assert "no difference is shown (70.0 % as it comes, 60.0 % alone, 2 silos held out, at least 6 needed)" in few
+    assert "no difference is shown (70.0 % as it comes, 60.0 % alone, 2 hospitals held out, at least 6 needed)" in few
     missing = changed(study, lambda content: content.update({"hold_out": {"h1": {"apple": {"zero_shot": None}}}}))
-    assert "not shown, 1 silo held out, none with both scores" in said(missing)
+    assert "not shown, 1 hospital held out, none with both scores" in said(missing)
 
 
 def test_calibration(tmp_path: Path) -> None:
@@ -224,22 +225,55 @@ def test_epsilon(tmp_path: Path) -> None:
         return change
 
     study = planted(tmp_path / "run", SIX, BETTER, config={"dp": True})
-    assert "with differential privacy, whose epsilon not every silo has sent." in said(study)
+    assert "with differential privacy, whose epsilon not every hospital has sent." in said(study)
     assert "with epsilon at most 3.5." in said(changed(study, spent(2.0, 3.5)))
 
 
 def test_the_condition(tmp_path: Path) -> None:
     study = planted(tmp_path / "run", SIX, BETTER)
     assert condition(study, "apple", "local") == (
-        "Drawn from 6 silos, each tested on its own samples; the silos' own data; 2 rounds; 1 seed."
+        "Drawn from 6 hospitals, each tested on its own samples; the hospitals' own data; 2 rounds; 1 seed."
     )
 
 
 def test_intervals_of_hospitals_are_statsmodels() -> None:
     """``DescrStatsW([.1, .2, .05, .15, .3, -.1]).tconfint_mean()`` of statsmodels 0.15.0."""
     values = [0.1, 0.2, 0.05, 0.15, 0.3, -0.1]
-    assert t_interval(values) == pytest.approx((-0.026713537787432726, 0.2600468711207661), abs=1e-9)
-    assert compared(values) == 0 and compared(values[:5]) == 0 and compared([0.1, 0.2, 0.1, 0.2, 0.1, 0.2]) == 1
+    found = over_hospitals(values)
+    assert found.interval == pytest.approx((-0.026713537787432726, 0.2600468711207661), abs=1e-9)
+    assert found.p == pytest.approx(0.09070960218611414, abs=1e-9)  # ``ttest_mean(0)[1]``
+    assert not found.shown and not over_hospitals([0.1] * 5).shown and over_hospitals([0.1, 0.2] * 3).shown == 1
+
+
+def test_several_methods_share_five_per_cent() -> None:
+    """``DescrStatsW(...).tconfint_mean(0.05 / 4)`` is as wide."""
+    values = [0.1, 0.2, 0.05, 0.15, 0.3, -0.1]
+    one, four = over_hospitals(values), over_hospitals(values, 4)
+    low, high = stats.ttest_1samp(values, 0).confidence_interval(1 - 0.05 / 4)
+    assert four.interval == pytest.approx((low, high), abs=1e-9) and four.p == pytest.approx(4 * one.p)
+
+
+def test_what_would_settle_it() -> None:
+    """With so many hospitals of this mean and spread the interval excludes zero, and with one fewer it does not."""
+    values = [0.1, 0.2, 0.05, 0.15, 0.3, -0.1]
+    n = hospitals_to_settle(values)
+    assert n is not None and n > 6
+    mean, deviation = np.mean(values), np.std(values, ddof=1)
+    t = [mean / deviation * k**0.5 / stats.t.ppf(0.975, k - 1) for k in (n - 1, n)]
+    assert t[0] < 1 <= t[1]
+    assert hospitals_to_settle([0.001, -0.001, 0.2, -0.2, 0.1, -0.1]) is None
+
+    def seeds(*values: float) -> Any:
+        return {k: Difference(v, (v - 0.1, v + 0.1)) for k, v in enumerate(values)}
+
+    wild = [seeds(0.05 + 0.1 * s, 0.05 - 0.06 * s) for s in (1, 1.2, -1, -0.7, 0.4, -1.6)]
+    table = np.array([[d.value for d in of.values()] for of in wild])
+    between = max(table.mean(axis=1).var(ddof=1) - table.var(axis=1, ddof=1).mean() / 2, 0)
+    left = [(between + table.var(axis=1, ddof=1).mean() / k) / 6 for k in (6, 7)]
+    t = [table.mean() / v**0.5 / stats.t.ppf(0.975, 5) for v in left]
+    assert t[0] < 1 <= t[1] and seeds_to_settle(wild) == 7
+    apart = [seeds(v, v) for v in values]  # seeds that agree explain none of the spread
+    assert seeds_to_settle(apart) is None and seeds_to_settle([seeds(0.1)] * 6) is None
 
 
 def test_evidence_stands_in_its_section_and_under_what_left(tmp_path: Path) -> None:
@@ -260,4 +294,4 @@ def test_evidence_stands_in_its_section_and_under_what_left(tmp_path: Path) -> N
     assert "h10.1250.125−0.50−0.500.100.100.0500.05091 %, 1.2591 %, 1.25" in document.text
     assert "sex <f>" in document.text and "12080.070–90" in document.text
     assert "Once, at the end, evidence: brier, calibration_in_the_large, calibration_slope, conformal" in document.text
-    assert "Evidence per silo" not in checked(planted(tmp_path / "none", SIX, BETTER).path).text
+    assert "Evidence per hospital" not in checked(planted(tmp_path / "none", SIX, BETTER).path).text

@@ -41,12 +41,10 @@ def said(study: Study) -> str:
 def test_silos_without_a_score_are_in_no_count(tmp_path: Path) -> None:
     """Two of eight withhold theirs with APPLE: "all silos" and "drawn from 8 silos" would count them."""
     study = planted(tmp_path / "run", (*SIX, 0.9, 0.9), (*BETTER, NONE, NONE), 8)
-    assert said(study).startswith("Yes:") and "in 6 silos" in said(study)
-    assert condition(study, "apple", "local").startswith("Drawn from 6 of 8 silos, each tested")
+    assert said(study).startswith("Yes:") and "in 6 hospitals" in said(study)
+    assert condition(study, "apple", "local").startswith("Drawn from 6 of 8 hospitals, each tested")
     below = plain(headline(study)[1])
-    assert "The average over 6 of 8 silos is clear of zero" in below and "all silos" not in below
-    whole = planted(tmp_path / "whole", SIX, BETTER, 6)
-    assert "The average over all silos is clear of zero" in plain(headline(whole)[1])
+    assert "2 hospitals sent no accuracy and are not counted." in below and "all hospitals" not in below
 
 
 def test_seeds_of_one_method_alone_are_in_no_count(tmp_path: Path) -> None:
@@ -87,14 +85,14 @@ def test_epsilon_of_one_run_is_not_that_of_the_study(tmp_path: Path) -> None:
                 values["epsilon"] = 3.5
 
     text = said(changed(study, spent))
-    assert "epsilon at most 3.5 in one run, as the silos' last replies say; runs on the same data add up." in text
+    assert "epsilon at most 3.5 in one run, as the hospitals' last replies say; runs on the same data add up." in text
 
 
 @pytest.mark.parametrize(
     ("zero_shot", "expected"),
     [
-        ([0.7] * 6 + [None, None], "a gain is shown (70.0 % as it comes, 60.0 % alone, in 6 of 8 silos held out)"),
-        ([None, None], "not shown, 2 silos held out, none with both scores"),
+        ([0.7] * 6 + [None, None], "a gain is shown (70.0 % as it comes, 60.0 % alone, in 6 of 8 hospitals held out)"),
+        ([None, None], "not shown, 2 hospitals held out, none with both scores"),
         ([], "not shown, none was held out"),
     ],
 )
@@ -102,7 +100,7 @@ def test_held_out_silos_without_a_score_are_named(tmp_path: Path, zero_shot: lis
     """A model that diverges at a hospital has no score there: the mean is of those where it did not."""
     each = {f"h{k}": {"apple": {"zero_shot": v, "local": 0.6}} for k, v in enumerate(zero_shot)}
     study = changed(planted(tmp_path / "run", SIX, BETTER, 6), lambda content: content.update(hold_out=each))
-    assert f"an unseen silo: {expected}" in said(study)
+    assert f"an unseen hospital: {expected}" in said(study)
 
 
 def test_calibration_of_several_measurements_was_measured(tmp_path: Path) -> None:
@@ -112,4 +110,4 @@ def test_calibration_of_several_measurements_was_measured(tmp_path: Path) -> Non
                 values["evidence"] = {"measurement.a.b.calibration_slope": 1.0}
 
     study = changed(planted(tmp_path / "run", SIX, BETTER, 6), measured)
-    assert "calibration: not shown, each measurement has its own (evidence per silo)" in said(study)
+    assert "calibration: not shown, each measurement has its own (evidence per hospital)" in said(study)

@@ -35,10 +35,10 @@ from server.report.charts.canvas import SETTINGS, apart, short_names
 from server.report.charts.counts import round_numbers
 from server.report.head import headline
 from server.report.html import duration, size_text
+from server.report.inference import accuracy_interval, from_intervals
 from server.report.page import page
 from server.report.sections.repeat import commands
 from server.report.study import Study, newest_states
-from server.report.uncertainty import accuracy_interval, difference_interval
 from server.report.write import silo_table, try_report
 from server.results.history import History, Row
 from server.results.study import server_context
@@ -51,6 +51,10 @@ from strategies.base.state import State
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Uncertainty
+
+
+def difference_interval(a: float, n: int, b: float, m: int) -> tuple[float, float]:
+    return from_intervals(a, accuracy_interval(a, n), b, accuracy_interval(b, m))
 
 
 def test_difference_interval_of_newcombe() -> None:
@@ -94,7 +98,7 @@ def test_one_seed_has_score_intervals_and_several_a_spread(tmp_path: Path) -> No
     test = {"local": [(0.5, 0.5, 0.5), (0.1, 0.5, 0.5)], "apple": [(0.7, 0.5, 0.5), (0.5, 0.5, 0.5)]}
     two = Study(make_run(tmp_path / "two", test, seeds=(1, 2)))
     gain = two.gain("apple", "local", "a")
-    assert gain.mean == pytest.approx(0.3) and not gain.certain and gain.sign == 1
+    assert gain.mean == pytest.approx(0.3) and not gain.shown and gain.sign == 1
     assert two.score("apple", "a").spread == pytest.approx(math.sqrt(0.02))
     assert two.mean_gain("apple", "local").mean == pytest.approx(0.1)  # .2, .4 and four times 0
     assert two.seeds == [1, 2]
@@ -138,27 +142,27 @@ def test_headline(tmp_path: Path) -> None:
     study = Study(make_run(tmp_path / "run"))
     sentence, trust = (unescape(re.sub(r"<[^>]+>|&#8239;", "", t)).replace("\u00a0", " ") for t in headline(study))
     assert sentence == (
-        "No gain of APPLE over training alone is shown: +3.3 points of accuracy on average in 3 silos, "
-        "at a cost of 8.4 MB and 2.5 minutes"
+        "APPLE against training alone: +3.3 points of accuracy on average in 3 hospitals, not yet certain (an interval "
+        "needs 6 hospitals), at a cost of 8.4 MB and 2.5 minutes"
     )
     assert trust == (
-        "Each silo is tested on its own 10 to 40 samples, which leaves a single silo's gain uncertain: no gain is "
-        "larger than chance alone could explain. The average has no interval: 3 silos are too few, it takes 6. "
-        "One seed was run: how much others would change this is not counted. The worst silo reaches 40.0% "
-        "(50.0% with Local)."
+        "About 84 hospitals like these would settle it, if average and spread stay as they are; more seeds or test "
+        "patients narrow the interval, too. Each hospital is tested on its own 10 to 40 samples, which leaves a single "
+        "hospital's gain uncertain: no gain is larger than chance alone could explain. One seed was run: how much "
+        "others would change this is not counted."
     )
 
 
 def test_page_of_the_study(tmp_path: Path) -> None:
     text = checked(make_run(tmp_path / "run")).text
     for wanted in (
-        "What each silo gained",
+        "What each hospital gained",
         "Lower with APPLE than with Local: c (−10.0)",
         "Fairness variance",
         "Incentivised rate",
         "Mean rank",
         "BMCTA",
-        "What left each silo",
+        "What left each hospital",
         "Repeat it",
     ):
         assert wanted in text
@@ -188,21 +192,21 @@ def test_everything_is_escaped(tmp_path: Path) -> None:
 
 def test_only_local(tmp_path: Path) -> None:
     text = checked(make_run(tmp_path / "run", {"local": TEST["local"]})).text
-    assert "Training alone reaches 50.0 % mean accuracy over 3 silos" in text
-    assert "What a silo gains is not known" in text
+    assert "Training alone reaches 50.0 % mean accuracy over 3 hospitals" in text
+    assert "What a hospital gains is not known" in text
 
 
 def test_without_local(tmp_path: Path) -> None:
     assert "APPLE reaches 53.3 %" in checked(make_run(tmp_path / "one", {"apple": TEST["apple"]})).text
     text = checked(make_run(tmp_path / "two", {k: TEST[k] for k in ("fedavg", "apple")})).text
-    assert "No gain of APPLE over FedAvg's shared model is shown: −6.7 points of accuracy on average in 3 silos" in text
+    assert "APPLE against FedAvg's shared model: −6.7 points of accuracy on average in 3 hospitals" in text
 
 
 def test_one_silo(tmp_path: Path) -> None:
     test = {name: values[:1] for name, values in TEST.items()}
     text = checked(make_run(tmp_path / "run", test, counts={"a": 10})).text
-    assert "No gain of APPLE over training alone is shown: +20.0 points" in text
-    assert "at least 6 silos are needed" in text
+    assert "APPLE against training alone: +20.0 points" in text
+    assert "It takes 6 hospitals or more to settle it." in text
 
 
 def test_forty_silos_and_many_methods(tmp_path: Path) -> None:
@@ -215,7 +219,7 @@ def test_forty_silos_and_many_methods(tmp_path: Path) -> None:
         file.write_text(file.read_text().replace("fedprox", "no-longer-known"))
     text = checked(path).text
     assert "Ditto gains over training alone: +28.0 points" in text
-    assert "All methods per silo" in text and "Shown are 6 of 8 methods" in text
+    assert "All methods per hospital" in text and "Shown are 6 of 8 methods" in text
     assert "no-longer-known" in text
 
 
@@ -225,10 +229,10 @@ def test_withheld_metrics(tmp_path: Path) -> None:
     path = make_run(tmp_path / "some", test)
     assert Study(path).withheld == ["a"]
     text = checked(path).text
-    assert "of accuracy on average in 2 silos" in text and "stand behind them: a." in text
-    assert "on its own 20 to 40 samples" in text and "1 silo sent no accuracy and is not counted." in text
+    assert "of accuracy on average in 2 hospitals" in text and "stand behind them: a." in text
+    assert "on its own 20 to 40 samples" in text and "1 hospital sent no accuracy and is not counted." in text
     nothing = dict.fromkeys(TEST, (math.nan,) * 3)
-    assert "The accuracies stayed in the silos" in checked(make_run(tmp_path / "all", nothing)).text
+    assert "The accuracies stayed in the hospitals" in checked(make_run(tmp_path / "all", nothing)).text
 
 
 def test_failed_before_its_first_round(tmp_path: Path) -> None:
@@ -247,7 +251,7 @@ def test_stopped_midway_shows_what_there_is(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", finished=False, config={"rounds": 9})
     text = checked(path).text
     assert "APPLE, seed 42 stopped after round 2 of 9." in text
-    assert "+3.3 points of accuracy on average in 3 silos" in text
+    assert "+3.3 points of accuracy on average in 3 hospitals" in text
 
 
 def test_silos_left_out_are_named_with_the_reason(tmp_path: Path) -> None:
@@ -257,7 +261,7 @@ def test_silos_left_out_are_named_with_the_reason(tmp_path: Path) -> None:
     event = {"event": "round", "strategy": "apple", "seed": 42, "rejected": {"b": "no reply within 3 s"}}
     (path / "progress.jsonl").write_text(json.dumps(event) + "\n")
     assert Study(path).absences == [("apple", 42, "b", 2, "no reply within 3 s")]
-    assert "Rounds that went on without a silo" in checked(path).text
+    assert "Rounds that went on without a hospital" in checked(path).text
 
 
 def test_silos_whose_step_was_bounded_are_named_with_the_reason(tmp_path: Path) -> None:
@@ -268,7 +272,7 @@ def test_silos_whose_step_was_bounded_are_named_with_the_reason(tmp_path: Path) 
     (path / "progress.jsonl").write_text(json.dumps(event) + "\n")
     assert Study(path).bounds == [("apple", 42, "b", 2, "cut: <b>far</b>")] and not Study(path).absences
     text = checked(path).text
-    assert "Rounds in which a silo's step was bounded" in text and "Rounds that went on without" not in text
+    assert "Rounds in which a hospital's step was bounded" in text and "Rounds that went on without" not in text
 
 
 def test_several_seeds(tmp_path: Path) -> None:
@@ -361,7 +365,7 @@ def test_simulation_ends_with_a_report(simulated: Path) -> None:
     assert (simulated / "report.html").exists()
     text = checked(simulated).text
     assert "Who holds what" in text and "Who learns from whom" in text
-    assert "of accuracy on average in 3 silos" in text
+    assert "of accuracy on average in 3 hospitals" in text
 
 
 def test_relationships_start_at_p0_and_end_at_the_states(simulated: Path) -> None:

@@ -44,7 +44,10 @@ def test_six_hospitals_have_an_interval(tmp_path: Path) -> None:
     """Differences 0.10, 0.12, ..., 0.20: mean 0.15, Student's half width 2.571 * 0.03742 / sqrt(6) = 0.0393."""
     study = with_held_out(tmp_path / "run", *(scores(0.70 + 0.02 * k) for k in range(6)))
     text = text_of(study)
-    assert "6 silos held out of the training" in text and "Student's 95 % interval over silos" in text
+    assert (
+        "6 hospitals held out of the training" in text
+        and "Below a difference is its 95 % interval over hospitals" in text
+    )
     assert "APPLE 75.0 80.0 60.0 90.0 +15.0 +11.1 to +18.9 +20.0 +20.0 to +20.0 70.0" in text
     assert "h3 APPLE 74.0 80.0 60.0 90.0" in text
     assert "Hospitals that did not train" in checked(study.path).text
@@ -53,14 +56,14 @@ def test_six_hospitals_have_an_interval(tmp_path: Path) -> None:
 def test_too_few_are_not_shown(tmp_path: Path) -> None:
     text = text_of(with_held_out(tmp_path / "run", scores(0.7), scores(0.9)))
     assert "APPLE 80.0 80.0 60.0 90.0 +20.0 not shown +20.0 not shown 70.0" in text
-    assert "No interval is shown: 2 silos held out, at least 6 needed." in text
+    assert "No interval is shown: 2 hospitals held out, at least 6 needed." in text
 
 
 def test_what_is_withheld_makes_no_mean(tmp_path: Path) -> None:
     """One silo's score is not known: neither the mean nor the worst is made of the others."""
     study = with_held_out(tmp_path / "run", scores(None), scores(0.9))
-    row = [re.sub("<[^>]+>", " ", str(cell)) for cell in mean_row([of["apple"] for of in held_out(study).values()])]
-    assert row[0] == "–" and row[6] == "–" and row[4] == "+30.0 not shown, 1 of 2 silos "
+    row = [re.sub("<[^>]+>", " ", str(cell)) for cell in mean_row([of["apple"] for of in held_out(study).values()], 1)]
+    assert row[0] == "–" and row[6] == "–" and row[4] == "+30.0 not shown, 1 of 2 hospitals "
 
 
 def test_a_run_without_any_has_no_section(tmp_path: Path) -> None:
@@ -77,7 +80,7 @@ def test_a_run_that_holds_out_itself_shows_what_it_has(tmp_path: Path) -> None:
     study = changed(planted(tmp_path / "run", SIX, BETTER), change)
     assert "APPLE 70.0 80.0 – – – – 70.0" in text_of(study)
     found = answer(study)
-    assert found and "an unseen silo: not shown, 1 silo held out, none with both scores" in found.sentence
+    assert found and "an unseen hospital: not shown, 1 hospital held out, none with both scores" in found.sentence
 
 
 @pytest.mark.parametrize("late", [{}, {"h2": 4}])

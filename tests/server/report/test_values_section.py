@@ -47,7 +47,7 @@ def test_several_measurements_have_a_row_each(tmp_path: Path) -> None:
                 n, mean, low, high = values["evidence"][f"measurement.{name}.agreement"]
                 assert n == values["n_test"] and low < mean < high < 3 * unit
                 assert 0 < values["evidence"][f"measurement.{name}.conformal_intervals"][6] < 20 * unit
-    section = page[page.index("Evidence per silo") :]
+    section = page[page.index("Evidence per hospital") :]
     assert section.count("<td>a&lt;b &amp; c</td>") == section.count("<td>v1.2</td>") == 3
     assert "a<b" not in page and "hospital-01: v1.2" in page and page.count('id="values-') >= 6
     assert "calibration_slope" in page and "measurement." not in page
