@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import statistics
 from collections import defaultdict
@@ -13,7 +12,7 @@ from typing import Any
 
 from models.metrics import mean_rank
 from models.tasks import ENDS, Task, task_of
-from partitions.common.errors import DataError, UserError
+from partitions.common.errors import UserError
 from server.report.events import Note, SiloRounds, damages_of, notes_of, read_events, read_json, silo_rounds
 from server.report.inference import Difference, accuracy_interval, from_intervals, over_hospitals, silo_interval
 from server.report.methods import baselines, ends_with_one_model, exchanges, is_pooled, reports, spelled
@@ -22,9 +21,7 @@ from server.results.history import History, Row
 from server.results.run_directory import read_toml
 from server.results.summary import FinishedRun, compare, run_summary, values_by_round
 from strategies import strategies
-from strategies.base.relationships import Relationships
 from strategies.base.settings import Value
-from strategies.base.state import State
 
 
 class Study:
@@ -382,33 +379,3 @@ class Study:
             if r.split == "test" and r.metric == self.task.score and r.value != r.value
         }
         return sorted(unknown - {r.silo for r in self.history.rows if r.split == "test" and r.metric == "loss"})
-
-    @cached_property
-    def relationships(self) -> Relationships | None:
-        """The relationships of the first run that has any, if the silos' states can be read (simulations)."""
-        return self._related[1] if self._related else None
-
-    @cached_property
-    def related_by(self) -> str:
-        """The method of :attr:`relationships`, and its description of them."""
-        method = strategies()[self._related[0]] if self._related else None
-        return f"{method.info.spelling}: {method.info.relationships}" if method else ""
-
-    @cached_property
-    def _related(self) -> tuple[str, Relationships] | None:
-        for name, seed in self.planned:
-            method = strategies().get(name)
-            if method is not None and method.info.relationships:
-                states = newest_states(self.path / "checkpoint" / f"{name}-{seed}" / "silos")
-                if found := method.read_relationships(states):
-                    return name, found
-        return None
-
-
-def newest_states(folder: Path) -> dict[str, State]:
-    """Return the newest readable state of each silo in ``folder``."""
-    states: dict[str, State] = {}
-    for file in sorted(folder.glob("*/round-*.safetensors")):
-        with contextlib.suppress(DataError):
-            states[file.parent.name] = State.load(file)
-    return states

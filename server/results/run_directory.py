@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from partitions.common.errors import UserError
+from partitions.common.errors import DataError, UserError
 from partitions.common.files import append, locked, write_atomically
 from server.results.checkpoint import load_checkpoint
 from strategies.base.run_settings import toml_text
 from strategies.base.settings import Value
+from strategies.base.state import State
 
 LOCK = ".lock"  # held by the process that trains
 LINGER_SECONDS = 10.0  # how long the process of a run that was just stopped may still hold the lock
@@ -185,3 +186,12 @@ class RunDirectory:
 
     def write_json(self, name: str, value: Any) -> None:
         write_atomically(self.own / name, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def newest_states(folder: Path) -> dict[str, State]:
+    """Return the newest readable state of each silo in ``folder``."""
+    states: dict[str, State] = {}
+    for file in sorted(folder.glob("*/round-*.safetensors")):
+        with contextlib.suppress(DataError):
+            states[file.parent.name] = State.load(file)
+    return states

@@ -10,7 +10,11 @@ from server.report.html import capital
 from server.report.methods import reports, spelled
 from server.report.study import Study
 from server.report.templates import render
+from server.results.run_directory import newest_states
 from server.results.summary import early_stop
+from strategies import strategies
+from strategies.base.info import MethodInfo
+from strategies.base.relationships import Relationships
 
 PANELS = 6  # maximum number of methods shown before and after local training
 
@@ -51,15 +55,27 @@ def data_section(study: Study) -> Markup:
 
 def relationships_section(study: Study) -> Markup:
     """Render how much silos take from each other; empty if no method has such weights."""
-    found = study.relationships
-    if found is None:
+    related = relationships(study)
+    if related is None:
         return Markup()
+    info, found = related
     return render(
         "relationships",
-        related_by=study.related_by,
+        related_by=f"{info.spelling}: {info.relationships}",
         map=[Markup(relationship_map(found, width)) for width in (600, 350)],
         last=found.rounds[-1],
         first=found.names[0],
         to_all=Markup(trajectories(found, False)),
         to_itself=Markup(trajectories(found, True)),
     )
+
+
+def relationships(study: Study) -> tuple[MethodInfo, Relationships] | None:
+    """Return the relationships of the first run that has any, if the silos' states can be read (simulations)."""
+    for name, seed in study.planned:
+        method = strategies().get(name)
+        if method is not None and method.info.relationships:
+            states = newest_states(study.path / "checkpoint" / f"{name}-{seed}" / "silos")
+            if found := method.read_relationships(states):
+                return method.info, found
+    return None

@@ -38,9 +38,10 @@ from server.report.html import duration, size_text
 from server.report.inference import accuracy_interval, from_intervals
 from server.report.page import page
 from server.report.sections.repeat import commands
-from server.report.study import Study, newest_states
+from server.report.study import Study
 from server.report.write import silo_table, try_report
 from server.results.history import History, Row
+from server.results.run_directory import newest_states
 from server.results.study import server_context
 from server.results.tracking import TRACKERS, open_trackers, round_values
 from server.simulation.engine import InProcessGrid, flower_identity
