@@ -122,7 +122,7 @@ def test_a_gain_that_is_large_is_shown_without_validation_data(tmp_path: Path) -
     assert said(Study(make_run(tmp_path / "run", test, counts=counts, validation=None))).startswith("Yes:")
     luck = {"local": SIX, **dict.fromkeys(METHODS, tuple(v + 0.1 * (-1) ** k for k, v in enumerate(SIX)))}
     chosen = Study(make_run(tmp_path / "val", luck, counts=counts, validation=dict.fromkeys(luck, 0.6)))
-    assert [chosen.compared(m, "local") for m in (chosen.best, "ditto")] == [1, 8]
+    assert [chosen.compared(m, "local") for m in (str(chosen.best), "ditto")] == [1, 8]
     study = Study(make_run(tmp_path / "not", luck, counts=counts, validation=None))
     assert study.compared(str(study.best), "local") == 8
 
