@@ -31,6 +31,7 @@ from partitions.splits import Array
 TASKS = ("multiclass", "ordinal", "multilabel", "regression", "survival", "segmentation")
 ONE_CLASS = ("multiclass", "ordinal")  # every sample has one class
 MOST_CLASSES = 100_000  # a larger label is refused as a mistake
+MOST_PRESENT = 100  # classes; of more, none is looked for in each part
 VOID = 255  # the label of an ignored pixel of a mask
 
 
@@ -191,6 +192,8 @@ def read_count(task: str, arrays: Mapping[str, Array], ys: Mapping[str, Array]) 
                 f"has {' and '.join(map(str, sorted(widths)))} labels per sample", "all parts have the same labels"
             )
         return _stated_count(arrays, widths.pop(), exactly=True)
+    if task == "segmentation" and "classes" not in arrays:
+        check_masks(np.any([values_of_mask(mask) for y in ys.values() for mask in y], axis=0))
     largest = max(
         int(y[y != VOID].max(initial=0) if task == "segmentation" else y.max()) for y in ys.values() if len(y)
     )
@@ -214,6 +217,43 @@ def check_classes(ys: Mapping[str, Array]) -> None:
         raise Fault(
             f"has labels {short_numbers(found)}, which leave numbers out", f"number classes 0, 1, 2, ...; or, {save}"
         )
+
+
+def values_of_mask(mask: Array) -> Array:
+    """Return which values a mask has, bool (256,)."""
+    return np.asarray(np.bincount(mask.ravel(), minlength=VOID + 1) > 0)
+
+
+def check_masks(seen: Array) -> None:
+    """Raise Fault where masks without a stated number of classes leave numbers out, or have no class besides 0.
+
+    ``seen``: which values they have, bool (256,).
+    """
+    found = np.flatnonzero(seen[:VOID]).tolist()
+    save = "where other hospitals have more classes, save classes=numpy.array(N), the number of all"
+    if max(found, default=0) == 0:
+        what = "0 and 255 alone, and 255 does not count" if seen[VOID] else "0 alone"
+        raise Fault(f"has masks of {what}", f"what is drawn has class 1, 2, ...; {save}")
+    if missing := sorted({*range(1, found[-1])} - {*found}):
+        raise Fault(
+            f"has masks with values {short_numbers(found)}, but no {short_numbers(missing)}",
+            f"number classes 0, 1, 2, ...; or, {save}",
+        )
+
+
+def presence(task: str, y: Array, classes: int) -> Array | None:
+    """Return which classes, findings or events samples have, bool (n, k); None for measurements or many classes.
+
+    ``y``: labels in their stored form, or which values each mask has, bool (n, 256). All masks have the background.
+    """
+    if task == "regression" or classes > MOST_PRESENT:
+        return None
+    if task in ONE_CLASS:
+        return np.asarray(np.equal.outer(y, np.arange(classes)))
+    if task != "segmentation":
+        return np.asarray(y[:, -classes:] == 1)  # of survival the event
+    seen = y if y.dtype == bool else np.array([values_of_mask(mask) for mask in y])
+    return np.asarray(seen[:, :classes] | (np.arange(classes) == 0))
 
 
 def short_numbers(numbers: Sequence[int]) -> str:

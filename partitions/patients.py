@@ -10,15 +10,18 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
 
 import numpy as np
 
 from partitions.common.errors import DataError
-from partitions.common.names import unknown_name
+from partitions.common.names import plain_text, unknown_name
 from partitions.labels import Fault, keys_by_part
-from partitions.recipes.lines import Lines, column_of
+from partitions.recipes.cells import GAPS
+from partitions.recipes.lines import Lines, cells_in, column_of
 from partitions.splits import Array, Dataset
 
+ROUNDED = re.compile(r"\d([.,]\d+)?E\+\d+", re.ASCII)  # 1,23457E+11, as Excel shows numbers of 12 digits
 PATIENT_NAMES = {"patient": "all", **{f"patient_{split}": split for split in ("train", "val", "test")}}
 
 # Names of a column of patients, in lower case without punctuation: a word, or a person with a kind of identifier.
@@ -34,6 +37,50 @@ KINDS = (
 WORDS |= {"patient", "patients", "subject", "person", "participant"} | {p + kind for p in PERSONS for kind in KINDS}
 
 MOST_REPEATS = 10  # rows of one value, on average, of an identifier; a ward has more
+
+
+WHOLE = re.compile(r"0*(\d+?)([.,]0+)?", re.ASCII)
+ROUND = re.compile(r"\d(\.\d+)?e\+\d\d?", re.ASCII)  # 1e+05, as R writes 100000
+ZEROS = re.compile(r"(?<![\d.,])0+(?=\d)", re.ASCII)
+NUMBERED = re.compile(r"([a-z]*)[-_/#. ]*(\d+)", re.ASCII)
+
+
+def identifier(text: str) -> str:
+    """Return the form in which all spellings of a patient's identifier are equal: 7, 007 and 7.0; P7, p7 and P007.
+
+    "" for a cell that means a missing value.
+    """
+    plain = plain_text(text)
+    if plain in GAPS:
+        return ""
+    if match := WHOLE.fullmatch(plain):
+        return match[1]
+    if ROUND.fullmatch(plain) and (number := Decimal(plain)) == number.to_integral_value():
+        return str(int(number))
+    return ZEROS.sub("", plain)
+
+
+def check_identifiers(lines: Lines, column: str) -> None:
+    """Raise DataError for identifiers that Excel has rounded, and for two that may be one patient's: 7 and P7.
+
+    ``column``: of the identifiers, or "".
+    """
+    numbered: dict[str, dict[str, str]] = {}
+    for text, where in cells_in(lines, column, [""]).items() if column else ():
+        if ROUNDED.fullmatch(text):
+            raise DataError(
+                f"{where}: {column} is {text!r}, an identifier that Excel has rounded: export it again as text"
+            )
+        if match := NUMBERED.fullmatch(own := identifier(text)):
+            numbered.setdefault(match[2], {}).setdefault(own, where)
+    for alike in numbered.values():  # by the letters before the number, in whatever way
+        prefixes = [own.rstrip("0123456789").rstrip("-_/#. ") for own in alike]
+        if len(alike) > 1 and ("" in prefixes or len(set(prefixes)) < len(prefixes)):
+            first, second = list(alike.values())[:2]
+            raise DataError(
+                f"{second}: {column} has the number of {first.rpartition(', ')[2]}, with another prefix or mark; is it "
+                "one patient? write his identifiers alike, and those of two patients with different numbers"
+            )
 
 
 def names_patients(column: str) -> bool:
@@ -61,7 +108,7 @@ def counted(lines: Lines, columns: Sequence[str]) -> str:
 def divided_patients(lines: Lines, patient: str, used: Sequence[str]) -> tuple[str, ...]:
     """Return a note where each row is of another patient, by the column ``patient`` or without one, but another
     identifier repeats."""
-    if patient and len(set(column_of(lines, patient))) < len(lines):
+    if patient and len(set(map(identifier, set(column_of(lines, patient))))) < len(lines):
         return ()
     repeating = [c for c in identifiers(lines, (*used, patient)) if len(set(column_of(lines, c))) < len(lines)]
     if not repeating:

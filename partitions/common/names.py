@@ -11,6 +11,8 @@ from partitions.common.errors import DataError, UserError
 
 SILO = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")  # also a host name, a file name, a TOML key
 
+LOOK_ALIKE = str.maketrans("авекмнорстухіјѕ‐‑‒–—−", "abekmhopctyxijs------")
+
 
 def check_silo_name(name: str) -> None:
     """Raise DataError, one line, where a silo of a deployment cannot have this name."""
@@ -21,6 +23,15 @@ def check_silo_name(name: str) -> None:
 def escaped(text: str) -> str:
     """Return the text with all characters that are not printable as Python's escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def plain_text(text: str) -> str:
+    """Return the form in which two spellings of one word are equal: without case, blanks around and Unicode's variants.
+
+    Characters without a width are removed, dashes become hyphens, and Cyrillic letters those of Latin that look alike.
+    """
+    seen = (c for c in unicodedata.normalize("NFKC", text) if unicodedata.category(c) != "Cf")
+    return " ".join("".join(seen).casefold().translate(LOOK_ALIKE).split())
 
 
 def silo_name(index: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from partitions.common.names import unknown_name
 from partitions.importing.images import SampleSource
 from partitions.importing.notes import Take
 from partitions.importing.options import ImportOptions
-from partitions.importing.scans import pseudonym
+from partitions.importing.scans import hashed, pseudonym
 from partitions.importing.tables import (
     FALLBACK,
     LONGEST_SHOWN,
@@ -27,10 +26,9 @@ from partitions.importing.tables import (
     read_lines,
     split_of,
 )
-from partitions.patients import divided_patients, names_patients, patient_column
-from partitions.recipes.cells import is_number
+from partitions.patients import check_identifiers, divided_patients, names_patients, patient_column
+from partitions.recipes.cells import GAPS, is_number
 from partitions.recipes.draft import (
-    GAPS,
     MOST_NUMBERS,
     Asked,
     draft_columns,
@@ -47,8 +45,6 @@ from partitions.recipes.shared import Mapped, parse_shared, recipe_for
 from partitions.schema import Schema, few, tidy
 from partitions.splits import Array
 from partitions.subgroups import name_of, parse_column
-
-ROUNDED = re.compile(r"\d[.,]\d+E\+\d+", re.ASCII)  # 1,23457E+11, as Excel shows whole numbers of 12 digits
 
 
 @dataclass(frozen=True)
@@ -138,7 +134,8 @@ def read_list(path: Path, header: list[str], lines: Lines, label: Label, take: T
         mask = path.parent / row["mask"] if masks else None
         key = row.get(patient, "")
         common = labels_of(line, columns, take.decimal), split_of(line), pseudonym(key)
-        rows.append(SampleSource(where, *common, file=path.parent / row["file"], mask=mask, key=key))
+        file = path.parent / row["file"]
+        rows.append(SampleSource(where, *common, file=file, mask=mask, spelling=hashed(key), key=key))
     return Found(rows, columns, divided_patients(lines, patient, used), patient=patient, labelled=labelled)
 
 
@@ -157,6 +154,7 @@ def read_table(path: Path, recipe: Recipe, as_gaps: bool, *, labelled: bool | No
     there = [name for name in recipe.label if name in header]
     if there and len(there) < len(recipe.label):
         raise DataError(f"{path} has the label {there[0]}, but not {few([n for n in recipe.label if n not in there])}")
+    check_identifiers(lines, recipe.patient)
     columns = tuple(there) if labelled is not False else ()
     found = table_rows(lines, recipe, columns, as_gaps)
     return replace(found, notes=(*found.notes, *divided_patients(lines, recipe.patient, recipe.label)))
@@ -182,27 +180,18 @@ def check_columns(where: str, header: Sequence[str], recipe: Recipe) -> None:
 
 def table_rows(lines: Sequence[Line], recipe: Recipe, columns: tuple[str, ...], as_gaps: bool) -> Found:
     """Convert a table's lines to samples."""
-    check_identifiers(lines, recipe.patient)
     table, misfits = convert(lines, recipe)
     notes = check_misfits(misfits, as_gaps)
     check_gaps(table, lines, recipe)
     rows = []
     for line in lines:
         where, row = line
-        labels = labels_of(line, columns, recipe.decimal, GAPS) if columns else ()
+        labels = labels_of(line, columns, recipe.decimal) if columns else ()
         labels = tuple(recipe.label_values.get(label, label) for label in labels)
         key = row.get(recipe.patient, "")
-        rows.append(SampleSource(where, labels, split_of(line), pseudonym(key), text=row.get(recipe.text, ""), key=key))
+        text, whose = row.get(recipe.text, ""), pseudonym(key)
+        rows.append(SampleSource(where, labels, split_of(line), whose, text=text, spelling=hashed(key), key=key))
     return Found(rows, columns, notes, recipe, table)
-
-
-def check_identifiers(lines: Sequence[Line], patient: str) -> None:
-    """Raise DataError where Excel has rounded identifiers, so that patients with equal first digits became one."""
-    for i, cell in enumerate(column_of(lines, patient) if patient else ()):
-        if ROUNDED.fullmatch(cell):
-            raise DataError(
-                f"{lines[i][0]}: {patient} is {cell!r}, an identifier that Excel has rounded: export it again as text"
-            )
 
 
 def draft_recipe(
@@ -217,6 +206,8 @@ def draft_recipe(
     roles = tuple(name for name in columns if name != OPEN)
     features, notes = chosen_columns(path, header, roles, "" if patient == OPEN else patient, take)
     if patient != OPEN:
+        with problems.collected():
+            check_identifiers(lines, patient)
         notes = (*notes, *divided_patients(lines, patient, (*roles, *take.columns)))
     asked = Asked(take.decimal, take.thousands, take.dates, take.gaps)
     gaps = find_gaps(lines, features, asked)

@@ -32,7 +32,7 @@ from partitions.importing.dicom_file import (
     of_frame,
     pixels_of,
 )
-from partitions.importing.scans import ImageInfo, ScanError, fit, fitted, pseudonym, redacted_errors
+from partitions.importing.scans import ImageInfo, ScanError, fit, fitted, hashed, pseudonym, redacted_errors
 from partitions.recipes.pictures import MODALITIES, PHOTOMETRIC
 from partitions.recipes.reading import Acquisition, ReadOptions
 from partitions.splits import Array
@@ -123,8 +123,9 @@ def probe(path: Path, where: str, reading: ReadOptions, frame: int | None = None
             *([MIDDLE] if frame is None and frames_of(dataset) > 1 else []),
             *([NO_WINDOW] if deep and not reading.window and not has_window(header) else []),
         ]
-        whose, taken = pseudonym(_text(dataset, "PatientID")), acquired(dataset, header)
-        return ImageInfo(height, width, 1 if grey else 3, deep, whose, tuple(notes), taken)
+        whose, taken = _text(dataset, "PatientID"), acquired(dataset, header)
+        colours, whole = 1 if grey else 3, tuple(notes)
+        return ImageInfo(height, width, colours, deep, pseudonym(whose), whole, taken, spelling=hashed(whose))
 
 
 def acquired(dataset: Dataset, header: Dataset) -> Acquisition:

@@ -25,10 +25,10 @@ from partitions.importing.dicom import IDENTITY, Header, read_header
 from partitions.importing.dicom_file import is_dicom
 from partitions.importing.images import SampleSource
 from partitions.importing.notes import ALL_COLUMNS, Take
-from partitions.importing.scans import parts_of, pseudonym, redacted_errors
+from partitions.importing.scans import hashed, parts_of, pseudonym, redacted_errors
 from partitions.importing.tables import SPLIT_NAMES, Label, label_columns, labels_of, read_lines, split_of
 from partitions.importing.volumes.outlines import referenced_series
-from partitions.patients import patient_column
+from partitions.patients import check_identifiers, patient_column
 from partitions.recipes.reading import ReadOptions
 
 # Names of the columns by which a csv may be joined, in lower case without punctuation.
@@ -142,9 +142,11 @@ def find_studies(
         notes += joined.notes
     rows = []
     for study, (answers, split, patient) in zip(studies, labels, strict=True):
-        name = pseudonym(patient) or study.identity["patient"]
+        name, spelling = pseudonym(patient) or study.identity["patient"], hashed(patient)
         for number, frame in _slices(study, reading.slices):
-            made = SampleSource(place_of(source, number, len(files)), answers, split, name, files[number], part=frame)
+            made = SampleSource(
+                place_of(source, number, len(files)), answers, split, name, files[number], spelling=spelling, part=frame
+            )
             rows.append(whole_series(made, study, files, outlines) if reading.volume else made)
     several = sum(len(_all_slices(study)) > 1 for study in studies)
     if several and reading.slices == 1 and not reading.volume:
@@ -317,6 +319,8 @@ def _join(table: Path, studies: list[Study], label: Label, take: Take) -> Joined
         raise DataError(f"{table}: column {named[0]} names studies or patients; it is no label")
     patients = "" if take.patient else next((name for name in header if names_what(name) == "patient"), "")
     patients = patients or patient_column(lines, take.patient, columns)
+    for name in (column, patients):
+        check_identifiers(lines, name)
     known: dict[str, tuple[str, Answer]] = {}
     for line in lines:
         where, row = line

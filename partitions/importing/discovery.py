@@ -24,7 +24,7 @@ from partitions.importing.dicom_series import (
 )
 from partitions.importing.images import NIFTI, PICTURES, SampleSource, kind_of
 from partitions.importing.options import ImportOptions
-from partitions.importing.scans import pseudonym
+from partitions.importing.scans import hashed, pseudonym
 from partitions.importing.tables import SPLIT_NAMES, Label, read_lines
 from partitions.recipes.pictures import PictureRecipe
 from partitions.recipes.reading import ReadOptions
@@ -235,5 +235,5 @@ def folder_rows(source: Path, patient: str | None) -> Iterator[SampleSource]:
                     f"{source} has pictures in folders below its classes: --patient folder takes each of these for a "
                     "patient, --no-patient for nothing"
                 )
-            owner = pseudonym(below[0]) if len(below) > 1 and patient else ""
-            yield SampleSource(str(path), (folder.name,), split, owner, file=path)
+            owner = below[0] if len(below) > 1 and patient else ""
+            yield SampleSource(str(path), (folder.name,), split, pseudonym(owner), path, spelling=hashed(owner))

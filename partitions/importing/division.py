@@ -7,16 +7,22 @@ from difflib import get_close_matches
 
 import numpy as np
 
+from partitions.array_names import SPLITS
 from partitions.common.errors import DataError
 from partitions.importing.images import SampleSource
+from partitions.importing.targets import Answers
 from partitions.labels import ONE_CLASS
 from partitions.recipes.draft import FEWEST
 from partitions.recipes.recipe import Recipe
 from partitions.schema import few
-from partitions.schemes.pool import hold_out
+from partitions.schemes.pool import share_of
 from partitions.splits import Array
 
 TEST_SHARE, VAL_SHARE = 0.2, 0.2  # of all; of the rest
+
+FEWEST_DIVIDED = 3  # patients; fewer would leave a part without one
+
+UNKNOWN = ("unknown", "unbekannt", "missing", "none", "not known", "n.a.", "inconnu", "desconocido")  # no class
 
 LIKE = 0.8  # least ratio of difflib for two similar names
 
@@ -31,25 +37,39 @@ def number_patients(samples: Sequence[SampleSource]) -> Array:
 
 
 def patient_notes(samples: Sequence[SampleSource], asked: str | None) -> tuple[str, ...]:
-    """Return the note on samples that name no patient."""
+    """Return notes on samples that name no patient, and on patients whose identifier is written in several ways."""
+    spellings: dict[str, dict[str, str]] = {}
+    for sample in samples:
+        spellings.setdefault(sample.patient, {}).setdefault(sample.spelling, sample.where)
+    spellings.pop("", None)
+    notes = []
+    if several := [list(own.values()) for own in spellings.values() if len(own) > 1]:
+        first, second = several[0][:2]
+        notes.append(
+            f"{len(several)} of {len(spellings)} patients are written in several ways, such as 7, 007, 7.0 or p7, P7, "
+            f"first in {first} and {second.rpartition(', ')[2]}: each is taken as one patient"
+        )
     without = sum(not sample.patient for sample in samples)
-    if not without or (without == len(samples) and asked is None):
-        return ()
-    return (f"{without} of {len(samples)} samples name no patient: each is taken for another patient's (--patient)",)
+    if without and not (without == len(samples) and asked is None):
+        notes.append(
+            f"{without} of {len(samples)} samples name no patient: each is taken for another patient's (--patient)"
+        )
+    return tuple(notes)
 
 
-def label_notes(task: str, y: Array, names: Sequence[str], patients: Array) -> Iterator[str]:
-    """Yield notes on two classes ``y`` (n,) that may be one in two spellings, and on patients of several classes.
-
-    ``names``: of the classes that had to be numbered. Only tasks with one class per sample have notes.
-    """
+def label_notes(task: str, answers: Answers, patients: Array, places: Array) -> Iterator[str]:
+    """Yield notes on parts that lack a class, on classes that may be one or none, and on patients of several."""
+    yield from missing_notes(answers.present, answers.names or ("events",) * (task == "survival"), places)
     if task not in ONE_CLASS:
         return
+    y, names = answers.y, answers.names
     counts = np.bincount(y, minlength=len(names))
     for i, name in enumerate(names):
         others = [other for k, other in enumerate(names) if k != i and counts[k] > counts[i]]
         if 0 < counts[i] < FEWEST and (like := get_close_matches(name, others, n=1, cutoff=LIKE)):
             yield f"{counts[i]} samples are of class {name!r}: is that {like[0]!r}, written wrong?"
+        if name.casefold() in UNKNOWN:
+            yield f"{counts[i]} samples are of class {name!r}: if that means that they have no label, drop them"
     pairs = np.unique(np.stack([patients, y]), axis=1)[0]
     if several := int((np.unique(pairs, return_counts=True)[1] > 1).sum()):
         yield f"{several} of {len(np.unique(patients))} patients have samples of several classes"
@@ -70,8 +90,11 @@ def rare_notes(table: Array, recipe: Recipe, patients: Array) -> tuple[str, ...]
     )
 
 
-def assign_splits(samples: Sequence[SampleSource], patients: Array, seed: int) -> Array:
-    """Return the split of each sample, text (n,): as given, or drawn by seed, patient by patient."""
+def assign_splits(samples: Sequence[SampleSource], patients: Array, present: Array | None, seed: int) -> Array:
+    """Return the split of each sample, text (n,): as given, or drawn by seed, patient by patient.
+
+    ``present``: which classes each sample has, bool (n, k): patients of each class are divided by the same shares.
+    """
     given = np.array([sample.split for sample in samples])
     if given.any() and not given.all():
         sample = samples[int(np.flatnonzero(given == "")[0])]
@@ -80,11 +103,50 @@ def assign_splits(samples: Sequence[SampleSource], patients: Array, seed: int) -
         raise DataError(f"{twice} patients are in more than one split; put all of a patient's samples into one")
     rng = np.random.default_rng(seed)
     splits = given.astype("<U5") if given.any() else np.full(len(samples), "train", "<U5")
+    strata = strata_of(patients, present)
     if not given.any():
-        _, held = hold_out(np.unique(patients), TEST_SHARE, rng)
-        splits[np.isin(patients, held)] = "test"
+        splits[np.isin(patients, held_out(np.arange(len(strata)), strata, TEST_SHARE, rng))] = "test"
     if "val" not in splits:
         share = VAL_SHARE_GIVEN if given.any() else VAL_SHARE
-        _, held = hold_out(np.unique(patients[splits == "train"]), share, rng)
+        held = held_out(np.unique(patients[splits == "train"]), strata, share, rng)
         splits[np.isin(patients, held) & (splits == "train")] = "val"
     return splits
+
+
+def strata_of(patients: Array, present: Array | None) -> Array:
+    """Return each patient's rarest class, the number of all classes for one without any, int64 (patients,)."""
+    count = int(patients.max()) + 1
+    if present is None:
+        return np.zeros(count, np.int64)
+    own = np.stack([np.bincount(patients, column, count) > 0 for column in present.T], axis=1)
+    rarest = np.argsort(own.sum(axis=0), kind="stable")
+    return np.asarray(np.where(own.any(axis=1), rarest[own[:, rarest].argmax(axis=1)], present.shape[1]))
+
+
+def held_out(people: Array, strata: Array, share: float, rng: np.random.Generator) -> Array:
+    """Draw the ``share`` of patients to hold out, rounded up: the same share of each stratum, to a whole patient.
+
+    ``strata``: of all patients; of one with patients enough for all three parts one at least is held out.
+    """
+    drawn, own = rng.permutation(people), strata[people]
+    wanted = min(share_of(len(people), share), max(len(people) - 1, 0))
+    names, sizes = np.unique(own, return_counts=True)
+    exact = sizes * wanted / max(len(people), 1)
+    enough = (sizes > 1) & (np.bincount(strata)[names] >= FEWEST_DIVIDED) & (len(names) > 1)
+    counts = np.maximum(np.floor(exact).astype(int), enough)
+    for k in np.argsort(counts - exact, kind="stable")[: max(wanted - counts.sum(), 0)]:
+        counts[k] += 1
+    groups = [drawn[strata[drawn] == name] for name in names]
+    return np.concatenate([group[:count] for group, count in zip(groups, counts, strict=True)])
+
+
+def missing_notes(present: Array | None, names: Sequence[str], places: Array) -> Iterator[str]:
+    """Yield a note for each part of samples that lacks a class, finding or event that others have."""
+    if present is None:
+        return
+    for part in SPLITS:
+        chosen = places == part
+        lacks = present.any(axis=0) & ~present[chosen].any(axis=0)
+        if chosen.any() and lacks.any():
+            named = few([names[k] if names else f"{k}" for k in np.flatnonzero(lacks).tolist()], 8)
+            yield f"no sample of the {part} part has {named}: too few patients have it, or the given split lacks it"

@@ -8,7 +8,7 @@ memory. Messages contain the file names of PNG and similar pictures. They contai
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from partitions.importing import dicom, nifti
 from partitions.importing.dicom_file import is_dicom
 from partitions.importing.scans import ImageInfo, fit, fitted
 from partitions.importing.volumes import volume
+from partitions.labels import VOID
 from partitions.recipes.reading import ReadOptions
 from partitions.splits import Array
 
@@ -28,6 +29,7 @@ PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", "
 NIFTI = (".nii", ".nii.gz")
 DICOM = (".dcm", ".dicom", ".ima")  # files with these endings are never named in messages, DICOM or not
 ORIENTATION = 0x0112  # of EXIF
+LOSSY = ("JPEG", "MPO")  # formats whose pixels are not what was saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class SampleSource:
     mask: Path | None = None
     text: str = ""
     subgroup: str = ""  # "" = not known
+    spelling: str = ""  # the hash of the patient's identifier as it is written
     key: str = ""  # the csv's identifier of the patient, for predictions; no file of ours contains it
     part: int | None = None  # the slice of a volume; None: the middle one
     files: tuple[Path, ...] = ()  # of a whole volume: a NIfTI file, or all files of a series
@@ -102,13 +105,41 @@ def read(sample: SampleSource, reading: ReadOptions) -> Array:
 
 
 def read_mask(sample: SampleSource, reading: ReadOptions) -> Array:
-    """Read a sample's mask of classes, uint8 (h, w) or (d, h, w): a grey or palette picture, NIfTI, or outlines."""
+    """Read a sample's mask of classes, uint8 (h, w) or (d, h, w); of binary masks 255 is class 1. Raises DataError."""
+    mask = stored_mask(sample, reading)
+    if not reading.binary_masks:
+        return mask
+    if not is_binary(mask):
+        raise DataError(f"{sample.where}: its mask has values besides 0 and 255, and the recipe says binary-masks")
+    return np.asarray(mask == VOID, np.uint8)
+
+
+def is_binary(mask: Array) -> bool:
+    """Return whether a mask has no values besides 0 and 255."""
+    return bool(((mask == 0) | (mask == VOID)).all())
+
+
+def has_binary_masks(samples: Sequence[SampleSource], reading: ReadOptions) -> bool:
+    """Return whether all masks have 0 and 255 alone, so that 255 is what was drawn, and not what does not count."""
+    drawn = False
+    for sample in samples:
+        mask = stored_mask(sample, reading)
+        drawn |= bool(mask.any())
+        if not is_binary(mask):
+            return False
+    return drawn
+
+
+def stored_mask(sample: SampleSource, reading: ReadOptions) -> Array:
+    """Read a mask's values as they are stored: a grey or palette picture, NIfTI, or outlines."""
     if reading.volume:
         return volume.read_mask(sample.files, sample.masks, sample.where, reading)
     assert sample.file is not None and sample.mask is not None
     if kind_of(sample.mask) == "nifti":
         return nifti.read_mask(sample.file, sample.mask, sample.where, reading, sample.part)
     with open_picture(sample.mask, sample.where) as opened:
+        if opened.format in LOSSY:
+            raise DataError("JPEG changes the values of classes: save masks as PNG")
         mask: Image.Image = ImageOps.exif_transpose(opened)
         if mask.mode not in ("1", "L", "P"):
             raise DataError(f"its pixels are {mask.mode}; save classes 0, 1, 2, ... as 8-bit grey")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from tqdm import tqdm
@@ -12,7 +12,7 @@ from partitions.common.errors import DataError
 from partitions.importing.csv_source import Found, read_table
 from partitions.importing.images import SampleSource
 from partitions.importing.notes import Take, read_inputs
-from partitions.importing.streams import count_notes, describe, probe_all, read_pictures
+from partitions.importing.streams import count_notes, describe, probe_all, read_pictures, with_patients
 from partitions.recipes.pictures import PictureRecipe, photometric_notes
 from partitions.recipes.pipeline import transform
 from partitions.recipes.recipe import Recipe
@@ -73,9 +73,7 @@ def new_pictures(found: Found, recipe: PictureRecipe) -> tuple[NewPictures, tupl
     if any(sample.file is None for sample in samples):
         raise DataError("the recipe is of pictures, and these are rows of a table")
     infos = probe_all(samples, recipe.reading)
-    samples = [
-        replace(sample, patient=sample.patient or info.patient) for sample, info in zip(samples, infos, strict=True)
-    ]
+    samples = with_patients(samples, infos)
     like = describe(samples, infos, recipe)
     notes = (*count_notes(infos), *photometric_notes([info.acquired for info in infos], recipe.expected))
     return NewPictures(samples, recipe, like), notes

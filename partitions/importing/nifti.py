@@ -18,16 +18,7 @@ import numpy as np
 from PIL import Image
 
 from partitions.common.sizes import MOST_BEFORE, TooLargeError, check_picture
-from partitions.importing.scans import (
-    ImageInfo,
-    ScanError,
-    Unavailable,
-    fit,
-    fitted,
-    parts_of,
-    pseudonym,
-    redacted_errors,
-)
+from partitions.importing.scans import ImageInfo, ScanError, Unavailable, fit, fitted, hashed, parts_of, redacted_errors
 from partitions.recipes.reading import Acquisition, ReadOptions
 from partitions.splits import Array
 
@@ -56,7 +47,7 @@ def probe(path: Path, where: str, reading: ReadOptions) -> ImageInfo:
         (width, height, _), (across, along, _) = _canonical(load(path))
         sides = fitted(height, width, (along, across), reading)
         taken = Acquisition("nifti", plane="axial", pixel=min(across, along))
-        return ImageInfo(*sides, 1, True, pseudonym(str(path.resolve())), acquired=taken)
+        return ImageInfo(*sides, 1, True, hashed(str(path.resolve())), acquired=taken)
 
 
 def read(path: Path, where: str, reading: ReadOptions, part: int | None) -> Array:

@@ -14,6 +14,7 @@ from PIL import Image
 
 from partitions.common.errors import DataError
 from partitions.common.sizes import TooLargeError
+from partitions.patients import identifier
 from partitions.recipes.reading import Acquisition, ReadOptions
 
 MOST_SIDE = 1 << 14  # pixels; a longer side after resampling is a mistake in the spacing
@@ -26,7 +27,7 @@ class ImageInfo:
     """Properties of a picture from its header.
 
     * ``deep``: it becomes float32 in 0..1, not uint8.
-    * ``patient``: a pseudonym, "" without a patient.
+    * ``patient``: a pseudonym, "" without a patient; ``spelling``: the hash of its identifier as it is written.
     * ``notes``: remarks for the hospital, each a text that ends the sentence "12 of 340 pictures ...".
     * ``acquired``: the properties that other pictures must share.
     """
@@ -39,11 +40,20 @@ class ImageInfo:
     notes: tuple[str, ...] = field(default=())
     acquired: Acquisition = field(default_factory=Acquisition)
     depth: int = 0  # of a volume
+    spelling: str = ""
 
 
 def pseudonym(name: str) -> str:
-    """Return a keyed hash that replaces a patient's name, different in every process; "" stays ""."""
-    return hashlib.blake2b(name.encode(errors="surrogatepass"), key=KEY, digest_size=16).hexdigest() if name else ""
+    """Return a keyed hash that replaces an identifier, different in every process; "" stays "".
+
+    All spellings of an identifier have the same one (``patients.identifier``).
+    """
+    return hashed(identifier(name))
+
+
+def hashed(text: str) -> str:
+    """Return a keyed hash of a text as it is written; "" stays ""."""
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), key=KEY, digest_size=16).hexdigest() if text else ""
 
 
 def fitted(height: int, width: int, spacing: tuple[float, float] | None, reading: ReadOptions) -> tuple[int, int]:

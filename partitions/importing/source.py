@@ -43,26 +43,39 @@ from partitions.array_names import SPLITS
 from partitions.common.errors import DataError
 from partitions.importing.csv_source import Found
 from partitions.importing.discovery import find_rows
-from partitions.importing.division import assign_splits, label_notes, number_patients, patient_notes, rare_notes
-from partitions.importing.images import SampleSource, kind_of, read_mask
+from partitions.importing.division import (
+    FEWEST_DIVIDED,
+    assign_splits,
+    label_notes,
+    number_patients,
+    patient_notes,
+    rare_notes,
+)
+from partitions.importing.images import SampleSource, has_binary_masks, kind_of, read_mask
 from partitions.importing.new_rows import new_inputs, new_pictures
 from partitions.importing.notes import Take, copies, read_inputs
 from partitions.importing.options import DEFAULTS, ImportOptions
-from partitions.importing.streams import count_notes, describe, draft_pictures, probe_all, read_pictures, rows_of
+from partitions.importing.streams import (
+    count_notes,
+    describe,
+    draft_pictures,
+    probe_all,
+    read_pictures,
+    rows_of,
+    with_patients,
+)
 from partitions.importing.targets import find_import_task, read_answers
 from partitions.inputs import describe_inputs
 from partitions.labels import ONE_CLASS, Fault, describe_labels
 from partitions.npz import write_npz
 from partitions.recipes.pictures import PictureRecipe
-from partitions.recipes.pipeline import check_fills, fit, gaps_of, transform
+from partitions.recipes.pipeline import check_fills, fit, future_notes, gaps_of, transform
 from partitions.recipes.recipe import Recipe, with_fills
 from partitions.schema import tidy
 from partitions.silo_file import make_schema, read_silo_file, write_silo_file, written_labels, written_schema
 from partitions.splits import Array, SiloData, Split, inputs_of
 from partitions.subgroups import check_names
 from partitions.tokens import parse_vocabulary
-
-FEWEST_DIVIDED = 3  # patients; fewer would leave a part without one
 
 
 @dataclass(frozen=True)
@@ -105,6 +118,7 @@ def import_source(source: str | Path, out: str | Path, options: ImportOptions = 
     options = with_recipe(options)
     with reading(source):
         found = find_rows(source, options)
+        found, options = with_binary_masks(found, options)
         few_or_unlabelled = not found.labelled or len(np.unique(number_patients(found.rows))) < FEWEST_DIVIDED
         if options.recipe and (not found.columns or few_or_unlabelled):
             return import_whole(out, found, options.recipe, options)
@@ -114,6 +128,20 @@ def import_source(source: str | Path, out: str | Path, options: ImportOptions = 
     notes = (*made.notes, *copies(made.samples, made.places))
     write_collected(out, made, options)
     return Imported(out, summary(made.data), made.label_names, made.feature_names, notes, made.recipe, made.pictures)
+
+
+def with_binary_masks(found: Found, options: ImportOptions) -> tuple[Found, ImportOptions]:
+    """Return samples and options for masks of 0 and 255 alone. Raises DataError where the recipe says otherwise."""
+    masks = [row for row in found.rows if row.mask or row.masks]
+    if not masks or options.reading.binary_masks or not has_binary_masks(masks, options.reading):
+        return found, options
+    if options.pictures:
+        raise DataError(
+            f"{masks[0].where}: its mask, as all others, has 0 and 255 alone, and 255 does not count by the recipe; if "
+            "it is what was drawn, write binary-masks = true under [pictures]"
+        )
+    note = "masks have 0 and 255 alone: 255 is class 1, what was drawn (binary-masks in the recipe)"
+    return replace(found, notes=(*found.notes, note)), replace(options, binary_masks=True)
 
 
 @contextmanager
@@ -133,10 +161,9 @@ def import_whole(out: Path, found: Found, recipe: Recipe, options: ImportOptions
     arrays = {f"x_{name}" if name else "x": own for name, own in inputs_of(x).items()}
     names: tuple[str, ...] = ()
     if found.columns:
-        y, names, _ = read_answers(
-            found.rows, found.columns, recipe.classes, recipe.task, options.reading, recipe.outputs
-        )
-        arrays |= written_labels("", y, recipe.task)
+        made = read_answers(found.rows, found.columns, recipe.classes, recipe.task, options.reading, recipe.outputs)
+        names = made.names
+        arrays |= written_labels("", made.y, recipe.task)
     if any(row.patient for row in found.rows):
         arrays["patient"] = number_patients(found.rows)
     if vocabulary:
@@ -159,8 +186,9 @@ def import_pictures(out: Path, found: Found, recipe: PictureRecipe, options: Imp
         streams["x"] = (np.moveaxis(picture, -1, 0) for picture in pictures)
     names: tuple[str, ...] = ()
     if found.labelled:
-        y, names, _ = read_answers(samples, found.columns, recipe.classes, recipe.task, options.reading, recipe.outputs)
-        arrays |= written_labels("", y, recipe.task)
+        made = read_answers(samples, found.columns, recipe.classes, recipe.task, options.reading, recipe.outputs)
+        names = made.names
+        arrays |= written_labels("", made.y, recipe.task)
         if recipe.task == "segmentation":
             streams["y"] = (read_mask(sample, options.reading) for sample in samples)
     if any(sample.patient for sample in samples):
@@ -248,15 +276,14 @@ def collect(source: Path, found: Found, options: ImportOptions) -> Collected:
     task = find_import_task(samples, options.task, options.labels, options.survival is not None)
     if samples[0].file:
         infos = probe_all(samples, options.reading)
-        samples = [
-            replace(sample, patient=sample.patient or info.patient) for sample, info in zip(samples, infos, strict=True)
-        ]
+        samples = with_patients(samples, infos)
         notes = (*notes, *count_notes(infos))
     known = recipe.outputs if recipe else pictures.outputs if pictures else 0
-    y, names, outputs = read_answers(samples, found.columns, options.labels, task, options.reading, known)
+    answers = read_answers(samples, found.columns, options.labels, task, options.reading, known)
+    y, names, outputs = answers.y, answers.names, answers.outputs
     patients = number_patients(samples)
-    places = assign_splits(samples, patients, options.seed)
-    notes = (*notes, *patient_notes(samples, take.patient), *label_notes(task, y, names, patients))
+    places = assign_splits(samples, patients, answers.present, options.seed)
+    notes = (*notes, *patient_notes(samples, take.patient), *label_notes(task, answers, patients, places))
     named = any(sample.patient for sample in samples)
     check_places(source, places, f", of {len(np.unique(patients))} patients" if named else "")
     vocabulary, gaps = 0, None
@@ -274,7 +301,7 @@ def collect(source: Path, found: Found, options: ImportOptions) -> Collected:
             seed=options.seed,
         )
     else:
-        notes = (*notes, *rare_notes(found.table, recipe, patients))
+        notes = (*notes, *future_notes(found.table, recipe), *rare_notes(found.table, recipe, patients))
         names = recipe.classes or names  # of a shared schema; this file's own names are in its recipe
         classes = names if task in ONE_CLASS else recipe.classes
         recipe = filled(replace(recipe, task=task, classes=classes, outputs=outputs), found.table[places == "train"])

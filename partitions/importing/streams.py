@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NoReturn
 
 import numpy as np
@@ -13,7 +14,6 @@ from partitions.common.errors import DataError
 from partitions.importing.images import SampleSource, kind_of, name_of, probe, read, read_mask
 from partitions.importing.options import ImportOptions
 from partitions.importing.scans import ImageInfo
-from partitions.labels import read_count
 from partitions.recipes.pictures import PictureRecipe, differences, expect
 from partitions.recipes.reading import ReadOptions
 from partitions.splits import Array
@@ -34,6 +34,16 @@ def rows_of(array: Array, chosen: Array) -> Array:
 def probe_all(samples: Sequence[SampleSource], reading: ReadOptions) -> list[ImageInfo]:
     """Probe each picture: read its image info from the header."""
     return [probe(sample, reading) for sample in tqdm(samples, desc="looking", unit="")]
+
+
+def with_patients(samples: Sequence[SampleSource], infos: Sequence[ImageInfo]) -> list[SampleSource]:
+    """Return the samples with the patients that their headers name, where the source names none."""
+    return [
+        sample
+        if sample.patient and sample.spelling
+        else replace(sample, patient=sample.patient or info.patient, spelling=info.spelling)
+        for sample, info in zip(samples, infos, strict=True)
+    ]
 
 
 def describe(samples: Sequence[SampleSource], infos: Sequence[ImageInfo], recipe: PictureRecipe | None = None) -> Array:
@@ -111,18 +121,17 @@ def read_pictures(
         progress.update()
 
 
-def probe_masks(samples: Sequence[SampleSource], reading: ReadOptions) -> tuple[Array, tuple[str, ...], int]:
-    """Return blank masks uint8 (n, [d,] h, w), no names, and the number of classes.
+def probe_masks(samples: Sequence[SampleSource], reading: ReadOptions) -> tuple[Array, Array]:
+    """Return blank masks uint8 (n, [d,] h, w), and which values each one has, bool (n, 256).
 
     Each mask is read here, and again when it is written.
     """
-    first, seen = None, np.zeros(256, bool)
-    for sample in tqdm(samples, desc="masks", unit=""):
+    first, seen = None, np.zeros((len(samples), 256), bool)
+    for own, sample in zip(seen, tqdm(samples, desc="masks", unit=""), strict=True):
         mask = read_mask(sample, reading)
         first = mask if first is None else first
         if mask.shape != first.shape and sample.mask:
             raise DataError(f"{sample.where}: {name_of(sample.mask)} has another size than those before it; use --size")
-        seen[np.unique(mask)] = True
+        own[np.unique(mask)] = True
     assert first is not None
-    y = blank((len(samples), *first.shape), np.uint8)
-    return y, (), read_count("segmentation", {}, {"all": np.flatnonzero(seen)})
+    return blank((len(samples), *first.shape), np.uint8), seen

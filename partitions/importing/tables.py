@@ -14,7 +14,7 @@ from typing import IO
 from partitions.common.errors import DataError, Problems
 from partitions.common.names import unknown_name
 from partitions.common.sizes import CELL_BYTES, MOST_LINE, bounded_lines, check_columns, check_size
-from partitions.recipes.cells import MINUS, is_number
+from partitions.recipes.cells import GAPS, MINUS, is_number
 from partitions.recipes.lines import Line, Lines
 from partitions.schema import few
 
@@ -287,12 +287,10 @@ def with_point(where: str, name: str, cell: str, decimal: str) -> str:
     return cell.replace(",", ".")
 
 
-def labels_of(
-    line: Line, columns: tuple[str, ...], decimal: str = ".", gaps: Collection[str] = ("",)
-) -> tuple[str, ...]:
+def labels_of(line: Line, columns: tuple[str, ...], decimal: str = ".") -> tuple[str, ...]:
     """Return a line's labels, with a point in numbers for every ``decimal`` sign. Raises DataError without a label."""
     where, row = line
-    if missing := [column for column in columns if row[column].casefold() in gaps]:
+    if missing := [column for column in columns if row[column].casefold() in GAPS]:
         what = missing[0] if len(columns) > 1 else "label"
         raise DataError(f"{where} has no {what}; fill it, or delete the line (a total below the table?)")
     return tuple(with_point(where, column, row[column], decimal) for column in columns)

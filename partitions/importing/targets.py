@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from partitions.common.errors import DataError
-from partitions.common.names import unknown_name
+from partitions.common.names import plain_text, unknown_name
 from partitions.importing.images import SampleSource
 from partitions.importing.streams import probe_masks
 from partitions.importing.tables import LONGEST_SHOWN
-from partitions.labels import MOST_CLASSES, ONE_CLASS, Fault, join_survival, read_count, read_labels, short_numbers
+from partitions.labels import (
+    MOST_CLASSES,
+    ONE_CLASS,
+    VOID,
+    Fault,
+    check_masks,
+    join_survival,
+    presence,
+    read_count,
+    read_labels,
+    short_numbers,
+)
 from partitions.recipes.cells import is_number
 from partitions.recipes.reading import ReadOptions
-from partitions.schema import tidy
 from partitions.splits import Array
 
 LONGEST_LABEL = 200  # characters; a longer text is a note, not the name of a class
@@ -27,12 +38,24 @@ def find_import_task(samples: Sequence[SampleSource], task: str, classes: Sequen
     if survival or samples[0].mask or samples[0].masks:
         return "survival" if survival else "segmentation"
     if len(samples[0].labels) > 1:
-        return (
-            "multilabel" if {text for sample in samples for text in sample.labels} <= {"0", "1", "-1"} else "regression"
-        )
+        found = {plain_label(text) for text in {text for sample in samples for text in sample.labels}}
+        return "multilabel" if found <= {"0", "1", "-1"} else "regression"
     texts = {sample.labels[0] for sample in samples}
     measured = all(map(is_number, texts)) and any(float(text) != int(float(text)) for text in texts)
     return "regression" if measured and not classes else "multiclass"
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Labels ``y`` in the form of a data file (masks blank), and which classes each sample has (``labels.presence``).
+
+    ``names``: of classes that had to be numbered, of findings or of measurements; ``outputs``: their number.
+    """
+
+    y: Array
+    names: tuple[str, ...]
+    outputs: int
+    present: Array | None
 
 
 def read_answers(
@@ -42,26 +65,18 @@ def read_answers(
     task: str,
     reading: ReadOptions,
     known: int = 0,
-) -> tuple[Array, tuple[str, ...], int]:
-    """Return the labels in the form of a data file (``labels.py``; masks blank), their names, and their number.
-
-    Names are of classes that had to be numbered, of findings or of measurements. ``known``: the number of classes in a
-    recipe.
-    """
+) -> Answers:
+    """Return the labels of samples. ``known``: the number of classes in a recipe."""
     wanted = {"segmentation": 0, "survival": 2, "multiclass": 1, "ordinal": 1}.get(task, len(samples[0].labels))
     if len(samples[0].labels) != wanted or bool(samples[0].mask or samples[0].masks) != (task == "segmentation"):
         needs = {"segmentation": "a column mask", "survival": "columns of time and event"}.get(task, "one label column")
         raise DataError(f"task = {task} needs {needs}")
     if task == "segmentation":
-        y, _, outputs = probe_masks(samples, reading)
-        names = tuple(classes) or (("background", *(own.removesuffix("?") for own in reading.outlines)))
-        names = names if len(names) > 1 else ()
-        if names and len(names) < outputs:
-            raise DataError(f"masks have classes 0 to {outputs - 1}, and --labels names {len(names)}: name each")
-        return y, names, max(outputs, len(names))
+        return read_masks(samples, classes, reading, known)
     if task in ONE_CLASS:
         y, names = number_labels(samples, classes, known)
-        return y, names, len(names) or known or read_count(task, {}, {"all": y})
+        outputs = len(names) or known or read_count(task, {}, {"all": y})
+        return Answers(y, names, outputs, presence(task, y, outputs))
     for sample in samples:
         for column, text in zip(columns, sample.labels, strict=True):
             if not is_number(text):
@@ -69,85 +84,109 @@ def read_answers(
     values = np.array([[float(text) for text in sample.labels] for sample in samples])
     try:
         if task == "survival":
-            return join_survival({"time": values[:, 0], "event": values[:, 1]})["y"], (), 1
+            y = join_survival({"time": values[:, 0], "event": values[:, 1]})["y"]
+            return Answers(y, (), 1, presence(task, y, 1))
         y = read_labels(task, "the label", values, values)
     except Fault as fault:
         raise DataError(f"{', '.join(columns)}: {fault.detail}; {fault.fix}") from None
-    return y, tuple(columns), len(columns)
+    return Answers(y, tuple(columns), len(columns), presence(task, y, len(columns)))
+
+
+def read_masks(samples: Sequence[SampleSource], classes: Sequence[str], reading: ReadOptions, known: int) -> Answers:
+    """Return masks as labels. Raises DataError for values that leave numbers out, unless all classes are named."""
+    blank, seen = probe_masks(samples, reading)
+    names = tuple(classes) or (("background", *(own.removesuffix("?") for own in reading.outlines)))
+    names = names if len(names) > 1 else ()
+    outputs = max(int(np.flatnonzero(seen[:, :VOID].any(0)).max(initial=1)) + 1, known)
+    if names and len(names) < outputs:
+        raise DataError(f"masks have classes 0 to {outputs - 1}, and --labels names {len(names)}: name each")
+    if not names and not known:
+        try:
+            check_masks(np.any(seen, axis=0))
+        except Fault as fault:
+            how = "name every class of the federation, in order, with --labels background,A,B"
+            raise DataError(f"the source {fault.detail}: {how}") from None
+    outputs = max(outputs, len(names))
+    return Answers(blank, names, outputs, presence("segmentation", seen, outputs))
+
+
+def plain_label(text: str) -> str:
+    """Return a whole number as 1 for 1.0 and 01; any other label as it is."""
+    if not is_number(text) or not float(text).is_integer():
+        return text
+    return str(int(text) if text.lstrip("+-").isdigit() else int(float(text)))
 
 
 def number_labels(
     samples: Sequence[SampleSource], labels: Sequence[str], known: int = 0
 ) -> tuple[Array, tuple[str, ...]]:
     """Return labels as int64 (n,), and the classes' names if they had to be numbered. ``known``: their number."""
-    for sample in samples:
-        if len(sample.labels[0]) > LONGEST_LABEL:
-            raise DataError(
-                f"{sample.where}: the label is a text of {len(sample.labels[0])} characters; name it with --label"
-            )
-    found = sorted({sample.labels[0] for sample in samples})
+    texts = [sample.labels[0] for sample in samples]
+    places = {sample.labels[0]: sample.where for sample in reversed(samples)}
+    first = {text: places[text] for text in dict.fromkeys(texts)}  # each label's first place, in order
+    for text, where in first.items():
+        if len(text) > LONGEST_LABEL:
+            raise DataError(f"{where}: the label is a text of {len(text)} characters; name it with --label")
     if labels:
-        names = _declared_names(samples, labels)
-    elif all(text.isascii() and text.isdigit() for text in found):
-        return _class_numbers(samples, known), ()
+        names = _declared_names(first, labels)
+        number = {text: names.index(text if text in names else plain_label(text)) for text in first}
+    elif all(plain_label(text).isascii() and plain_label(text).isdigit() for text in first):
+        names, number = (), _class_numbers(first, known, len(samples))
     else:
-        names = _found_names(samples, found)
-    number = {name: i for i, name in enumerate(names)}
-    return np.array([number[sample.labels[0]] for sample in samples], np.int64), names
+        names = _found_names(first, len(samples))
+        number = {text: names.index(plain_label(text)) for text in first}
+    return np.array([number[text] for text in texts], np.int64), names
 
 
-def _declared_names(samples: Sequence[SampleSource], labels: Sequence[str]) -> tuple[str, ...]:
+def _declared_names(first: Mapping[str, str], labels: Sequence[str]) -> tuple[str, ...]:
     """Return the classes that --labels names. Raises DataError where a sample has another one."""
     if len(set(labels)) != len(labels):
         raise DataError("labels names a class twice")
-    for sample in samples:
-        if sample.labels[0] not in labels:
-            raise unknown_name(f"label in {sample.where}:", sample.labels[0], labels)
+    for text, where in first.items():
+        if text not in labels and plain_label(text) not in labels:
+            raise unknown_name(f"label in {where}:", text, labels)
     return tuple(labels)
 
 
-def _class_numbers(samples: Sequence[SampleSource], known: int) -> Array:
-    """Return labels that are class numbers, int64 (n,). Raises DataError where they cannot be all classes from 0."""
-    for sample in samples:
-        if int(sample.labels[0]) >= (known or MOST_CLASSES):
-            raise DataError(f"{sample.where}: the label is {sample.labels[0]}; labels are class numbers 0, 1, ...")
-    numbers = sorted({int(sample.labels[0]) for sample in samples})
+def _class_numbers(first: Mapping[str, str], known: int, count: int) -> dict[str, int]:
+    """Return labels that are class numbers as such. Raises DataError where they cannot be all classes from 0."""
+    number = {text: int(plain_label(text)) for text in first}
+    for text, where in first.items():
+        if number[text] >= (known or MOST_CLASSES):
+            raise DataError(f"{where}: the label is {text}; labels are class numbers 0, 1, ...")
+    numbers = sorted(set(number.values()))
     if not known and (len(numbers) == 1 or numbers[-1] >= len(numbers)):
-        raise unnumbered(samples, short_numbers(numbers))
-    return np.array([int(sample.labels[0]) for sample in samples], np.int64)
+        raise unnumbered(count, short_numbers(numbers))
+    return number
 
 
-def _found_names(samples: Sequence[SampleSource], found: Sequence[str]) -> tuple[str, ...]:
+def _found_names(first: Mapping[str, str], count: int) -> tuple[str, ...]:
     """Return the classes of labels that are texts, in order. Raises DataError for one class, or for two spellings."""
-    check_spellings(samples)
+    check_spellings(first)
+    found = sorted({plain_label(text) for text in first})
     if len(found) == 1:
-        raise unnumbered(
-            samples, found[0] if len(found[0]) <= LONGEST_SHOWN else f"a text of {len(found[0])} characters"
-        )
+        raise unnumbered(count, found[0] if len(found[0]) <= LONGEST_SHOWN else f"a text of {len(found[0])} characters")
     return tuple(found)
 
 
-def check_spellings(samples: Sequence[SampleSource]) -> None:
+def check_spellings(first: Mapping[str, str]) -> None:
     """Raise DataError for two spellings of one label, or for a mark among labels that are words."""
-    first: dict[str, str] = {}
-    words = any(any(map(str.isalnum, sample.labels[0])) for sample in samples)
+    spelled: dict[str, str] = {}
+    words = any(any(map(str.isalnum, label)) for label in first)
     mend = "write them alike, or make them one in the recipe with `label-values`"
-    for sample in samples:
-        label = sample.labels[0]
-        if first.setdefault(tidy(label).casefold(), label) != label:
-            other = first[tidy(label).casefold()]
-            raise DataError(
-                f"{sample.where}: the label is {label!r}, elsewhere {other!r}: case and blanks count; {mend}"
-            )
+    for label, where in first.items():
+        other = spelled.setdefault(plain_text(label), label)
+        if plain_label(other) != plain_label(label):
+            raise DataError(f"{where}: the label is {label!r}, elsewhere {other!r}: case and blanks count; {mend}")
         if words and not any(map(str.isalnum, label)):
             raise DataError(
-                f"{sample.where}: the label is {label!r}; fill it or drop the row, or name all classes with --labels"
+                f"{where}: the label is {label!r}; fill it or drop the row, or name all classes with --labels"
             )
 
 
-def unnumbered(samples: Sequence[SampleSource], found: str) -> DataError:
+def unnumbered(count: int, found: str) -> DataError:
     """Return the error for labels that cannot be all classes: only one, or numbers with gaps."""
     return DataError(
-        f"the {len(samples)} labels are {found}: not all classes from 0 on, two at least, are here; "
+        f"the {count} labels are {found}: not all classes from 0 on, two at least, are here; "
         "name every class of the federation, in order, with --labels A,B"
     )

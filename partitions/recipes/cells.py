@@ -12,6 +12,8 @@ LARGEST = float(np.finfo(np.float32).max)
 MINUS = "\u2212"  # of typesetting, beside the hyphen that programs write
 SPACES = (" ", "'", "\u2019", "\u00a0", "\u202f")  # between groups of three digits, never before decimals
 GROUPS = ("", ",", ".", *SPACES)  # signs between thousands
+# Cells that mean a missing value, in lower case. A dash is not included, because beside a plus it is a finding.
+GAPS = ("", "?", "na", "n/a", "nan", "null", "#n/a", "#na", "#nv")
 EPOCH = "2000-01-01"
 DAYS = {"days": 1.0, "years": 365.25}  # days in each unit of time since a date
 # Formats of dates in exports. Where several fit the same cells, the user must choose.
@@ -43,12 +45,21 @@ def parse_number(cell: str, decimal: str, thousands: str) -> float | None:
     return float(cell) if is_number(cell) else None
 
 
-def parse_date(cell: str, form: str) -> datetime | None:
-    """Return the date in a cell without its time zone, or None where it has another format."""
+def parse_date(cell: str, form: str, latest: int = 0) -> datetime | None:
+    """Return the date in a cell without its time zone, or None where it has another format.
+
+    ``latest``: the last of the hundred years that two digits mean; 0: 2068, as in Python.
+    """
     try:
-        return datetime.strptime(cell, form).replace(tzinfo=None)
+        found = datetime.strptime(cell, form).replace(tzinfo=None)
+        return found.replace(year=latest - (latest - found.year) % 100) if latest and "%y" in form else found
     except ValueError:
         return None
+
+
+def latest_of(form: str) -> int:
+    """Return the last year that two digits mean in a new recipe: this one, because a date in the future is rare."""
+    return datetime.now().year if "%y" in form else 0
 
 
 def date_formats(cells: list[str]) -> list[str]:

@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 from partitions.common.errors import DataError, Problems
 from partitions.recipes.cells import (
     DATE_FORMATS,
+    GAPS,
     LOOKS_LIKE_A_DATE,
     MINUS,
     SPACES,
     date_formats,
+    latest_of,
     parse_date,
     parse_number,
 )
@@ -27,8 +29,6 @@ from partitions.recipes.pipeline import shown
 from partitions.recipes.recipe import OPEN, Column, Recipe
 from partitions.schema import few, tidy
 
-# In lower case. A dash is not included, because beside a plus it is a finding.
-GAPS = ("", "?", "na", "n/a", "nan", "null", "#n/a", "#na", "#nv")
 FEWEST = 5  # patients of a category that a recipe names
 MOST_OPTION = 12  # characters of a cell that a message proposes as an option
 MOST_LEVELS = 30  # categories of a column; more are a text
@@ -244,8 +244,10 @@ def draft_other(
         raise DataError(f"{where}: {name} is {cell!r}, and all its dates can be read in {len(formats)} ways: {options}")
     if formats:
         filled = remark_on_gaps(lines, name, gaps, "the training part's median")
-        why = "; ".join(filter(None, (f"date written {formats[0]}: years since 2000-01-01", filled)))
-        return Column(tidy(name), "date", source, format=formats[0], fill="median", why=why)
+        latest = latest_of(formats[0])
+        years = f"two digits mean {latest - 99} to {latest} (`latest`)" if latest else ""
+        why = "; ".join(filter(None, (f"date written {formats[0]}: years since 2000-01-01", years, filled)))
+        return Column(tidy(name), "date", source, format=formats[0], latest=latest, fill="median", why=why)
     return draft_category(name, lines, cells, gaps, patient)
 
 

@@ -57,7 +57,7 @@ GREY = ("MONOCHROME1", "MONOCHROME2")
 YBR = ("YBR_FULL", "YBR_FULL_422", "YBR_PARTIAL_420", "YBR_ICT", "YBR_RCT")
 PHOTOMETRIC = frozenset((*GREY, "PALETTE COLOR", "RGB", *YBR))
 TOP = ("version", "kind", "questions", "seed", "labels-by", "label", "task", "classes", "outputs", "patient")
-MADE = ("shape", "dtype", "window", "spacing", "slices", "series", "resize", "outlines")
+MADE = ("shape", "dtype", "window", "spacing", "slices", "series", "resize", "outlines", "binary-masks")
 LISTS = ("formats", "modalities", "planes", "photometric", "rescaled")
 RANGES = {"pixel-mm": "pixel", "slice-mm": "between"}
 COMMENTS = (
@@ -126,6 +126,7 @@ class PictureRecipe:
         made |= {"slices": own.slices} if own.slices > 1 else {}
         made |= {"series": own.series} if own.series else {}
         made |= {"outlines": list(own.outlines)} if own.outlines else {}
+        made |= {"binary-masks": True} if own.binary_masks else {}
         return top | {"pictures": made, "expected": self.expected.content}
 
     @property
@@ -243,6 +244,7 @@ def parse_reading(made: Mapping[str, Any], shape: tuple[int, ...]) -> ReadOption
         volume=(shape[0], shape[1], shape[2]) if len(shape) == 4 else None,
         voxel=(voxel[0], voxel[1], voxel[2]) if voxel else None,
         outlines=texts(made.get("outlines", []), "outlines"),
+        binary_masks=typed(made, "binary-masks", False),
     )
 
 

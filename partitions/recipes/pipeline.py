@@ -46,7 +46,7 @@ def convert(lines: Sequence[Line], recipe: Recipe) -> tuple[Array, list[Misfit]]
     """
     found: list[tuple[int, Misfit]] = []
     made = np.full((len(lines), len(recipe.used)), None, object)
-    gaps, formats = frozenset(recipe.gaps), {c.source or c.name: c.format for c in recipe.columns if c.format}
+    gaps, formats = frozenset(recipe.gaps), {c.source or c.name: c for c in recipe.columns if c.format}
     for j, column in enumerate(recipe.used):
         cells = column_of(lines, column.source or column.name)
         # Each different cell is converted once, or each pair of cells for the time between two dates.
@@ -67,7 +67,7 @@ def convert(lines: Sequence[Line], recipe: Recipe) -> tuple[Array, list[Misfit]]
 
 
 def value_of(
-    cell: str, column: Column, row: Mapping[str, str], gaps: frozenset[str], formats: Mapping[str, str]
+    cell: str, column: Column, row: Mapping[str, str], gaps: frozenset[str], formats: Mapping[str, Column]
 ) -> tuple[Any, str]:
     """Return a cell's value, and the fault in it, if any."""
     if column.kind == "category":
@@ -87,10 +87,10 @@ def value_of(
 
 
 def elapsed(
-    cell: str, column: Column, row: Mapping[str, str], gaps: frozenset[str], formats: Mapping[str, str]
+    cell: str, column: Column, row: Mapping[str, str], gaps: frozenset[str], formats: Mapping[str, Column]
 ) -> tuple[float | None, str]:
     """Return days or years from the column's ``since`` to the date in a cell, and the fault in it, if any."""
-    when = parse_date(cell, column.format)
+    when = parse_date(cell, column.format, column.latest)
     if when is None:
         return None, f"no date as {column.format}"
     start: datetime | None
@@ -98,9 +98,10 @@ def elapsed(
         other = row[column.since]
         if other in gaps:
             return None, ""
-        start = parse_date(other, formats[column.since])
+        first = formats[column.since]
+        start = parse_date(other, first.format, first.latest)
         if start is None:
-            return None, f"and {column.since} is no date as {formats[column.since]}"
+            return None, f"and {column.since} is no date as {first.format}"
     else:
         start = datetime.fromisoformat(column.since or EPOCH)
     return (when - start).total_seconds() / 86400 / DAYS[column.per], ""
@@ -124,6 +125,18 @@ def check_misfits(misfits: Sequence[Misfit], as_gaps: bool) -> tuple[str, ...]:
     for found in taken.values():
         like = f", and {len(found) - 1} cells more like it" if len(found) > 1 else ""
         notes.append(f"{found[0].where}: {found[0].what}: taken as {found[0].taken_as!r}{like}")
+    return tuple(notes)
+
+
+def future_notes(made: Array, recipe: Recipe) -> tuple[str, ...]:
+    """Return a note for each column with dates in the future. ``made``: from :func:`convert`."""
+    notes = []
+    for column, values in zip(recipe.used, made.T, strict=True):
+        if column.kind == "date" and column.since not in {own.source or own.name for own in recipe.columns}:
+            since = datetime.fromisoformat(column.since or EPOCH)
+            now = (datetime.now() - since).total_seconds() / 86400 / DAYS[column.per]
+            if later := sum(value is not None and value > now for value in values):
+                notes.append(f"{later} dates of {column.name} lie in the future: are its years right?")
     return tuple(notes)
 
 

@@ -21,6 +21,7 @@ class ReadOptions:
     * ``volume``: (d, h, w) of a whole volume, instead of slices; ``voxel``: mm of its voxels along these axes, None to
       stretch it.
     * ``outlines``: names of the classes 1, 2, ... in SEG and RTSTRUCT objects.
+    * ``binary_masks``: whether masks have 0 and 255 alone, and 255 is class 1.
     """
 
     size: int | None = None
@@ -31,6 +32,7 @@ class ReadOptions:
     volume: tuple[int, int, int] | None = None
     voxel: tuple[float, float, float] | None = None
     outlines: tuple[str, ...] = ()
+    binary_masks: bool = False
 
     def __post_init__(self) -> None:
         for name, number in (("size", self.size), ("slices", self.slices)):

@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 from partitions.common.errors import DataError
 from partitions.recipes.cells import DAYS, EPOCH, GROUPS
 from partitions.recipes.combat import Combat, parse_combat
-from partitions.recipes.values import cells_of, number, pair, refuse_unknown, table_of, texts, typed
+from partitions.recipes.values import cells_of, number, pair, refuse_unknown, table_of, texts, typed, year
 from partitions.schema import Feature, check_name, check_range, tidy
 
 T = TypeVar("T")
@@ -48,6 +48,10 @@ FILLS = {
 }
 ENCODES = ("one-hot", "codes")
 MOST_CATEGORIES, MOST_COLUMNS, LONGEST_RECIPE = 1000, 100_000, 1 << 24
+TOP = (  # keys of a recipe
+    *("version", "seed", "label", "task", "classes", "label-values", "outputs"),
+    *("patient", "split", "file", "text", "combat", "columns"),
+)
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,8 @@ class Column:
     * Numbers: ``unit``, ``range``, ``decimal``, ``thousands``; the value is ``cell * factor + offset``.
     * Categories: ``values`` maps a cell to its category where the two differ, ``other`` is the category of all other
       cells, ``encode`` is ``one-hot`` or ``codes`` (the index in ``categories``).
-    * Dates: ``format``; the value is the ``days`` or ``years`` (``per``) ``since`` a day or the date in another column.
+    * Dates: ``format``; ``latest``: the last of the hundred years that two digits mean; the value is the ``days`` or
+      ``years`` (``per``) ``since`` a day or the date in another column.
     """
 
     name: str
@@ -74,6 +79,7 @@ class Column:
     other: str = ""
     encode: str = "one-hot"
     format: str = ""
+    latest: int = 0
     since: str = ""
     per: str = "years"
     fill: str = "refuse"
@@ -229,22 +235,7 @@ def parse_recipe(content: object) -> Recipe:
     top = table_of(content, "a recipe")
     if "kind" in top:
         raise DataError("this recipe is of pictures or scans, and that of a table is needed here")
-    known = (
-        "version",
-        "seed",
-        "label",
-        "task",
-        "classes",
-        "label-values",
-        "outputs",
-        "patient",
-        "split",
-        "file",
-        "text",
-        "combat",
-        "columns",
-    )
-    refuse_unknown(top, known, "a recipe")
+    refuse_unknown(top, TOP, "a recipe")
     if top.get("version") != VERSION:
         raise DataError(f"version is {str(top.get('version'))[:20]}: this silofl reads recipes of version {VERSION}")
     file, text = table_of(top.get("file", {}), "[file]"), table_of(top.get("text", {}), "[text]")
@@ -326,6 +317,8 @@ def parse_column(content: object) -> Column:
             made[own.name] = pair(value, name)
         elif own.name == "fill_value":
             made[own.name] = value if isinstance(value, str) else number(value, f"fill-value of {name!r}")
+        elif own.name == "latest":
+            made[own.name] = year(value, name)
         elif own.name in ("factor", "offset"):
             made[own.name] = number(value, f"{key} of {name!r}")
         else:

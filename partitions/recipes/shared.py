@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from partitions.common.errors import DataError
 from partitions.common.names import nearest
-from partitions.recipes.cells import date_formats
+from partitions.recipes.cells import date_formats, latest_of
 from partitions.recipes.draft import Asked, Evidence, Signs, evidence_of, signs_of
 from partitions.recipes.lines import Lines, cells_in
 from partitions.recipes.pipeline import shown
@@ -20,7 +20,17 @@ from partitions.recipes.recipe import Column, Recipe, check_recipe, parse_column
 from partitions.recipes.values import refuse_unknown, table_of, texts, typed
 from partitions.schema import Schema, few, tidy
 
-OWN = ("from", "decimal", "thousands", "factor", "offset", "values", "format", "fill-value")  # keys of one hospital
+OWN = (
+    "from",
+    "decimal",
+    "thousands",
+    "factor",
+    "offset",
+    "values",
+    "format",
+    "latest",
+    "fill-value",
+)  # keys of one hospital
 
 
 @dataclass(frozen=True)
@@ -146,7 +156,8 @@ def recipe_for(
             own = replace(own, values=codes_of(column.name, source, cells, column.levels, mapped, bool(column.other)))
         else:
             since = sources.get(column.since, column.since)
-            own = replace(own, format=format_of(source, cells, asked), since=since)
+            form = format_of(source, cells, asked)
+            own = replace(own, format=form, latest=latest_of(form), since=since)
         made.append(own)
     label = tuple(sources[name] for name in shared.label)
     values: Mapping[str, str] = {}

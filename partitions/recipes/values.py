@@ -51,6 +51,13 @@ def pair(value: object, name: str) -> tuple[float, float]:
     return number(value[0], f"range of {name!r}"), number(value[1], f"range of {name!r}")
 
 
+def year(value: object, name: str) -> int:
+    """Return a year of four digits. Raises DataError."""
+    if not isinstance(value, int) or not 1000 <= value <= 9999:
+        raise DataError(f"latest of {name!r} is {str(value)[:40]}; it is a year of four digits")
+    return value
+
+
 def texts(value: object, what: str) -> tuple[str, ...]:
     """Return a list of texts. Raises DataError."""
     if not isinstance(value, list) or not all(isinstance(own, str) and len(own) <= 200 for own in value):

@@ -316,7 +316,7 @@ def test_the_middle_slice_of_the_longest_series(tmp_path):
     options: dict[str, Any] = {"labels_from": table, "window": (5000, 10_000)}
     made = import_source(tmp_path / "x", tmp_path / "a.npz", ImportOptions(**options))
     assert {value for _, value in samples(made)} == {203}
-    assert made.notes == ("5 of 5 studies have several slices: the middle one is taken (--slices)",)
+    assert made.notes[0] == "5 of 5 studies have several slices: the middle one is taken (--slices)"
     made = import_source(tmp_path / "x", tmp_path / "b.npz", ImportOptions(series="t1", **options))
     assert {value for _, value in samples(made)} == {101}
     made = import_source(tmp_path / "x", tmp_path / "c.npz", ImportOptions(series="*flair", slices=3, **options))
@@ -332,7 +332,7 @@ def test_frames_of_one_file(tmp_path):
     table = labels(tmp_path / "l.csv", "study", study_uid, 5)
     made = import_source(tmp_path / "x", tmp_path / "a.npz", ImportOptions(labels_from=table, window=(500, 1000)))
     assert {value for _, value in samples(made)} == {200}
-    assert made.notes == ("5 of 5 studies have several slices: the middle one is taken (--slices)",)
+    assert made.notes[0] == "5 of 5 studies have several slices: the middle one is taken (--slices)"
     made = import_source(
         tmp_path / "x", tmp_path / "b.npz", ImportOptions(labels_from=table, window=(500, 1000), slices=3)
     )

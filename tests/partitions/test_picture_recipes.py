@@ -241,7 +241,7 @@ def test_a_csv_s_paths_out_of_its_folder_are_refused(tmp_path, capsys, column, w
     source, other = tmp_path / "x", tmp_path / "other.png"
     source.mkdir()
     for path in (other, source / "a.png"):
-        Image.new("L", (4, 4)).save(path)
+        Image.new("L", (4, 4), 1).save(path)
     (source / "b.png").symlink_to(other)
     name = {"dots": "../other.png", "whole": str(other), "link": "b.png"}[way]
     row = {"file": "a.png", "mask": "a.png"} | {column: name}

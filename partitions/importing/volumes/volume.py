@@ -14,7 +14,7 @@ import numpy as np
 
 from partitions.common.sizes import check_picture
 from partitions.importing import nifti
-from partitions.importing.scans import ImageInfo, ScanError, pseudonym, redacted_errors
+from partitions.importing.scans import ImageInfo, ScanError, hashed, pseudonym, redacted_errors
 from partitions.importing.volumes.grid import RAS, Grid, check_grid, resampled, same_place, steps
 from partitions.importing.volumes.outlines import draw
 from partitions.importing.volumes.series import read_series, values_of
@@ -39,15 +39,16 @@ def probe(files: Sequence[Path], where: str, reading: ReadOptions) -> ImageInfo:
     with redacted_errors(where, kind):
         if kind == "NIfTI":
             turned = nifti_grid(files[0]).canonical
-            taken, patient = Acquisition("nifti", plane="axial"), str(files[0].resolve())
+            taken, whose = Acquisition("nifti", plane="axial"), [hashed(str(files[0].resolve()))] * 2
             notes: tuple[str, ...] = ()
         else:
             series = read_series(files)
-            turned, taken, patient = series.grid.canonical, series.acquired, series.patient
+            turned, taken = series.grid.canonical, series.acquired
+            whose = [pseudonym(series.patient), hashed(series.patient)]
             notes = series.notes + (() if reading.window or taken.modality != "CT" else (NO_UNIT_WINDOW,))
         between, *across = turned.spacing.tolist()
         taken = replace(taken, pixel=min(across), between=between)
-        return ImageInfo(height, width, 1, True, pseudonym(patient), notes, taken, depth)
+        return ImageInfo(height, width, 1, True, whose[0], notes, taken, depth, whose[1])
 
 
 def nifti_grid(path: Path) -> Grid:

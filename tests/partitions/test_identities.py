@@ -1,0 +1,254 @@
+"""Patients, dates and classes that quietly become something else: spellings, centuries, parts without a class."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from partitions.common.errors import DataError
+from partitions.importing.division import assign_splits, missing_notes
+from partitions.importing.images import SampleSource
+from partitions.importing.notes import Take
+from partitions.importing.options import ImportOptions
+from partitions.importing.source import Imported, import_source
+from partitions.patients import check_identifiers, identifier
+from partitions.recipes.lines import Lines
+from partitions.recipes.recipe import load_recipe, parse_recipe, unfitted
+from partitions.silo_file import check_silo_file
+
+# Patients
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        *(("7", "007"), ("7", "7.0"), ("7", "7,0"), ("P7", "p7"), ("P7", "P007"), ("100000", "1e+05"), ("0", "000")),
+        *(("M\u00fcller", "Mu\u0308ller"), ("7", "\ufeff7"), ("7", "\uff17"), ("P 7", "P\u00a07")),
+        *(("A\u20137", "A-7"), ("\u04207", "P7")),  # a dash; a Cyrillic letter
+    ],
+)
+def test_spellings_of_one_identifier_are_one(one: str, other: str) -> None:
+    assert identifier(one) == identifier(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("7", "70"),
+        ("7", "7.05"),
+        ("A7", "B7"),
+        ("1.2.10", "1.2.1"),
+        ("12e4", "120000"),
+        ("1-12", "11-2"),
+        ("1.02", "1.2"),
+    ],
+)
+def test_other_identifiers_stay_others(one: str, other: str) -> None:
+    assert identifier(one) != identifier(other)
+
+
+@pytest.mark.parametrize("gap", ["", " ", "NA", "NaN", "?"])
+def test_a_gap_is_nobody(gap: str) -> None:
+    assert identifier(gap) == ""
+
+
+@pytest.mark.parametrize("pair", [("7", "P7"), ("P-7", "P7"), ("007", "p7")])
+def test_what_may_be_one_patient_is_asked(pair: tuple[str, str]) -> None:
+    lines = Lines(Path("t.csv"), {"pid": ["P1", *pair]}, [2, 3, 4])
+    with pytest.raises(DataError, match="line 4: pid has the number of line 3, with another prefix or mark"):
+        check_identifiers(lines, "pid")
+
+
+def test_other_numbers_are_not_asked() -> None:
+    check_identifiers(Lines(Path("t.csv"), {"pid": ["A7", "B7", "8", "A9", "1-12", "11-2"]}, range(2, 8)), "pid")
+
+
+def visits(path: Path, spelled: Any) -> Imported:
+    """Two rows of each of 60 patients, whose number is their value."""
+    rows = [f"{spelled(1 + i // 2, i % 2)},{1000 + i // 2},{i % 4 // 2}" for i in range(120)]
+    path.write_text("\n".join(["pid,v,label", *rows]))
+    return import_source(path, path.with_suffix(".npz"), ImportOptions(take=Take(patient="pid")))
+
+
+@pytest.mark.parametrize(
+    "spelled",
+    [
+        lambda p, odd: f"{p:03}" if odd else f"{p}",
+        lambda p, odd: f"{p}.0" if odd else f"{p}",
+        lambda p, odd: f"P{p}" if odd else f"p{p}",
+    ],
+)
+def test_a_patient_in_two_spellings_is_in_one_part(tmp_path: Path, spelled: Any) -> None:
+    made = visits(tmp_path / "t.csv", spelled)
+    own = [{float(v) for v in part.x[:, 0]} for part in (made.data.train, made.data.val, made.data.test)]
+    assert sum(map(len, own)) == len(set.union(*own)) == 60
+    (note,) = (note for note in made.notes if "several ways" in note)
+    assert note.startswith("60 of 60 patients are written in several ways") and "line 2 and line 3" in note
+
+
+def test_rows_without_an_identifier_are_not_one_patient(tmp_path: Path) -> None:
+    made = visits(tmp_path / "t.csv", lambda p, odd: "NA" if p % 2 else p)
+    assert any(note.startswith("60 of 120 samples name no patient") for note in made.notes)
+
+
+# Dates
+
+
+def dated(path: Path, years: tuple[str, ...]) -> Imported:
+    rows = [f"P{i};{1 + i % 28:02}.05.{years[i % len(years)]};{i % 7};{'ja' if i % 2 else 'nein'}" for i in range(60)]
+    path.write_text("\n".join(["pid;geb;wert;label", *rows]))
+    return import_source(path, path.with_suffix(".npz"), ImportOptions(take=Take(patient="pid")))
+
+
+def test_years_of_two_digits_are_not_in_the_future(tmp_path: Path) -> None:
+    made = dated(tmp_path / "t.csv", ("45", "75", "60", "80", "20"))
+    assert made.recipe is not None and made.recipe.used[0].latest == datetime.now().year
+    assert "two digits mean 1" in made.recipe.used[0].why
+    found = np.concatenate([part.x[:, 0] for part in (made.data.train, made.data.val, made.data.test)])
+    assert sorted({int(2000 + v) for v in found}) == [1945, 1960, 1975, 1980, 2020]
+
+
+def test_the_century_is_the_recipe_s(tmp_path: Path) -> None:
+    made = dated(tmp_path / "t.csv", ("45", "75"))
+    assert made.recipe is not None
+    path = tmp_path / "own.toml"
+    other = unfitted(made.recipe, "wert").toml().replace(f"latest = {datetime.now().year}", "latest = 1950")
+    path.write_text(other)
+    again = import_source(tmp_path / "t.csv", tmp_path / "b.npz", ImportOptions(recipe=load_recipe(path)))
+    assert {int(2000 + v) for v in again.data.train.x[:, 0]} == {1875, 1945}
+    with pytest.raises(DataError, match="latest of 'geb' is 26; it is a year of four digits"):
+        parse_recipe(made.recipe.content | {"columns": [{"name": "geb", "kind": "date", "format": "%y", "latest": 26}]})
+
+
+def test_dates_in_the_future_are_named(tmp_path: Path) -> None:
+    made = dated(tmp_path / "t.csv", ("1945", "2945", "1975"))
+    assert "20 dates of geb lie in the future: are its years right?" in made.notes
+
+
+# Classes in parts
+
+
+def people(count: int) -> list[SampleSource]:
+    return [SampleSource(f"line {i}", ("0",), "", str(i)) for i in range(count)]
+
+
+def test_every_part_has_its_share_of_each_class() -> None:
+    y = np.array([0] * 90 + [1] * 9 + [2] * 3)
+    present = np.equal.outer(y, np.arange(3))
+    for seed in range(20):
+        places = assign_splits(people(102), np.arange(102), present, seed)
+        counts = {part: np.bincount(y[places == part], minlength=3).tolist() for part in ("train", "val", "test")}
+        assert counts == {"train": [57, 6, 1], "val": [15, 1, 1], "test": [18, 2, 1]}, seed
+
+
+def test_a_patient_of_two_classes_counts_for_the_rarer_one() -> None:
+    """Patients 0 to 5 have a sample of class 1 each, beside samples of class 0: two of them are held out."""
+    patients, y = np.repeat(np.arange(30), 2), np.zeros(60, int)
+    y[1:12:2] = 1
+    for seed in range(10):
+        places = assign_splits(people(60), patients, np.equal.outer(y, np.arange(2)), seed)
+        assert all((y[places == part] == 1).any() for part in ("train", "val", "test"))
+        assert all(len(set(places[patients == own])) == 1 for own in range(30))
+
+
+def test_without_classes_the_draw_is_as_it_was() -> None:
+    rng = np.random.default_rng(42)
+    drawn = rng.permutation(10)
+    places = assign_splits(people(10), np.arange(10), None, 42)
+    assert sorted(np.flatnonzero(places == "test")) == sorted(drawn[:2])
+
+
+def test_a_part_without_a_class_is_named() -> None:
+    present, places = np.eye(2, dtype=bool)[[0, 0, 1, 0]], np.array(["train", "val", "train", "test"])
+    notes = list(missing_notes(present, ("well", "ill"), places))
+    assert [note[:31] for note in notes] == ["no sample of the val part has i", "no sample of the test part has "]
+
+
+# Labels
+
+
+def findings(path: Path, cells: tuple[str, ...], label: str = "edema,mass") -> Imported:
+    rows = [f"P{i},{40 + i % 40},{cells[i % len(cells)]},{cells[i % 2]}" for i in range(60)]
+    path.write_text("\n".join(["pid,age,edema,mass", *rows]))
+    return import_source(path, path.with_suffix(".npz"), ImportOptions(label=label, take=Take(patient="pid")))
+
+
+def test_findings_written_with_decimals_are_findings(tmp_path: Path) -> None:
+    whole, points = (
+        findings(tmp_path / f"{i}.csv", c) for i, c in enumerate([("1", "0", "-1"), ("1.0", "0.0", "-1.0")])
+    )
+    assert whole.data.task == points.data.task == "multilabel"
+    assert whole.file.read_bytes() == points.file.read_bytes()
+
+
+def test_a_class_in_two_notations_is_one(tmp_path: Path) -> None:
+    made = findings(tmp_path / "t.csv", ("1.0", "0", "1", "0.0"), "edema")
+    assert made.data.task == "multiclass" and made.data.classes == 2 and not made.label_names
+
+
+def test_one_label_in_two_spellings_is_refused(tmp_path: Path) -> None:
+    for i, other in enumerate(("yes ", "Yes", "y\u0435s", "ye\u200bs")):
+        if other.strip() != "yes":
+            with pytest.raises(DataError, match=r"the label is '.*', elsewhere '.*': case and blanks count"):
+                findings(tmp_path / f"{i}.csv", ("yes", "no", other), "edema")
+
+
+def test_a_class_for_no_label_is_asked_about(tmp_path: Path) -> None:
+    made = findings(tmp_path / "t.csv", ("yes", "no", "Unknown"), "edema")
+    assert any("class 'Unknown': if that means that they have no label" in note for note in made.notes)
+
+
+# Masks
+
+
+def masks(folder: Path, values: tuple[int, ...], ending: str = ".png", **options: Any) -> Imported:
+    """Import 20 pictures, of which each has a mask of these values in equal stripes."""
+    rows = ["file,mask,patient"]
+    for i in range(20):
+        mask = np.repeat(np.resize(np.array(values, np.uint8), 16), 16).reshape(16, 16)
+        Image.fromarray(mask).save(folder / f"m{i}{ending}")
+        Image.fromarray(np.full((16, 16), i, np.uint8)).save(folder / f"i{i}.png")
+        rows.append(f"i{i}.png,m{i}{ending},p{i}")
+    (folder / "t.csv").write_text("\n".join(rows))
+    return import_source(folder / "t.csv", folder / "o.npz", ImportOptions(overwrite=True, **options))
+
+
+def test_masks_of_0_and_255_have_class_1(tmp_path: Path) -> None:
+    made = masks(tmp_path, (0, 255))
+    assert np.unique(made.data.train.y).tolist() == [0, 1] and made.data.classes == 2
+    assert "masks have 0 and 255 alone: 255 is class 1, what was drawn (binary-masks in the recipe)" in made.notes
+    assert made.pictures is not None and made.pictures.reading.binary_masks
+    again = masks(tmp_path, (0, 255), pictures=made.pictures)
+    np.testing.assert_array_equal(again.data.train.y, made.data.train.y)
+    with pytest.raises(DataError, match="line 2: its mask has values besides 0 and 255, and the recipe says binary"):
+        masks(tmp_path, (0, 1, 255), pictures=made.pictures)
+
+
+def test_255_beside_a_class_does_not_count(tmp_path: Path) -> None:
+    made = masks(tmp_path, (0, 1, 255))
+    assert np.unique(made.data.train.y).tolist() == [0, 1, 255]
+    with pytest.raises(DataError, match="0 and 255 alone, and 255 does not count by the recipe"):
+        masks(tmp_path, (0, 255), pictures=made.pictures)
+
+
+@pytest.mark.parametrize(
+    ("values", "ending", "words"),
+    [
+        ((0, 1, 2, 4), ".png", "values 0, 1, 2, 4, but no 3: name every class of the federation"),
+        ((0,), ".png", "masks of 0 alone"),
+        ((0, 1), ".jpg", r"m0.jpg cannot be read \(JPEG changes the values of classes: save masks as PNG\)"),
+    ],
+)
+def test_masks_that_are_refused(tmp_path: Path, values: tuple[int, ...], ending: str, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        masks(tmp_path, values, ending)
+
+
+def test_named_classes_may_be_missing(tmp_path: Path) -> None:
+    made = masks(tmp_path, (0, 1, 2, 4), labels=("background", "a", "b", "c", "d"))
+    assert made.data.classes == 5 and all(check.ok for check in check_silo_file(made.file))
