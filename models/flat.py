@@ -136,9 +136,11 @@ class FlatModel:
     def kept_buffers(self) -> Iterator[None]:
         """Context after which all buffers are as before: a measurement must not change the running statistics."""
         buffers, integers = self.buffers.clone(), self.integers.clone()
-        yield
-        self.buffers.copy_(buffers)
-        self.integers.copy_(integers)
+        try:
+            yield
+        finally:
+            self.buffers.copy_(buffers)
+            self.integers.copy_(integers)
 
     def _note_rows(self, name: str, gradient: Tensor) -> None:
         if not gradient.is_sparse:

@@ -116,9 +116,10 @@ def by_batch(model: Network, samples: Samples, batch_size: int, of: Callable[[Te
     size = min(batch_size, samples.at_once)
     parts = (samples.take(slice(i, i + size)) for i in range(0, len(samples), size))
     model.module.eval()
-    found = [of(model.module(x), y) for x, y in parts]
-    model.module.train()
-    return found
+    try:
+        return [of(model.module(x), y) for x, y in parts]
+    finally:
+        model.module.train()
 
 
 def predict(model: Network, samples: Samples, batch_size: int = 512) -> Tensor:

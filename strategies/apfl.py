@@ -23,9 +23,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from models.optimizers import Optimizer
 from models.training import MeanLoss, Network
 from strategies.base.client import SiloClient
 from strategies.base.info import OWN_COPY
+from strategies.base.privacy.training import quietly
 from strategies.base.settings import setting
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.typed_state import Array, ClientState, Item
@@ -73,14 +75,9 @@ class ApflClient(SiloClient):
             self.gradient(x, y)
             grad, w_buffers = model.gradient.clone(), w_buffers if self.frozen else model.buffers.clone()
             if len(y):  # a Poisson sample may be empty
-                with self.private_gradients(False):  # v and α stay
-                    losses.add(self.mixed_gradient(v, w, alpha, v_buffers, x, y))
+                mixed = v, w, alpha, v_buffers
+                alpha = quietly(self.privacy, alpha, self.own_step, mixed, (x, y), v_step, losses)
                 v_buffers = model.buffers.clone()
-                share = alpha
-                if self.settings.adapt == "batch" or (self.settings.adapt == "round" and losses.steps == 1):
-                    alpha -= self.learning_rate() * self.alpha_gradient(v, w, y, alpha)
-                    alpha = min(max(alpha, 0.0), 1.0)
-                v_step.step(v, model.gradient.mul_(share))
             if not self.frozen:
                 w_step.step(w, grad)
         self.keep_optimizer(w_step, "shared")
@@ -92,6 +89,24 @@ class ApflClient(SiloClient):
         self._ends = w, v, alpha, v_buffers
         model.load(w, w_buffers)
         return [w]
+
+    def own_step(
+        self,
+        mixed: tuple[Tensor, Tensor, float, Tensor],
+        batch: tuple[Tensor, Tensor],
+        optimizer: Optimizer,
+        losses: MeanLoss,
+    ) -> float:
+        """Change v by one step, without noise, as it stays here; return the next α. ``mixed``: v, w, α, v's buffers."""
+        v, w, alpha, _ = mixed
+        with self.private_gradients(False):
+            losses.add(self.mixed_gradient(*mixed, *batch))
+        share = alpha
+        if self.settings.adapt == "batch" or (self.settings.adapt == "round" and losses.steps == 1):
+            alpha -= self.learning_rate() * self.alpha_gradient(v, w, batch[1], alpha)
+            alpha = min(max(alpha, 0.0), 1.0)
+        optimizer.step(v, self.model.gradient.mul_(share))
+        return alpha
 
     def mixed_gradient(self, v: Tensor, w: Tensor, alpha: float, buffers: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Write ∇f_i at v̄ to the gradient (for logits: of f_i with respect to the mixed model's v, over α)."""

@@ -220,19 +220,18 @@ class Clipping:
 @contextmanager
 def random_weights(model: FlatModel) -> Iterator[torch.Generator]:
     """Context in which the model has random weights and its first buffers; yields the generator, always the same."""
-    rng, kept = torch.Generator().manual_seed(0), (model.vector.clone(), model.buffers.clone())
+    rng, kept = torch.Generator().manual_seed(0), model.vector.clone()
     devices = [model.device] if model.device.type == "cuda" else []
-    with torch.random.fork_rng(devices), torch.no_grad():
+    with torch.random.fork_rng(devices), model.kept_buffers():
         for entry, parameter in zip(model.layout.parameters, model.parameters, strict=True):
             values = torch.randn(entry.shape, generator=rng).to(parameter.device)
             width = parameter[0].numel() if parameter.dim() > 1 else 1
             parameter.data.copy_(values / width**0.5 if width > 1 else 1 + values / 2)
         model.reset_buffers()
         try:
-            with torch.enable_grad():
-                yield rng
+            yield rng
         finally:
-            model.load(*kept)
+            model.load(kept)
 
 
 def random_like(batch: Any, rng: torch.Generator) -> Any:

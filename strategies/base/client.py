@@ -21,9 +21,9 @@ from models.flat import gather, is_finite, write
 from models.optimizers import Optimizer, make_optimizer
 from models.training import MeanLoss, Network, loss_gradient
 from partitions.common.errors import UserError
-from strategies.base.broadcast import check_received
+from strategies.base.broadcast import RECEIVED, check_step
 from strategies.base.info import MethodInfo, shares_buffers
-from strategies.base.privacy.training import PrivateTraining, kept_finite, private_batches
+from strategies.base.privacy.training import PrivateTraining, kept_finite, private_batches, quietly
 from strategies.base.settings import Common, values_of
 from strategies.base.state import State, model_in, put_model
 from strategies.base.training.batches import shuffled_batches
@@ -267,7 +267,7 @@ class SiloClient(NumPyClient):
             result = {}
             for split in splits:
                 if len(samples := getattr(self.silo, split)):
-                    metrics = self.silo.task.evaluate(self.model, samples)
+                    metrics = quietly(self.privacy, dict[str, float](), self.silo.task.evaluate, self.model, samples)
                     result |= {f"{split}.{name}": value for name, value in metrics.items()}
         if snapshot == "personal" and self.run_id:
             self.silo.known.clear()
@@ -311,7 +311,7 @@ class SiloClient(NumPyClient):
             # With dp no layer may change them: a buffer that one changed in spite of that has no noise, and stays.
             buffers = self.model.buffers if self.privacy is None else self.received_buffers
             vectors = [*vectors, gather(buffers, self.shared_buffers())]
-        personal = self.personal().clone()
+        personal = quietly(self.privacy, received, self.personal).clone()
         if self.privacy is not None:
             personal = kept_finite(self.state, personal, received, self.silo.name)
         # A state that is not finite would stay so: it is discarded, and the next round starts from the last good one.
@@ -365,13 +365,7 @@ class SiloClient(NumPyClient):
         if self.shares_buffers and BUFFERS in self.models:
             write(self.model.buffers, self.shared_buffers(), self.models[BUFFERS].vector)
         received = self.receive()
-        # In an evaluation, the study fixes the models. With dp, a refusal would reveal how near a model is to the
-        # silo's own one, which may have no noise: only models before its first training are compared, with the seed's.
-        new = self.previous is None
-        if math.isfinite(self.silo.max_step) and self.info.trains and (new or self.privacy is None):
-            last = self.first_model() if self.previous is None else self.previous
-            fresh = new and self.round <= 1
-            check_received(self.silo.name, self.round, received, last, self.silo.max_step, first=fresh)
+        check_step(self, received)
         return received
 
     def note_received(self) -> None:
@@ -391,6 +385,8 @@ class SiloClient(NumPyClient):
         score = None if score is None or math.isnan(score) else score
         parts = personal, self.model.buffers.clone(), self.model.integers.clone()
         put_model(arrays, "personal", parts)
+        if self.privacy is not None and math.isfinite(self.silo.max_step):
+            arrays[RECEIVED] = self.received
         # A model without a score does not replace a best one that exists.
         if "best_score" not in numbers or (score is not None and score > numbers["best_score"]):
             put_model(arrays, "best", parts)

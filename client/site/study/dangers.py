@@ -104,8 +104,8 @@ def _of_queries(study: Study, policy: Policy) -> Iterator[str]:
     bounded = policy.epsilon or least(study, "dp.target-epsilon")
     if True in values(study, "dp") and not bounded:
         yield (
-            "dp may be true, and neither your policy has epsilon nor the study dp.target-epsilon: imprint. step is "
-            "checked for your first model alone then, and noise may be so small that a later model reads single records"
+            "dp may be true, and neither your policy has epsilon nor the study dp.target-epsilon: imprint. Noise may "
+            "be so small that a model within step reads single records"
         )
     if "net_benefit" in study.metrics:
         yield (

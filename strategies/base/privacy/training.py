@@ -15,13 +15,14 @@ K gradients of one batch have noise of σ √K each. Together they release as mu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from logging import WARNING
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -36,6 +37,8 @@ from models.privacy.noise import derived, digest_of, noised, poisson_sample, see
 from models.training import Loss, OnFeatures, seed_torch
 from strategies.base.privacy.plan import Plan, Sampling
 from strategies.base.state import State
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -134,10 +137,13 @@ def _rows_of(patient: bytes, dtype: str) -> list[np.ndarray]:
 
 
 def kept_finite(state: State, personal: Tensor, received: Tensor, name: str) -> Tensor:
-    """Return the personal model, or the received one if it diverged; set numbers of the state that are not finite to 0.
+    """Return the personal model, or the received one if it diverged; remove what is not finite from the state.
 
     Divergence of a model trained without noise depends on the records, and an error would reveal it to the server.
     """
+    for key, number in list(state.numbers.items()):
+        if isinstance(number, float) and not math.isfinite(number):
+            del state.numbers[key]
     for key, array in state.arrays.items():
         if array.is_floating_point() and not is_finite(array):
             state.arrays[key] = array.nan_to_num(0.0, 0.0, 0.0)
@@ -145,6 +151,19 @@ def kept_finite(state: State, personal: Tensor, received: Tensor, name: str) -> 
         return personal
     log(WARNING, "%s: its own model diverged; it starts again from the received one", name)
     return received.clone()
+
+
+def quietly(privacy: PrivateTraining | None, otherwise: T, work: Callable[..., T], *given: Any) -> T:
+    """Return ``work(*given)``; with privacy ``otherwise`` if it fails, because an error would reveal the records."""
+    if privacy is None:
+        return work(*given)
+    try:
+        return work(*given)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        log(WARNING, "%s failed, which stays here: %s: %s", work.__name__, type(error).__name__, error)
+        return otherwise
 
 
 def round_digest(tensors: Mapping[str, Tensor], values: Sequence[object]) -> bytes:

@@ -466,9 +466,9 @@ PREPARED = f'participants = 3\nweights = "{APP}"'
         ({"step": "step = 0.3"}, "imprint. A model so far from your last one"),
         (
             {"batch_size": 'dp = true\n"dp.noise-multiplier" = 0.1'},
-            "imprint. step is checked for your first model alone",
+            "imprint. Noise may be so small that a model within step",
         ),
-        ({"batch_size": "dp = [false, true]"}, "imprint. step is checked for your first model alone"),
+        ({"batch_size": "dp = [false, true]"}, "imprint. Noise may be so small that a model within step"),
         ({"batch_size": 'trainable = "conv1"'}, "training of some layers alone"),
         ({"batch_size": 'init-weights = "w.safetensors"', "participants": PREPARED}, "imprint"),
         ({"batch_size": 'model = "mine.net:make"'}, "imprint"),

@@ -19,6 +19,7 @@ from two_layers import DEEP, replies_of
 from client.app import app as client_app
 from client.privacy.noise_key import kept_key
 from client.privacy.private_round import private_round
+from models.flat import FlatModel
 from models.initialisation import flat_model
 from models.privacy.clipping import Clipping
 from models.privacy.noise import seed
@@ -330,24 +331,66 @@ def test_whether_a_model_without_noise_diverges_is_not_told(three: Files, tmp_pa
     assert len(whole[1e30]) == len(whole[0.1]) == 6
 
 
-def test_a_study_s_step_tells_nothing_of_a_model_without_noise(tmp_path: Path) -> None:
-    """Without noise a far model is refused; with it, it is trained from."""
+def test_a_study_s_step_is_counted_from_the_received_model(tmp_path: Path) -> None:
+    """With noise: the silo's own one, which may have none, decides nothing, be it near or far."""
     rows, labels = np.zeros((4, 3), np.float32), np.zeros(4, np.int64)
     model = flat_model("linear", (3,), 2, None, "cpu")
     train, start = Samples(rows, labels), torch.ones(model.layout.size)
     silo = Silo("a", train, train, train, model, lambda purpose: start, max_step=0.5)
     common, info = Common(dp=True, batch_size=2, rounds=2), strategies()["fedavg"].info
-    config = {"round": 2, "models": {GLOBAL: Model(5 * start)}, "numbers": {}, "evaluate": False}
-    client = SiloClient(silo, common, NoSettings(), State({"personal": start}), info)
-    with pytest.raises(UserError, match="a refuses"):
-        client.fit([5 * start], config)
-    private_round(client, Privacy(), Units(4), b"key", config)
-    assert len(client.fit([5 * start], config)[0]) == 1
+
+    def sent(size: float, own: State, this: int = 2, *, dp: bool = True) -> State:
+        vector = size * start
+        config = {"round": this, "models": {GLOBAL: Model(vector)}, "numbers": {}, "evaluate": False}
+        client = SiloClient(silo, common, NoSettings(), own, info)
+        if dp:
+            private_round(client, Privacy(), Units(4), b"key", config)
+        client.fit([vector], config)
+        return client.state
+
+    for own in (1.0, 5.0, 9.0):
+        state = sent(1.4, State({"personal": own * start, "received": start}))
+        assert torch.equal(state.arrays["received"], 1.4 * start)
+        with pytest.raises(UserError, match="of round 2 is 4 lengths away"):
+            sent(5.0, State({"personal": own * start, "received": start}))
+    with pytest.raises(UserError, match="of round 2 is 4 lengths away"):
+        sent(5.0, State({"personal": start}), dp=False)
     for this, reason in ((1, "the first model is not the one"), (2, "is 4 lengths away")):  # before its first training
-        new = SiloClient(silo, common, NoSettings(), State(), info)
-        private_round(new, Privacy(), Units(4), b"key", {**config, "round": this})
         with pytest.raises(UserError, match=reason):
-            new.fit([5 * start], {**config, "round": this})
+            sent(5.0, State(), this)
+
+
+class Failing(torch.nn.Module):
+    """Fails when it is evaluated, or for a value, as networks of a hospital's own may."""
+
+    block_names = ("out",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = torch.nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or bool((x > 50).any()):
+            raise ValueError("a value of a record")
+        found: Tensor = self.out(x)
+        return found
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "apfl"])
+def test_no_error_depends_on_the_records(name: str) -> None:
+    """Neither of the training with noise, nor of one without, nor of an evaluation."""
+    model, method = FlatModel(Failing()), strategies()[name]
+    rows = np.zeros((4, 3), np.float32)
+    rows[2] = 51
+    split, start = Samples(rows, np.zeros(4, np.int64)), torch.ones(model.layout.size)
+    silo = Silo("a", split, split, split, model, lambda purpose: start)
+    common = Common(dp=True, batch_size=4, rounds=2, strategy=name)
+    config = {"round": 1, "models": {GLOBAL: Model(start)}, "numbers": {}, "evaluate": True}
+    client = method.client(silo, common, method.Settings(), State(), method.info)
+    private_round(client, Privacy(), Units(4), b"key", config)
+    vectors, _, metrics = client.fit([start], config)
+    assert bool(torch.isfinite(vectors[0]).all()) and not any("test" in key for key in metrics)
+    assert model.module.training
 
 
 def test_a_late_joiner_s_samples_are_others() -> None:
