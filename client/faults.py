@@ -8,7 +8,9 @@ the silo's log.
 
 from __future__ import annotations
 
+import errno
 import logging
+import re
 import traceback
 from logging import ERROR
 from pathlib import Path
@@ -23,9 +25,36 @@ FAULT = "a fault of the program"  # its name in the log and in the server's line
 OURS = ("client", "models", "partitions", "server", "strategies")  # folders of ROOT
 
 
+# Memory that ran out, in the words of PyTorch, CUDA and NumPy. Python and NumPy also raise MemoryError.
+NO_ROOM = r"(?:can't|unable to|cannot|failed to) (?:m?map|allocate)|(?:out of|not enough) memory|ALLOC_FAILED"
+ALLOCATION = re.compile(NO_ROOM, re.IGNORECASE)
+ASKED = re.compile(r"allocate ([\d.]+ ?[KMGT]?i?B|\d+ bytes)")
+
+
 def is_users(error: BaseException) -> bool:
     """Return whether the user can fix the error: one line, exit code 2."""
-    return isinstance(error, UserError | DataError | SiteError | OSError)
+    return isinstance(error, UserError | DataError | SiteError | OSError) or is_out_of_memory(error)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that memory ran out, of the machine, of its container, or of a GPU."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(ALLOCATION.search(str(error))))
+
+
+def line_of(error: BaseException, batch_size: int | None = None) -> str:
+    """Return the user's line for an error; for memory that ran out, with the device and what to lower."""
+    if not is_out_of_memory(error):
+        return str(error)
+    text = str(error)
+    gpu = re.search(r"cuda|cublas|cudnn|gpu", text, re.I)
+    device = "the GPU (device = cuda)" if gpu else "this machine, or its container or job (device = cpu)"
+    batches = "batch-size" if batch_size is None else f"batch-size (it is {batch_size})"
+    return (
+        f"out of memory on {device}: lower {batches}, take a smaller network or smaller samples, run fewer processes "
+        f"at a time{', or take device = cpu' if gpu else ', or give it more memory'}"
+    )
 
 
 def is_fault(error: BaseException) -> bool:
@@ -41,13 +70,17 @@ def explain(error: Exception) -> tuple[int, str]:
     if is_fault(error):
         logging.getLogger("silofl").error("a fault of silofl; please report it with these lines", exc_info=error)
         return 1, f"{type(error).__name__}: {error}"
-    if isinstance(error, OSError):
+    if isinstance(error, OSError) and not is_out_of_memory(error):
         return 2, ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
-    return 2 if is_users(error) else 1, str(error)
+    return 2 if is_users(error) else 1, line_of(error)
 
 
-def report(error: Exception) -> str:
+def report(error: Exception, batch_size: int | None = None) -> str:
     """Log an error at ERROR, a fault of the program with its traceback; return the server's line."""
+    if is_out_of_memory(error):  # the server is not told how much was asked for: it may follow from the data's size
+        asked = ASKED.search(str(error))
+        log(ERROR, "%s%s", line := line_of(error, batch_size), f" (it asked for {asked[1]})" if asked else "")
+        return line
     if is_users(error):
         log(ERROR, "%s", error)
         return f"{type(error).__name__}: {error}" if isinstance(error, OSError) else str(error)

@@ -24,6 +24,9 @@ READY_SECONDS = 600.0  # `setup` may download public data first
 
 
 def main(command: list[str]) -> int:
+    from client.site.runtime.launch import reach_without_proxy
+
+    reach_without_proxy(os.environ, "control", "superlink")  # Docker passes on the host's proxies
     if command[:1] == ["setup"]:
         give_away()
         from server.deploy.setup import set_up

@@ -14,7 +14,7 @@ from typing import IO
 import numpy as np
 
 from partitions.common.files import write_atomically
-from partitions.common.sizes import available
+from partitions.common.memory import available
 from partitions.labels import Fault
 from partitions.splits import Array
 

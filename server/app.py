@@ -9,7 +9,7 @@ from flwr.app import Context
 from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
-from client.faults import is_fault
+from client.faults import is_fault, line_of
 from partitions.common.files import private
 from server.report.sections.survey import write_survey_page
 from server.report.write import try_report, write_manifest
@@ -43,8 +43,8 @@ def ask(grid: Grid, settings: RunSettings, directory: RunDirectory) -> None:
     try:
         (survey if settings.strategy.info.asks == "survey" else evaluate)(grid, settings, directory)
     except Exception as error:
-        log(ERROR, "%s", error, exc_info=error if is_fault(error) else None)
-        directory.progress("error", strategy=c.strategy, seed=c.seed, message=str(error))
+        log(ERROR, "%s", line := line_of(error), exc_info=error if is_fault(error) else None)
+        directory.progress("error", strategy=c.strategy, seed=c.seed, message=line)
         raise
     directory.progress("done", strategy=c.strategy, seed=c.seed, out=str(directory.path.resolve()))
 
@@ -71,8 +71,8 @@ def run(grid: Grid, settings: RunSettings, directory: RunDirectory) -> None:
             write_manifest(directory, settings)
         write_summary(directory, History(directory.history), federation.finished())
     except Exception as error:
-        log(ERROR, "%s", error, exc_info=error if is_fault(error) else None)
-        directory.progress("error", strategy=c.strategy, seed=c.seed, message=str(error))
+        log(ERROR, "%s", line := line_of(error), exc_info=error if is_fault(error) else None)
+        directory.progress("error", strategy=c.strategy, seed=c.seed, message=line)
         try_report(directory.path)
         raise
     try_report(directory.path)

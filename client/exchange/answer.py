@@ -12,7 +12,7 @@ from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 
-from client.faults import report
+from client.faults import is_out_of_memory, line_of, report
 from client.progress import note_failure
 from client.session import ClientSession
 from client.site.audit_gate import (
@@ -73,17 +73,27 @@ def answer(handler: Handler) -> Callable[[Message, Context], Message]:
             session.check_floor()
             reply = Message(handler(message, session), reply_to=message)
         except Exception as error:
-            if is_full(error) and "state-path" in context.node_config:
-                raise  # a simulation's silos share the user's disk: the run fails instead of leaving silos out
+            if (is_full(error) or is_out_of_memory(error)) and "state-path" in context.node_config:
+                # A simulation's silos share the user's disk and memory: the run fails instead of leaving silos out.
+                if is_full(error):
+                    raise
+                raise UserError(line_of(error, batch_size_in(context))) from None
             reply = error_reply(error, message, context)
         return reply if info is None else release_reply(reply, info, message)
 
     return handle
 
 
+def batch_size_in(context: Context) -> int | None:
+    """Return the run's batch size; None where its settings themselves are the error."""
+    with contextlib.suppress(UserError, DataError):
+        return settings_in(context).common.batch_size
+    return None
+
+
 def error_reply(error: Exception, message: Message, context: Context) -> Message:
     """Return the reply with the reason why a message failed; the reason is also noted in the silo's progress."""
-    reason = report(error)
+    reason = report(error, batch_size_in(context))
     with contextlib.suppress(UserError, DataError):  # the settings themselves may be the error
         note_failure(message, context, settings_in(context), reason)
     return Message(Error(internal("ErrorCode").CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)

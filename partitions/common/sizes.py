@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from partitions.common.errors import DataError
+from partitions.common.memory import available
 
 LARGEST = 2.0  # GiB for one decoded file
 VARIABLE = "SILOFL_LARGEST_FILE"
@@ -39,15 +40,6 @@ def largest() -> int:
     if not 0 < gib < 1e6:
         raise DataError(f"{VARIABLE}={text[:40]} is no number of GiB above 0")
     return int(gib * 2**30)
-
-
-def available() -> int:
-    """Return the bytes of free memory from Linux's /proc/meminfo; on other systems a number without effect."""
-    try:
-        text = Path("/proc/meminfo").read_text()
-        return int(text.partition("MemAvailable:")[2].split()[0]) * 1024
-    except (OSError, ValueError, IndexError):
-        return 1 << 62
 
 
 def check_size(size: int, what: str) -> None:

@@ -6,6 +6,7 @@ It does not run these commands, because each start of one costs more than a seco
 
 import contextlib
 import hashlib
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,7 @@ from typing import Any
 import httpx
 
 from client.site.flower import internal
+from client.site.runtime.launch import reach_without_proxy
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
 
@@ -172,6 +174,13 @@ class Control:
             except OSError as error:
                 raise UserError(f"connection {connection.name!r}: {error.filename}: {error.strerror}") from None
         self._requests = internal("control_pb2")
+        host = connection.address.rpartition(":")[0].strip("[]")
+        unusable = reach_without_proxy(os.environ)
+        if unusable and host not in os.environ["no_proxy"].split(","):
+            raise UserError(
+                f"{unusable}: silofl reaches {connection.address} directly or through an HTTP proxy (https_proxy=http://"
+                "HOST:PORT), and this is another kind; set that, or unset it"
+            )
         version = internal("RuntimeVersionHttpInterceptor")(component_name="flwr CLI")
         self._client = internal("ControlHttpClient").from_server_address(
             server_address=connection.address,

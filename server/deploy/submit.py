@@ -336,7 +336,7 @@ def reason_of(control: Control, run_id: int, progress: Progress, details: str) -
     if errors and errors[-1].partition(": ")[2] not in details:
         details = f"{details} ({errors[-1]})"
     if details == "No heartbeat received from the task":
-        details = "the server app ended without a word (killed, or out of memory)"
+        details = "the server app ended without a word (killed, or out of memory: give the server more)"
     if not details and lines:
         details = lines[-1]
     log = state_root() / control.connection.name / "logs" / "superlink.log"

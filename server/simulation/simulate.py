@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from tqdm import tqdm
 
 from client.app import app as client_app
+from client.faults import line_of
 from partitions.common.columns import columns
 from partitions.common.errors import UserError
 from partitions.common.files import is_full
@@ -215,7 +216,7 @@ def tracked(run: RunSettings, directory: RunDirectory, trackers: Sequence[Tracke
     except Exception as error:
         if not is_full(error):
             which = {"strategy": run.common.strategy, "seed": run.common.seed}
-            directory.progress("error", **which, message=str(error))
+            directory.progress("error", **which, message=line_of(error))
         raise
     finally:
         for tracker in trackers:

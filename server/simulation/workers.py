@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -178,7 +179,7 @@ class Going:
     def fail(self, key: str, code: int) -> None:
         why = self.failures.get(key)
         if why is None:
-            why = f"its process was killed (signal {-code})" if code < 0 else f"its process ended with exit code {code}"
+            why = killed(-code) if code < 0 else f"its process ended with exit code {code}"
             strategy, seed = _which(self.runs[key])
             self.directories[key].directory.progress("error", strategy=strategy, seed=seed, message=why)
         self.failed[key] = code, " ".join(why.split())
@@ -194,6 +195,12 @@ class Going:
             for number, of_round in rounds.items():
                 tracker.record(number, round_values(of_round, *_which(run), number))
             tracker.end(failed=failed)
+
+
+def killed(number: int) -> str:
+    """Return why a process ended by a signal, in words."""
+    memory = "; if memory ran out: lower --workers or batch-size" if number == signal.SIGKILL else ""
+    return f"its process was killed (signal {number}{memory})"
 
 
 def _which(run: RunSettings) -> tuple[str, int]:

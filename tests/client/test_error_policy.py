@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Context, Message, RecordDict
 from tiny import Files, federate
 from torch import Tensor
@@ -22,6 +24,7 @@ from client.site.errors import SiteError
 from partitions.common.errors import DataError, UserError
 from server.run.loop import Progress
 from server.simulation.engine import flower_identity
+from server.simulation.simulate import simulate
 from strategies.base.client import SiloClient
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.replies import Update
@@ -67,6 +70,39 @@ def test_the_users_errors_reach_the_server_as_they_are(
 
 def test_so_does_a_disk(silo_a_fails: Callable[..., str]) -> None:
     assert silo_a_fails(throw(OSError("the disk is gone"))) == "OSError: the disk is gone"
+
+
+OUT_OF_MEMORY = [
+    (lambda: torch.empty(1 << 60), "cpu"),
+    (lambda: np.empty(1 << 56), "cpu"),
+    (throw(MemoryError()), "cpu"),
+    (throw(OSError(errno.ENOMEM, "Cannot allocate memory")), "cpu"),
+    (throw(RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory")), "cpu"),
+    (throw(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ...")), "cuda"),
+    (throw(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")), "cuda"),
+]
+
+
+@pytest.mark.parametrize(("do", "device"), OUT_OF_MEMORY)
+def test_memory_that_ran_out_is_one_line_with_what_to_lower(
+    silo_a_fails: Callable[..., str], do: Callable[[], object], device: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = silo_a_fails(do)
+    assert re.fullmatch(rf"out of memory on .*\(device = {device}\): lower batch-size \(it is \d+\), .*", line)
+    assert not any(record.exc_info for record in caplog.records)  # and no traceback
+    with pytest.raises(Exception) as error:
+        do()
+    assert explain(error.value) == (2, re.sub(r" \(it is \d+\)", "", line))
+
+
+def test_a_simulation_ends_where_its_silos_have_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its silos share the user's machine: without a silo its numbers would be others."""
+    monkeypatch.setattr(SiloClient, "train", lambda *_, **__: torch.empty(1 << 60))
+    with pytest.raises(UserError, match=r"^out of memory on .*batch-size \(it is 7\)"):
+        simulate(
+            {"dataset": "breast-cancer", "rounds": 1, "silos": 2, "batch-size": 7, "out": str(tmp_path / "r")},
+            quiet=True,
+        )
 
 
 @pytest.mark.parametrize(
@@ -155,7 +191,9 @@ def bare(tree: ast.Module) -> Iterator[ast.Name]:
             fine |= names_in([node.type])
         elif isinstance(node, ast.ClassDef):
             fine |= names_in(node.bases)
-        elif isinstance(node, ast.Call) and "suppress" in ast.dump(node.func):
+        elif isinstance(node, ast.AnnAssign):
+            fine |= names_in([node.annotation])
+        elif isinstance(node, ast.Call) and re.search("suppress|isinstance", ast.dump(node.func)):
             fine |= names_in(node.args)
         elif isinstance(node, ast.Try) and any("ValueError" in ast.dump(h.type) for h in node.handlers if h.type):
             fine |= names_in(node.body)

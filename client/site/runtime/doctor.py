@@ -17,6 +17,7 @@ from typing import Any
 
 from client.site.flower import internal
 from client.site.node import Site
+from client.site.runtime.launch import reach_without_proxy
 from client.site.study.approvals import REQUIRED, approved
 from client.site.trust.pins import read_pins
 from client.site.trust.policy import read_policy
@@ -316,6 +317,7 @@ def key_checks(site: Site) -> list[Check]:
     except ValueError:
         fix = "restore it from the bundle"
         return [Check("key", False, f"{site.node_key} is no private key in OpenSSH format", fix)]
+    reach_without_proxy(os.environ)
     credentials = grpc.ssl_channel_credentials(site.ca_certificate.read_bytes())
     public = internal("public_key_to_bytes")(key.public_key())
     request = internal("ActivateNodeRequest")(public_key=public, heartbeat_interval=0.0)

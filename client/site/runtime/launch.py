@@ -11,7 +11,8 @@ import random
 import shutil
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
+from importlib.util import find_spec
 from pathlib import Path
 
 from client.site.node import Site
@@ -128,9 +129,33 @@ def environment(home: Path | None = None, *, scripts: Path | None = None) -> dic
     made["PATH"] = os.pathsep.join([*path, os.environ.get("PATH", os.defpath)])
     if home is not None:
         made["FLWR_HOME"] = str(home)
-    for key in ("NO_PROXY", "no_proxy"):  # processes of one machine must not connect through a site's proxy
-        made[key] = ",".join(filter(None, [made.get(key), "localhost", LOOPBACK]))
+    reach_without_proxy(made)
     return made
+
+
+def reach_without_proxy(variables: MutableMapping[str, str], *names: str) -> str:
+    """Have processes with these variables reach this machine, and hosts of these names, without a site's proxy.
+
+    httpx, which Flower uses, takes proxies from ``*_proxy`` in small and large letters, gRPC also from ``grpc_proxy``.
+    A proxy that httpx has no support for makes every connection fail, even where no proxy is used. Its variable is
+    removed. Returns the names of such variables.
+    """
+    direct = variables.get("no_proxy") or variables.get("NO_PROXY", "")
+    wanted = {"no_proxy": direct, "NO_PROXY": direct}
+    if for_grpc := variables.get("no_grpc_proxy"):  # gRPC reads it in place of no_proxy
+        wanted["no_grpc_proxy"] = for_grpc
+    for key, hosts in wanted.items():
+        parts = [*map(str.strip, hosts.split(",")), *THIS_MACHINE, *names]
+        variables[key] = ",".join(dict.fromkeys(filter(None, parts)))
+    allowed = ("http", "https", *(("socks5", "socks5h") if find_spec("socksio") else ()))
+    removed = []
+    for key in [f"{kind}_proxy" for kind in ("http", "https", "all")]:
+        for name in (key, key.upper()):
+            scheme, mark, _ = variables.get(name, "").partition("://")
+            if mark and scheme.lower() not in allowed:
+                del variables[name]
+                removed.append(name)
+    return ", ".join(removed)
 
 
 def silo_environment(home: Path, *, scripts: Path, template_socket: Path, sharing: int = 1) -> dict[str, str]:

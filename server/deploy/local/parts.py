@@ -1,6 +1,7 @@
 """Parts of a local federation: their command lines, environments, logs and processes."""
 
 import contextlib
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -129,6 +130,7 @@ def failure(local: LocalFederation, process: Process) -> PartFailedError:
     log = log_file(local.directory, process.part)
     code = processes.exit_code(process)
     how = "" if code is None else f" with exit code {code}" if code >= 0 else f", killed by signal {-code}"
+    how += " (out of memory, or killed by hand)" if code == -signal.SIGKILL else ""
     lines = "\n".join(f"  {line}" for line in last_lines(log, 12))
     return PartFailedError(f"{process.part} ended{how}; the end of {log}:\n{lines}")
 

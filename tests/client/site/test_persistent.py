@@ -13,12 +13,14 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 from supernode import RUN_CONFIG, Silo, gone, parent, wait_until
 
+from client.site.memory import available_share
 from client.site.runtime.prefork import persistent
-from client.site.runtime.prefork.persistent import Dispatcher, available_memory, is_last
+from client.site.runtime.prefork.persistent import Dispatcher, is_last
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="prefork needs Linux")
 
 ONE, OTHER = 5, 6  # runs
+KILLED = "(out of memory: lower batch-size; or killed by hand)"
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +83,7 @@ def test_another_run_or_another_app_ends_it(silo: Silo, run: int, app: str) -> N
 @pytest.mark.parametrize(
     ("behaviour", "code", "reason"),
     [
-        ("killed", -signal.SIGKILL, "ClientApp process was ended by SIGKILL (out of memory, or killed by hand)"),
+        ("killed", -signal.SIGKILL, f"ClientApp process was ended by SIGKILL {KILLED}"),
         ("segfault", -signal.SIGSEGV, "ClientApp process was ended by SIGSEGV"),
         ("leaves", 3, "ClientApp process left with exit code 3 and without a reply"),
     ],
@@ -187,12 +189,12 @@ def test_it_ends_with_its_supernode(silo: Silo) -> None:
 def test_when_a_dispatcher_ends(monkeypatch: pytest.MonkeyPatch, warm: Path) -> None:
     monkeypatch.setenv("SILOFL_RESIDENT_MINUTES", "1")
     dispatcher = Dispatcher(0, None, None, 0, warm)  # type: ignore[arg-type]
-    monkeypatch.setattr(persistent, "available_memory", lambda: 0.5)
+    monkeypatch.setattr(persistent, "available_share", lambda: 0.5)
     assert not dispatcher._is_to_end()
-    monkeypatch.setattr(persistent, "available_memory", lambda: 0.05)
+    monkeypatch.setattr(persistent, "available_share", lambda: 0.05)
     assert dispatcher._is_to_end()
-    monkeypatch.setattr(persistent, "available_memory", available_memory)
-    assert 0 < available_memory() <= 1
+    monkeypatch.setattr(persistent, "available_share", available_share)
+    assert 0 < available_share() <= 1
     dispatcher.idle_since -= 61
     assert dispatcher._is_to_end()
 

@@ -96,8 +96,8 @@ def test_flowers_own_arguments_output_and_exit_codes_pass_through(warm_silo: Sil
 @pytest.mark.parametrize(
     ("start", "behaviour", "code", "reason"),
     [
-        ("warm", "killed", -signal.SIGKILL, "SIGKILL (out of memory, or killed by hand)"),
-        ("cold", "killed", -signal.SIGKILL, "SIGKILL (out of memory, or killed by hand)"),
+        ("warm", "killed", -signal.SIGKILL, "SIGKILL (out of memory: lower batch-size; or killed by hand)"),
+        ("cold", "killed", -signal.SIGKILL, "SIGKILL (out of memory: lower batch-size; or killed by hand)"),
         ("warm", "segfault", -signal.SIGSEGV, "SIGSEGV"),
         ("warm", "leaves", 3, "left with exit code 3 and without a reply"),
     ],

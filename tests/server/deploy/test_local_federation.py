@@ -226,7 +226,7 @@ def test_a_silo_opens_its_own_file_whatever_its_name(federation: LocalFederation
     ("behaviour", "reason"),
     [
         ("server", "no such column"),
-        ("killed", "a silo failed: ClientApp process was ended by SIGKILL (out of memory, or killed by hand)"),
+        ("killed", "a silo failed: ClientApp process was ended by SIGKILL (out of memory: lower batch-size;"),
     ],
 )
 def test_a_failed_run_says_why(

@@ -39,6 +39,7 @@ from typing import Any, NoReturn
 
 from ...audit_gate import BY_SITE, BY_SITE_VALUE
 from ...flower import internal
+from ...memory import available_share
 from .handover import adopt, peer
 from .records import read_answer, read_question, write_answer, write_exception, write_question
 from .shim import request
@@ -253,22 +254,7 @@ class Dispatcher:
 
     def _is_to_end(self) -> bool:
         idle = time.monotonic() - self.idle_since > self.idle_limit
-        return idle or template_pid(self.template) is None or available_memory() < SHORT_OF_MEMORY
-
-
-def available_memory() -> float:
-    """Return the available share of memory: of the machine, or of the container if that is less."""
-    shares = [1.0]
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        shares.append(int(lines["MemAvailable"].split()[0]) / int(lines["MemTotal"].split()[0]))
-    with contextlib.suppress(OSError, ValueError, KeyError):  # of a container, by cgroup v2
-        folder = Path("/sys/fs/cgroup")
-        most = int((folder / "memory.max").read_text())
-        used = int((folder / "memory.current").read_text())
-        lines = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        shares.append(1 - (used - int(lines["inactive_file"])) / most)
-    return min(shares)
+        return idle or template_pid(self.template) is None or available_share() < SHORT_OF_MEMORY
 
 
 # --- the persistent worker --------------------------------------------------------------------------------

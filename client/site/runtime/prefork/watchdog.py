@@ -162,7 +162,7 @@ def how_it_ended(status: int) -> tuple[int, str]:
         code = os.WEXITSTATUS(status)
         return code, f"ClientApp process left with exit code {code} and without a reply"
     number = os.WTERMSIG(status)
-    cause = " (out of memory, or killed by hand)" if number == signal.SIGKILL else ""
+    cause = " (out of memory: lower batch-size; or killed by hand)" if number == signal.SIGKILL else ""
     reason = f"ClientApp process was ended by {signal.Signals(number).name}{cause}"
     print(f"ERROR: {reason}", file=sys.stderr)
     return -number, reason

@@ -1,0 +1,56 @@
+"""Free memory of the machine, or of the container or batch job where that is less (cgroup v1 and v2).
+
+Standard library only, and no module of ours: client/site/memory.py loads this file by its path.
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+UNKNOWN = 1 << 62  # bytes: on a system that says nothing
+# Of cgroup v1 and v2: files with the limit and with the use, and the part of the use that the kernel can take back.
+NAMES = (
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ("memory.max", "memory.current", "inactive_file"),
+)
+
+
+def available(root: Path = Path("/")) -> int:
+    """Return the free bytes of memory; a number without effect where they are unknown."""
+    return max(min((free for free, _ in bounds(root)), default=UNKNOWN), 0)
+
+
+def available_share(root: Path = Path("/")) -> float:
+    """Return the free share of the scarcest memory, from 0 to 1."""
+    return max(min((free / total for free, total in bounds(root) if total), default=1.0), 0.0)
+
+
+def bounds(root: Path) -> Iterator[tuple[int, int]]:
+    """Yield free and all bytes of the machine, and of each group with a limit that this process is in."""
+    with suppress(OSError, ValueError, KeyError, IndexError):
+        lines = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
+        free, total = (int(lines[key].split()[0]) * 1024 for key in ("MemAvailable", "MemTotal"))
+        yield free, total
+    for group in groups(root):
+        for limit, use, inactive in NAMES:
+            with suppress(OSError, ValueError, KeyError):
+                most, used = (int((group / name).read_text()) for name in (limit, use))  # "max": no limit
+                parts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+                if most < UNKNOWN:
+                    yield most - used + int(parts[inactive]), most
+
+
+def groups(root: Path) -> Iterator[Path]:
+    """Yield the folders of this process's memory groups, each with the groups around it."""
+    tops = {root / "sys/fs/cgroup": "", root / "sys/fs/cgroup/unified": "", root / "sys/fs/cgroup/memory": ""}
+    with suppress(OSError, ValueError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, kinds, path = line.split(":", 2)
+            if kinds == "":
+                tops |= dict.fromkeys([root / "sys/fs/cgroup", root / "sys/fs/cgroup/unified"], path)
+            elif "memory" in kinds.split(","):
+                tops[root / "sys/fs/cgroup/memory"] = path
+    for top, path in tops.items():
+        # In a container without a namespace of its own, the path is the host's: only the top is there.
+        inner = top / path.strip("/")
+        yield from (folder for folder in (inner, *inner.parents) if folder.is_relative_to(top) and folder.is_dir())
