@@ -6,10 +6,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from client.site.trust.bundle import read_bundle
+from client.site.trust.bundle import joined_silos, read_bundle
 from client.site.trust.message_rules import method_faults, own_model_faults, privacy_faults, sends_whole, setting_faults
 from client.site.trust.policy import EVIDENCE as SITE_EVIDENCE
 from client.site.trust.policy import Policy, parse_policy, read_policy, rules
+from client.studies import place_of
 from strategies import PersonalizedStrategy, strategies
 from strategies.base.evaluation import EVALUATE
 from strategies.base.info import MethodInfo
@@ -18,9 +19,13 @@ from strategies.base.survey import SURVEY
 
 
 def policy_at(what: Path | None) -> Policy:
-    """Return the policy of a bundle, its folder, or a file; of this process if ``what`` is None."""
+    """Return the policy of a bundle, its folder, or a file; None: of this container, or the silo that joined here."""
     if what is None:
-        return read_policy(os.environ.get("SILOFL_POLICY", ""))
+        if os.environ.get("SILOFL_NAME") or os.environ.get("SILOFL_POLICY"):
+            return read_policy(os.environ.get("SILOFL_POLICY", ""))
+        if not joined_silos():
+            return Policy(where="silofl's defaults, for no silo has joined from this machine")
+        return place_of(None).policy
     if what.suffix == ".tar" or what.is_dir():
         text = read_bundle(what).get("policy.toml")
         return Policy() if text is None else parse_policy(text.decode(errors="replace"), f"{what}/policy.toml")

@@ -17,7 +17,7 @@ from client.site.study.accounting import used_up
 from client.site.study.dangers import dangers, of_weights, values
 from client.site.study.protocol import Limits, Study, parse_study, words
 from client.site.study.signature import signer_of
-from client.site.trust.keys import site_root
+from client.site.trust.bundle import POLICY_ASKED, find_state
 from client.site.trust.message_rules import run_faults
 from client.site.trust.methods import DEFAULTS
 from client.site.trust.policy import Policy, read_policy
@@ -51,19 +51,16 @@ def place_of(state: Path | None, policy: Path | None = None) -> Place:
     if state is None and os.environ.get("SILOFL_NAME"):
         site = Site.from_environment(os.environ)
         return Place(site.name, site.state, read_policy(str(policy or site.policy)))
-    if state is None:
-        states = sorted(path.parent / "state" for path in site_root().glob("*/ca.crt"))
-        if len(states) != 1:
-            names = ", ".join(path.parent.name for path in states) or "none has"
-            raise UserError(f"name the silo's state directory with --state-dir: of those that joined here, {names}")
-        state = states[0]
+    state = find_state(state)
     if not state.is_dir():
         raise UserError(
             f"--state-dir {state}: there is no such directory; it is the one that the silo keeps its state in"
         )
     state = state.absolute()
     folder = state.parent if state.name == "state" else state  # the first by `silofl join`, the second by `silofl up`
-    own = policy or (folder / "policy.toml" if (folder / "policy.toml").is_file() else "")
+    asked = folder / POLICY_ASKED  # what `silofl join --policy` named
+    named = asked.read_text("utf-8") if asked.is_file() else ""
+    own = policy or named or (folder / "policy.toml" if (folder / "policy.toml").is_file() else "")
     return Place(folder.name, state, read_policy(str(own)), known(folder / "signed-by"))
 
 

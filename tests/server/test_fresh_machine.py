@@ -47,7 +47,7 @@ FROM_NOTHING: list[tuple[str, int, str]] = [
     ("add-silo --request clinic-13.request", 2, NO_FILE),
     ("remove-silo clinic-13", 2, NO_FILE),
     ("request clinic-13", 0, "SHA256:"),
-    ("audit", 2, "name a state directory or a bundle: of the silos that joined from this machine, none has a log"),
+    ("audit", 2, "name a state directory or a bundle: of silos that joined from this machine, none has"),
     ("audit clinic-13.tar", 2, "there is no audit log in clinic-13.tar"),
     ("request --folder clinic-13 clinic-13", 0, "SHA256:"),
     ("withdraw clinic-13", 2, "no run in runs/ keeps anything of clinic-13"),

@@ -1,9 +1,8 @@
 """The app of a checkout as `flwr run` ships it, and the sums that identify it at a site (`allowed-apps`).
 
-python -m client.site.trust.apps FOLDER      prints the list for the images, with FOLDER's app only
+python -m client.site.trust.apps FOLDER      prints such a list, with FOLDER's app only
 """
 
-import hashlib
 import os
 import re
 import sys
@@ -38,14 +37,9 @@ def files_of(app: Path) -> dict[str, Path]:
     return files
 
 
-def app_hash(app: Path) -> str:
-    """Return the SHA-256 of the app as `flwr run` ships it from this machine."""
-    return hashlib.sha256(build(app)).hexdigest()
-
-
-def listed(app: Path) -> str:
-    """Return an image's `allowed-apps`: sums over the app's content, since other machines compress it differently."""
-    return f"{HEAD}{content_sum(build(app))}  what the app of this image's checkout holds\n"
+def listed(app: Path, what: str = "what the app of this image's checkout holds") -> str:
+    """Return the `allowed-apps` of an image or a bundle: the sum over the content of a checkout's app."""
+    return f"{HEAD}{content_sum(build(app))}  {what}\n"
 
 
 if __name__ == "__main__":

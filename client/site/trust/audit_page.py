@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import textwrap
 from collections import Counter
@@ -11,12 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from client.site.node import Site
 from client.site.trust import receipts
 from client.site.trust.audit import files_of, settings_of, verify
-from client.site.trust.bundle import read_bundle, site_of
+from client.site.trust.bundle import find_state
 from client.site.trust.chain import Verdict
-from client.site.trust.keys import site_root
 from client.site.trust.methods import DEFAULTS
 from partitions.common.errors import UserError
 from partitions.common.names import escaped
@@ -29,18 +26,7 @@ def find_log(where: Path | None) -> Path:
 
     Raises UserError, one line, if there is none.
     """
-    if where is None and os.environ.get("SILOFL_NAME"):
-        where = Site.from_environment(os.environ).state
-    if where is None:
-        sites = sorted(path.parent for path in site_root().glob("*/state"))
-        if len(sites) != 1:
-            names = f"several silos have: {', '.join(path.name for path in sites)}" if sites else "none has"
-            raise UserError(
-                f"name a state directory or a bundle: of the silos that joined from this machine, {names} a log"
-            )
-        where = sites[0] / "state"
-    if where.is_file() or (where / ".env").is_file():
-        where = site_of(read_bundle(where), Path()).state
+    where = find_state(where)
     folder = where / "audit" if (where / "audit").is_dir() else where
     if not files_of(folder):
         raise UserError(f"there is no audit log in {where}: nothing has left from there, or it is another directory")

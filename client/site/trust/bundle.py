@@ -19,7 +19,7 @@ from client.site.node import Site
 from client.site.trust.keys import fingerprint, load_key, own_key, public_bytes, site_root
 from client.site.trust.signing import Signed, check_image, check_signed
 from client.site.trust.variables import variables_of
-from partitions.common.errors import DataError
+from partitions.common.errors import DataError, UserError
 from partitions.common.files import write_atomically
 from partitions.common.names import SILO
 
@@ -27,6 +27,7 @@ from partitions.common.names import SILO
 # consortium signs, or declares a schema.
 OPTIONAL = ("README.md", "docker-compose.yml", "policy.toml", "node.key", "schema.json", "signed.json")
 FILES = (".env", "allowed-apps", "ca.crt", *OPTIONAL)
+POLICY_ASKED = "policy-asked"  # in the silo's folder: the path of the file that `silofl join --policy` named
 LARGEST = 1 << 20  # bytes; every file of a bundle is a few thousand at most
 MOST_FILES = 20  # including the folder and extra entries of a tar
 KINDS_ONLY = "a bundle is one folder of plain files, each once"
@@ -114,6 +115,29 @@ def check_key(files: Mapping[str, bytes], site: Site) -> None:
             f"this bundle is for the key {wanted['SILOFL_KEY']}, and {own} is {here}: send the request anew, or take "
             "the bundle of this one"
         )
+
+
+def find_state(where: Path | None) -> Path:
+    """Return a silo's state directory: the given one, or that of a bundle, this container, or this machine's only silo.
+
+    Raises UserError, one line, if no silo or several have joined from this machine, or DataError for no bundle.
+    """
+    if where is None and os.environ.get("SILOFL_NAME"):
+        return Site.from_environment(os.environ).state
+    if where is None:
+        joined = joined_silos()
+        if len(joined) != 1:
+            names = f"these have: {', '.join(path.name for path in joined)}" if joined else "none has"
+            raise UserError(f"name a state directory or a bundle: of silos that joined from this machine, {names}")
+        return joined[0] / "state"
+    if where.is_file() or (where / ".env").is_file():
+        return site_of(read_bundle(where), Path()).state
+    return where
+
+
+def joined_silos() -> list[Path]:
+    """Return the folders of the silos that joined from this machine without Docker, by name."""
+    return sorted({path.parent for name in ("ca.crt", "state") for path in site_root().glob(f"*/{name}")})
 
 
 def site_of(

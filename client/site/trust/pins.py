@@ -1,7 +1,7 @@
 """The apps that a site runs: the SHA-256 sums of `SILOFL_ALLOWED_APPS`, a file of them or a list.
 
-A sum is over the app as shipped, or over its content (`content_sum`): two machines may compress the same app
-differently.
+A sum is over the app's content (`content_sum`), because two machines may compress the same app differently. A list may
+also have the SHA-256 of a file as shipped.
 """
 
 import hashlib
@@ -29,10 +29,11 @@ def check_pin(digest: str, app: bytes = b"") -> None:
     try:
         allowed = set(read_pins(pins))
     except OSError as error:
-        raise refused(f"app {digest} refused: cannot read the allowed apps: {error}") from None
+        raise refused(f"app {content_sum(app) or digest} refused: cannot read the allowed apps: {error}") from None
     if not any(one in allowed for one in sums_of(digest, app)):
         where = "SILOFL_ALLOWED_APPS" if is_sums(pins) else pins
-        raise refused(f"app {digest} refused: its SHA-256 is not among the {len(allowed)} listed in {where}")
+        its = content_sum(app) or digest
+        raise refused(f"app {its} refused: its SHA-256 is not among the {len(allowed)} listed in {where}")
 
 
 def content_sum(app: bytes) -> str:

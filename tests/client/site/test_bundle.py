@@ -32,9 +32,10 @@ from client.site.trust.policy import Policy, read_policy
 from client.site.trust.variables import read_variables
 from partitions.schema import Feature, Schema
 from server.cli.main import main
-from server.deploy.bundle import Bundle, add_silo, app_hash, pins, remove_silo
+from server.deploy.bundle import Bundle, add_silo, pins, remove_silo
 from server.deploy.control import Control, write_connection
 from server.deploy.federation import Federation, read_federation
+from server.deploy.study_draft import app_sums
 from server.deploy.submit import app_directory
 
 FILES = {".env", "README.md", "allowed-apps", "ca.crt", "docker-compose.yml", "node.key", "policy.toml"}
@@ -172,14 +173,14 @@ def test_pins_are_the_app_that_flwr_run_ships(tmp_path: Path) -> None:
         'fab-include = ["pkg/**/*.py"]\n[tool.flwr.app.components]\nserverapp = "pkg.a:app"\nclientapp = "pkg.a:app"\n'
     )
     (app / "pkg/a.py").write_text("app = 1\n")
-    first = app_hash(app)
+    first = pins(app)
     (app / "data.csv").write_text("1")
     os.utime(app / "pkg/a.py", (0, 0))
-    assert app_hash(app) == first
+    assert pins(app) == first
     (app / "pkg/a.py").write_text("app = 2\n")
-    assert app_hash(app) != first
+    assert pins(app) != first
     (tmp_path / "allowed-apps").write_text(pins(app))
-    assert list(read_pins(str(tmp_path / "allowed-apps"))) == [app_hash(app)]
+    assert list(read_pins(str(tmp_path / "allowed-apps"))) == app_sums(app)  # a study's sum, too
 
 
 # --- what a site makes of it ------------------------------------------------------------------------------
@@ -421,7 +422,7 @@ def test_add_and_remove(
     pem = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     assert registered(server)["clinic"].strip() == pem.strip()
     assert files["ca.crt"] == server.credentials.ca_certificate.read_bytes()
-    assert app_hash(app_directory()) in files["allowed-apps"].decode()
+    assert app_sums(app_directory())[0] in files["allowed-apps"].decode()
     assert read_variables(files[".env"].decode())["SILOFL_SERVER"] == f"127.0.0.1:{server.fleet}"
     noted = tmp_path / "state/silofl/test/remote/clinic.pem"
     assert noted.read_bytes() == pem

@@ -315,7 +315,7 @@ def test_an_app_that_is_not_pinned_is_refused_before_import(silo: Silo, start: s
     assert silo.answer()["version"] == "good"
     code, _, err = silo.run(silo.message(bad), **pinned)
     assert code == 1
-    line = f"ERROR: app {bad.hash_str} refused: its SHA-256 is not among the 1 listed in {pins}"
+    line = f"ERROR: app {content_sum(bad.content)} refused: its SHA-256 is not among the 1 listed in {pins}"
     assert told(err) == [line]
     assert "refused" in silo.reason()
     assert not (silo.marks / "imported-bad").exists()
@@ -449,7 +449,7 @@ def test_what_leaves_is_written_down_before(warm_silo: Silo) -> None:
         "round": 3,
         "asked": "train",
         "method": "fedavg",
-        "app": app.hash_str,
+        "app": content_sum(app.content),
         "rule": audit_gate.rule_of(warm_silo.node_config)[1].replace("no allowed-apps: any build may send", LISTED),
         "run-id": str(RUN + 1),
     }

@@ -24,7 +24,7 @@ from typing import Any
 from ...audit_gate import BY_SITE, BY_SITE_VALUE, MessageInfo, describe_message, in_study, release_reply, take_receipt
 from ...flower import internal
 from ...messages import charge_message, check_message
-from ...trust.pins import check_pin, sums_of
+from ...trust.pins import check_pin, content_sum, sums_of
 from .calls import client_over
 from .persistent import PersistentWorker
 from .unpack import unpack
@@ -105,7 +105,7 @@ def wrap_flower(report: socket.socket, calls: Connection | None, persistent: Per
 
     def pull_task_input(client: Any) -> Any:
         message, context, run, fab = pull(client)
-        info = describe_message(message, context, hashlib.sha256(fab.content).hexdigest())
+        info = describe_message(message, context, content_sum(fab.content) or hashlib.sha256(fab.content).hexdigest())
         pulled.update(info=info, message=message)
         metadata = {name: getattr(message.metadata, name) for name in METADATA}
         note(message=metadata, node_id=context.node_id, info=vars(info))
