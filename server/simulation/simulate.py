@@ -129,7 +129,10 @@ def run_all(runs: Sequence[RunSettings], directory: RunDirectory, trackers: Sequ
     total = sum(r.common.rounds for r in runs)
     bar: tqdm[Any]
     try:
-        with tqdm(total=total, unit="round", file=sys.stderr, disable=quiet, dynamic_ncols=True, smoothing=0.1) as bar:
+        with (
+            one_line_of_warnings(quiet),
+            tqdm(total=total, unit="round", file=sys.stderr, disable=quiet, dynamic_ncols=True, smoothing=0.1) as bar,
+        ):
             for run in runs:
                 run_one(run, part_of(directory, run), bar, trackers)
     except BaseException as error:
@@ -142,6 +145,41 @@ def run_all(runs: Sequence[RunSettings], directory: RunDirectory, trackers: Sequ
             raise KeyboardInterrupt(how_to_continue(directory)) from None
         raise
     try_reports(runs, directory)
+
+
+class Warnings(logging.Filter):
+    """Withholds the warnings of a logger, and stores them by the text that was logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[str, list[str]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the record is shown now."""
+        if record.levelno == logging.WARNING:
+            self.found.setdefault(record.msg, []).append(record.getMessage())
+        return record.levelno != logging.WARNING
+
+    def __str__(self) -> str:
+        """Return the first warning of each kind, with the number of others like it, in one line."""
+        return "; ".join(
+            texts[0] + (f" (and {len(texts) - 1} like it)" if texts[1:] else "") for texts in self.found.values()
+        )
+
+
+@contextlib.contextmanager
+def one_line_of_warnings(quiet: bool) -> Iterator[None]:
+    """Print the warnings of a study as one line behind its progress bar; ``quiet`` leaves them to the log."""
+    withheld = Warnings()
+    logger = logging.getLogger("flwr")
+    try:
+        if not quiet:
+            logger.addFilter(withheld)
+        yield
+    finally:
+        logger.removeFilter(withheld)
+        if withheld.found:
+            print(f"note: {withheld}; the report names all", file=sys.stderr)
 
 
 def try_reports(runs: Sequence[RunSettings], directory: RunDirectory) -> None:
