@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install lock check settings test test-all drills coverage demo bench docs sbom release clean
+.PHONY: install lock check settings test test-all drills coverage demo picture bench docs sbom release clean
 
 install: $(VENV)/ready
 
@@ -61,6 +61,11 @@ coverage: install
 # Twelve silos and a server on this machine, three methods, runs/demo/report.html; a few minutes.
 demo: install
 	$(BIN)/python -m server.simulation.demo
+
+# The README's picture, of the report that `make demo` wrote; needs Chromium.
+PICTURE ?= docs/images/report.png
+picture: install
+	PYTHONPATH=. $(BIN)/python .ci/picture.py runs/demo $(PICTURE)
 
 # The short set of benchmarks, in turns, as ratios; see benchmarks/README.md.
 bench: install

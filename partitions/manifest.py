@@ -84,6 +84,7 @@ def write_partition(
     refuse_other_content(out)
     indices = partition(dataset, name, silos=silos, seed=seed, settings=settings, validation=validation)
     manifest = describe(dataset, indices, name=name, seed=seed, settings=settings)
+    manifest["settings"] |= {} if validation < 0 else {"validation": validation}
     temporary: Path | None = None
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -312,3 +312,17 @@ def test_images_are_named_by_the_version_that_is_built() -> None:
     for page in PAGES:
         tags = re.findall(r"silofl-(?:silo|server):(\d[\d.]*\d)", page.read_text())
         assert set(tags) <= {version}, f"{relative(page)} names images of {set(tags)}"
+
+
+# --- the README's picture
+
+
+def test_the_picture_is_of_the_run_whose_table_the_readme_shows() -> None:
+    """`make picture` writes the table of its run into the PNG."""
+    from PIL import Image
+
+    readme = (ROOT / "README.md").read_text("utf-8")
+    shown = re.search(r"^silo  .*?^mean .*?$", readme, re.DOTALL | re.MULTILINE)
+    assert shown is not None
+    of_picture = Image.open(ROOT / "docs/images/report.png").info["table"].splitlines()
+    assert all(line in of_picture for line in shown[0].splitlines() if line != "...")

@@ -269,8 +269,7 @@ def _summary(federation: Federation) -> str:
     demo = federation.demo
     content: dict[str, object] = {"name": federation.name}
     if demo is not None:
-        fields: dict[str, object] = {"dataset": demo.dataset, "partition": demo.partition, "seed": demo.seed}
-        content["demo"] = fields | ({"parts": demo.parts} if demo.parts else {})
+        content["demo"] = demo.split | ({"parts": demo.parts} if demo.parts else {})
     content["silos"] = [
         {"name": silo.name, "data": "demo" if silo.data is None else str(silo.data)} for silo in federation.silos
     ]

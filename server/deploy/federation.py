@@ -22,7 +22,7 @@ import re
 import reprlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +71,20 @@ class Demo:
     """Data set that is split over the silos with `data: demo`.
 
     `parts`: number of parts; extra parts are for later silos. 0: keep the existing number, initially one per silo.
+    `settings`: of the partition (`dirichlet.beta`), and `validation`; others have their defaults.
     """
 
     dataset: str = "digits"
     partition: str = "dirichlet"
     seed: int = 42
     parts: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def split(self) -> dict[str, Any]:
+        """The entries that determine the parts, apart from their number."""
+        made = {"dataset": self.dataset, "partition": self.partition, "seed": self.seed}
+        return made | ({"settings": dict(self.settings)} if self.settings else {})
 
 
 @dataclass(frozen=True)
@@ -262,7 +270,7 @@ def _demo(content: Any, path: Path) -> Demo | None:
     from partitions.schemes.registry import PARTITIONS
 
     where = f"{path}: demo"
-    fields = _mapping(content, where, ("dataset", "partition", "seed", "parts"))
+    fields = _mapping(content, where, ("dataset", "partition", "seed", "parts", "settings"))
     seed = fields.get("seed", Demo.seed)
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise UserError(f"{where}.seed: {shown(seed)} is not a whole number of at least 0")
@@ -274,7 +282,20 @@ def _demo(content: Any, path: Path) -> Demo | None:
         word = name if isinstance(name, str) else shown(name)
         if word not in known:
             raise UserError(f"{where}.{kind}: {unknown_name(kind, word, known)}")
-    return demo
+    return replace(demo, settings=_split_settings(fields.get("settings"), demo.partition, f"{where}.settings"))
+
+
+def _split_settings(content: Any, partition: str, where: str) -> Mapping[str, Any]:
+    """Return the checked section `demo.settings`: settings of the partition, and `validation`."""
+    from strategies.base.run_settings import defaults, parse_settings
+
+    known = tuple(key for key in defaults() if key == "validation" or key.startswith(f"{partition}."))
+    settings = _mapping(content or {}, where, known)
+    try:
+        parse_settings({**settings, "partition": partition})
+    except ValueError as error:
+        raise UserError(f"{where}: {error}") from None
+    return settings
 
 
 def _silo(content: Any, number: int, path: Path, check_data: bool) -> SiloEntry:

@@ -156,7 +156,7 @@ def federation_file(connection: str) -> str:
 
 def _own_data(connection: str, values: Mapping[str, object]) -> dict[str, object]:
     """Return a federation's demo data as settings. Raises UserError if `values` request other data."""
-    from strategies.base.run_settings import defaults
+    from strategies.base.run_settings import defaults, parse_settings
 
     own: dict[str, object] = {}
     try:
@@ -169,7 +169,10 @@ def _own_data(connection: str, values: Mapping[str, object]) -> dict[str, object
         demo, file = deployed.demo or {}, deployed.file
         again = f"silofl compose {file} --out docker-compose.yml && docker compose up --wait"
     own |= {key: demo[key] for key in ("dataset", "partition") if key in demo}
-    for key in ("dataset", "partition", "data-dir"):
+    own |= demo.get("settings", {})
+    split = {key: values[key] for key in demo.get("settings", {}) if key in values}
+    values = {**values, **{key: parse_settings({**own, **split}).flat()[key] for key in split}}  # typed
+    for key in ("dataset", "partition", "data-dir", *demo.get("settings", {})):
         asked = values.get(key) or own.get(key)
         unused = not demo and asked == defaults()[key]  # from the config.toml of an earlier run
         if asked != own.get(key) and not unused:

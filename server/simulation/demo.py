@@ -1,9 +1,8 @@
 """Demonstration (``make demo``): twelve silos and a server on this machine, three methods, one report, a few minutes.
 
-It does the same as these commands: ``silofl partition`` splits the data set into one file per silo, and a federation
-file lists the files. ``silofl up`` starts the processes (gRPC, TLS, node keys), and ``silofl run`` trains. At the end,
-``silofl down`` stops the processes, also after Ctrl-C or a failure. The run is in ``runs/demo``, the silos' files are
-in ``runs/demo-silos``.
+It does the steps of ``docs/consortium.md``: ``silofl up`` splits the data set and starts the processes (gRPC, TLS, node
+keys), ``silofl run`` trains, and ``silofl down`` stops the processes, also after Ctrl-C or a failure. The run is in
+``runs/demo``, the federation file and the silos' data are in ``runs/demo-silos``.
 """
 
 from __future__ import annotations
@@ -13,36 +12,32 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from client.faults import explain
 from partitions.common.errors import UserError
-from partitions.datasets.registry import load_dataset
-from partitions.manifest import write_partition
-from partitions.schemes.fedala import Dirichlet
 from server.deploy import local, submit
-from server.deploy.federation import read_federation
+from server.deploy.federation import Federation, read_federation
 from server.report.study import Study
 from server.report.write import silo_table, write_report
 
 NAME = "silofl-demo"
 SILOS = 12
-SEED = 1
-PARTITION = Dirichlet(beta=0.5, min_test=20)
-SETTINGS: dict[str, object] = {
-    "strategy": "local,fedavg,apple",
-    "seed": SEED,
-    "rounds": 15,
-    "threads": 1,  # per silo; twelve of them share the machine
+STRATEGIES, ROUNDS = "local,fedavg,fedala", 15
+# As in federation.yaml. Half of a hospital's training part is for validation: it trains on 36 to 76 samples.
+DATA: dict[str, object] = {
+    "dataset": "digits",
+    "partition": "dirichlet",
+    "seed": 42,
+    "settings": {"dirichlet.beta": 1.0, "dirichlet.min-test": 25, "validation": 0.5},
+}
+RUN: dict[str, object] = {
     "model": "mlp",
+    "threads": 1,  # per silo; twelve of them share the machine
     "local-epochs": 5,
     "batch-size": 16,
     "learning-rate": 0.1,
-    "apple.dr-learning-rate": 0.01,
-    "apple.common-init": True,
-    "min-metric-samples": 1,  # public data: nothing has to be withheld
 }
 
 START = time.monotonic()
@@ -62,17 +57,13 @@ def clear(out: Path) -> None:
         shutil.rmtree(out)
 
 
-def write_federation(folder: Path) -> Path:
-    """Split the data into one file per silo, and write the federation file that lists them."""
-    manifest = write_partition(
-        load_dataset("digits"), "dirichlet", folder / "data", silos=SILOS, seed=SEED, settings=PARTITION
-    )
-    silos: list[dict[str, Any]] = [
-        {"name": s["name"], "device": "cpu", "data": f"data/{s['file']}", "policy": "public"} for s in manifest["silos"]
-    ]
+def write_federation(folder: Path) -> Federation:
+    """Write the federation file of the demonstration, and return its content."""
+    silos = [{"name": f"hospital-{i:02d}", "device": "cpu", "data": "demo"} for i in range(1, SILOS + 1)]
     file = folder / "federation.yaml"
-    file.write_text(yaml.safe_dump({"name": NAME, "silos": silos}, sort_keys=False), encoding="utf-8")
-    return file
+    folder.mkdir(parents=True, exist_ok=True)
+    file.write_text(yaml.safe_dump({"name": NAME, "demo": DATA, "run": RUN, "silos": silos}, sort_keys=False), "utf-8")
+    return read_federation(file)
 
 
 def demo(root: Path) -> Path:
@@ -80,17 +71,18 @@ def demo(root: Path) -> Path:
     out, folder = root / "demo", root / "demo-silos"
     clear(out)
     local.clear(NAME)  # processes of a demonstration that was killed
-    say(f"splitting digits over {SILOS} silos (dirichlet {PARTITION.beta}, seed {SEED}) in {folder}")
-    federation = read_federation(write_federation(folder))
+    federation = write_federation(folder)
     try:
         say("starting a server and the silos")
-        local.up(federation, echo=say)
-        say(f"training {SETTINGS['strategy']}, {SETTINGS['rounds']} rounds each")
-        submit.run({**SETTINGS, "out": str(out)}, NAME)
+        silos = local.up(federation, echo=say)
+        say(f"training {STRATEGIES}, {ROUNDS} rounds each")
+        submit.run({"strategy": STRATEGIES, "rounds": ROUNDS, "out": str(out)}, NAME)
+        shutil.rmtree(folder / "data", ignore_errors=True)
+        shutil.copytree(silos.directory / "data", folder / "data")  # these data are public
+        shutil.copy(folder / "data" / "manifest.json", out / "manifest.json")
     finally:
         say("stopping everything")
         local.clear(NAME)
-    shutil.copy(folder / "data" / "manifest.json", out / "manifest.json")  # these data are public
     report = write_report(out)
     print(f"\n{silo_table(Study(out))}\n", file=sys.stderr)
     say("done")

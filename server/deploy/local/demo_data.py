@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from partitions.common.files import write_atomically
 from partitions.datasets.registry import load_dataset
 from partitions.manifest import write_partition
 from server.deploy.federation import Federation
+from strategies.base.run_settings import defaults, parse_settings
 
 
 def split_demo(federation: Federation, directory: Path, echo: Callable[[str], None]) -> dict[str, Path]:
@@ -24,16 +25,24 @@ def split_demo(federation: Federation, directory: Path, echo: Callable[[str], No
     if demo is None or not users:
         return data
     folder = directory / "data"
-    wanted = {"dataset": demo.dataset, "partition": demo.partition, "seed": demo.seed}
     manifest = read_manifest(folder)
     parts = manifest.get("silos", [])
     known = any(part.get("owner") for part in parts)  # False in a folder of an earlier version
-    same = wanted.items() <= manifest.items()
+    same = split_of(manifest) == split_of(demo.split)
     count = demo.parts or (len(parts) if same and known else len(users))
     if not same or len(parts) != count:
         echo(f"splitting {demo.dataset} ({demo.partition}, seed {demo.seed}) over {count} silos")
         dataset = load_dataset(demo.dataset, os.environ.get("SILOFL_DATA", ""))
-        manifest = write_partition(dataset, demo.partition, folder, silos=count, seed=demo.seed)
+        asked = parse_settings({**demo.settings, "partition": demo.partition, "seed": demo.seed})
+        manifest = write_partition(
+            dataset,
+            demo.partition,
+            folder,
+            silos=count,
+            seed=demo.seed,
+            settings=asked.partition,
+            validation=asked.common.validation,
+        )
     before = [part.get("owner") for part in manifest["silos"]]
     owners = assign_parts(federation, before, users, echo)
     for part, owner in zip(manifest["silos"], owners, strict=True):
@@ -42,6 +51,14 @@ def split_demo(federation: Federation, directory: Path, echo: Callable[[str], No
         write_atomically(folder / "manifest.json", json.dumps(manifest, indent=2) + "\n")
     files = {part["owner"]: folder / part["file"] for part in manifest["silos"]}
     return data | {name: files[name] for name in users}
+
+
+def split_of(content: Mapping[str, Any]) -> tuple[object, ...]:
+    """Return what determines the parts, of a manifest or a federation's demo data: with all settings."""
+    partition = str(content.get("partition", ""))
+    known = {key: value for key, value in defaults().items() if key.startswith(f"{partition}.") or key == "validation"}
+    settings = known | dict(content.get("settings", {}))
+    return content.get("dataset"), partition, content.get("seed"), settings
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

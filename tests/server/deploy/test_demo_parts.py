@@ -51,6 +51,18 @@ def test_one_more_is_refused_and_nobody_is_split_anew(tmp_path: Path) -> None:
     assert contents(tmp_path, "d", "a") == {name: after[name] for name in ("d", "a")}  # the key may go again
 
 
+def test_settings_of_the_split_are_kept_and_a_change_splits_anew(tmp_path: Path) -> None:
+    """The compose file hands them on, so that containers get the same parts."""
+    before = contents(tmp_path, "a", "b")
+    half = contents(tmp_path, "a", "b", demo=", settings: {validation: 0.5}")
+    assert half != before and "splitting" in (tmp_path / "said").read_text()
+    assert contents(tmp_path, "a", "b", demo=", settings: {validation: 0.5}") == half
+    assert (tmp_path / "said").read_text() == ""
+    made = compose_file(federation(tmp_path, "a", "b", demo=", settings: {validation: 0.5}"), tmp_path, tmp_path)
+    assert "settings: {validation: 0.5}" in made
+    assert contents(tmp_path, "a", "b") == before
+
+
 def test_spare_parts_are_for_later_silos(tmp_path: Path) -> None:
     before = contents(tmp_path, "a", "b", demo=", parts: 4")
     after = contents(tmp_path, "c", "a", "b", "d", demo=", parts: 4")

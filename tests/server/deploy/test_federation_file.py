@@ -181,6 +181,16 @@ def test_not_all_silos_are_held_out(tmp_path: Path) -> None:
             "demo.dataset: unknown dataset 'breast-cancr' (did you mean 'breast-cancer'?)",
         ),
         ("partition: iid", "partition: zzz", "demo.partition: unknown partition 'zzz'; there are: apple-pathological"),
+        (
+            "partition: iid",
+            "partition: dirichlet, settings: {dirichlet.beta: 0}",
+            "demo.settings: dirichlet.beta = 0.0 is out of range",
+        ),
+        (
+            "partition: iid",
+            "partition: iid, settings: {dirichlet.beta: 1}",
+            "demo.settings: unknown key 'dirichlet.beta'",
+        ),
         ("partition: iid", "seed: -1", "demo.seed: -1 is not a whole number of at least 0"),
         ("demo: {dataset: breast-cancer, partition: iid}\n", "", "there is no `demo` section"),
         ("name: north", "name: hospital-01", "silos: the name 'hospital-01' is there 2 times"),
