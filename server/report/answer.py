@@ -80,7 +80,7 @@ def gain_part(study: Study, best: str, base: str, found: Verdict) -> Markup:
         end = Markup() if lose else Markup(", and no hospital is shown to lose")
         return markup("{} {} gains {}{}", first, name, gain, end)
     if found.shown < 0:
-        return markup("No: {} loses {}{}", name, gain, markup(", and {}", losers) if lose else "")
+        return markup("No: {} has {}{}", name, gain, markup(", and {}", losers) if lose else "")
     why = "" if found.why == interval else markup(", {}", found.why)
     if lose:
         return markup("No gain is certain, and harm is shown: {}; {} has {}{}", losers, name, gain, why)
@@ -90,7 +90,7 @@ def gain_part(study: Study, best: str, base: str, found: Verdict) -> Markup:
 def named(lose: Mapping[str, Gain]) -> Markup:
     """Return silos with their losses."""
     each = [markup("{} ({})", silo, points(gain.mean)) for silo, gain in lose.items()]
-    more = [markup("{} others", len(each) - MOST_NAMES)] if len(each) > MOST_NAMES else []
+    more = [counted(len(each) - MOST_NAMES, "other")] if len(each) > MOST_NAMES else []
     return Markup(", ").join([*each[:MOST_NAMES], *more])
 
 

@@ -97,9 +97,8 @@ def claim(study: Study, found: Verdict, best: str, over: str) -> Markup:
     if not found.shown:
         name = spelled(best)
         return markup("{} against {}: {} in {}, not yet certain ({})", name, over, measured, total, found.why)
-    word = "gains" if found.shown > 0 else "loses"
-    against = "over" if found.shown > 0 else "against"
-    return markup("{} {} {} {}: {} in {}", spelled(best), word, against, over, measured, total)
+    word = "gains over" if found.shown > 0 else "loses against"
+    return markup("{} {} {}: {} in {}", spelled(best), word, over, measured, total)
 
 
 def caution(study: Study, best: str, base: str, found: Verdict) -> Markup:

@@ -53,8 +53,10 @@ def duration(seconds: float) -> str:
 
 def spoken(seconds: float) -> str:
     """Return a duration for a sentence: ``2.5 minutes``."""
+    if seconds < 0.5:
+        return "less than a second"
     if seconds < 60:
-        return "1 second" if round(seconds) == 1 else f"{seconds:.0f} seconds"
+        return counted(round(seconds), "second")
     return f"{seconds / 60:.1f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 

@@ -57,7 +57,6 @@ def settling(study: Study, method: str, base: str, without: Collection[str]) -> 
         return "More hospitals like these are not likely to settle it: the average is too close to zero."
     differences = study.differences(method, base)
     seeds = seeds_to_settle([differences[silo] for silo in values], methods)
-    more = f", or {seeds} seeds with these hospitals" if seeds else ""
-    if len(study.paired_seeds(method, base)) == 1:
-        more = "; more seeds or test patients narrow the interval, too"
-    return f"About {hospitals} hospitals like these would settle it, if average and spread stay as they are{more}."
+    more = f", or {seeds} seeds in these," if seeds else ""
+    too = "; more seeds or test patients narrow the interval, too" if len(study.paired_seeds(method, base)) == 1 else ""
+    return f"About {hospitals} hospitals like these{more} would settle it, if average and spread stay as they are{too}."

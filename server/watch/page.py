@@ -205,7 +205,8 @@ function status(lost) {
   const line = at("line");
   line.className = lost ? "lost" : "";
   const when = picture ? " The picture is of " + new Date(picture.now * 1000).toLocaleTimeString() + "." : "";
-  line.textContent = lost ? "The connection is lost; tries again." + when : "live";
+  const goes = !picture || picture.runs.length === 0 || picture.runs.some(r => r.state === "running");
+  line.textContent = lost ? "The connection is lost; tries again." + when : goes ? "live" : "ended; this page follows if it goes on";
 }
 
 function connect() {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,8 @@ def test_json_csv_and_page_say_the_same(surveyed: Path) -> None:
     assert rows["a", "age", "count 0..12"] == ""  # withheld
     html = (surveyed / "survey.html").read_text()
     assert "mg/dl against mmol/l" in html and "http" not in html.replace("http-equiv", "") and "withheld" in html
+    assert '<small class="ends"><span>0</span><span>120</span></small>' in html  # of age
+    assert '<small class="names">female · male</small>' in html and "<code>factor = 0.05551</code>" in html
     (surveyed / "survey.html").unlink()
     assert main(["report", str(surveyed)]) == 0
     assert (surveyed / "survey.html").read_text() == html
@@ -167,6 +170,9 @@ def usual(mean: float, sd: float) -> list[dict[str, Any]]:
             "unit: mean 98.6, sd 1.1, elsewhere 37, 0.6 (medians of 3 hospitals): as °F against °C",
         ),
         ("temperature", 98.6, 1.1, 37.0, 0.6, "as °C against °F"),
+        ("temperature", 37.0, 0.6, 310.2, 0.6, "as K against °C"),
+        ("HbA1c", 6.5, 1.2, 47.5, 13.1, "as mmol/mol against %"),
+        ("hba1c", 47.5, 13.1, 6.5, 1.2, "as % against mmol/mol"),
         ("creatinine", 1.0, 0.3, 90.0, 27.0, "µmol/l against mg/dl is 88.42"),
         ("creatinine", 90.0, 27.0, 1.0, 0.3, "mg/dl against µmol/l is 0.01131"),
         ("anything", 4.0, 1.0, 20.0, 5.0, "5 times as large, in mean and deviation alike: a constant factor"),
@@ -187,9 +193,20 @@ def test_numbers(name: str, mean: float, sd: float, own: float, spread: float, s
     assert silo == "h3" and said in text
 
 
+@pytest.mark.parametrize(("own", "theirs"), [((47.54, 13.1), (6.5, 1.2)), ((6.5, 1.2), (47.54, 13.1))])
+def test_an_affine_unit_has_the_recipes_factor_and_offset(own: Any, theirs: Any) -> None:
+    """HbA1c: mmol/mol = 10.93 % - 23.5. A constant factor alone would move the mean by more than two deviations."""
+    given = answers("hba1c", *usual(*theirs), {"mean": own[0], "sd": own[1]})
+    (found,) = findings(given, {})
+    factor, offset = map(float, re.findall(r"`(?:factor|offset) = (.*?)`", found.look))
+    assert factor * own[0] + offset == pytest.approx(theirs[0], rel=1e-2)
+    assert factor * own[1] == pytest.approx(theirs[1], rel=1e-2)
+
+
 def test_hospitals_that_differ_as_hospitals_do_are_not_named() -> None:
     """A ward of children beside others: the mean alone is smaller, and its deviation is not; and two are too few."""
     assert not findings(answers("age", *usual(50, 15), {"mean": 30.0, "sd": 14.0}), {})
+    assert not findings(answers("hba1c", *usual(6.5, 2.0), {"mean": 6.8, "sd": 2.1}), {})
     assert not findings(answers("crp", *usual(10, 10), {"mean": 15.0, "sd": 20.0}), {})
     assert not findings(answers("x", {"mean": 1.0, "sd": 1.0}, {"mean": 900.0, "sd": 900.0}), {})
 

@@ -117,6 +117,7 @@ def test_a_run_that_is_resumed_or_replaced_is_followed(page: chromium.Page, run:
         page.until(f"{row('c')}.includes('0.2500')")
         assert page.value("document.querySelectorAll('#silos tbody tr').length") == 1
         page.until("document.getElementById('head').textContent.includes('done')")
+        page.until("document.getElementById('line').textContent.startsWith('ended')")  # nothing is live any more
 
 
 def test_a_token_opens_the_page_and_is_not_in_it(page: chromium.Page, run: Path, tmp_path: Path) -> None:

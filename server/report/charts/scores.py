@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,7 +29,9 @@ def gains(study: Study, width: float) -> str:
     c = drawn(width, 24 * len(order) + 96, (left, 52 if base else 14, 40, 40))
     a, lows = c.axes, []
     for row, silo in enumerate(order):
-        lows += _silo_row(a, row, {m: study.score(m, silo) for m in methods}, look, best, base)
+        scores = {m: study.score(m, silo) for m in methods}
+        rows = {m: row + lift for m, lift in lifts(scores, 10 / c.inner[0]).items()}
+        lows += _silo_row(a, rows, scores, look, best, base)
         if base:
             _write_gain(a, row, gain[silo])
     if base:
@@ -49,24 +52,40 @@ def gains(study: Study, width: float) -> str:
 
 
 def _silo_row(
-    a: Any, row: int, scores: Mapping[str, Score], look: Mapping[str, Style], best: str, base: str | None
+    a: Any,
+    rows: Mapping[str, float],
+    scores: Mapping[str, Score],
+    look: Mapping[str, Style],
+    best: str,
+    base: str | None,
 ) -> list[float]:
-    """Draw the scores of one silo; return the values that may be the lowest of the chart."""
+    """Draw the known scores of one silo, each in its row; return the values that may be the lowest of the chart."""
     low, high = scores[best].interval
     lows = []
     if not math.isnan(low):
-        a.plot([low, high], [row, row], color=look[best].colour, alpha=0.25, linewidth=6, zorder=1)
+        a.plot([low, high], [rows[best], rows[best]], color=look[best].colour, alpha=0.25, linewidth=6, zorder=1)
         lows.append(low)
-    if base and not math.isnan(scores[base].mean) and not math.isnan(scores[best].mean):
-        a.plot([scores[base].mean, scores[best].mean], [row, row], color=INK, linewidth=1.4, zorder=2)
-    for method, score in scores.items():
-        if math.isnan(score.mean):
-            continue
-        lows.append(score.mean)
+    if base is not None and base in rows and best in rows:
+        a.plot([scores[m].mean for m in (base, best)], [rows[base], rows[best]], color=INK, linewidth=1.4, zorder=2)
+    for method, row in rows.items():
+        lows.append(scores[method].mean)
         front, mark = method == best, _mark(look[method])
-        size = 8.5 if front else 7
-        a.plot(score.mean, row, look[method].marker, **mark, markersize=size, zorder=4 if front else 3)
+        size = (8.5 if front else 7) * (1 if row == round(row) else 0.8)
+        a.plot(scores[method].mean, row, look[method].marker, **mark, markersize=size, zorder=4 if front else 3)
     return lows
+
+
+def lifts(scores: Mapping[str, Score], least: float) -> dict[str, float]:
+    """Return how far each known score's mark is moved off its row: marks that are ``least`` apart hide no other."""
+    known = sorted((m for m, score in scores.items() if not math.isnan(score.mean)), key=lambda m: scores[m].mean)
+    groups: list[list[str]] = []
+    for method in known:
+        if groups and scores[method].mean - scores[groups[-1][-1]].mean < least:
+            groups[-1].append(method)
+        else:
+            groups.append([method])
+    step = {len(group): min(0.3, 0.8 / len(group)) for group in groups}
+    return {m: (k - (len(g) - 1) / 2) * step[len(g)] for g in groups for k, m in enumerate(g)}
 
 
 def _mark(style: Style) -> dict[str, Any]:
@@ -120,8 +139,9 @@ def compared(study: Study, width: float) -> str:
     a = c.axes
     for row, method in enumerate(methods):
         each = [study.gain(method, base, s).mean for s in study.silos]
-        known = [g for g in each if not math.isnan(g)]
-        a.plot(known, [row + 0.2] * len(known), "|", color=MUTED, markersize=9, markeredgewidth=1.4, alpha=0.8)
+        for value, count in Counter(round(g, 3) for g in each if not math.isnan(g)).items():
+            height = min(6 + 3 * count, 18)
+            a.plot(value, row + 0.2, "|", color=MUTED, markersize=height, markeredgewidth=1.4, alpha=0.8)
         total = study.mean_gain(method, base)
         if math.isnan(total.mean):
             continue

@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from server.report.charts.scores import compared
-from server.report.html import between, lines, markup, mean_of, number, percent, points, with_spread
+from server.report.html import between, hospitals_of, lines, markup, mean_of, number, percent, points, with_spread
 from server.report.inference import HOSPITALS_NEEDED
 from server.report.methods import baseline_name, baselines, reports, spelled
 from server.report.participation import MARK, mean_without, rounds_missed, seldom, worst
@@ -49,7 +49,7 @@ def methods_section(study: Study) -> Markup:
         needed=HOSPITALS_NEEDED,
         word=study.task.score_label,
         gains=gain_rows(study),
-        gain_head=["Method", "Hospitals", lines("Mean gain,|points"), Markup("95&#8239;% interval"), "p"],
+        gain_head=["Method", lines("Mean gain,|points"), Markup("95&#8239;%<br>interval"), "p"],
         first=spelled(study.best) if study.best and study.compared(study.best, study.base or "") == 1 else "",
         every=every_method(study),
         every_head=["Hospital", *map(spelled, study.methods)],
@@ -97,15 +97,16 @@ def worst_cell(study: Study, method: str, rare: Collection[str]) -> Markup:
     return markup("{}<small>{}{}</small>", percent(study.score(method, silo).mean), silo, MARK if silo in rare else "")
 
 
-def gain_rows(study: Study) -> list[tuple[str, list[str]]]:
-    """Return each method's mean gain over the baseline, as in the headline: hospitals, mean, interval, p value."""
+def gain_rows(study: Study) -> list[tuple[str, list[Markup | str]]]:
+    """Return each method's mean gain over the baseline, as in the headline, with its interval and p value."""
     rows = []
     for method in study.methods if study.base else ():
         values = study.silo_means(method, study.base or "") if method != study.base else {}
         if values:
             gain = study.mean_gain(method, study.base or "")
             p = "–" if math.isnan(gain.p) else p_value(gain.p)
-            rows.append((spelled(method), [str(len(values)), points(gain.mean), between(gain) or "–", p]))
+            mean = markup("{}<small>{}</small>", points(gain.mean), hospitals_of(len(values)))
+            rows.append((spelled(method), [mean, between(gain) or "–", p]))
     return rows
 
 

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from server.report.charts.scores import gains
 from server.report.events import SiloRounds
-from server.report.html import between, capital, markup, mean_of, percent, points
+from server.report.html import between, capital, counted, markup, mean_of, percent, points
 from server.report.inference import SEEDS_NEEDED
 from server.report.methods import spelled
 from server.report.participation import MARK, Rounds, mean_without, rounds_missed, seldom
@@ -139,7 +139,7 @@ def losers(study: Study) -> Markup:
     if not lose:
         return markup("No hospital scores lower with {} than with {}.{}", spelled(best), spelled(base), other)
     if len(lose) > 6:
-        lose = [*lose[:5], markup("{} others", len(lose) - 5)]
+        lose = [*lose[:5], markup("{}", counted(len(lose) - 5, "other"))]
     names = Markup(", ").join(lose)
     return markup("Lower with {} than with {}: {}.{}", spelled(best), spelled(base), names, other)
 

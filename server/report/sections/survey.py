@@ -3,15 +3,18 @@
 # ruff: noqa: E501
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from markupsafe import Markup
+import numpy as np
+from markupsafe import Markup, escape
 
 from models.survey.columns import MISSING
 from partitions.common.files import write_atomically
 from server.report.css import CSS
+from server.report.html import counted, hospitals_of
 from server.report.templates import environment
 from server.results.survey.combat import combat_text
 from server.results.survey.files import PAGE, Surveyed, cell_names, read_survey
@@ -21,18 +24,18 @@ from strategies.base.schema.survey import PARTS
 HELD = "withheld"
 PAGE_TEXT = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark"><title>Survey of {{ silos }} hospitals</title><style>{{ css }}
-table.reasons thead th { text-align: left; } .bars { display: flex; align-items: flex-end; gap: 1px; height: 26px; min-width: 90px; } .bars i { flex: 1; background: currentColor; opacity: .65; min-height: 1px; } .bars i.held { opacity: .15; height: 100%; }</style></head>
-<body><main><header><p class="where">silofl survey</p><h1>{{ silos }} hospitals, {{ found|length }} {{ "finding" if found|length == 1 else "findings" }}</h1>
+<meta name="color-scheme" content="light dark"><title>Survey of {{ silos }}</title><style>{{ css }}
+table.reasons thead th { text-align: left; } .ends { display: flex; justify-content: space-between; gap: 8px; } .names { white-space: normal; max-width: 260px; } .bars { display: flex; align-items: flex-end; gap: 1px; height: 26px; min-width: 90px; } .bars i { flex: 1; background: currentColor; opacity: .65; min-height: 1px; } .bars i.held { opacity: .15; height: 100%; }</style></head>
+<body><main><header><p class="where">silofl survey</p><h1>{{ silos }}, {{ count }}</h1>
 <p class="lead">What each hospital's policy lets out of its columns. A small count, and what would disclose one, is withheld: a pale bar, or &ldquo;withheld&rdquo;. Counts are rounded.</p></header>
 <section><h2>Findings</h2><p class="note">A finding is a reason to look. Nothing was corrected: the hospital changes its recipe, and imports again.</p>
 {% if found %}<div class="scroll" tabindex="0"><table class="reasons"><thead><tr><th>Hospital</th><th>Column</th><th>What</th><th>Why</th><th>Look at</th></tr></thead><tbody>
-{% for f in found %}<tr><th scope="row">{{ f.silo }}</th><td class="text">{{ f.column }}</td><td class="text">{{ f.kind }}</td><td class="text">{{ f.what }}</td><td class="text">{{ f.look }}</td></tr>{% endfor %}</tbody></table></div>
+{% for f in found %}<tr><th scope="row">{{ f.silo }}</th><td class="text">{{ f.column }}</td><td class="text">{{ f.kind }}</td><td class="text">{{ f.what }}</td><td class="text">{{ code(f.look) }}</td></tr>{% endfor %}</tbody></table></div>
 {% else %}<p>{{ nothing }}</p>{% endif %}</section>
 {% if combat %}<section><h2>Harmonisation (ComBat)</h2><ul>{% for line in combat %}<li>{{ line }}</li>{% endfor %}</ul></section>{% endif %}
 {% for part, name, rows in tables %}<section><h2>{{ name }}</h2><p class="note">{{ part }}</p>
 <div class="scroll" tabindex="0"><table><thead><tr><th>Hospital</th><th>Patients</th><th>Missing</th><th>Mean</th><th>Deviation</th><th>Counts</th></tr></thead><tbody>
-{% for silo, cells, bars in rows %}<tr><th scope="row">{{ silo }}</th>{% for cell in cells %}<td>{{ cell }}</td>{% endfor %}<td>{% if bars %}<div class="bars">{% for title, height, held in bars %}<i title="{{ title }}"{% if held %} class="held"{% else %} style="height:{{ height }}%"{% endif %}></i>{% endfor %}</div>{% endif %}</td></tr>{% endfor %}</tbody></table></div></section>
+{% for silo, cells, bars, ends, names in rows %}<tr><th scope="row">{{ silo }}</th>{% for cell in cells %}<td>{{ cell|replace("%", " %") }}</td>{% endfor %}<td>{% if bars %}<div class="bars">{% for title, height, held in bars %}<i title="{{ title }}"{% if held %} class="held"{% else %} style="height:{{ height }}%"{% endif %}></i>{% endfor %}</div>{% if ends %}<small class="ends"><span>{{ ends[0] }}</span><span>{{ ends[1] }}</span></small>{% else %}<small class="names">{{ names }}</small>{% endif %}{% endif %}</td></tr>{% endfor %}</tbody></table></div></section>
 {% endfor %}</main></body></html>
 """
 
@@ -46,7 +49,11 @@ def write_survey_page(folder: Path) -> Path:
 def page(found: Surveyed) -> str:
     """Return the page as HTML; every value is escaped."""
     tables = [
-        (part, name, [(silo, cells(a["n"], a[key][name]), bars(a[key][name])) for silo, a in holders(found, key, name)])
+        (
+            part,
+            name,
+            [(silo, cells(a["n"], item := a[key][name]), *histogram(item)) for silo, a in holders(found, key, name)],
+        )
         for part, key in PARTS.items()
         for name in found.names(key)
     ]
@@ -55,12 +62,19 @@ def page(found: Surveyed) -> str:
     nothing = nothing_found(found)
     return template.render(
         css=Markup(CSS),
-        silos=len(found.answers),
+        silos=hospitals_of(len(found.answers)),
+        count=counted(len(found.findings), "finding"),
         found=found.findings,
         tables=tables,
         nothing=nothing,
+        code=code,
         combat=combat_lines,
     )
+
+
+def code(text: str) -> Markup:
+    """Return a text with `names of settings` as code; all else is escaped."""
+    return Markup(re.sub("`(.*?)`", r"<code>\1</code>", str(escape(text))))
 
 
 def nothing_found(found: Surveyed) -> str:
@@ -78,8 +92,20 @@ def holders(found: Surveyed, key: str, name: str) -> list[tuple[str, Mapping[str
 def cells(n: int, item: Mapping[str, Any]) -> list[str]:
     """Return patients, share of missing values, mean and deviation as text."""
     missing = HELD if item[MISSING] is None else f"{item[MISSING] / n:.0%}" if n else "0%"
-    moments = [f"{item[key]:g}" if key in item else "–" for key in ("mean", "sd")]
+    moments = [plain(item[key]) if key in item else "–" for key in ("mean", "sd")]
     return [str(n), missing, *moments]
+
+
+def plain(value: float, trim: Literal["k", "-"] = "k") -> str:
+    """Return a number with four digits that count, without an exponent."""
+    return np.format_float_positional(value, precision=4, unique=False, fractional=False, trim=trim).replace("-", "−")
+
+
+def histogram(item: Mapping[str, Any]) -> tuple[list[tuple[str, int, bool]], list[str], str]:
+    """Return a column's bars, and below them the ends of its range or the names of its categories."""
+    if "levels" in item:
+        return bars(item), [], " · ".join(map(str, item["levels"]))
+    return bars(item), [plain(end, "-") for end in item["range"]] if item.get("cells") else [], ""
 
 
 def bars(item: Mapping[str, Any]) -> list[tuple[str, int, bool]]:
@@ -107,9 +133,9 @@ def survey_text(found: Surveyed) -> list[str]:
                     for c, k in zip(item.get("levels", ()), item.get("cells", ()), strict=False)
                 ]
                 counts = f"  {', '.join(levels)}" if levels else ""
-                lines.append(f"  {silo}: {n} patients, missing {missing}{moments}{counts}")
+                lines.append(f"  {silo}: {counted(int(n), 'patient')}, missing {missing}{moments}{counts}")
     lines += ["", *combat_text(found.combat)] if found.combat else []
-    lines += ["", f"{len(found.findings)} findings" if found.findings else nothing_found(found)]
+    lines += ["", counted(len(found.findings), "finding") if found.findings else nothing_found(found)]
     return lines + [line_of(finding) for finding in found.findings]
 
 

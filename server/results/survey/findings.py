@@ -100,8 +100,9 @@ def _of_numbers(name: str, item: Mapping[str, Any], others: Sequence[Mapping[str
     of, spread = median(o["mean"] for o in others), median(o["sd"] for o in others)
     against = f"mean {mean:g}, sd {sd:g}, elsewhere {of:g}, {spread:g} (medians of {len(others)} hospitals)"
     column = f'the column "{name}", without its old fill-value'
-    if spread > 0 and (unit := conversion(mean, sd, of, spread, name)):
-        yield "unit", f"{against}: as {unit}", f"`factor`, `offset` and `unit` of {column}"
+    if spread > 0 and (other := conversion(mean, sd, of, spread, name)):
+        phrase, times, plus = other
+        yield "unit", f"{against}: as {phrase}", f"`factor = {times:.4g}`, `offset = {plus:.4g}` and `unit` of {column}"
         return
     if mean * of < 0 and min(abs(mean), abs(of)) > spread and 1 / LIKE <= abs(mean / of) <= LIKE:
         yield "sign", f"{against}: the other sign", f"`factor = -1` of {column}"

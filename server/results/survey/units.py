@@ -1,4 +1,4 @@
-"""Factors between commonly confused units; a survey uses them to name a likely cause of a constant ratio.
+"""Conversions between commonly confused units; a survey uses them to name a likely cause of a difference.
 
 Factors between mass and amount of substance follow from molar masses: glucose 180.16 g/mol is 18.016 mg/dl per mmol/l
 (IUPAC atomic weights; units as in Young and Huth, SI Units for Clinical Measurement, 1998).
@@ -41,6 +41,8 @@ FACTORS = (
     Factor(1.611, "g/dl", "mmol/l", ("hemoglobin", "haemoglobin", "hämoglobin", "hgb")),
     Factor(7.5006, "mmHg", "kPa", ("press", "druck", "bp", "po2", "pco2", "sys", "dia")),
     Factor(1.8, "°F", "°C", ("temp",), 32.0),
+    Factor(1.0, "K", "°C", ("temp",), 273.15),
+    Factor(10.93, "mmol/mol", "%", ("a1c", "glyc", "glyk"), -23.5),  # HbA1c: IFCC against NGSP, the master equation
     Factor(2.2046, "lb", "kg", ("weight", "gewicht", "mass")),
     Factor(2.54, "cm", "inch", ("height", "length", "size", "grö", "waist")),
     Factor(365.25, "days", "years", TIME),
@@ -70,15 +72,20 @@ def known(ratio: float, column: str) -> tuple[str, float]:
     return min(found)[2:] if found else ("", ratio)
 
 
-def conversion(mean: float, sd: float, of: float, spread: float, column: str) -> str:
-    """Return a phrase if ``mean``, ``sd`` are the others' ``of``, ``spread`` in another affine unit; else empty."""
+def conversion(mean: float, sd: float, of: float, spread: float, column: str) -> tuple[str, float, float] | None:
+    """Return a phrase for the units, factor and offset that make the others' values of this hospital's.
+
+    None unless ``mean`` and ``sd`` are nearer to ``of`` and ``spread`` in another affine unit than as they are.
+    """
     for factor in (factor for factor in FACTORS if factor.plus):
         if not any(word in column.lower() for word in factor.words):
             continue
-        for own, theirs, wanted, times in (
-            (factor.one, factor.other, factor.times * of + factor.plus, factor.times),
-            (factor.other, factor.one, (of - factor.plus) / factor.times, 1 / factor.times),
+        times, plus = factor.times, factor.plus
+        for own, theirs, back, offset in (  # theirs = back * own + offset
+            (factor.one, factor.other, 1 / times, -plus / times),
+            (factor.other, factor.one, times, plus),
         ):
-            if abs(mean - wanted) <= 2 * times * spread and sd <= 3 * times * spread:
-                return f"{own} against {theirs}"
-    return ""
+            apart = abs(back * mean + offset - of)
+            if apart <= 2 * spread and back * sd <= 3 * spread and apart < back * abs(mean - of):
+                return f"{own} against {theirs}", back, offset
+    return None

@@ -58,7 +58,7 @@ def test_no_gain(tmp_path: Path) -> None:
 
 def test_a_loss(tmp_path: Path) -> None:
     text = said(planted(tmp_path / "run", BETTER, SIX))
-    assert text.startswith("No: APPLE loses −20.0 points") and "are shown to lose" in text
+    assert text.startswith("No: APPLE has −20.0 points") and "are shown to lose" in text
 
 
 def test_one_harmed_hospital(tmp_path: Path) -> None:

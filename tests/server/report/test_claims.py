@@ -274,8 +274,8 @@ def test_the_table_of_methods_has_the_headlines_interval(tmp_path: Path) -> None
     rows = re.sub(r"<[^>]+>", " ", write_report(path).read_text().partition("Gain over Local</h3>")[2])
     each = {m: over_hospitals([a - 0.5 for a in test[m]], k) for m, k in (("fedavg", 2), ("apple", 1))}
     low, high = (f"{100 * end:+.1f}" for end in each["apple"].interval)
-    assert f"APPLE 6 +18.3 {low} to {high} &lt; 0.001" in re.sub(r"\s+", " ", rows)
+    assert f"APPLE +18.3 6 hospitals {low} to {high} &lt; 0.001" in re.sub(r"\s+", " ", rows)
     low, high = (f"{100 * end:+.1f}".replace("-", "−") for end in each["fedavg"].interval)
-    assert f"FedAvg 6 +4.5 {low} to {high} {each['fedavg'].p:.3f}" in re.sub(r"\s+", " ", rows)
+    assert f"FedAvg +4.5 6 hospitals {low} to {high} {each['fedavg'].p:.3f}" in re.sub(r"\s+", " ", rows)
     assert "APPLE, which validation data chose, comes first" in checked(path).text
     assert "Gain over Local" not in checked(compared(tmp_path / "one", (0.5,), (math.nan,))).text

@@ -33,10 +33,12 @@ from partitions.common.errors import UserError
 from server.cli.main import main
 from server.report.charts.canvas import SETTINGS, apart, short_names
 from server.report.charts.counts import round_numbers
+from server.report.charts.scores import lifts
 from server.report.head import headline
 from server.report.html import duration, size_text
 from server.report.inference import accuracy_interval, from_intervals
 from server.report.page import page
+from server.report.scores import Score
 from server.report.sections.repeat import commands
 from server.report.study import Study
 from server.report.write import silo_table, try_report
@@ -222,6 +224,15 @@ def test_forty_silos_and_many_methods(tmp_path: Path) -> None:
     assert "Ditto gains over training alone: +28.0 points" in text
     assert "All methods per hospital" in text and "Shown are 6 of 8 methods" in text
     assert "no-longer-known" in text
+
+
+def test_marks_of_equal_scores_do_not_hide_each_other() -> None:
+    """Two of four methods score alike, a third nearly so; a mark by itself stays in its row."""
+    values = {"local": 0.8, "fedavg": 0.5, "ditto": 0.8, "apple": 0.805, "apfl": math.nan}
+    found = lifts({m: Score(v, math.nan, (v, v), 10) for m, v in values.items()}, 0.01)
+    assert found["fedavg"] == 0 and "apfl" not in found
+    rows = sorted(found[m] for m in ("local", "ditto", "apple"))
+    assert rows == pytest.approx([-0.8 / 3, 0, 0.8 / 3])
 
 
 def test_withheld_metrics(tmp_path: Path) -> None:
