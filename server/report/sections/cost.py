@@ -84,7 +84,7 @@ def left_section(study: Study) -> Markup:
         own=[(spelled(m), ", ".join(silos)) for m, silos in own.items()],
         head=["Method", "Vectors", lines("per hospital|and round"), "Other numbers"],
         rows=rows,
-        silo_head=["Hospital", lines("Replies with|metrics"), lines("Model|vectors"), lines("Single metric|values")],
+        silo_head=["Hospital", lines("Replies with|metrics"), lines("Model|vectors"), lines("Metric|values")],
         silos=silos,
     )
 
