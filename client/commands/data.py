@@ -97,6 +97,10 @@ TABLE = (
 )
 
 SCANS = (
+    flag(
+        "--skip-bad",
+        "leave out files that cannot be read, and name each; all are decoded once more for that, before any is written",
+    ),
     option(
         "--labels-from",
         "FILE.csv",

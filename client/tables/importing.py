@@ -13,6 +13,7 @@ from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
 from partitions.common.names import unknown_name
 from partitions.importing.csv_source import draft_recipe, shared_recipe
+from partitions.importing.files import Faults
 from partitions.importing.notes import ALL_COLUMNS, Take
 from partitions.importing.options import ImportOptions
 from partitions.importing.proposal.draft import propose_pictures
@@ -74,6 +75,7 @@ def options_of(args: argparse.Namespace) -> ImportOptions:
         overwrite=args.overwrite,
         cohort=args.cohort,
         subgroup=args.subgroup,
+        faults=Faults(args.skip_bad),
     )
 
 
@@ -96,7 +98,8 @@ def _options_with_recipe(args: argparse.Namespace) -> ImportOptions:
     if needless := [key for key, default in REPLACED.items() if getattr(args, key) != default]:
         raise UserError(f"--{needless[0].replace('_', '-')} beside --recipe: the recipe says that; change it there")
     recipe = load_any(args.recipe)
-    kept = ImportOptions(overwrite=args.overwrite, cohort=args.cohort, subgroup=args.subgroup)
+    faults = Faults(args.skip_bad)
+    kept = ImportOptions(overwrite=args.overwrite, cohort=args.cohort, subgroup=args.subgroup, faults=faults)
     if isinstance(recipe, Recipe):
         if args.labels_from:
             raise UserError("--labels-from is of pictures and scans: the labels of a table are in it")
@@ -164,7 +167,9 @@ def with_schema(args: argparse.Namespace, options: ImportOptions) -> ImportOptio
         raise UserError(f"--schema is of a csv table; {source} is none")
     with reading(source):
         recipe = shared_recipe(source, schema_at(args.schema), mapped, options)
-    return ImportOptions(recipe=recipe, overwrite=args.overwrite, cohort=args.cohort, subgroup=args.subgroup)
+    faults = Faults(args.skip_bad)
+    own = ImportOptions(recipe=recipe, overwrite=args.overwrite, cohort=args.cohort, faults=faults)
+    return replace(own, subgroup=args.subgroup)
 
 
 def propose(args: argparse.Namespace) -> str:

@@ -10,6 +10,7 @@ from partitions.common.errors import DataError, UserError
 from partitions.common.names import unknown_name
 from partitions.importing.dicom import IDENTITY, read_key
 from partitions.importing.discovery import find_others
+from partitions.importing.files import Faults
 from partitions.importing.images import SampleSource, kind_of
 from partitions.importing.new_rows import NewPictures, new_pictures
 from partitions.importing.options import ImportOptions
@@ -42,7 +43,8 @@ def read_new_pictures(data: Path, recipe: PictureRecipe, key: str = "") -> Pictu
         raise UserError(f"there is no {data}; name a folder of pictures or scans, a csv, or an .npz file")
     try:
         with reading(data):
-            found = find_others(data, recipe, with_recipe(ImportOptions(pictures=recipe)), labelled=False)
+            options = with_recipe(ImportOptions(pictures=recipe, faults=Faults(None)))
+            found = find_others(data, recipe, options, labelled=False)
             pictures, notes = new_pictures(found, recipe)
             column, keys = keys_of(data, pictures.samples, found.patient, key)
     except DataError as error:

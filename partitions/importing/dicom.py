@@ -82,12 +82,12 @@ class Header:
     frames: int
 
 
-def read_header(path: Path, where: str) -> Header | None:
-    """Read a header; None where it holds no picture (a report, a plan, an outline)."""
+def read_header(path: Path, where: str) -> Header | str:
+    """Read a header; where it holds no picture, return DICOM's code of what it is (a report, a plan, an outline)."""
     with redacted_errors(where, "DICOM"):
         dataset = load(path, (*IDENTITY.values(), *PLACE, *KIND))
-        if dataset.get("Modality") in NO_PICTURES or not dataset.get("Rows"):
-            return None
+        if (modality := _text(dataset, "Modality")) in NO_PICTURES or not dataset.get("Rows"):
+            return modality if modality in (*NO_PICTURES, *MODALITIES) else "DICOM without pixels"
         check_pixels(dataset)
         identity = {key: pseudonym(_text(dataset, keyword)) for key, keyword in IDENTITY.items()}
         number = dataset.get("InstanceNumber")

@@ -1,7 +1,6 @@
 """Samples from a folder of DICOM files: per study the middle slice of one series, with labels from a csv.
 
-Files are recognised by their content, anywhere below the folder. Messages name a file by its number in the sorted list
-of all paths (``find FOLDER -xtype f | LC_ALL=C sort | sed -n 17p`` is file 17), because paths contain patients' names.
+Files are recognised by their content, anywhere below the folder. Messages name a file by its number (``files.py``).
 A csv is joined by the first of these columns that it has: ``study`` (or StudyInstanceUID), ``accession``
 (AccessionNumber), ``patient`` (PatientID). Without a csv the folders of the first level are the classes, but only where
 the user names the classes, because folders often have patients' names.
@@ -11,8 +10,8 @@ For each study, the series with the most files is used, of those whose descripti
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -23,7 +22,17 @@ from partitions.common.errors import DataError
 from partitions.importing.csv_source import Found
 from partitions.importing.dicom import IDENTITY, Header, read_header
 from partitions.importing.dicom_file import is_dicom
-from partitions.importing.images import SampleSource
+from partitions.importing.files import (
+    Faults,
+    check_links,
+    files_below,
+    is_hidden,
+    kind_of_other,
+    link_notes,
+    list_kinds,
+    place_of,
+)
+from partitions.importing.images import DICOM, SampleSource
 from partitions.importing.notes import ALL_COLUMNS, Take
 from partitions.importing.scans import hashed, parts_of, pseudonym, redacted_errors
 from partitions.importing.tables import SPLIT_NAMES, Label, label_columns, labels_of, read_lines, split_of
@@ -78,26 +87,6 @@ def join_key(header: Sequence[str]) -> str:
     return next((column for kind in IDENTITY for column in header if names_what(column) == kind), "")
 
 
-def files_below(folder: Path) -> Iterator[Path]:
-    """Yield all files below a folder, in the order of their paths as bytes."""
-    paths = (os.path.join(place, name) for place, _, names in os.walk(folder) for name in names)
-    return (Path(path) for path in sorted(paths, key=os.fsencode) if os.path.isfile(path))
-
-
-def outside(folder: Path, files: Iterable[tuple[str, Path | None]]) -> Iterator[str]:
-    """Yield the names of files outside the folder after following links; ``files``: name for messages, and path."""
-    inside = os.path.realpath(folder)
-    return (where for where, path in files if path and not Path(os.path.realpath(path)).is_relative_to(inside))
-
-
-def check_links(folder: Path, files: Iterable[tuple[str, Path | None]]) -> None:
-    """Raise DataError where a file is a link out of the folder; ``files``: name for messages, and path."""
-    for where in outside(folder, files):
-        raise DataError(
-            f"{where} is a link that leads out of the folder: copy what it points to into its place, or take it out"
-        )
-
-
 def holds_dicom(folder: Path) -> bool:
     """Return whether any file below a folder is DICOM."""
     return any(map(is_dicom, files_below(folder)))
@@ -110,6 +99,7 @@ def find_studies(
     classes: Sequence[str],
     reading: ReadOptions,
     take: Take = ALL_COLUMNS,
+    faults: Faults | None = None,
     *,
     labelled: bool = True,
 ) -> Found:
@@ -123,10 +113,14 @@ def find_studies(
         check_without_csv(source, classes, take)
     files = list(files_below(source))
     check_links(source, ((place_of(source, number, len(files)), path) for number, path in enumerate(files)))
-    studies, rest, strange = _group(source, files, classes if labelled and not table else (), reading)
-    outlines, others = find_outlines(source, files, rest, reading), len(rest)
-    others -= len({number for own in outlines.values() for number in own})
-    notes = [f"{others} of {len(files)} files hold no DICOM picture: passed over"] * bool(others)
+    faults = faults or Faults()
+    studies, rest, strange = _group(source, files, classes if labelled and not table else (), reading, faults)
+    outlines = find_outlines(source, files, list(rest), reading, faults)
+    faults.check(len(files))
+    used = {number for own in outlines.values() for number in own}
+    kinds = Counter(kind for number, kind in rest.items() if number not in used and files[number] != table)
+    notes = [f"{kinds.total()} of {len(files)} files hold no DICOM picture: passed over ({list_kinds(kinds)})"]
+    notes = [*notes * bool(kinds), *link_notes(source)]
     check_studies(source, studies, classes, strange)
     studies, left_out = with_series(source, studies, reading, outlines)
     notes += left_out
@@ -185,14 +179,14 @@ def with_series(
 
 
 def find_outlines(
-    source: Path, files: Sequence[Path], numbers: Sequence[int], reading: ReadOptions
+    source: Path, files: Sequence[Path], numbers: Sequence[int], reading: ReadOptions, faults: Faults
 ) -> dict[str, list[int]]:
     """Return which of these files outline a series, by its pseudonym; none where outlines are not requested."""
     found: dict[str, list[int]] = {}
     for number in numbers if reading.outlines else ():
         if is_dicom(files[number]):
             where = place_of(source, number, len(files))
-            with redacted_errors(where, "DICOM"):
+            with faults.collect(), redacted_errors(where, "DICOM"):
                 for series in referenced_series(files[number]):
                     found.setdefault(series, []).append(number)
     return found
@@ -208,7 +202,9 @@ def series_below(folder: Path, where: str, reading: ReadOptions) -> tuple[Path, 
     """Return the files of the only series in a folder. Raises DataError where there is none, or several."""
     files = list(files_below(folder))
     check_links(folder, ((where, path) for path in files))
-    studies, _, _ = _group(folder, files, (), reading, quiet=True)
+    faults = Faults(None)
+    studies, _, _ = _group(folder, files, (), reading, faults, quiet=True)
+    faults.check(len(files))
     series = [own for study in studies for own in study.series.values()]
     if len(series) != 1:
         raise DataError(f"{where}: its folder has {len(series)} series; one is a volume, chosen by --series")
@@ -226,26 +222,29 @@ def check_without_csv(source: Path, classes: Sequence[str], take: Take) -> None:
         )
 
 
-def place_of(source: Path, number: int, total: int) -> str:
-    """Return a file's name for messages; ``number`` counts from 0."""
-    return f"{source}, file {number + 1} of {total}"
-
-
 def _group(
-    source: Path, files: list[Path], classes: Sequence[str], reading: ReadOptions, *, quiet: bool = False
-) -> tuple[list[Study], list[int], int]:
-    """Return the studies, the files without a picture, and the number of folders that are not in ``classes``.
+    source: Path,
+    files: list[Path],
+    classes: Sequence[str],
+    reading: ReadOptions,
+    faults: Faults,
+    *,
+    quiet: bool = False,
+) -> tuple[list[Study], dict[int, str], int]:
+    """Return the studies, what the files without a picture are, and the number of folders that are not in ``classes``.
 
     Studies are in the order of their first files; only folders with pictures are counted, where ``classes`` are given.
     """
     studies: dict[str, Study] = {}
     strange: set[str] = set()
-    others: list[int] = []
+    others: dict[int, str] = {}
     for number, path in enumerate(tqdm(files, desc="headers", unit="", disable=quiet)):
         where = place_of(source, number, len(files))
-        header = read_header(path, where) if is_dicom(path) else None
-        if header is None:
-            others.append(number)
+        header: Header | str = ""
+        with faults.collect():
+            header = header_of(source, path, where)
+        if isinstance(header, str):
+            others |= {number: header} if header else {}
             continue
         folder = _folder(path.relative_to(source).parts[:-1]) if classes else ("", "")
         if classes and folder[1] not in classes:
@@ -261,6 +260,15 @@ def _group(
             place = header.position if header.position is not None else float(header.number)
             study.series.setdefault(header.identity["series"], []).append((place, header.number, number, header.frames))
     return list(studies.values()), others, len(strange)
+
+
+def header_of(source: Path, path: Path, where: str) -> Header | str:
+    """Return a file's header, or what it is without a picture. Raises DataError where it cannot be read."""
+    if is_dicom(path):
+        return read_header(path, where)
+    if path.name.lower().endswith(DICOM) and not is_hidden(path, source):
+        raise DataError(f"{where}: it is called like a DICOM file and is none")
+    return kind_of_other(path, source, named=False)
 
 
 def _folder(folders: tuple[str, ...]) -> tuple[str, str]:

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-
-from tqdm import tqdm
 
 from partitions.common.errors import DataError
 from partitions.importing import nifti
 from partitions.importing.csv_source import Found, read_csv
 from partitions.importing.dicom_file import is_dicom
-from partitions.importing.dicom_series import (
+from partitions.importing.dicom_series import find_studies, has_outlines, holds_dicom, series_below
+from partitions.importing.files import (
     check_links,
     files_below,
-    find_studies,
-    has_outlines,
-    holds_dicom,
+    is_hidden,
+    kind_of_other,
+    list_kinds,
     outside,
+    passed_over,
     place_of,
-    series_below,
 )
-from partitions.importing.images import NIFTI, PICTURES, SampleSource, kind_of
+from partitions.importing.images import NIFTI, SampleSource, is_sample, kind_of
 from partitions.importing.options import ImportOptions
 from partitions.importing.scans import hashed, pseudonym
 from partitions.importing.tables import SPLIT_NAMES, Label, read_lines
@@ -37,22 +37,23 @@ def find_rows(source: Path, options: ImportOptions) -> Found:
     label: Label = options.survival or options.label
     table = Path(options.labels_from) if options.labels_from else None
     classes, reading, take = options.labels, options.reading, options.take
+    whose = take, options.faults
     if source.is_file():
         if is_dicom(source) or source.name.lower().endswith(NIFTI):
             raise DataError(f"{source} is one scan; name the folder that it lies in, or a csv with a column file")
         if table:
             raise DataError("--labels-from goes with a folder of DICOM files")
-        return sliced(read_csv(source, options), reading)
+        return sliced(read_csv(source, options), options)
     own = None if table else only_csv(source)
     if own and not is_joined(own, source):
-        return sliced(within(read_csv(own, options), source), reading)
+        return sliced(within(read_csv(own, options), source, own), options)
     table = table or own
     if reading.outlines and (table or label or take.patient or not holds_dicom(source)):
         raise DataError(
             f"{source}: --outlines are the labels of a folder of DICOM files; leave out a csv and its columns"
         )
     if table or holds_dicom(source):
-        return find_studies(source, table, label, classes, reading, take, labelled=not reading.outlines)
+        return find_studies(source, table, label, classes, reading, *whose, labelled=not reading.outlines)
     rows = list(folder_rows(source, take.patient))
     if not rows:
         raise DataError(f"{source} has no csv file and no folders of pictures, one per class")
@@ -64,8 +65,7 @@ def find_rows(source: Path, options: ImportOptions) -> Found:
             )
         if strange := {row.labels[0] for row in rows} - set(classes):
             raise DataError(f"{source} has {len(strange)} folders besides {', '.join(classes)}")
-    rows = linked_inside(numbered(rows, source), source)
-    return sliced(Found(rows, by="folder", patient=take.patient or ""), reading)
+    return sliced(found_in_folders(rows, source, options), options)
 
 
 def find_others(source: Path, recipe: PictureRecipe, options: ImportOptions, *, labelled: bool = True) -> Found:
@@ -78,26 +78,27 @@ def find_others(source: Path, recipe: PictureRecipe, options: ImportOptions, *, 
         labelled = source.is_dir() and has_outlines(source)
     recipe = recipe if labelled else without_labels(recipe)
     reading, take = recipe.reading, options.take
+    whose = take, options.faults
     if source.is_file():
-        return sliced(in_file(source, options), reading)
+        return sliced(in_file(source, options), options)
     table = Path(options.labels_from) if options.labels_from else None
     own = None if table or unread else only_csv(source)
     if own and not is_joined(own, source):
-        return sliced(within(read_csv(own, options), source), reading)
+        return sliced(within(read_csv(own, options), source, own), options)
     table = (table or own) if labelled else None
     of_classes = not table and recipe.labels_by == "folder" and has_classes(source, recipe.classes)
     if holds_dicom(source):
         labelled, classes = bool(table) or of_classes, recipe.classes if of_classes else ()
-        found = find_studies(source, table, recipe.label or None, classes, reading, take, labelled=labelled)
+        found = find_studies(source, table, recipe.label or None, classes, reading, *whose, labelled=labelled)
         return replace(found, labelled=labelled or bool(reading.outlines))
     if of_classes:
-        rows = linked_inside(numbered(list(folder_rows(source, take.patient)), source), source)
-        return sliced(Found(rows, by="folder", patient=take.patient or ""), reading)
+        return sliced(found_in_folders(list(folder_rows(source, take.patient)), source, options), options)
     rows = linked_inside(list(loose_rows(source)), source)
     if not rows:
         instead = f"; name its csv itself ({unread[0].name})" if unread else " and no csv that lists some"
         raise DataError(f"{source} has no pictures{instead}")
-    return sliced(Found(rows, labelled=False), reading)
+    notes = passed_over(source, [*csv_files(source), *(row.file for row in rows)], named=False)
+    return sliced(Found(rows, labelled=False, notes=notes), options)
 
 
 def without_labels(recipe: PictureRecipe) -> PictureRecipe:
@@ -126,20 +127,44 @@ def only_csv(folder: Path) -> Path | None:
     return next(iter(tables), None)
 
 
+def found_in_folders(rows: list[SampleSource], source: Path, options: ImportOptions) -> Found:
+    """Return the samples in folders of classes, and notes. Raises DataError for a folder with files and no picture."""
+    named, patient = not any(map(is_nifti, rows)), options.take.patient or ""
+    taken = [row.file for row in rows]
+    for _, folder in class_folders(source):
+        others = [path for path in files_below(folder) if not is_hidden(path, source)]
+        if others and not any(path and path.is_relative_to(folder) for path in taken):
+            kinds = list_kinds(Counter(kind_of_other(path, source, named=named) for path in others))
+            with options.faults.collect():
+                which = f"{folder}: its" if named else f"{source}: a folder's"
+                raise DataError(f"{which} {len(others)} files are no pictures ({kinds}): convert them, or take it out")
+    options.faults.check(len(class_folders(source)))
+    rows = linked_inside(numbered(rows, source), source)
+    return Found(rows, by="folder", patient=patient, notes=passed_over(source, taken, named=named and not patient))
+
+
 def linked_inside(rows: list[SampleSource], source: Path) -> list[SampleSource]:
     """Return the rows. Raises DataError where a file is a link out of the source."""
     check_links(source, ((row.where, row.file) for row in rows))
     return rows
 
 
-def within(found: Found, source: Path) -> Found:
-    """Return the samples of a folder's own csv. Raises DataError for a file outside the folder, or a link to one.
+def within(found: Found, source: Path, table: Path) -> Found:
+    """Return the samples of a folder's own csv ``table``, and a note on files that it does not list.
+
+    Raises DataError for a file outside the folder, or a link to one.
 
     A list in an export must not reach other files of the hospital. A csv that the user names itself may.
     """
     for where in outside(source, ((row.where, file) for row in found.rows for file in (row.file, row.mask))):
         raise DataError(f"{where} names a file outside its folder: name the csv, not the folder, if the list is yours")
-    return found
+    listed = [path for row in found.rows for path in (row.file, row.mask) if path]
+    if not listed:
+        return found
+    folders = [path for path in listed if path.is_dir()]
+    below = [path for folder in folders for path in files_below(folder)]
+    notes = passed_over(source, [table, *listed, *below], named=False)
+    return replace(found, notes=(*found.notes, *notes))
 
 
 def has_classes(source: Path, classes: Sequence[str]) -> bool:
@@ -152,7 +177,7 @@ def loose_rows(source: Path) -> Iterator[SampleSource]:
     """Yield pictures and volumes anywhere below a folder, without labels."""
     files = list(files_below(source))
     for number, path in enumerate(files):
-        if path.name.lower().endswith((*PICTURES, *NIFTI)) and not path.name.startswith("."):
+        if is_sample(path) and not path.name.startswith("."):
             scan = path.name.lower().endswith(NIFTI)
             yield SampleSource(place_of(source, number, len(files)) if scan else str(path), (), "", "", file=path)
 
@@ -179,19 +204,27 @@ def is_nifti(row: SampleSource) -> bool:
     return row.file is not None and row.file.name.lower().endswith(NIFTI)
 
 
-def sliced(found: Found, reading: ReadOptions) -> Found:
+def sliced(found: Found, options: ImportOptions) -> Found:
     """Return the rows with one for each requested slice of a NIfTI volume, or with whole volumes if requested."""
+    reading, faults = options.reading, options.faults
     if reading.volume:
-        return replace(found, rows=[whole(row, reading) for row in tqdm(found.rows, desc="volumes", unit="")])
+        volumes = faults.good(found.rows, lambda row: whole(row, reading), "volumes")
+        return replace(found, rows=[row for _, row in volumes])
     if not any(map(is_nifti, found.rows)):
         return found
-    made = []
-    for row in tqdm(found.rows, desc="headers", unit=""):
-        if row.file and is_nifti(row):
-            made += [replace(row, part=part) for part in nifti.parts(row.file, row.where, reading)]
-        else:
-            made.append(row)
-    return replace(found, rows=made)
+    made = faults.good(found.rows, lambda row: slices_of(row, reading), "headers")
+    several = sum(deep for _, (_, deep) in made)
+    notes = [f"{several} volumes have several slices: the middle one is taken (--slices)"]
+    notes = notes * (several > 0 and reading.slices == 1)
+    return replace(found, rows=[row for _, (rows, _) in made for row in rows], notes=(*found.notes, *notes))
+
+
+def slices_of(row: SampleSource, reading: ReadOptions) -> tuple[list[SampleSource], bool]:
+    """Return a row for each requested slice of a NIfTI volume, and whether there are more slices."""
+    if not is_nifti(row) or row.file is None:
+        return [row], False
+    numbers, depth = nifti.parts(row.file, row.where, reading)
+    return [replace(row, part=part) for part in numbers], depth > len(numbers)
 
 
 def whole(row: SampleSource, reading: ReadOptions) -> SampleSource:
@@ -226,10 +259,10 @@ def folder_rows(source: Path, patient: str | None) -> Iterator[SampleSource]:
     ``patient``: "folder" where folders below the classes are patients, None where they are not; "" refuses them.
     """
     for split, folder in class_folders(source):
-        for path in sorted(folder.rglob("*")):
-            below = path.relative_to(folder).parts
-            if not path.name.lower().endswith((*PICTURES, *NIFTI)) or any(name.startswith(".") for name in below):
+        for path in sorted(files_below(folder)):
+            if is_hidden(path, folder) or not is_sample(path):
                 continue
+            below = path.relative_to(folder).parts
             if len(below) > 1 and patient != "folder" and patient is not None:
                 raise DataError(
                     f"{source} has pictures in folders below its classes: --patient folder takes each of these for a "

@@ -25,11 +25,17 @@ from partitions.labels import VOID
 from partitions.recipes.reading import ReadOptions
 from partitions.splits import Array
 
-PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".pgm", ".ppm")
+PICTURES = (
+    *(".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".jp2", ".j2k", ".jpx", ".bmp", ".dib", ".tif", ".tiff"),
+    *(".webp", ".gif", ".avif", ".pbm", ".pgm", ".ppm", ".pnm"),
+)
+FORMATS = ("PNG", "JPEG", "JPEG2000", "BMP", "DIB", "TIFF", "WEBP", "GIF", "AVIF", "PPM")  # Pillow has more
+MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "I;16", "I;16B", "I;16L")
 NIFTI = (".nii", ".nii.gz")
 DICOM = (".dcm", ".dicom", ".ima")  # files with these endings are never named in messages, DICOM or not
 ORIENTATION = 0x0112  # of EXIF
 LOSSY = ("JPEG", "MPO")  # formats whose pixels are not what was saved
+PHOTOMETRIC, SAMPLES = 262, 277  # tags of TIFF: whether 0 is white, and how many channels there are
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,22 @@ def kind_of(path: Path) -> str:
     return "dicom" if path.name.lower().endswith(DICOM) or is_dicom(path) else "picture"
 
 
+def is_picture(path: Path) -> bool:
+    """Return whether a file is a picture by its ending or, without one, by its content."""
+    if path.name.lower().endswith(PICTURES) or path.suffix:
+        return path.name.lower().endswith(PICTURES)
+    try:
+        with open_picture(path, ""):
+            return True
+    except DataError:
+        return False
+
+
+def is_sample(path: Path) -> bool:
+    """Return whether a file is a picture or a NIfTI volume."""
+    return path.name.lower().endswith(NIFTI) or is_picture(path)
+
+
 def probe(sample: SampleSource, reading: ReadOptions) -> ImageInfo:
     """Return the image info of a sample. Raises DataError, one line, where it cannot be read."""
     assert sample.file is not None
@@ -71,14 +93,32 @@ def probe(sample: SampleSource, reading: ReadOptions) -> ImageInfo:
     if kind == "nifti":
         return nifti.probe(sample.file, sample.where, reading)
     with open_picture(sample.file, sample.where) as picture:
-        if picture.mode in ("I", "F"):
-            raise DataError(f"its pixels are 32-bit ({picture.mode}); convert it to 8 or 16 bit")
+        if picture.mode not in MODES:
+            what = "32-bit" if picture.mode in ("I", "F") else "of a kind that is not read"
+            raise DataError(f"its pixels are {what} ({picture.mode}); convert it to 8 or 16 bit")
+        notes = tuple(remarks_on(picture))  # before EXIF is read, for which Pillow decodes a PNG
         width, height = picture.size
         if picture.getexif().get(ORIENTATION, 1) >= 5:  # rotated by 90 degrees
             width, height = height, width
         height, width = fitted(height, width, None, reading)
         deep = picture.mode.startswith("I;16")
-        return ImageInfo(height, width, 1 if deep or picture.mode in ("1", "L", "LA") else 3, deep)
+        grey = deep or picture.mode in ("1", "L", "LA")
+        return ImageInfo(height, width, 1 if grey else 3, deep, notes=notes)
+
+
+def remarks_on(picture: Image.Image) -> Iterator[str]:
+    """Yield what is not taken of a picture, or taken otherwise than it looks; each as in ``ImageInfo.notes``."""
+    tags, bands = getattr(picture, "tag_v2", {}), len(picture.getbands())
+    if getattr(picture, "is_animated", False):
+        yield "have several frames or pages: the first is taken"
+    if not picture.mode.startswith("I;16") and any(";16" in str(tile[3]) for tile in getattr(picture, "tile", ())):
+        yield "have 16 bits for each colour: the upper 8 are taken"
+    if picture.mode in ("LA", "PA", "RGBA") or "transparency" in picture.info:
+        yield "have transparency: it is dropped, and what lies below it is seen"
+    if picture.mode == "CMYK":
+        yield "are CMYK, as for print: Pillow makes red, green and blue of it"
+    if (channels := int(tags.get(SAMPLES, bands))) > bands:
+        yield f"have {channels} channels: the first {bands} are taken"
 
 
 def read(sample: SampleSource, reading: ReadOptions) -> Array:
@@ -97,7 +137,9 @@ def read(sample: SampleSource, reading: ReadOptions) -> Array:
     with open_picture(sample.file, sample.where) as opened:
         picture: Image.Image = ImageOps.exif_transpose(opened)
         if picture.mode.startswith("I;16"):
-            picture = Image.fromarray(np.asarray(picture).astype(np.float32) / 65535)
+            values = np.asarray(picture).astype(np.float32) / 65535
+            white = getattr(opened, "tag_v2", {}).get(PHOTOMETRIC) == 0  # of TIFF: Pillow inverts 8 bits only
+            picture = Image.fromarray(1 - values if white else values)
         else:
             picture = picture.convert("L" if picture.mode in ("1", "L", "LA") else "RGB")
         array = np.asarray(fit(picture, None, reading, Image.Resampling.BILINEAR))
@@ -123,7 +165,10 @@ def has_binary_masks(samples: Sequence[SampleSource], reading: ReadOptions) -> b
     """Return whether all masks have 0 and 255 alone, so that 255 is what was drawn, and not what does not count."""
     drawn = False
     for sample in samples:
-        mask = stored_mask(sample, reading)
+        try:
+            mask = stored_mask(sample, reading)
+        except DataError:  # named when all are read
+            continue
         drawn |= bool(mask.any())
         if not is_binary(mask):
             return False
@@ -157,11 +202,12 @@ def open_picture(path: Path, where: str) -> Iterator[Image.Image]:
     try:
         with warnings.catch_warnings():  # Pillow warns from half of the size that it refuses
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            picture = Image.open(path)
+            picture = Image.open(path, formats=FORMATS)
         with picture:
             yield picture
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         reason = getattr(error, "strerror", None) or str(error)  # without the name of a patient's folder
         if isinstance(error, FileNotFoundError | UnidentifiedImageError):
             reason = "there is no such file" if isinstance(error, FileNotFoundError) else "it is no picture"
+            reason = "it is empty" if path.is_file() and not path.stat().st_size else reason
         raise DataError(f"{where}: {path.name} cannot be read ({reason})") from error

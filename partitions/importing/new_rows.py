@@ -10,9 +10,10 @@ from tqdm import tqdm
 
 from partitions.common.errors import DataError
 from partitions.importing.csv_source import Found, read_table
+from partitions.importing.files import Faults
 from partitions.importing.images import SampleSource
 from partitions.importing.notes import Take, read_inputs
-from partitions.importing.streams import count_notes, describe, probe_all, read_pictures, with_patients
+from partitions.importing.streams import count_notes, describe, probe_all, read_pictures
 from partitions.recipes.pictures import PictureRecipe, photometric_notes
 from partitions.recipes.pipeline import transform
 from partitions.recipes.recipe import Recipe
@@ -67,13 +68,14 @@ class NewPictures:
             yield from read_pictures(self.samples, self.recipe.reading, self.like, progress)
 
 
-def new_pictures(found: Found, recipe: PictureRecipe) -> tuple[NewPictures, tuple[str, ...]]:
+def new_pictures(
+    found: Found, recipe: PictureRecipe, faults: Faults | None = None
+) -> tuple[NewPictures, tuple[str, ...]]:
     """Return pictures to be read by a recipe, and notes. Raises DataError where they do not match the recipe."""
     samples = found.rows
     if any(sample.file is None for sample in samples):
         raise DataError("the recipe is of pictures, and these are rows of a table")
-    infos = probe_all(samples, recipe.reading)
-    samples = with_patients(samples, infos)
+    samples, infos = probe_all(samples, recipe.reading, faults or Faults(None))
     like = describe(samples, infos, recipe)
     notes = (*count_notes(infos), *photometric_notes([info.acquired for info in infos], recipe.expected))
     return NewPictures(samples, recipe, like), notes

@@ -22,6 +22,7 @@ from partitions.importing.scans import ImageInfo, ScanError, Unavailable, fit, f
 from partitions.recipes.reading import Acquisition, ReadOptions
 from partitions.splits import Array
 
+FIRST = "have several times or channels: the first is taken"
 PERCENTILES = (0.5, 99.5)
 LONGEST_HEADER = 540  # bytes, of NIfTI-2
 
@@ -30,15 +31,16 @@ def read_stored(path: Path, where: str) -> Array:
     """Read a volume's values along the file's own axes, float32 (i, j, k)."""
     with redacted_errors(where, "NIfTI"):
         image = load(path)
-        if len(image.shape) != 3:
+        if len(shape_of(image)) != 3:
             raise ScanError("its file is a series in time")
-        return np.asarray(image.dataobj, np.float32)
+        return stored(image)
 
 
-def parts(path: Path, where: str, reading: ReadOptions) -> list[int]:
-    """Return which axial slices of a volume to use."""
+def parts(path: Path, where: str, reading: ReadOptions) -> tuple[list[int], int]:
+    """Return which axial slices of a volume to use, and how many it has."""
     with redacted_errors(where, "NIfTI"):
-        return parts_of(_canonical(load(path))[0][2], reading.slices)
+        depth = _canonical(load(path))[0][2]
+        return parts_of(depth, reading.slices), depth
 
 
 def probe(path: Path, where: str, reading: ReadOptions) -> ImageInfo:
@@ -47,7 +49,8 @@ def probe(path: Path, where: str, reading: ReadOptions) -> ImageInfo:
         (width, height, _), (across, along, _) = _canonical(load(path))
         sides = fitted(height, width, (along, across), reading)
         taken = Acquisition("nifti", plane="axial", pixel=min(across, along))
-        return ImageInfo(*sides, 1, True, hashed(str(path.resolve())), acquired=taken)
+        notes = (FIRST,) if len(shape_of(load(path))) > 3 else ()
+        return ImageInfo(*sides, 1, True, hashed(str(path.resolve())), notes, taken)
 
 
 def read(path: Path, where: str, reading: ReadOptions, part: int | None) -> Array:
@@ -64,6 +67,8 @@ def read_mask(path: Path, mask: Path, where: str, reading: ReadOptions, part: in
     """Read a slice of the volume's mask, uint8 (h, w). Raises an error unless the mask has the volume's geometry."""
     with redacted_errors(where, "NIfTI"):
         ours, theirs = load(mask), load(path)
+        if len(shape_of(ours)) != 3:
+            raise ScanError("its mask has several times or channels: save classes 0, 1, 2, ... in one")
         same = _canonical(ours)[0] == _canonical(theirs)[0] and np.allclose(ours.affine, theirs.affine, atol=1e-2)
         if not same:
             raise ScanError("its mask does not lie on its volume: another shape or another affine")
@@ -92,9 +97,24 @@ def load(path: Path) -> Any:
     if not 0 <= header.get_data_offset() <= MOST_BEFORE:
         raise TooLargeError(f"its header says that the voxels begin after {MOST_BEFORE >> 20} MiB or more")
     image = nibabel.load(path)
-    if len(image.shape) not in (3, 4) or 0 in image.shape or image.get_data_dtype().names:
-        raise ScanError("its file is no volume of grey values")
+    if len(shape_of(image)) not in (3, 4) or 0 in image.shape or image.get_data_dtype().names:
+        raise ScanError(f"its file is no volume of grey values, but {' x '.join(map(str, image.shape))}")
     return image
+
+
+def shape_of(image: Any) -> tuple[int, ...]:
+    """Return a volume's shape without axes of length 1 behind the third."""
+    shape = tuple(image.shape)
+    while len(shape) > 3 and shape[-1] == 1:
+        shape = shape[:-1]
+    return shape
+
+
+def stored(image: Any) -> Array:
+    """Return a volume's values along the file's own axes, float32; of several times or channels the first."""
+    first = (..., *[0] * (len(image.shape) - 3))
+    values = np.asarray(image.dataobj[first] if len(image.shape) > 3 else image.dataobj, np.float32)
+    return np.require(values, requirements="W")
 
 
 def _length(start: bytes) -> int:
@@ -116,8 +136,7 @@ def _canonical(image: Any) -> tuple[tuple[int, int, int], tuple[float, float, fl
 def _values(path: Path) -> tuple[Array, tuple[float, float]]:
     """Read the first volume in canonical orientation, float32 (x, y, z), and the mm between rows and columns."""
     image, turning = load(path), _nibabel().orientations
-    stored = np.asarray(image.dataobj[..., 0] if len(image.shape) == 4 else image.dataobj, np.float32)
-    turned = turning.apply_orientation(stored, turning.io_orientation(image.affine))
+    turned = turning.apply_orientation(stored(image), turning.io_orientation(image.affine))
     _, (across, along, _) = _canonical(image)
     return finite(turned), (along, across)
 
@@ -144,7 +163,7 @@ def _labels(path: Path, changed: int) -> tuple[Array, tuple[float, float]]:
 @lru_cache(maxsize=1)  # the scans of one patient, which are read consecutively, often have one mask
 def stored_classes(path: Path, changed: int) -> Array:
     """Read the classes of a mask along the file's own axes, uint8 (i, j, k)."""
-    return classes_of(np.asarray(load(path).dataobj, np.float32))
+    return classes_of(stored(load(path)))
 
 
 def finite(values: Array) -> Array:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from partitions.importing.files import Faults
 from partitions.importing.notes import ALL_COLUMNS, Take
 from partitions.recipes.pictures import PictureRecipe
 from partitions.recipes.reading import ReadOptions
@@ -23,6 +24,7 @@ class ImportOptions(ReadOptions):
     * ``recipe``: how to read a table, instead of the above; ``pictures``: how to read pictures and scans; ``as_gaps``:
       cells that do not fit the recipe are gaps.
     * ``subgroup``: the column of subgroups (``subgroups.parse_column``).
+    * ``faults``: files that cannot be read, and whether they are left out.
     * ``overwrite``: whether the data file may exist already; ``cohort``: a name for the people in the data.
     """
 
@@ -39,6 +41,7 @@ class ImportOptions(ReadOptions):
     overwrite: bool = False
     cohort: str = ""
     subgroup: str = ""
+    faults: Faults = field(default_factory=Faults)
 
     @property
     def reading(self) -> ReadOptions:

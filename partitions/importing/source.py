@@ -51,19 +51,12 @@ from partitions.importing.division import (
     patient_notes,
     rare_notes,
 )
+from partitions.importing.files import Faults
 from partitions.importing.images import SampleSource, has_binary_masks, kind_of, read_mask
 from partitions.importing.new_rows import new_inputs, new_pictures
 from partitions.importing.notes import Take, copies, read_inputs
 from partitions.importing.options import DEFAULTS, ImportOptions
-from partitions.importing.streams import (
-    count_notes,
-    describe,
-    draft_pictures,
-    probe_all,
-    read_pictures,
-    rows_of,
-    with_patients,
-)
+from partitions.importing.streams import count_notes, describe, draft_pictures, probe_all, read_pictures, rows_of
 from partitions.importing.targets import find_import_task, read_answers
 from partitions.inputs import describe_inputs
 from partitions.labels import ONE_CLASS, Fault, describe_labels
@@ -71,7 +64,7 @@ from partitions.npz import write_npz
 from partitions.recipes.pictures import PictureRecipe
 from partitions.recipes.pipeline import check_fills, fit, future_notes, gaps_of, transform
 from partitions.recipes.recipe import Recipe, with_fills
-from partitions.schema import tidy
+from partitions.schema import few, tidy
 from partitions.silo_file import make_schema, read_silo_file, write_silo_file, written_labels, written_schema
 from partitions.splits import Array, SiloData, Split, inputs_of
 from partitions.subgroups import check_names
@@ -115,7 +108,7 @@ def import_source(source: str | Path, out: str | Path, options: ImportOptions = 
     """
     source, out = Path(source), Path(out)
     check_paths(source, out, options.overwrite)
-    options = with_recipe(options)
+    options = replace(with_recipe(options), faults=Faults(options.faults.skip))
     with reading(source):
         found = find_rows(source, options)
         found, options = with_binary_masks(found, options)
@@ -125,7 +118,7 @@ def import_source(source: str | Path, out: str | Path, options: ImportOptions = 
         if options.pictures and few_or_unlabelled:
             return import_pictures(out, found, options.pictures, options)
         made = collect(source, found, options)
-    notes = (*made.notes, *copies(made.samples, made.places))
+    notes = (*made.notes, *copies(made.samples, made.places), *options.faults.notes)
     write_collected(out, made, options)
     return Imported(out, summary(made.data), made.label_names, made.feature_names, notes, made.recipe, made.pictures)
 
@@ -178,7 +171,7 @@ def import_whole(out: Path, found: Found, recipe: Recipe, options: ImportOptions
 
 def import_pictures(out: Path, found: Found, recipe: PictureRecipe, options: ImportOptions) -> Imported:
     """Write new pictures as one part (``x``) for prediction, because they lack labels or are too few to be divided."""
-    pictures, infos = new_pictures(found, recipe)
+    pictures, infos = new_pictures(found, recipe, options.faults)
     like, samples = pictures.like, pictures.samples
     arrays, streams = {"x": like}, {"x": iter(pictures)}
     if like.dtype != np.uint8:
@@ -197,7 +190,7 @@ def import_pictures(out: Path, found: Found, recipe: PictureRecipe, options: Imp
     write_npz(out, arrays | written_schema(schema) | {"recipe": np.array(recipe.json)}, streams)
     why = "too few to be divided" if found.labelled else "without labels"
     text = f"{len(like)} samples, {why}, in one part: {describe_inputs(like)}"
-    return Imported(out, text, names, (), (*found.notes, *infos), None, recipe, False)
+    return Imported(out, text, names, (), (*found.notes, *infos, *options.faults.notes), None, recipe, False)
 
 
 def read_rows(source: Path, options: ImportOptions, rows: Sequence[int]) -> SiloData:
@@ -275,8 +268,8 @@ def collect(source: Path, found: Found, options: ImportOptions) -> Collected:
     check_options(source, samples, options)
     task = find_import_task(samples, options.task, options.labels, options.survival is not None)
     if samples[0].file:
-        infos = probe_all(samples, options.reading)
-        samples = with_patients(samples, infos)
+        samples, infos = probe_all(samples, options.reading, options.faults)
+        check_lost(found.rows, samples, task)
         notes = (*notes, *count_notes(infos))
     known = recipe.outputs if recipe else pictures.outputs if pictures else 0
     answers = read_answers(samples, found.columns, options.labels, task, options.reading, known)
@@ -352,6 +345,8 @@ def check_options(source: Path, samples: list[SampleSource], options: ImportOpti
     of_scans = options.window or options.slices > 1 or options.series
     if of_scans and all(sample.file is None or kind_of(sample.file) == "picture" for sample in samples):
         raise DataError(f"{source} has no scans; --window, --slices and --series are of DICOM and NIfTI")
+    if options.faults.skip and not samples[0].file:
+        raise DataError(f"{source} is a table; --skip-bad is of pictures and scans")
     if options.subgroup and not any(sample.subgroup for sample in samples):
         raise DataError(f"{source}: --subgroup names a column of a csv that lists samples; none has a value there")
     if options.take.text:
@@ -364,12 +359,28 @@ def write_collected(out: Path, made: Collected, options: ImportOptions) -> None:
     """Write the samples, pictures and masks one by one."""
     samples, streams = made.samples, dict[str, Iterator[Array]]()
     like, reading = made.data.train.x, options.reading
+    faults = Faults()
     with tqdm(total=len(samples), desc="pictures", unit="", disable=not made.in_files) as progress:
         for split, chosen in made.order().items() if made.in_files else ():
-            streams[f"x_{split}"] = read_pictures([samples[i] for i in chosen], reading, like, progress)
+            streams[f"x_{split}"] = read_pictures([samples[i] for i in chosen], reading, like, progress, faults)
+            if split == SPLITS[-1]:  # the last one, and never empty
+                streams[f"x_{split}"] = then_check(streams[f"x_{split}"], faults, len(samples))
             if made.data.task == "segmentation":
                 streams[f"y_{split}"] = (read_mask(samples[i], reading) for i in chosen)
         write_silo_file(out, made.data, streams=streams, gaps=made.gaps_by_part())
+
+
+def then_check(stream: Iterator[Array], faults: Faults, total: int) -> Iterator[Array]:
+    """Yield from a stream. Raises DataError behind its end, before the file gets its name, where files were damaged."""
+    yield from stream
+    faults.check(total)
+
+
+def check_lost(before: Sequence[SampleSource], after: Sequence[SampleSource], task: str) -> None:
+    """Raise DataError where no file of a class can be read."""
+    lost = {own.labels for own in before} - {own.labels for own in after} if task in ONE_CLASS else ()
+    if lost:
+        raise DataError(f"no file of class {few(sorted(labels[0] for labels in lost))} can be read: mend them")
 
 
 def summary(data: SiloData) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import NoReturn
 
@@ -11,6 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from partitions.common.errors import DataError
+from partitions.importing.files import Faults
 from partitions.importing.images import SampleSource, kind_of, name_of, probe, read, read_mask
 from partitions.importing.options import ImportOptions
 from partitions.importing.scans import ImageInfo
@@ -31,19 +33,31 @@ def rows_of(array: Array, chosen: Array) -> Array:
     return array[chosen] if array.ndim <= 2 else np.broadcast_to(array[:1], (len(chosen), *array.shape[1:]))
 
 
-def probe_all(samples: Sequence[SampleSource], reading: ReadOptions) -> list[ImageInfo]:
-    """Probe each picture: read its image info from the header."""
-    return [probe(sample, reading) for sample in tqdm(samples, desc="looking", unit="")]
+def probe_all(
+    samples: Sequence[SampleSource], reading: ReadOptions, faults: Faults
+) -> tuple[list[SampleSource], list[ImageInfo]]:
+    """Probe each picture: read its image info from the header; return those that can be read, with their patients.
+
+    To leave out those that cannot, each is decoded here, and again when it is written.
+    """
+
+    def look(sample: SampleSource) -> ImageInfo:
+        info = probe(sample, reading)
+        if faults.skip:
+            read(sample, reading)
+            if sample.mask or sample.masks:
+                read_mask(sample, reading)
+        return info
+
+    found = faults.good(samples, look, "looking")
+    return [with_patient(own, info) for own, info in found], [info for _, info in found]
 
 
-def with_patients(samples: Sequence[SampleSource], infos: Sequence[ImageInfo]) -> list[SampleSource]:
-    """Return the samples with the patients that their headers name, where the source names none."""
-    return [
-        sample
-        if sample.patient and sample.spelling
-        else replace(sample, patient=sample.patient or info.patient, spelling=info.spelling)
-        for sample, info in zip(samples, infos, strict=True)
-    ]
+def with_patient(sample: SampleSource, info: ImageInfo) -> SampleSource:
+    """Return a sample with the patient that its header names, where the source names none."""
+    if sample.patient and sample.spelling:
+        return sample
+    return replace(sample, patient=sample.patient or info.patient, spelling=info.spelling)
 
 
 def describe(samples: Sequence[SampleSource], infos: Sequence[ImageInfo], recipe: PictureRecipe | None = None) -> Array:
@@ -110,11 +124,20 @@ def count_notes(infos: Sequence[ImageInfo]) -> list[str]:
 
 
 def read_pictures(
-    samples: Sequence[SampleSource], reading: ReadOptions, like: Array, progress: tqdm[NoReturn]
+    samples: Sequence[SampleSource],
+    reading: ReadOptions,
+    like: Array,
+    progress: tqdm[NoReturn],
+    faults: Faults | None = None,
 ) -> Iterator[Array]:
-    """Yield the pictures one by one, in the shape and type of ``like``."""
+    """Yield the pictures one by one, in the shape and type of ``like``.
+
+    ``faults``: takes the files that cannot be read, in whose place 0 is yielded; its owner then raises.
+    """
     for sample in samples:
-        picture = read(sample, reading)
+        picture = np.zeros(like.shape[1:], like.dtype)
+        with faults.collect() if faults else nullcontext():
+            picture = read(sample, reading)
         if like.dtype == np.float32 and picture.dtype == np.uint8:
             picture = picture.astype(np.float32) / 255
         yield np.broadcast_to(picture, like.shape[1:])

@@ -191,7 +191,7 @@ def test_cut_files_name_nobody(tmp_path, capfd, caplog):
         assert leaks(printed.out, printed.err, caplog.text) == [], length
         assert "list.csv, line 5: its file cannot be read as NIfTI" in printed.err and "Traceback" not in printed.err
     path.unlink()
-    with pytest.raises(ValueError, match=r"list.csv, line 5: there is no such file$"):
+    with pytest.raises(ValueError, match=r"list.csv, line 5: there is no such file; --skip-bad leaves such files out$"):
         import_source(source, tmp_path / "ours.npz")
 
 

@@ -14,7 +14,8 @@ from tqdm import tqdm
 from partitions.common.errors import DataError
 from partitions.importing.csv_source import Found, read_csv
 from partitions.importing.discovery import find_others, find_rows, sliced
-from partitions.importing.images import SampleSource, kind_of, probe
+from partitions.importing.files import Faults
+from partitions.importing.images import probe
 from partitions.importing.options import ImportOptions
 from partitions.importing.proposal.inventory import Inventory, lines_of, take_inventory
 from partitions.importing.proposal.roles import Layout, Roles, find_layout, find_roles
@@ -52,22 +53,21 @@ def infos_of(
 
     ``known``: whether labels are known, so that samples without one are left out.
     """
+    own = replace(options, faults=Faults(skip=True))
     try:
-        rows = samples_of(layout, options, known)
+        rows = samples_of(layout, own, known)
     except DataError as error:
-        if not any(str(error).startswith(where) for places in found.faults.values() for where in places):
-            return [], [f"the import would say: {error}"]
-        return ways_around(layout, options, found), [
-            "until the files that do not fit are out, [expected] is of all others"
-        ]
-    infos = []
+        return [], [f"the import would say: {error}"]
+    infos, notes = list[ImageInfo](), list(rows.notes)
     for sample in tqdm(rows.rows, desc="samples", unit=""):
         try:
             infos.append(probe(sample, options.reading))
         except DataError as error:
             if not any(sample.where in places for places in found.faults.values()):
                 found.fault(error, sample.where)
-    return infos, list(rows.notes)
+    known_places = tuple(where for places in found.faults.values() for where in places)
+    notes += [f"does not fit: {text}" for text in own.faults.found if not text.startswith(known_places)]
+    return infos, notes + ["until the files that do not fit are out, [expected] is of all others"] * bool(found.faults)
 
 
 def samples_of(layout: Layout, options: ImportOptions, known: bool) -> Found:
@@ -77,23 +77,8 @@ def samples_of(layout: Layout, options: ImportOptions, known: bool) -> Found:
         return find_rows(layout.source, own)
     blank = PictureRecipe((1, 1, 1), "uint8", options.reading)
     if layout.kind == "list":
-        return sliced(read_csv(layout.source, replace(own, pictures=blank)), options.reading)
+        return sliced(read_csv(layout.source, replace(own, pictures=blank)), own)
     return find_others(layout.source, blank, replace(own, pictures=blank), labelled=False)
-
-
-def ways_around(layout: Layout, options: ImportOptions, found: Inventory) -> list[ImageInfo]:
-    """Return the image infos of all readable files, one by one; whole volumes have none without their series."""
-    broken = {where for places in found.faults.values() for where in places}
-    infos = []
-    for where, path in layout.files:
-        if where in broken or (kind_of(path) == "picture" and found.kinds["DICOM pictures"]):
-            continue
-        files = (path,) if options.volume else ()
-        try:
-            infos.append(probe(SampleSource(where, (), "", "", file=path, files=files), options.reading))
-        except DataError:
-            continue
-    return infos
 
 
 def as_recipe(options: ImportOptions, infos: Sequence[ImageInfo], roles: Roles) -> PictureRecipe:

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from partitions.common.errors import DataError
 from partitions.importing import dicom, dicom_file, nifti
-from partitions.importing.images import NIFTI, PICTURES, open_picture
+from partitions.importing.images import NIFTI, is_picture, open_picture
 from partitions.importing.scans import pseudonym, redacted_errors
 from partitions.recipes.pictures import MODALITIES, PHOTOMETRIC
 from partitions.recipes.reading import ReadOptions
@@ -82,7 +82,7 @@ def inspect_file(found: Inventory, path: Path, where: str) -> None:
             inspect_nifti(found, path)
     elif name.endswith((".dcm", ".dicom", ".ima")):
         raise DataError(f"{where}: it is called like a DICOM file and is none")
-    elif name.endswith(PICTURES):
+    elif is_picture(path):
         inspect_picture(found, path, where)
     elif not path.is_file():
         raise DataError(f"{where}: there is no such file")

@@ -10,9 +10,10 @@ from typing import Any
 
 from partitions.common.errors import DataError
 from partitions.importing.dicom_file import is_dicom
-from partitions.importing.dicom_series import files_below, holds_dicom, join_key, names_what, place_of
+from partitions.importing.dicom_series import holds_dicom, join_key, names_what
 from partitions.importing.discovery import class_folders, is_joined, only_csv
-from partitions.importing.images import NIFTI, PICTURES, SampleSource
+from partitions.importing.files import files_below, place_of
+from partitions.importing.images import NIFTI, SampleSource, is_sample
 from partitions.importing.options import ImportOptions
 from partitions.importing.proposal.inventory import Inventory
 from partitions.importing.tables import label_columns, labels_of, list_columns, read_lines
@@ -86,7 +87,7 @@ def find_layout(source: Path, options: ImportOptions) -> Layout:
     folders: Counter[str] = Counter()
     deeper = scans = False
     for _, folder in class_folders(source):
-        for path in (path for path in files_below(folder) if path.name.lower().endswith((*PICTURES, *NIFTI))):
+        for path in filter(is_sample, files_below(folder)):
             folders[folder.name] += 1
             deeper |= path.parent != folder
             scans |= path.name.lower().endswith(NIFTI) or is_dicom(path)

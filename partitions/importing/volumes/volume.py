@@ -54,9 +54,9 @@ def probe(files: Sequence[Path], where: str, reading: ReadOptions) -> ImageInfo:
 def nifti_grid(path: Path) -> Grid:
     """Return the grid of a NIfTI file. Raises ScanError."""
     image = nifti.load(path)
-    if len(image.shape) != 3:
+    if len(shape := nifti.shape_of(image)) != 3:
         raise ScanError("its file is a series in time; save the volume to be used as a file of its own")
-    grid = Grid(tuple(image.shape), RAS @ np.asarray(image.affine, float))
+    grid = Grid((shape[0], shape[1], shape[2]), RAS @ np.asarray(image.affine, float))
     check_grid(grid)
     return grid
 
@@ -71,7 +71,7 @@ def read(files: Sequence[Path], where: str, reading: ReadOptions) -> Array:
     with redacted_errors(where, "NIfTI" if is_nifti(files) else "DICOM"):
         if is_nifti(files):
             grid = nifti_grid(files[0])
-            values = np.asarray(nifti.load(files[0]).dataobj, np.float32)
+            values = nifti.stored(nifti.load(files[0]))
             padding, inverted = ~np.isfinite(values), False
         else:
             series = read_series(files)

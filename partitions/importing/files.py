@@ -1,0 +1,174 @@
+"""Files of a source: all below a folder, those that are passed over, and those that cannot be read.
+
+Messages name a file by its number among all paths in order, where paths may contain patients' names
+(``find FOLDER -xtype f | LC_ALL=C sort | sed -n 17p`` is file 17).
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from tqdm import tqdm
+
+from partitions.common.errors import DataError
+from partitions.importing.scans import Unavailable
+
+MOST_NAMED = 3  # files in a message
+SYSTEM = ("thumbs.db", "desktop.ini", "__macosx")  # files and folders that systems make
+ENDINGS = frozenset(  # beside scans, where any other text after a point may be a name's
+    (
+        *(
+            ".bmp",
+            ".csv",
+            ".db",
+            ".dll",
+            ".doc",
+            ".docx",
+            ".exe",
+            ".gif",
+            ".gz",
+            ".htm",
+            ".html",
+            ".inf",
+            ".ini",
+            ".jar",
+        ),
+        *(
+            ".jpeg",
+            ".jpg",
+            ".js",
+            ".json",
+            ".log",
+            ".md",
+            ".nii",
+            ".pdf",
+            ".png",
+            ".tif",
+            ".tiff",
+            ".txt",
+            ".xls",
+            ".xlsx",
+        ),
+        *(".xml", ".zip"),
+    )
+)
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass
+class Faults:
+    """Files that cannot be read. ``skip``: they are left out and named (--skip-bad); None: there is no such option."""
+
+    skip: bool | None = False
+    found: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def collect(self) -> Iterator[None]:
+        """Context that adds the fault of a file."""
+        try:
+            yield
+        except Unavailable:
+            raise
+        except DataError as error:
+            self.found.append(str(error))
+
+    def check(self, total: int) -> None:
+        """Raise DataError that names the first of ``total`` files that cannot be read, unless they are left out."""
+        if not self.found or self.skip:
+            return
+        advice = "" if self.skip is None else "; --skip-bad leaves such files out"
+        if len(self.found) == 1:
+            raise DataError(self.found[0] + advice)
+        more = f"; and {len(self.found) - MOST_NAMED} more" if len(self.found) > MOST_NAMED else ""
+        named = "; ".join(self.found[:MOST_NAMED])
+        raise DataError(f"{len(self.found)} of {total} files cannot be read: {named}{more}{advice}")
+
+    def good(self, items: Sequence[Item], work: Callable[[Item], Result], doing: str) -> list[tuple[Item, Result]]:
+        """Return the items that can be read, each with its result. Raises DataError as above, and where none can."""
+        made: list[tuple[Item, Result]] = []
+        for item in tqdm(items, desc=doing, unit=""):
+            with self.collect():
+                made.append((item, work(item)))
+        self.check(len(items))
+        if items and not made:
+            raise DataError(f"none of the {len(items)} files can be read: {self.found[-1]}")
+        return made
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return the number of files that are left out, and each of them."""
+        if not self.found:
+            return ()
+        return f"{len(self.found)} files cannot be read: left out (--skip-bad)", *(f"left out: {f}" for f in self.found)
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """Yield all files below a folder, in the order of their paths as bytes."""
+    paths = (os.path.join(place, name) for place, _, names in os.walk(folder) for name in names)
+    return (Path(path) for path in sorted(paths, key=os.fsencode) if os.path.isfile(path))
+
+
+def unfollowed(folder: Path) -> int:
+    """Count the links to folders, which are not followed, and those to nothing."""
+    walked = ((place, name) for place, folders, names in os.walk(folder) for name in (*folders, *names))
+    paths = (os.path.join(place, name) for place, name in walked)
+    return sum(os.path.islink(path) and not os.path.isfile(path) for path in paths)
+
+
+def place_of(source: Path, number: int, total: int) -> str:
+    """Return a file's name for messages; ``number`` counts from 0."""
+    return f"{source}, file {number + 1} of {total}"
+
+
+def outside(folder: Path, files: Iterable[tuple[str, Path | None]]) -> Iterator[str]:
+    """Yield the names of files outside the folder after following links; ``files``: name for messages, and path."""
+    inside = os.path.realpath(folder)
+    return (where for where, path in files if path and not Path(os.path.realpath(path)).is_relative_to(inside))
+
+
+def check_links(folder: Path, files: Iterable[tuple[str, Path | None]]) -> None:
+    """Raise DataError where a file is a link out of the folder; ``files``: name for messages, and path."""
+    for where in outside(folder, files):
+        raise DataError(
+            f"{where} is a link that leads out of the folder: copy what it points to into its place, or take it out"
+        )
+
+
+def is_hidden(path: Path, source: Path) -> bool:
+    """Return whether a file, or a folder between it and the source, is hidden or made by a system."""
+    return any(name.startswith(".") or name.lower() in SYSTEM for name in path.relative_to(source).parts)
+
+
+def kind_of_other(path: Path, source: Path, *, named: bool) -> str:
+    """Return what a file is that is no picture. ``named``: whether its name may be shown."""
+    ending = path.suffix.lower()
+    if is_hidden(path, source):
+        return "hidden or of the system"
+    if not ending:
+        return "without an ending"
+    return ending if (named and len(ending) < 12) or ending in ENDINGS else "others"
+
+
+def list_kinds(kinds: Counter[str]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+
+
+def passed_over(source: Path, taken: Collection[Path | None], *, named: bool = True) -> tuple[str, ...]:
+    """Return the note on files below a folder that are not ``taken``, and on links."""
+    files, own = list(files_below(source)), set(taken)
+    kinds = Counter(kind_of_other(path, source, named=named) for path in files if path not in own)
+    notes = [f"{kinds.total()} of {len(files)} files are passed over: {list_kinds(kinds)}"] * bool(kinds)
+    return *notes, *link_notes(source)
+
+
+def link_notes(source: Path) -> tuple[str, ...]:
+    """Return the note on links that are not followed."""
+    links = unfollowed(source)
+    return (f"{links} links to folders, or to nothing, are passed over",) if links else ()
