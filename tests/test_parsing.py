@@ -31,7 +31,8 @@ from client.site.trust.bundle import read_bundle, site_of
 from client.site.trust.policy import Policy, default_file, parse_policy, rules
 from client.site.trust.request import make_request, read_request
 from partitions.common.errors import DataError, UserError
-from partitions.importing import dicom, nifti
+from partitions.importing import dicom
+from partitions.importing.volumes import nifti
 from partitions.npz import write_npz
 from partitions.recipes.pictures import Expected as PicturesExpected
 from partitions.recipes.pictures import PictureRecipe, load_any, parse_any, read_any

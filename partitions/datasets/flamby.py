@@ -223,7 +223,7 @@ def load_ixi(name: str, data_dir: str) -> Dataset:
     files = [tuple(one_file(name, root / subject / kind) for kind in ("T1", "label")) for subject in subjects]
 
     def decode() -> dict[str, Array]:
-        from partitions.importing.nifti import read_stored
+        from partitions.importing.volumes.nifti import read_stored
 
         x = np.empty((len(files), *IXI_SHAPE, 1), np.float32)
         y = np.empty((len(files), *IXI_SHAPE), np.uint8)

@@ -118,9 +118,7 @@ def find_studies(
     outlines = find_outlines(source, files, list(rest), reading, faults)
     faults.check(len(files))
     used = {number for own in outlines.values() for number in own}
-    kinds = Counter(kind for number, kind in rest.items() if number not in used and files[number] != table)
-    notes = [f"{kinds.total()} of {len(files)} files hold no DICOM picture: passed over ({list_kinds(kinds)})"]
-    notes = [*notes * bool(kinds), *link_notes(source)]
+    notes = other_notes(source, files, {n: kind for n, kind in rest.items() if n not in used and files[n] != table})
     check_studies(source, studies, classes, strange)
     studies, left_out = with_series(source, studies, reading, outlines)
     notes += left_out
@@ -138,15 +136,21 @@ def find_studies(
     for study, (answers, split, patient) in zip(studies, labels, strict=True):
         name, spelling = pseudonym(patient) or study.identity["patient"], hashed(patient)
         for number, frame in _slices(study, reading.slices):
-            made = SampleSource(
-                place_of(source, number, len(files)), answers, split, name, files[number], spelling=spelling, part=frame
-            )
+            where = place_of(source, number, len(files))
+            made = SampleSource(where, answers, split, name, files[number], spelling=spelling, part=frame)
             rows.append(whole_series(made, study, files, outlines) if reading.volume else made)
     several = sum(len(_all_slices(study)) > 1 for study in studies)
     if several and reading.slices == 1 and not reading.volume:
         notes.append(f"{several} of {len(studies)} studies have several slices: the middle one is taken (--slices)")
     by = "outlines" if outlines and reading.volume else by
     return Found(rows, columns, tuple(notes), by=by, patient=patients)
+
+
+def other_notes(source: Path, files: Sequence[Path], others: Mapping[int, str]) -> list[str]:
+    """Return the notes on files without a DICOM picture, by what they are, and on links."""
+    kinds = Counter(others.values())
+    note = f"{len(others)} of {len(files)} files hold no DICOM picture: passed over ({list_kinds(kinds)})"
+    return [*[note] * bool(others), *link_notes(source)]
 
 
 def check_studies(source: Path, studies: Sequence[Study], classes: Sequence[str], strange: int) -> None:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from partitions.common.errors import DataError
-from partitions.importing import nifti
 from partitions.importing.csv_source import Found, read_csv
 from partitions.importing.dicom_file import is_dicom
 from partitions.importing.dicom_series import find_studies, has_outlines, holds_dicom, series_below
@@ -26,6 +25,7 @@ from partitions.importing.images import NIFTI, SampleSource, is_sample, kind_of
 from partitions.importing.options import ImportOptions
 from partitions.importing.scans import hashed, pseudonym
 from partitions.importing.tables import SPLIT_NAMES, Label, read_lines
+from partitions.importing.volumes import nifti
 from partitions.recipes.pictures import PictureRecipe
 from partitions.recipes.reading import ReadOptions
 

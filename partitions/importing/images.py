@@ -17,10 +17,10 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from partitions.common.errors import DataError
-from partitions.importing import dicom, nifti
+from partitions.importing import dicom
 from partitions.importing.dicom_file import is_dicom
 from partitions.importing.scans import ImageInfo, fit, fitted
-from partitions.importing.volumes import volume
+from partitions.importing.volumes import nifti, volume
 from partitions.labels import VOID
 from partitions.recipes.reading import ReadOptions
 from partitions.splits import Array

@@ -14,7 +14,7 @@ from scans import write_nifti
 
 from partitions.datasets import flamby, heart, registry
 from partitions.datasets.registry import load_dataset
-from partitions.importing import nifti
+from partitions.importing.volumes import nifti
 from partitions.schemes.registry import partition
 from partitions.splits import take
 

@@ -13,10 +13,11 @@ import pytest
 from PIL import Image
 from scans import SECRETS, leaks, write_dicom, write_nifti
 
-from partitions.importing import dicom, nifti
+from partitions.importing import dicom
 from partitions.importing.options import ImportOptions
 from partitions.importing.scans import parts_of
 from partitions.importing.source import import_source
+from partitions.importing.volumes import nifti
 from partitions.recipes.reading import ReadOptions
 from server.cli.main import main
 

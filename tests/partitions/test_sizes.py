@@ -22,9 +22,10 @@ from partitions.common import sizes
 from partitions.common.errors import DataError
 from partitions.common.sizes import VARIABLE, check_size, largest
 from partitions.datasets.idx import read_idx
-from partitions.importing import dicom, nifti
+from partitions.importing import dicom
 from partitions.importing.source import import_source
 from partitions.importing.tables import read_lines
+from partitions.importing.volumes import nifti
 from partitions.npz import write_npz
 from partitions.recipes.reading import ReadOptions
 from partitions.silo_file import read_silo_file

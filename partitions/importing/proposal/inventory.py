@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 from tqdm import tqdm
 
 from partitions.common.errors import DataError
-from partitions.importing import dicom, dicom_file, nifti
+from partitions.importing import dicom, dicom_file
 from partitions.importing.images import NIFTI, is_picture, open_picture
 from partitions.importing.scans import pseudonym, redacted_errors
+from partitions.importing.volumes import nifti
 from partitions.recipes.pictures import MODALITIES, PHOTOMETRIC
 from partitions.recipes.reading import ReadOptions
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from partitions.common.sizes import check_picture
-from partitions.importing import nifti
 from partitions.importing.scans import ImageInfo, ScanError, hashed, pseudonym, redacted_errors
+from partitions.importing.volumes import nifti
 from partitions.importing.volumes.grid import RAS, Grid, check_grid, resampled, same_place, steps
 from partitions.importing.volumes.outlines import draw
 from partitions.importing.volumes.series import read_series, values_of

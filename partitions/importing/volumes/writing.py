@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from partitions.common.files import write_atomically
-from partitions.importing import nifti
 from partitions.importing.scans import ScanError, Unavailable, redacted_errors
+from partitions.importing.volumes import nifti
 from partitions.importing.volumes.grid import RAS
 from partitions.importing.volumes.series import read_series
 from partitions.importing.volumes.volume import as_source, is_nifti
