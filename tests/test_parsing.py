@@ -529,7 +529,7 @@ def test_dicom(place: Path, edits: Edits) -> None:
     options = ReadOptions(size=4)
     reads_or_says_one_line(place, lambda: (dicom.probe(place, "here", options), dicom.read(place, "here", options))[1])
     with contextlib.suppress(ValueError):
-        assert isinstance(dicom.read_header(place, "here"), dicom.Header | None)
+        assert isinstance(dicom.read_header(place, "here"), dicom.Header | str)
 
 
 @FEW

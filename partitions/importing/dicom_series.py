@@ -122,11 +122,9 @@ def find_studies(
     check_studies(source, studies, classes, strange)
     studies, left_out = with_series(source, studies, reading, outlines)
     notes += left_out
-    by, patients = "folder", ""
-    if table is None:
-        labels: list[Answer] = [((study.folder[1],) if labelled else (), study.folder[0], "") for study in studies]
-        columns: tuple[str, ...] = ()
-    else:
+    by, patients, columns = "folder", "", tuple[str, ...]()
+    labels: list[Answer] = [((study.folder[1],) if labelled else (), study.folder[0], "") for study in studies]
+    if table:
         joined = _join(table, studies, label, take)
         columns, by, patients = joined.columns, joined.by, joined.patient
         labels = [found for found in joined.answers if found is not None]
