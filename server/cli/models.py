@@ -21,15 +21,13 @@ def predict(args: argparse.Namespace) -> None:
         data.predict(args)
         return
     from server.serving.predictions import serve_model
-    from server.watch.access import LOOPBACK, new_token, read_token
+    from server.watch.access import token_for
 
     if args.data or args.out or args.masks or args.as_gaps or args.key:
         raise UserError(
             "--serve: leave --data, --out, --masks, --key, --as-gaps out; requests may say ?as-gaps=1, ?key=study"
         )
-    token = read_token(args.token_file) if args.token_file else ""
-    token = token or ("" if args.host in LOOPBACK else new_token())
-    serve_model(Path(args.model), args.recipe, args.host, args.port, token)
+    serve_model(Path(args.model), args.recipe, args.host, args.port, token_for(args.host, args.token_file))
 
 
 def export(args: argparse.Namespace) -> None:
@@ -91,8 +89,8 @@ SERVE = (
     option(
         "--token-file",
         "FILE",
-        "--serve: what a client has to know; made where it is missing. Without it, beyond loopback, a new one "
-        "is printed",
+        "--serve: file with the token that a client needs; made if it is missing. The token in it is not printed. "
+        "Without it, beyond loopback, a new token is printed",
         type=Path,
     ),
 )

@@ -10,7 +10,7 @@ from partitions.common.errors import UserError
 
 
 def watch(args: argparse.Namespace) -> None:
-    from server.watch.access import LOOPBACK, new_token, read_token
+    from server.watch.access import token_for
     from server.watch.source import find_source
 
     if args.once and not args.text:
@@ -23,8 +23,7 @@ def watch(args: argparse.Namespace) -> None:
         return
     from server.watch.serve import serve
 
-    token = read_token(args.token_file) if args.token_file else ""
-    serve(source, args.host, args.port, token or ("" if args.host in LOOPBACK else new_token()))
+    serve(source, args.host, args.port, token_for(args.host, args.token_file))
 
 
 COMMANDS = (
@@ -51,8 +50,8 @@ COMMANDS = (
             option(
                 "--token-file",
                 "FILE",
-                "what a reader has to know; made where it is missing. Without it, beyond loopback, a new one "
-                "is printed",
+                "file with the token that a reader needs; made if it is missing. The token in it is not printed. "
+                "Without it, beyond loopback, a new token is printed",
                 type=Path,
             ),
             flag("--text", "in this terminal instead of a page"),

@@ -29,14 +29,14 @@ from models.flat import FlatModel
 from partitions.common.errors import DataError, UserError
 from partitions.recipes.pictures import AnyRecipe, PictureRecipe, load_any
 from partitions.recipes.recipe import Recipe
-from server.watch.access import Guard
+from server.watch.access import Guard, Token
 from server.watch.serve import listen, run
 
 SCANS = ("application/dicom", "application/zip", "application/gzip", "application/octet-stream")
-HINT = "send the header Authorization: Bearer TOKEN, with the token that silofl predict --serve has printed"
+HINT = "send the header Authorization: Bearer TOKEN; silofl predict --serve printed it, or keeps it in its --token-file"
 
 
-def serve_model(model: Path, recipe: Path | None, host: str, port: int, token: str) -> None:
+def serve_model(model: Path, recipe: Path | None, host: str, port: int, token: Token) -> None:
     """Serve a model until Ctrl-C. Raises UserError if it cannot be read or has no recipe."""
     card, net = read_model(model)
     try:
@@ -44,7 +44,7 @@ def serve_model(model: Path, recipe: Path | None, host: str, port: int, token: s
     except DataError as error:
         raise UserError(str(error)) from None
     with listen(host, port) as listening:
-        run(application(card, net, used, token), listening, host, token)
+        run(application(card, net, used, token.text), listening, host, token)
 
 
 def application(card: dict[str, Any], net: FlatModel, recipe: AnyRecipe, token: str = "") -> Starlette:

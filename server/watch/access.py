@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Mapping
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
@@ -24,7 +25,7 @@ from partitions.common.errors import UserError
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 LEAST = 16  # minimum characters of a token
 OPEN = "/health"  # answered without a token: it contains nothing about a run
-HINT = "open the address with ?token=..., as silofl watch has printed it"
+HINT = "open the address with ?token=TOKEN, which silofl watch printed, or keeps in its --token-file"
 
 HEADERS = {
     "cache-control": "no-store",
@@ -44,7 +45,7 @@ def read_token(file: Path) -> str:
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        token = file.read_text().strip()
+        token = file.read_text(errors="replace").strip()
         if len(token) < LEAST or not token.isascii() or not token.isprintable() or set(token) & set(' ;,"'):
             raise UserError(f"--token-file {file}: {LEAST} or more letters and digits are needed there") from None
         if file.stat().st_mode & 0o077:
@@ -53,6 +54,24 @@ def read_token(file: Path) -> str:
     with os.fdopen(descriptor, "w") as writing:
         writing.write(f"{(token := new_token())}\n")
     return token
+
+
+class Token(NamedTuple):
+    """A token that readers must know, empty for none, and the file that keeps it; without a file it is printed."""
+
+    text: str = ""
+    file: Path | None = None
+
+    def address(self, base: str) -> str:
+        """Return the page's address to print, with the token unless a file keeps it."""
+        return f"{base}?token={self.text}" if self.text and self.file is None else base
+
+
+def token_for(host: str, file: Path | None) -> Token:
+    """Return the token for a page on ``host``: of a file, a new one beyond loopback, or none. Raises UserError."""
+    if file is not None:
+        return Token(read_token(file), file)
+    return Token("" if host in LOOPBACK else new_token())
 
 
 def new_token() -> str:

@@ -19,7 +19,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from partitions.common.errors import UserError
-from server.watch.access import LOOPBACK, Guard
+from server.watch.access import LOOPBACK, Guard, Token
 from server.watch.exposition import CONTENT_TYPE, exposition
 from server.watch.page import content_policy, page
 from server.watch.source import Source
@@ -125,17 +125,18 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def serve(source: Source, host: str, port: int, token: str) -> None:
+def serve(source: Source, host: str, port: int, token: Token) -> None:
     """Serve until Ctrl-C; print one line with the address first."""
     with listen(host, port) as listening:
-        run(application(source, token), listening, host, token)
+        run(application(source, token.text), listening, host, token)
 
 
-def run(app: Starlette, listening: socket.socket, host: str, token: str) -> None:
+def run(app: Starlette, listening: socket.socket, host: str, token: Token) -> None:
     """Serve an application until Ctrl-C; print one line with the address first. Requests are not logged."""
     name = f"[{host}]" if ":" in host else host
-    address = f"http://{name}:{listening.getsockname()[1]}/"
-    print(f"{address}?token={token}" if token else address, flush=True)
+    print(token.address(f"http://{name}:{listening.getsockname()[1]}/"), flush=True)
+    if token.file is not None:
+        print(f"readers need ?token=TOKEN behind it, or a header, with the token in {token.file}", file=sys.stderr)
     if host not in LOOPBACK:
         print("the line to this page is not encrypted; ssh -L, or a proxy with TLS, does that", file=sys.stderr)
     config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, ws="none")

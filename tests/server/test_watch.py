@@ -28,10 +28,10 @@ from server.cli.main import main
 from server.results.summary import run_summary
 from server.run.reporter import Progress
 from server.run.withdrawal import without
-from server.watch.access import cookie_name, read_token
+from server.watch.access import cookie_name, read_token, token_for
 from server.watch.board import Board
 from server.watch.exposition import exposition
-from server.watch.serve import Follower, application, listen
+from server.watch.serve import Follower, application, listen, serve
 from server.watch.source import Source, find_source
 from strategies.base.client import SiloClient
 
@@ -446,9 +446,28 @@ def test_a_token_file_is_made_for_its_owner(tmp_path: Path) -> None:
     (tmp_path / "token").chmod(0o644)
     with pytest.raises(UserError, match="others may read it"):
         read_token(tmp_path / "token")
+    (tmp_path / "short").write_bytes(b"\xff" * 30)
+    with pytest.raises(UserError, match="16 or more"):
+        read_token(tmp_path / "short")
     (tmp_path / "short").write_text("1234\n")
     with pytest.raises(UserError, match="16 or more"):
         read_token(tmp_path / "short")
+
+
+def test_a_token_of_a_file_is_not_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither for the page nor for a served model, which print their address by the same function."""
+    monkeypatch.setattr("uvicorn.Server.run", lambda *args, **options: None)
+    for host in ("127.0.0.1", "0.0.0.0"):
+        token = token_for(host, tmp_path / "token")
+        serve(Source(tmp_path), host, 0, token)
+        said = "".join(capsys.readouterr())
+        assert token.text == (tmp_path / "token").read_text().strip() and token.text not in said
+        assert f"with the token in {tmp_path / 'token'}" in said
+    serve(Source(tmp_path), "0.0.0.0", 0, printed := token_for("0.0.0.0", None))
+    assert f"?token={printed.text}\n" in capsys.readouterr().out
+    assert token_for("127.0.0.1", None).text == ""
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -124,10 +124,10 @@ def test_a_token_opens_the_page_and_is_not_in_it(page: chromium.Page, run: Path,
     arguments = (str(run), "--port", "0", "--token-file", str(tmp_path / "token"))
     with served(*arguments) as (address, _):
         token = (tmp_path / "token").read_text().strip()
-        base = address.partition("?")[0]
-        page.open(base)
+        page.open(base := address)
+        assert token not in address
         page.until("document.body.innerText.startsWith('refused')")
-        page.open(address)
+        page.open(f"{base}?token={token}")
         page.until(f"{row('a')}.includes('0.5000')")
         assert page.value("location.href") == base
         assert token not in page.value("document.documentElement.outerHTML") + page.value("document.cookie")

@@ -28,7 +28,7 @@ from ..errors import SiteError
 from ..trust.message_rules import uploads
 from ..trust.methods import DEFAULTS, METHODS
 from ..trust.policy import EVIDENCE, METRICS, SCORE, Policy, shown
-from ..trust.run_config import number, of_method, owner, plain
+from ..trust.run_config import methods_of, number, owner, plain
 
 KIND = "silofl study 1"
 SIGNATURE = "\n[signature]\n"  # start of the consortium's signature, after the protocol
@@ -273,10 +273,11 @@ def words(allowed: Any) -> str:
 def setting_faults(study: Study, run: Mapping[str, Any]) -> list[str]:
     """Return which of a run's settings are outside the study.
 
-    A common setting of the study that the run does not send is outside, since its value is unknown here.
+    Settings of other methods do not count. A setting of the study that the run does not send is outside, since its
+    value is unknown here.
     """
-    faults = []
-    asked = {key: value for key, value in run.items() if owner(key) not in METHODS or key in of_method(run)}
+    faults, others = [], METHODS.keys() - methods_of(run)
+    asked = {key: value for key, value in run.items() if owner(key) not in others}
     for key, value in asked.items():
         if key in FREE:
             continue
@@ -286,7 +287,7 @@ def setting_faults(study: Study, run: Mapping[str, Any]) -> list[str]:
         allowed = study.settings.get(key, DEFAULTS[key])
         if not allows(allowed, value):
             faults.append(f"the study {study.name} has {key} = {words(allowed)}, the run {value!r:.80}")
-    for key in (key for key in study.settings if not owner(key) and key not in run):
+    for key in (key for key in study.settings if owner(key) not in others and key not in run):
         faults.append(f"the study {study.name} has {key} = {words(study.settings[key])}, the run none")
     return faults
 

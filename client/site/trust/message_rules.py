@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from .methods import METHODS, NETWORKS, SETTINGS
+from .methods import DEFAULTS, METHODS, NETWORKS, SETTINGS
 from .policy import AMOUNT, APP_NETWORKS, LIMITS, Policy
 from .run_config import is_private, number, of_method, owner, plain
 
@@ -37,11 +37,13 @@ def privacy_faults(policy: Policy, run: Mapping[str, Any]) -> list[str]:
 def setting_faults(policy: Policy, run: Mapping[str, Any]) -> list[str]:
     """Return the settings of a run, and of its method, that exceed the rule for their kind.
 
-    A missing setting has the app's own default, except ``local-epochs``. A setting for a number of epochs, steps or
-    rounds that no rule covers is refused.
+    A missing setting has silofl's default, except ``local-epochs``. Without a held-out hospital, ``hold-out-epochs``
+    has no effect. A setting for a number of epochs, steps or rounds that no rule covers is refused.
     """
-    faults, asked = [], of_method(run)
-    for key, value in {"local-epochs": None, **asked}.items():
+    faults, asked = [], of_method({**DEFAULTS, "local-epochs": None, **run})
+    if not str(run.get("hold-out", "")).strip():
+        del asked["hold-out-epochs"]
+    for key, value in asked.items():
         kind, given = SETTINGS.get(key, ""), number(value)
         if not kind and AMOUNT.search(key) and not isinstance(value, bool):
             faults.append(f"its policy knows no setting {key[:80]!r}, which may ask for any number: a newer silofl may")

@@ -10,11 +10,16 @@ from typing import Any
 from .methods import METHODS
 
 
-def of_method(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's common settings, and those of its method and of the methods that it adds."""
+def methods_of(run: Mapping[str, Any]) -> set[str]:
+    """Return a run's method, and the methods that its settings add."""
     adding = {declared["adds"]: name for name, declared in METHODS.items() if "adds" in declared}
     added = [name for key, name in adding.items() if str(run.get(key, False)).lower() != "false"]
-    owners = {"", "dp", str(run.get("strategy")), *added}
+    return {str(run.get("strategy")), *added}
+
+
+def of_method(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's common settings, and those of its method and of the methods that it adds."""
+    owners = {"", "dp", *methods_of(run)}
     return {key: value for key, value in run.items() if owner(key) in owners}
 
 

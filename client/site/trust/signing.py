@@ -11,10 +11,12 @@ and `policy.toml`; one line reports the differences.
 
 The manifest contains its time. A site stores the time of the newest bundle that it accepted of a key (`newest-bundle`,
 beside the fingerprint). It refuses an older one unless told to accept it, since an old bundle may be handed over
-again, with an old list of apps. A site without that file cannot detect this.
+again, with an old list of apps. A site without that file cannot detect this. A time after this machine's clock is
+refused too: it would block all later bundles.
 """
 
 import base64
+import calendar
 import hashlib
 import json
 import shutil
@@ -48,6 +50,7 @@ OWN_FILES = (".env", "allowed-apps", "policy.toml", "node.key")  # files that th
 FIXED = ("SILOFL_NAME", "SILOFL_SERVER", "SILOFL_KEY", "SILOFL_FLWR")  # variables of `.env` that it may not change
 NEWEST = "newest-bundle"  # the file with the time of the newest bundle of each key
 TIME = "%Y-%m-%dT%H:%M:%SZ"
+CLOCKS = 86400  # seconds by which the consortium's clock may be ahead of this machine's
 UNSIGNED = "nobody"  # --signed-by nobody: the bundle may be unsigned
 AGAIN = "ask for the bundle again"
 DOCKER_SECONDS = 60.0
@@ -143,7 +146,8 @@ def read_signed(files: Mapping[str, bytes], *, unpacked: bool) -> Signed | None:
         listed, variables = dict(manifest["files"]), dict(manifest["variables"])
         if manifest["kind"] != KIND or not isinstance(manifest["images"], list):
             raise DataError("another kind of manifest")
-        time.strptime(manifest["made"], TIME)
+        if time.strftime(TIME, time.strptime(manifest["made"], TIME)) != manifest["made"]:
+            raise DataError("a time that cannot be compared as text")
     except InvalidSignature:
         raise DataError(
             f"the bundle's {SIGNED} was changed: its signature is wrong; ask for the bundle again"
@@ -227,9 +231,18 @@ def check_signer(signed: Signed | None, trusted: Set[str]) -> None:
 
 
 def check_time(signed: Signed, newest: Path, allow_older: bool) -> dict[str, str]:
-    """Return the time of the newest bundle of each key, including this one. Raises DataError if this one is older."""
+    """Return the time of the newest bundle of each key, including this one.
+
+    Raises DataError if this one is older, or was made after this machine's present time.
+    """
     times = known_times(newest, forgiving=allow_older)
     made, before = str(signed.manifest["made"]), times.get(signed.fingerprint, "")
+    now = time.gmtime()
+    if calendar.timegm(time.strptime(made, TIME)) > calendar.timegm(now) + CLOCKS:
+        raise DataError(
+            f"this bundle was made at {made}, and this machine's clock says {time.strftime(TIME, now)}: set the clock "
+            f"if it is wrong, else {AGAIN}, for its maker's clock was wrong"
+        )
     if made < before and not allow_older:
         raise DataError(
             f"this bundle was made at {made}, and this site has taken one of {before}: ask for the newest one "

@@ -186,10 +186,25 @@ def test_all_epochs_steps_and_rounds(key: str, given: Any) -> None:
     """`fedalt.shared-epochs = 2000` once passed `max-local-epochs = 1`."""
     method = key.rpartition(".")[0] or "fedavg"
     rule = policy(max_local_epochs=10).line(site_policy.LIMITS[SETTINGS[key]])
-    run = {**RUN, "strategy": method}
+    run = {**RUN, "strategy": method, "hold-out": "clinic"}
     assert not setting_faults(policy(max_local_epochs=10), run)
     assert setting_faults(policy(max_local_epochs=10), {**run, key: given}) == [
         f"its policy has {rule}, the run {key} = {given}"
+    ]
+
+
+def test_a_run_without_held_out_hospitals_trains_none_of_their_epochs() -> None:
+    """`hold-out-epochs` is 5 by default: `max-local-epochs = 1` once refused every run."""
+    assert not run_faults(policy(max_local_epochs=1), RUN)
+    assert run_faults(policy(max_local_epochs=1), {**RUN, "hold-out": "clinic"}) == [
+        "its policy has max-local-epochs = 1, the run hold-out-epochs = 5"
+    ]
+
+
+def test_a_setting_that_the_run_does_not_send_has_its_default() -> None:
+    run = {key: value for key, value in RUN.items() if key != "fedrep.head-epochs"} | {"strategy": "fedrep"}
+    assert run_faults(policy(max_local_epochs=5), run) == [
+        "its policy has max-local-epochs = 5, the run fedrep.head-epochs = 10"
     ]
 
 

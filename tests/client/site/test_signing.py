@@ -139,10 +139,10 @@ def test_a_damaged_memory_is_not_taken_for_none(content: str) -> None:
 # --- how old it is ----------------------------------------------------------------------------------------------------
 
 
-def made_at(monkeypatch: pytest.MonkeyPatch, day: int, **changes: Any) -> Path:
+def made_at(monkeypatch: pytest.MonkeyPatch, day: int, year: int = 2024, **changes: Any) -> Path:
     """A bundle that was signed on this day."""
     with monkeypatch.context() as patch:
-        patch.setattr(signing.time, "gmtime", lambda: (2026, 11, day, 9, 0, 0, 0, 0, 0))
+        patch.setattr(signing.time, "gmtime", lambda: (year, 11, day, 9, 0, 0, 0, 0, 0))
         return bundle(**changes)
 
 
@@ -151,7 +151,7 @@ def test_a_bundle_that_is_older_than_the_newest_is_refused_unless_asked_for(monk
     first, second, third = (made_at(monkeypatch, day) for day in (1, 2, 3))
     for tar in (first, second, second):
         looked_at(tar, BY_US)
-    old = "was made at 2026-11-01T09:00:00Z, and this site has taken one of 2026-11-02T09:00:00Z: ask for the newest"
+    old = "was made at 2024-11-01T09:00:00Z, and this site has taken one of 2024-11-02T09:00:00Z: ask for the newest"
     with pytest.raises(ValueError, match=old):
         looked_at(first, BY_US)
     for command in (["check-bundle", str(first)], ["join", str(first), "--data", "x.npz"], ["doctor", str(first)]):
@@ -166,10 +166,10 @@ def test_a_bundle_that_is_older_than_the_newest_is_refused_unless_asked_for(monk
 def test_the_age_counts_for_each_key(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at(made_at(monkeypatch, 9))
     looked_at(theirs := made_at(monkeypatch, 5, key=THEIRS), BY_THEM)
-    with pytest.raises(ValueError, match="was made at 2026-11-04"):
+    with pytest.raises(ValueError, match="was made at 2024-11-04"):
         looked_at(made_at(monkeypatch, 4, key=THEIRS))
     looked_at(theirs)
-    with pytest.raises(ValueError, match="was made at 2026-11-08"):
+    with pytest.raises(ValueError, match="was made at 2024-11-08"):
         looked_at(made_at(monkeypatch, 8), BY_US)
 
 
@@ -186,6 +186,17 @@ def test_a_look_remembers_no_time_and_a_damaged_memory_is_not_taken_for_none(mon
             looked_at(first)
     check_signature(first, read_bundle(first), "clinic", echo=print, allow_older=True)
     looked_at(first)
+
+
+def test_a_bundle_of_a_later_day_is_refused_and_blocks_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signed by a machine whose clock was wrong: once accepted, every right one would be older."""
+    late = made_at(monkeypatch, 5, year=2096)
+    with pytest.raises(ValueError, match=r"was made at 2096-11-05T.*, and this machine's clock says .*: set the clock"):
+        looked_at(late)
+    with pytest.raises(ValueError, match="was made at 2096"):
+        check_signature(late, read_bundle(late), "clinic", echo=print, allow_older=True)
+    looked_at(made_at(monkeypatch, 5))
+    assert "2024-11-05" in signed_by(site_root() / "clinic").with_name(NEWEST).read_text()
 
 
 def test_an_unsigned_time_is_none() -> None:
@@ -400,7 +411,7 @@ def test_a_container_takes_an_older_bundle_only_where_it_is_told_to(monkeypatch:
         Path("root/clinic").rename("root/bundle")
         if day == 2:
             entry.install(Path("root"))
-    with pytest.raises(ValueError, match="was made at 2026-11-01"):
+    with pytest.raises(ValueError, match="was made at 2024-11-01"):
         entry.install(Path("root"))
     entry.install(Path("root"), allow_older=True)
     entry.install(Path("root"))
