@@ -122,7 +122,9 @@ def simulate(args: argparse.Namespace) -> None:
 
 def print_outcomes(out: Path) -> None:
     """Print one line for each run of a finished study."""
-    for run in json.loads((out / "summary.json").read_text())["runs"]:
+    from server.results.reading import read_summary
+
+    for run in read_summary(out / "summary.json")["runs"]:
         print(f"{run['strategy']}-{run['seed']}: {outcome(run)}")
 
 

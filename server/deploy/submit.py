@@ -8,7 +8,6 @@ SuperLink. So a run that dies before its first round, or with its server app, is
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import signal
 import sys
@@ -26,6 +25,7 @@ from server.deploy.control import Control, read_connection
 from server.deploy.federation import read_federation
 from server.deploy.local.parts import last_lines
 from server.deploy.local.record import find_local, state_root
+from server.results.reading import Tail
 
 if TYPE_CHECKING:
     from server.results.run_directory import RunDirectory
@@ -251,41 +251,38 @@ def interrupts_noted() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
 
 
+OF_ROUND = {"strategy", "seed", "round", "rounds", "silos", "seconds", "bytes"}  # what a round's line shows
+
+
 class Progress:
     """Reader of the lines that a run adds to `progress.jsonl`; it prints them to stderr."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.offset = path.stat().st_size if path.exists() else 0  # skips the lines of the study's earlier runs
+        # Skips the lines of the study's earlier runs.
+        self.tail = Tail(path, path.stat().st_size if path.exists() else 0)
         self.error = ""
         self.round = 0
 
     def read(self) -> None:
         """Print the rounds that were added since the last call."""
-        if not self.path.exists():
-            return
-        with self.path.open("rb") as file:
-            file.seek(self.offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break  # still being written
-                self.offset += len(line)
-                event = json.loads(line)
-                if event["event"] == "round":
-                    self.round = event["round"]
-                    print(round_line(event), file=sys.stderr, flush=True)
-                elif event["event"] == "refused":
-                    print(f"refused: {event['message']}", file=sys.stderr, flush=True)
-                elif event["event"] in ("note", "transfer", "stopped"):
-                    print(event["message"], file=sys.stderr, flush=True)
-                elif event["event"] == "error":
-                    self.error = event["message"]
+        for event in self.tail.events():
+            if event["event"] == "round" and event.keys() >= OF_ROUND:
+                self.round = event["round"]
+                print(round_line(event), file=sys.stderr, flush=True)
+            elif event["event"] == "refused":
+                print(f"refused: {event['message']}", file=sys.stderr, flush=True)
+            elif event["event"] in ("note", "transfer", "stopped"):
+                print(event["message"], file=sys.stderr, flush=True)
+            elif event["event"] == "error":
+                self.error = event["message"]
 
 
 def round_line(event: Mapping[str, Any]) -> str:
     """Return a line on a round: round, silos, mean score, seconds, bytes, rejected or bounded silos with reasons."""
     name = event.get("score", "accuracy")
-    score = "-" if event[name] is None else f"{event[name]:.4f}"
+    value = event.get(name)
+    score = f"{value:.4f}" if isinstance(value, int | float) else "-"
     line = (
         f"{event['strategy']} seed {event['seed']}  round {event['round']}/{event['rounds']}  "
         f"{event['silos']} silos  {name} {score}  {event['seconds']:.1f} s  {event['bytes'] / 1e6:.1f} MB"

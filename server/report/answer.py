@@ -17,7 +17,6 @@ from typing import Any
 
 from markupsafe import Markup
 
-from server.report.events import read_json
 from server.report.evidence import measurements_of, over_silos
 from server.report.html import between, counted, hospitals_of, markup, number, percent, points, size_text, spoken
 from server.report.inference import HOSPITALS_NEEDED, excludes_zero, over_hospitals
@@ -27,6 +26,7 @@ from server.report.scores import Gain
 from server.report.study import Study
 from server.report.verdict import Verdict, verdict
 from server.results.hold_out import results_in
+from server.results.reading import read_json
 from server.results.tuned import TUNING
 
 MOST_NAMES = 4  # maximum number of harmed hospitals in the sentence
@@ -116,7 +116,7 @@ def reached(study: Study, best: str, base: str, silo: str) -> Markup:
 
 def unseen_part(study: Study, best: str) -> Markup:
     """Return the result of silos held out of the training, compared with training alone."""
-    held = results_in(read_json(study.path / "summary.json") or {})
+    held = results_in(study.summary)
     pairs = [
         (float(values[best]["zero_shot"]), float(values[best]["local"]))
         for values in held.values()

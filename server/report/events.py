@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from partitions.common.errors import UserError
 from server.results.history import Row
 
 Event = Mapping[str, Any]
@@ -22,30 +19,6 @@ class Note:
     message: str
     time: str
     times: int
-
-
-def read_events(path: Path) -> list[dict[str, Any]]:
-    """Return the events of a run; a line that a killed run left incomplete is skipped."""
-    if not path.exists():
-        return []
-    events = []
-    for line in path.read_text().splitlines():
-        try:
-            events.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return [e for e in events if isinstance(e, dict)]
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the record in a JSON file; None if there is no file. Raises UserError if it cannot be read."""
-    try:
-        value = json.loads(path.read_text())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
-    return value if isinstance(value, dict) else None
 
 
 def notes_of(events: Iterable[Event]) -> list[Note]:
@@ -61,7 +34,7 @@ def notes_of(events: Iterable[Event]) -> list[Note]:
 
 def damages_of(events: Iterable[Event]) -> list[str]:
     """Return the notes on damaged states of silos."""
-    return list(dict.fromkeys(str(e["message"]) for e in events if e.get("about") == "state"))
+    return list(dict.fromkeys(str(e["message"]) for e in events if e["event"] == "note" and e.get("about") == "state"))
 
 
 class SiloRounds(NamedTuple):

@@ -13,11 +13,12 @@ from typing import Any
 from models.metrics import mean_rank
 from models.tasks import ENDS, Task, task_of
 from partitions.common.errors import UserError
-from server.report.events import Note, SiloRounds, damages_of, notes_of, read_events, read_json, silo_rounds
+from server.report.events import Note, SiloRounds, damages_of, notes_of, silo_rounds
 from server.report.inference import Difference, accuracy_interval, from_intervals, over_hospitals, silo_interval
 from server.report.methods import baselines, ends_with_one_model, exchanges, is_pooled, reports, spelled
 from server.report.scores import NAN, UNKNOWN, Gain, Interval, Score, Tested, known, spread
 from server.results.history import History, Row
+from server.results.reading import read_events, read_json, read_summary
 from server.results.run_directory import read_toml
 from server.results.summary import FinishedRun, compare, run_summary, values_by_round
 from strategies import strategies
@@ -36,6 +37,7 @@ class Study:
         self.history = History(file) if file.exists() else History()
         self.events = read_events(path / "progress.jsonl")
         self.manifest: dict[str, Any] | None = read_json(path / "manifest.json")
+        self.summary = read_summary(path / "summary.json")
         self.runs = self._all_runs()
         self._differences: dict[tuple[str, str], dict[str, dict[int, Difference]]] = {}
 
@@ -74,7 +76,7 @@ class Study:
     @cached_property
     def summarised(self) -> list[dict[str, Any]]:
         """The summary's entries, which are those of finished runs."""
-        runs: list[dict[str, Any]] = (read_json(self.path / "summary.json") or {"runs": []})["runs"]
+        runs: list[dict[str, Any]] = self.summary["runs"]
         return runs
 
     @cached_property

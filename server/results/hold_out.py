@@ -20,9 +20,9 @@ from typing import Any
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import write_atomically
 from partitions.common.names import unknown_name
+from server.results.reading import read_summary
 from server.results.run_directory import RunDirectory
 from server.results.study import study_runs
-from server.results.summary import entries
 from strategies.base.run_settings import RunSettings
 
 FOLDER, SILOS = "hold-out", "silos.json"
@@ -93,12 +93,12 @@ def write_results(directory: RunDirectory) -> None:
     groups = groups_of(directory.path)
     if not groups or not directory.summary.exists():
         return
-    summary = json.loads(directory.summary.read_text())
+    summary = read_summary(directory.summary)
     scores: dict[str, dict[str, list[dict[str, Any]]]] = {}
     everybody = {(r["strategy"], r["seed"]): r for r in summary["runs"]}
     for group in groups:
         part = RunDirectory(directory.path / FOLDER / "+".join(group))
-        for run in entries(part) if part.summary.exists() else []:
+        for run in read_summary(part.summary)["runs"]:
             for name, result in run.get("hold_out", {}).items():
                 row = {kind: result[kind].get(run["score"]) for kind in KINDS}
                 row["local"] = score_of(everybody.get(("local", run["seed"])), name)
@@ -145,7 +145,7 @@ def mean(values: Sequence[float | None]) -> float | None:
 
 def table(directory: RunDirectory) -> list[list[str]]:
     """Return the results as table cells, header first: per method the mean and the worst hospital in per cent."""
-    found = json.loads(directory.summary.read_text()).get("hold_out", {})
+    found = read_summary(directory.summary).get("hold_out", {})
     methods = list(dict.fromkeys(method for of in found.values() for method in of))
     rows = [["held out", "zero-shot", "worst", "personalised", "worst", "local", "all in"]]
     for method in methods:

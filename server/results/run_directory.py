@@ -14,6 +14,7 @@ from typing import Any
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import append, locked, write_atomically
 from server.results.checkpoint import load_checkpoint
+from server.results.reading import read_events
 from strategies.base.run_settings import toml_text
 from strategies.base.settings import Value
 from strategies.base.state import State
@@ -177,11 +178,8 @@ class RunDirectory:
     def sample_counts(self) -> dict[str, int]:
         """Return by silo the number of training samples last reported to a run of this directory."""
         counts: dict[str, int] = {}
-        file = self.progress_file
-        for line in file.read_text().splitlines() if file.exists() else []:
-            with contextlib.suppress(ValueError):  # a line that a crash cut off
-                event = json.loads(line)
-                counts |= event["samples"] if event.get("event") == "silos" else {}
+        for event in read_events(self.progress_file):
+            counts |= event["samples"] if event["event"] == "silos" else {}
         return counts
 
     def write_json(self, name: str, value: Any) -> None:

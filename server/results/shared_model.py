@@ -18,10 +18,10 @@ from models.shapes import columns, kind_of, read_shape, written
 from models.trainable import WHOLE
 from partitions.common.errors import UserError
 from server.results.checkpoint import load_checkpoint
+from server.results.reading import read_summary
 from server.results.reported_round import NAMES, REPORTED, shared_arrays
 from server.results.run_directory import RunDirectory, read_toml
 from server.results.study import study_runs
-from server.results.summary import entries
 from strategies.base.client import BUFFERS, GLOBAL
 from strategies.base.run_settings import RunSettings
 from strategies.base.schema.reporting import SCHEMA
@@ -125,9 +125,8 @@ def find_run(source: Path, strategy: str | None, seed: int | None) -> RunSetting
 
 def final_of(source: Path, run: RunSettings) -> dict[str, Any]:
     """Return the run's result in ``summary.json``, with the name of its score; empty for an unfinished run."""
-    directory, which = RunDirectory(source), (run.common.strategy, run.common.seed)
-    found = entries(directory) if directory.summary.exists() else []
-    ours = (e for e in found if (e["strategy"], e["seed"]) == which)
+    which = run.common.strategy, run.common.seed
+    ours = (e for e in read_summary(RunDirectory(source).summary)["runs"] if (e["strategy"], e["seed"]) == which)
     return next(({**e["final"], "score": e["score"], "rounds": e["rounds"]} for e in ours), {})
 
 

@@ -9,7 +9,6 @@ weak silo is absent.
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from models.evidence.measure import CALIBRATION, Evidence
 from models.metrics import fairness_variance, incentivised_rate
 from models.tasks import ENDS, MULTICLASS, Task
 from server.results.history import History, Row, joined_in
+from server.results.reading import read_summary
 from server.results.run_directory import RunDirectory
 from server.results.spent import spent
 from strategies import strategies
@@ -67,7 +67,7 @@ def add_to_summary(
 
     Entries are sorted by ``order`` of (strategy, seed); others stand at the end.
     """
-    before = json.loads(directory.summary.read_text()) if directory.summary.exists() else {"runs": []}
+    before = read_summary(directory.summary)
     runs: list[dict[str, Any]] = before["runs"]
     here = {(r["strategy"], r["seed"]) for r in new}
     runs = [r for r in runs if (r["strategy"], r["seed"]) not in here] + [dict(r) for r in new]
@@ -76,12 +76,6 @@ def add_to_summary(
     summary = {**before, "runs": compare(runs)}
     directory.write_json("summary.json", summary)
     return summary
-
-
-def entries(directory: RunDirectory) -> list[dict[str, Any]]:
-    """Return the entries of ``summary.json``."""
-    found: list[dict[str, Any]] = json.loads(directory.summary.read_text())["runs"]
-    return found
 
 
 def run_summary(history: History, run: FinishedRun) -> dict[str, Any]:

@@ -8,14 +8,14 @@ merges it. The merge is idempotent, also after an interruption.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from typing import Any
 
 from server.results.history import History, write_history
+from server.results.reading import Tail, parse_event, read_summary
 from server.results.run_directory import WORKERS, RunDirectory
-from server.results.summary import add_to_summary, entries
+from server.results.summary import add_to_summary
 from strategies.base.run_settings import RunSettings
 
 
@@ -25,7 +25,7 @@ class WorkerDirectories:
     def __init__(self, directory: RunDirectory, runs: Sequence[RunSettings]) -> None:
         self.directory, self.runs = directory, runs
         self.order = [(run.common.strategy, run.common.seed) for run in runs]
-        self._read: dict[str, int] = {}  # run -> bytes of its progress that are already copied to the study
+        self._tails: dict[str, Tail] = {}  # run -> reader of its progress, whose lines are copied to the study
 
     def of(self, run: RunSettings) -> RunDirectory:
         """Return the directory for this run's process."""
@@ -38,25 +38,19 @@ class WorkerDirectories:
             part = self.of(run)
             part.own.mkdir(parents=True)
             write_history(part.history, history.of(*which))
-            self._read[run.run_key] = 0
+            self._tails[run.run_key] = Tail(part.progress_file)
 
     def follow(self, run: RunSettings) -> list[dict[str, Any]]:
         """Copy the run's new lines of progress to the study's ``progress.jsonl``, and return them."""
-        file, key, known = self.of(run).progress_file, run.run_key, set[str]()
-        if not file.exists():
-            return []
-        if key not in self._read and self.directory.progress_file.exists():  # an earlier process may have copied some
-            known.update(self.directory.progress_file.read_text().splitlines())
-        with file.open("rb") as reading:
-            reading.seek(self._read.get(key, 0))
-            data = reading.read()
-        whole = data[: data.rfind(b"\n") + 1]  # the last line may be incomplete
-        self._read[key] = self._read.get(key, 0) + len(whole)
-        lines = [line for line in whole.decode().splitlines() if line not in known]
+        key, known, study = run.run_key, set[bytes](), self.directory.progress_file
+        if key not in self._tails:  # an earlier process may have copied some
+            self._tails[key] = Tail(self.of(run).progress_file)
+            known.update(Tail(study).lines())
+        lines = [line for line in self._tails[key].lines() if line not in known]
         if lines:
-            with self.directory.progress_file.open("a") as writing:
-                writing.write("".join(f"{line}\n" for line in lines))
-        return [json.loads(line) for line in lines]
+            with study.open("ab") as writing:
+                writing.write(b"".join(line + b"\n" for line in lines))
+        return [event for line in lines if (event := parse_event(line)) is not None]
 
     def take_back(self, run: RunSettings) -> list[dict[str, Any]]:
         """Move the run's results to the study's own files, and return its last lines of progress.
@@ -75,7 +69,7 @@ class WorkerDirectories:
                 rows.sort(key=lambda r: places.get((r.strategy, r.seed), len(places)))
                 write_history(self.directory.history, rows)
             if part.summary.exists():
-                add_to_summary(self.directory, entries(part), self.order)
+                add_to_summary(self.directory, read_summary(part.summary)["runs"], self.order)
             shutil.rmtree(part.own)
         return new_events
 

@@ -29,6 +29,7 @@ from server.results.checkpoint import load_checkpoint
 from server.results.history import History
 from server.results.hold_out import FOLDER, SILOS, groups_of, write_groups
 from server.results.own_models import FOLDER as OWN_MODELS
+from server.results.reading import read_events, read_json, read_summary
 from server.results.run_directory import WORKERS, RunDirectory, read_toml
 from server.results.study import study_runs
 from server.results.summary import FinishedRun, compare, evidence_in, run_summary
@@ -150,7 +151,7 @@ def without(value: Any, name: str, known: Sequence[str]) -> Any:
 
 
 def _clean_manifest(run: Path, name: str) -> bool:
-    before = json.loads((run / "manifest.json").read_text())
+    before = read_json(run / "manifest.json") or {}
     after = without(before, name, [s["name"] for s in before.get("silos", [])])
     if after != before:
         RunDirectory(run).write_json("manifest.json", after)
@@ -175,7 +176,7 @@ def _clean_config(file: Path, name: str) -> bool:
 
 def _clean_summary(run: Path, name: str) -> bool:
     """Compute the entries of the others anew: the old means would reveal the silo's values."""
-    summary = json.loads((run / "summary.json").read_text())
+    summary = read_summary(run / "summary.json")
     before, held, named = summary["runs"], summary.get("hold_out", {}), _named(name)
     left_texts = [json.dumps([entry.get("left_out", {}), entry.get("hold_out", {})]) for entry in before]
     if not any(name in entry["silos"] for entry in before) and not named.search(json.dumps([left_texts, held])):
@@ -259,9 +260,9 @@ def _named(name: str) -> re.Pattern[str]:
 
 
 def _clean_progress(file: Path, name: str) -> bool:
-    """Delete the lines that name the silo."""
-    lines = file.read_text().splitlines()
-    kept = [json.dumps(without(json.loads(line), name, [])) for line in lines if line]
+    """Delete the lines that name the silo, and those that are no events."""
+    lines = file.read_text(errors="replace").splitlines()
+    kept = [json.dumps(without(event, name, [])) for event in read_events(file)]
     kept = [line for line in kept if not _named(name).search(line)]
     if kept == lines:
         return False

@@ -22,8 +22,8 @@ from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
 from server.results.chosen import Chosen, mean
 from server.results.history import History, guarded
+from server.results.reading import read_events, read_summary
 from server.results.run_directory import RunDirectory
-from server.results.summary import entries
 from server.tuning.privacy import Releases, releases_of, together
 from server.tuning.space import text_of
 from strategies.base.run_settings import RunSettings, toml_text
@@ -141,7 +141,7 @@ class Book:
         """Return the last round in a trial's history, without the closing evaluation."""
         directory = self.directory(trial)
         if directory.summary.exists():
-            return int(entries(directory)[0]["rounds"])
+            return max((int(run["rounds"]) for run in read_summary(directory.summary)["runs"]), default=0)
         rows = History(directory.history).rows if directory.history.exists() else []
         return max((row.round for row in rows if row.metric == "round_seconds"), default=0)
 
@@ -188,6 +188,5 @@ def score_of(directory: RunDirectory, run: RunSettings, objective: str, until: i
 
 def scores_in(directory: RunDirectory) -> list[str]:
     """Return the score names in a run's events: one, once a round is done."""
-    file = directory.progress_file
-    events = map(json.loads, file.read_text().splitlines()) if file.exists() else []
-    return list(dict.fromkeys(event["score"] for event in events if event.get("event") == "round"))
+    rounds = (event for event in read_events(directory.progress_file) if event["event"] == "round")
+    return list(dict.fromkeys(event["score"] for event in rounds if "score" in event))

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import glob
-import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from client.site.node import Site
 from client.site.trust.bundle import read_bundle, site_of
@@ -15,22 +12,22 @@ from client.site.trust.keys import site_root
 from partitions.common.errors import UserError
 from server.deploy.containers import find_deployed
 from server.deploy.control import read_connection
+from server.results.reading import Tail
 from server.watch.board import Board
 
 PROGRESS = "progress.jsonl"
 RUNS = Path("runs")  # the default folder of runs
 FIRST = 512  # bytes at the beginning that identify a file
-LARGEST = 1 << 22  # maximum bytes read at once
+LARGEST = 1 << 22  # maximum bytes read at once, so that the page stays responsive with a long file
 
 
-class Tail:
-    """Reader of one file's new complete lines; each line is read once."""
+class Followed(Tail):
+    """Reader of a file that may be replaced."""
 
     def __init__(self, file: Path) -> None:
-        self.file = file
+        super().__init__(file, largest=LARGEST)
         self._stamp: tuple[int, int] | None = None  # device and inode; a new file may reuse them
         self._begins = b""  # the first bytes
-        self.position = 0  # number of bytes read so far
 
     def is_new(self) -> bool:
         """Return whether the file was replaced or rewritten since the last call."""
@@ -39,26 +36,6 @@ class Tail:
         other = stamp != self._stamp or not begins.startswith(self._begins) or found.st_size < self.position
         self._stamp, self._begins = stamp, begins
         return other
-
-    def events(self) -> Iterator[dict[str, Any]]:
-        """Yield the events of the next complete lines; invalid lines are ignored.
-
-        At most :data:`LARGEST` bytes are read, so that the page stays responsive with a long file.
-        """
-        with self.file.open("rb") as reading:
-            reading.seek(self.position)
-            data = reading.read(LARGEST)
-        end = data.rfind(b"\n") + 1
-        if not end and len(data) == LARGEST:
-            end = LARGEST  # a line longer than any that silofl writes
-        self.position += end
-        for text in data[:end].splitlines():
-            try:
-                event = json.loads(text)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(event, dict):
-                yield event
 
 
 class Source:
@@ -72,7 +49,7 @@ class Source:
         self.folder, self.silo = folder, silo
         self.expected = expected  # the folder is made by the first run
         self.board = Board(silo)
-        self.tails: list[Tail] = []
+        self.tails: list[Followed] = []
 
     def files(self) -> list[Path]:
         """Return the files to follow now, the newest last; empty if there is none yet."""
@@ -93,10 +70,10 @@ class Source:
         files = self.files()
         followed = [tail.file for tail in self.tails]
         again = bool(files) and not set(followed) <= set(files)
-        self.tails += [Tail(file) for file in files if file not in followed]
+        self.tails += [Followed(file) for file in files if file not in followed]
         fresh = [tail.is_new() for tail in self.tails if tail.file in files]
         if again or any(new and tail.file in followed for new, tail in zip(fresh, self.tails, strict=False)):
-            self.board, self.tails = Board(self.silo), [Tail(file) for file in files]
+            self.board, self.tails = Board(self.silo), [Followed(file) for file in files]
             fresh = [tail.is_new() for tail in self.tails]
         news = any(fresh)
         for tail in self.tails if files else []:

@@ -73,6 +73,20 @@ def test_the_model_predicts_with_it(tmp_path: Path, finished: tuple[Path, Path],
     assert losses[1] == pytest.approx(card["loss_after"], rel=1e-3) and losses[1] < losses[0]
 
 
+def test_it_is_fitted_on_the_validation_part(tmp_path: Path, finished: tuple[Path, Path]) -> None:
+    """Other rows for training and test change nothing; other rows for validation do."""
+    run, file = finished
+    with np.load(file) as npz:
+        whole = dict(npz)
+    found = []
+    for changed in ((), ("train", "test"), ("val",)):
+        arrays = {key: value[::-1] if key[2:] in changed and key[0] == "y" else value for key, value in whole.items()}
+        np.savez(tmp_path / "other.npz", **arrays)
+        card = export_model(run, "a", "best", tmp_path / "m", temperature=tmp_path / "other.npz")
+        found.append(card["temperature"])
+    assert found[0] == found[1] and found[0]["T"] != found[2]["T"]
+
+
 def test_what_it_refuses(tmp_path: Path, finished: tuple[Path, Path]) -> None:
     """Nothing is written: too few samples, other columns, more classes, no file."""
     run, file = finished

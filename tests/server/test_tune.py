@@ -19,7 +19,7 @@ import server.tuning.search
 from models.privacy.accountant import Releases, composed_epsilon
 from partitions.common.errors import RunFailedError, UserError
 from server.cli.main import main
-from server.results.history import History
+from server.results.history import History, Row
 from server.results.run_directory import RunDirectory, read_toml
 from server.results.study import study_runs
 from server.results.tuned import tuned_study
@@ -29,6 +29,7 @@ from server.tuning.privacy import together
 from server.tuning.search import Request, budgets, tune
 from server.tuning.space import read_space
 from server.tuning.trials import Book, score_of
+from strategies.base.run_settings import parse_settings
 from strategies.base.state import State
 
 SPACE = ("learning-rate=log(0.001,1.0)", "fedprox.mu=[0.0,0.1]")
@@ -99,12 +100,20 @@ def test_the_file_of_trials(whole: dict[str, Path]) -> None:
 def test_scores_are_of_validation_at_the_reported_round(whole: dict[str, Path]) -> None:
     """Recomputed by hand from a trial's history: the best round's mean over the two silos."""
     for row in rows(whole["random"]):
-        directory = whole["random"] / "trials" / f"{row['strategy']}-{int(row['trial']):04d}"
-        means: dict[int, list[float]] = {}
-        for one in History(directory / "history.csv").rows:
-            if (one.split, one.snapshot, one.metric) == ("val", "received", "accuracy"):
-                means.setdefault(one.round, []).append(one.value)
-        assert float(row["score"]) == max(sum(values) / 2 for values in means.values())
+        assert float(row["score"]) == max(validation_means(whole["random"] / "trials" / trial_name(row))[1:])
+
+
+def trial_name(row: dict[str, str]) -> str:
+    return f"{row['strategy']}-{int(row['trial']):04d}"
+
+
+def validation_means(directory: Path) -> list[float]:
+    """Mean validation accuracy of the two silos by round; a number for no round first."""
+    means: dict[int, list[float]] = {0: []}
+    for one in History(directory / "history.csv").rows:
+        if (one.split, one.snapshot, one.metric) == ("val", "received", "accuracy"):
+            means.setdefault(one.round, []).append(one.value)
+    return [sum(values) / 2 for _, values in sorted(means.items())]
 
 
 @pytest.mark.parametrize("sampler", ["random", "halving"])
@@ -224,6 +233,47 @@ def test_halving_gives_rounds_to_the_better_ones(whole: dict[str, Path]) -> None
     for strategy in ("fedavg", "fedprox"):
         own = [row for row in rows(whole["halving"]) if row["strategy"] == strategy]
         assert sorted((row["state"], row["rounds"]) for row in own) == [("complete", "6"), *[("pruned", "2")] * 3]
+        found = {row["trial"]: validation_means(whole["halving"] / "trials" / trial_name(row)) for row in own}
+        at_rung = {trial: max(means[1:3]) for trial, means in found.items()}
+        for row in own:
+            best = at_rung[row["trial"]] if row["state"] == "pruned" else max(found[row["trial"]][1:])
+            assert float(row["score"]) == best
+            assert row["state"] == "pruned" or at_rung[row["trial"]] == max(at_rung.values())
+
+
+def test_halving_continues_the_best_third_by_the_score_at_the_rung(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nine trials of 9 rounds: 1, 3, 9. Scores are made up, and change their order from rung to rung."""
+    made = {1: [5, 1, 7, 2, 9, 3, 8, 4, 6], 3: [0, 0, 2, 0, 1, 0, 3, 0, 0], 0: [1] * 9}  # until -> score of each trial
+    ran: list[tuple[int, int]] = []
+
+    def number(directory: RunDirectory) -> int:
+        return int(directory.path.name[-4:])
+
+    def run(run: Any, directory: RunDirectory, until: int) -> None:
+        ran.append((until, number(directory)))
+
+    def score(directory: RunDirectory, run: Any, objective: str, until: int) -> float:
+        return made[until][number(directory)]
+
+    monkeypatch.setattr(server.tuning.search, "run_one", run)
+    monkeypatch.setattr(server.tuning.search, "score_of", score)
+    search(request(table, "halving", 9, rounds=9, strategies=["fedavg"], space=SPACE[:1]), tmp_path / "out")
+    assert ran == [*((1, trial) for trial in range(9)), *((3, trial) for trial in (2, 4, 6)), (0, 6)]
+    assert [row["trial"] for row in rows(tmp_path / "out") if row["state"] == "complete"] == ["6"]
+
+
+def test_a_rung_is_scored_by_its_own_last_round(table: Path, tmp_path: Path) -> None:
+    """0.5, 0.75, 0.25 and then 1.0 on validation data in rounds 1 to 4."""
+    directory = RunDirectory(tmp_path)
+    History(directory.history).add(
+        Row("fedavg", 5, number, silo, "val", "received", "accuracy", value, 8)
+        for number, value in ((1, 0.5), (2, 0.75), (3, 0.25), (4, 1.0))
+        for silo in "ab"
+    )
+    run = parse_settings({**request(table).values, "strategy": "fedavg"})
+    assert [score_of(directory, run, "mean", until) for until in (1, 2, 3, 4, 0)] == [0.5, 0.75, 0.75, 1.0, 1.0]
 
 
 def test_what_it_cost(whole: dict[str, Path]) -> None:

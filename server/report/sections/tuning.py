@@ -9,12 +9,12 @@ from typing import Any
 from markupsafe import Markup
 
 from server.report.answer import unsearched
-from server.report.events import read_json
 from server.report.html import duration, lines, size_text, with_spread
 from server.report.methods import spelled
 from server.report.scores import spread
 from server.report.study import Study
 from server.report.templates import render
+from server.results.reading import read_json
 from server.results.tuned import STATES, TUNING
 
 Search = Mapping[str, Any]

@@ -10,7 +10,6 @@ from typing import Any
 from markupsafe import Markup
 
 from server.report.answer import is_number
-from server.report.events import read_json
 from server.report.html import between, hospitals_of, percent, points
 from server.report.inference import HOSPITALS_NEEDED, over_hospitals
 from server.report.methods import alone, spelled
@@ -24,7 +23,7 @@ Scores = Mapping[str, float]  # kind -> score; nan if unknown
 
 def held_out(study: Study) -> dict[str, dict[str, Scores]]:
     """Return the scores of each held-out silo by method, from ``summary.json``."""
-    found = results_in(read_json(study.path / "summary.json") or {})
+    found = results_in(study.summary)
     return {silo: {method: scores_of(values) for method, values in of.items()} for silo, of in found.items()}
 
 

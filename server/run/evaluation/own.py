@@ -15,8 +15,8 @@ from typing import Any
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
 from server.results.history import History, guarded
+from server.results.reading import read_summary
 from server.results.run_directory import RunDirectory
-from server.results.summary import entries
 from server.run.evaluation.loop import HEADER, Cell
 from strategies.base.run_settings import RunSettings
 
@@ -24,7 +24,8 @@ from strategies.base.run_settings import RunSettings
 def entry_of(source: Path, run: RunSettings) -> Mapping[str, Any]:
     """Return a finished run's entry of ``summary.json``. Raises UserError if the run has not ended."""
     directory, which = RunDirectory(source), (run.common.strategy, run.common.seed)
-    for entry in entries(directory) if directory.summary.exists() else []:
+    runs: list[dict[str, Any]] = read_summary(directory.summary)["runs"]
+    for entry in runs:
         if (entry["strategy"], entry["seed"]) == which:
             return entry
     raise UserError(f"{source}: {run.run_key} has not come to its end: its silos' models are not chosen yet")

@@ -181,7 +181,9 @@ def test_a_setting_outside(run: dict[str, Any], reason: str) -> None:
 def test_a_listed_setting_may_not_be_left_out() -> None:
     run = {key: value for key, value in RUN.items() if key not in ("batch-size", "apple.mu")}
     assert outside(run) == ["the study heart has batch-size = 32, the run none"]
-    assert outside({**run, "strategy": "apple", "batch-size": 32}) == ["the study heart has apple.mu = 0.2, the run none"]
+    assert outside({**run, "strategy": "apple", "batch-size": 32}) == [
+        "the study heart has apple.mu = 0.2, the run none"
+    ]
 
 
 def test_dates_builds_and_participants() -> None:

@@ -106,7 +106,7 @@ def check_files(run: Run, directory: Path, capsys: Any) -> None:
     assert any("owned" in text for text in told) and all(map(harmless, told))
     capsys.readouterr()
     progress = Progress(directory / "progress.jsonl")
-    progress.offset = 0
+    progress.tail.position = 0
     progress.read()
     assert all(line.isprintable() for line in capsys.readouterr().err.splitlines())
     for file in directory.rglob("*"):
