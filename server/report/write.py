@@ -16,12 +16,14 @@ from partitions.common.columns import columns
 from partitions.common.files import write_atomically
 from partitions.manifest import describe
 from partitions.simulated import divide
+from server.report.html import between
 from server.report.methods import spelled
 from server.report.page import page
 from server.report.participation import rounds_missed, seldom
 from server.report.scores import EXACT
 from server.report.sections.survey import write_survey_page
 from server.report.study import Study
+from server.report.verdict import verdict
 from server.results.run_directory import RunDirectory
 from server.results.survey.files import JSON as SURVEY_JSON
 from strategies.base.run_settings import RunSettings
@@ -76,12 +78,20 @@ def silo_table(study: Study) -> str:
     text = columns(rows)
     rule = "-" * max(len(line) for line in text)
     silos = 1 + len(study.silos)
+    gain = [gain_line(study, best, base)] if best and base and any(study.counts(best, base)) else []
     note = f"{study.task.score_label} in % on test data, at the round that validation data chose"
     if len(study.seeds) > 1:
         note += f"; mean and standard deviation of {len(study.seeds)} seeds"
     if rare := seldom(study, methods):
         note += f"\n{rounds_missed(rare)}: scores are those of the last round that a silo took part in"
-    return "\n".join([text[0], rule, *text[1:silos], rule, *text[silos:], note, *study.damages])
+    return "\n".join([text[0], rule, *text[1:silos], rule, *text[silos:], *gain, note, *study.damages])
+
+
+def gain_line(study: Study, best: str, base: str) -> str:
+    """Return the mean gain, with the decision of the report's headline."""
+    found = verdict(study, best, base)
+    why = f"95 % interval {between(found.gain)}" if found.shown else f"not yet certain: {found.why}"
+    return f"{spelled(best)} against {spelled(base)}: {_points(found.gain.mean)} points, {why}".replace("−", "-")
 
 
 def _percent(mean: float, deviation: float) -> str:

@@ -79,6 +79,7 @@ def test_seeds_that_disagree_widen_the_interval(tmp_path: Path) -> None:
 def test_a_gain_everywhere_is_shown_and_so_is_a_loss(tmp_path: Path) -> None:
     up = compared(tmp_path / "up", (0.5,) * 6, (0.7, 0.72, 0.68, 0.7, 0.75, 0.65))
     assert decision(up) == ("gains", "+20.0")
+    assert "\nAPPLE against Local: +20.0 points, 95 % interval +16.4 to +23.6\n" in silo_table(Study(up))
     assert "the 95 % intervals of 6 gains lie above zero. Chance alone puts about 0.15 of 6 there." in checked(up).text
     down = compared(tmp_path / "down", (0.7,) * 6, (0.5, 0.52, 0.48, 0.5, 0.55, 0.45))
     assert decision(down) == ("loses", "−20.0")

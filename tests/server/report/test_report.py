@@ -131,6 +131,7 @@ def test_silo_table(tmp_path: Path) -> None:
             "--------------------------------------------------",
             "mean              50.0    60.0   53.3         +3.3",
             "mean rank         2.50    1.33   2.17",
+            "APPLE against Local: +3.3 points, not yet certain: an interval needs 6 hospitals",
             "accuracy in % on test data, at the round that validation data chose",
         ]
     )
