@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from decimal import Decimal
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from partitions.common.errors import DataError
-from partitions.common.names import plain_text, unknown_name
+from partitions.common.names import unknown_name
 from partitions.labels import Fault, keys_by_part
-from partitions.recipes.cells import GAPS
+from partitions.recipes.cells import identifier
 from partitions.recipes.lines import Lines, cells_in, column_of
 from partitions.splits import Array, Dataset
 
@@ -36,28 +35,42 @@ KINDS = (
 )
 WORDS |= {"patient", "patients", "subject", "person", "participant"} | {p + kind for p in PERSONS for kind in KINDS}
 
+# Names of a column that names people or says where they are, in the same form.
+PEOPLE = frozenset(
+    re.findall(
+        r"\w+",
+        "name names fullname surname lastname familyname firstname forename givenname middlename maidenname nickname "
+        "initials nachname vorname zuname familienname geburtsname mädchenname nom prenom prénom nomdefamille apellido "
+        "apellidos nombre nombres cognome nome achternaam voornaam naam efternamn fornamn address street streetaddress "
+        "adresse straße strasse anschrift email emailaddress mail phone phonenumber telephone telefon telefonnummer "
+        "mobile fax ssn socialsecuritynumber physician physicianname doctor doctorname surgeon arzt ärztin hausarzt "
+        "contact kontakt",
+    )
+)
+ROW_NUMBERS = (
+    "unnamed",
+    "index",
+    "row",
+    "rownames",
+    "rowname",
+    "rownumber",
+    "lfdnr",
+    "laufnummer",
+    "record",
+    "recordno",
+)
+ID_WORDS = ("id", "ids", "uid", "guid", "uuid", "mrn", "identifier", "kennung")
+ENOUGH_ROWS = 10  # of which each has its own number
+PERSON = re.compile(
+    r"(mr|mrs|ms|dr|prof|herr|frau|hr|fr|mme|sr|sra)\.? \S.*|\w+, ?(dr\.? |prof\.? )*[^\W\d]+|\S+@\S+\.\w+",
+    re.IGNORECASE,
+)
+MOST_PERSONS = 0.5  # above this share of cells like "Meier, Anna", a column is one of names
+
 MOST_REPEATS = 10  # rows of one value, on average, of an identifier; a ward has more
 
 
-WHOLE = re.compile(r"0*(\d+?)([.,]0+)?", re.ASCII)
-ROUND = re.compile(r"\d(\.\d+)?e\+\d\d?", re.ASCII)  # 1e+05, as R writes 100000
-ZEROS = re.compile(r"(?<![\d.,])0+(?=\d)", re.ASCII)
 NUMBERED = re.compile(r"([a-z]*)[-_/#. ]*(\d+)", re.ASCII)
-
-
-def identifier(text: str) -> str:
-    """Return the form in which all spellings of a patient's identifier are equal: 7, 007 and 7.0; P7, p7 and P007.
-
-    "" for a cell that means a missing value.
-    """
-    plain = plain_text(text)
-    if plain in GAPS:
-        return ""
-    if match := WHOLE.fullmatch(plain):
-        return match[1]
-    if ROUND.fullmatch(plain) and (number := Decimal(plain)) == number.to_integral_value():
-        return str(int(number))
-    return ZEROS.sub("", plain)
 
 
 def check_identifiers(lines: Lines, column: str) -> None:
@@ -88,13 +101,52 @@ def names_patients(column: str) -> bool:
     return "".join(c for c in column.lower() if c.isalnum()) in WORDS
 
 
+def words_of(column: str) -> list[str]:
+    """Return the words of a column's name, in lower case: ``LastName`` and ``last_name`` have two."""
+    return [word for word in re.split(r"[\W\d_]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", column).lower()) if word]
+
+
+def names_people(column: str, cells: Collection[str] = ()) -> bool:
+    """Return whether a column has names or addresses of people, by its own name or by most of its ``cells``."""
+    words = words_of(column)
+    ends = {"".join(words[i:]) for i in range(len(words))} - ({"name", "names"} if len(words) > 1 else set())
+    persons = sum(bool(PERSON.fullmatch(cell)) for cell in cells)
+    return not ends.isdisjoint(PEOPLE) or persons > MOST_PERSONS * max(len(cells), 1)
+
+
+def numbers_rows(column: str, cells: Sequence[str]) -> bool:
+    """Return whether a column of whole numbers is called like an identifier, such as ``visit_occurrence_id``.
+
+    Names such as ``...number`` count only where each row has its own.
+    """
+    own = {identifier(cell) for cell in set(cells)} - {""}
+    words = words_of(column) or [""]
+    if len(cells) < ENOUGH_ROWS or not own or not all(number.isdecimal() for number in own):
+        return False
+    return words[-1] in ID_WORDS or (len(own) == len(cells) and (words[-1] in KINDS or "".join(words) in ROW_NUMBERS))
+
+
+def left_out(lines: Lines, columns: Iterable[str]) -> dict[str, str]:
+    """Return the reason to leave out a column by itself, for those of people, patients and rows."""
+    found: dict[str, str] = {}
+    for column in columns:
+        cells = lines.columns[column]
+        if names_patients(column):
+            found[column] = "it looks like a patient's identifier"
+        elif names_people(column, set(cells)):
+            found[column] = "it may name people"
+        elif numbers_rows(column, cells):
+            found[column] = "it looks like an identifier of rows"
+    return found
+
+
 def identifiers(lines: Lines, used: Sequence[str]) -> Iterator[str]:
     """Yield the columns that may identify patients: by their name, or called an identifier and with repeated values.
 
     ``used``: columns with another use.
     """
     for column, cells in lines.columns.items():
-        last = re.split(r"[^a-z]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", column).lower())[-1]
+        last = (words_of(column) or [""])[-1]
         repeats = len(cells) / MOST_REPEATS <= len(set(cells)) < len(cells)
         if column not in used and (names_patients(column) or (last in (*KINDS, "mrn") and repeats)):
             yield column

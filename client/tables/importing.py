@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,12 +25,14 @@ from partitions.labels import TASKS
 from partitions.recipes.cells import is_number
 from partitions.recipes.draft import explain
 from partitions.recipes.harmonisation import load_harmonisation, with_combat
+from partitions.recipes.lines import Lines
 from partitions.recipes.pictures import AnyRecipe, load_any
 from partitions.recipes.recipe import Recipe, load_recipe
 from partitions.recipes.shared import Mapped, schema_of, schema_toml
 from partitions.schema import Schema, few, load_schema, read_schema
 
 # Options that a recipe replaces, with their values when they are not used.
+QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")  # in a message
 REPLACED: dict[str, Any] = {
     **dict.fromkeys(("label", "time", "event", "labels", "vocabulary", "length", "columns")),
     **dict.fromkeys(("size", "window", "spacing", "volume", "outlines")),
@@ -195,7 +199,20 @@ def propose(args: argparse.Namespace) -> str:
     roles = f"The label is {', '.join(recipe.label)}. For the parts, {whose}. Missing are the cells of `gaps`."
     questions = [f"QUESTION. {text}" for text in problems]
     ask = ["Answer each question below, in the csv or here in place of '?': until then nothing is imported."]
-    return recipe.toml("\n".join([ABOUT, roles, *notes, *(ask * bool(questions)), *questions]))
+    draft = recipe.toml("\n".join([ABOUT, roles, *notes, *(ask * bool(questions)), *questions]))
+    return without_cells(draft, lines) if questions else draft
+
+
+def without_cells(draft: str, lines: Lines) -> str:
+    """Return a draft without cells in its comments: others see it, and a rare text may be a patient's."""
+    cells = {cell for column in lines.columns.values() for cell in column}
+    quoted = {*map(repr, cells), *map(shlex.quote, cells)}
+
+    def masked(comment: re.Match[str]) -> str:
+        text = QUOTED.sub(lambda own: "'...'" if own[0] in quoted else own[0], comment[0])
+        return re.sub(r"--gaps=('...'|\S+)", "--gaps=CELL", text)
+
+    return re.sub(r"^#.*$", masked, draft, flags=re.MULTILINE)
 
 
 def describe_mapping(recipe: Recipe) -> Iterator[str]:

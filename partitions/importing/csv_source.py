@@ -26,7 +26,7 @@ from partitions.importing.tables import (
     read_lines,
     split_of,
 )
-from partitions.patients import check_identifiers, divided_patients, names_patients, patient_column
+from partitions.patients import check_identifiers, divided_patients, left_out, names_people, patient_column
 from partitions.recipes.cells import GAPS, is_number
 from partitions.recipes.draft import (
     MOST_NUMBERS,
@@ -204,7 +204,7 @@ def draft_recipe(
     problems = Problems()
     columns, patient = draft_roles(path, header, lines, options, problems)
     roles = tuple(name for name in columns if name != OPEN)
-    features, notes = chosen_columns(path, header, roles, "" if patient == OPEN else patient, take)
+    features, notes = chosen_columns(path, header, lines, roles, "" if patient == OPEN else patient, take)
     if patient != OPEN:
         with problems.collected():
             check_identifiers(lines, patient)
@@ -285,6 +285,12 @@ def shared_recipe(path: Path, schema: Schema, mapped: Mapped, options: ImportOpt
     asked = Asked(take.decimal, take.thousands, take.dates, take.gaps)
     gaps = find_gaps(lines, [name for name in header if name != patient], asked)
     made = recipe_for(path, header, lines, shared, schema.labels, mapped, asked, gaps)
+    taken = {own.name: own.source or own.name for own in made.used if own.name not in mapped.columns}
+    if asked_for := [name for name, own in taken.items() if names_people(own, set(lines.columns[own]))]:
+        raise DataError(
+            f"{path}: the schema asks for {few(asked_for, 20)}, and your column of that name may name people; if that "
+            f"is meant, say --map {asked_for[0]}={taken[asked_for[0]]}"
+        )
     roles = (*made.label, *filter(None, (patient, "split" if "split" in header else "")))
     return replace(
         made,
@@ -299,15 +305,17 @@ def shared_recipe(path: Path, schema: Schema, mapped: Mapped, options: ImportOpt
 
 
 def chosen_columns(
-    path: Path, header: list[str], labels: Sequence[str], patient: str, take: Take
+    path: Path, header: list[str], lines: Lines, labels: Sequence[str], patient: str, take: Take
 ) -> tuple[list[str], tuple[str, ...]]:
     """Return the columns that a draft examines, and notes on those that are left out without examination."""
-    likely = [name for name in header if names_patients(name) and name not in (*labels, *take.columns, take.text)]
+    likely = left_out(lines, (n for n in header if n not in (*labels, *take.columns, take.text, patient, "split")))
     others = [*labels, "split", "patient", *filter(None, (take.text, patient)), *likely]
     features = feature_columns(path, header, dict.fromkeys(others), take.columns)
     notes: tuple[str, ...] = ()
-    if left := [name for name in likely if name not in (patient, "patient")]:
-        notes = (f"left out: {', '.join(left)}, as it looks like a patient's identifier",)
+    for why in dict.fromkeys(likely.values()):
+        left = [name for name in likely if likely[name] == why and name != "patient"]
+        takes = " (--columns takes what is named)" if "patient" not in why else ""
+        notes += (f"left out: {', '.join(left)}, as {why}{takes}",) if left else ()
     if take.text and not take.columns:
         if features:
             more = f"left out are {', '.join(features)}; --columns {','.join(features)} takes them beside the text"
@@ -335,7 +343,8 @@ def label_sign(lines: Lines, columns: Sequence[str], gaps: Collection[str], aske
 
 
 def example(lines: Sequence[Line], header: Sequence[str]) -> str:
-    """Return the first column name or short cell with a letter beyond ASCII, as an example of the encoding."""
-    texts = (*header, *(cell for _, row in lines for cell in row.values() if len(cell) < 30))
-    found = next((text for text in texts if not text.isascii()), "")
-    return f", where it reads {found!r}" if found else ""
+    """Return the first column name, or place of a cell, with a letter beyond ASCII, as an example of the encoding."""
+    if found := next((name for name in header if not name.isascii()), ""):
+        return f", where it reads {found!r}"
+    places = (f"{where.rpartition(', ')[2]}, {name}" for where, row in lines for name in row if not row[name].isascii())
+    return f", first in {place}" if (place := next(places, "")) else ""

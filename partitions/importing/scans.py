@@ -14,7 +14,7 @@ from PIL import Image
 
 from partitions.common.errors import DataError
 from partitions.common.sizes import TooLargeError
-from partitions.patients import identifier
+from partitions.recipes.cells import identifier
 from partitions.recipes.reading import Acquisition, ReadOptions
 
 MOST_SIDE = 1 << 14  # pixels; a longer side after resampling is a mistake in the spacing

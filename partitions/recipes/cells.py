@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
+from decimal import Decimal
 
 import numpy as np
+
+from partitions.common.names import plain_text
 
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 LARGEST = float(np.finfo(np.float32).max)
@@ -23,6 +26,25 @@ DATE_FORMATS = tuple(
     for time in ("", " %H:%M", " %H:%M:%S", "T%H:%M:%S", "T%H:%M")
 )
 LOOKS_LIKE_A_DATE = re.compile(r"\d{1,4}[-./](\d{1,2}|[A-Za-z]{3})[-./]\d{2,4}([T ]\d{1,2}:\d{2}(:\d{2})?)?", re.ASCII)
+# Identifiers: 007 and 7.0; 1e+05, as R writes 100000; zeros before a number.
+WHOLE = re.compile(r"0*(\d+?)([.,]0+)?", re.ASCII)
+ROUND = re.compile(r"\d(\.\d+)?e\+\d\d?", re.ASCII)
+ZEROS = re.compile(r"(?<![\d.,])0+(?=\d)", re.ASCII)
+
+
+def identifier(text: str) -> str:
+    """Return the form in which all spellings of a patient's identifier are equal: 7, 007 and 7.0; P7, p7 and P007.
+
+    "" for a cell that means a missing value.
+    """
+    plain = plain_text(text)
+    if plain in GAPS:
+        return ""
+    if match := WHOLE.fullmatch(plain):
+        return match[1]
+    if ROUND.fullmatch(plain) and (number := Decimal(plain)) == number.to_integral_value():
+        return str(int(number))
+    return ZEROS.sub("", plain)
 
 
 def is_number(text: str) -> bool:

@@ -20,6 +20,7 @@ from partitions.recipes.cells import (
     MINUS,
     SPACES,
     date_formats,
+    identifier,
     latest_of,
     parse_date,
     parse_number,
@@ -216,8 +217,8 @@ def odd_numbers(cells: Places, counts: Mapping[str, int], values: Mapping[str, f
     others = max((value for own, value in values.items() if own != cell), default=0.0)
     if cell in NINES and counts[cell] > 1 and 0 < 2 * others < values[cell]:
         yield f"{counts[cell]} cells are {cell}, far above all others: if that means missing, add --gaps={cell}"
-    if code := next((cell for cell in values if len(cell) > 1 and cell[0] == "0" and cell.isdigit()), ""):
-        yield f'cells begin with 0, such as {code}: codes need kind = "category"'
+    if any(len(cell) > 1 and cell[0] == "0" and cell.isdigit() for cell in values):
+        yield 'cells begin with 0: codes need kind = "category"'
 
 
 def remark_on_gaps(lines: Sequence[Line], name: str, gaps: Collection[str], filled: str) -> str:
@@ -276,8 +277,9 @@ def draft_category(name: str, lines: Lines, cells: Mapping[str, str], gaps: Coll
     spellings: dict[str, list[str]] = {}  # the cells of each value, which may differ in blanks and line breaks
     tidied = {cell: tidy(cell) for cell in dict.fromkeys(lines.columns[name])}
     patients = lines.columns.get(patient, [""] * len(lines))
+    people = {own: identifier(own) for own in set(patients)}
     for i, (cell, own) in enumerate(zip(lines.columns[name], patients, strict=True)):
-        whose.setdefault(tidied[cell], set()).add(own or f"\0{i}")
+        whose.setdefault(tidied[cell], set()).add(people[own] or f"\0{i}")
     for cell in cells:
         spellings.setdefault(tidied[cell], []).append(cell)
     common = sorted(own for own in spellings if len(whose[own]) >= FEWEST and own.isprintable())
@@ -314,7 +316,7 @@ def remarks_on_units(cells: Collection[str]) -> list[str]:
     found = [cell for cell in cells if WITH_UNIT.fullmatch(cell)]
     if len(found) <= MOST_NUMBERS * len(cells):
         return []
-    return [f"{shown(found[0])} is a text: to have numbers, write them without units"]
+    return ["its cells are texts: to have numbers, write them without units"]
 
 
 def explain(recipe: Recipe) -> Iterator[str]:

@@ -11,15 +11,19 @@ import pytest
 from PIL import Image
 
 from partitions.common.errors import DataError
+from partitions.importing.csv_source import shared_recipe
 from partitions.importing.division import assign_splits, missing_notes
 from partitions.importing.images import SampleSource
 from partitions.importing.notes import Take
 from partitions.importing.options import ImportOptions
 from partitions.importing.source import Imported, import_source
-from partitions.patients import check_identifiers, identifier
+from partitions.patients import check_identifiers
+from partitions.recipes.cells import identifier
 from partitions.recipes.lines import Lines
 from partitions.recipes.recipe import load_recipe, parse_recipe, unfitted
+from partitions.recipes.shared import Mapped, schema_of
 from partitions.silo_file import check_silo_file
+from server.cli.main import main
 
 # Patients
 
@@ -252,3 +256,78 @@ def test_masks_that_are_refused(tmp_path: Path, values: tuple[int, ...], ending:
 def test_named_classes_may_be_missing(tmp_path: Path) -> None:
     made = masks(tmp_path, (0, 1, 2, 4), labels=("background", "a", "b", "c", "d"))
     assert made.data.classes == 5 and all(check.ok for check in check_silo_file(made.file))
+
+
+# Names, and numbers of rows
+
+
+def table(path: Path, column: str, cells: Any, **take: Any) -> Imported:
+    """Import 60 rows of three columns, one of which is ``column``."""
+    rows = [f'{40 + i % 7},"{cells(i)}",{i % 2}' for i in range(60)]
+    path.write_text("\n".join([f"age,{column},label", *rows]))
+    return import_source(path, path.with_suffix(".npz"), ImportOptions(take=Take(patient=None, **take)))
+
+
+@pytest.mark.parametrize(
+    ("column", "cells", "why"),
+    [
+        *(
+            (name, lambda i: 9000 + 7 * i, "an identifier of rows")
+            for name in ("visit_occurrence_id", "rownames", "rowNo")
+        ),
+        ("visit_id", lambda i: 9000 + i // 2, "an identifier of rows"),
+        *((name, lambda i: "Meier" if i % 2 else "Zyskind", "it may name people") for name in ("surname", "LAST_NAME")),
+        ("treated by", lambda i: "Dr. Meier" if i % 2 else "Dr Zyskind", "it may name people"),
+        ("contact", lambda i: f"z{i % 3}@example.org", "it may name people"),
+        ("who", lambda i: "Zyskind, Anna" if i % 2 else "Meier, Jörg", "it may name people"),
+    ],
+)
+def test_names_and_numbers_of_rows_are_left_out(tmp_path: Path, column: str, cells: Any, why: str) -> None:
+    made = table(tmp_path / "t.csv", column, cells)
+    assert made.feature_names == ("age",)
+    assert any(column in note and why in note for note in made.notes)
+    for text in (str(made.data.schema), made.data.recipe, (made.recipe and made.recipe.toml()) or ""):
+        assert "Zyskind" not in text and "zyskind" not in text
+    taken = table(tmp_path / "b.csv", column, cells, columns=("age", column))
+    assert len(taken.feature_names) > 1
+
+
+@pytest.mark.parametrize("column", ["hospital_name", "number of visits", "zip", "drug name"])
+def test_other_columns_stay(tmp_path: Path, column: str) -> None:
+    made = table(tmp_path / "t.csv", column, lambda i: i % 5)
+    assert made.feature_names == ("age", column) and not made.notes
+
+
+def test_a_rare_text_of_one_patient_in_several_spellings_is_unnamed(tmp_path: Path) -> None:
+    """Six rows of one patient, 7, 007, ...: they count once, and "Zyskind" is of fewer than five patients."""
+    path = tmp_path / "t.csv"
+    odd = [f"{'0' * i}7,Zyskind,{i % 2}" for i in range(6)]
+    path.write_text("\n".join(["pid,place,label", *odd, *(f"{100 + i},Ulm,{i % 2}" for i in range(60))]))
+    made = import_source(path, tmp_path / "a.npz", ImportOptions(take=Take(patient="pid")))
+    assert made.feature_names == ("place=Ulm", "place=other") and made.recipe is not None
+    assert "Zyskind" not in made.recipe.toml() + made.recipe.json
+
+
+def test_a_draft_quotes_no_cell(tmp_path: Path, capsys: Any) -> None:
+    """It is sent to a colleague; the import's own message, on the hospital's screen, quotes the cell."""
+    path = tmp_path / "t.csv"
+    cells = ["Zyskind", *(f"1{i},5" for i in range(59))]
+    path.write_bytes(
+        "\n".join(["wert;ort;label", *(f"{c};M\u00fcller{i};{i % 2}" for i, c in enumerate(cells))]).encode("cp1252")
+    )
+    assert main(["import", str(path), "--propose"]) == 0
+    draft = capsys.readouterr().out
+    assert "line 2: wert is '...', no number" in draft and "first in line 2, ort" in draft
+    assert "Zyskind" not in draft and "M\u00fcller" not in draft
+    assert main(["import", str(path), "--out", str(tmp_path / "o.npz")]) == 2
+    assert "wert is 'Zyskind', no number" in capsys.readouterr().err
+
+
+def test_a_schema_gets_no_names_without_a_word(tmp_path: Path) -> None:
+    made = table(tmp_path / "t.csv", "surname", lambda i: "Meier" if i % 2 else "Zyskind", columns=("age", "surname"))
+    assert made.recipe is not None
+    schema = schema_of(made.recipe)
+    with pytest.raises(DataError, match=r"asks for surname, .* may name people; if that is meant, say --map surname="):
+        shared_recipe(tmp_path / "t.csv", schema, Mapped(), ImportOptions(take=Take(patient=None)))
+    asked = Mapped({"surname": "surname"})
+    assert shared_recipe(tmp_path / "t.csv", schema, asked, ImportOptions(take=Take(patient=None))).columns

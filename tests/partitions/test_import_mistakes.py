@@ -415,10 +415,10 @@ def test_a_messy_export_is_asked_about_in_one_line(tmp_path, text, words):
     [
         (visits(cells(VALUE, "999", *map(str, range(9)))), "6 cells are 999, far above all others: if that means"),
         (visits(cells(VALUE, "-4", rows=(9,))), "1 cells are below 0, the first in line 11: a `range` refuses such"),
-        (visits(cells(VALUE, "007", "011")), 'cells begin with 0, such as 007: codes need kind = "category"'),
-        (visits(cells(VALUE, "55%", "61%")), "'55%' is a text: to have numbers, write them without units"),
+        (visits(cells(VALUE, "007", "011")), 'cells begin with 0: codes need kind = "category"'),
+        (visits(cells(VALUE, "55%", "61%")), "its cells are texts: to have numbers, write them without units"),
         (visits(cells(VALUE, *(f"{i} mg/dl" for i in range(60)))), "left out: 60 different texts in 60 rows; "),
-        (visits(cells(VALUE, *(f"{i} mg/dl" for i in range(60)))), "'0 mg/dl' is a text: to have numbers, write them"),
+        (visits(cells(VALUE, *(f"{i} mg/dl" for i in range(60)))), "its cells are texts: to have numbers, write them"),
         (visits(cells(VALUE, "x", "")), 'if a gap means no: categories = ["x", "no"], fill = "value", fill'),
         (visits(cells(VALUE, "\u22124,5", "3,5")), "number, decimal sign ','"),
         (visits(cells(LABEL, "krnak", rows=(1,))), "1 samples are of class 'krnak': is that 'krank', written"),
