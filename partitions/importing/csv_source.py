@@ -102,6 +102,10 @@ def rows_of_csv(path: Path, options: ImportOptions) -> Found:
         return read_list(path, header, lines, label, take)
     recipe, notes, problems = draft_recipe(path, header, lines, options, encoding)
     problems.refuse(path)
+    if not recipe.used and not recipe.text:
+        left = [f"{own.source or own.name} is {own.why}" for own in recipe.columns if own.why]
+        why = "; ".join(left[:3]) + "; ..." * (len(left) > 3)
+        raise DataError(f"{path} has no column that can be an input ({why}); name others, or --text")
     found = table_rows(lines, recipe, recipe.label, options.as_gaps)
     return replace(found, notes=notes)  # what becomes `other` is in the draft's own comments
 

@@ -117,6 +117,7 @@ class Column:
         return made
 
 
+OF_INPUTS = ("fill", "fill_value", "mark_gaps")  # of no meaning for a column that is skipped
 KEYS = {"source": "from", "fill_value": "fill-value", "mark_gaps": "mark-gaps"}  # names of a column's fields in TOML
 FIELDS = {KEYS.get(own.name, own.name): own for own in fields(Column) if own.name != "why"}
 
@@ -323,6 +324,8 @@ def parse_column(content: object) -> Column:
             made[own.name] = number(value, f"{key} of {name!r}")
         else:
             made[own.name] = typed(table, key, "" if own.name in ("name", "kind") else own.default)
+    if made.get("kind") == "skip":
+        made = {key: value for key, value in made.items() if key not in OF_INPUTS}
     column = Column(**{"kind": "", **made})
     check_column(column)
     return column

@@ -13,6 +13,7 @@ from PIL import Image
 from partitions.importing.notes import Take
 from partitions.importing.options import ImportOptions
 from partitions.importing.source import import_source
+from partitions.recipes.recipe import load_recipe
 from partitions.silo_file import check_silo_file
 from server.cli.main import main
 
@@ -491,3 +492,25 @@ def test_the_command_has_all_of_it(tmp_path, capsys):
     assert "train 19, val 5, test 6 samples: a table of 1 columns" in capsys.readouterr().out
     assert main([*command, "--decimal", ","]) == 2 and "is there already" in capsys.readouterr().err
     assert main([*command, "--decimal", ",", "--overwrite"]) == 0
+
+
+def test_a_table_without_an_input_is_refused(tmp_path):
+    table = tmp_path / "t.csv"
+    table.write_text("a,b,label\n" + "".join(f"note number {i},,{i % 2}\n" for i in range(60)))
+    with pytest.raises(ValueError, match=r"t\.csv has no column that can be an input \(a is left out: 60 different"):
+        import_source(table, tmp_path / "o.npz", ImportOptions(take=Take(patient=None)))
+    assert not (tmp_path / "o.npz").exists()
+
+
+def test_a_column_without_a_value_is_skipped_as_the_line_says(tmp_path):
+    """By changing its kind alone, while its fill still stands."""
+    table = tmp_path / "t.csv"
+    table.write_text("a,b,label\n" + "".join(f"{i},,{i % 2}\n" for i in range(60)))
+    column = '[[columns]]\nname = "{}"\nkind = "{}"\nfill = "median"\n'
+    text = 'version = 1\nlabel = ["label"]\n[file]\ngaps = [""]\n' + column.format("a", "number")
+    out, recipe = tmp_path / "o.npz", tmp_path / "r.toml"
+    recipe.write_text(text + column.format("b", "number") + "mark-gaps = true\n")
+    with pytest.raises(ValueError, match=r"b has no value in the training part.*kind = \"skip\" in the recipe"):
+        import_source(table, out, ImportOptions(recipe=load_recipe(recipe)))
+    recipe.write_text(text + column.format("b", "skip") + "mark-gaps = true\n")
+    assert import_source(table, out, ImportOptions(recipe=load_recipe(recipe))).feature_names == ("a",)
