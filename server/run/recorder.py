@@ -83,7 +83,12 @@ class Recorder:
         return rows
 
     def _privacy(self, strategy: PersonalizedStrategy, server_round: int, replies: Iterable[Message]) -> list[Row]:
-        """Return each silo's privacy cost so far; a reply that is not used also costs privacy."""
+        """Return each silo's privacy cost so far; a reply that is not used also costs privacy.
+
+        Without ``dp = true`` there is none, whatever a silo sends.
+        """
+        if not self.common.dp:
+            return []
         names = {info.node_id: name for name, info in strategy.silos.items()}
         rows = []
         for reply in replies:

@@ -5,11 +5,13 @@ The page's CSS defines the colours, so that a chart follows the browser's light 
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
+import logging
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -122,6 +124,25 @@ class Canvas:
                 buffer, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
             )
         return inline(buffer.getvalue(), key, label, self.width, self.height)
+
+
+def chart(draw: Callable[..., str]) -> Callable[..., str]:
+    """Decorate a function that draws a chart: one that fails is a line of text, and the page goes on."""
+
+    @functools.wraps(draw)
+    def drawing(*given: Any, **options: Any) -> str:
+        try:
+            return draw(*given, **options)
+        except Exception as error:
+            return undrawn(draw.__name__, error)
+
+    return drawing
+
+
+def undrawn(name: str, error: Exception) -> str:
+    """Log why a chart could not be drawn; return the text in its place."""
+    logging.getLogger("silofl").error("the report's chart %s could not be drawn", name, exc_info=error)
+    return "<p class='note'>This chart could not be drawn; the reason is in the log.</p>"
 
 
 def inline(text: str, key: str, label: str, width: float, height: float) -> str:

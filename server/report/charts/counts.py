@@ -17,6 +17,7 @@ from server.report.charts.canvas import (
     MUTED,
     ORANGE,
     VERMILLION,
+    chart,
     clipped,
     drawn,
     short_names,
@@ -28,6 +29,7 @@ from server.report.study import Study
 from strategies.base.relationships import Relationships
 
 
+@chart
 def label_circles(manifest: Mapping[str, Any], width: float) -> str:
     """Draw a circle per silo and class, its area the number of training samples (validation included)."""
     silos, classes = manifest["silos"], int(manifest["classes"])
@@ -86,6 +88,7 @@ def round_numbers(most: int) -> list[int]:
     return fitting[::-2][:3][::-1]
 
 
+@chart
 def relationship_map(found: Relationships, width: float) -> str:
     """Draw p_ij after the last round: how much silo i (row) takes of silo j's core model (column)."""
     values, n = found.values[-1], len(found.names)
@@ -136,6 +139,7 @@ def relationship_map(found: Relationships, width: float) -> str:
     )
 
 
+@chart
 def bytes_per_round(study: Study) -> str:
     """Draw each method's bytes per round, one bar for down and one for up."""
     methods = study.methods

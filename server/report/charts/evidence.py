@@ -8,7 +8,7 @@ import numpy as np
 
 from models.evidence.decisions import THRESHOLDS
 from models.evidence.measure import unflat
-from server.report.charts.canvas import MUTED, drawn, percent_axis, styles
+from server.report.charts.canvas import MUTED, chart, drawn, percent_axis, styles
 from server.report.methods import spelled
 from server.report.study import Study
 
@@ -16,6 +16,7 @@ SIZE = (290, 232)
 LOWEST = -0.1  # lower end of the net benefit axis: treating everybody has no lower bound
 
 
+@chart
 def reliability_diagram(study: Study, silo: str, bins: Mapping[str, Sequence[float]]) -> str:
     """Draw the share of events against the predicted probability, of the methods in ``bins``."""
     c, look = drawn(*SIZE, (40, 12, 10, 40)), styles(study)
@@ -36,6 +37,7 @@ def reliability_diagram(study: Study, silo: str, bins: Mapping[str, Sequence[flo
     return c.svg(f"reliability-{study.silos.index(silo)}", f"Reliability diagram of {silo} with {names}.")
 
 
+@chart
 def value_diagram(study: Study, silo: str, bins: Mapping[str, Sequence[float]], key: str) -> str:
     """Draw mean measurement against mean prediction, in the label's unit, of the methods in ``bins``."""
     c, look = drawn(*SIZE, (52, 12, 14, 40)), styles(study)
@@ -56,6 +58,7 @@ def value_diagram(study: Study, silo: str, bins: Mapping[str, Sequence[float]], 
     return c.svg(f"values-{key}", f"Mean measurement by prediction in {silo} with {names}.")
 
 
+@chart
 def net_benefit_chart(study: Study, silo: str, benefits: Mapping[str, Sequence[float]]) -> str:
     """Draw the net benefit of the methods by threshold, with treating everybody and no one for comparison."""
     c, look = drawn(*SIZE, (46, 12, 10, 40)), styles(study)

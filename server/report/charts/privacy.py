@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from server.report.charts.canvas import MUTED, drawn, end_labels, percent_axis, styles
+from server.report.charts.canvas import MUTED, chart, drawn, end_labels, percent_axis, styles
 from server.report.methods import reports, spelled
 from server.report.study import Study
 
@@ -37,6 +37,7 @@ def private_methods(study: Study) -> list[str]:
     return [method for method in study.methods if method in private]
 
 
+@chart
 def accuracy_by_epsilon(study: Study, width: float) -> str:
     """Draw each silo's score against its epsilon, and the mean over silos; empty without scores."""
     look, ends = styles(study), []

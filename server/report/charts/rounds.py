@@ -19,6 +19,7 @@ from server.report.charts.canvas import (
     SKY,
     VERMILLION,
     Style,
+    chart,
     clipped,
     drawn,
     end_labels,
@@ -31,6 +32,7 @@ from server.report.study import Study
 from strategies.base.relationships import Relationships
 
 
+@chart
 def by_round(study: Study, width: float) -> str:
     """Draw each method's mean score over silos, for its reported snapshot, by rounds of training."""
     look = styles(study)
@@ -78,6 +80,7 @@ def by_round(study: Study, width: float) -> str:
     return c.svg(f"by-round{width:g}", f"Mean test {study.task.score_label} over hospitals by round and method.")
 
 
+@chart
 def before_after(study: Study, method: str) -> str:
     """Draw one method's mean score before and after local training, with single silos in the background."""
     c = drawn(340, 230, (36, 78, 8, 42))
@@ -122,6 +125,7 @@ def before_after(study: Study, method: str) -> str:
     )
 
 
+@chart
 def trajectories(found: Relationships, own: bool) -> str:
     """Draw relationships over the rounds: of the first silo to all (``own`` false), or of every silo to itself."""
     c = drawn(340, 250, (40, 92, 8, 42))
@@ -158,6 +162,7 @@ def trajectories(found: Relationships, own: bool) -> str:
     return c.svg(f"dr-{'own' if own else 'first'}", f"Directed relationships {what} over the rounds.")
 
 
+@chart
 def seconds_per_round(study: Study) -> str:
     """Draw the wall time of every round, one line per method."""
     look = styles(study)

@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from server.report.charts.canvas import INK, LOWEST, MUTED, Canvas, Style, clipped, drawn, percent_axis, styles
+from server.report.charts.canvas import INK, LOWEST, MUTED, Canvas, Style, chart, clipped, drawn, percent_axis, styles
 from server.report.html import signed
 from server.report.methods import alone, spelled
 from server.report.participation import MARK, seldom
 from server.report.study import Gain, Score, Study
 
 
+@chart
 def gains(study: Study, width: float) -> str:
     """Draw each silo's scores with the baselines and the best method, joined by a line, with interval and gain.
 
@@ -130,6 +131,7 @@ def _legend(c: Canvas, study: Study, look: Mapping[str, Style], best: str, *, na
     )
 
 
+@chart
 def compared(study: Study, width: float) -> str:
     """Draw each method's gain over the baseline: a mark per silo, the mean and its interval."""
     look, base = styles(study), study.base or alone()

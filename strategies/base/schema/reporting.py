@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from flwr.app import ConfigRecord, MetricRecord
 
+from models.privacy.accountant import LEAST_NOISE, ORDERS
 from models.shapes import columns, read_shape, written
 from models.tasks import RANGES, TASKS, all_metrics
 from partitions.common.errors import DataError
@@ -57,7 +58,27 @@ def read_metrics(record: object) -> dict[str, float]:
             raise DataError(f"'{name[:80]}' is no metric that is known here")
         if isinstance(value, list) or not _in_range(name, value):
             raise DataError(f"the metric '{name}' is {value!r}")
-    return {name: float(value) for name, value in record.items() if not isinstance(value, list)}
+    found = {name: float(value) for name, value in record.items() if not isinstance(value, list)}
+    if fault := cost_fault({name: found[name] for name in PRIVACY if name in found}):
+        raise DataError(fault)
+    return found
+
+
+def cost_fault(found: Mapping[str, float]) -> str:
+    """Return why a silo's privacy cost cannot be; empty: it can, or there is none.
+
+    The least noise that settings allow costs 62.5 a step at order 1.25, the smallest of the accountant's.
+    """
+    if not found:
+        return ""
+    if found.keys() != {*PRIVACY}:
+        return f"of {', '.join(PRIVACY)} the reply has only {', '.join(found)}"
+    if not 0 < found[DELTA] < 1 or not found[STEPS] <= MOST:
+        return f"the privacy cost has delta = {found[DELTA]:g} and {found[STEPS]:g} steps"
+    most = found[STEPS] * ORDERS[0] / (2 * LEAST_NOISE**2) - math.log(found[DELTA]) / (ORDERS[0] - 1)
+    if found[EPSILON] > most:
+        return f"the metric 'epsilon' is {found[EPSILON]:g}, and {found[STEPS]:g} steps cost at most {most:.3g}"
+    return ""
 
 
 def _in_range(name: str, value: float) -> bool:

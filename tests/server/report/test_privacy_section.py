@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from server.report.charts import canvas, privacy
 from server.report.charts.privacy import bought, epsilon_by_round, private_methods
+from server.report.page import page
 from server.report.sections.privacy import privacy_section
 from server.report.study import Study
 from server.results.history import History, Row
 from server.results.spent import budgets_of, spent
 from server.simulation.simulate import simulate
 
+UNDRAWN = canvas.undrawn  # the tests of other modules raise in its place
 RUN = {"strategy": "fedavg", "dataset": "digits", "rounds": 2, "silos": 2, "threads": 1, "model": "mlp"}
 
 
@@ -37,6 +40,14 @@ def test_the_table_and_the_chart(study: Study) -> None:
     assert page.count("<td>fedavg, 42</td>".replace("fedavg", "FedAvg")) == 2
     assert page.count("<td>1.50</td><td>1e-05</td><td>8</td>") == 2
     assert "these numbers show what a deployed run costs" in page and "epsilon spent in the run" in page
+
+
+def test_a_chart_that_fails_stops_no_page(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An epsilon of an earlier version's history that no axis can hold."""
+    monkeypatch.setattr(canvas, "undrawn", UNDRAWN)
+    monkeypatch.setattr(privacy, "epsilon_by_round", lambda *_: {1: 1e308, 2: 1.5})
+    found = page(study)
+    assert found.count("This chart could not be drawn; the reason is in the log.") == 2 and "</html>" in found
 
 
 def test_what_an_epsilon_has_bought(study: Study) -> None:
