@@ -21,20 +21,21 @@ from client.evidence.conformal import conformal_for
 from client.evidence.temperature import temperature_for
 from client.exporting.onnx import onnx_of
 from client.find_states import find_states
+from client.model_card import parse_card
 from client.reported import CANDIDATE, REPORTED, array_of
 from client.tables.new_samples import about_recipe
 from models.flat import FlatModel
 from models.initialisation import Head, flat_model
+from models.networks.custom import CustomSettings, is_custom
 from models.networks.heads import with_head
 from models.networks.registry import build, spec_of
 from models.shapes import read_shape
 from models.trainable import WHOLE, Part
 from models.weights import Weights
-from partitions.common.errors import UserError
+from partitions.common.errors import DataError, UserError
 from partitions.common.files import write_atomically
-from partitions.recipes.pictures import parse_any
-from partitions.schema import parse_schema
 from strategies import strategies
+from strategies.base.settings import build_settings, keys_of
 from strategies.base.state import Parts, State, model_in, read_sealed, write_sealed
 
 CARD = "card"  # the key in a model's header for the SHA-256 of its card
@@ -244,14 +245,21 @@ def network(card: Mapping[str, Any]) -> FlatModel:
 def described(card: Mapping[str, Any]) -> tuple[str, tuple[int, ...], Any, Head]:
     """Return name, input shape, settings and the method's own head of the network that a card describes."""
     shape = read_shape(card["input"]["shape"])
-    name, own = card["model"]["name"], spec_of(card["model"]["name"]).settings
-    settings = own(**card["model"]["settings"]) if own else None
-    head = card["model"].get("head")
+    name, given = card["model"]["name"], card["model"]["settings"]
+    own, head = spec_of(name).settings, card["model"].get("head")
+    settings: Any = None
+    if is_custom(name):
+        settings = CustomSettings(**given)
+    elif own:
+        settings = build_settings(own, {key: given[f.name] for key, f in keys_of(own, name).items()}, name)
     return name, shape, settings, strategies()[head].head if head else None
 
 
-def read_model(file: Path) -> tuple[dict[str, Any], FlatModel]:
-    """Return an exported model with its card. Raises UserError if one is missing, damaged or does not match."""
+def read_model(file: Path, allowed: str = "") -> tuple[dict[str, Any], FlatModel]:
+    """Return an exported model with its card. ``allowed``: the network of one's own that the user has named.
+
+    Raises UserError if one is missing, damaged or does not match.
+    """
     try:
         tensors, texts = read_sealed(file, ("format",))
     except FileNotFoundError:
@@ -261,14 +269,15 @@ def read_model(file: Path) -> tuple[dict[str, Any], FlatModel]:
     beside = card_file(file)
     try:
         text = beside.read_bytes()
-        card: dict[str, Any] = json.loads(text)
+        card = parse_card(text, beside, allowed)
         net = network(card)
         net.module.load_state_dict(tensors)
-        parse_schema(card.get("schema", {}))
-        if card.get("recipe"):
-            parse_any(card["recipe"])
     except FileNotFoundError:
         raise UserError(f"{file} lacks its card {beside.name}, which silofl export writes beside it") from None
+    except UserError:
+        raise
+    except DataError as error:
+        raise UserError(str(error)) from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"the card {beside} cannot be used ({error!r}); export the model again") from None
     except RuntimeError:  # torch lists every tensor that does not fit, over many lines

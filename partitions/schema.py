@@ -29,6 +29,7 @@ from typing import Any
 import yaml
 
 from partitions.common.errors import DataError
+from partitions.common.names import is_formula
 
 LONGEST_NAME = 200  # characters of a name or a unit
 LONGEST_SCHEMA = 1 << 20  # characters of a schema in its canonical form
@@ -129,6 +130,11 @@ def check_name(kind: str, name: object) -> None:
     if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable() or tidy(name) != name:
         raise DataError(
             f"the {kind} {str(name)[:40]!r} has no usable name: 1 to {LONGEST_NAME} printable characters are wanted"
+        )
+    if kind == "label" and is_formula(name):
+        raise DataError(
+            f"the label {name[:40]!r} begins with {name[0]!r}, which a spreadsheet computes: predictions are opened in "
+            "one; rename the class"
         )
 
 

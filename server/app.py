@@ -51,7 +51,7 @@ def ask(grid: Grid, settings: RunSettings, directory: RunDirectory) -> None:
 
 def evaluate(grid: Grid, settings: RunSettings, directory: RunDirectory) -> None:
     """Evaluate the models in the directory, and write ``matrix.csv`` (``silofl evaluate``)."""
-    models = models_in(directory.path, settings.method)
+    models = models_in(directory.path, settings)
     write_matrix(directory.path, EvaluationLoop(grid, settings, directory).run(models))
 
 

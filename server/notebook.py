@@ -143,10 +143,10 @@ class Run:
         folder = tempfile.TemporaryDirectory(prefix="silofl-")
         file = Path(folder.name, "model.safetensors")
         if silo:
-            export_model(self.path, silo, which or "reported", file, strategy, seed, round=round)
+            card = export_model(self.path, silo, which or "reported", file, strategy, seed, round=round)
         else:
-            export_shared(self.path, file, strategy, seed, round)
-        return Model(file, folder)
+            card = export_shared(self.path, file, strategy, seed, round)
+        return Model(file, folder, card["model"]["name"])
 
     def plot_rounds(self, part: str = "validation") -> Plot:
         """Return a plot of the mean score over silos by round: per method the mean of its seeds, and their range."""
@@ -185,16 +185,16 @@ class Run:
 class Model:
     """An exported model. ``card``: its model card; ``module``: the network with its weights, in evaluation mode."""
 
-    def __init__(self, file: Path, folder: tempfile.TemporaryDirectory[str] | None = None) -> None:
-        self._file = file
+    def __init__(self, file: Path, folder: tempfile.TemporaryDirectory[str] | None = None, network: str = "") -> None:
+        self._file, self._network = file, network
         if folder is not None:
             weakref.finalize(self, folder.cleanup)
-        self.card, network = read_model(file)
-        self.module: nn.Module = network.module.eval()
+        self.card, net = read_model(file, network)
+        self.module: nn.Module = net.module.eval()
 
     def predict(self, data: str | Path) -> pd.DataFrame:
         """Return the predictions for a data file or csv, a row per sample, as ``silofl predict`` does."""
-        text = predict_file(self._file, Path(data))
+        text = predict_file(self._file, Path(data), network=self._network)
         key = next(csv.reader(io.StringIO(text)))[0]
         types = {} if key == "index" else {key: str}  # a patient id such as 007 keeps its zeros
         return pd.read_csv(io.StringIO(text), dtype=types).set_index(key)

@@ -38,13 +38,13 @@ def predict(args: argparse.Namespace) -> None:
     from partitions.common.output import print_document
 
     masks, model = Path(args.masks) if args.masks else None, Path(args.model)
-    text = predict_file(model, Path(args.data), masks, args.recipe, args.as_gaps, args.key)
+    text = predict_file(model, Path(args.data), masks, args.recipe, args.as_gaps, args.key, args.network)
     if args.out:
         write_atomically(Path(args.out), text)
         print(args.out)
     else:
         print_document(text)
-    for note in uncertainty(read_model(model)[0]):
+    for note in uncertainty(read_model(model, args.network)[0]):
         print(f"note: {note}", file=sys.stderr)
 
 
@@ -134,6 +134,7 @@ SCANS = (
 
 PREDICT = (  # --serve belongs to the server: server/cli/models.py
     option("--model", "FILE", "a model from silofl export", required=True),
+    option("--network", "MODULE:FACTORY", "of a model of your own network: run this code", default=""),
     option(
         "--data",
         "FILE",

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from client.evidence.temperature import fitting, is_as_trained, outputs_and_labels
+from client.model_card import COVERAGE
 from models.evidence.conformal import Array, threshold_of, true_scores
 from models.flat import FlatModel
 from models.tasks import Task, probabilities, task_of
@@ -30,7 +31,6 @@ from partitions.common.errors import UserError
 from partitions.splits import Split
 
 SETS, INTERVALS = ("multiclass", "ordinal"), ("regression",)
-COVERAGE = (0.5, 0.99)  # the allowed range
 SLACK = 1e-6  # of a probability: the rounding difference of single precision between batches
 
 

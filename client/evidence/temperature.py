@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from client.model_card import T_RANGE
 from models.flat import FlatModel
 from models.samples import BYTE_MEAN, BYTE_STD, Samples
 from models.shapes import read_shape
@@ -30,7 +31,6 @@ from partitions.splits import SiloData, Split, dtype_of
 
 TASKS = ("multiclass", "ordinal", "multilabel")  # tasks whose outputs become probabilities
 FEWEST = 30  # validation samples
-RANGE = (0.05, 20.0)  # of T
 STEPS = 100
 
 
@@ -89,8 +89,8 @@ def loss_of(task: str, outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def fitted(task: str, outputs: Tensor, labels: Tensor) -> float:
-    """Return the T in ``RANGE`` that minimises the loss, by bisection of its derivative: it is convex in 1 / T."""
-    low, high = 1 / RANGE[1], 1 / RANGE[0]
+    """Return the T in ``T_RANGE`` that minimises the loss, by bisection of its derivative: it is convex in 1 / T."""
+    low, high = 1 / T_RANGE[1], 1 / T_RANGE[0]
     for _ in range(STEPS):
         middle = math.sqrt(low * high) if high / low > 2 else (low + high) / 2
         factor = torch.tensor(middle, dtype=torch.float64, requires_grad=True)
@@ -98,4 +98,4 @@ def fitted(task: str, outputs: Tensor, labels: Tensor) -> float:
         if not bool(torch.isfinite(slope)):
             raise UserError("--temperature: the model's outputs are not finite")
         low, high = (low, middle) if float(slope) > 0 else (middle, high)
-    return float(np.clip(2 / (low + high), *RANGE))
+    return float(np.clip(2 / (low + high), *T_RANGE))

@@ -54,13 +54,19 @@ class Answers:
 
 
 def predict_file(
-    model: Path, data: Path, masks: Path | None = None, recipe: Path | None = None, as_gaps: bool = False, key: str = ""
+    model: Path,
+    data: Path,
+    masks: Path | None = None,
+    recipe: Path | None = None,
+    as_gaps: bool = False,
+    key: str = "",
+    network: str = "",
 ) -> str:
     """Return an exported model's predictions for each sample as CSV.
 
     ``masks``: where to write outlines, uint8 (n, [d,] h, w): an .npz file, or a folder for volumes
     (``outlines.write_outlines``). ``data``: a data file, whose test part or, without one, all of ``x`` is used; or a
-    csv or pictures, which are read by the ``recipe``, or else the card's. Labels are not needed.
+    csv or pictures, read by the ``recipe`` or the card's. ``network``: a network of one's own that may run.
 
     Columns for classes: ``index,label,p_0,...`` with the likeliest class and softmax probabilities, by class names if
     there are any; for other tasks those of ``Task.answers``. With a conformal threshold in the card, ``set_0,...``
@@ -68,7 +74,7 @@ def predict_file(
     have their patient in its place, and pictures their ``key``.
     Raises UserError if model and data cannot be read or do not fit each other.
     """
-    card, net = read_model(model)
+    card, net = read_model(model, network)
     task = task_in(card)
     if masks is not None and not task.per_pixel:
         raise UserError(f"{model} draws no outlines: it is for {task.name}")
@@ -76,29 +82,32 @@ def predict_file(
     if masks is not None and masks.suffix != ".npz":
         check_folder(masks, asked)
     parts: list[Answers] = []
+    names: list[str] = []
 
     def outlines() -> Iterator[Array]:
         for part in answers_of(card, net, asked, str(data), str(model)):
             parts.append(replace(part, outlines=()))
             yield from part.outlines
 
-    names: list[str] = []
-    labels = parse_schema(card.get("schema", {})).labels
     try:
         if masks is None:
             deque(outlines(), maxlen=0)
         elif masks.suffix == ".npz":
             write_npz(masks, {"masks": blank(asked.x.shape[:-1], np.uint8)}, {"masks": outlines()})
         else:
-            classes = labels or [f"class {i}" for i in range(card["classes"])]
-            names = write_outlines(masks, asked, outlines(), classes)
+            names = write_outlines(masks, asked, outlines(), classes_of(card))
     except DataError as error:
         raise UserError(str(error)) from None
     found = together(parts)
-    if not names:
-        return answers_csv(asked, found.columns, found.rows)
-    rows = [[*row, name] for row, name in zip(found.rows, names, strict=True)]
-    return answers_csv(asked, (*found.columns, "mask"), rows)
+    if names:
+        rows = tuple([*row, name] for row, name in zip(found.rows, names, strict=True))
+        found = replace(found, columns=(*found.columns, "mask"), rows=rows)
+    return answers_csv(asked, found.columns, found.rows)
+
+
+def classes_of(card: Mapping[str, Any]) -> Sequence[str]:
+    """Return the names of a card's classes, ``class 0`` and so on where it has none."""
+    return parse_schema(card.get("schema", {})).labels or [f"class {i}" for i in range(card["classes"])]
 
 
 def answer(card: Mapping[str, Any], net: FlatModel, asked: Asked, data: str, model: str) -> Answers:
@@ -133,6 +142,8 @@ def answers_of(card: Mapping[str, Any], net: FlatModel, asked: Asked, data: str,
         part = reorder_columns(batch, order)
         part = part.astype(np.float32) if part.dtype == np.uint8 else part  # scaled below, as in the card
         outputs = logits_of(net, Samples(part, np.zeros(len(part), np.int64), "cpu", mean, std))
+        if not bool(outputs.isfinite().all()):
+            raise UserError(f"{model} answers with no number for a sample of {data}: it is damaged, or did not learn")
         names, rows = rows_of(card, outputs)
         drawn = [*outputs.argmax(1).numpy().astype(np.uint8)] if task_in(card).per_pixel else []
         yield Answers(names, tuple(rows), drawn)

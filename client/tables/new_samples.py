@@ -15,6 +15,7 @@ from typing import Any
 from client.tables.new_pictures import Pictures, read_new_pictures
 from partitions.array_names import EXTRA_NAMES, known_names, names_of
 from partitions.common.errors import DataError, UserError
+from partitions.common.names import guarded, is_formula
 from partitions.importing.images import PICTURES, kind_of
 from partitions.importing.new_rows import NewPictures, read_new_rows
 from partitions.inputs import read_vocabulary
@@ -162,7 +163,8 @@ def answers_csv(asked: Asked, columns: Sequence[str], rows: Sequence[Sequence[fl
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([asked.key, *columns])
     for key, row in zip(asked.keys, rows, strict=True):
-        writer.writerow([key, *(value if isinstance(value, str) else f"{value:.6g}" for value in row)])
+        own = guarded(key) if is_formula(key) else key
+        writer.writerow([own, *(value if isinstance(value, str) else f"{value:.6g}" for value in row)])
     return out.getvalue()
 
 

@@ -94,7 +94,7 @@ def noised(total: Tensor, deviation: float, key: bytes) -> Tensor:
     for sum_, values, noise in blocks:
         on_grid = sum_.double().div_(step).round_()
         if not bool((on_grid.abs() <= LARGEST).all()):
-            raise ValueError("a sum of clipped gradients that is not finite, or too large for its noise")
+            raise OverflowError("a sum of clipped gradients that is not finite, or too large for its noise")
         values.copy_(on_grid.long().add_(noise.mul_(1 / GRID).round_().long()).double().mul_(step))
     return found.to(total.device)
 

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 
 from partitions.common.errors import DataError, UserError
 
+FORMULA = re.compile(r"'*[=+\-@\t\r]")  # text that a spreadsheet would compute, also if guarded already
+NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
 SILO = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")  # also a host name, a file name, a TOML key
 
 LOOK_ALIKE = str.maketrans("авекмнорстухіјѕ‐‑‒–—−", "abekmhopctyxijs------")
@@ -32,6 +34,21 @@ def plain_text(text: str) -> str:
     """
     seen = (c for c in unicodedata.normalize("NFKC", text) if unicodedata.category(c) != "Cf")
     return " ".join("".join(seen).casefold().translate(LOOK_ALIKE).split())
+
+
+def is_formula(text: str) -> bool:
+    """Return whether a spreadsheet would compute a text, and it is more than a number."""
+    return bool(FORMULA.match(text)) and not NUMBER.fullmatch(text)
+
+
+def guarded(cell: str) -> str:
+    """Return text that no spreadsheet computes: formulas get an apostrophe, which :func:`unguarded` removes."""
+    return f"'{cell}" if FORMULA.match(cell) else cell
+
+
+def unguarded(cell: str) -> str:
+    """Return the text of which :func:`guarded` made this."""
+    return cell[1:] if cell.startswith("'") and FORMULA.match(cell) else cell
 
 
 def silo_name(index: int) -> str:

@@ -36,8 +36,8 @@ import argparse
 from collections.abc import Sequence
 
 from client import cli as site
-from client import study_cli
 from client.commands import data
+from client.commands import study as hospital_studies
 from client.commands.table import GROUPS, RESEARCH, Command, Parser, add_command, option
 from client.site.trust.methods import DEFAULTS
 from server.cli import budget, deploy, federation, models, research, study, survey, tune, watch
@@ -54,7 +54,7 @@ COMMANDS: tuple[Command, ...] = (
     *deploy.COMMANDS,
     *data.COMMANDS,
     *site.COMMANDS,
-    *study_cli.COMMANDS,
+    *hospital_studies.COMMANDS,
     *budget.COMMANDS,
     *models.COMMANDS,
     Command(

@@ -27,7 +27,8 @@ def predict(args: argparse.Namespace) -> None:
         raise UserError(
             "--serve: leave --data, --out, --masks, --key, --as-gaps out; requests may say ?as-gaps=1, ?key=study"
         )
-    serve_model(Path(args.model), args.recipe, args.host, args.port, token_for(args.host, args.token_file))
+    token = token_for(args.host, args.token_file)
+    serve_model(Path(args.model), args.recipe, args.host, args.port, token, args.network)
 
 
 def export(args: argparse.Namespace) -> None:

@@ -186,10 +186,12 @@ def evaluate(args: argparse.Namespace) -> None:
     if args.study and not args.connection:
         raise UserError("--study goes with --connection: hospitals approve studies")
     if args.connection:
-        matrix = evaluate_deployed(source, out, args.connection, args.models, args.strategy, args.seed, args.study)
+        matrix = evaluate_deployed(
+            source, out, args.connection, args.models, args.strategy, args.seed, args.study, args.network
+        )
     else:
         data = Path(args.data) if args.data else None
-        matrix = evaluate(source, out, args.models, data, args.strategy, args.seed)
+        matrix = evaluate(source, out, args.models, data, args.strategy, args.seed, args.network)
     print(matrix)
 
 
@@ -318,6 +320,7 @@ COMMANDS = (
             ),
             option("--strategy", "A", "which method, where the run has several"),
             option("--seed", "S", "which seed, where the run has several", type=int),
+            option("--network", "MODULE:FACTORY", "of a model file of your own network: run this code", default=""),
             option("--study", "NAME", "--connection: the study that the hospitals approved", default=""),
             option("--out", "DIR", "a new directory for matrix.csv and the models", required=True),
         ),

@@ -6,7 +6,6 @@ import csv
 import hashlib
 import io
 import math
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from partitions.common.errors import DataError
 from partitions.common.files import append, write_atomically
+from partitions.common.names import guarded, unguarded
 
 
 @dataclass(frozen=True)
@@ -42,18 +42,6 @@ JOINED = "joined"  # metric of the row that records that a silo joined in this r
 def joined_in(rows: Iterable[Row]) -> dict[str, int]:
     """Return from a run's rows the silos that joined during the run, each with its first round."""
     return {r.silo: r.round for r in rows if r.metric == JOINED and not r.snapshot}
-
-
-FORMULA = re.compile(r"'*[=+\-@\t\r]")  # text that a spreadsheet would compute, also if guarded already
-
-
-def guarded(cell: str) -> str:
-    """Return text that no spreadsheet computes: formulas get an apostrophe, which :func:`unguarded` removes."""
-    return f"'{cell}" if FORMULA.match(cell) else cell
-
-
-def unguarded(cell: str) -> str:
-    return cell[1:] if cell.startswith("'") and FORMULA.match(cell) else cell
 
 
 HEADER = [f.name for f in fields(Row)]

@@ -36,9 +36,9 @@ SCANS = ("application/dicom", "application/zip", "application/gzip", "applicatio
 HINT = "send the header Authorization: Bearer TOKEN; silofl predict --serve printed it, or keeps it in its --token-file"
 
 
-def serve_model(model: Path, recipe: Path | None, host: str, port: int, token: Token) -> None:
+def serve_model(model: Path, recipe: Path | None, host: str, port: int, token: Token, network: str = "") -> None:
     """Serve a model until Ctrl-C. Raises UserError if it cannot be read or has no recipe."""
-    card, net = read_model(model)
+    card, net = read_model(model, network)
     try:
         used = load_any(recipe) if recipe else recipe_of(card)
     except DataError as error:

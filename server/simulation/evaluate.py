@@ -95,10 +95,12 @@ def evaluate(
     data: Path | None = None,
     strategy: str | None = None,
     seed: int | None = None,
+    network: str = "",
 ) -> Path:
     """Evaluate in this process, and return the path of ``matrix.csv``.
 
-    ``data``: one silo's file, in place of the silos of the simulated run. Raises UserError.
+    ``data``: one silo's file, in place of the silos of the simulated run. ``network``: the network of one's own that a
+    model file may be of. Raises UserError.
     """
     logging.getLogger("flwr").setLevel(logging.WARNING)
     check_there(source)
@@ -111,7 +113,9 @@ def evaluate(
         )
     where = {"silos": 1} if data is not None else settings_of_run(source, strategy, seed)
     with cleared(out), private():
-        models = read_models(gather_models(source, out / MODELS, which, strategy, seed))
+        models = read_models(
+            gather_models(source, out / MODELS, which, strategy, seed), network_of(source, strategy, seed, network)
+        )
         settings = parse_settings({**where, **run_values(models, owned=False)})
         parsed = parse_settings({**where, **run_values(models)})  # with owners, as for a federation's study
         write_atomically(out / "config.toml", toml_text(parsed.flat()))
@@ -122,6 +126,15 @@ def evaluate(
         with flower_identity():
             loop = EvaluationLoop(grid, settings)
             return write_matrix(out, loop.run(models))
+
+
+def network_of(source: Path, strategy: str | None, seed: int | None, network: str) -> str:
+    """Return the network of one's own that models may be of: that of a run's settings, or the one that is named."""
+    if source.is_file():
+        return network
+    if network:
+        raise UserError(f"--network goes with a model file; {source} is a run, whose settings name its network")
+    return find_run(source, strategy, seed).common.model
 
 
 def check_there(source: Path) -> None:
@@ -157,6 +170,7 @@ def evaluate_deployed(
     strategy: str | None = None,
     seed: int | None = None,
     study: str = "",
+    network: str = "",
 ) -> Path:
     """Evaluate at the silos of a federation, and return the path of ``matrix.csv``.
 
@@ -167,10 +181,11 @@ def evaluate_deployed(
     check_new(out)
     with tempfile.TemporaryDirectory() as temporary:
         files = gather_models(source, Path(temporary) / MODELS, which, strategy, seed)
+        named = network_of(source, strategy, seed, network)
         run = find_run(source, strategy, seed) if which == ALL else None
         own = own_cells(source, run) if run else []
         if files:
-            values = {**run_values(read_models(files)), **({"study": study} if study else {})}
+            values = {**run_values(read_models(files, named)), **({"study": study} if study else {})}
 
             def fill(directory: Path) -> None:
                 (directory / MODELS).mkdir()

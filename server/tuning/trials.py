@@ -20,8 +20,9 @@ from typing import Any
 
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
+from partitions.common.names import guarded
 from server.results.chosen import Chosen, mean
-from server.results.history import History, guarded
+from server.results.history import History
 from server.results.reading import read_events, read_summary
 from server.results.run_directory import RunDirectory
 from server.tuning.privacy import Releases, releases_of, together

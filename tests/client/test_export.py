@@ -281,7 +281,7 @@ def test_models_that_cannot_be_read(exported: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"lacks its card m\.safetensors\.json"):
         read_model(model)
     card_file(model).write_text('{"model": {}}')
-    with pytest.raises(ValueError, match=r"the card .* cannot be used"):
+    with pytest.raises(ValueError, match=r"json: the key method is missing; export the model again"):
         read_model(model)
     card = json.loads(card_file(exported).read_text())
     card_file(model).write_text(json.dumps({**card, "classes": 4}))

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from predictions import read_csv
 from tiny import federate, random_silos, rows_of, write_silo
 
-from client.evidence.temperature import RANGE, fitted
+from client.evidence.temperature import T_RANGE, fitted
 from client.export import export_model
 from client.prediction.predict import predict_file
 from partitions.common.errors import UserError
@@ -30,8 +30,8 @@ def test_it_is_statsmodels() -> None:
     two = torch.stack([torch.zeros(80, dtype=torch.float64), x], 1)
     assert fitted("multiclass", two, labels) == pytest.approx(3.7572759060378447, abs=1e-9)
     assert fitted("multilabel", x[:, None], labels[:, None].float()) == pytest.approx(3.7572759060378447, abs=1e-9)
-    assert fitted("multiclass", 1e3 * two, labels) == pytest.approx(RANGE[1])  # what it would be is beyond
-    assert fitted("multiclass", two * 0 + torch.eye(2)[labels].double(), labels) == pytest.approx(RANGE[0])  # all right
+    assert fitted("multiclass", 1e3 * two, labels) == pytest.approx(T_RANGE[1])  # what it would be is beyond
+    assert fitted("multiclass", two * 0 + torch.eye(2)[labels].double(), labels) == pytest.approx(T_RANGE[0])
 
 
 def test_parts_that_the_run_did_not_have_are_pointed_out(tmp_path: Path, finished: tuple[Path, Path], capsys: Any):

@@ -190,7 +190,12 @@ def test_export_and_predict(two: Files, tmp_path: Path) -> None:
     federate(two, model="mine_path:plain", rounds=1, state_dir=tmp_path / "state", directory=tmp_path / "run")
     card = export_model(tmp_path / "state", "a", "last", tmp_path / "a.safetensors")
     assert card["model"] == {"name": "mine_path:plain", "settings": {"per_pixel": False}}
-    assert len(predict_file(tmp_path / "a.safetensors", two["a"]).splitlines()) == 7
+    with pytest.raises(
+        UserError, match="is of the network mine_path:plain, code of its own: --network mine_path:plain"
+    ):
+        predict_file(tmp_path / "a.safetensors", two["a"])
+    text = predict_file(tmp_path / "a.safetensors", two["a"], network="mine_path:plain")
+    assert len(text.splitlines()) == 7
 
 
 # ---- The site's policy -----------------------------------------------------------------------------------------------

@@ -279,5 +279,5 @@ def test_no_record_counts_for_more_where_its_weighted_gradient_underflows(size: 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e30])
 def test_a_sum_that_the_noise_s_grid_does_not_have_is_no_number(value: float) -> None:
     """As a whole number, nan would be -2^63, far beyond every noise."""
-    with pytest.raises(ValueError, match="not finite, or too large for its noise"):
+    with pytest.raises(OverflowError, match="not finite, or too large for its noise"):
         noised(torch.tensor([0.0, value]), 1.0, derived(b"", "k"))

@@ -539,7 +539,7 @@ def test_other_files_than_were_named_are_refused(tmp_path: Path) -> None:
     settings = parse_settings({"silos": 3, "threads": 1, **sites.values, "evaluate.models": f"shared={'0' * 64}"})
     grid = sites.grid(settings.flat())
     with flower_identity(), pytest.raises(UserError, match=r"are not the models that evaluate\.models names"):
-        EvaluationLoop(grid, settings).run(models_in(tmp_path, settings.method))
+        EvaluationLoop(grid, settings).run(models_in(tmp_path, settings))
 
 
 def test_the_digest_is_of_every_number() -> None:

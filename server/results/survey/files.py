@@ -14,9 +14,9 @@ from typing import Any
 from models.survey.columns import BINS, MISSING
 from partitions.common.errors import DataError
 from partitions.common.files import write_atomically
+from partitions.common.names import guarded
 from partitions.recipes.harmonisation import FILE as COMBAT
 from partitions.recipes.harmonisation import Harmonisation
-from server.results.history import guarded
 from server.results.survey.combat import ABOUT, Report
 from server.results.survey.findings import Finding, findings
 from strategies.base.schema.survey import PARTS, Answer

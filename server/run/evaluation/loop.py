@@ -14,7 +14,8 @@ from flwr.serverapp import Grid
 from models.threads import use_threads
 from partitions.common.errors import DataError, RunFailedError, UserError
 from partitions.common.files import write_atomically
-from server.results.history import Row, guarded, metric_rows
+from partitions.common.names import guarded
+from server.results.history import Row, metric_rows
 from server.results.run_directory import RunDirectory
 from server.run.checkpoints import RunState
 from server.run.collector import Collector
@@ -150,9 +151,10 @@ def check_models(settings: EvaluateSettings, models: Sequence[EvaluatedModel]) -
         raise UserError("the files in models/ are not the models that evaluate.models names: run silofl evaluate again")
 
 
-def models_in(directory: Path, settings: EvaluateSettings) -> list[EvaluatedModel]:
+def models_in(directory: Path, settings: RunSettings) -> list[EvaluatedModel]:
     """Read the models that a run's settings name from its directory."""
-    return read_models([directory / MODELS / f"{name}.safetensors" for name, *_ in settings.entries])
+    files = [directory / MODELS / f"{name}.safetensors" for name, *_ in settings.method.entries]
+    return read_models(files, settings.common.model)
 
 
 def write_matrix(directory: Path, cells: Sequence[Cell]) -> Path:

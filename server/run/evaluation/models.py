@@ -56,11 +56,14 @@ def schema_of(card: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in card.get("schema", {}).items() if key in ("features", "labels")}
 
 
-def read_models(files: Sequence[Path]) -> list[EvaluatedModel]:
-    """Read exported models, named after their files. Raises UserError if one does not fit the others."""
+def read_models(files: Sequence[Path], network: str = "") -> list[EvaluatedModel]:
+    """Read exported models, named after their files. ``network``: the network of one's own that they may be of.
+
+    Raises UserError if one does not fit the others.
+    """
     models: list[EvaluatedModel] = []
     for file in files:
-        card, net = read_model(file)
+        card, net = read_model(file, network)
         name = file.name.removesuffix(".safetensors")
         vector, buffers = net.vector.clone(), net.buffers.clone()
         models.append(EvaluatedModel(name, vector, buffers, statistics_of(card), card))
@@ -95,7 +98,9 @@ def run_values(models: Sequence[EvaluatedModel], *, owned: bool = True) -> dict[
     name = card["model"]["name"]
     own = None if is_custom(name) else spec_of(name).settings  # of one's own network, the task says all
     given = card["model"].get("settings", {})
-    options = {key: given[f.name] for key, f in keys_of(own, name).items() if f.name in given} if own else {}
+    options = {}  # a network of one's own has none: the task says whether it has outputs per pixel
+    if own and not is_custom(name):
+        options = {key: given[f.name] for key, f in keys_of(own, name).items() if f.name in given}
     agreed = {"task": card.get("task", "multiclass"), "shape": card["input"]["shape"], "classes": card["classes"]}
     agreed |= {"schema": schema} if (schema := schema_of(card)) else {}
     standardised = any(model.statistics["mean"] for model in models)

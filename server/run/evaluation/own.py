@@ -14,7 +14,8 @@ from typing import Any
 
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
-from server.results.history import History, guarded
+from partitions.common.names import guarded
+from server.results.history import History
 from server.results.reading import read_summary
 from server.results.run_directory import RunDirectory
 from server.run.evaluation.loop import HEADER, Cell

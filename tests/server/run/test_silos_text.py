@@ -14,9 +14,10 @@ from flwr.app import ConfigRecord, Error, Message
 from flwr.common.constant import ErrorCode
 from tiny import Files, Run, TinyGrid, federate, round_of
 
+from partitions.common.names import guarded, unguarded
 from server.deploy.submit import Progress
 from server.report.write import write_report
-from server.results.history import HEADER, History, Row, guarded, unguarded
+from server.results.history import HEADER, History, Row
 from server.results.summary import write_summary
 from strategies.base.schema.reporting import LONGEST, printable, reason_of
 

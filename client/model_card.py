@@ -1,0 +1,161 @@
+"""The model card: what is needed to use an exported model, as typed and bounded values.
+
+A card comes from another hospital, by a stick or by mail. It is data and never code: it cannot name a module to import,
+turn probabilities round, or make them no numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from models.networks.custom import is_custom
+from partitions.common.errors import DataError, UserError
+from partitions.common.parsed import Frozen, parse_json
+from partitions.labels import MOST_CLASSES
+from partitions.recipes.pictures import parse_any
+from partitions.schema import parse_schema
+
+MOST_BYTES = 1 << 26
+MEND = "export the model again"
+T_RANGE = (0.05, 20.0)  # of the temperature
+COVERAGE = (0.5, 0.99)
+
+Name = Annotated[str, Field(max_length=1000)]
+Count = Annotated[int, Field(ge=0, le=2**53)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Network(Frozen):
+    """The architecture: its name, its own settings, a method's head, and the part that was trained."""
+
+    name: Name
+    settings: dict[str, Any]
+    head: Name | None = None
+    part: dict[str, Any] | None = None
+
+
+class Input(Frozen):
+    """Shape (``models.shapes.written``) and number format of a sample."""
+
+    shape: list[int] | list[str]
+    dtype: Name | None  # of several inputs one each, as ``partitions.splits.dtype_of`` writes them
+
+
+class Scale(Frozen):
+    """Mean and standard deviation by column or channel, as numbers or nested lists of one shape."""
+
+    mean: Any
+    std: Any
+
+    @model_validator(mode="after")
+    def _numbers_fit(self) -> Scale:
+        means, deviations = list(_numbers(self.mean)), list(_numbers(self.std))
+        if len(means) != len(deviations) or not all(map(math.isfinite, means)):
+            raise DataError("must have as many finite means as deviations")
+        if not all(math.isfinite(one) and one > 0 for one in deviations):
+            raise DataError("must have deviations above 0")
+        return self
+
+
+class Temperature(Frozen):
+    """The divisor T of the outputs, and the loss on the validation samples before and after."""
+
+    T: Annotated[float, Field(ge=T_RANGE[0], le=T_RANGE[1])]
+    samples: Count
+    loss_before: float
+    loss_after: float
+    as_trained: bool
+
+
+class Conformal(Frozen):
+    """The threshold of sets of classes, or the half widths of intervals of measurements."""
+
+    coverage: Annotated[float, Field(ge=COVERAGE[0], le=COVERAGE[1])]
+    records: Count
+    patients: bool
+    as_trained: bool
+    threshold: Share | None = None
+    half_widths: list[Annotated[float, Field(ge=0)]] | None = None
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Conformal:
+        if (self.threshold is None) is (self.half_widths is None):
+            raise DataError("must have either threshold or half_widths")
+        return self
+
+
+class Onnx(Frozen):
+    """The ONNX file beside the model, and its largest difference from PyTorch's answers."""
+
+    file: Name
+    sha256: Name
+    apart: Annotated[float, Field(ge=0)]
+
+
+class Card(Frozen):
+    """The whole card. ``schema`` and ``recipe`` are checked by their own parsers."""
+
+    method: Name
+    paper: str
+    seed: int
+    silo: Name | None
+    run: Name
+    which: Name
+    snapshot: Literal["received", "personal"]
+    round: Count
+    when: Name
+    metrics: dict[str, float | None]
+    samples: dict[Literal["train", "val", "test"], Count]
+    model: Network
+    input: Input
+    task: Literal["multiclass", "ordinal", "multilabel", "regression", "survival", "segmentation"] = "multiclass"
+    classes: Annotated[int, Field(ge=1, le=MOST_CLASSES)]
+    columns_and_labels: dict[str, Any] = Field(default={}, alias="schema")
+    normalisation: Scale | None
+    labels: Scale | None = None
+    silofl: Name
+    temperature: Temperature | None = None
+    conformal: Conformal | None = None
+    recipe: dict[str, Any] | None = None
+    onnx: Onnx | None = None
+
+
+def parse_card(text: bytes, file: Path, network: str = "") -> dict[str, Any]:
+    """Return a checked card's content. ``network``: the network of one's own that the user has named, to be imported.
+
+    Raises DataError, one line, for invalid content, and UserError for a network that the user has not named.
+    """
+    if len(text) > MOST_BYTES:
+        raise DataError(f"{file} has {len(text)} bytes, a model card has at most {MOST_BYTES}; {MEND}")
+    card = parse_json(Card, text, file, MEND)
+    try:
+        parse_schema(card.columns_and_labels)
+        if card.recipe:
+            parse_any(card.recipe)
+    except DataError as error:
+        raise DataError(f"{file}: {error}; {MEND}") from None
+    check_network(card.model.name, file, network)
+    content: dict[str, Any] = json.loads(text)
+    return content
+
+
+def check_network(name: str, file: Path, allowed: str) -> None:
+    """Raise UserError where a card names code that the user has not: reading a model must not run another's code."""
+    if is_custom(name) and name != allowed:
+        raise UserError(f"{file} is of the network {name}, code of its own: --network {name} runs yours of this name")
+
+
+def _numbers(value: Any) -> Any:
+    """Yield the numbers of nested lists. Raises DataError for anything else."""
+    if isinstance(value, list):
+        for one in value:
+            yield from _numbers(one)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield float(value)
+    else:
+        raise DataError("must be numbers, or lists of them")

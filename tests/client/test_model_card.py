@@ -1,0 +1,153 @@
+"""A model card is data that somebody else may have written: never code, and never a wrong answer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import federate, random_silos
+
+from client.export import CARD, card_file, export_model, read_model
+from client.model_card import Card
+from client.prediction.predict import predict_file
+from partitions.common.errors import DataError, UserError
+from partitions.common.names import guarded, is_formula, unguarded
+from partitions.common.parsed import parse_json
+from partitions.schema import parse_schema
+from server.cli.main import main
+from strategies.base.state import read_sealed, write_sealed
+
+Change = Callable[[dict[str, Any]], object]
+TEMPERATURE = {"T": 1.0, "samples": 30, "loss_before": 0.5, "loss_after": 0.4, "as_trained": True}
+CONFORMAL = {"coverage": 0.9, "records": 30, "patients": False, "as_trained": True, "threshold": 0.7}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model with its card, and a data file that it fits."""
+    folder = tmp_path_factory.mktemp("card")
+    files = random_silos(folder, {"a": 6, "b": 10})
+    federate(files, directory=folder / "run", state_dir=folder / "state", rounds=1)
+    export_model(folder / "state", "a", "last", folder / "m.safetensors")
+    return folder / "m.safetensors", files["a"]
+
+
+@pytest.fixture
+def changed(exported: tuple[Path, Path], tmp_path: Path) -> Callable[[Change], Path]:
+    """Write the model with another card, which the model's header is sealed with, as an attacker can."""
+
+    def write(change: Change) -> Path:
+        tensors, _ = read_sealed(exported[0], ("format",))
+        card = json.loads(card_file(exported[0]).read_text())
+        change(card)
+        text = json.dumps(card).encode()
+        file = tmp_path / "m.safetensors"
+        write_sealed(file, tensors, {"format": "pt", CARD: hashlib.sha256(text).hexdigest()})
+        card_file(file).write_bytes(text)
+        return file
+
+    return write
+
+
+def put(*path: str, value: object) -> Change:
+    def change(card: dict[str, Any]) -> None:
+        place = card
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (put("temperature", value={**TEMPERATURE, "T": 0}), "temperature.T = 0: must be greater than or equal to 0.05"),
+        (put("temperature", value={**TEMPERATURE, "T": -1.0}), "temperature.T = -1.0: must be greater than or equal"),
+        (put("temperature", value={**TEMPERATURE, "T": math.nan}), "temperature.T = nan: must be a finite number"),
+        (put("temperature", value={**TEMPERATURE, "T": "1"}), "temperature.T = '1': must be a valid number"),
+        (put("temperature", value={**TEMPERATURE, "T": True}), "temperature.T = True: must be a valid number"),
+        (put("normalisation", value={"mean": [0, 0, 0], "std": [1, 0, 1]}), "normalisation = .*: must have deviations"),
+        (put("normalisation", value={"mean": [0, 0, 0], "std": [1, -1, 1]}), "must have deviations above 0"),
+        (put("normalisation", value={"mean": [0], "std": [1, 1, 1]}), "must have as many finite means as deviations"),
+        (put("normalisation", value={"mean": [[0, "a"]], "std": [1, 1]}), "must be numbers, or lists of them"),
+        (put("labels", value={"mean": [0.0], "std": [0.0]}), "labels = .*: must have deviations above 0"),
+        (put("conformal", value={**CONFORMAL, "threshold": 1.5}), "conformal.threshold = 1.5: must be less than"),
+        (put("conformal", value={**CONFORMAL, "coverage": -1}), "conformal.coverage = -1: must be greater than"),
+        (put("conformal", value={**CONFORMAL, "half_widths": [1.0]}), "must have either threshold or half_widths"),
+        (put("classes", value=10**9), "classes = 1000000000: must be less than or equal to"),
+        (put("task", value="telling"), "task = 'telling': must be 'multiclass'"),
+        (put("temprature", value=TEMPERATURE), r"'temprature' is no key of it \(did you mean 'temperature'\?\)"),
+        (put("schema", value={"labels": ["well", "=cmd()"]}), "the label '=cmd()' begins with '='"),
+        (put("model", "settings", value={"hidden": "4", "dropout": 7.0}), "mlp.dropout = 7.0 is out of range"),
+        (put("model", "name", value="os:system"), "is of the network os:system, code of its own"),
+    ],
+)
+def test_bad_cards_are_one_line(changed: Callable[[Change], Path], change: Change, line: str) -> None:
+    with pytest.raises(UserError, match=line.replace("()", r"\(\)")) as caught:
+        read_model(changed(change))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_card_that_names_code_runs_none(
+    changed: Callable[[Change], Path],
+    exported: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In Python's path, as files beside a model often are; also with another network named."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "planted.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\ndef f(shape, outputs): ...\n")
+    model = changed(put("model", "name", value="planted:f"))
+    for more in ([], ["--network", "planted:g"], ["--serve", "--port", "0"]):
+        data = [] if "--serve" in more else ["--data", str(exported[1])]
+        assert main(["predict", "--model", str(model), *data, *more]) == 2
+    assert main(["evaluate", str(model), "--data", str(exported[1]), "--out", str(tmp_path / "out")]) == 2
+    assert not (tmp_path / "ran").exists() and not (tmp_path / "out").exists()
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 4 and all("planted:f, code of its own" in line for line in errors)
+
+
+def test_answers_that_are_no_numbers_are_refused(exported: tuple[Path, Path], tmp_path: Path) -> None:
+    tensors, _ = read_sealed(exported[0], ("format",))
+    name = next(iter(tensors))
+    text = card_file(exported[0]).read_bytes()
+    card_file(tmp_path / "m.safetensors").write_bytes(text)
+    damaged = {**tensors, name: torch.full_like(tensors[name], torch.nan)}
+    write_sealed(tmp_path / "m.safetensors", damaged, {"format": "pt", CARD: hashlib.sha256(text).hexdigest()})
+    with pytest.raises(UserError, match="answers with no number for a sample of"):
+        predict_file(tmp_path / "m.safetensors", exported[1])
+
+
+def test_deep_and_long_cards_are_refused(tmp_path: Path) -> None:
+    for text in (b'{"model": ' + b"[" * 100_000, b"[]", b'{"method": "a', b"\xff\xfe"):
+        with pytest.raises(DataError, match="export it") as caught:
+            parse_json(Card, text, tmp_path / "card.json", "export it")
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["=1+1", "+x", "-x", "@a", "-"])
+def test_labels_that_a_spreadsheet_computes_are_refused(name: str) -> None:
+    with pytest.raises(DataError, match=r"begins with .*, which a spreadsheet computes"):
+        parse_schema({"labels": ["well", name]})
+    assert guarded(name) == f"'{name}" and unguarded(guarded(name)) == name
+
+
+@pytest.mark.parametrize("name", ["-1", "+2.5", "well", "1-2", "a@b"])
+def test_numbers_and_names_are_no_formulas(name: str) -> None:
+    assert parse_schema({"labels": [name]}).labels == (name,) and not is_formula(name)
+
+
+def test_patients_keys_of_a_data_file_are_guarded(exported: tuple[Path, Path]) -> None:
+    from client.tables.new_samples import Asked, answers_csv
+
+    asked = Asked(np.zeros((2, 3)), 0, parse_schema({}), ["=HYPERLINK()", "-7"], "patient")
+    assert answers_csv(asked, ["label"], [["ill"], ["well"]]) == "patient,label\n'=HYPERLINK(),ill\n-7,well\n"
