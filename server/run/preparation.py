@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from models.initialisation import flat_model, initial_model
+from models.privacy.clipping import check_network
 from models.standardisation import agreed_statistics
 from partitions.common.errors import UserError
 from server.run.checkpoints import RunState
@@ -38,8 +39,10 @@ def prepare(
     if run_state.weights not in ("", sha256):
         raise UserError(f"init-weights = {c.init_weights} is another file than the run began with: restore it")
     run_state.weights = sha256
-    layout = flat_model(name, spec.shape, spec.classes, options, "cpu", head, part).layout
-    strategy = settings.strategy(c, settings.method, layout)
+    model = flat_model(name, spec.shape, spec.classes, options, "cpu", head, part)
+    if settings.privacy is not None and settings.strategy.info.dp == "gradient":
+        check_network(model.module)
+    strategy = settings.strategy(c, settings.method, model.layout)
     strategy.initialise(list(silos), initial_model(name, spec.shape, spec.classes, options, c.seed, head, part))
     note_weights(strategy, c, registration.reporter)
     if not run_state.statistics:

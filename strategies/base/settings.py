@@ -36,7 +36,6 @@ KINDS: Mapping[str, str] = {  # of settings that a hospital's policy limits
     "learning-rate": "what a silo's gradients are multiplied by",
     "decay": "times the learning rate: the share of the model that a step replaces by zeros or by a received model",
     "decay-divisor": "what a decay is divided by",
-    "momentum": "the share of earlier gradients in a step",
 }
 T = TypeVar("T")
 
@@ -129,7 +128,7 @@ class Common:
         "reset", "what happens to momentum and moments between rounds", choices=("reset", "keep")
     )
     learning_rate: float = setting(0.05, "local learning rate", symbol="η", above=0, kind="learning-rate")
-    momentum: float = setting(0.0, "momentum of sgd", minimum=0, maximum=1, kind="momentum")
+    momentum: float = setting(0.0, "momentum of sgd", minimum=0, maximum=1)
     weight_decay: float = setting(0.0, "L2 weight decay in the gradient", minimum=0, kind="decay")
     amsgrad: bool = setting(False, "the AMSGrad variant of adam")
     lr_decay: float = setting(1.0, "factor on the learning rate after every round", above=0, maximum=1)

@@ -258,11 +258,12 @@ def test_what_the_site_charges_is_what_the_app_does(
         real(self, plan, *args)
 
     monkeypatch.setattr(training.PrivateTraining, "__init__", noting)
-    given = {**PRIVATE, "strategy": method, "rounds": 1, "local_epochs": epochs, "dp__target_epsilon": 3.0}
+    given = {**PRIVATE, "strategy": method, "rounds": 2, "local_epochs": epochs, "dp__target_epsilon": 3.0}
     given |= {"batch_size": 12, "mlp__hidden": "8"}
     federate(files, state_dir=state, **given)
     data = data_file(tmp_path / "site", "sum", "a", files["a"], describe_units)
     cost = cost_of(settings_of(files, **given).flat(), data)
+    assert 2.97 < epsilon(cost.noise, cost.rate, 2 * cost.steps, cost.delta) <= 3.0  # of both rounds together
     for plan, own in plans:
         assert (plan.unit, plan.units, plan.delta) == (cost.unit, cost.units, cost.delta)
         assert (plan.sample_rate, plan.noise_multiplier) == (cost.rate, pytest.approx(cost.noise))

@@ -30,7 +30,7 @@ from strategies.base.transport.payload import GLOBAL, Model, Payload, Wire, deco
 Numbers = npt.NDArray[np.float64]
 COLUMNS, CLASSES = 4, 2
 TEXTS = dict.fromkeys(("purpose", "contact", "results", "retention"), "a text")
-OPEN = ["runs-per-day = 0", "max-rounds = 0", "max-messages = 0", "max-evaluations = 0", "max-momentum = 1"]
+OPEN = ["runs-per-day = 0", "max-rounds = 0", "max-messages = 0", "max-evaluations = 0"]
 
 
 @pytest.fixture(autouse=True)
@@ -125,9 +125,10 @@ ZERO = np.zeros(CLASSES * (COLUMNS + 1))
 
 
 def test_momentum_subsets(tmp_path: Path) -> None:
-    """20 of 20 with no rule on momentum, at a rate that keeps the gradients where they were."""
-    hospital = Hospital(tmp_path, 20)
-    assert momentum_subsets(hospital, ZERO, momentum=1.0, learning_rate=1e-4) == 20
+    """20 of 20 with any momentum, at a rate that keeps the gradients where they were."""
+    for number, momentum in enumerate((1.0, 0.9)):
+        hospital = Hospital(tmp_path / str(number), 20)
+        assert momentum_subsets(hospital, ZERO, momentum=momentum, learning_rate=1e-4) == 20
 
 
 def test_momentum_subsets_under_a_study(tmp_path: Path) -> None:

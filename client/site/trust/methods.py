@@ -82,7 +82,6 @@ SETTINGS: dict[str, str] = {
     "hold-out-epochs": "epochs",
     "local-epochs": "epochs",
     "learning-rate": "learning-rate",
-    "momentum": "momentum",
     "weight-decay": "decay",
     "apple.dr-learning-rate": "learning-rate",
     "ditto.personal-epochs": "epochs",

@@ -48,7 +48,9 @@ LIMITS = {  # the rule for settings of a kind; the others are factors of `max_de
     "mixing-epochs": "max_mixing_epochs",
     "steps": "max_inner_steps",
     "rounds": "max_rounds",
-    "momentum": "max_momentum",
+}
+RETIRED = {  # rules of earlier versions, which may stand in a file: they bound nothing, and `silofl policy` tells it
+    "max-momentum": "it stopped no attack (docs/privacy.md): a study that fixes momentum and learning-rate does"
 }
 AMOUNT = re.compile(r"(^|[-.])(epochs|steps|rounds)(-|$)")  # in the name of a setting that needs a rule
 
@@ -112,7 +114,6 @@ class Policy:
     max_decay: float = rule(
         0.1, float(NO_LIMIT), "most of a model that a step may replace: learning rate x weight decay or proximal weight"
     )
-    max_momentum: float = rule(0.95, 1.0, "largest momentum")
     max_rounds: int = rule(200, 0, "most rounds that a run asks for, and most of its training messages; 0: any number")
     max_evaluations: int = rule(50, 0, "most evaluations without training in a run; 0: any number")
     max_messages: int = rule(500, 0, "most messages of a run, of any kind; 0: any number")
@@ -140,6 +141,7 @@ class Policy:
         "optional", "optional", "whether the server must countersign this site's audit log: required or optional"
     )
     where: str = "no policy.toml, so the defaults"
+    retired: tuple[str, ...] = ()  # rules of earlier versions that the file has
 
     @property
     def public(self) -> bool:
@@ -208,11 +210,12 @@ def parse_policy(text: str, path: str) -> Policy:
     except (ValueError, RecursionError) as error:  # ValueError also for a number of thousands of digits
         raise SiteError(f"{path} is no TOML ({error}); a rule is a line such as peers = false") from None
     known = rules()
+    retired = tuple(key for key in RETIRED if content.pop(key, None) is not None)
     for key in content:
         if key not in known:
             raise SiteError(f"{path}: {shown(key)} is no rule; the rules are {', '.join(known)}")
     values = {known[key].name: _value(path, key, value, known[key]) for key, value in content.items()}
-    return Policy(**values, where=path)
+    return Policy(**values, where=path, retired=retired)
 
 
 def _value(path: str, key: str, value: Any, f: Field[Any]) -> Any:

@@ -56,8 +56,16 @@ def test_defaults_are_safe() -> None:
     assert not p.peers and not p.own_model and not p.class_means and not p.public
     assert (p.min_metric_samples, p.min_silos, p.floor, p.min_sum_samples) == (10, 3, 10, 50)
     assert (p.min_batch_size, p.max_local_epochs, p.runs_per_day) == (8, 20, 20)
-    assert (p.max_mixing_epochs, p.max_inner_steps, p.max_decay, p.max_momentum) == (100, 20, 0.1, 0.95)
+    assert (p.max_mixing_epochs, p.max_inner_steps, p.max_decay) == (100, 20, 0.1)
     assert (p.max_rounds, p.max_evaluations, p.max_messages, p.metrics) == (200, 50, 500, ("loss", "score"))
+
+
+def test_a_rule_of_an_earlier_version_is_told_and_refuses_no_file() -> None:
+    """Every bundle of 0.2 wrote all rules into the hospital's file."""
+    policy = parse_policy("max-momentum = 0.95\nfloor = 12\n", "f")
+    assert policy.floor == 12
+    assert "max-momentum is no rule any more: it stopped no attack" in policy_page(policy)
+    assert "no rule any more" not in policy_page(Policy())
 
 
 BAD = {
@@ -68,7 +76,7 @@ BAD = {
     "a truth for a number": ("floor = true", r"floor = True: a whole number of at least 1 is needed here"),
     "no floor": ("floor = 0", r"floor = 0: a whole number of at least 1"),
     "a truth for a broken number": ("max-decay = true", r"max-decay = True: a number of at least 0 is needed here"),
-    "no number": ("max-momentum = nan", r"max-momentum = nan: a number of at least 0 is needed here"),
+    "no number": ("max-decay = nan", r"max-decay = nan: a number of at least 0 is needed here"),
     "a number without end": ("max-decay = inf", r"max-decay = inf: a number of at least 0 is needed here"),
     "a broken number": ("min-silos = 2.5", r"min-silos = 2.5: a whole number of at least 1"),
     "a method that is none": (

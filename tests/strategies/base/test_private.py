@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from cases import CASES, OPTIONS
 from flwr.app import Message, RecordDict
 from hospitals import NETWORKS, hospital_files
@@ -21,6 +22,7 @@ from client.privacy.noise_key import kept_key
 from client.privacy.private_round import private_round
 from models.flat import FlatModel
 from models.initialisation import flat_model
+from models.privacy.accountant import epsilon
 from models.privacy.clipping import Clipping
 from models.privacy.noise import seed
 from models.samples import Samples
@@ -29,7 +31,7 @@ from partitions.common.errors import DataError, UserError
 from server.simulation.engine import flower_identity
 from strategies import strategies
 from strategies.base.client import GLOBAL, Silo, SiloClient
-from strategies.base.privacy.plan import Sampling
+from strategies.base.privacy.plan import Sampling, plan_of
 from strategies.base.privacy.settings import Privacy
 from strategies.base.privacy.training import PrivateTraining, Units
 from strategies.base.settings import Common
@@ -168,6 +170,20 @@ def test_no_metric_leaves_a_hospital(three: Files, tmp_path: Path, name: str) ->
         assert found - {"epsilon", "delta", "dp_steps"} == {"seconds"}  # the first three are not of the records
 
 
+def test_batch_normalisation_is_refused_once_before_round_1(three: Files, tmp_path: Path, tiny_bn: None) -> None:
+    """Not by each silo in the round; where nothing leaves, it may stay."""
+    asked: list[str] = []
+
+    def prepare(grid: Any) -> None:
+        grid.before = lambda silo, message, context: asked.append(message.metadata.message_type)
+
+    given: dict[str, Any] = {"model": "tiny-bn", "dp": True, "rounds": 1}
+    with pytest.raises(UserError, match=r"^dp = true: not with this network: its BatchNorm1d \("):
+        federate(three, state_dir=tmp_path / "one", prepare=prepare, strategy="fedavg", **given)
+    assert set(asked) == {"query"}
+    federate(three, state_dir=tmp_path / "two", strategy="local", **given)
+
+
 def test_a_step_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two silos, one step of all records (B = n), noise seen: w - η (Σ_i clipped g_i + z) / n, then the mean.
 
@@ -270,6 +286,35 @@ def test_steps_and_rates_are_those_of_the_plan() -> None:
         assert sampling.rate == min(size / n, 1) and sampling.divisor == pytest.approx(min(size, n))
     patients = Sampling(records=100, units=20, batch_size=10)
     assert patients.rate == 0.1 and patients.divisor == 2 and patients.steps(1) == 10
+
+
+def test_several_gradients_of_a_batch_have_more_noise_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """K of them, of deviation σ C √K each, tell together as much as one of deviation σ C."""
+    deviations: list[float] = []
+
+    def noised(total: Tensor, deviation: float, key: bytes) -> Tensor:
+        deviations.append(deviation)
+        return total
+
+    monkeypatch.setattr("strategies.base.privacy.training.noised", noised)
+    model, sampling = flat_model("linear", (3,), 2, None, "cpu"), Sampling(4, 4, 4)
+    plan = plan_of(Privacy(clip_norm=0.5, noise_multiplier=2.0), Common(batch_size=4), sampling, [1], "")
+    x, y = torch.randn(4, 3), torch.tensor([0, 1, 0, 1])
+    for uses in (1, 3):
+        training = PrivateTraining(plan, sampling, Units(4), b"key", model, uses)
+        training.note(y, None)
+        for _ in range(uses):
+            training.gradient(x, y, F.cross_entropy, None)
+    assert deviations == pytest.approx([1.0, *[3**0.5] * 3])
+    with pytest.raises(AssertionError, match="not drawn for it"):
+        training.gradient(x, y, F.cross_entropy, None)
+
+
+def test_a_target_epsilon_is_that_of_all_rounds_together() -> None:
+    sampling = Sampling(1000, 1000, 100)
+    plan = plan_of(Privacy(target_epsilon=2.0), Common(rounds=30), sampling, [1, 2], "")
+    assert plan.steps == 30 and plan.delta == 1e-5
+    assert 1.99 < epsilon(plan.noise_multiplier, 0.1, 30 * plan.steps, plan.delta) <= 2.0
 
 
 def test_training_beyond_the_plan_fails(three: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
