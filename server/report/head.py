@@ -14,6 +14,7 @@ from server.report.answer import worst_part
 from server.report.html import (
     a_score,
     between,
+    counted,
     duration,
     hospitals_of,
     markup,
@@ -48,7 +49,7 @@ def where(study: Study) -> Markup:
         bits.append(f"{Path(dataset).name}, {(study.manifest or c).get('partition', '')}")
     if study.silos:
         bits.append(hospitals_of(len(study.silos)))
-    seeds = f"seed {study.seeds[0]}" if len(study.seeds) == 1 else f"{len(study.seeds)} seeds"
+    seeds = f"seed {study.seeds[0]}" if len(study.seeds) == 1 else counted(len(study.seeds), "seed")
     bits += [seeds] if study.seeds else []
     file = next((f for f in ("summary.json", "history.csv", "config.toml") if (study.path / f).exists()), "")
     bits.append(time.strftime("%-d %B %Y", time.localtime((study.path / file).stat().st_mtime)))
@@ -136,9 +137,9 @@ def single_gains(study: Study, best: str, base: str, tested: Sequence[str]) -> l
     sizes = sorted({n for s in tested for n in study.sizes(s, "n_test")} - {0})
     if not sizes:
         return []
-    many = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+    many = counted(sizes[0], "sample") if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]} samples"
     clear = sum(study.gain(best, base, s).interval[0] > 0 for s in tested)
-    text = f"Each hospital is tested on its own {many} samples, which leaves a single hospital's gain uncertain: "
+    text = f"Each hospital is tested on its own {many}, which leaves a single hospital's gain uncertain: "
     if clear == 0:
         return [f"{text}no gain is larger than chance alone could explain."]
     word = (

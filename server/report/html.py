@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
 from markupsafe import Markup
@@ -41,7 +42,14 @@ def signed(difference: float, digits: int = 1) -> str:
 
 def number(value: float, digits: int) -> str:
     """Return a number with this many digits; ``–`` if unknown."""
-    return "–" if math.isnan(value) else f"{value:.{digits}f}"
+    return "–" if math.isnan(value) else f"{value:.{digits}f}".replace("-", "−")
+
+
+def plain(value: float, digits: int = 4, *, zeros: bool = True) -> str:
+    """Return a number with so many digits that count, without an exponent; ``zeros``: also those at its end."""
+    trim: Literal["k", "-"] = "k" if zeros else "-"
+    text = np.format_float_positional(value, precision=digits, unique=False, fractional=False, trim=trim)
+    return text.removesuffix(".").replace("-", "−")
 
 
 def duration(seconds: float) -> str:

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from models.evidence.measure import MEASUREMENT, PREFIX
 from server.report.charts.evidence import net_benefit_chart, reliability_diagram, value_diagram
 from server.report.evidence import has_evidence, lists, measurements_of, value
-from server.report.html import markup, number, percent
+from server.report.html import markup, number, percent, plain
 from server.report.methods import spelled
 from server.report.study import Study
 from server.report.templates import render
@@ -118,7 +118,7 @@ def cells(study: Study, methods: Sequence[str], silo: str, prefix: str) -> list[
     if study.task.name == "regression":
         columns = zip(*(of_values(study, m, silo, prefix) for m in methods), strict=True)
         return [*([name_of(prefix)] if prefix else []), *(both(list(texts)) for texts in columns)]
-    found = [both([signed(value(study, m, silo, key), digits) for m in methods]) for key, _, digits in COLUMNS]
+    found = [both([number(value(study, m, silo, key), digits) for m in methods]) for key, _, digits in COLUMNS]
     return [*found, both([sets_of(study, m, silo) for m in methods])]
 
 
@@ -130,7 +130,7 @@ def of_values(study: Study, method: str, silo: str, prefix: str) -> list[str]:
         value(study, method, silo, f"{prefix}calibration_{key}") for key in ("slope", "intercept", "in_the_large")
     )
     return [
-        signed(slope, 2),
+        number(slope, 2),
         short(intercept),
         short(difference),
         "–" if between is None else f"{short(between[2])} to {short(between[3])}",
@@ -140,15 +140,11 @@ def of_values(study: Study, method: str, silo: str, prefix: str) -> list[str]:
 
 def short(found: Any) -> str:
     """Return a number in the label's unit with three digits."""
-    return "–" if math.isnan(known(found)) else f"{float(found):.3g}".replace("-", "−")
+    return "–" if math.isnan(known(found)) else plain(float(found), 3, zeros=False)
 
 
 def known(found: Any) -> float:
     return math.nan if found is None else float(found)
-
-
-def signed(found: float, digits: int) -> str:
-    return number(found, digits).replace("-", "−")
 
 
 def both(texts: Sequence[str]) -> Markup:

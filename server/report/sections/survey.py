@@ -6,15 +6,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 from markupsafe import Markup, escape
 
 from models.survey.columns import MISSING
 from partitions.common.files import write_atomically
 from server.report.css import CSS
-from server.report.html import counted, hospitals_of
+from server.report.html import counted, hospitals_of, plain
 from server.report.templates import environment
 from server.results.survey.combat import combat_text
 from server.results.survey.files import PAGE, Surveyed, cell_names, read_survey
@@ -96,16 +95,11 @@ def cells(n: int, item: Mapping[str, Any]) -> list[str]:
     return [str(n), missing, *moments]
 
 
-def plain(value: float, trim: Literal["k", "-"] = "k") -> str:
-    """Return a number with four digits that count, without an exponent."""
-    return np.format_float_positional(value, precision=4, unique=False, fractional=False, trim=trim).replace("-", "−")
-
-
 def histogram(item: Mapping[str, Any]) -> tuple[list[tuple[str, int, bool]], list[str], str]:
     """Return a column's bars, and below them the ends of its range or the names of its categories."""
     if "levels" in item:
         return bars(item), [], " · ".join(map(str, item["levels"]))
-    return bars(item), [plain(end, "-") for end in item["range"]] if item.get("cells") else [], ""
+    return bars(item), [plain(end, zeros=False) for end in item["range"]] if item.get("cells") else [], ""
 
 
 def bars(item: Mapping[str, Any]) -> list[tuple[str, int, bool]]:
