@@ -36,13 +36,20 @@ class PartialSettings:
 
 
 def personal_blocks(layout: Layout, settings: PartialSettings) -> list[str]:
-    """Return the names of the personal blocks; raise UserError for a block that the model does not have."""
+    """Return the names of the personal blocks.
+
+    Raises UserError for a block that the model does not have, and where output or input are all blocks.
+    """
     names = [b.name for b in layout.blocks]
     count = min(settings.layers, len(names))
     chosen = {"output": names[len(names) - count :], "input": names[:count], "all": names, "none": []}
-    if settings.personal in chosen:
-        return chosen[settings.personal]
-    wanted = [n.strip() for n in settings.personal.split(",") if n.strip()]
+    wanted = chosen.get(settings.personal, [n.strip() for n in settings.personal.split(",") if n.strip()])
+    if settings.personal in ("output", "input") and wanted == names:
+        raise UserError(
+            f"personal = {settings.personal}, layers = {settings.layers}: this network has the layer blocks "
+            f"{', '.join(names)} alone, so nothing would be shared; take fewer layers, a network with more, "
+            "such as model = mlp, or strategy = local"
+        )
     if not set(wanted) <= set(names):
         raise UserError(
             f"personal = '{settings.personal}': output, input, all, none or layer blocks of the model are wanted "
