@@ -4,6 +4,7 @@
         messages     a row per allowed message, counted before it is answered
         replies      a row per line of the audit log, written together with it
         disclosed    a row per answer that leaves once: its kind, and of which data, which model, which question
+        charges, sent, spent    the ledger's lines and their totals (`budget/ledger.py`)
 
 A transaction is on the disk as a whole, or not at all. The server hands out a run's numbers, so what was disclosed is
 found by data, model and question; a run's number only narrows it further.
@@ -35,7 +36,8 @@ VERSION = 1
 WAIT_SECONDS = 60.0  # for another process of this silo
 REMOTE = ("nfs", "cifs", "smb", "9p", "fuse", "lustre", "gpfs", "ceph", "afs", "beegfs")  # no shared memory for a WAL
 TABLES = """
-CREATE TABLE meta (id TEXT NOT NULL, replies INTEGER NOT NULL);
+CREATE TABLE meta (id TEXT NOT NULL, replies INTEGER NOT NULL, ledger INTEGER NOT NULL, hash TEXT NOT NULL,
+    files TEXT NOT NULL);
 CREATE TABLE messages (day TEXT NOT NULL, run TEXT NOT NULL, silo TEXT NOT NULL, kind TEXT NOT NULL,
     study TEXT NOT NULL);
 CREATE INDEX messages_day ON messages (day, run);
@@ -48,7 +50,16 @@ CREATE INDEX replies_study ON replies (study, bytes) WHERE study != '';
 CREATE TABLE disclosed (time TEXT NOT NULL, kind TEXT NOT NULL, silo TEXT NOT NULL, run TEXT NOT NULL,
     data TEXT NOT NULL, model TEXT NOT NULL, question TEXT NOT NULL, answer TEXT NOT NULL, people TEXT NOT NULL);
 CREATE INDEX disclosed_kind ON disclosed (kind, silo, run);
-CREATE INDEX disclosed_model ON disclosed (kind, silo, data, model);
+CREATE INDEX disclosed_model ON disclosed (kind, silo, model);
+CREATE TABLE charges (line INTEGER PRIMARY KEY, message TEXT NOT NULL, silo TEXT NOT NULL, run TEXT NOT NULL,
+    round INTEGER NOT NULL, data TEXT NOT NULL, unit TEXT NOT NULL, units INTEGER NOT NULL, rate REAL NOT NULL,
+    noise REAL NOT NULL, steps INTEGER NOT NULL);
+CREATE INDEX charges_message ON charges (message);
+CREATE INDEX charges_run ON charges (run, silo, round);
+CREATE TABLE sent (message TEXT NOT NULL, reply TEXT NOT NULL, PRIMARY KEY (message, reply)) WITHOUT ROWID;
+CREATE TABLE spent (run TEXT NOT NULL, silo TEXT NOT NULL, data TEXT NOT NULL, note TEXT NOT NULL,
+    units INTEGER NOT NULL, rate REAL NOT NULL, noise REAL NOT NULL, steps INTEGER NOT NULL, messages INTEGER NOT NULL,
+    PRIMARY KEY (run, silo, data, note, units, rate, noise)) WITHOUT ROWID;
 """
 
 
@@ -152,7 +163,7 @@ class Record:
         db.execute("BEGIN")
         for statement in TABLES.split(";"):
             db.execute(statement)
-        db.execute("INSERT INTO meta VALUES (?, 0)", (secrets.token_hex(16),))
+        db.execute("INSERT INTO meta VALUES (?, 0, 0, '', '')", (secrets.token_hex(16),))
         moved = take_over(db, self.state)
         db.execute(f"PRAGMA user_version={VERSION}")
         db.execute("COMMIT")

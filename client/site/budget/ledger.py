@@ -6,14 +6,20 @@
 A training message is charged before the training, so it also counts if its process is killed. The same message of the
 same Flower run is free when repeated, as long as its cost and the bits of its reply are the same. A reply with other
 bits is another release of the same data, and is charged before it leaves. A resumed run is another Flower run, and is
-charged again. If a ledger is damaged, or shorter than before, nothing is allowed. The charges are computed by this
-site (`accounting.py`) and compared with the rules ``epsilon`` and ``delta``.
+charged again. If a ledger is damaged, missing, or shorter than before, nothing is allowed. The charges are computed by
+this site (`accounting.py`) and compared with the rules ``epsilon`` and ``delta``.
+
+The record (`../record.py`) has each line and the totals, so a message reads neither file nor charge of an earlier one.
+The files are verified whole only when something else than this class has changed them.
 
 Standard library only, as in trust/policy.py.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,12 +27,16 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SiteError
-from ..trust.chain import EVERY, Chain, read_head
+from ..record import Record
+from ..takeover import DISCLOSED
+from ..trust.chain import EVERY, Chain, files_of, read_head
 from ..trust.policy import Policy
 from .accounting import Cost, default_delta, epsilon_of
 from .cohort import FOLDER, DataFile, cohort_of, noted
 
 CHARGE, SENT = "charge", "sent"
+LEAST_EPSILON = 1e-4  # that a charged message costs at least, so that a budget bounds the number of messages
+NOTED = "data file"  # kind of the rows of `disclosed` for data files that were noted before the first charge
 Line = Mapping[str, Any]
 
 
@@ -71,23 +81,41 @@ class Ledger(Chain):
             raise SiteError(f"the ledger {self.folder} is not whole: {found.faults[0]}; restore the state directory")
         return found.entries
 
+    def check_notes(self, sha256: str) -> None:
+        """Raise SiteError if data files were noted here and the ledger has no charge: it was deleted.
+
+        ``sha256``: the file that is about to be noted.
+        """
+        with self.open() as db:
+            if db.execute("SELECT ledger FROM meta").fetchone()[0]:
+                return
+            here = {name for (name,) in db.execute("SELECT data FROM disclosed WHERE kind = ?", (NOTED,))}
+            if others := {file.stem for file in (self.folder / "data").glob("*.json")} - here:
+                raise SiteError(
+                    f"the ledger is missing, and {FOLDER}/data has notes of {len(others)} data files: restore the "
+                    f"state directory (or remove {FOLDER}/data where no run with dp = true was ever answered)"
+                )
+            if sha256 not in here:
+                now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+                db.execute(DISCLOSED, (now, NOTED, "", "", sha256, "", "", "", ""))
+
     def charge(self, release: Release, policy: Policy, attended: int = 0) -> Spent:
         """Charge a message, unless it was charged before at the same cost.
 
         ``attended``: the rounds of this run in which this silo's reply arrived; a ledger with fewer is an old copy.
         Raises SiteError if the budget does not allow it, OSError if it cannot be written.
         """
-        with self.held():
-            lines = self.lines()
-            own = {line["round"] for line in charges(lines) if is_of_run(line, release)}
-            if len(own - {release.round}) < attended:
+        with self.open() as db:
+            find = "SELECT DISTINCT round FROM charges WHERE run = ? AND silo = ? AND round != ? LIMIT ?"
+            own = len(db.execute(find, (release.run_id, release.silo, release.round, attended)).fetchall())
+            if own < attended:
                 raise SiteError(
-                    f"the server has had {attended} rounds of this run, and the ledger {self.folder} has {len(own)}: "
+                    f"the server has had {attended} rounds of this run, and the ledger {self.folder} has {own}: "
                     "the state directory is an older copy, or another one; restore the newest"
                 )
-            if any(pays_for(line, release) for line in charges(lines)):
-                return self._unchanged(lines, release, policy)
-            return self._charge(lines, release, policy)
+            if paid(db, release):
+                return self._unchanged(db, release, policy)
+            return self._charge(db, release, policy)
 
     def note_reply(self, release: Release, reply: str, policy: Policy) -> Spent:
         """Note the digest of a reply before it leaves; charge it if another reply left for the same message.
@@ -95,24 +123,49 @@ class Ledger(Chain):
         Only charges of the same cost cover it. Raises SiteError if the budget does not allow it, OSError if it cannot
         be written.
         """
-        with self.held():
-            lines = self.lines()
-            of_message = [line for line in lines if line["message"] == release.key]
-            sent = {line["reply"] for line in of_message if line["kind"] == SENT}
-            spent = self._unchanged(lines, release, policy)
-            paid = sum(pays_for(line, release) for line in charges(of_message))
-            if reply in sent and paid:
+        with self.open() as db:
+            sent = {reply for (reply,) in db.execute("SELECT reply FROM sent WHERE message = ?", (release.key,))}
+            spent, count = self._unchanged(db, release, policy), paid(db, release)
+            if reply in sent and count:
                 return spent
-            if paid <= len(sent):
-                spent = self._charge(lines, release, policy)
-            self.write({**self._entry(release, SENT), "reply": reply})
+            if count <= len(sent):
+                spent = self._charge(db, release, policy)
+            self._note(db, {**self._entry(release, SENT), "reply": reply})
             return spent
 
-    def _charge(self, lines: Sequence[Line], release: Release, policy: Policy) -> Spent:
-        """Write a charge, if the budget allows it. The caller holds the ledger's lock."""
-        of_cohort, new = self.of_cohort(lines, release.data), {**release.cost.fields, "data": release.data.sha256}
+    @contextlib.contextmanager
+    def open(self) -> Iterator[sqlite3.Connection]:
+        """Open the record in a transaction, with all lines of the ledger in it. Raises SiteError, OSError."""
+        with self.held(), Record(self.state).writing() as db:
+            number, own, files = db.execute("SELECT ledger, hash, files FROM meta").fetchone()
+            if read_head(self.folder) != ((number, own) if number else None) or self._files() != files:
+                lines = self.lines()
+                if len(lines) < number or (number and lines[number - 1]["hash"] != own):
+                    raise SiteError(
+                        f"the ledger {self.folder} has {len(lines)} lines, and {number} were written: it was deleted, "
+                        "or is an older copy; restore the state directory"
+                    )
+                for line in lines[number:]:
+                    add_line(db, line)
+                last = (lines[-1]["line"], lines[-1]["hash"]) if lines else (0, "")
+                db.execute("UPDATE meta SET ledger = ?, hash = ?, files = ?", (*last, self._files()))
+            yield db
+
+    def _files(self) -> str:
+        """Return names, sizes and times of the ledger's files: a change by anything else shows in them."""
+        found = [(file.name, file.stat()) for file in files_of(self.folder, self.kind)]
+        return json.dumps([(name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in found])
+
+    def _note(self, db: sqlite3.Connection, entry: Line) -> None:
+        number, own = self.write(entry)
+        add_line(db, {**entry, "line": number})
+        db.execute("UPDATE meta SET ledger = ?, hash = ?, files = ?", (number, own, self._files()))
+
+    def _charge(self, db: sqlite3.Connection, release: Release, policy: Policy) -> Spent:
+        """Write a charge, if the budget allows it."""
+        of_cohort, new = self.of_cohort(db, release.data), {**release.cost.fields, "data": release.data.sha256}
         delta = delta_of([*of_cohort, new], policy)
-        before, after = epsilon_of(of_cohort, delta), epsilon_of([*of_cohort, new], delta)
+        before, after = spent_of(of_cohort, delta), spent_of([*of_cohort, new], delta)
         if policy.epsilon and after > policy.epsilon:
             raise SiteError(
                 f"its policy has {policy.line('epsilon')}, and this round would bring what is spent from {before:.3g} "
@@ -120,26 +173,27 @@ class Ledger(Chain):
             )
         spent = {"epsilon-before": before, "epsilon-after": after, "delta": delta, "budget": policy.epsilon}
         about = {"cohort": release.data.cohort, "note": release.data.note}
-        self.write({**self._entry(release, CHARGE), **new, **spent, **about})
+        self._note(db, {**self._entry(release, CHARGE), **new, **spent, **about})
         return Spent(before, after, delta)
 
-    def _unchanged(self, lines: Sequence[Line], release: Release, policy: Policy) -> Spent:
-        of_cohort = self.of_cohort(lines, release.data)
+    def _unchanged(self, db: sqlite3.Connection, release: Release, policy: Policy) -> Spent:
+        of_cohort = self.of_cohort(db, release.data)
         delta = delta_of(of_cohort, policy)
-        total = epsilon_of(of_cohort, delta)
+        total = spent_of(of_cohort, delta)
         return Spent(total, total, delta)
 
-    def of_cohort(self, lines: Sequence[Line], data: DataFile) -> list[Line]:
-        """Return the charges of the people that a data file is about.
+    def of_cohort(self, db: sqlite3.Connection, data: DataFile) -> list[Line]:
+        """Return what was charged to the people that a data file is about, equal steps together.
 
         Raises SiteError if the note of a charged version is missing or changed, since its people are then unknown.
         """
-        files = {name: noted(self.state, name) for name in {line["data"] for line in charges(lines)}}
-        for line in charges(lines):
-            if (note := line.get("note")) and files[line["data"]].note != note:
-                raise SiteError(f"{FOLDER}/data/{line['data']}.json was changed: restore the state directory")
+        notes = db.execute("SELECT DISTINCT data, note FROM spent WHERE run = '' AND silo = ''").fetchall()
+        files = {name: noted(self.state, name) for name in {name for name, _ in notes}}
+        for name, note in notes:
+            if note and files[name].note != note:
+                raise SiteError(f"{FOLDER}/data/{name}.json was changed: restore the state directory")
         versions = cohort_of(data, files)
-        return [line for line in charges(lines) if line["data"] in versions]
+        return [line for line in totals(db) if line["data"] in versions]
 
     def _entry(self, release: Release, kind: str) -> dict[str, Any]:
         run = {"run-id": release.run_id, "run": release.run, "round": release.round}
@@ -147,18 +201,46 @@ class Ledger(Chain):
         return {"time": now, "kind": kind, "silo": release.silo, **run, "message": release.key}
 
 
+def add_line(db: sqlite3.Connection, line: Line) -> None:
+    """Add a line of the ledger to the record, and a charge to the totals of all runs and of its own."""
+    if line["kind"] != CHARGE:
+        db.execute("INSERT OR IGNORE INTO sent VALUES (?, ?)", (line["message"], line["reply"]))
+        return
+    names = ("line", "message", "silo", "run-id", "round", "data", "unit", "units", "rate", "noise", "steps")
+    db.execute(f"INSERT INTO charges VALUES ({', '.join('?' * len(names))})", [line[name] for name in names])
+    kind = line["data"], line.get("note", ""), line["units"], line["rate"], line["noise"], line["steps"]
+    for scope in (("", ""), (line["run-id"], line["silo"])):
+        db.execute(
+            "INSERT INTO spent VALUES (?, ?, ?, ?, ?, ?, ?, ?, 1) ON CONFLICT DO UPDATE "
+            "SET steps = steps + excluded.steps, messages = messages + 1",
+            (*scope, *kind),
+        )
+
+
+def totals(db: sqlite3.Connection, run_id: str = "", silo: str = "") -> list[Line]:
+    """Return what was charged in all runs, or to a silo in one, equal steps of a data file together."""
+    names = ("data", "units", "rate", "noise", "steps", "messages")
+    rows = db.execute(f"SELECT {', '.join(names)} FROM spent WHERE run = ? AND silo = ?", (run_id, silo))
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def spent_of(lines: Iterable[Line], delta: float) -> float:
+    """Return the epsilon of charges together, and at least :data:`LEAST_EPSILON` for each message."""
+    lines = list(lines)
+    count = sum(int(line.get("messages", 1)) for line in lines)
+    return max(epsilon_of(lines, delta), LEAST_EPSILON * count)
+
+
+def paid(db: sqlite3.Connection, release: Release) -> int:
+    """Return how many charges are for this message, these data and this cost."""
+    cost = release.cost.fields
+    same = " AND ".join(f"{name} = ?" for name in ("message", "data", *cost))
+    values = (release.key, release.data.sha256, *cost.values())
+    return int(db.execute(f"SELECT count(*) FROM charges WHERE {same}", values).fetchone()[0])
+
+
 def charges(lines: Iterable[Line]) -> Iterator[Line]:
     return (line for line in lines if line["kind"] == CHARGE)
-
-
-def pays_for(line: Line, release: Release) -> bool:
-    """Return whether a charge is for this message, these data and this cost."""
-    wanted = {**release.cost.fields, "message": release.key, "data": release.data.sha256}
-    return wanted.items() <= line.items()
-
-
-def is_of_run(line: Line, release: Release) -> bool:
-    return (line["run-id"], line["silo"]) == (release.run_id, release.silo)
 
 
 def delta_of(of_cohort: Iterable[Line], policy: Policy) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 from client.site.budget.accounting import epsilon_of
 from client.site.budget.cohort import cohort_of, label, noted
-from client.site.budget.ledger import Ledger, Line, charges, delta_of
+from client.site.budget.ledger import Ledger, Line, charges, delta_of, spent_of
 from client.site.trust.audit import settings_of, verify
 from client.site.trust.chain import read_head
 from client.site.trust.policy import Policy
@@ -36,7 +36,7 @@ def budget_of(state: Path, policy: Policy, lines: Sequence[Line], versions: set[
     runs: dict[tuple[str, str], list[Line]] = {}
     for line in own:
         runs.setdefault((line["run-id"], line["run"]), []).append(line)
-    spent, budget = epsilon_of(own, delta), policy.epsilon or None
+    spent, budget = spent_of(own, delta), policy.epsilon or None
     return {
         "cohort": label(state, versions),
         "unit": "record" if any(line["unit"] == "record" for line in own) else "patient",

@@ -38,6 +38,8 @@ def charge(
     try:
         if not sha256:
             raise SiteError("its data file cannot be read, so no cost can be charged")
+        ledger = Ledger(state)
+        ledger.check_notes(sha256)
         data = data_file(state, sha256, silo, Path(str(node["data"])), read)
         cost = cost_of(run, data)
         if not cost.steps:
@@ -51,7 +53,7 @@ def charge(
             data=data,
             cost=cost,
         )
-        spent = Ledger(state).charge(release, policy, whole(config.get("attended")))
+        spent = ledger.charge(release, policy, whole(config.get("attended")))
     except SiteError as error:
         raise PolicyRefusedError(f"{silo} refuses: {error}") from None
     except OSError as error:

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..record import Record
 from .accounting import epsilon_of
-from .ledger import Ledger, Line, charges
+from .ledger import Line, totals
 
 KEPT = "privacy"  # in a silo's state: noise, rate and steps of each kind of release in this run
 
@@ -29,5 +30,6 @@ def add_cost(plan: Any, numbers: dict[str, Any], ledger: Path | None, run_id: st
 
 
 def in_ledger(state: Path, run_id: str, silo: str) -> Sequence[Line]:
-    """Return the charges of a run."""
-    return [line for line in charges(Ledger(state).lines()) if (line["run-id"], line["silo"]) == (run_id, silo)]
+    """Return the charges of a run, equal steps together."""
+    with Record(state).reading() as db:
+        return totals(db, run_id, silo)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,10 +20,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from forks import ended, fork, in_fork
 
 from client.site.audit_gate import records
+from client.site.budget import ledger as site_ledger
 from client.site.budget.accounting import Cost, cost_of, epsilon_of
 from client.site.budget.cohort import DataFile, data_file, read_by_process
-from client.site.budget.ledger import Ledger, Release
+from client.site.budget.ledger import LEAST_EPSILON, Ledger, Release, spent_of
 from client.site.budget.page import budgets, is_of_records
+from client.site.budget.run_cost import in_ledger
 from client.site.errors import SiteError
 from client.site.trust import chain
 from client.site.trust.policy import Policy, parse_policy
@@ -34,6 +37,7 @@ from server.simulation.engine import flower_identity
 
 COST = Cost("record", 200, 0.1, 1.5, 10, 1e-5)
 NO_BUDGET = Policy()
+ANY_TOTAL = {"data": "a", "units": 200, "rate": 0.1, "noise": 1.5}
 
 
 def write_file(path: Path, rows: Sequence[int], **arrays: Any) -> Path:
@@ -59,7 +63,8 @@ def message(data: DataFile, number: int = 1, run: str = "run-1", **changes: Any)
 def total(state: Path, data: DataFile) -> float:
     """Epsilon that is spent of the people of a data file, at the delta of COST."""
     ledger = Ledger(state)
-    return epsilon_of(ledger.of_cohort(ledger.lines(), data), 1e-5)
+    with ledger.open() as db:
+        return epsilon_of(ledger.of_cohort(db, data), 1e-5)
 
 
 def steps(count: int) -> float:
@@ -203,7 +208,7 @@ def test_a_third_version_links_two_cohorts(tmp_path: Path) -> None:
 
 
 def test_a_ledger_that_was_changed_or_lost_lines_allows_nothing(tmp_path: Path) -> None:
-    for change in ("edited", "shortened", "no files", "no note of the data"):
+    for change in ("edited", "shortened", "no files", "deleted whole", "no note of the data"):
         state = tmp_path / change
         data, ledger = known(state), Ledger(state)
         for number in (1, 2):
@@ -216,10 +221,65 @@ def test_a_ledger_that_was_changed_or_lost_lines_allows_nothing(tmp_path: Path) 
             file.write_text(f"{first}\n")
         elif change == "no files":
             file.unlink()
+        elif change == "deleted whole":
+            file.unlink()
+            (state / "budget" / "head.json").unlink()
         else:
             (state / "budget" / "data" / "a.json").unlink()
         with pytest.raises(SiteError, match="restore the state directory"):
             ledger.charge(message(replace(data, sha256="b"), 3), NO_BUDGET)
+
+
+def test_notes_of_charged_files_without_a_ledger_allow_nothing(tmp_path: Path) -> None:
+    """An earlier version's state directory, whose ledger was deleted; one that has it goes on with what was spent."""
+    ledger = Ledger(tmp_path)
+    ledger.check_notes("a")  # by this version, before it notes the file and its first charge
+    data = known(tmp_path)
+    ledger.check_notes("a")
+    ledger.charge(message(data, 1), NO_BUDGET)
+    (tmp_path / "record.sqlite").unlink()
+    shutil.rmtree(tmp_path / "audit")
+    assert ledger.charge(message(data, 2), NO_BUDGET).after == pytest.approx(steps(20))
+    (tmp_path / "record.sqlite").unlink()
+    shutil.rmtree(tmp_path / "audit")
+    for file in (tmp_path / "budget").glob("*.json*"):
+        file.unlink()
+    with pytest.raises(SiteError, match="the ledger is missing, and budget/data has notes of 1 data files: restore"):
+        ledger.check_notes("a")
+
+
+def test_a_message_reads_no_earlier_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only where something else has changed the files: then they are verified whole, once."""
+    data, ledger, read = known(tmp_path), Ledger(tmp_path), list[int]()
+    ledger.charge(message(data, 1), NO_BUDGET)
+    lines = Ledger.lines
+
+    def noted(self: Ledger) -> Sequence[Any]:
+        read.append(1)
+        return lines(self)
+
+    monkeypatch.setattr(Ledger, "lines", noted)
+    for number in range(2, 5):
+        ledger.charge(message(data, number), NO_BUDGET)
+        ledger.note_reply(message(data, number), "bits", NO_BUDGET)
+    assert in_ledger(tmp_path, "run-1", "clinic") == [{**ANY_TOTAL, "steps": 40, "messages": 4}] and not read
+    (file,) = ledger.folder.glob("*.jsonl")
+    os.utime(file)
+    for number in range(5, 7):
+        assert ledger.charge(message(data, number), NO_BUDGET).after == pytest.approx(steps(10 * number))
+    assert read == [1]
+
+
+def test_a_message_costs_something_whatever_its_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A budget bounds the number of messages, and so the length of the ledger."""
+    assert spent_of([{**COST.fields, "noise": 1e5, "messages": 1000}], 1e-5) == 1000 * LEAST_EPSILON
+    monkeypatch.setattr(site_ledger, "LEAST_EPSILON", 0.1)
+    data, ledger, loud = known(tmp_path), Ledger(tmp_path), replace(COST, noise=1e5)
+    for number in (1, 2):
+        assert ledger.charge(message(data, number, cost=loud), Policy(epsilon=0.25)).after == number * 0.1
+    with pytest.raises(SiteError, match=r"its policy has epsilon = 0\.25, .* from 0\.2 to 0\.3"):
+        ledger.charge(message(data, 3, cost=loud), Policy(epsilon=0.25))
+    assert budgets(tmp_path, NO_BUDGET)[0]["spent"] == 0.2
 
 
 def test_an_older_copy_of_the_state_directory_is_found_by_the_servers_count(tmp_path: Path) -> None:
@@ -256,14 +316,16 @@ def test_each_note_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     first, second, ledger = known(tmp_path, "a"), known(tmp_path, "b", range(30)), Ledger(tmp_path)
     for number in range(6):
         ledger.charge(message((first, second)[number % 2], number), NO_BUDGET)
-    lines, read, seen = ledger.lines(), Path.read_text, list[str]()
+    read, seen = Path.read_text, list[str]()
 
     def counted(path: Path, *args: Any, **options: Any) -> str:
         seen.append(path.name)
         return read(path, *args, **options)
 
-    monkeypatch.setattr(Path, "read_text", counted)
-    assert len(ledger.of_cohort(lines, first)) == 6 and sorted(seen) == ["a.json", "b.json"]
+    with ledger.open() as db:
+        monkeypatch.setattr(Path, "read_text", counted)
+        assert sum(line["messages"] for line in ledger.of_cohort(db, first)) == 6
+        assert sorted(seen) == ["a.json", "b.json"]
 
 
 # --- crashes and other processes --------------------------------------------------------------------------------------
