@@ -14,7 +14,6 @@ A model that differs in one weight is another model.
 from __future__ import annotations
 
 import hashlib
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,8 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from client.session import ClientSession
-from client.site.record import Record
-from client.site.takeover import DISCLOSED
+from client.site.record import Record, disclose
 from client.site.trust.policy import PolicyRefusedError
 from partitions.patients import fewest_changed, patient_digests
 from partitions.site_split import sample_digests
@@ -72,9 +70,8 @@ def claim(session: ClientSession, question: Question) -> None:
         for asked, data, people in db.execute(find, (kind, silo, question.model)):
             check_earlier(session, question, asked, data, people)
         if not of_run:
-            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            row = now, kind, silo, run, question.data, question.model, question.asked, "", "\n".join(question.people)
-            db.execute(DISCLOSED, row)
+            about = {"data": question.data, "model": question.model, "question": question.asked}
+            disclose(db, kind, silo=silo, run=run, people=question.people, **about)
 
 
 def check_earlier(session: ClientSession, question: Question, asked: str, data: str, people: str) -> None:

@@ -13,15 +13,13 @@ all samples has a root mean square of at most 1 / sqrt(p).
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from client.site.record import Record
+from client.site.record import Record, disclose
 from client.site.study.protocol import Study
-from client.site.takeover import DISCLOSED
 from client.site.trust.policy import PolicyRefusedError
 from models.privacy.noise import derived
 from models.standardisation import Array, Columns
@@ -61,5 +59,4 @@ def claim_statistics(mean: Columns, std: Columns, silo: str, state: Any, run_id:
         if before - {own}:
             raise PolicyRefusedError(f"{silo} refuses: the run has standardised tables by other statistics before")
         if not before:
-            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            db.execute(DISCLOSED, (now, "statistics", silo, run, "", "", own, "", ""))
+            disclose(db, "statistics", silo=silo, run=run, question=own)

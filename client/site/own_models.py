@@ -10,13 +10,11 @@ Standard library only, as in trust/policy.py.
 
 import hashlib
 import sqlite3
-import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .record import Record
-from .takeover import DISCLOSED
+from .record import Record, disclose
 
 KIND = "own model"
 Names = tuple[str, frozenset[str]]  # the run's own id, and Flower's numbers
@@ -45,8 +43,7 @@ def claim(state: Any, run: Names, silo: str, data: str, model: str) -> str:
     with Record(Path(str(state))).writing() as db:
         if _models(db, run, silo) - {model}:
             return "its own model leaves once per run, and another one of this run has left"
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        db.execute(DISCLOSED, (now, KIND, silo, run[0], data, model, numbers, "", ""))
+        disclose(db, KIND, silo=silo, run=run[0], data=data, model=model, question=numbers)
     return ""
 
 

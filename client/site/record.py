@@ -22,12 +22,13 @@ import json
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from .errors import SiteError
-from .takeover import PLACE, take_over
+from .takeover import DISCLOSED, PLACE, take_over
 from .trust.audit import Log
 from .trust.chain import sync_folder, write_whole
 
@@ -203,6 +204,13 @@ class Record:
             raise SiteError(f"{FILE} cannot be written or read ({error}): nothing is answered without it") from None
         except sqlite3.Error as error:
             raise SiteError(f"{FILE} is damaged ({error}): restore it from a backup") from None
+
+
+def disclose(db: sqlite3.Connection, kind: str, *, people: Iterable[str] = (), **fields: str) -> None:
+    """Note an answer that is about to leave. ``fields``: silo, run, data, model, question, answer; empty if missing."""
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    names = ("silo", "run", "data", "model", "question", "answer")
+    db.execute(DISCLOSED, (now, kind, *(fields.get(name, "") for name in names), "\n".join(people)))
 
 
 def connect(uri: str) -> sqlite3.Connection:

@@ -3,6 +3,7 @@
     runs-by-day, messages/RUN, studies/NAME/messages, studies/NAME/bytes     counters
     released.json                                                            totals of what left; else the audit log
     own-models, evidence/RUN, statistics/RUN                                 answers that leave once per run
+    released-sums.json, released-surveys.json                                answers that are given again
 
 The files are moved to `STATE_DIR/before-record/` and never read again. One that cannot be read allows nothing.
 
@@ -108,6 +109,13 @@ def _disclosed(db: sqlite3.Connection, state: Path) -> Iterator[str]:
         for own, *silo in _words(file, 2):
             db.execute(DISCLOSED, (now, "statistics", " ".join(silo), file.name, "", "", own, "", ""))
     yield "statistics"
+    for name, kind, asked in (("released-sums.json", "sums", ""), ("released-surveys.json", "survey", "how")):
+        given = json.loads((state / name).read_text(encoding="utf-8")) if (state / name).exists() else []
+        for one in given:
+            people, question = "\n".join(one["samples"]), str(one[asked]) if asked else ""
+            answer = one["answer"] if asked else {key: one[key] for key in one.keys() - {"day", "samples"}}
+            db.execute(DISCLOSED, (now, kind, "", "", "", "", question, json.dumps(answer), people))
+        yield name
 
 
 def _words(file: Path, least: int) -> Iterator[list[str]]:

@@ -1,6 +1,6 @@
 """The memory of a hospital's survey answers: the same question gets the same answer, though a few patients changed.
 
-``released-surveys.json`` in the state directory keeps each answer with the digests of its patients. The same patients
+The record in the state directory keeps each answer with the digests of its patients. The same patients
 get the same answer. Data that differ in fewer than ``min-sum-samples`` patients get the earlier answer, with its day,
 since the difference of two answers would be about those few. Another schema, recipe or policy makes another answer,
 whose bins may differ. At most ``max-surveys`` answers are given in all.
@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from client.site.errors import SiteError
+from client.site.record import Record, disclose
 from client.site.trust.policy import Policy, PolicyRefusedError
-from partitions.common.files import locked, write_atomically
 from partitions.patients import fewest_changed
 from strategies.base.schema.survey import Answer
 
-FILE = "released-surveys.json"
+KIND = "survey"  # of the rows of `disclosed` in the record
 
 
 def remembered(
@@ -32,20 +33,18 @@ def remembered(
     """
     if not state:
         raise PolicyRefusedError(f"{silo} refuses: it has no state-dir to remember what it told in surveys")
-    file = Path(state) / FILE
     try:
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with locked(file.with_suffix(".lock"), "another process of this silo is at its surveys"):
-            given: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+        with Record(Path(state)).writing() as db:
+            rows = db.execute("SELECT question, people, answer FROM disclosed WHERE kind = ?", (KIND,)).fetchall()
+            given = [
+                {"how": asked, "samples": people.split(), "answer": json.loads(text)} for asked, people, text in rows
+            ]
             answer, note, new = _answer(make, Counter(samples), how, policy, silo, given)
             if new:
-                given.append({"how": how, "samples": list(samples), "answer": answer})
-                write_atomically(file, json.dumps(given), mode=0o600)
+                disclose(db, KIND, question=how, answer=json.dumps(answer), people=samples)
             return answer, note
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, PolicyRefusedError):
-            raise
-        why = f"what it told in surveys before cannot be remembered ({FILE}: {type(error).__name__})"
+    except (OSError, SiteError, json.JSONDecodeError) as error:
+        why = f"what it told in surveys before cannot be remembered ({error})"
         raise PolicyRefusedError(f"{silo} refuses: {why}") from None
 
 

@@ -7,7 +7,6 @@ settings that it chose, and how many patients there are.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from tiny import PLAIN, Files, TinyGrid, federate, random_silos
 
 from client.app import app
+from client.site.record import Record
 from client.site.trust import policy as module
 from models.standardisation import column_sums, rounded_sums
 from partitions.npz import write_npz
@@ -150,15 +150,15 @@ def test_the_two_summary_difference(patients: Numbers, tmp_path: Path) -> None:
 def test_what_was_given_outlives_the_process_and_nothing_is_given_where_it_is_lost(
     patients: Numbers, tmp_path: Path
 ) -> None:
-    """The state directory remembers; without one, or with a record that cannot be read, there are no sums."""
+    """The state directory remembers; without one, or where its record is damaged or gone, there are no sums."""
     file, state = write(tmp_path / "own.npz", patients), tmp_path / "state"
     first = summary(file, state)
-    record = state / "released-sums.json"
-    assert record.stat().st_mode & 0o777 == 0o600
-    record.write_text(record.read_text()[:40])
+    assert summary(file, state, seed=2)["sum"] == first["sum"]  # the rounding draws nothing
+    with Record(state).writing() as db:
+        db.execute("UPDATE disclosed SET answer = '{'")
     assert "cannot be remembered" in summary(file, state, seed=2)["sums_withheld"]
-    record.unlink()
-    assert summary(file, state)["sum"] == first["sum"]  # the rounding draws nothing
+    (state / "record.sqlite").unlink()
+    assert "record.sqlite is missing" in summary(file, state)["error"]
     nowhere = summary(file, None, policy=str(loose(tmp_path, "runs-per-day = 0", "max-messages = 0")))
     assert nowhere["sums_withheld"] == "it has no state-dir to remember what it gave"
 
@@ -202,7 +202,8 @@ def test_the_one_sample_silo(tmp_path: Path, n: int) -> None:
     write_npz(file, {**parts, "classes": np.array(2)})
     reply = summary(file, tmp_path / "state")
     assert reply["error"].startswith("clinic refuses: its policy has floor = 10, it has ")
-    assert not (tmp_path / "state" / "released-sums.json").exists()
+    with Record(tmp_path / "state").reading() as db:
+        assert db.execute("SELECT count(*) FROM disclosed").fetchone() == (0,)
 
 
 def test_sums_are_of_enough_samples_only(patients: Numbers, tmp_path: Path) -> None:
@@ -252,9 +253,8 @@ def test_a_patient_of_many_records_is_one_in_the_difference_of_two_versions(tmp_
     assert summary(records(file, x, came), state)["sums_withheld"] == held
     assert summary(records(file, corrected, whose[:600]), state)["sums_withheld"] == held
     assert summary(records(file, x[:600], whose[:600]), state)["sum"] == first["sum"]
-    noted = state / "released-sums.json"
-    given = json.loads(noted.read_text())
-    noted.write_text(json.dumps([{k: v for k, v in one.items() if k != "patients"} for one in given]))  # as 0.2.0 did
+    with Record(state).writing() as db:
+        db.execute("UPDATE disclosed SET answer = json_remove(answer, '$.patients')")  # as 0.2.0 did
     assert summary(records(file, x, came), state)["sums_withheld"] == held
     assert summary(records(file, x[:600] + (whose[:600] < 50)[:, None], whose[:600]), state)["sum"] != first["sum"]
 

@@ -15,13 +15,13 @@ from tiny import TinyGrid, audited
 
 from client.site import audit_gate
 from client.site.budget.page import is_of_records
+from client.site.record import Record
 from client.site.released import read_released
 from client.site.study.accounting import used_up
 from client.site.study.approvals import approve
 from client.site.study.dangers import dangers
 from client.site.trust.policy import Policy
 from client.studies import released_page
-from client.survey.memory import FILE
 from models.survey.columns import MISSING
 from partitions.common.errors import DataError, RunFailedError, UserError
 from partitions.importing.options import ImportOptions
@@ -123,7 +123,8 @@ def test_a_policy_refuses(site: Site, rule: str, line: str) -> None:
     site.policy.write_text(rule)
     with pytest.raises((UserError, RunFailedError), match=line):
         site.ask()
-    assert not (site.folder / "state" / FILE).exists()
+    with Record(site.folder / "state").reading() as db:
+        assert db.execute("SELECT count(*) FROM disclosed").fetchone() == (0,)
 
 
 @pytest.mark.parametrize(
@@ -153,16 +154,15 @@ def test_the_same_data_get_the_same_answer(site: Site) -> None:
     first = site.answer()
     site.rewrite(lambda arrays: None)
     assert site.answer() == first == site.answer()
-    assert len(json.loads((site.folder / "state" / FILE).read_text())) == 1
+    with Record(site.folder / "state").reading() as db:
+        assert db.execute("SELECT count(*) FROM disclosed").fetchone() == (1,)
 
 
 def test_one_patient_more_changes_nothing(site: Site, data: Path) -> None:
     """Differencing: below min-sum-samples changes the answer stays the earlier one, with its day; beyond, a new one."""
     first = site.answer()
-    path = site.folder / "state" / FILE
-    given = json.loads(path.read_text())
-    given[0]["answer"]["day"] = "2026-01-02"
-    path.write_text(json.dumps(given))
+    with Record(site.folder / "state").writing() as db:
+        db.execute("UPDATE disclosed SET answer = json_set(answer, '$.day', '2026-01-02')")
 
     def drop(count: int) -> Callable[[dict[str, np.ndarray]], None]:
         def change(arrays: dict[str, np.ndarray]) -> None:
@@ -212,10 +212,13 @@ def test_other_borders_over_data_that_changed_a_little_are_refused(site: Site) -
 
 def test_a_memory_that_is_damaged_or_missing_tells_nothing(site: Site) -> None:
     site.answer()
-    (site.folder / "state" / FILE).write_text("[{")
+    with Record(site.folder / "state").writing() as db:
+        db.execute("UPDATE disclosed SET answer = '[{'")
     with pytest.raises(RunFailedError, match="cannot be remembered"):
         site.answer()
-    (site.folder / "state" / FILE).unlink()
+    (site.folder / "state" / "record.sqlite").unlink()
+    with pytest.raises((UserError, RunFailedError), match=r"record\.sqlite is missing"):
+        site.answer()
 
     def stateless(grid: TinyGrid) -> None:
         site.policy.write_text(f"{ONLY}runs-per-day = 0\nmax-messages = 0\n")

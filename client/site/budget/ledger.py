@@ -27,8 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SiteError
-from ..record import Record
-from ..takeover import DISCLOSED
+from ..record import Record, disclose
 from ..trust.chain import EVERY, Chain, files_of, read_head
 from ..trust.policy import Policy
 from .accounting import Cost, default_delta, epsilon_of
@@ -96,8 +95,7 @@ class Ledger(Chain):
                     f"state directory (or remove {FOLDER}/data where no run with dp = true was ever answered)"
                 )
             if sha256 not in here:
-                now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-                db.execute(DISCLOSED, (now, NOTED, "", "", sha256, "", "", "", ""))
+                disclose(db, NOTED, data=sha256)
 
     def charge(self, release: Release, policy: Policy, attended: int = 0) -> Spent:
         """Charge a message, unless it was charged before at the same cost.

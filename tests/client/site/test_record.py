@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import shutil
@@ -163,6 +164,8 @@ OLD = {
     "own-models": "abcd run-sum 0000000000000007,0000000000000008 a\n",
     "evidence/7": "first question,None a\n",
     "statistics/7": "sum a\n",
+    "released-sums.json": '[{"day": "2026-01-01", "samples": ["1", "2"], "sum": [3.0], "square_sum": [5.0]}]',
+    "released-surveys.json": '[{"how": "h", "samples": ["1", "2"], "answer": {"day": "2026-01-01", "n": 2}}]',
     "released.json": '{"x": {"from": "2026-01-01T00:00:00Z", "to": "2026-01-02T00:00:00Z", "models": 5, "surveys": 1, '
     '"exact": 1, "bytes": 900, "runs": ["7", "8"], "own_models": 1, "studies": {"heart": 2, "": 3}}}',
 }
@@ -187,6 +190,13 @@ def test_an_old_state_directory_is_taken_over_once(tmp_path: Path) -> None:
         assert used(db, "heart", "a") == {
             "runs": 1, "days": 1, "messages": 1, "rounds": 1, "evaluations": 0, "queries": 0,
         }  # fmt: skip
+        found = db.execute(
+            "SELECT kind, question, answer, people FROM disclosed WHERE kind LIKE 's%y' OR kind = 'sums'"
+        )
+        assert [(kind, asked, json.loads(answer), people) for kind, asked, answer, people in found] == [
+            ("sums", "", {"sum": [3.0], "square_sum": [5.0]}, "1\n2"),
+            ("survey", "h", {"day": "2026-01-01", "n": 2}, "1\n2"),
+        ]
     assert has_left(state, ("other", frozenset({"0000000000000008"})), "a")
     assert read_released(state) == before == {
         "x": {
