@@ -8,8 +8,15 @@
     run.plot_rounds()
     run.model("hospital-03", strategy="apple").predict("new-patients.npz")
 
-Everything else is reached by the command ``silofl`` and by ``flwr run``.
+Everything else is reached by the command ``silofl``, which ``python -m silofl`` is too, and by ``flwr run``.
 """
+
+import sys
+
+if __name__ == "__main__":  # python -m silofl
+    from server.cli.main import main
+
+    sys.exit(main())
 
 from partitions.common.errors import DataError, UserError
 from server.notebook import Model, Plot, Run, load_run

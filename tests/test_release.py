@@ -9,6 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import tomllib
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,6 +26,26 @@ def build(kind: str, source: Path, out: Path) -> Path:
     command = [sys.executable, "-c", BUILD, f"build_{kind}", str(out)]
     made = subprocess.run(command, cwd=source, check=True, capture_output=True, text=True)
     return out / made.stdout.split()[-1]
+
+
+def test_silofl_is_imported_and_run_above_a_clone(tmp_path: Path) -> None:
+    """A clone's folder has the module's name, and Python looks into the folder that it is started in first."""
+    (tmp_path / "silofl").mkdir()
+    source = tmp_path / "silofl"
+    for name in ("pyproject.toml", "silofl.py", "README.md", "LICENSE"):
+        (source / name).write_bytes((ROOT / name).read_bytes())
+    for name in ("models", "strategies", "partitions", "client", "server"):
+        (source / name).symlink_to(ROOT / name)
+    with zipfile.ZipFile(build("editable", source, tmp_path)) as wheel:
+        paths = [wheel.read(name).decode() for name in wheel.namelist() if name.endswith(".pth")]
+    assert paths == [f"{source}\n"]  # a path, and no import of a finder, which is asked after all paths
+    site = f"import site, sys; site.addsitedir({str(tmp_path / 'site')!r}); import silofl; print(silofl.__file__)"
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "silofl.pth").write_text(paths[0])
+    found = subprocess.run([sys.executable, "-c", site], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert found.stdout.strip().endswith("silofl.py")
+    command = [sys.executable, "-m", "silofl", "--version"]
+    assert subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout == f"silofl {VERSION}\n"
 
 
 @pytest.fixture(scope="module")

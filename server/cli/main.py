@@ -28,7 +28,7 @@ def end_at_once() -> NoReturn:
     os._exit(130)
 
 
-IS_PROGRAM = __name__ == "__main__" or os.path.basename(sys.argv[0]) == "silofl"
+IS_PROGRAM = __name__ == "__main__" or os.path.basename(sys.argv[0]) in ("silofl", "silofl.py")
 if IS_PROGRAM and signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, as with nohup
     signal.signal(signal.SIGINT, interrupted)
 
