@@ -165,7 +165,7 @@ def rows_by(source: Source) -> dict[str, list[int]]:
 
     path, recipe = Path(source.name), load_recipe(Path(source.recipe))
     try:
-        header, lines = read_lines(path, recipe.separator, find_encoding(path, recipe.encoding))
+        header, lines = read_lines(path, recipe.separator, find_encoding(path, recipe.encoding, or_utf8=True))
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror or error})") from None
     if source.by not in header:

@@ -10,13 +10,14 @@
 set -eu
 here=$(dirname "$0")
 python=${PYTHON:-python}
-pip() { "$python" -m pip install --quiet --no-deps --only-binary :all: ${WHEELS:+--find-links "$WHEELS"} "$@"; }
+quiet=--quiet; [ ! -t 1 ] || quiet= # on a terminal pip shows its bars
+pip() { "$python" -m pip install $quiet --no-deps --only-binary :all: ${WHEELS:+--find-links "$WHEELS"} "$@"; }
 install() { pip --require-hashes "$@"; }
 
 cpu=$(sed -n 's/^\(torch==[^ ]*\).*/\1/p' "$here/torch-cpu.txt")
 if [ -n "${TORCH_INDEX:-}" ] && ! ls "${WHEELS:-/nowhere}"/torch-*.whl >/dev/null 2>&1; then
     install --index-url "$TORCH_INDEX" --requirement "$here/torch-cpu.txt"
-elif pip --dry-run "$cpu" >/dev/null 2>&1; then
+elif pip --quiet --dry-run "$cpu" >/dev/null 2>&1; then
     install --requirement "$here/torch-cpu.txt"
 else
     install --requirement "$here/torch-cuda.txt"

@@ -77,7 +77,7 @@ def with_subgroups(path: Path, found: Found, options: ImportOptions) -> Found:
     column, limits = parse_column(options.subgroup)
     recipe, take = found.recipe, options.take
     separator, encoding = (recipe.separator, recipe.encoding) if recipe else (take.separator, take.encoding)
-    header, lines = read_lines(path, separator, find_encoding(path, encoding))
+    header, lines = read_lines(path, separator, find_encoding(path, encoding, or_utf8=recipe is not None))
     if column not in header:
         raise unknown_name(f"column of {path}", column, header)
     gaps, comma = recipe.gaps if recipe else (), (recipe.decimal if recipe else take.decimal) == ","
@@ -149,7 +149,10 @@ def read_table(path: Path, recipe: Recipe, as_gaps: bool, *, labelled: bool | No
     ``labelled``: False reads no labels, even where there are label columns. Raises DataError for columns that only the
     recipe or only the csv has.
     """
-    header, lines = read_lines(path, recipe.separator, find_encoding(path, recipe.encoding))
+    encoding = find_encoding(path, recipe.encoding, or_utf8=True)
+    utf8 = encoding == UTF8 and not recipe.encoding.lower().startswith("utf")
+    notes = (f"{path} is UTF-8, where the recipe has {recipe.encoding}: it is read as UTF-8",) * utf8
+    header, lines = read_lines(path, recipe.separator, encoding)
     if len(header) == 1 and len(recipe.columns) > 1:
         raise DataError(
             f"{path} has one column by the recipe's separator {recipe.separator!r}: save it so, or change it there"
@@ -161,7 +164,7 @@ def read_table(path: Path, recipe: Recipe, as_gaps: bool, *, labelled: bool | No
     check_identifiers(lines, recipe.patient)
     columns = tuple(there) if labelled is not False else ()
     found = table_rows(lines, recipe, columns, as_gaps)
-    return replace(found, notes=(*found.notes, *divided_patients(lines, recipe.patient, recipe.label)))
+    return replace(found, notes=(*notes, *found.notes, *divided_patients(lines, recipe.patient, recipe.label)))
 
 
 def check_columns(where: str, header: Sequence[str], recipe: Recipe) -> None:

@@ -70,8 +70,10 @@ def counted(lines: Iterable[list[str]], path: Path) -> Iterator[list[str]]:
         yield cells
 
 
-def find_encoding(path: Path, wanted: str = "") -> str:
+def find_encoding(path: Path, wanted: str = "", *, or_utf8: bool = False) -> str:
     """Return the encoding of a text file: as requested, by its byte order mark, UTF-8, or else Windows-1252.
+
+    ``or_utf8``: a recipe, and not the user, requests it. A file that is evidently UTF-8 is then read as such.
 
     Raises DataError where the file cannot be decoded so, or evidently has another encoding.
     """
@@ -91,8 +93,10 @@ def find_encoding(path: Path, wanted: str = "") -> str:
             raise DataError(f"--encoding is {encoding[:40]!r}, which is none; for example utf-8, cp1252") from None
         except UnicodeError:
             continue
-        if name.startswith(ONE_BYTE):
-            check_not_utf8(path, wanted)
+        if name.startswith(ONE_BYTE) and is_utf8(path, wanted):
+            if or_utf8:
+                return UTF8
+            raise DataError(f"{path} is UTF-8, and --encoding or the recipe says {wanted}: save it so, or change that")
         return encoding
     if wanted:
         raise DataError(f"{path} is no text in {wanted}, as --encoding or the recipe says: save it so, or change that")
@@ -116,10 +120,11 @@ def check_text(path: Path, encoding: str, start: bytes) -> None:
             line += part.count("\n")
 
 
-def check_not_utf8(path: Path, wanted: str) -> None:
-    """Raise DataError where lines are UTF-8, and so would be decoded wrongly in an encoding of one byte per letter.
+def is_utf8(path: Path, wanted: str) -> bool:
+    """Return whether lines are UTF-8, and so would be decoded wrongly in an encoding of one byte per letter.
 
-    Where other lines are not UTF-8, a requested encoding (``wanted``) is accepted: a line may be UTF-8 by chance.
+    Where other lines are not UTF-8, a requested encoding (``wanted``) is accepted: a line may be UTF-8 by
+    chance. Raises DataError for such a file without a requested encoding.
     """
     utf8 = other = 0  # the first line of each kind
     with path.open("rb") as file:
@@ -135,8 +140,7 @@ def check_not_utf8(path: Path, wanted: str) -> None:
             f"{path}: line {utf8} is UTF-8, and line {other} is not: save all of the file in one encoding, or name it "
             "with --encoding"
         )
-    if utf8 and not other:
-        raise DataError(f"{path} is UTF-8, and --encoding or the recipe says {wanted}: save it so, or change that")
+    return bool(utf8 and not other)
 
 
 def find_separator(path: Path, encoding: str) -> str:

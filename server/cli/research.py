@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from client.commands.table import RESEARCH, Command, OneOf, choice, flag, option, pairs, several
 from partitions.common.errors import UserError
+
+if TYPE_CHECKING:
+    from server.results.history import Row
 
 # Each command imports its modules when it runs: importing PyTorch and Flower takes seconds, too long for `--help`.
 
@@ -122,16 +126,36 @@ def simulate(args: argparse.Namespace) -> None:
 
 def print_outcomes(out: Path) -> None:
     """Print one line for each run of a finished study."""
+    from server.results.history import History
     from server.results.reading import read_summary
 
+    history = History(out / "history.csv")
     for run in read_summary(out / "summary.json")["runs"]:
-        print(f"{run['strategy']}-{run['seed']}: {outcome(run)}")
+        rows = history.of(run["strategy"], run["seed"])
+        print(f"{run['strategy']}-{run['seed']}: {outcome(run)}{untrained(run, rows)}")
 
 
 def report(args: argparse.Namespace) -> None:
     from server.report.write import write_report
 
     print(write_report(Path(args.directory)))
+
+
+LEAST_LEARNED = 0.1  # a score that training raises by less is that of an untrained network
+
+
+def untrained(run: Mapping[str, Any], rows: Sequence[Row]) -> str:
+    """Return a note on a run that hardly beats its network before training, or "". ``rows``: its history."""
+    from server.results.summary import values_by_round
+
+    score = run.get("score", "accuracy")
+    first, final = values_by_round(rows, "test", "received", score).get(1), run["final"][f"{score}_mean"]
+    if not first or final is None or final - (start := statistics.fmean(first.values())) >= LEAST_LEARNED:
+        return ""
+    return (
+        f"; hardly better than before training ({start:.4f}): try more rounds or local-epochs, a larger "
+        "learning-rate, or a smaller batch-size"
+    )
 
 
 def outcome(run: dict[str, Any]) -> str:

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from tqdm import tqdm
+
 from client.site.trust.apps import build
 from partitions.common.errors import RunFailedError, UserError
 from partitions.common.files import shared, write_atomically
@@ -263,10 +265,12 @@ class Progress:
         self.tail = Tail(path, path.stat().st_size if path.exists() else 0)
         self.error = ""
         self.round = 0
+        self.bar: tqdm[Any] = tqdm(disable=True)  # of the silos within a round, on a terminal
 
     def read(self) -> None:
         """Print the rounds that were added since the last call."""
         for event in self.tail.events():
+            self.within(event)
             if event["event"] == "round" and event.keys() >= OF_ROUND:
                 self.round = event["round"]
                 print(round_line(event), file=sys.stderr, flush=True)
@@ -276,6 +280,17 @@ class Progress:
                 print(event["message"], file=sys.stderr, flush=True)
             elif event["event"] == "error":
                 self.error = event["message"]
+
+    def within(self, event: Mapping[str, Any]) -> None:
+        """Show how many silos have answered in the round that goes on; every other event takes the bar away."""
+        if event["event"] == "reply":
+            self.bar.update()
+            return
+        self.bar.close()
+        if event["event"] == "begin" and isinstance(event.get("silos"), dict):
+            # disable=None: no bar where stderr is no terminal; delay: none for a short round
+            options: dict[str, Any] = {"file": sys.stderr, "leave": False, "disable": None, "delay": 1, "unit": "silo"}
+            self.bar = tqdm(total=len(event["silos"]), desc=f"round {event.get('number')}", **options)
 
 
 def round_line(event: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,11 @@ from strategies.base.settings import Value
 class InProcessGrid(Grid):
     """Grid of N silos in this process. ``state_path``: the folder of their states (None: memory only).
 
-    ``seconds``: the silos' compute time for the replies to the last pushed messages.
+    ``seconds``: the silos' compute time for the replies to the last pushed messages. ``answered``: called after each
+    reply with the number of replies and of messages.
     """
+
+    answered: Callable[[int, int], None] | None = None
 
     def __init__(
         self, app: ClientApp, silos: int, run_config: Mapping[str, Value], state_path: Path | None = None
@@ -63,7 +66,11 @@ class InProcessGrid(Grid):
             self.sent.pop(i) for i in sorted(message_ids, key=lambda i: int(i.rpartition("-")[2])) if i in self.sent
         ]
         started = time.perf_counter()
-        replies = [self.app(message, self.contexts[message.metadata.dst_node_id]) for message in asked]
+        replies = []
+        for message in asked:
+            replies.append(self.app(message, self.contexts[message.metadata.dst_node_id]))
+            if self.answered is not None:
+                self.answered(len(replies), len(asked))
         self.seconds += time.perf_counter() - started
         return replies
 

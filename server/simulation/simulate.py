@@ -7,7 +7,8 @@ import gc
 import logging
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -227,6 +228,7 @@ def run_one(
 
     state_path = directory.checkpoint(run.run_key) / "silos"
     grid = InProcessGrid(client_app, run.common.silos, run.flat(), state_path)
+    grid.answered = None if bar is None else silos_shown(bar, run.label)
     write_manifest(directory, run)
     with tracked(run, directory, trackers):
         with flower_identity(), frozen():
@@ -240,6 +242,19 @@ def run_one(
         skip(bar, run.common.rounds - (done or 0))
     which = {"strategy": run.common.strategy, "seed": run.common.seed}
     directory.progress("done", **which, out=str(directory.path.resolve()))
+
+
+def silos_shown(bar: tqdm[Any], label: str) -> Callable[[int, int], None]:
+    """Return a function that shows the silos within a round, once a second at most."""
+    shown = time.monotonic()
+
+    def answered(replies: int, asked: int) -> None:
+        nonlocal shown
+        if time.monotonic() - shown > 1:
+            shown = time.monotonic()
+            bar.set_description(f"{label}, silo {replies} of {asked}")
+
+    return answered
 
 
 @contextlib.contextmanager

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import logging
+from logging import WARNING
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from flwr.app import Message, RecordDict
+from flwr.common.logger import log
 
 from server.cli.main import main
 from server.cli.research import outcome
 from server.deploy import submit
 from server.report.study import Study
 from server.report.write import silo_table
-from server.simulation.simulate import simulate
+from server.results.run_directory import RunDirectory
+from server.results.study import study_config
+from server.simulation.engine import InProcessGrid, flower_identity
+from server.simulation.simulate import run_all, silos_shown, simulate
+from strategies.base.run_settings import parse_settings
 
 RUN = {"silos": ["a", "b"], "rounds": 3, "bmcta": 0.75, "reports": "personal"}
 
@@ -23,6 +33,60 @@ def test_a_run_of_an_earlier_version_is_about_its_accuracy() -> None:
     run = {**RUN, "score": "auc", "final": {"round": 2, "auc_mean": 0.25}}
     assert outcome(run).startswith("auc 0.2500, the mean")
     assert outcome({**run, "final": {"round": None, "auc_mean": None}}) == "3 rounds, nothing evaluated"
+
+
+@pytest.mark.parametrize(("rate", "learned"), [("0.00001", False), ("0.5", True)])
+def test_a_run_that_learned_nothing_says_so(
+    rate: str, learned: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [
+        "simulate",
+        "--strategy",
+        "fedavg,local",
+        "--silos",
+        "2",
+        "--rounds",
+        "3",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    settings = ["--set", "model=linear", "partition=iid", f"learning-rate={rate}", "threads=1"]
+    assert main([*command, *settings]) == 0
+    lines = capsys.readouterr().out.splitlines()[:2]
+    assert ["hardly better than before training (0." in line for line in lines] == [not learned] * 2
+
+
+def test_a_studys_warnings_are_one_line_behind_the_bar(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def warn(*_: object) -> None:
+        for number in range(3):
+            log(WARNING, "round %d bounds %s", number, "a")
+        log(WARNING, "another")
+
+    monkeypatch.setattr("server.simulation.simulate.run_one", warn)
+    monkeypatch.setattr("server.simulation.simulate.try_reports", warn_not)
+    values = parse_settings({"rounds": 2, "silos": 2})
+    with RunDirectory.open(tmp_path / "run", study_config([values]), resume=False) as directory:
+        run_all([values], directory, (), quiet=False)
+    errors = capsys.readouterr().err
+    assert errors.endswith("\nnote: round 0 bounds a (and 2 like it); another; the report names all\n")
+    assert errors.count("bounds") == 1 and logging.getLogger("flwr").filters == []
+
+
+def warn_not(*_: object) -> None:
+    """Write no report."""
+
+
+def test_the_bar_shows_the_silos_of_a_long_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, shown = iter(range(100)), list[str]()
+    monkeypatch.setattr("server.simulation.simulate.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    grid = InProcessGrid(cast(Any, lambda message, context: message), 2, {})
+    grid.answered = silos_shown(cast(Any, SimpleNamespace(set_description=shown.append)), "fedavg-1")
+    with flower_identity():
+        messages = [Message(RecordDict(), dst_node_id=i, message_type="train") for i in (1, 2, 1)]
+        assert len(list(grid.send_and_receive(messages))) == 3
+    assert shown == ["fedavg-1, silo 2 of 3"]
 
 
 def test_a_federations_run_ends_as_a_simulation_does(
