@@ -467,12 +467,16 @@ def test_a_named_encoding_is_believed_where_a_line_is_utf8_by_chance(tmp_path, e
     import_source(tmp_path / "t.csv", tmp_path / "again.npz", ImportOptions(recipe=recipe))
 
 
-def test_utf8_is_not_read_by_a_recipe_of_another_encoding(tmp_path):
+def test_utf8_beside_a_recipe_of_another_encoding_is_read_as_utf8_with_a_note(tmp_path):
     (tmp_path / "t.csv").write_bytes(visits(cells(VALUE, "süß", "früh")).encode("cp1252"))
     options = ImportOptions(label="Befund", take=Take(patient="PatNr"))
     made = import_source(tmp_path / "t.csv", tmp_path / "ours.npz", options)
     (tmp_path / "new.csv").write_text(visits(cells(VALUE, "süß", "früh")))
-    refused(tmp_path / "new.csv", "is UTF-8, and --encoding or the recipe says cp1252: save it so", recipe=made.recipe)
+    again = import_source(tmp_path / "new.csv", tmp_path / "again.npz", ImportOptions(recipe=made.recipe))
+    assert "is UTF-8, where the recipe has cp1252: it is read as UTF-8" in again.notes[0]
+    assert (again.data.train.x == made.data.train.x).all() and made.recipe is not None
+    assert again.recipe is not None and again.recipe.columns == made.recipe.columns
+    refused(tmp_path / "new.csv", "is UTF-8, and --encoding", label="Befund", take=Take(encoding="cp1252"))
 
 
 def test_the_command_has_all_of_it(tmp_path, capsys):

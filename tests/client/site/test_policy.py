@@ -18,6 +18,7 @@ from client.policies import policy_at, policy_page
 from client.site.messages import count_message
 from client.site.runtime.doctor import policy_check
 from client.site.trust import policy as site_policy
+from client.site.trust.bundle import POLICY_ASKED
 from client.site.trust.message_rules import method_faults, run_faults, setting_faults
 from client.site.trust.methods import METHODS, SETTINGS
 from client.site.trust.policy import (
@@ -29,6 +30,8 @@ from client.site.trust.policy import (
     read_policy,
     rules,
 )
+from client.studies import place_of
+from server.cli.main import main
 from strategies import strategies
 from strategies.base.declarations import bounded_settings, method_table, method_table_text
 from strategies.base.run_settings import defaults, owners
@@ -391,3 +394,34 @@ def test_the_policy_needs_nothing_but_the_standard_library() -> None:
 def test_its_metrics_are_those_that_there_are() -> None:
     """The process at the hospital imports nothing of the app's, so the list stands there a second time."""
     assert models.tasks.all_metrics() == site_policy.METRICS
+
+
+# ---- Which policy is printed -----------------------------------------------------------------------------------------
+
+
+def test_policy_and_budget_find_the_silo_that_joined_from_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `silofl audit` does; and it says so where there is none, or more than one."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    for name in ("SILOFL_NAME", "SILOFL_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+
+    def printed(*command: str) -> str:
+        code = main(command)
+        out, err = capsys.readouterr()
+        return out if code == 0 else err
+
+    assert printed("policy").startswith("silofl's defaults, for no silo has joined from this machine:\n")
+    north = tmp_path / "silofl-site" / "north"
+    (north / "state").mkdir(parents=True)
+    (north / "policy.toml").write_text("peers = true\n")
+    assert printed("policy").startswith(f"{north}/policy.toml:\n")
+    asked = tmp_path / "ours.toml"
+    asked.write_text("max-rounds = 7\n")
+    (north / POLICY_ASKED).write_text(str(asked))
+    assert printed("policy").startswith(f"{asked}:\n") and place_of(None).policy.max_rounds == 7
+    assert printed("budget").startswith("north: ")
+    (tmp_path / "silofl-site" / "south" / "state").mkdir(parents=True)
+    for command in ("policy", "budget", "audit"):
+        assert "of silos that joined from this machine, these have: north, south" in printed(command)
