@@ -101,7 +101,7 @@ def become(request: dict[str, object], descriptors: Sequence[int]) -> None:
         for number, descriptor in enumerate(descriptors):
             os.dup2(descriptor, number)
         for number, name in ((1, "stdout"), (2, "stderr")):  # the old ones may believe to be files that can be rewound
-            setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115
+            setattr(sys, name, open(number, "w", -1 if number == 1 else 1, encoding="utf-8", closefd=False))  # noqa: SIM115
         os.chdir(str(request["folder"]))
         os.environ.clear()
         os.environ.update(request["environment"])  # type: ignore[call-overload]
