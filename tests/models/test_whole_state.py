@@ -139,7 +139,7 @@ pair = wrapped(lambda n, h, x: (h(x), x))
 
 @pytest.fixture(autouse=True)
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "kept_state.py").write_text(SOURCE)
+    (tmp_path / "kept_state").with_suffix(".py").write_text(SOURCE)
     monkeypatch.syspath_prepend(tmp_path)
 
 
