@@ -8,7 +8,6 @@ the silo's log.
 
 from __future__ import annotations
 
-import errno
 import logging
 import re
 import traceback
@@ -19,28 +18,19 @@ from flwr.common import log
 
 from client.site.errors import SiteError
 from partitions.common.errors import DataError, RunFailedError, UserError
+from partitions.common.memory import is_out_of_memory
 
 ROOT = Path(__file__).resolve().parents[1]
 FAULT = "a fault of the program"  # its name in the log and in the server's line
 OURS = ("client", "models", "partitions", "server", "strategies")  # folders of ROOT
 
 
-# Memory that ran out, in the words of PyTorch, CUDA and NumPy. Python and NumPy also raise MemoryError.
-NO_ROOM = r"(?:can't|unable to|cannot|failed to) (?:m?map|allocate)|(?:out of|not enough) memory|ALLOC_FAILED"
-ALLOCATION = re.compile(NO_ROOM, re.IGNORECASE)
 ASKED = re.compile(r"allocate ([\d.]+ ?[KMGT]?i?B|\d+ bytes)")
 
 
 def is_users(error: BaseException) -> bool:
     """Return whether the user can fix the error: one line, exit code 2."""
     return isinstance(error, UserError | DataError | SiteError | OSError) or is_out_of_memory(error)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error says that memory ran out, of the machine, of its container, or of a GPU."""
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(ALLOCATION.search(str(error))))
 
 
 def line_of(error: BaseException, batch_size: int | None = None) -> str:

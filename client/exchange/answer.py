@@ -12,7 +12,7 @@ from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 
-from client.faults import is_out_of_memory, line_of, report
+from client.faults import line_of, report
 from client.progress import note_failure
 from client.session import ClientSession
 from client.site.audit_gate import (
@@ -29,6 +29,7 @@ from client.site.messages import charge_message, check_message
 from models.threads import use_threads
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import is_full, keep_private
+from partitions.common.memory import is_out_of_memory
 from partitions.units import describe_units
 from strategies.base.run_settings import RunSettings, parse_settings
 

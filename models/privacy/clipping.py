@@ -39,6 +39,7 @@ from models.tasks.regression import square_loss
 from models.tasks.segmentation import segmentation_loss
 from models.training import Loss, OnFeatures, own_gradient, seed_torch
 from partitions.common.errors import UserError
+from partitions.common.memory import is_out_of_memory
 
 MIXING = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 TRIED, TOLERANCE = 3, 1e-3  # records of the trial, and the relative error that rounding explains
@@ -95,9 +96,9 @@ class Clipping:
                 else:
                     for part in torch.split(torch.cat(same), most // k * k):
                         value += self._chunk(rows(x, part), y[part], loss, network, total, k)[0]
-        except (MemoryError, torch.OutOfMemoryError):
-            raise
         except Exception as error:  # of a record: an error reply would disclose it
+            if is_out_of_memory(error):
+                raise
             log(WARNING, "a batch of private gradients failed with %s: %s", type(error).__name__, error)
             return None
         # The one condition of all ways; a comparison with nan is false.

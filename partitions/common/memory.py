@@ -1,8 +1,10 @@
-"""Free memory of the machine, or of the container or batch job where that is less (cgroup v1 and v2).
+"""Free memory of the machine, or of the container or batch job where that is less (cgroup v1 and v2); and its end.
 
 Standard library only, and no module of ours: client/site/memory.py loads this file by its path.
 """
 
+import errno
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +15,16 @@ NAMES = (
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ("memory.max", "memory.current", "inactive_file"),
 )
+# Memory that ran out, in the words of PyTorch and CUDA. Python and NumPy raise MemoryError.
+NO_ROOM = r"(?:can't|unable to|cannot|failed to) (?:m?map|allocate)|(?:out of|not enough) memory|ALLOC_FAILED"
+ALLOCATION = re.compile(NO_ROOM, re.IGNORECASE)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that memory ran out, of the machine, of its container, or of a GPU."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(ALLOCATION.search(str(error))))
 
 
 def available(root: Path = Path("/")) -> int:

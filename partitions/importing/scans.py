@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from PIL import Image
 
 from partitions.common.errors import DataError
+from partitions.common.memory import is_out_of_memory
 from partitions.common.sizes import TooLargeError
 from partitions.recipes.cells import identifier
 from partitions.recipes.reading import Acquisition, ReadOptions
@@ -140,6 +141,8 @@ def redacted_errors(where: str, kind: str, hint: str = "") -> Iterator[None]:
     except (ScanError, TooLargeError) as error:
         raise DataError(f"{where}: {error}") from None
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         raise DataError(f"{where}: its file cannot be read as {kind} ({type(error).__name__}){hint}") from None
     finally:
         for logger, level in zip(loggers, levels, strict=True):

@@ -27,6 +27,7 @@ from client.prediction.predict import uncertainty
 from client.tables.new_samples import combat_notes, recipe_of
 from models.flat import FlatModel
 from partitions.common.errors import DataError, UserError
+from partitions.common.memory import is_out_of_memory
 from partitions.recipes.pictures import AnyRecipe, PictureRecipe, load_any
 from partitions.recipes.recipe import Recipe
 from server.watch.access import Guard, Token
@@ -83,6 +84,9 @@ def application(card: dict[str, Any], net: FlatModel, recipe: AnyRecipe, token: 
         except ClientDisconnect:
             return fault("the request was cut short", 400)
         except Exception as error:  # its text may contain a patient's value, so only the type is printed
+            if is_out_of_memory(error):
+                print("out of memory: a request is not answered", file=sys.stderr, flush=True)
+                return fault("out of memory: send less at once", 503)
             print(f"a fault of silofl: {type(error).__name__}; please report it", file=sys.stderr, flush=True)
             return fault("a fault of silofl; the request is not answered", 500)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,22 @@ def test_what_cannot_go_together_goes_one_by_one() -> None:
     total, _ = clipping.total(x, y, F.cross_entropy, None, None)
     assert list(clipping.tried.values()) == [False]
     assert torch.allclose(total, by_hand(model, x, y, 0.1), atol=1e-7)
+
+
+@pytest.mark.parametrize("text", ["DefaultCPUAllocator: can't allocate memory", "CUDA out of memory"])
+def test_memory_that_ran_out_is_no_fault_of_a_record(text: str) -> None:
+    """The batch would be skipped without a word; any other error is kept here, for it may be a record's."""
+    model, x, y = FlatModel(Twice()), torch.randn(4, 5), torch.tensor([0, 1, 2, 0])
+
+    def failing(error: str) -> Callable[..., Tensor]:
+        def loss(*_: Tensor) -> Tensor:
+            raise RuntimeError(error)
+
+        return loss
+
+    assert not Clipping(model, 0.1).total(x, y, failing("record 3"), None, None)[0].any()
+    with pytest.raises(RuntimeError, match=text):
+        Clipping(model, 0.1).total(x, y, failing(text), None, None)
 
 
 def test_each_loss_has_a_trial_of_its_own() -> None:

@@ -135,6 +135,16 @@ def test_a_fault_tells_nothing_of_the_patient(served: Any, monkeypatch: Any, cap
     assert out == "" and err == "a fault of silofl: RuntimeError; please report it\n"
 
 
+def test_memory_that_ran_out_is_no_fault(served: Any, monkeypatch: Any, capsys: Any) -> None:
+    def too_large(*_: Any) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 81 bytes")
+
+    monkeypatch.setattr("server.serving.predictions.predict_rows", too_large)
+    answer = ask(served, {"rows": [OLD]})
+    assert (answer.status_code, answer.json()) == (503, {"error": "out of memory: send less at once"})
+    assert capsys.readouterr() == ("", "out of memory: a request is not answered\n")
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [

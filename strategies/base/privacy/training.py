@@ -35,6 +35,7 @@ from models.privacy.clipping import Clipping
 from models.privacy.layers import is_trained
 from models.privacy.noise import derived, digest_of, noised, poisson_sample, seed
 from models.training import Loss, OnFeatures, seed_torch
+from partitions.common.memory import is_out_of_memory
 from strategies.base.privacy.plan import Plan, Sampling
 from strategies.base.state import State
 
@@ -159,9 +160,9 @@ def quietly(privacy: PrivateTraining | None, otherwise: T, work: Callable[..., T
         return work(*given)
     try:
         return work(*given)
-    except (MemoryError, torch.OutOfMemoryError):
-        raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         log(WARNING, "%s failed, which stays here: %s: %s", work.__name__, type(error).__name__, error)
         return otherwise
 
