@@ -20,15 +20,17 @@ TASKS: dict[str, type[Task]] = {
 
 MULTICLASS = Task()
 
-# Ranges of metrics; all others lie in 0..1.
+FARTHEST = 1e100  # farther than float32 predictions can be from a label, squared; means and variances stay finite
+
+# Ranges of metrics; all others lie in 0..1. Only a loss, which enters no mean over silos, may overflow.
 RANGES = {
     "loss": (-math.inf, math.inf),
-    "mae": (0.0, math.inf),
-    "rmse": (0.0, math.inf),
-    "r2": (-math.inf, 1.0),
+    "mae": (0.0, FARTHEST),
+    "rmse": (0.0, FARTHEST),
+    "r2": (-FARTHEST, 1.0),
     "kappa": (-1.0, 1.0),
-    "score_low": (-math.inf, 1.0),
-    "score_high": (-math.inf, 1.0),
+    "score_low": (-FARTHEST, 1.0),
+    "score_high": (-FARTHEST, 1.0),
 }
 
 

@@ -63,6 +63,8 @@ METRICS: dict[str, tuple[Spoil, str]] = {
     "a list": (metric("received.test.accuracy", [0.5]), r"the metric 'received.test.accuracy' is [0.5]"),
     "above one": (metric("personal.test.accuracy", 1000.0), "the metric 'personal.test.accuracy' is 1000.0"),
     "infinite": (metric("personal.val.auc", math.inf), "the metric 'personal.val.auc' is inf"),
+    "a score that no mean survives": (metric("personal.val.r2", -1e308), "the metric 'personal.val.r2' is -1e+308"),
+    "an error without end": (metric("personal.test.rmse", math.inf), "the metric 'personal.test.rmse' is inf"),
     "negative": (metric("received.val.macro_f1", -0.5), "the metric 'received.val.macro_f1' is -0.5"),
     "no time": (metric("seconds.train", math.nan), "the metric 'seconds.train' is nan"),
     "no numbers": (no_numbers, "the reply carries no metrics"),
