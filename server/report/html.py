@@ -28,16 +28,14 @@ def percent(value: float, digits: int = 1) -> str:
     return "–" if math.isnan(value) else f"{100 * value:.{digits}f}"
 
 
-def points(value: float) -> str:
-    """Return a difference of scores in percentage points with its sign; ``–`` if unknown."""
-    return "–" if math.isnan(value) else signed(value)
+def points(value: float, digits: int = 1) -> str:
+    """Return a difference of scores in percentage points with its sign: a tiny loss is ``−0.0``, no loss ``0.0``.
 
-
-def signed(difference: float, digits: int = 1) -> str:
-    """Return a difference in points with its sign: a tiny loss is ``−0.0``, no loss ``0.0``."""
-    if abs(difference) < EXACT:
-        return f"{0:.{digits}f}"
-    return f"{100 * difference:+.{digits}f}".replace("-", "−")
+    ``–`` if unknown.
+    """
+    if math.isnan(value):
+        return "–"
+    return f"{0:.{digits}f}" if abs(value) < EXACT else f"{100 * value:+.{digits}f}".replace("-", "−")
 
 
 def number(value: float, digits: int) -> str:
@@ -95,7 +93,7 @@ def between(gain: Gain, digits: int = 1) -> str:
     """Return the ends of a gain's interval; empty if unknown."""
     if math.isnan(gain.interval[0]):
         return ""
-    low, high = (signed(v, digits) for v in gain.interval)
+    low, high = (points(v, digits) for v in gain.interval)
     return f"{low} to {high}"
 
 

@@ -16,17 +16,18 @@ from partitions.common.columns import columns
 from partitions.common.files import write_atomically
 from partitions.manifest import describe
 from partitions.simulated import divide
-from server.report.html import between
+from server.report.html import between, number, percent, points
 from server.report.methods import spelled
 from server.report.page import page
 from server.report.participation import rounds_missed, seldom
-from server.report.scores import EXACT
 from server.report.sections.survey import write_survey_page
 from server.report.study import Study
 from server.report.verdict import verdict
 from server.results.run_directory import RunDirectory
 from server.results.survey.files import JSON as SURVEY_JSON
 from strategies.base.run_settings import RunSettings
+
+TERMINAL = str.maketrans("–−", "--")
 
 
 def write_manifest(directory: RunDirectory, settings: RunSettings) -> None:
@@ -67,15 +68,15 @@ def silo_table(study: Study) -> str:
     for silo in study.silos:
         cells = [study.score(m, silo) for m in methods]
         n_test = max((c.n_test for c in cells), default=0)
-        rows.append([silo, str(n_test), *(_percent(c.mean, c.spread) for c in cells)])
-    rows.append(["mean", "", *(_percent(*study.final(m, f"{study.task.score}_mean")) for m in methods)])
+        rows.append([silo, str(n_test), *(percent_of(c.mean, c.spread) for c in cells)])
+    rows.append(["mean", "", *(percent_of(*study.final(m, f"{study.task.score}_mean")) for m in methods)])
     if best and base:
         gains = [study.gain(best, base, s).mean for s in study.silos] + [study.mean_gain(best, base).mean]
-        rows = [[*row, text] for row, text in zip(rows, [f"{spelled(best)} gains", *map(_points, gains)], strict=True)]
+        rows = [[*row, text] for row, text in zip(rows, [f"{spelled(best)} gains", *map(points, gains)], strict=True)]
     if study.ranks:
-        ranks = ["-" if math.isnan(study.ranks[m]) else f"{study.ranks[m]:.2f}" for m in methods]
+        ranks = [number(study.ranks[m], 2) for m in methods]
         rows.append(["mean rank", "", *ranks, *([""] if best and base else [])])
-    text = columns(rows)
+    text = columns([[name, *(cell.translate(TERMINAL) for cell in cells)] for name, *cells in rows])
     rule = "-" * max(len(line) for line in text)
     silos = 1 + len(study.silos)
     gain = [gain_line(study, best, base)] if best and base and any(study.counts(best, base)) else []
@@ -91,16 +92,8 @@ def gain_line(study: Study, best: str, base: str) -> str:
     """Return the mean gain, with the decision of the report's headline."""
     found = verdict(study, best, base)
     why = f"95 % interval {between(found.gain)}" if found.shown else f"not yet certain: {found.why}"
-    return f"{spelled(best)} against {spelled(base)}: {_points(found.gain.mean)} points, {why}".replace("−", "-")
+    return f"{spelled(best)} against {spelled(base)}: {points(found.gain.mean)} points, {why}".translate(TERMINAL)
 
 
-def _percent(mean: float, deviation: float) -> str:
-    if math.isnan(mean):
-        return "-"
-    return f"{100 * mean:.1f}" + ("" if math.isnan(deviation) else f" ±{100 * deviation:.1f}")
-
-
-def _points(value: float) -> str:
-    if math.isnan(value):
-        return "-"
-    return "0.0" if abs(value) < EXACT else f"{100 * value:+.1f}"
+def percent_of(mean: float, deviation: float) -> str:
+    return percent(mean) + ("" if math.isnan(deviation) else f" ±{percent(deviation)}")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from server.report.charts.canvas import INK, LOWEST, MUTED, Canvas, Style, chart, clipped, drawn, percent_axis, styles
-from server.report.html import signed
+from server.report.html import points
 from server.report.methods import alone, spelled
 from server.report.participation import MARK, seldom
 from server.report.study import Gain, Score, Study
@@ -96,7 +96,7 @@ def _mark(style: Style) -> dict[str, Any]:
 def _write_gain(a: Any, row: int, gain: Gain) -> None:
     """Write a silo's gain at the right of its row."""
     a.annotate(
-        "–" if math.isnan(gain.mean) else signed(gain.mean),
+        points(gain.mean),
         (1, row),
         (46, 0),
         xycoords=("axes fraction", "data"),
@@ -151,7 +151,7 @@ def compared(study: Study, width: float) -> str:
             a.plot(total.interval, [row - 0.12] * 2, color=look[method].colour, linewidth=2.5)
         a.plot(total.mean, row - 0.12, look[method].marker, color=look[method].colour, markersize=8)
         a.annotate(
-            signed(total.mean),
+            points(total.mean),
             (1, row - 0.12),
             (54, 0),
             va="center",

@@ -108,6 +108,26 @@ def test_an_interval_that_is_not_certain_stands_in_the_headline(tmp_path: Path) 
     assert "About 14 hospitals like these would settle it, if average and spread stay as they are; more seeds" in text
 
 
+def test_seeds_that_disagree_are_visible(tmp_path: Path) -> None:
+    """The interval holds for these seeds; from three on the page has how far their averages lie apart."""
+    apple = [tuple(0.5 + 0.05 * seed + 0.01 * k for k in range(6)) for seed in (1, 2, 3)]
+    path = compared(tmp_path / "run", [(0.5,) * 6] * 3, apple, seeds=(1, 2, 3), counts=SIX)
+    text = checked(path).text
+    assert "3 seeds were run, with averages from +7.5 to +17.5." in text
+    expected = stats.ttest_1samp([0.1 + 0.01 * k for k in range(6)], 0).confidence_interval(0.95)
+    assert Study(path).mean_gain("apple", "local").interval == pytest.approx(tuple(expected))
+
+
+def test_the_page_names_one_worst_hospital(tmp_path: Path) -> None:
+    """h1 is the worst with APPLE, h2 the worst alone; the lowest of single seeds is another's, h3's."""
+    local, apple = [(0.6, 0.2, 0.7)] * 2, [(0.5, 0.6, 0.45), (0.5, 0.6, 0.8)]
+    counts = {f"h{k}": 100 for k in range(1, 4)}
+    path = compared(tmp_path / "run", local, apple, seeds=(1, 2), counts=counts)
+    text = checked(path).text
+    assert re.findall("worst hospital, (h.), reaches (.*?) %.? .(.*?) %", text) == [("h1", "50.0", "60.0")]
+    assert "50.0h1" in text and "20.0h2" in text  # in the table of methods, each method's own
+
+
 def test_the_mean_holds_the_truth_as_often_as_it_says_and_sees_a_gain() -> None:
     """Six hospitals of 40 patients. Without a gain 95 of 100 intervals hold zero. Of a gain of 10 points with three
     seeds half are seen: patients that were added to the spread once more left few.
