@@ -6,9 +6,10 @@ that it was computed from, the model's digest, and the question: statistics, col
 * The same question again has the same answer.
 * Another question about the same model and data is refused: the two answers together would give more than each.
 * Data that differ in fewer than ``min-sum-samples`` patients are refused, too: the difference would be about those few.
-* A run has answers about one model only. Another model of the same data needs another run (``runs-per-day``).
+* A run has evidence of one model only. Another model of the same data needs another run (``runs-per-day``).
 
-A model that differs in one weight is another model.
+Metrics have no question: they are of all samples of a part, and the policy alone says which leave and over how many. So
+they are withheld only where the data differ in a few patients. A model that differs in one weight is another model.
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ from pathlib import Path
 
 import numpy as np
 
+from client.local_data import is_own_file
 from client.session import ClientSession
+from client.site.audit_gate import cohort_of
 from client.site.record import Record, disclose
 from client.site.trust.policy import PolicyRefusedError
+from models.privacy.noise import digest_of
 from partitions.patients import fewest_changed, patient_digests
 from partitions.site_split import sample_digests
 from partitions.splits import Split
@@ -50,6 +54,33 @@ def people_of(part: Split) -> list[str]:
     if part.patient is not None and len(digests):
         digests = patient_digests(digests, part.patient)[np.unique(part.patient, return_index=True)[1]]
     return sorted(f"{digest:016x}" for digest in digests.tolist())
+
+
+def may_measure(session: ClientSession) -> bool:
+    """Note that metrics of the message's model are about to leave; return whether they may. Raises SiteError.
+
+    They may not if metrics of this model have left from data that differ in fewer than ``min-sum-samples`` patients.
+    """
+    context, policy, silo = session.context, session.policy, session.name
+    state, data = context.node_config.get("state-dir"), cohort_of(context.node_config)
+    if not is_own_file(context) or policy.public or not state:
+        return True
+    found = digest_of(session.parameters)
+    model = hashlib.sha256(found + session.input_digest().encode()).hexdigest()
+    with Record(Path(str(state))).writing() as db:
+        find = "SELECT DISTINCT data FROM disclosed WHERE kind = 'metrics' AND silo = ? AND model = ?"
+        before = {sha256 for (sha256,) in db.execute(find, (silo, model))}
+        if data in before:
+            return True
+        find = "SELECT people FROM disclosed WHERE kind = 'people' AND silo = ? AND model = '' AND data = ?"
+        if db.execute(find, (silo, data)).fetchone() is None:
+            parts = (session.data.train, session.data.val, session.data.test)
+            disclose(db, "people", silo=silo, data=data, people=[one for part in parts for one in people_of(part)])
+        people = {one: Counter(db.execute(find, (silo, one)).fetchone()[0].split()) for one in (data, *sorted(before))}
+        if any(0 < fewest_changed(people[data], people[one]) < policy.min_sum_samples for one in before):
+            return False
+        disclose(db, "metrics", silo=silo, data=data, model=model)
+    return True
 
 
 def claim(session: ClientSession, question: Question) -> None:

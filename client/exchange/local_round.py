@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,10 +11,11 @@ from flwr.app import Message, RecordDict
 from torch import Tensor
 
 from client.egress import release
+from client.exchange.disclosure import may_measure
 from client.progress import OwnProgress
 from client.session import ClientSession
 from strategies.base.client import SiloClient
-from strategies.base.schema.reporting import SPLITS
+from strategies.base.schema.reporting import SECONDS, SPLITS
 
 Result = tuple[Sequence[Tensor], dict[str, Any]]  # the vectors to send, and the metrics
 Work = Callable[[ClientSession, SiloClient], Result]
@@ -29,7 +31,10 @@ def local_round(work: Work) -> Callable[[Message, ClientSession], RecordDict]:
         progress.begins()
         vectors, metrics = work(session, client)
         counts = {split: getattr(session.used_data, split).people for split in SPLITS}
-        sent = release(client, vectors, metrics, counts, min_samples=session.min_samples, policy=session.policy)
+        least = session.min_samples
+        if least < math.inf and any("." in name for name in metrics.keys() - {*SECONDS}) and not may_measure(session):
+            least = math.inf
+        sent = release(client, vectors, metrics, counts, min_samples=least, policy=session.policy)
         progress.ends(client.round, metrics, sent)
         return sent
 

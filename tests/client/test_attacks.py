@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from tiny import PLAIN, Files, TinyGrid, federate, random_silos
+from tiny import PLAIN, Files, TinyGrid, federate, random_silos, rows_of, write_silo
 
 from client.app import app
 from client.site.record import Record
@@ -373,3 +373,28 @@ def test_the_federation_goes_on_with_the_others_sums(four: Files, tmp_path: Path
         scale = State.load(kept).numbers["model"]["normalisation"]
         assert scale["mean"] == pytest.approx(expected.mean(0), abs=1e-6)
         assert scale["std"] == pytest.approx(expected.std(0), abs=1e-6)
+
+
+# ---- The two-version difference of metrics ---------------------------------------------------------------------------
+
+
+def test_metrics_of_one_model_before_and_after_a_patient_came(tmp_path: Path) -> None:
+    """The initial model of a seed is the same in every run: its losses on two files would give one patient's loss."""
+    files, policy = random_silos(tmp_path, {"a": 60, "b": 60, "c": 60}), loose(tmp_path, "min-silos = 1")
+    x, y = rows_of(files["a"])
+
+    def losses(rows: int) -> dict[int, float]:
+        def prepare(grid: TinyGrid) -> None:
+            for context in grid.contexts.values():
+                context.run_id = rows
+
+        write_silo(files["a"], x[:rows].tolist(), y[:rows].tolist(), 3)
+        given: dict[str, Any] = {"strategy": "fedavg", "rounds": 1, "prepare": prepare, "policy": str(policy)}
+        run = federate(files, state_dir=tmp_path / "state", **given)
+        assert len(run.values("loss", "b", "received")) == 2
+        wanted = ("a", "test", "received", "loss")
+        return {r.round: r.value for r in run.rows if (r.silo, r.split, r.snapshot, r.metric) == wanted}
+
+    first, one_less = losses(60), losses(59)
+    assert set(first) == {1, 2} and set(one_less) == {2}  # round 2 has another model
+    assert losses(60)[1] == first[1]  # the same question has the same answer
