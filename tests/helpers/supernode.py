@@ -146,6 +146,7 @@ class Silo:
         run_config: dict[str, Any] | None = None,
         kind: str = "train",
         run_id: int = 0,
+        **named: str,
     ) -> int:
         """Store a message for the app as a SuperNode does; its task. Each is of a run of its own, if none is named."""
         self.messages += 1
@@ -153,6 +154,7 @@ class Silo:
         run = Run.create_empty(run_id)
         run.fab_id, run.fab_version = get_metadata_from_config(get_fab_config(fab.content))
         run.fab_hash, run.series_id = fab.hash_str, run_id
+        vars(run).update(named)  # `fab_id`, `fab_version`: the server's word
         self.state.store_run(run)
         self.state.store_fab(fab)
         self.state.set_run_series_context(

@@ -7,6 +7,7 @@ import importlib.metadata
 import io
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -321,6 +322,25 @@ def test_an_app_that_is_not_pinned_is_refused_before_import(silo: Silo, start: s
     assert not (silo.marks / "imported-bad").exists()
     unpacked = list((silo.folder / "flower" / "apps").iterdir())
     assert [path.name.split(".")[-1] for path in unpacked] == [good.hash_str[:8]]
+
+
+@pytest.mark.parametrize("start", ["warm", "cold"])
+@pytest.mark.parametrize("field", ["fab_version", "fab_id"])
+def test_no_other_folder_than_the_checked_one_is_imported(silo: Silo, start: str, field: str, shared: Path) -> None:
+    """The pins check bytes; Flower imports from a folder whose name it makes of what the server says."""
+    good = silo.app("good")
+    pins = {"SILOFL_ALLOWED_APPS": good.hash_str}
+    if start == "warm":
+        silo.environment["SILOFL_WARM_SOCKET"] = str(shared)
+    shutil.copytree(silo.folder / "app-good", planted := silo.folder / "flower" / f"x.{good.hash_str[:8]}")
+    (planted / "main.py").write_text(f"open({str(silo.folder / 'planted')!r}, 'w')\n")
+    folder = f"test.probe.1.0.0.{good.hash_str[:8]}"
+    names = {"fab_version": f"1.0.0.{good.hash_str[:8]}/../../x", "fab_id": f"{folder}/../../x"}
+    code, _, err = silo.run(silo.message(good, **{field: names[field]}), **pins)
+    assert code == 1 and len(told(err)) == 1 and "the server names another folder to load it from" in err
+    assert "the server names another folder" in silo.reason()
+    assert not (silo.folder / "planted").exists() and not (silo.marks / "imported-good").exists()
+    assert silo.run(silo.message(good), **pins)[0] == 0
 
 
 def test_pins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from ...flower import internal
+from ...trust.pins import refused
+
+
+def check_folder(unpacked: Path, fab_id: str, fab_version: str, fab_hash: str) -> Path:
+    """Return the folder of the unpacked app. Raises AppRefusedError if Flower would load another one.
+
+    Flower makes the folder's name of these fields, which the server sends beside the app. They may hold `/` and `..`.
+    """
+    if f"{fab_id.replace('/', '.', 1)}.{fab_version}.{fab_hash[:8]}" != unpacked.name:
+        fields = f"{fab_id[:80]!r}, {fab_version[:80]!r}, {fab_hash[:80]!r}"
+        raise refused(f"app {unpacked.name} refused: the server names another folder to load it from: {fields}")
+    return unpacked
 
 
 def unpack(content: bytes, digest: str, install: Any) -> Path:

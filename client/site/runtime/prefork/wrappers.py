@@ -2,7 +2,8 @@
 
 * What was pulled and pushed is noted for the watchdog.
 * Before the app is unpacked or imported, its SHA-256 is compared with the site's pins, and the message with the policy.
-* The app is unpacked under another name and then renamed.
+* The app is unpacked under another name and then renamed. Flower loads it from a folder that the server names
+  (publisher, name, version, digest): any other folder than the unpacked one is refused.
 * The app runs in the persistent worker, if there is one (`persistent.py`).
 * A reply is in the site's audit log before it leaves.
 """
@@ -27,7 +28,7 @@ from ...messages import charge_message, check_message
 from ...trust.pins import check_pin, content_sum, sums_of
 from .calls import client_over
 from .persistent import PersistentWorker
-from .unpack import unpack
+from .unpack import check_folder, unpack
 
 # The arguments of Flower's `Metadata`, which identify the message that a reply belongs to.
 METADATA = (
@@ -101,12 +102,14 @@ def wrap_flower(report: socket.socket, calls: Connection | None, persistent: Per
 
     note = partial(send_note, report)
     pulled: dict[str, Any] = {}
+    named: dict[str, str] = {}  # the folder of the app, by the server's word
     os.environ[BY_SITE] = BY_SITE_VALUE  # the app need not log what leaves
 
     def pull_task_input(client: Any) -> Any:
         message, context, run, fab = pull(client)
         info = describe_message(message, context, content_sum(fab.content) or hashlib.sha256(fab.content).hexdigest())
         pulled.update(info=info, message=message)
+        named.update(fab_id=run.fab_id, fab_version=run.fab_version, fab_hash=fab.hash_str)
         metadata = {name: getattr(message.metadata, name) for name in METADATA}
         note(message=metadata, node_id=context.node_id, info=vars(info))
         asked.append((message, context))
@@ -120,7 +123,7 @@ def wrap_flower(report: socket.socket, calls: Connection | None, persistent: Per
             check_pin(digest, content)
             # Here, and not at the pull: only here does Flower answer the message with the reason.
             pulled["info"] = allowed(pulled["info"], *asked[-1], sums_of(digest, content))
-        return unpack(content, digest, install)
+            return check_folder(unpack(content, digest, install), **named)
 
     def get_load_client_app_fn(**options: Any) -> Any:
         load = find_load(**options)
