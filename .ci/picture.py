@@ -29,7 +29,8 @@ def main(run: Path, out: Path) -> int:
         return 2
     with tempfile.TemporaryDirectory() as folder:
         shot = Path(folder, "shot.png")
-        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder}"]
+        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
+        flags.append(f"--user-data-dir={folder}")
         size = ["--window-size=1200,1460", f"--screenshot={shot}", report.as_uri()]
         subprocess.run([chromium, *flags, *size], check=True, timeout=120, capture_output=True)
         text = PngInfo()

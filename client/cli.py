@@ -161,8 +161,8 @@ COMMANDS = (
             option(
                 "what",
                 "BUNDLE|FOLDER|FILE",
-                "a bundle, its folder, or a policy.toml (default: in a silo's container that silo's, else the "
-                "defaults)",
+                "a bundle, its folder, or a policy.toml (default: in a silo's container that silo's, else that of "
+                "the silo that joined from this machine, else silofl's defaults)",
                 nargs="?",
                 type=Path,
             ),
