@@ -110,7 +110,7 @@ COMMANDS = (
             option("--connection", "NAME", "flwr connection (default: of the federation that is up)", default=""),
         ),
         examples=(
-            "silofl run --strategy local,fedavg,apple --rounds 15",
+            "silofl run --strategy local,fedavg,fedala --rounds 15",
             "silofl run --strategy apple --set study=NAME",
         ),
         description="Submit as `flwr run` does, follow the rounds, and say why where it fails. Ctrl-C stops "

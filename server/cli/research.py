@@ -288,7 +288,8 @@ COMMANDS = (
             ),
         ),
         examples=(
-            "silofl simulate --strategy local,fedavg,apple --rounds 15 --out runs/first",
+            "silofl simulate --strategy local,fedavg,fedala --rounds 15 --out runs/first "
+            "--set local-epochs=5 batch-size=16 learning-rate=0.1",
             "silofl simulate --config study.toml --seed 1,2,3 --workers 3",
             "silofl simulate --data ours.csv --recipe ours.recipe.toml --by hospital",
         ),
