@@ -75,7 +75,7 @@ TEMPLATES = {
 {% call table(head, "methods") %}<tbody>{% for row in rows %}<tr><th scope="row">{{ row.name }}<small>{{ row.key }}<span class="desk">, {{ row.snapshot }} local training</span></small></th>{{ cells(row.cells) }}</tr>{% endfor %}</tbody>{% endcall %}
 {% call explained() %}<dl class='terms'>{% for term, meaning in terms %}<dt>{{ term }}</dt><dd>{{ meaning }}</dd>{% endfor %}</dl>{% endcall %}
 {{ rare(rare_text, mark) }}
-{% if compared %}<figure>{{ widths(compared) }}<figcaption>Gain over {{ base }}: mean over hospitals with its 95&#8239;% interval, from {{ needed }} hospitals on; each tick below is a hospital, a longer one several with equal gains.</figcaption></figure>{% endif %}
+{% if compared %}<figure>{{ widths(compared) }}<figcaption>Gain over {{ base }}: mean over hospitals with its 95&#8239;% interval, from {{ needed }} hospitals on; each circle below is a hospital, a larger one several with equal gains.</figcaption></figure>{% endif %}
 {% if gains %}<h3>Gain over {{ base }}</h3>
 {% call table(gain_head) %}<tbody>{% for name, values in gains %}<tr><th scope="row">{{ name }}</th>{{ cells(values) }}</tr>{% endfor %}</tbody>{% endcall %}
 {% call explained() %}<p>Student's t over the hospitals' gains in {{ word }}, each a mean over its seeds, from {{ needed }} hospitals on. The spread between hospitals contains the error of their test patients. The hospitals count as drawn independently from hospitals like these, and the interval holds for these seeds. Intervals and p values are corrected for the number of methods (Bonferroni){% if first %}; {{ first }}, which validation data chose, comes first and has its 5&#8239;% to itself{% endif %}. The headline is decided by the same interval.</p>{% endcall %}{% endif %}

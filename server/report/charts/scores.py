@@ -7,7 +7,19 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from server.report.charts.canvas import INK, LOWEST, MUTED, Canvas, Style, chart, clipped, drawn, percent_axis, styles
+from server.report.charts.canvas import (
+    CARD,
+    INK,
+    LOWEST,
+    MUTED,
+    Canvas,
+    Style,
+    chart,
+    clipped,
+    drawn,
+    percent_axis,
+    styles,
+)
 from server.report.html import points
 from server.report.methods import alone, spelled
 from server.report.participation import MARK, seldom
@@ -142,8 +154,8 @@ def compared(study: Study, width: float) -> str:
     for row, method in enumerate(methods):
         each = [study.gain(method, base, s).mean for s in study.silos]
         for value, count in Counter(round(g, 3) for g in each if not math.isnan(g)).items():
-            height = min(6 + 3 * count, 18)
-            a.plot(value, row + 0.2, "|", color=MUTED, markersize=height, markeredgewidth=1.4, alpha=0.8)
+            size = min(4 * math.sqrt(count), 12)  # a tick would hide in the line at zero
+            a.plot(value, row + 0.2, "o", color=MUTED, markerfacecolor=CARD, markersize=size, zorder=3)
         total = study.mean_gain(method, base)
         if math.isnan(total.mean):
             continue
