@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -22,6 +23,7 @@ from flwr.common.config import parse_config_args
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 from superlink import SuperLink, superlink
 
+from client.policies import policy_at
 from client.site.node import Site
 from client.site.runtime.doctor import data_checks
 from client.site.runtime.join import only_one
@@ -469,9 +471,9 @@ def write_data(path: Path) -> Path:
     return path
 
 
-def join(bundle_file: Path, data: Path) -> subprocess.Popen[str]:
+def join(bundle_file: Path, data: Path, *more: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "server.cli.main", "join", str(bundle_file), "--data", str(data)],
+        [sys.executable, "-m", "server.cli.main", "join", str(bundle_file), "--data", str(data), *more],
         env={**os.environ, "PYTHONPATH": str(app_directory())},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -484,14 +486,18 @@ def join(bundle_file: Path, data: Path) -> subprocess.Popen[str]:
     "own", [True, pytest.param(False, marks=pytest.mark.exhaustive)], ids=["own key", "bundle's key"]
 )
 def test_join_and_leave_without_docker(server: SuperLink, federation: Federation, tmp_path: Path, own: bool) -> None:
-    """The silo is online while `join` runs; a second `join` is refused; SIGTERM leaves and says goodbye."""
+    """The silo is online while `join` runs; a second `join` is refused; SIGTERM leaves and says goodbye.
+
+    `silofl policy` then prints the policy that it joined with.
+    """
     data = write_data(tmp_path / "data.npz")
+    (tmp_path / "ours.toml").write_text("max-rounds = 7\n")
     if own:
         assert main(["request", "joiner"]) == main(["add-silo", "--request", "joiner.request"]) == 0
     else:
         assert main(["add-silo", "joiner"]) == 0
     online = site_root() / "joiner/online"
-    with join(Path("joiner.tar"), data) as first:
+    with join(Path("joiner.tar"), data, "--policy", str(tmp_path / "ours.toml")) as first:
         try:
             deadline = time.monotonic() + 120
             while not online.exists():
@@ -512,6 +518,8 @@ def test_join_and_leave_without_docker(server: SuperLink, federation: Federation
             output, _ = first.communicate(timeout=60)
     assert first.returncode == 0
     assert "ok    key: registered at the server" in output and "joiner joins" in output
+    assert re.search(r"^port \d+ is open on 127\.0\.0\.1 alone: ", output, re.MULTILINE)
+    assert policy_at(None).where == str(tmp_path / "ours.toml")
     assert not online.exists()
     with Control(server.connection) as control:
         assert {node.name: node.status for node in control.nodes()}["joiner"] == "offline"
