@@ -26,6 +26,7 @@ from client.site.audit_gate import (
 )
 from client.site.flower import internal
 from client.site.messages import charge_message, check_message
+from client.site.terms import read_terms
 from models.threads import use_threads
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import is_full, keep_private
@@ -57,20 +58,20 @@ def answer(handler: Handler) -> Callable[[Message, Context], Message]:
 
     @functools.wraps(handler)
     def handle(message: Message, context: Context) -> Message:
-        info = describe_message(message, context, own_build(APP)) if ALONE else None
+        terms = read_terms(context.node_config, context.run_config)
+        info = describe_message(message, context, own_build(APP), terms) if ALONE else None
         try:
             # Repeats the checks of the site's own process; a message that it has counted is not counted again.
             counts = not os.environ.get(BY_SITE)
-            study = check_message(message, context, count=counts, app=() if info is None else (info.app,))
+            check_message(message, context, terms, count=counts, app=() if info is None else (info.app,))
             if info is not None:
-                info = in_study(info, study, context.node_config)
-                info = replace(info, receipt=take_receipt(message, context))
-            charged = charge_message(message, context, study, read=describe_units) if counts else None
+                info = replace(in_study(info, terms), receipt=take_receipt(message, context, terms))
+            charged = charge_message(message, context, terms, read=describe_units) if counts else None
             if info is not None:
                 info = replace(info, charged=charged)
             settings = settings_in(context)
             use_threads(settings.common.threads)
-            session = ClientSession(settings, context, study=study)
+            session = ClientSession(settings, context, study=terms.study)
             session.check_floor()
             reply = Message(handler(message, session), reply_to=message)
         except Exception as error:

@@ -17,15 +17,14 @@ from typing import Any
 
 from .budget.ledger import Spent
 from .budget.release import config_of, note_charged
-from .egress_record import TAKEN, applied, budget, policy_sum, take_withheld, versions
+from .egress_record import TAKEN, applied, budget, take_withheld, versions
 from .errors import SiteError
 from .flower import internal
 from .record import Record
 from .released import charge_bytes, note_reply
-from .study.protocol import Study, narrowed
+from .terms import Terms
 from .trust import receipts
 from .trust.chain import digest, plain, write_whole
-from .trust.policy import Policy, policy_of
 
 # Environment variable that is set if the site's own process counts and logs the app's messages; and its value.
 BY_SITE = "SILOFL_SITE_AUDITS"
@@ -74,10 +73,9 @@ class MessageInfo:
         return {key: value for key, value in own.items() if value is not None}
 
 
-def describe_message(message: Any, context: Any, app: str) -> MessageInfo:
+def describe_message(message: Any, context: Any, app: str, terms: Terms) -> MessageInfo:
     """Return the data of a message; `app` is the SHA-256 of the app's build."""
-    node, config = dict(context.node_config), config_of(message)
-    policy, rule = rule_of(node)
+    node, config, policy = dict(context.node_config), config_of(message), terms.policy
     settings = {key: context.run_config[key] for key in sorted(context.run_config)}
     return MessageInfo(
         folder=str(folder_of(node)),
@@ -91,8 +89,8 @@ def describe_message(message: Any, context: Any, app: str) -> MessageInfo:
         app=app,
         settings=digest(plain(settings)),
         run_config=settings,
-        rule=rule,
-        policy=policy_sum(policy) if policy else "",
+        rule=rule_of(terms),
+        policy=policy.sha256 if policy else "",
         rules=applied(policy) if policy else {},
         versions=versions(),
         cohort=cohort_of(node),
@@ -122,15 +120,16 @@ def cohort_of(node_config: Mapping[str, Any]) -> str:
         return ""
 
 
-def in_study(info: MessageInfo, study: Study | None, node_config: Mapping[str, Any]) -> MessageInfo:
-    """Return the info with the message's study, whose rules apply and whose bytes are counted; None: unchanged."""
+def in_study(info: MessageInfo, terms: Terms) -> MessageInfo:
+    """Return the info with the message's study, whose rules apply and whose bytes are counted; unchanged without."""
+    study = terms.study
     if study is None:
         return info
     own = {"name": study.name, "digest": study.digest, "bytes": study.limits.bytes}
-    return replace(info, study=own, rules=applied(narrowed(policy_of(node_config), study)))
+    return replace(info, study=own, rules=applied(terms.rules))
 
 
-def take_receipt(message: Any, context: Any) -> dict[str, Any] | None:
+def take_receipt(message: Any, context: Any, terms: Terms) -> dict[str, Any] | None:
     """Keep the server's receipt for this silo's last reply; return its entry for the log, None if there is none.
 
     Raises PolicyRefusedError if the site's policy requires one and there is none for this log.
@@ -140,21 +139,16 @@ def take_receipt(message: Any, context: Any) -> dict[str, Any] | None:
         return None
     kind, run_id = message.metadata.message_type.partition(".")[0], str(context.run_id)
     silo = str(node.get("name", ""))
-    return receipts.take(config_of(message), kind, run_id, silo, folder_of(node), policy_of(node))
+    return receipts.take(config_of(message), kind, run_id, silo, folder_of(node), terms.rules)
 
 
-def rule_of(node_config: Mapping[str, Any]) -> tuple[Policy | None, str]:
-    """Return the policy and a text of the rules that a message passed: the list of builds, the policy's digest.
-
-    The policy is None if it cannot be read.
-    """
+def rule_of(terms: Terms) -> str:
+    """Return a text of the rules that a message passed: the list of builds, the policy's digest."""
     pins = os.environ.get("SILOFL_ALLOWED_APPS", "")
     builds = "allowed-apps: this build is listed" if pins else "no allowed-apps: any build may send"
-    try:
-        policy = policy_of(node_config)
-    except ValueError as error:
-        return None, f"{builds}; no policy can be read, so only refusals leave: {error}"
-    return policy, f"{builds}; policy: {policy.where} (rules {digest(plain(applied(policy)))[:16]})"
+    if (policy := terms.policy) is None:
+        return f"{builds}; no policy can be read, so only refusals leave: {terms.error}"
+    return f"{builds}; policy: {policy.where} (rules {digest(plain(applied(policy)))[:16]})"
 
 
 def folder_of(node_config: Mapping[str, Any]) -> Path:

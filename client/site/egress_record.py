@@ -12,13 +12,11 @@ Standard library only: this runs in the process that must not import the package
 """
 
 import functools
-import hashlib
 import importlib.metadata
 import os
 import platform
 import sqlite3
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from .budget.ledger import Spent
@@ -35,14 +33,6 @@ def applied(policy: Policy) -> dict[str, Any]:
     """Return the value of each rule, by its key in the file."""
     values = {key: getattr(policy, f.name) for key, f in rules().items()}
     return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
-
-
-def policy_sum(policy: Policy) -> str:
-    """Return the SHA-256 of the policy's file; empty if there is none."""
-    try:
-        return hashlib.sha256(Path(policy.where).expanduser().read_bytes()).hexdigest()
-    except OSError:
-        return ""
 
 
 @functools.cache

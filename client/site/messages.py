@@ -16,40 +16,37 @@ from .errors import SiteError
 from .own_models import has_left, names_of
 from .record import Record
 from .study.accounting import study_faults
-from .study.approvals import study_for
-from .study.protocol import Study, message_faults, narrowed
+from .study.protocol import Study, message_faults
 from .takeover import MESSAGE
+from .terms import Terms
 from .trust.counters import count_faults, limits_of
 from .trust.message_rules import OWN_MODEL, own_model_faults, round_faults, run_faults
-from .trust.policy import Policy, PolicyRefusedError, policy_of
+from .trust.policy import Policy, PolicyRefusedError
 
 
-def check_message(message: Any, context: Any, *, count: bool = True, app: Iterable[str] = ()) -> Study | None:
-    """Return the study that an allowed message belongs to; None if it belongs to none.
+def check_message(message: Any, context: Any, terms: Terms, *, count: bool = True, app: Iterable[str] = ()) -> None:
+    """Raise PolicyRefusedError, one line, if policy or study do not allow a message.
 
-    Raises PolicyRefusedError, one line, if policy or study do not allow the message. Raises ValueError if one of them
-    cannot be read: then nothing is allowed. An allowed message is counted, unless another process has done so
-    (``count``). ``app``: the sums of the app's build; empty if another process has compared them. A simulation's silos
-    have no data file of their own, and so no policy. `message` and `context` are Flower's.
+    Raises ValueError if one of them cannot be read: then nothing is allowed. An allowed message is counted, unless
+    another process has done so (``count``). ``app``: the sums of the app's build; empty if another process has compared
+    them. A simulation's silos have no data file of their own, and so no policy. `message` and `context` are Flower's.
     """
     node = context.node_config
     if "data" not in node:
-        return None
-    policy, silo = policy_of(node), str(node.get("name", "this silo"))
+        return
+    policy, study, silo = terms.rules, terms.study, str(node.get("name", "this silo"))
     if policy.public:
-        return None
+        return
     asked, run_config = message.metadata.message_type, context.run_config
     kind = asked.partition(".")[0]
     sent = dict(message.content["config"]) if "config" in message.content else {}
     state, run, today = node.get("state-dir"), str(int(context.run_id)), datetime.now(UTC).date()
     try:
-        study = study_for(policy, state, run_config)
         left = kind == "train" and has_left(state, names_of(sent, int(run)), silo)
     except SiteError as error:
         raise PolicyRefusedError(f"{silo} refuses: {error}") from None
     faults = list[str]()
     if study is not None:
-        policy = narrowed(policy, study)
         faults = message_faults(study, run_config, kind, sent, app, today, silo)
     if asked == OWN_MODEL:
         faults += own_model_faults(policy, run_config, sent)
@@ -59,7 +56,6 @@ def check_message(message: Any, context: Any, *, count: bool = True, app: Iterab
         raise PolicyRefusedError(f"{silo} refuses: {fault}")
     if count:
         count_message(policy, study, state, run, silo, kind, today.isoformat())
-    return study
 
 
 def count_message(policy: Policy, study: Study | None, state: Any, run: str, silo: str, kind: str, day: str) -> None:
@@ -83,7 +79,7 @@ def count_message(policy: Policy, study: Study | None, state: Any, run: str, sil
 
 
 def charge_message(
-    message: Any, context: Any, study: Study | None, *, read: Reader = read_by_process
+    message: Any, context: Any, terms: Terms, *, read: Reader = read_by_process
 ) -> dict[str, Any] | None:
     """Charge an allowed message, before it is answered, to the privacy budget of the people in the data.
 
@@ -94,8 +90,6 @@ def charge_message(
     node = context.node_config
     if "data" not in node:
         return None
-    policy = policy_of(node)
-    if policy.public:
+    if terms.rules.public:
         return None
-    policy = policy if study is None else narrowed(policy, study)
-    return charge(message, context, policy, cohort_of(node), folder_of(node).parent, read=read)
+    return charge(message, context, terms.rules, cohort_of(node), folder_of(node).parent, read=read)

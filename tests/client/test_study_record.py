@@ -15,6 +15,7 @@ from client.site import audit_gate
 from client.site.messages import count_message
 from client.site.study import approvals
 from client.site.study.protocol import parse_study
+from client.site.terms import Terms, read_terms
 from client.site.trust import audit, chain, receipts
 from client.site.trust.keys import fingerprint, new_key, private_bytes, public_bytes
 from client.site.trust.policy import Policy
@@ -49,7 +50,8 @@ def answer(state: Path, kind: str, study: str, error: str = "", withheld: Any = 
         context = Context(1, 1, node, RecordDict(), {"strategy": "fedavg", "study": study})
         if own is not None:
             count_message(Policy(), own, str(state), "1", "a", kind, "2026-01-02")
-        info = audit_gate.in_study(audit_gate.describe_message(message, context, "ab" * 32), own, node)
+        terms = Terms(read_terms(node, {}).policy, own)
+        info = audit_gate.in_study(audit_gate.describe_message(message, context, "ab" * 32, terms), terms)
         records = RecordDict({"config": ConfigRecord({"k": "x" * 11}), "site": ConfigRecord(withheld or {})})
         reply = Message(Error(1, error), reply_to=message) if error else Message(records, reply_to=message)
         audit_gate.release_reply(reply, info, message)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from client.app import app as client_app
 from client.site import audit_gate
+from client.site.terms import read_terms
 from models.initialisation import flat_model, initial_model
 from server.results.history import Row
 from server.results.run_directory import RunDirectory
@@ -156,8 +157,10 @@ def audited(grid: TinyGrid, *, takes_receipts: bool = False) -> None:
     infos: dict[str, audit_gate.MessageInfo] = {}
 
     def before(silo: str, message: Message, context: Context) -> None:
-        info = audit_gate.describe_message(message, context, "ab" * 32)
-        infos[silo] = replace(info, receipt=audit_gate.take_receipt(message, context)) if takes_receipts else info
+        terms = read_terms(context.node_config, context.run_config)
+        info = audit_gate.describe_message(message, context, "ab" * 32, terms)
+        receipt = audit_gate.take_receipt(message, context, terms) if takes_receipts else None
+        infos[silo] = replace(info, receipt=receipt)
 
     def after(silo: str, message: Message, reply: Message) -> Message:
         released: Message = audit_gate.release_reply(reply, infos[silo], message)

@@ -15,11 +15,12 @@ setting. This policy cannot control what the app does in memory; `allowed-apps` 
 Standard library only, and relative imports: this runs in a process that must not import the package `client`.
 """
 
+import hashlib
 import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,7 @@ class Policy:
         "optional", "optional", "whether the server must countersign this site's audit log: required or optional"
     )
     where: str = "no policy.toml, so the defaults"
+    sha256: str = field(default="", compare=False)  # of the file; empty: none
     retired: tuple[str, ...] = ()  # rules of earlier versions that the file has
 
     @property
@@ -191,10 +193,11 @@ def read_policy(where: str) -> Policy:
         return public_policy()
     path = Path(where).expanduser()
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        content = path.read_bytes()
     except OSError as error:
         raise SiteError(f"{path}: {error.strerror}; write the policy there: without it nothing leaves") from None
-    return parse_policy(text, str(path))
+    policy = parse_policy(content.decode(errors="replace"), str(path))
+    return replace(policy, sha256=hashlib.sha256(content).hexdigest())
 
 
 @cache

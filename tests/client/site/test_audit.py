@@ -19,10 +19,12 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 from forks import in_fork
 
 from client.site.audit_gate import describe_message, release_reply
+from client.site.terms import Terms
 from client.site.trust import chain
 from client.site.trust.audit import LARGEST_SETTINGS, Log, files_of, settings_of, verify
 from client.site.trust.chain import chained, digest
 from client.site.trust.methods import DEFAULTS
+from client.site.trust.policy import Policy
 from server.cli.main import main
 from server.simulation.engine import flower_identity
 
@@ -370,7 +372,8 @@ def test_on_a_full_disk_nothing_leaves(log: Path) -> None:
             asked = Message(RecordDict(), dst_node_id=7, message_type="train")
             content = RecordDict({"model.model": ArrayRecord({"vector": torch.zeros(9)})})
             context = Context(1, 1, {"state-dir": str(log.parent)}, RecordDict(), {})
-            left = release_reply(Message(content, reply_to=asked), describe_message(asked, context, ""), asked)
+            info = describe_message(asked, context, "", Terms(Policy()))
+            left = release_reply(Message(content, reply_to=asked), info, asked)
         assert not left.has_content()
         assert left.error.reason.startswith("nothing leaves: record.sqlite cannot be written or read (")
 

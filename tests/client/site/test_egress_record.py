@@ -18,6 +18,7 @@ from client.site import audit_gate, egress_record
 from client.site.egress_record import RECORD, applied
 from client.site.messages import count_message
 from client.site.study.protocol import Study, parse_study
+from client.site.terms import Terms, read_terms
 from client.site.trust import audit, chain
 from client.site.trust.policy import Policy, read_policy
 from server.cli.main import main
@@ -43,7 +44,8 @@ def answered(node: dict[str, Any], content: RecordDict, own: Study | None, run_i
         context = Context(run_id, 1, node, RecordDict(), {"strategy": "fedavg"})
         if own is not None:
             count_message(Policy(), own, node["state-dir"], str(run_id), "a", "train", "2026-01-02")
-        info = audit_gate.in_study(audit_gate.describe_message(message, context, "ab" * 32), own, node)
+        terms = Terms(read_terms(node, {}).policy, own)
+        info = audit_gate.in_study(audit_gate.describe_message(message, context, "ab" * 32, terms), terms)
         reply: Message = audit_gate.release_reply(Message(content, reply_to=message), info, message)
     return reply
 

@@ -24,11 +24,14 @@ from client.site.messages import check_message, count_message
 from client.site.record import Record
 from client.site.released import note_reply
 from client.site.runtime.doctor import study_checks
+from client.site.runtime.prefork.wrappers import allowed
 from client.site.study import accounting, approvals
 from client.site.study.dangers import dangers, is_imprint, of_weights
 from client.site.study.protocol import FREE, Study, allows, message_faults, narrowed, parse_study, setting_faults
 from client.site.study.signature import signed, signer_of
+from client.site.terms import Terms, read_terms
 from client.site.trust import audit
+from client.site.trust import policy as site_policy
 from client.site.trust.methods import DEFAULTS, METHODS
 from client.site.trust.policy import Policy, PolicyRefusedError
 from client.site.trust.run_config import owner
@@ -230,7 +233,37 @@ def ask(
     node = {"name": "a", "data": "a.npz", "policy": str(silo.parent / "policy.toml"), "state-dir": str(silo)}
     message = SimpleNamespace(metadata=SimpleNamespace(message_type=kind), content={"config": sent})
     context = SimpleNamespace(node_config=node, run_config=run, run_id=run_id)
-    return check_message(message, context, **{"app": (APP,), **more})
+    terms = read_terms(context.node_config, context.run_config)
+    check_message(message, context, terms, **{"app": (APP,), **more})
+    return terms.study
+
+
+def test_policy_and_study_are_read_once_for_a_message(silo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The audit line has the rules that allowed the message, whatever the files say a moment later."""
+    approvals.approve(silo, "a", TEXT, "J. Doe", "", [])
+    policy = silo.parent / "policy.toml"
+    digest = hashlib.sha256(policy.read_bytes()).hexdigest()
+    reads: list[str] = []
+    for module, name in ((site_policy, "read_policy"), (approvals, "find")):
+        monkeypatch.setattr(module, name, partial(counted, reads, getattr(module, name)))
+    from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+    with flower_identity():
+        records = RecordDict({"config": ConfigRecord({"participants": 3, "round": 1})})
+        message = Message(records, dst_node_id=1, message_type="train")
+        node: dict[str, Any] = {"name": "a", "data": "a.npz", "policy": str(policy), "state-dir": str(silo)}
+        context = Context(1, 1, node, RecordDict(), RUN)
+        terms = read_terms(context.node_config, context.run_config)
+        info = audit_gate.describe_message(message, context, APP, terms)
+        policy.write_text("peers = true\nmin-silos = 99\n")
+        info = allowed(info, message, context, terms, [APP])
+    assert reads == ["read_policy", "find"] and info.policy == digest
+    assert info.rules["min-silos"] == 3 and info.rules["peers"] is False and info.study is not None
+
+
+def counted(calls: list[str], function: Any, *args: Any) -> Any:
+    calls.append(function.__name__)
+    return function(*args)
 
 
 def approve(silo: Path, text: str = TEXT) -> None:
@@ -366,7 +399,8 @@ def test_bytes_count_before_they_leave(silo: Path) -> None:
     def reply(size: int) -> Message:
         message = Message(RecordDict(), dst_node_id=1, message_type="train")
         context = Context(1, 1, {"name": "a", "state-dir": str(silo)}, RecordDict(), {})
-        info = audit_gate.in_study(audit_gate.describe_message(message, context, APP), study(), {})
+        terms = Terms(Policy(), study())
+        info = audit_gate.in_study(audit_gate.describe_message(message, context, APP, terms), terms)
         content = RecordDict({"c": ConfigRecord({"k": "x" * (size - len('{"k": ""}'))})})
         released: Message = audit_gate.release_reply(Message(content, reply_to=message), info, message)
         return released

@@ -25,6 +25,7 @@ from typing import Any
 from ...audit_gate import BY_SITE, BY_SITE_VALUE, MessageInfo, describe_message, in_study, release_reply, take_receipt
 from ...flower import internal
 from ...messages import charge_message, check_message
+from ...terms import Terms, read_terms
 from ...trust.pins import check_pin, content_sum, sums_of
 from .calls import client_over
 from .persistent import PersistentWorker
@@ -44,15 +45,16 @@ METADATA = (
 )
 
 
-def allowed(info: MessageInfo, message: Any, context: Any, app: Iterable[str]) -> MessageInfo:
+def allowed(info: MessageInfo, message: Any, context: Any, terms: Terms, app: Iterable[str]) -> MessageInfo:
     """Return the info of a message with its study, the server's receipt, and its charge to the budget.
 
     Raises ValueError, after logging its one line, for a message that policy, study or budget forbid.
     """
     try:
-        study, receipt = check_message(message, context, app=app), take_receipt(message, context)
-        charged = charge_message(message, context, study)
-        return replace(in_study(info, study, context.node_config), receipt=receipt, charged=charged)
+        check_message(message, context, terms, app=app)
+        receipt = take_receipt(message, context, terms)
+        charged = charge_message(message, context, terms)
+        return replace(in_study(info, terms), receipt=receipt, charged=charged)
     except ValueError as error:
         print(f"ERROR: {error}", file=sys.stderr, flush=True)
         raise
@@ -96,7 +98,7 @@ def wrap_flower(report: socket.socket, calls: Connection | None, persistent: Per
     flower = internal("run_clientapp")
     pull, install, find_load = flower.pull_task_input, flower.install_from_fab, flower.get_load_client_app_fn
 
-    asked: list[tuple[Any, Any]] = []
+    asked: list[tuple[Any, Any, Terms]] = []
     refusals = RefusalFilter(flower.ExitCode.TASK_PROC_EXCEPTION)
     logging.getLogger("flwr").addFilter(refusals)
 
@@ -107,12 +109,14 @@ def wrap_flower(report: socket.socket, calls: Connection | None, persistent: Per
 
     def pull_task_input(client: Any) -> Any:
         message, context, run, fab = pull(client)
-        info = describe_message(message, context, content_sum(fab.content) or hashlib.sha256(fab.content).hexdigest())
+        terms = read_terms(context.node_config, context.run_config)
+        app = content_sum(fab.content) or hashlib.sha256(fab.content).hexdigest()
+        info = describe_message(message, context, app, terms)
         pulled.update(info=info, message=message)
         named.update(fab_id=run.fab_id, fab_version=run.fab_version, fab_hash=fab.hash_str)
         metadata = {name: getattr(message.metadata, name) for name in METADATA}
         note(message=metadata, node_id=context.node_id, info=vars(info))
-        asked.append((message, context))
+        asked.append((message, context, terms))
         refusals.refusal = None
         return message, context, run, fab
 
