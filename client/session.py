@@ -323,7 +323,8 @@ class ClientSession:
         if settings.privacy is not None and self.info.dp == "gradient":
             check_records(settings, self.data, self.name)
             key = noise_key(self.context, settings.common.seed, self.config["run_id"])
-            private_round(client, settings.privacy, units_of(settings.privacy, self.used_data.train), key, self.config)
+            units = units_of(settings.privacy, self.used_data.train)
+            private_round(client, settings.privacy, units, key, self.config, self.network)
         return client
 
     @property

@@ -22,9 +22,11 @@ from strategies.base.transport.payload import Model, Number
 # The largest number of a received vector: products of two, and sums of 10^9 such products, are finite in float32.
 # Trained weights are smaller by orders of magnitude, so that a larger one is crafted, or of a run that has diverged.
 LARGEST = 1e6
-# Settings that change no number of a round, or only through the data; all others are part of a round's digest.
+# Settings that change no number of a round, or only through the data; all others are part of a round's digest. Not
+# ``threads`` and ``device``: they change the rounding of sums. A server that varied them would get sums of one and the
+# same sample with other noise each, charged as if each were of a sample of its own.
 ELSEWHERE = {
-    *("out", "resume", "data-dir", "device", "threads", "dataset", "partition", "silos", "agreed", "study"),
+    *("out", "resume", "data-dir", "dataset", "partition", "silos", "agreed", "study"),
     *("min-metric-samples", "checkpoint-every", "round-timeout", "straggler-factor", "straggler-floor", "lost-silo"),
     *("min-silos", "evaluate-every", "validation"),
 }
@@ -37,16 +39,19 @@ def units_of(s: Privacy, train: Split) -> Units:
     return Units(len(train), train.patient if s.unit == "patient" else None)
 
 
-def private_round(client: SiloClient, s: Privacy, units: Units, key: bytes, config: Mapping[str, Any]) -> None:
-    """Make the gradients of the client's next round private. ``key``: the silo's key for this run.
+def private_round(
+    client: SiloClient, s: Privacy, units: Units, key: bytes, config: Mapping[str, Any], network: object = None
+) -> None:
+    """Make the gradients of the client's next round private.
 
+    ``key``: the silo's key for this run; ``network``: the network's name and settings, such as its dropout.
     Raises UserError if that is not possible.
     """
     check_network(client.model.module)
     check_sizes(config["models"], client.silo.name)
     client.round = config["round"]
     sampling = Sampling(units.records, units.count, client.common.batch_size)
-    digest = _digest(client, s, units, config)
+    digest = _digest(client, s, units, config, network)
     plan = plan_of(s, client.common, sampling, client.noised_passes(), digest.hex())
     from_here = derived(key, "round", client.round, digest)
     client.privacy = PrivateTraining(plan, sampling, units, from_here, client.model, client.gradients_per_batch)
@@ -62,7 +67,7 @@ def check_sizes(models: Mapping[str, Model], silo: str) -> None:
             )
 
 
-def _digest(client: SiloClient, s: Privacy, units: Units, config: Mapping[str, Any]) -> bytes:
+def _digest(client: SiloClient, s: Privacy, units: Units, config: Mapping[str, Any], network: object) -> bytes:
     models: Mapping[str, Model] = config["models"]
     numbers: Mapping[str, Number] = config["numbers"]
     train, state = client.silo.train, client.state
@@ -75,5 +80,5 @@ def _digest(client: SiloClient, s: Privacy, units: Units, config: Mapping[str, A
     kept = {k: v for k, v in state.numbers.items() if not k.startswith(EVALUATED)}
     settings = values_of(client.common) | values_of(client.settings, client.common.strategy) | values_of(s, "dp")
     used = {k: v for k, v in settings.items() if k not in ELSEWHERE}
-    values = [client.silo.name, client.round, sorted(numbers.items()), sorted(kept.items()), used]
+    values = [client.silo.name, client.round, network, sorted(numbers.items()), sorted(kept.items()), used]
     return round_digest(given, [*values, bool(config.get("late"))])  # a late joiner starts from another model

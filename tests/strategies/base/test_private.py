@@ -22,6 +22,7 @@ from client.privacy.noise_key import kept_key
 from client.privacy.private_round import private_round
 from models.flat import FlatModel
 from models.initialisation import flat_model
+from models.networks.mlp import MlpSettings
 from models.privacy.accountant import epsilon
 from models.privacy.clipping import Clipping
 from models.privacy.noise import seed
@@ -265,6 +266,21 @@ def test_the_same_message_again_sends_the_same_bits(three: Files, tmp_path: Path
     assert torch.equal(one, other)
 
 
+def test_another_setting_of_the_network_gets_other_samples(
+    three: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The digest of a round has it, whether or not the number of parameters changes with it."""
+    seen: list[Any] = []
+
+    def noted(*given: Any) -> None:
+        seen.append(given[-1])
+        private_round(*given)
+
+    monkeypatch.setattr("client.session.private_round", noted)
+    federate(three, state_dir=tmp_path / "state", **options("fedavg", dp=True, rounds=1))
+    assert len(seen) >= 3 and all(found == ("mlp", MlpSettings(DEEP["mlp__hidden"])) for found in seen)
+
+
 def test_another_model_in_the_same_round_gets_other_noise(three: Files, tmp_path: Path) -> None:
     """Else a server that repeats a round could subtract the noise."""
 
@@ -453,6 +469,24 @@ def test_a_late_joiner_s_samples_are_others() -> None:
         assert client.privacy is not None
         drawn.append([index.tolist() for index, _ in client.privacy.drawn(1, 0, torch.device("cpu"))])
     assert drawn[0] == drawn[1] != drawn[2]
+
+
+@pytest.mark.parametrize("change", [{"threads": 2}, {"device": "cuda"}, {"network": ("mlp", "dropout = 0.5")}])
+def test_what_changes_the_rounding_of_a_sum_draws_other_samples(change: dict[str, Any]) -> None:
+    """Else a server gets new noise on one sample as often as it likes, each charged as if of another sample."""
+    model = flat_model("linear", (3,), 2, None, "cpu")
+    train, start = Samples(np.zeros((64, 3), np.float32), np.zeros(64, np.int64)), torch.ones(model.layout.size)
+    silo = Silo("a", train, train, train, model, lambda purpose: start)
+    config = {"round": 2, "models": {GLOBAL: Model(start)}, "numbers": {}, "evaluate": False}
+    drawn = []
+    for more in ({}, change, {"out": "another"}):
+        own: dict[str, Any] = {k: v for k, v in more.items() if k != "network"}
+        common = Common(dp=True, batch_size=32, rounds=2, **own)
+        client = SiloClient(silo, common, NoSettings(), State(), strategies()["fedavg"].info)
+        private_round(client, Privacy(), Units(64), b"key", config, more.get("network"))
+        assert client.privacy is not None
+        drawn.append([index.tolist() for index, _ in client.privacy.drawn(1, 0, torch.device("cpu"))])
+    assert drawn[0] == drawn[2] != drawn[1]
 
 
 @pytest.mark.parametrize("norm", [1e-44, 1e30])
