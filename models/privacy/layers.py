@@ -17,6 +17,7 @@ part, hence from the same numbers: computed anew they could differ by rounding, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -217,20 +218,34 @@ class Convolved(LinearMap):
 
     def weighted(self, factors: Tensor) -> Tensor | Rows:
         conv = self.conv
-        found: Tensor = torch.ops.aten.convolution_backward(
-            self._times(factors),
-            self.a,
-            conv.weight,
-            None,
-            conv.stride,
-            conv.padding,
-            conv.dilation,
-            False,
-            [0] * len(conv.stride),
-            1,
-            [False, True, False],
-        )[1]
+        with in_float32():
+            found: Tensor = torch.ops.aten.convolution_backward(
+                self._times(factors),
+                self.a,
+                conv.weight,
+                None,
+                conv.stride,
+                conv.padding,
+                conv.dilation,
+                False,
+                [0] * len(conv.stride),
+                1,
+                [False, True, False],
+            )[1]
         return found
+
+
+def in_float32() -> AbstractContextManager[None]:
+    """Return a context in which a GPU convolves in float32: TF32, its default, has 11 bits, and terms may cancel."""
+    now = torch.backends.cudnn
+    found: AbstractContextManager[None] = now.flags(
+        enabled=now.enabled,
+        benchmark=now.benchmark,
+        benchmark_limit=now.benchmark_limit,
+        deterministic=now.deterministic,
+        allow_tf32=False,
+    )
+    return found
 
 
 def unfolded(conv: Any, a: Tensor) -> Tensor:

@@ -281,3 +281,18 @@ def test_a_sum_that_the_noise_s_grid_does_not_have_is_no_number(value: float) ->
     """As a whole number, nan would be -2^63, far beyond every noise."""
     with pytest.raises(OverflowError, match="not finite, or too large for its noise"):
         noised(torch.tensor([0.0, value]), 1.0, derived(b"", "k"))
+
+
+def test_a_gpu_s_convolutions_are_summed_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their terms may cancel to a thousandth, and TF32 has eleven bits."""
+    seen, real = [], layers.Part._times
+
+    def noted(part: Any, factors: Tensor) -> Tensor:
+        seen.append((type(part), torch.backends.cudnn.allow_tf32))
+        return real(part, factors)
+
+    monkeypatch.setattr(layers.Part, "_times", noted)
+    model, x, y = KINDS["picture"][0]()
+    Clipping(model, CLIP).total(x, y, F.cross_entropy, None, None)
+    assert {tf32 for kind, tf32 in seen if kind is layers.Convolved} == {False}
+    assert torch.backends.cudnn.allow_tf32
