@@ -39,6 +39,11 @@ class Grid:
         return np.asarray(np.linalg.norm(self.affine[:3, :3], axis=0))
 
     @property
+    def pixel(self) -> tuple[float, float]:
+        """The mm between rows, and between columns, of a slice across the first axis."""
+        return float(self.spacing[1]), float(self.spacing[2])
+
+    @property
     def axes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The axis of the source for each canonical axis, and the canonical axes of opposite direction."""
         cosines = self.affine[:3, :3] / self.spacing
@@ -70,12 +75,16 @@ class Grid:
         return np.transpose(np.flip(values, against), np.argsort(order))
 
 
+def check_spacing(grid: Grid) -> None:
+    """Raise ScanError where voxels have no size."""
+    if not np.isfinite(grid.affine).all() or not ((grid.spacing > 0) & (grid.spacing < 1000)).all():
+        raise ScanError("its header does not say how large a voxel is")
+
+
 def check_grid(grid: Grid) -> None:
     """Raise ScanError where voxels have no size, or axes are not at right angles."""
-    spacing = grid.spacing
-    if not np.isfinite(grid.affine).all() or not ((spacing > 0) & (spacing < 1000)).all():
-        raise ScanError("its header does not say how large a voxel is")
-    cosines = grid.affine[:3, :3] / spacing
+    check_spacing(grid)
+    cosines = grid.affine[:3, :3] / grid.spacing
     if np.abs(cosines.T @ cosines - np.eye(3)).max() > LARGEST_COSINE:
         raise ScanError("its axes are not at right angles (a tilted gantry?): resample it to a straight volume first")
 

@@ -15,7 +15,7 @@ import numpy as np
 from partitions.common.sizes import check_picture
 from partitions.importing.scans import ImageInfo, ScanError, hashed, pseudonym, redacted_errors
 from partitions.importing.volumes import nifti
-from partitions.importing.volumes.grid import RAS, Grid, check_grid, resampled, same_place, steps
+from partitions.importing.volumes.grid import Grid, check_grid, resampled, same_place, steps
 from partitions.importing.volumes.outlines import draw
 from partitions.importing.volumes.series import read_series, values_of
 from partitions.recipes.reading import Acquisition, ReadOptions
@@ -54,9 +54,9 @@ def probe(files: Sequence[Path], where: str, reading: ReadOptions) -> ImageInfo:
 def nifti_grid(path: Path) -> Grid:
     """Return the grid of a NIfTI file. Raises ScanError."""
     image = nifti.load(path)
-    if len(shape := nifti.shape_of(image)) != 3:
+    if len(nifti.shape_of(image)) != 3:
         raise ScanError("its file is a series in time; save the volume to be used as a file of its own")
-    grid = Grid((shape[0], shape[1], shape[2]), RAS @ np.asarray(image.affine, float))
+    grid = nifti.grid_of(image)
     check_grid(grid)
     return grid
 
