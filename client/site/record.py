@@ -18,6 +18,7 @@ Standard library only, as in trust/policy.py.
 
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import secrets
@@ -218,6 +219,7 @@ def connect(uri: str) -> sqlite3.Connection:
     return sqlite3.connect(uri, timeout=WAIT_SECONDS, isolation_level=None, uri=True)
 
 
+@functools.cache
 def is_remote(folder: Path) -> bool:
     """Return whether a folder is on a file system of the network, where a WAL's shared memory does not work."""
     own, found = str(folder.resolve()), ("", "")
