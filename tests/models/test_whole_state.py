@@ -155,12 +155,12 @@ def test_what_is_exported_answers_as_what_was_trained(two: Files, tmp_path: Path
     settings = {"model": f"kept_state:{name}", "rounds": 2, "learning_rate": 0.3, "local_epochs": 3}
     federate(two, **settings, state_dir=tmp_path / "state", directory=tmp_path / "run")
     card = export_model(tmp_path / "state", "a", "last", tmp_path / "a.safetensors")
-    _, net = read_model(tmp_path / "a.safetensors")
+    _, net = read_model(tmp_path / "a.safetensors", f"kept_state:{name}")
     plain = build(f"kept_state:{name}", (3,), card["classes"])
     plain.load_state_dict(net.state_dict())
     x = torch.randn(50, 3)
     assert torch.allclose(plain.eval()(x), net.module.eval()(x), atol=1e-6)
-    rows = predict_file(tmp_path / "a.safetensors", two["a"]).splitlines()[1:]
+    rows = predict_file(tmp_path / "a.safetensors", two["a"], network=f"kept_state:{name}").splitlines()[1:]
     with np.load(two["a"]) as arrays:
         right = np.mean([row.split(",")[1] == str(y) for row, y in zip(rows, arrays["y_test"], strict=True)])
     assert right == pytest.approx(card["metrics"]["test.accuracy"])
