@@ -22,6 +22,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SILOFL = str(Path(sys.executable).parent / "silofl")
 NO_FEDERATION = "no federation is up; `silofl up` starts one"
+NO_SILO = "name a state directory or a bundle: of silos that joined from this machine, none has"
 NO_FILE = "there is no federation.yaml: write one, or name another file"
 
 # Arguments, exit code, and what standard error, or the last line of standard output, says.
@@ -47,7 +48,7 @@ FROM_NOTHING: list[tuple[str, int, str]] = [
     ("add-silo --request clinic-13.request", 2, NO_FILE),
     ("remove-silo clinic-13", 2, NO_FILE),
     ("request clinic-13", 0, "SHA256:"),
-    ("audit", 2, "name a state directory or a bundle: of silos that joined from this machine, none has"),
+    ("audit", 2, NO_SILO),
     ("audit clinic-13.tar", 2, "there is no audit log in clinic-13.tar"),
     ("request --folder clinic-13 clinic-13", 0, "SHA256:"),
     ("withdraw clinic-13", 2, "no run in runs/ keeps anything of clinic-13"),
@@ -62,10 +63,10 @@ FROM_NOTHING: list[tuple[str, int, str]] = [
     ("study check study.toml", 2, "study.toml: No such file or directory"),
     ("study sign study.toml", 2, "study.toml: No such file or directory"),
     ("study show study.toml", 2, "study.toml: No such file or directory"),
-    ("approve study.toml --yes --by B", 2, "name the silo's state directory with --state-dir"),
-    ("studies", 2, "name the silo's state directory with --state-dir"),
-    ("revoke heart-2026", 2, "name the silo's state directory with --state-dir"),
-    ("budget", 2, "name the silo's state directory with --state-dir"),
+    ("approve study.toml --yes --by B", 2, NO_SILO),
+    ("studies", 2, NO_SILO),
+    ("revoke heart-2026", 2, NO_SILO),
+    ("budget", 2, NO_SILO),
     ("evaluate runs/first --out matrix", 2, "there is no runs/first"),
     ("survey --data centres --out look", 2, "there is no centres"),
     ("survey --connection hospitals --out look", 2, "there is no connection"),

@@ -11,7 +11,6 @@ from partitions.common.files import write_atomically
 from partitions.datasets.registry import load_dataset
 from partitions.manifest import write_partition
 from server.deploy.federation import Federation
-from strategies.base.run_settings import defaults, parse_settings
 
 
 def split_demo(federation: Federation, directory: Path, echo: Callable[[str], None]) -> dict[str, Path]:
@@ -32,6 +31,8 @@ def split_demo(federation: Federation, directory: Path, echo: Callable[[str], No
     count = demo.parts or (len(parts) if same and known else len(users))
     if not same or len(parts) != count:
         echo(f"splitting {demo.dataset} ({demo.partition}, seed {demo.seed}) over {count} silos")
+        from strategies.base.run_settings import parse_settings
+
         dataset = load_dataset(demo.dataset, os.environ.get("SILOFL_DATA", ""))
         asked = parse_settings({**demo.settings, "partition": demo.partition, "seed": demo.seed})
         manifest = write_partition(
@@ -55,6 +56,8 @@ def split_demo(federation: Federation, directory: Path, echo: Callable[[str], No
 
 def split_of(content: Mapping[str, Any]) -> tuple[object, ...]:
     """Return what determines the parts, of a manifest or a federation's demo data: with all settings."""
+    from strategies.base.run_settings import defaults
+
     partition = str(content.get("partition", ""))
     known = {key: value for key, value in defaults().items() if key.startswith(f"{partition}.") or key == "validation"}
     settings = known | dict(content.get("settings", {}))
