@@ -253,7 +253,7 @@ OTHERS: list[tuple[str, str]] = [
         "predict --model {place}/model.safetensors --data {place}/good.npz --out {place}/a-folder",
         "a-folder: Is a directory",
     ),
-    ("import {place}/table.csv --out t.npz", "the 1 labels are 1: not all classes from 0 on, two at least"),
+    ("import {place}/table.csv --out t.npz", "has no column that can be an input (age is left out"),
     ("import {place}/table.csv --out t.npz --labels 0,1 --recipe r.toml", "--labels beside --recipe: the recipe says"),
     ("schema r.toml --out schema.toml", "r.toml cannot be read (No such file or directory)"),
     ("import {place}/table.csv --out t.csv", "t.csv does not end in .npz"),
