@@ -44,7 +44,7 @@ from client.reported import note_terms
 from client.site.audit_gate import folder_of
 from client.site.budget.run_cost import add_cost
 from client.site.own_models import number_of
-from client.site.study.protocol import Study, narrowed
+from client.site.terms import Terms
 from client.site.trust.policy import Policy, PolicyRefusedError
 from client.store import StateStore
 from client.sums import released_sums
@@ -84,9 +84,10 @@ class ClientSession:
         settings: RunSettings,
         context: Context,
         config: Mapping[str, Any] | None = None,
-        study: Study | None = None,
+        terms: Terms | None = None,
     ) -> None:
-        self.settings, self.context, self.study = settings, context, study
+        self.settings, self.context, self.terms = settings, context, terms
+        self.study = None if terms is None else terms.study
         self.config: Mapping[str, Any] = config or {}
         self.info = settings.strategy.info
         self.name = silo_name(context)
@@ -96,8 +97,9 @@ class ClientSession:
     @cached_property
     def policy(self) -> Policy:
         """Return the stricter of this silo's policy and the message's study."""
-        policy = silo_policy(self.context)
-        return policy if self.study is None else narrowed(policy, self.study)
+        if self.terms is None or not is_own_file(self.context):
+            return silo_policy(self.context)
+        return self.terms.rules
 
     @cached_property
     def device(self) -> torch.device:

@@ -71,7 +71,7 @@ def answer(handler: Handler) -> Callable[[Message, Context], Message]:
                 info = replace(info, charged=charged)
             settings = settings_in(context)
             use_threads(settings.common.threads)
-            session = ClientSession(settings, context, study=terms.study)
+            session = ClientSession(settings, context, terms=terms)
             session.check_floor()
             reply = Message(handler(message, session), reply_to=message)
         except Exception as error:

@@ -9,7 +9,7 @@ from tiny import Files, federate
 from client import session
 from client.exchange import answer
 
-OPENED = ("open_data", "silo_policy", "device_of", "StateStore")
+OPENED = ("open_data", "device_of", "StateStore")
 
 
 def test_a_message_has_one_session_which_opens_everything_once(three: Files, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,9 +25,12 @@ def test_a_message_has_one_session_which_opens_everything_once(three: Files, mon
         monkeypatch.setattr(module, name, counted)
 
     count(answer, "ClientSession")
+    count(answer, "read_terms")
+    count(session, "silo_policy")
     for name in OPENED:
         count(session, name)
     run = federate(three, strategy="apple", rounds=2)
     messages = len(run.grid.traffic)
-    assert calls["ClientSession"] == messages > 9
+    assert calls["ClientSession"] == calls["read_terms"] == messages > 9
+    assert not calls["silo_policy"]  # the terms have it
     assert all(0 < calls[name] <= messages for name in OPENED), calls
