@@ -65,6 +65,7 @@ PERSON = re.compile(
     r"(mr|mrs|ms|dr|prof|herr|frau|hr|fr|mme|sr|sra)\.? \S.*|\w+, ?(dr\.? |prof\.? )*[^\W\d]+|\S+@\S+\.\w+",
     re.IGNORECASE,
 )
+MOST_TRIED = 1000  # cells that are compared with it
 MOST_PERSONS = 0.5  # above this share of cells like "Meier, Anna", a column is one of names
 
 MOST_REPEATS = 10  # rows of one value, on average, of an identifier; a ward has more
@@ -119,11 +120,16 @@ def numbers_rows(column: str, cells: Sequence[str]) -> bool:
 
     Names such as ``...number`` count only where each row has its own.
     """
-    own = {identifier(cell) for cell in set(cells)} - {""}
     words = words_of(column) or [""]
-    if len(cells) < ENOUGH_ROWS or not own or not all(number.isdecimal() for number in own):
+    called = words[-1] in (*ID_WORDS, *KINDS) or "".join(words) in ROW_NUMBERS
+    if not called or len(cells) < ENOUGH_ROWS:
         return False
-    return words[-1] in ID_WORDS or (len(own) == len(cells) and (words[-1] in KINDS or "".join(words) in ROW_NUMBERS))
+    own = set[str]()
+    for cell in set(cells):
+        if (number := identifier(cell)) and not number.isdecimal():
+            return False
+        own.add(number)
+    return own != {""} and (words[-1] in ID_WORDS or len(own) == len(cells))
 
 
 def left_out(lines: Lines, columns: Iterable[str]) -> dict[str, str]:
@@ -133,7 +139,7 @@ def left_out(lines: Lines, columns: Iterable[str]) -> dict[str, str]:
         cells = lines.columns[column]
         if names_patients(column):
             found[column] = "it looks like a patient's identifier"
-        elif names_people(column, set(cells)):
+        elif names_people(column, set(cells[:MOST_TRIED])):
             found[column] = "it may name people"
         elif numbers_rows(column, cells):
             found[column] = "it looks like an identifier of rows"

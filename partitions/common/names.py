@@ -32,6 +32,8 @@ def plain_text(text: str) -> str:
 
     Characters without a width are removed, dashes become hyphens, and Cyrillic letters those of Latin that look alike.
     """
+    if text.isascii():
+        return " ".join(text.casefold().split())
     seen = (c for c in unicodedata.normalize("NFKC", text) if unicodedata.category(c) != "Cf")
     return " ".join("".join(seen).casefold().translate(LOOK_ALIKE).split())
 

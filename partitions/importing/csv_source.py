@@ -26,7 +26,7 @@ from partitions.importing.tables import (
     read_lines,
     split_of,
 )
-from partitions.patients import check_identifiers, divided_patients, left_out, names_people, patient_column
+from partitions.patients import MOST_TRIED, check_identifiers, divided_patients, left_out, names_people, patient_column
 from partitions.recipes.cells import GAPS, is_number
 from partitions.recipes.draft import (
     MOST_NUMBERS,
@@ -293,7 +293,7 @@ def shared_recipe(path: Path, schema: Schema, mapped: Mapped, options: ImportOpt
     gaps = find_gaps(lines, [name for name in header if name != patient], asked)
     made = recipe_for(path, header, lines, shared, schema.labels, mapped, asked, gaps)
     taken = {own.name: own.source or own.name for own in made.used if own.name not in mapped.columns}
-    if asked_for := [name for name, own in taken.items() if names_people(own, set(lines.columns[own]))]:
+    if asked_for := [name for name, own in taken.items() if names_people(own, set(lines.columns[own][:MOST_TRIED]))]:
         raise DataError(
             f"{path}: the schema asks for {few(asked_for, 20)}, and your column of that name may name people; if that "
             f"is meant, say --map {asked_for[0]}={taken[asked_for[0]]}"

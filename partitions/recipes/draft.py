@@ -19,11 +19,12 @@ from partitions.recipes.cells import (
     LOOKS_LIKE_A_DATE,
     MINUS,
     SPACES,
+    are_plain,
     date_formats,
     identifier,
     latest_of,
     parse_date,
-    parse_number,
+    parse_numbers,
 )
 from partitions.recipes.lines import Line, Lines, Places, cells_in, column_of
 from partitions.recipes.pipeline import shown
@@ -42,7 +43,9 @@ PLAIN = "number; a gap in other rows becomes the training part's median"
 SPACED = "".join(SPACES)
 SIGN = f"[+{MINUS}-]?"
 DECIMAL = re.compile(rf"{SIGN}\d*([.,])\d+([eE][+-]?\d+)?|{SIGN}\d+([.,])", re.ASCII)
+LONGEST_GAP = max(map(len, GAPS))
 ONE_GROUP = re.compile(rf"{SIGN}[1-9]\d{{0,2}}([.,])\d{{3}}", re.ASCII)
+POINT_GROUP = re.compile(r"^[+-]?[1-9]\d{0,2}\.\d{3}$", re.ASCII | re.MULTILINE)
 GROUPS = re.compile(rf"{SIGN}\d{{1,3}}(?:([.,])\d{{3}}(?:\1\d{{3}})+|([{SPACED}])\d{{3}}(?:\2\d{{3}})*)", re.ASCII)
 BOTH = re.compile(rf"{SIGN}\d{{1,3}}([.,{SPACED}])\d{{3}}(?:\1\d{{3}})*(?!\1)([.,])\d+", re.ASCII)
 ANY_NUMBER = (re.compile(rf"{SIGN}\d+([eE][+-]?\d+)?", re.ASCII), DECIMAL, GROUPS, BOTH)
@@ -71,13 +74,25 @@ class Evidence:
 
 def find_gaps(lines: Sequence[Line], columns: Sequence[str], asked: Asked) -> tuple[str, ...]:
     """Return the cells in these columns that mean a missing value, unchanged; the empty one first."""
-    found = {cell for name in columns for cell in set(column_of(lines, name)) if cell.casefold() in GAPS}
+    found = {
+        cell
+        for name in columns
+        for cell in set(column_of(lines, name))
+        if len(cell) <= LONGEST_GAP and cell.casefold() in GAPS
+    }
     return tuple(dict.fromkeys(["", *sorted(found), *asked.gaps]))
 
 
 def evidence_of(cells: Mapping[str, str]) -> Evidence:
     """Return the signs that cells show. ``cells``: each with its place."""
     found = Evidence()
+    if are_plain(cells):  # with points alone, whose first cells are looked for
+        text = "\n".join(cells)
+        if match := POINT_GROUP.search(text):
+            found.unclear["."] = cells[match[0]], match[0]
+        if cell := next((cell for cell in cells if "." in cell and not ONE_GROUP.fullmatch(cell)), ""):
+            found.decimal["."] = cells[cell], cell
+        return found
     for cell, where in cells.items():
         if match := BOTH.fullmatch(cell):
             found.thousands.setdefault(match[1], (where, cell))
@@ -161,6 +176,8 @@ def draft_columns(
 
 def share_of_numbers(cells: Collection[str]) -> float:
     """Return the share of different cells that are numbers with any signs."""
+    if are_plain(cells):
+        return 1.0
     whole, decimal, groups, both = (own.fullmatch for own in ANY_NUMBER)
     count = sum(1 for cell in cells if whole(cell) or decimal(cell) or groups(cell) or both(cell))
     return count / max(len(cells), 1)
@@ -168,7 +185,7 @@ def share_of_numbers(cells: Collection[str]) -> float:
 
 def draft_number(name: str, lines: Lines, cells: Places, gaps: Collection[str], signs: Signs) -> Column:
     """Draft a column of numbers. Raises DataError at another cell."""
-    values = {cell: parse_number(cell, signs.decimal, signs.thousands) for cell in cells}
+    values = parse_numbers(cells, signs.decimal, signs.thousands)
     counts = Counter(lines.columns[name])
     if strange := [cell for cell, value in values.items() if value is None]:
         raise no_number(name, cells[strange[0]], strange[0], sum(counts[cell] for cell in strange))
@@ -213,11 +230,10 @@ def odd_numbers(cells: Places, counts: Mapping[str, int], values: Mapping[str, f
     elif 0 < below <= FEW_BELOW * sum(counts[cell] for cell in values):
         first = cells[negative[0]].rpartition(", ")[2]
         yield f"{below} cells are below 0, the first in {first}: a `range` refuses such"
-    cell = max(values, key=lambda own: values[own], default="")
-    others = max((value for own, value in values.items() if own != cell), default=0.0)
-    if cell in NINES and counts[cell] > 1 and 0 < 2 * others < values[cell]:
+    cell = max(values, key=values.__getitem__, default="")
+    if cell in NINES and counts[cell] > 1 and 0 < 2 * sorted((0.0, *values.values()))[-2] < values[cell]:
         yield f"{counts[cell]} cells are {cell}, far above all others: if that means missing, add --gaps={cell}"
-    if any(len(cell) > 1 and cell[0] == "0" and cell.isdigit() for cell in values):
+    if any(cell[0] == "0" and len(cell) > 1 and cell.isdigit() for cell in values):
         yield 'cells begin with 0: codes need kind = "category"'
 
 

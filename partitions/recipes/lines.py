@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,19 +35,25 @@ NO_LINES = Lines(Path(), {}, [])
 
 
 class Places(Mapping[str, str]):
-    """The different cells of a column, each with its first place. ``first``: the lines, from 0."""
+    """The ``different`` cells of a column ``name``, each with its first place."""
 
-    def __init__(self, lines: Lines, first: Mapping[str, int]) -> None:
-        self.lines, self.first = lines, first
+    def __init__(self, lines: Lines, name: str, different: Collection[str]) -> None:
+        self.lines, self.name, self.different = lines, name, different
+
+    @cached_property
+    def first(self) -> Mapping[str, int]:
+        """The first line of each cell, from 0; few columns are asked for it."""
+        cells = self.lines.columns[self.name]
+        return dict(zip(reversed(cells), range(len(cells) - 1, -1, -1), strict=True))
 
     def __getitem__(self, cell: str) -> str:
         return self.lines.where(self.first[cell])
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.first)
+        return iter(self.different)
 
     def __len__(self) -> int:
-        return len(self.first)
+        return len(self.different)
 
 
 def column_of(lines: Sequence[Line], name: str) -> Sequence[str]:
@@ -56,6 +63,7 @@ def column_of(lines: Sequence[Line], name: str) -> Sequence[str]:
 
 def cells_in(lines: Lines, name: str, gaps: Collection[str]) -> Places:
     """Return the different cells of a column without gaps, in the order of the lines, each with its first place."""
-    cells = lines.columns[name]
-    first = dict(zip(reversed(cells), range(len(cells) - 1, -1, -1), strict=True))
-    return Places(lines, {cell: first[cell] for cell in dict.fromkeys(cells) if cell not in gaps})
+    different = dict.fromkeys(lines.columns[name])
+    for gap in gaps:
+        different.pop(gap, None)
+    return Places(lines, name, different)

@@ -6,7 +6,7 @@ gives the same result for other rows, bit for bit, and nothing is pickled.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
@@ -16,7 +16,7 @@ import numpy as np
 
 from partitions.common.errors import DataError
 from partitions.common.names import nearest
-from partitions.recipes.cells import DAYS, EPOCH, parse_date, parse_number
+from partitions.recipes.cells import DAYS, EPOCH, parse_date, parse_number, parse_numbers
 from partitions.recipes.combat import Combat, harmonised
 from partitions.recipes.lines import Line, column_of
 from partitions.recipes.places import columns_of, terms_of
@@ -49,6 +49,9 @@ def convert(lines: Sequence[Line], recipe: Recipe) -> tuple[Array, list[Misfit]]
     gaps, formats = frozenset(recipe.gaps), {c.source or c.name: c for c in recipe.columns if c.format}
     for j, column in enumerate(recipe.used):
         cells = column_of(lines, column.source or column.name)
+        if (numbers := plain_numbers(cells, column, gaps)) is not None:
+            made[:, j] = [numbers.get(cell) for cell in cells]
+            continue
         # Each different cell is converted once, or each pair of cells for the time between two dates.
         others = column_of(lines, column.since) if column.since in formats else [""] * len(cells)
         values = {
@@ -64,6 +67,17 @@ def convert(lines: Sequence[Line], recipe: Recipe) -> tuple[Array, list[Misfit]]
                 what = f"{column.name} is {shown(own[0])}, {fault}"
                 found.append((i, Misfit(lines[i][0], what, str(value or ""), column.name)))
     return made, [misfit for _, misfit in sorted(found, key=lambda own: own[0])]
+
+
+def plain_numbers(cells: Sequence[str], column: Column, gaps: Collection[str]) -> dict[str, float] | None:
+    """Return the values of a column of numbers by its cells, without gaps; None where a cell does not fit."""
+    if column.kind != "number":
+        return None
+    found = parse_numbers([c for c in dict.fromkeys(cells) if c not in gaps], column.decimal, column.thousands)
+    values = {cell: value * column.factor + column.offset for cell, value in found.items() if value is not None}
+    low, high = column.range or (-np.inf, np.inf)
+    fits = len(values) == len(found) and all(low <= value <= high for value in values.values())
+    return values if fits else None
 
 
 def value_of(
