@@ -21,7 +21,7 @@ from client.evidence.conformal import conformal_for
 from client.evidence.temperature import temperature_for
 from client.exporting.onnx import onnx_of
 from client.find_states import find_states
-from client.model_card import parse_card
+from client.model_card import note_export, parse_card
 from client.reported import CANDIDATE, REPORTED, array_of
 from client.tables.new_samples import about_recipe
 from models.flat import FlatModel
@@ -155,6 +155,8 @@ def write_model(out: Path, card: dict[str, Any], parts: Parts, onnx: bool = Fals
     text = (json.dumps(card, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
     write_sealed(out, tensors, {"format": "pt", CARD: hashlib.sha256(text).hexdigest()})
     write_atomically(card_file(out), text)
+    if is_custom(card["model"]["name"]):
+        note_export(text)
 
 
 def onnx_file(model: Path) -> Path:

@@ -6,6 +6,8 @@ turn probabilities round, or make them no numbers.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -13,8 +15,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from client.site.trust.keys import site_root
 from models.networks.custom import is_custom
 from partitions.common.errors import DataError, UserError
+from partitions.common.files import private
 from partitions.common.parsed import Frozen, parse_json
 from partitions.labels import MOST_CLASSES
 from partitions.recipes.pictures import parse_any
@@ -128,6 +132,8 @@ class Card(Frozen):
 def parse_card(text: bytes, file: Path, network: str = "") -> dict[str, Any]:
     """Return a checked card's content. ``network``: the network of one's own that the user has named, to be imported.
 
+    A card that this user has exported on this machine may name its network, too.
+
     Raises DataError, one line, for invalid content, and UserError for a network that the user has not named.
     """
     if len(text) > MOST_BYTES:
@@ -139,15 +145,38 @@ def parse_card(text: bytes, file: Path, network: str = "") -> dict[str, Any]:
             parse_any(card.recipe)
     except DataError as error:
         raise DataError(f"{file}: {error}; {MEND}") from None
-    check_network(card.model.name, file, network)
+    if is_custom(card.model.name) and card.model.name != network and not was_made_here(text):
+        raise UserError(
+            f"{file} is of the network {card.model.name}, code of its own, and was not exported here: --network "
+            f"{card.model.name} runs yours of this name"
+        )
     content: dict[str, Any] = json.loads(text)
     return content
 
 
-def check_network(name: str, file: Path, allowed: str) -> None:
-    """Raise UserError where a card names code that the user has not: reading a model must not run another's code."""
-    if is_custom(name) and name != allowed:
-        raise UserError(f"{file} is of the network {name}, code of its own: --network {name} runs yours of this name")
+def note_export(text: bytes) -> None:
+    """Remember a card that was written here, of a run whose network the user had named: its model may be used again.
+
+    Where nothing can be remembered, ``--network`` names the network.
+    """
+    with contextlib.suppress(OSError), private():
+        file = _exports()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a", encoding="ascii") as out:
+            out.write(f"{hashlib.sha256(text).hexdigest()}\n")
+
+
+def was_made_here(text: bytes) -> bool:
+    """Return whether this user has exported this card on this machine."""
+    try:
+        return hashlib.sha256(text).hexdigest() in _exports().read_text("ascii", "replace").split()
+    except OSError:
+        return False
+
+
+def _exports() -> Path:
+    """Return the file with the SHA-256 of each card of an own network that was exported here."""
+    return site_root().with_name("silofl-exported")
 
 
 def _numbers(value: Any) -> Any:

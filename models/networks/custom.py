@@ -45,7 +45,7 @@ def is_custom(name: str) -> bool:
 
 def custom_network(name: str, shape: Shape, outputs: int, settings: CustomSettings) -> nn.Module:
     """Return the network, freshly initialised. Raises UserError, one line, where it cannot be made or used."""
-    drops = _check(name, shape, outputs, settings.per_pixel)
+    drops = _check_factory(name, shape, outputs, settings.per_pixel)
     network = _made(name, shape, outputs)
     if drops:
         network.has_dropout = True  # type: ignore[assignment]
@@ -83,26 +83,29 @@ def _made(name: str, shape: Shape, outputs: int) -> nn.Module:
 
 
 @lru_cache(maxsize=8)
-def _check(name: str, shape: Shape, outputs: int, per_pixel: bool) -> bool:
-    """Raise UserError where methods cannot use the network; return whether it draws random numbers in training."""
+def _check_factory(name: str, shape: Shape, outputs: int, per_pixel: bool) -> bool:
     with torch.random.fork_rng(devices=[]):
         factory_of(name)  # first, because the import may draw numbers, too
-        torch.manual_seed(0)
-        network = _made(name, shape, outputs)
-        torch.manual_seed(0)
-        again = _made(name, shape, outputs)
-        torch.manual_seed(1)
-        other = _made(name, shape, outputs)
-        try:
-            for made in (network, again, other):
-                check_tensors(made)
-        except UserError as error:
-            raise _fault(name, shape, str(error)) from None
+    return check_network(name, shape, outputs, per_pixel, lambda: _made(name, shape, outputs))
+
+
+def check_network(name: str, shape: Shape, outputs: int, per_pixel: bool, make: Callable[[], nn.Module]) -> bool:
+    """Raise UserError where methods cannot use the network; return whether it draws random numbers in training."""
+    with torch.random.fork_rng(devices=[]):
+        made = []
+        for seed in (0, 0, 1):
+            torch.manual_seed(seed)
+            made.append(make())
+            try:
+                check_tensors(made[-1])
+            except UserError as error:
+                raise _fault(name, shape, str(error)) from None
+        network, again, other = made
         if faults := [*_in_numbers(network, again, other)]:
             raise _fault(name, shape, faults[0])
         try:
             flat = FlatModel(network)
-        except (ValueError, IndexError, AttributeError) as error:
+        except Exception as error:
             raise _fault(name, shape, f"its layer blocks cannot be used: {_line(error)}") from None
         x = example(shape, 2)
         wanted = (2, outputs, *(shape[1:] if per_pixel else ()))

@@ -24,14 +24,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from torch import nn
 
 from models.networks.blocks import initialise_kaiming
 from models.networks.cnn import PLAYER_LAYOUTS, ConvNet, PlayerCnnSettings, PlayerNet
-from models.networks.custom import CustomSettings, custom_network, is_custom
+from models.networks.custom import CustomSettings, check_network, custom_network, is_custom
 from models.networks.densenet import PUBLISHED as DENSENET_PUBLISHED
 from models.networks.densenet import DenseNet
 from models.networks.fusion import Fusion, ImageTextSettings, SignalsSettings, is_signal
@@ -344,4 +344,13 @@ def build(name: str, input_shape: Shape, classes: int, settings: Any = None) -> 
     if kind not in spec.kinds or too_small:
         raise UserError(f"model {name!r} cannot take inputs of shape {input_shape}: it takes {spec.takes}")
     own = spec.settings() if settings is None and spec.settings is not None else settings
+    if name not in BUILT_IN and not is_custom(name):
+        _check_plugin(name, input_shape, classes, own)
     return spec.make(input_shape, classes, own)
+
+
+@lru_cache(maxsize=8)
+def _check_plugin(name: str, shape: Shape, classes: int, settings: Any) -> None:
+    """Raise UserError where methods cannot use another package's network."""
+    spec = MODELS[name]
+    check_network(name, shape, classes, spec.per_pixel, lambda: spec.make(shape, classes, settings))

@@ -66,6 +66,8 @@ class Sites:
 
     def __init__(self, folder: Path, rules: str = ALLOWED, **changes: Any) -> None:
         self.folder, self.changes = folder, {**KEEP, **changes}
+        if self.changes["strategy"] == "fedper":  # the network has one layer block
+            self.changes["fedper__personal"] = "all"
         (folder / "data").mkdir(parents=True)
         self.files: Files = random_silos(folder / "data", SIZES)
         self.policies = {name: folder / f"{name}.toml" for name in SIZES}

@@ -186,16 +186,18 @@ def test_a_run_with_the_same_layers_has_the_same_numbers(three: Files, method: s
         assert torch.equal(own.personal(silo), mlp.personal(silo))
 
 
-def test_export_and_predict(two: Files, tmp_path: Path) -> None:
+def test_export_and_predict(two: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it was exported without a word; on another machine only where the network is named."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "here"))
     federate(two, model="mine_path:plain", rounds=1, state_dir=tmp_path / "state", directory=tmp_path / "run")
     card = export_model(tmp_path / "state", "a", "last", tmp_path / "a.safetensors")
     assert card["model"] == {"name": "mine_path:plain", "settings": {"per_pixel": False}}
-    with pytest.raises(
-        UserError, match="is of the network mine_path:plain, code of its own: --network mine_path:plain"
-    ):
-        predict_file(tmp_path / "a.safetensors", two["a"])
-    text = predict_file(tmp_path / "a.safetensors", two["a"], network="mine_path:plain")
+    text = predict_file(tmp_path / "a.safetensors", two["a"])
     assert len(text.splitlines()) == 7
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
+    with pytest.raises(UserError, match="mine_path:plain, code of its own, and was not exported here: --network mine"):
+        predict_file(tmp_path / "a.safetensors", two["a"])
+    assert predict_file(tmp_path / "a.safetensors", two["a"], network="mine_path:plain") == text
 
 
 # ---- The site's policy -----------------------------------------------------------------------------------------------

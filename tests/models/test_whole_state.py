@@ -15,8 +15,9 @@ from client.export import export_model, read_model
 from client.prediction.predict import predict_file
 from models.flat import FlatModel
 from models.lora import adapt
+from models.networks.custom import factory_of
 from models.networks.heads import with_head
-from models.networks.registry import build
+from models.networks.registry import MODELS, ModelSpec, build
 from models.trainable import Part, freeze
 from models.weights import start_from, weights_of
 from partitions.common.errors import UserError
@@ -133,6 +134,15 @@ def grows(n, h, x):
     return h(x) * h.late
 growing = wrapped(grows)
 detached = wrapped(lambda n, h, x: h(x).detach())
+scripted = made(lambda n: setattr(n, "b", torch.jit.script(n.b)))
+def unregistered_layer(n, h, x):
+    return n.layers[0](x) + h(x)
+class Unregistered(Wrapped):
+    def __init__(self, columns, outputs):
+        super().__init__(columns, outputs)
+        self.layers = [nn.Linear(columns, outputs)]
+    def forward(self, x): return unregistered_layer(self, self.h, x)
+def unregistered(shape, outputs): return Unregistered(shape[0], outputs)
 pair = wrapped(lambda n, h, x: (h(x), x))
 """
 
@@ -178,6 +188,7 @@ def test_what_is_exported_answers_as_what_was_trained(two: Files, tmp_path: Path
         ("buffer_of_a_parameter", "its buffer b.copy is a parameter, too"),
         ("buffer_in_a_parameter", "its tensors .* share memory"),
         ("attribute", "a copy that has loaded its saved state gives other outputs"),
+        ("unregistered", "a copy that has loaded its saved state gives other outputs"),
         ("random_tensor", "a copy that has loaded its saved state gives other outputs"),
         ("random_integers", "its integer buffer b.order is drawn at random"),
         ("assigned", "its forward sets h.mean anew: change it in place"),
@@ -195,6 +206,17 @@ def test_what_cannot_be_kept_is_refused_in_one_line(name: str, message: str) -> 
     with pytest.raises(UserError, match=rf"^model = 'kept_state:{name}' .*{message}") as error:
         build(f"kept_state:{name}", (3,), 3)
     assert "\n" not in str(error.value)
+
+
+def test_a_network_of_an_installed_package_is_tried_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def spec(name: str) -> ModelSpec:
+        return ModelSpec("a", "b", "tables", lambda s, n, _: factory_of(f"kept_state:{name}")(s, n), ("table",))
+
+    for name in ("tied", "counter"):
+        monkeypatch.setitem(MODELS, name, spec(name))
+    assert build("tied", (3,), 2)
+    with pytest.raises(UserError, match=r"^model = 'counter' .*: a step of training from the same state is another"):
+        build("counter", (3,), 2)
 
 
 @pytest.mark.parametrize("name", ["tied", "two_names"])
