@@ -11,12 +11,10 @@
 Everything else is reached by the command ``silofl``, which ``python -m silofl`` is too, and by ``flwr run``.
 """
 
-import sys
-
 if __name__ == "__main__":  # python -m silofl
     from server.cli.main import main
 
-    sys.exit(main())
+    raise SystemExit(main())
 
 from partitions.common.errors import DataError, UserError
 from server.notebook import Model, Plot, Run, load_run

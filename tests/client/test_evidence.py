@@ -12,7 +12,7 @@ import pytest
 import torch
 from flwr.app import Message, MetricRecord
 from predictions import read_csv
-from tiny import Files, Run, TinyGrid, federate, random_silos, rows_of, write_silo
+from tiny import Files, Run, TinyGrid, federate, one_block, random_silos, rows_of, write_silo
 
 import client.site.trust.policy as site_policy
 from client.app import app
@@ -27,7 +27,6 @@ from server.run.withdrawal import withdraw
 from server.simulation.engine import flower_identity
 from server.simulation.simulate import simulate
 from strategies import strategies
-from strategies.base.partial import PartialSettings
 from strategies.base.schema.evidence import read_evidence
 from strategies.base.transport.payload import Payload, decode, encode
 
@@ -65,9 +64,7 @@ def of_one_network() -> list[str]:
 def test_it_is_that_of_the_reported_model(tmp_path: Path, method: str) -> None:
     """Of every method for small networks: the Brier score of the model that ``export`` writes, by another way."""
     changes: dict[str, Any] = {"learning_rate": 1.0, "rounds": 2} if method not in ("fedavg", "ditto") else {}
-    if issubclass(strategies()[method].Settings, PartialSettings):  # the network has one layer block
-        changes |= {f"{method}__personal": "all"}
-    _, files, entry = finished(tmp_path, method, **changes)
+    _, files, entry = finished(tmp_path, method, **changes, **one_block(method))
     for silo, file in files.items():
         export_model(tmp_path / "run", silo, "reported", tmp_path / "m")
         assert entry["per_silo"][silo]["brier"] == pytest.approx(brier_of(tmp_path / "m", file), abs=1e-4)

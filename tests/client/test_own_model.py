@@ -20,6 +20,7 @@ from tiny import (
     federate,
     initial,
     notes,
+    one_block,
     random_silos,
     rows_of,
     same,
@@ -66,8 +67,7 @@ class Sites:
 
     def __init__(self, folder: Path, rules: str = ALLOWED, **changes: Any) -> None:
         self.folder, self.changes = folder, {**KEEP, **changes}
-        if self.changes["strategy"] == "fedper":  # the network has one layer block
-            self.changes["fedper__personal"] = "all"
+        self.changes |= one_block(self.changes["strategy"])
         (folder / "data").mkdir(parents=True)
         self.files: Files = random_silos(folder / "data", SIZES)
         self.policies = {name: folder / f"{name}.toml" for name in SIZES}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flwr.app import Message
 from predictions import read_csv
-from tiny import Files, Run, TinyGrid, federate, random_silos, rows_of
+from tiny import Files, Run, TinyGrid, federate, one_block, random_silos, rows_of
 
 from client.export import export_model
 from client.prediction.predict import predict_file
@@ -66,7 +66,7 @@ def without_norms() -> list[str]:
 def test_the_reported_model_has_the_reported_score(tmp_path: Path, method: str) -> None:
     """Of every method, in every silo: the figure of ``summary.json``, by another way than it was found."""
     rounds = {"rounds": 2, "learning_rate": 1.0} if method not in ("fedavg", "ditto") else JUMPY
-    run, files, entry = finished(tmp_path, method, **rounds)
+    run, files, entry = finished(tmp_path, method, **rounds, **one_block(method))
     for silo, file in files.items():
         out = tmp_path / f"{silo}.safetensors"
         card = export_model(tmp_path / "run", silo, "reported", out)
@@ -223,7 +223,7 @@ def test_the_shared_model_is_what_all_silos_received(tmp_path: Path) -> None:
 
 def test_methods_without_a_shared_model_say_so(tmp_path: Path) -> None:
     for method in ("local", "fedper", "lp-proj"):
-        finished(tmp_path / method, method, rounds=1, learning_rate=0.1)
+        finished(tmp_path / method, method, rounds=1, learning_rate=0.1, **one_block(method))
         with pytest.raises(ValueError, match=f"{method} has no model that all silos share: export a silo's"):
             export_shared(tmp_path / method / "run", tmp_path / "m")
     finished(tmp_path / "own", "fedavg", rounds=1, normalization="silo")

@@ -127,7 +127,7 @@ def test_a_round_that_fails_half_way_saves_nothing(
     def failing(self: SiloClient, *arguments: Any) -> None:
         if (self.silo.name, self.round) == ("b", 2):
             self.state.arrays["personal"] = torch.zeros(12)
-            raise RuntimeError("out of memory")
+            raise RuntimeError("the device is gone")
         keep(self, *arguments)
 
     monkeypatch.setattr(SiloClient, "_keep", failing)

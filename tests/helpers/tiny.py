@@ -27,7 +27,9 @@ from server.results.history import Row
 from server.results.run_directory import RunDirectory
 from server.run.loop import RoundLoop
 from server.simulation.engine import InProcessGrid, flower_identity
+from strategies import strategies
 from strategies.base.client import SiloClient
+from strategies.base.partial import PartialSettings
 from strategies.base.run_settings import RunSettings, parse_settings
 from strategies.base.state import State
 from strategies.base.strategy import PersonalizedStrategy
@@ -246,6 +248,12 @@ def settings_of(files: Files, **changes: Any) -> RunSettings:
     """Settings of a tiny run. ``local_epochs=2`` is ``local-epochs``; ``apple__mu=1`` is ``apple.mu``."""
     given = {k.replace("__", ".").replace("_", "-"): v for k, v in changes.items()}
     return parse_settings({**PLAIN, "silos": len(files), **given})
+
+
+def one_block(method: str) -> dict[str, Any]:
+    """Settings with which a method runs on a network of one layer block: what it keeps in the silo is all of it."""
+    own = issubclass(strategies()[method].Settings, PartialSettings)
+    return {f"{method}__personal": "all"} if own else {}
 
 
 def federate(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from tiny import Files, Numbers, federate, gradient, rows_of
+from tiny import Files, Numbers, federate, gradient, one_block, rows_of
 from torch import Tensor
 
 from client.export import export_model
@@ -180,7 +180,9 @@ def test_what_is_sent_is_what_is_trained(three: Files) -> None:
 @pytest.mark.parametrize("method", [name for name, s in strategies().items() if not s.info.pooled and name != "fedbn"])
 def test_every_method_runs_on_a_part(three: Files, method: str, trainable: str) -> None:
     """Two rounds; all models have the part's size, and the frozen layers are what they were."""
-    run = federate(three, strategy=method, mlp__hidden="4,5", trainable=trainable, rounds=2, learning_rate=0.1)
+    changes = one_block(method) if trainable == "head" else {}
+    settings = {"mlp__hidden": "4,5", "trainable": trainable, "rounds": 2, "learning_rate": 0.1}
+    run = federate(three, strategy=method, **settings, **changes)
     size = run.strategy.layout.size
     assert all(len(run.personal(silo)) == size for silo in three)
     assert all(torch.isfinite(run.personal(silo)).all() for silo in three)

@@ -22,6 +22,7 @@ from tiny import TinyGrid, audited, federate, random_silos, round_of, same, sett
 from client.exchange import answer
 from client.export import export_model, read_model
 from client.site.study.protocol import FREE, TEXTS, message_faults, parse_study
+from client.site.terms import read_terms
 from client.site.trust import receipts
 from client.site.trust.message_rules import round_faults
 from client.site.trust.methods import DEFAULTS
@@ -367,13 +368,13 @@ def test_a_study_can_approve_given_models(tmp_path: Path, monkeypatch: pytest.Mo
     listed = {k: v for k, v in run.items() if k not in FREE and DEFAULTS[k] != v}
     protocol = parse_study(STUDY + "".join(f'"{k}" = {json.dumps(v)}\n' for k, v in listed.items()) + LIMITS, "f")
 
-    def check(message: Any, context: Any, **more: Any) -> Any:
+    def check(message: Any, context: Any, *terms: Any, **more: Any) -> None:
         sent = dict(message.content.config_records.get("config", {}))
         if faults := message_faults(protocol, context.run_config, message.metadata.message_type, sent, (), TODAY):
             raise PolicyRefusedError("; ".join(faults))
-        return protocol
 
     monkeypatch.setattr(answer, "check_message", check)
+    monkeypatch.setattr(answer, "read_terms", lambda node, run: replace(read_terms(node, run), study=protocol))
     assert {key[1] for key in read(sites.run())} == set("abc")
 
 

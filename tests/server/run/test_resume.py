@@ -12,7 +12,7 @@ import pytest
 import torch
 from flwr.app import Context, Message
 from resuming import Crash, assert_equal, crash_after, interrupted, personal_models
-from tiny import METHODS, Files, TinyGrid, comparable, federate, round_of, same, write_silo
+from tiny import METHODS, Files, TinyGrid, comparable, federate, one_block, round_of, same, write_silo
 
 from partitions.common.errors import UserError
 from server.run.checkpoints import Checkpoints
@@ -300,7 +300,7 @@ def test_a_cut_off_history_is_mended(three: Files, tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["apple", "fedamp", "fedfomo", "fedapm"])
 def test_a_checkpoint_of_before_the_prefixes_is_read(three: Files, tmp_path: Path, method: str) -> None:
     """Format 1 had silos' models under their bare names, and did not say its number."""
-    options = {**OPTIONS, "strategy": method, "rounds": 4}
+    options = {**OPTIONS, "strategy": method, "rounds": 4, **one_block(method)}
     whole = federate(three, directory=tmp_path / "whole", **options)
     interrupted(three, tmp_path / "parts", watch=crash_after(2), **options)
     file = tmp_path / "parts" / "checkpoint" / f"{method}-7" / "server.safetensors"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message
 from schemas import COLUMNS, DECLARED, LABELS, PERMUTED, hospitals, save
-from tiny import Files, Run, comparable, federate, same, simulated
+from tiny import Files, Run, comparable, federate, one_block, same, simulated
 
 from client.export import export_model
 from client.prediction.predict import predict_file
@@ -72,7 +72,7 @@ def test_everybody_in_another_order_than_declared(tmp_path: Path, reference: Run
 
 @pytest.mark.parametrize("method", ["apple", "ditto", "fedper"])
 def test_methods_that_keep_models_in_the_silo(agreed: Files, tmp_path: Path, method: str) -> None:
-    options = {**OPTIONS, "strategy": method, "rounds": 2}
+    options = {**OPTIONS, "strategy": method, "rounds": 2, **one_block(method)}
     assert_same(federate(hospitals(tmp_path, b=PERMUTED), **options), federate(agreed, **options))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from two_layers import DEEP
 
 from client.exchange import answer
 from client.site.study.protocol import Study, parse_study
+from client.site.terms import read_terms
 from partitions.common.errors import RunFailedError, UserError
 from strategies import strategies
 from strategies.base.broadcast import check_received
@@ -39,7 +41,12 @@ def five(tmp_path: Path) -> Files:
 @pytest.fixture
 def under(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Every message of the test belongs to a study with this step."""
-    return lambda step: monkeypatch.setattr(answer, "check_message", lambda *args, **kwargs: study(step))
+
+    def belong(step: float) -> None:
+        monkeypatch.setattr(answer, "check_message", lambda *args, **kwargs: None)
+        monkeypatch.setattr(answer, "read_terms", lambda node, run: replace(read_terms(node, run), study=study(step)))
+
+    return belong
 
 
 def test_by_hand() -> None:

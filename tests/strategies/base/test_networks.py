@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import Files, federate
+from tiny import Files, federate, one_block
 
 from models.flat import gather
 
@@ -54,6 +54,7 @@ def test_methods_of_each_kind_run(pictures: Files, network: str) -> None:
             "fedala__max_epochs": 1,
         }
         settings |= {"rounds": 2, "batch_size": 8, "evaluate_every": 0, **NETWORKS[network]}
+        settings |= one_block(method) if network == "linear" else {}
         if method == "fedbn" and network in ("linear", "vit-s"):
             with pytest.raises(ValueError, match="fedbn keeps batch normalisation in the silo, and this network has"):
                 federate(pictures, **settings)
