@@ -48,7 +48,7 @@ FAULTS: tuple[tuple[str, str, str], ...] = (
     ),
     ("client/test_export.py", 'if round is not None and which != "reported":', 'if round is None and which != "best":'),
     ("client/site/test_audit.py", 'head = {"line": number + 1', 'head = {"line": number + 2'),
-    ("client/site/test_policy.py", "if len(runs) >= policy.runs_per_day:", "if len(runs) > policy.runs_per_day:"),
+    ("client/site/test_policy.py", "len(runs) >= policy.runs_per_day:", "len(runs) > policy.runs_per_day:"),
     (
         "client/site/test_signing.py",
         'text, "public-key": public_pem(key).decode(), "signature": signature}',
@@ -71,9 +71,13 @@ FAULTS: tuple[tuple[str, str, str], ...] = (
     ("server/report/test_report.py", "if m not in chosen]", "if m in chosen]"),
     (
         "server/report/test_claims.py",
-        "self.interval[0] > 0 or self.interval[1]",
-        "self.interval[0] > 0 and self.interval[1]",
+        "return 1 if low > 0 else -1 if high < 0 else 0",
+        "return 1 if low < 0 else -1 if high > 0 else 0",
     ),
+    ("client/test_temperature.py", "(card, net, data.val)", "(card, net, data.test)"),
+    ("server/test_tune.py", "ranked[: max(1, len(going) // ETA)]", "ranked[-max(1, len(going) // ETA) :]"),
+    ("strategies/base/test_private.py", "* self.uses**0.5", "* 1.0"),
+    ("strategies/base/test_private.py", "sampling.rate, steps * common.rounds, delta)", "sampling.rate, steps, delta)"),
     ("server/cli/test_cli.py -k interrupted", "code, text = 130,", "code, text = 1,"),
     ("server/cli/test_cli.py -k any_error", 'return 2, ": ".join', 'return 1, ": ".join'),
 )
