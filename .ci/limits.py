@@ -77,8 +77,14 @@ def tokens(path: Path) -> int:
             left_out.update(range(node.lineno, (node.end_lineno or 0) + 1))
         elif isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
             left_out.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    count = inside = 0  # a formatted text is one token, as in Python 3.11: newer versions divide it
     with path.open("rb") as file:
-        return sum(t.type not in NO_CODE and t.start[0] not in left_out for t in tokenize.tokenize(file.readline))
+        for t in tokenize.tokenize(file.readline):
+            kind = tokenize.tok_name[t.type]
+            inside -= kind == "FSTRING_END"
+            count += not inside and kind != "FSTRING_START" and t.type not in NO_CODE and t.start[0] not in left_out
+            inside += kind == "FSTRING_START"
+    return count
 
 
 def words() -> Iterator[str]:
