@@ -70,7 +70,7 @@ FAULTS: tuple[tuple[str, str, str], ...] = (
     ("server/deploy/test_compose.py", "sorted({*THIS_MACHINE, server.address, SERVER", "sorted({*THIS_MACHINE, SERVER"),
     ("server/report/test_report.py", "if m not in chosen]", "if m in chosen]"),
     (
-        "server/report/test_claims.py",
+        "server/report/test_answer.py",
         "return 1 if low > 0 else -1 if high < 0 else 0",
         "return 1 if low < 0 else -1 if high > 0 else 0",
     ),
