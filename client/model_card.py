@@ -184,7 +184,10 @@ def _numbers(value: Any) -> Any:
     if isinstance(value, list):
         for one in value:
             yield from _numbers(one)
-    elif isinstance(value, int | float) and not isinstance(value, bool):
+        return
+    try:
+        if isinstance(value, bool | str):
+            raise TypeError
         yield float(value)
-    else:
-        raise DataError("must be numbers, or lists of them")
+    except (TypeError, OverflowError):  # a whole number may be larger than any float
+        raise DataError("must be numbers, or lists of them") from None

@@ -77,6 +77,7 @@ def put(*path: str, value: object) -> Change:
         (put("normalisation", value={"mean": [0, 0, 0], "std": [1, 0, 1]}), "normalisation = .*: must have deviations"),
         (put("normalisation", value={"mean": [0, 0, 0], "std": [1, -1, 1]}), "must have deviations above 0"),
         (put("normalisation", value={"mean": [0], "std": [1, 1, 1]}), "must have as many finite means as deviations"),
+        (put("normalisation", value={"mean": [10**400], "std": [1]}), "must be numbers, or lists of them"),
         (put("normalisation", value={"mean": [[0, "a"]], "std": [1, 1]}), "must be numbers, or lists of them"),
         (put("labels", value={"mean": [0.0], "std": [0.0]}), "labels = .*: must have deviations above 0"),
         (put("conformal", value={**CONFORMAL, "threshold": 1.5}), "conformal.threshold = 1.5: must be less than"),
