@@ -32,7 +32,7 @@ check: install
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/limits.py
 
-# Write down what the code declares: settings (pyproject.toml, docs/settings.md), what each method shows (docs/privacy.md).
+# Write down what the code declares: settings (pyproject.toml, docs/settings.md), what each method shows (docs/attacks.md).
 settings: install
 	$(BIN)/python -m strategies.base.run_settings --write
 	$(BIN)/python -m strategies.base.declarations --write

@@ -14,7 +14,7 @@ sees accuracies and numbers of patients.
 * ``seeds``: seeds that move the gains of all hospitals together: coverage of the mean of these seeds, and of all seeds.
 * ``silo``: one hospital's gain over 1 to 10 seeds that share their test patients.
 
-docs/results.md has the figures; half an hour.
+docs/uncertainty.md has the figures; half an hour.
 """
 
 from __future__ import annotations

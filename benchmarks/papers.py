@@ -1,4 +1,4 @@
-"""The papers' own statistics of finished runs, from ``history.csv``; docs/results.md compares them with the papers.
+"""The papers' own statistics of finished runs, from ``history.csv``; docs/papers.md compares them with the papers.
 
     python -m benchmarks.papers RUN...
 

@@ -118,7 +118,7 @@ def with_privacy(info: MethodInfo) -> str:
     return f"dp = true: what leaves is made of clipped gradients with noise.{alone}"
 
 
-WEAK = 10.0  # a larger epsilon hardly protects (docs/hospital.md)
+WEAK = 10.0  # a larger epsilon hardly protects (docs/differential-privacy.md)
 
 
 def footnote(policy: Policy) -> str:

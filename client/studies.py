@@ -116,11 +116,11 @@ def noise_text(study: Study) -> str:
         given = {key: words(study.settings.get(key, DEFAULTS[key])) for key in DEFAULTS if owner(key) == "dp"}
         return (
             f"Training adds noise here (dp = true; {', '.join(f'{key} = {value}' for key, value in given.items())}). "
-            "docs/privacy.md says what that promises, and what else leaves without noise."
+            "docs/differential-privacy.md says what that promises, and what else leaves without noise."
         )
     return (
         "Nothing here adds noise to what leaves. The party that runs the server can read training records from "
-        "updates; the limits above bound how much is asked, not what one reply gives away (docs/privacy.md)."
+        "updates; the limits above bound how much is asked, not what one reply gives away (docs/attacks.md)."
     )
 
 

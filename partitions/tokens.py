@@ -7,7 +7,7 @@
 * ``Hashed``: no list; a word's token is a hash of it, the same in every process and on every machine.
 * ``Pieces``: BERT's ``vocab.txt`` with its own numbers; other words are composed of pieces.
 
-A vocabulary from hospitals' texts would disclose their content (docs/privacy.md). So hospitals use a hash, or a public
+A vocabulary from hospitals' texts would disclose their content (docs/attacks.md). So hospitals use a hash, or a public
 list.
 """
 

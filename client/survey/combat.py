@@ -3,7 +3,7 @@
 The run's settings name columns and covariates, since all hospitals must use the same. Each selection is a set of
 equations about the patients, so a hospital answers one selection, once. It keeps the selection and the answer in
 ``released-combat.json`` in the state directory. The same selection gets the same answer, also after a few patients
-changed. Another selection, or other data, is refused until the hospital itself removes that file (docs/privacy.md).
+changed. Another selection, or other data, is refused until the hospital itself removes that file (docs/attacks.md).
 Sums over few patients are withheld, by the rules of ``models/survey/exact.py``. All sums are withheld if there are too
 many covariates for the number of patients.
 
@@ -174,7 +174,7 @@ def may_try_again(before: dict[str, Any], selection: Selection, policy: Policy, 
     """Return whether the first answer was a refusal, and data or rule have changed since. Raises PolicyRefusedError."""
     day, (own, then) = before["answer"]["day"], (Counter(samples), Counter(before["samples"]))
     changed = fewest_changed(own, then)
-    remove = f"a second answer needs the hospital to remove {FILE} (docs/privacy.md)"
+    remove = f"a second answer needs the hospital to remove {FILE} (docs/attacks.md)"
     if before["choice"] != selection.names:
         chose = ", ".join(before["choice"]["columns"])
         raise PolicyRefusedError(f"it gave sums of {chose:.200} on {day}, and answers one choice; {remove}")

@@ -147,11 +147,11 @@ MIMIC_LENGTH = 512
 def load_mimic(name: str, data_dir: str) -> Dataset:
     """Load MIMIC-III: notes of the first day, and death in hospital; four groups of diagnoses, as in PLayer-FL.
 
-    The data must not be redistributed, so the user makes the csv (see docs/researcher.md): columns ``text``,
+    The data must not be redistributed, so the user makes the csv (see docs/data-sets.md): columns ``text``,
     ``mortality`` (0 or 1) and ``group`` (mi, gi, infection, brain), a line per admission. Tokens are as in
     :func:`load_sent140`, cut at 512. For partitions other than `natural`, 20 % of each class are the test samples.
     """
-    whence = "make it of MIMIC-III as docs/researcher.md says"
+    whence = "make it of MIMIC-III as docs/data-sets.md says"
     path = require(name, [MIMIC_FILE], MIMIC_PLACES, data_dir, whence)
     bert = path.parent / BERT_FILE
     try:
@@ -163,7 +163,7 @@ def load_mimic(name: str, data_dir: str) -> Dataset:
             if row["mortality"] not in ("0", "1") or row["group"] not in MIMIC_GROUPS or not row["text"]:
                 raise DataError(f"line {number} is not text, mortality 0 or 1, group {', '.join(MIMIC_GROUPS)}")
     except (OSError, ValueError, csv.Error) as error:
-        raise DataError(f"{name}: {path} cannot be read ({error}); see docs/researcher.md") from error
+        raise DataError(f"{name}: {path} cannot be read ({error}); see docs/data-sets.md") from error
     rows = [row for group in MIMIC_GROUPS for _, row in lines if row["group"] == group]
     x, size = own_tokens([row["text"] for row in rows], bert, MIMIC_LENGTH)
     used = "of BERT's vocab.txt" if bert.is_file() else f"words by frequency, as there is no {bert} of BERT's"

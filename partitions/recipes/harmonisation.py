@@ -13,7 +13,7 @@
     delta = {glucose = 1.3}
 
 A hospital needs the common part and its own. The common part, with its own rows, discloses information on the others
-(docs/privacy.md).
+(docs/attacks.md).
 """
 
 from __future__ import annotations

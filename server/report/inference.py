@@ -8,7 +8,7 @@ Several methods that are compared on the same test data share the 5 % (Bonferron
 classified correctly, so the two tests count as independent, and the interval is wider than a paired one. Patients do
 not average out over seeds, because seeds may share them; the seeds' spread is added from ``SEEDS_NEEDED`` on.
 
-Coverage, false claims and power: docs/results.md, ``benchmarks/coverage.py``.
+Coverage, false claims and power: docs/uncertainty.md, ``benchmarks/coverage.py``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The methods' declarations (MethodInfo), written to docs/privacy.md's table and to the module of a hospital's policy.
+"""The methods' declarations (MethodInfo), written to docs/attacks.md's table and to the module of a hospital's policy.
 
 The table lists, per method, what the server and the other hospitals see of a hospital; tests compare it with captured
 messages. ``client/site/trust/methods.py`` is for the site's own process, which imports no method. ``make settings``
@@ -152,7 +152,7 @@ def _python(values: Mapping[str, Any]) -> str:
 
 if __name__ == "__main__":
     root = Path(__file__).parents[2]
-    page = root / "docs" / "privacy.md"
+    page = root / "docs" / "attacks.md"
     if sys.argv[1:] == ["--write"]:
         page.write_text(written(page.read_text("utf-8")), "utf-8")
         (root / "client" / "site" / "trust" / "methods.py").write_text(method_table_text(), "utf-8")

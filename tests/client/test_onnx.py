@@ -27,7 +27,7 @@ from models.shapes import written
 from partitions.common.errors import UserError
 from server.cli.main import main
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "hospital.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "own-model.md"
 REFUSED = ("vit-s", "player-transformer", "fedapm-image-text", "fedapm-signals")  # by PyTorch's exporter
 
 
@@ -128,7 +128,7 @@ def test_an_older_file_beside_a_new_model_is_named(tmp_path: Path, capsys: Any) 
 
 
 def test_the_lines_of_the_page(tmp_path: Path, monkeypatch: Any) -> None:
-    """docs/hospital.md: a model in plain PyTorch, and in onnxruntime, exactly as printed; silofl cannot be imported."""
+    """docs/own-model.md: a model in plain PyTorch, and in onnxruntime, as printed; silofl cannot be imported."""
     files = random_silos(tmp_path, {"a": 40, "b": 40})
     federate(files, directory=tmp_path / "run", rounds=2, normalization="silo", mlp__hidden="5")
     export_model(

@@ -1,7 +1,7 @@
 """A server that reads patients' records with legal messages: each attack without a study, and under an approved one.
 
 The attacker is the server: it knows code, settings, seeds and how many patients there are, and sends what it likes to
-one hospital. Counts are of patients read to a hundredth of a standard deviation. The table in docs/privacy.md has them.
+one hospital. Counts are of patients read to a hundredth of a standard deviation. The table in docs/attacks.md has them.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ DATA = Path(os.environ.get("SILOFL_DATA") or ROOT.parent / "shared" / "data")
     [(65536, 64, 92, 71, 4), (4096, 64, 92, 15, 4), (65536, 500, 84, 74, 19)],
 )
 def test_what_a_hash_gives_away(buckets, news, found, right, guess):
-    """The figures of docs/privacy.md, in per cent, mean of ten silos: whoever knows which rows of an embedding changed,
+    """The figures of docs/attacks.md, in per cent, mean of ten silos: whoever knows which rows of an embedding changed,
     those of the tokens that occur, and the words of all other news, hashes these and looks.
     """
     texts = [set(basic_english(text)) for text, _ in read_news("ag-news", DATA / "ag_news/test.csv")]

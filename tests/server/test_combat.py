@@ -133,7 +133,7 @@ def spread(folder: Path, column: str) -> float:
 
 @pytest.mark.parametrize("shrink", [True, False])
 def test_of_two_hospitals_each_learns_the_others_mean_and_the_file_says_so(shrink: bool) -> None:
-    """From the part of all and its own sums, whatever is left out of the copy: so docs/privacy.md promises no more."""
+    """From the part of all and its own sums, whatever is left out of the copy: so docs/attacks.md promises no more."""
     made, _ = harmonise({"a": answer((0.0, 100.0), 10, 1.0), "b": answer((0.0, 100.0), 20, 2.0)}, shrink)
     assert made is not None
     column = made.silos["a"][0]

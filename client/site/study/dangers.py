@@ -99,7 +99,7 @@ def _of_queries(study: Study, policy: Policy) -> Iterator[str]:
     if study.step > NEAR:
         yield (
             f"step = {study.step:g}: imprint. A model so far from your last one can hold a layer that writes single "
-            f"records into its rows (docs/privacy.md has counts; none was read up to {NEAR:g})"
+            f"records into its rows (docs/attacks.md has counts; none was read up to {NEAR:g})"
         )
     bounded = policy.epsilon or least(study, "dp.target-epsilon")
     if True in values(study, "dp") and not bounded:

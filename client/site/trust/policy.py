@@ -51,7 +51,7 @@ LIMITS = {  # the rule for settings of a kind; the others are factors of `max_de
     "rounds": "max_rounds",
 }
 RETIRED = {  # rules of earlier versions, which may stand in a file: they bound nothing, and `silofl policy` tells it
-    "max-momentum": "it stopped no attack (docs/privacy.md): a study that fixes momentum and learning-rate does"
+    "max-momentum": "it stopped no attack (docs/attacks.md): a study that fixes momentum and learning-rate does"
 }
 AMOUNT = re.compile(r"(^|[-.])(epochs|steps|rounds)(-|$)")  # in the name of a setting that needs a rule
 

@@ -1,7 +1,7 @@
 """ComBat harmonisation of a survey: ``combat.toml``, and the report on it in ``survey.json``.
 
 No file holds the original sums. But ``combat.toml`` holds the parameters with all digits, from which a hospital's mean
-and deviation follow (docs/privacy.md). The means in ``survey.json`` have four digits.
+and deviation follow (docs/attacks.md). The means in ``survey.json`` have four digits.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ It is no method, and no comparison lists it. A silo replies with the metrics of 
 stores nothing. The run's settings name every model, in the order of the rounds, by one SHA-256. It covers the model's
 numbers, the statistics that its inputs are standardised by, and the names of columns and labels in their order. So a
 silo's audit log records the evaluated models, and a server cannot choose a model by the answer to the one before. A
-search for a patient by bisection over models needs a run for each step (docs/privacy.md).
+search for a patient by bisection over models needs a run for each step (docs/attacks.md).
 
 A model that is one silo's own is named with it, ``NAME=SHA-256@SILO``. A site whose policy has ``peers = false``
 answers no message with such a model, its own included. The server asks that silo first, and no other if it refuses.

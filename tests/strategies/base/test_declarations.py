@@ -1,4 +1,4 @@
-"""docs/privacy.md's table of what is seen: made of the methods' declarations, and these are held against messages."""
+"""docs/attacks.md's table of what is seen: made of the methods' declarations, and these are held against messages."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_fedavg_ft_sends_its_own_model_with_default_settings(three: Files) -> No
 
 
 def test_the_page_has_every_method_as_it_is_declared() -> None:
-    page = (ROOT / "docs" / "privacy.md").read_text("utf-8")
+    page = (ROOT / "docs" / "attacks.md").read_text("utf-8")
     assert page.split(BEGIN)[1].split(END)[0].strip() == markdown(), "make settings writes it"
 
 

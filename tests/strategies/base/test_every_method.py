@@ -113,7 +113,7 @@ def test_only_what_is_declared_leaves_a_silo(run_of: Callable[[str], Run], name:
 
 
 def test_the_hospital_is_told_whose_models_travel(three: Files, run_of: Callable[[str], Run], tiny_bn: None) -> None:
-    """docs/hospital.md names the methods whose personal model is what the silo sent, and those alone."""
+    """docs/own-model.md names the methods whose personal model is what the silo sent, and those alone."""
     sent = set()
     for name, (settings, _, _) in CASES.items():
         run = run_of(name)
@@ -122,7 +122,7 @@ def test_the_hospital_is_told_whose_models_travel(three: Files, run_of: Callable
         own = run.personal("a")
         if any(same(m.vector, own) for _, _, payload, _ in replies_of(run, "a") for m in payload.models.values()):
             sent.add(settings["strategy"])
-    text = (Path(__file__).parents[3] / "docs" / "hospital.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "own-model.md").read_text()
     told = text.split("Whether anyone else has this model")[1].split("it is what the silo sent")[0]
     assert set(re.findall(r"`([a-z-]+)`", told)) == sent
 
