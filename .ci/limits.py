@@ -17,10 +17,10 @@ MOST_MODULES, MOST_LINES, MOST_FUNCTION_LINES = 16, 400, 50
 # goes, and raised only in a commit that says why.
 MOST_TOKENS = {
     "models": 47_000,
-    "partitions": 93_500,
+    "partitions": 93_800,
     "strategies": 64_600,
     "client": 88_700,
-    "server": 118_200,
+    "server": 117_400,
     "tests": 553_000,
 }
 NO_CODE = {

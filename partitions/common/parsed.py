@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import reprlib
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from partitions.common.errors import DataError
 from partitions.common.names import nearest
@@ -20,6 +22,11 @@ class Frozen(BaseModel):
 Parsed = TypeVar("Parsed", bound=Frozen)
 
 
+NO_KEY = ("extra_forbidden", "invalid_key")  # named first: for a key that is missing, another is misspelt
+SHORT = reprlib.Repr()  # whatever the size of a value, which YAML's aliases can make unlimited
+SHORT.maxlevel, SHORT.maxstring, SHORT.maxother = 2, 80, 80
+
+
 def parse_json(kind: type[Parsed], text: bytes, file: Path, mend: str) -> Parsed:
     """Return a JSON file's content as values. ``mend``: the next step. Raises DataError, one line."""
     try:
@@ -28,21 +35,49 @@ def parse_json(kind: type[Parsed], text: bytes, file: Path, mend: str) -> Parsed
         raise DataError(f"{file}: {first_fault(error, kind)}; {mend}") from None
 
 
+def parse_values(kind: type[Parsed], content: object, file: Path, mend: str, context: object = None) -> Parsed:
+    """Return a file's content, of another format than JSON, as values. ``mend``, errors: as of :func:`parse_json`."""
+    try:
+        return kind.model_validate(content, context=context)
+    except ValidationError as error:
+        raise DataError(f"{file}: {first_fault(error, kind)}; {mend}") from None
+
+
+def matching(pattern: str, allowed: str) -> AfterValidator:
+    """Return the validator of a text that matches a pattern from its first to its last character."""
+
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(allowed)
+        return text
+
+    return AfterValidator(check)
+
+
 def first_fault(error: ValidationError, kind: type[Frozen]) -> str:
-    """Return the first fault in one line: ``temperature.T = -1.0: must be greater than 0``."""
-    fault = error.errors(include_url=False)[0]
-    key, value = ".".join(map(str, fault["loc"])), fault["input"]
+    """Return the first fault in one line: ``temperature.T = -1.0: must be greater than 0``. Lists count from 1."""
+    faults = error.errors(include_url=False)
+    fault = next((one for one in faults if one["type"] in NO_KEY), faults[0])
+    first = fault["type"] != "invalid_key"  # of a list
+    key = ".".join(str(part + first) if isinstance(part, int) else part for part in fault["loc"])
     if fault["type"] == "json_invalid":
         return f"it is no JSON ({fault['msg'].removeprefix('Invalid JSON: ')})"
-    if fault["type"] == "extra_forbidden":
-        return f"{key[:80]!r} is no key of it{nearest(key, kind.model_fields)}"
+    if fault["type"] in NO_KEY:
+        return f"{key[:80]!r} is no key of it{nearest(key.rpartition('.')[2], keys_of(kind))}"
     if fault["type"] == "missing":
         return f"the key {key} is missing"
     allowed = fault["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    return f"{key} = {shown(value)}: {' '.join(allowed.split())}"
+    allowed = re.sub(r"a valid dictionary( or instance of \w+)?", "keys and values", " ".join(allowed.split()))
+    return f"{key} = {shown(fault['input'])}: {allowed}" if key else allowed
 
 
-def shown(value: Any) -> str:
+def keys_of(kind: type[BaseModel]) -> set[str]:
+    """Return the keys of a model and of the models in it."""
+    schema = kind.model_json_schema()
+    return {key for one in (schema, *schema.get("$defs", {}).values()) for key in one.get("properties", ())}
+
+
+def shown(value: object) -> str:
     """Return the beginning of a value's text."""
-    text = repr(value)
+    text = SHORT.repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ def add_silo(args: argparse.Namespace) -> None:
     from server.deploy.federation import DEVICE, read_federation
     from server.deploy.submit import app_directory
 
-    if not DEVICE.fullmatch(args.device):
+    if not re.fullmatch(DEVICE, args.device):
         raise UserError(f"--device {args.device}: no device; use cpu, or cuda:0 and so on")
     federation = read_federation(args.federation, check_data=False)
     request = read_request(args.request) if args.request else None

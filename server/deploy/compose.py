@@ -266,10 +266,9 @@ def _build(context: str, part: str, variant: str, indent: int = 4) -> str:
 
 def _summary(federation: Federation) -> str:
     """Return the federation file that `setup` reads."""
-    demo = federation.demo
     content: dict[str, object] = {"name": federation.name}
-    if demo is not None:
-        content["demo"] = demo.split | ({"parts": demo.parts} if demo.parts else {})
+    if federation.demo:
+        content["demo"] = federation.demo.model_dump(exclude_unset=True)
     content["silos"] = [
         {"name": silo.name, "data": "demo" if silo.data is None else str(silo.data)} for silo in federation.silos
     ]

@@ -56,7 +56,7 @@ def connect(federation: Federation, compose: Path) -> Deployed:
     fetch = partial(docker_compose, compose, "cp", "superlink:/server/ca.crt")
     write_atomically(certificate, lambda temporary: fetch(str(temporary)), mode=0o600)
     port = docker_compose(compose, "port", "superlink", "8000").strip().rpartition(":")[2]
-    demo = asdict(federation.demo) if federation.demo and federation.demo_silos else None
+    demo = federation.demo.model_dump() if federation.demo else None
     deployed = Deployed(
         name=federation.name,
         file=str(federation.path.absolute()),

@@ -16,88 +16,205 @@ Read by `silofl up` and `silofl compose`, and by `silofl run` for `agreed` and `
 directory.
 """
 
+from __future__ import annotations
+
 import json
 import os
-import re
-import reprlib
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import yaml
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
-from client.site.errors import SiteError
 from client.site.trust.policy import PUBLIC, read_policy
 from partitions.common.errors import UserError
-from partitions.common.names import SILO, unknown_name
+from partitions.common.names import SILO, nearest, unknown_name
+from partitions.common.parsed import Frozen, matching, parse_values, shown
 from partitions.schema import NO_SCHEMA, Schema, load_schema, parse_schema
 
-NAME = SILO
-SHORT = reprlib.Repr()  # short text of a value, whose size YAML aliases can make unlimited
-SHORT.maxlevel, SHORT.maxstring, SHORT.maxother = 2, 80, 80
-shown = SHORT.repr
-KEYS = ("name", "device", "data", "memory", "policy", "samples", "role")  # of a silo
-ROLES = (TRAIN, HELD_OUT) = ("train", "held-out")
-DEVICE = re.compile(r"cpu|cuda:\d{1,3}")
-MEMORY = re.compile(r"[1-9]\d*(\.\d+)?[kmg]b?", re.IGNORECASE)
-HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]*[A-Za-z0-9])?|::1?")
 LARGEST, DEEPEST = 1 << 20, 20  # maximum characters and levels of a file; a federation has four levels
-OF_A_RUN = (
-    "dataset",
-    "partition",
-    "data-dir",
-    "silos",
-    "agreed",
-    "resume",
-    "out",
-    "hold-out",
-)  # settings that the section `run` must not contain
 TAKEN = ("default", "local", "supergrid")  # entries of Flower's own configuration
+OF_A_RUN = {"dataset", "partition", "data-dir", "silos", "agreed", "resume", "out", "hold-out"}  # not in `run`
+DEVICE = r"cpu|cuda:\d{1,3}"
+
+Name = Annotated[str, matching(SILO.pattern, "use 1 to 63 lower-case letters, digits and hyphens, a letter first")]
+Port = Annotated[int, Field(ge=0, le=65535)]
 
 
-@dataclass(frozen=True)
-class Server:
+class Server(Frozen):
     """Address of the server for silos; port 0: choose a free one."""
 
-    address: str = "127.0.0.1"
-    fleet_port: int = 0
-    control_port: int = 0
+    model_config = ConfigDict(alias_generator=lambda name: name.replace("_", "-"))
+
+    address: Annotated[
+        str, matching(r"[A-Za-z0-9]([A-Za-z0-9.:-]*[A-Za-z0-9])?|::1?", "use a host name or an IP address")
+    ] = "127.0.0.1"
+    fleet_port: Port = 0
+    control_port: Port = 0
+
+    @model_validator(mode="after")
+    def ports_differ(self) -> Self:
+        if self.fleet_port and self.fleet_port == self.control_port:
+            raise ValueError("fleet-port and control-port must differ")
+        return self
 
 
-@dataclass(frozen=True)
-class Demo:
+class Demo(Frozen):
     """Data set that is split over the silos with `data: demo`.
 
-    `parts`: number of parts; extra parts are for later silos. 0: keep the existing number, initially one per silo.
+    `parts`: number of parts; extra parts are for later silos. None: keep the existing number, initially one per silo.
     `settings`: of the partition (`dirichlet.beta`), and `validation`; others have their defaults.
     """
 
     dataset: str = "digits"
     partition: str = "dirichlet"
-    seed: int = 42
-    parts: int = 0
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    seed: Annotated[int, Field(ge=0)] = 42
+    parts: Annotated[int, Field(ge=1)] | None = None
+    settings: dict[str, Any] = Field(default_factory=dict)
 
-    @property
-    def split(self) -> dict[str, Any]:
-        """The entries that determine the parts, apart from their number."""
-        made = {"dataset": self.dataset, "partition": self.partition, "seed": self.seed}
-        return made | ({"settings": dict(self.settings)} if self.settings else {})
+    @model_validator(mode="after")
+    def exists(self) -> Self:
+        from partitions.datasets.registry import DATASETS
+        from partitions.schemes.registry import PARTITIONS
+
+        for kind, name, known in (("dataset", self.dataset, DATASETS), ("partition", self.partition, PARTITIONS)):
+            if name not in known:
+                raise unknown_name(kind, name, known)
+        check_settings(
+            self.settings,
+            lambda key: key == "validation" or key.startswith(f"{self.partition}."),
+            partition=self.partition,
+        )
+        return self
 
 
-@dataclass(frozen=True)
-class SiloEntry:
+def check_settings(values: Mapping[str, Any], allowed: Callable[[str], bool], **others: object) -> None:
+    """Raise UserError unless all keys are settings that are allowed here, and the values can go with the others."""
+    from strategies.base.run_settings import defaults, parse_settings
+
+    known = [key for key in defaults() if allowed(key)]
+    if wrong := next((key for key in values if key not in known), ""):
+        raise UserError(f"unknown setting {shown(wrong)}{nearest(wrong, known)}")
+    parse_settings({**values, **others})
+
+
+class Place(NamedTuple):
+    """Folder of a federation file, and whether its data files must exist."""
+
+    folder: Path
+    check_data: bool
+
+
+def absolute(named: object, info: ValidationInfo[Place]) -> Path:
+    """Return the path of a file that is named in the federation file."""
+    if not isinstance(named, str) or not named:
+        raise ValueError("must be the path of a file")
+    if "\0" in named or any("\ud800" <= character <= "\udfff" for character in named):
+        raise ValueError("no file name has such a character")
+    try:
+        return Path(info.context.folder, Path(named).expanduser()).absolute()
+    except RuntimeError:
+        raise ValueError("there is no home directory of that user") from None
+
+
+def data_file(named: object, info: ValidationInfo[Place]) -> Path | None:
+    if named == "demo":
+        return None
+    file = absolute(named, info)
+    if info.context.check_data and not os.path.isfile(file):  # False also for a name that is too long
+        raise ValueError(f"there is no file {file}; give the path of an .npz file, or `demo`")
+    return file
+
+
+def policy_file(named: object, info: ValidationInfo[Place]) -> str:
+    """Return a silo's policy. A policy file is checked now, because a silo does not start with an unreadable one."""
+    if named in (None, PUBLIC):
+        return PUBLIC if named or info.data.get("data", "") is None else ""  # demo data are public
+    read_policy(file := str(absolute(named, info)))
+    return file
+
+
+class SiloEntry(Frozen):
     """One silo; `data` is None for a silo with a part of the demo data."""
 
-    name: str
-    device: str = "cpu"
-    data: Path | None = None
-    memory: str = ""
-    policy: str = ""  # a file, `public`, or nothing, which means the defaults
-    samples: int = 0  # its weight as a number of training samples; 0: the reported number, within bounds
-    role: str = TRAIN
+    name: Name
+    device: Annotated[str, matching(DEVICE, "use cpu, or cuda:0 and so on")] = "cpu"
+    data: Annotated[Path | None, PlainValidator(data_file)]
+    memory: Annotated[str, matching(r"|[1-9]\d*(\.\d+)?[kmgKMG][bB]?", "write for example 2g or 512m")] = ""
+    # a file, `public`, or nothing, which means the defaults
+    policy: Annotated[Any, PlainValidator(policy_file)] = Field(None, validate_default=True)
+    samples: Annotated[int, Field(ge=1)] | None = None  # its weight as a number of training samples; None: as reported
+    role: Literal["train", "held-out"] = "train"
+
+
+def declared_schema(content: object, info: ValidationInfo[Place]) -> Schema:
+    """Return the schema of the section `schema`, or of the file that it names."""
+    return load_schema(absolute(content, info)) if isinstance(content, str) else parse_schema(content)
+
+
+Section = BeforeValidator(lambda content: {} if content is None else content)  # an empty section
+
+
+class Content(Frozen):
+    """Sections of a federation file."""
+
+    name: Name
+    server: Annotated[Server, Section] = Server()
+    demo: Demo | None = None
+    silos: Annotated[tuple[SiloEntry, ...], Field(strict=False, min_length=1)]
+    agreed: Annotated[dict[str, Any], Section] = Field(default_factory=dict)
+    run: Annotated[dict[str, Any], Section] = Field(default_factory=dict)
+    declared: Annotated[Any, PlainValidator(declared_schema)] = Field(NO_SCHEMA, alias="schema")
+
+    @field_validator("run")
+    @classmethod
+    def can_run(cls, run: dict[str, Any]) -> dict[str, Any]:
+        from strategies.base.settings import MOST_SILOS
+
+        check_settings(run, lambda key: key not in OF_A_RUN, silos=MOST_SILOS)  # each run sets their number
+        return run
+
+    @model_validator(mode="after")
+    def fit_together(self) -> Self:
+        from strategies.base.schema.data_summary import read_agreed
+
+        read_agreed(self.agreed_text)
+        names = [silo.name for silo in self.silos]
+        if self.name in TAKEN:
+            raise ValueError(f"name = {self.name}: is an entry of Flower's own configuration; choose another name")
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"silos: the name {twice[0]} is there {len(twice)} times; each needs its own")
+        if all(silo.role == "held-out" for silo in self.silos):
+            raise ValueError("silos: all have `role: held-out`; none would be left to train")
+        users = [silo.name for silo in self.silos if silo.data is None]
+        if users and self.demo is None:
+            raise ValueError(
+                f"silo {users[0]} has `data: demo` but there is no `demo` section; "
+                "add one such as `demo: {dataset: digits, partition: dirichlet, seed: 42}`"
+            )
+        if self.demo and self.demo.parts and self.demo.parts < len(users):
+            raise ValueError(f"demo.parts = {self.demo.parts}: too few for {len(users)} silos with `data: demo`")
+        return self
+
+    @cached_property
+    def agreed_text(self) -> str:
+        """The section `agreed`, the silos' `samples` and the schema, as the setting `agreed`."""
+        fields, samples = dict(self.agreed), {silo.name: silo.samples for silo in self.silos if silo.samples}
+        if samples and isinstance(elsewhere := fields.get("samples", {}), dict):
+            fields["samples"] = elsewhere | samples
+        fields |= {"schema": schema} if (schema := self.declared.bare.content) else {}
+        return json.dumps(fields, sort_keys=True, default=str) if fields else ""
 
 
 @dataclass(frozen=True)
@@ -107,16 +224,16 @@ class Federation:
     path: Path
     name: str
     server: Server
-    demo: Demo | None
+    demo: Demo | None  # None also where no silo has demo data
     silos: tuple[SiloEntry, ...]
-    agreed: str = ""  # the schema and sample counts of the silos' data, as the setting `agreed`
-    run: Mapping[str, Any] = field(default_factory=dict)  # default settings of its runs
-    schema: Schema = NO_SCHEMA  # required columns and labels of every silo's data file
+    agreed: str  # the schema and sample counts of the silos' data, as the setting `agreed`
+    run: Mapping[str, Any]  # default settings of its runs
+    schema: Schema  # required columns and labels of every silo's data file
 
     @property
     def held_out(self) -> tuple[str, ...]:
         """The silos that never take part in training."""
-        return tuple(silo.name for silo in self.silos if silo.role == HELD_OUT)
+        return tuple(silo.name for silo in self.silos if silo.role == "held-out")
 
     @property
     def demo_silos(self) -> tuple[SiloEntry, ...]:
@@ -137,86 +254,14 @@ def read_federation(path: Path, *, check_data: bool = True) -> Federation:
         raise UserError(f"there is no {path}: write one, or name another file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
-    content = _parsed(text, path)
-    known = ("name", "server", "demo", "silos", "agreed", "run", "schema")
-    top = _mapping(content, f"{path}", known, required=("name", "silos"))
-    name = _name(top["name"], f"{path}: name")
-    if name in TAKEN:
-        raise UserError(f"{path}: name: {shown(name)} is an entry of Flower's own configuration; choose another name")
-    server = _server(top.get("server"), path)
-    demo = _demo(top.get("demo"), path)
-    if not isinstance(top["silos"], list) or not top["silos"]:
-        raise UserError(f"{path}: silos: needs a list of at least one silo, each with a `name`")
-    silos = tuple(_silo(item, number, path, check_data) for number, item in enumerate(top["silos"], start=1))
-    names = [silo.name for silo in silos]
-    for silo, times in Counter(names).items():
-        if times > 1:
-            raise UserError(f"{path}: silos: the name {silo!r} is there {times} times; each needs its own")
-    users = [silo.name for silo in silos if silo.data is None]
-    if all(silo.role == HELD_OUT for silo in silos):
-        raise UserError(f"{path}: silos: all have `role: held-out`; none would be left to train")
-    if users and demo is None:
-        raise UserError(
-            f"{path}: silo {users[0]} has `data: demo` but there is no `demo` section; "
-            "add one such as `demo: {dataset: digits, partition: dirichlet, seed: 42}`"
-        )
-    if demo is not None and 0 < demo.parts < len(users):
-        raise UserError(f"{path}: demo.parts: {demo.parts} parts are too few for {len(users)} silos with `data: demo`")
-    schema = _schema(top.get("schema"), path)
-    agreed, run = _agreed(top.get("agreed"), silos, schema, path), _run(top.get("run"), path)
-    return Federation(path, name, server, demo, silos, agreed, run, schema)
+    place = Place(path.parent, check_data)
+    found = parse_values(Content, parse_yaml(text, path), path, "docs/deployment.md describes the file", place)
+    demo = found.demo if any(silo.data is None for silo in found.silos) else None
+    return Federation(path, found.name, found.server, demo, found.silos, found.agreed_text, found.run, found.declared)
 
 
-def _schema(content: Any, path: Path) -> Schema:
-    """Return the schema of the section `schema`, or of the file that it names."""
-    if content is None:
-        return NO_SCHEMA
-    try:
-        if isinstance(content, str):
-            return load_schema(_file(content, f"{path}: schema", path))
-        return parse_schema(content)
-    except ValueError as error:
-        raise UserError(f"{path}: schema: {error}") from None
-
-
-def _agreed(content: Any, silos: Sequence[SiloEntry], schema: Schema, path: Path) -> str:
-    """Return the section `agreed`, the silos' `samples` and the schema as one JSON text."""
-    fields = dict(_mapping(content or {}, f"{path}: agreed", ("task", "shape", "classes", "samples")))
-    samples = {silo.name: silo.samples for silo in silos if silo.samples}
-    if samples:
-        fields["samples"] = {**_mapping_of(fields.get("samples") or {}, f"{path}: agreed.samples"), **samples}
-    fields |= {"schema": schema.bare.content} if schema.bare.content else {}
-    if not fields:
-        return ""
-    from strategies.base.schema.data_summary import read_agreed
-
-    try:
-        read_agreed(text := json.dumps(fields, sort_keys=True, allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{path}: {error}") from None
-    return text
-
-
-def _run(content: Any, path: Path) -> Mapping[str, Any]:
-    """Return the checked section `run`; the number of silos is set by each run."""
-    from strategies.base.run_settings import defaults, parse_settings
-    from strategies.base.settings import MOST_SILOS
-
-    run = _mapping(content or {}, f"{path}: run", tuple(key for key in defaults() if key not in OF_A_RUN))
-    try:
-        parse_settings({**run, "silos": MOST_SILOS})
-    except ValueError as error:
-        raise UserError(f"{path}: run: {error}") from None
-    return run
-
-
-def _mapping_of(content: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(content, dict):
-        raise UserError(f"{where}: needs a number for each silo, got {shown(content)}")
-    return content
-
-
-def _parsed(text: str, path: Path) -> Any:
+def parse_yaml(text: str, path: Path) -> Any:
+    """Return the content of a YAML file. Raises UserError, one line."""
     if len(text) > LARGEST:
         raise UserError(f"{path} has {len(text)} characters: a federation file has at most {LARGEST}")
     try:
@@ -242,132 +287,3 @@ class Loader(yaml.SafeLoader):
         node = super().compose_node(parent, index)
         self.level -= 1
         return node
-
-
-def _server(content: Any, path: Path) -> Server:
-    if content is None:
-        return Server()
-    where = f"{path}: server"
-    fields = _mapping(content, where, ("address", "fleet-port", "control-port"))
-    address = fields.get("address", Server.address)
-    if not isinstance(address, str) or not HOST.fullmatch(address):
-        raise UserError(f"{where}.address: {shown(address)} is neither a host name nor an IP address")
-    ports = {}
-    for key in ("fleet-port", "control-port"):
-        port = fields.get(key, 0)
-        if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
-            raise UserError(f"{where}.{key}: {shown(port)} is not a port; use 1 to 65535, or 0 for a free one")
-        ports[key] = port
-    if ports["fleet-port"] and ports["fleet-port"] == ports["control-port"]:
-        raise UserError(f"{where}: fleet-port and control-port are both {ports['fleet-port']}; they must differ")
-    return Server(address, ports["fleet-port"], ports["control-port"])
-
-
-def _demo(content: Any, path: Path) -> Demo | None:
-    if content is None:
-        return None
-    from partitions.datasets.registry import DATASETS
-    from partitions.schemes.registry import PARTITIONS
-
-    where = f"{path}: demo"
-    fields = _mapping(content, where, ("dataset", "partition", "seed", "parts", "settings"))
-    seed = fields.get("seed", Demo.seed)
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise UserError(f"{where}.seed: {shown(seed)} is not a whole number of at least 0")
-    parts = fields.get("parts", Demo.parts)
-    if isinstance(parts, bool) or not isinstance(parts, int) or parts < ("parts" in fields):
-        raise UserError(f"{where}.parts: {shown(parts)} is not a whole number of at least 1")
-    demo = Demo(fields.get("dataset", Demo.dataset), fields.get("partition", Demo.partition), seed, parts)
-    for kind, name, known in (("dataset", demo.dataset, DATASETS), ("partition", demo.partition, PARTITIONS)):
-        word = name if isinstance(name, str) else shown(name)
-        if word not in known:
-            raise UserError(f"{where}.{kind}: {unknown_name(kind, word, known)}")
-    return replace(demo, settings=_split_settings(fields.get("settings"), demo.partition, f"{where}.settings"))
-
-
-def _split_settings(content: Any, partition: str, where: str) -> Mapping[str, Any]:
-    """Return the checked section `demo.settings`: settings of the partition, and `validation`."""
-    from strategies.base.run_settings import defaults, parse_settings
-
-    known = tuple(key for key in defaults() if key == "validation" or key.startswith(f"{partition}."))
-    settings = _mapping(content or {}, where, known)
-    try:
-        parse_settings({**settings, "partition": partition})
-    except ValueError as error:
-        raise UserError(f"{where}: {error}") from None
-    return settings
-
-
-def _silo(content: Any, number: int, path: Path, check_data: bool) -> SiloEntry:
-    where = f"{path}: silo {number}"
-    fields = _mapping(content, where, KEYS, required=("name", "data"))
-    name = _name(fields["name"], f"{where}: name")
-    where = f"{path}: silo {name}"
-    device = fields.get("device", "cpu")
-    if not isinstance(device, str) or not DEVICE.fullmatch(device):
-        raise UserError(f"{where}: device: {shown(device)} is no device; use `cpu`, or `cuda:0` and so on")
-    memory = fields.get("memory", "")
-    if memory != "" and not (isinstance(memory, str) and MEMORY.fullmatch(memory)):
-        raise UserError(f"{where}: memory: {shown(memory)} is no amount of memory; write for example `2g` or `512m`")
-    policy = _policy(fields.get("policy"), f"{where}: policy", path)
-    samples = fields.get("samples", 0)
-    if isinstance(samples, bool) or not isinstance(samples, int) or samples < ("samples" in fields):
-        raise UserError(
-            f"{where}: samples: {shown(samples)} is no number of training samples; use a whole one from 1 on"
-        )
-    role = fields.get("role", TRAIN)
-    if role not in ROLES:
-        raise UserError(f"{where}: role: {shown(role)} is none; use `train`, or `held-out`")
-    data = fields["data"]
-    if not isinstance(data, str) or not data:
-        raise UserError(f"{where}: data: {shown(data)} is neither `demo` nor the path of an .npz file")
-    if data == "demo":
-        return SiloEntry(name, device, None, memory, policy or PUBLIC, samples, role)  # public data
-    file = _file(data, f"{where}: data", path)
-    if check_data and not os.path.isfile(file):  # False also for a name that is too long
-        raise UserError(f"{where}: data: there is no file {file}; give the path of an .npz file, or `demo`")
-    return SiloEntry(name, device, file, memory, policy, samples, role)
-
-
-def _policy(named: Any, where: str, path: Path) -> str:
-    """Return a silo's policy. A policy file is checked now, because a silo does not start with an unreadable one."""
-    if named in (None, PUBLIC):
-        return named or ""
-    if not isinstance(named, str) or not named:
-        raise UserError(f"{where}: {shown(named)} is neither the path of a policy.toml nor `public`")
-    file = str(_file(named, where, path))
-    try:
-        read_policy(file)
-    except SiteError as error:
-        raise UserError(f"{where}: {error}") from None
-    return file
-
-
-def _file(named: str, where: str, path: Path) -> Path:
-    if "\0" in named or any("\ud800" <= character <= "\udfff" for character in named):
-        raise UserError(f"{where}: {shown(named)} is no path: no file name has such a character")
-    try:
-        return (path.parent / Path(named).expanduser()).absolute()
-    except RuntimeError:
-        raise UserError(f"{where}: there is no home directory of the user in {shown(named)}") from None
-
-
-def _mapping(content: Any, where: str, known: tuple[str, ...], *, required: tuple[str, ...] = ()) -> Mapping[str, Any]:
-    """Return the mapping if it has all required keys and no unknown one."""
-    if not isinstance(content, dict):
-        raise UserError(f"{where}: needs keys and values ({', '.join(known)}), got {shown(content)}")
-    for key in content:
-        if key not in known:
-            raise UserError(f"{where}: {unknown_name('key', key[:80] if isinstance(key, str) else shown(key), known)}")
-    for key in required:
-        if content.get(key) is None:
-            raise UserError(f"{where}: the key {key!r} is missing")
-    return content
-
-
-def _name(value: Any, where: str) -> str:
-    if not isinstance(value, str) or not NAME.fullmatch(value):
-        raise UserError(
-            f"{where}: {shown(value)} is no name: use 1 to 63 lower-case letters, digits and hyphens, a letter first"
-        )
-    return value

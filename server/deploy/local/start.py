@@ -5,7 +5,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 
 from client.site.flower import REFUSED
@@ -163,7 +162,7 @@ def plan(
         address=server.address,
         fleet_port=fleet_port,
         control_port=control_port,
-        demo=asdict(federation.demo) if federation.demo and federation.demo_silos else None,
+        demo=federation.demo.model_dump() if federation.demo else None,
         silos=silos,
         connection=connection,
     )

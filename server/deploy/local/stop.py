@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from partitions.common.errors import UserError
+from partitions.common.names import SILO
 from server.deploy import processes
 from server.deploy.control import Control, remove_connection
-from server.deploy.federation import NAME
 from server.deploy.local.parts import GRACE_SECONDS, main_processes, starts_runs
 from server.deploy.local.record import SUPERLINK, TEMPLATE, LocalFederation, only_one, read_record, state_root
 from server.deploy.processes import Process
@@ -74,7 +74,7 @@ def down(name: str) -> int:
 
     Silo state, keys, data and logs are kept; the `flwr` connection is removed. Raises UserError for an unknown name.
     """
-    if not (NAME.fullmatch(name) and (state_root() / name).is_dir()):
+    if not (SILO.fullmatch(name) and (state_root() / name).is_dir()):
         known = sorted(p.name for p in state_root().glob("*") if p.is_dir())
         raise UserError(f"there is no federation {name!r} on this machine; there are: {', '.join(known) or 'none'}")
     return clear(name)

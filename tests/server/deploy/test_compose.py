@@ -236,7 +236,7 @@ def test_missing_data_are_one_line_and_exit_code_2(tmp_path: Path, capsys: pytes
     path = tmp_path / "federation.yaml"
     path.write_text("name: net\nsilos: [{name: a, data: nowhere.npz}]\n")
     assert main(["compose", str(path), "--out", str(tmp_path / "out.yml")]) == 2
-    assert re.fullmatch(r"silofl compose: .*silo a: data: there is no file .*\n", capsys.readouterr().err)
+    assert re.fullmatch(r"silofl compose: .*silos\.1\.data = .*: there is no file .*\n", capsys.readouterr().err)
     assert not (tmp_path / "out.yml").exists()
 
 

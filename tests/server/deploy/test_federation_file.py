@@ -36,11 +36,13 @@ def test_a_right_file(tmp_path: Path) -> None:
     """Defaults fill in, a relative path starts at the file's directory."""
     federation = read_federation(write(tmp_path, RIGHT))
     assert federation.name == "trial"
-    assert federation.server == Server("fl.example.org", 9092, 0)
-    assert federation.demo == Demo("breast-cancer", "iid", 42)
+    assert federation.server == Server.model_validate({"address": "fl.example.org", "fleet-port": 9092})
+    assert federation.demo == Demo(dataset="breast-cancer", partition="iid")
     assert federation.silos == (
-        SiloEntry("hospital-01", "cpu", None, "", "public"),
-        SiloEntry("north", "cuda:1", tmp_path / "data" / "north.npz", "4g"),
+        SiloEntry.model_construct(name="hospital-01", device="cpu", data=None, policy="public"),
+        SiloEntry.model_construct(
+            name="north", device="cuda:1", data=tmp_path / "data" / "north.npz", memory="4g", policy=""
+        ),
     )
     assert federation.demo_silos == federation.silos[:1]
 
@@ -64,10 +66,10 @@ def test_a_schema(tmp_path: Path) -> None:
     [
         ("schema: none.toml", "none.toml cannot be read"),
         ("schema: heart.txt", "heart.txt does not end in .toml"),
-        ("schema: [age]", "schema: a schema has the keys features, labels, dtype"),
-        ("schema: {columns: [age]}", "schema: a schema has the keys features, labels, dtype"),
-        ("schema: {labels: [no, yes]}", "schema: the label False is no text: write it in quotation marks"),
-        ("schema: {features: [a, a]}", "schema: two columns are called 'a'"),
+        ("schema: [age]", "a schema has the keys features, labels, dtype"),
+        ("schema: {columns: [age]}", "a schema has the keys features, labels, dtype"),
+        ("schema: {labels: [no, yes]}", "the label False is no text: write it in quotation marks"),
+        ("schema: {features: [a, a]}", "two columns are called 'a'"),
         ("schema: {labels: [a, b]}\nagreed: {classes: 3}", "schema names 2 labels, and classes = 3"),
     ],
 )
@@ -140,72 +142,48 @@ def test_not_all_silos_are_held_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "line"),
     [
-        ("data: demo", "data: demo, samples: 0", "silo hospital-01: samples: 0 is no number of training samples"),
-        (
-            "data: demo",
-            "data: demo, role: guest",
-            "silo hospital-01: role: 'guest' is none; use `train`, or `held-out`",
-        ),
-        ("name: trial", "name: trial\nrun: {hold-out: a}", "run: unknown key 'hold-out'"),
-        ("data: demo", "data: demo, samples: many", "samples: 'many' is no number of training samples"),
-        ("name: trial", "name: trial\nagreed: {shapes: [3]}", "agreed: unknown key 'shapes' (did you mean 'shape'?)"),
-        (
-            "name: trial",
-            "name: trial\nrun: {lost-silos: resend}",
-            "run: unknown key 'lost-silos' (did you mean 'lost-silo'",
-        ),
-        ("name: trial", "name: trial\nrun: {lost-silo: never}", "run: lost-silo = "),
-        ("name: trial", "name: trial\nrun: {silos: 3}", "run: unknown key 'silos'"),
-        ("name: trial", "name: trial\nrun: [3]", "run: needs keys and values"),
+        ("data: demo", "data: demo, samples: 0", "silos.1.samples = 0: must be greater than or equal to 1"),
+        ("data: demo", "data: demo, samples: many", "silos.1.samples = 'many': must be a valid integer"),
+        ("data: demo", "data: demo, role: guest", "silos.1.role = 'guest': must be 'train' or 'held-out'"),
+        ("data: demo", "device: cpu", "the key silos.1.data is missing"),
+        ("data: demo", "data: 3", "silos.1.data = 3: must be the path of a file"),
+        ("name: trial", "name: trial\nagreed: {shapes: [3]}", "task, shape, classes, samples, schema is needed here"),
         ("name: trial", "name: trial\nagreed: {shape: [0]}", "agreed: shape = [0]: a list of one to four whole"),
         ("name: trial", "name: trial\nagreed: {classes: 2.5}", "agreed: classes = 2.5: a whole number up to"),
         ("name: trial", "name: trial\nagreed: {samples: {a: -1}}", "agreed: samples = {'a': -1}: a whole number from"),
-        ("name: trial", "name: trial\nagreed: {samples: {a: 2026-01-01}}", "not JSON serializable"),
-        (
-            "name: trial",
-            "name: trial\nagreed: yes",
-            "agreed: needs keys and values (task, shape, classes, samples), got True",
-        ),
-        ("name: trial", "nmae: trial", "unknown key 'nmae' (did you mean 'name'?)"),
-        ("name: trial\n", "", "the key 'name' is missing"),
-        ("name: trial", "name: Trial 1", "name: 'Trial 1' is no name"),
-        ("name: trial", "name: local", "'local' is an entry of Flower's own configuration"),
-        ("fleet-port: 9092", "fleet: 9092", "server: unknown key 'fleet' (did you mean 'fleet-port'?)"),
-        ("fleet-port: 9092", "fleet-port: 70000", "server.fleet-port: 70000 is not a port"),
-        ("fleet-port: 9092", "fleet-port: yes", "server.fleet-port: True is not a port"),
-        ("fleet-port: 9092", "fleet-port: 9092, control-port: 9092", "are both 9092; they must differ"),
-        ("fl.example.org", '"https://fl"', "'https://fl' is neither a host name nor an IP address"),
-        (
-            "breast-cancer",
-            "breast-cancr",
-            "demo.dataset: unknown dataset 'breast-cancr' (did you mean 'breast-cancer'?)",
-        ),
-        ("partition: iid", "partition: zzz", "demo.partition: unknown partition 'zzz'; there are: apple-pathological"),
-        (
-            "partition: iid",
-            "partition: dirichlet, settings: {dirichlet.beta: 0}",
-            "demo.settings: dirichlet.beta = 0.0 is out of range",
-        ),
-        (
-            "partition: iid",
-            "partition: iid, settings: {dirichlet.beta: 1}",
-            "demo.settings: unknown key 'dirichlet.beta'",
-        ),
-        ("partition: iid", "seed: -1", "demo.seed: -1 is not a whole number of at least 0"),
-        ("demo: {dataset: breast-cancer, partition: iid}\n", "", "there is no `demo` section"),
-        ("name: north", "name: hospital-01", "silos: the name 'hospital-01' is there 2 times"),
-        ("name: north", "name: Nord", "silo 2: name: 'Nord' is no name"),
-        ("name: north, ", "", "silo 2: the key 'name' is missing"),
-        ('"cuda:1"', "gpu", "silo north: device: 'gpu' is no device; use `cpu`, or `cuda:0`"),
-        ('"cuda:1"', '"cuda:-1"', "silo north: device: 'cuda:-1' is no device"),
-        ('"cuda:1"', "1", "silo north: device: 1 is no device"),
-        ("memory: 4g", "memory: lots", "silo north: memory: 'lots' is no amount of memory"),
-        ("memory: 4g", "memroy: 4g", "silo 2: unknown key 'memroy' (did you mean 'memory'?)"),
-        ("north.npz", "south.npz", "silo north: data: there is no file"),
-        ("data: demo", "device: cpu", "silo 1: the key 'data' is missing"),
-        ("data: demo", "data: 3", "silo hospital-01: data: 3 is neither `demo` nor the path"),
+        ("name: trial", "name: trial\nagreed: {samples: {a: 2026-01-01}}", "agreed: samples = {'a': '2026-01-01'}: a"),
+        ("name: trial", "name: trial\nagreed: yes", "agreed = True: must be keys and values"),
+        ("name: trial", "name: trial\nrun: {hold-out: a}", "unknown setting 'hold-out'"),
+        ("name: trial", "name: trial\nrun: {lost-silos: resend}", "'lost-silos' (did you mean 'lost-silo'?)"),
+        ("name: trial", "name: trial\nrun: {lost-silo: never}", "lost-silo = "),
+        ("name: trial", "name: trial\nrun: {silos: 3}", "unknown setting 'silos'"),
+        ("name: trial", "name: trial\nrun: [3]", "run = [3]: must be keys and values"),
+        ("name: trial", "nmae: trial", "'nmae' is no key of it (did you mean 'name'?)"),
+        ("name: trial\n", "", "the key name is missing"),
+        ("name: trial", "name: Trial 1", "name = 'Trial 1': use 1 to 63 lower-case letters"),
+        ("name: trial", "name: local", "name = local: is an entry of Flower's own configuration"),
         ("name: trial", "name: [trial", "line 3: not valid YAML"),
         ("name: trial", "name: !!python/object/apply:os.getpid []", "not valid YAML"),
+        ("fleet-port: 9092", "fleet: 9092", "'server.fleet' is no key of it (did you mean 'fleet-port'?)"),
+        ("fleet-port: 9092", "fleet-port: 70000", "server.fleet-port = 70000: must be less than or equal to 65535"),
+        ("fleet-port: 9092", "fleet-port: yes", "server.fleet-port = True: must be a valid integer"),
+        ("fleet-port: 9092", "fleet-port: 9092, control-port: 9092", "fleet-port and control-port must differ"),
+        ("fl.example.org", '"https://fl"', "server.address = 'https://fl': use a host name or an IP address"),
+        ("breast-cancer", "breast-cancr", "unknown dataset 'breast-cancr' (did you mean 'breast-cancer'?)"),
+        ("partition: iid", "partition: zzz", "unknown partition 'zzz'; there are: apple-pathological"),
+        ("partition: iid", "settings: {dirichlet.beta: 0}", "dirichlet.beta = 0.0 is out of range"),
+        ("partition: iid", "partition: iid, settings: {dirichlet.beta: 1}", "unknown setting 'dirichlet.beta'"),
+        ("partition: iid", "seed: -1", "demo.seed = -1: must be greater than or equal to 0"),
+        ("demo: {dataset: breast-cancer, partition: iid}\n", "", "there is no `demo` section"),
+        ("name: north", "name: hospital-01", "silos: the name hospital-01 is there 2 times"),
+        ("name: north", "name: Nord", "silos.2.name = 'Nord': use 1 to 63"),
+        ("name: north, ", "", "the key silos.2.name is missing"),
+        ('"cuda:1"', "gpu", "silos.2.device = 'gpu': use cpu, or cuda:0 and so on"),
+        ('"cuda:1"', '"cuda:-1"', "silos.2.device = 'cuda:-1': use cpu"),
+        ('"cuda:1"', "1", "silos.2.device = 1: must be a valid string"),
+        ("memory: 4g", "memory: lots", "silos.2.memory = 'lots': write for example 2g or 512m"),
+        ("memory: 4g", "memroy: 4g", "'silos.2.memroy' is no key of it (did you mean 'memory'?)"),
+        ("north.npz", "south.npz", "silos.2.data = 'data/south.npz': there is no file"),
     ],
 )
 def test_one_clear_line(tmp_path: Path, old: str, new: str, line: str) -> None:
@@ -219,7 +197,10 @@ def test_one_clear_line(tmp_path: Path, old: str, new: str, line: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "- a\n- b\n", "trial", "name: a\nsilos: []\n", "name: a\nsilos: {b: c}\n"])
 def test_not_a_federation_at_all(tmp_path: Path, text: str) -> None:
-    with pytest.raises(ValueError, match=r"needs (keys and values|a list of at least one silo)"):
+    with pytest.raises(
+        ValueError,
+        match=r"must be keys and values|the key silos is missing|should have at least 1 item|silos = .*valid tuple",
+    ):
         read_federation(write(tmp_path, text))
 
 
@@ -238,11 +219,11 @@ LAUGHS = "\n".join(
     ("text", "reason"),
     [
         (f"name: {DEEP}\nsilos: []", "nested too deep"),
-        ("name: demo\nsilos: &a [*a]", "silo 1: needs keys and values"),
-        ("&a {name: *a, silos: *a}", "name: .* is no name"),
-        (LAUGHS, "unknown key 'a0'|no key 'a0'|a0"),
+        ("name: demo\nsilos: &a [*a]", "silos.1 = .*: must be keys and values"),
+        ("&a {name: *a, silos: *a}", "name = .*: must be a valid string"),
+        (LAUGHS, "'a0' is no key"),
         (LAUGHS + "\nname: *a11\nsilos: []", "a0"),
-        ("name: demo\nsilos: [{name: a, data: [" + ", ".join(["[1, [2, [3]]]"] * 2000) + "]}]", "silo a: data"),
+        ("name: demo\nsilos: [{name: a, data: [" + ", ".join(["[1, [2, [3]]]"] * 2000) + "]}]", r"silos\.1\.data"),
         ("name: !!int ''\nsilos: []", "a value does not fit its tag"),
         ("name: !!bool maybe\nsilos: []", "a value does not fit its tag"),
         ("name: !!timestamp now\nsilos: []", "a value does not fit its tag"),
@@ -250,7 +231,7 @@ LAUGHS = "\n".join(
         (f"name: {'9' * 5000}\nsilos: []", "a value does not fit its tag"),
         ("name: demo\ndemo: {dataset: [a]}\nsilos: []", "dataset"),
         ("name: demo\nsilos: [{name: a, data: ~nobody-of-that-name/x.npz}]", "no home directory"),
-        ("1: 2\nname: demo\nsilos: []", "'1'"),
+        ("1: 2\nname: demo\nsilos: []", "'1' is no key"),
         ("name: demo\nsilos: []\n# " + "x" * (1 << 20), "at most 1048576"),
     ],
 )
