@@ -26,7 +26,6 @@ from partitions.common.errors import UserError
 from partitions.schema import read_schema
 from strategies.base.client import SiloClient
 from strategies.base.evaluation.own_model import OWN
-from strategies.base.schema.combat import KEY as COMBAT
 from strategies.base.schema.evidence import evidence_kind, fewest
 from strategies.base.schema.reporting import PRIVACY, SCHEMA, SECONDS, SUMMARY, SUMS, WITHHELD, allowed_metrics
 from strategies.base.schema.survey import RECORD as SURVEY_RECORD
@@ -150,9 +149,7 @@ def release_own_model(client: SiloClient) -> RecordDict:
 def release_survey(silo: str, answer: Answer, withheld: Mapping[str, Collection[str]]) -> RecordDict:
     """Return the content of the reply to a survey. ``withheld``: what stays, by rule, for the audit log."""
     shown = [*answer["columns"], *answer["labels"]]
-    exact = ", ".join(answer.get(COMBAT, {}).get("columns", ()))
-    more = f", and exact sums of {exact}" if exact else ""
-    log(INFO, "%s sent a survey of %s%s", silo, ", ".join(shown) or "nothing but its number of samples", more)
+    log(INFO, "%s sent a survey of %s", silo, ", ".join(shown) or "nothing but its number of samples")
     records = RecordDict({SURVEY_RECORD: written_answer(answer)})
     tell_site(records, withheld)
     return records

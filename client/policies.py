@@ -87,13 +87,10 @@ def survey(policy: Policy) -> str:
     if faults := [*method_faults(policy, SURVEY, asked), *privacy_faults(policy, asked)]:
         return f"refused: {faults[0]}"
     if policy.public:
-        return "counts, means and deviations of each column, class counts, and sums for ComBat, as they are"
+        return "counts, means and deviations of each column, and class counts, as they are"
     sums = f"mean and deviation over {policy.min_sum_samples} patients or more" if policy.sums else "no mean"
     classes = "class counts too" if policy.class_means else "no class counts (class-means)"
-    least = max(policy.min_cell, policy.min_sum_samples)
-    exact = f"exact sums of one choice of columns over {least} patients or more, for ComBat, once"
-    exact = exact if policy.combat else "no exact sums for ComBat (combat)"
-    return f"of each column counts of {policy.min_cell} patients or more, rounded; {sums}; {classes}; {exact}; no model"
+    return f"of each column counts of {policy.min_cell} patients or more, rounded; {sums}; {classes}; no model"
 
 
 def sent(name: str, strategy: type[PersonalizedStrategy], run: dict[str, bool | int | float | str]) -> str:

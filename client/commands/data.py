@@ -50,14 +50,6 @@ def predict(args: argparse.Namespace) -> None:
 
 RECIPE = (
     option("--recipe", "FILE", "read the source as this recipe says, in place of other options", type=Path),
-    option(
-        "--harmonize",
-        "COMBAT.toml",
-        "--recipe: harmonise columns as silofl survey --harmonize found, and write that into the recipe beside"
-        " FILE.npz, which import and predict repeat",
-        type=Path,
-    ),
-    option("--silo", "NAME", "--harmonize: this hospital's name in it", default=""),
     flag(
         "--propose",
         "print what the source holds and a first draft of its recipe, explained, with questions; write nothing",

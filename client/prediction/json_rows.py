@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from client.prediction.predict import answer
-from client.tables.new_samples import INDEX, Asked, combat_notes
+from client.tables.new_samples import INDEX, Asked
 from models.flat import FlatModel
 from partitions.common.errors import DataError, UserError
 from partitions.importing.csv_source import check_columns, table_rows
@@ -46,7 +46,7 @@ def predict_rows(
     rows = [
         {key: own, **dict(zip(answers.columns, row, strict=True))} for own, row in zip(keys, answers.rows, strict=True)
     ]
-    return {"rows": rows, "notes": [*combat_notes(recipe), *found.notes, *notes]}
+    return {"rows": rows, "notes": [*found.notes, *notes]}
 
 
 def lines_of(body: bytes, recipe: Recipe) -> list[Line]:

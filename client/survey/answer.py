@@ -16,10 +16,9 @@ from client.egress import release_survey
 from client.local_data import is_own_file
 from client.session import ClientSession
 from client.site.trust.policy import Policy, PolicyRefusedError
-from client.survey.combat import answer_combat
 from client.survey.memory import remembered
-from models.survey.columns import Limits, is_table, survey, table_of
-from models.survey.columns import suppressed as is_suppressed
+from models.survey import Limits, is_table, survey, table_of
+from models.survey import suppressed as is_suppressed
 from partitions.common.errors import DataError, UserError
 from partitions.own_files import joined
 from partitions.patients import patient_digests
@@ -55,14 +54,12 @@ def answer_survey(session: ClientSession) -> RecordDict:
         return {"day": "" if policy.public else day, **found}
 
     if policy.public:
-        exact, held = answer_combat(session, contents, recipe, digests_of)
-        return release_survey(session.name, made() | exact, held)
+        return release_survey(session.name, made(), {})
     state = str(session.context.node_config.get("state-dir", ""))
     answer, note = remembered(
         made, digests_of(split, gaps), how_of(contents.schema, recipe, limits), policy, state, session.name
     )
-    exact, held = answer_combat(session, contents, recipe, digests_of)
-    return release_survey(session.name, answer | exact, withheld(answer, policy, note) | held)
+    return release_survey(session.name, answer, withheld(answer, policy, note))
 
 
 def samples_of(session: ClientSession) -> tuple[Split, Array | None, Contents]:

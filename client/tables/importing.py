@@ -24,7 +24,6 @@ from partitions.importing.tables import SEPARATORS, find_encoding, read_lines
 from partitions.labels import TASKS
 from partitions.recipes.cells import is_number
 from partitions.recipes.draft import explain
-from partitions.recipes.harmonisation import load_harmonisation, with_combat
 from partitions.recipes.lines import Lines
 from partitions.recipes.pictures import AnyRecipe, load_any
 from partitions.recipes.recipe import Recipe, load_recipe
@@ -91,8 +90,6 @@ def _check_options(args: argparse.Namespace) -> None:
         raise UserError("survival needs --time and --event, and no --label")
     if not args.text and (args.vocabulary is not None or args.length is not None):
         raise UserError("--vocabulary and --length are of texts: name their column with --text")
-    if bool(args.harmonize) != bool(args.silo) or (args.harmonize and not args.recipe):
-        raise UserError("--harmonize COMBAT.toml goes with --silo NAME, and with the --recipe of a table")
     if args.recipe and (args.schema or args.map or args.codes):
         raise UserError("--schema, --map and --codes make a recipe: leave out --recipe, or them")
 
@@ -107,19 +104,10 @@ def _options_with_recipe(args: argparse.Namespace) -> ImportOptions:
     if isinstance(recipe, Recipe):
         if args.labels_from:
             raise UserError("--labels-from is of pictures and scans: the labels of a table are in it")
-        return replace(kept, recipe=harmonised_by(args, recipe), as_gaps=args.as_gaps)
-    if args.harmonize:
-        raise UserError("--harmonize is of a table: pictures have no columns")
+        return replace(kept, recipe=recipe, as_gaps=args.as_gaps)
     if args.as_gaps:
         raise UserError("--as-gaps is of a table: pictures have no cells")
     return replace(kept, pictures=recipe, labels_from=args.labels_from)
-
-
-def harmonised_by(args: argparse.Namespace, recipe: Recipe) -> Recipe:
-    """Return the recipe with this hospital's part of --harmonize, if that is given."""
-    if not args.harmonize:
-        return recipe
-    return with_combat(recipe, load_harmonisation(args.harmonize), args.silo, args.harmonize)
 
 
 def take_of(args: argparse.Namespace) -> Take:
@@ -236,18 +224,14 @@ def import_from(args: argparse.Namespace) -> Iterator[str]:
     if args.recipe and given and is_open(given) and args.recipe.resolve() == beside.resolve():
         raise UserError(f"{beside} is what --out {out} writes, with the values for gaps: give the draft another name")
     options = with_schema(args, options)
-    if args.harmonize and beside.exists() and (args.recipe.resolve() == beside.resolve() or not args.overwrite):
-        raise UserError(f"{beside} is there already: name another --out, so that it stays as it is without [combat]")
     made = import_source(args.source, out, options)
     yield from str(made).splitlines()
     if made.recipe and args.recipe is None:
         describe = describe_mapping if args.schema else explain
         yield from (f"column {line}" for line in describe(made.recipe))
     yield from (f"note: {note}" for note in made.notes)
-    if args.harmonize and made.recipe and made.recipe.combat:
-        yield f"harmonised: {few(made.recipe.combat.names, 20)}, by {args.harmonize}; ranges are checked before"
     used, new = made.recipe or made.pictures, "NEW.csv" if made.recipe else "NEW"
-    if used and (used != given or args.harmonize):
+    if used and used != given:
         write_atomically(beside, used.toml(f"How {out.name} was made."))
         yield f"{beside}: the recipe; silofl import {new} --recipe {beside} repeats it"
     if made.divided:

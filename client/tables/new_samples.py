@@ -89,18 +89,10 @@ def needs_recipe(data: Path) -> bool:
     return data.is_dir() or data.name.lower().endswith((".csv", *PICTURES)) or kind_of(data) != "picture"
 
 
-def combat_notes(recipe: AnyRecipe) -> list[str]:
-    """Return a note with the hospital whose rows a recipe harmonises; another hospital's answers would be wrong."""
-    combat = recipe.combat if isinstance(recipe, Recipe) else None
-    return [f"the recipe harmonises the rows as those of {combat.silo!r} ([combat])"] if combat else []
-
-
 def asked_rows(data: Path, used: Recipe, as_gaps: bool) -> Asked:
     """Return the rows of a csv, read by a recipe. Raises UserError, one line."""
     if data.suffix.lower() != ".csv":
         raise UserError(f"{data} is no csv, and the recipe is of a table")
-    for note in combat_notes(used):
-        print(f"note: {note}", file=sys.stderr)
     try:
         rows = read_new_rows(data, used, as_gaps)
         schema = make_schema(used.features, (), dtype_of(rows.x))
@@ -140,10 +132,9 @@ def disclosed(recipe: AnyRecipe) -> str:
         )
     values = sum(column.fill_value is not None for column in recipe.used)
     levels = sum(len(column.categories) for column in recipe.used)
-    combat = "[combat], from which your means and deviations follow; " if recipe.combat else ""
     return (
         f"the card holds the recipe of your table: names of {len(recipe.columns)} columns and {levels} categories, and "
-        f"{values} medians, means or most frequent values of your training part; {combat}--no-recipe leaves it out"
+        f"{values} medians, means or most frequent values of your training part; --no-recipe leaves it out"
     )
 
 

@@ -17,11 +17,9 @@ import numpy as np
 from partitions.common.errors import DataError
 from partitions.common.names import nearest
 from partitions.recipes.cells import DAYS, EPOCH, parse_date, parse_number, parse_numbers
-from partitions.recipes.combat import Combat, harmonised
 from partitions.recipes.lines import Line, column_of
-from partitions.recipes.places import columns_of, terms_of
 from partitions.recipes.recipe import Column, Recipe
-from partitions.schema import NO_SCHEMA, few
+from partitions.schema import few
 from partitions.splits import Array
 
 LONGEST_SHOWN = 40  # characters of a cell in a message
@@ -216,10 +214,7 @@ def gaps_of(made: Array, recipe: Recipe) -> Array:
 
 
 def transform(made: Array, recipe: Recipe) -> Array:
-    """Return the inputs, float32 (n, columns of the data file), by a recipe with values for gaps.
-
-    The section ``[combat]`` harmonises them last, filled values included.
-    """
+    """Return the inputs, float32 (n, columns of the data file), by a recipe with values for gaps."""
     if not recipe.used:
         return np.empty((len(made), 0), np.float32)
     from sklearn.compose import ColumnTransformer
@@ -230,15 +225,7 @@ def transform(made: Array, recipe: Recipe) -> Array:
         for chosen in [members] if plain else [[own] for own in members]:
             places, columns = [j for j, _ in chosen], [column for _, column in chosen]
             steps.append((str(places[0]), pipeline(columns), places))
-    x = np.asarray(ColumnTransformer(steps, sparse_threshold=0).fit_transform(made), np.float32)
-    return x if recipe.combat is None else harmonise(x, recipe, recipe.combat)
-
-
-def harmonise(x: Array, recipe: Recipe, combat: Combat) -> Array:
-    """Harmonise the inputs (n, columns of the data file) by ``combat``. Raises DataError where it does not fit."""
-    own = columns_of(NO_SCHEMA, recipe, x.shape[1])
-    numbers = {column.name: column.places[0] for column in own if column.kind == "number"}
-    return harmonised(x, combat, numbers, terms_of(own))
+    return np.asarray(ColumnTransformer(steps, sparse_threshold=0).fit_transform(made), np.float32)
 
 
 def is_plain(column: Column) -> bool:

@@ -31,7 +31,6 @@ from typing import Any, TypeVar
 
 from partitions.common.errors import DataError
 from partitions.recipes.cells import DAYS, EPOCH, GROUPS
-from partitions.recipes.combat import Combat, parse_combat
 from partitions.recipes.values import cells_of, number, pair, refuse_unknown, table_of, texts, typed, year
 from partitions.schema import Feature, check_name, check_range, tidy
 
@@ -50,7 +49,12 @@ ENCODES = ("one-hot", "codes")
 MOST_CATEGORIES, MOST_COLUMNS, LONGEST_RECIPE = 1000, 100_000, 1 << 24
 TOP = (  # keys of a recipe
     *("version", "seed", "label", "task", "classes", "label-values", "outputs"),
-    *("patient", "split", "file", "text", "combat", "columns"),
+    *("patient", "split", "file", "text", "columns"),
+)
+
+NO_COMBAT = (
+    "ComBat left silofl in 0.3.0; train with normalization=silo, or harmonise the csv first, as with neuroCombat, and "
+    "import it again"
 )
 
 
@@ -142,14 +146,11 @@ class Recipe:
     text: str = ""
     vocabulary: str = ""
     length: int = 0
-    combat: Combat | None = None
 
     @property
     def features(self) -> tuple[Feature, ...]:
-        """The columns of the data file; a harmonised one has no range, because values may be outside of it."""
-        found = tuple(feature for column in self.columns for feature in column.features)
-        moved = self.combat.names if self.combat else ()
-        return tuple(replace(own, range=None) if own.name in moved else own for own in found)
+        """The columns of the data file."""
+        return tuple(feature for column in self.columns for feature in column.features)
 
     @property
     def used(self) -> tuple[Column, ...]:
@@ -168,7 +169,6 @@ class Recipe:
         top["file"]["gaps"] = list(self.gaps)
         if self.text:
             top["text"] = {"column": self.text, "vocabulary": self.vocabulary, "length": self.length}
-        top |= {"combat": self.combat.content} if self.combat else {}
         return top | {"columns": [column.content for column in self.columns]}
 
     @property
@@ -179,7 +179,7 @@ class Recipe:
     def toml(self, about: str = "") -> str:
         """Return the recipe as TOML, each column with its comment."""
         content = self.content
-        columns, sections = content.pop("columns"), ("file", "text", "combat")
+        columns, sections = content.pop("columns"), ("file", "text")
         tables = {key: content.pop(key) for key in sections if key in content}
         lines = [f"# {line}" for line in about.splitlines()]
         lines += [f"{key} = {written(value)}" for key, value in content.items()]
@@ -236,6 +236,8 @@ def parse_recipe(content: object) -> Recipe:
     top = table_of(content, "a recipe")
     if "kind" in top:
         raise DataError("this recipe is of pictures or scans, and that of a table is needed here")
+    if "combat" in top:
+        raise DataError(f"the recipe has [combat]: {NO_COMBAT}, by the recipe without that section")
     refuse_unknown(top, TOP, "a recipe")
     if top.get("version") != VERSION:
         raise DataError(f"version is {str(top.get('version'))[:20]}: this silofl reads recipes of version {VERSION}")
@@ -259,7 +261,6 @@ def parse_recipe(content: object) -> Recipe:
         text=typed(text, "column", ""),
         vocabulary=typed(text, "vocabulary", ""),
         length=typed(text, "length", 0),
-        combat=parse_combat(top["combat"]) if "combat" in top else None,
     )
     check_recipe(recipe)
     return recipe
@@ -281,9 +282,6 @@ def check_recipe(recipe: Recipe) -> None:
             raise DataError(f"{name!r} is the {what} and an input: delete its [[columns]], or skip it")
     if not recipe.used and not recipe.text:
         raise DataError("every column is skipped; a recipe takes at least one")
-    numbers = {column.name for column in recipe.used if column.kind == "number"}
-    if recipe.combat and (strange := [name for name in recipe.combat.names if name not in numbers]):
-        raise DataError(f"[combat] harmonises {strange[0][:80]!r}, which is no column of numbers")
     if recipe.decimal not in (".", ","):
         raise DataError(f"decimal is {recipe.decimal[:10]!r}; it is a point or a comma")
     if len(recipe.separator) != 1 or recipe.separator in '"\r\n':
@@ -367,12 +365,7 @@ def check_column(column: Column) -> None:
 
 
 def unfitted(recipe: Recipe, without: str) -> Recipe:
-    """Return the recipe without values fitted to a training part, and without the csv's column ``without``.
-
-    Raises DataError where it is harmonised, which is for one hospital's rows only.
-    """
-    if recipe.combat:
-        raise DataError(f"the recipe is harmonised for {recipe.combat.silo!r} alone: take it without [combat]")
+    """Return the recipe without values fitted to a training part, and without the csv's column ``without``."""
     columns = []
     for column in recipe.columns:
         if (column.source or column.name) == without:

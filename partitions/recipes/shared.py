@@ -76,7 +76,7 @@ def schema_of(recipe: Recipe, dtype: str = "float32") -> Schema:
     table |= {"patient": recipe.patient} if recipe.patient else {}
     labels = recipe.classes or (recipe.label if len(recipe.label) > 1 and recipe.task != "survival" else ())
     text = json.dumps(table, sort_keys=True, separators=(",", ":"))
-    return Schema(replace(recipe, combat=None).features, tuple(map(tidy, labels)), dtype, text)
+    return Schema(recipe.features, tuple(map(tidy, labels)), dtype, text)
 
 
 def schema_toml(schema: Schema) -> str:

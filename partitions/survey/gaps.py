@@ -2,7 +2,7 @@
 
 They are booleans (n, columns), true where the hospital's csv had no value. ``silofl import`` writes them where there
 are any. Nothing is trained on them: a survey leaves filled values out, and reports the count of missing ones
-(``models/survey/columns.py``).
+(``models/survey.py``).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from client.commands.table import RESEARCH, Command, OneOf, flag, option, pairs
+from client.commands.table import RESEARCH, Command, OneOf, option, pairs
 from partitions.common.errors import UserError
 from server.cli.research import assignments
 
@@ -24,11 +24,7 @@ def run(args: argparse.Namespace) -> None:
         raise UserError("--set goes with --dataset or --connection")
     if args.data and not args.data.exists():
         raise UserError(f"there is no {args.data}: name an .npz file of silofl import, or a folder of such")
-    if not args.harmonize and (args.covariates or args.no_shrink):
-        raise UserError("--covariates and --no-shrink go with --harmonize")
-    asked = {"survey.harmonize": args.harmonize, "survey.covariates": args.covariates}
-    asked = {**asked, "survey.shrink": not args.no_shrink} if args.harmonize else {}
-    values = {**assignments(args.set), **asked}
+    values = assignments(args.set)
     if args.connection:
         out = survey_deployed(values, args.out, args.connection)
     else:
@@ -56,24 +52,6 @@ COMMANDS = (
                 "--policy",
                 "FILE",
                 "--data: answer as a hospital with this policy.toml would (default: nothing is held back)",
-            ),
-            option(
-                "--harmonize",
-                "COLUMN[,COLUMN...]|all",
-                "ComBat: also ask for exact sums of these columns of numbers, and write combat.toml for silofl"
-                " import --harmonize; a hospital's policy must have combat = true",
-                default="",
-            ),
-            option(
-                "--covariates",
-                "COLUMN[,COLUMN...]",
-                "--harmonize: columns whose effects are kept, such as age,sex; other differences between "
-                "hospitals go, also those of their patients",
-                default="",
-            ),
-            flag(
-                "--no-shrink",
-                "--harmonize: each hospital's own shift and spread, as one column needs, without empirical Bayes",
             ),
             pairs(
                 "--set",

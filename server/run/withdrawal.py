@@ -24,7 +24,6 @@ from typing import Any
 from models.tasks import task_of
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import write_atomically
-from partitions.recipes.harmonisation import FILE as COMBAT
 from server.results.checkpoint import load_checkpoint
 from server.results.history import History
 from server.results.hold_out import FOLDER, SILOS, groups_of, write_groups
@@ -248,10 +247,12 @@ def _clean_survey(run: Path, name: str) -> list[str]:
     after = without_silo(before, name)
     if after == before:
         return []
-    harmonised = (run / COMBAT).is_file()  # its common part was computed with this silo
     write_survey(run, after)
     (run / PAGE).unlink(missing_ok=True)
-    return [JSON, CSV, *([COMBAT] if harmonised else [])]
+    harmonised = run / "combat.toml"  # of a version before 0.3.0: computed with this silo, too
+    done = [JSON, CSV, *([harmonised.name] if harmonised.is_file() else [])]
+    harmonised.unlink(missing_ok=True)
+    return done
 
 
 def _named(name: str) -> re.Pattern[str]:

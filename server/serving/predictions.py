@@ -24,7 +24,7 @@ from client.prediction.json_rows import MOST_BYTES, MOST_ROWS, predict_rows
 from client.prediction.posted_scans import MOST_BYTES as MOST_SCAN_BYTES
 from client.prediction.posted_scans import MOST_FILES, predict_scans, work_folder
 from client.prediction.predict import uncertainty
-from client.tables.new_samples import combat_notes, recipe_of
+from client.tables.new_samples import recipe_of
 from models.flat import FlatModel
 from partitions.common.errors import DataError, UserError
 from partitions.common.memory import is_out_of_memory
@@ -53,9 +53,7 @@ def application(card: dict[str, Any], net: FlatModel, recipe: AnyRecipe, token: 
 
     async def about(request: Request) -> Response:
         what = {"method": card["method"], "silo": card["silo"], "task": card["task"], "round": card["round"]}
-        return JSONResponse(
-            {"model": what, **taken_by(recipe), "answers": uncertainty(card), "notes": combat_notes(recipe)}
-        )
+        return JSONResponse({"model": what, **taken_by(recipe), "answers": uncertainty(card)})
 
     async def of_rows(request: Request, used: Recipe) -> Response:
         if kind_of(request) != "application/json":

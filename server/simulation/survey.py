@@ -30,7 +30,7 @@ RUN: Mapping[str, object] = {"strategy": SURVEY, "rounds": 1}
 def survey(values: Mapping[str, object], out: Path, data: Path | None = None, policy: str = PUBLIC) -> Path:
     """Survey in this process, and return the output directory.
 
-    ``values``: settings of a simulation's data and of the harmonisation. ``data``: a hospital's file, or a folder with
+    ``values``: settings of a simulation's data. ``data``: a hospital's file, or a folder with
     one file per hospital, in place of a simulation. ``policy``: the policy that applies to them. Raises UserError.
     """
     logging.getLogger("flwr").setLevel(logging.WARNING)

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from surveyed import RECIPE
 
-from models.survey.columns import BINS, DIGITS, MISSING, STEP, Limits, of_column, survey
-from partitions.recipes.places import TableColumn, columns_of
+from models.survey import BINS, DIGITS, MISSING, STEP, Limits, TableColumn, columns_of, of_column, survey
 from partitions.recipes.recipe import parse_recipe
 from partitions.schema import Feature, Schema
 from partitions.splits import Split

@@ -8,7 +8,6 @@ import io
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from client.export import export_model, read_model
 from client.prediction.json_rows import MOST_BYTES, MOST_ROWS
 from client.prediction.predict import predict_file
 from client.tables.new_samples import recipe_of
-from partitions.recipes.combat import Combat, Harmonised
 from server.cli.main import main
 from server.serving.predictions import application
 
@@ -103,18 +101,6 @@ def test_what_does_not_fit_is_refused(served: Any, content: Any, status: int, wo
     assert answer.status_code == status and words in answer.json()["error"]
     assert "\n" not in answer.json()["error"] and "/" not in answer.json()["error"]
     assert capsys.readouterr() == ("", "")
-
-
-def test_whose_combat_a_recipe_has_is_named(served: Any) -> None:
-    """In what it takes and in every answer: another hospital's rows would be harmonised as that one's."""
-    run, model, (card, net, recipe) = served
-    column = Harmonised("age", 50.0, (), 10.0, 0.5, 1.5)
-    other = run, model, (card, net, replace(recipe, combat=Combat("north", (), (column,))))
-    note = "the recipe harmonises the rows as those of 'north' ([combat])"
-    assert ask(other, None, "/").json()["notes"] == [note]
-    answer = ask(other, {"rows": [{**OLD, "sex": "x"}]}, "/predict?as-gaps=1").json()
-    assert answer["notes"] == [note, "row 1: sex is 'x', none of m, w: taken as a gap"]
-    assert ask(served, None, "/").json()["notes"] == ask(served, {"rows": [OLD]}).json()["notes"] == []
 
 
 def test_cells_as_gaps_are_named(served: Any, capsys: Any) -> None:

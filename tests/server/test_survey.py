@@ -13,7 +13,7 @@ import pytest
 from surveyed import Row, hospital, recoded, times
 from tiny import random_silos
 
-from models.survey.columns import BINS, MISSING
+from models.survey import BINS, MISSING
 from server.cli.main import main
 from server.report.sections.survey import survey_text
 from server.results.survey.files import Surveyed, read_survey

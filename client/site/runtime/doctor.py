@@ -168,7 +168,7 @@ def policy_check(where: str) -> Check:
         return Check("policy", False, detail, fix or "mend that line; until then nothing leaves this silo")
     if policy.public:
         return Check("policy", True, "the data are public: nothing is held back")
-    names = ("whole_model", "own_model", "peers", "sums", "combat", "min_metric_samples", "floor")
+    names = ("whole_model", "own_model", "peers", "sums", "min_metric_samples", "floor")
     rule_lines = ", ".join(map(policy.line, names))
     return Check("policy", True, f"{policy.where}: {rule_lines}; `silofl policy{' FILE' if where else ''}` prints all")
 

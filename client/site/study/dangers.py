@@ -90,12 +90,6 @@ def _of_settings(study: Study, policy: Policy) -> Iterator[str]:
 
 
 def _of_queries(study: Study, policy: Policy) -> Iterator[str]:
-    if columns := [text for text in values(study, "survey.harmonize") if text]:
-        yield (
-            f"survey.harmonize may be {' or '.join(map(str, columns))}: exact sums. They leave for ComBat where "
-            "your policy has combat = true, once; they are not rounded, so an unusual patient weighs in them. "
-            "Of two hospitals, each can work out the other's exact mean and deviation"
-        )
     if study.step > NEAR:
         yield (
             f"step = {study.step:g}: imprint. A model so far from your last one can hold a layer that writes single "

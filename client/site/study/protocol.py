@@ -49,6 +49,7 @@ KEYS = (
 )
 SUMS = ("schema", "weights")
 OPTIONAL = (*SUMS, "held-out")
+NO_COMBAT = {"survey.harmonize": "", "survey.covariates": "", "survey.shrink": True}  # of earlier versions, as unused
 MOST = 2**53
 
 
@@ -202,10 +203,11 @@ def _limits(path: str, value: Any) -> Limits:
 def _settings(path: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise SiteError(f"{path}: settings = {shown(value)}: a table is needed here, [settings]")
-    flat = dict(_flat(value))
+    flat = {key: own for key, own in _flat(value) if key not in NO_COMBAT or own != NO_COMBAT[key]}
     for key, allowed in flat.items():
         if key not in DEFAULTS or key in FREE:
             why = "no study fixes it" if key in FREE else "this silofl has no such setting"
+            why = "ComBat left silofl in 0.3.0" if key in NO_COMBAT else why
             raise SiteError(f"{path}: [settings] {shown(key)}: {why}; leave it out")
         if fault := _constraint_fault(allowed, DEFAULTS[key]):
             raise SiteError(f"{path}: [settings] {key} = {shown(allowed)}: {fault}")

@@ -51,7 +51,8 @@ LIMITS = {  # the rule for settings of a kind; the others are factors of `max_de
     "rounds": "max_rounds",
 }
 RETIRED = {  # rules of earlier versions, which may stand in a file: they bound nothing, and `silofl policy` tells it
-    "max-momentum": "it stopped no attack (docs/attacks.md): a study that fixes momentum and learning-rate does"
+    "max-momentum": "it stopped no attack (docs/attacks.md): a study that fixes momentum and learning-rate does",
+    "combat": "ComBat left silofl in 0.3.0 (docs/decisions.md), and no exact sums leave",
 }
 AMOUNT = re.compile(r"(^|[-.])(epochs|steps|rounds)(-|$)")  # in the name of a setting that needs a rule
 
@@ -97,9 +98,6 @@ class Policy:
     min_sum_samples: int = rule(50, 1, "fewest patients behind such sums, and behind the difference of two of them", 1)
     min_cell: int = rule(10, 1, "fewest patients behind any count of a survey; smaller cells stay, and some others", 1)
     max_surveys: int = rule(3, 0, "most different answers to surveys that ever leave from here; 0: any number")
-    combat: bool = rule(
-        False, True, "whether a survey may ask for exact sums of columns for ComBat, of one choice of them, once"
-    )
     metrics: tuple[str, ...] = rule(
         ("loss", SCORE), (*METRICS, *EVIDENCE), "metrics that may leave; score: the task's own, with its interval"
     )
@@ -213,6 +211,11 @@ def parse_policy(text: str, path: str) -> Policy:
     except (ValueError, RecursionError) as error:  # ValueError also for a number of thousands of digits
         raise SiteError(f"{path} is no TOML ({error}); a rule is a line such as peers = false") from None
     known = rules()
+    if content.get("combat", False) is not False:
+        raise SiteError(
+            f"{path}: combat = {shown(content['combat'])}: ComBat left silofl in 0.3.0; delete the line, and harmonise "
+            "a csv before its import, or ask for runs with normalization=silo"
+        )
     retired = tuple(key for key in RETIRED if content.pop(key, None) is not None)
     for key in content:
         if key not in known:

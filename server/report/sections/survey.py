@@ -10,12 +10,11 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from models.survey.columns import MISSING
+from models.survey import MISSING
 from partitions.common.files import write_atomically
 from server.report.css import CSS
 from server.report.html import counted, hospitals_of, plain
 from server.report.templates import environment
-from server.results.survey.combat import combat_text
 from server.results.survey.files import PAGE, Surveyed, cell_names, read_survey
 from server.results.survey.findings import OTHERS, Finding
 from strategies.base.schema.survey import PARTS
@@ -31,7 +30,6 @@ table.reasons thead th { text-align: left; } .ends { display: flex; justify-cont
 {% if found %}<div class="scroll" tabindex="0"><table class="reasons"><thead><tr><th>Hospital</th><th>Column</th><th>What</th><th>Why</th><th>Look at</th></tr></thead><tbody>
 {% for f in found %}<tr><th scope="row">{{ f.silo }}</th><td class="text">{{ f.column }}</td><td class="text">{{ f.kind }}</td><td class="text">{{ f.what }}</td><td class="text">{{ code(f.look) }}</td></tr>{% endfor %}</tbody></table></div>
 {% else %}<p>{{ nothing }}</p>{% endif %}</section>
-{% if combat %}<section><h2>Harmonisation (ComBat)</h2><ul>{% for line in combat %}<li>{{ line }}</li>{% endfor %}</ul></section>{% endif %}
 {% for part, name, rows in tables %}<section><h2>{{ name }}</h2><p class="note">{{ part }}</p>
 <div class="scroll" tabindex="0"><table><thead><tr><th>Hospital</th><th>Patients</th><th>Missing</th><th>Mean</th><th>Deviation</th><th>Counts</th></tr></thead><tbody>
 {% for silo, cells, bars, ends, names in rows %}<tr><th scope="row">{{ silo }}</th>{% for cell in cells %}<td>{{ cell|replace("%", " %") }}</td>{% endfor %}<td>{% if bars %}<div class="bars">{% for title, height, held in bars %}<i title="{{ title }}"{% if held %} class="held"{% else %} style="height:{{ height }}%"{% endif %}></i>{% endfor %}</div>{% if ends %}<small class="ends"><span>{{ ends[0] }}</span><span>{{ ends[1] }}</span></small>{% else %}<small class="names">{{ names }}</small>{% endif %}{% endif %}</td></tr>{% endfor %}</tbody></table></div></section>
@@ -56,7 +54,6 @@ def page(found: Surveyed) -> str:
         for part, key in PARTS.items()
         for name in found.names(key)
     ]
-    combat_lines = list(combat_text(found.combat)) if found.combat else []
     template = environment().from_string(PAGE_TEXT)
     nothing = nothing_found(found)
     return template.render(
@@ -67,7 +64,6 @@ def page(found: Surveyed) -> str:
         tables=tables,
         nothing=nothing,
         code=code,
-        combat=combat_lines,
     )
 
 
@@ -128,7 +124,6 @@ def survey_text(found: Surveyed) -> list[str]:
                 ]
                 counts = f"  {', '.join(levels)}" if levels else ""
                 lines.append(f"  {silo}: {counted(int(n), 'patient')}, missing {missing}{moments}{counts}")
-    lines += ["", *combat_text(found.combat)] if found.combat else []
     lines += ["", counted(len(found.findings), "finding") if found.findings else nothing_found(found)]
     return lines + [line_of(finding) for finding in found.findings]
 

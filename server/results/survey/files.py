@@ -1,4 +1,4 @@
-"""Files of a survey: ``survey.json`` and ``survey.csv`` with answers and findings, and ``combat.toml``."""
+"""Files of a survey: ``survey.json`` and ``survey.csv`` with answers and findings."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from models.survey.columns import BINS, MISSING
+from models.survey import BINS, MISSING
 from partitions.common.errors import DataError
 from partitions.common.files import write_atomically
 from partitions.common.names import guarded
-from partitions.recipes.harmonisation import FILE as COMBAT
-from partitions.recipes.harmonisation import Harmonisation
-from server.results.survey.combat import ABOUT, Report
 from server.results.survey.findings import Finding, findings
 from strategies.base.schema.survey import PARTS, Answer
 
@@ -27,15 +24,10 @@ HEADER = ("silo", "part", "column", "statistic", "value")
 
 @dataclass(frozen=True)
 class Surveyed:
-    """The silos' answers by name, and the reasons of silos without an answer or that do not fit.
-
-    ``combat``: the report on harmonisation, empty if not requested; ``harmonisation``: the content of ``combat.toml``.
-    """
+    """The silos' answers by name, and the reasons of silos without an answer or that do not fit."""
 
     answers: dict[str, Answer] = field(default_factory=dict)
     without: dict[str, str] = field(default_factory=dict)
-    combat: Report = field(default_factory=dict)
-    harmonisation: Harmonisation | None = None
 
     @property
     def findings(self) -> list[Finding]:
@@ -47,17 +39,12 @@ class Surveyed:
 
 
 def write_survey(folder: Path, found: Surveyed) -> None:
-    """Write the files; an earlier ``combat.toml`` is replaced or deleted."""
+    """Write the files."""
     content = {
         "silos": found.answers,
         "without": found.without,
         "findings": [finding.content for finding in found.findings],
-        **({"combat": found.combat} if found.combat else {}),
     }
-    if found.harmonisation:
-        write_atomically(folder / COMBAT, found.harmonisation.toml(ABOUT))
-    else:
-        (folder / COMBAT).unlink(missing_ok=True)
     write_atomically(folder / JSON, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
@@ -70,7 +57,7 @@ def read_survey(folder: Path) -> Surveyed:
     """Return a survey's results. Raises DataError if the file cannot be read."""
     try:
         content = json.loads((folder / JSON).read_text(encoding="utf-8"))
-        return Surveyed(dict(content["silos"]), dict(content["without"]), dict(content.get("combat", {})))
+        return Surveyed(dict(content["silos"]), dict(content["without"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder / JSON} cannot be read ({type(error).__name__}): run the survey again") from None
 
@@ -105,6 +92,6 @@ def _cell(count: int | None) -> object:
 
 
 def without_silo(found: Surveyed, name: str) -> Surveyed:
-    """Return the survey of the other silos, without the harmonisation, which was computed from all."""
+    """Return the survey of the other silos."""
     answers = {silo: answer for silo, answer in found.answers.items() if silo != name}
     return Surveyed(answers, {silo: why for silo, why in found.without.items() if silo != name})

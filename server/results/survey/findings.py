@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from models.survey.columns import BINS, MISSING
+from models.survey import BINS, MISSING
 from server.results.survey.units import conversion, known
 
 OTHERS = 2  # minimum number of other hospitals to compare with

@@ -8,7 +8,6 @@ from flwr.serverapp import Grid
 from models.threads import use_threads
 from partitions.common.errors import DataError, RunFailedError, UserError
 from server.results.run_directory import RunDirectory
-from server.results.survey.combat import harmonise
 from server.results.survey.files import Surveyed
 from server.run.exchange import Exchange, TimeoutPolicy
 from server.run.limits import SUMMARY_BYTES, check_reply
@@ -17,7 +16,6 @@ from server.run.registration.data_summaries import SUMMARY_SECONDS
 from server.run.registration.registration import Registration
 from server.run.reporter import Reporter
 from strategies.base.run_settings import RunSettings
-from strategies.base.schema.combat import KEY as COMBAT
 from strategies.base.schema.reporting import reason_of
 from strategies.base.schema.survey import RECORD, read_answer
 from strategies.base.survey import ACTION
@@ -27,7 +25,7 @@ class SurveyLoop:
     """One run of ``strategy = survey``."""
 
     def __init__(self, grid: Grid, settings: RunSettings, directory: RunDirectory | None = None) -> None:
-        self.grid, self.common, self.method = grid, settings.common, settings.method
+        self.grid, self.common = grid, settings.common
         self.run_name = directory.name if directory else ""
         self.reporter = Reporter(settings, directory)
         self.receipts = Receipts.of(directory.path if directory else None, self.reporter.note)
@@ -56,11 +54,7 @@ class SurveyLoop:
         if not found.answers:
             raise RunFailedError(f"no silo answered the survey ({'; '.join(dict.fromkeys(found.without.values()))})")
         self.reporter.event("survey", silos=len(found.answers), without=found.without)
-        answers = dict(sorted(found.answers.items()))
-        harmonisation, report = harmonise(answers, self.method.shrink) if self.method.harmonize else (None, {})
-        for answer in answers.values():
-            answer.pop(COMBAT, None)  # exact sums are written to no file
-        return Surveyed(answers, dict(sorted(found.without.items())), report, harmonisation)
+        return Surveyed(dict(sorted(found.answers.items())), dict(sorted(found.without.items())))
 
     def _message(self, node: int) -> Message:
         content = RecordDict({"config": ConfigRecord({"run": self.run_name})})

@@ -1,7 +1,7 @@
-"""A silo's answer to a survey: its format in a message, and the server's checks (``models/survey/columns.py``).
+"""A silo's answer to a survey: its format in a message, and the server's checks (``models/survey.py``).
 
 The record has a key for each column and each label, so that the hospital's audit log names them: ``column.age``,
-``label.state``; the values are JSON. ``schema/combat.py`` has the entries that ``--harmonize`` adds.
+``label.state``; the values are JSON.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ from typing import Any
 
 from flwr.app import ConfigRecord
 
-from models.survey.columns import BINS, MISSING
+from models.survey import BINS, MISSING
 from partitions.common.errors import DataError
 from partitions.schema import LONGEST_NAME
-from strategies.base.schema.combat import KEY as COMBAT
-from strategies.base.schema.combat import read_combat, written_combat
 from strategies.base.schema.reporting import LARGEST, MOST, is_whole
 
 RECORD = "survey"
@@ -32,7 +30,6 @@ def written_answer(answer: Mapping[str, Any]) -> ConfigRecord:
     values: dict[str, Any] = {"n": answer["n"], "day": answer["day"]}
     for key, part in PARTS.items():
         values |= {f"{key}.{name}": json.dumps(item) for name, item in answer[part].items()}
-    values |= written_combat(answer[COMBAT]) if COMBAT in answer else {}
     return ConfigRecord(values)
 
 
@@ -40,13 +37,11 @@ def read_answer(record: object) -> Answer:
     """Return the answer of a reply; raise DataError, one line, if it is invalid."""
     if not isinstance(record, ConfigRecord):
         raise DataError("the reply carries no survey")
-    answer, sums = Answer(columns={}, labels={}), dict[str, Any]()
+    answer = Answer(columns={}, labels={})
     for key, value in record.items():
         part, dot, name = key.partition(".")
         if part in PARTS and dot:
             answer[PARTS[part]][_name(name)] = _item(name, value)
-        elif part == COMBAT:
-            sums[name] = value
         elif key in ("n", "day"):
             answer[key] = value
         else:
@@ -54,7 +49,7 @@ def read_answer(record: object) -> Answer:
     day = answer.get("day")
     if not is_whole(answer.get("n"), 0, MOST) or not isinstance(day, str) or len(day) > 10 or not day.isprintable():
         raise DataError(f"the survey says n = {answer.get('n')!r:.40}, day = {day!r:.40}")
-    return answer | ({COMBAT: read_combat(sums)} if sums else {})
+    return answer
 
 
 def _name(name: object) -> str:

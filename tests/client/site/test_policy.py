@@ -65,13 +65,15 @@ def test_defaults_are_safe() -> None:
 
 def test_a_rule_of_an_earlier_version_is_told_and_refuses_no_file() -> None:
     """Every bundle of 0.2 wrote all rules into the hospital's file."""
-    policy = parse_policy("max-momentum = 0.95\nfloor = 12\n", "f")
+    policy = parse_policy("max-momentum = 0.95\ncombat = false\nfloor = 12\n", "f")
     assert policy.floor == 12
+    assert "combat is no rule any more: ComBat left silofl in 0.3.0" in policy_page(policy)
     assert "max-momentum is no rule any more: it stopped no attack" in policy_page(policy)
     assert "no rule any more" not in policy_page(Policy())
 
 
 BAD = {
+    "exact sums": ("combat = true", r"combat = True: ComBat left silofl in 0.3.0; delete the line"),
     "unknown": ("peer = true", r"'peer' is no rule; the rules are methods, whole-model, networks, peers"),
     "no toml": ("peers: true", r"is no TOML .* a rule is a line such as peers = false"),
     "a text for a truth": ('peers = "false"', r"peers = 'false': true or false is needed here"),

@@ -111,6 +111,7 @@ BAD = {
     "rounds": ("rounds = []", "a list of the values that it may have"),
     "strategy": ('strategy = ["fedavgg"]', "there is no method 'fedavgg'"),
     "mu": ("nu = 0.2", r"'apple.nu': this silofl has no such setting"),
+    "batch_size": ('survey.harmonize = "age"', "'survey.harmonize': ComBat left silofl in 0.3.0; leave it out"),
     "runs": ("rins = 2", r"\[limits\]: 'rins' is no key of a study"),
     "bytes": ("bytes = true", "limits.bytes = True: a whole number"),
     "days": ("days = 2\nout = 'x'", "'out' is no key of a study"),
@@ -123,6 +124,11 @@ def test_what_is_no_protocol_is_one_line(key: str) -> None:
     with pytest.raises(SiteError, match=reason) as caught:
         study(**{key: line})
     assert "\n" not in str(caught.value)
+
+
+def test_a_study_of_an_earlier_version_that_asked_for_no_combat_is_read() -> None:
+    found = study(batch_size='survey.harmonize = ""\nsurvey.shrink = true')
+    assert not any(key.startswith("survey.") for key in found.settings)
 
 
 def test_no_study_fixes_what_changes_nothing_at_a_hospital() -> None:

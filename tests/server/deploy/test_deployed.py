@@ -122,25 +122,15 @@ def test_a_matrix_deployed(federation: LocalFederation, here: Path, tmp_path: Pa
 
 
 def test_a_survey_deployed(federation: LocalFederation, tmp_path: Path) -> None:
-    """Over the wire as in this process, and the silos' logs say what left. Pictures have no columns to harmonise."""
-    there, asked = tmp_path / "there", ["--harmonize", "all"]
-    assert main(["survey", "--connection", federation.connection.name, *asked, "--out", str(there)]) == 0
-    here = survey({**DATA, "survey.harmonize": "all"}, tmp_path / "here")
+    """Over the wire as in this process, and the silos' logs say what left."""
+    there = tmp_path / "there"
+    assert main(["survey", "--connection", federation.connection.name, "--out", str(there)]) == 0
+    here = survey(DATA, tmp_path / "here")
     assert (there / "survey.json").read_text() == (here / "survey.json").read_text()
-    assert "it has no column of numbers to harmonise" in (there / "survey.json").read_text()
     assert (there / "survey.csv").read_text().count("label") > 20
     entries = audit.verify(federation.directory / "silos" / "hospital-01" / "audit").entries
     assert entries[-1]["asked"] == "query.survey"
-    assert entries[-1]["sent"][0]["keys"] == ["combat", "day", "label.label", "n"]
-
-
-@pytest.mark.exhaustive
-def test_ray_harmonises_with_the_same_numbers(ports: dict[str, str], tmp_path: Path) -> None:
-    """A table's exact sums, in messages of real processes: the same file as in this one."""
-    values = {**DATA, "dataset": "breast-cancer", "survey.harmonize": "all"}
-    here = survey(values, tmp_path / "here")
-    run_under_ray({**RUN, **values, "strategy": "survey", "rounds": 1}, tmp_path / "there", ports, made="combat.toml")
-    assert (tmp_path / "there" / "combat.toml").read_text() == (here / "combat.toml").read_text()
+    assert entries[-1]["sent"][0]["keys"] == ["day", "label.label", "n"]
 
 
 @pytest.mark.exhaustive

@@ -25,9 +25,8 @@ import numpy as np
 from models.evidence.subgroups import released
 from models.standardisation import rounded_sums
 from partitions.labels import ONE_CLASS
-from partitions.recipes.places import TableColumn, columns_of
 from partitions.recipes.recipe import Recipe
-from partitions.schema import Schema
+from partitions.schema import Feature, Schema
 from partitions.splits import Array, Split, inputs_of
 
 BINS = 10  # cells of a range
@@ -51,6 +50,18 @@ class Limits:
     sums: int = 50
     classes: bool = False
     exact: bool = False
+
+
+@dataclass(frozen=True)
+class TableColumn:
+    """A column of the schema, or the several columns of one category: indices in the table, and categories."""
+
+    name: str
+    kind: str  # number, date, category
+    places: tuple[int, ...]
+    unit: str = ""
+    range: tuple[float, float] | None = None
+    levels: tuple[str, ...] = ()
 
 
 def survey(
@@ -154,3 +165,18 @@ def digits(value: float) -> float:
 def suppressed(item: Mapping[str, Any]) -> bool:
     """Return whether a cell of this column stays in the hospital."""
     return item.get(MISSING) is None or None in item.get("cells", ())
+
+
+def columns_of(schema: Schema, recipe: Recipe | None, count: int) -> list[TableColumn]:
+    """Return the columns of a table with ``count`` columns, by the schema and the recipe of the hospital's own file."""
+    features = schema.features or tuple(Feature(f"column {i + 1}") for i in range(count))
+    if recipe is None or not recipe.used:
+        return [TableColumn(f.name, "number", (i,), f.unit, f.range) for i, f in enumerate(features)]
+    found, at = [], 0
+    for own in recipe.used:
+        places = tuple(range(at, at + len(own.features) - own.mark_gaps))  # the column that marks gaps follows
+        at += len(own.features)
+        feature = features[places[0]]
+        range_ = None if own.kind == "category" else feature.range
+        found.append(TableColumn(own.name, own.kind, places, feature.unit, range_, own.levels))
+    return found

@@ -1,1 +1,0 @@
-"""Federated statistics: the summaries of a hospital's data before a training."""
