@@ -16,12 +16,12 @@ MOST_MODULES, MOST_LINES, MOST_FUNCTION_LINES = 16, 400, 50
 # Tokens without imports, docstrings and comments, which neither long lines nor prose change. They are lowered as code
 # goes, and raised only in a commit that says why.
 MOST_TOKENS = {
-    "models": 47_000,
-    "partitions": 93_800,
-    "strategies": 64_600,
-    "client": 88_700,
-    "server": 117_400,
-    "tests": 553_000,
+    "models": 44_700,
+    "partitions": 91_600,
+    "strategies": 63_700,
+    "client": 86_100,
+    "server": 116_100,
+    "tests": 542_700,
 }
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
