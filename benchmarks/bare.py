@@ -19,7 +19,7 @@ from models.flat import FlatModel
 from models.initialisation import initial_model
 from models.networks.registry import build
 from models.samples import Samples
-from models.threads import use_threads
+from models.training import use_threads
 
 
 class Loop:

@@ -40,8 +40,7 @@ from client.local_data import samples_on
 from models.flat import FlatModel, gather, scatter
 from models.initialisation import flat_model, initial_model
 from models.standardisation import standardisation
-from models.threads import use_threads
-from models.training import batches, generator
+from models.training import batches, generator, use_threads
 from partitions.common.names import silo_name
 from partitions.datasets.registry import load_dataset
 from partitions.simulated import part_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -131,3 +132,17 @@ def predict(model: Network, samples: Samples, batch_size: int = 512) -> Tensor:
 def clip_norm(gradient: Tensor, largest: float) -> None:
     """Clip a gradient to the norm ``largest``, in place; nothing is read from its device."""
     gradient.mul_((largest / gradient.norm().clamp(min=1e-12)).clamp(max=1.0))
+
+
+def threads_for(threads: int) -> int:
+    """Return the run's number of threads, on which sums depend; with 0 OMP_NUM_THREADS, or else all cores.
+
+    Silos that share a machine set OMP_NUM_THREADS to their share of the cores: twelve silos with all cores each would
+    mostly wait for one another.
+    """
+    return threads or int(os.environ.get("OMP_NUM_THREADS") or 0) or os.cpu_count() or 1
+
+
+def use_threads(threads: int) -> None:
+    """Set the number of threads of this process to :func:`threads_for` this setting."""
+    torch.set_num_threads(threads_for(threads))

@@ -27,7 +27,7 @@ from client.site.audit_gate import (
 from client.site.flower import internal
 from client.site.messages import charge_message, check_message
 from client.site.terms import read_terms
-from models.threads import use_threads
+from models.training import use_threads
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import is_full, keep_private
 from partitions.common.memory import is_out_of_memory

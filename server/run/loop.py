@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
-from models.threads import use_threads
+from models.training import use_threads
 from server.results.history import History
 from server.results.reported_round import shared_arrays
 from server.results.run_directory import RunDirectory

@@ -31,7 +31,7 @@ from tqdm import tqdm
 
 from client.faults import is_fault, is_users
 from client.local_data import device_of
-from models.threads import threads_for
+from models.training import threads_for
 from partitions.common.errors import DataError, RunFailedError, UserError
 from partitions.common.files import private
 from server.report.write import write_manifest

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from flwr.serverapp import Grid
 
-from models.threads import use_threads
+from models.training import use_threads
 from partitions.common.errors import DataError, RunFailedError, UserError
 from partitions.common.files import write_atomically
 from partitions.common.names import guarded

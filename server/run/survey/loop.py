@@ -5,7 +5,7 @@ from __future__ import annotations
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from models.threads import use_threads
+from models.training import use_threads
 from partitions.common.errors import DataError, RunFailedError, UserError
 from server.results.run_directory import RunDirectory
 from server.results.survey.files import Surveyed
