@@ -34,8 +34,7 @@ check: install
 
 # Write down what the code declares: settings (pyproject.toml, docs/settings.md), what each method shows (docs/attacks.md).
 settings: install
-	$(BIN)/python -m strategies.base.run_settings --write
-	$(BIN)/python -m strategies.base.declarations --write
+	$(BIN)/python -m strategies.base.declarations
 
 # The suite without containers, in more processes than cores, for what starts a federation waits much of the time. A file's
 # tests run in one of them. PYTEST_OPTIONS='-k apple' runs a part of it; SILOFL_DATA names a folder of public data sets.

@@ -18,7 +18,7 @@ MOST_MODULES, MOST_LINES, MOST_FUNCTION_LINES = 16, 400, 50
 MOST_TOKENS = {
     "models": 44_700,
     "partitions": 91_600,
-    "strategies": 63_700,
+    "strategies": 63_400,
     "client": 86_100,
     "server": 116_100,
     "tests": 542_700,

@@ -16,10 +16,9 @@ from typing import Any
 import torch
 
 from benchmarks.common import table
-from strategies.base.client import GLOBAL
 from strategies.base.run_settings import parse_settings
-from strategies.base.transport.payload import Model
-from strategies.base.transport.replies import Update
+from strategies.base.state import GLOBAL
+from strategies.base.transport.payload import Model, Update
 from strategies.fedavg import FedAvg
 
 SILOS, PARAMETERS = 40, 11_000_000

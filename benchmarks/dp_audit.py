@@ -31,14 +31,13 @@ from models.privacy import clipping
 from models.privacy.accountant import Releases, composed_epsilon
 from models.samples import Samples
 from strategies import strategies
-from strategies.base.client import GLOBAL, SiloClient
-from strategies.base.privacy import training as private
-from strategies.base.privacy.settings import Privacy
-from strategies.base.privacy.training import PrivateTraining, Units
+from strategies.base import privacy as private
+from strategies.base.client import SiloClient
+from strategies.base.privacy import Privacy, PrivateTraining, Units
 from strategies.base.settings import Common
-from strategies.base.state import State
+from strategies.base.silo import Silo
+from strategies.base.state import GLOBAL, State
 from strategies.base.strategy import NoSettings
-from strategies.base.training.silo import Silo
 from strategies.base.transport.payload import Model
 
 DELTA = 1e-5

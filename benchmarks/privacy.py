@@ -46,8 +46,8 @@ from partitions.datasets.registry import load_dataset
 from partitions.simulated import part_of
 from server.run.loop import RoundLoop
 from server.simulation.engine import InProcessGrid, flower_identity
-from strategies.base.client import GLOBAL
 from strategies.base.run_settings import RunSettings, parse_settings
+from strategies.base.state import GLOBAL
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import decode
 

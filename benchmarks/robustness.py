@@ -22,7 +22,7 @@ they change what their silo sends, v, or its step v - c from what it was sent, c
 *steps*: over honest runs the largest distance of a received model from the silo's own last one, in lengths of that
 (``step`` of a study). *cost*: what ``screen`` changes in honest runs, in points, paired over seeds.
 *ratios*: over honest runs the largest
-step of a silo, in the measure of ``robust-clip`` (strategies/base/aggregation/robust.py).
+step of a silo, in the measure of ``robust-clip`` (strategies/base/robust.py).
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ from partitions.simulated import part_of
 from server.run.loop import RoundLoop
 from server.simulation.engine import InProcessGrid, flower_identity
 from strategies import strategies
-from strategies.base.aggregation import bounded
-from strategies.base.client import GLOBAL
+from strategies.base import bounded
 from strategies.base.run_settings import RunSettings, parse_settings
+from strategies.base.state import GLOBAL
 from strategies.base.transport.payload import array_record, tensor_of
 
 SILOS, TARGET = 12, 0

@@ -14,9 +14,9 @@ from client.reported import describe, describe_evaluated, keep_evaluated, keep_r
 from client.session import ClientSession
 from client.survey.answer import answer_survey
 from strategies.base.client import SiloClient
-from strategies.base.evaluation.own_model import ACTION as OWN_MODEL
-from strategies.base.newcomer.client import NEWCOMER, evaluate_newcomer
-from strategies.base.schema.evidence import ACTION
+from strategies.base.evaluation import ACTION as OWN_MODEL
+from strategies.base.evidence import ACTION
+from strategies.base.newcomers import NEWCOMER, evaluate_newcomer
 from strategies.base.survey import ACTION as SURVEY
 
 app = ClientApp()  # no annotation: Flower finds the app by reading this line

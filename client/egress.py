@@ -1,7 +1,7 @@
 """Everything that leaves a silo: the data summary by :func:`release_summary`, replies by :func:`release`.
 
 A reply contains the vectors in the method's ``uploads``, its numbers in ``sends_numbers``, sample counts, and metrics
-and seconds on the list in ``strategies/base/schema/reporting.py``. Evidence leaves once per run, by
+and seconds on the list in ``strategies/base/transport/reporting.py``. Evidence leaves once per run, by
 :func:`release_evidence`; so does the silo's own model, by :func:`release_own_model`. A survey of the data leaves by
 :func:`release_survey`. Everything that left is logged. What the rules withheld is reported only to the site's own
 process, for its audit log (``client/site/egress_record.py``).
@@ -25,12 +25,13 @@ from models.tasks import ENDS
 from partitions.common.errors import UserError
 from partitions.schema import read_schema
 from strategies.base.client import SiloClient
-from strategies.base.evaluation.own_model import OWN
-from strategies.base.schema.evidence import evidence_kind, fewest
-from strategies.base.schema.reporting import PRIVACY, SCHEMA, SECONDS, SUMMARY, SUMS, WITHHELD, allowed_metrics
-from strategies.base.schema.survey import RECORD as SURVEY_RECORD
-from strategies.base.schema.survey import Answer, written_answer
-from strategies.base.transport.payload import BUFFERS, Model, Number, Payload, Wire, encode
+from strategies.base.evaluation import OWN
+from strategies.base.evidence import evidence_kind, fewest
+from strategies.base.state import BUFFERS
+from strategies.base.survey import RECORD as SURVEY_RECORD
+from strategies.base.survey import Answer, written_answer
+from strategies.base.transport.payload import Model, Number, Payload, Wire, encode
+from strategies.base.transport.reporting import PRIVACY, SCHEMA, SECONDS, SUMMARY, SUMS, WITHHELD, allowed_metrics
 
 
 def release_summary(summary: Mapping[str, Number]) -> RecordDict:
@@ -168,7 +169,7 @@ def release_evidence(
 
     ``people``: patients in the test part. Smaller groups were checked when their values were computed
     (``models/evidence/``). ``suppressed``: names of subgroups that are withheld, without counts, for the site's audit
-    log. Raises UserError for a value that is not on the list (``strategies/base/schema/evidence.py``).
+    log. Raises UserError for a value that is not on the list (``strategies/base/evidence.py``).
     """
     least, kept = max(min_samples, policy.min_metric_samples), Evidence()
     rule, few = key_of("metrics"), key_of("min_metric_samples")

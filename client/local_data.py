@@ -33,7 +33,7 @@ from partitions.simulated import names_of, part_of, pool_of
 from partitions.site_split import rows_of
 from partitions.splits import Array, SiloData, inputs_of
 from strategies.base.run_settings import RunSettings
-from strategies.base.schema.reporting import SCHEMA
+from strategies.base.transport.reporting import SCHEMA
 
 OnDevice = tuple[tuple[Samples, Samples, Samples], dict[Any, Any]]
 MOST_CLASSES = 10_000  # the last layer has a row for each: a number from the server must not exhaust the memory

@@ -22,10 +22,10 @@ from client.local_data import silo_name
 from client.session import ClientSession
 from client.store import StateStore
 from partitions.common.files import append
-from strategies.base.newcomer.client import NEWCOMER
+from strategies.base.newcomers import NEWCOMER
 from strategies.base.run_settings import RunSettings
-from strategies.base.schema.reporting import EPSILON
 from strategies.base.transport.payload import wire_bytes
+from strategies.base.transport.reporting import EPSILON
 
 LARGEST = 1 << 23  # bytes of a file, after which it is restarted
 

@@ -58,15 +58,13 @@ from models.trainable import WHOLE, Part
 from partitions.common.errors import UserError
 from partitions.splits import SiloData
 from strategies.base.client import SiloClient
-from strategies.base.evaluation import input_digest
-from strategies.base.evaluation.own_model import asks_for_models
-from strategies.base.newcomer.client import NEWCOMER
-from strategies.base.newcomer.settings import ANY
+from strategies.base.evaluation import asks_for_models, input_digest
+from strategies.base.newcomers import ANY, NEWCOMER
 from strategies.base.run_settings import RunSettings
-from strategies.base.schema.reporting import SCHEMA, WITHHELD
+from strategies.base.silo import Silo
 from strategies.base.state import State
-from strategies.base.training.silo import Silo
 from strategies.base.transport.payload import Number, decode
+from strategies.base.transport.reporting import SCHEMA, WITHHELD
 
 # A silo's defaults for values that the server's round loop sends, and Flower's own ``Strategy.start`` does not.
 DEFAULTS = {"run": "", "run_id": "", "save": True, "min_metric_samples": 10, "state_lost": sys.maxsize}

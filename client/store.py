@@ -33,8 +33,8 @@ from flwr.common import log
 
 from client.local_data import silo_name
 from partitions.common.errors import DataError
-from strategies.base.damaged import DamagedStateError
 from strategies.base.state import State
+from strategies.base.transport.damaged import DamagedStateError
 from strategies.base.transport.payload import array_record, tensor_of
 
 KEPT_ROUNDS = 3  # the server's two checkpoints, and its current round

@@ -29,7 +29,7 @@ ALIGNED = 8  # bytes: the place of an integer buffer among the others
 
 
 class PrivateGradient(Protocol):
-    """Backend that clips gradients and adds noise (strategies/base/privacy/training.py)."""
+    """Backend that clips gradients and adds noise (strategies/base/privacy.py)."""
 
     def gradient(self, x: Any, y: Tensor, loss: Any, network: nn.Module | None) -> Tensor: ...
 

@@ -17,9 +17,9 @@ from server.results.history import History
 from server.results.run_directory import RunDirectory, default_out
 from server.results.summary import write_summary
 from server.results.survey.files import write_survey
-from server.run.evaluation.loop import EvaluationLoop, models_in, write_matrix
+from server.run.evaluation import EvaluationLoop, models_in, write_matrix
 from server.run.loop import RoundLoop
-from server.run.survey.loop import SurveyLoop
+from server.run.survey import SurveyLoop
 from strategies.base.run_settings import RunSettings, parse_settings
 
 app = ServerApp()  # no annotation: Flower finds the app by reading this line

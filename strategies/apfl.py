@@ -27,10 +27,10 @@ from models.optimizers import Optimizer
 from models.training import MeanLoss, Network
 from strategies.base.client import SiloClient
 from strategies.base.info import OWN_COPY
-from strategies.base.privacy.training import quietly
+from strategies.base.privacy import quietly
 from strategies.base.settings import setting
+from strategies.base.state import Array, ClientState, Item
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.typed_state import Array, ClientState, Item
 
 
 @dataclass(frozen=True)

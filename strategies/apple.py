@@ -49,16 +49,13 @@ from torch import Tensor
 from models.optimizers import Sgd
 from models.training import MeanLoss, generator
 from partitions.common.errors import DataError, UserError
-from strategies.base.aggregation.mean import weighted_mean
 from strategies.base.client import SiloClient
-from strategies.base.info import EACH_MODEL, MethodInfo
-from strategies.base.relationships import Relationships
+from strategies.base.info import EACH_MODEL, MethodInfo, Relationships
+from strategies.base.robust import weighted_mean
 from strategies.base.settings import setting
-from strategies.base.state import State
+from strategies.base.state import Array, Arrays, ClientState, Item, Items, ServerState, State
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.transport.payload import Model, Payload, model_of
-from strategies.base.transport.replies import Update
-from strategies.base.typed_state import Array, Arrays, ClientState, Item, Items, ServerState
+from strategies.base.transport.payload import Model, Payload, Update, model_of
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ d_ij = ||w_i - w_j|| / τ:
              ξ_ij = (1/(N-1) - softmax_j(d_i.)) / (τ² ||w_i - w_j|| / τ)
     silo     min L_ce(w) + (λ/2a) ||w - z_i||², several epochs of Adam; in its first round L_ce alone
 
-ξ_ij > 0 attracts, if j is nearer than the soft average. Sent, kept: see strategies/base/mixing.py. Absent silos:
+ξ_ij > 0 attracts, if j is nearer than the soft average. Sent, kept: see strategies/fedamp.py. Absent silos:
 distances over the participants only, with N their number. No public code. The paper leaves the start of local training
 open: here it is the silo's own w_i (the proximal-point reading); with ``start = "received"`` it is z_i.
 Special cases: λ = 0 is Local; two silos, or equidistant models, give z_i = w_i; the rows of the coefficients sum to 1.
@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from strategies.base.info import EACH_MODEL, OWN_MIXTURE
-from strategies.base.mixing import MixingSettings, MixingStrategy, squared_distances
 from strategies.base.settings import setting
+from strategies.fedamp import MixingSettings, MixingStrategy, squared_distances
 
 
 @dataclass(frozen=True)

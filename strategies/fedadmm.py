@@ -8,7 +8,7 @@ Gong, Li and Freris, ICDE 2022, arXiv 2204.03529. min sum_i f_i(w_i) so that w_i
     server   θ <- θ + (η / |S|) sum_{i in S} Δ_i
 
 Sent: Σ down, Σ up (Δ_i). Kept: server θ; silo w_i, which starts at the common initial model, and y_i, at 0. The silo
-commits both once the server has counted them (strategies/base/acknowledged.py). An absent silo keeps both and has no
+commits both once the server has counted them (strategies/scaffold.py). An absent silo keeps both and has no
 Δ_i.
 
 Three methods have this name. η = 0 means |S|/N, with which θ is the mean of all silos' last w_i + y_i/ρ, including
@@ -33,12 +33,11 @@ import torch
 from torch import Tensor
 
 from models.training import generator
-from strategies.base.acknowledged import ConfirmedClient, ConfirmedClientState, ConfirmedStrategy
-from strategies.base.client import GLOBAL
 from strategies.base.info import LOCAL_SUMS, ONE_MODEL
 from strategies.base.settings import setting
-from strategies.base.transport.replies import Update
-from strategies.base.typed_state import Array
+from strategies.base.state import GLOBAL, Array
+from strategies.base.transport.payload import Update
+from strategies.scaffold import ConfirmedClient, ConfirmedClientState, ConfirmedStrategy
 
 
 @dataclass(frozen=True)

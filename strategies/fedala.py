@@ -41,9 +41,9 @@ from models.training import generator, loss_gradient, seed_torch
 from strategies.base.client import SiloClient
 from strategies.base.info import OWN_START, MethodInfo
 from strategies.base.settings import RULES, setting
+from strategies.base.silo import shuffled
+from strategies.base.state import Array, ClientState, Item
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.training.batches import shuffled
-from strategies.base.typed_state import Array, ClientState, Item
 
 Take = Callable[[Tensor], tuple[Tensor, Tensor]]  # index of samples -> batch (x, y)
 

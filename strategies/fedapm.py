@@ -35,13 +35,11 @@ import torch
 from torch import Tensor
 
 from models.flat import gather, scatter
-from strategies.base.client import GLOBAL
 from strategies.base.info import OWN_LAYERS
 from strategies.base.partial import ALL_LAYERS_AT, PartialClient, PartialSettings, PartialStrategy
 from strategies.base.settings import setting
-from strategies.base.transport.payload import Payload
-from strategies.base.transport.replies import Update
-from strategies.base.typed_state import Array, Arrays, ClientState, Item, ServerState
+from strategies.base.state import GLOBAL, Array, Arrays, ClientState, Item, ServerState
+from strategies.base.transport.payload import Payload, Update
 
 
 @dataclass(frozen=True)

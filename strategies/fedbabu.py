@@ -27,12 +27,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from models.flat import gather, scatter
-from strategies.base.client import GLOBAL
 from strategies.base.info import OWN_LAYERS
 from strategies.base.partial import ALL_LAYERS_AT, PartialClient, PartialSettings, PartialStrategy
 from strategies.base.settings import setting
+from strategies.base.state import GLOBAL, Array, ClientState
 from strategies.base.strategy import Averaging
-from strategies.base.typed_state import Array, ClientState
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ After more than β rounds C_i is i alone. (The formula gives that too, unless al
 
 Sent: 2 Σ down (w̄, u_i; w̄ alone until the server has a model of the silo), up w_i and Σ bits: eight of them in a
 number, Σ/8 numbers. Kept: server w̄, all w_i and m_i; silo m_i, committed once the server has counted it
-(strategies/base/acknowledged.py). An absent silo's last w_i and m_i stay in the comparison (the code has no absence).
+(strategies/scaffold.py). An absent silo's last w_i and m_i stay in the comparison (the code has no absence).
 Evaluated: the start, before local training. Special cases: τ = 0 is FedAvg bit for bit; τ = 1 is Local bit for bit
 after round β, and before it the plain mean of all last models; one silo is Local.
 
@@ -32,13 +32,12 @@ from torch import Tensor
 
 from models.layout import Layout
 from partitions.common.errors import DataError
-from strategies.base.acknowledged import ConfirmedClient, ConfirmedClientState, ConfirmedServerState, ConfirmedStrategy
-from strategies.base.aggregation.mean import weighted_mean
 from strategies.base.info import EACH_MODEL, OWN_MIXTURE
+from strategies.base.robust import weighted_mean
 from strategies.base.settings import setting
-from strategies.base.transport.payload import Model, Payload
-from strategies.base.transport.replies import Update
-from strategies.base.typed_state import Array, Arrays
+from strategies.base.state import Array, Arrays
+from strategies.base.transport.payload import Model, Payload, Update
+from strategies.scaffold import ConfirmedClient, ConfirmedClientState, ConfirmedServerState, ConfirmedStrategy
 
 
 @dataclass(frozen=True)

@@ -28,13 +28,12 @@ import torch
 from torch import Tensor
 
 from models.training import feature_gradient, loss_gradient
-from strategies.base.client import GLOBAL, SiloClient
+from strategies.base.client import SiloClient
 from strategies.base.info import MethodInfo
 from strategies.base.settings import RULES, setting
+from strategies.base.state import GLOBAL, Array, ClientState, ServerState
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.transport.payload import Model, Payload
-from strategies.base.transport.replies import Update
-from strategies.base.typed_state import Array, ClientState, ServerState
+from strategies.base.transport.payload import Model, Payload, Update
 
 MEAN = "mean"
 

@@ -12,7 +12,7 @@ of the (N n_i/n) g_i. The code also clips the gradient, regulariser included, at
 plots the mean of all silos' last θ_i, which is no silo's model and is not computed.
 
 Sent: Σ down, Σ up. Kept: server θ, h; silo g_i, which starts at 0 and is committed once the server has counted it
-(strategies/base/acknowledged.py). Invariant with all present: h = mean of the g_i. An absent silo keeps its g_i and its
+(strategies/scaffold.py). Invariant with all present: h = mean of the g_i. An absent silo keeps its g_i and its
 share of h; the mean of the θ_i is over the received replies. A late joiner's g_i is 0, and h is multiplied by
 N / (N + 1), with ``weights = "samples"`` by n / (n + n_i): still the mean of the g_i. Personal: θ_i.
 
@@ -31,13 +31,11 @@ import torch
 from torch import Tensor
 
 from models.training import clip_norm
-from strategies.base.acknowledged import ConfirmedClient, ConfirmedClientState, ConfirmedServerState, ConfirmedStrategy
-from strategies.base.client import GLOBAL
 from strategies.base.info import LOCAL_SUMS, ONE_MODEL
 from strategies.base.settings import setting
-from strategies.base.transport.payload import Payload
-from strategies.base.transport.replies import Update
-from strategies.base.typed_state import Array, RequiredArray
+from strategies.base.state import GLOBAL, Array, RequiredArray
+from strategies.base.transport.payload import Payload, Update
+from strategies.scaffold import ConfirmedClient, ConfirmedClientState, ConfirmedServerState, ConfirmedStrategy
 
 
 @dataclass(frozen=True)

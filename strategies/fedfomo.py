@@ -30,14 +30,13 @@ from torch import Tensor
 
 from models.training import generator, predict
 from partitions.common.errors import DataError, UserError
-from strategies.base.aggregation.mean import weighted_mean
 from strategies.base.client import SiloClient
 from strategies.base.info import EACH_MODEL, MethodInfo
+from strategies.base.robust import weighted_mean
 from strategies.base.settings import setting
+from strategies.base.state import MODEL_OF, Item, ServerState
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.transport.payload import MODEL_OF, Model, Payload, is_number, model_of
-from strategies.base.transport.replies import Update
-from strategies.base.typed_state import Item, ServerState
+from strategies.base.transport.payload import Model, Payload, Update, is_number, model_of
 
 
 @dataclass(frozen=True)

@@ -33,13 +33,12 @@ from torch import Tensor
 
 from models.flat import gather, scatter
 from models.layout import Layout
-from strategies.base.client import GLOBAL, SiloClient
+from strategies.base.client import SiloClient
 from strategies.base.info import ONE_MODEL, OTHER_LAYERS
 from strategies.base.settings import setting
+from strategies.base.state import GLOBAL, Item, ServerState
 from strategies.base.strategy import Averaging, PersonalizedStrategy
-from strategies.base.transport.payload import Model, Number, Payload
-from strategies.base.transport.replies import Update
-from strategies.base.typed_state import Item, ServerState
+from strategies.base.transport.payload import Model, Number, Payload, Update
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from strategies.base.client import SiloClient
 from strategies.base.info import ONE_MODEL, OTHER_LAYERS
 from strategies.base.settings import KRUM, RULES, Common, setting
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.transport.replies import Update
+from strategies.base.transport.payload import Update
 
 
 @dataclass(frozen=True)

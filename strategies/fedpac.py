@@ -40,10 +40,14 @@ from models.flat import scatter
 from models.optimizers import Optimizer
 from models.training import feature_gradient
 from partitions.common.errors import DataError
-from strategies.base.aggregation.mean import weighted_mean
-from strategies.base.client import GLOBAL, SiloClient
+from strategies.base.client import SiloClient
 from strategies.base.info import EACH_MODEL, MethodInfo
-from strategies.base.prototypes import (
+from strategies.base.robust import weighted_mean
+from strategies.base.settings import setting
+from strategies.base.state import GLOBAL, Array, Arrays, ServerState
+from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.payload import Model, Payload, Update, is_number
+from strategies.fedproto import (
     PROTOTYPES,
     average,
     check_table,
@@ -53,11 +57,6 @@ from strategies.base.prototypes import (
     read_table,
     table_size,
 )
-from strategies.base.settings import setting
-from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.transport.payload import Model, Payload, is_number
-from strategies.base.transport.replies import Update
-from strategies.base.typed_state import Array, Arrays, ServerState
 
 STATISTICS = "statistics"
 LEAST = 1e-3  # coefficients below are 0
@@ -77,7 +76,7 @@ class PacSettings:
 
 
 class PacServerState(ServerState):
-    prototypes = Array(PROTOTYPES)  # c (C (K + 1),): see strategies/base/prototypes.py; None in round 1
+    prototypes = Array(PROTOTYPES)  # c (C (K + 1),): see strategies/fedproto.py; None in round 1
     heads = Arrays("head.")  # ψ_i, by the silo's name
 
 

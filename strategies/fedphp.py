@@ -35,8 +35,8 @@ from models.training import clip_norm, loss_gradient
 from strategies.base.client import SiloClient
 from strategies.base.info import OWN_COPY
 from strategies.base.settings import setting
+from strategies.base.state import ClientState, Item
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.typed_state import ClientState, Item
 
 TEMPERATURE = 4.0
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from strategies.base.client import GLOBAL, SiloClient, proximal
+from strategies.base.client import SiloClient, proximal
 from strategies.base.info import ONE_MODEL, OWN_COPY
 from strategies.base.settings import setting
+from strategies.base.state import GLOBAL
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.fedavg import FineTuning, FineTuningClient
 

@@ -27,12 +27,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.training import feature_gradient
-from strategies.base.client import GLOBAL, SiloClient
+from strategies.base.client import SiloClient
 from strategies.base.info import MethodInfo
-from strategies.base.prototypes import members
 from strategies.base.settings import RULES, setting
+from strategies.base.state import GLOBAL, Array, ClientState
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.typed_state import Array, ClientState
+from strategies.fedproto import members
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,8 @@ from models.networks.heads import Values
 from models.training import feature_gradient
 from strategies.base.info import MethodInfo
 from strategies.base.partial import PartialClient, PartialStrategy, Split, head_blocks, split_parts
-from strategies.base.prototypes import members
 from strategies.base.settings import RULES, setting
+from strategies.fedproto import members
 
 
 @dataclass(frozen=True)

@@ -28,14 +28,12 @@ from torch import Tensor
 
 from models.flat import gather, scatter
 from models.layout import Layout
-from strategies.base.client import GLOBAL
 from strategies.base.info import OTHER_LAYERS, OWN_LAYERS
 from strategies.base.partial import PartialClient, PartialStrategy, Split, split_parts
 from strategies.base.settings import setting
+from strategies.base.state import GLOBAL, Item, ServerState
 from strategies.base.strategy import Averaging
-from strategies.base.transport.payload import Model, Payload
-from strategies.base.transport.replies import Update
-from strategies.base.typed_state import Item, ServerState
+from strategies.base.transport.payload import Model, Payload, Update
 
 
 @dataclass(frozen=True)

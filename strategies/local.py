@@ -13,8 +13,7 @@ from torch import Tensor
 from strategies.base.client import SiloClient
 from strategies.base.info import MethodInfo
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.transport.payload import Payload
-from strategies.base.transport.replies import Update
+from strategies.base.transport.payload import Payload, Update
 
 
 class LocalClient(SiloClient):

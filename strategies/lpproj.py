@@ -31,11 +31,12 @@ from torch import Tensor
 
 from models.training import clip_norm, generator
 from partitions.common.errors import UserError
-from strategies.base.client import GLOBAL, SiloClient
+from strategies.base.client import SiloClient
 from strategies.base.info import MethodInfo
 from strategies.base.settings import RULES, setting
+from strategies.base.state import GLOBAL
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.transport.replies import Update
+from strategies.base.transport.payload import Update
 
 
 @dataclass(frozen=True)

@@ -31,10 +31,11 @@ from torch import Tensor
 
 from models.flat import gather, scatter, write
 from models.layout import Layout
-from strategies.base.client import GLOBAL, SiloClient
+from strategies.base.client import SiloClient
 from strategies.base.info import OWN_COPY, OWN_START
 from strategies.base.partial import PartialClient, PartialSettings, Split, norm_parts, personal_blocks, split_parts
 from strategies.base.settings import setting
+from strategies.base.state import GLOBAL
 from strategies.base.strategy import PersonalizedStrategy
 
 

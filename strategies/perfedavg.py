@@ -27,7 +27,7 @@ from strategies.base.client import SiloClient
 from strategies.base.info import OWN_COPY
 from strategies.base.settings import setting
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.transport.replies import Update
+from strategies.base.transport.payload import Update
 
 
 @dataclass(frozen=True)

@@ -32,14 +32,12 @@ import torch
 from torch import Tensor
 
 from models.training import generator
-from strategies.base.aggregation.mean import weighted_mean
-from strategies.base.client import GLOBAL
 from strategies.base.info import EACH_MODEL, OWN_MIXTURE
+from strategies.base.robust import weighted_mean
 from strategies.base.settings import setting
+from strategies.base.state import GLOBAL, Arrays, ServerState
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.transport.payload import Model, Payload
-from strategies.base.transport.replies import Update
-from strategies.base.typed_state import Arrays, ServerState
+from strategies.base.transport.payload import Model, Payload, Update
 
 
 @dataclass(frozen=True)

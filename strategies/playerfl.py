@@ -43,9 +43,8 @@ from partitions.common.errors import DataError
 from strategies.base.info import OTHER_LAYERS, MethodInfo
 from strategies.base.partial import PartialClient, PartialStrategy, Split, split_parts
 from strategies.base.settings import RULES, setting
-from strategies.base.transport.payload import Payload, is_number
-from strategies.base.transport.replies import Update
-from strategies.base.typed_state import Item, ServerState
+from strategies.base.state import Item, ServerState
+from strategies.base.transport.payload import Payload, Update, is_number
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ With momentum or Adam, which the paper does not use, the quotient would not be a
 
 Sent: 2 Σ down (x, c), 2 Σ up (y_i, c_i⁺ - c_i). Option II's difference is (x - y_i) / (K η) - c, which the server can
 compute by itself: ``up = "model"`` sends Σ and the number K, the same up to rounding, for plain SGD only. Kept: server
-x, c; silo c_i, which starts at 0 and is committed once the server has counted it (strategies/base/acknowledged.py).
+x, c; silo c_i, which starts at 0 and is committed once the server has counted it.
 Invariant with all present: c = mean of the c_i. An absent silo keeps its c_i, and c still has its share of it; both
 sums are over the received replies. A late joiner's c_i is 0, and c is multiplied by N / (N + 1): still their mean.
 Option I costs one more pass over the data.
@@ -21,24 +21,77 @@ Option I costs one more pass over the data.
 Special cases: round 1 is FedAvg with equal weights (c = c_i = 0). One full-batch step a round: c is the mean gradient,
 and the silos' mean moves along it. Codes differ: PFLlib divides by the silos drawn, not received; Flower's baseline
 starts c_i at the received parameters, by mistake; FedDyn's authors weight c by n_i, which the paper does not.
+
+Silo state whose changes the server sums: control variates, duals. Both sides count a round once, or not at all.
+
+A reply may be lost, or the server may leave it out. If the silo updated its control variate all the same, the server's
+sum and the silos' vectors would never agree again. So a silo only *proposes* its new vectors. The server's next message
+contains the last round of this silo that it counted, and only then does the silo commit them.
+
+Sent in addition to the method's messages: one number down.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
 
 from partitions.common.errors import DataError, UserError
-from strategies.base.acknowledged import ConfirmedClient, ConfirmedClientState, ConfirmedServerState, ConfirmedStrategy
+from strategies.base.client import SiloClient
 from strategies.base.info import LOCAL_SUMS, ONE_MODEL
 from strategies.base.settings import setting
-from strategies.base.transport.payload import Model, Payload
-from strategies.base.transport.replies import Update
-from strategies.base.typed_state import Array, RequiredArray
+from strategies.base.state import Array, Arrays, ClientState, Item, RequiredArray, ServerState
+from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.payload import Model, Payload, Update
+
+PROPOSED = "proposed."
+
+
+class ConfirmedClientState(ClientState):
+    """Vectors that the silo commits once the server has counted the round in which they were proposed."""
+
+    proposals = Arrays(PROPOSED)
+    proposed = Item[int | None](lambda: None)  # the round
+
+
+class ConfirmedClient(SiloClient):
+    state_type: ClassVar[type[ConfirmedClientState]] = ConfirmedClientState
+    state: ConfirmedClientState
+
+    def propose(self, **arrays: Tensor) -> None:
+        """Propose vectors, which the silo commits in its next round if the server counts this one."""
+        self.state.proposals.update(arrays)
+        self.state.proposed = self.round
+
+    def begin(self, config: Mapping[str, Any]) -> Tensor:
+        state, counted = self.state, self.state.proposed == config["numbers"].get("counted")
+        proposals = dict(state.proposals)
+        state.proposals.clear()
+        state.proposed = None
+        if counted:
+            state.arrays.update(proposals)
+        return super().begin(config)
+
+
+class ConfirmedServerState(ServerState):
+    counted = Item[dict[str, int]](dict)  # the last round of each silo that is in the sums
+
+
+class ConfirmedStrategy(PersonalizedStrategy):
+    state_type: ClassVar[type[ConfirmedServerState]] = ConfirmedServerState
+    state: ConfirmedServerState
+
+    def payload(self, silo: str) -> Payload:
+        payload, counted = super().payload(silo), self.state.counted
+        return Payload(payload.models, {**payload.numbers, "counted": counted.get(silo, 0)})
+
+    def count(self, updates: Sequence[Update]) -> None:
+        """Record that these silos' replies are in the sums; their next messages contain this round's number."""
+        self.state.counted = self.state.counted | {u.silo: self.round for u in updates}
 
 
 @dataclass(frozen=True)

@@ -46,11 +46,10 @@ from server.results.run_directory import read_toml
 from server.results.survey.files import Surveyed
 from server.simulation.engine import flower_identity
 from strategies.base.run_settings import RunSettings, defaults, parse_settings, toml_text
-from strategies.base.schema.reporting import read_data_summary
-from strategies.base.schema.survey import read_answer, written_answer
 from strategies.base.state import State
-from strategies.base.transport.payload import Model, Payload, encode
-from strategies.base.transport.replies import Expected, Update, read_update
+from strategies.base.survey import read_answer, written_answer
+from strategies.base.transport.payload import Expected, Model, Payload, Update, encode, read_update
+from strategies.base.transport.reporting import read_data_summary
 
 
 @pytest.fixture(scope="module")

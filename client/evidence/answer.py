@@ -26,7 +26,7 @@ from models.samples import Samples
 from models.tasks import Regression, Task
 from partitions.common.errors import UserError
 from strategies.base.client import SiloClient
-from strategies.base.schema.evidence import LARGEST_VALUE
+from strategies.base.evidence import LARGEST_VALUE
 from strategies.base.transport.payload import Number
 
 COMMON = "common_threshold"  # in the second message: the hospitals' common conformal threshold

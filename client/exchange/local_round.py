@@ -15,7 +15,7 @@ from client.exchange.disclosure import may_measure
 from client.progress import OwnProgress
 from client.session import ClientSession
 from strategies.base.client import SiloClient
-from strategies.base.schema.reporting import SECONDS, SPLITS
+from strategies.base.transport.reporting import SECONDS, SPLITS
 
 Result = tuple[Sequence[Tensor], dict[str, Any]]  # the vectors to send, and the metrics
 Work = Callable[[ClientSession, SiloClient], Result]

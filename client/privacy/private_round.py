@@ -13,9 +13,7 @@ from models.privacy.noise import derived
 from partitions.common.errors import UserError
 from partitions.splits import Split
 from strategies.base.client import SiloClient
-from strategies.base.privacy.plan import Sampling, plan_of
-from strategies.base.privacy.settings import Privacy
-from strategies.base.privacy.training import PrivateTraining, Units, round_digest
+from strategies.base.privacy import Privacy, PrivateTraining, Sampling, Units, plan_of, round_digest
 from strategies.base.settings import values_of
 from strategies.base.transport.payload import Model, Number
 

@@ -28,7 +28,7 @@ from partitions.schema import Schema
 from partitions.silo_file import Contents, read_contents
 from partitions.site_split import sample_digests
 from partitions.splits import Array, Split, inputs_of
-from strategies.base.schema.survey import Answer
+from strategies.base.survey import Answer
 
 
 def answer_survey(session: ClientSession) -> RecordDict:

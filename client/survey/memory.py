@@ -18,7 +18,7 @@ from client.site.errors import SiteError
 from client.site.record import Record, disclose
 from client.site.trust.policy import Policy, PolicyRefusedError
 from partitions.patients import fewest_changed
-from strategies.base.schema.survey import Answer
+from strategies.base.survey import Answer
 
 KIND = "survey"  # of the rows of `disclosed` in the record
 

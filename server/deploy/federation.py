@@ -187,7 +187,7 @@ class Content(Frozen):
 
     @model_validator(mode="after")
     def fit_together(self) -> Self:
-        from strategies.base.schema.data_summary import read_agreed
+        from strategies.base.transport.data_summary import read_agreed
 
         read_agreed(self.agreed_text)
         names = [silo.name for silo in self.silos]

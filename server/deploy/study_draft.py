@@ -15,8 +15,7 @@ from client.site.trust.methods import DEFAULTS
 from client.site.trust.pins import content_sum
 from client.studies import corners
 from partitions.common.errors import UserError
-from strategies.base.evaluation import EVALUATE
-from strategies.base.evaluation.own_model import asks_for_models
+from strategies.base.evaluation import EVALUATE, asks_for_models
 from strategies.base.run_settings import RunSettings, parse_settings
 
 ALWAYS = (  # settings that every protocol lists, even with default values

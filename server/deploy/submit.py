@@ -123,7 +123,7 @@ def _silos_online(control: Control, late: str) -> int:
 
     The run does not wait for hospitals that have not joined yet or have left.
     """
-    from strategies.base.newcomer.settings import ANY
+    from strategies.base.newcomers import ANY
 
     nodes = control.nodes()
     offline = {node.name for node in nodes if node.status != "online"}
@@ -136,8 +136,8 @@ def _silos_online(control: Control, late: str) -> int:
 
 def _check_silos(common: Common, registered: Set[str]) -> None:
     """Raise UserError if the run would wait for silos that are not registered, or lacks min-silos for ANY."""
-    from server.run.registration.late_joiners import LateJoiners
-    from strategies.base.newcomer.settings import ANY
+    from server.run.registration.data_summaries import LateJoiners
+    from strategies.base.newcomers import ANY
 
     if common.late_joiners == ANY and not common.min_silos:
         raise UserError(f"late-joiners = {ANY}: min-silos is wanted too, the number of silos that the run begins with")

@@ -11,8 +11,8 @@ from models.evidence.measure import CALIBRATION, MEASUREMENT, PREFIX
 from server.report.scores import NAN, known
 from server.report.study import Study
 from strategies import strategies
-from strategies.base.evaluation.own_model import sends_own_model
-from strategies.base.schema.evidence import split_name
+from strategies.base.evaluation import sends_own_model
+from strategies.base.evidence import split_name
 
 
 def value(study: Study, method: str, silo: str, key: str) -> float:

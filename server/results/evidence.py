@@ -15,10 +15,10 @@ from client.evidence.answer import COMMON
 from models.evidence.measure import MEASUREMENT, Evidence, measurements
 from partitions.common.errors import DataError
 from partitions.schema import read_schema
-from strategies.base.schema.evidence import ACTION, read_evidence
-from strategies.base.schema.reporting import SCHEMA, reason_of
+from strategies.base.evidence import ACTION, read_evidence
 from strategies.base.strategy import OFFLINE, PersonalizedStrategy
 from strategies.base.transport.payload import Number, Payload, encode
+from strategies.base.transport.reporting import SCHEMA, reason_of
 
 Exchanges = Callable[[Sequence[Message]], Sequence[Message]]  # sends messages, and returns the replies
 OWN = ("conformal", "conformal_width")  # the silos' thresholds that are averaged; a task has one of the two

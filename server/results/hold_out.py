@@ -6,7 +6,7 @@ method, the score on the hospital's test data, a mean over seeds::
 
     "hold_out": {"hospital-03": {"fedper": {"zero_shot", "personalised", "local", "all_in"}}}
 
-``zero_shot`` and ``personalised``: the hospital is a newcomer (server/run/newcomers/hold_out.py). ``local``: it trains
+``zero_shot`` and ``personalised``: the hospital is a newcomer (server/run/newcomers.py). ``local``: it trains
 alone. ``all_in``: it trains with the others by the same method. The last two are as the report of ``RUN`` shows them.
 """
 

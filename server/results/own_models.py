@@ -16,11 +16,10 @@ from models.layout import Layout
 from partitions.common.errors import DataError, UserError
 from server.results.checkpoint import load_checkpoint
 from server.results.shared_model import model_card
-from strategies.base.evaluation.own_model import OWN
+from strategies.base.evaluation import OWN
 from strategies.base.run_settings import RunSettings
-from strategies.base.state import State
-from strategies.base.transport.payload import BUFFERS, Payload
-from strategies.base.transport.replies import check_statistics, check_vector
+from strategies.base.state import BUFFERS, State
+from strategies.base.transport.payload import Payload, check_statistics, check_vector
 
 FOLDER, FILE = "own", "model.safetensors"
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from strategies.base.client import BUFFERS, GLOBAL
+from strategies.base.state import BUFFERS, GLOBAL
 from strategies.base.strategy import PersonalizedStrategy
 
 NAMES = (GLOBAL, BUFFERS)

@@ -22,11 +22,10 @@ from server.results.reading import read_summary
 from server.results.reported_round import NAMES, REPORTED, shared_arrays
 from server.results.run_directory import RunDirectory, read_toml
 from server.results.study import study_runs
-from strategies.base.client import BUFFERS, GLOBAL
 from strategies.base.run_settings import RunSettings
-from strategies.base.schema.reporting import SCHEMA
-from strategies.base.state import State
+from strategies.base.state import BUFFERS, GLOBAL, State
 from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.reporting import SCHEMA
 
 
 def export_shared(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.results.history import History, Row
-from strategies.base.schema.reporting import DELTA, EPSILON, STEPS
+from strategies.base.transport.reporting import DELTA, EPSILON, STEPS
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from server.results.reading import read_summary
 from server.results.run_directory import RunDirectory
 from server.results.spent import spent
 from strategies import strategies
-from strategies.base.schema.data_summary import sample_weights
+from strategies.base.transport.data_summary import sample_weights
 
 Values = dict[int, dict[str, float]]  # round -> silo -> value
 
@@ -36,7 +36,7 @@ class FinishedRun:
 
     ``silos``: per silo its ``n_train``, ``n_test`` and, where known, ``threads``; ``total_bytes``: ``down``, ``up``;
     ``weight_cap``: the setting, 0 in a run made before it existed; ``left_out``: silo -> reason; ``hold_out``: results
-    of the held-out hospitals (server/run/newcomers/hold_out.py); ``evidence``: for each silo's reported model
+    of the held-out hospitals (server/run/newcomers.py); ``evidence``: for each silo's reported model
     (``models/evidence/measure.py``).
     """
 

@@ -17,7 +17,7 @@ from server.results.history import History
 from server.results.own_models import any_kept
 from server.results.reported_round import NAMES, REPORTED
 from server.results.run_directory import RunDirectory
-from server.run.newcomers.hold_out import Kept
+from server.run.newcomers import Kept
 from server.run.recovery import Start
 from server.run.registration.registration import Registration
 from server.run.reporter import Reporter

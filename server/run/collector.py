@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, cast
 
@@ -9,17 +10,36 @@ from flwr.app import ConfigRecord, Error, Message, MessageType
 from flwr.serverapp import Grid
 
 from partitions.common.errors import DataError, RunFailedError, UserError
-from server.run.clock import ClockWatch
 from server.run.exchange import CODES, UNREACHABLE, Exchange, TimeoutPolicy, answers
 from server.run.limits import NUMBER_BYTES, OTHER_BYTES, check_reply
 from server.run.registration.registration import Registration
 from server.run.reporter import Reporter
-from strategies.base.evaluation.own_model import KIND as OWN_MODEL
-from strategies.base.evaluation.own_model import OWN
-from strategies.base.schema.reporting import SECONDS, reason_of
+from strategies.base.evaluation import KIND as OWN_MODEL
+from strategies.base.evaluation import OWN
 from strategies.base.settings import Common
+from strategies.base.state import BUFFERS
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.transport.payload import BUFFERS
+from strategies.base.transport.reporting import SECONDS, reason_of
+
+JUMP_SECONDS = 60.0  # smaller jumps are not reported
+
+
+class ClockWatch:
+    """Report jumps of the wall clock against the monotonic clock; ``note`` receives one line for each."""
+
+    def __init__(self, note: Callable[[str], object]) -> None:
+        self.note = note
+        self.offset = time.time() - time.monotonic()
+
+    def check(self) -> None:
+        """Report a jump since the last check."""
+        if abs(jump := time.time() - time.monotonic() - self.offset) > JUMP_SECONDS:
+            self.offset += jump
+            direction = "forward" if jump > 0 else "back"
+            self.note(
+                f"this server's clock went {direction} by {abs(jump) / 3600:.1f} h (it was set, or the machine slept): "
+                "silos that have another time are refused until it agrees with theirs"
+            )
 
 
 class Collector:
@@ -161,7 +181,8 @@ def size_limit(strategy: PersonalizedStrategy) -> Callable[[Message], int]:
             return OTHER_BYTES + NUMBER_BYTES * (strategy.layout.size + strategy.layout.buffer_size)
         if message.metadata.message_type != MessageType.TRAIN:
             return OTHER_BYTES
-        return OTHER_BYTES + NUMBER_BYTES * strategy.upload_numbers(silos[message.metadata.dst_node_id])
+        silo = silos[message.metadata.dst_node_id]
+        return OTHER_BYTES + NUMBER_BYTES * sum(strategy.upload_size(n, silo) for n in strategy.upload_names())
 
     return most
 

@@ -20,11 +20,10 @@ from server.results.summary import FinishedRun
 from server.run.checkpoints import Checkpoints, RunState
 from server.run.closing import Closing
 from server.run.collector import Collector
-from server.run.early_stopping import EarlyStopping
-from server.run.newcomers.hold_out import HoldOut
+from server.run.newcomers import HoldOut
 from server.run.preparation import check_patience, prepare
 from server.run.receipts import Receipts
-from server.run.recorder import Recorder, metrics_of
+from server.run.recorder import EarlyStopping, Recorder, metrics_of
 from server.run.recovery import Recovery, gone_back
 from server.run.registration.readmission import Readmission
 from server.run.registration.registration import Registration

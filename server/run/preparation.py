@@ -9,12 +9,11 @@ from models.privacy.clipping import check_network
 from models.standardisation import agreed_statistics
 from partitions.common.errors import UserError
 from server.run.checkpoints import RunState
-from server.run.registration.notes import note_weights, without_sums
-from server.run.registration.registration import Registration
+from server.run.registration.registration import Registration, note_weights, without_sums
 from strategies.base.run_settings import RunSettings
-from strategies.base.schema.reporting import SCHEMA
 from strategies.base.settings import Common
 from strategies.base.strategy import PersonalizedStrategy, SiloInfo, check_task
+from strategies.base.transport.reporting import SCHEMA
 
 
 def check_patience(common: Common, silos: Sequence[SiloInfo]) -> None:

@@ -22,7 +22,7 @@ from client.site.errors import SiteError
 from client.site.trust.receipts import ASKED, FILE, KEY, RECORD, kept, read, signed
 from client.site.trust.signing import load_signing_key
 from partitions.common.files import append
-from strategies.base.schema.reporting import LONGEST_NAME, printable
+from strategies.base.transport.reporting import LONGEST_NAME, printable
 
 HASH = re.compile(r"[0-9a-f]{64}")
 MOST_LINES = 2**53

@@ -17,10 +17,10 @@ from partitions.common.errors import UserError
 from server.results.checkpoint import readable_checkpoints
 from server.results.own_models import any_kept
 from server.run.reporter import Reporter
-from strategies.base.damaged import Damage, damages
 from strategies.base.settings import Common
 from strategies.base.state import State
 from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.damaged import Damage, damages
 
 
 @dataclass(frozen=True)

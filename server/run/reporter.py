@@ -17,8 +17,8 @@ from models.tasks import Task
 from server.results.history import Row
 from server.results.run_directory import RunDirectory
 from strategies.base.run_settings import RunSettings
-from strategies.base.schema.reporting import printable
 from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.reporting import printable
 
 
 @dataclass

@@ -35,7 +35,7 @@ from server.results.summary import FinishedRun, compare, evidence_in, run_summar
 from server.results.survey.files import CSV, JSON, PAGE, read_survey, without_silo, write_survey
 from server.results.worker_directories import WorkerDirectories
 from server.run.checkpoints import FORMAT
-from server.run.newcomers.hold_out import ARRAYS as NEWCOMER
+from server.run.newcomers import ARRAYS as NEWCOMER
 from strategies.base.state import State
 
 NAMING = re.compile(r'(hold-out|late-joiners|models) = "(.*)"')  # lines of config.toml that may name hospitals

@@ -18,9 +18,8 @@ from partitions.common.files import private, write_atomically
 from server.deploy import submit
 from server.results.own_models import any_kept, export_kept
 from server.results.shared_model import export_shared, find_run, reports_shared
-from server.run.evaluation.loop import MATRIX, MODELS, Cell, EvaluationLoop, write_matrix
-from server.run.evaluation.models import read_models, run_values
-from server.run.evaluation.own import add_cells, entry_of, own_cells
+from server.run.evaluated_models import read_models, run_values
+from server.run.evaluation import MATRIX, MODELS, Cell, EvaluationLoop, add_cells, entry_of, own_cells, write_matrix
 from server.simulation.engine import InProcessGrid, flower_identity
 from strategies.base.run_settings import RunSettings, parse_settings, toml_text
 

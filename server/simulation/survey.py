@@ -17,7 +17,7 @@ from partitions.own_files import files_of
 from server.deploy import submit
 from server.report.sections.survey import write_survey_page
 from server.results.survey.files import write_survey
-from server.run.survey.loop import SurveyLoop
+from server.run.survey import SurveyLoop
 from server.simulation.engine import InProcessGrid, flower_identity
 from server.simulation.evaluate import check_new, cleared
 from strategies.base.run_settings import parse_settings, toml_text

@@ -14,8 +14,8 @@ from partitions.common.errors import UserError
 from partitions.common.names import nearest
 from server.results.run_directory import read_toml
 from server.results.study import SAME
-from strategies.base.registry import strategies as methods
 from strategies.base.run_settings import defaults, owners
+from strategies.base.run_settings import strategies as methods
 from strategies.base.settings import Common, Value, convert, key_of, keys_of
 
 RANGE = re.compile(r"(log|uniform|int|logint)\(([^,()]+),([^,()]+)\)")

@@ -21,17 +21,14 @@ from models.flat import gather, is_finite, write
 from models.optimizers import Optimizer, make_optimizer
 from models.training import MeanLoss, Network, loss_gradient
 from partitions.common.errors import UserError
-from strategies.base.broadcast import RECEIVED, check_step
 from strategies.base.info import MethodInfo, shares_buffers
-from strategies.base.privacy.training import PrivateTraining, kept_finite, private_batches, quietly
+from strategies.base.privacy import PrivateTraining, kept_finite, private_batches, quietly
 from strategies.base.settings import Common, values_of
-from strategies.base.state import State, model_in, put_model
-from strategies.base.training.batches import shuffled_batches
-from strategies.base.training.silo import Silo
+from strategies.base.silo import RECEIVED, Silo, check_step, shuffled_batches
+from strategies.base.state import BUFFERS, GLOBAL, ClientState, State, model_in, put_model
 from strategies.base.transport.codecs import Encoded
 from strategies.base.transport.error_feedback import commit, encode_vectors
-from strategies.base.transport.payload import BUFFERS, GLOBAL, Model, Number
-from strategies.base.typed_state import ClientState
+from strategies.base.transport.payload import Model, Number
 
 
 def proximal(centre: Tensor, weight: float) -> Callable[[Tensor, Tensor], object] | None:

@@ -8,16 +8,17 @@ writes both.
 from __future__ import annotations
 
 import json
-import sys
-import textwrap
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Mapping
+from dataclasses import Field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from models.networks.registry import BUILT_IN
-from strategies.base.registry import runnable, strategies
-from strategies.base.run_settings import defaults
-from strategies.base.settings import Common, Value, keys_of
+from models.networks.registry import BUILT_IN, model_settings
+from partitions.schemes.registry import partition_settings
+from strategies.base.privacy import Privacy
+from strategies.base.run_settings import DP, defaults, runnable, strategies, toml_text, toml_value
+from strategies.base.settings import Common, Value, keys_of, limits_of
 from strategies.base.strategy import PersonalizedStrategy
 
 BEGIN, END = "<!-- made by `make settings`: begin -->", "<!-- made by `make settings`: end -->"
@@ -43,7 +44,6 @@ NUMBERS: Mapping[str, str] = {
     "sensitivity": "one sensitivity per layer",
 }
 NOTHING = "nothing"  # a method with differential privacy in which nothing of the data leaves
-WIDTH = 120  # of a line of code
 OWN = {"sent": "**is what is sent**", "layers": "some layers are sent", "kept": "stays"}
 PEERS = {
     "mean": "a mean over silos",
@@ -69,17 +69,17 @@ def row(method: type[PersonalizedStrategy]) -> list[str]:
     ]
 
 
-def markdown() -> str:
+def methods_table() -> str:
     header = ["method", "the server sees", "it can infer, in principle", "the silo's own model"]
     header += ["a silo receives", "stays besides"]
     lines = [header, ["---"] * len(header), *(row(method) for method in strategies().values())]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def written(page: str) -> str:
+def with_table(page: str) -> str:
     """Return the page with the current table."""
     before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n{markdown()}\n{END}{rest.split(END)[1]}"
+    return f"{before}{BEGIN}\n{methods_table()}\n{END}{rest.split(END)[1]}"
 
 
 def method_table() -> dict[str, dict[str, Any]]:
@@ -105,7 +105,7 @@ def bounded_settings() -> dict[str, str]:
 
 def method_table_text() -> str:
     """Return the text of ``client/site/trust/methods.py``: the site's own process cannot import the app's methods."""
-    methods = [_entry(name, values) for name, values in method_table().items()]
+    methods = [f"    {json.dumps(name)}: {values!r},".replace("'", '"') for name, values in method_table().items()]
     bounded = [f"    {json.dumps(key)}: {json.dumps(kind)}," for key, kind in bounded_settings().items()]
     all_settings = [f"    {json.dumps(key)}: {_python_value(value)}," for key, value in defaults().items()]
     return (
@@ -119,42 +119,69 @@ def method_table_text() -> str:
         "NETWORKS: the names of silofl's own networks.\n"
         "SETTINGS: the kind of each setting that a rule limits (KINDS in strategies/base/settings.py).\n"
         "DEFAULTS: every setting with its default, which a study's run has where the study says nothing else.\n"
-        '"""\n\nfrom typing import Any\n\n'
+        '"""\n\n# fmt: off\n# ruff: noqa: E501\n\nfrom typing import Any\n\n'
         "METHODS: dict[str, dict[str, Any]] = {\n" + "\n".join(methods) + "\n}\n"
-        "NETWORKS = (\n" + "\n".join(f"    {json.dumps(line)}" for line in _lines(BUILT_IN)) + "\n)\n"
+        f'NETWORKS = "{" ".join(BUILT_IN)}"\n'
         "SETTINGS: dict[str, str] = {\n" + "\n".join(bounded) + "\n}\n"
         "DEFAULTS: dict[str, bool | int | float | str] = {\n" + "\n".join(all_settings) + "\n}\n"
     )
-
-
-def _lines(names: Iterable[str]) -> list[str]:
-    """Return names as the lines of one text, each line but the last ending with a space."""
-    lines = textwrap.wrap(" ".join(names), WIDTH - 10, break_on_hyphens=False)
-    return [f"{line} " for line in lines[:-1]] + lines[-1:]
 
 
 def _python_value(value: Value) -> str:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
 
 
-def _entry(name: str, values: Mapping[str, Any]) -> str:
-    """Return a method's entry as the formatter writes it: several lines if it is long."""
-    line = f"    {json.dumps(name)}: {_python(values)},"
-    if len(line) <= WIDTH:
-        return line
-    parts = [f"        {_python({key: value})[1:-1]}," for key, value in values.items()]
-    return "\n".join([f"    {json.dumps(name)}: {{", *parts, "    },"])
+def allowed_values(f: Field[Any]) -> str:
+    limits = limits_of(f)
+    if type(f.default) is bool:
+        return ", ".join(["true", "false", *limits.get("choices", ())])
+    if limits.get("choices"):
+        return ", ".join(limits["choices"])
+    kind = {int: "whole", float: "number", str: "text"}[type(f.default)]
+    signs = (("minimum", "≥"), ("above", ">"), ("maximum", "≤"), ("below", "<"))
+    return ", ".join([kind, *(f"{sign} {limits[name]:g}" for name, sign in signs if name in limits)])
 
 
-def _python(values: Mapping[str, Any]) -> str:
-    return repr(dict(values)).replace("'", '"')
+def settings_page() -> str:
+    """Return the text of ``docs/settings.md``: every key with its default, range and meaning."""
+    groups: list[tuple[str, list[tuple[str, type[Any]]]]] = [
+        ("Common", [("", Common)]),
+        ("Differential privacy", [(DP, Privacy)]),
+        ("Methods", [(name, s.Settings) for name, s in strategies().items()]),
+        ("Partitions", list(partition_settings().items())),
+        ("Models", list(model_settings().items())),
+    ]
+    lines = [
+        "# Settings",
+        "",
+        "Every key, for `--set KEY=VALUE`, a `--config` file and `flwr run --run-config`. "
+        "This page is made by `make settings`.",
+    ]
+    for title, members in groups:
+        lines += ["", f"## {title}", "", "| key | default | values | symbol | meaning |", "|---|---|---|---|---|"]
+        for owner, cls in members:
+            for key, f in keys_of(cls, owner).items():
+                default = f"`{toml_value(cast(Value, f.default))}`"
+                symbol, meaning = f.metadata.get("symbol", ""), f.metadata.get("help", "").replace("|", "\\|")
+                line = f"| `{key}` | {default} | {allowed_values(f)} | {symbol} | {meaning} |"
+                lines.append(line.replace("|  |", "| |"))
+    return "\n".join(lines) + "\n"
+
+
+TABLE = "tool.flwr.app.config"
+
+
+def write_down(root: Path) -> None:
+    """Write all settings and declarations into the files below ``root`` that list them."""
+    file = root / "pyproject.toml"
+    before, rest = file.read_text("utf-8").split(f"[{TABLE}]\n", 1)
+    after = re.split(rf"^(?=\[(?!{re.escape(TABLE)}\.))", rest, maxsplit=1, flags=re.MULTILINE)[1]
+    file.write_text(f"{before}{toml_text(defaults(), TABLE)}\n{after}", "utf-8")
+    (root / "docs" / "settings.md").write_text(settings_page(), "utf-8")
+    page = root / "docs" / "attacks.md"
+    page.write_text(with_table(page.read_text("utf-8")), "utf-8")
+    (root / "client" / "site" / "trust" / "methods.py").write_text(method_table_text(), "utf-8")
 
 
 if __name__ == "__main__":
-    root = Path(__file__).parents[2]
-    page = root / "docs" / "attacks.md"
-    if sys.argv[1:] == ["--write"]:
-        page.write_text(written(page.read_text("utf-8")), "utf-8")
-        (root / "client" / "site" / "trust" / "methods.py").write_text(method_table_text(), "utf-8")
-    else:
-        print(markdown())
+    write_down(Path(__file__).parents[2])

@@ -16,8 +16,9 @@ from torch import Tensor
 from models.flat import gather, scatter, write
 from models.layout import Layout
 from partitions.common.errors import UserError
-from strategies.base.client import GLOBAL, SiloClient
+from strategies.base.client import SiloClient
 from strategies.base.settings import Value, setting
+from strategies.base.state import GLOBAL
 from strategies.base.strategy import PersonalizedStrategy
 
 # The settings with which no block is personal: a silo then sends the whole model.

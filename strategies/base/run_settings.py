@@ -1,14 +1,20 @@
-"""All settings of a run, from one flat mapping of keys (``--set``, ``--run-config``, a TOML file) to typed records."""
+"""All settings of a run, from one flat mapping of keys (``--set``, ``--run-config``, a TOML file) to typed records.
+
+The methods by name: importing a file of the folder ``strategies`` registers the methods in it.
+
+Other packages' methods come as entry points of the group ``silofl.strategies``, each a class with an ``info``.
+"""
 
 from __future__ import annotations
 
+import functools
+import importlib
 import json
-import re
-import sys
+import pkgutil
 from collections.abc import Mapping
-from dataclasses import Field, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from models.augmentation import Augmentation, read_augmentation
 from models.networks.custom import CustomSettings, is_custom
@@ -18,22 +24,54 @@ from models.trainable import Part
 from models.weights import weights_of
 from partitions.common.errors import UserError
 from partitions.common.names import nearest
+from partitions.common.plugins import STRATEGIES, plugins
 from partitions.datasets.registry import DATASETS
 from partitions.own_files import parse_source
 from partitions.schemes.registry import PARTITIONS, partition_settings
 from partitions.simulated import Division
-from strategies.base.aggregation.bounded import check_robust
+from strategies.base import evaluation, survey
+from strategies.base.bounded import check_robust
 from strategies.base.client import SiloClient
-from strategies.base.evaluation import EVALUATE, EvaluateSettings
-from strategies.base.evaluation.own_model import check_keep
+from strategies.base.evaluation import EVALUATE, EvaluateSettings, check_keep
 from strategies.base.info import MethodInfo
-from strategies.base.newcomer.settings import check_newcomers
-from strategies.base.privacy.settings import Privacy
-from strategies.base.registry import method_named, runnable, strategies
-from strategies.base.schema.data_summary import read_agreed
-from strategies.base.settings import Common, Value, build_settings, choose, defaults_of, keys_of, limits_of, values_of
-from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.newcomers import check_newcomers
+from strategies.base.privacy import Privacy
+from strategies.base.settings import Common, Value, build_settings, choose, defaults_of, values_of
+from strategies.base.strategy import _EVALUATIONS, _REGISTRY, PersonalizedStrategy
+from strategies.base.transport.data_summary import read_agreed
 from strategies.base.transport.error_feedback import check_wire
+
+
+@functools.cache
+def _import_all() -> None:
+    folder = Path(__file__).resolve().parents[1]
+    for module in pkgutil.iter_modules([str(folder)]):
+        importlib.import_module(f"{folder.name}.{module.name}")
+    own = dict(_REGISTRY)
+    for name, package, found in plugins(STRATEGIES):
+        changed = [key for key, method in own.items() if _REGISTRY[key] is not method]
+        if changed or _REGISTRY.get(name) is not found:
+            _REGISTRY.update(own)
+            what = f"takes the name {changed[0]!r} of a method of silofl" if changed else "is no method of that name"
+            raise UserError(f"{name} of {package} ({STRATEGIES}) {what}; update {package}, or uninstall it")
+
+
+def strategies() -> dict[str, type[PersonalizedStrategy]]:
+    """Return every method by its name on the command line."""
+    _import_all()
+    return dict(sorted(_REGISTRY.items()))
+
+
+def method_named(name: str) -> type[PersonalizedStrategy]:
+    """Return the class that the setting ``strategy`` names; raise KeyError if there is none."""
+    _import_all()
+    return _REGISTRY[name] if name in _REGISTRY else _EVALUATIONS[name]
+
+
+def runnable() -> dict[str, type[PersonalizedStrategy]]:
+    """Return all values of the setting ``strategy``: the methods, the evaluation of given models, and a survey."""
+    return {**strategies(), **{name: _EVALUATIONS[name] for name in (evaluation.EVALUATE, survey.SURVEY)}}
+
 
 DP = "dp"  # the common setting, and the prefix of its own keys
 
@@ -257,83 +295,24 @@ def check_evaluation(common: Common, own: Any) -> None:
         choose("method", own.method, strategies())
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Written to files by `make settings`
-
-
 def toml_text(values: Mapping[str, Value], table: str = "") -> str:
     """Return flat keys as TOML, below ``table`` if it is given; a key with a dot goes into its owner's table."""
     above = f"{table}." if table else ""
     head = [f"[{table}]"] if table else []
     # `dp` is a value, so `dp.clip-norm` cannot be in a table of that name.
     values = {f'"{k}"' if k.partition(".")[0] in values and "." in k else k: v for k, v in values.items()}
-    plain = [f"{k} = {_toml(v)}" for k, v in values.items() if "." not in k or k.startswith('"')]
+    plain = [f"{k} = {toml_value(v)}" for k, v in values.items() if "." not in k or k.startswith('"')]
     tables: dict[str, list[str]] = {}
     for key, value in values.items():
         if "." in key and not key.startswith('"'):
             owner, _, short = key.partition(".")
-            tables.setdefault(owner, []).append(f"{short} = {_toml(value)}")
+            tables.setdefault(owner, []).append(f"{short} = {toml_value(value)}")
     return (
         "\n".join(head + plain + [f"\n[{above}{owner}]\n" + "\n".join(lines) for owner, lines in tables.items()]) + "\n"
     )
 
 
-def _toml(value: Value) -> str:
+def toml_value(value: Value) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
-
-
-def markdown() -> str:
-    """Return the text of ``docs/settings.md``: every key with its default, range and meaning."""
-    groups: list[tuple[str, list[tuple[str, type[Any]]]]] = [
-        ("Common", [("", Common)]),
-        ("Differential privacy", [(DP, Privacy)]),
-        ("Methods", [(name, s.Settings) for name, s in strategies().items()]),
-        ("Partitions", list(partition_settings().items())),
-        ("Models", list(model_settings().items())),
-    ]
-    lines = [
-        "# Settings",
-        "",
-        "Every key, for `--set KEY=VALUE`, a `--config` file and `flwr run --run-config`. "
-        "This page is made by `make settings`.",
-    ]
-    for title, members in groups:
-        lines += ["", f"## {title}", "", "| key | default | values | symbol | meaning |", "|---|---|---|---|---|"]
-        for owner, cls in members:
-            for key, f in keys_of(cls, owner).items():
-                default = f"`{_toml(cast(Value, f.default))}`"
-                symbol, meaning = f.metadata.get("symbol", ""), f.metadata.get("help", "").replace("|", "\\|")
-                lines.append(f"| `{key}` | {default} | {_allowed(f)} | {symbol} | {meaning} |".replace("|  |", "| |"))
-    return "\n".join(lines) + "\n"
-
-
-def _allowed(f: Field[Any]) -> str:
-    limits = limits_of(f)
-    if type(f.default) is bool:
-        return ", ".join(["true", "false", *limits.get("choices", ())])
-    if limits.get("choices"):
-        return ", ".join(limits["choices"])
-    kind = {int: "whole", float: "number", str: "text"}[type(f.default)]
-    signs = (("minimum", "≥"), ("above", ">"), ("maximum", "≤"), ("below", "<"))
-    return ", ".join([kind, *(f"{sign} {limits[name]:g}" for name, sign in signs if name in limits)])
-
-
-TABLE = "tool.flwr.app.config"
-
-
-def write_down(root: Path) -> None:
-    """Write every setting into ``pyproject.toml`` and ``docs/settings.md`` below ``root``."""
-    file = root / "pyproject.toml"
-    before, rest = file.read_text("utf-8").split(f"[{TABLE}]\n", 1)
-    after = re.split(rf"^(?=\[(?!{re.escape(TABLE)}\.))", rest, maxsplit=1, flags=re.MULTILINE)[1]
-    file.write_text(f"{before}{toml_text(defaults(), TABLE)}\n{after}", "utf-8")
-    (root / "docs" / "settings.md").write_text(markdown(), "utf-8")
-
-
-if __name__ == "__main__":
-    if sys.argv[1:] == ["--write"]:
-        write_down(Path(__file__).parents[2])
-    else:
-        print(markdown() if sys.argv[1:] == ["--markdown"] else toml_text(defaults(), TABLE), end="")

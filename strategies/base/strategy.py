@@ -22,20 +22,28 @@ from models.layout import Layout
 from models.tasks import Task
 from models.training import generator
 from partitions.common.errors import DataError, RunFailedError, UserError
-from strategies.base.aggregation.bounded import Bounds, replacement
-from strategies.base.aggregation.mean import weighted_mean
-from strategies.base.aggregation.screening import plausible_counts
-from strategies.base.client import BUFFERS, GLOBAL, SiloClient
-from strategies.base.info import MethodInfo, shares_buffers
-from strategies.base.relationships import Relationships
-from strategies.base.schema.data_summary import read_agreed, sample_weights
-from strategies.base.schema.reporting import printable, read_metrics, reason_of
+from strategies.base.bounded import Bounds, replacement
+from strategies.base.client import SiloClient
+from strategies.base.info import MethodInfo, Relationships, shares_buffers
+from strategies.base.robust import plausible_counts, weighted_mean
 from strategies.base.settings import Common, setting
-from strategies.base.state import State
+from strategies.base.state import BUFFERS, GLOBAL, ServerState, State
+from strategies.base.transport.data_summary import read_agreed, sample_weights
 from strategies.base.transport.error_feedback import acknowledge, acknowledgement, base_of
-from strategies.base.transport.payload import Model, Number, Payload, Wire, encode, model_of, wire_bytes
-from strategies.base.transport.replies import Expected, Update, check_statistics, read_update
-from strategies.base.typed_state import ServerState
+from strategies.base.transport.payload import (
+    Expected,
+    Model,
+    Number,
+    Payload,
+    Update,
+    Wire,
+    check_statistics,
+    encode,
+    model_of,
+    read_update,
+    wire_bytes,
+)
+from strategies.base.transport.reporting import printable, read_metrics, reason_of
 
 
 @dataclass(frozen=True)
@@ -193,10 +201,6 @@ class PersonalizedStrategy(Strategy):
         if name == BUFFERS:
             return sum(int(part.stop - part.start) for part in self.shared_buffers())
         return self.layout.size
-
-    def upload_numbers(self, silo: str) -> int:
-        """Return the total length of the vectors of this silo's reply in this round."""
-        return sum(self.upload_size(name, silo) for name in self.upload_names())
 
     def upload_names(self) -> tuple[str, ...]:
         """Return the names of the vectors that a reply of this round must have; equal to the client's."""

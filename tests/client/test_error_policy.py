@@ -27,7 +27,7 @@ from server.simulation.engine import flower_identity
 from server.simulation.simulate import simulate
 from strategies.base.client import SiloClient
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.transport.replies import Update
+from strategies.base.transport.payload import Update
 from strategies.scaffold import Scaffold, ScaffoldClient
 
 SECRET = "clinic.npz: patient 4711"

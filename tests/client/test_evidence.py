@@ -27,7 +27,7 @@ from server.run.withdrawal import withdraw
 from server.simulation.engine import flower_identity
 from server.simulation.simulate import simulate
 from strategies import strategies
-from strategies.base.schema.evidence import read_evidence
+from strategies.base.evidence import read_evidence
 from strategies.base.transport.payload import Payload, decode, encode
 
 SIZES = {"a": 40, "b": 30, "c": 22}

@@ -26,7 +26,8 @@ from server.report.write import write_report
 from server.results.run_directory import RunDirectory
 from server.results.summary import write_summary
 from server.simulation.engine import flower_identity
-from strategies.base.transport.payload import GLOBAL, Model, Payload, Wire, decode, encode
+from strategies.base.state import GLOBAL
+from strategies.base.transport.payload import Model, Payload, Wire, decode, encode
 
 Numbers = npt.NDArray[np.float64]
 CLASSES = 3

@@ -48,7 +48,7 @@ from server.results.summary import write_summary
 from server.run.withdrawal import withdraw
 from server.simulation.engine import flower_identity
 from server.simulation.simulate import simulate
-from strategies.base.evaluation.own_model import KIND, OWN
+from strategies.base.evaluation import KIND, OWN
 from strategies.base.run_settings import parse_settings
 from strategies.base.state import State
 from strategies.base.transport.payload import array_record, decode

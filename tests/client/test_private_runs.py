@@ -30,7 +30,7 @@ from partitions.units import describe_units
 from server.cli.main import main
 from server.simulation.engine import flower_identity
 from strategies import strategies
-from strategies.base.privacy import training
+from strategies.base import privacy as training
 from strategies.base.run_settings import defaults
 from strategies.base.transport.payload import tensor_of
 

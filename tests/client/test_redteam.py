@@ -25,7 +25,8 @@ from models.training import generator
 from partitions.schema import NO_SCHEMA, Schema
 from server.deploy.study_draft import draft
 from server.simulation.engine import flower_identity
-from strategies.base.transport.payload import GLOBAL, Model, Payload, Wire, decode, encode
+from strategies.base.state import GLOBAL
+from strategies.base.transport.payload import Model, Payload, Wire, decode, encode
 
 Numbers = npt.NDArray[np.float64]
 COLUMNS, CLASSES = 4, 2

@@ -31,10 +31,10 @@ from client.store import StateStore, states_in
 from models.networks.registry import MODELS
 from server.run.reporter import Progress
 from server.simulation.engine import flower_identity
-from strategies.base.aggregation.mean import weighted_mean
 from strategies.base.client import SiloClient
-from strategies.base.damaged import MOST_STATES, Damage, DamagedStateError, damages
+from strategies.base.robust import weighted_mean
 from strategies.base.state import State
+from strategies.base.transport.damaged import MOST_STATES, Damage, DamagedStateError, damages
 from strategies.base.transport.payload import array_record, decode, tensor_of
 
 TRAINS = [m for m in METHODS if m != "local"]  # those whose silos send a model

@@ -28,10 +28,10 @@ from partitions.importing.options import ImportOptions
 from partitions.importing.source import import_source
 from partitions.recipes.recipe import parse_recipe
 from server.deploy.study_draft import draft
-from server.run.survey.loop import Surveyed, SurveyLoop
+from server.run.survey import Surveyed, SurveyLoop
 from server.simulation.engine import flower_identity
 from strategies.base.run_settings import parse_settings
-from strategies.base.schema.survey import RECORD, read_answer, written_answer
+from strategies.base.survey import RECORD, read_answer, written_answer
 
 ONLY = 'methods = ["survey"]\n'
 RUN = {"strategy": "survey", "rounds": 1, "threads": 1}

@@ -26,7 +26,7 @@ from client.site.budget.ledger import SENT, Ledger, charges
 from client.site.trust import audit, chain
 from client.store import StateStore
 from server.simulation.engine import flower_identity
-from strategies.base.privacy.training import PrivateTraining
+from strategies.base.privacy import PrivateTraining
 
 # Flower's name for a process that has none of the site's around it.
 COMMAND = "import sys; sys.argv[0] = 'flwr-clientapp'; import dying; dying.main(dying.Path(sys.argv[1]))"

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from models.layout import Layout
 from strategies import strategies
-from strategies.base.mixing import MixingStrategy
 from strategies.base.settings import Common
+from strategies.fedamp import MixingStrategy
 
 EMPTY = Layout((), (), ())
 

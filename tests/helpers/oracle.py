@@ -13,7 +13,8 @@ from flwr.app import Context, Message, RecordDict
 from tiny import settings_of, write_silo
 
 from client.app import app
-from strategies.base.transport.payload import GLOBAL, Model, Payload, Wire, encode
+from strategies.base.state import GLOBAL
+from strategies.base.transport.payload import Model, Payload, Wire, encode
 
 Numbers = npt.NDArray[np.float64]
 PATIENTS, COLUMNS, TILT, BITS = 10, 3, 0.01, 22

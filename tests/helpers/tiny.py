@@ -31,10 +31,10 @@ from strategies import strategies
 from strategies.base.client import SiloClient
 from strategies.base.partial import PartialSettings
 from strategies.base.run_settings import RunSettings, parse_settings
-from strategies.base.state import State
+from strategies.base.silo import Silo
+from strategies.base.state import MODEL_OF, State
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.training.silo import Silo
-from strategies.base.transport.payload import MODEL_OF, array_record, decode, tensor_of
+from strategies.base.transport.payload import array_record, decode, tensor_of
 
 Files = Mapping[str, Path]
 Numbers = npt.NDArray[np.float64]

@@ -24,7 +24,7 @@ from models.flat import FlatModel
 from models.samples import Samples
 from models.tasks import task_of
 from partitions.common.errors import DataError
-from strategies.base.schema.evidence import read_evidence
+from strategies.base.evidence import read_evidence
 
 TINY = 1e-9
 MEAN, STD = 40.0, 8.0

@@ -38,9 +38,8 @@ from server.results.history import History
 from server.results.run_directory import RunDirectory
 from server.results.shared_model import find_run
 from server.results.study import study_config, study_runs
-from server.run.evaluation.loop import EvaluationLoop, models_in
-from server.run.evaluation.models import read_models, run_values
-from server.run.evaluation.own import add_cells, own_cells
+from server.run.evaluated_models import read_models, run_values
+from server.run.evaluation import EvaluationLoop, add_cells, models_in, own_cells
 from server.run.receipts import KEY
 from server.run.withdrawal import withdraw
 from server.simulation.engine import flower_identity

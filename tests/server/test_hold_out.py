@@ -27,7 +27,7 @@ from server.run.loop import RoundLoop
 from server.simulation.engine import flower_identity
 from server.simulation.simulate import simulate
 from server.simulation.workers import side_by_side
-from strategies.base.newcomer.client import NEWCOMER
+from strategies.base.newcomers import NEWCOMER
 from strategies.base.run_settings import parse_settings
 
 HELD = "hospital-02"

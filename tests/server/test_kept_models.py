@@ -18,7 +18,7 @@ from server.deploy import submit
 from server.results.own_models import FILE, FOLDER
 from server.simulation.evaluate import evaluate, gather_models
 from server.simulation.simulate import simulate
-from strategies.base.evaluation.own_model import OWN
+from strategies.base.evaluation import OWN
 from strategies.base.state import State
 
 SILOS = [f"hospital-{number:02d}" for number in range(1, 13)]

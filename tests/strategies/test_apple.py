@@ -37,9 +37,9 @@ from client.session import ClientSession
 from models.tasks import MULTICLASS
 from server.run.reporter import Progress
 from strategies.apple import AppleClient, loss_schedule
-from strategies.base.schema.reporting import allowed_metrics
 from strategies.base.state import State
 from strategies.base.transport.payload import Model, decode, model_of
+from strategies.base.transport.reporting import allowed_metrics
 
 UNIT = 12 * 4  # bytes of Σ = 12 parameters
 

@@ -15,10 +15,10 @@ from torch import Tensor
 from two_layers import replies_of, rounds_trained
 
 from strategies import strategies
-from strategies.base.mixing import MixingClient, MixingStrategy, mix
 from strategies.base.settings import Common
 from strategies.base.strategy import SiloInfo
 from strategies.base.transport.payload import model_of
+from strategies.fedamp import MixingClient, MixingStrategy, mix
 
 MIXING = ("fedamp", "heurfedamp", "diversifed")
 AS_PRINTED: tuple[str, dict[str, Any]] = ("fedamp", {"convex": False})

@@ -13,7 +13,7 @@ from tiny import Files, comparable, federate, forget_models, initial, rows_of, s
 from torch import Tensor, nn
 from two_layers import replies_of
 
-import strategies.base.training.batches
+import strategies.base.silo
 from models.flat import FlatModel, gather
 from models.networks.registry import MODELS, ModelSpec, build
 from models.training import generator
@@ -134,7 +134,7 @@ def test_two_silos_with_the_same_data_and_batches_are_fedavg(tmp_path: Path, mon
     rng = np.random.default_rng(5)
     x, y = rng.normal(size=(9, 3)), [0, 1, 2] * 3
     files = {name: write_silo(tmp_path / f"{name}.npz", x, y, 3) for name in ("a", "b")}
-    monkeypatch.setattr(strategies.base.training.batches, "generator", lambda seed, *of: generator(seed, "a", *of[1:]))
+    monkeypatch.setattr(strategies.base.silo, "generator", lambda seed, *of: generator(seed, "a", *of[1:]))
     plain = federate(files, strategy="fedavg", model="residual", **OPTIONS)
     run = federate(files, strategy="fedbn", model="residual", **OPTIONS)
     assert comparable(plain.rows, without=BYTES) == comparable(run.rows, without=BYTES)

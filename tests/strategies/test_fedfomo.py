@@ -32,9 +32,9 @@ from models.initialisation import flat_model
 from models.networks.mlp import MlpSettings
 from models.samples import Samples
 from partitions.common.errors import UserError
+from strategies.base.silo import Silo
 from strategies.base.state import State
 from strategies.base.strategy import SiloInfo
-from strategies.base.training.silo import Silo
 from strategies.base.transport.payload import Model, model_of
 from strategies.fedfomo import FedFomo, FedFomoClient
 

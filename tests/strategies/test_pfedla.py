@@ -16,7 +16,7 @@ from models.initialisation import flat_model
 from models.networks.mlp import MlpSettings
 from models.training import generator
 from strategies.base.strategy import SiloInfo
-from strategies.base.transport.replies import Update
+from strategies.base.transport.payload import Update
 from strategies.pfedla import LaSettings, PFedLA, first_hypernetwork, layer_weights
 
 SMALL = {"pfedla__embedding": 3, "pfedla__hidden": 5, "pfedla__hyper_learning_rate": 0.5}

@@ -13,7 +13,7 @@ import torch
 from tiny import Files, Run, comparable, federate, initial, rows_of, same
 from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of, start_at
 
-from strategies.base.aggregation.mean import weighted_mean
+from strategies.base.robust import weighted_mean
 from strategies.base.transport.payload import decode
 from strategies.playerfl import PLayerClient, PLayerFL, PLayerSettings, choose_cut, random_cut
 

@@ -8,7 +8,7 @@ from .methods import DEFAULTS, METHODS, NETWORKS, SETTINGS
 from .policy import AMOUNT, APP_NETWORKS, LIMITS, Policy
 from .run_config import is_private, number, of_method, owner, plain
 
-OWN_MODEL = "evaluate.own_model"  # message type for the silo's own model; as in strategies/base/evaluation/own_model.py
+OWN_MODEL = "evaluate.own_model"  # message type for the silo's own model; as in strategies/base/evaluation.py
 
 
 def run_faults(policy: Policy, run: Mapping[str, Any]) -> list[str]:

@@ -13,6 +13,9 @@ SETTINGS: the kind of each setting that a rule limits (KINDS in strategies/base/
 DEFAULTS: every setting with its default, which a study's run has where the study says nothing else.
 """
 
+# fmt: off
+# ruff: noqa: E501
+
 from typing import Any
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -23,17 +26,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "evaluate": {},
     "fedadmm": {"uploads": True, "whole": True, "dp": ("local-epochs",)},
     "fedala": {"uploads": True, "whole": True, "adds": "ala"},
-    "fedalt": {
-        "uploads": True,
-        "whole": {"personal": ("none", ""), "layers": (0,)},
-        "dp": ("fedalt.personal-epochs", "fedalt.shared-epochs"),
-    },
+    "fedalt": {"uploads": True, "whole": {"personal": ("none", ""), "layers": (0,)}, "dp": ("fedalt.personal-epochs", "fedalt.shared-epochs")},
     "fedamp": {"uploads": True, "whole": True, "dp": ("local-epochs",)},
-    "fedapm": {
-        "uploads": True,
-        "whole": {"personal": ("none", ""), "layers": (0,)},
-        "dp": ("local-epochs", "local-epochs", "each local-epochs if fedapm.accuracy"),
-    },
+    "fedapm": {"uploads": True, "whole": {"personal": ("none", ""), "layers": (0,)}, "dp": ("local-epochs", "local-epochs", "each local-epochs if fedapm.accuracy")},
     "fedavg": {"uploads": True, "whole": True, "dp": ("local-epochs",)},
     "fedavg-ft": {"uploads": True, "whole": True, "dp": ("local-epochs",)},
     "fedbabu": {"uploads": True, "whole": {"personal": ("none", ""), "layers": (0,)}, "dp": ("local-epochs",)},
@@ -51,11 +46,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedproto": {"uploads": True, "per_class": True},
     "fedprox": {"uploads": True, "whole": True, "dp": ("local-epochs",)},
     "fedprox-ft": {"uploads": True, "whole": True, "dp": ("local-epochs",)},
-    "fedrep": {
-        "uploads": True,
-        "whole": {"personal": ("none", ""), "layers": (0,)},
-        "dp": ("fedrep.head-epochs", "fedrep.body-epochs"),
-    },
+    "fedrep": {"uploads": True, "whole": {"personal": ("none", ""), "layers": (0,)}, "dp": ("fedrep.head-epochs", "fedrep.body-epochs")},
     "fedrod": {"uploads": True, "whole": True},
     "fedsim": {"uploads": True, "whole": {"personal": ("none", ""), "layers": (0,)}, "dp": ("local-epochs",)},
     "gpfl": {"uploads": True},
@@ -73,10 +64,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "scaffold": {"uploads": True, "whole": True, "dp": ("local-epochs", "1 if scaffold.option = I")},
     "survey": {"listed": True},
 }
-NETWORKS = (
-    "auto apple-cnn fedala-cnn diversifed-cnn fedapm-cnn player-cnn player-heart player-transformer fasttext "
-    "fedapm-signals fedapm-image-text mlp linear small-cnn resnet8 resnet18 resnet50 densenet121 vit-s unet"
-)
+NETWORKS = "auto apple-cnn fedala-cnn diversifed-cnn fedapm-cnn player-cnn player-heart player-transformer fasttext fedapm-signals fedapm-image-text mlp linear small-cnn resnet8 resnet18 resnet50 densenet121 vit-s unet"
 SETTINGS: dict[str, str] = {
     "rounds": "rounds",
     "hold-out-epochs": "epochs",

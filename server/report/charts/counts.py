@@ -26,7 +26,7 @@ from server.report.charts.canvas import (
 from server.report.html import size_text, typical
 from server.report.methods import spelled
 from server.report.study import Study
-from strategies.base.relationships import Relationships
+from strategies.base.info import Relationships
 
 
 @chart

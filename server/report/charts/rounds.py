@@ -29,7 +29,7 @@ from server.report.charts.canvas import (
 )
 from server.report.methods import reports, spelled
 from server.report.study import Study
-from strategies.base.relationships import Relationships
+from strategies.base.info import Relationships
 
 
 @chart

@@ -13,8 +13,7 @@ from server.report.templates import render
 from server.results.run_directory import newest_states
 from server.results.summary import early_stop
 from strategies import strategies
-from strategies.base.info import MethodInfo
-from strategies.base.relationships import Relationships
+from strategies.base.info import MethodInfo, Relationships
 
 PANELS = 6  # maximum number of methods shown before and after local training
 

@@ -17,7 +17,7 @@ from server.report.html import counted, hospitals_of, plain
 from server.report.templates import environment
 from server.results.survey.files import PAGE, Surveyed, cell_names, read_survey
 from server.results.survey.findings import OTHERS, Finding
-from strategies.base.schema.survey import PARTS
+from strategies.base.survey import PARTS
 
 HELD = "withheld"
 PAGE_TEXT = """<!DOCTYPE html>

@@ -16,7 +16,7 @@ from partitions.common.errors import DataError
 from partitions.common.files import write_atomically
 from partitions.common.names import guarded
 from server.results.survey.findings import Finding, findings
-from strategies.base.schema.survey import PARTS, Answer
+from strategies.base.survey import PARTS, Answer
 
 JSON, CSV, PAGE = "survey.json", "survey.csv", "survey.html"
 HEADER = ("silo", "part", "column", "statistic", "value")

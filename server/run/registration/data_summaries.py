@@ -1,10 +1,26 @@
-"""Requests for the nodes' data summaries; nodes with a valid summary and name are admitted."""
+"""Requests for the nodes' data summaries; nodes with a valid summary and name are admitted.
+
+Identity registry: each silo name is bound to a key.
+
+A silo sends its name in its data summary. The operator has registered the name with the node's public key at the
+SuperLink (`silofl up`, `setup`, `silofl add-silo`). The SuperLink authenticates nodes by their private keys. Flower's
+`Grid.get_nodes` (1.39) returns names and public keys to the ServerApp, so no silo can change this table. A checkpoint
+holds the silos' keys, so a silo needs the same key in a resumed run.
+
+Without registered names (a simulation; a SuperLink without node keys) names are not checked.
+
+Hospitals that join a run after it has begun (the setting ``late-joiners``).
+
+A hospital joins between two rounds. Schema, standardisation and classes of the run do not change: a hospital whose data
+do not fit is left out, and its sums of columns are not requested. The method defines its initial state and the change
+of the others' states (``PersonalizedStrategy.welcome``, ``grow``). A run has at most ``silos`` hospitals.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 from typing import Any
@@ -13,15 +29,121 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from client.site.trust.keys import fingerprint
 from partitions.common.errors import DataError, RunFailedError, UserError
 from server.run.exchange import CRASHED, UNREACHABLE, Exchange, TimeoutPolicy
 from server.run.limits import SUMMARY_BYTES, check_reply
 from server.run.receipts import Receipts
-from server.run.registration.identities import IdentityRegistry, ImpostorError
-from server.run.registration.late_joiners import JOIN_SECONDS, LateJoiners
 from server.run.reporter import Reporter
-from strategies.base.schema.reporting import printable, read_data_summary, reason_of
+from strategies.base.newcomers import ANY
 from strategies.base.settings import Common
+from strategies.base.transport.reporting import printable, read_data_summary, reason_of
+
+
+class ImpostorError(UserError):
+    """Error: a silo uses a name that is registered for another key."""
+
+
+class IdentityRegistry:
+    """Registry of node names and keys. ``known``: the keys of a resumed run's silos."""
+
+    def __init__(self, known: Mapping[str, str] | None = None) -> None:
+        self.known = dict(known or {})
+        self.nodes: dict[int, Any] = {}  # Flower's NodeInfo by node id: name and public key as registered
+        self.warned = False
+
+    def update(self, nodes: Iterable[Any]) -> list[int]:
+        """Set the nodes that are online, and return their ids."""
+        self.nodes = {node.node_id: node for node in nodes}
+        if self.has_keys and not self.has_names and not self.warned:
+            log(WARNING, "the silos' keys are registered without names: a silo may call itself what it likes")
+            self.warned = True
+        return sorted(self.nodes)
+
+    @property
+    def has_names(self) -> bool:
+        """Whether names are registered here."""
+        return any(node.name for node in self.nodes.values())
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether nodes have keys; the nodes of a simulation have none."""
+        return any(node.public_key.startswith(b"-----BEGIN") for node in self.nodes.values())
+
+    def registered_name(self, node_id: int) -> str:
+        """Return the name registered for a node's key, or the node's id."""
+        node = self.nodes.get(node_id)
+        return str(node.name) if node and node.name else f"node {node_id}"
+
+    def key(self, node_id: int) -> str:
+        """Return the fingerprint of a node's key; empty if it is registered without a name."""
+        node = self.nodes[node_id]
+        return fingerprint(node.public_key) if node.name else ""
+
+    def check(self, node_id: int, name: str) -> None:
+        """Raise ImpostorError unless the node may use this name."""
+        registered = self.nodes[node_id].name
+        if registered and registered != name:
+            raise ImpostorError(f"node {node_id} calls itself {name}, and its key is registered as {registered}")
+        if not registered and (self.has_names or self.known.get(name)):
+            raise ImpostorError(
+                f"node {node_id} calls itself {name}, and its key is registered without a name: remove it and "
+                f"`silofl add-silo {name}`"
+            )
+        before = self.known.get(name, "")
+        if before and before != self.key(node_id):
+            raise ImpostorError(
+                f"node {node_id} calls itself {name}, whose key was another one when this run began ({before}, now "
+                f"{self.key(node_id)}): it takes part in new runs only"
+            )
+
+
+JOIN_SECONDS = 60.0  # how long a round waits for the data summary of a new node
+
+
+@dataclass(frozen=True)
+class Joiner:
+    """A hospital that is online and not yet among the run's silos."""
+
+    node: int
+    summary: Mapping[str, Any]
+    first: int  # the earliest round in which it takes part
+
+
+class LateJoiners:
+    """The hospitals that may join one run late."""
+
+    def __init__(self, common: Common) -> None:
+        self.common = common
+        self.waiting: dict[str, Joiner] = {}
+
+    @property
+    def expected(self) -> int:
+        """The number of silos that a new run waits for; the quorum, if there is one and every silo may join late."""
+        if self.common.late_joiners == ANY and self.common.min_silos:
+            return self.common.min_silos
+        return self.common.silos - len(self.common.late)
+
+    def allows(self, name: str) -> bool:
+        """Return whether a hospital may join during the run."""
+        return self.common.late_joiners == ANY or name in self.common.late
+
+    def is_late(self, name: str, before: Mapping[str, Any]) -> bool:
+        """Return whether a hospital that is online does not take part yet. ``before``: the silos of a resumed run."""
+        return name not in before if before and self.allows(name) else name in self.common.late and not before
+
+    def wait(self, name: str, node: int, summary: Mapping[str, Any], first: int = 0) -> None:
+        """Keep a hospital until its round."""
+        self.waiting[name] = Joiner(node, summary, first or self.common.late.get(name, 0))
+
+    def due(self, server_round: int) -> dict[str, Joiner]:
+        """Return the hospitals that may join in this round, by name."""
+        return {name: joiner for name, joiner in sorted(self.waiting.items()) if joiner.first <= server_round}
+
+    def awaited(self, silos: Mapping[str, Any]) -> bool:
+        """Return whether a hospital other than the run's ``silos`` may still join."""
+        return bool(self.common.late.keys() - silos.keys()) or self.common.late_joiners == ANY
+
 
 SUMMARY_SECONDS = 300.0  # time limit for a data summary
 SUMMARY_TRIES = 3  # number of requests to a silo whose process dies while it computes the summary

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from server.run.registration.data_summaries import SUMMARY_TRIES, Candidates
-from server.run.registration.late_joiners import JOIN_SECONDS, Joiner
+from server.run.registration.data_summaries import JOIN_SECONDS, SUMMARY_TRIES, Candidates, Joiner
 from server.run.registration.registration import Registration, silo_info
-from strategies.base.newcomer.server import join
-from strategies.base.schema.data_summary import SUMS
-from strategies.base.schema.reporting import is_refusal
+from strategies.base.newcomers import join
 from strategies.base.strategy import OFFLINE, PersonalizedStrategy
+from strategies.base.transport.data_summary import SUMS
+from strategies.base.transport.reporting import is_refusal
 
 
 class Readmission:

@@ -6,7 +6,7 @@ arXiv 1901.09847). Δ_i is the vector the silo would send minus the one it recei
     p = Δ_i + e_i,   send C(p),   e_i <- p - C(p)
 
 The server adds C(p) to the vector it sent. Over the rounds the C(p) sum up to the sum of the Δ_i, except for the last
-e_i. As with control variates (``acknowledged.py``), both sides count a round once or not at all. The silo commits the
+e_i. As with control variates, both sides count a round once or not at all. The silo commits the
 new e_i in its next round if the server has acknowledged this round's reply; else it drops it.
 
 It fits methods whose silos send a step from the received model, and whose server sums such steps. Other methods do not
@@ -25,9 +25,9 @@ from models.flat import is_finite
 from partitions.common.errors import DataError, UserError
 from strategies.base.info import OWN_START, MethodInfo
 from strategies.base.settings import Common
-from strategies.base.state import State
+from strategies.base.state import BUFFERS, GLOBAL, State
 from strategies.base.transport.codecs import OF_CHANGES, Encoded, read_change, write_change, write_sparse
-from strategies.base.transport.payload import BUFFERS, GLOBAL, Model
+from strategies.base.transport.payload import Model
 
 # Prefixes of the residuals in a silo's state: now, and once its reply is acknowledged.
 RESIDUAL, NEXT = "owed.", "next-owed."

@@ -23,7 +23,8 @@ from client.site.trust import audit, chain
 from client.site.trust.policy import Policy, read_policy
 from server.cli.main import main
 from server.simulation.engine import flower_identity
-from strategies.base.transport.payload import GLOBAL, Model, Payload, Wire, encode
+from strategies.base.state import GLOBAL
+from strategies.base.transport.payload import Model, Payload, Wire, encode
 
 
 def study() -> Study:

@@ -174,7 +174,7 @@ def test_batches_are_drawn_in_one_place() -> None:
         return {f"{n.module}.{name.name}" for n in imports for name in n.names}
 
     drawing = [f.name for f in (ROOT / "strategies").rglob("*.py") if "models.training.batches" in names(f)]
-    assert drawing == ["batches.py"]
+    assert drawing == ["silo.py"]
 
 
 # ---- A server that chooses every setting -----------------------------------------------------------------------------

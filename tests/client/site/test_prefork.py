@@ -34,7 +34,7 @@ from client.site.trust import audit
 from client.site.trust.apps import build, listed
 from client.site.trust.pins import AppRefusedError, check_pin, content_sum
 from client.site.trust.policy import Policy
-from strategies.base.schema.reporting import reason_of
+from strategies.base.transport.reporting import reason_of
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="prefork needs Linux")
 

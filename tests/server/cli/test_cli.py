@@ -22,7 +22,8 @@ import server.simulation.simulate
 from client.commands.table import GROUPS, PATHS
 from partitions.common.errors import RunFailedError, UserError
 from server.cli.main import COMMANDS, SHELLS, main, parser
-from strategies.base.run_settings import defaults, markdown
+from strategies.base.declarations import settings_page
+from strategies.base.run_settings import defaults
 
 ROOT = Path(__file__).parents[3]
 Said = tuple[int, str, str]  # exit code, stdout, stderr
@@ -574,7 +575,7 @@ def test_import_says_what_it_made(say: Callable[..., Said], tmp_path: Path) -> N
 
 def test_settings_page_is_up_to_date() -> None:
     page = Path(__file__).parents[3] / "docs" / "settings.md"
-    assert page.read_text() == markdown(), "run: make settings"
+    assert page.read_text() == settings_page(), "run: make settings"
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from server.deploy import submit
 from server.deploy.control import Connection
 from server.deploy.federation import Demo, Server, SiloEntry, read_federation
 from server.deploy.local import record
-from strategies.base.schema.data_summary import declared_spec, read_agreed
+from strategies.base.transport.data_summary import declared_spec, read_agreed
 
 RIGHT = """
 name: trial

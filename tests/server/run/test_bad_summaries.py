@@ -22,9 +22,9 @@ from server.results.run_directory import RunDirectory
 from server.results.summary import write_summary
 from server.run.exchange import CRASHED
 from server.run.registration.data_summaries import SUMMARY_TRIES
-from strategies.base.schema.data_summary import FAR, IMPLAUSIBLE, reconcile
-from strategies.base.schema.reporting import LONGEST
 from strategies.base.state import State
+from strategies.base.transport.data_summary import FAR, IMPLAUSIBLE, reconcile
+from strategies.base.transport.reporting import LONGEST
 
 Spoil = Callable[[Message], object]
 HONEST = {"a": 6, "b": 10, "c": 8}

@@ -15,7 +15,7 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
 from client.site.runtime.transfers import PATIENT_SECONDS
 from server.run import exchange
-from server.run.clock import ClockWatch
+from server.run.collector import ClockWatch
 from server.run.exchange import CODES, DETECTED_LATE, Exchange, TimeoutPolicy
 from server.simulation.engine import flower_identity
 

@@ -23,7 +23,7 @@ from server.results.run_directory import RunDirectory
 from server.run.limits import OTHER_BYTES, SUMMARY_BYTES
 from server.run.reporter import Progress
 from server.simulation.engine import InProcessGrid
-from strategies.base.aggregation.mean import weighted_mean
+from strategies.base.robust import weighted_mean
 from strategies.base.run_settings import parse_settings
 from strategies.base.transport.payload import TensorArray, array_record, decode
 

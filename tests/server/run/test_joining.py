@@ -15,7 +15,7 @@ from tiny import Files, Run, TinyGrid, comparable, federate, random_silos, round
 
 from server.results.run_directory import RunDirectory
 from server.results.summary import write_summary
-from server.run.registration.late_joiners import JOIN_SECONDS
+from server.run.registration.data_summaries import JOIN_SECONDS
 
 RUN: Mapping[str, Any] = {
     "strategy": "fedavg",

@@ -15,7 +15,7 @@ from resuming import crash_after, interrupted
 from tiny import Files, TinyGrid, comparable, federate, round_of, rows_of, same, write_silo
 
 from client.site.trust.keys import fingerprint
-from server.run.registration.identities import IdentityRegistry, ImpostorError
+from server.run.registration.data_summaries import IdentityRegistry, ImpostorError
 from server.simulation.engine import flower_identity
 
 # Methods whose server keeps a model per silo: these took an impostor's for the absent hospital's and gave it that one.

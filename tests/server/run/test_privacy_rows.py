@@ -13,7 +13,7 @@ from tiny import Run, TinyGrid, array_record, federate, random_silos, tensor_of
 
 from partitions.common.errors import DataError
 from server.results.spent import spent
-from strategies.base.schema.reporting import PRIVACY, read_metrics
+from strategies.base.transport.reporting import PRIVACY, read_metrics
 
 PRIVATE: dict[str, Any] = {"dp": True, "batch_size": 10, "learning_rate": 0.1}
 

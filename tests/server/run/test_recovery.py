@@ -26,7 +26,7 @@ from server.results.checkpoint import BEFORE, NEWEST
 from server.results.history import History
 from server.run.loop import RoundLoop
 from server.run.reporter import Reporter
-from strategies.base.damaged import DamagedStateError
+from strategies.base.transport.damaged import DamagedStateError
 
 OPTIONS: dict[str, Any] = {"strategy": "apple", "rounds": 5, "silos": 3, "seed": 7}
 KEY = "checkpoint/apple-7"

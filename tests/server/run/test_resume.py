@@ -16,8 +16,7 @@ from tiny import METHODS, Files, TinyGrid, comparable, federate, one_block, roun
 
 from partitions.common.errors import UserError
 from server.run.checkpoints import Checkpoints
-from strategies.base.state import State
-from strategies.base.transport.payload import MODEL_OF
+from strategies.base.state import MODEL_OF, State
 
 OPTIONS: dict[str, Any] = {
     "batch_size": 4,

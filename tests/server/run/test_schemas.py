@@ -19,9 +19,9 @@ from client.export import export_model
 from client.prediction.predict import predict_file
 from partitions.common.errors import UserError
 from partitions.schema import Feature, Schema, parse_schema
-from strategies.base.schema.data_summary import read_agreed, reconcile
-from strategies.base.schema.reporting import LONGEST, read_data_summary
 from strategies.base.state import State
+from strategies.base.transport.data_summary import read_agreed, reconcile
+from strategies.base.transport.reporting import LONGEST, read_data_summary
 
 OPTIONS: dict[str, Any] = {"strategy": "fedavg", "rounds": 3, "normalization": "agreed", "momentum": 0.5}
 

@@ -19,7 +19,7 @@ from server.deploy.submit import Progress
 from server.report.write import write_report
 from server.results.history import HEADER, History, Row
 from server.results.summary import write_summary
-from strategies.base.schema.reporting import LONGEST, printable, reason_of
+from strategies.base.transport.reporting import LONGEST, printable, reason_of
 
 NASTY = (
     "\x1b]0;owned\x07\x1b[2J\r\nround 9/9: all well\n\u202e<img src=x onerror=alert(1)> =cmd|' /C calc'!A0 "

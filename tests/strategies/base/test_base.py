@@ -32,8 +32,8 @@ from client.site.trust.policy import PUBLIC, read_policy
 from partitions.common.errors import UserError
 from server.run.loop import RoundLoop
 from server.simulation.engine import flower_identity
-from strategies.base.aggregation.mean import weighted_mean
 from strategies.base.client import SiloClient
+from strategies.base.robust import weighted_mean
 from strategies.base.strategy import SiloInfo
 from strategies.base.transport.payload import decode, tensor_of
 

@@ -22,7 +22,7 @@ from client.site.study.protocol import Study, parse_study
 from client.site.terms import read_terms
 from partitions.common.errors import RunFailedError, UserError
 from strategies import strategies
-from strategies.base.broadcast import check_received
+from strategies.base.silo import check_received
 from strategies.base.transport.payload import array_record, tensor_of
 
 METHODS = sorted(name for name, method in strategies().items() if not method.info.pooled)

@@ -14,9 +14,9 @@ from torch import Tensor
 from two_layers import DEEP, replies_of
 
 from strategies import strategies
-from strategies.base.declarations import BEGIN, END, NUMBERS, VECTORS, markdown
-from strategies.base.schema.reporting import SECONDS, SUMMARY
+from strategies.base.declarations import BEGIN, END, NUMBERS, VECTORS, methods_table
 from strategies.base.transport.payload import decode
+from strategies.base.transport.reporting import SECONDS, SUMMARY
 
 ROOT = Path(__file__).parents[3]
 
@@ -74,7 +74,7 @@ def test_fedavg_ft_sends_its_own_model_with_default_settings(three: Files) -> No
 
 def test_the_page_has_every_method_as_it_is_declared() -> None:
     page = (ROOT / "docs" / "attacks.md").read_text("utf-8")
-    assert page.split(BEGIN)[1].split(END)[0].strip() == markdown(), "make settings writes it"
+    assert page.split(BEGIN)[1].split(END)[0].strip() == methods_table(), "make settings writes it"
 
 
 def test_the_page_explains_every_number_that_is_released(two: Files) -> None:

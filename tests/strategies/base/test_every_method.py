@@ -18,8 +18,8 @@ from tiny import Files, Run, Witness, federate, random_silos, round_of, same
 from two_layers import DEEP, replies_of, waits
 
 from strategies import strategies
-from strategies.base.schema.reporting import allowed_metrics
 from strategies.base.transport.payload import array_record
+from strategies.base.transport.reporting import allowed_metrics
 
 # What a word of ``sends`` may come to here, from round 2 on; either layer of the two can be the shared one.
 UNITS: Mapping[str, set[int]] = {

@@ -15,9 +15,9 @@ from two_layers import DEEP, replies_of
 from partitions.common.errors import UserError
 from strategies import strategies
 from strategies.base import strategy
-from strategies.base.client import BUFFERS
 from strategies.base.info import MethodInfo
 from strategies.base.settings import RULES
+from strategies.base.state import BUFFERS
 from strategies.base.strategy import PersonalizedStrategy
 
 METHODS = [name for name, method in strategies().items() if not method.info.pooled]  # one silo: no mean, no joint step

@@ -15,8 +15,16 @@ from tiny import Files, Run, TinyGrid, federate, round_of, same
 from torch import Tensor
 
 from server.run.reporter import Progress
-from strategies.base.schema.reporting import SCHEMA, SUMMARY, SUMS, WITHHELD, read_data_summary, read_metrics, reason_of
 from strategies.base.transport.payload import array_record
+from strategies.base.transport.reporting import (
+    SCHEMA,
+    SUMMARY,
+    SUMS,
+    WITHHELD,
+    read_data_summary,
+    read_metrics,
+    reason_of,
+)
 
 Spoil = Callable[[Message], object]
 

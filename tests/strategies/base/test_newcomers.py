@@ -16,7 +16,7 @@ from two_layers import DEEP, replies_of
 
 from strategies import strategies
 from strategies.base.client import SiloClient
-from strategies.base.newcomer.client import evaluate_newcomer
+from strategies.base.newcomers import evaluate_newcomer
 from strategies.base.partial import head_blocks
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import decode

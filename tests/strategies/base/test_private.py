@@ -31,12 +31,10 @@ from models.training import generator
 from partitions.common.errors import DataError, UserError
 from server.simulation.engine import flower_identity
 from strategies import strategies
-from strategies.base.client import GLOBAL, Silo, SiloClient
-from strategies.base.privacy.plan import Sampling, plan_of
-from strategies.base.privacy.settings import Privacy
-from strategies.base.privacy.training import PrivateTraining, Units
+from strategies.base.client import Silo, SiloClient
+from strategies.base.privacy import Privacy, PrivateTraining, Sampling, Units, plan_of
 from strategies.base.settings import Common
-from strategies.base.state import State
+from strategies.base.state import GLOBAL, State
 from strategies.base.strategy import NoSettings
 from strategies.base.transport.payload import Model, array_record, decode, tensor_of
 
@@ -190,7 +188,7 @@ def test_a_step_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
     A linear layer at zero: g_i = (p - e_y) (x, 1), p = 1/2 each, so |g_i|² = (|x|² + 1) / 2.
     """
-    import strategies.base.privacy.training as module
+    import strategies.base.privacy as module
 
     rows = {"a": ([[1.0], [3.0]], [0, 1]), "b": ([[-2.0], [1.0]], [1, 0])}
     files = {name: write_silo(tmp_path / f"{name}.npz", x, y) for name, (x, y) in rows.items()}
@@ -214,7 +212,7 @@ def test_a_step_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_record_moves_a_step_by_its_sensitivity_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One record more, with the same noise: w moves by at most η C / B, whatever the record is."""
-    import strategies.base.privacy.training as module
+    import strategies.base.privacy as module
 
     monkeypatch.setattr(module, "noised", lambda total, deviation, key: total.double())
     # Every unit is drawn, and what is divided by stays that of ten records.
@@ -312,7 +310,7 @@ def test_several_gradients_of_a_batch_have_more_noise_each(monkeypatch: pytest.M
         deviations.append(deviation)
         return total
 
-    monkeypatch.setattr("strategies.base.privacy.training.noised", noised)
+    monkeypatch.setattr("strategies.base.privacy.noised", noised)
     model, sampling = flat_model("linear", (3,), 2, None, "cpu"), Sampling(4, 4, 4)
     plan = plan_of(Privacy(clip_norm=0.5, noise_multiplier=2.0), Common(batch_size=4), sampling, [1], "")
     x, y = torch.randn(4, 3), torch.tensor([0, 1, 0, 1])

@@ -18,8 +18,8 @@ from two_layers import DEEP
 from benchmarks.robustness import cell
 from partitions.common.errors import UserError
 from server.run.reporter import Progress
-from strategies.base.aggregation.bounded import Bounds
-from strategies.base.aggregation.robust import (
+from strategies.base.bounded import Bounds
+from strategies.base.robust import (
     breakdown_point,
     chosen,
     clipped,
@@ -33,8 +33,7 @@ from strategies.base.aggregation.robust import (
     units,
 )
 from strategies.base.settings import KRUM, RULES
-from strategies.base.transport.payload import array_record, decode, tensor_of
-from strategies.base.transport.replies import Update
+from strategies.base.transport.payload import Update, array_record, decode, tensor_of
 
 
 def vectors(*rows: Sequence[float]) -> list[Tensor]:
@@ -140,7 +139,7 @@ def test_what_explodes_is_told_by_its_step() -> None:
 def test_coordinates_are_sorted_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     given = list(torch.randn(5, 1000, generator=torch.Generator().manual_seed(1)))
     whole, squares = trimmed_mean(given, 1), squared_distances(given)
-    monkeypatch.setattr("strategies.base.aggregation.robust.CHUNK", 7)
+    monkeypatch.setattr("strategies.base.robust.CHUNK", 7)
     assert same(trimmed_mean(given, 1), whole)
     assert torch.allclose(squared_distances(given), squares, rtol=1e-9)
 

@@ -19,14 +19,21 @@ from two_layers import DEEP, quadratic_loss, quadratic_terms
 from benchmarks.robustness import cell, start_of
 from server.run.reporter import Progress
 from strategies import strategies
-from strategies.base.aggregation.bounded import steps_are_comparable
-from strategies.base.aggregation.mean import weighted_mean
-from strategies.base.aggregation.robust import STRIP, gram_of, outliers
-from strategies.base.aggregation.screening import excludable, length_limits, opposing, plausible_counts, tolerated
+from strategies.base.bounded import steps_are_comparable
+from strategies.base.robust import (
+    STRIP,
+    excludable,
+    gram_of,
+    length_limits,
+    opposing,
+    outliers,
+    plausible_counts,
+    tolerated,
+    weighted_mean,
+)
 from strategies.base.run_settings import parse_settings
 from strategies.base.strategy import SiloInfo
-from strategies.base.transport.payload import Model, array_record, decode, tensor_of
-from strategies.base.transport.replies import Update
+from strategies.base.transport.payload import Model, Update, array_record, decode, tensor_of
 from strategies.fedavg import FedAvg
 
 LIE = 10**6

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from strategies import strategies
 from strategies.apple import Apple, AppleClient
-from strategies.base.state import State
-from strategies.base.typed_state import Array, Arrays, ClientState, Field, Item, RequiredArray
+from strategies.base.state import Array, Arrays, ClientState, Field, Item, RequiredArray, State
 from strategies.fedala import AlaClientState
 from strategies.fedapm import FedAPM, FedAPMClient
 from strategies.fedcac import FedCAC, FedCACClient

@@ -18,8 +18,8 @@ from models.standardisation import agreed_statistics
 from partitions.common.errors import UserError
 from server.results.summary import run_summary
 from server.run.loop import RoundLoop
-from strategies.base.aggregation.mean import weighted_mean
-from strategies.base.schema.data_summary import sample_weights
+from strategies.base.robust import weighted_mean
+from strategies.base.transport.data_summary import sample_weights
 from strategies.base.transport.payload import decode
 
 LIE = 2**31

@@ -1,6 +1,6 @@
 """Bounds on the influence of one silo in a round: the setting ``robust`` and its two companions.
 
-``robust.py`` and ``screening.py`` beside this file define the rules. A step is measured from what the silo was sent,
+``robust.py`` beside this file defines the rules. A step is measured from what the silo was sent,
 unless a method overrides :meth:`PersonalizedStrategy.centre`; its means are :meth:`PersonalizedStrategy.mean`.
 """
 
@@ -19,24 +19,27 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from partitions.common.errors import UserError
-from strategies.base.aggregation.robust import (
+from strategies.base.info import MethodInfo
+from strategies.base.robust import (
     breakdown_point,
     chosen,
     clipped,
     diverging,
     estimate,
     excess,
+    excludable,
     gram_of,
+    length_limits,
+    opposing,
     outliers,
+    plausible_counts,
+    tolerated,
     units,
 )
-from strategies.base.aggregation.screening import excludable, length_limits, opposing, plausible_counts, tolerated
-from strategies.base.client import GLOBAL
-from strategies.base.info import MethodInfo
-from strategies.base.schema.data_summary import read_agreed
 from strategies.base.settings import ATTACKER_RULES, KRUM, RULES, Common
-from strategies.base.transport.payload import Model
-from strategies.base.transport.replies import Update
+from strategies.base.state import GLOBAL
+from strategies.base.transport.data_summary import read_agreed
+from strategies.base.transport.payload import Model, Update
 
 
 def check_robust(info: MethodInfo, common: Common) -> None:

@@ -13,7 +13,7 @@ from models.evidence.decisions import THRESHOLDS
 from models.evidence.measure import EVIDENCE, MEASUREMENT, PREFIX, Evidence
 from partitions.common.errors import DataError
 from partitions.subgroups import LONGEST, MOST_GROUPS
-from strategies.base.schema.reporting import MOST
+from strategies.base.transport.reporting import MOST
 
 WORDS = {  # the policy's words for values of another name
     "conformal_sets": "conformal",

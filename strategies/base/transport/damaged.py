@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from flwr.app import Message
 
 from partitions.common.errors import UserError
-from strategies.base.schema.reporting import reason_of
+from strategies.base.transport.reporting import reason_of
 
 NUMBER = r"\d{1,9}"
 TEXT = re.compile(rf"its state of round ({NUMBER}) is damaged, and it can go back to (no round|rounds? [\d, ]+): ")

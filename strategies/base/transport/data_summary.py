@@ -22,7 +22,7 @@ from models.shapes import Shape, columns, read_shape, written
 from partitions.common.errors import UserError
 from partitions.labels import MOST_CLASSES, ONE_CLASS, TASKS
 from partitions.schema import NO_SCHEMA, Schema, difference, majority, order_of, parse_schema, read_schema
-from strategies.base.schema.reporting import MOST, SCHEMA, SUMS, WITHHELD, is_shape, is_whole, printable
+from strategies.base.transport.reporting import MOST, SCHEMA, SUMS, WITHHELD, is_shape, is_whole, printable
 
 Summary = Mapping[str, Any]
 SCHEMAS = ("declared", SCHEMA)

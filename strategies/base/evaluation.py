@@ -8,6 +8,11 @@ search for a patient by bisection over models needs a run for each step (docs/at
 
 A model that is one silo's own is named with it, ``NAME=SHA-256@SILO``. A site whose policy has ``peers = false``
 answers no message with such a model, its own included. The server asks that silo first, and no other if it refuses.
+
+``keep-models = reported``: at a run's end each silo is asked once for its own model that the report shows.
+
+Otherwise such a model has usually never left its hospital, so no other hospital can evaluate it. The silo's checks
+before it sends the model are in ``client/own_model/answer.py``.
 """
 
 from __future__ import annotations
@@ -28,9 +33,10 @@ from partitions.common.errors import UserError
 from partitions.schema import Schema
 from strategies.base.client import SiloClient
 from strategies.base.info import MethodInfo
-from strategies.base.settings import setting
+from strategies.base.settings import Common, setting
+from strategies.base.state import BUFFERS, GLOBAL
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.transport.payload import BUFFERS, GLOBAL, Model, Payload
+from strategies.base.transport.payload import Model, Payload
 
 EVALUATE = "evaluate"
 ENTRY = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,99})=([0-9a-f]{64})(?:@([a-z0-9-]{1,63}))?")
@@ -140,3 +146,37 @@ class Evaluate(PersonalizedStrategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         raise UserError("strategy = evaluate trains nothing: silofl evaluate runs it")
+
+
+ACTION = "own_model"  # of the message that requests it; client/site/trust/message_rules.py has the same kind
+KIND = f"{MessageType.EVALUATE}.{ACTION}"
+OWN = "own"  # the model's name in the reply; its running statistics have their usual name
+
+
+def sends_own_model(info: MethodInfo) -> bool:
+    """Return whether silos have models to send; not if the report shows the shared one, which the server has."""
+    return info.trains and not info.pooled and not info.reports_shared
+
+
+def asks_for_models(info: MethodInfo, common: Common) -> bool:
+    """Return whether a run requests silos' own models."""
+    return common.keep_models == "reported" and sends_own_model(info)
+
+
+def check_keep(common: Common) -> None:
+    """Raise UserError if a run requests models that it cannot get, or models trained without noise."""
+    if common.keep_models == "none":
+        return
+    if common.dp:
+        raise UserError(
+            f"keep-models = {common.keep_models}: not with dp = true: a silo's own model may be trained without noise"
+        )
+    if common.normalization == "silo":
+        raise UserError(
+            f"keep-models = {common.keep_models}: not with normalization = silo: a model is of use with its silo's own "
+            "statistics, which stay there"
+        )
+    if not common.evaluate_every:
+        raise UserError(
+            f"keep-models = {common.keep_models}: with evaluate-every = 0 no report shows a model; set it to 1"
+        )

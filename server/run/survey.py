@@ -16,9 +16,8 @@ from server.run.registration.data_summaries import SUMMARY_SECONDS
 from server.run.registration.registration import Registration
 from server.run.reporter import Reporter
 from strategies.base.run_settings import RunSettings
-from strategies.base.schema.reporting import reason_of
-from strategies.base.schema.survey import RECORD, read_answer
-from strategies.base.survey import ACTION
+from strategies.base.survey import ACTION, RECORD, read_answer
+from strategies.base.transport.reporting import reason_of
 
 
 class SurveyLoop:

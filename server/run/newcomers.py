@@ -3,7 +3,7 @@
 They do not take part: schema, standardisation and the choice of the round come from the other hospitals alone. In
 each round that becomes the reported one, the server keeps what a newcomer would have received. After the closing
 exchange it sends this to each held-out hospital, which returns the metrics of two models
-(``strategies/base/newcomer/client.py``).
+(``strategies/base/newcomers.py``).
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from partitions.common.errors import DataError
 from server.results.history import Row, metric_rows
 from server.run.collector import Collector
 from server.run.registration.registration import Registration
-from strategies.base.newcomer.client import NEWCOMER
-from strategies.base.newcomer.server import newcomer_payload
-from strategies.base.schema.reporting import read_metrics, reason_of
+from strategies.base.newcomers import NEWCOMER, newcomer_payload
+from strategies.base.state import ServerState
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Model, Number, Payload
-from strategies.base.typed_state import ServerState
+from strategies.base.transport.reporting import read_metrics, reason_of
 
 SNAPSHOTS = {"received": "zero_shot", "personal": "personalised"}  # name in a reply -> in history and summary
 ARRAYS = "newcomer/"  # prefix of the array names in the checkpoint

@@ -1,1 +1,0 @@
-"""Aggregation: robust rules, clipping, and one mixture per client."""

@@ -1,1 +1,0 @@
-"""Silos' reports in addition to their models: the data summary and metrics."""

@@ -1,0 +1,127 @@
+"""What a method may use of its silo: data, network, batches; and the check of what the silo received.
+
+A silo's shuffled mini-batches; those with differential privacy are in ``privacy.py``.
+
+The check of a received model in a silo that limits its server's steps.
+
+A model crafted to read records (a layer that imprints them, an oracle for one patient's label) is far from every model
+of the run. So the first received model must be the seed's, and each later one near the silo's own last one. With
+differential privacy the own one may have no noise, and a refusal would reveal its distance: each later model must be
+near the last *received* one, which the server has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.augmentation import Augmentation
+from models.flat import FlatModel, gather
+from models.samples import Samples
+from models.tasks import MULTICLASS, Task
+from models.training import batches, generator, seed_torch
+from partitions.common.errors import UserError
+from strategies.base.settings import Common
+
+
+@dataclass(frozen=True)
+class Silo:
+    """The part of a silo that a method may use: its data on its device, one working model, seeded initial models."""
+
+    name: str
+    train: Samples
+    val: Samples
+    test: Samples
+    model: FlatModel
+    initial: Callable[[str], Tensor]  # purpose -> initial vector (Σ,), the same in every process
+    task: Task = MULTICLASS
+    # Metrics of the personal model that this process evaluated last on these data, by run, round and splits.
+    known: dict[Hashable, dict[str, float]] = field(default_factory=dict)
+    augment: Augmentation | None = None  # augmentation of its training images
+    min_batch_size: int = 1  # the site's rule: the fewest samples of a training batch
+    max_decay: float = math.inf  # the site's rule: the largest share of a model that one step may replace
+    max_step: float = math.inf  # the site's rule: largest distance of a received model from its last, in lengths of it
+    inputs: str = ""  # in an evaluation: the digest of the statistics and of the order of columns and labels
+
+
+def shuffled_batches(
+    silo: Silo,
+    common: Common,
+    server_round: int,
+    epochs: int,
+    purpose: str,
+    augment: Augmentation | None,
+    until: Callable[[], bool] | None,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield mini-batches (x, y) of the training split, in an order set by seed, silo, round and purpose only.
+
+    If ``until()`` is true after an epoch, the iteration ends.
+    """
+    rng = generator(common.seed, silo.name, server_round, purpose)
+    seed_torch(rng)
+    for epoch in range(epochs):
+        taken = (silo.train.take(index) for index in shuffled(silo, common, len(silo.train), rng))
+        if augment is None:
+            yield from taken
+        else:
+            own = generator(common.seed, "augment", silo.name, server_round, purpose, epoch)
+            yield from augment.changed(taken, len(silo.train), own)
+        if until is not None and until():
+            return
+
+
+def shuffled(silo: Silo, common: Common, n: int, rng: torch.Generator) -> Iterator[Tensor]:
+    """Yield one epoch's batches of ``n`` training samples, as indices; all batches of all methods are drawn here.
+
+    A last batch with fewer samples than run and silo allow (``min-batch-size``) joins the one before. Raises UserError
+    if ``n`` itself is smaller.
+    """
+    least = max(common.min_batch_size, silo.min_batch_size)
+    if n < least:
+        raise UserError(f"{silo.name}: min-batch-size = {least}, and there are {n} samples to train with")
+    least = max(least, 2) if silo.model.has_batch_norm else least  # BatchNorm cannot train on one sample
+    return batches(n, common.batch_size, 1, rng, least=least, device=silo.train.y.device)
+
+
+RECEIVED = "received"  # the entry of a silo's state with the last received model, with dp and a step
+
+
+def check_step(client: Any, received: Tensor) -> None:
+    """Raise UserError for a model (Σ,) beyond the ``step`` of the study that a silo trains under.
+
+    ``client``: its :class:`SiloClient`, which has the message. In an evaluation, the study fixes the models.
+    """
+    most, last, first = client.silo.max_step, client.previous, client.previous is None
+    if not (math.isfinite(most) and client.info.trains):
+        return
+    if first:
+        last = client.first_model()
+    elif client.privacy is not None:
+        parts = client.model.layout.parts(client.received_blocks())
+        if not parts or (before := client.state.arrays.get(RECEIVED)) is None:
+            return  # nothing is trained from; a state of an earlier version
+        received, last = gather(received, parts), gather(before, parts)
+    check_received(client.silo.name, client.round, received, last, most, first=first and client.round <= 1)
+
+
+def check_received(silo: str, this: int, received: Tensor, last: Tensor, most: float, *, first: bool) -> None:
+    """Raise UserError for a model that no honest server sends in round ``this``.
+
+    ``received`` (Σ,): the model; ``last`` (Σ,): the last one, before the silo's first training the seed's.
+    ``first``: it must equal that one bit for bit. Else ||received - last|| may be at most ``most`` times ||last||.
+    """
+    if first:
+        if not torch.equal(received, last):
+            raise UserError(f"{silo} refuses: the first model is not the one that the run's seed gives")
+        return
+    step = float((received - last).norm() / last.norm())
+    if not step <= most:
+        raise UserError(
+            f"{silo} refuses: the model of round {this} is {step:.3g} lengths away from its last one, and the "
+            f"study has step = {most:g}"
+        )

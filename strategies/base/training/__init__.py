@@ -1,1 +1,0 @@
-"""Training in a silo: its data, and the batches of a round."""
