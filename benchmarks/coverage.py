@@ -30,8 +30,15 @@ from scipy import special
 
 from benchmarks.common import table
 from server.report import inference
-from server.report.inference import Difference, Seeds, accuracy_interval, from_intervals, over_hospitals, silo_interval
-from server.report.scores import Interval
+from server.report.inference import (
+    Gain,
+    Interval,
+    Seeds,
+    accuracy_interval,
+    from_intervals,
+    over_hospitals,
+    silo_interval,
+)
 
 Array = npt.NDArray[Any]
 Generator = np.random.Generator
@@ -62,12 +69,12 @@ def study(rng: Generator, gains: Array, patients: Array | int, *, shared: bool =
     return found
 
 
-def difference(a: float, b: float, n: int) -> Difference:
-    return Difference(a - b, from_intervals(a, accuracy_interval(a, n), b, accuracy_interval(b, n)))
+def difference(a: float, b: float, n: int) -> Gain:
+    return Gain(a - b, from_intervals(a, accuracy_interval(a, n), b, accuracy_interval(b, n)))
 
 
 def interval_of(found: Study) -> Interval:
-    return over_hospitals([float(np.mean([d.value for d in seeds.values()])) for seeds in found]).interval
+    return over_hospitals([float(np.mean([d.mean for d in seeds.values()])) for seeds in found]).interval
 
 
 def shares(intervals: list[Interval], truth: Array | float) -> list[str]:

@@ -11,7 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from client.faults import is_fault, line_of
 from partitions.common.files import private
-from server.report.sections.survey import write_survey_page
+from server.report.survey import write_survey_page
 from server.report.write import try_report, write_manifest
 from server.results.history import History
 from server.results.run_directory import RunDirectory, default_out

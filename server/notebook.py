@@ -18,7 +18,7 @@ from torch import nn
 from client.export import export_model, read_model
 from client.prediction.predict import predict_file
 from partitions.common.errors import UserError
-from server.report.charts.canvas import styles
+from server.report.canvas import styles
 from server.report.methods import spelled
 from server.report.study import Study
 from server.results.history import HEADER

@@ -15,9 +15,8 @@ def budget(args: argparse.Namespace) -> None:
     from client.studies import place_of
 
     if args.where is not None and (args.where / "config.toml").is_file():
-        from server.results.history import History
+        from server.results.history import History, budgets_of
         from server.results.run_directory import read_toml
-        from server.results.spent import budgets_of
 
         if args.policy is not None:
             raise UserError("--policy: a run directory has no budget; name a silo's state directory")

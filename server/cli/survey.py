@@ -13,7 +13,7 @@ from server.cli.research import assignments
 
 def run(args: argparse.Namespace) -> None:
     from client.site.trust.policy import PUBLIC
-    from server.report.sections.survey import survey_text
+    from server.report.survey import survey_text
     from server.results.run_directory import default_out
     from server.results.survey.files import read_survey
     from server.simulation.survey import survey, survey_deployed

@@ -1,16 +1,48 @@
-"""Formatting of the report's values as text and markup: numbers, durations, sizes, lines of a heading."""
+"""The report's values as text and markup: templates, numbers, durations, sizes, lines of a heading."""
+
+# ruff: noqa: E501  (template)
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cache
 from typing import Literal
 
 import numpy as np
+from jinja2 import DictLoader, Environment, StrictUndefined, Template
 from markupsafe import Markup
 
-from server.report.scores import EXACT, Gain
+from server.report.inference import EXACT, Gain
 from server.report.study import Study
+
+MACROS = """
+{% macro table(head, kind="") %}
+{% if head|length - (2 if kind == "silos" else 0) > 5 or kind in ("wordy", "reasons") %}<p class="swipe note" aria-hidden="true">more columns →</p>{% endif %}
+<div class="scroll" tabindex="0"><table class="{{ kind }}"><thead><tr><th>{{ head[0] }}</th>{% for name in head[1:] %}<th scope="col">{{ name }}</th>{% endfor %}</tr></thead>{{ caller() }}</table></div>
+{% endmacro %}
+{% macro cells(values) %}{% for value in values %}<td>{{ value }}</td>{% endfor %}{% endmacro %}
+{% macro widths(pair) %}<div class="wide">{{ pair[0] }}</div><div class="narrow">{{ pair[1] }}</div>{% endmacro %}
+{% macro explained() %}<details class="note"><summary>What is this?</summary>{{ caller() }}</details>{% endmacro %}
+{% macro rare(text, mark) %}{% if text %}<p class="note">{{ mark }} {{ text }}. Scores are those of the last round that a hospital took part in.</p>{% endif %}{% endmacro %}
+"""
+
+
+@cache
+def environment() -> Environment:
+    """Return the templates' environment: values are escaped, and a missing value is an error."""
+    loader = DictLoader({"macros": MACROS})
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+
+
+@cache
+def compiled(template: str) -> Template:
+    return environment().from_string(template)
+
+
+def render(template: str, **values: object) -> Markup:
+    """Return a template rendered with these values; every value is escaped unless it is already markup."""
+    return Markup(compiled(template).render(**values))
 
 
 def markup(text: str, *values: object) -> Markup:
@@ -91,10 +123,7 @@ def hospitals_of(n: int) -> str:
 
 def between(gain: Gain, digits: int = 1) -> str:
     """Return the ends of a gain's interval; empty if unknown."""
-    if math.isnan(gain.interval[0]):
-        return ""
-    low, high = (points(v, digits) for v in gain.interval)
-    return f"{low} to {high}"
+    return " to ".join(points(end, digits) for end in gain.interval) if gain.has_interval else ""
 
 
 def with_spread(mean: float, deviation: float, show: str) -> Markup:

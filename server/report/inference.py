@@ -21,8 +21,11 @@ from dataclasses import dataclass
 from scipy import special
 
 from models.metrics import wilson_interval
-from server.report.scores import EXACT, NAN, UNKNOWN, Gain, Interval
 
+Interval = tuple[float, float]
+NAN = math.nan
+UNKNOWN: Interval = (NAN, NAN)
+EXACT = 1e-9  # scores with a smaller difference are equal
 HOSPITALS_NEEDED = 6  # with fewer, equal signs in all hospitals have a probability of 2 / 2^n > 5 % by chance alone
 SEEDS_NEEDED = 3
 MOST_UNITS = 1000  # more hospitals or seeds than this settle nothing
@@ -30,14 +33,62 @@ Z = float(special.ndtri(0.975))
 
 
 @dataclass(frozen=True)
-class Difference:
-    """Difference of two scores in one hospital with one seed, and its 95 % interval for the sampling of patients."""
+class Tested:
+    """Score of one run's model on one silo's ``n`` test samples, and its interval."""
 
-    value: float
+    score: float
+    n: int
     interval: Interval
 
 
-Seeds = Mapping[int, Difference]  # of one hospital: seed -> difference
+@dataclass(frozen=True)
+class Score:
+    """Score of one method on one silo's test data: mean over seeds, their standard deviation, mean number of samples.
+
+    ``interval`` is that of a single seed; with several seeds the spread is used instead. ``nan`` if withheld.
+    """
+
+    mean: float
+    spread: float
+    interval: Interval
+    n_test: int
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Difference of two methods, in one silo or as a mean over silos: its 95 % interval, and p value if it has one."""
+
+    mean: float
+    interval: Interval
+    p: float = NAN
+
+    @property
+    def sign(self) -> int:
+        """The sign of the mean: 1 for a gain, 0 for equal scores, -1 for a loss."""
+        return 0 if math.isnan(self.mean) or abs(self.mean) < EXACT else (1 if self.mean > 0 else -1)
+
+    @property
+    def has_interval(self) -> bool:
+        return not math.isnan(self.interval[0])
+
+    @property
+    def shown(self) -> int:
+        """The sign of an interval that excludes 0: 1 for a gain, -1 for a loss; else 0."""
+        return 1 if self.interval[0] > 0 else -1 if self.interval[1] < 0 else 0
+
+
+def spread(values: Sequence[float]) -> float:
+    """Return the standard deviation over seeds (n - 1); ``nan`` for fewer than two."""
+    return statistics.stdev(values) if len(values) > 1 else NAN
+
+
+def known(value: object) -> float:
+    """Return the value; ``nan`` if it is not a finite number."""
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if number else NAN  # type: ignore[arg-type]
+
+
+Seeds = Mapping[int, Gain]  # of one hospital: seed -> difference, its interval for the sampling of patients
 
 
 def t_quantile(n: int, methods: int = 1) -> float:
@@ -73,7 +124,7 @@ def hospitals_to_settle(values: Sequence[float], methods: int = 1) -> int | None
 
 def seeds_to_settle(silos: Sequence[Seeds], methods: int = 1) -> int | None:
     """Return how many seeds do the same with these hospitals: seeds reduce the part of the spread that is theirs."""
-    tables = [[d.value for d in seeds.values()] for seeds in silos]
+    tables = [[d.mean for d in seeds.values()] for seeds in silos]
     have = min(map(len, tables), default=0)
     if have < 2 or len(tables) < HOSPITALS_NEEDED:
         return None
@@ -93,10 +144,10 @@ def silo_interval(seeds: Seeds) -> Interval:
     found = list(seeds.values())
     if not found or any(math.isnan(end) for d in found for end in d.interval):
         return UNKNOWN
-    mean, n = statistics.fmean(d.value for d in found), len(found)
-    below = statistics.fmean(d.value - d.interval[0] for d in found)
-    above = statistics.fmean(d.interval[1] - d.value for d in found)
-    of_seeds = t_quantile(n) * statistics.stdev(d.value for d in found) / math.sqrt(n) if n >= SEEDS_NEEDED else 0.0
+    mean, n = statistics.fmean(d.mean for d in found), len(found)
+    below = statistics.fmean(d.mean - d.interval[0] for d in found)
+    above = statistics.fmean(d.interval[1] - d.mean for d in found)
+    of_seeds = t_quantile(n) * statistics.stdev(d.mean for d in found) / math.sqrt(n) if n >= SEEDS_NEEDED else 0.0
     return mean - math.hypot(below, of_seeds), mean + math.hypot(above, of_seeds)
 
 

@@ -1,5 +1,7 @@
 """The report's page: head, sections and footer. The templates escape all values from a run."""
 
+# ruff: noqa: E501  (template)
+
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
@@ -8,23 +10,52 @@ import matplotlib
 from markupsafe import Markup
 
 from server.report.answer import answer
-from server.report.charts.canvas import SETTINGS
+from server.report.canvas import SETTINGS
 from server.report.css import CSS
-from server.report.head import faults, headline, tiles, title, where
+from server.report.head import faults, headline, tiles, where
+from server.report.html import render
 from server.report.methods import exchanges, paper, spelled
 from server.report.sections.cost import cost_section, left_section
 from server.report.sections.evidence import evidence_section
 from server.report.sections.methods import methods_section
 from server.report.sections.privacy import privacy_section
 from server.report.sections.repeat import repeat_section
-from server.report.sections.rounds import data_section, relationships_section, rounds_section
+from server.report.sections.rounds import rounds_section
+from server.report.sections.silo_data import data_section, relationships_section
 from server.report.sections.silos import silos_section
 from server.report.sections.tuning import tuning_section
 from server.report.sections.unseen import unseen_section
 from server.report.study import Study
-from server.report.templates import render
 from strategies import strategies
 
+PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>silofl report: {{ title }}</title>
+<style>{{ css }}</style>
+</head>
+<body>
+<main>
+<header>
+<p class="where">{{ where }}</p>
+<h1>{{ sentence }}</h1>
+<p class="lead">{{ lead }}</p>
+{% if answer %}<div class="answer"><h2>Should we federate?</h2><p>{{ answer.sentence }}</p>{% if answer.condition %}<p class="note">{{ answer.condition }}</p>{% endif %}</div>{% endif %}
+{{ faults }}
+{{ tiles }}
+<nav>{% for key, name, _ in sections %}<a href="#{{ key }}">{{ name }}</a>{% endfor %}</nav>
+</header>
+{% for key, _, body in sections %}
+<section id="{{ key }}">{{ body }}</section>
+{% endfor %}
+<footer>{{ footer }}</footer>
+</main>
+</body>
+</html>
+"""
 SECTIONS = (
     ("silos", "Hospitals", silos_section),
     ("methods", "Methods", methods_section),
@@ -47,8 +78,8 @@ def page(study: Study) -> str:
         sections = [(key, name, body) for key, name, section in SECTIONS if (body := section(study))]
     sentence, lead = headline(study)
     return render(
-        "page",
-        title=title(study),
+        PAGE,
+        title=study.path.resolve().name,
         css=Markup(CSS),
         where=where(study),
         sentence=sentence,

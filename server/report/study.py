@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,37 @@ from typing import Any
 from models.metrics import mean_rank
 from models.tasks import ENDS, Task, task_of
 from partitions.common.errors import UserError
-from server.report.events import Note, SiloRounds, damages_of, notes_of, silo_rounds
-from server.report.inference import Difference, accuracy_interval, from_intervals, over_hospitals, silo_interval
+from server.report.inference import (
+    NAN,
+    UNKNOWN,
+    Gain,
+    Interval,
+    Score,
+    Tested,
+    accuracy_interval,
+    from_intervals,
+    known,
+    over_hospitals,
+    silo_interval,
+    spread,
+)
 from server.report.methods import baselines, ends_with_one_model, exchanges, is_pooled, reports, spelled
-from server.report.scores import NAN, UNKNOWN, Gain, Interval, Score, Tested, known, spread
 from server.results.history import History, Row
 from server.results.reading import read_events, read_json, read_summary
 from server.results.run_directory import read_toml
 from server.results.summary import FinishedRun, compare, run_summary, values_by_round
+from server.results.tuned import TUNING
 from strategies import strategies
 from strategies.base.settings import Value
+
+
+@dataclass(frozen=True)
+class Note:
+    """A line of the run's log: its first time in UTC (empty in a run of 0.1) and its number of occurrences."""
+
+    message: str
+    time: str
+    times: int
 
 
 class Study:
@@ -39,7 +61,8 @@ class Study:
         self.manifest: dict[str, Any] | None = read_json(path / "manifest.json")
         self.summary = read_summary(path / "summary.json")
         self.runs = self._all_runs()
-        self._differences: dict[tuple[str, str], dict[str, dict[int, Difference]]] = {}
+        self._values: dict[str, dict[tuple[str, int], Tested]] = {}
+        self._differences: dict[tuple[str, str], dict[str, dict[int, Gain]]] = {}
 
     # -- what there is ------------------------------------------------------------------------------------------------
 
@@ -50,10 +73,9 @@ class Study:
             evaluated = any(r.silo and r.metric == self.task.score for r in self.history.of(*key))
             if key not in self.finished and key[0] in strategies() and evaluated:
                 runs.append(self._unfinished(*key))
-        order = [n.strip() for n in str(self.config.get("strategy", "")).split(",")]
-        first = baselines()
-        rank = {n: (first.index(n) if n in first else len(first) + order.index(n)) for n in order}
-        return compare(sorted(runs, key=lambda r: (rank.get(r["strategy"], 99), r["strategy"], r["seed"])))
+        order = [*baselines(), *(name for name, _ in self.planned)]
+        rank = {name: place for place, name in reversed(list(enumerate(order)))}
+        return compare(sorted(runs, key=lambda r: (rank.get(r["strategy"], math.inf), r["strategy"], r["seed"])))
 
     def _unfinished(self, strategy: str, seed: int) -> dict[str, Any]:
         rows = self.history.of(strategy, seed)
@@ -117,41 +139,57 @@ class Study:
         last: dict[tuple[str, int], dict[str, Any]] = {}
         for event in self.events:
             last[event.get("strategy", ""), event.get("seed", 0)] = event
-        ended = {(r["strategy"], r["seed"]) for r in self.summarised}
         found = []
+        asked = int(self.config.get("rounds", 0))  # the closing exchange has the number rounds + 1
         for key in self.planned:
             event = last.get(key, {})
             name = f"{spelled(key[0])}, seed {key[1]}"
-            asked = int(self.config.get("rounds", 0))  # the closing exchange has the number rounds + 1
             rounds = min(max((r.round for r in self.history.of(*key)), default=0), asked)
             if event.get("event") == "error":
                 where = f"after round {rounds}" if rounds else "before its first round ended"
                 found.append(f"{name} failed {where}: {event.get('message', 'no reason given')}")
-            elif key not in ended and rounds:
-                found.append(f"{name} stopped after round {rounds} of {self.config.get('rounds', '?')}")
-            elif key not in ended:
+            elif key not in self.finished and rounds:
+                found.append(f"{name} stopped after round {rounds} of {asked}")
+            elif key not in self.finished:
                 found.append(f"{name} was not run")
         return found
 
     @cached_property
     def notes(self) -> list[Note]:
         """The notes of the run's log on silos and the server, each once."""
-        return notes_of(self.events)
+        found: dict[str, Note] = {}
+        for event in self.events:
+            if event["event"] == "note":
+                first = found.get(event["message"], Note(event["message"], str(event.get("time", "")), 0))
+                found[first.message] = replace(first, times=first.times + 1)
+        return list(found.values())
 
     @cached_property
     def damages(self) -> list[str]:
         """Notes on silos' damaged states, and how the run handled each."""
-        return damages_of(self.events)
+        notes = (e for e in self.events if e["event"] == "note" and e.get("about") == "state")
+        return list(dict.fromkeys(event["message"] for event in notes))
 
-    @cached_property
-    def absences(self) -> list[SiloRounds]:
-        """Silos that were rejected in rounds."""
-        return silo_rounds(self.history.rows, self.events, "rejected")
+    def silo_rounds(self, metric: str) -> list[tuple[str, int, str, int, str]]:
+        """Return method, seed, silo, rounds and last reason for silos that were ``rejected`` or ``bounded``."""
+        counts = Counter((row.strategy, row.seed, row.silo) for row in self.history.rows if row.metric == metric)
+        reasons = {
+            (event.get("strategy"), event.get("seed"), silo): str(reason)
+            for event in self.events
+            for silo, reason in (event.get(metric) or {}).items()
+        }
+        return [(spelled(key[0]), *key[1:], n, reasons.get(key, "")) for key, n in sorted(counts.items())]
 
-    @cached_property
-    def bounds(self) -> list[SiloRounds]:
-        """Silos whose update was bounded or not used."""
-        return silo_rounds(self.history.rows, self.events, "bounded")
+    @property
+    def searches(self) -> list[dict[str, Any]]:
+        """The searches that the settings come from (``silofl simulate --tuned``)."""
+        return list((read_json(self.path / TUNING) or {}).get("searches", []))
+
+    @property
+    def unsearched(self) -> list[int]:
+        """The seeds whose settings were chosen by a search on another seed's split."""
+        searched = {search["seed"] for search in self.searches}
+        return [seed for seed in self.seeds if searched and seed not in searched]
 
     @cached_property
     def joined(self) -> dict[str, dict[int, list[str]]]:
@@ -176,11 +214,13 @@ class Study:
 
     def values(self, method: str) -> dict[tuple[str, int], Tested]:
         """Return the test result of the silo's model by (silo, seed); the score is ``nan`` if withheld."""
-        return {
-            (name, r["seed"]): Tested(score := known(v[self.task.score]), v["n_test"], self._interval(score, v))
-            for r in self.of(method)
-            for name, v in r["per_silo"].items()
-        }
+        if method not in self._values:
+            self._values[method] = {
+                (name, r["seed"]): Tested(score := known(v[self.task.score]), v["n_test"], self._interval(score, v))
+                for r in self.of(method)
+                for name, v in r["per_silo"].items()
+            }
+        return self._values[method]
 
     def _interval(self, score: float, values: Mapping[str, Any]) -> Interval:
         """Return the interval of a score that the silo sent, or Wilson's for an accuracy."""
@@ -202,16 +242,16 @@ class Study:
         """Return a silo's ``n_train`` or ``n_test``: the different values over runs, ascending."""
         return sorted({r["per_silo"][silo][part] for r in self.runs if silo in r["per_silo"]})
 
-    def differences(self, method: str, base: str) -> dict[str, dict[int, Difference]]:
+    def differences(self, method: str, base: str) -> dict[str, dict[int, Gain]]:
         """Return by silo and seed the difference of ``method`` and ``base``, without withheld scores."""
         if (method, base) not in self._differences:
             mine, other = self.values(method), self.values(base)
-            found: dict[str, dict[int, Difference]] = {silo: {} for silo in self.silos}
+            found: dict[str, dict[int, Gain]] = {silo: {} for silo in self.silos}
             for silo, seed in sorted(mine.keys() & other.keys()):
                 a, b = mine[silo, seed], other[silo, seed]
                 if not math.isnan(difference := a.score - b.score):
                     interval = from_intervals(a.score, a.interval, b.score, b.interval)
-                    found[silo][seed] = Difference(difference, interval)
+                    found[silo][seed] = Gain(difference, interval)
             self._differences[method, base] = found
         return self._differences[method, base]
 
@@ -220,7 +260,11 @@ class Study:
         seeds = self.differences(method, base)[silo]
         if not seeds:
             return Gain(NAN, UNKNOWN)
-        return Gain(statistics.fmean(d.value for d in seeds.values()), silo_interval(seeds))
+        return Gain(statistics.fmean(d.mean for d in seeds.values()), silo_interval(seeds))
+
+    def gains(self, method: str, base: str) -> dict[str, Gain]:
+        """Return the gain in each silo that has one."""
+        return {silo: self.gain(method, base, silo) for silo, seeds in self.differences(method, base).items() if seeds}
 
     def mean_gain(self, method: str, base: str, without: Collection[str] = ()) -> Gain:
         """Return the mean gain over silos, with equal weights (:func:`over_hospitals`)."""
@@ -229,7 +273,7 @@ class Study:
     def silo_means(self, method: str, base: str, without: Collection[str] = ()) -> dict[str, float]:
         """Return each silo's difference of ``method`` and ``base`` as a mean over seeds, for silos that have one."""
         found = self.differences(method, base)
-        return {s: statistics.fmean(d.value for d in found[s].values()) for s in found if found[s] and s not in without}
+        return {s: statistics.fmean(d.mean for d in found[s].values()) for s in found if found[s] and s not in without}
 
     def compared(self, method: str, base: str) -> int:
         """Return the number of methods that share the 5 % of their intervals (Bonferroni).
@@ -247,11 +291,11 @@ class Study:
     def seed_mean(self, method: str, base: str, seed: int) -> float:
         """Return the mean difference of one seed over the silos that have it."""
         found = self.differences(method, base).values()
-        return statistics.fmean(seeds[seed].value for seeds in found if seed in seeds)
+        return statistics.fmean(seeds[seed].mean for seeds in found if seed in seeds)
 
     def counts(self, method: str, base: str) -> tuple[int, int, int]:
         """Return the numbers of silos with a gain, with equal scores, and with a loss."""
-        signs = [g.sign for g in (self.gain(method, base, s) for s in self.silos) if not math.isnan(g.mean)]
+        signs = [gain.sign for gain in self.gains(method, base).values()]
         return signs.count(1), signs.count(0), signs.count(-1)
 
     @cached_property
@@ -264,23 +308,25 @@ class Study:
         scores = []
         for run in self.of(method):
             rows = self.history.of(method, run["seed"])
-            values = values_by_round(rows, self.chosen_on, reports(method), self.task.score).get(
-                run["final"]["round"], {}
-            )
+            by_round = values_by_round(rows, self.chosen_on, reports(method), self.task.score)
+            values = by_round.get(run["final"]["round"])
             scores += [statistics.fmean(values.values())] if values else []
         return statistics.fmean(scores) if scores else -1.0
 
     @cached_property
     def best(self) -> str | None:
         """The method of the headline: the best one with an exchange, on the split :attr:`chosen_on`."""
-        candidates = [m for m in self.methods if exchanges(m) and not is_pooled(m)]
-        return max(candidates, key=self._score, default=None)
+        return max(self._candidates, key=self._score, default=None)
 
     @cached_property
     def personalised(self) -> str | None:
         """The best method that ends with a model per silo."""
-        candidates = [m for m in self.methods if exchanges(m) and not ends_with_one_model(m) and not is_pooled(m)]
-        return max(candidates, key=self._score, default=None)
+        own = (m for m in self._candidates if not ends_with_one_model(m))
+        return max(own, key=self._score, default=None)
+
+    @property
+    def _candidates(self) -> list[str]:
+        return [m for m in self.methods if exchanges(m) and not is_pooled(m)]
 
     @cached_property
     def base(self) -> str | None:
@@ -310,29 +356,32 @@ class Study:
 
     def cost(self, method: str) -> tuple[float, float]:
         """Return bytes and seconds of one run, mean over seeds."""
-        runs = self.of(method)
-        return (
-            statistics.fmean(r["bytes_down"] + r["bytes_up"] for r in runs),
-            statistics.fmean(r["seconds"].get("total") or 0.0 for r in runs),
-        )
+        size = statistics.fmean(r["bytes_down"] + r["bytes_up"] for r in self.of(method))
+        return size, statistics.fmean(r["seconds"].get("total") or 0.0 for r in self.of(method))
+
+    def mean_seconds(self, method: str, part: str) -> float:
+        """Return the duration of one part of a method's runs, mean over seeds; ``nan`` if unknown."""
+        found = [r["seconds"][part] for r in self.of(method) if r["seconds"].get(part) is not None]
+        return statistics.fmean(found) if found else NAN
 
     # -- over the rounds ----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _silo_rows(self) -> list[Row]:
+        """The rows of silos' metrics."""
+        return [r for r in self.history.rows if r.silo and r.snapshot]
 
     def curve(self, method: str, snapshot: str, silo: str | None = None) -> dict[int, list[float]]:
         """Return by round the test scores of the seeds: means over silos, or of one silo."""
         per_round: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
         for r in self._score_rows:
-            if (r.strategy, r.snapshot) == (method, snapshot) and silo in (None, r.silo):
+            if (r.strategy, r.snapshot) == (method, snapshot) and silo in (None, r.silo) and not math.isnan(r.value):
                 per_round[r.round][r.seed].append(r.value)
         return {k: [statistics.fmean(v) for v in seeds.values()] for k, seeds in sorted(per_round.items())}
 
     @cached_property
     def _score_rows(self) -> list[Row]:
-        return [
-            r
-            for r in self.history.rows
-            if r.split == "test" and r.metric == self.task.score and not math.isnan(r.value)
-        ]
+        return [r for r in self._silo_rows if r.split == "test" and r.metric == self.task.score]
 
     def per_round(self, method: str, metric: str) -> dict[int, float]:
         """Return by round the mean over seeds of ``round_seconds``, ``bytes_down`` or ``bytes_up``."""
@@ -350,23 +399,29 @@ class Study:
     @cached_property
     def replies(self) -> dict[tuple[str, str], tuple[int, int]]:
         """Numbers of exchanges with metrics and of single metric values, by (method, silo), over all seeds."""
-        exchanges: dict[tuple[str, str], set[tuple[int, int]]] = defaultdict(set)
-        values: dict[tuple[str, str], int] = defaultdict(int)
-        for r in self.history.rows:
-            if r.silo and r.snapshot and not math.isnan(r.value):
-                exchanges[r.strategy, r.silo].add((r.seed, r.round))
-                values[r.strategy, r.silo] += 1
-        return {k: (len(v), values[k]) for k, v in exchanges.items()}
+        exchanges: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
+        for r in self._silo_rows:
+            if not math.isnan(r.value):
+                exchanges[r.strategy, r.silo].append((r.seed, r.round))
+        return {key: (len(set(found)), len(found)) for key, found in exchanges.items()}
 
     @cached_property
-    def senders(self) -> dict[tuple[str, int], set[tuple[int, str]]]:
-        """The (seed, silo) that trained, by (method, round); all that replied if training reports no metrics."""
-        trained: dict[tuple[str, int], set[tuple[int, str]]] = defaultdict(set)
-        replied: dict[tuple[str, int], set[tuple[int, str]]] = defaultdict(set)
+    def bytes_up(self) -> dict[tuple[str, str], list[float]]:
+        """The bytes of vectors by (method, silo), for each round: an equal share of those that trained.
+
+        All that replied count if training reports no metrics.
+        """
+        trained: dict[tuple[str, int, int], set[str]] = defaultdict(set)
+        replied: dict[tuple[str, int, int], set[str]] = defaultdict(set)
+        for r in self._silo_rows:
+            (trained if r.split == "train" else replied)[r.strategy, r.seed, r.round].add(r.silo)
+        senders, found = {**replied, **trained}, defaultdict(list)
         for r in self.history.rows:
-            if r.silo and r.snapshot:
-                (trained if r.split == "train" else replied)[r.strategy, r.round].add((r.seed, r.silo))
-        return {**replied, **trained}
+            if r.metric == "bytes_up" and r.value:
+                here = senders.get((r.strategy, r.seed, r.round), ())
+                for silo in here:
+                    found[r.strategy, silo].append(r.value / len(here))
+        return found
 
     @cached_property
     def metrics_that_left(self) -> list[str]:
@@ -375,9 +430,5 @@ class Study:
     @cached_property
     def withheld(self) -> list[str]:
         """Silos that withheld a score because it is computed from too few samples."""
-        unknown = {
-            r.silo
-            for r in self.history.rows
-            if r.split == "test" and r.metric == self.task.score and r.value != r.value
-        }
-        return sorted(unknown - {r.silo for r in self.history.rows if r.split == "test" and r.metric == "loss"})
+        unknown = {r.silo for r in self._score_rows if math.isnan(r.value)}
+        return sorted(unknown - {r.silo for r in self._silo_rows if r.split == "test" and r.metric == "loss"})

@@ -2,38 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from server.report.html import between, hospitals_of
-from server.report.inference import HOSPITALS_NEEDED, hospitals_to_settle, seeds_to_settle
-from server.report.participation import seldom
-from server.report.scores import Gain
+from server.report.inference import HOSPITALS_NEEDED, Gain, excludes_zero, hospitals_to_settle, seeds_to_settle
+from server.report.participation import Rounds, seldom
 from server.report.study import Study
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict. ``shown``: 1 for a gain, -1 for a loss, 0 for neither, with the reason and what would settle it."""
+    """The verdict on a method's gain over a baseline, with all that the page's sentences say about it.
 
+    ``gains``: of the silos that have one; ``rare``: those that took part in few rounds, and ``without``: the mean
+    without them. ``shown``: 1 for a gain, -1 for a loss, 0 for neither, with the reason and what would settle it.
+    """
+
+    study: Study
+    method: str
+    base: str
+    gains: Mapping[str, Gain]
     gain: Gain
-    without: Gain | None  # the mean without the silos that took part in few rounds, if there are any
+    rare: Mapping[str, Rounds]
+    without: Gain | None
     shown: int
     why: str
     settled_by: str
 
+    @property
+    def compared(self) -> int:
+        """Number of methods that share the 5 % of the intervals."""
+        return self.study.compared(self.method, self.base)
+
+    @property
+    def seeds(self) -> list[int]:
+        return self.study.paired_seeds(self.method, self.base)
+
+    @property
+    def tested_in(self) -> str:
+        return hospitals_of(len(self.gains))
+
+    @property
+    def harmed(self) -> dict[str, Gain]:
+        """The silos with a shown loss, independent of the mean gain."""
+        known = {silo: gain for silo, gain in self.gains.items() if gain.has_interval}
+        return {silo: gain for silo, gain in known.items() if excludes_zero(gain, len(known)) < 0}
+
 
 def verdict(study: Study, method: str, base: str) -> Verdict:
     """Return the verdict: the 95 % interval must exclude zero, with and without silos that missed many rounds."""
-    compared = study.silo_means(method, base)
-    rare = compared.keys() & seldom(study, [method, base]).keys()
+    gains = study.gains(method, base)
+    rare = seldom(study, [method, base])
+    few = gains.keys() & rare.keys()
     gain = study.mean_gain(method, base)
-    without = study.mean_gain(method, base, rare) if rare else None
+    without = study.mean_gain(method, base, few) if few else None
     shown = gain.shown if gain.shown == (without or gain).shown else 0
-    if shown:
-        return Verdict(gain, without, shown, "", "")
-    settled_by = settling(study, method, base, rare if gain.shown else ())
-    return Verdict(gain, without, 0, reason(len(compared), len(rare), gain), settled_by)
+    why = "" if shown else reason(len(gains), len(few), gain)
+    settled_by = "" if shown else settling(study, method, base, few if gain.shown else ())
+    return Verdict(study, method, base, gains, gain, rare, without, shown, why, settled_by)
 
 
 def reason(silos: int, rare: int, gain: Gain) -> str:

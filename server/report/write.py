@@ -20,8 +20,8 @@ from server.report.html import between, number, percent, points
 from server.report.methods import spelled
 from server.report.page import page
 from server.report.participation import rounds_missed, seldom
-from server.report.sections.survey import write_survey_page
 from server.report.study import Study
+from server.report.survey import write_survey_page
 from server.report.verdict import verdict
 from server.results.run_directory import RunDirectory
 from server.results.survey.files import JSON as SURVEY_JSON

@@ -20,10 +20,9 @@ import torch
 from models.evidence.measure import CALIBRATION, Evidence
 from models.metrics import fairness_variance, incentivised_rate
 from models.tasks import ENDS, MULTICLASS, Task
-from server.results.history import History, Row, joined_in
+from server.results.history import History, Row, joined_in, spent
 from server.results.reading import read_summary
 from server.results.run_directory import RunDirectory
-from server.results.spent import spent
 from strategies import strategies
 from strategies.base.transport.data_summary import sample_weights
 

@@ -15,7 +15,7 @@ from partitions.common.files import private, write_atomically
 from partitions.common.names import silo_names
 from partitions.own_files import files_of
 from server.deploy import submit
-from server.report.sections.survey import write_survey_page
+from server.report.survey import write_survey_page
 from server.results.survey.files import write_survey
 from server.run.survey import SurveyLoop
 from server.simulation.engine import InProcessGrid, flower_identity

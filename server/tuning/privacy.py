@@ -11,9 +11,8 @@ from typing import Any
 
 from client.site.budget.accounting import epsilon_of
 from client.site.budget.run_cost import KEPT
-from server.results.history import History
+from server.results.history import History, spent
 from server.results.run_directory import RunDirectory, newest_states
-from server.results.spent import spent
 from strategies.base.run_settings import RunSettings
 
 Releases = dict[str, dict[str, Any]]  # silo -> delta, epsilon and the releases (noise, rate, steps)

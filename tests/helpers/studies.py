@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, cast
 
-from server.report.charts.canvas import VARIABLES
+from server.report.canvas import VARIABLES
 from server.report.study import Study
 from server.report.write import write_report
 from server.results.history import History, Row

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.report.charts import canvas
-from server.report.charts.canvas import Canvas
+from server.report import canvas
+from server.report.canvas import Canvas
 
 
 @pytest.fixture(scope="session")

@@ -1,112 +1,126 @@
 """Sections on the cost of the runs and on what left the silos."""
 
+# ruff: noqa: E501  (templates)
 from __future__ import annotations
 
+import math
+
+import numpy as np
 from markupsafe import Markup
 
-from server.report.charts.counts import bytes_per_round
-from server.report.charts.rounds import seconds_per_round
-from server.report.evidence import evidence_that_left, own_models_that_left
-from server.report.html import duration, lines, markup, size_text, typical
+from server.report.canvas import BLUE, CARD, ORANGE, Canvas, chart, line, lined, room_for, styles
+from server.report.html import duration, lines, markup, render, size_text, typical
 from server.report.methods import keeps, sends_numbers, spelled, uploads
+from server.report.sections.evidence import evidence_that_left, own_models_that_left
 from server.report.study import Study
-from server.report.templates import render
+
+COST = """{% from "macros" import table, cells with context %}
+<h2>What it cost</h2><p class='lead'>Bytes of model vectors over all hospitals, and wall time{% if seeds > 1 %} of one run, mean over seeds{% endif %}.</p>
+{% call table(head) %}<tbody>{% for name, values in rows %}<tr><th scope="row">{{ name }}</th>{{ cells(values) }}</tr>{% endfor %}</tbody>{% endcall %}
+<div class='panels two' style='margin-top:20px'><figure><h3>Bytes per round</h3>{{ bytes }}</figure><figure><h3>Seconds per round</h3>{{ seconds }}</figure></div>"""
+LEFT = """{% from "macros" import table, cells with context %}
+<h2>What left each hospital</h2><p class='lead'>Everything that leaves a hospital passes one gate, is on its list, and is logged there.</p><ul>
+<li><b>Once, the data summary</b>: name, numbers of training, validation and test samples, task, input shape, number of classes, names of columns and labels with declared units and ranges, number format, device, software versions; for tables and measurements, each column's sum and sum of squares where all hospitals agree on one standardisation (<code>normalization = "agreed"</code>).</li>
+<li><b>Every round, model vectors</b> and the method's own numbers, as below (and BatchNorm averages where the model has them and <code>buffers = "shared"</code>).</li>
+<li><b>Every evaluated round, metrics</b>: {{ metrics }} (allowed: {{ allowed }}), over at least the set number of patients; seconds; sample counts.</li>
+{% if evidence %}<li><b>Once, at the end, evidence</b>: {{ evidence }}, over at least the set number of patients. Of two classes it tells how many test samples are of each.</li>
+{% endif %}{% for method, silos in own %}<li><b>Once, at the end, a hospital's own model</b> with all its layers (<code>keep-models = "reported"</code>; {{ method }}): {{ silos or "of none so far" }}.</li>
+{% endfor %}<li><b>Never</b>: samples, labels, {% if evidence %}other {% endif %}label counts, predictions, {% for method, what in kept %}{{ method }}: {{ what }}, {% endfor %}personal layers and personal models that a method does not name below{% if own %}, but for the models above{% endif %}.</li></ul>
+{% call table(head, "wordy") %}<tbody>{% for row in rows %}<tr><th scope="row">{{ row.name }}</th><td class="text"><code>{{ row.vectors }}</code></td><td>{{ row.size }}</td><td class="text"><code>{{ row.numbers }}</code></td></tr>{% endfor %}</tbody>{% endcall %}
+<h3>Per hospital</h3>
+{% call table(silo_head, "dense") %}<tbody>{% for silo, values in silos %}<tr><th scope="row">{{ silo }}</th>{{ cells(values) }}</tr>{% endfor %}</tbody>{% endcall %}"""
+HEAD = "Down|per round,Up|per round,Bytes|in all,Median|round,Slowest|round,Run,of it|training,of it|exchange,of it|aggregation"
 
 
 def cost_section(study: Study) -> Markup:
     """Render bytes and seconds of each method; empty without results."""
     if not study.runs:
         return Markup()
-    head = [
-        "Down|per round",
-        "Up|per round",
-        "Bytes|in all",
-        "Median|round",
-        "Slowest|round",
-        "Run",
-        "of it|training",
-        "of it|exchange",
-        "of it|aggregation",
-    ]
     return render(
-        "cost",
+        COST,
         seeds=len(study.seeds),
-        head=["Method", *map(lines, head)],
+        head=["Method", *map(lines, HEAD.split(","))],
         rows=[(spelled(method), cost_row(study, method)) for method in study.methods],
-        bytes=Markup(bytes_per_round(study)),
-        seconds=Markup(seconds_per_round(study)),
+        bytes=bytes_per_round(study),
+        seconds=seconds_per_round(study),
     )
 
 
 def cost_row(study: Study, method: str) -> list[str]:
     """Return a method's sizes and durations."""
-    down, up = (typical(study.per_round(method, k)) for k in ("bytes_down", "bytes_up"))
     seconds = study.training_seconds(method)
     total, time = study.cost(method)
-    return [
-        size_text(down),
-        size_text(up),
-        size_text(total),
-        duration(typical(seconds)),
-        duration(max(seconds.values(), default=0.0)),
-        duration(time),
-        *(mean_seconds(study, method, part) for part in ("train", "communicate", "aggregate")),
-    ]
+    sizes = (*(typical(study.per_round(method, key)) for key in ("bytes_down", "bytes_up")), total)
+    times = (typical(seconds), max(seconds.values(), default=0.0), time)
+    parts = (study.mean_seconds(method, part) for part in ("train", "communicate", "aggregate"))
+    return [*map(size_text, sizes), *map(duration, times), *("–" if math.isnan(p) else duration(p) for p in parts)]
 
 
-def mean_seconds(study: Study, method: str, part: str) -> str:
-    """Return the duration of one part of a method's runs, mean over seeds."""
-    known = [r["seconds"][part] for r in study.of(method) if r["seconds"].get(part) is not None]
-    return duration(sum(known) / len(known)) if known else "–"
+@chart
+def bytes_per_round(study: Study) -> str:
+    """Draw each method's bytes per round, one bar for down and one for up."""
+    names = list(map(spelled, study.methods))
+    c = Canvas(340, 46 * len(names) + 40, (8 + room_for(names), 66, 4, 36))
+    a, rows, most = c.axes, np.arange(len(names)), 1.0
+    for key, arrow, shift, look in (
+        ("bytes_down", "↓", -0.17, {"color": BLUE}),
+        ("bytes_up", "↑", 0.17, {"color": CARD, "edgecolor": ORANGE, "linewidth": 1.2, "hatch": "////"}),
+    ):
+        sizes = [typical(study.per_round(method, key)) for method in study.methods]
+        bars = a.barh(rows + shift, sizes, 0.3, **look)
+        a.bar_label(bars, [f"{arrow} {size_text(size)}" for size in sizes], padding=5, fontsize=11)
+        most = max(most, *sizes)
+    a.set(ylim=(len(names) - 0.5, -0.5), xlim=(0, most), xticks=[])
+    a.set_yticks(rows, names)
+    a.set_xlabel("all hospitals together: ↓ to them, ↑ from them")
+    a.spines["bottom"].set_visible(False)
+    return c.svg("bytes", "Bytes per round of each method, to the hospitals and from them.")
+
+
+@chart
+def seconds_per_round(study: Study) -> str:
+    """Draw the wall time of every round, one line per method."""
+    c, look, ends = Canvas(340, 230, (40, 26 + room_for(map(spelled, study.methods)), 8, 42)), styles(study), []
+    for method in study.methods:
+        if found := study.training_seconds(method):
+            line(c.axes, list(found), list(found.values()), look[method])
+            ends.append((list(found.values())[-1], spelled(method), look[method]))
+    c.axes.set_ylim(bottom=0)
+    c.axes.set_ylabel("seconds")
+    lined(c, ends, "round", percent=False)
+    return c.svg("seconds", "Seconds per round of each method.")
 
 
 def left_section(study: Study) -> Markup:
     """Render what left the silos, by method and by silo; empty without results."""
     if not study.runs:
         return Markup()
-    rows, own = [], own_models_that_left(study)
-    for m in study.methods:
-        size = bytes_up_per_silo(study, m)
-        text = markup("{}<small>{} numbers</small>", size_text(size), f"{size / 4:,.0f}") if size else "–"
-        vectors, numbers = (", ".join(names) or "none" for names in (uploads(m), sends_numbers(m)))
-        rows.append({"name": spelled(m), "vectors": vectors, "size": text, "numbers": numbers})
-    silos = []
-    for silo in study.silos:
-        found = [study.replies.get((m, silo), (0, 0)) for m in study.methods]
-        sent = sum(silo_bytes(study, m, silo) for m in study.methods)
-        silos.append((silo, [sum(f[0] for f in found), size_text(sent), f"{sum(f[1] for f in found):,}"]))
+    own = own_models_that_left(study)
     return render(
-        "left",
+        LEFT,
         metrics=", ".join(study.metrics_that_left) or "none",
         allowed=", ".join(study.task.metrics),
         evidence=", ".join(evidence_that_left(study)),
         kept=[(spelled(m), what) for m in study.methods if m not in own for what in keeps(m)],
         own=[(spelled(m), ", ".join(silos)) for m, silos in own.items()],
         head=["Method", "Vectors", lines("per hospital|and round"), "Other numbers"],
-        rows=rows,
+        rows=[left_row(study, method) for method in study.methods],
         silo_head=["Hospital", lines("Replies with|metrics"), lines("Model|vectors"), lines("Metric|values")],
-        silos=silos,
+        silos=[(silo, silo_row(study, silo)) for silo in study.silos],
     )
 
 
-def bytes_up_per_silo(study: Study, method: str) -> float:
-    """Return the bytes of vectors that one silo sends in a typical round."""
-    shares = [
-        up / n for r, up in study.per_round(method, "bytes_up").items() if (n := len(senders(study, method, r))) and up
-    ]
-    return sorted(shares)[len(shares) // 2] if shares else 0.0
+def left_row(study: Study, method: str) -> dict[str, object]:
+    """Return what a silo sends by a method: the vectors, their typical size, and other numbers."""
+    shares = sorted(share for silo in study.silos for share in study.bytes_up.get((method, silo), ()))
+    size = shares[len(shares) // 2] if shares else 0.0
+    text = markup("{}<small>{} numbers</small>", size_text(size), f"{size / 4:,.0f}") if size else "–"
+    vectors, numbers = (", ".join(names) or "none" for names in (uploads(method), sends_numbers(method)))
+    return {"name": spelled(method), "vectors": vectors, "size": text, "numbers": numbers}
 
 
-def senders(study: Study, method: str, server_round: int) -> set[tuple[int, str]]:
-    """Return the (seed, silo) pairs that trained in a round."""
-    return study.senders.get((method, server_round), set())
-
-
-def silo_bytes(study: Study, method: str, silo: str) -> float:
-    """Return the bytes of vectors that a silo sent over all rounds and seeds: its share of each round's."""
-    total = 0.0
-    for row in study.history.rows:
-        if row.strategy == method and row.metric == "bytes_up" and row.value:
-            here = {s for seed, s in senders(study, method, row.round) if seed == row.seed}
-            total += row.value / len(here) if silo in here else 0.0
-    return total
+def silo_row(study: Study, silo: str) -> list[object]:
+    """Return what a silo sent with all methods: replies with metrics, bytes of vectors, metric values."""
+    found = [study.replies.get((method, silo), (0, 0)) for method in study.methods]
+    sent = sum(sum(study.bytes_up.get((method, silo), ())) for method in study.methods)
+    return [sum(f[0] for f in found), size_text(sent), f"{sum(f[1] for f in found):,}"]

@@ -1,58 +1,129 @@
-"""Section on the evidence per hospital: calibration, reliability, net benefit, conformal sets."""
+"""Section on the evidence per hospital: calibration, reliability, net benefit, conformal sets, subgroups."""
 
+# ruff: noqa: E501  (template)
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from markupsafe import Markup
 
-from models.evidence.measure import MEASUREMENT, PREFIX
-from server.report.charts.evidence import net_benefit_chart, reliability_diagram, value_diagram
-from server.report.evidence import has_evidence, lists, measurements_of, value
-from server.report.html import markup, number, percent, plain
+from models.evidence.decisions import THRESHOLDS
+from models.evidence.measure import CALIBRATION, MEASUREMENT, PREFIX
+from server.report.canvas import MUTED, Canvas, chart, percent_axis, styles
+from server.report.html import markup, number, percent, plain, render
+from server.report.inference import NAN, known
 from server.report.methods import spelled
 from server.report.study import Study
-from server.report.templates import render
+from strategies import strategies
+from strategies.base.evaluation import sends_own_model
+from strategies.base.evidence import split_name
 
 BINS_OF = {"reliability", "value_bins"}  # of probabilities, of measurements
 BY_CHANCE = 0.05  # share of 95 % intervals that miss the true value
 PANELS = 6  # silos whose diagrams are drawn
+SIZE = (290, 232)
+LOWEST = -0.1  # lower end of the net benefit axis: treating everybody has no lower bound
 COLUMNS = (
     ("brier", "Brier", 3),
     ("calibration_slope", "Slope", 2),
     ("calibration_in_the_large", "In the large", 2),
     ("ece", "ECE", 3),
 )
+HEADS = {
+    "segmentation": ["Dice of the worst tenth"],
+    "regression": ["Slope", "Intercept", "Difference", "Limits of agreement", "Intervals: coverage, width"],
+}
+EVENTS = {"multilabel": "that a finding is present", "survival": "of the event until the chosen time"}
+TEMPLATE = """{% from "macros" import table, cells, explained with context %}
+<h2>Evidence per hospital</h2><p class='lead'>{{ first }}{% if second %}, and small below it {{ second }}{% endif %}: each hospital measures its reported model once, on its own test samples ({{ tested }}).{% if seeds > 1 %} Numbers are means over {{ seeds }} seeds; {% if task == "regression" %}limits, intervals, charts and {% elif task != "segmentation" %}sets, charts and {% endif %}subgroups are of the first seed that has them.{% endif %} The numbers of the table have no intervals: with few samples they can be far from the ideal, or differ between methods, by chance alone.</p>
+{% call table(head) %}<tbody>{% for silo, values in rows %}<tr><th scope="row">{{ silo }}</th>{{ cells(values) }}</tr>{% endfor %}</tbody>{% endcall %}
+{% if task == "regression" %}{% call explained() %}<dl class='terms'>
+<dt>Unit</dt><dd>The measurement's own.{% if several %} Subgroups have means over the measurements, each in its own unit.{% endif %}</dd>
+<dt>Slope, intercept</dt><dd>Of the line through measurements by predictions (least squares); ideal 1 and 0. Below 1 high predictions are too high and low ones too low.</dd>
+<dt>Difference</dt><dd>Mean of measured less predicted; ideal 0.</dd>
+<dt>Limits of agreement</dt><dd>The mean difference and 1.96 standard deviations to either side. About 95&#8239;% of differences lie between, where they are normal.</dd>
+<dt>Intervals</dt><dd>Prediction intervals that are to hold 90&#8239;% of measurements, which no theorem promises of shrunk widths: the share of test samples where they did, and their width. They reach as far as the hospital's own half width, shrunk towards the hospitals' common one; half of the test samples make it, the others count.</dd></dl>{% endcall %}{% elif task != "segmentation" %}{% call explained() %}<dl class='terms'>
+<dt>Probability</dt><dd>{{ event }}.</dd>
+<dt>Brier</dt><dd>Mean squared distance of probability and event; lower is better.</dd>
+<dt>Slope</dt><dd>Ideal 1. Below 1 the model is too sure, above 1 not sure enough.</dd>
+<dt>In the large</dt><dd>Ideal 0. Above 0 there are more events than predicted.</dd>
+<dt>ECE</dt><dd>Mean distance of predicted and observed share over bins. It is too large where test parts are small: never read it alone.</dd>
+<dt>Sets</dt><dd>Classes that are to hold the true one with a probability of 90&#8239;%, which no theorem promises of shrunk thresholds: the share of test samples where they did, and their mean number. The threshold is the hospital's own, shrunk towards the hospitals' common one; half of the test samples make it, the others count.</dd>
+<dt>Net benefit</dt><dd>True positives per sample, less false positives at the odds of the threshold. The dashed line treats everybody, the line at 0 no one.</dd></dl>{% endcall %}{% endif %}
+{% if groups %}<h3>Subgroups</h3><p class='note'>{% if task == "regression" %}Mean absolute error with its 95&#8239;% interval, and root of the mean squared one, in the label's unit{% else %}Test {{ score }} in per cent with its 95&#8239;% interval{% endif %}, by a column that the hospital chose. Small subgroups are suppressed in the hospital, and with them others, where they would follow by subtraction. Each interval is of one subgroup by itself: chance alone lets about {{ chance }} of those below miss.</p>
+{% call table(group_head) %}<tbody>{% for silo, values in groups %}<tr><th scope="row">{{ silo }}</th>{{ cells(values) }}</tr>{% endfor %}</tbody>{% endcall %}{% endif %}
+{% if panels %}<h3>Reliability{% if panels[0][1]|length > 1 %} and net benefit{% endif %}</h3>
+<p class='note'>{% if task == "regression" %}Predicted against measured, means of groups{% else %}Predicted against observed share{% endif %}; larger points stand for more samples; on the dashed diagonal predictions are right.{% if left %} {{ left }} more {{ "is" if left == 1 else "are" }} in summary.json.{% endif %}</p>
+<div class='panels'>{% for silo, charts in panels %}<figure><h3>{{ silo }}</h3>{% for chart in charts %}{{ chart }}{% endfor %}</figure>{% endfor %}</div>{% endif %}"""
+
+
+def value(study: Study, method: str, silo: str, key: str) -> float:
+    """Return a value of a silo's evidence, mean over seeds; ``nan`` if no seed has it."""
+    each = [r["per_silo"].get(silo, {}) for r in study.of(method)]
+    found = [known(values.get(key, values.get("evidence", {}).get(key))) for values in each]
+    return statistics.fmean(v) if (v := [v for v in found if not math.isnan(v)]) else NAN
+
+
+def lists(study: Study, method: str, silo: str) -> Mapping[str, Any]:
+    """Return a silo's lists (bins, net benefit, sets) from the first seed that has any."""
+    each = (r["per_silo"].get(silo, {}).get("evidence") for r in study.of(method))
+    return next((found for found in each if found), {})
+
+
+def measurements_of(study: Study) -> list[str]:
+    """Return the key prefix of each measurement's values; ``[""]`` for a single measurement."""
+    names = dict.fromkeys(split_name(key)[0] for key in keys_of(study))
+    return [f"{MEASUREMENT}{name}." for name in names if name] or [""]
+
+
+def keys_of(study: Study) -> list[str]:
+    """Return the keys of the lists of all silos' evidence."""
+    return [key for r in study.runs for v in r["per_silo"].values() for key in v.get("evidence", {})]
+
+
+def over_silos(study: Study, method: str, key: str) -> dict[str, float]:
+    """Return a value of the evidence by silo, for the silos that have it."""
+    found = {silo: value(study, method, silo, key) for silo in study.silos}
+    return {silo: v for silo, v in found.items() if not math.isnan(v)}
+
+
+def evidence_that_left(study: Study) -> list[str]:
+    """Return the names of the evidence that silos have sent; subgroups, which silos name, are one entry."""
+    names = {*keys_of(study), *(key for key in CALIBRATION for m in study.methods if over_silos(study, m, key))}
+    return sorted({"subgroups" if name.startswith(PREFIX) else split_name(name)[1] for name in names})
+
+
+def own_models_that_left(study: Study) -> dict[str, list[str]]:
+    """Return for each method whose runs request silos' own models (keep-models) the silos that have sent theirs."""
+    known, asks = strategies(), study.config.get("keep-models") == "reported"
+    methods = [m for m in study.methods if asks and m in known and sends_own_model(known[m].info)]
+    sent = [event for event in study.events if event.get("event") == "models"]
+    return {m: sorted({silo for e in sent if e["strategy"] == m for silo in e["silos"]}) for m in methods}
 
 
 def evidence_section(study: Study) -> Markup:
     """Render the section; empty if no silo has sent evidence."""
-    if not study.runs or not has_evidence(study):
+    if not study.runs or not evidence_that_left(study):
         return Markup()
-    methods = compared(study)
-    groups = group_rows(study, methods)
+    # The headline's method (or the first one) and, if there is one, the baseline that it is compared with.
+    methods = [m for m in dict.fromkeys([study.best or study.methods[0], study.base]) if m is not None]
+    groups, measured = group_rows(study, methods), measurements_of(study)
     sizes = sorted({n for silo in study.silos for n in study.sizes(silo, "n_test")} - {0})
-    head = ["Hospital", *(name for _, name, _ in COLUMNS), "Sets: coverage, size"]
-    if study.task.name == "segmentation":
-        head = ["Hospital", "Dice of the worst tenth"]
-    if study.task.name == "regression":
-        head = ["Hospital", "Slope", "Intercept", "Difference", "Limits of agreement", "Intervals: coverage, width"]
-    measured = measurements_of(study)
-    if measured[0]:
-        head.insert(1, "Measurement")
-    rows = [(silo, cells(study, methods, silo, prefix)) for silo in study.silos for prefix in measured]
+    pairs = [(silo, prefix) for silo in study.silos for prefix in measured]
     drawn = [
         (silo, prefix)
-        for silo in study.silos
-        for prefix in measured
+        for silo, prefix in pairs
         if any({prefix + key for key in BINS_OF} & lists(study, m, silo).keys() for m in methods)
     ]
+    columns = HEADS.get(study.task.name, [*(name for _, name, _ in COLUMNS), "Sets: coverage, size"])
     return render(
-        "evidence",
-        head=head,
-        rows=rows,
+        TEMPLATE,
+        head=["Hospital", *(["Measurement"] if measured[0] else []), *columns],
+        rows=[(silo, cells(study, methods, silo, prefix)) for silo, prefix in pairs],
         first=spelled(methods[0]),
         second=spelled(methods[1]) if len(methods) > 1 else "",
         panels=[
@@ -61,7 +132,9 @@ def evidence_section(study: Study) -> Markup:
         ],
         several=bool(measured[0]),
         left=max(len(drawn) - PANELS, 0),
-        event=event_of(study),
+        event=EVENTS.get(
+            study.task.name, "of class 1 of two classes; of more classes, that the predicted class is right"
+        ),
         task=study.task.name,
         seeds=len(study.seeds),
         groups=groups,
@@ -93,19 +166,6 @@ def scored(values: Sequence[float] | None) -> Markup:
     return markup("{}<small>{}–{}</small>", percent(values[1]), percent(values[2], 0), percent(values[3], 0))
 
 
-def compared(study: Study) -> list[str]:
-    """Return the headline's method (or the first one) and, if there is one, the baseline that it is compared with."""
-    wanted = [study.best or study.methods[0], study.base]
-    return [m for m in dict.fromkeys(wanted) if m is not None]
-
-
-def event_of(study: Study) -> str:
-    """Return the description of the predicted event."""
-    return {"multilabel": "that a finding is present", "survival": "of the event until the chosen time"}.get(
-        study.task.name, "of class 1 of two classes; of more classes, that the predicted class is right"
-    )
-
-
 def name_of(prefix: str) -> str:
     """Return a measurement's name from the key prefix of its values."""
     return prefix.removeprefix(MEASUREMENT).removesuffix(".")
@@ -113,18 +173,21 @@ def name_of(prefix: str) -> str:
 
 def cells(study: Study, methods: Sequence[str], silo: str, prefix: str) -> list[str | Markup]:
     """Return a silo's row (for one measurement, with ``prefix``): the first method's values, the second's below."""
-    if study.task.name == "segmentation":
-        return [both([percent(value(study, m, silo, "dice_worst_decile")) for m in methods])]
-    if study.task.name == "regression":
-        columns = zip(*(of_values(study, m, silo, prefix) for m in methods), strict=True)
-        return [*([name_of(prefix)] if prefix else []), *(both(list(texts)) for texts in columns)]
-    found = [both([number(value(study, m, silo, key), digits) for m in methods]) for key, _, digits in COLUMNS]
-    return [*found, both([sets_of(study, m, silo) for m in methods])]
+    first, *others = (texts_of(study, m, silo, prefix) for m in methods)
+    below = [Markup().join(markup("<small>{}</small>", text) for text in texts) for texts in zip(*others, strict=True)]
+    found = [markup("{}", text) + (below[k] if below else "") for k, text in enumerate(first)]
+    return [name_of(prefix), *found] if prefix else [*found]
 
 
-def of_values(study: Study, method: str, silo: str, prefix: str) -> list[str]:
-    """Return a method's values in a regression's row, in the label's unit."""
-    found = lists(study, method, silo)
+def texts_of(study: Study, method: str, silo: str, prefix: str) -> list[str]:
+    """Return a method's values in a silo's row; measurements in the label's unit."""
+    found, task = lists(study, method, silo), study.task.name
+    if task == "segmentation":
+        return [percent(value(study, method, silo, "dice_worst_decile"))]
+    if task != "regression":
+        sets = found.get("conformal_sets")
+        texts = [number(value(study, method, silo, key), digits) for key, _, digits in COLUMNS]
+        return [*texts, "–" if sets is None else f"{percent(sets[5], 0)} %, {sets[6]:.2f}"]
     between, sets = found.get(f"{prefix}agreement"), found.get(f"{prefix}conformal_intervals")
     slope, intercept, difference = (
         value(study, method, silo, f"{prefix}calibration_{key}") for key in ("slope", "intercept", "in_the_large")
@@ -138,35 +201,74 @@ def of_values(study: Study, method: str, silo: str, prefix: str) -> list[str]:
     ]
 
 
-def short(found: Any) -> str:
+def short(found: float | None) -> str:
     """Return a number in the label's unit with three digits."""
-    return "–" if math.isnan(known(found)) else plain(float(found), 3, zeros=False)
-
-
-def known(found: Any) -> float:
-    return math.nan if found is None else float(found)
-
-
-def both(texts: Sequence[str]) -> Markup:
-    """Return the first text, with the second one in small type below it."""
-    below = markup("<small>{}</small>", texts[1]) if len(texts) > 1 else Markup()
-    return markup("{}", texts[0]) + below
-
-
-def sets_of(study: Study, method: str, silo: str) -> str:
-    """Return coverage and size of the sets with the shrunk threshold."""
-    found = lists(study, method, silo).get("conformal_sets")
-    return "–" if found is None else f"{percent(found[5], 0)} %, {found[6]:.2f}"
+    return "–" if math.isnan(known(found)) else plain(float(found or 0), 3, zeros=False)
 
 
 def diagrams(study: Study, methods: Sequence[str], silo: str, prefix: str) -> list[Markup]:
     """Return the charts of one silo (for one measurement, with ``prefix``)."""
-    each = {m: lists(study, m, silo) for m in methods}
-    bins = {m: found["reliability"] for m, found in each.items() if "reliability" in found}
-    values = {m: found[key] for m, found in each.items() if (key := f"{prefix}value_bins") in found}
+    each, place = {m: lists(study, m, silo) for m in methods}, study.silos.index(silo)
+    bins, values, benefits = (
+        {m: found[key] for m, found in each.items() if key in found}
+        for key in ("reliability", f"{prefix}value_bins", "net_benefit")
+    )
     if values:
-        key = f"{study.silos.index(silo)}-{measurements_of(study).index(prefix)}"
-        return [Markup(value_diagram(study, f"{silo}, {name_of(prefix)}" if prefix else silo, values, key))]
-    benefits = {m: found["net_benefit"] for m, found in each.items() if "net_benefit" in found}
-    charts = [Markup(reliability_diagram(study, silo, bins))] if bins else []
-    return charts + ([Markup(net_benefit_chart(study, silo, benefits))] if benefits else [])
+        whose = f"{silo}, {name_of(prefix)}" if prefix else silo
+        return [value_diagram(study, whose, values, f"{place}-{measurements_of(study).index(prefix)}")]
+    charts = [reliability_diagram(study, silo, bins, place)] if bins else []
+    return charts + ([net_benefit_chart(study, silo, benefits, place)] if benefits else [])
+
+
+Values = Mapping[str, Sequence[float]]  # method -> a list of its evidence
+
+
+@chart
+def reliability_diagram(study: Study, silo: str, bins: Values, place: int) -> str:
+    """Draw the share of events against the predicted probability, of the methods in ``bins``."""
+    c = Canvas(*SIZE, (40, 12, 10, 40))
+    draw_bins(study, c, {m: np.reshape(v, (-1, 3)) for m, v in bins.items()}, (0, 1))
+    c.axes.set(xlabel="predicted, %", ylabel="observed, %")
+    percent_axis(c.axes.xaxis)
+    percent_axis(c.axes.yaxis)
+    return c.svg(f"reliability-{place}", f"Reliability diagram of {silo} with {', '.join(map(spelled, bins))}.")
+
+
+@chart
+def value_diagram(study: Study, whose: str, bins: Values, key: str) -> str:
+    """Draw mean measurement against mean prediction, in the label's unit, of the methods in ``bins``."""
+    c, rows = Canvas(*SIZE, (52, 12, 14, 40)), {m: np.reshape(v, (-1, 4)) for m, v in bins.items()}
+    ends = np.concatenate([of[:, 1:3].ravel() for of in rows.values()])
+    margin = 0.05 * float(np.ptp(ends)) or 1.0
+    draw_bins(study, c, rows, (ends.min() - margin, ends.max() + margin))
+    c.axes.set(xlabel="predicted", ylabel="measured")
+    return c.svg(f"values-{key}", f"Mean measurement by prediction in {whose} with {', '.join(map(spelled, bins))}.")
+
+
+def draw_bins(study: Study, c: Canvas, bins: Mapping[str, Any], limits: tuple[float, float]) -> None:
+    """Draw each method's bins (count, x, y), larger marks for more samples, and the diagonal between the limits."""
+    c.axes.plot(limits, limits, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
+    for method, rows in bins.items():
+        style, most = styles(study)[method], rows[:, 0].max()
+        c.axes.plot(rows[:, 1], rows[:, 2], color=style.colour, linewidth=1.6, linestyle=style.dash, zorder=3)
+        for n, x, y in rows[:, :3].tolist():
+            look = {**style.mark, "markersize": 4 + 4 * n / most, "zorder": 4, "clip_on": False}
+            c.axes.plot(x, y, style.marker, **look)
+    c.axes.set(xlim=limits, ylim=limits)
+    c.axes.grid(axis="both")
+
+
+@chart
+def net_benefit_chart(study: Study, silo: str, benefits: Values, place: int) -> str:
+    """Draw the net benefit of the methods by threshold, with treating everybody and no one for comparison."""
+    c, look, n = Canvas(*SIZE, (46, 12, 10, 40)), styles(study), len(THRESHOLDS)
+    a, everybody = c.axes, next(iter(benefits.values()))[n:]
+    a.plot(THRESHOLDS, everybody, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)))
+    a.axhline(0, color=MUTED, linewidth=1)
+    for method, values in benefits.items():
+        a.plot(THRESHOLDS, values[:n], color=look[method].colour, linewidth=1.8, linestyle=look[method].dash, zorder=3)
+    top = max([0.1, *everybody, *(v for values in benefits.values() for v in values[:n])])
+    a.set(xlim=(0, 1), ylim=(LOWEST, top * 1.05), xlabel="treat from this probability on, %", ylabel="net benefit")
+    a.grid(axis="y")
+    percent_axis(a.xaxis)
+    return c.svg(f"benefit-{place}", f"Net benefit in {silo} with {', '.join(map(spelled, benefits))}.")

@@ -1,37 +1,59 @@
 """Section that compares the methods: a row each, the meaning of the columns, and all methods per silo."""
 
+# ruff: noqa: E501  (template)
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections import Counter
 from typing import Any
 
 from markupsafe import Markup
 
-from server.report.charts.scores import compared
-from server.report.html import between, hospitals_of, lines, markup, mean_of, number, percent, points, with_spread
+from server.report.canvas import CARD, GAIN_AT, INK, MUTED, Canvas, chart, in_widths, percent_axis, room_for, styles
+from server.report.html import (
+    between,
+    hospitals_of,
+    lines,
+    markup,
+    mean_of,
+    number,
+    percent,
+    points,
+    render,
+    with_spread,
+)
 from server.report.inference import HOSPITALS_NEEDED
-from server.report.methods import baseline_name, baselines, reports, spelled
+from server.report.methods import alone, baseline_name, baselines, reports, spelled
 from server.report.participation import MARK, mean_without, rounds_missed, seldom, worst
 from server.report.study import Study
-from server.report.templates import render
 from server.results.summary import round_name
 
 SHOWN_AS = {"auc": "3", "kappa": "3", "mae": "3", "rmse": "3"}  # digits of a metric; other metrics are in per cent
+TEMPLATE = """{% from "macros" import table, cells, widths, explained, rare with context %}
+<h2>How the methods compare</h2><p class='lead'>Each hospital counts alike, however large it is.
+{%- if seeds > 1 %} Means over {{ seeds }} seeds, ± standard deviation; each seed splits the data anew.{% endif %}</p>
+{% call table(head, "methods") %}<tbody>{% for row in rows %}<tr><th scope="row">{{ row.name }}<small>{{ row.key }}<span class="desk">, {{ row.snapshot }} local training</span></small></th>{{ cells(row.cells) }}</tr>{% endfor %}</tbody>{% endcall %}
+{% call explained() %}<dl class='terms'>{% for term, meaning in terms %}<dt>{{ term }}</dt><dd>{{ meaning }}</dd>{% endfor %}</dl>{% endcall %}
+{{ rare(rare_text, mark) }}
+{% if compared %}<figure>{{ widths(compared) }}<figcaption>Gain over {{ base }}: mean over hospitals with its 95&#8239;% interval, from {{ needed }} hospitals on; each circle below is a hospital, a larger one several with equal gains.</figcaption></figure>{% endif %}
+{% if gains %}<h3>Gain over {{ base }}</h3>
+{% call table(gain_head) %}<tbody>{% for name, values in gains %}<tr><th scope="row">{{ name }}</th>{{ cells(values) }}</tr>{% endfor %}</tbody>{% endcall %}
+{% call explained() %}<p>Student's t over the hospitals' gains in {{ word }}, each a mean over its seeds, from {{ needed }} hospitals on. The spread between hospitals contains the error of their test patients. The hospitals count as drawn independently from hospitals like these, and the interval holds for these seeds. Intervals and p values are corrected for the number of methods (Bonferroni){% if first %}; {{ first }}, which validation data chose, comes first and has its 5&#8239;% to itself{% endif %}. The headline is decided by the same interval.</p>{% endcall %}{% endif %}
+{% if every %}<h3>All methods per hospital</h3><p class='note'>Test {{ word }} in per cent{% if base %}, and the paired difference to {{ base }}{% endif %}; the best of each hospital in bold.</p>
+{% call table(every_head) %}<tbody>{% for silo, found in every %}<tr><th scope="row">{{ silo }}</th>{% for kind, text in found %}<td class="{{ kind }}">{{ text }}</td>{% endfor %}</tr>{% endfor %}</tbody>{% endcall %}{% endif %}"""
 
 
 def methods_section(study: Study) -> Markup:
     """Render the section; empty without results."""
     if not study.runs:
         return Markup()
-    rare = seldom(study, study.methods)
     several = study.base and len([m for m in study.methods if m != study.base]) > 1
     return render(
-        "methods",
+        TEMPLATE,
         seeds=len(study.seeds),
         head=[
             "Method",
-            final_heading(study),
+            markup("<b>Final</b><br>{}", "by validation" if study.chosen_on == "val" else "last round"),
             lines("weighted by|test samples"),
             lines("Worst|hospital"),
             *study.task.secondary_metrics.values(),
@@ -42,9 +64,9 @@ def methods_section(study: Study) -> Markup:
         ],
         rows=[method_row(study, method) for method in study.methods],
         terms=terms(study),
-        rare_text=rounds_missed(rare) if rare else "",
+        rare_text=rounds_missed(seldom(study, study.methods)),
         mark=MARK,
-        compared=[Markup(compared(study, width)) for width in (820, 350)] if several else None,
+        compared=in_widths(compared, study) if several else None,
         base=spelled(study.base) if study.base else "",
         needed=HOSPITALS_NEEDED,
         word=study.task.score_label,
@@ -56,19 +78,19 @@ def methods_section(study: Study) -> Markup:
     )
 
 
-def final_heading(study: Study) -> Markup:
-    """Return the heading of the final scores, with the rule for their round."""
-    return markup("<b>Final</b><br>{}", "by validation" if study.chosen_on == "val" else "last round")
-
-
 def method_row(study: Study, method: str) -> dict[str, Any]:
     """Return the values of one method's row."""
-    rare = seldom(study, [method])
-    final = with_spread(*study.final(method, mean_of(study)), "%")
-    if rare:
-        final += markup("<small>without {} {}</small>", MARK, percent(mean_without(study, method, rare)))
+    rare, score, silo = seldom(study, [method]), study.task.score, worst(study, method)
+    metrics = (
+        with_spread(*study.final(method, f"{m}_mean"), SHOWN_AS.get(m, "%")) for m in study.task.secondary_metrics
+    )
+    without = markup("<small>without {} {}</small>", MARK, percent(mean_without(study, method, rare)))
+    final = with_spread(*study.final(method, mean_of(study)), "%") + (without if rare else Markup())
+    lowest = Markup("–")
+    if silo is not None:
+        mark = MARK if silo in rare else ""
+        lowest = markup("{}<small>{}{}</small>", percent(study.score(method, silo).mean), silo, mark)
     rate = math.nan if method in baselines() else study.final(method, "incentivized_rate")[0]
-    score = study.task.score
     return {
         "name": spelled(method),
         "key": method,
@@ -76,42 +98,26 @@ def method_row(study: Study, method: str) -> dict[str, Any]:
         "cells": [
             final + rounds_text(study, method, "final"),
             with_spread(*study.final(method, f"{score}_weighted"), "%"),
-            worst_cell(study, method, rare),
-            *(
-                with_spread(*study.final(method, f"{m}_mean"), SHOWN_AS.get(m, "%"))
-                for m in study.task.secondary_metrics
-            ),
+            lowest,
+            *metrics,
             with_spread(*study.final(method, "fairness_variance"), "4"),
-            "–" if math.isnan(rate) else markup("{}&#8239;%", f"{100 * rate:.0f}"),
+            "–" if math.isnan(rate) else markup("{}&#8239;%", percent(rate, 0)),
             number(study.ranks.get(method, math.nan), 2),
             with_spread(*study.final(method, "bmcta"), "%") + rounds_text(study, method, "bmcta"),
         ],
     }
 
 
-def worst_cell(study: Study, method: str, rare: Collection[str]) -> Markup:
-    """Return the lowest score of a hospital, and which."""
-    silo = worst(study, method)
-    if silo is None:
-        return Markup("–")
-    return markup("{}<small>{}{}</small>", percent(study.score(method, silo).mean), silo, MARK if silo in rare else "")
-
-
 def gain_rows(study: Study) -> list[tuple[str, list[Markup | str]]]:
     """Return each method's mean gain over the baseline, as in the headline, with its interval and p value."""
-    rows = []
-    for method in study.methods if study.base else ():
-        values = study.silo_means(method, study.base or "") if method != study.base else {}
-        if values:
-            gain = study.mean_gain(method, study.base or "")
-            p = "–" if math.isnan(gain.p) else p_value(gain.p)
-            mean = markup("{}<small>{}</small>", points(gain.mean), hospitals_of(len(values)))
+    rows, base = [], study.base or ""
+    for method in (m for m in study.methods if base and m != base):
+        if silos := study.silo_means(method, base):
+            gain = study.mean_gain(method, base)
+            p = "< 0.001" if gain.p < 0.001 else number(gain.p, 3)
+            mean = markup("{}<small>{}</small>", points(gain.mean), hospitals_of(len(silos)))
             rows.append((spelled(method), [mean, between(gain) or "–", p]))
     return rows
-
-
-def p_value(p: float) -> str:
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def terms(study: Study) -> list[tuple[str, str]]:
@@ -148,8 +154,7 @@ def terms(study: Study) -> list[tuple[str, str]]:
 
 def rounds_text(study: Study, method: str, which: str) -> Markup:
     """Return the rounds of a method's ``final`` or ``bmcta`` scores over its seeds."""
-    runs = study.of(method)
-    found = [(r["final"]["round"] if which == "final" else r["bmcta_round"], r["rounds"]) for r in runs]
+    found = [(r["final"]["round"] if which == "final" else r["bmcta_round"], r["rounds"]) for r in study.of(method)]
     known = sorted({(number, rounds) for number, rounds in found if number is not None})
     if not known:
         return Markup()
@@ -167,13 +172,43 @@ def every_method(study: Study) -> list[tuple[str, list[tuple[str, Markup]]]]:
         return []
     rows = []
     for silo in study.silos:
-        means = {m: study.score(m, silo) for m in study.methods}
-        top = max((c.mean for c in means.values() if not math.isnan(c.mean)), default=math.nan)
+        scores = {m: study.score(m, silo) for m in study.methods}
+        top = max((c.mean for c in scores.values() if not math.isnan(c.mean)), default=math.nan)
         cells = []
-        for m, score in means.items():
+        for m, score in scores.items():
             text = with_spread(score.mean, score.spread, "%")
             if study.base and m != study.base:
                 text += markup("<small>{}</small>", points(study.gain(m, study.base, silo).mean))
             cells.append(("best" if score.mean >= top - 1e-9 else "", text))
         rows.append((silo, cells))
     return rows
+
+
+@chart
+def compared(study: Study, width: float) -> str:
+    """Draw each method's gain over the baseline: a mark per silo, the mean and its interval."""
+    look, base = styles(study), study.base or alone()
+    methods = sorted((m for m in study.methods if m != base), key=lambda m: -study.mean_gain(m, base).mean)
+    names = list(map(spelled, methods))
+    c = Canvas(width, 40 * len(methods) + 50, (8 + room_for(names), 60, 6, 44))
+    a = c.axes
+    for row, method in enumerate(methods):
+        each = [study.gain(method, base, s).mean for s in study.silos]
+        for value, count in Counter(round(g, 3) for g in each if not math.isnan(g)).items():
+            size = min(4 * math.sqrt(count), 12)  # a tick would hide in the line at zero
+            a.plot(value, row + 0.2, "o", color=MUTED, markerfacecolor=CARD, markersize=size, zorder=3)
+        total = study.mean_gain(method, base)
+        if math.isnan(total.mean):
+            continue
+        if not math.isnan(total.interval[0]):
+            a.plot(total.interval, [row - 0.12] * 2, color=look[method].colour, linewidth=2.5)
+        a.plot(total.mean, row - 0.12, look[method].marker, color=look[method].colour, markersize=8)
+        a.annotate(points(total.mean), (1, row - 0.12), (54, 0), **GAIN_AT, weight="bold")
+    a.axvline(0, color=INK, linewidth=1)
+    a.set_ylim(len(methods) - 0.4, -0.6)
+    a.set_yticks(range(len(methods)), names)
+    a.grid(axis="x")
+    percent_axis(a.xaxis)
+    a.set_xlabel(f"gain over {spelled(base)}, points of test {study.task.score_label}")
+    a.spines["left"].set_visible(False)
+    return c.svg(f"compared{width:g}", f"Mean gain over {spelled(base)} of each method with its 95 % interval.")

@@ -1,17 +1,27 @@
 """Section on differential privacy: each silo's privacy cost, and the scores reached with it."""
 
+# ruff: noqa: E501  (template)
 from __future__ import annotations
 
+import statistics
+from collections import defaultdict
 from collections.abc import Iterator
 
 from markupsafe import Markup
 
-from server.report.charts.privacy import accuracy_by_epsilon, private_methods
-from server.report.html import capital, percent
-from server.report.methods import spelled
+from server.report.canvas import Canvas, chart, in_widths, line, lined, room_for, styles
+from server.report.html import capital, percent, render
+from server.report.methods import reports, spelled
 from server.report.study import Study
-from server.report.templates import render
-from server.results.spent import spent
+from server.results.history import spent
+
+Points = list[tuple[float, float]]
+TEMPLATE = """{% from "macros" import table, cells, widths, explained with context %}
+<h2>What differential privacy cost</h2><p class='lead'>Protected is a {{ unit }}: all that a hospital sent in a run tells little of any single one. Epsilon bounds how little; delta is the chance that the bound fails.</p>
+{% call table(head, "dense") %}<tbody>{% for silo, values in rows %}<tr><th scope="row">{{ silo }}</th>{{ cells(values) }}</tr>{% endfor %}</tbody>{% endcall %}
+{% call explained() %}<dl class='terms'><dt>Epsilon</dt><dd>With or without one {{ unit }}, the probability of anything that the hospital can send differs by a factor of at most e to the power of epsilon. Below 1 is strong, above 10 is weak.</dd><dt>Not covered</dt><dd>Numbers of samples, seconds, what other runs sent, and models that a hospital keeps for itself.</dd></dl>{% endcall %}
+<p class="note">Each row is one run by itself, as the hospital's last reply said: a round whose reply was lost is not in it.{% if several %} Runs on the same data add up.{% endif %} A hospital's own ledger adds all runs (<code>silofl budget</code>).{% if simulated %} In a simulation the noise comes from the seed: these numbers show what a deployed run costs. They protect no data.{% endif %}{% if without %} Without differential privacy: {{ without|join(", ") }}.{% endif %}</p>
+{% if figure %}<figure>{{ widths(figure) }}<figcaption>Test {{ word }} in per cent against the epsilon spent so far: a thin line per hospital, a thick one for their mean.</figcaption></figure>{% endif %}"""
 
 
 def privacy_section(study: Study) -> Markup:
@@ -20,25 +30,72 @@ def privacy_section(study: Study) -> Markup:
     if not methods:
         return Markup()
     return render(
-        "privacy",
+        TEMPLATE,
         unit=str(study.config.get("dp.unit", "record")),
         simulated=study.simulated,
         several=sum(len(study.of(method)) for method in methods) > 1,
         head=["Hospital", "Method, seed", "Epsilon", "Delta", "Steps", capital(study)],
         rows=list(privacy_rows(study, methods)),
         without=[spelled(m) for m in study.methods if m not in methods],
-        figure=[Markup(svg) for width in (820, 350) if (svg := accuracy_by_epsilon(study, width))],
+        figure=in_widths(score_by_epsilon, study),
         word=study.task.score_label,
     )
 
 
+def private_methods(study: Study) -> list[str]:
+    """Return the methods that were run with differential privacy."""
+    private = {row.strategy for row in study.history.rows if row.metric == "epsilon" and row.silo}
+    return [method for method in study.methods if method in private]
+
+
 def privacy_rows(study: Study, methods: list[str]) -> Iterator[tuple[str, list[str]]]:
     """Yield a row for each silo and run."""
+    for run in (run for method in methods for run in study.of(method)):
+        key = run["strategy"], run["seed"]
+        end = "" if key in study.finished else ", not finished"
+        for silo, cost in spent(study.history.of(*key)).items():
+            score = run["per_silo"].get(silo, {}).get(study.task.score)
+            values = [f"{cost.epsilon:.2f}", f"{cost.delta:.1g}", f"{cost.steps:,}"]
+            yield silo, [f"{spelled(key[0])}, {key[1]}{end}", *values, "withheld" if score is None else percent(score)]
+
+
+def epsilon_by_round(study: Study, method: str, silo: str) -> dict[int, float]:
+    """Return the epsilon that a silo has spent in a run after each round, mean over seeds."""
+    found: dict[int, list[float]] = defaultdict(list)
+    for row in study.history.rows:
+        if (row.strategy, row.silo, row.metric, row.split) == (method, silo, "epsilon", ""):
+            found[row.round].append(row.value)
+    return {number: statistics.fmean(values) for number, values in sorted(found.items())}
+
+
+def bought(study: Study, method: str, silo: str) -> Points:
+    """Return (epsilon, score) of a silo by round, for the method's reported snapshot, if both are known.
+
+    The model received in round r has the privacy cost of the rounds before it.
+    """
+    spent, snapshot = epsilon_by_round(study, method, silo), reports(method)
+    shift = 1 if snapshot == "received" else 0
+    curve = study.curve(method, snapshot, silo)
+    return [(spent[r - shift], statistics.fmean(v)) for r, v in curve.items() if r - shift in spent]
+
+
+@chart
+def score_by_epsilon(study: Study, width: float) -> str:
+    """Draw each silo's score against its epsilon, and the mean over silos; empty without scores."""
+    methods, look, ends = private_methods(study), styles(study), []
+    right = 26 + room_for(map(spelled, methods))
+    c = Canvas(width, 320 if width > 500 else 270, (38, right, 10, 42))
     for method in methods:
-        for run in study.of(method):
-            end = "" if (method, run["seed"]) in study.finished else ", not finished"
-            for silo, cost in spent(study.history.of(method, run["seed"])).items():
-                score = run["per_silo"].get(silo, {}).get(study.task.score)
-                values = [f"{cost.epsilon:.2f}", f"{cost.delta:.1g}", f"{cost.steps:,}"]
-                reached = "withheld" if score is None else percent(score)
-                yield silo, [f"{spelled(method)}, {run['seed']}{end}", *values, reached]
+        lines = [points for silo in study.silos if (points := bought(study, method, silo))]
+        for points in lines:
+            c.axes.plot(*zip(*points, strict=True), color=look[method].colour, alpha=0.3, linewidth=0.8)
+        if lines:
+            steps = zip(*lines, strict=False)  # the rounds that all silos have
+            x, y = zip(*(map(statistics.fmean, zip(*step, strict=True)) for step in steps), strict=True)
+            line(c.axes, x, y, look[method])
+            ends.append((y[-1], spelled(method), look[method]))
+    if not ends:
+        return ""
+    lined(c, ends, "epsilon spent in the run", rounds=False)
+    label = f"Test {study.task.score_label} against spent epsilon, a thin line per silo, a thick one for their mean."
+    return c.svg(f"by-epsilon{width:g}", label)

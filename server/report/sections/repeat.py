@@ -1,20 +1,26 @@
 """Section with the commands that repeat a study and export its models."""
 
+# ruff: noqa: E501  (template)
 from __future__ import annotations
 
 import shlex
 
 from markupsafe import Markup
 
+from server.report.html import render
 from server.report.methods import alone, ends_with_one_model, reports
 from server.report.study import Study
-from server.report.templates import render
 from strategies.base.run_settings import defaults
+
+TEMPLATE = """<h2>Repeat it</h2><p class='lead'>The same settings and seed give the same numbers on the same machine and number of threads.</p>
+<pre>{{ commands|join("\n") }}</pre>
+<p class='note'><code>config.toml</code> beside this file holds every setting, <code>history.csv</code> every value, <code>summary.json</code> the final ones.</p>
+<details><summary>All settings</summary><pre>{{ settings|join("\n") }}</pre></details>"""
 
 
 def repeat_section(study: Study) -> Markup:
     """Render the commands and the settings."""
-    return render("repeat", commands=commands(study), settings=[f"{k} = {v!r}" for k, v in study.config.items()])
+    return render(TEMPLATE, commands=commands(study), settings=[f"{k} = {v!r}" for k, v in study.config.items()])
 
 
 def commands(study: Study) -> list[str]:

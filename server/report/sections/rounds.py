@@ -1,21 +1,41 @@
-"""Sections on the rounds, the data of the silos, and the relationships between them."""
+"""Section on the scores by round: all methods, and each before and after local training."""
 
+# ruff: noqa: E501  (template)
 from __future__ import annotations
+
+import statistics
 
 from markupsafe import Markup
 
-from server.report.charts.counts import label_circles, relationship_map
-from server.report.charts.rounds import before_after, by_round, trajectories
-from server.report.html import capital
+from server.report.canvas import (
+    BLUE,
+    LOWEST,
+    MUTED,
+    ORANGE,
+    Canvas,
+    Style,
+    chart,
+    in_widths,
+    line,
+    lined,
+    room_for,
+    styles,
+)
+from server.report.html import capital, render
 from server.report.methods import reports, spelled
 from server.report.study import Study
-from server.report.templates import render
-from server.results.run_directory import newest_states
 from server.results.summary import early_stop
-from strategies import strategies
-from strategies.base.info import MethodInfo, Relationships
 
 PANELS = 6  # maximum number of methods shown before and after local training
+SNAPSHOTS = {"received": Style(ORANGE, "s", (0, (4, 2)), filled=False), "personal": Style(BLUE, "o", filled=False)}
+TEMPLATE = """{% from "macros" import widths %}
+<h2>{{ capital }} by round</h2><p class='lead'>How fast the hospitals' mean test {{ word }} rises.</p>
+<figure>{{ widths(by_round) }}</figure>
+{% if stopped %}<p class='note'>Early stopping: {{ stopped|join("; ") }}.</p>{% endif %}
+<h3>Before and after local training</h3>
+<p class='note'>In every round a hospital tests the model it <b>received</b> (dashed, squares) and, after training on its own data, its <b>personal</b> one (solid, circles); the thin lines are single hospitals.
+{%- if panels|length < methods %} Shown are {{ panels|length }} of {{ methods }} methods; history.csv has all.{% endif %}</p>
+<div class='panels'>{% for name, chart in panels %}<figure><h3>{{ name }}</h3>{{ chart }}</figure>{% endfor %}</div>"""
 
 
 def rounds_section(study: Study) -> Markup:
@@ -24,57 +44,52 @@ def rounds_section(study: Study) -> Markup:
     if not methods:
         return Markup()
     shown = methods if len(methods) <= PANELS else list(dict.fromkeys([*study.columns, *methods]))[:PANELS]
+    stopped = [(run, why) for run in study.summarised if (why := early_stop(run))]
     return render(
-        "rounds",
+        TEMPLATE,
         capital=capital(study),
         word=study.task.score_label,
-        by_round=[Markup(by_round(study, width)) for width in (820, 350)],
-        panels=[(spelled(m), Markup(before_after(study, m))) for m in shown],
+        by_round=in_widths(by_round, study),
+        panels=[(spelled(m), before_after(study, m)) for m in shown],
         methods=len(methods),
-        stopped=[
-            f"{spelled(r['strategy'])}, seed {r['seed']}, {why}" for r in study.summarised if (why := early_stop(r))
-        ],
+        stopped=[f"{spelled(run['strategy'])}, seed {run['seed']}, {why}" for run, why in stopped],
     )
 
 
-def data_section(study: Study) -> Markup:
-    """Render the samples per silo and class; empty if they are unknown."""
-    m = study.manifest
-    if m is None or not study.task.single_label:
-        return Markup()
-    return render(
-        "data",
-        circles=[Markup(label_circles(m, width)) for width in (820, 350)],
-        dataset=m["dataset"],
-        partition=m["partition"],
-        seeds=len(study.seeds),
-        seed=m["seed"],
-    )
+@chart
+def by_round(study: Study, width: float) -> str:
+    """Draw each method's mean score over silos, for its reported snapshot, by rounds of training."""
+    right = 26 + room_for(map(spelled, study.methods))
+    c, look, ends = Canvas(width, 360 if width > 500 else 290, (38, right, 10, 42)), styles(study), []
+    for method in study.methods:
+        snapshot = reports(method)
+        shift = 1 if snapshot == "received" else 0  # the model received in round r was trained for r - 1 rounds
+        if not (curve := {k - shift: v for k, v in study.curve(method, snapshot).items()}):
+            continue
+        means = [statistics.fmean(values) for values in curve.values()]
+        if len(study.seeds) > 1:
+            ranges = list(map(min, curve.values())), list(map(max, curve.values()))
+            c.axes.fill_between(list(curve), *ranges, color=look[method].colour, alpha=0.12, linewidth=0)
+        line(c.axes, list(curve), means, look[method])
+        ends.append((means[-1], spelled(method), look[method]))
+    lined(c, ends, "rounds of training")
+    return c.svg(f"by-round{width:g}", f"Mean test {study.task.score_label} over hospitals by round and method.")
 
 
-def relationships_section(study: Study) -> Markup:
-    """Render how much silos take from each other; empty if no method has such weights."""
-    related = relationships(study)
-    if related is None:
-        return Markup()
-    info, found = related
-    return render(
-        "relationships",
-        related_by=f"{info.spelling}: {info.relationships}",
-        map=[Markup(relationship_map(found, width)) for width in (600, 350)],
-        last=found.rounds[-1],
-        first=found.names[0],
-        to_all=Markup(trajectories(found, False)),
-        to_itself=Markup(trajectories(found, True)),
-    )
-
-
-def relationships(study: Study) -> tuple[MethodInfo, Relationships] | None:
-    """Return the relationships of the first run that has any, if the silos' states can be read (simulations)."""
-    for name, seed in study.planned:
-        method = strategies().get(name)
-        if method is not None and method.info.relationships:
-            states = newest_states(study.path / "checkpoint" / f"{name}-{seed}" / "silos")
-            if found := method.read_relationships(states):
-                return method.info, found
-    return None
+@chart
+def before_after(study: Study, method: str) -> str:
+    """Draw one method's mean score before and after local training, with single silos in the background."""
+    c, ends = Canvas(340, 230, (36, 78, 8, 42)), []
+    for silo in study.silos if len(study.silos) <= 40 else ():
+        curve = study.curve(method, "personal", silo)
+        c.axes.plot(list(curve), list(map(statistics.fmean, curve.values())), color=MUTED, alpha=0.22, linewidth=0.8)
+    for snapshot, style in SNAPSHOTS.items():
+        if curve := study.curve(method, snapshot):
+            means = list(map(statistics.fmean, curve.values()))
+            line(c.axes, list(curve), means, style)
+            ends.append((means[-1], snapshot, style))
+    lowest = min((y for y, _, _ in ends), default=0.0)
+    c.axes.set_ylim(max(lowest - 0.1, LOWEST) if lowest < 0 else -0.02, 1.02)
+    lined(c, ends, "round")
+    label = f"{spelled(method)}: mean test {study.task.score_label} by round before and after local training."
+    return c.svg(f"before-{method}", label)

@@ -1,5 +1,6 @@
 """Section on the silos: their scores, gains and missed rounds."""
 
+# ruff: noqa: E501  (template)
 from __future__ import annotations
 
 import math
@@ -8,17 +9,41 @@ from typing import Any
 
 from markupsafe import Markup
 
-from server.report.charts.scores import gains
-from server.report.events import SiloRounds
-from server.report.html import between, capital, counted, markup, mean_of, percent, points
-from server.report.inference import SEEDS_NEEDED
+from server.report.canvas import (
+    GAIN_AT,
+    INK,
+    LOWEST,
+    MUTED,
+    Canvas,
+    Style,
+    chart,
+    clipped,
+    in_widths,
+    percent_axis,
+    room_for,
+    styles,
+)
+from server.report.html import between, capital, counted, markup, mean_of, percent, points, render
+from server.report.inference import SEEDS_NEEDED, Gain, Score
 from server.report.methods import spelled
 from server.report.participation import MARK, Rounds, mean_without, rounds_missed, seldom
-from server.report.scores import Gain
 from server.report.study import Study
-from server.report.templates import render
 
 SMALL = 30  # a test set with fewer samples is marked as small
+TEMPLATE = """{% from "macros" import table, cells, widths, rare with context %}
+<h2>What each hospital gained</h2><p class='lead'>{{ lead }}</p>
+<figure>{% if figure %}{{ widths(figure) }}{% endif %}</figure>
+{% call table(head, "silos") %}<tbody>
+{% for row in rows %}<tr><th scope="row">{{ row.silo }}{{ row.mark }}<small class="phone">{{ row.train }} + {{ row.test }}</small></th><td class="desk">{{ row.train }}</td><td class="desk">{{ row.test }}{% if row.small %}<small>small</small>{% endif %}</td>
+{%- for kind, text in row.cells %}<td class="{{ kind }}">{{ text }}</td>{% endfor %}</tr>{% endfor %}
+</tbody><tfoot>{% for name, values in means %}<tr><th scope="row">{{ name }}</th><td class="desk"></td><td class="desk"></td>{{ cells(values) }}</tr>{% endfor %}</tfoot>{% endcall %}
+<p class='note' style='margin-top:12px'>{{ intervals }}</p>
+{% if withheld %}<p class="note">Withheld by the hospital because too few test samples stand behind them: {{ withheld|join(", ") }}.</p>{% endif %}
+{{ rare(rare_text, mark) }}
+{% if joined %}<p class="note">{{ joined|join("; ") }}. Its gain compares runs in which it trained for fewer rounds than the others; training alone counts from the round in which it joined that run.</p>{% endif %}
+{% for title, found in absences if found %}<h3>{{ title }}</h3>
+{% call table(["Hospital", "Method, seed", "Rounds", "Last reason"], "reasons") %}<tbody>{% for method, seed, silo, n, reason in found %}<tr><th scope="row">{{ silo }}</th><td>{{ method }}, {{ seed }}</td><td>{{ n }}</td><td class="text">{{ reason }}</td></tr>{% endfor %}</tbody>{% endcall %}
+{% endfor %}"""
 
 
 def silos_section(study: Study) -> Markup:
@@ -32,20 +57,24 @@ def silos_section(study: Study) -> Markup:
         head.append(markup("Gain of {}<br>over {}", spelled(best), spelled(base)))
     known = any(not math.isnan(study.score(m, s).mean) for m in methods for s in study.silos)
     return render(
-        "silos",
+        TEMPLATE,
         lead=losers(study),
-        figure=[Markup(gains(study, width)) for width in (820, 350)] if known else None,
+        figure=in_widths(gains, study) if known else None,
         head=head,
         rows=[silo_row(study, silo, best, MARK if silo in rare else "") for silo in study.silos],
         means=list(mean_rows(study, methods, rare)),
         intervals=intervals(study),
         withheld=study.withheld,
-        rare_text=rounds_missed(rare) if rare else "",
+        rare_text=rounds_missed(rare),
         mark=MARK,
-        joined=joined_late(study),
+        joined=[
+            f"{silo} joined late: it took part from round {first} on ({', '.join(map(spelled, own))})"
+            for silo, by_round in study.joined.items()
+            for first, own in by_round.items()
+        ],
         absences=[
-            ("Rounds that went on without a hospital", named(study.absences)),
-            ("Rounds in which a hospital's step was bounded", named(study.bounds)),
+            ("Rounds that went on without a hospital", study.silo_rounds("rejected")),
+            ("Rounds in which a hospital's step was bounded", study.silo_rounds("bounded")),
         ],
     )
 
@@ -57,12 +86,13 @@ def silo_row(study: Study, silo: str, best: str, mark: str) -> dict[str, Any]:
     for method in study.columns:
         score = study.score(method, silo)
         low, high = score.interval
-        if math.isnan(score.mean):
-            text = Markup("<small>withheld</small>") if silo in study.withheld else Markup("–")
-        else:
-            text = markup("{}", percent(score.mean))
-            text += Markup() if math.isnan(low) else markup("<small>{}–{}</small>", percent(low, 0), percent(high, 0))
-            text += Markup() if math.isnan(score.spread) else markup("<small>±&#8202;{}</small>", percent(score.spread))
+        text = markup("{}", percent(score.mean))
+        if math.isnan(score.mean) and silo in study.withheld:
+            text = Markup("<small>withheld</small>")
+        if not math.isnan(low):
+            text += markup("<small>{}–{}</small>", percent(low, 0), percent(high, 0))
+        if not math.isnan(score.spread):
+            text += markup("<small>±&#8202;{}</small>", percent(score.spread))
         cells.append(("main" if method == best and len(study.columns) > 1 else "", text))
     if study.base:
         cells.append(gain_cell(study.gain(best, study.base, silo)))
@@ -76,18 +106,9 @@ def silo_row(study: Study, silo: str, best: str, mark: str) -> dict[str, Any]:
     }
 
 
-def joined_late(study: Study) -> list[str]:
-    """Return a sentence for each silo that joined during a run."""
-    return [
-        f"{silo} joined late: it took part from round {first} on ({', '.join(map(spelled, methods))})"
-        for silo, by_round in study.joined.items()
-        for first, methods in by_round.items()
-    ]
-
-
 def span(values: Sequence[int]) -> str:
     """Return ``40``, or ``28–50`` if seeds differ."""
-    return "–" if not values else f"{values[0]}" if len(values) == 1 else f"{values[0]}–{values[-1]}"
+    return "–".join(map(str, dict.fromkeys([values[0], values[-1]]))) if values else "–"
 
 
 def intervals(study: Study) -> Markup:
@@ -121,9 +142,9 @@ def mean_rows(study: Study, methods: Sequence[str], rare: Mapping[str, Rounds]) 
 
 def gain_cell(gain: Gain) -> tuple[str, Markup]:
     """Return the class and the text of a gain's cell."""
-    kind = {1: "up", 0: "", -1: "down"}[gain.shown]
     interval = between(gain, 0)
-    return kind, markup("{}", points(gain.mean)) + (markup("<small>{}</small>", interval) if interval else Markup())
+    below = markup("<small>{}</small>", interval) if interval else Markup()
+    return {1: "up", 0: "", -1: "down"}[gain.shown], markup("{}", points(gain.mean)) + below
 
 
 def losers(study: Study) -> Markup:
@@ -144,6 +165,92 @@ def losers(study: Study) -> Markup:
     return markup("Lower with {} than with {}: {}.{}", spelled(best), spelled(base), names, other)
 
 
-def named(found: Sequence[SiloRounds]) -> list[SiloRounds]:
-    """Return the rows with the methods in the spelling of their papers."""
-    return [each._replace(strategy=spelled(each.strategy)) for each in found]
+@chart
+def gains(study: Study, width: float) -> str:
+    """Draw each silo's scores with the baselines and the best method, joined by a line, with interval and gain.
+
+    Silos that have withheld all scores are left out; at least one silo must remain.
+    """
+    look, methods, best = styles(study), study.columns, study.best or study.methods[0]
+    base = study.base
+    order = [s for s in study.silos if any(not math.isnan(study.score(m, s).mean) for m in methods)]
+    gain = {s: study.gain(best, base, s) for s in order} if base else {}
+    if base:
+        order.sort(key=lambda s: -gain[s].mean if not math.isnan(gain[s].mean) else 9)
+    names = [clipped(silo, 18) for silo in order]
+    c = Canvas(width, 24 * len(order) + 96, (8 + room_for(names), 52 if base else 14, 40, 40))
+    a, lows = c.axes, list[float]()
+    for row, silo in enumerate(order):
+        scores = {m: study.score(m, silo) for m in methods}
+        rows = {m: row + lift for m, lift in lifts(scores, 10 / c.inner[0]).items()}
+        lows += _silo_row(a, rows, scores, look, best, base)
+        if base:
+            weight, colour = "bold" if gain[silo].shown else "normal", INK if gain[silo].sign else MUTED
+            a.annotate(points(gain[silo].mean), (1, row), (46, 0), **GAIN_AT, weight=weight, color=colour)
+    if base:
+        a.annotate("gain", (1, -0.5), (46, 6), **{**GAIN_AT, "va": "bottom"}, color=MUTED, fontsize=11)
+    floor = math.floor(10 * min(lows, default=0.0)) / 10
+    a.set(xlim=(max(floor - 0.02, LOWEST if floor < 0 else -0.02), 1.02), ylim=(len(order) - 0.5, -0.5))
+    rare = seldom(study, methods)
+    a.set_yticks(range(len(order)), [n + (MARK if s in rare else "") for n, s in zip(names, order, strict=True)])
+    a.grid(axis="x")
+    percent_axis(a.xaxis)
+    a.set_xlabel(f"test {study.task.score_label}, %")
+    a.spines["left"].set_visible(False)
+    _legend(c, study, look, best, narrow=width < 500)
+    listed = ", ".join(map(spelled, methods))
+    label = f"Test {study.task.score_label} per hospital with {listed}; the numbers are in the table below."
+    return c.svg(f"gains{width:g}", label)
+
+
+def _silo_row(
+    a: Any,
+    rows: Mapping[str, float],
+    scores: Mapping[str, Score],
+    look: Mapping[str, Style],
+    best: str,
+    base: str | None,
+) -> list[float]:
+    """Draw the known scores of one silo, each in its row; return the values that may be the lowest of the chart."""
+    low, high = scores[best].interval
+    lows = [scores[method].mean for method in rows]
+    if not math.isnan(low):
+        a.plot([low, high], [rows[best], rows[best]], color=look[best].colour, alpha=0.25, linewidth=6, zorder=1)
+        lows.append(low)
+    if base is not None and base in rows and best in rows:
+        a.plot([scores[m].mean for m in (base, best)], [rows[base], rows[best]], color=INK, linewidth=1.4, zorder=2)
+    for method, row in rows.items():
+        front = method == best
+        size = (8.5 if front else 7) * (1 if row == round(row) else 0.8)
+        mark = {**look[method].mark, "markersize": size, "zorder": 4 if front else 3}
+        a.plot(scores[method].mean, row, look[method].marker, **mark)
+    return lows
+
+
+def lifts(scores: Mapping[str, Score], least: float) -> dict[str, float]:
+    """Return how far each known score's mark is moved off its row: marks that are ``least`` apart hide no other."""
+    known = sorted((m for m, score in scores.items() if not math.isnan(score.mean)), key=lambda m: scores[m].mean)
+    groups: list[list[str]] = []
+    for method in known:
+        if groups and scores[method].mean - scores[groups[-1][-1]].mean < least:
+            groups[-1].append(method)
+        else:
+            groups.append([method])
+    step = {len(group): min(0.3, 0.8 / len(group)) for group in groups}
+    return {m: (k - (len(g) - 1) / 2) * step[len(g)] for g in groups for k, m in enumerate(g)}
+
+
+def _legend(c: Canvas, study: Study, look: Mapping[str, Style], best: str, *, narrow: bool) -> None:
+    """Add the legend of the methods above the chart."""
+    marks: list[Any] = [
+        *(
+            c.axes.plot([], [], look[m].marker, **look[m].mark, markersize=7.5, label=spelled(m))[0]
+            for m in study.columns
+        )
+    ]
+    if len(study.seeds) == 1:
+        interval = "95 %" if narrow else "95 % interval"
+        marks += c.axes.plot([], [], color=look[best].colour, alpha=0.25, linewidth=6, label=interval)
+    space: dict[str, Any] = {"handlelength": 1.2, "handletextpad": 0.4, "columnspacing": 0.9 if narrow else 1.6}
+    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, 1), "borderpad": 0, "borderaxespad": 0.2}
+    c.figure.legend(handles=marks, ncols=len(marks), **place, **space)

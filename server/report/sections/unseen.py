@@ -1,5 +1,6 @@
 """Section on held-out hospitals: zero-shot, personalised, alone and all in."""
 
+# ruff: noqa: E501  (template)
 from __future__ import annotations
 
 import math
@@ -9,16 +10,21 @@ from typing import Any
 
 from markupsafe import Markup
 
-from server.report.answer import is_number
-from server.report.html import between, hospitals_of, percent, points
-from server.report.inference import HOSPITALS_NEEDED, over_hospitals
+from server.report.html import between, hospitals_of, percent, points, render
+from server.report.inference import HOSPITALS_NEEDED, known, over_hospitals
 from server.report.methods import alone, spelled
 from server.report.study import Study
-from server.report.templates import render
 from server.results.hold_out import results_in
 
 KINDS = {"zero_shot": "Zero-shot", "personalised": "Personalised", "local": "Alone", "all_in": "All in"}
 Scores = Mapping[str, float]  # kind -> score; nan if unknown
+TEMPLATE = """{% from "macros" import table, cells, explained with context %}
+<h2>Hospitals that did not train</h2><p class='lead'>{{ silos }} held out of the training, by the {{ word }} on their own test samples in per cent{% if seeds > 1 %}, means over {{ seeds }} seeds{% endif %}.</p>
+{% call table(head) %}<tbody>{% for name, values in rows %}<tr><th scope="row">{{ name }}</th>{{ cells(values) }}</tr>{% endfor %}</tbody>{% endcall %}
+<p class='note'>{{ about }}</p>
+{% call explained() %}<dl class='terms'><dt>Zero-shot</dt><dd>The model that the hospital gets as a newcomer, before it trains.</dd><dt>Personalised</dt><dd>Its own model after some epochs (hold-out-epochs) on what is its own; all that is shared stays as it was received.</dd><dt>Alone</dt><dd>Trained on its own samples only.</dd><dt>All in</dt><dd>The same method with the hospital in the training.</dd></dl>{% endcall %}
+<h3>Each of them</h3>
+{% call table(each_head) %}<tbody>{% for name, values in each %}<tr><th scope="row">{{ name }}</th>{{ cells(values) }}</tr>{% endfor %}</tbody>{% endcall %}"""
 
 
 def held_out(study: Study) -> dict[str, dict[str, Scores]]:
@@ -28,7 +34,7 @@ def held_out(study: Study) -> dict[str, dict[str, Scores]]:
 
 
 def scores_of(values: Mapping[str, Any]) -> Scores:
-    return {kind: float(values[kind]) if is_number(values.get(kind)) else math.nan for kind in KINDS}
+    return {kind: known(values.get(kind)) for kind in KINDS}
 
 
 def unseen_section(study: Study) -> Markup:
@@ -38,7 +44,7 @@ def unseen_section(study: Study) -> Markup:
         return Markup()
     methods = list(dict.fromkeys(method for of in found.values() for method in of if method != "local"))
     return render(
-        "unseen",
+        TEMPLATE,
         silos=hospitals_of(len(found)),
         word=study.task.score_label,
         seeds=len(study.seeds),
@@ -69,8 +75,7 @@ def mean_row(silos: Sequence[Scores], methods: int) -> list[Markup]:
     cells = [Markup(percent(mean([scores[kind] for scores in silos]))) for kind in KINDS]
     for kind in ("zero_shot", "personalised"):
         pairs = [scores[kind] - scores["local"] for scores in silos]
-        known = [value for value in pairs if not math.isnan(value)]
-        cells.append(difference(known, len(silos), methods))
+        cells.append(difference([value for value in pairs if not math.isnan(value)], len(silos), methods))
     scores = [scores["zero_shot"] for scores in silos]
     return [*cells, Markup(percent(math.nan if any(map(math.isnan, scores)) else min(scores)))]
 

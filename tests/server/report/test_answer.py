@@ -16,9 +16,9 @@ import pytest
 from scipy import stats
 from studies import changed, checked, make_run
 
-from server.report.answer import answer, condition, harmed, unsearched
+from server.report.answer import answer, condition
 from server.report.head import headline
-from server.report.inference import Difference, hospitals_to_settle, over_hospitals, seeds_to_settle
+from server.report.inference import Gain, hospitals_to_settle, over_hospitals, seeds_to_settle
 from server.report.study import Study
 from server.report.verdict import verdict
 from server.results.tuned import TUNING
@@ -43,7 +43,7 @@ def test_a_real_gain(tmp_path: Path) -> None:
     study = planted(tmp_path / "run", SIX, BETTER)
     text = said(study)
     assert text.startswith("Yes: APPLE gains +20.0 points of accuracy on average over training alone (95 % interval +")
-    assert "in 6 hospitals, and no hospital is shown to lose" in text and not harmed(study, "apple", "local")
+    assert "in 6 hospitals, and no hospital is shown to lose" in text and not verdict(study, "apple", "local").harmed
     assert "the worst hospital, h3, reaches 78.0 % (58.0 % alone)" in text
     assert "an unseen hospital: not shown, none was held out" in text
     assert "calibration: not shown, it was not measured" in text
@@ -65,7 +65,7 @@ def test_one_harmed_hospital(tmp_path: Path) -> None:
     """h1 falls from 60 to 30 %, the others rise by 20 points: of eight the mean is unclear, of fourteen it rises."""
     local, apple = (0.60, *SIX, 0.6), (0.30, *BETTER, 0.8)
     study = planted(tmp_path / "run", local, apple)
-    assert set(harmed(study, "apple", "local")) == {"h1"}
+    assert set(verdict(study, "apple", "local").harmed) == {"h1"}
     text = said(study)
     assert "h1 (−30.0) is shown to lose" in text and "no hospital is shown" not in text
     many = said(planted(tmp_path / "many", (*local, *SIX), (*apple, *BETTER)))
@@ -88,7 +88,7 @@ def test_chance_harms_no_hospital(tmp_path: Path) -> None:
     for k in range(40):
         local, apple = (rng.binomial(100, 0.7, 12) / 100 for _ in range(2))
         study = planted(tmp_path / str(k), tuple(local), tuple(apple), n=100)
-        named += bool(harmed(study, "apple", "local"))
+        named += bool(verdict(study, "apple", "local").harmed)
         plain += any(study.gain("apple", "local", s).interval[1] < 0 for s in study.silos)
     assert named <= 3 < plain
 
@@ -134,9 +134,11 @@ def test_the_worst_silo_is_named_with_its_size(tmp_path: Path) -> None:
 
 def test_settings_searched_on_another_seeds_split_are_a_condition(tmp_path: Path) -> None:
     study = planted(tmp_path / "run", (SIX, SIX), (BETTER, BETTER), seeds=(1, 2))
-    assert "tuned on the split" not in condition(study, "apple", "local")
+    assert "tuned on the split" not in condition(verdict(study, "apple", "local"))
     (study.path / TUNING).write_text(json.dumps({"searches": [{"seed": 1}]}))
-    assert unsearched(study) == [2] and "tuned on the split of other seeds" in condition(study, "apple", "local")
+    assert study.unsearched == [2] and "tuned on the split of other seeds" in condition(
+        verdict(study, "apple", "local")
+    )
 
 
 def test_too_few(tmp_path: Path) -> None:
@@ -231,7 +233,7 @@ def test_epsilon(tmp_path: Path) -> None:
 
 def test_the_condition(tmp_path: Path) -> None:
     study = planted(tmp_path / "run", SIX, BETTER)
-    assert condition(study, "apple", "local") == (
+    assert condition(verdict(study, "apple", "local")) == (
         "Drawn from 6 hospitals, each tested on its own samples; the hospitals' own data; 2 rounds; 1 seed."
     )
 
@@ -264,10 +266,10 @@ def test_what_would_settle_it() -> None:
     assert hospitals_to_settle([0.001, -0.001, 0.2, -0.2, 0.1, -0.1]) is None
 
     def seeds(*values: float) -> Any:
-        return {k: Difference(v, (v - 0.1, v + 0.1)) for k, v in enumerate(values)}
+        return {k: Gain(v, (v - 0.1, v + 0.1)) for k, v in enumerate(values)}
 
     wild = [seeds(0.05 + 0.1 * s, 0.05 - 0.06 * s) for s in (1, 1.2, -1, -0.7, 0.4, -1.6)]
-    table = np.array([[d.value for d in of.values()] for of in wild])
+    table = np.array([[d.mean for d in of.values()] for of in wild])
     between = max(table.mean(axis=1).var(ddof=1) - table.var(axis=1, ddof=1).mean() / 2, 0)
     left = [(between + table.var(axis=1, ddof=1).mean() / k) / 6 for k in (6, 7)]
     t = [table.mean() / v**0.5 / stats.t.ppf(0.975, 5) for v in left]

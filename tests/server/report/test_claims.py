@@ -18,10 +18,9 @@ from scipy import stats
 from studies import checked, make_run
 
 from benchmarks.coverage import interval_of, study
-from server.report.charts.canvas import drawn, percent_axis
+from server.report.canvas import Canvas, percent_axis
 from server.report.head import headline, tiles
-from server.report.inference import Difference, accuracy_interval, from_intervals, over_hospitals, silo_interval
-from server.report.scores import Gain
+from server.report.inference import Gain, accuracy_interval, from_intervals, over_hospitals, silo_interval
 from server.report.sections.silos import gain_cell
 from server.report.study import Study
 from server.report.write import silo_table, write_report
@@ -139,8 +138,8 @@ def test_the_mean_holds_the_truth_as_often_as_it_says_and_sees_a_gain() -> None:
     assert sum(seen) > 150
 
 
-def difference(a: float, b: float, n: int) -> Difference:
-    return Difference(a - b, from_intervals(a, accuracy_interval(a, n), b, accuracy_interval(b, n)))
+def difference(a: float, b: float, n: int) -> Gain:
+    return Gain(a - b, from_intervals(a, accuracy_interval(a, n), b, accuracy_interval(b, n)))
 
 
 def test_one_hospitals_gain_counts_its_patients_once_and_its_seeds() -> None:
@@ -149,11 +148,11 @@ def test_one_hospitals_gain_counts_its_patients_once_and_its_seeds() -> None:
     """
     one = difference(0.98, 0.02, 50)
     low, high = one.interval
-    assert one.value - low > 3 * (high - one.value)
+    assert one.mean - low > 3 * (high - one.mean)
     assert silo_interval({1: one}) == pytest.approx(one.interval)
     assert silo_interval(dict.fromkeys((1, 2, 3), one)) == pytest.approx(one.interval)
     seeds = {k: difference(a, 0.02, 50) for k, a in enumerate((0.98, 0.94, 0.9))}
-    below, above = (np.mean([abs(d.value - d.interval[end]) for d in seeds.values()]) for end in (0, 1))
+    below, above = (np.mean([abs(d.mean - d.interval[end]) for d in seeds.values()]) for end in (0, 1))
     of_seeds = float(stats.t.ppf(0.975, 2)) * 0.04 / math.sqrt(3)
     assert silo_interval(seeds) == pytest.approx(
         (0.92 - math.hypot(below, of_seeds), 0.92 + math.hypot(above, of_seeds))
@@ -228,7 +227,7 @@ def test_lines_of_the_log_have_their_time(tmp_path: Path) -> None:
 
 def test_an_axis_has_no_tick_twice() -> None:
     for high in (0.004, 0.03, 0.5, 1.0):
-        canvas = drawn(300, 100, (10, 10, 10, 30))
+        canvas = Canvas(300, 100, (10, 10, 10, 30))
         canvas.axes.set_xlim(-high / 3, high)
         percent_axis(canvas.axes.xaxis)
         canvas.figure.canvas.draw()

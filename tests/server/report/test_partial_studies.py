@@ -15,6 +15,7 @@ from server.report.answer import answer, condition
 from server.report.head import headline
 from server.report.sections.privacy import privacy_rows
 from server.report.study import Study
+from server.report.verdict import verdict
 from server.results.history import History, Row
 
 SIX = (0.60, 0.62, 0.58, 0.61, 0.59, 0.60)
@@ -42,7 +43,7 @@ def test_silos_without_a_score_are_in_no_count(tmp_path: Path) -> None:
     """Two of eight withhold theirs with APPLE: "all silos" and "drawn from 8 silos" would count them."""
     study = planted(tmp_path / "run", (*SIX, 0.9, 0.9), (*BETTER, NONE, NONE), 8)
     assert said(study).startswith("Yes:") and "in 6 hospitals" in said(study)
-    assert condition(study, "apple", "local").startswith("Drawn from 6 of 8 hospitals, each tested")
+    assert condition(verdict(study, "apple", "local")).startswith("Drawn from 6 of 8 hospitals, each tested")
     below = plain(headline(study)[1])
     assert "2 hospitals sent no accuracy and are not counted." in below and "all hospitals" not in below
 
@@ -50,7 +51,9 @@ def test_silos_without_a_score_are_in_no_count(tmp_path: Path) -> None:
 def test_seeds_of_one_method_alone_are_in_no_count(tmp_path: Path) -> None:
     """Local was run with three seeds, APPLE has results with one: the comparison is of that one."""
     study = planted(tmp_path / "run", (SIX,) * 3, (BETTER,) * 3, 6, seeds=(1, 2, 3))
-    assert condition(study, "apple", "local").endswith("2 rounds; 3 seeds.") and "run:" not in headline(study)[1]
+    assert (
+        condition(verdict(study, "apple", "local")).endswith("2 rounds; 3 seeds.") and "run:" not in headline(study)[1]
+    )
 
     def without(content: dict[str, Any]) -> None:
         for run in content["runs"]:
@@ -58,7 +61,7 @@ def test_seeds_of_one_method_alone_are_in_no_count(tmp_path: Path) -> None:
                 run["per_silo"] = {silo: values | {"accuracy": None} for silo, values in run["per_silo"].items()}
 
     one = changed(study, without)
-    assert condition(one, "apple", "local").endswith("2 rounds; 1 seed.")
+    assert condition(verdict(one, "apple", "local")).endswith("2 rounds; 1 seed.")
     assert "One seed was run with both methods: how much others would change this is not counted." in headline(one)[1]
 
 
@@ -71,7 +74,7 @@ def test_a_run_that_was_cut_off_has_its_own_rounds(tmp_path: Path) -> None:
     (study.path / "history.csv").unlink()
     History(study.path / "history.csv").add(rows)
     cut = changed(study, lambda content: content.update(runs=[r for r in content["runs"] if r["strategy"] == "local"]))
-    assert "3 to 9 rounds" in condition(cut, "apple", "local")
+    assert "3 to 9 rounds" in condition(verdict(cut, "apple", "local"))
     assert "with epsilon at most 2.5 so far." in said(cut)
     assert {row[0] for _, row in privacy_rows(cut, ["apple"])} == {"APPLE, 42, not finished"}
 

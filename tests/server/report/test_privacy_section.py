@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from server.report.charts import canvas, privacy
-from server.report.charts.privacy import bought, epsilon_by_round, private_methods
+from server.report import canvas
 from server.report.page import page
-from server.report.sections.privacy import privacy_section
+from server.report.sections import privacy
+from server.report.sections.privacy import bought, epsilon_by_round, privacy_section, private_methods
 from server.report.study import Study
-from server.results.history import History, Row
-from server.results.spent import budgets_of, spent
+from server.results.history import History, Row, budgets_of, spent
 from server.simulation.simulate import simulate
 
 UNDRAWN = canvas.undrawn  # the tests of other modules raise in its place

@@ -31,15 +31,14 @@ from client.app import app as client_app
 from client.session import ClientSession
 from partitions.common.errors import UserError
 from server.cli.main import main
-from server.report.charts.canvas import SETTINGS, apart, short_names
-from server.report.charts.counts import round_numbers
-from server.report.charts.scores import lifts
+from server.report.canvas import SETTINGS, apart, short_names
 from server.report.head import headline
 from server.report.html import duration, size_text
-from server.report.inference import accuracy_interval, from_intervals
+from server.report.inference import Score, accuracy_interval, from_intervals
 from server.report.page import page
-from server.report.scores import Score
 from server.report.sections.repeat import commands
+from server.report.sections.silo_data import round_numbers
+from server.report.sections.silos import lifts
 from server.report.study import Study
 from server.report.write import silo_table, try_report
 from server.results.history import History, Row
@@ -105,6 +104,15 @@ def test_one_seed_has_score_intervals_and_several_a_spread(tmp_path: Path) -> No
     assert two.score("apple", "a").spread == pytest.approx(math.sqrt(0.02))
     assert two.mean_gain("apple", "local").mean == pytest.approx(0.1)  # .2, .4 and four times 0
     assert two.seeds == [1, 2]
+
+
+def test_what_a_hospital_sends_in_a_round_does_not_depend_on_the_seeds(tmp_path: Path) -> None:
+    """1.2 MB per round from three hospitals."""
+    for seeds in ((1,), (1, 2)):
+        test = {name: values if len(seeds) == 1 else [values] * 2 for name, values in TEST.items()}
+        path = make_run(tmp_path / str(len(seeds)), test, seeds=seeds)
+        assert Study(path).bytes_up["apple", "a"] == [4e5] * 2 * len(seeds)
+        assert "model400 kB100,000 numbers" in checked(path).text
 
 
 def test_curve_and_costs(tmp_path: Path) -> None:
@@ -273,7 +281,7 @@ def test_silos_left_out_are_named_with_the_reason(tmp_path: Path) -> None:
     history.add([Row("apple", 42, r, "b", "", "", "rejected", 1.0, None) for r in (1, 2)])
     event = {"event": "round", "strategy": "apple", "seed": 42, "rejected": {"b": "no reply within 3 s"}}
     (path / "progress.jsonl").write_text(json.dumps(event) + "\n")
-    assert Study(path).absences == [("apple", 42, "b", 2, "no reply within 3 s")]
+    assert Study(path).silo_rounds("rejected") == [("APPLE", 42, "b", 2, "no reply within 3 s")]
     assert "Rounds that went on without a hospital" in checked(path).text
 
 
@@ -283,7 +291,9 @@ def test_silos_whose_step_was_bounded_are_named_with_the_reason(tmp_path: Path) 
     history.add([Row("apple", 42, r, "b", "", "", "bounded", 0.1, None) for r in (1, 2)])
     event = {"event": "round", "strategy": "apple", "seed": 42, "rejected": {}, "bounded": {"b": "cut: <b>far</b>"}}
     (path / "progress.jsonl").write_text(json.dumps(event) + "\n")
-    assert Study(path).bounds == [("apple", 42, "b", 2, "cut: <b>far</b>")] and not Study(path).absences
+    assert Study(path).silo_rounds("bounded") == [("APPLE", 42, "b", 2, "cut: <b>far</b>")] and not Study(
+        path
+    ).silo_rounds("rejected")
     text = checked(path).text
     assert "Rounds in which a hospital's step was bounded" in text and "Rounds that went on without" not in text
 

@@ -14,6 +14,7 @@ from studies import changed, checked, make_run
 from server.report.answer import answer, condition
 from server.report.sections.unseen import held_out, mean_row, unseen_section
 from server.report.study import Study
+from server.report.verdict import verdict
 
 SIX = (0.60, 0.62, 0.58, 0.61, 0.59, 0.60)
 BETTER = tuple(v + 0.2 for v in SIX)
@@ -92,4 +93,4 @@ def test_a_late_joiner_is_named_beside_the_gains(tmp_path: Path, late: dict[str,
     study = changed(planted(tmp_path / "run", SIX, BETTER), change)
     text = checked(study.path).text
     assert ("h2 joined late: it took part from round 4 on (Local, APPLE)" in text) is bool(late)
-    assert ("h2 joined late" in condition(study, "apple", "local")) is bool(late)
+    assert ("h2 joined late" in condition(verdict(study, "apple", "local"))) is bool(late)

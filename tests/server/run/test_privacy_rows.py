@@ -12,7 +12,7 @@ from flwr.app import Message, MetricRecord
 from tiny import Run, TinyGrid, array_record, federate, random_silos, tensor_of
 
 from partitions.common.errors import DataError
-from server.results.spent import spent
+from server.results.history import spent
 from strategies.base.transport.reporting import PRIVACY, read_metrics
 
 PRIVATE: dict[str, Any] = {"dp": True, "batch_size": 10, "learning_rate": 0.1}

@@ -13,8 +13,7 @@ from markupsafe import Markup, escape
 from models.survey import MISSING
 from partitions.common.files import write_atomically
 from server.report.css import CSS
-from server.report.html import counted, hospitals_of, plain
-from server.report.templates import environment
+from server.report.html import counted, hospitals_of, plain, render
 from server.results.survey.files import PAGE, Surveyed, cell_names, read_survey
 from server.results.survey.findings import OTHERS, Finding
 from strategies.base.survey import PARTS
@@ -54,15 +53,14 @@ def page(found: Surveyed) -> str:
         for part, key in PARTS.items()
         for name in found.names(key)
     ]
-    template = environment().from_string(PAGE_TEXT)
-    nothing = nothing_found(found)
-    return template.render(
+    return render(
+        PAGE_TEXT,
         css=Markup(CSS),
         silos=hospitals_of(len(found.answers)),
         count=counted(len(found.findings), "finding"),
         found=found.findings,
         tables=tables,
-        nothing=nothing,
+        nothing=nothing_found(found),
         code=code,
     )
 

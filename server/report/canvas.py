@@ -11,12 +11,13 @@ import itertools
 import logging
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 
 import matplotlib
+from markupsafe import Markup
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
@@ -36,6 +37,10 @@ VARIABLES = {
     "#cc79a7": "purple",
     "#56b4e9": "sky",
 }
+# Text beside the right end of the axes, at a height in data units; gains end in one line.
+AT_RIGHT: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "center"}
+AT_RIGHT |= {"annotation_clip": False}
+GAIN_AT = {**AT_RIGHT, "ha": "right"}
 LOWEST = -1.0  # lower end of the axes, because a score (R2) may be far below 0
 INK, MUTED, GRID, CARD, BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY = VARIABLES
 OTHERS = [(GREEN, "^"), (PURPLE, "v"), (VERMILLION, "P"), (SKY, "X"), (INK, "*")]
@@ -88,8 +93,10 @@ class Style:
     filled: bool = True
 
     @property
-    def face(self) -> str:
-        return self.colour if self.filled else CARD
+    def mark(self) -> dict[str, Any]:
+        """The look of a marker."""
+        face = self.colour if self.filled else CARD
+        return {"color": self.colour, "markerfacecolor": face, "markeredgewidth": 1.4}
 
 
 def styles(study: Study) -> dict[str, Style]:
@@ -126,17 +133,22 @@ class Canvas:
         return inline(buffer.getvalue(), key, label, self.width, self.height)
 
 
-def chart(draw: Callable[..., str]) -> Callable[..., str]:
+def chart(draw: Callable[..., str]) -> Callable[..., Markup]:
     """Decorate a function that draws a chart: one that fails is a line of text, and the page goes on."""
 
     @functools.wraps(draw)
-    def drawing(*given: Any, **options: Any) -> str:
+    def drawing(*given: Any, **options: Any) -> Markup:
         try:
-            return draw(*given, **options)
+            return Markup(draw(*given, **options))
         except Exception as error:
-            return undrawn(draw.__name__, error)
+            return Markup(undrawn(draw.__name__, error))
 
     return drawing
+
+
+def in_widths(draw: Callable[..., Markup], *given: Any, wide: float = 820) -> list[Markup]:
+    """Return a chart for a desk and for a phone; the page's CSS shows one of them."""
+    return [found for width in (wide, 350) if (found := draw(*given, width))]
 
 
 def undrawn(name: str, error: Exception) -> str:
@@ -161,10 +173,6 @@ def inline(text: str, key: str, label: str, width: float, height: float) -> str:
         f'<svg viewBox="0 0 {width:g} {height:g}" style="max-width: {width * 1.3:g}px" role="img" '
         f'aria-label="{escape(label)}">{body}</svg>'
     )
-
-
-def drawn(width: float, height: float, margins: tuple[float, float, float, float]) -> Canvas:
-    return Canvas(width, height, margins)
 
 
 def percent_axis(axis: Any) -> None:
@@ -203,8 +211,43 @@ def apart(positions: Sequence[float], least: float, low: float, high: float) -> 
     return moved
 
 
-def end_labels(canvas: Canvas, entries: Sequence[tuple[float, str, Style | None]]) -> None:
-    """Label the lines at their right ends. ``entries``: (y in data units, text, style of the marker or None)."""
+def room_for(names: Iterable[str]) -> float:
+    """Return the width of the longest name."""
+    return 7.2 * max(map(len, names), default=0)
+
+
+def silo_names(names: Sequence[str]) -> tuple[list[str], str]:
+    """Return the names for an axis, short ones and cut off, and their common prefix."""
+    short, prefix = short_names(names)
+    return [clipped(name, 18) for name in short], prefix
+
+
+def line(axes: Any, x: Sequence[float], y: Sequence[float], style: Style) -> None:
+    """Draw one method's line with about eight of its markers."""
+    every = max(1, round(len(x) / 8))
+    look = {**style.mark, "linestyle": style.dash, "linewidth": 2.0, "markersize": 6}
+    axes.plot(x, y, marker=style.marker, markevery=every, **look)
+
+
+Ends = Sequence[tuple[float, str, Style | None]]  # of lines: y in data units, text, style of the marker or None
+
+
+def lined(canvas: Canvas, ends: Ends, x: str, *, rounds: bool = True, percent: bool = True) -> None:
+    """Finish a chart of lines: its axes, the label of ``x``, and a label at the right end of each line."""
+    axes = canvas.axes
+    axes.margins(x=0.02)
+    axes.grid(axis="y")
+    if rounds:
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    if percent:
+        percent_axis(axes.yaxis)
+    axes.set_xlabel(x)
+    axes.tick_params(axis="y", labelcolor=MUTED)
+    end_labels(canvas, ends)
+
+
+def end_labels(canvas: Canvas, entries: Ends) -> None:
+    """Label the lines at their right ends."""
     axes = canvas.axes
     low, high = axes.get_ylim()
     pixel = (high - low) / canvas.inner[1]
@@ -212,24 +255,7 @@ def end_labels(canvas: Canvas, entries: Sequence[tuple[float, str, Style | None]
         right = 8.0
         if look is not None:
             x = 1 + right / canvas.inner[0]
-            axes.plot(
-                [x],
-                [at],
-                look.marker,
-                color=look.colour,
-                markerfacecolor=look.face,
-                markersize=6,
-                markeredgewidth=1.4,
-                transform=axes.get_yaxis_transform(),
-                clip_on=False,
-            )
+            beside = {"transform": axes.get_yaxis_transform(), "clip_on": False, "markersize": 6}
+            axes.plot([x], [at], look.marker, **look.mark, **beside)
             right = 16.0
-        axes.annotate(
-            text,
-            (1, y),
-            (right, (at - y) / pixel),
-            xycoords=("axes fraction", "data"),
-            textcoords="offset points",
-            va="center",
-            annotation_clip=False,
-        )
+        axes.annotate(text, (1, y), (right, (at - y) / pixel), **AT_RIGHT)

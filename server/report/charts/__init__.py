@@ -1,1 +1,0 @@
-"""Charts of the report: one module per kind, drawn on :mod:`server.report.charts.canvas`."""

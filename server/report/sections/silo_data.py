@@ -1,0 +1,191 @@
+"""Sections on the data of the silos, and on the relationships between them."""
+
+# ruff: noqa: E501  (templates)
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib.patches import Rectangle
+
+from server.report.canvas import (
+    BLUE,
+    DASHES,
+    GREEN,
+    GRID,
+    INK,
+    MUTED,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    Canvas,
+    chart,
+    clipped,
+    in_widths,
+    lined,
+    room_for,
+    short_names,
+    silo_names,
+    thinned,
+)
+from server.report.html import render
+from server.report.study import Study
+from server.results.run_directory import newest_states
+from strategies import strategies
+from strategies.base.info import MethodInfo, Relationships
+
+DATA = """{% from "macros" import widths %}
+<h2>Who holds what</h2><p class='lead'>One circle per hospital and class; its area is the number of training samples.</p>
+<figure>{{ widths(circles) }}<figcaption>{{ dataset }} split by {{ partition }}.
+{%- if seeds > 1 %} The circles are of seed {{ seed }}; every seed splits anew.{% endif %} Shown because these data are public or all on this machine: a hospital's label counts never leave it.</figcaption></figure>"""
+RELATIONSHIPS = """{% from "macros" import widths, explained with context %}
+<h2>Who learns from whom</h2><p class='lead'>Each row is a hospital: how much its model takes from each column's.</p>
+{% call explained() %}<p>{{ related_by }}.</p>{% endcall %}
+<div class='side'><figure>{{ widths(map) }}<figcaption>After round {{ last }}. Stronger is darker or larger; orange with a minus sign is negative. A hospital's vector stays in the hospital: it is shown because all hospitals of this run were on this machine.</figcaption></figure>
+<div class='panels'><figure><h3>{{ first }} to all hospitals, by round</h3>{{ to_all }}</figure>
+<figure><h3>Every hospital to itself, by round</h3>{{ to_itself }}<figcaption>The strongest six are named.</figcaption></figure></div></div>"""
+
+
+def data_section(study: Study) -> Markup:
+    """Render the samples per silo and class; empty if they are unknown."""
+    m = study.manifest
+    if m is None or not study.task.single_label:
+        return Markup()
+    about = {key: m[key] for key in ("dataset", "partition", "seed")}
+    return render(DATA, circles=in_widths(label_circles, m), seeds=len(study.seeds), **about)
+
+
+@chart
+def label_circles(manifest: Mapping[str, Any], width: float) -> str:
+    """Draw a circle per silo and class, its area the number of training samples (validation included)."""
+    silos, classes = manifest["silos"], int(manifest["classes"])
+    counts = np.zeros((len(silos), classes), int)
+    for row, silo in enumerate(silos):
+        for label, n in itertools.chain.from_iterable(silo["labels"][part].items() for part in ("train", "val")):
+            counts[row, int(label)] += n
+    names, prefix = silo_names([s["name"] for s in silos])
+    turned = width > 500  # silos side by side if the chart is wide enough, as in the papers
+    if turned:
+        counts = counts.T
+    rows, columns = counts.shape
+    left = 44.0 if turned else 14 + room_for(names)
+    right, above = (165.0, 6.0) if turned else (6.0, 52.0)  # room for the key to the right, or above
+    cell = min((width - left - right) / columns, 44)
+    below = 44.0 if prefix or not turned else 44 + room_for(names)
+    c = Canvas(left + cell * columns + right, cell * rows + above + below, (left, right, above, below))
+    a, most = c.axes, max(int(counts.max()), 1)
+    largest, look = (0.92 * cell) ** 2 / most, {"color": BLUE, "alpha": 0.85, "linewidths": 0}
+    ys, xs = np.nonzero(counts)
+    a.scatter(xs, ys, s=np.maximum(counts[ys, xs] * largest, 1.5), **look)
+    for k, n in enumerate(round_numbers(most)):
+        x, y = ((columns - 0.5) * cell + 48, cell * (k + 0.5)) if turned else (70.0 * k + 10, -30.0)
+        at = (x / cell - (0.5 if turned else 0), y / cell)
+        a.scatter(*at, s=max(n * largest, 1.5), clip_on=False, **look)
+        beside = {"textcoords": "offset points", "va": "center", "annotation_clip": False, "color": MUTED}
+        a.annotate(f"{n} samples" if turned else str(n), at, (cell / 2 + 6, 0), **beside)
+    silo_ticks, class_ticks = thinned(names, 48), thinned([str(i) for i in range(classes)], 30)
+    across, down = (silo_ticks, class_ticks) if turned else (class_ticks, silo_ticks)
+    a.set_xticks(*across, rotation=90 if turned and not prefix else 0)
+    a.set_yticks(*down)
+    a.set_xlabel((f"hospital ({prefix}…)" if prefix else "hospital") if turned else "class")
+    a.set_ylabel("class" if turned else "")
+    a.grid(color=GRID, linewidth=0.6)
+    as_matrix(a, rows, columns)
+    return c.svg(f"labels{width:g}", f"Training samples per hospital and class; the largest circle stands for {most}.")
+
+
+def as_matrix(axes: Any, rows: int, columns: int) -> None:
+    """Set the limits to those of a matrix, row 0 on top, without spines."""
+    axes.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
+    axes.spines[:].set_visible(False)
+
+
+def round_numbers(most: int) -> list[int]:
+    """Return two or three counts for a key, up to ``most``: 1, 2 or 5 times a power of ten."""
+    fitting = [digit * 10**power for power in range(9) for digit in (1, 2, 5) if digit * 10**power <= most]
+    return fitting[::-2][:3][::-1]
+
+
+def relationships_section(study: Study) -> Markup:
+    """Render how much silos take from each other; empty if no method has such weights."""
+    related = relationships(study)
+    if related is None:
+        return Markup()
+    info, found = related
+    return render(
+        RELATIONSHIPS,
+        related_by=f"{info.spelling}: {info.relationships}",
+        map=in_widths(relationship_map, found, wide=600),
+        last=found.rounds[-1],
+        first=found.names[0],
+        to_all=trajectories(found, False),
+        to_itself=trajectories(found, True),
+    )
+
+
+def relationships(study: Study) -> tuple[MethodInfo, Relationships] | None:
+    """Return the relationships of the first run that has any, if the silos' states can be read (simulations)."""
+    for name, seed in study.planned:
+        method = strategies().get(name)
+        if method is not None and method.info.relationships:
+            states = newest_states(study.path / "checkpoint" / f"{name}-{seed}" / "silos")
+            if found := method.read_relationships(states):
+                return method.info, found
+    return None
+
+
+@chart
+def relationship_map(found: Relationships, width: float) -> str:
+    """Draw p_ij after the last round: how much silo i (row) takes of silo j's core model (column)."""
+    values, n = found.values[-1], len(found.names)
+    names, prefix = silo_names(found.names)
+    left, below = 14 + room_for(names), 44 if prefix else 44 + room_for(names)
+    cell = min((width - left - 6) / n, 44)
+    written = cell >= 24
+    c = Canvas(left + cell * n + 6, cell * n + below + 6, (left, 6, 6, below))
+    a, largest = c.axes, max(float(np.nanmax(np.abs(values))), 1e-12)
+    for i, j in np.argwhere(~np.isnan(values)).tolist():
+        p = float(values[i, j])
+        strength, colour = abs(p) / largest, BLUE if p >= 0 else VERMILLION
+        # Strength is shown by shade if the number fits into the cell, else by size.
+        half, alpha = (0.48, 0.04 + 0.66 * strength) if written else (0.48 * math.sqrt(strength), 0.85)
+        square = (j - half, i - half), 2 * half, 2 * half
+        a.add_patch(Rectangle(*square, facecolor=colour, linewidth=0, alpha=alpha))
+        if written:
+            text, weight = f"{p:.2f}".replace("0.", ".", 1).replace("-", "−"), "bold" if i == j else "normal"
+            a.text(j, i, text, ha="center", va="center", fontsize=min(11.0, cell * 0.36), weight=weight)
+    a.set_xticks(*thinned(names, 48), rotation=0 if prefix else 90)
+    a.set_yticks(*thinned(names, 48))
+    a.set_xlabel(f"takes from hospital j ({prefix}…)" if prefix else "takes from hospital j")
+    as_matrix(a, n, n)
+    label = "Directed relationships of all hospitals after the last round, row i from column j."
+    return c.svg(f"relations{width:g}", label)
+
+
+@chart
+def trajectories(found: Relationships, own: bool) -> str:
+    """Draw relationships over the rounds: of the first silo to all (``own`` false), or of every silo to itself."""
+    c, ends = Canvas(340, 250, (40, 92, 8, 42)), []
+    names, prefix = short_names(found.names)
+    lines = [found.values[:, j if own else 0, j] for j in range(len(names))]
+    labelled = sorted(range(len(lines)), key=lambda j: -abs(float(lines[j][-1])))[:6]
+    if not own and 0 not in labelled:
+        labelled = [0, *labelled[:5]]
+    looks = itertools.cycle([BLUE, ORANGE, GREEN, PURPLE, VERMILLION, SKY])
+    for j, values in enumerate(lines):
+        look: dict[str, Any] = {"color": MUTED, "alpha": 0.5, "linewidth": 0.9}
+        if j in labelled:
+            first = not own and j == 0
+            look = {"color": BLUE if first else next(looks), "linewidth": 2.4 if first else 1.6}
+            look["linestyle"] = DASHES[j % len(DASHES)]
+            ends.append((float(values[-1]), clipped(names[j] if prefix else found.names[j], 12), None))
+        c.axes.plot(found.rounds, values, **look)
+    c.axes.axhline(0, color=INK, linewidth=0.8)
+    lined(c, ends, "round", percent=False)
+    what = "of every hospital to itself" if own else f"of {found.names[0]} to all hospitals"
+    return c.svg(f"dr-{'own' if own else 'first'}", f"Directed relationships {what} over the rounds.")
