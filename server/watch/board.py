@@ -10,19 +10,21 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from server.results.chosen import Chosen, mean
 from server.results.history import Row
 
 NOTES = 50  # lines of the log that are shown
+NOTED = ("note", "refused", "stopped", "error", "left_out")  # events whose message is such a line
 POINTS = 400  # maximum points of the curve
 PACE = 10  # number of last rounds for the estimate of the remaining time
 LATE_FACTOR, LATE_FLOOR = 2.0, 5.0  # a silo is late after this multiple of the others' median, at least these seconds
 LONGEST = 500  # maximum characters of a line
 ALONE = "local"  # the method without any exchange
+PARTS = {"val": "validation", "test": "test"}
 
 Event = Mapping[str, Any]
 
@@ -31,14 +33,16 @@ Event = Mapping[str, Any]
 class SiloState:
     """One silo in one run."""
 
+    name: str
     doing: str = ""  # train, evaluate; empty once it has answered
-    since: float = 0.0  # time of the last request, Unix time
+    since: float | None = None  # time of the last request, Unix time
     seconds: float | None = None  # duration of its last reply
     left_out: str = ""  # why its last reply was not used
-    missed: int = 0  # rounds that went on without it
     bounded: str = ""
-    val: float | None = None
+    missed: int = 0  # rounds that went on without it
+    validation: float | None = None
     test: float | None = None
+    epsilon: float | None = None
 
 
 @dataclass
@@ -47,46 +51,55 @@ class RunState:
 
     strategy: str
     seed: int
-    state: str = "waiting"  # running, stopped early, done, failed
+    state: str = "waiting"  # running, done, failed
     why: str = ""
     rounds: int = 0
     round: int = 0
-    asked: float = 0.0  # start of the current round, Unix time; 0: no round is in progress
+    asked: float | None = None  # start of the current round, Unix time; None: no round is in progress
     closing: bool = False
     score: str = ""
     silos: dict[str, SiloState] = field(default_factory=dict)
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=PACE))
     took: float = 0.0  # all rounds together
     bytes: int = 0
-    down: int = 0
-    up: int = 0
+    bytes_down: int = 0
+    bytes_up: int = 0
     transfer: str = ""
-    epsilon: dict[str, float] = field(default_factory=dict)
     curve: list[tuple[int, float | None, float | None]] = field(default_factory=list)
     chosen: Chosen = field(default_factory=lambda: Chosen("", ""))
     best: dict[str, float] = field(default_factory=dict)  # test scores at the chosen round
 
-    @property
-    def key(self) -> str:
-        return f"{self.strategy}-{self.seed}"
-
     def silo(self, name: str) -> SiloState:
-        return self.silos.setdefault(name, SiloState())
+        return self.silos.setdefault(name, SiloState(name))
+
+    def rest(self) -> None:
+        """End the current round: no silo's reply is awaited."""
+        self.asked = None
+        for silo in self.silos.values():
+            silo.doing = ""
+
+    def pace(self) -> float | None:
+        return statistics.fmean(self.seconds) if self.seconds else None
 
     def left(self) -> float | None:
         """Return the estimated seconds to the end from the last rounds; None if unknown."""
-        if self.state != "running" or not self.seconds or not self.rounds:
-            return None
-        return statistics.fmean(self.seconds) * max(self.rounds - self.round, 0)
+        pace = self.pace()
+        known = self.state == "running" and pace is not None and self.rounds
+        return pace * max(self.rounds - self.round, 0) if known and pace is not None else None
 
-    def late(self, now: float) -> dict[str, float]:
-        """Return the late silos with the seconds since their request; empty until half of the silos have answered."""
+    def late(self, now: float) -> set[str]:
+        """Return the late silos; empty until half of the silos have answered."""
         waiting = {name: now - silo.since for name, silo in self.silos.items() if silo.doing and silo.since}
         took = [s.seconds for s in self.silos.values() if not s.doing and s.since == self.asked and s.seconds]
-        if not waiting or len(took) < (len(waiting) + len(took) + 1) // 2:
-            return {}
+        if len(took) < (len(waiting) + len(took) + 1) // 2 or not took:
+            return set()
         limit = max(LATE_FLOOR, LATE_FACTOR * statistics.median(took))
-        return {name: seconds for name, seconds in waiting.items() if seconds > limit}
+        return {name for name, seconds in waiting.items() if seconds > limit}
+
+    def scores(self, part: str) -> dict[str, float]:
+        """Return the last scores of the silos that have one."""
+        found = {name: getattr(silo, part) for name, silo in self.silos.items()}
+        return {name: value for name, value in found.items() if value is not None}
 
 
 class Board:
@@ -97,214 +110,167 @@ class Board:
         self.runs: dict[tuple[str, int], RunState] = {}
         self.current: RunState | None = None
         self.notes: deque[tuple[str, str]] = deque(maxlen=NOTES)  # (time, line)
-        self.handlers = {
-            "begin": self._begin,
-            "reply": self._reply,
-            "round": self._round,
-            "closed": self._closed,
-            "transfer": self._transfer,
-            "silos": self._silos,
-            "left_out": self._left_out,
-            "stopped": self._stopped,
-            "error": self._error,
-            "done": self._done,
-        }
 
     def take(self, event: Event) -> None:
         """Process one event; unknown kinds are ignored."""
-        kind = text(event.get("event"))
-        if kind in ("note", "refused", "stopped", "error", "left_out"):
-            self.notes.append((text(event.get("time")), line(event.get("message"))))
-        handler = self.handlers.get(kind)
-        strategy, seed = text(event.get("strategy")), whole(event.get("seed"))
+        found = checked(event, self.own)
+        kind, strategy, seed = found["event"], found["strategy"], found["seed"]
+        if kind in NOTED:
+            self.notes.append((text(event.get("time")), found["message"]))
+        handler = getattr(self, f"_on_{kind}", None)
         if handler is None or not strategy or seed is None:
             return
         run = self.runs.setdefault((strategy, seed), RunState(strategy, seed))
         if self.current is None or kind in ("begin", "round") or self.current.state != "running":
             self.current = run
-        handler(run, event)
+        handler(run, found)
 
-    def _names(self, value: object) -> Iterator[tuple[str, Any]]:
-        """Yield the entries of a table by silo; on a site's own page only the site's entry."""
-        for name, found in value.items() if isinstance(value, Mapping) else ():
-            if isinstance(name, str) and self.own in ("", name):
-                yield name, found
-
-    def _silos(self, run: RunState, event: Event) -> None:
-        for name, _ in self._names(event.get("samples")):
+    def _on_silos(self, run: RunState, event: Event) -> None:
+        for name in event["samples"]:
             run.silo(name)
-        for name, why in self._names(event.get("left_out")):
+        for name, why in event["left_out"].items():
             run.silo(name).left_out = line(why)
 
-    def _left_out(self, run: RunState, event: Event) -> None:
+    def _on_left_out(self, run: RunState, event: Event) -> None:
         """Record that the site failed on a message: the round goes on without it."""
-        for name, why in self._names({text(event.get("silo")): event.get("message")}):
-            silo = run.silo(name)
-            silo.doing, silo.left_out = "", line(why)
+        if self.own in ("", event["silo"]):
+            silo = run.silo(event["silo"])
+            silo.doing, silo.left_out = "", event["message"]
             silo.missed += 1
-            run.asked = 0.0
+            run.asked = None
 
-    def _begin(self, run: RunState, event: Event) -> None:
+    def _on_begin(self, run: RunState, event: Event) -> None:
+        run.rest()
         run.state, run.why, run.transfer = "running", "", ""
-        run.rounds = whole(event.get("rounds")) or run.rounds
-        run.closing = event.get("closing") is True
-        run.asked = number(event.get("time")) or 0.0
-        for silo in run.silos.values():
-            silo.doing = ""
-        for name, kind in self._names(event.get("silos")):
+        run.rounds = event["rounds"] or run.rounds
+        run.closing, run.asked = event["closing"] is True, event["time"] or None
+        for name, kind in event["silos"].items():
             silo = run.silo(name)
             silo.doing, silo.since = text(kind), run.asked
 
-    def _reply(self, run: RunState, event: Event) -> None:
-        for name, seconds in self._names({text(event.get("silo")): event.get("seconds")}):
-            silo = run.silo(name)
-            silo.doing, silo.seconds = "", number(seconds)
+    def _on_reply(self, run: RunState, event: Event) -> None:
+        if self.own in ("", event["silo"]):
+            silo = run.silo(event["silo"])
+            silo.doing, silo.seconds = "", event["seconds"]
             run.transfer = ""
 
-    def _round(self, run: RunState, event: Event) -> None:
-        run.state = "running"
-        run.round, run.rounds = whole(event.get("round")) or 0, whole(event.get("rounds")) or 0
-        seconds = number(event.get("seconds")) or 0.0
-        run.seconds.append(seconds)
-        run.took += seconds
-        run.bytes += whole(event.get("bytes")) or 0
-        run.down += whole(event.get("bytes_down")) or 0
-        run.up += whole(event.get("bytes_up")) or 0
-        run.epsilon |= {n: v for n, found in self._names(event.get("epsilon")) if (v := number(found)) is not None}
-        run.asked, run.transfer = 0.0, ""
-        bounded = dict(self._names(event.get("bounded")))
-        rejected = dict(self._names(event.get("rejected")))
-        for name in rejected:
-            run.silo(name)
+    def _on_round(self, run: RunState, event: Event) -> None:
+        run.rest()
+        run.state, run.transfer = "running", ""
+        run.round, run.rounds = event["round"] or 0, event["rounds"] or 0
+        run.seconds.append(event["seconds"] or 0.0)
+        run.took += event["seconds"] or 0.0
+        for key in ("bytes", "bytes_down", "bytes_up"):
+            setattr(run, key, getattr(run, key) + (event[key] or 0))
+        for name, spent in event["epsilon"].items():
+            run.silo(name).epsilon = number(spent)
+        for name in event["rejected"]:
+            run.silo(name).missed += 1
         for name, silo in run.silos.items():
-            silo.doing = ""
-            silo.left_out, silo.bounded = line(rejected.get(name, "")), line(bounded.get(name, ""))
-            silo.missed += name in rejected
-        self._scores(run, event, run.round)
-        values = [silo.test for silo in run.silos.values() if silo.test is not None]
+            silo.left_out, silo.bounded = line(event["rejected"].get(name)), line(event["bounded"].get(name))
+        self._score(run, event, run.round)
         if not run.curve or run.curve[-1][0] != run.round:
-            known = mean({n: s.val for n, s in run.silos.items() if s.val is not None})
-            shown = statistics.fmean(values) if values else None
-            run.curve.append((run.round, known if math.isfinite(known) else None, shown))
+            means = (mean(found) if (found := run.scores(part)) else None for part in PARTS.values())
+            run.curve.append((run.round, *means))
 
-    def _scores(self, run: RunState, event: Event, server_round: int) -> None:
+    def _score(self, run: RunState, event: Event, server_round: int) -> None:
         """Store the silos' scores of a round, and update the round that the report would show."""
-        score = text(event.get("score"))
-        if score and run.score != score:
-            run.score, run.chosen = score, Chosen("", score)
+        if event["score"] and run.score != event["score"]:
+            run.score, run.chosen = event["score"], Chosen("", event["score"])
         rows = []
-        for name, found in self._names(event.get("per_silo")):
-            silo = run.silo(name)
-            for split in ("val", "test"):
-                value = number(found.get(split)) if isinstance(found, Mapping) else None
-                if value is not None:
-                    setattr(silo, split, value)
+        for name, found in event["per_silo"].items():
+            silo, values = run.silo(name), found if isinstance(found, Mapping) else {}
+            for split, part in PARTS.items():
+                if (value := number(values.get(split))) is not None:
+                    setattr(silo, part, value)
                     rows.append(Row(run.strategy, run.seed, server_round, name, split, "", run.score, value, None))
-            seconds = number(found.get("seconds")) if isinstance(found, Mapping) else None
+            seconds = number(values.get("seconds"))
             silo.seconds = silo.seconds if seconds is None else seconds
         run.chosen.add(rows)
         if rows and run.chosen.round == server_round:
-            run.best = {name: silo.test for name, silo in run.silos.items() if silo.test is not None}
+            run.best = run.scores("test")
 
-    def _closed(self, run: RunState, event: Event) -> None:
-        self._scores(run, event, (whole(event.get("number")) or run.round) + 1)
-        for silo in run.silos.values():
-            silo.doing = ""
-        run.asked = 0.0
+    def _on_closed(self, run: RunState, event: Event) -> None:
+        self._score(run, event, (event["number"] or run.round) + 1)
+        run.rest()
 
-    def _transfer(self, run: RunState, event: Event) -> None:
-        run.transfer = "" if self.own else line(event.get("message"))
+    def _on_transfer(self, run: RunState, event: Event) -> None:
+        run.transfer = "" if self.own else event["message"]
 
-    def _stopped(self, run: RunState, event: Event) -> None:
-        run.why = line(event.get("message"))
+    def _on_stopped(self, run: RunState, event: Event) -> None:
+        run.why = event["message"]
 
-    def _error(self, run: RunState, event: Event) -> None:
-        run.state, run.why, run.asked = "failed", line(event.get("message")), 0.0
+    def _on_error(self, run: RunState, event: Event) -> None:
+        run.state, run.why, run.asked = "failed", event["message"], None
 
-    def _done(self, run: RunState, event: Event) -> None:
-        run.state, run.asked = "done", 0.0
-        for silo in run.silos.values():
-            silo.doing = ""
+    def _on_done(self, run: RunState, event: Event) -> None:
+        run.rest()
+        run.state = "done"
 
     # -- the picture --------------------------------------------------------------------------------------------------
-
-    def alone(self, run: RunState) -> Mapping[str, float]:
-        """Return the silos' test scores of a finished ``local`` run with the same seed; empty if there is none."""
-        found = self.runs.get((ALONE, run.seed))
-        return found.best if found is not None and found is not run and found.state == "done" else {}
 
     def picture(self, now: float | None = None) -> dict[str, Any]:
         """Return the content of page, terminal and metrics as JSON values. ``now``: Unix time, default the present."""
         now = time.time() if now is None else now
-        run = self.current
         return {
             "now": now,
             "site": self.own,
             "notes": [{"time": when, "text": found} for when, found in reversed(self.notes)],
             "runs": [self._overview(found) for found in self.runs.values()],
-            "run": None if run is None else self._detail(run, now),
+            "run": None if self.current is None else self._detail(self.current, now),
         }
 
+    def _gains(self, run: RunState) -> dict[str, float]:
+        """Return the silos' gains over a finished ``local`` run with the same seed; empty if there is none."""
+        alone = self.runs.get((ALONE, run.seed))
+        known = alone.best if alone is not None and alone is not run and alone.state == "done" else {}
+        return {name: score - known[name] for name, score in run.best.items() if name in known}
+
     def _overview(self, run: RunState) -> dict[str, Any]:
-        validation = mean(run.chosen.best) if run.chosen.best else None
-        best = statistics.fmean(run.best.values()) if run.best else None
-        gains = [gain for silo in run.best if (gain := self._gain(run, silo)) is not None]
+        gains, chosen = self._gains(run).values(), run.chosen
+        # As in the report: the closing evaluation has the last round's number plus one.
+        when = str(chosen.round) if chosen.round <= run.round else f"after {run.round}"
         return {
-            "strategy": run.strategy,
-            "seed": run.seed,
-            "state": run.state,
-            "round": run.round,
-            "rounds": run.rounds,
-            "score": run.score,
-            "best_round": run.chosen.round or None,  # the closing evaluation has the last round's number plus one
-            "best_when": "" if not run.chosen.round else _when(run.chosen.round, run.round),
-            "best_validation": validation,
-            "best_test": best,
+            **{key: getattr(run, key) for key in ("strategy", "seed", "state", "round", "rounds", "score")},
+            "best_round": chosen.round or None,
+            "best_when": when if chosen.round else "",
+            "best_validation": mean(chosen.best) if chosen.best else None,
+            "best_test": statistics.fmean(run.best.values()) if run.best else None,
             "gain": statistics.fmean(gains) if gains else None,
         }
 
-    def _gain(self, run: RunState, silo: str) -> float | None:
-        alone = self.alone(run)
-        return run.best[silo] - alone[silo] if silo in run.best and silo in alone else None
-
     def _detail(self, run: RunState, now: float) -> dict[str, Any]:
-        late = run.late(now)
+        late, gains = run.late(now), self._gains(run)
         every = max(1, math.ceil(len(run.curve) / POINTS))
+        kept = ("why", "closing", "asked", "took", "bytes", "bytes_down", "bytes_up", "transfer")
         return {
             **self._overview(run),
-            "why": run.why,
-            "closing": run.closing,
-            "asked": run.asked or None,
-            "pace": statistics.fmean(run.seconds) if run.seconds else None,
+            **{key: getattr(run, key) for key in kept},
+            "pace": run.pace(),
             "left": run.left(),
-            "took": run.took,
-            "bytes": run.bytes,
-            "bytes_down": run.down,
-            "bytes_up": run.up,
-            "transfer": run.transfer,
             "curve": run.curve[::-1][::every][::-1],
             "silos": [
-                {
-                    "name": name,
-                    "doing": "late" if name in late else silo.doing,
-                    "since": silo.since or None,
-                    "seconds": silo.seconds,
-                    "left_out": silo.left_out,
-                    "bounded": silo.bounded,
-                    "missed": silo.missed,
-                    "validation": silo.val,
-                    "test": silo.test,
-                    "gain": self._gain(run, name),
-                    "epsilon": run.epsilon.get(name),
-                }
+                asdict(silo) | {"doing": "late" if name in late else silo.doing, "gain": gains.get(name)}
                 for name, silo in sorted(run.silos.items())
             ],
         }
 
 
-def _when(number: int, last: int) -> str:
-    """Return a round's name as in the report."""
-    return str(number) if number <= last else f"after {last}"
+TEXTS = ("event", "strategy", "score", "silo", "message")
+WHOLE = ("seed", "round", "rounds", "number", "bytes", "bytes_down", "bytes_up")
+TABLES = ("samples", "left_out", "silos", "per_silo", "epsilon", "rejected", "bounded")  # by silo
+
+
+def checked(event: Event, own: str) -> dict[str, Any]:
+    """Return an event's fields; a field of another type is empty, and on a site's own page so are other silos."""
+    found: dict[str, Any] = {key: line(event.get(key)) for key in TEXTS}
+    found |= {key: whole(event.get(key)) for key in WHOLE}
+    found |= {"seconds": number(event.get("seconds")), "time": number(event.get("time"))}
+    for key in TABLES:
+        table = event.get(key)
+        rows = table.items() if isinstance(table, Mapping) else ()
+        found[key] = {name: value for name, value in rows if isinstance(name, str) and own in ("", name)}
+    return {**found, "closing": event.get("closing")}
 
 
 def text(value: object) -> str:
@@ -318,10 +284,9 @@ def line(value: object) -> str:
 
 def number(value: object) -> float | None:
     """Return a finite number; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
     try:
-        return float(value) if math.isfinite(value) else None
+        known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        return float(value) if known else None  # type: ignore[arg-type]
     except OverflowError:
         return None
 
