@@ -170,8 +170,8 @@ class Board:
             silo.left_out, silo.bounded = line(event["rejected"].get(name)), line(event["bounded"].get(name))
         self._score(run, event, run.round)
         if not run.curve or run.curve[-1][0] != run.round:
-            means = (mean(found) if (found := run.scores(part)) else None for part in PARTS.values())
-            run.curve.append((run.round, *means))
+            validation, test = (mean(found) if (found := run.scores(part)) else None for part in PARTS.values())
+            run.curve.append((run.round, validation, test))
 
     def _score(self, run: RunState, event: Event, server_round: int) -> None:
         """Store the silos' scores of a round, and update the round that the report would show."""
