@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
+from server.report.methods import spelled
 from server.report.study import Study
 
 FEW = 0.5  # a silo that took part in fewer rounds than this share of the median silo's is marked
@@ -62,3 +63,14 @@ def rounds_missed(found: Mapping[str, Rounds]) -> str:
     lines = [f"{silo} took part in {taken} of {of} rounds" for silo, (taken, of) in list(found.items())[:5]]
     more = len(found) - len(lines)
     return ", ".join(lines) + (f", and {more} more in few" if more else "")
+
+
+def silo_rounds(study: Study, metric: str) -> list[tuple[str, int, str, int, str]]:
+    """Return method, seed, silo, rounds and last reason for silos that were ``rejected`` or ``bounded``."""
+    counts = Counter((row.strategy, row.seed, row.silo) for row in study.history.rows if row.metric == metric)
+    reasons = {
+        (event.get("strategy"), event.get("seed"), silo): str(reason)
+        for event in study.events
+        for silo, reason in (event.get(metric) or {}).items()
+    }
+    return [(spelled(key[0]), *key[1:], n, reasons.get(key, "")) for key, n in sorted(counts.items())]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -169,16 +169,6 @@ class Study:
         """Notes on silos' damaged states, and how the run handled each."""
         notes = (e for e in self.events if e["event"] == "note" and e.get("about") == "state")
         return list(dict.fromkeys(event["message"] for event in notes))
-
-    def silo_rounds(self, metric: str) -> list[tuple[str, int, str, int, str]]:
-        """Return method, seed, silo, rounds and last reason for silos that were ``rejected`` or ``bounded``."""
-        counts = Counter((row.strategy, row.seed, row.silo) for row in self.history.rows if row.metric == metric)
-        reasons = {
-            (event.get("strategy"), event.get("seed"), silo): str(reason)
-            for event in self.events
-            for silo, reason in (event.get(metric) or {}).items()
-        }
-        return [(spelled(key[0]), *key[1:], n, reasons.get(key, "")) for key, n in sorted(counts.items())]
 
     @property
     def searches(self) -> list[dict[str, Any]]:
@@ -359,15 +349,10 @@ class Study:
         size = statistics.fmean(r["bytes_down"] + r["bytes_up"] for r in self.of(method))
         return size, statistics.fmean(r["seconds"].get("total") or 0.0 for r in self.of(method))
 
-    def mean_seconds(self, method: str, part: str) -> float:
-        """Return the duration of one part of a method's runs, mean over seeds; ``nan`` if unknown."""
-        found = [r["seconds"][part] for r in self.of(method) if r["seconds"].get(part) is not None]
-        return statistics.fmean(found) if found else NAN
-
     # -- over the rounds ----------------------------------------------------------------------------------------------
 
     @cached_property
-    def _silo_rows(self) -> list[Row]:
+    def silo_rows(self) -> list[Row]:
         """The rows of silos' metrics."""
         return [r for r in self.history.rows if r.silo and r.snapshot]
 
@@ -381,7 +366,7 @@ class Study:
 
     @cached_property
     def _score_rows(self) -> list[Row]:
-        return [r for r in self._silo_rows if r.split == "test" and r.metric == self.task.score]
+        return [r for r in self.silo_rows if r.split == "test" and r.metric == self.task.score]
 
     def per_round(self, method: str, metric: str) -> dict[int, float]:
         """Return by round the mean over seeds of ``round_seconds``, ``bytes_down`` or ``bytes_up``."""
@@ -397,38 +382,7 @@ class Study:
         return {k: v for k, v in self.per_round(method, "round_seconds").items() if k <= last}
 
     @cached_property
-    def replies(self) -> dict[tuple[str, str], tuple[int, int]]:
-        """Numbers of exchanges with metrics and of single metric values, by (method, silo), over all seeds."""
-        exchanges: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
-        for r in self._silo_rows:
-            if not math.isnan(r.value):
-                exchanges[r.strategy, r.silo].append((r.seed, r.round))
-        return {key: (len(set(found)), len(found)) for key, found in exchanges.items()}
-
-    @cached_property
-    def bytes_up(self) -> dict[tuple[str, str], list[float]]:
-        """The bytes of vectors by (method, silo), for each round: an equal share of those that trained.
-
-        All that replied count if training reports no metrics.
-        """
-        trained: dict[tuple[str, int, int], set[str]] = defaultdict(set)
-        replied: dict[tuple[str, int, int], set[str]] = defaultdict(set)
-        for r in self._silo_rows:
-            (trained if r.split == "train" else replied)[r.strategy, r.seed, r.round].add(r.silo)
-        senders, found = {**replied, **trained}, defaultdict(list)
-        for r in self.history.rows:
-            if r.metric == "bytes_up" and r.value:
-                here = senders.get((r.strategy, r.seed, r.round), ())
-                for silo in here:
-                    found[r.strategy, silo].append(r.value / len(here))
-        return found
-
-    @cached_property
-    def metrics_that_left(self) -> list[str]:
-        return sorted({r.metric for r in self.history.rows if r.snapshot and not math.isnan(r.value)})
-
-    @cached_property
     def withheld(self) -> list[str]:
         """Silos that withheld a score because it is computed from too few samples."""
         unknown = {r.silo for r in self._score_rows if math.isnan(r.value)}
-        return sorted(unknown - {r.silo for r in self._silo_rows if r.split == "test" and r.metric == "loss"})
+        return sorted(unknown - {r.silo for r in self.silo_rows if r.split == "test" and r.metric == "loss"})

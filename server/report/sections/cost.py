@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from markupsafe import Markup
@@ -13,6 +16,7 @@ from server.report.html import duration, lines, markup, render, size_text, typic
 from server.report.methods import keeps, sends_numbers, spelled, uploads
 from server.report.sections.evidence import evidence_that_left, own_models_that_left
 from server.report.study import Study
+from server.results.history import Row
 
 COST = """{% from "macros" import table, cells with context %}
 <h2>What it cost</h2><p class='lead'>Bytes of model vectors over all hospitals, and wall time{% if seeds > 1 %} of one run, mean over seeds{% endif %}.</p>
@@ -52,8 +56,14 @@ def cost_row(study: Study, method: str) -> list[str]:
     total, time = study.cost(method)
     sizes = (*(typical(study.per_round(method, key)) for key in ("bytes_down", "bytes_up")), total)
     times = (typical(seconds), max(seconds.values(), default=0.0), time)
-    parts = (study.mean_seconds(method, part) for part in ("train", "communicate", "aggregate"))
-    return [*map(size_text, sizes), *map(duration, times), *("–" if math.isnan(p) else duration(p) for p in parts)]
+    parts = (mean_seconds(study, method, part) for part in ("train", "communicate", "aggregate"))
+    return [*map(size_text, sizes), *map(duration, times), *parts]
+
+
+def mean_seconds(study: Study, method: str, part: str) -> str:
+    """Return the duration of one part of a method's runs, mean over seeds."""
+    found = [r["seconds"][part] for r in study.of(method) if r["seconds"].get(part) is not None]
+    return duration(statistics.fmean(found)) if found else "–"
 
 
 @chart
@@ -95,32 +105,58 @@ def left_section(study: Study) -> Markup:
     """Render what left the silos, by method and by silo; empty without results."""
     if not study.runs:
         return Markup()
-    own = own_models_that_left(study)
+    own, sent = own_models_that_left(study), bytes_up(study)
     return render(
         LEFT,
-        metrics=", ".join(study.metrics_that_left) or "none",
+        metrics=", ".join(sorted({row.metric for row in values_that_left(study)})) or "none",
         allowed=", ".join(study.task.metrics),
         evidence=", ".join(evidence_that_left(study)),
         kept=[(spelled(m), what) for m in study.methods if m not in own for what in keeps(m)],
         own=[(spelled(m), ", ".join(silos)) for m, silos in own.items()],
         head=["Method", "Vectors", lines("per hospital|and round"), "Other numbers"],
-        rows=[left_row(study, method) for method in study.methods],
+        rows=[left_row(method, sent) for method in study.methods],
         silo_head=["Hospital", lines("Replies with|metrics"), lines("Model|vectors"), lines("Metric|values")],
-        silos=[(silo, silo_row(study, silo)) for silo in study.silos],
+        silos=[(silo, silo_row(study, silo, sent)) for silo in study.silos],
     )
 
 
-def left_row(study: Study, method: str) -> dict[str, object]:
+Sent = Mapping[tuple[str, str], Sequence[float]]  # (method, silo) -> bytes of each round and seed
+
+
+def left_row(method: str, sent: Sent) -> dict[str, object]:
     """Return what a silo sends by a method: the vectors, their typical size, and other numbers."""
-    shares = sorted(share for silo in study.silos for share in study.bytes_up.get((method, silo), ()))
+    shares = sorted(share for (m, _), each in sent.items() if m == method for share in each)
     size = shares[len(shares) // 2] if shares else 0.0
     text = markup("{}<small>{} numbers</small>", size_text(size), f"{size / 4:,.0f}") if size else "–"
     vectors, numbers = (", ".join(names) or "none" for names in (uploads(method), sends_numbers(method)))
     return {"name": spelled(method), "vectors": vectors, "size": text, "numbers": numbers}
 
 
-def silo_row(study: Study, silo: str) -> list[object]:
+def silo_row(study: Study, silo: str, sent: Sent) -> list[object]:
     """Return what a silo sent with all methods: replies with metrics, bytes of vectors, metric values."""
-    found = [study.replies.get((method, silo), (0, 0)) for method in study.methods]
-    sent = sum(sum(study.bytes_up.get((method, silo), ())) for method in study.methods)
-    return [sum(f[0] for f in found), size_text(sent), f"{sum(f[1] for f in found):,}"]
+    values = [row for row in values_that_left(study) if row.silo == silo]
+    size = sum(sum(each) for (_, name), each in sent.items() if name == silo)
+    return [len({(r.strategy, r.seed, r.round) for r in values}), size_text(size), f"{len(values):,}"]
+
+
+def values_that_left(study: Study) -> list[Row]:
+    """Return the rows of the silos' metrics that were not withheld."""
+    return [row for row in study.silo_rows if not math.isnan(row.value)]
+
+
+def bytes_up(study: Study) -> Sent:
+    """Return the bytes of vectors that each silo sent: in each round an equal share of those that trained.
+
+    All that replied count if training reports no metrics.
+    """
+    trained: dict[tuple[str, int, int], set[str]] = defaultdict(set)
+    replied: dict[tuple[str, int, int], set[str]] = defaultdict(set)
+    for r in study.silo_rows:
+        (trained if r.split == "train" else replied)[r.strategy, r.seed, r.round].add(r.silo)
+    senders, found = {**replied, **trained}, defaultdict(list)
+    for r in study.history.rows:
+        if r.metric == "bytes_up" and r.value:
+            here = senders.get((r.strategy, r.seed, r.round), ())
+            for silo in here:
+                found[r.strategy, silo].append(r.value / len(here))
+    return found

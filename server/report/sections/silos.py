@@ -26,7 +26,7 @@ from server.report.canvas import (
 from server.report.html import between, capital, counted, markup, mean_of, percent, points, render
 from server.report.inference import SEEDS_NEEDED, Gain, Score
 from server.report.methods import spelled
-from server.report.participation import MARK, Rounds, mean_without, rounds_missed, seldom
+from server.report.participation import MARK, Rounds, mean_without, rounds_missed, seldom, silo_rounds
 from server.report.study import Study
 
 SMALL = 30  # a test set with fewer samples is marked as small
@@ -73,8 +73,8 @@ def silos_section(study: Study) -> Markup:
             for first, own in by_round.items()
         ],
         absences=[
-            ("Rounds that went on without a hospital", study.silo_rounds("rejected")),
-            ("Rounds in which a hospital's step was bounded", study.silo_rounds("bounded")),
+            ("Rounds that went on without a hospital", silo_rounds(study, "rejected")),
+            ("Rounds in which a hospital's step was bounded", silo_rounds(study, "bounded")),
         ],
     )
 

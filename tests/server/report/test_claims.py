@@ -17,10 +17,10 @@ import pytest
 from scipy import stats
 from studies import checked, make_run
 
-from benchmarks.coverage import interval_of, study
+from benchmarks.coverage import difference, interval_of, study
 from server.report.canvas import Canvas, percent_axis
 from server.report.head import headline, tiles
-from server.report.inference import Gain, accuracy_interval, from_intervals, over_hospitals, silo_interval
+from server.report.inference import Gain, over_hospitals, silo_interval
 from server.report.sections.silos import gain_cell
 from server.report.study import Study
 from server.report.write import silo_table, write_report
@@ -136,10 +136,6 @@ def test_the_mean_holds_the_truth_as_often_as_it_says_and_sees_a_gain() -> None:
     assert 370 <= sum(low <= 0 <= high for low, high in found) <= 390
     seen = [interval_of(study(rng, np.full((6, 3), 0.1), 40, shared=False))[0] > 0 for _ in range(200)]
     assert sum(seen) > 150
-
-
-def difference(a: float, b: float, n: int) -> Gain:
-    return Gain(a - b, from_intervals(a, accuracy_interval(a, n), b, accuracy_interval(b, n)))
 
 
 def test_one_hospitals_gain_counts_its_patients_once_and_its_seeds() -> None:
