@@ -289,9 +289,8 @@ def test_silos_whose_step_was_bounded_are_named_with_the_reason(tmp_path: Path) 
     history.add([Row("apple", 42, r, "b", "", "", "bounded", 0.1, None) for r in (1, 2)])
     event = {"event": "round", "strategy": "apple", "seed": 42, "rejected": {}, "bounded": {"b": "cut: <b>far</b>"}}
     (path / "progress.jsonl").write_text(json.dumps(event) + "\n")
-    assert silo_rounds(Study(path), "bounded") == [("APPLE", 42, "b", 2, "cut: <b>far</b>")] and not Study(
-        path
-    ).silo_rounds("rejected")
+    assert silo_rounds(Study(path), "bounded") == [("APPLE", 42, "b", 2, "cut: <b>far</b>")]
+    assert not silo_rounds(Study(path), "rejected")
     text = checked(path).text
     assert "Rounds in which a hospital's step was bounded" in text and "Rounds that went on without" not in text
 
@@ -351,16 +350,8 @@ def test_labels_are_moved_apart() -> None:
 def test_small_texts() -> None:
     assert short_names(["hospital-01", "hospital-02"]) == (["01", "02"], "hospital-")
     assert short_names(["a-1", "b-1"]) == (["a-1", "b-1"], "")
-    assert [size_text(v) for v in (0, 999, 1000, 99_600, 2_543_000, 613_000_000, 2e12, 5e15)] == [
-        "0 B",
-        "999 B",
-        "1.0 kB",
-        "100 kB",
-        "2.5 MB",
-        "613 MB",
-        "2.0 TB",
-        "5000.0 TB",
-    ]
+    sizes = map(size_text, (0, 999, 1000, 99_600, 2_543_000, 613_000_000, 2e12, 5e15))
+    assert ", ".join(sizes) == "0 B, 999 B, 1.0 kB, 100 kB, 2.5 MB, 613 MB, 2.0 TB, 5000.0 TB"
     assert [duration(s) for s in (0.04, 9.96, 99.4, 150, 7200)] == ["0.0 s", "10 s", "99 s", "2.5 min", "2.0 h"]
     assert round_numbers(64) == [2, 10, 50] and round_numbers(1) == [1]
 
