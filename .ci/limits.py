@@ -19,9 +19,9 @@ MOST_TOKENS = {
     "models": 44_700,
     "partitions": 91_600,
     "strategies": 63_400,
-    "client": 86_100,
+    "client": 81_500,
     "server": 114_300,
-    "tests": 542_700,
+    "tests": 538_600,
 }
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),

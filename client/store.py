@@ -9,7 +9,7 @@ server decides what to do (``server/run/recovery.py``).
 
     STATE_DIR/RUN/STRATEGY-SEED/SILO/run-ID/round-000007.safetensors
 
-A persistent worker (``client/site/runtime/prefork/persistent.py``) also keeps the last state in memory. It does not
+An app's process (``client/site/runtime/app_process.py``) also keeps the last state in memory. It does not
 read the file again while that is the one it wrote.
 
 The server chooses a run's name, and may reuse one. The folder of the run's id keeps the runs apart, so that no run

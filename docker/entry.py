@@ -51,7 +51,7 @@ def main(command: list[str]) -> int:
         keep_registrations(server, Path("/server/registered.json"), Path("/tmp/registered"))
     elif command[:1] == ["flower-supernode"]:
         from client.site.node import Site
-        from client.site.runtime.launch import threads
+        from client.site.runtime.launch import own_supernode, threads
         from client.site.runtime.supervisor import run
         from partitions.common.files import keep_private
 
@@ -59,6 +59,7 @@ def main(command: list[str]) -> int:
         site = Site.from_environment(os.environ)
         sharing = int(os.environ.get("SILOFL_SHARING") or 1)  # silos that share this machine's cores
         os.environ.setdefault("OMP_NUM_THREADS", threads(sharing))
+        command = [*own_supernode(), *command[1:]]
         return run(site, command, os.environ, online=Path("/tmp/online"), echo=lambda line: print(line, flush=True))
     os.execvp(command[0], command)
 

@@ -33,7 +33,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # What begins first where several processes run the suite: what takes longest, much of it waiting; then other
 # federations. Of the rest no file takes ten seconds, so no process works long when the others have ended.
 FIRST = (
-    *("test_deployed.py", "test_prefork.py", "test_local_federation.py", "test_policy_deployed.py"),
+    *("test_deployed.py", "test_answering.py", "test_local_federation.py", "test_policy_deployed.py"),
     *("test_every_method.py", "test_every_task.py", "test_tasks_deployed.py", "test_resume.py", "test_workers.py"),
     *("test_fresh_machine.py", "test_robust.py", "test_persistent.py", "test_device.py", "test_tune.py"),
     *("test_info.py", "test_reported.py", "test_release.py", "test_architectures.py", "test_private.py"),

@@ -1,12 +1,10 @@
-"""The wrapper of all handlers: checks a message against the site's rules, charges it, turns errors into replies."""
+"""The wrapper of all handlers: gives them the message's session, and turns errors into replies."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +13,10 @@ from flwr.app import Context, Error, Message, RecordDict
 from client.faults import line_of, report
 from client.progress import note_failure
 from client.session import ClientSession
-from client.site.audit_gate import (
-    BY_SITE,
-    describe_message,
-    in_study,
-    own_build,
-    release_reply,
-    runs_alone,
-    take_receipt,
-)
+from client.site.audit_gate import own_build, runs_alone
 from client.site.flower import internal
-from client.site.messages import charge_message, check_message
-from client.site.terms import read_terms
+from client.site.messages import charge_message, check_message, pass_gate
+from client.site.terms import Terms, read_terms, take_terms
 from models.training import use_threads
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import is_full, keep_private
@@ -35,7 +25,7 @@ from partitions.units import describe_units
 from strategies.base.run_settings import RunSettings, parse_settings
 
 APP = Path(__file__).parents[1] / "app.py"
-ALONE = runs_alone()  # started by Flower's own SuperNode: what the site's process does otherwise is done here
+ALONE = runs_alone()  # started by Flower's own SuperNode, which has no gate: it is here
 if ALONE:
     keep_private()
 Handler = Callable[[Message, ClientSession], RecordDict]
@@ -58,32 +48,43 @@ def answer(handler: Handler) -> Callable[[Message, Context], Message]:
 
     @functools.wraps(handler)
     def handle(message: Message, context: Context) -> Message:
-        terms = read_terms(context.node_config, context.run_config)
-        info = describe_message(message, context, own_build(APP), terms) if ALONE else None
-        try:
-            # Repeats the checks of the site's own process; a message that it has counted is not counted again.
-            counts = not os.environ.get(BY_SITE)
-            check_message(message, context, terms, count=counts, app=() if info is None else (info.app,))
-            if info is not None:
-                info = replace(in_study(info, terms), receipt=take_receipt(message, context, terms))
-            charged = charge_message(message, context, terms, read=describe_units) if counts else None
-            if info is not None:
-                info = replace(info, charged=charged)
-            settings = settings_in(context)
-            use_threads(settings.common.threads)
-            session = ClientSession(settings, context, terms=terms)
-            session.check_floor()
-            reply = Message(handler(message, session), reply_to=message)
-        except Exception as error:
-            if (is_full(error) or is_out_of_memory(error)) and "state-path" in context.node_config:
-                # A simulation's silos share the user's disk and memory: the run fails instead of leaving silos out.
-                if is_full(error):
-                    raise
-                raise UserError(line_of(error, batch_size_in(context))) from None
-            reply = error_reply(error, message, context)
-        return reply if info is None else release_reply(reply, info, message)
+        if not ALONE:
+            return reply_to(message, context, handler)
+        build = own_build(APP)
+
+        def reply(terms: Terms) -> Message:
+            return reply_to(message, context, handler, terms)
+
+        passed: Message = pass_gate(message, context, build, reply, lambda: [build], read=describe_units)
+        return passed
 
     return handle
+
+
+def reply_to(message: Message, context: Context, handler: Handler, terms: Terms | None = None) -> Message:
+    """Return the handler's reply to a message, or the reason why it has none.
+
+    ``terms``: those under which the message passed the gate in this process. Those of the site's SuperNode come with
+    the context. Without either, as in a simulation, the message is checked and charged here.
+    """
+    try:
+        terms = terms or take_terms(context.node_config)
+        if terms is None:
+            terms = read_terms(context.node_config, context.run_config)
+            check_message(message, context, terms)
+            charge_message(message, context, terms, read=describe_units)
+        settings = settings_in(context)
+        use_threads(settings.common.threads)
+        session = ClientSession(settings, context, terms=terms)
+        session.check_floor()
+        return Message(handler(message, session), reply_to=message)
+    except Exception as error:
+        if (is_full(error) or is_out_of_memory(error)) and "state-path" in context.node_config:
+            # A simulation's silos share the user's disk and memory: the run fails instead of leaving silos out.
+            if is_full(error):
+                raise
+            raise UserError(line_of(error, batch_size_in(context))) from None
+        return error_reply(error, message, context)
 
 
 def batch_size_in(context: Context) -> int | None:

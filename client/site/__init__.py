@@ -1,1 +1,1 @@
-"""The process at the hospital: SuperNode, supervisor, prefork, bundle, doctor."""
+"""The process at the hospital: SuperNode, supervisor, gate, bundle, doctor."""

@@ -1,7 +1,7 @@
 """The audit gate: the last step before a reply leaves the site. A reply that cannot be logged does not leave.
 
-The site's own process calls it for every message (`runtime/prefork/wrappers.py`). An app that runs without that
-process calls it itself (`client/app.py`). In a simulation nothing leaves, and nothing is logged.
+The site's SuperNode calls it for every message (`messages.pass_gate`). An app under Flower's own SuperNode calls it
+itself (`client/exchange/answer.py`). In a simulation nothing leaves, and nothing is logged.
 """
 
 import contextlib
@@ -30,6 +30,11 @@ from .trust.chain import digest, plain, write_whole
 BY_SITE = "SILOFL_SITE_AUDITS"
 BY_SITE_VALUE = f"1 {TAKEN}"
 MOST_TEXT = 300  # characters of an error in the log
+# The arguments of Flower's `Metadata`, which identify the message that a reply belongs to.
+METADATA = (
+    *("run_id", "message_id", "src_node_id", "dst_node_id", "reply_to_message_id", "group_id", "created_at", "ttl"),
+    "message_type",
+)
 
 
 @dataclass(frozen=True)
@@ -175,9 +180,19 @@ def release_reply(reply: Any, info: MessageInfo, message: Any) -> Any:
         reason = f"the audit log cannot be written: {' '.join(str(reason).split())}"
         line = f"nothing leaves: {error if isinstance(error, SiteError) else reason}"
         print(f"ERROR: {line} ({info.folder})", file=sys.stderr, flush=True)
-        from flwr.app import Error, Message
+        return refuse(message, line)
 
-        return Message(Error(internal("ErrorCode").CLIENT_APP_RAISED_EXCEPTION, line), reply_to=message)
+
+def refuse(message: Any, reason: str, code: str = "CLIENT_APP_RAISED_EXCEPTION") -> Any:
+    """Return the reply to a message with the reason why it has no answer."""
+    from flwr.app import Error, Message, Metadata, RecordDict
+
+    sent = message.metadata
+    if time.time() > sent.created_at + sent.ttl - 1.0:
+        # Flower makes no reply to a message whose time is over, but the SuperNode waits for one. The server drops it.
+        fields = {key: getattr(sent, key) for key in METADATA} | {"created_at": time.time(), "ttl": 60.0}
+        message = internal("make_message")(metadata=Metadata(**fields), content=RecordDict())
+    return Message(Error(getattr(internal("ErrorCode"), code), reason), reply_to=message)
 
 
 def write_down(reply: Any, info: MessageInfo, spent: Spent | None = None) -> tuple[int, str]:

@@ -28,9 +28,7 @@ class Internal:
         return self.where.partition(":")[0]
 
 
-CLIENTAPP = "flwr.supernode.runtime.run_clientapp"
 NO_TASK = "a silo runs no task at all, rather than one that is not pinned; its log names the missing function"
-NO_ANSWER = "a ClientApp that was killed is noticed only when Flower's heartbeat lapses, with a warning in the log"
 NO_CONTROL = "`up`, `status`, `run` and `add-silo` cannot speak with the SuperLink"
 NO_REFUSAL = "a reply that is too large is awaited until the round's time is up"
 NO_KEY_CHECK = "`doctor` and `join` cannot say whether the server knows the silo's key"
@@ -40,45 +38,22 @@ REGISTERED, LOST, BACK = ("SuperNode ID: ", "Connection attempt failed, retrying
 REFUSED = "Failed to activate SuperNode"
 
 INTERNALS = {
-    # The message's worker and its watchdog.
-    "run_clientapp": Internal(
-        CLIENTAPP, "four of its functions are wrapped: pins, whole unpacking, notes for the watchdog", NO_TASK
-    ),
-    "flwr_clientapp": Internal(
-        "flwr.supernode.cli.flwr_clientapp:flwr_clientapp", "the entry that a worker runs", NO_TASK
+    # A message at the SuperNode, and the process that runs the app.
+    "load_client_app": Internal("flwr.clientapp.utils:get_load_client_app_fn", "loads the app in its process", NO_TASK),
+    "install_from_fab": Internal("flwr.cli.install:install_from_fab", "unpacks an app whose pin was checked", NO_TASK),
+    "inflate_object_from_contents": Internal(
+        "flwr.supercore.inflatable.inflatable_utils:inflate_object_from_contents",
+        "a message with its content, from its parts",
+        NO_TASK,
     ),
     "get_flwr_home": Internal(
         "flwr.supercore.utils:get_flwr_home", "where apps are unpacked and where `config.toml` lies", NO_TASK
     ),
-    "clientapp_parser": Internal(
-        "flwr.supernode.cli.flwr_clientapp:_parse_args_run_flwr_clientapp", "reads the task's address", NO_ANSWER
-    ),
-    "app_token": Internal("flwr.common.args:try_obtain_flwr_app_token", "the task's token", NO_ANSWER),
-    "push_message": Internal(f"{CLIENTAPP}:push_message", "the error reply for a worker that died", NO_ANSWER),
-    "push_task_output": Internal(f"{CLIENTAPP}:push_task_output", "gives a dead worker's task back", NO_ANSWER),
-    "make_message": Internal("flwr.app.message:make_message", "the message that a reply refers to", NO_ANSWER),
-    "RuntimeHttpClient": Internal("flwr.supercore.runtime:RuntimeHttpClient", "the Runtime API", NO_ANSWER),
-    "runtime_handlers": Internal(
-        "flwr.supernode.servicer.runtime.runtime_handlers",
-        "what the SuperNode answers to a message's process, over a socket",
-        "every call goes by HTTP, and a round takes longer",
-    ),
-    "shared_runtime_handlers": Internal(
-        "flwr.supercore.servicer.runtime.runtime_handlers",
-        "the same, of what a SuperLink answers too",
-        "every call goes by HTTP, and a round takes longer",
-    ),
-    "RuntimeTokenHttpInterceptor": Internal(
-        "flwr.supercore.interceptors:RuntimeTokenHttpInterceptor", "signs calls of the Runtime API", NO_ANSWER
-    ),
+    "make_message": Internal("flwr.app.message:make_message", "the message that a reply refers to", NO_TASK),
+    "SubStatus": Internal("flwr.common.constant:SubStatus", "how a task ended", NO_TASK),
     "RuntimeVersionHttpInterceptor": Internal(
-        "flwr.supercore.interceptors:RuntimeVersionHttpInterceptor", "names Flower's version in calls", NO_ANSWER
+        "flwr.supercore.interceptors:RuntimeVersionHttpInterceptor", "names Flower's version in calls", NO_CONTROL
     ),
-    "http_retry": Internal("flwr.supercore.retry:make_simple_http_retry_invoker", "one attempt only", NO_ANSWER),
-    "root_certificates": Internal(
-        "flwr.supercore.tls:validate_and_resolve_root_certificates", "TLS of the Runtime API", NO_ANSWER
-    ),
-    "SubStatus": Internal("flwr.common.constant:SubStatus", "how a task ended", NO_ANSWER),
     "ErrorCode": Internal(
         "flwr.common.constant:ErrorCode",
         "why a message has no reply: an exception in the app, or a silo that is gone",
@@ -155,8 +130,8 @@ INTERNALS = {
     "supernode_loop": Internal(
         "flwr.supernode.start_client_internal",
         "its `time` is replaced, for it sleeps 3 s where we want a quarter, and its `subprocess`, for we need no "
-        "SuperExec; its `_pull_and_store_message`, `_push_messages` and `pull_objects` are wrapped",
-        "every round takes 3 s more; a process that dies without a reply keeps its silo waiting; no silo starts",
+        "SuperExec; its `_pull_and_store_message`, `_push_messages` and `pull_objects` are wrapped; `_insert_message`",
+        "every round takes 3 s more; no message is answered; no silo starts",
     ),
     "heartbeat": Internal("flwr.supercore.heartbeat", "how often a SuperNode says that it is alive", "no silo starts"),
     "fleet_connection": Internal(
@@ -165,7 +140,7 @@ INTERNALS = {
     "http_grid": Internal(
         "flwr.superlink.grid.http_grid", "its `pull_objects` is wrapped: how far a long reply is", "no run starts"
     ),
-    "Status": Internal("flwr.common.constant:Status", "whether a message's task is over", "no silo starts"),
+    "Status": Internal("flwr.common.constant:Status", "which tasks are waiting", NO_TASK),
     # The doctor.
     "headers": Internal(
         "flwr.common.constant", "under which names a call carries key, time and signature", NO_KEY_CHECK
@@ -202,23 +177,22 @@ ASSUMPTIONS = (
         "`test_what_the_supervisor_waits_for_is_what_flower_logs`",
     ),
     Assumption(
-        "its loop sleeps 3 s without a message and 0.5 s for a reply, through its module's `time`",
+        "its loop sleeps 3 s without a message, through its module's `time`",
         "`client/site/runtime/supernode.py`",
         "every round takes 3 s more",
         "`test_flower_sleeps_where_we_think_it_does`",
     ),
     Assumption(
-        "a SuperNode starts one SuperExec, by `subprocess.Popen`, with the options of the `flwr-clientapp` that this "
-        "would start for each message, but for the token",
+        "a SuperNode starts one SuperExec, by `subprocess.Popen`, and nothing else",
         "`client/site/runtime/supernode.py`",
-        "no message is answered",
+        "a process of 120 MB more, which finds no work",
         "`test_flower_starts_its_superexec_where_we_think_it_does`",
     ),
     Assumption(
         "an app's module is taken from `sys.modules`, or from `FLWR_HOME/apps/PUBLISHER.NAME.VERSION.HASH8`",
-        "`client/site/private.py`, `client/site/runtime/prefork/unpack.py`",
+        "`client/site/private.py`, `client/site/runtime/unpack.py`",
         "an app is unpacked where Flower does not look",
-        "`test_two_versions_one_after_the_other_and_a_process_for_each_message`",
+        "`test_another_run_or_another_app_ends_it`",
     ),
     Assumption(
         "a SuperLink in memory keeps messages in `message_ins_store` with `delivered_at`, and deletes a message's "

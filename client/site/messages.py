@@ -1,15 +1,17 @@
-"""Checks of a message against the hospital's policy, the study that it approved, and its privacy budget.
+"""The gate of a message: policy, the study that was approved, privacy budget; then the app; then the audit log.
 
-The site's own process makes them before the app is unpacked or imported. The app repeats them, without charging.
-Standard library only.
+`pass_gate` is the one way through it. The site's SuperNode calls it before the app is unpacked or imported, and passes
+the message's terms on to the app, which checks nothing of this again. Standard library only.
 """
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from .audit_gate import cohort_of, folder_of
+from .audit_gate import cohort_of, describe_message, folder_of, in_study, refuse, release_reply, take_receipt
 from .budget.cohort import Reader, read_by_process
 from .budget.release import charge
 from .errors import SiteError
@@ -18,18 +20,55 @@ from .record import Record
 from .study.accounting import study_faults
 from .study.protocol import Study, message_faults
 from .takeover import MESSAGE
-from .terms import Terms
+from .terms import Terms, read_terms
 from .trust.counters import count_faults, limits_of
 from .trust.message_rules import OWN_MODEL, own_model_faults, round_faults, run_faults
+from .trust.pins import AppRefusedError
 from .trust.policy import Policy, PolicyRefusedError
 
 
-def check_message(message: Any, context: Any, terms: Terms, *, count: bool = True, app: Iterable[str] = ()) -> None:
+def pass_gate(
+    message: Any,
+    context: Any,
+    build: str,
+    answer: Callable[[Terms], Any],
+    check_app: Callable[[], Iterable[str]],
+    *,
+    read: Reader = read_by_process,
+) -> Any:
+    """Return the reply to a message: checked, counted and charged, then answered, then written down.
+
+    ``build``: the SHA-256 of the app, for the audit log; ``check_app``: returns the sums of the app's build, or raises
+    AppRefusedError; ``answer``: returns the app's reply under these terms, and raises nothing; ``read``: reads the
+    units of a new data file.
+    """
+    try:
+        terms = read_terms(context.node_config, context.run_config)
+        info = describe_message(message, context, build, terms)
+    except Exception as error:
+        line = f"nothing leaves: the message cannot be checked: {type(error).__name__}: {error}"
+        print(f"ERROR: {line}", file=sys.stderr, flush=True)
+        return refuse(message, line)
+    try:
+        sums = tuple(check_app())
+        check_message(message, context, terms, app=sums)
+        receipt = take_receipt(message, context, terms)
+        charged = charge_message(message, context, terms, read=read)
+        info = replace(in_study(info, terms), receipt=receipt, charged=charged)
+    except Exception as error:
+        if not isinstance(error, AppRefusedError):  # whose line is there already
+            print(f"ERROR: {error}", file=sys.stderr, flush=True)
+        reply = refuse(message, str(error) or type(error).__name__)
+    else:
+        reply = answer(terms)
+    return release_reply(reply, info, message)
+
+
+def check_message(message: Any, context: Any, terms: Terms, *, app: Iterable[str] = ()) -> None:
     """Raise PolicyRefusedError, one line, if policy or study do not allow a message.
 
-    Raises ValueError if one of them cannot be read: then nothing is allowed. An allowed message is counted, unless
-    another process has done so (``count``). ``app``: the sums of the app's build; empty if another process has compared
-    them. A simulation's silos have no data file of their own, and so no policy. `message` and `context` are Flower's.
+    Raises ValueError if one of them cannot be read: then nothing is allowed. An allowed message is counted. A
+    simulation's silos have no data file of their own, and so no policy. ``app``: the sums of the app's build.
     """
     node = context.node_config
     if "data" not in node:
@@ -54,8 +93,7 @@ def check_message(message: Any, context: Any, terms: Terms, *, count: bool = Tru
         faults.append("its own model has left in this run (keep-models), which trains no further here")
     for fault in (*run_faults(policy, run_config), *faults, *round_faults(policy, run_config, kind, sent)):
         raise PolicyRefusedError(f"{silo} refuses: {fault}")
-    if count:
-        count_message(policy, study, state, run, silo, kind, today.isoformat())
+    count_message(policy, study, state, run, silo, kind, today.isoformat())
 
 
 def count_message(policy: Policy, study: Study | None, state: Any, run: str, silo: str, kind: str, day: str) -> None:

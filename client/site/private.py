@@ -1,6 +1,6 @@
 """Runs a module of this folder in a process that imports nothing of ours under the name `client`.
 
-    python -P client/site/private.py MODULE ARGUMENTS      e.g. runtime.prefork.commands serve SOCKET
+    python -P client/site/private.py MODULE ARGUMENTS      e.g. runtime.template SOCKET
 
 The app that Flower ships contains a package `client` of its own. If `sys.modules` had ours already, Python would use
 it instead: old code. So this folder is loaded as the package `silofl_site`, and `MODULE`'s `main` runs with the

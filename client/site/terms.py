@@ -1,13 +1,21 @@
-"""The terms of a message: policy and study, read once when it comes. Every check and its audit line use this value."""
+"""The terms of a message: policy and study, read once when it comes. Every check and its audit line use this value.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+The gate passes them on to the app's process, in the node config of the message's context there. The server cannot write
+that; an app could, in its own process, but what leaves is checked with the gate's own value.
+"""
+
+import json
+from collections.abc import Mapping, MutableMapping
+from dataclasses import asdict, dataclass
+from datetime import date
 from typing import Any
 
 from .errors import SiteError
 from .study.approvals import study_for
-from .study.protocol import Study, narrowed
+from .study.protocol import Limits, Study, narrowed
 from .trust.policy import Policy, PolicyRefusedError, policy_of
+
+GIVEN = "terms"  # in the node config of a message that the gate has checked, charged and counted
 
 
 @dataclass(frozen=True)
@@ -43,3 +51,30 @@ def read_terms(node: Mapping[str, Any], run: Mapping[str, Any]) -> Terms:
         refused = f"{node.get('name', 'this silo')} refuses: {error}"
         return Terms(policy, error=error if policy is None else PolicyRefusedError(refused))
     return Terms(policy, study)
+
+
+def written_terms(terms: Terms) -> str:
+    """Return terms as a text for the app's process."""
+    assert terms.policy is not None  # else the gate has refused the message
+    study = None if terms.study is None else asdict(terms.study)
+    return json.dumps({"policy": asdict(terms.policy), "study": study}, default=date.isoformat)
+
+
+def take_terms(node: MutableMapping[str, Any]) -> Terms | None:
+    """Take the gate's terms out of a message's node config; None where no gate has checked the message."""
+    given = node.pop(GIVEN, None)
+    if given is None:
+        return None
+    found = json.loads(str(given))
+    policy, study = found["policy"], found["study"]
+    if study is not None:
+        days = {key: date.fromisoformat(study[key]) for key in ("start", "end")}
+        study = Study(
+            **{**as_tuples(study), "settings": study["settings"], "limits": Limits(**study["limits"]), **days}
+        )
+    return Terms(Policy(**as_tuples(policy)), study)
+
+
+def as_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values whose lists, which were tuples before they were written as JSON, are tuples again."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}

@@ -19,9 +19,8 @@ from flwr.app import Context, Message
 from tiny import TinyGrid, federate, random_silos, tensor_of
 
 from client.app import app
-from client.exchange import answer
 from client.session import ClientSession
-from client.site import audit_gate
+from client.site import audit_gate, messages
 from client.site.budget.ledger import SENT, Ledger, charges
 from client.site.trust import audit, chain
 from client.store import StateStore
@@ -33,14 +32,14 @@ COMMAND = "import sys; sys.argv[0] = 'flwr-clientapp'; import dying; dying.main(
 SETTINGS: dict[str, Any] = {"strategy": "ditto", "dp": True, "batch_size": 10, "rounds": 2, "learning_rate": 0.1}
 # phase: whose function is not called any more, or is not left; and at which call
 PHASES: dict[str, tuple[Any, str, int]] = {
-    "before the charge": (answer, "charge_message", 1),
+    "before the charge": (messages, "charge_message", 1),
     "as the charge is written": (chain, "write_whole", 1),
     "before training": (ClientSession, "open_client", 1),
     "in training": (PrivateTraining, "gradient", 3),
     "before the state is saved": (StateStore, "save", 1),
     "before the reply is noted": (audit_gate, "note_charged", 1),
     "before the audit log": (audit_gate, "write_down", 1),
-    "as the reply leaves": (answer, "release_reply", -1),
+    "as the reply leaves": (messages, "release_reply", -1),
 }
 
 

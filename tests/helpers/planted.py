@@ -54,7 +54,7 @@ FAULTS: tuple[tuple[str, str, str], ...] = (
         'text, "public-key": public_pem(key).decode(), "signature": signature}',
         'text, "public-key": public_pem(key).decode(), "signature": signature[::-1]}',
     ),
-    ("client/site/test_prefork.py -k pins", "if not any(one in allowed for", "if any(one in allowed for"),
+    ("client/site/test_answering.py -k pins", "if not any(one in allowed for", "if any(one in allowed for"),
     ("client/site/test_persistent.py -k dispatcher_ends", "return 60 * max(0.0, float(text))", "return 0.0"),
     ("client/site/test_calls.py", "if name in SERVED:", "if name not in SERVED:"),
     ("server/run/test_names.py", "if registered and registered != name:", "if registered and registered == name:"),

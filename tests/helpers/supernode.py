@@ -1,8 +1,7 @@
-"""A SuperNode for tests of what runs in a silo's own processes, without a SuperLink.
+"""A SuperNode for tests of what it does with a message, without a SuperLink.
 
-`Silo` is Flower's own SuperNode state and Runtime API, served from this process: a test gives it a message and an app,
-starts `flwr-clientapp` through the shim as a SuperNode would, and looks at the reply. The parent imports Flower only,
-so it is ready in about a second.
+`Silo` is Flower's own SuperNode state, in this process: a test gives it a message and an app, has it answered as our
+SuperNode does, and looks at the reply. The template process imports Flower only, so it is ready in about a second.
 """
 
 from __future__ import annotations
@@ -11,15 +10,13 @@ import contextlib
 import hashlib
 import os
 import subprocess
-import sys
 import textwrap
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import uvicorn
+import pytest
 from apps import project
 from flwr.app import ConfigRecord, Context, Message, Metadata, RecordDict
 from flwr.app.message import make_message
@@ -29,12 +26,12 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.fab import Fab
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.run import Run
-from flwr.supernode.main import create_app
 from flwr.supernode.nodestate import NodeStateFactory
-from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 from flwr.supernode.start_client_internal import _insert_message
 
-from client.site.runtime.prefork.install import install_shim, template_command
+from client.site.runtime.answering import answer_messages
+from client.site.runtime.template import template_command
+from client.site.runtime.worker import Workers
 
 RUN, NODE = 11, 7
 LISTED = "allowed-apps: this build is listed"
@@ -60,6 +57,14 @@ CLIENT = """
             os.kill(os.getpid(), signal.SIGSEGV)
         if behaviour == "leaves":
             os._exit(3)
+        if behaviour == "lies":  # to its SuperNode, about how it ended
+            for number in os.listdir("/proc/self/fd"):
+                link = pathlib.Path("/proc/self/fd", number)
+                if link.is_symlink() and "socket" in os.readlink(link):
+                    os.write(int(number), b"X-9999")
+            time.sleep(60)
+        if behaviour == "loosens":
+            pathlib.Path(os.environ["SILOFL_POLICY"]).write_text("peers = true")
         if behaviour == "raises":
             raise ValueError("no such column")
         if behaviour == "hangs":
@@ -67,55 +72,44 @@ CLIENT = """
             while True:
                 time.sleep(60)
         if behaviour == "waits":
-            time.sleep(60)
-        if behaviour == "waits once" and not pathlib.Path(os.environ["MARKS"], "waited").exists():
-            pathlib.Path(os.environ["MARKS"], "waited").touch()
-            time.sleep(60)
+            time.sleep(3)
         seen = context.state.config_records.setdefault("seen", ConfigRecord({"messages": 0}))
         seen["messages"] += 1
         app.served = getattr(app, "served", 0) + 1
         answer = {"version": VERSION, "pid": os.getpid(), "cwd": os.getcwd(), "argv": sys.argv[0],
                  "secret": os.environ.get("SECRET", ""), "stray": os.environ.get("STRAY", ""),
                  "warm": "wave" in sys.modules or "torch" in sys.modules,
-                 "served": app.served, "messages": seen["messages"]}
+                 "served": app.served, "messages": seen["messages"], "terms": context.node_config["terms"]}
         return Message(RecordDict({"answer": ConfigRecord(answer)}), reply_to=message)
 """
 
 
 class Silo:
-    """A SuperNode's state and Runtime API, and the environment of the processes that it starts."""
+    """A SuperNode's state, its app's process, and the environment that it has."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         stores = ObjectStoreFactory()
-        factory = NodeStateFactory(objectstore_factory=stores)
-        self.state, self.store = factory.state(), stores.store()
+        self.state, self.store = NodeStateFactory(objectstore_factory=stores).state(), stores.store()
         self.state.set_node_id(NODE)
-        config = uvicorn.Config(create_app(factory), host="127.0.0.1", port=0, log_level="critical")
-        self.server = uvicorn.Server(config)
-        self.thread = threading.Thread(target=self.server.run, daemon=True)
-        self.thread.start()
-        wait_until(lambda: self.server.started)
-        self.address = f"127.0.0.1:{self.server.servers[0].sockets[0].getsockname()[1]}"
+        self.workers = Workers()
         self.folder, self.marks = folder, folder / "marks"
         self.marks.mkdir()
         (folder / "work").mkdir()
-        self.socket = folder / ("a directory whose name is longer than a socket's address may be " * 2) / "warm.sock"
-        self.socket.parent.mkdir()
-        install_shim(folder / "bin")
-        scripts = str(Path(sys.executable).parent)
-        self.environment = {
-            **os.environ,
-            "PATH": os.pathsep.join([str(folder / "bin"), scripts, os.defpath]),
-            "FLWR_HOME": str(folder / "flower"),
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "MARKS": str(self.marks),
-            "SECRET": "of this silo",
-            "SILOFL_WARM_SOCKET": str(self.socket),
-            "SILOFL_WARM_RESPAWN": "0",
-        }
+        monkeypatch.chdir(folder / "work")
+        self.patch = monkeypatch
+        self.set(
+            FLWR_HOME=str(folder / "flower"),
+            MARKS=str(self.marks),
+            SECRET="of this silo",
+            SILOFL_WARM_SOCKET=str(template),
+        )
         self.messages = 0
         self.node_config: dict[str, Any] = {"name": "north", "state-dir": str(folder / "state")}
         self.log = folder / "state" / "audit"
+
+    def set(self, **environment: str) -> None:
+        for name, value in environment.items():
+            self.patch.setenv(name, value)
 
     def app(self, version: str) -> Fab:
         """An app whose two modules are the same in every version but for one line of the second."""
@@ -127,16 +121,6 @@ class Silo:
         content = build_fab_from_disk(folder)
         return Fab(hashlib.sha256(content).hexdigest(), content, {})
 
-    def message(self, fab: Fab, *args: Any, **kwargs: Any) -> list[str]:
-        """As :meth:`store_message`; the command that starts the message's task."""
-        token = self.state.claim_task(self.store_message(fab, *args, **kwargs))
-        assert token is not None
-        return ["flwr-clientapp", *self.options, "--token", token]
-
-    @property
-    def options(self) -> list[str]:
-        return ["--runtime-api-address", self.address, "--insecure"]
-
     def store_message(
         self,
         fab: Fab,
@@ -146,6 +130,7 @@ class Silo:
         run_config: dict[str, Any] | None = None,
         kind: str = "train",
         run_id: int = 0,
+        kind_of_task: str = TaskType.CLIENT_APP,
         **named: str,
     ) -> int:
         """Store a message for the app as a SuperNode does; its task. Each is of a run of its own, if none is named."""
@@ -173,36 +158,22 @@ class Silo:
         )
         content = RecordDict({"config": ConfigRecord({"behaviour": behaviour, "round": 3, "run": "today"})})
         _insert_message(make_message(metadata=metadata, content=content), self.state, self.store)
-        task = self.state.create_task(task_type=TaskType.CLIENT_APP, run_id=run_id, fab_hash=fab.hash_str)
+        task = self.state.create_task(task_type=kind_of_task, run_id=run_id, fab_hash=fab.hash_str)
         assert task is not None
         return task
 
-    def start(self, command: list[str], **environment: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            command,
-            env=self.environment | environment,
-            cwd=self.folder / "work",
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    def ask(self, fab: Fab, *args: Any, **kwargs: Any) -> None:
+        """Store a message, as :meth:`store_message`, and have it answered."""
+        self.store_message(fab, *args, **kwargs)
+        self.answer_all()
 
-    def run(self, command: list[str], **environment: str) -> tuple[int, str, str]:
-        """Exit code, stdout and stderr of one task."""
-        process = self.start(command, **environment)
-        out, err = process.communicate(timeout=60)
-        return process.returncode, out, err
+    def answer_all(self) -> None:
+        answer_messages(self.workers, self.state, self.store)
 
     def reply(self) -> Message:
         """The one reply that there is now."""
         (message,) = self.state.get_messages(is_reply=True)
         return message
-
-    def replied(self) -> bool:
-        """Whether a reply is there; it stays there."""
-        assert isinstance(self.state, InMemoryNodeState)
-        return any(entry.message.metadata.reply_to_message_id for entry in self.state.msg_store.values())
 
     def reason(self) -> str:
         """Why the one reply that there is now is an error."""
@@ -249,7 +220,7 @@ def gone(pid: int) -> bool:
 @contextlib.contextmanager
 def parent(path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A template process with Flower imported, and `wave` (by default: PyTorch), by which the app sees it."""
-    modules = ("flwr.supernode.cli.flwr_clientapp", "httpcore", "wave")
+    modules = ("flwr.clientapp", "flwr.clientapp.utils", "flwr.common.serde", "wave")
     command = template_command(path) + [word for name in modules for word in ("--import", name)]
     environment = os.environ | {"STRAY": "of the parent", "FLWR_TELEMETRY_ENABLED": "0"}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)

@@ -5,8 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from client.site.runtime.doctor import first_failure, one_line, site_checks, table
-from client.site.runtime.launch import free_ports, silo_environment, supernode_command
-from client.site.runtime.prefork.install import install_shim
+from client.site.runtime.launch import free_ports, own_supernode, silo_environment, supernode_command
 from client.site.runtime.supervisor import run
 from client.site.trust.bundle import POLICY_ASKED, check_key, check_signature, read_bundle, site_of, unpack
 from client.site.trust.keys import site_root
@@ -45,13 +44,12 @@ def join(
         echo(table(checks))
         if fault := first_failure(checks):
             raise UserError(f"{name} cannot join: {one_line(fault)}")
-        shim = install_shim(folder / "bin")
         write_atomically(folder / POLICY_ASKED, str(site.policy if policy else ""))  # for `silofl policy`, `study`
         port = free_ports(1)[0]
         echo(f"{name} joins {site.server}; Ctrl-C leaves")
-        echo(f"port {port} is open on 127.0.0.1 alone: there the training app's process gets its messages")
-        command = supernode_command(site, path=str(shim.with_name("flower-supernode")), port=port)
-        environment = silo_environment(folder / "flower", scripts=shim.parent, template_socket=folder / "warm.sock")
+        echo(f"port {port} is open on 127.0.0.1 alone: Flower's SuperNode opens it, and nothing here uses it")
+        command = supernode_command(site, program=own_supernode(), port=port)
+        environment = silo_environment(folder / "flower", template_socket=folder / "warm.sock")
         environment |= {"SILOFL_ALLOWED_APPS": site.allowed_apps, "SILOFL_POLICY": site.policy}
         environment |= {"SILOFL_SERVER": site.server}  # the sender in the audit log
         return run(site, command, environment, online=folder / "online", echo=echo)

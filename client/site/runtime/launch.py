@@ -11,7 +11,7 @@ import random
 import shutil
 import socket
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -41,6 +41,11 @@ def program(name: str) -> str:
     if found is None:
         raise UserError(f"there is no {name}: install silofl with its dependencies (flwr 1.39)")
     return found
+
+
+def own_supernode() -> list[str]:
+    """Return the command of our SuperNode, which stands in place of `flower-supernode` (`supernode.py`)."""
+    return [sys.executable, "-P", str(Path(__file__).resolve().parents[1] / "private.py"), "runtime.supernode"]
 
 
 def superlink_command(
@@ -73,10 +78,12 @@ def superexec_command(path: str, *, ca_certificate: Path, host: str, port: int, 
     ]
 
 
-def supernode_command(site: Site, *, path: str = "flower-supernode", port: int = RUNTIME_PORT) -> list[str]:
+def supernode_command(
+    site: Site, *, program: Sequence[str] = ("flower-supernode",), port: int = RUNTIME_PORT
+) -> list[str]:
     """Return the command line of a silo's SuperNode; `port` is for its Runtime API on the loopback interface."""
     return [
-        path,
+        *program,
         *("--superlink", site.server),
         *("--root-certificates", str(site.ca_certificate)),
         *("--auth-supernode-private-key", str(site.node_key)),
@@ -118,15 +125,10 @@ def free_ports(count: int) -> list[int]:
 # --- environments -----------------------------------------------------------------------------------------
 
 
-def environment(home: Path | None = None, *, scripts: Path | None = None) -> dict[str, str]:
-    """Return the environment of a Flower process and its children.
-
-    ``home``: its FLWR_HOME; None: this process's own.
-    ``scripts``: the folder of `install_shim`, which goes first on a SuperNode's PATH.
-    """
-    path = [*([str(scripts)] if scripts else []), str(Path(sys.executable).parent)]
+def environment(home: Path | None = None) -> dict[str, str]:
+    """Return the environment of a Flower process and its children. ``home``: its FLWR_HOME; None: this one's."""
     made = {**DEFAULTS, **os.environ, **FLOWER}
-    made["PATH"] = os.pathsep.join([*path, os.environ.get("PATH", os.defpath)])
+    made["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     if home is not None:
         made["FLWR_HOME"] = str(home)
     reach_without_proxy(made)
@@ -158,15 +160,13 @@ def reach_without_proxy(variables: MutableMapping[str, str], *names: str) -> str
     return ", ".join(removed)
 
 
-def silo_environment(home: Path, *, scripts: Path, template_socket: Path, sharing: int = 1) -> dict[str, str]:
+def silo_environment(home: Path, *, template_socket: Path, sharing: int = 1) -> dict[str, str]:
     """Return the environment of a SuperNode and its children: the template's socket, this silo's share of the cores.
 
-    An empty SILOFL_WARM_SOCKET, and any OMP_NUM_THREADS, of the starting process take precedence.
+    OMP_NUM_THREADS of the starting process takes precedence.
     """
-    made = {"OMP_NUM_THREADS": threads(sharing), **environment(home, scripts=scripts)}
-    if made.get("SILOFL_WARM_SOCKET") != "":
-        made["SILOFL_WARM_SOCKET"] = str(template_socket)
-    return made
+    made = {"OMP_NUM_THREADS": threads(sharing), **environment(home)}
+    return made | {"SILOFL_WARM_SOCKET": str(template_socket)}
 
 
 def threads(sharing: int) -> str:

@@ -1,16 +1,11 @@
-"""A wrapper of Flower's SuperNode loop that answers every message it takes, and drops what belongs to none.
+"""The SuperNode's half of a message: it is taken, answered (`answering.py`), and its reply sent until it gets through.
 
-Flower's loop (1.39) takes one message at a time, waits for its reply and sends it. In three cases it waits forever or
-drops the reply, and the server waits for the silo until the round's time is up:
+Flower's loop (1.39) takes one message at a time, and waits until a ClientApp's process has handed its reply over by
+HTTP. Here the SuperNode answers the message itself. Flower drops a reply that does not get through, though the silo has
+trained for it: here it is sent up to four times.
 
-* the ClientApp's process ends before it has taken its message, so no process makes a reply;
-* the process ends while it hands its reply over: the reply exists, but a part of it never comes;
-* a reply does not get through: Flower drops it, though the silo has trained for it.
-
-Here the first two are answered with an error, and a reply is sent up to four times.
-
-In a fourth case Flower keeps what it should drop. If a run is stopped while a message's parts arrive, the message stays
-with its task, which would go on in the middle of the next run. Here it is dropped.
+If a run is stopped while a message's parts arrive, Flower keeps the message with its task, which would go on in the
+middle of the next run. Here both are dropped.
 """
 
 import time
@@ -20,17 +15,14 @@ from typing import Any
 from ..flower import internal
 from .transfers import Transfer, be_patient, echo
 
-GRACE_SECONDS = 2.0  # between a task's end and the error reply; a process hands its reply over before it ends its task
-LOOK_SECONDS = 0.5  # poll interval for the reply: Flower's own, which `supernode.Clock` shortens
 PAUSES = (1.0, 5.0, 20.0)  # before the second, third and fourth try
-UNANSWERED = "its ClientApp's process ended without a reply"
 OVER = "its run was over before the whole message had come"
 
 
-def install(start: Callable[[Any], None]) -> None:
+def install(answer: Callable[[Any, Any], None]) -> None:
     """Wrap Flower's functions of the loop in :func:`pull_message` and :func:`push_messages`.
 
-    ``start``: called with the SuperNode's NodeState, starts the process of an arrived message.
+    ``answer``: called with NodeState and ObjectStore, inserts the reply to the message that has arrived.
     """
     loop = internal("supernode_loop")
     pull, push = loop._pull_and_store_message, loop._push_messages
@@ -42,8 +34,7 @@ def install(start: Callable[[Any], None]) -> None:
         return run
 
     def push_messages(state: Any, object_store: Any, send: Callable[..., Any], push_object: Callable[..., Any]) -> None:
-        start(state)
-        wait_for_reply(state, object_store, loop.time.sleep)
+        answer(state, object_store)
         with Transfer("sending the reply", echo, lasting=be_patient) as transfer:
 
             def send_noted(reply: Any, tree: Any, seconds: float) -> Any:
@@ -62,7 +53,8 @@ def install(start: Callable[[Any], None]) -> None:
 
 def forget(state: Any, store: Any) -> None:
     """Drop the rest of a message that did not arrive whole, and end its task."""
-    left = stored(state)
+    with state.lock_msg_store:
+        left = [entry.message for entry in state.msg_store.values()]
     runs = sorted({message.metadata.run_id for message in left})
     for task in state.get_tasks(run_ids=runs) if runs else ():
         state.finish_task(task.task_id, internal("SubStatus").FAILED, OVER)
@@ -71,47 +63,8 @@ def forget(state: Any, store: Any) -> None:
         store.delete(message.metadata.message_id)
 
 
-def wait_for_reply(
-    state: Any, store: Any, sleep: Callable[[float], None], now: Callable[[], float] = time.monotonic
-) -> None:
-    """Return once a message's whole reply is there: the ClientApp's, or an error if none can come any more.
-
-    ``state`` is the SuperNode's NodeState, ``store`` its ObjectStore.
-    """
-    over_since: float | None = None
-    while unanswered(state, store):
-        over_since = (over_since or now()) if is_over(state) else None
-        if over_since is not None and now() - over_since >= GRACE_SECONDS:
-            break
-        sleep(LOOK_SECONDS)
-    for reply in replies(state):
-        if not is_whole(reply, store):
-            state.delete_messages(message_ids=[reply.metadata.message_id])
-            store.delete(reply.metadata.message_id)
-    for message in unanswered(state, store):
-        answer_in_its_place(message, state, store)
-
-
-def stored(state: Any) -> list[Any]:
-    """Return the messages that were taken, and the replies to them."""
-    with state.lock_msg_store:
-        return [entry.message for entry in state.msg_store.values()]
-
-
-def replies(state: Any) -> list[Any]:
-    """Return the replies that are not sent yet."""
-    return [message for message in stored(state) if message.metadata.reply_to_message_id]
-
-
-def unanswered(state: Any, store: Any) -> list[Any]:
-    """Return the messages that were taken and have no whole reply."""
-    answered = {reply.metadata.reply_to_message_id for reply in replies(state) if is_whole(reply, store)}
-    messages = [message for message in stored(state) if not message.metadata.reply_to_message_id]
-    return [message for message in messages if message.metadata.message_id not in answered]
-
-
 def is_whole(message: Any, store: Any) -> bool:
-    """Return whether all parts of a message have arrived; for a reply, from the ClientApp's process."""
+    """Return whether all parts of a message have arrived."""
     try:
         tree = store.get_object_tree(message.metadata.message_id)
     except Exception:  # a part was removed again, with its push session
@@ -121,27 +74,6 @@ def is_whole(message: Any, store: Any) -> bool:
 
 def names_in(tree: Any) -> list[str]:
     return [tree.object_id, *(name for child in tree.children for name in names_in(child))]
-
-
-def is_over(state: Any) -> bool:
-    """Return whether no process works, or will work, on the messages without a reply."""
-    runs = sorted({message.metadata.run_id for message in stored(state)})
-    finished = internal("Status").FINISHED
-    return all(task.status.status == finished for task in state.get_tasks(run_ids=runs))
-
-
-def answer_in_its_place(message: Any, state: Any, store: Any) -> None:
-    """Insert an error reply for a message that has none."""
-    from flwr.app import Error, Message
-
-    name = message.metadata.message_id
-    if name not in state.time_store:  # never taken; Flower needs the processing time
-        state.record_message_processing_start(name)
-    state.record_message_processing_end(name)
-    tasks = state.get_tasks(run_ids=[message.metadata.run_id])
-    why = max(((task.finished_at, task.status.details) for task in tasks), default=("", ""))[1]
-    error = Error(internal("ErrorCode").CLIENT_APP_CRASHED, why or UNANSWERED)
-    internal("supernode_loop")._insert_message(Message(error, reply_to=message), state, store)
 
 
 class Kept:

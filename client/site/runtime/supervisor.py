@@ -1,4 +1,4 @@
-"""A silo as one supervised process: Flower's SuperNode and the template process beside it.
+"""A silo as one supervised process: its SuperNode, started again where that helps.
 
 Used by the container of a silo and by `silofl join`. If the silo's key is unknown or in use by another SuperNode, or if
 the certificate does not fit, Flower's SuperNode ends with an error in Flower's terms, or retries forever. `run` retries
@@ -31,8 +31,6 @@ from client.site.runtime.doctor import (
     policy_check,
     state_checks,
 )
-from client.site.runtime.prefork.install import template_command
-from client.site.runtime.prefork.sockets import template_pid
 from partitions.common.errors import RunFailedError, UserError
 from partitions.silo_file import Check
 
@@ -90,7 +88,6 @@ def run(
             silo.pause(WAIT_SECONDS)
     finally:
         online.unlink(missing_ok=True)
-        silo.end_template_process()
 
 
 def diagnose(silo: "Supervised") -> tuple[str, float, type[Exception]]:
@@ -111,7 +108,7 @@ def fault_in_connection(site: Site) -> Check | None:
 
 
 class Supervised:
-    """The SuperNode and the template process of one silo. Signals to this process are passed on to the SuperNode."""
+    """The SuperNode of one silo. Signals to this process are passed on to it."""
 
     def __init__(
         self,
@@ -124,7 +121,6 @@ class Supervised:
         self.site, self.command, self.environment = site, command, dict(environment)
         self.online, self.echo, self.explained = online, echo, -EXPLAIN_SECONDS
         self.process: subprocess.Popen[str] | None = None
-        self.template: subprocess.Popen[bytes] | None = None
         self.stopped: signal.Signals | None = None
         self.was_online = self.ever_online = self.in_use = False
         self.code, self.last_line = 0, ""
@@ -162,7 +158,6 @@ class Supervised:
             if REGISTERED in line:
                 self.was_online = self.ever_online = True
                 self.online.touch()
-                self._start_template_process()
             elif LOST in line:
                 self.online.unlink(missing_ok=True)
                 self._explain()
@@ -183,28 +178,6 @@ class Supervised:
             self.process.terminate()  # `diagnose` finds the same fault, and ends the silo with it
         elif fault:
             self.echo(f"{self.site.name}: no connection: {one_line(fault)}")
-
-    def _start_template_process(self) -> None:
-        """Start it once the silo is online, so that its imports delay nothing. The shim replaces it if it dies."""
-        path = self.environment.get("SILOFL_WARM_SOCKET", "")
-        if path and self.template is None:
-            self.template = subprocess.Popen(
-                template_command(Path(path)),
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
-
-    def end_template_process(self) -> None:
-        """End the template process, also one that a shim has started as a replacement."""
-        path = self.environment.get("SILOFL_WARM_SOCKET", "")
-        if path and (pid := template_pid(Path(path))):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
-        if self.template is not None:
-            self.template.terminate()
-            self.template.wait()
 
     def pause(self, seconds: float) -> None:
         """Wait for `seconds`, or until a signal."""

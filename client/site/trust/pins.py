@@ -4,6 +4,7 @@ A sum is over the app's content (`content_sum`), because two machines may compre
 also have the SHA-256 of a file as shipped.
 """
 
+import functools
 import hashlib
 import io
 import os
@@ -36,6 +37,7 @@ def check_pin(digest: str, app: bytes = b"") -> None:
         raise refused(f"app {its} refused: its SHA-256 is not among the {len(allowed)} listed in {where}")
 
 
+@functools.lru_cache(maxsize=2)
 def content_sum(app: bytes) -> str:
     """Return the SHA-256 over names and SHA-256 of all files in an app, ordered by name; empty if it is no app."""
     try:

@@ -7,10 +7,10 @@ A file may set any of the rules of :class:`Policy`; the others keep their defaul
 the node config's `policy`, for silos that share a process); without a file the defaults hold. The value `public`
 in its place means data without any secret, such as a demo's: nothing is withheld.
 
-The same function checks a message twice: in the site's own process, before the app is unpacked or imported, on the
-settings that came with it (`check_message`), and again in the app. The app also withholds what only it can compute:
-sums, metrics, the size of what is sent. The stricter of site and run holds. A refusal is one line with rule and
-setting. This policy cannot control what the app does in memory; `allowed-apps` controls which app runs.
+The site's SuperNode reads it once for a message, and checks the settings that came with it before the app is unpacked
+or imported (`../messages.py`). The app gets the same value, and withholds what only it can compute: sums, metrics, the
+size of what is sent. The stricter of site and run holds. A refusal is one line with rule and setting. This policy
+cannot control what the app does in memory; `allowed-apps` controls which app runs.
 
 Standard library only, and relative imports: this runs in a process that must not import the package `client`.
 """

@@ -10,13 +10,14 @@ from client.site.runtime.launch import (
     LOOPBACK,
     THIS_MACHINE,
     environment,
+    own_supernode,
     program,
     silo_environment,
     superexec_command,
     superlink_command,
     supernode_command,
 )
-from client.site.runtime.prefork.sockets import template_pid
+from client.site.runtime.template import template_pid
 from client.site.trust.receipts import KEY as RECEIPT_KEY
 from partitions.common.errors import RunFailedError
 from server.deploy import processes
@@ -25,8 +26,7 @@ from server.deploy.local.record import SUPERLINK, TEMPLATE, LocalFederation, Loc
 from server.deploy.processes import Process
 from server.deploy.superlink import in_place_of
 
-# Text in the command line of a part's main process; a SuperNode is first a shell script, then client/site/private.py.
-MAIN_PROCESSES = ("server.deploy.superlink", "flower-supernode", "private.py runtime.supernode")
+MAIN_PROCESSES = ("server.deploy.superlink", "private.py runtime.supernode")  # text in a part's command line
 
 GRACE_SECONDS = 6.0  # Flower forces its own exit 5 s after SIGTERM
 
@@ -43,10 +43,8 @@ def part_environment(directory: Path, part: str, sharing: int = 0) -> dict[str, 
     if part == SUPERLINK:
         made |= {RECEIPT_KEY: str(Credentials(directory / "credentials").receipt_key)}
     if sharing:
-        made = silo_environment(
-            flower, scripts=directory / "bin", template_socket=directory / "warm.sock", sharing=sharing
-        )
-    return made | {"SILOFL_WARM_LOG": str(log_file(directory, TEMPLATE))}
+        made = silo_environment(flower, template_socket=directory / "warm.sock", sharing=sharing)
+    return made
 
 
 def superlink_part(local: LocalFederation, credentials: Credentials) -> list[str]:
@@ -86,7 +84,7 @@ def supernode_part(local: LocalFederation, silo: LocalSilo, credentials: Credent
         state=Path(silo.state_dir),
         device=silo.device,
     )
-    return supernode_command(site, path=str(local.directory / "bin" / "flower-supernode"), port=silo.port)
+    return supernode_command(site, program=own_supernode(), port=silo.port)
 
 
 def log_file(directory: Path, part: str) -> Path:
@@ -113,7 +111,7 @@ def main_processes(directory: Path) -> dict[str, Process]:
     main: dict[str, Process] = {}
     template = template_pid(directory / "warm.sock")
     for process in processes.find(directory):
-        if process.pid == template:  # a silo's shim may have started it to replace one that died
+        if process.pid == template:  # a SuperNode may have started it to replace one that died
             main[TEMPLATE] = process
         elif any(name in process.command for name in MAIN_PROCESSES):
             main.setdefault(process.part, process)

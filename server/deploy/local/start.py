@@ -9,7 +9,7 @@ from pathlib import Path
 
 from client.site.flower import REFUSED
 from client.site.runtime.launch import LOOPBACK, THIS_MACHINE, free_ports
-from client.site.runtime.prefork.install import install_shim, template_command
+from client.site.runtime.template import template_command
 from partitions.common.errors import UserError
 from server.deploy import processes
 from server.deploy.control import Connection, Control, write_connection
@@ -84,7 +84,6 @@ def bring_up(federation: Federation, directory: Path, echo: Callable[[str], None
     write_connection(local.connection)
     write_record(local)
 
-    install_shim(directory / "bin")
     if TEMPLATE not in running:
         command = template_command(directory / "warm.sock")
         running[TEMPLATE] = start_part(local, TEMPLATE, command, part_environment(directory, TEMPLATE))

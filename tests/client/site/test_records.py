@@ -14,7 +14,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp.client_app import LoadClientAppError
 
-from client.site.runtime.prefork.records import (
+from client.site.runtime.records import (
     AppError,
     read_answer,
     read_question,

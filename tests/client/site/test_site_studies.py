@@ -20,16 +20,15 @@ from forks import in_fork
 from client import studies
 from client.site import audit_gate
 from client.site.errors import SiteError
-from client.site.messages import check_message, count_message
+from client.site.messages import check_message, count_message, pass_gate
 from client.site.record import Record
 from client.site.released import note_reply
 from client.site.runtime.doctor import study_checks
-from client.site.runtime.prefork.wrappers import allowed
 from client.site.study import accounting, approvals
 from client.site.study.dangers import dangers, is_imprint, of_weights
 from client.site.study.protocol import FREE, Study, allows, message_faults, narrowed, parse_study, setting_faults
 from client.site.study.signature import signed, signer_of
-from client.site.terms import Terms, read_terms
+from client.site.terms import GIVEN, Terms, read_terms, take_terms, written_terms
 from client.site.trust import audit
 from client.site.trust import policy as site_policy
 from client.site.trust.methods import DEFAULTS, METHODS
@@ -259,12 +258,17 @@ def test_policy_and_study_are_read_once_for_a_message(silo: Path, monkeypatch: p
         message = Message(records, dst_node_id=1, message_type="train")
         node: dict[str, Any] = {"name": "a", "data": "a.npz", "policy": str(policy), "state-dir": str(silo)}
         context = Context(1, 1, node, RecordDict(), RUN)
-        terms = read_terms(context.node_config, context.run_config)
-        info = audit_gate.describe_message(message, context, APP, terms)
-        policy.write_text("peers = true\nmin-silos = 99\n")
-        info = allowed(info, message, context, terms, [APP])
-    assert reads == ["read_policy", "find"] and info.policy == digest
-    assert info.rules["min-silos"] == 3 and info.rules["peers"] is False and info.study is not None
+
+        def answer(terms: Terms) -> Message:
+            policy.write_text("peers = true\nmin-silos = 99\n")
+            node[GIVEN] = written_terms(terms)
+            assert take_terms(node) == terms and GIVEN not in node  # as the app's process gets them
+            return Message(RecordDict(), reply_to=message)
+
+        assert not pass_gate(message, context, APP, answer, lambda: [APP]).has_error()
+    (line,) = audit.verify(silo / "audit").entries[1:]
+    assert reads == ["read_policy", "find"] and line["policy"] == digest
+    assert line["rules"]["min-silos"] == 3 and line["rules"]["peers"] is False and line["study"]["name"] == "heart"
 
 
 def counted(calls: list[str], function: Any, *args: Any) -> Any:
@@ -321,7 +325,6 @@ def test_limits_hold_over_all_runs(silo: Path) -> None:
         ask(silo, kind="query", run_id=2)
     used = {"runs": 2, "rounds": 3, "evaluations": 1, "queries": 2, "messages": 6, "bytes": 0, "days": 1}
     assert accounting.used_up(silo, study()) == used
-    ask(silo, run_id=2, count=False)  # the app's own check, after the site's process has counted
 
 
 def test_days_are_counted(silo: Path) -> None:

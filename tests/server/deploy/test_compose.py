@@ -52,7 +52,7 @@ def test_the_committed_file_is_what_silofl_compose_prints(
 
 
 def test_silos_run_the_app_of_the_images_checkout_and_no_other_by_default(committed: dict) -> None:
-    """A server that ships another is refused (test_prefork.py, test_docker.py); one variable allows it."""
+    """A server that ships another is refused (test_answering.py, test_docker.py); one variable allows it."""
     wanted = "${SILOFL_ALLOWED_APPS-/opt/silofl/allowed-apps}"
     told = {silo: committed["services"][silo]["environment"]["SILOFL_ALLOWED_APPS"] for silo in SILOS}
     assert told == dict.fromkeys(SILOS, wanted)

@@ -44,12 +44,12 @@ PHASES = {
     "before the message": "superlink server/run/exchange.py Exchange.run",
     "while training": "hospital-02 strategies/apple.py AppleClient.local_update",
     "while the silo saves": "hospital-02 strategies/base/state.py write_sealed.<locals>.write",
-    "while replying": "hospital-02 client/site/runtime/prefork/wrappers.py wrap_flower.<locals>.push_message",
+    "while replying": "hospital-02 client/site/audit_gate.py release_reply",
     "while sending": "hospital-02 client/site/runtime/replying.py send_replies",
     "while aggregating": "superlink strategies/apple.py Apple.aggregate",
     "while the server saves": "superlink strategies/base/state.py write_sealed.<locals>.write",
 }
-IN_A_WORKER = ("while training", "while the silo saves", "while replying")
+IN_A_WORKER = ("while training", "while the silo saves")
 DAY = 86400
 NAMED_WITHIN = 30.0  # seconds; what a drill waits for beside it has a minute
 

@@ -11,8 +11,8 @@ import json
 import os
 from typing import Any
 
-from ...errors import SiteError
-from ...flower import internal
+from ..errors import SiteError
+from ..flower import internal
 
 NO_ANSWER = "the process that ran the ClientApp wrote no valid answer"
 

@@ -6,10 +6,9 @@ import io
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
 
-from ...flower import internal
-from ...trust.pins import refused
+from ..flower import internal
+from ..trust.pins import refused
 
 
 def check_folder(unpacked: Path, fab_id: str, fab_version: str, fab_hash: str) -> Path:
@@ -23,7 +22,7 @@ def check_folder(unpacked: Path, fab_id: str, fab_version: str, fab_hash: str) -
     return unpacked
 
 
-def unpack(content: bytes, digest: str, install: Any) -> Path:
+def unpack(content: bytes, digest: str) -> Path:
     """Unpack like Flower's `install_from_fab`, except that a half-written app is never used.
 
     Flower unpacks straight into `FLWR_HOME/apps/PUBLISHER.NAME.VERSION.HASH8` and later uses that directory unchecked.
@@ -37,7 +36,7 @@ def unpack(content: bytes, digest: str, install: Any) -> Path:
     apps.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=apps))
     with contextlib.redirect_stdout(io.StringIO()):  # its output names the temporary directory
-        made: Path = install(content, install_dir=temporary, skip_prompt=True)
+        made: Path = internal("install_from_fab")(content, install_dir=temporary, skip_prompt=True)
     print(f"app {made.name}, SHA-256 {digest}")
     compileall.compile_dir(made, quiet=2)  # once: processes with PYTHONDONTWRITEBYTECODE would repeat it
     (made / ".sha256").write_text(digest)

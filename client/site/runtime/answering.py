@@ -1,0 +1,89 @@
+"""What a SuperNode does with a message: it passes the gate (`../messages.py`), and the app answers in its own process.
+
+No code of an app runs here, in any message. So pins, policy, budget and audit log are those of the site, whatever an
+earlier message's app did. The app's reply is parsed, never executed, and passes the gate again before it is sent.
+"""
+
+import hashlib
+import sys
+import traceback
+from collections.abc import Iterable
+from typing import Any
+
+from ..audit_gate import refuse
+from ..flower import internal
+from ..messages import pass_gate
+from ..terms import Terms, written_terms
+from ..trust.pins import AppRefusedError, check_pin, content_sum
+from .records import AppError
+from .replying import names_in
+from .unpack import check_folder, unpack
+from .worker import WorkerEndedError, Workers
+
+CLIENT_APP = "flwr-clientapp"  # Flower's name for a message's task
+
+
+def answer_messages(workers: Workers, state: Any, store: Any) -> None:
+    """Replace the messages that have arrived by their replies. ``state``, ``store``: NodeState and ObjectStore."""
+    for task in state.get_tasks(statuses=[internal("Status").PENDING]):
+        for waiting in state.get_messages(run_ids=[task.run_id], is_reply=False):
+            name = waiting.metadata.message_id
+            state.record_message_processing_start(name)
+            message = waiting
+            try:
+                message = take_message(waiting, store)
+                reply = answer_message(workers, message, task, state)
+            except Exception as error:
+                traceback.print_exc()
+                reply = refuse(message, f"nothing leaves: {type(error).__name__}: {error}", "CLIENT_APP_CRASHED")
+            state.record_message_processing_end(name)
+            internal("supernode_loop")._insert_message(reply, state, store)
+        state.finish_task(task.task_id, internal("SubStatus").STOPPED, "")
+
+
+def take_message(waiting: Any, store: Any) -> Any:
+    """Return a message with its content, whose parts are removed from the store."""
+    name = waiting.metadata.message_id
+    parts = {part: store.get(part) for part in names_in(store.get_object_tree(name))}
+    message = internal("inflate_object_from_contents")(name, parts)
+    message.metadata.__dict__["_message_id"] = name  # which its parts do not have
+    store.delete(name)
+    return message
+
+
+def answer_message(workers: Workers, message: Any, task: Any, state: Any) -> Any:
+    """Return the reply to a message, and keep the context that belongs to it."""
+    if task.type != CLIENT_APP:  # Flower's SuperExec would run whatever a server sends
+        return refuse(message, f"this silo runs no {task.type}")
+    run = state.get_run(task.run_id)
+    fab, context = state.get_fab(run.fab_hash), state.get_run_series_context(run.series_id)
+    content: bytes = fab.content
+    digest, own_sum = hashlib.sha256(content).hexdigest(), content_sum(content)
+    identity = {"task_id": task.task_id, "run_id": run.run_id, "node_id": context.node_id}
+
+    def check_app() -> Iterable[str]:
+        check_pin(digest, content)
+        return digest, own_sum
+
+    def answer(terms: Terms) -> Any:
+        try:
+            check_folder(unpack(content, digest), run.fab_id, run.fab_version, fab.hash_str)
+            head = {"fab": [run.fab_id, run.fab_version, fab.hash_str], "identity": identity}
+            return workers.ask({**head, "terms": written_terms(terms)}, message, context)
+        except Exception as error:
+            return failed(message, error)
+
+    reply = pass_gate(message, context, own_sum or digest, answer, check_app)
+    state.set_run_series_context(run.series_id, context)
+    return reply
+
+
+def failed(message: Any, error: Exception) -> Any:
+    """Return the reply to a message whose app has not answered."""
+    if isinstance(error, WorkerEndedError):
+        return refuse(message, str(error), "CLIENT_APP_CRASHED")
+    if isinstance(error, internal("LoadClientAppError")):
+        return refuse(message, f"the ClientApp cannot be loaded: {error}", "LOAD_CLIENT_APP_EXCEPTION")
+    if not isinstance(error, AppError | AppRefusedError):  # whose line is there already
+        print(f"ERROR: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    return refuse(message, str(error))

@@ -1,0 +1,205 @@
+"""The SuperNode's side of the process that runs the app (`app_process.py`): starts it, asks it, and ends it.
+
+Environment:
+    SILOFL_WARM_SOCKET       the template process's socket; default: in Flower's folder
+    SILOFL_RESIDENT_MINUTES  how long an app's process is kept without a message (10); 0: none is kept
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..flower import internal
+from ..memory import available_share
+from .app_process import DIED, DONE, READY
+from .records import read_answer, write_question
+from .template import connect_to, template_command, template_pid
+
+IDLE_MINUTES = 10.0  # without a message; SILOFL_RESIDENT_MINUTES overrides it
+AFTER_LAST_SECONDS = 30.0  # without a message after one of a run's last round
+READY_SECONDS = 120.0  # for a template process to start, and for its fork
+SHORT_OF_MEMORY = 0.1  # available share of the machine's or the container's memory
+TOO_LATE = "ClientApp was still running at the end of the message's time to live"
+
+
+class WorkerEndedError(RuntimeError):
+    """The process that ran the app ended without an answer, or took too long; the text says how."""
+
+
+class Worker:
+    """A process that runs one app, and the connection to it."""
+
+    def __init__(self, connection: socket.socket, pid: int) -> None:
+        self.connection, self.pid, self.pidfd = connection, pid, os.pidfd_open(pid)
+
+    def has_ended(self) -> bool:
+        """Return whether the process has ended, for example because memory ran out."""
+        return bool(select.select([self.pidfd], [], [], 0)[0])
+
+    def end(self) -> None:
+        """End the process and its children (data loaders), whatever it does."""
+        if not self.has_ended():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+        self.connection.close()
+        os.close(self.pidfd)
+
+    def exchange(self, question: Any, answer: Any, seconds: float) -> None:
+        """Have a question answered. Raises WorkerEndedError if it is not, within these seconds."""
+        try:
+            socket.send_fds(self.connection, [b"Q"], [question.fileno(), answer.fileno()])
+            if not select.select([self.connection], [], [], seconds)[0]:
+                print("ERROR: the message's time to live is over; ending the ClientApp process", file=sys.stderr)
+                raise WorkerEndedError(TOO_LATE)
+            sign = self.connection.recv(16)
+        except OSError:
+            sign = b""
+        if sign[:1] != DONE:
+            raise WorkerEndedError(how_it_ended(sign))
+
+
+class Workers:
+    """This silo's app's process: at most one, of one run and build."""
+
+    def __init__(self) -> None:
+        self.worker: Worker | None = None
+        self.key: object = None  # run, node and build
+        self.idle_since = self.idle_limit = 0.0
+        self.template: subprocess.Popen[bytes] | None = None
+
+    def ask(self, head: dict[str, Any], message: Any, context: Any) -> Any:
+        """Return the app's reply to a message, and set the context's state.
+
+        ``head``: the app's build (`fab`), Flower's `identity` of the task, and the `terms` of the message. Raises
+        WorkerEndedError, OSError for no process, and what `read_answer` raises.
+        """
+        ends = time.monotonic() + message.metadata.ttl  # from here: the server's clock may differ, never too early
+        key = (context.run_id, context.node_id, head["fab"])
+        kept = False
+        try:
+            if self.worker is None or self.key != key or self.worker.has_ended():
+                self.end()
+                self.worker, self.key = self._start(), key
+            with shared_memory() as question, shared_memory() as answer:
+                write_question(question, head, message, context)
+                self.worker.exchange(question, answer, max(0.0, ends - time.monotonic()))
+                reply, context.state = read_answer(answer, message)
+            self.idle_limit = min(AFTER_LAST_SECONDS if is_last(message, context) else 1e9, idle_seconds())
+            kept = self.idle_limit > 0 and not reply.has_error()
+            return reply
+        finally:
+            self.idle_since = time.monotonic()
+            if not kept:
+                self.end()
+
+    def end(self) -> None:
+        """End the process, if there is one."""
+        if self.worker is not None:
+            self.worker.end()
+        self.worker = None
+
+    def tidy(self) -> None:
+        """End a process that has had no message for long, or where memory is short; start the first template."""
+        if self.worker is not None:
+            idle = time.monotonic() - self.idle_since > self.idle_limit
+            if idle or available_share() < SHORT_OF_MEMORY:
+                self.end()
+        if self.template is None and template_pid(socket_path()) is None:
+            self._start_template()
+        if self.template is not None:
+            self.template.poll()
+
+    def _start(self) -> Worker:
+        """Start a process for an app. Raises OSError if there is none."""
+        try:
+            connection = self._connect()
+            with shared_memory() as request:
+                umask = os.umask(0)
+                os.umask(umask)
+                text = json.dumps({"env": {**os.environ}, "cwd": os.getcwd(), "umask": umask})
+                request.write(text.encode())
+                request.flush()
+                socket.send_fds(connection, [b"W"], [request.fileno(), 0, 1, 2])
+            connection.settimeout(READY_SECONDS)
+            sign = connection.recv(16)
+            connection.settimeout(None)
+            if sign[:1] != READY:
+                raise OSError(how_it_ended(sign))
+            return Worker(connection, int(sign[1:]))
+        except OSError as error:
+            raise OSError(f"no process for the ClientApp: {error}") from None
+
+    def _connect(self) -> socket.socket:
+        """Return a connection to the template process, which is started where there is none."""
+        path, until = socket_path(), time.monotonic() + READY_SECONDS
+        with contextlib.suppress(OSError):
+            return connect_to(path)
+        self._start_template()
+        while True:
+            try:
+                return connect_to(path)
+            except OSError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.05)
+
+    def _start_template(self) -> None:
+        path = socket_path()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        command = [*template_command(path), "--parent", str(os.getpid())]
+        self.template = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+
+
+def socket_path() -> Path:
+    """Return the template process's socket."""
+    named = os.environ.get("SILOFL_WARM_SOCKET")
+    return Path(named) if named else Path(internal("get_flwr_home")()) / "warm.sock"
+
+
+def idle_seconds() -> float:
+    """Return the seconds a process is kept without a message; 0: none is kept."""
+    text = os.environ.get("SILOFL_RESIDENT_MINUTES") or str(IDLE_MINUTES)
+    try:
+        return 60 * max(0.0, float(text))
+    except ValueError:
+        print("WARNING: SILOFL_RESIDENT_MINUTES is not a number of minutes; no process stays", file=sys.stderr)
+        return 0.0
+
+
+def is_last(message: Any, context: Any) -> bool:
+    """Return whether a message is of its run's last round, by the numbers that the server's loop sends."""
+    try:
+        config = message.content.config_records["config"]
+        return int(config["round"]) >= int(context.run_config["rounds"])
+    except Exception:  # an error has no content, and a missing value may raise many types
+        return False
+
+
+def how_it_ended(sign: bytes) -> str:
+    """Return the reason of a dead process in words, from its exit code, or minus its signal."""
+    try:
+        code = int(sign.removeprefix(DIED))
+        if code >= 0:
+            return f"ClientApp process left with exit code {code} and without a reply"
+        cause = " (out of memory: lower batch-size; or killed by hand)" if code == -signal.SIGKILL else ""
+        reason = f"ClientApp process was ended by {signal.Signals(-code).name}{cause}"
+    except ValueError:  # the template process is gone, or a malicious app has written something else
+        return "ClientApp process ended without a reply"
+    print(f"ERROR: {reason}", file=sys.stderr)
+    return reason
+
+
+@contextlib.contextmanager
+def shared_memory() -> Iterator[Any]:
+    """Yield a file in memory."""
+    with open(os.memfd_create("silofl"), "r+b") as file:
+        yield file
