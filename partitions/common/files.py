@@ -28,6 +28,12 @@ def keep_private() -> int:
     return before
 
 
+def state_home() -> Path:
+    """Return the folder of what silofl keeps between its commands, of this user."""
+    home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(home).absolute()
+
+
 @contextlib.contextmanager
 def private() -> Iterator[None]:
     """Context with the umask of :func:`keep_private`."""

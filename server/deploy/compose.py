@@ -13,8 +13,9 @@ host's loopback interface. Volumes: `setup` (the CA's key and the demo data; not
 import importlib.metadata
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Container
 from pathlib import Path
+from textwrap import indent
 
 import yaml
 
@@ -22,7 +23,7 @@ from client.site.node import Site
 from client.site.runtime.launch import THIS_MACHINE, superlink_command, supernode_command
 from client.site.trust.policy import PUBLIC
 from partitions.common.errors import UserError
-from server.deploy.federation import Federation, SiloEntry
+from server.deploy.federation import Federation, Server, SiloEntry
 
 FLEET_PORT, CONTROL_PORT = 9092, 8000  # inside the containers; on the host the default without ports in the file
 SERVER = "superlink"  # the server's name on the network `fleet`
@@ -32,17 +33,60 @@ PINNED = "/opt/silofl/allowed-apps"  # the app of the checkout that the image wa
 POLICY = "/policy.toml"  # a silo's own policy in its container
 OWN_WORDS = ("", PUBLIC)  # policies that are not files
 
-HEAD = """\
-# {name}: a server and {count} hospital silos. Made by `silofl compose {file}`: change that file, not this one.
+TAIL = """
+networks:
+  fleet: {internal: true}  # no way out, and none to the Control port
+  control: {}
+
+volumes:
+"""
+
+
+def compose_file(federation: Federation, directory: Path, source: Path) -> str:
+    """Return the text of the compose file.
+
+    ``directory``: the file's directory; paths on this machine are written relative to it.
+    ``source``: silofl's checkout, from which the images are built. Raises UserError for a silo with a service's name.
+    """
+    if taken := [silo.name for silo in federation.silos if silo.name in ("setup", SERVER)]:
+        raise UserError(f"{federation.path}: silo {taken[0]}: a service of ours has that name; choose another name")
+    runs, context = f"./runs/{federation.name}", os.path.relpath(source, directory)
+    volumes, mounted = ["setup", "server"], ["setup:/setup", "server:/server", f"{runs}:/runs"]
+    if federation.demo:
+        # A name means a volume, a path means a host folder: SILOFL_DATA=/srv/datasets docker compose up
+        mounted.append("${SILOFL_DATA:-datasets}:/datasets")
+        volumes.append("datasets")
+    for silo in federation.silos:
+        parts = ["site", *(["data"] if silo.data is None else [])]
+        mounted += [f"{silo.name}-{part}:/volumes/{part}/{silo.name}" for part in parts]
+        volumes += [f"{silo.name}-{part}" for part in (*parts, "state")]
+    text, built = head(federation, runs) + server_services(federation, runs, context, mounted), set[str]()
+    for silo in federation.silos:
+        text += silo_service(silo, context, built)
+        built.add(image("silo", variant_of(silo.device)))
+    return text + TAIL + "".join(f"  {volume}:\n" for volume in volumes)
+
+
+def ports_of(server: Server) -> tuple[int, int]:
+    """Return the ports on the host: for silos, and for the operator."""
+    return server.fleet_port or FLEET_PORT, server.control_port or CONTROL_PORT
+
+
+def head(federation: Federation, runs: str) -> str:
+    fleet, control = ports_of(federation.server)
+    where = " on this machine" if federation.server.address in THIS_MACHINE else ""
+    file, count = federation.path.name, len(federation.silos)
+    return f"""\
+# {federation.name}: a server and {count} hospital silos, by `silofl compose {file}`: change that file, not this one.
 #
 # docker compose up --detach --wait: builds the images, makes keys and demo data, starts.
-# silofl credentials {file}: writes the connection {name!r} of `flwr`.
-# flwr run . {name} --stream: trains; history and report come to {runs}, models stay in the silos' volumes.
+# silofl credentials {file}: writes the connection {federation.name!r} of `flwr`.
+# flwr run . {federation.name} --stream: trains; history and report come to {runs}, models stay in the silos' volumes.
 # docker compose down: stops; with --volumes it forgets keys, data and models too.
 #
 # Ports: {fleet} for the silos{where}; {control} for the operator, on this machine's loopback interface only.
 
-name: {name}
+name: {federation.name}
 
 x-container: &container
   init: true
@@ -60,125 +104,61 @@ x-silo: &silo
   depends_on: {{setup: {{condition: service_completed_successfully}}}}
 
 x-silo-environment: &silo-environment
-  SILOFL_SERVER: {silo_server}
-  SILOFL_FLWR: {flwr}
+  SILOFL_SERVER: {SERVER}:{FLEET_PORT}
+  SILOFL_FLWR: {flow(importlib.metadata.version("flwr"))}
   SILOFL_SHARING: {count}  # silos that share this machine's cores
   # How long a silo's process stays for a run's next message, with data, network and state in place; 0: none stays
   SILOFL_RESIDENT_MINUTES: ${{SILOFL_RESIDENT_MINUTES:-10}}
   # SHA-256 sums of the apps that silos may run; unset: the one of the images' checkout; empty: all
-  SILOFL_ALLOWED_APPS: ${{SILOFL_ALLOWED_APPS-{pinned}}}
+  SILOFL_ALLOWED_APPS: ${{SILOFL_ALLOWED_APPS-{PINNED}}}
 
+"""
+
+
+def server_services(federation: Federation, runs: str, context: str, mounted: list[str]) -> str:
+    """Return the services `setup` and `superlink`. ``mounted``: the volumes of `setup`."""
+    address, (fleet, control) = federation.server.address, ports_of(federation.server)
+    hosts = " ".join(sorted({*THIS_MACHINE, address, SERVER, CONTROL}))
+    published = f"127.0.0.1:{fleet}:{FLEET_PORT}" if address in THIS_MACHINE else f"{fleet}:{FLEET_PORT}"
+    return f"""\
 services:
   setup:
     <<: *container
-    image: {server_image}
-{server_build}
+    image: {image("server")}
+    {build(context, "server", CPU)}
     command: [setup]
     user: "0:0"  # gives new volumes to the image's user, then becomes that user
     cap_add: [CHOWN, SETGID, SETUID]
     restart: "no"
     networks: [control]
     environment:
-      SILOFL_HOSTS: {hosts}
+      SILOFL_HOSTS: {flow(hosts)}
       SILOFL_DATA: /datasets
       SILOFL_FEDERATION: |
-{federation}
-    volumes:
-{setup_volumes}
+{indent(summary(federation), " " * 8)}
+    volumes: {json.dumps(mounted)}
 
   superlink:
     <<: *container
-    image: {server_image}
+    image: {image("server")}
     pull_policy: never  # `setup` builds it
     restart: unless-stopped
-    command: {superlink_command}
-    environment: {{SILOFL_HOSTS: {hosts}, SILOFL_RECEIPT_KEY: /server/receipt.key}}
-    networks: {{fleet: {{}}, control: {{aliases: [{alias}]}}}}
-    ports: [{fleet_publish}, {control_publish}]
+    command: {flow(container_superlink())}
+    environment: {{SILOFL_HOSTS: {flow(hosts)}, SILOFL_RECEIPT_KEY: /server/receipt.key}}
+    networks: {{fleet: {{}}, control: {{aliases: [{CONTROL}]}}}}
+    ports: [{flow(published)}, {flow(f"127.0.0.1:{control}:{CONTROL_PORT}")}]
     depends_on: {{setup: {{condition: service_started}}}}
     volumes: ["server:/server", "{runs}:/runs"]
 """
-
-TAIL = """
-networks:
-  fleet: {internal: true}  # no way out, and none to the Control port
-  control: {}
-
-volumes:
-"""
-
-
-def compose_file(federation: Federation, directory: Path, source: Path) -> str:
-    """Return the text of the compose file.
-
-    ``directory``: the file's directory; paths on this machine are written relative to it.
-    ``source``: silofl's checkout, from which the images are built.
-    """
-    server = federation.server
-    fleet, control = server.fleet_port or FLEET_PORT, server.control_port or CONTROL_PORT
-    check_service_names(federation)
-    local_only = server.address in THIS_MACHINE
-    runs = f"./runs/{federation.name}"
-    volumes, setup_volumes = named_volumes(federation, runs)
-    hosts = sorted({*THIS_MACHINE, server.address, SERVER, CONTROL})
-    context = os.path.relpath(source, directory)
-    text = HEAD.format(
-        name=federation.name,
-        count=len(federation.silos),
-        file=federation.path.name,
-        runs=runs,
-        fleet=fleet,
-        control=control,
-        where=" on this machine" if local_only else "",
-        silo_server=f"{SERVER}:{FLEET_PORT}",
-        pinned=PINNED,
-        flwr=_quoted(importlib.metadata.version("flwr")),
-        server_image=image("server"),
-        server_build=_build(context, "server", CPU),
-        hosts=_quoted(" ".join(hosts)),
-        federation=_indented(_summary(federation), 8),
-        setup_volumes=_indented("\n".join(f"- {_quoted(volume, keep='$')}" for volume in setup_volumes), 6),
-        superlink_command=_listed(container_superlink()),
-        alias=CONTROL,
-        fleet_publish=_quoted(f"127.0.0.1:{fleet}:{FLEET_PORT}" if local_only else f"{fleet}:{FLEET_PORT}"),
-        control_publish=_quoted(f"127.0.0.1:{control}:{CONTROL_PORT}"),
-    )
-    built: set[str] = set()
-    for silo in federation.silos:
-        text += "\n" + _silo(silo, context, built)
-    return text + TAIL + "".join(f"  {volume}:\n" for volume in volumes)
-
-
-def check_service_names(federation: Federation) -> None:
-    """Raise UserError if a silo has the name of one of the other services."""
-    for silo in federation.silos:
-        if silo.name in ("setup", SERVER):
-            raise UserError(
-                f"{federation.path}: silo {silo.name}: a service of ours has that name; choose another name"
-            )
-
-
-def named_volumes(federation: Federation, runs: str) -> tuple[list[str], list[str]]:
-    """Return the names of the federation's volumes, and the mounts of the service ``setup``."""
-    volumes = ["setup", "server"]
-    mounted = ["setup:/setup", "server:/server", f"{runs}:/runs"]
-    if federation.demo_silos:
-        # A name means a volume, a path means a host folder: SILOFL_DATA=/srv/datasets docker compose up
-        mounted.append("${SILOFL_DATA:-datasets}:/datasets")
-        volumes.append("datasets")
-    for silo in federation.silos:
-        mounted.append(f"{silo.name}-site:/volumes/site/{silo.name}")
-        volumes.append(f"{silo.name}-site")
-        if silo.data is None:
-            mounted.append(f"{silo.name}-data:/volumes/data/{silo.name}")
-            volumes.append(f"{silo.name}-data")
-        volumes.append(f"{silo.name}-state")
-    return volumes, mounted
 
 
 def image(part: str, variant: str = CPU) -> str:
     """Return the name of an image of this version: `silofl-silo:0.1.0`, `silofl-silo:0.1.0-gpu`."""
     return f"silofl-{part}:{importlib.metadata.version('silofl')}{variant}"
+
+
+def variant_of(device: str) -> str:
+    return CPU if device == "cpu" else GPU
 
 
 def container_superlink() -> list[str]:
@@ -195,76 +175,58 @@ def container_superlink() -> list[str]:
     )
 
 
-def container_site(silo: SiloEntry) -> Site:
-    """Return a silo's site in its container, where its GPU is always number 0."""
-    device = "cpu" if silo.device == "cpu" else "cuda:0"
-    environment = {"SILOFL_NAME": silo.name, "SILOFL_SERVER": f"{SERVER}:{FLEET_PORT}", "SILOFL_DEVICE": device}
-    return Site.from_environment(environment)
+def silo_service(silo: SiloEntry, context: str, built: Container[str]) -> str:
+    """Return the service of a silo. In its container its GPU is always number 0."""
+    variant, device = variant_of(silo.device), "cpu" if silo.device == "cpu" else "cuda:0"
+    own_policy, name = silo.policy not in OWN_WORDS, image("silo", variant)
+    environment = {
+        "SILOFL_NAME": silo.name,
+        "SILOFL_DEVICE": device,
+        "SILOFL_POLICY": POLICY if own_policy else silo.policy,
+    }
+    site = Site.from_environment({**environment, "SILOFL_SERVER": f"{SERVER}:{FLEET_PORT}"})
+    volumes: list[object] = [f"{silo.name}-site:/site:ro", f"{silo.name}-state:/state"]
+    volumes.append(bind(silo.data, str(site.data)) if silo.data else f"{silo.name}-data:/data:ro")
+    volumes += [bind(silo.policy, POLICY)] if own_policy else []
+    source = "pull_policy: never  # the first silo builds it" if name in built else build(context, "silo", variant)
+    memory = f"    mem_limit: {silo.memory}\n" if silo.memory else ""
+    gpu = gpu_reservation(silo.device, 4) + "\n" if variant == GPU else ""
+    return f"""
+  {silo.name}:
+    <<: *silo
+    image: {name}
+    {source}
+    command: {flow(supernode_command(site))}
+    environment: {{<<: *silo-environment, {flow(environment)[1:]}
+    volumes: {flow(volumes)}
+{memory}{gpu}"""
 
 
-def _silo(silo: SiloEntry, context: str, built: set[str]) -> str:
-    site = container_site(silo)
-    variant = CPU if silo.device == "cpu" else GPU
-    name = image("silo", variant)
-    lines = [f"{silo.name}:", "  <<: *silo", f"  image: {name}"]
-    if name in built:
-        lines.append("  pull_policy: never  # the first silo builds it")
-    else:
-        lines.append(_indented(_build(context, "silo", variant, indent=0), 2))
-        built.add(name)
-    lines += [
-        f"  command: {_listed(supernode_command(site))}",
-        f"  environment: {{<<: *silo-environment, SILOFL_NAME: {silo.name}, SILOFL_DEVICE: {_quoted(site.device)}, "
-        f"SILOFL_POLICY: {_quoted(silo.policy if silo.policy in OWN_WORDS else POLICY)}}}",
-        "  volumes:",
-        f"    - {_quoted(f'{silo.name}-site:/site:ro')}",
-        f"    - {_quoted(f'{silo.name}-state:/state')}",
-    ]
-    if silo.data is None:
-        lines.append(f"    - {_quoted(f'{silo.name}-data:/data:ro')}")
-    else:
-        lines.append(_mounted(silo.data, str(site.data)))
-    if silo.policy not in OWN_WORDS:
-        lines.append(_mounted(Path(silo.policy), POLICY))
-    if silo.memory:
-        lines.append(f"  mem_limit: {silo.memory}")
-    if variant == GPU:
-        lines.append(gpu_reservation(silo.device))
-    return _indented("\n".join(lines), 2) + "\n"
+def bind(file: Path | str, target: str) -> dict[str, object]:
+    mount = {"type": "bind", "source": str(file), "target": target, "read_only": True}
+    return {**mount, "bind": {"create_host_path": False}}
 
 
-def _mounted(file: Path, target: str) -> str:
-    return (
-        f"    - {{type: bind, source: {_quoted(str(file))}, target: {target}, read_only: true, "
-        "bind: {create_host_path: false}}"
-    )
-
-
-def gpu_reservation(device: str, indent: int = 2) -> str:
+def gpu_reservation(device: str, spaces: int) -> str:
     """Return the `deploy` section that reserves the host's GPU N of `cuda:N` for a service."""
-    number = device.removeprefix("cuda:")
-    text = (
-        "deploy:\n  resources:\n    reservations:\n"
-        f'      devices: [{{driver: nvidia, device_ids: ["{number}"], capabilities: [gpu]}}]'
-    )
-    return _indented(text, indent)
+    gpu = {"driver": "nvidia", "device_ids": [device.removeprefix("cuda:")], "capabilities": ["gpu"]}
+    return " " * spaces + f"deploy: {flow({'resources': {'reservations': {'devices': [gpu]}}})}"
 
 
-def _build(context: str, part: str, variant: str, indent: int = 4) -> str:
-    lines = [
-        "build:",
-        f"  context: {_quoted(context)}",
-        "  dockerfile: docker/Dockerfile",
-        f"  target: {part}",
-        # Local wheels take precedence over the index, for a server without a fast network.
-        f'  additional_contexts: {{wheels: "${{SILOFL_WHEELS:-{os.path.join(context, "docker/wheels")}}}"}}',
-    ]
-    # SILOFL_BASE comes from the build's environment if set. PyTorch from the package index is built for CUDA.
-    lines.append('  args: [SILOFL_BASE, "TORCH_INDEX="]' if variant == GPU else "  args: [SILOFL_BASE]")
-    return _indented("\n".join(lines), indent)
+def build(context: str, part: str, variant: str) -> str:
+    """Return the `build` section of an image.
+
+    Local wheels take precedence over the index, for a server without a fast network. SILOFL_BASE comes from the build's
+    environment if set. PyTorch from the package index is built for CUDA.
+    """
+    args = ["SILOFL_BASE", *(["TORCH_INDEX="] if variant == GPU else [])]
+    wheels = f"${{SILOFL_WHEELS:-{os.path.join(context, 'docker/wheels')}}}"
+    content: dict[str, object] = {"context": context.replace("$", "$$"), "dockerfile": "docker/Dockerfile"}
+    content |= {"target": part, "additional_contexts": {"wheels": wheels}, "args": args}
+    return f"build: {json.dumps(content, ensure_ascii=False)}"
 
 
-def _summary(federation: Federation) -> str:
+def summary(federation: Federation) -> str:
     """Return the federation file that `setup` reads."""
     content: dict[str, object] = {"name": federation.name}
     if federation.demo:
@@ -272,17 +234,9 @@ def _summary(federation: Federation) -> str:
     content["silos"] = [
         {"name": silo.name, "data": "demo" if silo.data is None else str(silo.data)} for silo in federation.silos
     ]
-    return yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=1000).replace("$", "$$")
+    return yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=1000).replace("$", "$$").rstrip()
 
 
-def _listed(words: Iterable[str]) -> str:
-    return "[" + ", ".join(_quoted(word) for word in words) + "]"
-
-
-def _quoted(text: str, keep: str = "") -> str:
-    """Return a YAML string; dollar signs are doubled, because compose would substitute variables."""
-    return json.dumps(text if keep == "$" else text.replace("$", "$$"), ensure_ascii=False)
-
-
-def _indented(text: str, spaces: int) -> str:
-    return "\n".join(" " * spaces + line if line else line for line in text.rstrip("\n").split("\n"))
+def flow(content: object) -> str:
+    """Return YAML in one line; dollar signs are doubled, because compose would substitute variables."""
+    return json.dumps(content, ensure_ascii=False).replace("$", "$$")

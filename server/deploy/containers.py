@@ -1,49 +1,19 @@
-"""Federation in containers, seen from the host: its `flwr` connection, and the folder of its runs.
+"""Federation in containers, seen from the host: its record, its CA's certificate and its `flwr` connection."""
 
-    STATE_ROOT/NAME/deployed.json, containers-ca.crt
-
-`connect` writes both files and the connection, which `silofl run` and `silofl stop` read.
-"""
-
-import json
 import os
 import shutil
 import subprocess
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from client.site.runtime.launch import LOOPBACK
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
-from server.deploy.control import Connection, read_connection, write_connection
+from server.deploy.control import Connection, write_connection
 from server.deploy.federation import Federation
-from server.deploy.local.record import state_directory, state_root
+from server.deploy.local.record import Deployed, state_directory, write_record
 
 DOCKER_SECONDS = 60.0
-SERVER_RUNS = Path("/runs")  # in the server's container
-
-
-@dataclass(frozen=True)
-class Deployed:
-    """Federation in containers, seen from the host."""
-
-    name: str
-    file: str  # the federation file
-    runs: str  # the host folder to which the server writes its runs
-    demo: dict[str, Any] | None
-    connection: Connection
-
-    def in_container(self, directory: Path) -> Path:
-        """Return the server's path of a host's run directory. Raises UserError if it is not in `runs`."""
-        try:
-            return SERVER_RUNS / directory.relative_to(self.runs)
-        except ValueError:
-            raise UserError(
-                f"--out {directory}: the runs of {self.name} land in {self.runs}, which its server writes to; "
-                "name a directory there, or leave --out away"
-            ) from None
 
 
 def connect(federation: Federation, compose: Path) -> Deployed:
@@ -56,16 +26,15 @@ def connect(federation: Federation, compose: Path) -> Deployed:
     fetch = partial(docker_compose, compose, "cp", "superlink:/server/ca.crt")
     write_atomically(certificate, lambda temporary: fetch(str(temporary)), mode=0o600)
     port = docker_compose(compose, "port", "superlink", "8000").strip().rpartition(":")[2]
-    demo = federation.demo.model_dump() if federation.demo else None
     deployed = Deployed(
         name=federation.name,
         file=str(federation.path.absolute()),
         runs=str(compose.absolute().parent / "runs" / federation.name),
-        demo=demo,
+        demo=federation.demo.model_dump() if federation.demo else None,
         connection=Connection(federation.name, f"{LOOPBACK}:{port}", str(certificate)),
     )
     write_connection(deployed.connection)
-    write_atomically(folder / "deployed.json", json.dumps(asdict(deployed), indent=1) + "\n")
+    write_record(folder, deployed)
     return deployed
 
 
@@ -96,17 +65,3 @@ def containers_exist(compose: Path) -> bool:
         return bool(docker_compose(compose, "ps", "--all", "--quiet", "superlink").strip())
     except (ValueError, subprocess.TimeoutExpired):
         return False
-
-
-def find_deployed(name: str = "") -> Deployed | None:
-    """Return the federation in containers with the connection `name`, or the only one; else None."""
-    found = []
-    for path in sorted(state_root().glob(f"{name or '*'}/deployed.json")):
-        try:
-            content = json.loads(path.read_text())
-            deployed = Deployed(**(content | {"connection": Connection(**content["connection"])}))
-            if read_connection(deployed.name) == deployed.connection:  # else it was overwritten by another federation
-                found.append(deployed)
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-    return found[0] if len(found) == 1 else None

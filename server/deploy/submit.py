@@ -22,11 +22,10 @@ from tqdm import tqdm
 from client.site.trust.apps import build
 from partitions.common.errors import RunFailedError, UserError
 from partitions.common.files import shared, write_atomically
-from server.deploy.containers import find_deployed
 from server.deploy.control import Control, read_connection
 from server.deploy.federation import read_federation
 from server.deploy.local.parts import last_lines
-from server.deploy.local.record import find_local, state_root
+from server.deploy.local.record import Deployed, LocalFederation, UpFederation, find_federation, find_local, state_root
 from server.results.reading import Tail
 
 if TYPE_CHECKING:
@@ -40,12 +39,7 @@ STOP_SECONDS = 60.0
 
 def default_connection() -> str:
     """Return the connection of the only federation that is up, from `silofl up` or `silofl credentials`."""
-    try:
-        return find_local().connection.name
-    except ValueError:
-        if deployed := find_deployed():
-            return deployed.connection.name
-        raise
+    return (find_federation() or find_local()).connection.name
 
 
 def run(
@@ -70,7 +64,8 @@ def run(
     name = connection or default_connection()
     bundle = build(app or app_directory())
     with Control(read_connection(name)) as control:
-        given = {**_own_data(name, values), **_of_the_file(name, values), **values}
+        up = find_federation(name)
+        given = {**_own_data(up, values), **_of_the_file(up, values), **values} if up else dict(values)
         if "silos" not in given:
             given["silos"] = _silos_before(given) or _silos_online(control, str(given.get("late-joiners", "")))
         runs = study_runs(given)
@@ -80,11 +75,12 @@ def run(
         config = study_config(runs)
         out = (Path(first.out) if first.out else default_out(str(config["strategy"]))).absolute()
         theirs = out
-        if deployed := find_deployed(name):
-            out = out if first.out else Path(deployed.runs, out.name)
-            theirs = deployed.in_container(out)
-        with shared() if deployed else contextlib.nullcontext():  # the server in its container is another user
-            directory = open_directory(out, config, federation_file(name), resume=first.resume)
+        if isinstance(up, Deployed):
+            out = out if first.out else Path(up.runs, out.name)
+            theirs = up.in_container(out)
+        file = up.file if isinstance(up, LocalFederation) else ""
+        with shared() if theirs != out else contextlib.nullcontext():  # the server in its container is another user
+            directory = open_directory(out, config, file, resume=first.resume)
             fill(directory.path)
         for one in runs:
             settings = {**one.flat(), "out": str(theirs), "resume": first.resume}
@@ -148,30 +144,12 @@ def _check_silos(common: Common, registered: Set[str]) -> None:
         raise UserError(f"{setting}: only {known} are registered{besides}, the run would wait in vain")
 
 
-def federation_file(connection: str) -> str:
-    """Return the path of a local federation's file; empty for any other connection."""
-    try:
-        return find_local(connection).file
-    except ValueError:
-        return ""
-
-
-def _own_data(connection: str, values: Mapping[str, object]) -> dict[str, object]:
+def _own_data(up: UpFederation, values: Mapping[str, object]) -> dict[str, object]:
     """Return a federation's demo data as settings. Raises UserError if `values` request other data."""
     from strategies.base.run_settings import defaults, parse_settings
 
-    own: dict[str, object] = {}
-    try:
-        local = find_local(connection)
-        demo, file, again = local.demo or {}, local.file, f"silofl up {local.file}"
-    except ValueError:
-        deployed = find_deployed(connection)
-        if deployed is None:
-            return {}
-        demo, file = deployed.demo or {}, deployed.file
-        again = f"silofl compose {file} --out docker-compose.yml && docker compose up --wait"
-    own |= {key: demo[key] for key in ("dataset", "partition") if key in demo}
-    own |= demo.get("settings", {})
+    demo = up.demo or {}
+    own = {**{key: demo[key] for key in ("dataset", "partition") if key in demo}, **demo.get("settings", {})}
     split = {key: values[key] for key in demo.get("settings", {}) if key in values}
     values = {**values, **{key: parse_settings({**own, **split}).flat()[key] for key in split}}  # typed
     for key in ("dataset", "partition", "data-dir", *demo.get("settings", {})):
@@ -179,14 +157,17 @@ def _own_data(connection: str, values: Mapping[str, object]) -> dict[str, object
         unused = not demo and asked == defaults()[key]  # from the config.toml of an earlier run
         if asked != own.get(key) and not unused:
             has = f"{demo['dataset']}, {demo['partition']}, seed {demo['seed']}" if demo else "each silo's own file"
+            again = f"silofl up {up.file}"
+            if isinstance(up, Deployed):
+                again = f"silofl compose {up.file} --out docker-compose.yml && docker compose up --wait"
             raise UserError(
                 f"{key} = {asked}: the data are the federation's own ({has}); to split other data, "
-                f"change `demo` in {file} and `{again}`"
+                f"change `demo` in {up.file} and `{again}`"
             )
     return own
 
 
-def _of_the_file(connection: str, values: Mapping[str, object]) -> dict[str, Any]:
+def _of_the_file(up: UpFederation, values: Mapping[str, object]) -> dict[str, Any]:
     """Return the settings for runs and data in the federation file, if the file is on this machine.
 
     Raises UserError if ``values`` would train a silo with the role held-out.
@@ -194,15 +175,13 @@ def _of_the_file(connection: str, values: Mapping[str, object]) -> dict[str, Any
     from strategies.base.evaluation import EVALUATE
     from strategies.base.survey import SURVEY
 
-    deployed = find_deployed(connection)
-    file = federation_file(connection) or (deployed.file if deployed else "")
-    if not file or not Path(file).is_file():
+    if not Path(up.file).is_file():
         return {}
-    federation = read_federation(Path(file), check_data=False)
+    federation = read_federation(Path(up.file), check_data=False)
     held = "" if values.get("strategy") in (EVALUATE, SURVEY) else ",".join(federation.held_out)
     asked = {name.strip() for name in str(values.get("hold-out", held)).split(",")}
     if held and not asked >= set(federation.held_out):
-        raise UserError(f"hold-out = {values['hold-out']!r}: {file} has {held} with `role: held-out`: name them too")
+        raise UserError(f"hold-out = {values['hold-out']!r}: {up.file} has {held} with `role: held-out`: name them too")
     own = {"agreed": federation.agreed, "hold-out": held}
     return {**federation.run, **{key: value for key, value in own.items() if value}}
 

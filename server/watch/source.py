@@ -10,8 +10,8 @@ from client.site.node import Site
 from client.site.trust.bundle import read_bundle, site_of
 from client.site.trust.keys import site_root
 from partitions.common.errors import UserError
-from server.deploy.containers import find_deployed
 from server.deploy.control import read_connection
+from server.deploy.local.record import find_deployed
 from server.results.reading import Tail
 from server.watch.board import Board
 

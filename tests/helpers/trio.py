@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ def supernode(federation: LocalFederation, name: str = "hospital-02") -> list[in
 def reach_over(running: LocalFederation, port: int) -> None:
     """hospital-02 is started anew, and reaches its server by another port: over a line."""
     silo = next(s for s in running.silos if s.name == "hospital-02")
-    over = replace(running, fleet_port=port)
+    over = running.model_copy(update={"fleet_port": port})
     command = parts.supernode_part(over, silo, Credentials(running.directory / "credentials"))
     processes.end([p for p in processes.find(running.directory) if p.part == silo.name], grace=5.0)
     environment = parts.part_environment(running.directory, silo.name, 3) | {"SILOFL_POLICY": "public"}

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from partitions.common.errors import RunFailedError
+from server.deploy.control import Connection
 from server.deploy.federation import read_federation
 from server.deploy.local.demo_data import split_demo
+from server.deploy.local.record import UpFederation
 from server.report.study import Study
 from server.report.verdict import verdict
 from server.simulation import demo
@@ -78,12 +79,12 @@ def test_everything_is_stopped_whatever_happens(
     assert calls == [f"{what} silofl-demo" for what in ("clear", "up", "run", "clear")]
 
 
-def test_the_runs_own_config_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_runs_own_config_repeats_it() -> None:
     """A federation of own files has no data set: the setting's default, which config.toml holds, asks for none."""
-    monkeypatch.setattr(demo.submit, "find_local", lambda name: SimpleNamespace(demo=None, file="federation.yaml"))
-    assert demo.submit._own_data("x", {"dataset": "digits", "partition": "dirichlet", "data-dir": ""}) == {}
+    up = UpFederation(name="x", file="federation.yaml", demo=None, connection=Connection("x", "127.0.0.1:2"))
+    assert demo.submit._own_data(up, {"dataset": "digits", "partition": "dirichlet", "data-dir": ""}) == {}
     with pytest.raises(ValueError, match=r"dataset = breast-cancer: .*\(each silo's own file\)"):
-        demo.submit._own_data("x", {"dataset": "breast-cancer"})
+        demo.submit._own_data(up, {"dataset": "breast-cancer"})
 
 
 def test_exit_codes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 import base64
 import binascii
 import hashlib
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from partitions.common.errors import UserError
+from partitions.common.files import state_home
 
 if TYPE_CHECKING:
     pass
@@ -60,8 +60,7 @@ def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 def site_root() -> Path:
     """Return the directory with one directory per silo that joined from this machine without Docker."""
-    home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(home).absolute() / "silofl-site"
+    return state_home() / "silofl-site"
 
 
 def own_key(folder: Path) -> Path:

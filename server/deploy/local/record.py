@@ -1,23 +1,30 @@
-"""Record of a local federation that is up, and the paths of its files."""
+"""Records of the federations that are up, on this machine or in containers, and the paths of their files."""
 
 import contextlib
-import json
-import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from partitions.common.errors import UserError
-from partitions.common.files import locked, write_atomically
+from partitions.common.errors import DataError, UserError
+from partitions.common.files import locked, state_home, write_atomically
+from partitions.common.parsed import Frozen, parse_json
 from server.deploy import processes
-from server.deploy.control import Connection
+from server.deploy.control import Connection, read_connection
 
 SUPERLINK, TEMPLATE = "superlink", "warm-parent"  # names of parts; all other parts are silos
+SERVER_RUNS = Path("/runs")  # in the server's container
 
 
-@dataclass(frozen=True)
-class LocalSilo:
+class UpFederation(Frozen):
+    """A federation that was brought up from this machine. ``file``: its federation file."""
+
+    name: str
+    file: str
+    demo: dict[str, Any] | None
+    connection: Connection
+
+
+class LocalSilo(Frozen):
     """A silo of a local federation, with the values that its SuperNode was started with."""
 
     name: str
@@ -28,28 +35,38 @@ class LocalSilo:
     policy: str = ""
 
 
-@dataclass(frozen=True)
-class LocalFederation:
-    """A local federation that is up: the content of `federation.json`."""
+class LocalFederation(UpFederation):
+    """A federation of processes on this machine: the content of `federation.json`."""
 
-    name: str
-    file: str
     address: str
     fleet_port: int
     control_port: int
-    demo: dict[str, Any] | None
-    silos: tuple[LocalSilo, ...]
-    connection: Connection
+    silos: list[LocalSilo]
 
     @property
     def directory(self) -> Path:
         return state_root() / self.name
 
 
+class Deployed(UpFederation):
+    """A federation in containers: the content of `deployed.json`. ``runs``: their folder on the host."""
+
+    runs: str
+
+    def in_container(self, directory: Path) -> Path:
+        """Return the server's path of a host's run directory. Raises UserError if it is not in `runs`."""
+        try:
+            return SERVER_RUNS / directory.relative_to(self.runs)
+        except ValueError:
+            raise UserError(
+                f"--out {directory}: the runs of {self.name} land in {self.runs}, which its server writes to; "
+                "name a directory there, or leave --out away"
+            ) from None
+
+
 def state_root() -> Path:
     """Return the directory that holds one state directory per federation."""
-    home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(home).absolute() / "silofl"
+    return state_home() / "silofl"
 
 
 def state_directory(name: str) -> Path:
@@ -88,18 +105,37 @@ def leftover() -> str:
     return found[0] if found else ""
 
 
+def find_deployed(name: str = "") -> Deployed | None:
+    """Return the federation in containers with the connection `name`, or the only one; else None."""
+    found = []
+    for path in sorted(state_root().glob(f"{name or '*'}/deployed.json")):
+        with contextlib.suppress(OSError, ValueError):
+            deployed = parse_json(Deployed, path.read_bytes(), path, "`silofl credentials` writes it anew")
+            if read_connection(deployed.name) == deployed.connection:  # else it was overwritten by another federation
+                found.append(deployed)
+    return found[0] if len(found) == 1 else None
+
+
+def find_federation(name: str = "") -> UpFederation | None:
+    """Return the federation with the connection `name`, or the only one that is up; None for none or several."""
+    try:
+        return find_local(name)
+    except ValueError:
+        return find_deployed(name)
+
+
 def read_record(directory: Path) -> LocalFederation:
     path = directory / "federation.json"
+    mend = f"it is damaged; `silofl down --name {directory.name}` clears it away"
     try:
-        content = json.loads(path.read_text())
-        silos = tuple(LocalSilo(**silo) for silo in content.pop("silos"))
-        return LocalFederation(**(content | {"silos": silos, "connection": Connection(**content["connection"])}))
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"{path} is damaged; `silofl down --name {directory.name}` clears it away") from None
+        return parse_json(LocalFederation, path.read_bytes(), path, mend)
+    except (OSError, DataError) as error:
+        raise UserError(f"{error}; {mend}" if isinstance(error, OSError) else str(error)) from None
 
 
-def write_record(local: LocalFederation) -> None:
-    write_atomically(local.directory / "federation.json", json.dumps(asdict(local), indent=1) + "\n")
+def write_record(folder: Path, up: UpFederation) -> None:
+    file = "federation.json" if isinstance(up, LocalFederation) else "deployed.json"
+    write_atomically(folder / file, up.model_dump_json(indent=1) + "\n")
 
 
 @contextlib.contextmanager

@@ -82,7 +82,7 @@ def bring_up(federation: Federation, directory: Path, echo: Callable[[str], None
     credentials = ensure_credentials(directory / "credentials", silos=names, hosts=hosts)
     local = plan(federation, directory, old, data, credentials)
     write_connection(local.connection)
-    write_record(local)
+    write_record(directory, local)
 
     if TEMPLATE not in running:
         command = template_command(directory / "warm.sock")
@@ -95,7 +95,7 @@ def bring_up(federation: Federation, directory: Path, echo: Callable[[str], None
         register_keys(local, control, credentials)
         if old and not starts_runs(processes.find(directory)):
             start_superexec(local, running[SUPERLINK], credentials)
-        unchanged = {silo.name for silo in set(local.silos) & set(old.silos if old else ())}
+        unchanged = {silo.name for silo in local.silos if old and silo in old.silos}
         outdated = running.keys() - unchanged - {SUPERLINK, TEMPLATE}
         processes.end([running.pop(part) for part in outdated], grace=GRACE_SECONDS)
         missing = [silo for silo in local.silos if silo.name not in running]
@@ -143,7 +143,7 @@ def plan(
     if old and any(port and port != now for port, now in zip(asked.values(), (fleet_port, control_port), strict=True)):
         raise UserError(f"{federation.path}: server: the federation is up on other ports; `silofl down` first")
     old_ports = {silo.name: silo.port for silo in old.silos} if old else {}
-    silos = tuple(
+    silos = [
         LocalSilo(
             name=silo.name,
             device=silo.device,
@@ -153,7 +153,7 @@ def plan(
             policy=silo.policy,
         )
         for silo in federation.silos
-    )
+    ]
     connection = Connection(federation.name, f"{LOOPBACK}:{control_port}", str(credentials.ca_certificate))
     return LocalFederation(
         name=federation.name,

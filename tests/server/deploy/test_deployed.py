@@ -295,7 +295,7 @@ def test_an_impostor_under_an_absent_hospitals_name_is_refused(
     silo = next(s for s in running.silos if s.name == "hospital-02")
     own = Credentials(running.directory / "credentials")
     theirs = ensure_credentials(tmp_path / "theirs", silos=["hospital-02"], hosts=["localhost"])
-    command = parts.supernode_part(running, replace(silo, port=start.free_ports(1)[0]), own)
+    command = parts.supernode_part(running, silo.model_copy(update={"port": start.free_ports(1)[0]}), own)
     command[command.index(str(own.node_key(silo.name)))] = str(theirs.node_key(silo.name))
     with Control(running.connection) as control:
         control.register("intruder", theirs.node_public_pem("hospital-02"))

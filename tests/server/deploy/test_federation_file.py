@@ -11,7 +11,7 @@ from partitions.schema import parse_schema
 from server.deploy import submit
 from server.deploy.control import Connection
 from server.deploy.federation import Demo, Server, SiloEntry, read_federation
-from server.deploy.local import record
+from server.deploy.local.record import UpFederation
 from strategies.base.transport.data_summary import declared_spec, read_agreed
 
 RIGHT = """
@@ -96,39 +96,33 @@ def test_what_is_agreed(tmp_path: Path) -> None:
     assert said == {"shape": [13], "classes": 2, "samples": {"clinic-13": 500, "hospital-01": 70}}
 
 
-def test_a_run_takes_what_is_agreed_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_takes_what_is_agreed_from_the_file(tmp_path: Path) -> None:
     """As it is now, of a federation that is up on this machine; where the file is gone, nothing."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     path = write(tmp_path, RIGHT)
-    up = record.LocalFederation("trial", str(path), "127.0.0.1", 1, 2, None, (), Connection("trial", "127.0.0.1:2"))
-    record.state_directory("trial")
-    record.write_record(up)
-    assert submit._of_the_file("trial", {}) == {}
+    up = UpFederation(name="trial", file=str(path), demo=None, connection=Connection("trial", "127.0.0.1:2"))
+    assert submit._of_the_file(up, {}) == {}
     path.write_text(RIGHT + "agreed: {classes: 3}\n")
-    assert submit._of_the_file("trial", {}) == {"agreed": '{"classes": 3}'}
+    assert submit._of_the_file(up, {}) == {"agreed": '{"classes": 3}'}
     path.write_text(RIGHT + "agreed: {classes: 3}\nrun: {min-silos: 2, lost-silo: resend}\n")
-    assert submit._of_the_file("trial", {}) == {"agreed": '{"classes": 3}', "min-silos": 2, "lost-silo": "resend"}
+    assert submit._of_the_file(up, {}) == {"agreed": '{"classes": 3}', "min-silos": 2, "lost-silo": "resend"}
     path.write_text(RIGHT + "agreed: {classes: 0}\n")
     with pytest.raises(ValueError, match="agreed: classes = 0"):
-        submit._of_the_file("trial", {})
+        submit._of_the_file(up, {})
     path.unlink()
-    assert submit._of_the_file("trial", {}) == {}
+    assert submit._of_the_file(up, {}) == {}
 
 
-def test_a_silo_that_is_held_out_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silo_that_is_held_out_stays_so(tmp_path: Path) -> None:
     """Every run of the federation holds it out; one may hold out more, and none may train it."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     path = write(tmp_path, RIGHT.replace("data: demo", "data: demo, role: held-out"))
-    up = record.LocalFederation("trial", str(path), "127.0.0.1", 1, 2, None, (), Connection("trial", "127.0.0.1:2"))
-    record.state_directory("trial")
-    record.write_record(up)
+    up = UpFederation(name="trial", file=str(path), demo=None, connection=Connection("trial", "127.0.0.1:2"))
     assert read_federation(path).held_out == ("hospital-01",)
-    assert submit._of_the_file("trial", {}) == {"hold-out": "hospital-01"}
-    assert submit._of_the_file("trial", {"hold-out": "north, hospital-01"}) == {"hold-out": "hospital-01"}
-    assert submit._of_the_file("trial", {"strategy": "evaluate"}) == {}  # where all silos are alike
+    assert submit._of_the_file(up, {}) == {"hold-out": "hospital-01"}
+    assert submit._of_the_file(up, {"hold-out": "north, hospital-01"}) == {"hold-out": "hospital-01"}
+    assert submit._of_the_file(up, {"strategy": "evaluate"}) == {}  # where all silos are alike
     for asked in ("", "north"):
         with pytest.raises(ValueError, match="has hospital-01 with `role: held-out`: name them too"):
-            submit._of_the_file("trial", {"hold-out": asked})
+            submit._of_the_file(up, {"hold-out": asked})
 
 
 def test_not_all_silos_are_held_out(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 # Stand-ins for the Control API.
 """The server's containers: what `setup` hands to whom, who is registered again after a restart, where runs land."""
 
-import json
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +10,11 @@ import pytest
 
 from partitions.common.files import private, shared
 from server.cli.main import main
-from server.deploy import containers as deployed_module
 from server.deploy import registrar, setup
-from server.deploy.containers import Deployed, find_deployed
 from server.deploy.control import Connection, Node, write_connection
 from server.deploy.credentials import ensure_credentials
 from server.deploy.federation import read_federation
+from server.deploy.local.record import Deployed, find_deployed, write_record
 from server.deploy.setup import register_silos, set_up
 from server.deploy.submit import open_directory
 
@@ -254,7 +252,7 @@ def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Deployed:
     )
     folder = tmp_path / "state/silofl/net"
     folder.mkdir(parents=True)
-    (folder / "deployed.json").write_text(json.dumps(deployed_module.asdict(found)))
+    write_record(folder, found)
     write_connection(found.connection)
     return found
 
