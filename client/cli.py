@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from client.commands.table import HOSPITAL, Command, flag, option, several
+from client.commands.table import Command, flag, option, several
 from partitions.common.errors import UserError
 
 
@@ -108,7 +108,6 @@ COMMANDS = (
             ),
         ),
         examples=("silofl check-data ours.npz", "silofl check-data ours.npz --schema north.tar"),
-        group=HOSPITAL,
     ),
     Command(
         "request",
@@ -123,7 +122,6 @@ COMMANDS = (
         description="Make the site's private key, which stays here, and NAME.request for the server's "
         "operator: name, public key, signature. `silofl add-silo --request` makes a bundle of it, "
         "which holds no key.",
-        group=HOSPITAL,
     ),
     Command(
         "check-bundle",
@@ -135,7 +133,6 @@ COMMANDS = (
         "that the image that its containers start is the one that was signed. Who signed is "
         "remembered: from then on a bundle that is not signed, or by another key, is refused, here"
         " and by silofl join.",
-        group=HOSPITAL,
     ),
     Command(
         "join",
@@ -151,7 +148,6 @@ COMMANDS = (
         examples=("silofl join north.tar --data ours.npz --policy policy.toml",),
         description="Check data, address, certificate and key, then take part until Ctrl-C. In containers: "
         "unpack the bundle and read its README.md.",
-        group=HOSPITAL,
     ),
     Command(
         "policy",
@@ -170,7 +166,6 @@ COMMANDS = (
         examples=("silofl policy", "silofl policy policy.toml"),
         description="The rules in force, whatever a run asks for, and for each method whether it may run and "
         "what it sends.",
-        group=HOSPITAL,
     ),
     Command(
         "audit",
@@ -203,6 +198,5 @@ COMMANDS = (
         description="Follow the chain of the site's audit log, and print a month of it: per run who asked, "
         "when, how often, what, how many bytes. Exit code 2 where a line was changed, taken out, "
         "moved or cut off.",
-        group=HOSPITAL,
     ),
 )

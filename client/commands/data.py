@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from client.commands.table import HOSPITAL, Command, OneOf, Titled, choice, flag, option, several
+from client.commands.table import Command, OneOf, Titled, choice, flag, option, several
 from partitions.common.errors import UserError
 
 KEYS = ("file", "patient", "study", "accession")  # as in client/tables/new_pictures.py
@@ -206,7 +206,6 @@ COMMANDS = (
         "files, or a table, and write one data file. Nothing of a scan's header is written or "
         "shown; one that cannot be read is called by its place among all files of the folder: find"
         " SOURCE -xtype f | LC_ALL=C sort | sed -n 17p",
-        group=HOSPITAL,
     ),
     Command(
         "schema",
@@ -221,6 +220,5 @@ COMMANDS = (
         description="Write the columns, categories and classes that every hospital's table becomes. Nothing of"
         " the recipe that is one hospital's own is in it: names in its csv, codes, signs, values "
         "for gaps.",
-        group=HOSPITAL,
     ),
 )

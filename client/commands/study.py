@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from client.commands.table import HOSPITAL, Command, flag, option
+from client.commands.table import Command, flag, option
 from partitions.common.errors import UserError
 
 
@@ -87,7 +87,6 @@ COMMANDS = (
         description="Show a study, check its signature and this hospital's policy, warn of what is known to be"
         " dangerous, ask, and keep the approval. Runs within the study are answered from then on, "
         "until it ends.",
-        group=HOSPITAL,
     ),
     Command(
         "studies",
@@ -95,7 +94,6 @@ COMMANDS = (
         studies,
         (*STATE_DIR, flag("--json", "as JSON")),
         examples=("silofl studies",),
-        group=HOSPITAL,
     ),
     Command(
         "revoke",
@@ -104,6 +102,5 @@ COMMANDS = (
         (option("name", "NAME", "the study's name"), *STATE_DIR, *BY),
         examples=("silofl revoke sepsis",),
         description="Its next message is refused.",
-        group=HOSPITAL,
     ),
 )

@@ -1,4 +1,4 @@
-"""The command line as a table: a command is one value with its options, its examples and its group.
+"""The command line as a table: a command is one value with its options and its examples.
 
 ``argparse`` parses it. typer, which Flower uses, has no option with several values (``--set a=1 b=2``).
 """
@@ -10,13 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-RESEARCH, CONSORTIUM, HOSPITAL = "research, on one machine", "the consortium", "the hospital"
 PATHS = {
     "bash": "_shtab_compgen_files",
     "zsh": "_files",
     "fish": "(__fish_complete_path (commandline -ct))",
 }  # shtab.FILE, without importing it
-GROUPS = (RESEARCH, CONSORTIUM, HOSPITAL)
 
 
 class Option(NamedTuple):
@@ -50,7 +48,6 @@ class Command(NamedTuple):
     examples: Sequence[str] = ()
     description: str = ""
     actions: Sequence[Command] = ()
-    group: str = ""
 
 
 def option(name: str, metavar: str, help: str, **values: Any) -> Option:

@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from client.commands.table import HOSPITAL, Command, flag, option
+from client.commands.table import Command, flag, option
 from partitions.common.errors import UserError
 
 
@@ -50,6 +50,5 @@ COMMANDS = (
         description="At a hospital: what all runs together have spent of each cohort's privacy budget "
         "(epsilon), run by run, what is left, and whether the ledger is whole. Of a run directory:"
         " what the run has cost each silo.",
-        group=HOSPITAL,
     ),
 )

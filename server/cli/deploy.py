@@ -9,10 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from client.commands.table import CONSORTIUM, Command, option
+from client.commands.table import Command, option
 from partitions.common.errors import UserError
-
-FEDERATION = "federation.yaml"
+from server.cli.options import CONNECTION, FEDERATION, FEDERATION_FILE, FILE, SIGN_WITH
 
 
 def compose(args: argparse.Namespace) -> None:
@@ -149,7 +148,7 @@ def doctor(args: argparse.Namespace) -> None:
 
     what = args.what
     if what is None and not os.environ.get("SILOFL_SERVER"):
-        what = Path(FEDERATION)
+        what = FEDERATION
         if not what.exists():
             raise UserError(f"there is no {what} here: name the server's; at a hospital: BUNDLE --data FILE")
     if what is not None and what.suffix in (".yaml", ".yml"):
@@ -190,48 +189,26 @@ def site_doctor(what: Path | None, data: Path | None, policy: Path | None = None
         return site.name, site_checks(site)
 
 
-OPERATOR = (
-    option(
-        "--federation",
-        "FEDERATION.yaml",
-        f"the federation's file (default: {FEDERATION})",
-        default=Path(FEDERATION),
-        type=Path,
-    ),
-    option("--connection", "NAME", "flwr connection (default: the federation's)", default=""),
-)
-
-FILE = (
-    option(
-        "file",
-        "FEDERATION.yaml",
-        f"which silos, devices and data (default: {FEDERATION})",
-        nargs="?",
-        default=Path(FEDERATION),
-        type=Path,
-    ),
-)
+OPERATOR = (FEDERATION_FILE, CONNECTION)
 
 COMMANDS = (
     Command(
         "compose",
         "write the compose file of a federation",
         compose,
-        (*FILE, option("--out", "FILE", "where to write it (default: standard output)", type=Path)),
+        (FILE, option("--out", "FILE", "where to write it (default: standard output)", type=Path)),
         examples=("silofl compose federation.yaml --out docker-compose.yml",),
         description="Write the compose file of a federation: one container per silo and a server, with TLS and keys.",
-        group=CONSORTIUM,
     ),
     Command(
         "credentials",
         "make missing keys and certificates, and write the flwr connection",
         credentials,
-        (*FILE,),
+        (FILE,),
         examples=("silofl credentials federation.yaml",),
         description="With the containers of docker-compose.yml: fetch the CA's certificate from the server and"
         " write the flwr connection named after the federation. Without: make the CA, certificates"
         " and keys that are missing, for silofl up. What is there is kept.",
-        group=CONSORTIUM,
     ),
     Command(
         "add-silo",
@@ -243,7 +220,7 @@ COMMANDS = (
             option("--out", "FILE", "the bundle to write (default: NAME.tar)", type=Path),
             option("--device", "DEVICE", "cpu or cuda:N, at the hospital", default="cpu"),
             option("--image", "IMAGE", "image that the hospital takes", default=""),
-            option("--sign-with", "FILE", "the signing key (default: of silofl signing-key)", type=Path),
+            SIGN_WITH,
             *OPERATOR,
         ),
         examples=("silofl add-silo --request north.request --out north.tar",),
@@ -251,18 +228,16 @@ COMMANDS = (
         " compose file, the server's address and the apps it may run. With --request the hospital "
         "has made its key itself, and its name stands in the request; without, the key is made "
         "here and in the bundle: for machines of one's own. The other silos need no change.",
-        group=CONSORTIUM,
     ),
     Command(
         "signing-key",
         "make the consortium's key that signs bundles, and print its fingerprint",
         signing_key,
-        (*FILE, option("--out", "FILE", "another place for it, such as a stick: see --sign-with", type=Path)),
+        (FILE, option("--out", "FILE", "another place for it, such as a stick: see --sign-with", type=Path)),
         examples=("silofl signing-key federation.yaml",),
         description="Make the key that signs bundles, unless it is there, and its public half beside it, and "
         "print the fingerprint, which hospitals are to get another way than the bundle. From then "
         "on silofl add-silo signs.",
-        group=CONSORTIUM,
     ),
     Command(
         "remove-silo",
@@ -271,7 +246,6 @@ COMMANDS = (
         (option("name", "NAME", "the silo's name"), *OPERATOR),
         examples=("silofl remove-silo north",),
         description="Unregister a silo: the server refuses its key from its next call on.",
-        group=CONSORTIUM,
     ),
     Command(
         "withdraw",
@@ -285,7 +259,6 @@ COMMANDS = (
         description="A hospital withdraws: its models, metrics and data summary leave the checkpoints, "
         "histories and summaries of these runs. What was averaged stays. Such a run cannot be "
         "resumed. silofl remove-silo shuts the hospital out.",
-        group=CONSORTIUM,
     ),
     Command(
         "doctor",
@@ -302,12 +275,11 @@ COMMANDS = (
             ),
             option("--data", "FILE", "the site's data file", type=Path),
             option("--policy", "FILE", "the site's policy.toml (default: the bundle's)", type=Path),
-            option("--connection", "NAME", "flwr connection (default: the federation's)", default=""),
+            CONNECTION,
         ),
         examples=("silofl doctor federation.yaml", "silofl doctor north.tar --data ours.npz"),
         description="A site: name, port, certificate, key, versions, clock, data, state, GPU, policy. A "
         "server: ports, certificates, who is registered, who is online. Exit code 0, or 2 where "
         "something fails.",
-        group=CONSORTIUM,
     ),
 )

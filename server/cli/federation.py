@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 
-from client.commands.table import CONSORTIUM, Command, flag, option
-from server.cli.research import RUN_OPTIONS, print_outcomes, run_values
+from client.commands.table import Command, flag, option
+from server.cli.options import FILE, RUN_OPTIONS, run_values
+from server.cli.research import print_outcomes
 
 
 def up(args: argparse.Namespace) -> None:
@@ -68,6 +68,7 @@ def down(args: argparse.Namespace) -> None:
     print(f"{name} is down ({local.down(name)} processes ended)")
 
 
+UP_CONNECTION = option("--connection", "NAME", "flwr connection (default: of the federation that is up)", default="")
 WHICH = (option("--name", "NAME", "which federation, where several are up", default=""),)
 
 COMMANDS = (
@@ -75,23 +76,13 @@ COMMANDS = (
         "up",
         "start a federation of processes on this machine",
         up,
-        (
-            option(
-                "file",
-                "FEDERATION.yaml",
-                "which silos, devices and data",
-                nargs="?",
-                default="federation.yaml",
-                type=Path,
-            ),
-        ),
+        (FILE,),
         examples=("silofl up federation.yaml",),
         description="Start a server and one process per silo on this machine, talking gRPC with TLS and node "
         "keys, and write the flwr connection named after the federation. Returns when every silo "
         "is online. Run again it mends what has died and applies what has changed in the file. "
         "With SILOFL_ALLOWED_APPS set (a file of SHA-256 sums, or sums joined by commas) the silos"
         " refuse every other app.",
-        group=CONSORTIUM,
     ),
     Command(
         "status",
@@ -99,32 +90,20 @@ COMMANDS = (
         status,
         (flag("--json", "as JSON"), *WHICH),
         examples=("silofl status", "silofl status --json"),
-        group=CONSORTIUM,
     ),
     Command(
         "run",
         "run methods on a federation",
         run,
-        (
-            *RUN_OPTIONS,
-            option("--connection", "NAME", "flwr connection (default: of the federation that is up)", default=""),
-        ),
+        (*RUN_OPTIONS, UP_CONNECTION),
         examples=(
             "silofl run --strategy local,fedavg,fedala --rounds 15",
             "silofl run --strategy apple --set study=NAME",
         ),
         description="Submit as `flwr run` does, follow the rounds, and say why where it fails. Ctrl-C stops "
         "the run. The last line printed is the run directory.",
-        group=CONSORTIUM,
     ),
-    Command(
-        "stop",
-        "end the runs that are under way",
-        stop,
-        (option("--connection", "NAME", "flwr connection (default: of the federation that is up)", default=""),),
-        examples=("silofl stop",),
-        group=CONSORTIUM,
-    ),
+    Command("stop", "end the runs that are under way", stop, (UP_CONNECTION,), examples=("silofl stop",)),
     Command(
         "down",
         "end a federation of processes",
@@ -132,6 +111,5 @@ COMMANDS = (
         (*WHICH,),
         examples=("silofl down",),
         description="End every process of the federation. Keys, silo state, data and logs stay.",
-        group=CONSORTIUM,
     ),
 )

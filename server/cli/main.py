@@ -38,34 +38,29 @@ from collections.abc import Sequence
 from client import cli as site
 from client.commands import data
 from client.commands import study as hospital_studies
-from client.commands.table import GROUPS, RESEARCH, Command, Parser, add_command, option
+from client.commands.table import Command, Parser, add_command, option
 from client.site.trust.methods import DEFAULTS
 from server.cli import budget, deploy, federation, models, research, study, survey, tune, watch
 
 SHELLS = ("bash", "zsh", "fish")
 
-COMMANDS: tuple[Command, ...] = (
-    *research.COMMANDS,
-    *survey.COMMANDS,
-    *tune.COMMANDS,
-    *federation.COMMANDS,
-    *watch.COMMANDS,
-    *study.COMMANDS,
-    *deploy.COMMANDS,
-    *data.COMMANDS,
-    *site.COMMANDS,
-    *hospital_studies.COMMANDS,
-    *budget.COMMANDS,
-    *models.COMMANDS,
-    Command(
-        "completion",
-        "print the completion of this command line for a shell",
-        lambda args: print(completion(args.shell)),
-        (option("shell", "SHELL", "the shell", choices=SHELLS),),
-        ("silofl completion bash > ~/.local/share/bash-completion/completions/silofl",),
-        group=RESEARCH,
+GROUPS: dict[str, tuple[Command, ...]] = {
+    "research, on one machine": (
+        *research.COMMANDS,
+        *survey.COMMANDS,
+        *tune.COMMANDS,
+        Command(
+            "completion",
+            "print the completion of this command line for a shell",
+            lambda args: print(completion(args.shell)),
+            (option("shell", "SHELL", "the shell", choices=SHELLS),),
+            ("silofl completion bash > ~/.local/share/bash-completion/completions/silofl",),
+        ),
     ),
-)
+    "the consortium": (*federation.COMMANDS, *watch.COMMANDS, *study.COMMANDS, *deploy.COMMANDS),
+    "the hospital": (*data.COMMANDS, *site.COMMANDS, *hospital_studies.COMMANDS, *budget.COMMANDS, *models.COMMANDS),
+}
+COMMANDS = [command for group in GROUPS.values() for command in group]
 
 
 class Version(argparse.Action):
@@ -87,9 +82,8 @@ class TopParser(Parser):
 
         width, indent = max(get_terminal_size().columns - 2, 40), " " * 16
         lines = ["usage: silofl COMMAND [OPTION ...]", "", str(self.description)]
-        for group in GROUPS:
+        for group, own in GROUPS.items():
             lines += ["", f"{group}:"]
-            own = [command for command in COMMANDS if command.group == group]
             lines += [fill(f"  {one.name:13} {one.help}", width, subsequent_indent=indent) for one in own]
         return "\n".join([*lines, "", "silofl COMMAND --help: its options and examples; silofl --version\n"])
 

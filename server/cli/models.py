@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 
 from client.commands import data
-from client.commands.table import HOSPITAL, Command, choice, flag, option
+from client.commands.table import Command, Titled, choice, flag, option
 from partitions.common.errors import UserError
+from server.cli.options import HOST, OF_SEVERAL, TOKEN_FILE
 
 PORT = 8643  # default port of `predict --serve`
 
@@ -85,15 +86,7 @@ SERVE = (
         "answer over HTTP until Ctrl-C, in place of --data: POST /predict takes JSON rows, or by a recipe of "
         "pictures one picture or scan, or a zip of a series",
     ),
-    option("--port", "P", f"--serve: 0 for a free one (default: {PORT})", type=int, default=PORT),
-    option("--host", "ADDRESS", "--serve: another address than loopback's needs a token", default="127.0.0.1"),
-    option(
-        "--token-file",
-        "FILE",
-        "--serve: file with the token that a client needs; made if it is missing. The token in it is not printed. "
-        "Without it, beyond loopback, a new token is printed",
-        type=Path,
-    ),
+    Titled("with --serve", (option("--port", "P", "0: a free one", type=int, default=PORT), HOST, TOKEN_FILE)),
 )
 
 COMMANDS = (
@@ -106,8 +99,7 @@ COMMANDS = (
             option("--silo", "NAME", "for example hospital-03; not for --which shared", default=""),
             choice("--which", ("best", "last", "reported", "shared"), "which model, as above", "best"),
             option("--round", "R", "reported or shared: the round that the report names, if it is asked for", type=int),
-            option("--strategy", "A", "which method, where the run has several"),
-            option("--seed", "S", "which seed, where the run has several", type=int),
+            *OF_SEVERAL,
             option("--run-id", "ID", "which of several runs that had the same name", default=""),
             option(
                 "--temperature",
@@ -140,7 +132,6 @@ COMMANDS = (
         "silo's personal model: the best on its validation data (the default), or the last. "
         "reported is the silo's model whose score the report prints. shared is the one model of "
         "all silos, from the server's run directory.",
-        group=HOSPITAL,
     ),
     Command(
         "predict",
@@ -151,6 +142,5 @@ COMMANDS = (
             "silofl predict --model ours.safetensors --data new.csv --out answers.csv",
             "silofl predict --model ours.safetensors --serve",
         ),
-        group=HOSPITAL,
     ),
 )

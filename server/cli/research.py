@@ -9,72 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from client.commands.table import RESEARCH, Command, OneOf, choice, flag, option, pairs, several
+from client.commands.table import Command, OneOf, choice, flag, option, pairs, several
 from partitions.common.errors import UserError
+from server.cli.options import DATA_OPTIONS, OF_SEVERAL, RUN_OPTIONS, SPLIT_OPTIONS, run_values
 
 if TYPE_CHECKING:
     from server.results.history import Row
 
 # Each command imports its modules when it runs: importing PyTorch and Flower takes seconds, too long for `--help`.
-
-
-def assignments(pairs: list[str]) -> dict[str, object]:
-    """Return ``KEY=VALUE`` pairs as settings; values stay text and are converted later by the setting's type."""
-    values: dict[str, object] = {}
-    for pair in pairs:
-        key, sign, value = pair.partition("=")
-        if not sign or not key:
-            raise UserError(f"--set {pair}: KEY=VALUE is needed here, for example learning-rate=0.01")
-        values[key] = value
-    return values
-
-
-def run_values(args: argparse.Namespace) -> dict[str, object]:
-    """Return the settings of a command line; --set overrides the file, and named options override both."""
-    from server.results.run_directory import read_toml
-
-    values: dict[str, object] = dict(read_toml(Path(args.config))) if args.config else {}
-    values |= assignments(args.set)
-    named = ("strategy", "rounds", "seed", "dataset", "data_dir", "partition", "silos", "out")
-    values |= {n.replace("_", "-"): getattr(args, n) for n in named if getattr(args, n, None) is not None}
-    values |= own_data(args, values)
-    for key in ("data-dir", "init-weights"):
-        if values.get(key):
-            values[key] = absolute(str(values[key]))
-    return values
-
-
-def own_data(args: argparse.Namespace, values: Mapping[str, object]) -> dict[str, object]:
-    """Return the settings for --data, --recipe, --by and --subsample, with absolute paths. Raises UserError."""
-    from partitions.own_files import Source, hospitals_of, parse_source
-
-    given, recipe, by = (getattr(args, key, None) or "" for key in ("data", "recipe", "by"))
-    count = getattr(args, "subsample", None)
-    if not (given or recipe or by or count or "dataset" in values):
-        return {}
-    source = parse_source(str(given or values.get("dataset", "digits")))
-    if given and not (source.name.endswith((".npz", ".csv")) or Path(source.name).is_dir()):
-        raise UserError(f"--data {given}: is no folder, no .npz file (silofl import makes one) and no csv")
-    is_csv = source.name.endswith(".csv")
-    if given and getattr(args, "data_dir", None):
-        raise UserError("--data-dir goes with --dataset: --data names its own file or folder")
-    if (recipe or by) and not is_csv:
-        raise UserError("--recipe and --by go with --data FILE.csv")
-    recipe, by = recipe or source.recipe, by or source.by
-    if is_csv and not (recipe and by):
-        raise UserError(f"--data {source.name}: a csv needs --recipe FILE.recipe.toml and --by COLUMN")
-    if count is not None and not (count.isascii() and count.isdigit() and int(count)):
-        raise UserError(f"--subsample {count[:20]}: a number of samples, 1 or more, is needed here")
-    name = absolute(source.name) if given or source.is_path else source.name
-    made = Source(name, absolute(recipe), by, int(count) if count else source.subsample)
-    hospitals = hospitals_of(made)
-    own = {"partition": "natural", "silos": str(len(hospitals))} if hospitals else {}
-    return {"dataset": str(made), **{key: value for key, value in own.items() if key not in values}}
-
-
-def absolute(path: str) -> str:
-    """Return the absolute path; "" stays "". A run's config.toml must name the same files in any directory."""
-    return str(Path(path).expanduser().resolve()) if path else ""
 
 
 LEGEND = """\
@@ -180,15 +122,12 @@ def partition(args: argparse.Namespace) -> None:
     from partitions.simulated import open_dataset
     from strategies.base.run_settings import parse_settings
 
-    values = assignments(args.set)
-    named = ("dataset", "data_dir", "partition", "silos", "seed")
-    settings = parse_settings({**values, **{n.replace("_", "-"): getattr(args, n) for n in named}})
+    settings = parse_settings({key: value for key, value in run_values(args).items() if key != "out"})
     c = settings.common
     if args.plot:
         check_plot(args.plot)
-    dataset = open_dataset(c.dataset, c.data_dir, c.seed, c.task)
     manifest = write_partition(
-        dataset,
+        open_dataset(c.dataset, c.data_dir, c.seed, c.task),
         c.partition,
         Path(args.out),
         silos=c.silos,
@@ -219,35 +158,6 @@ def evaluate(args: argparse.Namespace) -> None:
     print(matrix)
 
 
-RUN_OPTIONS = (
-    option("--strategy", "A[,B...]", "method, or several for a study"),
-    option("--rounds", "R", "communication rounds"),
-    option("--seed", "S[,S...]", "seed, or several for a study"),
-    pairs("--set", "KEY=VALUE", "any other setting, for example learning-rate=0.01 apple.mu=0.1"),
-    option("--config", "FILE.toml", "settings from a file; options on the command line go before it"),
-    option("--out", "DIR", "run directory (default: runs/TIME-STRATEGY)"),
-)
-
-DATA_OPTIONS = (
-    OneOf(
-        (
-            option("--dataset", "D", "data set by name"),
-            option(
-                "--data",
-                "FILE|FOLDER",
-                "one .npz file, split over the silos; a folder with an .npz file for each hospital; or a csv, "
-                "with --recipe and --by",
-            ),
-        )
-    ),
-    option("--recipe", "FILE", "a csv: its recipe, from silofl import"),
-    option("--by", "COLUMN", "a csv: a hospital for each value of this column"),
-    option("--subsample", "N", "at most N samples of the data set, drawn by seed: for a first try"),
-    option("--data-dir", "DIR", "where data sets lie or are downloaded to"),
-    option("--partition", "P", "how the data are split over the silos"),
-    option("--silos", "N", "number of silos"),
-)
-
 COMMANDS = (
     Command(
         "strategies",
@@ -255,7 +165,6 @@ COMMANDS = (
         list_strategies,
         (flag("--json", "as JSON, with their settings"),),
         examples=("silofl strategies", "silofl strategies --json"),
-        group=RESEARCH,
     ),
     Command(
         "simulate",
@@ -295,7 +204,6 @@ COMMANDS = (
         ),
         description="Run one method, or a study of several methods and seeds, on this machine, or with "
         "--workers ray on a cluster. The last line printed is the run directory.",
-        group=RESEARCH,
     ),
     Command(
         "report",
@@ -303,18 +211,15 @@ COMMANDS = (
         report,
         (option("directory", "RUN", "a run directory"),),
         examples=("silofl report runs/first",),
-        group=RESEARCH,
     ),
     Command(
         "partition",
         "split a data set into one file per silo",
         partition,
         (
-            option("--dataset", "D", "data set by name, or an .npz file", default="digits"),
-            option("--data-dir", "DIR", "where data sets lie or are downloaded to", default=""),
-            option("--partition", "P", "how to split", default="dirichlet"),
-            option("--silos", "N", "number of silos", type=int, default=12),
-            option("--seed", "S", "seed of the split", type=int, default=42),
+            option("--dataset", "D", "data set by name, or an .npz file"),
+            *SPLIT_OPTIONS,
+            option("--seed", "S", "seed of the split"),
             pairs(
                 "--set", "KEY=VALUE", "a setting of the partition, for example dirichlet.beta=0.1, or validation=0.2"
             ),
@@ -322,7 +227,6 @@ COMMANDS = (
             option("--out", "DIR", "directory for hospital-01.npz ... and manifest.json", required=True),
         ),
         examples=("silofl partition --dataset digits --silos 12 --set dirichlet.beta=0.1 --out parts",),
-        group=RESEARCH,
     ),
     Command(
         "evaluate",
@@ -343,8 +247,7 @@ COMMANDS = (
                     option("--connection", "NAME", "at the silos of a federation"),
                 )
             ),
-            option("--strategy", "A", "which method, where the run has several"),
-            option("--seed", "S", "which seed, where the run has several", type=int),
+            *OF_SEVERAL,
             option("--network", "MODULE:FACTORY", "of a model file of your own network: run this code", default=""),
             option("--study", "NAME", "--connection: the study that the hospitals approved", default=""),
             option("--out", "DIR", "a new directory for matrix.csv and the models", required=True),
@@ -357,6 +260,5 @@ COMMANDS = (
         "training and without touching states. DIR/matrix.csv has a row for each model, silo, "
         "split and metric. A run is evaluated at the silos of its simulation, unless --data or "
         "--connection says where.",
-        group=RESEARCH,
     ),
 )

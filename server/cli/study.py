@@ -6,9 +6,9 @@ import argparse
 from datetime import date
 from pathlib import Path
 
-from client.commands.table import CONSORTIUM, Command, flag, option, several
+from client.commands.table import Command, flag, option, several
 from partitions.common.errors import UserError
-from server.cli.research import RUN_OPTIONS, run_values
+from server.cli.options import FEDERATION_FILE, RUN_OPTIONS, SIGN_WITH, run_values
 
 TEXTS = {
     "purpose": "the question, for a research committee",
@@ -16,10 +16,6 @@ TEXTS = {
     "results": "who may see the results",
     "retention": "who keeps what, and how long",
 }
-
-
-def day(text: str) -> date:
-    return date.fromisoformat(text)
 
 
 def new(args: argparse.Namespace) -> None:
@@ -93,7 +89,7 @@ ACTIONS = (
             option("file", "FILE", "the file to write, study.toml", type=Path),
             option("--name", "NAME", "the study's name", required=True),
             *(option(f"--{key}", "TEXT", help, default="") for key, help in TEXTS.items()),
-            option("--end", "YYYY-MM-DD", "its last day (default: in a year)", type=day),
+            option("--end", "YYYY-MM-DD", "its last day (default: in a year)", type=date.fromisoformat),
             option("--app", "DIR", "the checkout whose app runs (default: this directory)", type=Path, default=Path()),
             several("--sum", "SHA256", "or the sum of an app's build"),
             option("--schema", "FILE", "the federation's schema: no run has another", type=Path),
@@ -115,17 +111,7 @@ ACTIONS = (
         "sign",
         "sign a study with the consortium's key",
         sign,
-        (
-            option("file", "FILE", "the study", type=Path),
-            option(
-                "--federation",
-                "FEDERATION.yaml",
-                "whose signing key (default: federation.yaml)",
-                type=Path,
-                default=Path("federation.yaml"),
-            ),
-            option("--sign-with", "FILE", "the signing key (default: of silofl signing-key)", type=Path),
-        ),
+        (option("file", "FILE", "the study", type=Path), FEDERATION_FILE, SIGN_WITH),
         examples=("silofl study sign study.toml",),
         description="Sign a study in place. A change after that is found, and wants a new signature.",
     ),
@@ -146,6 +132,5 @@ COMMANDS = (
         description="A study says what hospitals approve: question, methods, settings, software, limits, "
         "dates. A hospital approves it with silofl approve; a run belongs to it by --set "
         "study=NAME.",
-        group=CONSORTIUM,
     ),
 )

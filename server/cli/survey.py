@@ -6,9 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from client.commands.table import RESEARCH, Command, OneOf, option, pairs
+from client.commands.table import Command, OneOf, option, pairs
 from partitions.common.errors import UserError
-from server.cli.research import assignments
+from server.cli.options import assignments
 
 
 def run(args: argparse.Namespace) -> None:
@@ -65,6 +65,5 @@ COMMANDS = (
         "each hospital's policy lets them leave, and outliers of one hospital: another unit, sign,"
         " date or code. The last line printed is the directory of survey.json, survey.csv and "
         "survey.html.",
-        group=RESEARCH,
     ),
 )

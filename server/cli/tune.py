@@ -6,9 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from client.commands.table import RESEARCH, Command, choice, option, pairs
+from client.commands.table import Command, choice, option, pairs
 from partitions.common.errors import UserError
-from server.cli.research import DATA_OPTIONS, RUN_OPTIONS, run_values
+from server.cli.options import DATA_OPTIONS, RUN_OPTIONS, run_values
 
 
 def tune(args: argparse.Namespace) -> None:
@@ -89,6 +89,5 @@ COMMANDS = (
         "and write DIR/trials.csv and, per method, DIR/best-STRATEGY.toml for simulate --config. "
         "Test data are not read. The same command goes on with a search that was interrupted. The "
         "last line printed is DIR.",
-        group=RESEARCH,
     ),
 )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from client.commands.table import CONSORTIUM, Command, flag, option
+from client.commands.table import Command, flag, option
 from partitions.common.errors import UserError
+from server.cli.options import HOST, TOKEN_FILE
 
 
 def watch(args: argparse.Namespace) -> None:
@@ -41,19 +41,8 @@ COMMANDS = (
                 default="",
             ),
             option("--port", "P", "port, 0: one that is free", type=int, default=8642),
-            option(
-                "--host",
-                "ADDRESS",
-                "address to listen on; another one than loopback's needs a token",
-                default="127.0.0.1",
-            ),
-            option(
-                "--token-file",
-                "FILE",
-                "file with the token that a reader needs; made if it is missing. The token in it is not printed. "
-                "Without it, beyond loopback, a new token is printed",
-                type=Path,
-            ),
+            HOST,
+            TOKEN_FILE,
             flag("--text", "in this terminal instead of a page"),
             flag("--once", "with --text: one picture, and the end"),
         ),
@@ -62,6 +51,5 @@ COMMANDS = (
         "/ is the page, /events its stream, /metrics the numbers for Prometheus, /health for "
         "containers. At the server it shows all silos; at a hospital (a bundle, its folder or the "
         "state directory) that hospital's own row.",
-        group=CONSORTIUM,
     ),
 )

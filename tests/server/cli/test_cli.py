@@ -19,9 +19,9 @@ import pytest
 import shtab
 
 import server.simulation.simulate
-from client.commands.table import GROUPS, PATHS
+from client.commands.table import PATHS
 from partitions.common.errors import RunFailedError, UserError
-from server.cli.main import COMMANDS, SHELLS, main, parser
+from server.cli.main import COMMANDS, GROUPS, SHELLS, main, parser
 from strategies.base.declarations import settings_page
 from strategies.base.run_settings import defaults
 

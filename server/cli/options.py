@@ -1,0 +1,119 @@
+"""Options that several commands have, and the settings of a run that they make."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+
+from client.commands.table import OneOf, option, pairs
+from partitions.common.errors import UserError
+
+FEDERATION = Path("federation.yaml")
+FILE = option("file", "FEDERATION.yaml", "which silos, devices and data", nargs="?", default=FEDERATION, type=Path)
+FEDERATION_FILE = option("--federation", "FEDERATION.yaml", "the federation's file", default=FEDERATION, type=Path)
+CONNECTION = option("--connection", "NAME", "flwr connection (default: the federation's)", default="")
+SIGN_WITH = option("--sign-with", "FILE", "the signing key (default: of silofl signing-key)", type=Path)
+OF_SEVERAL = (
+    option("--strategy", "A", "which method, where the run has several"),
+    option("--seed", "S", "which seed, where the run has several", type=int),
+)
+TOKEN_FILE = option(
+    "--token-file",
+    "FILE",
+    "file with the token that a client needs; made if it is missing. The token in it is not printed. "
+    "Without it, beyond loopback, a new token is printed",
+    type=Path,
+)
+HOST = option("--host", "ADDRESS", "another address than loopback's needs a token", default="127.0.0.1")
+SPLIT_OPTIONS = (
+    option("--data-dir", "DIR", "where data sets lie or are downloaded to"),
+    option("--partition", "P", "how the data are split over the silos"),
+    option("--silos", "N", "number of silos"),
+)
+
+RUN_OPTIONS = (
+    option("--strategy", "A[,B...]", "method, or several for a study"),
+    option("--rounds", "R", "communication rounds"),
+    option("--seed", "S[,S...]", "seed, or several for a study"),
+    pairs("--set", "KEY=VALUE", "any other setting, for example learning-rate=0.01 apple.mu=0.1"),
+    option("--config", "FILE.toml", "settings from a file; options on the command line go before it"),
+    option("--out", "DIR", "run directory (default: runs/TIME-STRATEGY)"),
+)
+
+DATA_OPTIONS = (
+    OneOf(
+        (
+            option("--dataset", "D", "data set by name"),
+            option(
+                "--data",
+                "FILE|FOLDER",
+                "one .npz file, split over the silos; a folder with an .npz file for each hospital; or a csv, "
+                "with --recipe and --by",
+            ),
+        )
+    ),
+    option("--recipe", "FILE", "a csv: its recipe, from silofl import"),
+    option("--by", "COLUMN", "a csv: a hospital for each value of this column"),
+    option("--subsample", "N", "at most N samples of the data set, drawn by seed: for a first try"),
+    *SPLIT_OPTIONS,
+)
+
+
+def assignments(pairs: list[str]) -> dict[str, object]:
+    """Return ``KEY=VALUE`` pairs as settings; values stay text and are converted later by the setting's type."""
+    values: dict[str, object] = {}
+    for pair in pairs:
+        key, sign, value = pair.partition("=")
+        if not sign or not key:
+            raise UserError(f"--set {pair}: KEY=VALUE is needed here, for example learning-rate=0.01")
+        values[key] = value
+    return values
+
+
+def run_values(args: argparse.Namespace) -> dict[str, object]:
+    """Return the settings of a command line; --set overrides the file, and named options override both."""
+    from server.results.run_directory import read_toml
+
+    values: dict[str, object] = dict(read_toml(Path(args.config))) if getattr(args, "config", None) else {}
+    values |= assignments(args.set)
+    named = ("strategy", "rounds", "seed", "dataset", "data_dir", "partition", "silos", "out")
+    values |= {n.replace("_", "-"): getattr(args, n) for n in named if getattr(args, n, None) is not None}
+    values |= own_data(args, values)
+    for key in ("data-dir", "init-weights"):
+        if values.get(key):
+            values[key] = absolute(str(values[key]))
+    return values
+
+
+def own_data(args: argparse.Namespace, values: Mapping[str, object]) -> dict[str, object]:
+    """Return the settings for --data, --recipe, --by and --subsample, with absolute paths. Raises UserError."""
+    from partitions.own_files import Source, hospitals_of, parse_source
+
+    given, recipe, by = (getattr(args, key, None) or "" for key in ("data", "recipe", "by"))
+    count = getattr(args, "subsample", None)
+    if not (given or recipe or by or count or "dataset" in values):
+        return {}
+    source = parse_source(str(given or values.get("dataset", "digits")))
+    if given and not (source.name.endswith((".npz", ".csv")) or Path(source.name).is_dir()):
+        raise UserError(f"--data {given}: is no folder, no .npz file (silofl import makes one) and no csv")
+    is_csv = source.name.endswith(".csv")
+    if given and getattr(args, "data_dir", None):
+        raise UserError("--data-dir goes with --dataset: --data names its own file or folder")
+    if (recipe or by) and not is_csv:
+        raise UserError("--recipe and --by go with --data FILE.csv")
+    recipe, by = recipe or source.recipe, by or source.by
+    if is_csv and not (recipe and by):
+        raise UserError(f"--data {source.name}: a csv needs --recipe FILE.recipe.toml and --by COLUMN")
+    if count is not None and not (count.isascii() and count.isdigit() and int(count)):
+        raise UserError(f"--subsample {count[:20]}: a number of samples, 1 or more, is needed here")
+    name = absolute(source.name) if given or source.is_path else source.name
+    made = Source(name, absolute(recipe), by, int(count) if count else source.subsample)
+    hospitals = hospitals_of(made)
+    own = {"partition": "natural", "silos": str(len(hospitals))} if hospitals else {}
+    return {"dataset": str(made), **{key: value for key, value in own.items() if key not in values}}
+
+
+def absolute(path: str) -> str:
+    """Return the absolute path; "" stays "". A run's config.toml must name the same files in any directory."""
+    return str(Path(path).expanduser().resolve()) if path else ""
