@@ -229,7 +229,7 @@ OTHERS: list[tuple[str, str]] = [
     ("partition --partition iidd --out out", "unknown partition 'iidd' (did you mean 'iid'?)"),
     ("partition --set dirichlet.bet=1 --out out", "unknown setting 'dirichlet.bet' (did you mean 'dirichlet.beta'?)"),
     ("partition --silos 0 --out out", "silos = 0 is out of range"),
-    ("partition --silos two --out out", "argument --silos: invalid int value: 'two'"),
+    ("partition --silos two --out out", "silos = 'two': a whole number is needed here"),
     ("partition --silos 400 --partition iid --out out", "is left without"),
     ("partition --plot plot.gif --out out", "plot.gif does not end in .png, .svg or .pdf"),
     ("partition --out {place}/run", "{place}/run holds something else"),
