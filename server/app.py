@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from logging import ERROR, INFO
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
 from client.faults import is_fault, line_of
-from partitions.common.files import private
+from partitions.common.files import is_full, private
 from server.report.survey import write_survey_page
 from server.report.write import try_report, write_manifest
 from server.results.history import History
@@ -34,19 +36,18 @@ def main(grid: Grid, context: Context) -> None:
     # A study (several methods or seeds) writes its config before its first run starts.
     member = bool(c.out) and (out / "study").exists()
     with private(), RunDirectory.open(out, settings.flat(), resume=c.resume, member=member) as directory:
-        (run if settings.strategy.info.trains else ask)(grid, settings, directory)
-
-
-def ask(grid: Grid, settings: RunSettings, directory: RunDirectory) -> None:
-    """Evaluate existing models, or survey the silos' data, in a locked run directory; nothing is trained."""
-    c = settings.common
-    try:
-        (survey if settings.strategy.info.asks == "survey" else evaluate)(grid, settings, directory)
-    except Exception as error:
-        log(ERROR, "%s", line := line_of(error), exc_info=error if is_fault(error) else None)
-        directory.progress("error", strategy=c.strategy, seed=c.seed, message=line)
-        raise
-    directory.progress("done", strategy=c.strategy, seed=c.seed, out=str(directory.path.resolve()))
+        info = settings.strategy.info
+        try:
+            with errors_recorded(directory, settings):
+                (train if info.trains else survey if info.asks == "survey" else evaluate)(grid, settings, directory)
+        except Exception as error:
+            log(ERROR, "%s", line_of(error), exc_info=error if is_fault(error) else None)
+            raise
+        finally:
+            if info.trains:
+                try_report(directory.path)
+        record_end(directory, settings)
+        log(INFO, "run directory: %s", directory.path.resolve())
 
 
 def evaluate(grid: Grid, settings: RunSettings, directory: RunDirectory) -> None:
@@ -61,20 +62,27 @@ def survey(grid: Grid, settings: RunSettings, directory: RunDirectory) -> None:
     write_survey_page(directory.path)
 
 
-def run(grid: Grid, settings: RunSettings, directory: RunDirectory) -> None:
-    """Train, then write the summary and the report, in a locked run directory."""
-    c = settings.common
+def train(grid: Grid, settings: RunSettings, directory: RunDirectory) -> None:
+    """Train, and write the summary."""
+    federation = RoundLoop(grid, settings, directory)
+    federation.run()
+    if federation.registration.simulated:
+        write_manifest(directory, settings)
+    write_summary(directory, History(directory.history), federation.finished())
+
+
+@contextlib.contextmanager
+def errors_recorded(directory: RunDirectory, settings: RunSettings) -> Iterator[None]:
+    """Context that adds an error to the run's progress before it is raised, where the disk has room."""
     try:
-        federation = RoundLoop(grid, settings, directory)
-        federation.run()
-        if federation.registration.simulated:
-            write_manifest(directory, settings)
-        write_summary(directory, History(directory.history), federation.finished())
+        yield
     except Exception as error:
-        log(ERROR, "%s", line := line_of(error), exc_info=error if is_fault(error) else None)
-        directory.progress("error", strategy=c.strategy, seed=c.seed, message=line)
-        try_report(directory.path)
+        if not is_full(error):
+            which = {"strategy": settings.common.strategy, "seed": settings.common.seed}
+            directory.progress("error", **which, message=line_of(error))
         raise
-    try_report(directory.path)
-    directory.progress("done", strategy=c.strategy, seed=c.seed, out=str(directory.path.resolve()))
-    log(INFO, "run directory: %s", directory.path.resolve())
+
+
+def record_end(directory: RunDirectory, settings: RunSettings) -> None:
+    which = {"strategy": settings.common.strategy, "seed": settings.common.seed}
+    directory.progress("done", **which, out=str(directory.path.resolve()))

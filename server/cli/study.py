@@ -20,22 +20,27 @@ TEXTS = {
 
 def new(args: argparse.Namespace) -> None:
     from partitions.common.files import write_atomically
-    from partitions.schema import load_schema
+    from partitions.schema import NO_SCHEMA, load_schema
+    from server.deploy.federation import read_federation
     from server.deploy.study_draft import app_sums, draft
 
     if args.file.exists() and not args.overwrite:
         raise UserError(f"{args.file} is there already: --overwrite replaces it")
+    own, schema, held_out = {}, NO_SCHEMA, args.held_out
+    if args.federation.is_file():  # its runs have the settings, the schema and the roles that the file states
+        federation = read_federation(args.federation, check_data=False)
+        own, schema, held_out = federation.settings, federation.schema, held_out or federation.held_out
+    schema = load_schema(args.schema) if args.schema else schema
     texts = {key: getattr(args, key) for key in TEXTS}
-    apps = args.sum or app_sums(args.app)
     text = draft(
         args.name,
-        run_values(args),
+        {**own, **run_values(args)},
         texts=texts,
         end=args.end,
-        apps=apps,
+        apps=args.sum or app_sums(args.app),
         bytes_=args.bytes,
-        schema=load_schema(args.schema).digest if args.schema else "",
-        held_out=args.held_out,
+        schema=schema.digest if schema.content else "",
+        held_out=held_out,
     )
     write_atomically(args.file, text)
     empty = [key for key, found in texts.items() if not found]
@@ -92,8 +97,9 @@ ACTIONS = (
             option("--end", "YYYY-MM-DD", "its last day (default: in a year)", type=date.fromisoformat),
             option("--app", "DIR", "the checkout whose app runs (default: this directory)", type=Path, default=Path()),
             several("--sum", "SHA256", "or the sum of an app's build"),
-            option("--schema", "FILE", "the federation's schema: no run has another", type=Path),
-            several("--held-out", "SILO", "a hospital that does not train"),
+            FEDERATION_FILE,
+            option("--schema", "FILE", "the schema: no run has another (default: the federation's)", type=Path),
+            several("--held-out", "SILO", "a hospital that does not train (default: the federation's)"),
             option("--bytes", "N", "bytes that leave a hospital (default: 10⁹)", type=int, default=10**9),
             flag("--overwrite", "replace FILE"),
             *RUN_OPTIONS,

@@ -231,6 +231,14 @@ class Federation:
     schema: Schema  # required columns and labels of every silo's data file
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of a run that does not say else: of the demo data, and of the section `run`."""
+        demo = (
+            {"dataset": self.demo.dataset, "partition": self.demo.partition, **self.demo.settings} if self.demo else {}
+        )
+        return {**demo, **self.run}
+
+    @property
     def held_out(self) -> tuple[str, ...]:
         """The silos that never take part in training."""
         return tuple(silo.name for silo in self.silos if silo.role == "held-out")

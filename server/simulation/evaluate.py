@@ -13,6 +13,7 @@ from typing import Any
 
 from client.app import app as client_app
 from client.export import card_file, export_model
+from client.site.trust.policy import PUBLIC
 from partitions.common.errors import UserError
 from partitions.common.files import private, write_atomically
 from server.deploy import submit
@@ -22,6 +23,7 @@ from server.run.evaluated_models import read_models, run_values
 from server.run.evaluation import MATRIX, MODELS, Cell, EvaluationLoop, add_cells, entry_of, own_cells, write_matrix
 from server.simulation.engine import InProcessGrid, flower_identity
 from strategies.base.run_settings import RunSettings, parse_settings, toml_text
+from strategies.base.settings import Value
 
 SHARED, ALL = "shared", "all"
 OF_THE_DATA = ("dataset", "data-dir", "partition", "silos", "seed", "validation", "task", "threads", "device")
@@ -103,7 +105,6 @@ def evaluate(
     """
     logging.getLogger("flwr").setLevel(logging.WARNING)
     check_there(source)
-    check_new(out)
     if source.is_file() and data is None:
         raise UserError(f"{source} is a model: --data FILE, or --connection NAME, says where to evaluate it")
     if which == ALL and source.is_dir() and not has_models(source, find_run(source, strategy, seed)):
@@ -111,20 +112,29 @@ def evaluate(
             f"--models all: the silos' own models of {source} lie at the silos: --connection NAME evaluates there"
         )
     where = {"silos": 1} if data is not None else settings_of_run(source, strategy, seed)
-    with cleared(out), private():
-        models = read_models(
-            gather_models(source, out / MODELS, which, strategy, seed), network_of(source, strategy, seed, network)
-        )
+    nodes: list[dict[str, Value]] = (
+        [] if data is None else [{"name": data.stem, "data": str(data.resolve()), "policy": PUBLIC}]
+    )
+    with new_directory(out):
+        gathered = gather_models(source, out / MODELS, which, strategy, seed)
+        models = read_models(gathered, network_of(source, strategy, seed, network))
         settings = parse_settings({**where, **run_values(models, owned=False)})
-        parsed = parse_settings({**where, **run_values(models)})  # with owners, as for a federation's study
-        write_atomically(out / "config.toml", toml_text(parsed.flat()))
-        grid = InProcessGrid(client_app, settings.common.silos, settings.flat())
-        if data is not None:
-            for context in grid.contexts.values():
-                context.node_config = {"name": data.stem, "data": str(data.resolve()), "policy": "public"}
-        with flower_identity():
-            loop = EvaluationLoop(grid, settings)
-            return write_matrix(out, loop.run(models))
+        named = parse_settings({**where, **run_values(models)})  # with owners, as for a federation's study
+        with silos_here(out, settings, named, nodes) as grid:
+            return write_matrix(out, EvaluationLoop(grid, settings).run(models))
+
+
+@contextlib.contextmanager
+def silos_here(
+    out: Path, settings: RunSettings, written: RunSettings, nodes: Iterable[dict[str, Value]] = ()
+) -> Iterator[InProcessGrid]:
+    """Write ``config.toml``, and yield the silos of a simulation, or those of these node configurations."""
+    write_atomically(out / "config.toml", toml_text(written.flat()))
+    grid = InProcessGrid(client_app, settings.common.silos, settings.flat())
+    for context, node in zip(grid.contexts.values(), nodes, strict=False):
+        context.node_config = node
+    with flower_identity():
+        yield grid
 
 
 def network_of(source: Path, strategy: str | None, seed: int | None, network: str) -> str:
@@ -149,13 +159,16 @@ def check_new(out: Path) -> None:
 
 
 @contextlib.contextmanager
-def cleared(out: Path) -> Iterator[None]:
-    """Remove the content of ``out`` if the block raises, so that no partial result remains."""
+def new_directory(out: Path) -> Iterator[None]:
+    """Make the directory, and remove it, or its content, if the block raises: no partial result remains."""
+    check_new(out)
     before = out.exists()
     try:
-        yield
+        with private():
+            out.mkdir(parents=True, exist_ok=True)
+            yield
     except BaseException:
-        shutil.rmtree(out, ignore_errors=True)  # it was empty or missing before
+        shutil.rmtree(out, ignore_errors=True)
         if before:
             out.mkdir(parents=True)
         raise

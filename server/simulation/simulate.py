@@ -15,11 +15,11 @@ from typing import Any, Protocol
 from tqdm import tqdm
 
 from client.app import app as client_app
-from client.faults import line_of
 from partitions.common.columns import columns
 from partitions.common.errors import UserError
 from partitions.common.files import is_full
 from partitions.simulated import names_of
+from server.app import errors_recorded, record_end
 from server.report.study import Study
 from server.report.write import silo_table, try_report, write_manifest
 from server.results.history import History
@@ -230,7 +230,7 @@ def run_one(
     grid = InProcessGrid(client_app, run.common.silos, run.flat(), state_path)
     grid.answered = None if bar is None else silos_shown(bar, run.label)
     write_manifest(directory, run)
-    with tracked(run, directory, trackers):
+    with errors_recorded(directory, run), tracked(run, directory, trackers):
         with flower_identity(), frozen():
             federation = RoundLoop(grid, run, directory, watch)
             federation.run(until)
@@ -240,8 +240,7 @@ def run_one(
         write_summary(directory, History(directory.history), federation.finished())
     if bar is not None:  # rounds that were done before, or that early stopping left out
         skip(bar, run.common.rounds - (done or 0))
-    which = {"strategy": run.common.strategy, "seed": run.common.seed}
-    directory.progress("done", **which, out=str(directory.path.resolve()))
+    record_end(directory, run)
 
 
 def silos_shown(bar: tqdm[Any], label: str) -> Callable[[int, int], None]:
@@ -259,18 +258,13 @@ def silos_shown(bar: tqdm[Any], label: str) -> Callable[[int, int], None]:
 
 @contextlib.contextmanager
 def tracked(run: RunSettings, directory: RunDirectory, trackers: Sequence[Tracker]) -> Iterator[None]:
-    """Start the trackers, end them with the run, and record an error in the run's progress."""
+    """Start the trackers, and end them with the run."""
     for tracker in trackers:
         tracker.start(run, directory.path)
     finished = False
     try:
         yield
         finished = True
-    except Exception as error:
-        if not is_full(error):
-            which = {"strategy": run.common.strategy, "seed": run.common.seed}
-            directory.progress("error", **which, message=line_of(error))
-        raise
     finally:
         for tracker in trackers:
             tracker.end(failed=not finished)

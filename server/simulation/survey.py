@@ -8,19 +8,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from client.app import app as client_app
 from client.site.trust.policy import PUBLIC, read_policy, rules
 from partitions.common.errors import UserError
-from partitions.common.files import private, write_atomically
 from partitions.common.names import silo_names
 from partitions.own_files import files_of
 from server.deploy import submit
 from server.report.survey import write_survey_page
 from server.results.survey.files import write_survey
 from server.run.survey import SurveyLoop
-from server.simulation.engine import InProcessGrid, flower_identity
-from server.simulation.evaluate import check_new, cleared
-from strategies.base.run_settings import parse_settings, toml_text
+from server.simulation.evaluate import new_directory, silos_here
+from strategies.base.run_settings import parse_settings
 from strategies.base.settings import Value
 from strategies.base.survey import SURVEY
 
@@ -34,25 +31,21 @@ def survey(values: Mapping[str, object], out: Path, data: Path | None = None, po
     one file per hospital, in place of a simulation. ``policy``: the policy that applies to them. Raises UserError.
     """
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    check_new(out)
     files = [] if data is None else [data] if data.is_file() else files_of(data)
     if data is None and policy != PUBLIC:
         raise UserError("--policy goes with --data: a simulation's data are public")
     site = read_policy(policy)
     settings = parse_settings({**values, **({"silos": len(files)} if files else {}), **RUN})
-    with cleared(out), private(), tempfile.TemporaryDirectory() as temporary:
-        out.mkdir(parents=True, exist_ok=True)
-        write_atomically(out / "config.toml", toml_text(settings.flat()))
-        grid = InProcessGrid(client_app, settings.common.silos, settings.flat())
+    with new_directory(out), tempfile.TemporaryDirectory() as folder:
         if site.studies == "required":  # a preview of what would leave needs no approved study
-            preview, policy = replace(site, studies="optional"), f"{temporary}/.policy.toml"
+            preview, policy = replace(site, studies="optional"), f"{folder}/.policy.toml"
             Path(policy).write_text("\n".join(preview.line(rule.name) for rule in rules().values()))
-        names = silo_names([file.stem for file in files])
-        for context, file, name in zip(grid.contexts.values(), files, names, strict=False):
-            state = str(Path(temporary) / name)
-            own: dict[str, Value] = {"name": name, "data": str(file.resolve()), "policy": policy, "state-dir": state}
-            context.node_config = own
-        with flower_identity():
+        names = zip(files, silo_names([file.stem for file in files]), strict=True)
+        nodes: list[dict[str, Value]] = [
+            {"name": name, "data": str(file.resolve()), "policy": policy, "state-dir": f"{folder}/{name}"}
+            for file, name in names
+        ]
+        with silos_here(out, settings, settings, nodes) as grid:
             write_survey(out, SurveyLoop(grid, settings).run())
         write_survey_page(out)
     return out

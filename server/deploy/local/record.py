@@ -84,6 +84,8 @@ def state_directory(name: str) -> Path:
 def find_local(name: str = "") -> LocalFederation:
     """Return the federation of that name, or the only one that is up. Raises UserError for none or several."""
     names = sorted(path.parent.name for path in state_root().glob("*/federation.json"))
+    if not (name in names if name else names) and (deployed := find_deployed(name)):
+        raise UserError(f"{deployed.name} is up in containers: see docker compose ps, silofl doctor {deployed.file}")
     if name and name not in names:
         raise UserError(f"federation {name!r} is not up (up are: {', '.join(names) or 'none'}); `silofl up` starts one")
     if not names:

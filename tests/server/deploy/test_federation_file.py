@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from partitions.schema import parse_schema
+from server.cli.main import main
 from server.deploy import submit
 from server.deploy.control import Connection
 from server.deploy.federation import Demo, Server, SiloEntry, read_federation
@@ -236,3 +238,17 @@ def test_a_file_that_means_harm_is_one_short_line(tmp_path: Path, text: str, rea
     with pytest.raises(ValueError, match=reason) as caught:
         read_federation(file)
     assert str(file) in str(caught.value) and len(str(caught.value)) < 1000 and "\n" not in str(caught.value)
+
+
+def test_a_study_lists_what_the_federations_runs_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a hospital would refuse every run of `silofl run`, which takes them from the file."""
+    write(tmp_path, RIGHT.replace("partition: iid", "partition: dirichlet, settings: {validation: 0.5}"))
+    monkeypatch.chdir(tmp_path)
+    with (tmp_path / "federation.yaml").open("a") as file:
+        file.write("run: {local-epochs: 5, model: mlp}\nschema: {labels: [well, ill]}\n")
+    given = ["study", "new", "study.toml", "--name", "sepsis", "--strategy", "fedavg", "--sum", "0" * 64]
+    assert main([*given, "--set", "local-epochs=3"]) == 0
+    made = tomllib.loads((tmp_path / "study.toml").read_text())
+    own = {key: made["settings"][key] for key in ("local-epochs", "model", "validation")}
+    assert own == {"local-epochs": 3, "model": "mlp", "validation": 0.5}
+    assert made["schema"] == parse_schema({"labels": ["well", "ill"]}).digest

@@ -7,7 +7,8 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -19,7 +20,6 @@ import server.app
 from client.app import app as client_app
 from models.initialisation import flat_model
 from partitions.common.errors import RunFailedError, UserError
-from server.results.run_directory import RunDirectory
 from server.run.limits import OTHER_BYTES, SUMMARY_BYTES
 from server.run.reporter import Progress
 from server.simulation.engine import InProcessGrid
@@ -398,8 +398,8 @@ def test_the_server_logs_the_traceback_of_a_fault(
         raise error
 
     monkeypatch.setattr(server.app.RoundLoop, "run", fail)
-    settings = parse_settings({"out": str(tmp_path / "run")})
-    with RunDirectory.open(tmp_path / "run", settings.flat(), resume=False) as directory, pytest.raises(type(error)):
-        server.app.run(InProcessGrid(client_app, 1, settings.flat()), settings, directory)
+    settings = {**parse_settings({}).flat(), "out": str(tmp_path / "run")}
+    with pytest.raises(type(error)):
+        server.app.main(InProcessGrid(client_app, 1, settings), cast(Context, SimpleNamespace(run_config=settings)))
     (record,) = [r for r in caplog.records if r.levelname == "ERROR"]
     assert bool(record.exc_info) == traceback and str(error) in record.getMessage()
