@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.common import interleaved, ratios
-from server.simulation.simulate import Executor, simulate
+from server.simulation.simulate import StudyExecutor, simulate
 from server.simulation.workers import executor_of
 
 
@@ -28,7 +28,7 @@ def main() -> None:
     values = {"strategy": "fedavg,apple,fedala", "seed": "1,2", "rounds": given.rounds, "threads": 1}
     values |= {"local-epochs": 2, "batch-size": 10, "momentum": 0.5}
 
-    def study(executor: Executor) -> None:
+    def study(executor: StudyExecutor) -> None:
         with tempfile.TemporaryDirectory() as folder:
             simulate({**values, "out": str(Path(folder) / "run")}, quiet=True, executor=executor)
 

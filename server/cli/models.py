@@ -21,7 +21,7 @@ def predict(args: argparse.Namespace) -> None:
             raise UserError("--host, --port and --token-file belong to --serve")
         data.predict(args)
         return
-    from server.serving.predictions import serve_model
+    from server.serving import serve_model
     from server.watch.access import token_for
 
     if args.data or args.out or args.masks or args.as_gaps or args.key:

@@ -45,7 +45,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Run:
+class FlowerRun:
     """A run on the SuperLink. `status`: for example `running` or `finished:failed`."""
 
     run_id: int
@@ -227,22 +227,22 @@ class Control:
         with self._translated():
             self._client.UnregisterNode(self._requests.UnregisterNodeRequest(node_id=node_id))
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[FlowerRun]:
         """Return all runs, the latest first."""
         with self._translated():
             answer = self._client.ListRuns(self._requests.ListRunsRequest())
         runs = sorted(answer.run_dict.values(), key=lambda run: str(run.pending_at), reverse=True)
         return [self._run(run) for run in runs]
 
-    def run(self, run_id: int) -> Run:
+    def run(self, run_id: int) -> FlowerRun:
         with self._translated():
             answer = self._client.ListRuns(self._requests.ListRunsRequest(run_id=run_id))
         return self._run(answer.run_dict[run_id])
 
     @staticmethod
-    def _run(run: Any) -> Run:
+    def _run(run: Any) -> FlowerRun:
         status = f"{run.status.status}:{run.status.sub_status}".rstrip(":")
-        return Run(run.run_id, status, run.status.details, run.fab_hash)
+        return FlowerRun(run.run_id, status, run.status.details, run.fab_hash)
 
     def start(self, fab: bytes, settings: Mapping[str, Any]) -> int:
         """Start a run of an app bundle with these settings, as `flwr run` does; return the run's number."""

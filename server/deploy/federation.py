@@ -109,14 +109,14 @@ def check_settings(values: Mapping[str, Any], allowed: Callable[[str], bool], **
     parse_settings({**values, **others})
 
 
-class Place(NamedTuple):
+class FederationPlace(NamedTuple):
     """Folder of a federation file, and whether its data files must exist."""
 
     folder: Path
     check_data: bool
 
 
-def absolute(named: object, info: ValidationInfo[Place]) -> Path:
+def absolute(named: object, info: ValidationInfo[FederationPlace]) -> Path:
     """Return the path of a file that is named in the federation file."""
     if not isinstance(named, str) or not named:
         raise ValueError("must be the path of a file")
@@ -128,7 +128,7 @@ def absolute(named: object, info: ValidationInfo[Place]) -> Path:
         raise ValueError("there is no home directory of that user") from None
 
 
-def data_file(named: object, info: ValidationInfo[Place]) -> Path | None:
+def data_file(named: object, info: ValidationInfo[FederationPlace]) -> Path | None:
     if named == "demo":
         return None
     file = absolute(named, info)
@@ -137,7 +137,7 @@ def data_file(named: object, info: ValidationInfo[Place]) -> Path | None:
     return file
 
 
-def policy_file(named: object, info: ValidationInfo[Place]) -> str:
+def policy_file(named: object, info: ValidationInfo[FederationPlace]) -> str:
     """Return a silo's policy. A policy file is checked now, because a silo does not start with an unreadable one."""
     if named in (None, PUBLIC):
         return PUBLIC if named or info.data.get("data", "") is None else ""  # demo data are public
@@ -158,7 +158,7 @@ class SiloEntry(Frozen):
     role: Literal["train", "held-out"] = "train"
 
 
-def declared_schema(content: object, info: ValidationInfo[Place]) -> Schema:
+def declared_schema(content: object, info: ValidationInfo[FederationPlace]) -> Schema:
     """Return the schema of the section `schema`, or of the file that it names."""
     return load_schema(absolute(content, info)) if isinstance(content, str) else parse_schema(content)
 
@@ -262,7 +262,7 @@ def read_federation(path: Path, *, check_data: bool = True) -> Federation:
         raise UserError(f"there is no {path}: write one, or name another file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
-    place = Place(path.parent, check_data)
+    place = FederationPlace(path.parent, check_data)
     found = parse_values(Content, parse_yaml(text, path), path, "docs/deployment.md describes the file", place)
     demo = found.demo if any(silo.data is None for silo in found.silos) else None
     return Federation(path, found.name, found.server, demo, found.silos, found.agreed_text, found.run, found.declared)

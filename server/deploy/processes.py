@@ -1,9 +1,9 @@
-"""Processes of a local federation: start, find and end them, without touching any other process.
+"""Processes of ours: start, find and end them, without touching any other process.
 
-Every process has `SILOFL_PART=DIRECTORY:PART` in its initial environment, and so have all its descendants, in any
-group, session or under any parent. `/proc/PID/environ` shows the initial environment, so `find` returns them all, also
-after a crash of any part. A process is identified by its number and its start time, since numbers are reused. Linux
-only.
+Every process of a local federation has `SILOFL_PART=DIRECTORY:PART` in its initial environment, and so have all its
+descendants, in any group, session or under any parent. `/proc/PID/environ` shows the initial environment, so `find`
+returns them all, also after a crash of any part. A process is identified by its number and its start time, since
+numbers are reused. Linux only, but for `spawn` and `exit_code`.
 
 Flower's SuperExec hides its environment from all users but root (`prctl(PR_SET_DUMPABLE, 0)`: it holds a secret). So a
 hidden process of this user is assigned to the part of the process in its `--parent-pid`.
@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from partitions.common.errors import RunFailedError
 
@@ -38,18 +39,17 @@ class Process:
 
 
 def start(part: str, command: Sequence[str], *, directory: Path, log: Path, environment: Mapping[str, str]) -> Process:
-    """Start `command` as a part of the federation in `directory`, in its own session; output goes to `log`."""
+    """Start `command` as a part of the federation in `directory`; output goes to `log`."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
-        child = subprocess.Popen(
-            command,
-            cwd=directory,
-            env={**environment, PART: f"{directory}:{part}"},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        marked = {**environment, PART: f"{directory}:{part}"}
+        return spawn(command, marked, part=part, cwd=directory, stdout=output, stderr=subprocess.STDOUT)
+
+
+def spawn(command: Sequence[str], environment: Mapping[str, str], *, part: str = "", **streams: Any) -> Process:
+    """Start a child in a session of its own, which Ctrl-C does not reach. `end` ends it, `exit_code` has its code."""
+    streams = {"stdin": subprocess.DEVNULL, **streams}
+    child = subprocess.Popen(command, env=environment, start_new_session=True, **streams)
     child.returncode = 0  # otherwise `subprocess` could reap it, and `exit_code` would not get its exit code
     return Process(child.pid, _started(child.pid) or 0, part)
 

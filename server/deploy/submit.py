@@ -188,7 +188,7 @@ def _of_the_file(up: UpFederation, values: Mapping[str, object]) -> dict[str, An
 
 def submit_and_follow(control: Control, app: bytes, settings: Mapping[str, Any], out: Path) -> None:
     """Submit a Flower run of an app bundle and follow it to its end. Ctrl-C stops the run, then is raised."""
-    progress = Progress(out / "progress.jsonl")
+    progress = RunFollower(out / "progress.jsonl")
     run_id, interrupted = submit(control, app, settings)
     try:
         if interrupted:
@@ -235,7 +235,7 @@ def interrupts_noted() -> Iterator[list[int]]:
 OF_ROUND = {"strategy", "seed", "round", "rounds", "silos", "seconds", "bytes"}  # what a round's line shows
 
 
-class Progress:
+class RunFollower:
     """Reader of the lines that a run adds to `progress.jsonl`; it prints them to stderr."""
 
     def __init__(self, path: Path) -> None:
@@ -287,7 +287,7 @@ def round_line(event: Mapping[str, Any]) -> str:
     return line
 
 
-def follow(control: Control, run_id: int, progress: Progress) -> None:
+def follow(control: Control, run_id: int, progress: RunFollower) -> None:
     """Wait for the end of a run. Raises RunFailedError with the reason unless it completed."""
     answered, silent = time.monotonic(), False
     while True:
@@ -319,7 +319,7 @@ def follow(control: Control, run_id: int, progress: Progress) -> None:
     )
 
 
-def reason_of(control: Control, run_id: int, progress: Progress, details: str) -> str:
+def reason_of(control: Control, run_id: int, progress: RunFollower, details: str) -> str:
     """Return why a run failed: the server app's error, else Flower's details, else the end of the log."""
     if progress.error:
         return plain(progress.error)

@@ -48,7 +48,7 @@ def main() -> None:
     """Start Flower's SuperLink with long polling in `PullMessages` and with size limits."""
     servicer = internal("FleetServicer")
     servicer.PullMessages = waiting(servicer.PullMessages)
-    Bounds().install(servicer)
+    ReplyBounds().install(servicer)
     internal("superlink_server").GRPC_MAX_MESSAGE_LENGTH = MOST_CALL
     sys.argv[0] = "flower-superlink"
     internal("flower_superlink")()
@@ -122,7 +122,7 @@ class Coming:
     came: int = 0  # bytes received so far
 
 
-class Bounds:
+class ReplyBounds:
     """Size limits of replies: the bytes of each reply are counted, and a larger reply is refused.
 
     All bytes that a silo sends in answer to one message are counted together. The ServerApp takes a reply as soon as it

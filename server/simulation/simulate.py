@@ -46,8 +46,8 @@ from server.simulation.engine import InProcessGrid, flower_identity
 from strategies.base.run_settings import RunSettings
 
 
-class Executor(Protocol):
-    """Executor of a study's runs: one after the other (:func:`run_all`), or ``server.simulation.workers``."""
+class StudyExecutor(Protocol):
+    """StudyExecutor of a study's runs: one after the other (:func:`run_all`), or ``server.simulation.workers``."""
 
     def __call__(
         self, runs: Sequence[RunSettings], directory: RunDirectory, trackers: Sequence[Tracker], *, quiet: bool
@@ -59,7 +59,7 @@ def simulate(
     *,
     quiet: bool = False,
     log: Sequence[str] = (),
-    executor: Executor | None = None,
+    executor: StudyExecutor | None = None,
     hold_out: str | None = None,
     tuned: Sequence[Path] = (),
 ) -> Path:

@@ -34,6 +34,7 @@ from client.local_data import device_of
 from models.training import threads_for
 from partitions.common.errors import DataError, RunFailedError, UserError
 from partitions.common.files import private
+from server.deploy.processes import Process, end, exit_code, spawn
 from server.report.write import write_manifest
 from server.results.history import History
 from server.results.hold_out import part_of, parts_of
@@ -41,10 +42,9 @@ from server.results.run_directory import RunDirectory, read_toml
 from server.results.study import server_context, study_runs
 from server.results.tracking import Tracker, round_values
 from server.results.worker_directories import WorkerDirectories
-from server.simulation.simulate import Executor, how_to_continue, run_all, run_one, skip, try_reports
+from server.simulation.simulate import StudyExecutor, how_to_continue, run_all, run_one, skip, try_reports
 from strategies.base.run_settings import RunSettings
 
-Process = subprocess.Popen[bytes]
 PAUSE = 0.2  # seconds between polls of the runs' progress
 Ends = Mapping[str, int]  # run -> exit code: 0, 1 or 2 as of `silofl`, or minus a signal's number
 # Yields, a few times a second, the runs that have ended since the last time; closing it ends the remaining runs.
@@ -60,7 +60,7 @@ class Job:
     until: int = 0
 
 
-def executor_of(workers: str) -> Executor:
+def executor_of(workers: str) -> StudyExecutor:
     """Return the executor for ``--workers N`` or ``--workers ray``. Raises UserError for anything else."""
     engine = engine_of(workers)
     return run_all if engine is None else partial(side_by_side, engine=engine, workers=workers)
@@ -221,42 +221,30 @@ def in_processes(count: int, jobs: Mapping[str, Job]) -> Generator[Ends, None, N
             "%d processes with %d threads each on %d cores hinder one another: threads=%d uses these cores better",
             *(count, threads, cores, max(cores // count, 1)),
         )
-    waiting = list(jobs)
-    going: dict[str, Process] = {}
+    waiting, going = list(jobs), dict[str, Process]()
+    stdin, held = os.pipe()  # the processes end when it closes, also where this one is killed
     try:
         while waiting or going:
             for key in waiting[: count - len(going)]:
-                going[key] = start(jobs[key])
+                going[key] = start(jobs[key], stdin)
                 waiting.remove(key)
             time.sleep(PAUSE)
-            ended = {key: code for key, process in going.items() if (code := process.poll()) is not None}
-            for key in ended:
-                let_go(going.pop(key))
+            ended = {key: code for key, process in going.items() if (code := exit_code(process)) is not None}
+            going = {key: process for key, process in going.items() if key not in ended}
             yield ended
     finally:
-        for process in going.values():
-            process.kill()
-            let_go(process)
+        os.close(stdin)
+        os.close(held)
+        end([*going.values()], grace=0)
 
 
-def start(job: Job, program: Sequence[str] = ("-m", "server.simulation.workers")) -> Process:
-    """Start a process for this run in its own session. Its standard input closes when this process ends."""
+def start(job: Job, stdin: int, program: Sequence[str] = ("-m", "server.simulation.workers")) -> Process:
+    """Start a process for this run."""
     how = "resume" if job.run.common.resume else "new"
     # The process imports the same modules as this one, independent of the working directory.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    return subprocess.Popen(
-        [sys.executable, "-P", *program, str(job.directory.path), job.run.run_key, how, str(job.until)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        env=environment,
-        start_new_session=True,
-    )
-
-
-def let_go(process: Process) -> None:
-    """Wait for the end of a process, and close its standard input."""
-    with process:
-        pass
+    command = [sys.executable, "-P", *program, str(job.directory.path), job.run.run_key, how, str(job.until)]
+    return spawn(command, environment, stdin=stdin, stdout=subprocess.DEVNULL)
 
 
 def work(path: str, key: str, resume: bool, until: int = 0) -> int:

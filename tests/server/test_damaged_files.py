@@ -10,7 +10,7 @@ import pytest
 from studies import make_run
 
 from server.cli.main import main
-from server.deploy.submit import Progress
+from server.deploy.submit import RunFollower
 from server.report.study import Study
 from server.results.reading import read_events, read_summary
 from server.results.run_directory import RunDirectory
@@ -61,7 +61,7 @@ def test_every_reader_skips_what_is_no_event(run: Path, capsys: pytest.CaptureFi
     assert scores_in(RunDirectory(run)) == ["accuracy"]
     (note,) = Study(run).notes
     assert (note.message, note.times) == ("a remark", len(BAD))
-    progress = Progress(file)
+    progress = RunFollower(file)
     progress.tail.position = 0
     progress.read()
     assert progress.round == 1 and not progress.error

@@ -20,7 +20,7 @@ from client.prediction.json_rows import MOST_BYTES, MOST_ROWS
 from client.prediction.predict import predict_file
 from client.tables.new_samples import recipe_of
 from server.cli.main import main
-from server.serving.predictions import application
+from server.serving import application
 
 TOKEN = "0123456789abcdef-token"
 OLD = {"Patient-ID": "X-1", "age": "81,5", "sex": "w", "dose": 3}
@@ -114,7 +114,7 @@ def test_a_fault_tells_nothing_of_the_patient(served: Any, monkeypatch: Any, cap
     def broken(*_: Any) -> None:
         raise RuntimeError("/secret/path: patient X-1 is 81")
 
-    monkeypatch.setattr("server.serving.predictions.predict_rows", broken)
+    monkeypatch.setattr("server.serving.predict_rows", broken)
     answer = ask(served, {"rows": [OLD]})
     assert (answer.status_code, answer.json()) == (500, {"error": "a fault of silofl; the request is not answered"})
     out, err = capsys.readouterr()
@@ -125,7 +125,7 @@ def test_memory_that_ran_out_is_no_fault(served: Any, monkeypatch: Any, capsys: 
     def too_large(*_: Any) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 81 bytes")
 
-    monkeypatch.setattr("server.serving.predictions.predict_rows", too_large)
+    monkeypatch.setattr("server.serving.predict_rows", too_large)
     answer = ask(served, {"rows": [OLD]})
     assert (answer.status_code, answer.json()) == (503, {"error": "out of memory: send less at once"})
     assert capsys.readouterr() == ("", "out of memory: a request is not answered\n")

@@ -21,9 +21,9 @@ from client.export import read_model
 from client.prediction.predict import predict_file
 from client.tables.new_samples import recipe_of
 from partitions.recipes.pictures import PictureRecipe, parse_any
+from server import serving
 from server.cli.main import main
-from server.serving import predictions
-from server.serving.predictions import application
+from server.serving import application
 
 DICOM, ZIP = {"content-type": "application/dicom"}, {"content-type": "application/zip"}
 
@@ -106,7 +106,7 @@ def test_one_file_and_a_zip_get_the_answers_of_a_folder(tmp_path: Path, model: P
 def test_it_says_what_it_takes(model: Path) -> None:
     about = ask(model, None, "/").json()
     assert about["expected"]["modalities"] == ["CT"] and about["pictures"]["shape"] == [4, 4, 1]
-    assert about["limits"]["bytes"] == predictions.MOST_SCAN_BYTES
+    assert about["limits"]["bytes"] == serving.MOST_SCAN_BYTES
 
 
 def test_names_in_a_zip_lead_nowhere(tmp_path: Path, model: Path) -> None:
@@ -201,7 +201,7 @@ def test_volumes(tmp_path: Path, model: Path) -> None:
 
 
 def test_a_long_body_is_refused(model: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(predictions, "MOST_SCAN_BYTES", 100)
+    monkeypatch.setattr(serving, "MOST_SCAN_BYTES", 100)
     assert ask(model, b" " * 101, **DICOM).status_code == 413
 
 
@@ -223,7 +223,7 @@ def test_a_fault_leaves_nothing(model: Path, monkeypatch: Any, capsys: Any) -> N
     def fails(*_: Any) -> None:
         raise RuntimeError("/secret/path")
 
-    monkeypatch.setattr(predictions, "predict_scans", fails)
+    monkeypatch.setattr(serving, "predict_scans", fails)
     answer = ask(model, b"x", **DICOM)
     assert answer.status_code == 500 and "secret" not in answer.text
     assert capsys.readouterr().err == "a fault of silofl: RuntimeError; please report it\n"

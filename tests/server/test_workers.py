@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -22,6 +21,7 @@ import server.simulation.simulate
 import server.simulation.workers
 from partitions.common.errors import UserError
 from server.cli.main import main
+from server.deploy.processes import Process, spawn
 from server.results.run_directory import WORKERS, RunDirectory, read_toml
 from server.results.study import study_runs
 from server.results.tracking import TRACKERS, Tracker
@@ -145,8 +145,8 @@ work(sys.argv[1], sys.argv[2], sys.argv[3] == "resume")
 def test_a_killed_worker(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed in round 2 of 3: it is named, the other run ends, and what is done is not done again."""
 
-    def start_one(job: Job) -> Any:
-        return start(job, ("-c", KILLED)) if job.run.run_key == "apple-1" else start(job)
+    def start_one(job: Job, stdin: int) -> Process:
+        return start(job, stdin, ("-c", KILLED)) if job.run.run_key == "apple-1" else start(job, stdin)
 
     given = values(table, tmp_path / "run", strategy="apple,fedavg", seed=1)
     with monkeypatch.context() as patch:
@@ -268,17 +268,18 @@ def test_of_processes_that_have_ended_nothing_stays_open(table: Path, tmp_path: 
     """One ends by itself; the other, which waits, is killed when the study ends."""
     started = []
 
-    def start_one(job: Job) -> Any:
-        code = "" if job.run.run_key == "local-1" else "input()"
-        started.append(subprocess.Popen([sys.executable, "-S", "-c", code], stdin=subprocess.PIPE))
+    def start_one(job: Job, stdin: int) -> Process:
+        code = "" if job.run.run_key == "local-1" else "import time; time.sleep(600)"
+        started.append(spawn([sys.executable, "-S", "-c", code], {}, stdin=stdin))
         return started[-1]
 
     monkeypatch.setattr(server.simulation.workers, "start", start_one)
     runs = study_runs(values(table, tmp_path / "run", strategy="local,fedavg", seed=1))
     going = in_processes(2, {run.run_key: Job(RunDirectory(tmp_path / "run"), run) for run in runs})
     assert next(ended for ended in going if ended) == {"local-1": 0}
+    before = len(os.listdir("/proc/self/fd"))
     going.close()
-    assert [one.returncode for one in started] == [0, -9] and all(one.stdin and one.stdin.closed for one in started)
+    assert not any(one.runs() for one in started) and len(os.listdir("/proc/self/fd")) == before - 2
 
 
 def test_a_worker_ends_with_its_study() -> None:

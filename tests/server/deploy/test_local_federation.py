@@ -341,7 +341,7 @@ def test_a_server_that_is_silent_is_named_at_once(
     monkeypatch.setattr(submit, "SILENCE_SECONDS", 1.0)
     lost = pytest.raises(submit.RunFailedError, match="run 7 is lost after round 0: no answer from the SuperLink")
     with Control(Connection("gone", f"{LOOPBACK}:{free_ports(1)[0]}")) as control, lost:
-        submit.follow(control, 7, submit.Progress(tmp_path / "progress.jsonl"))
+        submit.follow(control, 7, submit.RunFollower(tmp_path / "progress.jsonl"))
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "no answer from" in said and said.endswith("taken for lost after 1 s\n")
 

@@ -40,7 +40,7 @@ from superlink import superlink
 from client.site.flower import internal
 from server.deploy import superlink as ours
 from server.deploy.control import Control
-from server.deploy.superlink import LOOK_SECONDS, MOST_CALL, MOST_TIMES, WAIT_SECONDS, Bounds, waiting
+from server.deploy.superlink import LOOK_SECONDS, MOST_CALL, MOST_TIMES, WAIT_SECONDS, ReplyBounds, waiting
 from server.run.limits import group_id
 
 
@@ -86,7 +86,7 @@ class Waiting(FleetServicer):
             ENDED.put(False)
 
 
-Bounds().install(Waiting)
+ReplyBounds().install(Waiting)
 
 
 @dataclass

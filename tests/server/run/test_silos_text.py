@@ -15,7 +15,7 @@ from flwr.common.constant import ErrorCode
 from tiny import Files, Run, TinyGrid, federate, round_of
 
 from partitions.common.names import guarded, unguarded
-from server.deploy.submit import Progress
+from server.deploy.submit import RunFollower
 from server.report.write import write_report
 from server.results.history import HEADER, History, Row
 from server.results.summary import write_summary
@@ -106,7 +106,7 @@ def check_files(run: Run, directory: Path, capsys: Any) -> None:
     told += list(run.strategy.rejected.values()) + list(run.federation.registration.left_out.values())
     assert any("owned" in text for text in told) and all(map(harmless, told))
     capsys.readouterr()
-    progress = Progress(directory / "progress.jsonl")
+    progress = RunFollower(directory / "progress.jsonl")
     progress.tail.position = 0
     progress.read()
     assert all(line.isprintable() for line in capsys.readouterr().err.splitlines())

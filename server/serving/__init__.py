@@ -1,1 +1,0 @@
-"""A model behind HTTP: ``silofl predict --serve``."""
