@@ -88,10 +88,22 @@ class Parser(argparse.ArgumentParser):
     examples: Sequence[str] = ()
     settings: Iterable[str] = ()
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Refuse what this parser does not know here, where the command is known: argparse does it at the top."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self.remedy(unknown[0].partition('=')[0])}")
+        return found, unknown
+
+    def remedy(self, option: str) -> str:
+        """Return what may have been meant by an option that does not exist."""
+        from partitions.common.names import nearest
+
+        if (key := option.removeprefix("--")) != option and key in self.settings:
+            return f": {key} is a setting of a run, write --set {key}=VALUE"
+        return nearest(option, self._option_string_actions)
+
     def error(self, message: str) -> NoReturn:
-        first = message.removeprefix("unrecognized arguments: ").partition(" ")[0].partition("=")[0]
-        if (key := first.removeprefix("--")) != first and key in self.settings:
-            message += f": {key} is a setting of a run, write --set {key}=VALUE"
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
     def format_help(self) -> str:

@@ -146,11 +146,12 @@ SIMULATE: list[tuple[str, str]] = [
     ("--out {place}/a-folder/..", "is not empty and holds no run: give --out a new directory"),
     ("--out {place}/good.npz", "{place}/good.npz is a file: give --out a directory"),
     ("--set resume=true", "out holds no run to resume"),
-    ("--nonsense", "unrecognized arguments: --nonsense; see silofl --help"),
+    ("--xyzzy", "unrecognized arguments: --xyzzy; see silofl simulate --help"),
+    ("--stratgy fedavg", "--stratgy fedavg (did you mean '--strategy'?); see silofl simulate --help"),
     (
         "--evidence-horizon=365",
         "unrecognized arguments: --evidence-horizon=365: evidence-horizon is a setting of a run, write --set "
-        "evidence-horizon=VALUE; see silofl --help",
+        "evidence-horizon=VALUE; see silofl simulate --help",
     ),
     ("--set", "argument --set: expected at least one argument; see silofl simulate --help"),
     ("--dataset digits", "argument --dataset: not allowed with argument --data"),
