@@ -101,7 +101,8 @@ class Parser(argparse.ArgumentParser):
 
         if (key := option.removeprefix("--")) != option and key in self.settings:
             return f": {key} is a setting of a run, write --set {key}=VALUE"
-        return nearest(option, self._option_string_actions)
+        known = [name.removeprefix("--") for name in self._option_string_actions if name.startswith("--")]
+        return nearest(key, known).replace("'", "'--", 1)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")

@@ -146,7 +146,7 @@ SIMULATE: list[tuple[str, str]] = [
     ("--out {place}/a-folder/..", "is not empty and holds no run: give --out a new directory"),
     ("--out {place}/good.npz", "{place}/good.npz is a file: give --out a directory"),
     ("--set resume=true", "out holds no run to resume"),
-    ("--xyzzy", "unrecognized arguments: --xyzzy; see silofl simulate --help"),
+    ("--xyzzy", "unrecognized arguments: --xyzzy"),
     ("--stratgy fedavg", "--stratgy fedavg (did you mean '--strategy'?); see silofl simulate --help"),
     (
         "--evidence-horizon=365",
