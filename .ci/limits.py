@@ -19,7 +19,7 @@ MOST_TOKENS = {
     "models": 44_700,
     "partitions": 91_700,
     "strategies": 63_400,
-    "client": 81_400,
+    "client": 81_500,
     "server": 113_900,
     "tests": 538_700,
 }
