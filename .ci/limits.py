@@ -17,11 +17,11 @@ MOST_MODULES, MOST_LINES, MOST_FUNCTION_LINES = 16, 400, 50
 # goes, and raised only in a commit that says why.
 MOST_TOKENS = {
     "models": 44_700,
-    "partitions": 91_700,
+    "partitions": 94_200,
     "strategies": 63_400,
     "client": 81_500,
     "server": 113_900,
-    "tests": 538_700,
+    "tests": 539_000,
 }
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),

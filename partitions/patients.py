@@ -17,7 +17,7 @@ from partitions.common.errors import DataError
 from partitions.common.names import unknown_name
 from partitions.labels import Fault, keys_by_part
 from partitions.recipes.cells import identifier
-from partitions.recipes.lines import Lines, cells_in, column_of
+from partitions.recipes.lines import Cells, Lines, cells_in
 from partitions.splits import Array, Dataset
 
 ROUNDED = re.compile(r"\d([.,]\d+)?E\+\d+", re.ASCII)  # 1,23457E+11, as Excel shows numbers of 12 digits
@@ -115,7 +115,7 @@ def names_people(column: str, cells: Collection[str] = ()) -> bool:
     return not ends.isdisjoint(PEOPLE) or persons > MOST_PERSONS * max(len(cells), 1)
 
 
-def numbers_rows(column: str, cells: Sequence[str]) -> bool:
+def numbers_rows(column: str, cells: Cells) -> bool:
     """Return whether a column of whole numbers is called like an identifier, such as ``visit_occurrence_id``.
 
     Names such as ``...number`` count only where each row has its own.
@@ -125,7 +125,7 @@ def numbers_rows(column: str, cells: Sequence[str]) -> bool:
     if not called or len(cells) < ENOUGH_ROWS:
         return False
     own = set[str]()
-    for cell in set(cells):
+    for cell in cells.different:
         if (number := identifier(cell)) and not number.isdecimal():
             return False
         own.add(number)
@@ -139,7 +139,7 @@ def left_out(lines: Lines, columns: Iterable[str]) -> dict[str, str]:
         cells = lines.columns[column]
         if names_patients(column):
             found[column] = "it looks like a patient's identifier"
-        elif names_people(column, set(cells[:MOST_TRIED])):
+        elif names_people(column, set(cells.head(MOST_TRIED))):
             found[column] = "it may name people"
         elif numbers_rows(column, cells):
             found[column] = "it looks like an identifier of rows"
@@ -153,22 +153,23 @@ def identifiers(lines: Lines, used: Sequence[str]) -> Iterator[str]:
     """
     for column, cells in lines.columns.items():
         last = (words_of(column) or [""])[-1]
-        repeats = len(cells) / MOST_REPEATS <= len(set(cells)) < len(cells)
-        if column not in used and (names_patients(column) or (last in (*KINDS, "mrn") and repeats)):
+        if column in used or not (names_patients(column) or last in (*KINDS, "mrn")):
+            continue
+        if names_patients(column) or len(cells) / MOST_REPEATS <= len(cells.different) < len(cells):
             yield column
 
 
 def counted(lines: Lines, columns: Sequence[str]) -> str:
     """Return the number of different values of each column as text."""
-    return ", ".join(f"{column} has {len(set(column_of(lines, column)))}" for column in columns)
+    return ", ".join(f"{column} has {len(lines.columns[column].different)}" for column in columns)
 
 
 def divided_patients(lines: Lines, patient: str, used: Sequence[str]) -> tuple[str, ...]:
     """Return a note where each row is of another patient, by the column ``patient`` or without one, but another
     identifier repeats."""
-    if patient and len(set(map(identifier, set(column_of(lines, patient))))) < len(lines):
+    if patient and len(set(map(identifier, lines.columns[patient].different))) < len(lines):
         return ()
-    repeating = [c for c in identifiers(lines, (*used, patient)) if len(set(column_of(lines, c))) < len(lines)]
+    repeating = [c for c in identifiers(lines, (*used, patient)) if len(lines.columns[c].different) < len(lines)]
     if not repeating:
         return ()
     by = f"by {patient} " if patient else ""

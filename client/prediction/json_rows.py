@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 from client.prediction.predict import answer
@@ -17,7 +18,7 @@ from models.flat import FlatModel
 from partitions.common.errors import DataError, UserError
 from partitions.importing.csv_source import check_columns, table_rows
 from partitions.importing.new_rows import new_inputs
-from partitions.recipes.lines import Line
+from partitions.recipes.lines import Lines
 from partitions.recipes.recipe import Recipe
 from partitions.silo_file import make_schema
 from partitions.splits import dtype_of
@@ -49,7 +50,7 @@ def predict_rows(
     return {"rows": rows, "notes": [*found.notes, *notes]}
 
 
-def lines_of(body: bytes, recipe: Recipe) -> list[Line]:
+def lines_of(body: bytes, recipe: Recipe) -> Lines:
     """Return the rows of a request as a csv's lines. Raises DataError, one line."""
     try:
         content = json.loads(body, parse_constant=refuse_constant, object_pairs_hook=without_repeats)
@@ -62,12 +63,14 @@ def lines_of(body: bytes, recipe: Recipe) -> list[Line]:
     if not 0 < len(rows) <= MOST_ROWS:
         raise DataError(f"the request has {len(rows)} rows; 1 to {MOST_ROWS} are answered at once")
     signs = {column.source or column.name: column.decimal for column in recipe.used}
-    lines = list[Line]()
+    read = list[dict[str, str]]()
     for number, row in enumerate(rows, 1):
         check_columns(f"row {number}", list(row), recipe)
         cells = {name: cell_of(cell, signs.get(name, "."), f"row {number}, {name[:40]}") for name, cell in row.items()}
-        lines.append((f"row {number}", cells))
-    return lines
+        read.append(cells)
+    names = dict.fromkeys(name for cells in read for name in cells)
+    columns = {name: [cells.get(name, "") for cells in read] for name in names}
+    return Lines(Path(), columns, range(1, len(rows) + 1), "row")
 
 
 def cell_of(cell: object, decimal: str, where: str) -> str:

@@ -179,7 +179,7 @@ def propose(args: argparse.Namespace) -> str:
         return options.recipe.toml(ABOUT)
     with reading(path):
         encoding = find_encoding(path, options.take.encoding)
-        header, lines = read_lines(path, options.take.separator, encoding)
+        header, lines = read_lines(path, options.take.separator, encoding, options.take.gaps)
         if "file" in header:
             return propose_pictures(path, options)
         recipe, notes, problems = draft_recipe(path, header, lines, options, encoding)
@@ -193,7 +193,7 @@ def propose(args: argparse.Namespace) -> str:
 
 def without_cells(draft: str, lines: Lines) -> str:
     """Return a draft without cells in its comments: others see it, and a rare text may be a patient's."""
-    cells = {cell for column in lines.columns.values() for cell in column}
+    cells = {cell for column in lines.columns.values() for cell in column.different}
     quoted = {*map(repr, cells), *map(shlex.quote, cells)}
 
     def masked(comment: re.Match[str]) -> str:

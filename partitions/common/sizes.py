@@ -20,7 +20,6 @@ LARGEST = 2.0  # GiB for one decoded file
 VARIABLE = "SILOFL_LARGEST_FILE"
 MOST_COLUMNS = 100_000  # of a csv
 MOST_LINE = 1 << 24  # characters of a csv's line; also of one cell
-CELL_BYTES = 150  # memory for a csv's cell while it is read
 MOST_FRAMES = 100_000  # of a DICOM file
 MOST_BEFORE = 1 << 26  # bytes of a NIfTI file before its voxels: the header and its extensions
 BLOCK = 1 << 20

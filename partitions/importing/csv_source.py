@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from partitions.common.errors import DataError, Problems
 from partitions.common.names import unknown_name
@@ -31,27 +32,30 @@ from partitions.recipes.cells import GAPS, is_number
 from partitions.recipes.draft import (
     MOST_NUMBERS,
     Asked,
+    Evidence,
     draft_columns,
     evidence_of,
     find_gaps,
     share_of_numbers,
     signs_of,
 )
-from partitions.recipes.lines import Line, Lines, cells_in, column_of
+from partitions.recipes.lines import Lines, cells_in
 from partitions.recipes.pictures import PictureRecipe
 from partitions.recipes.pipeline import check_gaps, check_misfits, convert
 from partitions.recipes.recipe import OPEN, Column, Recipe
 from partitions.recipes.shared import Mapped, parse_shared, recipe_for
 from partitions.schema import Schema, few, tidy
-from partitions.splits import Array
 from partitions.subgroups import name_of, parse_column
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True)
 class Found:
     """Samples of a source, the label columns, and notes; for a table also its recipe and converted cells.
 
-    * ``table``: object (n, used columns), None for gaps (``recipes.pipeline.convert``).
+    * ``table``: the used columns, from ``recipes.pipeline.convert``.
     * ``by``: how labels were found (``recipes.pictures.LABELS_BY``).
     * ``patient``: the column of patients; ``labelled``: whether there are labels.
     """
@@ -60,7 +64,7 @@ class Found:
     columns: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     recipe: Recipe | None = None
-    table: Array | None = None
+    table: DataFrame | None = None
     by: str = "file"
     patient: str = ""
     labelled: bool = True
@@ -81,11 +85,12 @@ def with_subgroups(path: Path, found: Found, options: ImportOptions) -> Found:
     if column not in header:
         raise unknown_name(f"column of {path}", column, header)
     gaps, comma = recipe.gaps if recipe else (), (recipe.decimal if recipe else take.decimal) == ","
-    rows = []
-    for sample, (where, row) in zip(found.rows, lines, strict=True):
-        cell = "" if row[column] in gaps else row[column]
-        cell = cell.replace(",", ".") if comma and limits else cell
-        rows.append(replace(sample, subgroup=name_of(cell, column, limits, where)))
+    names = {}
+    for cell, where in cells_in(lines, column, gaps).items():
+        names[cell] = name_of(cell.replace(",", ".") if comma and limits else cell, column, limits, where)
+    rows = [
+        replace(own, subgroup=names.get(cell, "")) for own, cell in zip(found.rows, lines.columns[column], strict=True)
+    ]
     return replace(found, rows=rows)
 
 
@@ -95,7 +100,7 @@ def rows_of_csv(path: Path, options: ImportOptions) -> Found:
         return read_table(path, options.recipe, options.as_gaps)
     take, label = options.take, options.survival or options.label
     encoding = find_encoding(path, take.encoding)
-    header, lines = read_lines(path, take.separator, encoding)
+    header, lines = read_lines(path, take.separator, encoding, take.gaps)
     if options.pictures:
         return read_others(path, header, lines, options.pictures, options)
     if "file" in header:
@@ -131,7 +136,7 @@ def read_list(path: Path, header: list[str], lines: Lines, label: Label, take: T
     patient = patient_column(lines, take.patient, used)
     check_identifiers(lines, patient)
     rows = []
-    for line in lines:
+    for line in lines.only([name for name in ("file", "mask", "split", patient, *columns) if name in header]):
         where, row = line
         if not row["file"] or (masks and not row["mask"]):
             raise DataError(f"{where} names no {'mask' if row['file'] else 'file'}")
@@ -152,7 +157,7 @@ def read_table(path: Path, recipe: Recipe, as_gaps: bool, *, labelled: bool | No
     encoding = find_encoding(path, recipe.encoding, or_utf8=True)
     utf8 = encoding == UTF8 and not recipe.encoding.lower().startswith("utf")
     notes = (f"{path} is UTF-8, where the recipe has {recipe.encoding}: it is read as UTF-8",) * utf8
-    header, lines = read_lines(path, recipe.separator, encoding)
+    header, lines = read_lines(path, recipe.separator, encoding, recipe.gaps)
     if len(header) == 1 and len(recipe.columns) > 1:
         raise DataError(
             f"{path} has one column by the recipe's separator {recipe.separator!r}: save it so, or change it there"
@@ -185,19 +190,24 @@ def check_columns(where: str, header: Sequence[str], recipe: Recipe) -> None:
         )
 
 
-def table_rows(lines: Sequence[Line], recipe: Recipe, columns: tuple[str, ...], as_gaps: bool) -> Found:
+def table_rows(lines: Lines, recipe: Recipe, columns: tuple[str, ...], as_gaps: bool) -> Found:
     """Convert a table's lines to samples."""
     table, misfits = convert(lines, recipe)
     notes = check_misfits(misfits, as_gaps)
     check_gaps(table, lines, recipe)
-    rows = []
-    for line in lines:
-        where, row = line
-        labels = labels_of(line, columns, recipe.decimal) if columns else ()
-        labels = tuple(recipe.label_values.get(label, label) for label in labels)
-        key = row.get(recipe.patient, "")
-        text, whose = row.get(recipe.text, ""), pseudonym(key)
-        rows.append(SampleSource(where, labels, split_of(line), whose, text=text, spelling=hashed(key), key=key))
+    empty = [""] * len(lines)
+    keys, texts = (lines.columns.get(name, empty) for name in (recipe.patient, recipe.text))
+    whose = {key: (pseudonym(key), hashed(key)) for key in dict.fromkeys(keys)}
+    known: dict[tuple[str, ...], tuple[tuple[str, ...], str]] = {}  # labels and split of each combination of cells
+    names, rows = (*columns, "split"), list[SampleSource]()
+    cells = zip(*(lines.columns.get(name, empty) for name in names), strict=True)
+    for i, (own, key, text) in enumerate(zip(cells, keys, texts, strict=True)):
+        where = lines.where(i)
+        if own not in known:
+            line = where, dict(zip(names, own, strict=True))
+            labels = labels_of(line, columns, recipe.decimal) if columns else ()
+            known[own] = tuple(recipe.label_values.get(label, label) for label in labels), split_of(line)
+        rows.append(SampleSource(where, *known[own], whose[key][0], text=text, spelling=whose[key][1], key=key))
     return Found(rows, columns, notes, recipe, table)
 
 
@@ -271,11 +281,12 @@ def draft_roles(
 
 def check_labelled(lines: Lines, column: str, what: str) -> None:
     """Raise DataError where lines have no label in a column, with the first one's place."""
-    missing = [i for i, cell in enumerate(column_of(lines, column)) if cell.casefold() in GAPS]
-    if missing:
-        others = f" (lines without one: {len(missing)})" if len(missing) > 1 else ""
+    cells = lines.columns[column]
+    missing = [cell for cell in cells.texts if cell.casefold() in GAPS]
+    if count := cells.count_in(missing):
+        others = f" (lines without one: {count})" if count > 1 else ""
         mend = "fill it, or delete the line (a total below the table?)"
-        raise DataError(f"{lines.where(missing[0])} has no {what}; {mend}{others}")
+        raise DataError(f"{lines.where(cells.first_of(missing))} has no {what}; {mend}{others}")
 
 
 def shared_recipe(path: Path, schema: Schema, mapped: Mapped, options: ImportOptions) -> Recipe:
@@ -286,14 +297,16 @@ def shared_recipe(path: Path, schema: Schema, mapped: Mapped, options: ImportOpt
     take, shared = options.take, parse_shared(schema)
     encoding = find_encoding(path, take.encoding)
     separator = take.separator or find_separator(path, encoding)
-    header, lines = read_lines(path, separator, encoding)
+    header, lines = read_lines(path, separator, encoding, take.gaps)
     likely = shared.patient if shared.patient in header and take.patient == "" else take.patient
     patient = patient_column(lines, likely, (*mapped.columns.values(), *shared.label))
     asked = Asked(take.decimal, take.thousands, take.dates, take.gaps)
     gaps = find_gaps(lines, [name for name in header if name != patient], asked)
     made = recipe_for(path, header, lines, shared, schema.labels, mapped, asked, gaps)
     taken = {own.name: own.source or own.name for own in made.used if own.name not in mapped.columns}
-    if asked_for := [name for name, own in taken.items() if names_people(own, set(lines.columns[own][:MOST_TRIED]))]:
+    if asked_for := [
+        name for name, own in taken.items() if names_people(own, set(lines.columns[own].head(MOST_TRIED)))
+    ]:
         raise DataError(
             f"{path}: the schema asks for {few(asked_for, 20)}, and your column of that name may name people; if that "
             f"is meant, say --map {asked_for[0]}={taken[asked_for[0]]}"
@@ -333,10 +346,11 @@ def chosen_columns(
     return features, notes
 
 
-def long_text(lines: Sequence[Line], name: str) -> str:
+def long_text(lines: Lines, name: str) -> str:
     """Return the place of a column's first long text, and the option that reads it; the text itself is not shown."""
-    first = next(((where, row[name]) for where, row in lines if len(row[name]) > LONGEST_SHOWN), None)
-    return f"; {first[0]}: {name} is a text of {len(first[1])} characters; --text {name} takes it" if first else ""
+    cells = cells_in(lines, name, ())
+    first = next((cell for cell in cells if len(cell) > LONGEST_SHOWN), None)
+    return f"; {cells[first]}: {name} is a text of {len(first)} characters; --text {name} takes it" if first else ""
 
 
 def label_sign(lines: Lines, columns: Sequence[str], gaps: Collection[str], asked: Asked, decimal: str) -> str:
@@ -345,13 +359,20 @@ def label_sign(lines: Lines, columns: Sequence[str], gaps: Collection[str], aske
         cells = cells_in(lines, name, gaps)
         own = evidence_of(cells)
         if share_of_numbers(cells) > MOST_NUMBERS and (own.decimal or own.unclear) and not all(map(is_number, cells)):
-            return signs_of(name, own, evidence_of({}), asked).decimal
+            return signs_of(name, own, Evidence(), asked).decimal
     return asked.decimal or (decimal if decimal != "," else ".")
 
 
-def example(lines: Sequence[Line], header: Sequence[str]) -> str:
+def example(lines: Lines, header: Sequence[str]) -> str:
     """Return the first column name, or place of a cell, with a letter beyond ASCII, as an example of the encoding."""
     if found := next((name for name in header if not name.isascii()), ""):
         return f", where it reads {found!r}"
-    places = (f"{where.rpartition(', ')[2]}, {name}" for where, row in lines for name in row if not row[name].isascii())
-    return f", first in {place}" if (place := next(places, "")) else ""
+    first = [
+        (cells.first_of(own), name)
+        for name, cells in lines.columns.items()
+        if (own := [c for c in cells.texts if not c.isascii()])
+    ]
+    if not first:
+        return ""
+    line, name = min(first, key=lambda own: own[0])
+    return f", first in {lines.where(line).rpartition(', ')[2]}, {name}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from partitions.recipes.recipe import Recipe
 from partitions.schema import few
 from partitions.schemes.pool import share_of
 from partitions.splits import Array
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 TEST_SHARE, VAL_SHARE = 0.2, 0.2  # of all; of the rest
 
@@ -75,12 +79,12 @@ def label_notes(task: str, answers: Answers, patients: Array, places: Array) -> 
         yield f"{several} of {len(np.unique(patients))} patients have samples of several classes"
 
 
-def rare_notes(table: Array, recipe: Recipe, patients: Array) -> tuple[str, ...]:
+def rare_notes(table: DataFrame, recipe: Recipe, patients: Array) -> tuple[str, ...]:
     """Return notes on categories of few patients. ``table``: from ``recipes.pipeline.convert``."""
     rare = []
     for j, column in enumerate(recipe.used):
         for level in column.levels if column.kind == "category" else ():
-            if 0 < (count := len(np.unique(patients[table[:, j] == level]))) < FEWEST:
+            if 0 < (count := len(np.unique(patients[table[j] == level]))) < FEWEST:
                 rare.append(f"{column.name}={level} ({count})")
     if not rare:
         return ()

@@ -200,7 +200,9 @@ def read_rows(source: Path, options: ImportOptions, rows: Sequence[int]) -> Silo
         found = find_rows(source, options)
         if not found.columns or found.table is None:
             raise DataError(f"{source} has no labels")
-        some = replace(found, rows=[found.rows[i] for i in rows], table=found.table[list(rows)])
+        some = replace(
+            found, rows=[found.rows[i] for i in rows], table=found.table.iloc[list(rows)].reset_index(drop=True)
+        )
         return collect(source, some, options).data
 
 
@@ -297,7 +299,9 @@ def collect(source: Path, found: Found, options: ImportOptions) -> Collected:
         notes = (*notes, *future_notes(found.table, recipe), *rare_notes(found.table, recipe, patients))
         names = recipe.classes or names  # of a shared schema; this file's own names are in its recipe
         classes = names if task in ONE_CLASS else recipe.classes
-        recipe = filled(replace(recipe, task=task, classes=classes, outputs=outputs), found.table[places == "train"])
+        recipe = replace(recipe, task=task, classes=classes, outputs=outputs)
+        check_fills(found.table, recipe, places == "train")
+        recipe = with_fills(recipe, fit(found.table, recipe, places == "train"))
         x, vocabulary, more = read_inputs(samples, transform(found.table, recipe), take)
         notes, gaps = (*notes, *more), gaps_of(found.table, recipe)
     if task == "segmentation" and y.shape != x.shape[:-1]:
@@ -320,12 +324,6 @@ def parts_of(
         for chosen in (np.flatnonzero(places == split) for split in SPLITS)
     )
     return train, val, test
-
-
-def filled(recipe: Recipe, training: Array) -> Recipe:
-    """Return a table's recipe with the values for gaps from the training part. Raises DataError where none exists."""
-    check_fills(training, recipe)
-    return with_fills(recipe, fit(training, recipe))
 
 
 def check_places(source: Path, places: Array, people: str) -> None:

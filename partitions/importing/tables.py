@@ -6,17 +6,22 @@ import codecs
 import csv
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO
 
+import numpy as np
+
 from partitions.common.errors import DataError, Problems
 from partitions.common.names import unknown_name
-from partitions.common.sizes import CELL_BYTES, MOST_LINE, bounded_lines, check_columns, check_size
+from partitions.common.sizes import MOST_LINE, bounded_lines, check_columns, check_size
 from partitions.recipes.cells import GAPS, MINUS, is_number
-from partitions.recipes.lines import Line, Lines
+from partitions.recipes.lines import CELL_BYTES, Coded, ColumnReader, Line, Lines
 from partitions.schema import few
+from partitions.splits import Array
 
 SPLIT_NAMES = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 SEPARATOR_LINE = re.compile(r'"?sep=([,;|\t])"?')  # before the header, as in Excel
@@ -44,7 +49,7 @@ MOST_LISTED = 20  # columns in a message
 
 LONGEST_SHOWN = 40  # characters of a cell in a message
 
-CELLS_UNCHECKED = 1 << 17  # cells between two checks of their number
+BLOCK_CELLS = 1 << 20  # cells that are read before they go into columns
 
 Label = str | tuple[str, ...] | None  # a column, or several joined by commas; time and event; None: the usual one
 
@@ -57,17 +62,6 @@ def long_cells() -> Iterator[None]:
         yield
     finally:
         csv.field_size_limit(before)
-
-
-def counted(lines: Iterable[list[str]], path: Path) -> Iterator[list[str]]:
-    """Yield the lines of a csv. Raises TooLargeError where their cells would take more memory than allowed."""
-    count = checked = 0
-    for cells in lines:
-        count += len(cells)
-        if count - checked > CELLS_UNCHECKED:
-            check_size(CELL_BYTES * count, f"{path}, with {count} cells or more,")
-            checked = count
-        yield cells
 
 
 def find_encoding(path: Path, wanted: str = "", *, or_utf8: bool = False) -> str:
@@ -154,21 +148,13 @@ def find_separator(path: Path, encoding: str) -> str:
     return declared[1] if declared else max(",;\t|", key=first.count)
 
 
-class Stripped(dict[str, str]):
-    """Cells without surrounding blanks; equal cells are one object, because most cells of an export are repeated."""
-
-    def __missing__(self, cell: str) -> str:
-        return self.setdefault(cell, cell.strip())
-
-
 def records(file: IO[str], path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
     """Yield the rows with cells, each with its first line's number. Raises DataError at a misplaced quote."""
     reader, start = csv.reader(bounded_lines(file, path), delimiter=separator, strict=True), 1
-    plain = Stripped()
     try:
-        for cells in counted(reader, path):
+        for cells in reader:
             if any(cells):
-                yield start, [plain[cell] for cell in cells]
+                yield start, cells
             start = reader.line_num + 1
     except csv.Error as error:
         raise DataError(
@@ -176,36 +162,74 @@ def records(file: IO[str], path: Path, separator: str) -> Iterator[tuple[int, li
         ) from None
 
 
-def read_lines(path: Path, separator: str = "", encoding: str = "") -> tuple[list[str], Lines]:
-    """Return the columns of a csv and its lines. Columns without a header get names here.
-
-    ``separator``: of cells, "" for :func:`find_separator`; ``encoding``: "" for :func:`find_encoding`.
-    """
-    encoding = encoding or find_encoding(path)
-    separator = separator or find_separator(path, encoding)
-    with path.open(encoding=encoding, newline="") as file, long_cells():
+def rows_of(path: Path, separator: str, encoding: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the header and the rows of a csv, each with its first line's number; cells have blanks around them."""
+    with path.open(encoding=encoding, newline="") as file:
         starts = bounded_lines(file, path)
         declared = SEPARATOR_LINE.fullmatch((first := next(starts, "")).strip())
         check_columns((next(starts, "") if declared else first).count(separator) + 1, path)
         file.seek(0)
-        lines = list(records(file, path, separator))
-    lines = without_empty(lines[1:] if declared else lines)
-    if not lines:
-        raise DataError(f"{path} is empty")
-    header = lines[0][1]
-    if all(is_number(cell) or WITH_COMMA.fullmatch(cell) for cell in header):
+        yield from islice(records(file, path, separator), 1 if declared else 0, None)
+
+
+Rows = Callable[[], Iterator[tuple[int, list[str]]]]
+
+
+def read_column(path: Path, rows: Rows, skipped: int, place: int) -> Coded:
+    """Return all different cells of a column, and their codes. ``skipped``: rows that are the header."""
+    reader, found = ColumnReader(numbers=False), islice(rows(), skipped, None)
+    with long_cells():
+        while block := [cells[place] if place < len(cells) else "" for _, cells in islice(found, BLOCK_CELLS)]:
+            reader.add(block)
+            check_size(reader.size, f"{path}, with {reader.lines} cells or more,")
+    return reader.made().coded
+
+
+def read_lines(
+    path: Path, separator: str = "", encoding: str = "", gaps: Collection[str] = ()
+) -> tuple[list[str], Lines]:
+    """Return the columns of a csv and its lines. Columns without a header get names here.
+
+    ``separator``: of cells, "" for :func:`find_separator`; ``encoding``: "" for :func:`find_encoding`; ``gaps``: cells
+    that are no numbers even if they look so.
+    """
+    encoding = encoding or find_encoding(path)
+    separator = separator or find_separator(path, encoding)
+    rows = partial(rows_of, path, separator, encoding)
+    with long_cells():
+        found = rows()
+        if (first := next(found, None)) is None:
+            raise DataError(f"{path} is empty")
+        header, width = [*map(str.strip, first[1])], len(first[1])
+        unnamed = all(is_number(cell) or WITH_COMMA.fullmatch(cell) for cell in header if cell)
+        found = chain([first], found) if unnamed else found
+        readers, numbers, ragged = [ColumnReader(gaps=gaps) for _ in header], list[Array](), dict[int, list[str]]()
+        while block := [*islice(found, max(BLOCK_CELLS // width, 1))]:
+            numbers.append(np.array([number for number, _ in block]))
+            for i, (number, cells) in enumerate(block):
+                if len(cells) != width:
+                    ragged[number] = cells
+                    block[i] = number, [*cells, *[""] * width][:width]
+            for reader, column in zip(readers, zip(*(cells for _, cells in block), strict=True), strict=True):
+                reader.add(column)
+            size = sum(reader.size for reader in readers) + CELL_BYTES * sum(map(len, ragged.values()))
+            check_size(size, f"{path}, with {width * readers[0].lines} cells or more,")
+    # Excel ends lines with separators: columns that have neither a name nor a value are none.
+    kept = [k for k, reader in enumerate(readers) if header[k] or reader.values or any(reader.different)]
+    lost = set(range(width)).difference(kept)
+    header = [header[k] for k in kept]
+    if unnamed and all(header):
         header = [f"column{i}" for i in range(1, len(header) + 1)]
-    else:
-        lines = lines[1:]
-    if not lines:
+    if not numbers:
         raise DataError(f"{path} has a header but no rows")
-    check_structure(path, header, lines, separator)
-    columns = dict(zip(header, zip(*(cells for _, cells in lines), strict=True), strict=True))
-    return header, Lines(path, columns, [number for number, _ in lines])
+    other = [(number, sum(i not in lost for i in range(len(cells)))) for number, cells in ragged.items()]
+    check_structure(path, header, [own for own in other if own[1] != len(header)], separator)
+    made = [readers[k].made(partial(read_column, path, rows, int(not unnamed), k)) for k in kept]
+    return header, Lines(path, dict(zip(header, made, strict=True)), np.concatenate(numbers))
 
 
-def check_structure(path: Path, header: list[str], lines: list[tuple[int, list[str]]], separator: str) -> None:
-    """Raise DataError where columns have no name or the same one, or lines have other numbers of cells."""
+def check_structure(path: Path, header: list[str], other: list[tuple[int, int]], separator: str) -> None:
+    """Raise DataError where columns have no name or the same one, or for ``other`` numbers of cells in lines."""
     problems = Problems()
     with problems.collected():
         if any(cell.lower() in ("", "?", "nan", "na") for cell in header):
@@ -214,7 +238,6 @@ def check_structure(path: Path, header: list[str], lines: list[tuple[int, list[s
     with problems.collected():
         if twice := sorted(name for name, times in Counter(header).items() if name and times > 1):
             raise DataError(f"{path} has two columns named {few(map(repr, twice))}; rename or remove one")
-    other = [(number, len(cells)) for number, cells in lines if len(cells) != len(header)]
     for count in dict.fromkeys(count for _, count in other):
         numbers = [str(number) for number, own in other if own == count]
         more = f"; so has line {few(numbers[1:])}" if numbers[1:] else ""
@@ -236,15 +259,6 @@ def mend_cells(count: int, columns: int, separator: str) -> str:
     if count > columns:
         return f"a cell that has a {separator!r} stands in quotes"
     return "fill its cells, or delete it if it is no row of the table"
-
-
-def without_empty(lines: list[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
-    """Remove columns that have neither a name nor a value, because Excel ends lines with separators."""
-    header = lines[0][1] if lines else []
-    empty = {i for i, name in enumerate(header) if not name and not any(any(cells[i : i + 1]) for _, cells in lines)}
-    if not empty:
-        return lines
-    return [(number, [cell for i, cell in enumerate(cells) if i not in empty]) for number, cells in lines]
 
 
 def label_columns(path: Path, header: list[str], label: Label, usual: tuple[str, ...]) -> tuple[str, ...]:

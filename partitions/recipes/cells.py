@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from datetime import datetime
 from decimal import Decimal
 
@@ -13,8 +12,9 @@ from partitions.common.names import plain_text
 
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 LARGEST = float(np.finfo(np.float32).max)
-PLAIN = re.compile(r"[+-]?(\d+|\d*\.\d+)([eE][+-]?\d+)?(\n[+-]?(\d+|\d*\.\d+)([eE][+-]?\d+)?)*", re.ASCII)
 MINUS = "\u2212"  # of typesetting, beside the hyphen that programs write
+SIGN = f"[+{MINUS}-]?"
+ONE_GROUP = re.compile(rf"{SIGN}[1-9]\d{{0,2}}([.,])\d{{3}}", re.ASCII)  # 1,234: decimals, or thousands
 SPACES = (" ", "'", "\u2019", "\u00a0", "\u202f")  # between groups of three digits, never before decimals
 GROUPS = ("", ",", ".", *SPACES)  # signs between thousands
 # Cells that mean a missing value, in lower case. A dash is not included, because beside a plus it is a finding.
@@ -67,21 +67,6 @@ def parse_number(cell: str, decimal: str, thousands: str) -> float | None:
             return None
         cell = cell.replace(decimal, ".")
     return float(cell) if is_number(cell) else None
-
-
-def are_plain(cells: Collection[str]) -> bool:
-    """Return whether all cells are numbers with a decimal point or none, without other signs: in one pass over all."""
-    text = "\n".join(cells)
-    return bool(PLAIN.fullmatch(text)) and text.count("\n") == len(cells) - 1
-
-
-def parse_numbers(cells: Collection[str], decimal: str, thousands: str) -> dict[str, float | None]:
-    """Return the number in each cell, as :func:`parse_number`."""
-    if decimal == "." and are_plain(cells):
-        values = [*map(float, cells)]
-        if min(values) >= -LARGEST and max(values) <= LARGEST:
-            return dict(zip(cells, values, strict=True))
-    return {cell: parse_number(cell, decimal, thousands) for cell in cells}
 
 
 def parse_date(cell: str, form: str, latest: int = 0) -> datetime | None:

@@ -12,24 +12,27 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from partitions.common.errors import DataError, Problems
 from partitions.recipes.cells import (
     DATE_FORMATS,
     GAPS,
     LOOKS_LIKE_A_DATE,
-    MINUS,
+    ONE_GROUP,
+    SIGN,
     SPACES,
-    are_plain,
     date_formats,
     identifier,
     latest_of,
     parse_date,
-    parse_numbers,
+    parse_number,
 )
-from partitions.recipes.lines import Line, Lines, Places, cells_in, column_of
+from partitions.recipes.lines import Cells, Lines, Numbers, Places, cells_in
 from partitions.recipes.pipeline import shown
 from partitions.recipes.recipe import OPEN, Column, Recipe
 from partitions.schema import few, tidy
+from partitions.splits import Array
 
 FEWEST = 5  # patients of a category that a recipe names
 MOST_OPTION = 12  # characters of a cell that a message proposes as an option
@@ -39,13 +42,11 @@ CODED_GAPS = tuple(map(str, (-1, -9, -99, -999, -9999)))
 NINES = tuple(map(str, (99, 999, 9999, 99999)))
 FEW_BELOW = 0.05  # up to this share, cells below 0 are likely mistakes
 MOST_TRIED = 200  # cells tested with each date format
+CODES = 'cells begin with 0: codes need kind = "category"'
 PLAIN = "number; a gap in other rows becomes the training part's median"
 SPACED = "".join(SPACES)
-SIGN = f"[+{MINUS}-]?"
 DECIMAL = re.compile(rf"{SIGN}\d*([.,])\d+([eE][+-]?\d+)?|{SIGN}\d+([.,])", re.ASCII)
 LONGEST_GAP = max(map(len, GAPS))
-ONE_GROUP = re.compile(rf"{SIGN}[1-9]\d{{0,2}}([.,])\d{{3}}", re.ASCII)
-POINT_GROUP = re.compile(r"^[+-]?[1-9]\d{0,2}\.\d{3}$", re.ASCII | re.MULTILINE)
 GROUPS = re.compile(rf"{SIGN}\d{{1,3}}(?:([.,])\d{{3}}(?:\1\d{{3}})+|([{SPACED}])\d{{3}}(?:\2\d{{3}})*)", re.ASCII)
 BOTH = re.compile(rf"{SIGN}\d{{1,3}}([.,{SPACED}])\d{{3}}(?:\1\d{{3}})*(?!\1)([.,])\d+", re.ASCII)
 ANY_NUMBER = (re.compile(rf"{SIGN}\d+([eE][+-]?\d+)?", re.ASCII), DECIMAL, GROUPS, BOTH)
@@ -72,26 +73,24 @@ class Evidence:
     unclear: dict[str, tuple[str, str]] = field(default_factory=dict)  # 1,234 or 1.234
 
 
-def find_gaps(lines: Sequence[Line], columns: Sequence[str], asked: Asked) -> tuple[str, ...]:
+def find_gaps(lines: Lines, columns: Sequence[str], asked: Asked) -> tuple[str, ...]:
     """Return the cells in these columns that mean a missing value, unchanged; the empty one first."""
     found = {
         cell
         for name in columns
-        for cell in set(column_of(lines, name))
+        for cell in lines.columns[name].texts
         if len(cell) <= LONGEST_GAP and cell.casefold() in GAPS
     }
     return tuple(dict.fromkeys(["", *sorted(found), *asked.gaps]))
 
 
-def evidence_of(cells: Mapping[str, str]) -> Evidence:
-    """Return the signs that cells show. ``cells``: each with its place."""
+def evidence_of(cells: Places) -> Evidence:
+    """Return the signs that cells show."""
     found = Evidence()
-    if are_plain(cells):  # with points alone, whose first cells are looked for
-        text = "\n".join(cells)
-        if match := POINT_GROUP.search(text):
-            found.unclear["."] = cells[match[0]], match[0]
-        if cell := next((cell for cell in cells if "." in cell and not ONE_GROUP.fullmatch(cell)), ""):
-            found.decimal["."] = cells[cell], cell
+    if own := cells.numbers:
+        for shown_first, place in ((found.decimal, own.decimal), (found.unclear, own.unclear)):
+            if place:
+                shown_first[own.sign] = cells.lines.where(place[0]), place[1]
         return found
     for cell, where in cells.items():
         if match := BOTH.fullmatch(cell):
@@ -174,9 +173,9 @@ def draft_columns(
     return tuple(made), asked.decimal or next((sign for sign, _ in decimals.most_common(1)), ".")
 
 
-def share_of_numbers(cells: Collection[str]) -> float:
+def share_of_numbers(cells: Places) -> float:
     """Return the share of different cells that are numbers with any signs."""
-    if are_plain(cells):
+    if cells.numbers:
         return 1.0
     whole, decimal, groups, both = (own.fullmatch for own in ANY_NUMBER)
     count = sum(1 for cell in cells if whole(cell) or decimal(cell) or groups(cell) or both(cell))
@@ -185,15 +184,21 @@ def share_of_numbers(cells: Collection[str]) -> float:
 
 def draft_number(name: str, lines: Lines, cells: Places, gaps: Collection[str], signs: Signs) -> Column:
     """Draft a column of numbers. Raises DataError at another cell."""
-    values = parse_numbers(cells, signs.decimal, signs.thousands)
-    counts = Counter(lines.columns[name])
-    if strange := [cell for cell, value in values.items() if value is None]:
-        raise no_number(name, cells[strange[0]], strange[0], sum(counts[cell] for cell in strange))
     remarks = [remark_on_gaps(lines, name, gaps, "the training part's median")]
     if any(remarks) or signs.decimal != "." or signs.thousands:
         sign = f"number, decimal sign {signs.decimal!r}"
         remarks.insert(0, sign + (f", {signs.thousands!r} between thousands" if signs.thousands else ""))
-    remarks += odd_numbers(cells, counts, {cell: value for cell, value in values.items() if value is not None})
+    own = cells.numbers
+    if own and own.fits(signs.decimal, signs.thousands, gaps) and not may_be_coded(own.values):
+        remarks += odd_values(own, lines)
+    else:
+        values = {cell: parse_number(cell, signs.decimal, signs.thousands) for cell in cells}
+        if strange := [cell for cell, value in values.items() if value is None]:
+            raise no_number(
+                name, cells[strange[0]], strange[0], sum(map(lines.columns[name].counts.__getitem__, strange))
+            )
+        known = {cell: value for cell, value in values.items() if value is not None}
+        remarks += odd_numbers(cells, lines.columns[name].counts, known)
     why = "; ".join(filter(None, remarks)) or PLAIN
     return Column(
         tidy(name),
@@ -228,24 +233,40 @@ def odd_numbers(cells: Places, counts: Mapping[str, int], values: Mapping[str, f
         cell = negative[0]
         yield f"{below} cells are {cell} and no other is below 0: if that means missing, add --gaps={cell}"
     elif 0 < below <= FEW_BELOW * sum(counts[cell] for cell in values):
-        first = cells[negative[0]].rpartition(", ")[2]
-        yield f"{below} cells are below 0, the first in {first}: a `range` refuses such"
+        yield few_below(below, cells[negative[0]])
     cell = max(values, key=values.__getitem__, default="")
     if cell in NINES and counts[cell] > 1 and 0 < 2 * sorted((0.0, *values.values()))[-2] < values[cell]:
         yield f"{counts[cell]} cells are {cell}, far above all others: if that means missing, add --gaps={cell}"
     if any(cell[0] == "0" and len(cell) > 1 and cell.isdigit() for cell in values):
-        yield 'cells begin with 0: codes need kind = "category"'
+        yield CODES
 
 
-def remark_on_gaps(lines: Sequence[Line], name: str, gaps: Collection[str], filled: str) -> str:
+def may_be_coded(values: Array) -> bool:
+    """Return whether the one value below 0, or the largest one, may stand for a missing value: its cells decide."""
+    low, high = (f"{value:g}" for value in (np.nanmin(values), np.nanmax(values)))
+    return high in NINES or (low in CODED_GAPS and not ((values < 0) & (values != float(low))).any())
+
+
+def odd_values(own: Numbers, lines: Lines) -> Iterator[str]:
+    """Yield the same remarks on many numbers, none of which may be coded."""
+    negative = np.flatnonzero(own.values < 0)
+    if 0 < len(negative) <= FEW_BELOW * (own.kinds < 0).sum():
+        yield few_below(len(negative), lines.where(negative[0]))
+    if own.zeros:
+        yield CODES
+
+
+def few_below(count: int, where: str) -> str:
+    return f"{count} cells are below 0, the first in {where.rpartition(', ')[2]}: a `range` refuses such"
+
+
+def remark_on_gaps(lines: Lines, name: str, gaps: Collection[str], filled: str) -> str:
     """Return a remark on a column's gaps, or an empty text."""
-    count = sum(cell in gaps for cell in column_of(lines, name))
+    count = lines.columns[name].count_in(gaps)
     return f"{count} gaps become {filled}" if count else ""
 
 
-def draft_other(
-    name: str, lines: Lines, cells: Mapping[str, str], gaps: Collection[str], asked: Asked, patient: str
-) -> Column:
+def draft_other(name: str, lines: Lines, cells: Places, gaps: Collection[str], asked: Asked, patient: str) -> Column:
     """Draft a column of dates or categories, or one that is left out, with the reason."""
     source = name if tidy(name) != name else ""
     if not cells:
@@ -289,16 +310,12 @@ def draft_category(name: str, lines: Lines, cells: Mapping[str, str], gaps: Coll
     if len(cells) > MOST_LEVELS or any(shown(cell) != repr(cell) for cell in cells):
         why = f"left out: {len(cells)} different texts in {len(lines)} rows; --text takes a column of notes as text"
         return Column(tidy(name), "skip", source, why="; ".join([why, *remarks_on_units(cells)]))
-    whose: dict[str, set[str]] = {}
+    tidied = {cell: tidy(cell) for cell in lines.columns[name].different}
+    whose = patients_by(lines, name, tidied, patient)
     spellings: dict[str, list[str]] = {}  # the cells of each value, which may differ in blanks and line breaks
-    tidied = {cell: tidy(cell) for cell in dict.fromkeys(lines.columns[name])}
-    patients = lines.columns.get(patient, [""] * len(lines))
-    people = {own: identifier(own) for own in set(patients)}
-    for i, (cell, own) in enumerate(zip(lines.columns[name], patients, strict=True)):
-        whose.setdefault(tidied[cell], set()).add(people[own] or f"\0{i}")
     for cell in cells:
         spellings.setdefault(tidied[cell], []).append(cell)
-    common = sorted(own for own in spellings if len(whose[own]) >= FEWEST and own.isprintable())
+    common = sorted(own for own in spellings if whose[own] >= FEWEST and own.isprintable())
     rare = len(spellings) - len(common)
     of_few = f"of fewer than {FEWEST} patients" + ("" if all(map(str.isprintable, spellings)) else ", or unprintable,")
     if not common:
@@ -325,6 +342,24 @@ def draft_category(name: str, lines: Lines, cells: Mapping[str, str], gaps: Coll
         fill="most-frequent",
         why="; ".join(filter(None, remarks)),
     )
+
+
+def patients_by(lines: Lines, name: str, tidied: Mapping[str, str], patient: str) -> dict[str, int]:
+    """Return the number of patients with each value, by the ``tidied`` cells of a column and that of patients.
+
+    A line without a patient's identifier is of another patient.
+    """
+    values = Cells.of([tidied[cell] for cell in lines.columns[name].different])
+    own = values.codes[lines.columns[name].codes]
+    whose = np.arange(len(lines))
+    if patient in lines.columns:
+        people = Cells.of([identifier(cell) for cell in lines.columns[patient].different])
+        missing = [code for code, cell in enumerate(people.different) if not cell]
+        codes = people.codes[lines.columns[patient].codes]
+        whose = np.where(np.isin(codes, missing), whose + len(people.different), codes)
+    pairs = np.unique(own * np.int64(whose.max() + 1) + whose)
+    counts = np.bincount(pairs // (whose.max() + 1), minlength=len(values.different))
+    return dict(zip(values.different, counts.tolist(), strict=True))
 
 
 def remarks_on_units(cells: Collection[str]) -> list[str]:

@@ -1,24 +1,281 @@
-"""Lines of a csv, stored by column: equal cells are one object, and a line's place is its number."""
+"""Lines of a csv, stored by column; a line's place is its number.
+
+A column is its different cells, and the code of each line's cell. A column of numbers with many different cells is an
+array of numbers instead: its cells are read from the file again in the rare case that they are needed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from partitions.recipes.cells import LARGEST, ONE_GROUP, is_number
+from partitions.splits import Array
+
 Line = tuple[str, Mapping[str, str]]  # "table.csv, line 7", and its cells by column
+Coded = tuple[Sequence[str], Array]  # the different cells in the order of the lines; each line's code, int32 (n,)
+
+MOST_CODED = 4096  # different cells of a column that stay such, where they are numbers
+MOST_OTHERS = 16  # different cells of a column of numbers that are none, and as many gaps that look like numbers
+HEAD = 1000  # first cells that are kept of a column of numbers
+NUMERIC = b"0123456789+-.,eE\n"
+LEADING_ZERO = re.compile("\n0[0-9]")
+THREE_DIGITS = re.compile("[.,][0-9]{3}\n")
+CODE_BYTES, CELL_BYTES, VALUE_BYTES = 4, 150, 9  # memory of a code, of a different cell, of a number
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A column of numbers whose cells have a point or a comma, ``sign``, or neither ("").
+
+    * ``values``: float64 (n,), NaN where the cell is one of the ``others``; ``kinds``: which one, int8 (n,), or -1.
+    * ``decimal``, ``unclear``: the first line, and its cell, whose sign is of decimals, or perhaps of thousands.
+    * ``zeros``: whether a whole number begins with 0; ``head``: the first cells.
+    """
+
+    values: Array
+    kinds: Array
+    others: tuple[str, ...]
+    sign: str
+    decimal: tuple[int, str] | None
+    unclear: tuple[int, str] | None
+    zeros: bool
+    head: Sequence[str]
+
+    def between(self, gaps: Collection[str]) -> bool:
+        """Return whether the others are gaps, and all other cells are none."""
+        return all(own in gaps for own in self.others) and all(own in self.others for own in gaps if is_plain(own))
+
+    def fits(self, decimal: str, thousands: str, gaps: Collection[str]) -> bool:
+        """Return whether all cells but the gaps are numbers with these signs."""
+        return self.sign in ("", decimal) and self.sign != (thousands or None) and self.between(gaps)
+
+
+class Cells(Sequence[str]):
+    """The cells of a column. ``read``: returns the ``different`` ones and the ``codes``, when they are needed."""
+
+    def __init__(self, count: int, read: Callable[[], Coded], numbers: Numbers | None = None) -> None:
+        self.count_of_lines, self.read, self.numbers = count, read, numbers
+
+    @classmethod
+    def of(cls, cells: Sequence[str]) -> Cells:
+        """Return the column of these cells."""
+        number = {cell: code for code, cell in enumerate(dict.fromkeys(cells))}
+        codes = np.fromiter(map(number.__getitem__, cells), np.int32, len(cells))
+        return cls(len(cells), lambda: ([*number], codes))
+
+    @cached_property
+    def coded(self) -> Coded:
+        """The different cells in the order of the lines, and each line's code."""
+        return self.read()
+
+    @property
+    def different(self) -> Sequence[str]:
+        """The different cells in the order of the lines."""
+        return self.coded[0]
+
+    @property
+    def codes(self) -> Array:
+        """The number of each line's cell among the different ones, int32 (n,)."""
+        return self.coded[1]
+
+    @property
+    def texts(self) -> Sequence[str]:
+        """The different cells; of a column of numbers, those that are none."""
+        return self.numbers.others if self.numbers else self.different
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """The number of lines with each different cell."""
+        counts = np.bincount(self.codes, minlength=len(self.different))
+        return dict(zip(self.different, counts.tolist(), strict=True))
+
+    def lines_of(self, cells: Collection[str]) -> Array:
+        """Return which lines have one of these cells, bool (n,)."""
+        cells = frozenset(cells)
+        own = self.numbers
+        if own and all(cell in own.others for cell in cells if is_plain(cell)):
+            return np.isin(own.kinds, [kind for kind, cell in enumerate(own.others) if cell in cells])
+        return np.isin(self.codes, [code for code, cell in enumerate(self.different) if cell in cells])
+
+    def count_in(self, cells: Collection[str]) -> int:
+        """Return the number of lines with one of these cells."""
+        return int(self.lines_of(cells).sum())
+
+    def first_of(self, cells: Collection[str]) -> int:
+        """Return the first line with one of these cells, from 0."""
+        return int(self.lines_of(cells).argmax())
+
+    def head(self, count: int) -> Sequence[str]:
+        """Return the first cells, at most HEAD."""
+        return self.numbers.head[:count] if self.numbers else self[:count]
+
+    def __len__(self) -> int:
+        return self.count_of_lines
+
+    def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, slice):
+            return [self.different[code] for code in self.codes[i].tolist()]
+        return self.different[self.codes[i]]
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self.different.__getitem__, self.codes.tolist())
+
+
+def is_plain(cell: str) -> bool:
+    """Return whether a cell is a number with a point or a comma at most."""
+    return is_number(cell.replace(",", "."))
+
+
+class ColumnReader:
+    """Takes the cells of a column, block by block.
+
+    ``numbers``: False keeps all different cells; ``gaps``: cells that are no numbers even if they look so.
+    """
+
+    def __init__(self, numbers: bool = True, gaps: Collection[str] = ()) -> None:
+        self.gaps = [gap for gap in gaps if is_plain(gap)]
+        self.numbers, self.lines, self.failed = numbers and len(self.gaps) < MOST_OTHERS, 0, False
+        self.code: dict[str, int] = {}  # of each cell as it is written
+        self.different: dict[str, int] = {}
+        self.codes: list[Array] = []
+        self.values: list[Array] = []
+        self.kinds: list[Array] = []
+        self.others = {gap: k for k, gap in enumerate(self.gaps)}
+        self.sign, self.zeros, self.head = "", False, list[str]()
+        self.decimal: tuple[int, str] | None = None
+        self.unclear: tuple[int, str] | None = None
+
+    @property
+    def size(self) -> int:
+        """The memory that the column takes, in bytes."""
+        return CELL_BYTES * len(self.code) + (VALUE_BYTES if self.values else CODE_BYTES) * self.lines
+
+    def add(self, cells: Sequence[str]) -> None:
+        """Take the next cells. Where a column of numbers has other cells after all, it has ``failed``."""
+        if self.values:
+            self.failed = self.failed or not self.add_numbers(cells)
+        else:
+            self.add_codes(cells)
+        self.lines += len(cells)
+
+    def add_codes(self, cells: Sequence[str]) -> None:
+        for cell in dict.fromkeys(cells):
+            if cell not in self.code:
+                self.code[cell] = self.different.setdefault(cell.strip(), len(self.different))
+        self.codes.append(np.fromiter(map(self.code.__getitem__, cells), np.int32, len(cells)))
+        if self.numbers and len(self.different) > MOST_CODED:
+            self.turn()
+
+    def turn(self) -> None:
+        """Make a column of numbers of the different cells so far, if they are numbers."""
+        different, codes = [*self.different], np.concatenate(self.codes)
+        lines, self.lines = self.lines, 0
+        self.numbers = self.add_numbers([different[code] for code in codes.tolist()])
+        self.lines = lines
+        if self.numbers:
+            self.head = [different[code] for code in codes[:HEAD].tolist()]
+            self.code, self.different, self.codes = {}, {}, []
+        else:
+            self.values, self.kinds = [], []
+
+    def add_numbers(self, cells: Sequence[str]) -> bool:
+        """Take cells of numbers; return whether all but a few different ones are."""
+        kinds = np.full(len(cells), -1, np.int8)
+        values, numbers = None if self.gaps else floats_of(cells), cells
+        if values is None:
+            cells = [*map(str.strip, cells)]
+            numbers = [cell for cell in cells if cell not in self.others]
+            known = floats_of(numbers)
+            if known is None:
+                strange = [cell for cell in dict.fromkeys(numbers) if not is_plain(cell)]
+                if len(strange) + len(self.others) > 2 * MOST_OTHERS:
+                    return False
+                self.others |= {cell: len(self.others) + k for k, cell in enumerate(strange)}
+                numbers = [cell for cell in numbers if cell not in self.others]
+                known = floats_of(numbers)
+            if known is None:
+                return False  # some have points, and some commas
+            kinds = np.fromiter((self.others.get(cell, -1) for cell in cells), np.int8, len(cells))
+            values = np.full(len(cells), np.nan)
+            values[kinds < 0] = known
+        self.values.append(values)
+        self.kinds.append(kinds)
+        return self.look_at(numbers, np.flatnonzero(kinds < 0))
+
+    def look_at(self, cells: Sequence[str], places: Array) -> bool:
+        """Note the signs of numbers, and where they are first; return whether it is one sign."""
+        text = "\n" + "\n".join(cells) + "\n"
+        sign = "." if "." in text else "," if "," in text else ""
+        if self.sign and sign not in ("", self.sign):
+            return False
+        self.sign = self.sign or sign
+        if not self.zeros and LEADING_ZERO.search(text):
+            self.zeros = any(cell[:1] == "0" and len(cell) > 1 and cell.isdigit() for cell in cells)
+        if sign and not self.unclear and THREE_DIGITS.search(text):
+            self.unclear = self.place(cells, places, ONE_GROUP.fullmatch)
+        if sign and not self.decimal:
+            self.decimal = self.place(cells, places, lambda cell: sign in cell and not ONE_GROUP.fullmatch(cell))
+        return True
+
+    def place(self, cells: Sequence[str], places: Array, suits: Callable[[str], object]) -> tuple[int, str] | None:
+        """Return the line of the first cell that suits, and the cell."""
+        return next(((self.lines + int(i), cell) for i, cell in zip(places, cells, strict=True) if suits(cell)), None)
+
+    def made(self, read: Callable[[], Coded] | None = None) -> Cells:
+        """Return the column. ``read``: reads it again, with all its different cells."""
+        if read is None or not self.values:
+            coded = [*self.different], np.concatenate(self.codes)
+            return Cells(self.lines, lambda: coded)
+        if self.failed:
+            return Cells(self.lines, read)
+        values, kinds = np.concatenate(self.values), np.concatenate(self.kinds)
+        own = self.sign, self.decimal, self.unclear, self.zeros, self.head
+        return Cells(self.lines, read, Numbers(values, kinds, tuple(self.others), *own))
+
+
+def floats_of(cells: Sequence[str]) -> Array | None:
+    """Return numbers with a point each, or a comma each, or neither; None where there is any other cell."""
+    text = "\n".join(cells)
+    if not text.isascii() or text.encode().translate(None, NUMERIC) or text.count("\n") != len(cells) - 1:
+        return None if cells else np.empty(0)
+    if "," in text:
+        if "." in text:
+            return None
+        cells = text.replace(",", ".").split("\n")
+    try:
+        values = np.fromiter(map(float, cells), np.float64, len(cells))
+    except ValueError:
+        return None
+    return values if np.abs(values).max() <= LARGEST else None
 
 
 class Lines(Sequence[Line]):
-    """The lines of a csv. ``columns``: the cells of each; ``numbers``: of the lines in the file, from 1."""
+    """The lines of a csv. ``columns``: the cells of each; ``numbers``: of the lines in the file, from 1.
 
-    def __init__(self, path: Path, columns: Mapping[str, Sequence[str]], numbers: Sequence[int]) -> None:
-        self.path, self.columns, self.numbers = path, columns, numbers
+    ``word``: what a line is called, with what stands before it.
+    """
+
+    def __init__(
+        self, path: Path, columns: Mapping[str, Sequence[str]], numbers: Sequence[int] | Array, word: str = ""
+    ) -> None:
+        made = {name: own if isinstance(own, Cells) else Cells.of(own) for name, own in columns.items()}
+        self.path, self.columns, self.numbers = path, made, numbers
+        self.word = word or f"{path}, line"
 
     def where(self, i: int) -> str:
         """Return the place of a line, for messages."""
-        return f"{self.path}, line {self.numbers[i]}"
+        return f"{self.word} {self.numbers[i]}"
+
+    def only(self, names: Collection[str]) -> Lines:
+        """Return the lines with some of their columns."""
+        return Lines(self.path, {name: self.columns[name] for name in names}, self.numbers, self.word)
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -35,19 +292,27 @@ NO_LINES = Lines(Path(), {}, [])
 
 
 class Places(Mapping[str, str]):
-    """The ``different`` cells of a column ``name``, each with its first place."""
+    """The different cells of a column without gaps, in the order of the lines, each with its first place.
 
-    def __init__(self, lines: Lines, name: str, different: Collection[str]) -> None:
-        self.lines, self.name, self.different = lines, name, different
+    ``numbers``: the column, if all of these are numbers and they are many.
+    """
+
+    def __init__(self, lines: Lines, column: Cells, gaps: Collection[str]) -> None:
+        self.lines, self.column, self.gaps = lines, column, gaps
+        self.numbers = column.numbers if column.numbers and column.numbers.between(gaps) else None
 
     @cached_property
-    def first(self) -> Mapping[str, int]:
-        """The first line of each cell, from 0; few columns are asked for it."""
-        cells = self.lines.columns[self.name]
-        return dict(zip(reversed(cells), range(len(cells) - 1, -1, -1), strict=True))
+    def different(self) -> Mapping[str, int]:
+        """The code of each cell."""
+        return {cell: code for code, cell in enumerate(self.column.different) if cell not in self.gaps}
+
+    @cached_property
+    def first(self) -> Array:
+        """The first line of each different cell of the column; few columns are asked for it."""
+        return np.unique(self.column.codes, return_index=True)[1]
 
     def __getitem__(self, cell: str) -> str:
-        return self.lines.where(self.first[cell])
+        return self.lines.where(self.first[self.different[cell]])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.different)
@@ -56,14 +321,6 @@ class Places(Mapping[str, str]):
         return len(self.different)
 
 
-def column_of(lines: Sequence[Line], name: str) -> Sequence[str]:
-    """Return the cells of a column, one for each line."""
-    return lines.columns[name] if isinstance(lines, Lines) else [row[name] for _, row in lines]
-
-
 def cells_in(lines: Lines, name: str, gaps: Collection[str]) -> Places:
     """Return the different cells of a column without gaps, in the order of the lines, each with its first place."""
-    different = dict.fromkeys(lines.columns[name])
-    for gap in gaps:
-        different.pop(gap, None)
-    return Places(lines, name, different)
+    return Places(lines, lines.columns[name], gaps)

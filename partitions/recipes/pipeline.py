@@ -1,4 +1,4 @@
-"""Application of a recipe: cells become values, misfits are reported, scikit-learn fills, encodes and joins columns.
+"""Application of a recipe, column by column: cells become values, misfits are reported, gaps filled, categories coded.
 
 Only the values for gaps are fitted, from the training part alone, and are then stored in the recipe. So the same recipe
 gives the same result for other rows, bit for bit, and nothing is pickled.
@@ -9,18 +9,20 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from partitions.common.errors import DataError
 from partitions.common.names import nearest
-from partitions.recipes.cells import DAYS, EPOCH, parse_date, parse_number, parse_numbers
-from partitions.recipes.lines import Line, column_of
+from partitions.recipes.cells import DAYS, EPOCH, parse_date, parse_number
+from partitions.recipes.lines import Cells, Lines
 from partitions.recipes.recipe import Column, Recipe
 from partitions.schema import few
 from partitions.splits import Array
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 LONGEST_SHOWN = 40  # characters of a cell in a message
 MOST_SHOWN = 3  # cells in a message
@@ -37,45 +39,55 @@ class Misfit:
     column: str = ""
 
 
-def convert(lines: Sequence[Line], recipe: Recipe) -> tuple[Array, list[Misfit]]:
-    """Return the cells as floats and categories, object (n, used columns), None for gaps; and the misfits.
+def convert(lines: Lines, recipe: Recipe) -> tuple[DataFrame, list[Misfit]]:
+    """Return the used columns as float64 with NaN for gaps, or as categories; and the misfits.
 
-    Misfits are gaps in the array, or the category ``other`` of their column.
+    Misfits are gaps in the columns, or the category ``other``. The columns are numbered.
     """
+    import pandas as pd
+
     found: list[tuple[int, Misfit]] = []
-    made = np.full((len(lines), len(recipe.used)), None, object)
+    made: dict[int, Any] = {}
     gaps, formats = frozenset(recipe.gaps), {c.source or c.name: c for c in recipe.columns if c.format}
     for j, column in enumerate(recipe.used):
-        cells = column_of(lines, column.source or column.name)
-        if (numbers := plain_numbers(cells, column, gaps)) is not None:
-            made[:, j] = [numbers.get(cell) for cell in cells]
+        cells = lines.columns[column.source or column.name]
+        if (values := plain_numbers(cells, column, gaps)) is not None:
+            made[j] = values
             continue
         # Each different cell is converted once, or each pair of cells for the time between two dates.
-        others = column_of(lines, column.since) if column.since in formats else [""] * len(cells)
-        values = {
-            (cell, other): (None, "") if cell in gaps else value_of(cell, column, {column.since: other}, gaps, formats)
-            for cell, other in dict.fromkeys(zip(cells, others, strict=True))
-        }
-        made[:, j] = [values[own][0] for own in zip(cells, others, strict=True)]
-        if not any(fault for _, fault in values.values()):
-            continue
-        for i, own in enumerate(zip(cells, others, strict=True)):
-            value, fault = values[own]
-            if fault:
-                what = f"{column.name} is {shown(own[0])}, {fault}"
-                found.append((i, Misfit(lines[i][0], what, str(value or ""), column.name)))
-    return made, [misfit for _, misfit in sorted(found, key=lambda own: own[0])]
+        pairs, codes = [(cell, "") for cell in cells.different], cells.codes
+        if column.since in formats:
+            start = lines.columns[column.since]
+            width = len(start.different)
+            both, codes = np.unique(cells.codes * np.int64(width) + start.codes, return_inverse=True)
+            pairs = [(cells.different[own // width], start.different[own % width]) for own in both.tolist()]
+        read = [
+            (None, "") if cell in gaps else value_of(cell, column, {column.since: other}, gaps, formats)
+            for cell, other in pairs
+        ]
+        if column.kind == "category":
+            place = {level: k for k, level in enumerate(column.levels)}
+            known = np.array([place.get(value or "", -1) for value, _ in read], np.int32)
+            made[j] = pd.Categorical.from_codes(known[codes], column.levels)
+        else:
+            made[j] = np.array([np.nan if value is None else value for value, _ in read])[codes]
+        faulty = np.array([bool(fault) for _, fault in read])
+        for i in np.flatnonzero(faulty[codes]).tolist():
+            value, fault = read[codes[i]]
+            what = f"{column.name} is {shown(pairs[codes[i]][0])}, {fault}"
+            found.append((i, Misfit(lines.where(i), what, str(value or ""), column.name)))
+    frame = pd.DataFrame(made, index=range(len(lines)), copy=False)
+    return frame, [misfit for _, misfit in sorted(found, key=lambda own: own[0])]
 
 
-def plain_numbers(cells: Sequence[str], column: Column, gaps: Collection[str]) -> dict[str, float] | None:
-    """Return the values of a column of numbers by its cells, without gaps; None where a cell does not fit."""
-    if column.kind != "number":
+def plain_numbers(cells: Cells, column: Column, gaps: Collection[str]) -> Array | None:
+    """Return the values of a column of many numbers, NaN for gaps; None for another, or if a cell may not fit."""
+    numbers = cells.numbers
+    if column.kind != "number" or numbers is None or not numbers.fits(column.decimal, column.thousands, gaps):
         return None
-    found = parse_numbers([c for c in dict.fromkeys(cells) if c not in gaps], column.decimal, column.thousands)
-    values = {cell: value * column.factor + column.offset for cell, value in found.items() if value is not None}
+    values = numbers.values * column.factor + column.offset
     low, high = column.range or (-np.inf, np.inf)
-    fits = len(values) == len(found) and all(low <= value <= high for value in values.values())
-    return values if fits else None
+    return None if ((values < low) | (values > high)).any() else values
 
 
 def value_of(
@@ -140,138 +152,87 @@ def check_misfits(misfits: Sequence[Misfit], as_gaps: bool) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def future_notes(made: Array, recipe: Recipe) -> tuple[str, ...]:
+def future_notes(made: DataFrame, recipe: Recipe) -> tuple[str, ...]:
     """Return a note for each column with dates in the future. ``made``: from :func:`convert`."""
     notes = []
-    for column, values in zip(recipe.used, made.T, strict=True):
+    for j, column in enumerate(recipe.used):
         if column.kind == "date" and column.since not in {own.source or own.name for own in recipe.columns}:
             since = datetime.fromisoformat(column.since or EPOCH)
             now = (datetime.now() - since).total_seconds() / 86400 / DAYS[column.per]
-            if later := sum(value is not None and value > now for value in values):
+            if later := int((made[j] > now).sum()):
                 notes.append(f"{later} dates of {column.name} lie in the future: are its years right?")
     return tuple(notes)
 
 
-def gaps_in(made: Array) -> Array:
-    """Return which cells of an array of objects are None, bool of its shape."""
-    missing: Array = np.equal(made, np.array(None, object))
-    return missing.astype(bool)
-
-
-def check_gaps(made: Array, lines: Sequence[Line], recipe: Recipe) -> None:
+def check_gaps(made: DataFrame, lines: Lines, recipe: Recipe) -> None:
     """Raise DataError where a column whose gaps are refused has a gap."""
     for j, column in enumerate(recipe.used):
-        empty = np.flatnonzero(gaps_in(made[:, j])) if column.fill == "refuse" else np.empty(0, int)
-        if len(empty):
+        if column.fill == "refuse" and (empty := made[j].isna()).any():
             raise DataError(
-                f'{lines[empty[0]][0]}: {column.name} is missing, and the recipe says fill = "refuse"; fill it, or '
-                f"give the column another fill"
+                f'{lines.where(int(empty.argmax()))}: {column.name} is missing, and the recipe says fill = "refuse"; '
+                f"fill it, or give the column another fill"
             )
 
 
-def check_fills(made: Array, recipe: Recipe) -> None:
-    """Raise DataError where a recipe's median or mean is outside the values ``made``, which indicates another unit."""
+def check_fills(made: DataFrame, recipe: Recipe, training: Array) -> None:
+    """Raise DataError where a recipe's median or mean is outside of the values of ``training`` rows: another unit."""
     for j, column in enumerate(recipe.used):
-        known = [value for value in made[:, j] if value is not None]
-        if column.fill not in ("median", "mean") or column.fill_value is None or len(known) < ENOUGH_VALUES:
+        if column.fill not in ("median", "mean") or column.fill_value is None:
             continue
-        if not min(known) <= column.fill_value <= max(known):
+        known = made[j][training].dropna()
+        if len(known) >= ENOUGH_VALUES and not known.min() <= column.fill_value <= known.max():
             raise DataError(
                 f"{column.name}: the recipe fills gaps with {column.fill_value:g}, the {column.fill} of other values, "
-                f"and the training part's lie within {min(known):g} to {max(known):g}; delete fill-value of that "
+                f"and the training part's lie within {known.min():g} to {known.max():g}; delete fill-value of that "
                 "column, and it is taken from these"
             )
 
 
-def fit(made: Array, recipe: Recipe) -> dict[str, float | str]:
-    """Return the value for gaps of each column without one in the recipe. ``made``: the training part's rows."""
+def fit(made: DataFrame, recipe: Recipe, training: Array) -> dict[str, float | str]:
+    """Return the value for gaps of each column without one in the recipe, from ``training`` rows, bool (n,)."""
     fills: dict[str, float | str] = {}
-    lacking: dict[tuple[bool, str], list[int]] = {}
     for j, column in enumerate(recipe.used):
         if column.fill == "refuse" or column.fill_value is not None:
             continue
-        if all(value is None for value in made[:, j]):
+        known = made[j][training].dropna()
+        if not len(known):
             raise DataError(
                 f"{column.name} has no value in the training part to fill gaps with; leave the column out "
                 f'(kind = "skip" in the recipe), or state fill = "value" and fill-value'
             )
-        lacking.setdefault((column.kind == "category", column.fill), []).append(j)
-    for (texts, fill), places in lacking.items():
-        found = imputer(fill, texts).fit(typed(made[:, places], texts)).statistics_
-        for j, value in zip(places, found, strict=True):
-            fills[recipe.used[j].name] = str(value) if texts else float(value)
+        if column.fill == "most-frequent":
+            fills[column.name] = min(known.mode().tolist())  # the first one of several
+        else:
+            fills[column.name] = float(known.median() if column.fill == "median" else known.mean())
     return fills
 
 
-def gaps_of(made: Array, recipe: Recipe) -> Array:
+def gaps_of(made: DataFrame, recipe: Recipe) -> Array:
     """Return which values of the data file's columns are filled, bool (n, columns). ``made``: from :func:`convert`."""
-    missing = gaps_in(made)
-    counts = [len(column.features) for column in recipe.used]
-    flags = np.repeat(missing, counts, axis=1)
-    ends = np.cumsum(counts)
-    flags[:, [end - 1 for end, column in zip(ends, recipe.used, strict=True) if column.mark_gaps]] = False
+    flags = np.zeros((len(made), sum(len(column.features) for column in recipe.used)), bool)
+    at = 0
+    for j, column in enumerate(recipe.used):
+        flags[:, at : at + len(column.features) - column.mark_gaps] = made[j].isna().to_numpy()[:, None]
+        at += len(column.features)
     return flags
 
 
-def transform(made: Array, recipe: Recipe) -> Array:
+def transform(made: DataFrame, recipe: Recipe) -> Array:
     """Return the inputs, float32 (n, columns of the data file), by a recipe with values for gaps."""
-    if not recipe.used:
-        return np.empty((len(made), 0), np.float32)
-    from sklearn.compose import ColumnTransformer
-
-    steps = []
-    for plain, group in groupby(enumerate(recipe.used), lambda own: is_plain(own[1])):
-        members = list(group)  # neighbouring plain numbers share one transformer
-        for chosen in [members] if plain else [[own] for own in members]:
-            places, columns = [j for j, _ in chosen], [column for _, column in chosen]
-            steps.append((str(places[0]), pipeline(columns), places))
-    return np.asarray(ColumnTransformer(steps, sparse_threshold=0).fit_transform(made), np.float32)
-
-
-def is_plain(column: Column) -> bool:
-    """Return whether a column is a number or a date whose gaps are filled without a mark."""
-    return column.kind != "category" and column.fill != "refuse" and not column.mark_gaps
-
-
-def pipeline(columns: Sequence[Column]) -> Any:
-    """Return the scikit-learn transformer of one column, or of several plain ones."""
-    from sklearn.impute import MissingIndicator
-    from sklearn.pipeline import FeatureUnion, Pipeline
-    from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, OrdinalEncoder
-
-    column, texts = columns[0], columns[0].kind == "category"
-    kind = FunctionTransformer(typed, kw_args={"texts": texts})
-    steps: list[tuple[str, Any]] = [("type", kind)]
-    if column.fill != "refuse":
-        values = typed(np.array([[own.fill_value for own in columns]], object), texts)
-        known = imputer("most-frequent", texts).fit(values)  # of one row: that row
-        steps.append(("fill", FunctionTransformer(known.transform)))
-    if texts:
-        encoder = OneHotEncoder if column.encode == "one-hot" else OrdinalEncoder
-        more = {"sparse_output": False} if column.encode == "one-hot" else {}
-        steps.append(("encode", encoder(categories=[np.array(column.levels, object)], **more)))
-    body = Pipeline(steps)
-    if not column.mark_gaps:
-        return body
-    missing = MissingIndicator(missing_values=missing_of(texts), features="all")
-    return FeatureUnion([("value", body), ("missing", Pipeline([("type", kind), ("missing", missing)]))])
-
-
-def imputer(fill: str, texts: bool) -> Any:
-    """Return scikit-learn's imputer for the recipe's name of the statistic."""
-    from sklearn.impute import SimpleImputer
-
-    return SimpleImputer(missing_values=missing_of(texts), strategy=fill.replace("-", "_"))
-
-
-def missing_of(texts: bool) -> float | None:
-    """Return the value of a gap: NaN among numbers, None among categories."""
-    return None if texts else np.nan
-
-
-def typed(values: Array, texts: bool) -> Array:
-    """Return columns (n, k): numbers as float64 with NaN for gaps, categories as objects."""
-    return values if texts else values.astype(np.float64)
+    x = np.zeros((len(made), sum(len(column.features) for column in recipe.used)), np.float32)
+    at = 0
+    for j, column in enumerate(recipe.used):
+        filled = made[j] if column.fill_value is None else made[j].fillna(column.fill_value)
+        if column.kind != "category":
+            x[:, at] = filled
+        elif column.encode == "one-hot":
+            x[np.arange(len(x)), at + filled.cat.codes.to_numpy()] = 1
+        else:
+            x[:, at] = filled.cat.codes
+        at += len(column.features)
+        if column.mark_gaps:
+            x[:, at - 1] = made[j].isna()
+    return x
 
 
 def shown(cell: str) -> str:

@@ -21,7 +21,7 @@ from partitions.importing.targets import find_import_task, number_labels
 from partitions.labels import ONE_CLASS
 from partitions.patients import names_patients, patient_column
 from partitions.recipes.draft import FEWEST, MOST_LEVELS
-from partitions.recipes.lines import NO_LINES, Line, Lines, column_of
+from partitions.recipes.lines import NO_LINES, Lines
 from partitions.schema import few
 
 MOST_COLUMNS = 12  # in a question
@@ -159,10 +159,10 @@ def labels_of_table(layout: Layout, options: ImportOptions, roles: Roles) -> Non
         roles.questions["label"] = str(error)
 
 
-def about_columns(columns: Sequence[str], lines: Sequence[Line]) -> Iterator[str]:
+def about_columns(columns: Sequence[str], lines: Lines) -> Iterator[str]:
     """Yield a csv's columns, each with its number of different values."""
     for name in columns[:MOST_COLUMNS]:
-        yield f"{name} ({len(set(column_of(lines, name)))} different values)"
+        yield f"{name} ({len(lines.columns[name].different)} different values)"
     if len(columns) > MOST_COLUMNS:
         yield f"and {len(columns) - MOST_COLUMNS} more"
 
@@ -255,7 +255,7 @@ def patients_of_table(layout: Layout, options: ImportOptions, roles: Roles, foun
         joined = next((n for n in header if names_what(n) == "patient"), "") if layout.kind == "dicom" else ""
         name = joined or ("patient" if "patient" in header else "")
     if name:
-        whose = Counter(column_of(layout.lines, name))
+        whose = Counter(layout.lines.columns[name])
         roles.made["patient"] = name
         roles.reasons["patient"] = f"{len(whose)} patients in {whose.total()} lines; {whose['']} lines name none"
     elif likely := [n for n in header if n not in used and names_patients(n)]:
