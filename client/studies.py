@@ -15,8 +15,7 @@ from client.site.released import read_released
 from client.site.study import approvals
 from client.site.study.accounting import used_up
 from client.site.study.dangers import dangers, of_weights, values
-from client.site.study.protocol import Limits, Study, parse_study, words
-from client.site.study.signature import signer_of
+from client.site.study.protocol import Limits, Study, parse_study, signer_of, words
 from client.site.trust.bundle import POLICY_ASKED, find_state
 from client.site.trust.message_rules import run_faults
 from client.site.trust.methods import DEFAULTS

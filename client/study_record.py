@@ -7,35 +7,28 @@ the silo's node key (ECDSA P-384 with SHA-384), whose fingerprint the consortium
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import textwrap
-from binascii import Error as NoBase64
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.hashes import SHA384
-from cryptography.hazmat.primitives.serialization import load_pem_public_key
-
+from client.site.errors import SiteError
 from client.site.node import Site
 from client.site.study import approvals
 from client.site.study.accounting import used_up
-from client.site.study.approvals import now
 from client.site.trust.audit import settings_of
 from client.site.trust.audit_page import cause, check_receipts, kinds, receipt_text, withheld_text
-from client.site.trust.chain import Verdict
-from client.site.trust.keys import fingerprint, load_key, own_key, public_bytes
+from client.site.trust.chain import Verdict, utc_now
+from client.site.trust.envelope import RECORD, fingerprint, public_pem, seal, unseal
+from client.site.trust.keys import load_key, own_key
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import write_atomically
 from partitions.common.names import escaped
 
-KIND = "silofl study record 1"
 WIDTH = 110
 Entry = Mapping[str, Any]
 
@@ -53,8 +46,7 @@ def study_record(found: Verdict, folder: Path, name: str, receipts: Sequence[Pat
     checked, settings = check_receipts(found, folder, receipts), settings_of(found.entries)
     outside = [e for e in found.entries if "study" not in e and settings.get(e["line"], {}).get("study") == name]
     return {
-        "kind": KIND,
-        "made": now(),
+        "made": utc_now(),
         "study": name,
         "silos": sorted({entry["silo"] for entry in of_study}),
         "protocols": sorted({entry["study"]["digest"] for entry in of_study if entry["study"]["digest"]}),
@@ -213,39 +205,20 @@ def key_file(folder: Path, given: Path | None) -> Path:
 
 def export(record: Mapping[str, Any], file: Path, key: Path) -> str:
     """Write the record, signed; return the fingerprint of the key. Raises UserError or OSError."""
-    private, text = load_key(key), json.dumps(record, indent=1)
-    pem = public_bytes(private)
-    signature = base64.b64encode(private.sign(_message(text), ec.ECDSA(SHA384()))).decode()
-    content = {"record": text, "public-key": pem.decode(), "signature": signature}
-    write_atomically(file, json.dumps(content, indent=1) + "\n", mode=0o600)
-    return fingerprint(pem)
+    private = load_key(key)
+    write_atomically(file, seal(RECORD, "record", record, private, indent=1) + "\n", mode=0o600)
+    return fingerprint(public_pem(private))
 
 
 def read_export(file: Path) -> tuple[dict[str, Any], str]:
     """Return the record in a signed file, and its signer's fingerprint. Raises DataError if it was changed."""
-    again = "ask the hospital for the file again"
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        pem, text = str(content["public-key"]).encode(), str(content["record"])
-        key = load_pem_public_key(pem)
-        if not isinstance(key, ec.EllipticCurvePublicKey):
-            raise ValueError("another kind of key")
-        key.verify(base64.b64decode(content["signature"], validate=True), _message(text), ec.ECDSA(SHA384()))
-        record: dict[str, Any] = json.loads(text)
-        if record["kind"] != KIND:
-            raise ValueError("another kind of record")
-        return record, fingerprint(pem)
-    except InvalidSignature:
-        raise DataError(f"{file} was changed after it was signed: {again}") from None
+        return unseal(RECORD, "record", file.read_text(encoding="utf-8"))
     except OSError as error:
         raise DataError(f"{file}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, NoBase64, RecursionError) as error:
-        raise DataError(f"{file} is no record of a study ({type(error).__name__}): {again}") from None
-
-
-def _message(text: str) -> bytes:
-    """Return the bytes to sign; their prefix keeps other kinds of text from passing as a record."""
-    return f"{KIND}\0{text}".encode()
+    except ValueError as error:
+        what = error if isinstance(error, SiteError) else "it is no text"
+        raise DataError(f"{file}: {what}; ask the hospital for the file again") from None
 
 
 def show_export(file: Path, echo: Callable[[str], object]) -> list[str]:

@@ -23,7 +23,6 @@ import json
 import os
 import secrets
 import sqlite3
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from typing import Any
 from .errors import SiteError
 from .takeover import DISCLOSED, PLACE, take_over
 from .trust.audit import Log
-from .trust.chain import sync_folder, write_whole
+from .trust.chain import sync_folder, utc_now, write_whole
 
 FILE = "record.sqlite"
 VERSION = 1
@@ -209,7 +208,7 @@ class Record:
 
 def disclose(db: sqlite3.Connection, kind: str, *, people: Iterable[str] = (), **fields: str) -> None:
     """Note an answer that is about to leave. ``fields``: silo, run, data, model, question, answer; empty if missing."""
-    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    now = utc_now()
     names = ("silo", "run", "data", "model", "question", "answer")
     db.execute(DISCLOSED, (now, kind, *(fields.get(name, "") for name in names), "\n".join(people)))
 

@@ -12,7 +12,6 @@ Standard library only, as in trust/policy.py.
 
 import json
 import sqlite3
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 from .errors import SiteError
 from .trust.audit import is_exact, kind_of, verify
+from .trust.chain import utc_now
 
 PLACE = "before-record"
 MESSAGE = "INSERT INTO messages VALUES (?, ?, ?, ?, ?)"
@@ -97,7 +97,7 @@ def _totals(db: sqlite3.Connection, content: dict[str, dict[str, Any]]) -> None:
 
 def _disclosed(db: sqlite3.Connection, state: Path) -> Iterator[str]:
     """Take over the answers that leave once per run; of evidence the earlier versions noted no model."""
-    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    now = utc_now()
     for model, run, numbers, *silo in _words(state / "own-models", 4):
         db.execute(DISCLOSED, (now, "own model", " ".join(silo), run, "", model, numbers, "", ""))
     yield "own-models"

@@ -54,9 +54,9 @@ def credentials(args: argparse.Namespace) -> None:
 
 def add_silo(args: argparse.Namespace) -> None:
     from client.site.runtime.launch import THIS_MACHINE
-    from client.site.trust.keys import fingerprint
+    from client.site.trust.envelope import fingerprint, public_pem
+    from client.site.trust.keys import load_signing_key
     from client.site.trust.request import read_request
-    from client.site.trust.signing import load_signing_key, public_pem
     from server.deploy import bundle
     from server.deploy.control import Control, read_connection
     from server.deploy.federation import DEVICE, read_federation
@@ -103,8 +103,8 @@ def add_silo(args: argparse.Namespace) -> None:
 
 
 def signing_key(args: argparse.Namespace) -> None:
-    from client.site.trust.keys import fingerprint
-    from client.site.trust.signing import make_signing_key, public_pem
+    from client.site.trust.envelope import fingerprint, public_pem
+    from client.site.trust.keys import make_signing_key
     from partitions.common.files import write_atomically
     from server.deploy.bundle import signing_key_file
     from server.deploy.federation import read_federation

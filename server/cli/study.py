@@ -51,7 +51,7 @@ def new(args: argparse.Namespace) -> None:
 
 
 def check(args: argparse.Namespace) -> None:
-    from client.site.study.signature import signer_of
+    from client.site.study.protocol import signer_of
     from server.deploy.study_draft import check as check_study
 
     text = args.file.read_text(encoding="utf-8")
@@ -62,8 +62,8 @@ def check(args: argparse.Namespace) -> None:
 
 
 def sign(args: argparse.Namespace) -> None:
-    from client.site.study.signature import signed, signer_of
-    from client.site.trust.signing import load_signing_key
+    from client.site.study.protocol import sign_study, signer_of
+    from client.site.trust.keys import load_signing_key
     from partitions.common.files import write_atomically
     from server.deploy.bundle import signing_key_file
     from server.deploy.federation import read_federation
@@ -72,13 +72,13 @@ def sign(args: argparse.Namespace) -> None:
     text = args.file.read_text(encoding="utf-8")
     check_study(text, str(args.file))
     file = args.sign_with or signing_key_file(read_federation(args.federation))
-    text = signed(text, load_signing_key(file))
+    text = sign_study(text, load_signing_key(file))
     write_atomically(args.file, text)
     print(f"signed by {signer_of(text)}")
 
 
 def show(args: argparse.Namespace) -> None:
-    from client.site.study.signature import signer_of
+    from client.site.study.protocol import signer_of
     from client.studies import read_file, study_page
 
     text, study = read_file(args.file)

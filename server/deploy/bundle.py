@@ -20,10 +20,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from client.site.node import Site
 from client.site.runtime.launch import supernode_command
 from client.site.trust.apps import listed
-from client.site.trust.keys import fingerprint, new_key, private_bytes, public_bytes
+from client.site.trust.envelope import fingerprint, public_pem
+from client.site.trust.keys import new_key, private_bytes
 from client.site.trust.policy import default_file
-from client.site.trust.request import Request
-from client.site.trust.signing import SIGNED, image_digests, sign
+from client.site.trust.request import JoinRequest
+from client.site.trust.signing import SIGNED, image_digests, sign_bundle
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
 from partitions.common.names import check_silo_name, unknown_name
@@ -175,7 +176,7 @@ class Bundle:
         files |= {"schema.json": self.schema.text} if self.schema.content else {}
         if self.signing_key:
             content = {name: as_bytes(one) for name, one in files.items()}
-            files[SIGNED] = sign(content, self.signing_key, self.images)
+            files[SIGNED] = sign_bundle(content, self.signing_key, self.images)
         return files
 
     def write(self, path: Path) -> None:
@@ -212,7 +213,7 @@ def add_silo(
     app: Path,
     device: str = "cpu",
     image: str = "",
-    request: Request | None = None,
+    request: JoinRequest | None = None,
     signing_key: Ed25519PrivateKey | None = None,
 ) -> Bundle:
     """Register a new silo with the key of its request, or a key made here, and write its bundle to `out`.
@@ -239,7 +240,7 @@ def add_silo(
         signing_key=signing_key,
         schema=federation.schema,
     )
-    public = public_bytes(key) if key else cast(Request, request).public_key
+    public = public_pem(key) if key else cast(JoinRequest, request).public_key
     node = control.register(name, public)
     try:
         bundle.write(out)
@@ -250,7 +251,7 @@ def add_silo(
     return bundle
 
 
-def check_newcomer(federation: Federation, control: Control, name: str, request: Request | None) -> None:
+def check_newcomer(federation: Federation, control: Control, name: str, request: JoinRequest | None) -> None:
     """Raise UserError if another silo already has the name, or the key of the request."""
     check_silo_name(name)
     if any(silo.name == name for silo in federation.silos):

@@ -27,12 +27,11 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
     load_pem_private_key,
-    load_ssh_private_key,
     load_ssh_public_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from client.site.trust.signing import make_signing_key
+from client.site.trust.keys import load_key, make_signing_key, new_key, write_key
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
 
@@ -236,7 +235,7 @@ def _make_ca(credentials: Credentials) -> None:
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA384())
     )
-    _write_key(credentials.ca_key, key, PrivateFormat.PKCS8)
+    _write_key(credentials.ca_key, key)
     write_atomically(credentials.ca_certificate, certificate.public_bytes(Encoding.PEM), mode=0o600)
 
 
@@ -265,7 +264,7 @@ def _issue_server_certificate(credentials: Credentials, ca: x509.Certificate, na
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
         .sign(ca_key, hashes.SHA384())
     )
-    _write_key(credentials.server_key, key, PrivateFormat.PKCS8)
+    _write_key(credentials.server_key, key)
     write_atomically(credentials.server_certificate, certificate.public_bytes(Encoding.PEM), mode=0o600)
 
 
@@ -284,21 +283,16 @@ def _key_usage(*, ca: bool) -> x509.KeyUsage:
 
 
 def _make_node_key(credentials: Credentials, name: str) -> None:
-    key = ec.generate_private_key(ec.SECP384R1())
-    _write_key(credentials.node_key(name), key, PrivateFormat.OpenSSH)
+    write_key(credentials.node_key(name), new_key())
     _write_public_key(credentials, name)
 
 
 def _write_public_key(credentials: Credentials, name: str) -> None:
-    path = credentials.node_key(name)
-    try:
-        key = load_ssh_private_key(path.read_bytes(), password=None)
-    except ValueError:
-        raise UserError(f"{path} is not a private key in OpenSSH format: remove it to make a new one") from None
-    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    key = load_key(credentials.node_key(name)).public_key()
+    public = key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     write_atomically(credentials.node_public_key(name), public + f" {name}\n".encode(), mode=0o600)
 
 
-def _write_key(path: Path, key: ec.EllipticCurvePrivateKey, kind: PrivateFormat) -> None:
-    """Write a private key that is never readable by other users, not even during the write."""
-    write_atomically(path, key.private_bytes(Encoding.PEM, kind, NoEncryption()), mode=0o600)
+def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
+    """Write the private key of a certificate, which other users cannot read."""
+    write_atomically(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), mode=0o600)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from client.site.study.dangers import relevant
-from client.site.study.protocol import FREE, KIND, TEXTS, Study, parse_study
+from client.site.study.protocol import FREE, STUDY, TEXTS, Study, parse_study
 from client.site.trust.apps import build
 from client.site.trust.methods import DEFAULTS
 from client.site.trust.pins import content_sum
@@ -55,7 +55,7 @@ def draft(
     settings |= {"strategy": methods, "seed": [int(seed) for seed in seeds]}
     today = datetime.now(UTC).date()
     lines = [
-        f"kind = {json.dumps(KIND)}",
+        f"kind = {json.dumps(STUDY)}",
         f"name = {json.dumps(name)}",
         *(f"{key} = {json.dumps(texts.get(key, ''), ensure_ascii=False)}" for key in texts),
         f"start = {today}",

@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ConfigRecord, Message
 
 from client.site.errors import SiteError
-from client.site.trust.receipts import ASKED, FILE, KEY, RECORD, kept, read, signed
-from client.site.trust.signing import load_signing_key
+from client.site.trust.keys import load_signing_key
+from client.site.trust.receipts import ASKED, FILE, KEY, RECORD, kept, read_receipt, sign_receipt
 from partitions.common.files import append
 from strategies.base.transport.reporting import LONGEST_NAME, printable
 
@@ -51,7 +51,7 @@ class Receipts:
         found = cls(load_signing_key(Path(file)), directory / FILE, directory.name, note)
         for text in kept(found.path or directory):
             try:
-                receipt = read(text)
+                receipt = read_receipt(text)
             except SiteError as error:
                 note(f"{found.path}: {error}")
                 continue
@@ -77,7 +77,7 @@ class Receipts:
             if self.key is not None and (head := _head(record)) is not None:
                 silo, line, own = head
                 run_id = str(reply.metadata.run_id)
-                text = signed(self.key, run=self.run, run_id=run_id, silo=silo, line=line, hash=own)
+                text = sign_receipt(self.key, run=self.run, run_id=run_id, silo=silo, line=line, hash=own)
                 made[reply.metadata.src_node_id] = silo, line, text
         if made and self.path is not None:
             append(self.path, "\n" * is_torn(self.path) + "".join(f"{text}\n" for _, _, text in made.values()))

@@ -17,7 +17,8 @@ from client.site.study import approvals
 from client.site.study.protocol import parse_study
 from client.site.terms import Terms, read_terms
 from client.site.trust import audit, chain, receipts
-from client.site.trust.keys import fingerprint, new_key, private_bytes, public_bytes
+from client.site.trust.envelope import fingerprint, public_pem
+from client.site.trust.keys import new_key, private_bytes
 from client.site.trust.policy import Policy
 from client.study_record import read_export
 from partitions.common.errors import DataError
@@ -92,7 +93,7 @@ def test_the_signed_file(silo: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     code, out, _ = run(
         capsys, str(silo), "--study", "heart", "--export", str(file), "--sign-with", str(tmp_path / "key")
     )
-    own = fingerprint(public_bytes(key))
+    own = fingerprint(public_pem(key))
     assert code == 0 and f"signed by {own}" in out and file.stat().st_mode & 0o777 == 0o600
     record, signer = read_export(file)
     assert signer == own and (record["study"], record["messages"], record["bytes"]) == ("heart", 4, 80)
@@ -114,7 +115,7 @@ def test_a_changed_file_is_refused(silo: Path, tmp_path: Path, capsys: pytest.Ca
     elif change == "signature":
         content["signature"] = content["signature"][:-8] + "AAAAAAA="
     elif change == "key":
-        content["public-key"] = public_bytes(new_key()).decode()
+        content["public-key"] = public_pem(new_key()).decode()
     elif change == "kind":
         del content["public-key"]
     file.write_text("{" if change == "text" else json.dumps(content))
@@ -132,7 +133,7 @@ def test_faults_of_the_log_go_with_it(silo: Path, tmp_path: Path, capsys: pytest
     lines = log.read_text().splitlines(keepends=True)
     log.write_text("".join(lines[:2] + lines[3:]))
     theirs: dict[str, Any] = {"run": "first", "run_id": "1", "silo": "a", "line": 99, "hash": "0" * 64}
-    (tmp_path / receipts.FILE).write_text(receipts.signed(Ed25519PrivateKey.generate(), **theirs) + "\n")
+    (tmp_path / receipts.FILE).write_text(receipts.sign_receipt(Ed25519PrivateKey.generate(), **theirs) + "\n")
     options = ["--export", str(file), *key, "--receipts", str(tmp_path / receipts.FILE)]
     code, out, _ = run(capsys, str(silo), "--study", "heart", *options)
     assert code == 2 and "FAIL  the server has a receipt for line 99" in out and "line 3 is missing" in out

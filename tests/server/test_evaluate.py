@@ -24,10 +24,10 @@ from client.export import export_model, read_model
 from client.site.study.protocol import FREE, TEXTS, message_faults, parse_study
 from client.site.terms import read_terms
 from client.site.trust import receipts
+from client.site.trust.keys import make_signing_key
 from client.site.trust.message_rules import round_faults
 from client.site.trust.methods import DEFAULTS
 from client.site.trust.policy import Policy, PolicyRefusedError
-from client.site.trust.signing import make_signing_key
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
 from partitions.schema import parse_schema
@@ -356,7 +356,7 @@ def test_a_site_that_wants_receipts_gets_them(tmp_path: Path, monkeypatch: pytes
         audited(grid, takes_receipts=True)
 
     assert Sites(tmp_path, f'{ONLY}receipts = "required"\n').run(site).exists()
-    kept = [receipts.read(text) for text in receipts.kept(tmp_path / "out" / receipts.FILE)]
+    kept = [receipts.read_receipt(text) for text in receipts.kept(tmp_path / "out" / receipts.FILE)]
     assert sorted((one.silo, one.line) for one in kept) == [(silo, line) for silo in "abc" for line in (1, 2)]
 
 

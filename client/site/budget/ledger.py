@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,7 @@ from typing import Any
 
 from ..errors import SiteError
 from ..record import Record, disclose
-from ..trust.chain import EVERY, Chain, files_of, read_head
+from ..trust.chain import EVERY, Chain, files_of, read_head, utc_now
 from ..trust.policy import Policy
 from .accounting import Cost, default_delta, epsilon_of
 from .cohort import FOLDER, DataFile, cohort_of, noted
@@ -195,7 +194,7 @@ class Ledger(Chain):
 
     def _entry(self, release: Release, kind: str) -> dict[str, Any]:
         run = {"run-id": release.run_id, "run": release.run, "round": release.round}
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        now = utc_now()
         return {"time": now, "kind": kind, "silo": release.silo, **run, "message": release.key}
 
 

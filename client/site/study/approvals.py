@@ -8,7 +8,6 @@ Standard library only, as in trust/policy.py.
 """
 
 import json
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 from ..errors import SiteError
 from ..record import Record
-from ..trust.chain import write_whole
+from ..trust.chain import utc_now, write_whole
 from ..trust.policy import Policy
 from .accounting import folder
 from .protocol import Study, parse_study
@@ -94,7 +93,7 @@ def approve(state: Path, silo: str, text: str, by: str, signer: str, warnings: I
             f"another version of the study {study.name} is approved here since {before.when[:10]}: "
             f"silofl revoke {study.name}, then approve this one; what was used so far stays counted"
         )
-    place, when = state / folder(study.name), now()
+    place, when = state / folder(study.name), utc_now()
     place.mkdir(parents=True, exist_ok=True, mode=0o700)
     note(state, silo, "study approved", study.name, study.digest, by, [*warnings])
     fields = {"by": by, "when": when, "signer": signer, "digest": study.digest, "warnings": [*warnings]}
@@ -111,18 +110,14 @@ def revoke(state: Path, silo: str, name: str, by: str) -> None:
         raise SiteError(f"no study {name[:80]!r} is approved here; `silofl studies` lists them")
     if (place / REVOKED).exists():
         raise SiteError(f"the study {name} was revoked before; `silofl studies` says when")
-    write_whole(place / REVOKED, json.dumps({"by": by, "when": now()}) + "\n")
+    write_whole(place / REVOKED, json.dumps({"by": by, "when": utc_now()}) + "\n")
     note(state, silo, "study revoked", name, "", by, [])
 
 
 def note(state: Path, silo: str, what: str, name: str, digest: str, by: str, warnings: list[str]) -> None:
     """Write a decision of this site into its audit log. Raises OSError."""
-    entry = {"time": now(), "silo": silo, "asked-by": by, "run-id": "", "run": name, "round": 0, "asked": what}
+    entry = {"time": utc_now(), "silo": silo, "asked-by": by, "run-id": "", "run": name, "round": 0, "asked": what}
     entry |= {"method": "", "app": "", "settings": "", "rule": "", "bytes": 0, "sent": []}
     record = Record(state)
     with record.writing() as db:
         record.append(db, {**entry, "study": {"name": name, "digest": digest}, "warnings": warnings})
-
-
-def now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -10,12 +10,17 @@
 
 A setting that the protocol does not list has silofl's default (`trust/methods.py`); a run with another value is outside
 the study. Settings that do not affect a hospital's training are free (:data:`FREE`). The consortium's signature follows
-the protocol, in a table of its own (`signature.py`).
+the protocol in a table of its own, and covers it byte for byte, up to the empty line before the table.
+
+    [signature]
+    public-key = "PEM"
+    signature = "BASE64"
 
 Standard library only, as in trust/policy.py: the site's own process checks a message before the app is loaded.
 """
 
 import hashlib
+import json
 import math
 import re
 import tomllib
@@ -25,12 +30,12 @@ from datetime import date
 from typing import Any
 
 from ..errors import SiteError
+from ..trust.envelope import STUDY, PrivateKey, prefixed, sign, verify
 from ..trust.message_rules import uploads
 from ..trust.methods import DEFAULTS, METHODS
 from ..trust.policy import EVIDENCE, METRICS, SCORE, Policy, shown
 from ..trust.run_config import methods_of, number, owner, plain
 
-KIND = "silofl study 1"
 SIGNATURE = "\n[signature]\n"  # start of the consortium's signature, after the protocol
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 SUM = re.compile(r"[0-9a-f]{64}")
@@ -100,6 +105,24 @@ def body_of(text: str) -> str:
     return body.rstrip("\n") + "\n"
 
 
+def sign_study(text: str, key: PrivateKey) -> str:
+    """Return a protocol's file with this key's signature; an existing signature is replaced."""
+    body = body_of(text)
+    signed = sign(prefixed(STUDY, body), key)
+    return body + SIGNATURE + "".join(f"{name} = {json.dumps(value)}\n" for name, value in signed.items())
+
+
+def signer_of(text: str) -> str:
+    """Return the fingerprint of a study's signer; empty if unsigned. Raises SiteError if the signature is wrong."""
+    if SIGNATURE not in text:
+        return ""
+    try:
+        return verify(prefixed(STUDY, body_of(text)), tomllib.loads(text.rpartition(SIGNATURE)[2]))
+    except ValueError as error:
+        what = error if isinstance(error, SiteError) else "its signature is damaged"
+        raise SiteError(f"the study was changed after it was signed: {what}; ask for the file again") from None
+
+
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
@@ -110,8 +133,8 @@ def parse_study(text: str, path: str) -> Study:
         found = tomllib.loads(body)
     except (ValueError, RecursionError) as error:
         raise SiteError(f"{path} is no TOML ({error}); `silofl study new` writes a protocol to begin with") from None
-    if found.get("kind") != KIND:
-        raise SiteError(f"{path}: kind = {shown(found.get('kind'))}: {KIND!r} is needed here")
+    if found.get("kind") != STUDY:
+        raise SiteError(f"{path}: kind = {shown(found.get('kind'))}: {STUDY!r} is needed here")
     _check_keys(path, found, KEYS, OPTIONAL)
     for key in TEXTS:
         if not isinstance(found[key], str) or not found[key].strip():

@@ -16,7 +16,8 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from client.site.node import Site
-from client.site.trust.keys import fingerprint, load_key, own_key, public_bytes, site_root
+from client.site.trust.envelope import fingerprint, public_pem
+from client.site.trust.keys import load_key, own_key, site_root
 from client.site.trust.signing import Signed, check_image, check_signed
 from client.site.trust.variables import variables_of
 from partitions.common.errors import DataError, UserError
@@ -109,7 +110,7 @@ def check_key(files: Mapping[str, bytes], site: Site) -> None:
             f"the key of {site.name} is not on this machine ({own}), and this bundle brings none: join where, and as "
             "the user by whom, `silofl request` was run, or name the folder that holds its node.key"
         )
-    here = fingerprint(public_bytes(load_key(own)))
+    here = fingerprint(public_pem(load_key(own)))
     if here != wanted.get("SILOFL_KEY", here):
         raise DataError(
             f"this bundle is for the key {wanted['SILOFL_KEY']}, and {own} is {here}: send the request anew, or take "

@@ -19,6 +19,7 @@ import hashlib
 import json
 import os
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -137,6 +138,11 @@ def parsed(text: bytes, required: frozenset[str] = EVERY) -> dict[str, Any] | No
     except ValueError:
         return None
     return entry if entry.keys() >= required and isinstance(entry["line"], int) else None
+
+
+def utc_now() -> str:
+    """Return the time in the form that all lines and signed texts have."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def digest(data: bytes) -> str:

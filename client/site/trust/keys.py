@@ -1,35 +1,20 @@
-"""Fingerprints of public keys, for comparison by people and across runs, and a site's node key."""
+"""Private keys in files: a silo's node key, and the key that signs for a consortium or a server."""
 
-import base64
-import binascii
-import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
     PrivateFormat,
-    PublicFormat,
+    load_pem_private_key,
     load_ssh_private_key,
 )
 
-from partitions.common.errors import UserError
-from partitions.common.files import state_home
-
-if TYPE_CHECKING:
-    pass
-
-
-def fingerprint(public_key: bytes) -> str:
-    """Return `SHA256:` and the SHA-256 of a public key in PEM, independent of its line endings."""
-    body = [line for line in public_key.splitlines() if not line.startswith(b"-----")]
-    try:
-        content = base64.b64decode(b"".join(body), validate=True)
-    except binascii.Error:
-        content = public_key
-    return f"SHA256:{hashlib.sha256(content).hexdigest()}"
+from client.site.trust.envelope import PrivateKey
+from partitions.common.errors import DataError, UserError
+from partitions.common.files import state_home, write_atomically
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:
@@ -37,16 +22,20 @@ def new_key() -> ec.EllipticCurvePrivateKey:
     return ec.generate_private_key(ec.SECP384R1())
 
 
-def private_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+def private_bytes(key: PrivateKey) -> bytes:
+    """Return a private key as its file has it: in Flower's form for a node key."""
+    kind = PrivateFormat.OpenSSH if isinstance(key, ec.EllipticCurvePrivateKey) else PrivateFormat.PKCS8
+    return key.private_bytes(Encoding.PEM, kind, NoEncryption())
 
 
-def public_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+def write_key(path: Path, key: PrivateKey) -> None:
+    """Write a private key that other users cannot read, not even during the write."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_atomically(path, private_bytes(key), mode=0o600)
 
 
 def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """Return a node's private key; ValueError if the file is none."""
+    """Return a node's private key. Raises UserError, one line, if the file is none."""
     try:
         key = load_ssh_private_key(path.read_bytes(), None)
     except OSError as error:
@@ -56,6 +45,26 @@ def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise UserError(f"{path} is no private key of a silo: restore it from a backup, or remove it and ask anew")
     return key
+
+
+def load_signing_key(path: Path) -> Ed25519PrivateKey:
+    """Return the private key that signs. Raises DataError, one line, if the file is none."""
+    try:
+        key = load_pem_private_key(path.read_bytes(), None)
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}; `silofl signing-key` makes one") from None
+    except (ValueError, TypeError):
+        key = None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise DataError(f"{path} is no signing key; `silofl signing-key` makes one")
+    return key
+
+
+def make_signing_key(path: Path) -> Ed25519PrivateKey:
+    """Return the key of this file; a missing one is made."""
+    if not path.exists():
+        write_key(path, Ed25519PrivateKey.generate())
+    return load_signing_key(path)
 
 
 def site_root() -> Path:

@@ -13,27 +13,21 @@ A server need not give receipts (rule ``receipts``). If it gives none, or a wron
 Standard library and `cryptography`, which Flower brings: the process that runs the app loads this file.
 """
 
-import base64
-import hashlib
-import json
 import os
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_der_public_key
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ..errors import SiteError
 from .audit import Log, files_of
-from .chain import last_first, parsed, sync_folder, write_whole
+from .chain import last_first, parsed, sync_folder, utc_now, write_whole
+from .envelope import RECEIPT, seal, unseal
 from .policy import Policy, PolicyRefusedError
 
-KIND = "silofl receipt 1"
 ASKED = "receipt"  # in a message's config: the receipt for the silo's last reply, or empty
 RECORD = "audit"  # in a reply: number and hash of its line
 KEY = "SILOFL_RECEIPT_KEY"  # in the server's environment: the file of the key that signs receipts
@@ -60,44 +54,24 @@ class Receipt:
 # --- making and reading -----------------------------------------------------------------------------------
 
 
-def signed(key: Ed25519PrivateKey, *, run: str, run_id: str, silo: str, line: int, hash: str) -> str:
+def sign_receipt(key: Ed25519PrivateKey, *, run: str, run_id: str, silo: str, line: int, hash: str) -> str:
     """Return a receipt signed by this key, as one line of JSON."""
-    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    fields = {"kind": KIND, "run": run, "run-id": run_id, "silo": silo, "line": line, "hash": hash, "time": now}
-    text = json.dumps(fields, sort_keys=True)
-    public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    return json.dumps({"receipt": text, "public-key": _coded(public), "signature": _coded(key.sign(_message(text)))})
+    fields = {"run": run, "run-id": run_id, "silo": silo, "line": line, "hash": hash, "time": utc_now()}
+    return seal(RECEIPT, "receipt", fields, key)
 
 
-def read(text: str) -> Receipt:
+def read_receipt(text: str) -> Receipt:
     """Return the receipt in a line. Raises SiteError if it is none, or if its signature is wrong."""
+    if len(text) > LONGEST:
+        raise SiteError("it is no receipt (too long)")
+    fields, key = unseal(RECEIPT, "receipt", text)
     try:
-        if len(text) > LONGEST:
-            raise ValueError("too long")
-        outer = json.loads(text)
-        public, inner = base64.b64decode(outer["public-key"], validate=True), str(outer["receipt"])
-        key = load_der_public_key(public)
-        if not isinstance(key, Ed25519PublicKey):
-            raise ValueError("another kind of key")
-        key.verify(base64.b64decode(outer["signature"], validate=True), _message(inner))
-        fields = json.loads(inner)
-        if fields["kind"] != KIND or type(fields["line"]) is not int:
-            raise ValueError("another kind of text")
+        if type(fields["line"]) is not int:
+            raise ValueError("no line")
         words = {name: str(fields[name.replace("_", "-")]) for name in ("run", "run_id", "silo", "hash", "time")}
-        return Receipt(**words, line=fields["line"], key=f"SHA256:{hashlib.sha256(public).hexdigest()}", text=text)
-    except InvalidSignature:
-        raise SiteError("its signature is wrong") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return Receipt(**words, line=fields["line"], key=key, text=text)
+    except (ValueError, KeyError, TypeError) as error:
         raise SiteError(f"it is no receipt ({type(error).__name__})") from None
-
-
-def _coded(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
-def _message(text: str) -> bytes:
-    """Return the bytes that are signed: a text of another kind cannot pass for a receipt."""
-    return f"{KIND}\0{text}".encode()
 
 
 # --- at the site ------------------------------------------------------------------------------------------
@@ -131,7 +105,7 @@ def _checked(text: Any, run_id: str, silo: str, folder: Path) -> Receipt:
     if not text:
         raise SiteError("the server gives no receipt for the audit log")
     try:
-        receipt = read(str(text))
+        receipt = read_receipt(str(text))
     except SiteError as error:
         raise SiteError(f"the server's receipt for the audit log cannot be used: {error}") from None
     known = known_key(folder)
@@ -231,7 +205,7 @@ def check(
     faults, count, line, keys = list[str](), 0, 0, dict[str, None]()
     for number, text in enumerate(texts, 1):
         try:
-            receipt = read(text)
+            receipt = read_receipt(text)
         except SiteError as error:
             faults.append(f"receipt {number}: {error}")
             continue

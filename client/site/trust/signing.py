@@ -15,37 +15,28 @@ again, with an old list of apps. A site without that file cannot detect this. A 
 refused too: it would block all later bundles.
 """
 
-import base64
 import calendar
 import hashlib
 import json
 import shutil
 import subprocess
 import time
-from binascii import Error as NoBase64
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_private_key,
-    load_pem_public_key,
-)
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-from client.site.trust.keys import fingerprint
+from client.site.errors import SiteError
+from client.site.trust.chain import utc_now
+from client.site.trust.envelope import BUNDLE, fingerprint, seal, unseal
 from client.site.trust.variables import variables_of
 from partitions.common.errors import DataError
 from partitions.common.files import write_atomically
 
 SIGNED = "signed.json"
-KIND = "silofl bundle 1"
 OWN_FILES = (".env", "allowed-apps", "policy.toml", "node.key")  # files that the hospital may change, once unpacked
 FIXED = ("SILOFL_NAME", "SILOFL_SERVER", "SILOFL_KEY", "SILOFL_FLWR")  # variables of `.env` that it may not change
 NEWEST = "newest-bundle"  # the file with the time of the newest bundle of each key
@@ -68,50 +59,15 @@ class Signed:
 # --- signing ----------------------------------------------------------------------------------------------------------
 
 
-def make_signing_key(path: Path) -> Ed25519PrivateKey:
-    """Return the key of this file; a missing one is made, readable by its owner only."""
-    if not path.exists():
-        made = Ed25519PrivateKey.generate()
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomically(path, made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), mode=0o600)
-    return load_signing_key(path)
-
-
-def load_signing_key(path: Path) -> Ed25519PrivateKey:
-    """Return the consortium's private key; ValueError, one line, if the file is none."""
-    try:
-        key = load_pem_private_key(path.read_bytes(), None)
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}; `silofl signing-key` makes one") from None
-    except (ValueError, TypeError):
-        key = None
-    if not isinstance(key, Ed25519PrivateKey):
-        raise DataError(f"{path} is no signing key; `silofl signing-key` makes one")
-    return key
-
-
-def public_pem(key: Ed25519PrivateKey) -> bytes:
-    return key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-
-
-def sign(files: Mapping[str, bytes], key: Ed25519PrivateKey, images: Iterable[str] = ()) -> bytes:
+def sign_bundle(files: Mapping[str, bytes], key: Ed25519PrivateKey, images: Iterable[str] = ()) -> bytes:
     """Return the `signed.json` of a bundle with these files. `images`: digests of the image for the hospital."""
     manifest = {
-        "kind": KIND,
-        "made": time.strftime(TIME, time.gmtime()),
+        "made": utc_now(),
         "files": {name: digest(content) for name, content in files.items() if name != SIGNED},
         "variables": fixed_variables(files),
         "images": sorted({*images}),
     }
-    text = json.dumps(manifest, sort_keys=True)
-    signature = base64.b64encode(key.sign(message(text))).decode()
-    content = {"manifest": text, "public-key": public_pem(key).decode(), "signature": signature}
-    return (json.dumps(content, indent=1) + "\n").encode()
-
-
-def message(manifest: str) -> bytes:
-    """Return the bytes to sign; their prefix keeps other kinds of text from passing as a manifest."""
-    return f"{KIND}\0{manifest}".encode()
+    return (seal(BUNDLE, "manifest", manifest, key, indent=1) + "\n").encode()
 
 
 def digest(content: bytes) -> str:
@@ -135,24 +91,15 @@ def read_signed(files: Mapping[str, bytes], *, unpacked: bool) -> Signed | None:
     if SIGNED not in files:
         return None
     try:
-        content = json.loads(files[SIGNED])
-        pem, text = content["public-key"].encode(), str(content["manifest"])
-        signature = base64.b64decode(content["signature"], validate=True)
-        key = load_pem_public_key(pem)
-        if not isinstance(key, Ed25519PublicKey):
-            raise DataError("another kind of key")
-        key.verify(signature, message(text))
-        manifest = json.loads(text)
+        manifest, signer = unseal(BUNDLE, "manifest", files[SIGNED])
         listed, variables = dict(manifest["files"]), dict(manifest["variables"])
-        if manifest["kind"] != KIND or not isinstance(manifest["images"], list):
-            raise DataError("another kind of manifest")
+        if not isinstance(manifest["images"], list):
+            raise DataError("no list")
         if time.strftime(TIME, time.strptime(manifest["made"], TIME)) != manifest["made"]:
             raise DataError("a time that cannot be compared as text")
-    except InvalidSignature:
-        raise DataError(
-            f"the bundle's {SIGNED} was changed: its signature is wrong; ask for the bundle again"
-        ) from None
-    except (ValueError, KeyError, TypeError, AttributeError, NoBase64):
+    except SiteError as error:
+        raise DataError(f"the bundle's {SIGNED}: {error}; {AGAIN}") from None
+    except (ValueError, KeyError, TypeError):
         raise DataError(f"the bundle's {SIGNED} is damaged; {AGAIN}") from None
     here = {name: digest(content) for name, content in files.items() if name != SIGNED}
     differ = sorted(name for name in {*listed, *here} if listed.get(name) != here.get(name))
@@ -163,7 +110,7 @@ def read_signed(files: Mapping[str, bytes], *, unpacked: bool) -> Signed | None:
     if other := [name for name, value in fixed_variables(files).items() if variables.get(name) != value]:
         raise DataError(f"{other[0]} in the bundle's .env is not what was signed: {AGAIN}")
     # A key that the hospital made itself is beside the files of a bundle without one.
-    return Signed(fingerprint(pem), manifest, tuple(name for name in differ if name != "node.key"))
+    return Signed(signer, manifest, tuple(name for name in differ if name != "node.key"))
 
 
 def check_signed(

@@ -15,7 +15,7 @@ from client.site.trust import chain, receipts
 from client.site.trust.audit import Log, verify
 from client.site.trust.chain import chained
 from client.site.trust.policy import Policy, PolicyRefusedError, parse_policy
-from client.site.trust.receipts import ASKED, FILE, KEY_FILE, signed, take
+from client.site.trust.receipts import ASKED, FILE, KEY_FILE, sign_receipt, take
 from server.cli.main import main
 
 KEY, OTHER = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
@@ -40,7 +40,7 @@ def log(tmp_path: Path) -> Path:
 def receipt(log: Path, line: int, key: Ed25519PrivateKey = KEY, **changes: Any) -> str:
     """The server's receipt for a line of this log."""
     own = next((e["hash"] for e in verify(log).entries if e["line"] == line), "0" * 64)
-    return signed(key, **{"run": "today", "run_id": "7", "silo": "clinic", "line": line, "hash": own, **changes})
+    return sign_receipt(key, **{"run": "today", "run_id": "7", "silo": "clinic", "line": line, "hash": own, **changes})
 
 
 def taken(log: Path, text: object, policy: Policy = OPTIONAL, kind: str = "train", run: str = "7") -> dict[str, Any]:
@@ -52,9 +52,9 @@ def test_a_receipt_is_kept_once(log: Path, capsys: pytest.CaptureFixture[str]) -
     text = receipt(log, 3)
     for _ in range(2):  # a message that is sent again brings it again
         found = taken(log, text, WANTED)
-    assert (found["line"], found["key"]) == (3, receipts.read(text).key) and found["hash"] == verify(log).entries[2][
-        "hash"
-    ]
+    assert (found["line"], found["key"]) == (3, receipts.read_receipt(text).key) and found["hash"] == verify(
+        log
+    ).entries[2]["hash"]
     assert receipts.kept(log / FILE) == [text] and receipts.known_key(log) == found["key"]
     assert (log / FILE).stat().st_mode & 0o777 == (log / KEY_FILE).stat().st_mode & 0o777 == 0o600
     assert capsys.readouterr().err == ""
@@ -207,7 +207,7 @@ def test_lines_that_are_kept_elsewhere(log: Path, capsys: pytest.CaptureFixture[
 
 def test_what_is_signed_is_a_receipt_and_nothing_else() -> None:
     """A signature over another kind of text, by the same key, is none."""
-    text = json.loads(signed(KEY, run="r", run_id="1", silo="a", line=1, hash="0" * 64))
+    text = json.loads(sign_receipt(KEY, run="r", run_id="1", silo="a", line=1, hash="0" * 64))
     own = json.dumps({**json.loads(text["receipt"]), "kind": "silofl receipt 2"})
     with pytest.raises(SiteError, match="its signature is wrong"):
-        receipts.read(json.dumps({**text, "receipt": own}))
+        receipts.read_receipt(json.dumps({**text, "receipt": own}))

@@ -12,7 +12,8 @@ from archives import untar
 from superlink import SuperLink, superlink
 
 from client.site.trust.bundle import check_key, read_bundle, site_of, unpack
-from client.site.trust.keys import fingerprint, load_key, new_key, own_key, private_bytes, public_bytes, site_root
+from client.site.trust.envelope import fingerprint, public_pem
+from client.site.trust.keys import load_key, new_key, own_key, private_bytes, site_root
 from client.site.trust.request import make_request, read_request
 from client.site.trust.variables import read_variables
 from server.cli.main import main
@@ -35,7 +36,7 @@ def test_the_private_key_stays(capsys: pytest.CaptureFixture[str]) -> None:
     text = Path("clinic.request").read_text()
     assert "PRIVATE" not in text + out and len(text) < 1000
     request = read_request(Path("clinic.request"))
-    assert request.name == "clinic" and request.public_key == public_bytes(load_key(key))
+    assert request.name == "clinic" and request.public_key == public_pem(load_key(key))
     assert out.splitlines()[-1] == request.fingerprint == fingerprint(request.public_key)
 
 

@@ -20,9 +20,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from client.site.trust import signing
 from client.site.trust.bundle import check, check_signature, read_bundle, signed_by
-from client.site.trust.keys import fingerprint, site_root
+from client.site.trust.envelope import BUNDLE, fingerprint, prefixed, public_pem, sign
+from client.site.trust.keys import load_signing_key, make_signing_key, site_root
 from client.site.trust.request import make_request
-from client.site.trust.signing import NEWEST, SIGNED, load_signing_key, make_signing_key, message, public_pem, sign
+from client.site.trust.signing import NEWEST, SIGNED, sign_bundle
 from docker import entry
 from server.cli.main import main
 from server.deploy.bundle import Bundle
@@ -203,7 +204,7 @@ def test_an_unsigned_time_is_none() -> None:
     def change(files: dict[str, bytes]) -> None:
         text = json.loads(files[SIGNED])["manifest"]
         odd = json.dumps({k: v for k, v in json.loads(text).items() if k != "made"})
-        signed_json(files, {"manifest": odd, "signature": base64.b64encode(OURS.sign(message(odd))).decode()})
+        signed_json(files, {"manifest": odd, **sign(prefixed(BUNDLE, odd), OURS)})
 
     with pytest.raises(ValueError, match=rf"the bundle's {SIGNED} is damaged"):
         looked_at(rewritten(bundle(), change))
@@ -242,7 +243,7 @@ def test_a_signature_is_only_as_good_as_its_key_and_its_text() -> None:
     tar = bundle()
     text = json.loads(read_bundle(tar)[SIGNED])["manifest"]
     more = text.replace('"images": [', '"images": ["sha256:0", ')
-    foreign = json.loads(sign(read_bundle(tar), THEIRS))
+    foreign = json.loads(sign_bundle(read_bundle(tar), THEIRS))
     odd: list[dict[str, str]] = [
         {"manifest": more},
         {"public-key": foreign["public-key"]},
@@ -250,7 +251,7 @@ def test_a_signature_is_only_as_good_as_its_key_and_its_text() -> None:
         {"signature": base64.b64encode(OURS.sign(text.encode())).decode()},
     ]
     for fields in odd:
-        with pytest.raises(ValueError, match="was changed: its signature is wrong"):
+        with pytest.raises(ValueError, match="its signature is wrong; ask for the bundle again"):
             looked_at(rewritten(tar, partial(signed_json, fields=fields)))
 
 
@@ -265,11 +266,11 @@ def test_a_signature_that_is_none(kind: str) -> None:
         elif kind == "another curve":
             signed_json(files, {"public-key": pem})
         elif kind == "another manifest":
-            signed_json(files, {"manifest": odd, "signature": base64.b64encode(OURS.sign(message(odd))).decode()})
+            signed_json(files, {"manifest": odd, **sign(prefixed(BUNDLE, odd), OURS)})
         else:
             signed_json(files, {"signature": "*"})
 
-    with pytest.raises(ValueError, match=rf"the bundle's {SIGNED} is damaged; ask for the bundle again"):
+    with pytest.raises(ValueError, match=rf"the bundle's {SIGNED}: .* ask for the bundle again"):
         looked_at(rewritten(bundle(), change))
 
 

@@ -26,8 +26,17 @@ from client.site.released import note_reply
 from client.site.runtime.doctor import study_checks
 from client.site.study import accounting, approvals
 from client.site.study.dangers import dangers, is_imprint, of_weights
-from client.site.study.protocol import FREE, Study, allows, message_faults, narrowed, parse_study, setting_faults
-from client.site.study.signature import signed, signer_of
+from client.site.study.protocol import (
+    FREE,
+    Study,
+    allows,
+    message_faults,
+    narrowed,
+    parse_study,
+    setting_faults,
+    sign_study,
+    signer_of,
+)
 from client.site.terms import GIVEN, Terms, read_terms, take_terms, written_terms
 from client.site.trust import audit
 from client.site.trust import policy as site_policy
@@ -467,9 +476,9 @@ def test_a_message_counts_though_its_process_was_killed(silo: Path) -> None:
 
 def test_a_signature_is_over_every_byte() -> None:
     key = Ed25519PrivateKey.generate()
-    text = signed(TEXT, key)
+    text = sign_study(TEXT, key)
     assert signer_of(text).startswith("SHA256:") and parse_study(text, "f").digest == study().digest
-    assert signed(text, Ed25519PrivateKey.generate()) != text and signed(text, key) == text  # in its place
+    assert sign_study(text, Ed25519PrivateKey.generate()) != text and sign_study(text, key) == text  # in its place
     assert signer_of(TEXT) == ""
     for changed in (text.replace("rounds = 3", "rounds = 4"), text.replace("Does", "does"), "# x\n" + text):
         with pytest.raises(DataError, match="was changed after it was signed"):
@@ -481,14 +490,14 @@ def test_a_signature_is_over_every_byte() -> None:
 
 def test_who_signed_it_decides(silo: Path) -> None:
     key = Ed25519PrivateKey.generate()
-    fingerprint = signer_of(signed(TEXT, key))
+    fingerprint = signer_of(sign_study(TEXT, key))
     place = studies.place_of(silo)
     assert place.name == silo.parent.name and place.policy.studies == "required"
     studies.check_signer(fingerprint, place, "")  # of no bundle is a signer known
     (silo.parent / "signed-by").write_text(fingerprint + "\n")
     place = studies.place_of(silo)
     studies.check_signer(fingerprint, place, "")
-    other = signer_of(signed(TEXT, Ed25519PrivateKey.generate()))
+    other = signer_of(sign_study(TEXT, Ed25519PrivateKey.generate()))
     with pytest.raises(DataError, match="somebody else made it"):
         studies.check_signer(other, place, "")
     with pytest.raises(DataError, match="this study is not signed"):

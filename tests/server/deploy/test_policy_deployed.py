@@ -90,7 +90,7 @@ def through_a_study(tmp_path: Path, directory: Path) -> list[str]:
 
 def through_receipts(tmp_path: Path, state: Path, entries: list[dict[str, Any]]) -> None:
     """The server has signed every line of the run within the study, and the site has what was sent within it."""
-    theirs = [receipts.read(text) for text in receipts.kept(tmp_path / "within" / receipts.FILE)]
+    theirs = [receipts.read_receipt(text) for text in receipts.kept(tmp_path / "within" / receipts.FILE)]
     mine = [one for one in theirs if one.silo == "hospital-03"]
     assert [(one.line, one.hash) for one in mine] == [(entry["line"], entry["hash"]) for entry in entries[1:]]
     own = receipts.kept(state / "audit" / receipts.FILE)

@@ -14,7 +14,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from resuming import crash_after, interrupted
 from tiny import Files, TinyGrid, comparable, federate, round_of, rows_of, same, write_silo
 
-from client.site.trust.keys import fingerprint
+from client.site.trust.envelope import fingerprint
 from server.run.registration.data_summaries import IdentityRegistry, ImpostorError
 from server.simulation.engine import flower_identity
 

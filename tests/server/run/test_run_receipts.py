@@ -14,7 +14,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from tiny import Run, TinyGrid, audited, federate, notes, random_silos, round_of
 
 from client.site.trust import audit, receipts
-from client.site.trust.signing import make_signing_key
+from client.site.trust.keys import make_signing_key
 from server.cli.main import main
 from server.run.receipts import KEY, Receipts
 from server.simulation.engine import flower_identity
@@ -52,12 +52,12 @@ def log_of(folder: Path, silo: str) -> tuple[list[dict[str, Any]], list[receipts
     place = folder / "site" / silo / "audit"
     found = audit.verify(place)
     assert not found.faults
-    return found.entries, [receipts.read(text) for text in receipts.kept(place / receipts.FILE)], place
+    return found.entries, [receipts.read_receipt(text) for text in receipts.kept(place / receipts.FILE)], place
 
 
 def servers(folder: Path, silo: str) -> list[receipts.Receipt]:
     texts = receipts.kept(folder / "run" / receipts.FILE)
-    return [one for one in map(receipts.read, texts) if one.silo == silo]
+    return [one for one in map(receipts.read_receipt, texts) if one.silo == silo]
 
 
 def test_both_keep_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,7 +156,7 @@ def test_over_kill_9_and_resume(tmp_path: Path, key: Path, capsys: pytest.Captur
 
 def _readable(folder: Path) -> list[receipts.Receipt]:
     texts = receipts.kept(folder / "run" / receipts.FILE)
-    return [receipts.read(text) for text in texts if text.endswith("}")]
+    return [receipts.read_receipt(text) for text in texts if text.endswith("}")]
 
 
 def test_a_log_that_goes_back_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,102 @@
+"""The one signature of all that is signed: bundles, studies, requests, receipts and records of studies.
+
+    {NAME: TEXT, "public-key": KEY, "signature": BASE64}
+
+The text is signed byte for byte behind its kind, so a text of one kind cannot pass for another. It is JSON with its
+kind and its time; a study's protocol is TOML. Keys: Ed25519 (consortium, server), ECDSA P-384 with SHA-384 (silos).
+
+Standard library, `cryptography` and relative imports: the process that runs the app loads this file.
+"""
+
+import base64
+import contextlib
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_der_public_key
+
+from ..errors import SiteError
+
+BUNDLE, RECEIPT, RECORD = "silofl bundle 1", "silofl receipt 1", "silofl study record 1"
+REQUEST, STUDY = "silofl request 1", "silofl study 1"
+ECDSA = ec.ECDSA(hashes.SHA384())
+LARGEST = 1 << 26  # bytes of a signed file; the longest are the records of studies
+PrivateKey = Ed25519PrivateKey | ec.EllipticCurvePrivateKey
+
+
+def fingerprint(public_key: bytes | str) -> str:
+    """Return `SHA256:` and the SHA-256 of a public key in PEM, independent of its line endings."""
+    text = public_key.encode() if isinstance(public_key, str) else public_key
+    with contextlib.suppress(ValueError):
+        text = _content(text)
+    return f"SHA256:{hashlib.sha256(text).hexdigest()}"
+
+
+def public_pem(key: PrivateKey) -> bytes:
+    """Return the public half of a key in PEM."""
+    return key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def sign(text: str, key: PrivateKey) -> dict[str, str]:
+    """Return public key and signature of a text."""
+    data = text.encode()
+    own = key.sign(data) if isinstance(key, Ed25519PrivateKey) else key.sign(data, ECDSA)
+    return {"public-key": public_pem(key).decode(), "signature": base64.b64encode(own).decode()}
+
+
+def verify(text: str, signed: Mapping[str, Any]) -> str:
+    """Return the fingerprint of the key that signed a text. Raises SiteError: "its signature ..."."""
+    try:
+        public = signed["public-key"].encode()
+        key, own, data = load_der_public_key(_content(public)), _content(signed["signature"].encode()), text.encode()
+        if isinstance(key, Ed25519PublicKey):
+            key.verify(own, data)
+        elif isinstance(key, ec.EllipticCurvePublicKey) and key.curve.name == "secp384r1":
+            key.verify(own, data, ECDSA)
+        else:
+            raise SiteError("its signature is by another kind of key")
+    except InvalidSignature:
+        raise SiteError("its signature is wrong") from None
+    except SiteError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, UnsupportedAlgorithm) as error:
+        raise SiteError(f"its signature is damaged ({type(error).__name__})") from None
+    return fingerprint(public)
+
+
+def seal(kind: str, name: str, fields: Mapping[str, Any], key: PrivateKey, indent: int | None = None) -> str:
+    """Return fields as a signed text in JSON; ``name``: of the text in it."""
+    text = json.dumps({"kind": kind, **fields}, sort_keys=True)
+    return json.dumps({name: text, **sign(prefixed(kind, text), key)}, indent=indent)
+
+
+def unseal(kind: str, name: str, content: str | bytes) -> tuple[dict[str, Any], str]:
+    """Return the fields of a signed text, and its signer's fingerprint. Raises SiteError, which says what "it" is."""
+    try:
+        if len(content) > LARGEST:
+            raise ValueError("too long")
+        outer = json.loads(content)
+        text = outer[name]
+        fields = json.loads(text)
+        if fields["kind"] != kind:
+            raise ValueError("another kind")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise SiteError(f"it is no {kind.rpartition(' ')[0]} ({type(error).__name__})") from None
+    return fields, verify(prefixed(kind, text), outer)
+
+
+def prefixed(kind: str, text: str) -> str:
+    """Return a text as it is signed."""
+    return f"{kind}\0{text}"
+
+
+def _content(text: bytes) -> bytes:
+    """Return what a text in PEM, or in base64 alone, holds."""
+    body = [line for line in text.splitlines() if not line.startswith(b"-----")]
+    return base64.b64decode(b"".join(body), validate=True)
