@@ -19,9 +19,9 @@ MOST_TOKENS = {
     "models": 44_700,
     "partitions": 94_200,
     "strategies": 63_400,
-    "client": 81_500,
-    "server": 113_900,
-    "tests": 539_000,
+    "client": 80_300,
+    "server": 113_800,
+    "tests": 539_200,
 }
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),

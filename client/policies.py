@@ -9,7 +9,7 @@ from pathlib import Path
 from client.site.trust.bundle import joined_silos, read_bundle
 from client.site.trust.message_rules import method_faults, own_model_faults, privacy_faults, sends_whole, setting_faults
 from client.site.trust.policy import EVIDENCE as SITE_EVIDENCE
-from client.site.trust.policy import RETIRED, Policy, parse_policy, read_policy, rules
+from client.site.trust.policy import RETIRED, Policy, Rules, parse_policy, read_policy
 from client.studies import place_of
 from strategies import PersonalizedStrategy, strategies
 from strategies.base.evaluation import EVALUATE
@@ -35,8 +35,8 @@ def policy_at(what: Path | None) -> Policy:
 def policy_page(policy: Policy) -> str:
     """Return the page with the rules and their meaning, then the methods."""
     lines = [f"{policy.where}:", ""]
-    width = max(len(policy.line(f.name)) for f in rules().values() if f.name != "methods")
-    lines += [f"  {policy.line(f.name):<{width}}  # {f.metadata['help']}" for f in rules().values()]
+    width = max(len(policy.line(name)) for name in Rules.model_fields if name != "methods")
+    lines += [f"  {policy.line(name):<{width}}  # {found.description}" for name, found in Rules.model_fields.items()]
     lines += [f"\n  {key} is no rule any more: {RETIRED[key]}; remove the line" for key in policy.retired]
     lines += ["", "What each method sends from here in a round, with its default settings (Σ: a whole model):", ""]
     run = defaults()

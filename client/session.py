@@ -334,7 +334,7 @@ class ClientSession:
 
     def check_schema(self) -> None:
         """Raise PolicyRefusedError if the run's schema is not the one that the message's study was approved for."""
-        wanted = self.study.schema if self.study is not None else ""
+        wanted = self.study.schema_digest if self.study is not None else ""
         if wanted and (agreed := agreed_schema(self.config)).digest != wanted:
             raise PolicyRefusedError(
                 f"{self.name} refuses: the study {self.study.name if self.study else ''} has schema = "

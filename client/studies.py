@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -86,10 +86,7 @@ def study_page(study: Study, signer: str) -> str:
         *_leaves(study),
         "",
         "At most, in the whole study, from one hospital",
-        *(
-            f"  {getattr(study.limits, name):>14,}  {f.metadata['help']}"
-            for name, f in Limits.__dataclass_fields__.items()
-        ),
+        *(f"  {getattr(study.limits, name):>14,}  {found.description}" for name, found in Limits.model_fields.items()),
         f"  No training with fewer than {study.participants} hospitals in a round.",
         f"  No first model but {'that of the approved weights' if study.weights else 'the seed'}; later none that is",
         f"  more than {study.step:g} lengths away from this hospital's last one.",
@@ -97,7 +94,7 @@ def study_page(study: Study, signer: str) -> str:
         "",
         f"Software: {len(study.apps)} build(s), SHA-256 of what it holds, or of how it is shipped",
         *(f"  {one}" for one in study.apps),
-        *(["Data schema, SHA-256", f"  {study.schema}"] if study.schema else []),
+        *(["Data schema, SHA-256", f"  {study.schema_digest}"] if study.schema_digest else []),
         *(["Initial weights, SHA-256", f"  {study.weights}"] if study.weights else []),
         *([f"Evaluated and not trained on: {', '.join(study.held_out)}"] if study.held_out else []),
         "",
@@ -235,7 +232,7 @@ def overview(state: Path | None) -> list[dict[str, Any]]:
                 "end": study.end.isoformat(),
                 "digest": study.digest,
                 "used": used_up(place.state, study),
-                "limits": asdict(study.limits),
+                "limits": dict(study.limits),
             }
         )
     return found

@@ -87,7 +87,7 @@ def _of_approval(state: Path, name: str) -> dict[str, Any]:
         "to": study.end.isoformat(),
         "signed-by": one.signer,
         "revoked": one.revoked,
-        "limits": asdict(study.limits),
+        "limits": dict(study.limits),
         "used": used_up(state, study),
     }
 

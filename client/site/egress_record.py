@@ -21,7 +21,7 @@ from typing import Any
 
 from .budget.ledger import Spent
 from .study.accounting import budget_of
-from .trust.policy import Policy, rules
+from .trust.policy import Policy, Rules
 
 TAKEN = "withheld"  # in `SILOFL_SITE_AUDITS`: the site accepts this record from the app
 RECORD = "site"  # in a reply: the app's report to the site, removed before the reply leaves
@@ -31,8 +31,7 @@ MOST_ITEMS, MOST_TEXT = 100, 200  # limits of an app's report: items per rule; c
 
 def applied(policy: Policy) -> dict[str, Any]:
     """Return the value of each rule, by its key in the file."""
-    values = {key: getattr(policy, f.name) for key, f in rules().items()}
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+    return policy.model_dump(mode="json", by_alias=True, include={*Rules.model_fields})
 
 
 @functools.cache

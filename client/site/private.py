@@ -11,6 +11,8 @@ import importlib
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 PACKAGE = "silofl_site"
 
@@ -22,6 +24,20 @@ def load_site() -> None:
     assert spec is not None and spec.loader is not None
     sys.modules[PACKAGE] = package = module_from_spec(spec)
     spec.loader.exec_module(package)
+
+
+def load_ours(folder: str, name: str) -> Any:
+    """Return a module of another folder of ours, such as `partitions/common`, under a name that no app uses.
+
+    It and its neighbours import each other relatively, and nothing else of ours.
+    """
+    if __package__ != PACKAGE:
+        return importlib.import_module(f"{folder.replace('/', '.')}.{name}")
+    package = f"{PACKAGE}.{folder.replace('/', '_')}"
+    if package not in sys.modules:
+        sys.modules[package] = bare = ModuleType(package)
+        bare.__path__ = [str(Path(__file__).resolve().parents[2] / folder)]
+    return importlib.import_module(f"{package}.{name}")
 
 
 if __name__ == "__main__":

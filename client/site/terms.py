@@ -6,13 +6,12 @@ that; an app could, in its own process, but what leaves is checked with the gate
 
 import json
 from collections.abc import Mapping, MutableMapping
-from dataclasses import asdict, dataclass
-from datetime import date
+from dataclasses import dataclass
 from typing import Any
 
 from .errors import SiteError
 from .study.approvals import study_for
-from .study.protocol import Limits, Study, narrowed
+from .study.protocol import Study, narrowed
 from .trust.policy import Policy, PolicyRefusedError, policy_of
 
 GIVEN = "terms"  # in the node config of a message that the gate has checked, charged and counted
@@ -56,8 +55,7 @@ def read_terms(node: Mapping[str, Any], run: Mapping[str, Any]) -> Terms:
 def written_terms(terms: Terms) -> str:
     """Return terms as a text for the app's process."""
     assert terms.policy is not None  # else the gate has refused the message
-    study = None if terms.study is None else asdict(terms.study)
-    return json.dumps({"policy": asdict(terms.policy), "study": study}, default=date.isoformat)
+    return json.dumps([terms.policy.model_dump_json(), terms.study and terms.study.model_dump_json()])
 
 
 def take_terms(node: MutableMapping[str, Any]) -> Terms | None:
@@ -65,16 +63,5 @@ def take_terms(node: MutableMapping[str, Any]) -> Terms | None:
     given = node.pop(GIVEN, None)
     if given is None:
         return None
-    found = json.loads(str(given))
-    policy, study = found["policy"], found["study"]
-    if study is not None:
-        days = {key: date.fromisoformat(study[key]) for key in ("start", "end")}
-        study = Study(
-            **{**as_tuples(study), "settings": study["settings"], "limits": Limits(**study["limits"]), **days}
-        )
-    return Terms(Policy(**as_tuples(policy)), study)
-
-
-def as_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values whose lists, which were tuples before they were written as JSON, are tuples again."""
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    policy, study = json.loads(str(given))
+    return Terms(Policy.model_validate_json(policy), study and Study.model_validate_json(study))

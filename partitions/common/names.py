@@ -7,7 +7,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-from partitions.common.errors import DataError, UserError
+from .errors import DataError, UserError
 
 FORMULA = re.compile(r"'*[=+\-@\t\r]")  # text that a spreadsheet would compute, also if guarded already
 NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")

@@ -1,4 +1,7 @@
-"""From a text to values, one way for all files: pydantic checks them, and one function makes the one-line error."""
+"""From a text to values, one way for all files: pydantic checks them, and one function makes the one-line error.
+
+A hospital's own process loads this file, too (`client/site/parsed.py`): its imports are relative.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from typing import TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
-from partitions.common.errors import DataError
-from partitions.common.names import nearest
+from .errors import DataError
+from .names import nearest
 
 
 class Frozen(BaseModel):
@@ -38,7 +41,7 @@ def parse_json(kind: type[Parsed], text: bytes, file: Path, mend: str) -> Parsed
 def parse_values(kind: type[Parsed], content: object, file: Path, mend: str, context: object = None) -> Parsed:
     """Return a file's content, of another format than JSON, as values. ``mend``, errors: as of :func:`parse_json`."""
     try:
-        return kind.model_validate(content, context=context)
+        return kind.model_validate(content, context=context, by_alias=True, by_name=False)
     except ValidationError as error:
         raise DataError(f"{file}: {first_fault(error, kind)}; {mend}") from None
 
@@ -67,6 +70,9 @@ def first_fault(error: ValidationError, kind: type[Frozen]) -> str:
     if fault["type"] == "missing":
         return f"the key {key} is missing"
     allowed = fault["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    allowed = (
+        allowed.replace("a valid boolean", "true or false").replace("a valid tuple", "a list").replace("Tuple", "List")
+    )
     allowed = re.sub(r"a valid dictionary( or instance of \w+)?", "keys and values", " ".join(allowed.split()))
     return f"{key} = {shown(fault['input'])}: {allowed}" if key else allowed
 
@@ -79,5 +85,8 @@ def keys_of(kind: type[BaseModel]) -> set[str]:
 
 def shown(value: object) -> str:
     """Return the beginning of a value's text."""
-    text = SHORT.repr(value)
+    try:
+        text = SHORT.repr(value)
+    except ValueError:  # a number of thousands of digits
+        return "..."
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
-from client.site.trust.policy import PUBLIC, read_policy, rules
+from client.site.trust.policy import PUBLIC, default_file, read_policy
 from partitions.common.errors import UserError
 from partitions.common.names import silo_names
 from partitions.own_files import files_of
@@ -38,8 +37,8 @@ def survey(values: Mapping[str, object], out: Path, data: Path | None = None, po
     settings = parse_settings({**values, **({"silos": len(files)} if files else {}), **RUN})
     with new_directory(out), tempfile.TemporaryDirectory() as folder:
         if site.studies == "required":  # a preview of what would leave needs no approved study
-            preview, policy = replace(site, studies="optional"), f"{folder}/.policy.toml"
-            Path(policy).write_text("\n".join(preview.line(rule.name) for rule in rules().values()))
+            policy = f"{folder}/.policy.toml"
+            Path(policy).write_text(default_file(**{**dict(site), "studies": "optional"}))
         names = zip(files, silo_names([file.stem for file in files]), strict=True)
         nodes: list[dict[str, Value]] = [
             {"name": name, "data": str(file.resolve()), "policy": policy, "state-dir": f"{folder}/{name}"}

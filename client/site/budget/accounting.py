@@ -8,18 +8,16 @@ The accountant (`models/privacy/accountant.py`) is loaded from its file, since `
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib.util import module_from_spec, spec_from_file_location
 from typing import Any
 
 from ..errors import SiteError
+from ..private import load_ours
 from ..trust.methods import DEFAULTS, METHODS
 from ..trust.policy import UNITS
 from ..trust.run_config import number
-from .cohort import ROOT, DataFile
+from .cohort import DataFile
 
 MOST_DELTA = 1e-5  # if neither the site nor the run sets one
 
@@ -41,15 +39,9 @@ class Cost:
         return {"unit": self.unit, "units": self.units, "rate": self.rate, "noise": self.noise, "steps": self.steps}
 
 
-@cache
 def accountant() -> Any:
-    """Load the accountant under a module name that no app uses."""
-    name = f"{__name__}.accountant"
-    spec = spec_from_file_location(name, ROOT / "models" / "privacy" / "accountant.py")
-    assert spec is not None and spec.loader is not None
-    sys.modules[name] = module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """Return the module with the accountant, which imports NumPy."""
+    return load_ours("models/privacy", "accountant")
 
 
 def epsilon_of(lines: Iterable[Mapping[str, Any]], delta: float) -> float:

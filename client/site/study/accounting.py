@@ -7,7 +7,6 @@ Standard library only, as in trust/policy.py.
 
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ def folder(name: str) -> str:
 
 def study_faults(db: sqlite3.Connection, study: Study, silo: str, run: str, kind: str, day: str) -> list[str]:
     """Return which limits of a study do not allow another message to this silo."""
-    limits, before = asdict(study.limits), used(db, study.name, silo)
+    limits, before = dict(study.limits), used(db, study.name, silo)
     has = "SELECT 1 FROM messages WHERE study = ? AND silo = ? AND {} = ? LIMIT 1"
     after = {**before, "messages": before["messages"] + 1}
     if kind in COUNTED:
@@ -75,7 +74,7 @@ def budget_of(
 
 def used_up(state: Path, study: Study, silo: str = "") -> dict[str, int]:
     """Return the use of each limit; the largest of all silos in this state directory, if ``silo`` is empty."""
-    found = dict.fromkeys(Limits.__dataclass_fields__, 0)
+    found = dict.fromkeys(Limits.model_fields, 0)
     with Record(state).reading() as db:
         names = db.execute("SELECT DISTINCT silo FROM messages WHERE study = ? AND study != ''", (study.name,))
         for one in [silo] if silo else [name for (name,) in names]:

@@ -22,23 +22,22 @@ Standard library only, as in trust/policy.py: the site's own process checks a me
 import hashlib
 import json
 import math
-import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from datetime import date
-from typing import Any
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Field, model_validator
 
 from ..errors import SiteError
+from ..parsed import Frozen, matching, parse_values, read_toml, shown
 from ..trust.envelope import STUDY, PrivateKey, prefixed, sign, verify
 from ..trust.message_rules import uploads
 from ..trust.methods import DEFAULTS, METHODS
-from ..trust.policy import EVIDENCE, METRICS, SCORE, Policy, shown
+from ..trust.policy import Metrics, Policy
 from ..trust.run_config import methods_of, number, owner, plain
 
 SIGNATURE = "\n[signature]\n"  # start of the consortium's signature, after the protocol
-NAME = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
-SUM = re.compile(r"[0-9a-f]{64}")
 # Settings of the server, of a simulation, or of the machine: they do not change how a hospital trains.
 FREE = frozenset(
     (
@@ -48,50 +47,72 @@ FREE = frozenset(
     )
 )
 TEXTS = ("purpose", "contact", "results", "retention")
-KEYS = (
-    *("kind", "name", *TEXTS, "start", "end", "apps", "schema", "weights", "held-out", "participants", "step"),
-    *("metrics", "settings", "limits"),
-)
-SUMS = ("schema", "weights")
-OPTIONAL = (*SUMS, "held-out")
 NO_COMBAT = {"survey.harmonize": "", "survey.covariates": "", "survey.shrink": True}  # of earlier versions, as unused
 MOST = 2**53
+MEND = "`silofl study new` writes a protocol with every key"
+NAME = matching(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", "must be 1 to 63 lower-case letters, digits and hyphens")
+Name = Annotated[str, NAME]
+Text = Annotated[str, matching(r"(?s).*\S.*", "must be a text")]
+Sum = Annotated[str, matching("[0-9a-f]{64}", "must be a SHA-256, 64 hexadecimal digits")]
+Count = Annotated[int, Field(ge=0, le=MOST)]
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(Frozen):
     """The most that one hospital answers in the whole study, over all its runs."""
 
-    runs: int = field(metadata={"help": "runs"})
-    rounds: int = field(metadata={"help": "training messages"})
-    evaluations: int = field(metadata={"help": "evaluations without training"})
-    queries: int = field(metadata={"help": "requests for the data summary"})
-    messages: int = field(metadata={"help": "messages of any kind"})
-    bytes: int = field(metadata={"help": "bytes that leave"})
-    days: int = field(metadata={"help": "days on which it answers"})
+    runs: Count = Field(description="runs")
+    rounds: Count = Field(description="training messages")
+    evaluations: Count = Field(description="evaluations without training")
+    queries: Count = Field(description="requests for the data summary")
+    messages: Count = Field(description="messages of any kind")
+    bytes: Count = Field(description="bytes that leave")
+    days: Count = Field(description="days on which it answers")
+
+    @model_validator(mode="before")
+    @classmethod
+    def count_queries(cls, content: Any) -> Any:
+        """Return the table with a number of queries: of all messages, where it has none."""
+        known = isinstance(content, dict) and "messages" in content
+        return {"queries": content["messages"], **content} if known else content
 
 
-@dataclass(frozen=True)
-class Study:
-    """A parsed protocol. ``settings``: the allowed values by key, as in TOML."""
+class Protocol(Frozen):
+    """A protocol, as its file has it. ``settings``: the allowed values by key."""
 
-    name: str
-    purpose: str
-    contact: str
-    results: str  # who may see them
-    retention: str  # who keeps what for how long
+    model_config = ConfigDict(
+        alias_generator=lambda name: name.replace("_", "-"), validate_by_name=True, validate_by_alias=True
+    )
+
+    kind: Literal["silofl study 1"]
+    name: Name
+    purpose: Text
+    contact: Text
+    results: Text  # who may see them
+    retention: Text  # who keeps what for how long
     start: date
     end: date
-    apps: tuple[str, ...]  # SHA-256 of the app's builds, or of their content
-    participants: int  # fewest silos that train in a round
-    step: float  # largest distance of a received model from this silo's last one, in lengths of that one
-    metrics: tuple[str, ...]
-    settings: Mapping[str, Any]
+    apps: Annotated[tuple[Sum, ...], Field(strict=False, min_length=1)]  # of the app's builds, or of their content
+    participants: Annotated[int, Field(ge=1, le=MOST)]  # fewest silos that train in a round
+    step: Annotated[float, Field(gt=0)]  # largest distance of a received model, in lengths of this silo's last one
+    metrics: Metrics
+    settings: dict[str, Any]
     limits: Limits
+    schema_digest: Sum | Literal[""] = Field("", alias="schema")  # the federation's; empty: none is declared
+    weights: Sum | Literal[""] = ""  # the file of initial weights; empty: the seed's
+    held_out: Annotated[tuple[Name, ...], Field(strict=False)] = ()  # silos that are evaluated and do not train
+
+    @model_validator(mode="after")
+    def check_days(self) -> Self:
+        """Raise ValueError where the end is before the start."""
+        if self.end < self.start:
+            raise ValueError(f"end = {self.end}: must be a day after start = {self.start}")
+        return self
+
+
+class Study(Protocol):
+    """A protocol that was read."""
+
     digest: str  # SHA-256 of the protocol, without its signature
-    schema: str = ""  # SHA-256 of the federation's schema; empty: none is declared
-    weights: str = ""  # SHA-256 of the file of initial weights; empty: the seed's
-    held_out: tuple[str, ...] = ()  # silos that are evaluated and do not train
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -129,104 +150,16 @@ def signer_of(text: str) -> str:
 def parse_study(text: str, path: str) -> Study:
     """Return the study in a file's text. Raises SiteError, one line, for the first entry that is invalid."""
     body = body_of(text)
-    try:
-        found = tomllib.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise SiteError(f"{path} is no TOML ({error}); `silofl study new` writes a protocol to begin with") from None
-    if found.get("kind") != STUDY:
-        raise SiteError(f"{path}: kind = {shown(found.get('kind'))}: {STUDY!r} is needed here")
-    _check_keys(path, found, KEYS, OPTIONAL)
-    for key in TEXTS:
-        if not isinstance(found[key], str) or not found[key].strip():
-            raise SiteError(f"{path}: {key} = {shown(found[key])}: a text is needed here")
-    if not isinstance(found["name"], str) or not NAME.fullmatch(found["name"]):
-        raise SiteError(f"{path}: name = {shown(found['name'])}: 1 to 63 lower-case letters, digits and hyphens wanted")
-    start, end = (_day(path, key, found[key]) for key in ("start", "end"))
-    if end < start:
-        raise SiteError(f"{path}: end = {end}: a day after start = {start} is needed here")
-    for key in SUMS:
-        if (value := found.get(key, "")) and not (isinstance(value, str) and SUM.fullmatch(value)):
-            raise SiteError(f"{path}: {key} = {shown(value)}: a SHA-256 is needed here, 64 hexadecimal digits")
-    settings = _settings(path, found["settings"])
-    if settings.get("init-weights", "") and not found.get("weights"):
+    found = parse_values(Protocol, read_toml(body, path, MEND), path, MEND)
+    settings = _settings(path, found.settings)
+    if settings.get("init-weights", "") and not found.weights:
         raise SiteError(f"{path}: weights is missing: the SHA-256 of the file init-weights")
-    return Study(
-        **{key: found[key] for key in ("name", *TEXTS)},
-        start=start,
-        end=end,
-        apps=_apps(path, found["apps"]),
-        participants=_whole(path, "participants", found["participants"], 1),
-        metrics=_metrics(path, found["metrics"]),
-        step=_step(path, found["step"]),
-        settings=settings,
-        limits=_limits(path, found["limits"]),
-        digest=hashlib.sha256(body.encode()).hexdigest(),
-        held_out=_silos(path, found.get("held-out", [])),
-        **{key: found.get(key, "") for key in SUMS},
-    )
+    return Study(**{**dict(found), "settings": settings}, digest=hashlib.sha256(body.encode()).hexdigest())
 
 
-def _check_keys(path: str, found: Mapping[str, Any], keys: Iterable[str], optional: Iterable[str] = ()) -> None:
-    known = tuple(keys)
-    for key in found:
-        if key not in known:
-            raise SiteError(f"{path}: {shown(key)} is no key of a study; the keys are {', '.join(known)}")
-    for key in known:
-        if key not in found and key not in optional:
-            raise SiteError(f"{path}: {key} is missing; `silofl study new` writes a protocol with every key")
-
-
-def _day(path: str, key: str, value: Any) -> date:
-    if type(value) is not date:
-        raise SiteError(f"{path}: {key} = {shown(value)}: a day is needed here, as in {key} = 2027-06-30")
-    return value
-
-
-def _whole(path: str, key: str, value: Any, least: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST:
-        raise SiteError(f"{path}: {key} = {shown(value)}: a whole number of at least {least} is needed here")
-    return value
-
-
-def _step(path: str, value: Any) -> float:
-    found = None if isinstance(value, str) else number(value)
-    if found is None or found <= 0:
-        raise SiteError(f"{path}: step = {shown(value)}: a number above 0 is needed here")
-    return found
-
-
-def _apps(path: str, value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not value or not all(isinstance(s, str) and SUM.fullmatch(s) for s in value):
-        raise SiteError(f"{path}: apps = {shown(value)}: a list of SHA-256 sums of app builds is needed here")
-    return tuple(value)
-
-
-def _silos(path: str, value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(name, str) and NAME.fullmatch(name) for name in value):
-        raise SiteError(f"{path}: held-out = {shown(value)}: a list of silos' names is needed here")
-    return tuple(value)
-
-
-def _metrics(path: str, value: Any) -> tuple[str, ...]:
-    known = (*METRICS, SCORE, *EVIDENCE)
-    if not isinstance(value, list) or any(word not in known for word in value):
-        raise SiteError(f"{path}: metrics = {shown(value)}: a list of these is needed here: {', '.join(known)}")
-    return tuple(value)
-
-
-def _limits(path: str, value: Any) -> Limits:
-    names = tuple(Limits.__dataclass_fields__)
-    if not isinstance(value, dict):
-        raise SiteError(f"{path}: limits = {shown(value)}: a table is needed here, [limits]")
-    _check_keys(f"{path}: [limits]", value, names, ("queries",))
-    value = {"queries": value["messages"], **value}
-    return Limits(**{name: _whole(path, f"limits.{name}", value[name], 0) for name in names})
-
-
-def _settings(path: str, value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise SiteError(f"{path}: settings = {shown(value)}: a table is needed here, [settings]")
-    flat = {key: own for key, own in _flat(value) if key not in NO_COMBAT or own != NO_COMBAT[key]}
+def _settings(path: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the allowed values by key, with the methods. Raises SiteError, one line."""
+    flat = {key: own for key, own in _flat(table) if key not in NO_COMBAT or own != NO_COMBAT[key]}
     for key, allowed in flat.items():
         if key not in DEFAULTS or key in FREE:
             why = "no study fixes it" if key in FREE else "this silofl has no such setting"
@@ -377,4 +310,4 @@ def round_fault(
 def narrowed(policy: Policy, study: Study) -> Policy:
     """Return the stricter of policy and study where both have a rule: fewest silos, and metrics that may leave."""
     metrics = tuple(metric for metric in policy.metrics if metric in study.metrics)
-    return replace(policy, metrics=metrics, min_silos=max(policy.min_silos, study.participants))
+    return policy.model_copy(update={"metrics": metrics, "min_silos": max(policy.min_silos, study.participants)})

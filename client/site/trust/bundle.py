@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from client.site.node import Site
+from client.site.node import Site, variables_of
 from client.site.trust.envelope import fingerprint, public_pem
 from client.site.trust.keys import load_key, own_key, site_root
 from client.site.trust.signing import Signed, check_image, check_signed
-from client.site.trust.variables import variables_of
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import write_atomically
 from partitions.common.names import SILO

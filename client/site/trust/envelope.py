@@ -72,7 +72,7 @@ def verify(text: str, signed: Mapping[str, Any]) -> str:
 
 def seal(kind: str, name: str, fields: Mapping[str, Any], key: PrivateKey, indent: int | None = None) -> str:
     """Return fields as a signed text in JSON; ``name``: of the text in it."""
-    text = json.dumps({"kind": kind, **fields}, sort_keys=True)
+    text = json.dumps({"kind": kind, **fields})
     return json.dumps({name: text, **sign(prefixed(kind, text), key)}, indent=indent)
 
 
@@ -87,7 +87,8 @@ def unseal(kind: str, name: str, content: str | bytes) -> tuple[dict[str, Any], 
         if fields["kind"] != kind:
             raise ValueError("another kind")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise SiteError(f"it is no {kind.rpartition(' ')[0]} ({type(error).__name__})") from None
+        what = kind.removeprefix("silofl ").rpartition(" ")[0]
+        raise SiteError(f"it is no {what} ({type(error).__name__})") from None
     return fields, verify(prefixed(kind, text), outer)
 
 

@@ -16,16 +16,18 @@ Standard library only, and relative imports: this runs in a process that must no
 """
 
 import hashlib
+import json
 import os
 import re
-import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields, replace
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import AfterValidator, ConfigDict, Field
 
 from ..errors import SiteError
+from ..parsed import Frozen, matching, parse_values, read_toml, shown
 from .methods import METHODS
 
 PUBLIC = "public"  # in place of a file: the data are public
@@ -34,7 +36,6 @@ METRICS = (  # of all tasks; models/tasks/ has the same
     *("loss", "accuracy", "balanced_accuracy", "macro_f1", "weighted_f1", "auc", "mae", "kappa"),
     *("score_low", "score_high", "r2", "rmse", "c_index", "dice"),
 )
-WANTED = ("required", "optional")  # values of a rule that is a text
 UNITS = ("record", "patient")
 EVIDENCE = (  # of the reported model, once per run; models/evidence/measure.py has the same
     *("brier", "calibration_slope", "calibration_in_the_large", "ece", "calibration_intercept", "agreement"),
@@ -42,7 +43,6 @@ EVIDENCE = (  # of the reported model, once per run; models/evidence/measure.py 
 )
 SCORE = "score"  # among the metrics: the task's own score, with its interval
 MOST_DELTA = 0.01  # more is no protection: one unit in a hundred may be shown
-MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 APP_NETWORKS = "models."  # networks of the app itself, which `allowed-apps` pins, whatever else is installed here
 LIMITS = {  # the rule for settings of a kind; the others are factors of `max_decay`
     "epochs": "max_local_epochs",
@@ -61,26 +61,46 @@ class PolicyRefusedError(SiteError):
     """A run's settings or messages exceed what this site allows."""
 
 
-def rule(
-    default: Any, public: Any, help: str, least: int = 0, *, most: float = NO_LIMIT, words: Sequence[str] = WANTED
-) -> Any:
-    """Return a rule: its default, its value for public data, its help text; a number's range, a text's values."""
-    return field(
-        default=default, metadata={"public": public, "help": help, "least": least, "most": most, "words": words}
+def rule(default: Any, public: Any, help: str) -> Any:
+    """Return a rule: its default, its value for public data, and its help text."""
+    return Field(default, description=help, json_schema_extra={"public": public})
+
+
+def among(*known: str) -> AfterValidator:
+    """Return the validator of a text that is one of these."""
+
+    def check(text: str) -> str:
+        if text not in known:
+            raise ValueError(f"must be one of {', '.join(known)}")
+        return text
+
+    return AfterValidator(check)
+
+
+LISTED = Field(strict=False)  # a tuple, which files have as a list
+Method = Annotated[str, among("all", *METHODS)]
+Module = Annotated[str, matching(r"(?a:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)", 'must be a module, "app" or "all"')]
+Metrics = Annotated[tuple[Annotated[str, among(*METRICS, SCORE, *EVIDENCE)], ...], LISTED]
+Least = Annotated[int, Field(ge=1, le=NO_LIMIT)]
+Most = Annotated[int, Field(ge=0, le=NO_LIMIT)]
+Amount = Annotated[float, Field(ge=0, le=NO_LIMIT)]
+Wanted = Literal["required", "optional"]
+
+
+class Rules(Frozen):
+    """The rules, as a file has them."""
+
+    model_config = ConfigDict(
+        alias_generator=lambda name: name.replace("_", "-"), validate_by_name=True, validate_by_alias=True
     )
 
-
-@dataclass(frozen=True)
-class Policy:
-    """The rules, and the file that they come from."""
-
-    methods: tuple[str, ...] = rule(
+    methods: Annotated[tuple[Method, ...], LISTED] = rule(
         ("all",),
         ("all",),
         "methods that may run here; all: those the other rules allow, without survey, which must be listed",
     )
     whole_model: bool = rule(True, True, "whether all layers of a model trained here may leave; false: some stay")
-    networks: tuple[str, ...] = rule(
+    networks: Annotated[tuple[Module, ...], LISTED] = rule(
         ("app",),
         ("all",),
         "modules or installed packages' networks that a run may name; app: those in the app's models; all: any",
@@ -95,52 +115,57 @@ class Policy:
     )
     class_means: bool = rule(False, True, "whether means per class and how many samples each class has may leave")
     sums: bool = rule(True, True, "whether the sums of a table's columns may leave, rounded, once per version of it")
-    min_sum_samples: int = rule(50, 1, "fewest patients behind such sums, and behind the difference of two of them", 1)
-    min_cell: int = rule(10, 1, "fewest patients behind any count of a survey; smaller cells stay, and some others", 1)
-    max_surveys: int = rule(3, 0, "most different answers to surveys that ever leave from here; 0: any number")
-    metrics: tuple[str, ...] = rule(
+    min_sum_samples: Least = rule(50, 1, "fewest patients behind such sums, and behind the difference of two of them")
+    min_cell: Least = rule(10, 1, "fewest patients behind any count of a survey; smaller cells stay, and some others")
+    max_surveys: Most = rule(3, 0, "most different answers to surveys that ever leave from here; 0: any number")
+    metrics: Metrics = rule(
         ("loss", SCORE), (*METRICS, *EVIDENCE), "metrics that may leave; score: the task's own, with its interval"
     )
-    min_metric_samples: int = rule(
-        10, 1, "fewest patients behind a metric, or samples where none is named; those over fewer stay", 1
+    min_metric_samples: Least = rule(
+        10, 1, "fewest patients behind a metric, or samples where none is named; those over fewer stay"
     )
-    min_batch_size: int = rule(
-        8, 1, "fewest samples in a mini-batch of a run; a smaller last one joins the one before", 1
+    min_batch_size: Least = rule(
+        8, 1, "fewest samples in a mini-batch of a run; a smaller last one joins the one before"
     )
-    max_local_epochs: int = rule(20, NO_LIMIT, "most epochs per round, of each training that a method has")
-    max_mixing_epochs: int = rule(100, NO_LIMIT, "most epochs per round that learn only how models are mixed")
-    max_inner_steps: int = rule(20, NO_LIMIT, "most inner steps of a method")
-    max_decay: float = rule(
+    max_local_epochs: Most = rule(20, NO_LIMIT, "most epochs per round, of each training that a method has")
+    max_mixing_epochs: Most = rule(100, NO_LIMIT, "most epochs per round that learn only how models are mixed")
+    max_inner_steps: Most = rule(20, NO_LIMIT, "most inner steps of a method")
+    max_decay: Amount = rule(
         0.1, float(NO_LIMIT), "most of a model that a step may replace: learning rate x weight decay or proximal weight"
     )
-    max_rounds: int = rule(200, 0, "most rounds that a run asks for, and most of its training messages; 0: any number")
-    max_evaluations: int = rule(50, 0, "most evaluations without training in a run; 0: any number")
-    max_messages: int = rule(500, 0, "most messages of a run, of any kind; 0: any number")
-    min_silos: int = rule(3, 1, "fewest silos that train in a round in which this one does", 1)
-    runs_per_day: int = rule(20, 0, "most runs on one day (UTC); 0: any number")
-    floor: int = rule(
-        10, 1, "fewest patients to train with, or samples where none is named, for what leaves without a rule", 1
+    max_rounds: Most = rule(200, 0, "most rounds that a run asks for, and most of its training messages; 0: any number")
+    max_evaluations: Most = rule(50, 0, "most evaluations without training in a run; 0: any number")
+    max_messages: Most = rule(500, 0, "most messages of a run, of any kind; 0: any number")
+    min_silos: Least = rule(3, 1, "fewest silos that train in a round in which this one does")
+    runs_per_day: Most = rule(20, 0, "most runs on one day (UTC); 0: any number")
+    floor: Least = rule(
+        10, 1, "fewest patients to train with, or samples where none is named, for what leaves without a rule"
     )
     require_dp: bool = rule(False, False, "whether a run must have differential privacy (dp = true)")
-    epsilon: float = rule(
+    epsilon: Amount = rule(
         0.0,
         0.0,
         "most epsilon that all runs together may spend of a cohort's people; 0: any; else dp = true is required",
     )
-    delta: float = rule(
-        0.0, 0.0, "delta at which that is counted; 0: 1e-5, and with n units at most 1 / (10 n)", most=MOST_DELTA
+    delta: Annotated[float, Field(ge=0, le=MOST_DELTA)] = rule(
+        0.0, 0.0, "delta at which that is counted; 0: 1e-5, and with n units at most 1 / (10 n)"
     )
-    privacy_unit: str = rule(
-        "record", "record", "what a run with dp = true must protect at least: record or patient", words=UNITS
+    privacy_unit: Literal["record", "patient"] = rule(
+        "record", "record", "what a run with dp = true must protect at least: record or patient"
     )
-    studies: str = rule(
+    studies: Wanted = rule(
         "optional", "optional", "whether a run must belong to a study that was approved here: required or optional"
     )
-    receipts: str = rule(
+    receipts: Wanted = rule(
         "optional", "optional", "whether the server must countersign this site's audit log: required or optional"
     )
+
+
+class Policy(Rules):
+    """The rules, and the file that they come from."""
+
     where: str = "no policy.toml, so the defaults"
-    sha256: str = field(default="", compare=False)  # of the file; empty: none
+    sha256: str = ""  # of the file; empty: none
     retired: tuple[str, ...] = ()  # rules of earlier versions that the file has
 
     @property
@@ -157,22 +182,13 @@ class Policy:
         return f"{key_of(name)} = {toml(getattr(self, name))}"
 
 
-@cache
-def rules() -> Mapping[str, Field[Any]]:
-    """Return the fields by their key in the file."""
-    return {key_of(f.name): f for f in fields(Policy) if f.metadata}
-
-
 def key_of(name: str) -> str:
     return name.replace("_", "-")
 
 
 def toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return f'"{value}"'
-    return "[" + ", ".join(f'"{v}"' for v in value) + "]" if isinstance(value, tuple) else str(value)
+    """Return a rule's value as the file has it, which is JSON's form, too."""
+    return json.dumps(value)
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -195,78 +211,32 @@ def read_policy(where: str) -> Policy:
     except OSError as error:
         raise SiteError(f"{path}: {error.strerror}; write the policy there: without it nothing leaves") from None
     policy = parse_policy(content.decode(errors="replace"), str(path))
-    return replace(policy, sha256=hashlib.sha256(content).hexdigest())
+    return policy.model_copy(update={"sha256": hashlib.sha256(content).hexdigest()})
 
 
 @cache
 def public_policy() -> Policy:
     """Return the policy of public data."""
-    return Policy(**{f.name: f.metadata["public"] for f in rules().values()}, where=PUBLIC)
+    extras = {name: cast(dict[str, Any], found.json_schema_extra) for name, found in Rules.model_fields.items()}
+    return Policy(**{name: extra["public"] for name, extra in extras.items()}, where=PUBLIC)
 
 
 def parse_policy(text: str, path: str) -> Policy:
     """Return the policy of a file's text. Raises SiteError, one line, if it is invalid."""
-    try:
-        content = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # ValueError also for a number of thousands of digits
-        raise SiteError(f"{path} is no TOML ({error}); a rule is a line such as peers = false") from None
-    known = rules()
+    content = read_toml(text, path, "a rule is a line such as peers = false")
     if content.get("combat", False) is not False:
         raise SiteError(
             f"{path}: combat = {shown(content['combat'])}: ComBat left silofl in 0.3.0; delete the line, and harmonise "
             "a csv before its import, or ask for runs with normalization=silo"
         )
     retired = tuple(key for key in RETIRED if content.pop(key, None) is not None)
-    for key in content:
-        if key not in known:
-            raise SiteError(f"{path}: {shown(key)} is no rule; the rules are {', '.join(known)}")
-    values = {known[key].name: _value(path, key, value, known[key]) for key, value in content.items()}
-    return Policy(**values, where=path, retired=retired)
-
-
-def _value(path: str, key: str, value: Any, f: Field[Any]) -> Any:
-    """Return a rule's value in the policy's type. Raises SiteError, one line, for an invalid value."""
-    default: Any = f.default
-    kind, least, most = type(default), f.metadata["least"], f.metadata["most"]
-    listed, whole = isinstance(value, list), isinstance(value, int) and not isinstance(value, bool)
-    if kind is bool:
-        fits, wanted = isinstance(value, bool), "true or false is needed here"
-    elif key == "networks":
-        fits = listed and all(isinstance(word, str) and MODULE.fullmatch(word) for word in value)
-        wanted = 'a list of modules, "app" or "all" is needed here'
-    elif kind is tuple:
-        allowed = (*METRICS, SCORE, *EVIDENCE) if key == "metrics" else ("all", *METHODS)
-        fits = listed and all(word in allowed for word in value)
-        wanted = f"a list of these is needed here: {', '.join(allowed)}"
-    elif kind is str:
-        words = f.metadata["words"]
-        fits, wanted = value in words, f"one of these is needed here: {', '.join(words)}"
-    elif kind is float:
-        up_to = f" and at most {most:g}" if most < NO_LIMIT else ""
-        fits = (whole or isinstance(value, float)) and least <= value <= most
-        wanted = f"a number of at least {least}{up_to} is needed here"
-    else:
-        fits = whole and least <= value <= NO_LIMIT
-        wanted = f"a whole number of at least {least} is needed here, and at most {NO_LIMIT}"
-    if not fits:
-        raise SiteError(f"{path}: {key} = {shown(value)}: {wanted}")
-    return kind(value)
-
-
-def shown(value: Any) -> str:
-    """Return the beginning of a value for a message; Python cannot print numbers of thousands of digits."""
-    try:
-        return f"{value!r:.80}"
-    except ValueError:
-        return "..."
+    rules = parse_values(Rules, content, path, "`silofl policy` prints all rules")
+    return Policy(**dict(rules), where=path, retired=retired)
 
 
 def default_file(**others: Any) -> str:
     """Return the text of a `policy.toml` with every default, or with the values of ``others``, for a bundle."""
     lines = ["# What this hospital allows, whatever a run asks for. `silofl policy` prints what it comes to."]
-    for key, f in rules().items():
-        lines += ["", f"# {f.metadata['help']}", f"{key} = {toml(others.get(f.name, f.default))}"]
+    for name, found in Rules.model_fields.items():
+        lines += ["", f"# {found.description}", f"{key_of(name)} = {toml(others.get(name, found.default))}"]
     return "\n".join(lines) + "\n"
-
-
-# --- checking ---------------------------------------------------------------------------------------------------------

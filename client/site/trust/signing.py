@@ -30,9 +30,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from client.site.errors import SiteError
+from client.site.node import variables_of
 from client.site.trust.chain import utc_now
 from client.site.trust.envelope import BUNDLE, fingerprint, seal, unseal
-from client.site.trust.variables import variables_of
 from partitions.common.errors import DataError
 from partitions.common.files import write_atomically
 

@@ -421,9 +421,9 @@ def test_the_rules_of_a_policy() -> None:
     assert (policy.epsilon, policy.delta, policy.require_dp, policy.privacy_unit) == (3.0, 1e-6, True, "patient")
     assert not Policy().private_only and Policy(epsilon=1.0).private_only and Policy(require_dp=True).private_only
     for line, fault in {
-        "epsilon = -1": "epsilon = -1: a number of at least 0 is needed here",
-        "delta = 0.5": "delta = 0.5: a number of at least 0 and at most 0.01 is needed here",
-        'privacy-unit = "hospital"': "privacy-unit = 'hospital': one of these is needed here: record, patient",
+        "epsilon = -1": "epsilon = -1: must be greater than or equal to 0",
+        "delta = 0.5": "delta = 0.5: must be less than or equal to 0.01",
+        'privacy-unit = "hospital"': "privacy-unit = 'hospital': must be 'record' or 'patient'",
     }.items():
         with pytest.raises(SiteError, match=fault):
             parse_policy(line, "f")

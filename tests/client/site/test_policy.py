@@ -24,11 +24,11 @@ from client.site.trust.methods import METHODS, SETTINGS
 from client.site.trust.policy import (
     Policy,
     PolicyRefusedError,
+    Rules,
     default_file,
     parse_policy,
     policy_of,
     read_policy,
-    rules,
 )
 from client.studies import place_of
 from server.cli.main import main
@@ -74,22 +74,25 @@ def test_a_rule_of_an_earlier_version_is_told_and_refuses_no_file() -> None:
 
 BAD = {
     "exact sums": ("combat = true", r"combat = True: ComBat left silofl in 0.3.0; delete the line"),
-    "unknown": ("peer = true", r"'peer' is no rule; the rules are methods, whole-model, networks, peers"),
+    "unknown": ("peer = true", r"'peer' is no key of it \(did you mean 'peers'\?\); `silofl policy` prints all rules"),
+    "python's name of a rule": ("max_rounds = 3", r"'max_rounds' is no key of it \(did you mean 'max-rounds'"),
+    "public by its own word": ('where = "public"', r"'where' is no key of it"),
     "no toml": ("peers: true", r"is no TOML .* a rule is a line such as peers = false"),
-    "a text for a truth": ('peers = "false"', r"peers = 'false': true or false is needed here"),
-    "a number for a truth": ("sums = 0", r"sums = 0: true or false is needed here"),
-    "a truth for a number": ("floor = true", r"floor = True: a whole number of at least 1 is needed here"),
-    "no floor": ("floor = 0", r"floor = 0: a whole number of at least 1"),
-    "a truth for a broken number": ("max-decay = true", r"max-decay = True: a number of at least 0 is needed here"),
-    "no number": ("max-decay = nan", r"max-decay = nan: a number of at least 0 is needed here"),
-    "a number without end": ("max-decay = inf", r"max-decay = inf: a number of at least 0 is needed here"),
-    "a broken number": ("min-silos = 2.5", r"min-silos = 2.5: a whole number of at least 1"),
-    "a method that is none": (
-        'methods = ["fedavgg"]',
-        r"methods = \['fedavgg'\]: a list of these is needed here: all,",
-    ),
-    "a text for a list": ('methods = "fedavg"', r"methods = 'fedavg': a list"),
-    "a metric that is none": ('metrics = ["f1"]', r"a list of these is needed here: loss, accuracy, balanced_accuracy"),
+    "a text for a truth": ('peers = "false"', r"peers = 'false': must be true or false"),
+    "a number for a truth": ("sums = 0", r"sums = 0: must be true or false"),
+    "a truth for a number": ("floor = true", r"floor = True: must be a valid integer"),
+    "no floor": ("floor = 0", r"floor = 0: must be greater than or equal to 1"),
+    "more than any": ("max-rounds = 2147483649", r"max-rounds = 2147483649: must be less than or equal to 2147483648"),
+    "a truth for a broken number": ("max-decay = true", r"max-decay = True: must be a valid number"),
+    "no number": ("max-decay = nan", r"max-decay = nan: must be a finite number"),
+    "a number without end": ("max-decay = inf", r"max-decay = inf: must be a finite number"),
+    "a delta that protects nobody": ("delta = 0.5", r"delta = 0.5: must be less than or equal to 0.01"),
+    "a broken number": ("min-silos = 2.5", r"min-silos = 2.5: must be a valid integer"),
+    "a method that is none": ('methods = ["fedavgg"]', r"methods.1 = 'fedavgg': must be one of all,"),
+    "a text for a list": ('methods = "fedavg"', r"methods = 'fedavg': must be a list"),
+    "a metric that is none": ('metrics = ["f1"]', r"metrics.1 = 'f1': must be one of loss, accuracy"),
+    "another word": ('studies = "always"', r"studies = 'always': must be 'required' or 'optional'"),
+    "no module": ('networks = ["a b"]', r"networks.1 = 'a b': must be a module, \"app\" or \"all\""),
 }
 
 
@@ -362,7 +365,7 @@ def test_the_page_warns_of_privacy_that_is_none(rules: dict[str, Any], warning: 
 
 def test_the_page_has_every_rule_and_every_method() -> None:
     page = policy_page(Policy())
-    assert all(f"  {Policy().line(f.name)} " in page for f in rules().values())
+    assert all(f"  {Policy().line(name)} " in page for name in Rules.model_fields)
     lines = {line.split()[0]: line for line in page.splitlines() if line.startswith("  ")}
     assert set(strategies()) <= set(lines)
     assert "refused: its policy has peers = false" in lines["apple"]

@@ -14,6 +14,7 @@ from client.site.errors import SiteError
 from client.site.trust import chain, receipts
 from client.site.trust.audit import Log, verify
 from client.site.trust.chain import chained
+from client.site.trust.envelope import BUNDLE, prefixed, sign
 from client.site.trust.policy import Policy, PolicyRefusedError, parse_policy
 from client.site.trust.receipts import ASKED, FILE, KEY_FILE, sign_receipt, take
 from server.cli.main import main
@@ -209,5 +210,8 @@ def test_what_is_signed_is_a_receipt_and_nothing_else() -> None:
     """A signature over another kind of text, by the same key, is none."""
     text = json.loads(sign_receipt(KEY, run="r", run_id="1", silo="a", line=1, hash="0" * 64))
     own = json.dumps({**json.loads(text["receipt"]), "kind": "silofl receipt 2"})
-    with pytest.raises(SiteError, match="its signature is wrong"):
+    with pytest.raises(SiteError, match="it is no receipt"):
         receipts.read_receipt(json.dumps({**text, "receipt": own}))
+    for kind in ("", prefixed(BUNDLE, "")):  # the same text, signed behind no kind, or behind another one
+        with pytest.raises(SiteError, match="its signature is wrong"):
+            receipts.read_receipt(json.dumps({**text, **sign(kind + text["receipt"], KEY)}))

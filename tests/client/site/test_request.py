@@ -11,11 +11,11 @@ import pytest
 from archives import untar
 from superlink import SuperLink, superlink
 
+from client.site.node import read_variables
 from client.site.trust.bundle import check_key, read_bundle, site_of, unpack
 from client.site.trust.envelope import fingerprint, public_pem
 from client.site.trust.keys import load_key, new_key, own_key, private_bytes, site_root
 from client.site.trust.request import make_request, read_request
-from client.site.trust.variables import read_variables
 from server.cli.main import main
 from server.deploy.bundle import Bundle
 from server.deploy.control import Control, write_connection

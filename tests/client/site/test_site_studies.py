@@ -104,25 +104,25 @@ def test_a_protocol_is_read() -> None:
 
 
 BAD = {
-    "kind": ('kind = "silofl bundle 1"', "kind = 'silofl bundle 1': 'silofl study 1' is needed here"),
-    "step": ("step = 0", "step = 0: a number above 0 is needed here"),
-    "name": ('name = "../heart"', r"name = '../heart': 1 to 63 lower-case letters"),
-    "purpose": ('purpose = " "', "purpose = ' ': a text is needed here"),
-    "contact": ("", "contact is missing; `silofl study new`"),
-    "end": ("end = 2025-12-31", "end = 2025-12-31: a day after start = 2026-01-01"),
-    "start": ('start = "2026-01-01"', "start = '2026-01-01': a day is needed here"),
-    "apps": ("apps = []", r"apps = \[\]: a list of SHA-256 sums"),
-    "participants": ("participants = 0", "participants = 0: a whole number of at least 1"),
-    "metrics": ('metrics = ["f1"]', r"metrics = \['f1'\]: a list of these"),
+    "kind": ('kind = "silofl bundle 1"', "kind = 'silofl bundle 1': must be 'silofl study 1'; `silofl study new`"),
+    "step": ("step = 0", "step = 0: must be greater than 0"),
+    "name": ('name = "../heart"', r"name = '../heart': must be 1 to 63 lower-case letters"),
+    "purpose": ('purpose = " "', "purpose = ' ': must be a text"),
+    "contact": ("", "the key contact is missing; `silofl study new`"),
+    "end": ("end = 2025-12-31", "end = 2025-12-31: must be a day after start = 2026-01-01"),
+    "start": ('start = "2026-01-01"', "start = '2026-01-01': must be a valid date"),
+    "apps": ("apps = []", r"apps = \[\]: List should have at least 1 item"),
+    "participants": ("participants = 0", "participants = 0: must be greater than or equal to 1"),
+    "metrics": ('metrics = ["f1"]', r"metrics.1 = 'f1': must be one of loss"),
     "learning-rate": ("learning-rate = {min = 1, max = 0}", "a range is {min = LEAST, max = MOST}"),
     "batch-size": ('batch-size = "all"', "a value like 64 is needed here"),
     "rounds": ("rounds = []", "a list of the values that it may have"),
     "strategy": ('strategy = ["fedavgg"]', "there is no method 'fedavgg'"),
     "mu": ("nu = 0.2", r"'apple.nu': this silofl has no such setting"),
     "batch_size": ('survey.harmonize = "age"', "'survey.harmonize': ComBat left silofl in 0.3.0; leave it out"),
-    "runs": ("rins = 2", r"\[limits\]: 'rins' is no key of a study"),
-    "bytes": ("bytes = true", "limits.bytes = True: a whole number"),
-    "days": ("days = 2\nout = 'x'", "'out' is no key of a study"),
+    "runs": ("rins = 2", r"'limits.rins' is no key of it \(did you mean 'runs'\?\)"),
+    "bytes": ("bytes = true", "limits.bytes = True: must be a valid integer"),
+    "days": ("days = 2\nout = 'x'", "'limits.out' is no key of it"),
 }
 
 
@@ -137,6 +137,19 @@ def test_what_is_no_protocol_is_one_line(key: str) -> None:
 def test_a_study_of_an_earlier_version_that_asked_for_no_combat_is_read() -> None:
     found = study(batch_size='survey.harmonize = ""\nsurvey.shrink = true')
     assert not any(key.startswith("survey.") for key in found.settings)
+
+
+@pytest.mark.parametrize(
+    "line", ["digest = 'ab'", "held_out = []", "step = nan", "participants = true", "start = 2026-01-01T00:00:00"]
+)
+def test_what_no_file_sets(line: str) -> None:
+    """A protocol's digest, Python's names of keys, numbers that are none, times of a day."""
+    key = line.partition(" ")[0]
+    old = next((old for old in TEXT.splitlines() if old.startswith(f"{key} = ")), "step = 1.0")
+    with pytest.raises(SiteError, match=rf"^study.toml: .*{key}.*`silofl study new`"):
+        parse_study(TEXT.replace(old, line if key in old else f"{old}\n{line}"), "study.toml")
+    with pytest.raises(SiteError, match=r"^study.toml: limits = 5: must be keys and values"):
+        parse_study("limits = 5\n" + TEXT[: TEXT.index("[limits]")], "study.toml")
 
 
 def test_no_study_fixes_what_changes_nothing_at_a_hospital() -> None:
@@ -481,10 +494,10 @@ def test_a_signature_is_over_every_byte() -> None:
     assert sign_study(text, Ed25519PrivateKey.generate()) != text and sign_study(text, key) == text  # in its place
     assert signer_of(TEXT) == ""
     for changed in (text.replace("rounds = 3", "rounds = 4"), text.replace("Does", "does"), "# x\n" + text):
-        with pytest.raises(DataError, match="was changed after it was signed"):
+        with pytest.raises(SiteError, match="was changed after it was signed: its signature is wrong"):
             signer_of(changed)
-    for damaged in (text.replace("public-key", "public"), text.replace("BEGIN PUBLIC", "BEGIN"), text[:-8]):
-        with pytest.raises(DataError, match="the study's signature is damaged"):
+    for damaged in (text.replace("public-key", "public"), text.replace("MCow", "MCo"), text[:-8]):
+        with pytest.raises(SiteError, match="was changed after it was signed: its signature is damaged"):
             signer_of(damaged)
 
 
@@ -566,7 +579,7 @@ def test_from_a_draft_to_its_end(silo: Path, tmp_path: Path, capsys: pytest.Capt
     new = ["study", "new", str(file), "--name", "trial", "--sum", APP, *run]
     assert main(new) == 0 and "write purpose, contact, results, retention into it" in capsys.readouterr().out
     assert main(["study", "check", str(file)]) == 2
-    assert "purpose = '': a text is needed here" in capsys.readouterr().err
+    assert "purpose = '': must be a text" in capsys.readouterr().err
     assert main(new) == 2 and "is there already: --overwrite replaces it" in capsys.readouterr().err
     assert main([*new, "--overwrite", *WORDS]) == 0
     file.write_text(file.read_text().replace('contact = "C"', 'contact = "..."'))
@@ -661,7 +674,7 @@ def test_a_held_out_hospital_is_evaluated_and_not_trained_on(silo: Path) -> None
     chosen = {**ASKED, "round": 1, "newcomer": True}  # what it would have got in the reported round
     assert message_faults(parse_study(text, "f"), RUN, "evaluate", chosen, (), TODAY, "a") == []
     assert message_faults(parse_study(text, "f"), RUN, "evaluate", chosen, (), TODAY, "south") != []
-    with pytest.raises(SiteError, match=r"held-out = 'a': a list of silos' names is needed here"):
+    with pytest.raises(SiteError, match=r"held-out = 'a': must be a list"):
         parse_study(text.replace('["a", "north"]', '"a"'), "f")
     assert "Evaluated and not trained on: a, north" in studies.study_page(parse_study(text, "f"), "")
 
@@ -773,7 +786,7 @@ def test_a_draft_with_a_schema_and_a_held_out_hospital(tmp_path: Path) -> None:
     more = ["--schema", str(schema), "--held-out", "north", "--strategy", "fedavg", "--rounds", "2"]
     assert main(["study", "new", str(file), "--name", "trial", "--sum", APP, *WORDS, *more]) == 0
     found = parse_study(file.read_text(), "f")
-    assert (found.schema, found.held_out) == (load_schema(schema).digest, ("north",))
+    assert (found.schema_digest, found.held_out) == (load_schema(schema).digest, ("north",))
     assert (found.limits.queries, found.limits.messages) == (4, 8)
 
 

@@ -203,7 +203,7 @@ def test_a_silos_policy_is_mounted_and_only_demo_data_are_public(tmp_path: Path)
         assert (mount["source"], mount["target"]) == (str(tmp_path / "strict.toml"), "/policy.toml")
         assert mount["read_only"] and not mount["bind"]["create_host_path"]
     (tmp_path / "strict.toml").write_text("peer = false\n")
-    with pytest.raises(ValueError, match=r"strict.toml: 'peer' is no rule; the rules are methods, "):
+    with pytest.raises(ValueError, match=r"strict.toml: 'peer' is no key of it \(did you mean 'peers'"):
         read_federation(tmp_path / "federation.yaml")
 
 

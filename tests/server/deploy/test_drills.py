@@ -24,7 +24,7 @@ from trio import RUN, bring_up, reach_over, rows, start_run, supernode, text_of,
 
 from client.site.runtime.launch import LOOPBACK, program
 from client.site.trust.keys import site_root
-from client.site.trust.policy import rules, toml
+from client.site.trust.policy import default_file, public_policy
 from server.deploy import local, processes, submit
 from server.deploy.bundle import Bundle, pins
 from server.deploy.credentials import Credentials
@@ -311,7 +311,7 @@ class Hospital:
         ca, key = own.ca_certificate.read_bytes(), own.node_key("hospital-02").read_bytes()
         address = f"{LOOPBACK}:{running.fleet_port}"
         Bundle("hospital-02", "trio", address, ca, key, pins(submit.app_directory())).write(self.bundle)
-        self.policy.write_text("".join(f"{key} = {toml(f.metadata['public'])}\n" for key, f in rules().items()))
+        self.policy.write_text(default_file(**dict(public_policy())))
         self.process: subprocess.Popen[bytes] | None = None
 
     def join(self, **environment: str) -> None:

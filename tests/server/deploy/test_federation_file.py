@@ -195,7 +195,7 @@ def test_one_clear_line(tmp_path: Path, old: str, new: str, line: str) -> None:
 def test_not_a_federation_at_all(tmp_path: Path, text: str) -> None:
     with pytest.raises(
         ValueError,
-        match=r"must be keys and values|the key silos is missing|should have at least 1 item|silos = .*valid tuple",
+        match=r"must be keys and values|the key silos is missing|should have at least 1 item|silos = .*a list",
     ):
         read_federation(write(tmp_path, text))
 

@@ -1,0 +1,32 @@
+"""From a text to values, as everywhere (`partitions/common/parsed.py`); errors are this site's."""
+
+import tomllib
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from .errors import SiteError
+from .private import load_ours
+
+_parsed: Any = load_ours("partitions/common", "parsed")
+if TYPE_CHECKING:
+    from partitions.common.parsed import Frozen, matching, shown
+else:
+    Frozen, matching, shown = _parsed.Frozen, _parsed.matching, _parsed.shown
+
+Parsed = TypeVar("Parsed", bound=Frozen)
+
+
+def read_toml(text: str, path: str, mend: str) -> dict[str, Any]:
+    """Return the content of a text in TOML. ``mend``: the next step. Raises SiteError, one line."""
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # ValueError also for a number of thousands of digits
+        raise SiteError(f"{path} is no TOML ({error}); {mend}") from None
+
+
+def parse_values(kind: type[Parsed], content: object, path: str, mend: str) -> Parsed:
+    """Return content as values. ``mend``: the next step. Raises SiteError, one line."""
+    try:
+        found: Parsed = _parsed.parse_values(kind, content, path, mend)
+        return found
+    except ValueError as error:
+        raise SiteError(str(error)) from None
