@@ -9,10 +9,10 @@ from client.egress import release_summary
 from client.evidence.answer import answer_evidence
 from client.exchange.answer import answer
 from client.exchange.local_round import Result, local_round
-from client.own_model.answer import answer_own_model
+from client.own_model import answer_own_model
 from client.reported import describe, describe_evaluated, keep_evaluated, keep_reported, note_candidate
 from client.session import ClientSession
-from client.survey.answer import answer_survey
+from client.survey import answer_survey
 from strategies.base.client import SiloClient
 from strategies.base.evaluation import ACTION as OWN_MODEL
 from strategies.base.evidence import ACTION

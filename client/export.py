@@ -11,29 +11,30 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from client.evidence.conformal import conformal_for
-from client.evidence.temperature import temperature_for
+from client.evidence.calibration import conformal_for, temperature_for
 from client.exporting.onnx import onnx_of
-from client.find_states import find_states
-from client.model_card import note_export, parse_card
+from client.model_card import Card, Onnx, checked_card, note_export, parse_card
 from client.reported import CANDIDATE, REPORTED, array_of
+from client.store import RUN_FOLDER, silo_folder
 from client.tables.new_samples import about_recipe
 from models.flat import FlatModel
 from models.initialisation import Head, flat_model
+from models.networks.blocks import with_head
 from models.networks.custom import CustomSettings, is_custom
-from models.networks.heads import with_head
 from models.networks.registry import build, spec_of
-from models.shapes import read_shape
 from models.trainable import WHOLE, Part
 from models.weights import Weights
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import write_atomically
+from partitions.common.names import unknown_name
 from strategies import strategies
 from strategies.base.settings import build_settings, keys_of
 from strategies.base.state import Parts, State, model_in, read_sealed, write_sealed
@@ -75,7 +76,7 @@ def export_model(
     conformal: Path | None = None,
     coverage: float = 0.9,
     onnx: bool = False,
-) -> dict[str, Any]:
+) -> Card:
     """Save one of a silo's models; return its card.
 
     ``which``: the personal model that was ``best`` on the silo's validation data, or the ``last`` one; or the model
@@ -94,8 +95,8 @@ def export_model(
     state, chosen, about = choose(folder, source, which, round)
     if about.get("networks", 1) > 1:
         raise UserError(f"the personal model of {about['method']} is {about['networks']} networks here: no file of one")
-    card = card_of(state, chosen, about, which)
-    card |= about_recipe(about.get("recipe", "")) if recipe else {}
+    more = about_recipe(about.get("recipe", "")) if recipe else {}
+    card = checked_card(describe(state, chosen, about, which) | more, folder)
     parts = model_in(state.arrays, chosen.array)
     if parts[0] is None:
         raise UserError(f"the state in {folder} lacks its model {chosen.array}: it is damaged")
@@ -103,15 +104,14 @@ def export_model(
         net = trained_network(card)
         net.load(parts[0], *parts[1:])
         if temperature is not None:
-            card["temperature"] = temperature_for(card, net, temperature)
+            card = card.model_copy(update={"temperature": temperature_for(card, net, temperature)})
         if conformal is not None:  # computed from the calibrated probabilities
-            card["conformal"] = conformal_for(card, net, conformal, coverage)
-    write_model(out, card, parts, onnx)
-    return card
+            card = card.model_copy(update={"conformal": conformal_for(card, net, conformal, coverage)})
+    return write_model(out, card, parts, onnx)
 
 
-def card_of(state: State, chosen: Which, about: Mapping[str, Any], which: str) -> dict[str, Any]:
-    """Return the card of a model in a silo's state, without a recipe."""
+def describe(state: State, chosen: Which, about: Mapping[str, Any], which: str) -> dict[str, Any]:
+    """Return the content of a card of a model in a silo's state, without a recipe."""
     return {
         "method": about["method"],
         "paper": about["paper"],
@@ -135,8 +135,10 @@ def card_of(state: State, chosen: Which, about: Mapping[str, Any], which: str) -
     }
 
 
-def write_model(out: Path, card: dict[str, Any], parts: Parts, onnx: bool = False) -> None:
-    """Write the model (vector, buffers, integers) and its card; ``onnx``: also :func:`onnx_file`, with its check.
+def write_model(out: Path, card: Card, parts: Parts, onnx: bool = False) -> Card:
+    """Write the model (vector, buffers, integers) and its card, which is returned.
+
+    ``onnx``: also :func:`onnx_file`, with its check.
 
     Raises UserError if ``out`` is a directory, or if the network cannot be written as ONNX: then nothing is written.
     """
@@ -150,13 +152,15 @@ def write_model(out: Path, card: dict[str, Any], parts: Parts, onnx: bool = Fals
         whole = network(card)
         whole.module.load_state_dict(tensors)
         content, apart = onnx_of(card, whole)
-        card["onnx"] = {"file": onnx_file(out).name, "sha256": hashlib.sha256(content).hexdigest(), "apart": apart}
+        made = Onnx(file=onnx_file(out).name, sha256=hashlib.sha256(content).hexdigest(), apart=apart)
+        card = card.model_copy(update={"onnx": made})
         write_atomically(onnx_file(out), content)
-    text = (json.dumps(card, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    text = card.text
     write_sealed(out, tensors, {"format": "pt", CARD: hashlib.sha256(text).hexdigest()})
     write_atomically(card_file(out), text)
-    if is_custom(card["model"]["name"]):
+    if is_custom(card.model.name):
         note_export(text)
+    return card
 
 
 def onnx_file(model: Path) -> Path:
@@ -228,27 +232,27 @@ def reported_round(source: Path, about: Mapping[str, Any], round: int | None) ->
 # Reading
 
 
-def trained_network(card: Mapping[str, Any]) -> FlatModel:
+def trained_network(card: Card) -> FlatModel:
     """Return the network as trained in the run, with its frozen part, which a silo's state does not contain."""
     name, shape, settings, head = described(card)
-    saved = dict(card["model"].get("part", {}))
+    saved = dict(card.model.part or {})
     weights = Weights(**saved.pop("weights")) if saved.get("weights") else None
     part = Part(**saved | {"weights": weights})
     part = WHOLE if part.whole else part  # nothing is frozen: the state contains everything
-    return flat_model(name, shape, card["classes"], settings, "cpu", head, part)
+    return flat_model(name, shape, card.classes, settings, "cpu", head, part)
 
 
-def network(card: Mapping[str, Any]) -> FlatModel:
+def network(card: Card) -> FlatModel:
     """Return the network that a card describes, without its weights."""
     name, shape, settings, head = described(card)
-    return FlatModel(with_head(build(name, shape, card["classes"], settings), head))
+    return FlatModel(with_head(build(name, shape, card.classes, settings), head))
 
 
-def described(card: Mapping[str, Any]) -> tuple[str, tuple[int, ...], Any, Head]:
+def described(card: Card) -> tuple[str, tuple[int, ...], Any, Head]:
     """Return name, input shape, settings and the method's own head of the network that a card describes."""
-    shape = read_shape(card["input"]["shape"])
-    name, given = card["model"]["name"], card["model"]["settings"]
-    own, head = spec_of(name).settings, card["model"].get("head")
+    shape = card.shape
+    name, given, head = card.model.name, card.model.settings, card.model.head
+    own = spec_of(name).settings
     settings: Any = None
     if is_custom(name):
         settings = CustomSettings(**given)
@@ -257,7 +261,7 @@ def described(card: Mapping[str, Any]) -> tuple[str, tuple[int, ...], Any, Head]
     return name, shape, settings, strategies()[head].head if head else None
 
 
-def read_model(file: Path, allowed: str = "") -> tuple[dict[str, Any], FlatModel]:
+def read_model(file: Path, allowed: str = "") -> tuple[Card, FlatModel]:
     """Return an exported model with its card. ``allowed``: the network of one's own that the user has named.
 
     Raises UserError if one is missing, damaged or does not match.
@@ -287,3 +291,69 @@ def read_model(file: Path, allowed: str = "") -> tuple[dict[str, Any], FlatModel
     if texts.get(CARD, own := hashlib.sha256(text).hexdigest()) != own:
         raise UserError(f"the card {beside} is damaged, or not the one that {file.name} came with; export it again")
     return card, net
+
+
+# The search for a silo's states
+
+
+# Places of a silo's states: below a run directory; below a silo's state-dir, or one run, method or silo of it.
+FOLDERS = ("checkpoint/*/silos/*", "*/*/*/*", "*/*/*", "*/*", "*", ".")
+
+
+def find_states(source: Path, silo: str, strategy: str | None, seed: int | None, run_id: str = "") -> Path:
+    """Return the only folder below ``source`` with this silo's states, ``.../STRATEGY-SEED/[silos/]NAME[/run-ID]``."""
+    if not source.is_dir():
+        raise UserError(f"there is no directory {source}: name a run directory, or a silo's state directory")
+    root = source.resolve()
+    found = {file.parent for pattern in FOLDERS for file in root.glob(f"{pattern}/round-*.safetensors")}
+    if not found:
+        raise UserError(f"{source} holds no silo's state: name a run directory, or a silo's state directory")
+    of_silo = sorted(folder for folder in found if silo_folder(folder).name == silo)
+    if not of_silo:
+        known = {silo_folder(folder).name for folder in found}
+        raise UserError(str(unknown_name(f"silo in {source}:", silo, known)))
+    chosen = [folder for folder in of_silo if matches(run_key(folder), strategy, seed) and of_run(folder, run_id)]
+    if len(chosen) == 1:
+        return chosen[0]
+    twins = Counter(run_label(folder, root) for folder in (chosen or of_silo))
+    names = ", ".join(distinct_label(folder, root, twins) for folder in (chosen or of_silo))
+    if chosen:
+        how = "--run-id" if len(twins) == 1 else "--strategy and --seed, or name one run's directory"
+        raise UserError(f"{source} holds several models of {silo}: {names}; choose with {how}")
+    asked = (strategy, None if seed is None else f"seed {seed}", f"run-id {run_id}" if run_id else None)
+    wanted = " ".join(str(v) for v in asked if v is not None)
+    raise UserError(f"{source} holds no model of {silo} by {wanted}; there are: {names}")
+
+
+def run_key(folder: Path) -> str:
+    """Return ``STRATEGY-SEED`` of a folder of states."""
+    above = silo_folder(folder).parent
+    return (above.parent if above.name == "silos" else above).name
+
+
+def run_label(folder: Path, root: Path) -> str:
+    """Return a folder's label for messages: ``RUN/STRATEGY-SEED``, with RUN only if it is below ``root``."""
+    above = silo_folder(folder).parent
+    parts = above.relative_to(root).parts if above.is_relative_to(root) else ()
+    return "/".join(part for part in parts if part not in ("checkpoint", "silos")) or run_key(folder)
+
+
+def distinct_label(folder: Path, root: Path, twins: Mapping[str, int]) -> str:
+    """Return the label; if several runs share it, with the id and the time of the last state."""
+    label = run_label(folder, root)
+    if twins[label] == 1:
+        return label
+    last = max(file.stat().st_mtime for file in folder.glob("round-*.safetensors"))
+    own = folder.name if RUN_FOLDER.fullmatch(folder.name) else "an earlier version's"
+    return f"{label} ({own}, {time.strftime('%Y-%m-%d %H:%M', time.localtime(last))})"
+
+
+def of_run(folder: Path, run_id: str) -> bool:
+    """Return whether a folder of states belongs to a run whose id begins with ``run_id``."""
+    return not run_id or folder.name.startswith(f"run-{run_id.removeprefix('run-')}")
+
+
+def matches(key: str, strategy: str | None, seed: int | None) -> bool:
+    """Return whether ``STRATEGY-SEED`` matches the wanted strategy and seed."""
+    name, _, number = key.rpartition("-")
+    return strategy in (None, name) and (seed is None or str(seed) == number)

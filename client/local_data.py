@@ -31,7 +31,7 @@ from partitions.schema import Schema, read_schema
 from partitions.silo_file import read_silo_file
 from partitions.simulated import names_of, part_of, pool_of
 from partitions.site_split import rows_of
-from partitions.splits import Array, SiloData, inputs_of
+from partitions.splits import Array, SiloData, tables_of
 from strategies.base.run_settings import RunSettings
 from strategies.base.transport.reporting import SCHEMA
 
@@ -155,7 +155,7 @@ def silo_policy(context: Context) -> Policy:
 
 def columns_in(data: SiloData) -> Array | None:
     """Return the training columns to standardise (n, columns): of tables, then a regression's measurements."""
-    parts = [x for x in inputs_of(data.train.x).values() if x.ndim == 2 and x.dtype == np.float32]
+    parts = [*tables_of(data.train.x).values()]
     parts += [data.train.y] if data.task == "regression" else []
     return np.hstack(parts) if parts else None
 

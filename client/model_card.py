@@ -17,12 +17,14 @@ from pydantic import Field, model_validator
 
 from client.site.trust.keys import site_root
 from models.networks.custom import is_custom
+from models.shapes import Shape, read_shape
+from models.tasks import Task, task_of
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import private
-from partitions.common.parsed import Frozen, parse_json
+from partitions.common.parsed import Frozen, parse_json, parse_values
 from partitions.labels import MOST_CLASSES
 from partitions.recipes.pictures import parse_any
-from partitions.schema import parse_schema
+from partitions.schema import Schema, parse_schema
 
 MOST_BYTES = 1 << 26
 MEND = "export the model again"
@@ -123,14 +125,49 @@ class Card(Frozen):
     normalisation: Scale | None
     labels: Scale | None = None
     silofl: Name
+    recipe: dict[str, Any] | None = None
     temperature: Temperature | None = None
     conformal: Conformal | None = None
-    recipe: dict[str, Any] | None = None
     onnx: Onnx | None = None
 
+    @property
+    def shape(self) -> Shape:
+        """The shape of a sample."""
+        return read_shape(self.input.shape)
 
-def parse_card(text: bytes, file: Path, network: str = "") -> dict[str, Any]:
-    """Return a checked card's content. ``network``: the network of one's own that the user has named, to be imported.
+    @property
+    def schema_parsed(self) -> Schema:
+        """The columns and labels of the model."""
+        return parse_schema(self.columns_and_labels)
+
+    @property
+    def answering(self) -> Task:
+        """The task of the model, with the scale of its labels."""
+        scale = self.labels
+        return task_of(self.task, scale.mean, scale.std) if scale else task_of(self.task)
+
+    @property
+    def divisor(self) -> float:
+        """The number by which outputs are divided before they become probabilities."""
+        return self.temperature.T if self.temperature else 1.0
+
+    @property
+    def text(self) -> bytes:
+        """The content of the card's file."""
+        content = self.model_dump(by_alias=True, exclude_unset=True)
+        return (json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def checked_card(content: dict[str, Any], source: Path) -> Card:
+    """Return the card with this content, made of what is in ``source``. Raises UserError, one line."""
+    try:
+        return parse_values(Card, content, source, "train the model again")
+    except DataError as error:
+        raise UserError(str(error)) from None
+
+
+def parse_card(text: bytes, file: Path, network: str = "") -> Card:
+    """Return a checked card. ``network``: the network of one's own that the user has named, to be imported.
 
     A card that this user has exported on this machine may name its network, too.
 
@@ -140,7 +177,7 @@ def parse_card(text: bytes, file: Path, network: str = "") -> dict[str, Any]:
         raise DataError(f"{file} has {len(text)} bytes, a model card has at most {MOST_BYTES}; {MEND}")
     card = parse_json(Card, text, file, MEND)
     try:
-        parse_schema(card.columns_and_labels)
+        _ = card.schema_parsed
         if card.recipe:
             parse_any(card.recipe)
     except DataError as error:
@@ -150,8 +187,7 @@ def parse_card(text: bytes, file: Path, network: str = "") -> dict[str, Any]:
             f"{file} is of the network {card.model.name}, code of its own, and was not exported here: --network "
             f"{card.model.name} runs yours of this name"
         )
-    content: dict[str, Any] = json.loads(text)
-    return content
+    return card
 
 
 def note_export(text: bytes) -> None:

@@ -36,10 +36,8 @@ from client.local_data import (
     silo_policy,
     weights_file,
 )
-from client.privacy.checks import check_floor, check_records, privacy_card
-from client.privacy.noise_key import noise_key
-from client.privacy.private_round import private_round, units_of
-from client.privacy.statistics import check_statistics, claim_statistics
+from client.privacy.checks import check_floor, check_records, check_statistics, claim_statistics, released_sums
+from client.privacy.private_round import noise_key, private_round, units_of
 from client.reported import note_terms
 from client.site.audit_gate import folder_of
 from client.site.budget.run_cost import add_cost
@@ -47,7 +45,6 @@ from client.site.own_models import number_of
 from client.site.terms import Terms
 from client.site.trust.policy import Policy, PolicyRefusedError
 from client.store import StateStore
-from client.sums import released_sums
 from models.initialisation import flat_model, initial_model
 from models.samples import BYTE_MEAN, BYTE_STD
 from models.shapes import columns as table_columns
@@ -370,7 +367,6 @@ class ClientSession:
             "normalisation": scale,
             "labels": {"mean": label_mean, "std": label_std} if label_mean else None,
             **({"recipe": data.recipe} if data.recipe else {}),
-            **privacy_card(self.settings),
         }
 
     def add_cost(self, client: SiloClient) -> dict[str, float]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from models.flat import FlatModel
 from models.lora import adapt
-from models.networks.heads import with_head
+from models.networks.blocks import with_head
 from models.networks.registry import build, resolve, spec_of
 from models.shapes import Shape
 from models.trainable import WHOLE, Part, freeze

@@ -16,16 +16,15 @@ zeros. Outside a process (a data summary, a model card, the federation file) a s
 from __future__ import annotations
 
 import math
-import re
 from collections import namedtuple
 from collections.abc import Sequence
 from functools import lru_cache
-from keyword import iskeyword
 from typing import Any
 
 import torch
 
 from partitions.common.errors import UserError
+from partitions.inputs import is_input_name
 
 Shape = tuple[Any, ...]
 
@@ -41,7 +40,7 @@ def kind_of(shape: Shape) -> str:
         if len(shape) == 3 and all(_is_size(size) for size in shape[1:]):
             return "text"
     elif shape and all(isinstance(part, tuple) for part in shape):
-        if len(shape) <= MOST_INPUTS and all(len(part) == 2 and is_name(part[0]) for part in shape):
+        if len(shape) <= MOST_INPUTS and all(len(part) == 2 and is_input_name(part[0]) for part in shape):
             kinds = [kind_of(own) for _, own in shape]
             if "several" not in kinds and len({name for name, _ in shape}) == len(shape):
                 return "several"
@@ -51,12 +50,6 @@ def kind_of(shape: Shape) -> str:
         "an input must be a table's row (d,), a signal (c, t), a picture (c, h, w), a volume (c, d, h, w), a text or "
         f"several of them, not of shape {shape}"
     )
-
-
-def is_name(name: object) -> bool:
-    """Return whether an input may have this name: a field of a named tuple, in lower case."""
-    right = isinstance(name, str) and re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name)
-    return bool(right) and not iskeyword(str(name)) and name != TOKENS
 
 
 def _is_size(size: object) -> bool:

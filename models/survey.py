@@ -27,7 +27,7 @@ from models.standardisation import rounded_sums
 from partitions.labels import ONE_CLASS
 from partitions.recipes.recipe import Recipe
 from partitions.schema import Feature, Schema
-from partitions.splits import Array, Split, inputs_of
+from partitions.splits import Array, Split, tables_of
 
 BINS = 10  # cells of a range
 STEP = 5  # counts are multiples of it
@@ -79,14 +79,9 @@ def survey(
     return {"n": rounded(len(np.unique(units)), limits), "columns": found, "labels": labels}
 
 
-def is_table(x: Array) -> bool:
-    """Return whether an input (n, ...) is a table of columns."""
-    return x.ndim == 2 and x.dtype == np.float32
-
-
 def table_of(split: Split) -> Array:
     """Return the columns (n, columns) of all inputs that are tables."""
-    tables = [x for x in inputs_of(split.x).values() if is_table(x)]
+    tables = [*tables_of(split.x).values()]
     return np.hstack(tables) if tables else np.empty((len(split), 0), np.float32)
 
 

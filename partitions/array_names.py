@@ -6,11 +6,10 @@ import re
 from collections.abc import Collection, Mapping
 
 from partitions.common.names import nearest
+from partitions.inputs import GAP_NAMES
 from partitions.labels import Fault
-from partitions.patients import PATIENT_NAMES
+from partitions.patients import PATIENT_NAMES, SUBGROUP_NAMES
 from partitions.splits import Array
-from partitions.subgroups import SUBGROUP_NAMES
-from partitions.survey.gaps import GAP_NAMES
 
 SPLITS = ("train", "val", "test")
 

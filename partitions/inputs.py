@@ -8,6 +8,11 @@
 | texts | whole numbers (n, t), tokens | int32 (n, t) |
 | tables | float32 (n, columns) | float32 (n, columns) |
 | several | one array each, ``x_image_train``, ``x_notes_train`` | a structured array (n,), a field each |
+
+``gaps_train`` and so on, or ``gaps`` beside ``x, y``, are the missing values of a table before they were filled:
+booleans (n, columns), true where the hospital's csv had no value. ``silofl import`` writes them where there are any.
+Nothing is trained on them: a survey leaves filled values out, and reports the count of missing ones
+(``models/survey.py``).
 """
 
 from __future__ import annotations
@@ -18,7 +23,8 @@ from keyword import iskeyword
 
 import numpy as np
 
-from partitions.labels import Fault
+from partitions.labels import Fault, keys_by_part, names_by_part
+from partitions.reorder import count_columns
 from partitions.splits import Array, inputs_of
 
 MOST_TOKENS = 1 << 28  # largest vocabulary
@@ -95,9 +101,10 @@ def read_vocabulary(arrays: Mapping[str, Array]) -> int:
     return int(stated.item())
 
 
-def is_input_name(name: str) -> bool:
-    """Return whether one of several inputs may have this name (same rule as models/shapes.py)."""
-    return re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name) is not None and not iskeyword(name) and name != "tokens"
+def is_input_name(name: object) -> bool:
+    """Return whether one of several inputs may have this name: a field of a named tuple, in lower case."""
+    right = isinstance(name, str) and re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name)
+    return bool(right) and not iskeyword(str(name)) and name != "tokens"
 
 
 def check_alike(xs: Mapping[str, Array]) -> None:
@@ -131,3 +138,19 @@ def _described(x: Array) -> str:
     if x.ndim == 4 and channels > 4:
         hint = f"; volumes are {'(n, d, h, w, c)' if x.dtype == np.uint8 else '(n, c, d, h, w)'}"
     return f"{kind} of {size}, {channels} channel{'s' * (channels > 1)}, {x.dtype}{hint}"
+
+
+# Missing values
+
+
+GAP_NAMES = names_by_part("gaps")
+
+
+def read_gaps(arrays: Mapping[str, Array], xs: Mapping[str, Array]) -> dict[str, Array]:
+    """Read each part's gaps, bool (n, columns); empty without gaps. ``xs``: each part's inputs. Raises Fault."""
+    wanted = keys_by_part(arrays, GAP_NAMES, xs, "save the gaps of each part")
+    for part, key in wanted.items():
+        found, shape = arrays[key], (len(xs[part]), count_columns(xs[part]))
+        if found.dtype != np.bool_ or found.shape != shape:
+            raise Fault(f"{key} is {found.dtype} {found.shape}", f"save booleans {shape}, or leave the gaps out")
+    return {part: arrays[key] for part, key in wanted.items()}

@@ -43,6 +43,11 @@ class Fault(DataError):
         self.detail, self.fix = detail, fix
 
 
+def names_by_part(kind: str) -> dict[str, str]:
+    """Return the names of a kind of arrays beside ``x, y``, or beside ``x_train`` and so on, each with its part."""
+    return {kind: "all", **{f"{kind}_{part}": part for part in ("train", "val", "test")}}
+
+
 def keys_by_part(
     arrays: Mapping[str, Array], names: Mapping[str, str], parts: Collection[str], fix: str
 ) -> dict[str, str]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import reduce
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode
 
@@ -26,7 +25,7 @@ from partitions.reorder import reorder_data
 from partitions.schema import difference, majority
 from partitions.silo_file import read_silo_file
 from partitions.site_split import rows_of
-from partitions.splits import Array, Dataset, SiloData, Split, both, dtype_of
+from partitions.splits import Array, Dataset, SiloData, Split, dtype_of, joined
 
 OPTIONS = ("recipe", "by", "subsample")
 MOST_HOSPITALS = 10_000
@@ -129,15 +128,6 @@ def join(name: str, silos: Mapping[str, SiloData]) -> Dataset:
         vocabulary=first.vocabulary,
         schema=next(iter(made.values())).schema,
         recipes={own: data.recipe for own, data in made.items() if data.recipe},
-    )
-
-
-def joined(parts: list[Split]) -> Split:
-    """Concatenate the samples of several parts."""
-    patient = reduce(both, [part.patient for part in parts])
-    subgroup = reduce(both, [part.subgroup for part in parts])
-    return Split(
-        np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]), patient, subgroup
     )
 
 

@@ -1,4 +1,4 @@
-"""Patients of samples, read from a data file; every division keeps a patient's samples together.
+"""Patients and subgroups of samples, read from a data file; every division keeps a patient's samples together.
 
 A file may hold one number per sample (``patient_train`` and so on, or ``patient`` beside ``x, y``). Samples with equal
 numbers are of one patient. The numbers have no other meaning, and are renumbered on reading. They stay in the silo: no
@@ -7,6 +7,7 @@ message to the server contains them or their count.
 
 from __future__ import annotations
 
+import bisect
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -15,13 +16,13 @@ import numpy as np
 
 from partitions.common.errors import DataError
 from partitions.common.names import unknown_name
-from partitions.labels import Fault, keys_by_part
+from partitions.labels import Fault, keys_by_part, names_by_part
 from partitions.recipes.cells import identifier
 from partitions.recipes.lines import Cells, Lines, cells_in
 from partitions.splits import Array, Dataset
 
 ROUNDED = re.compile(r"\d([.,]\d+)?E\+\d+", re.ASCII)  # 1,23457E+11, as Excel shows numbers of 12 digits
-PATIENT_NAMES = {"patient": "all", **{f"patient_{split}": split for split in ("train", "val", "test")}}
+PATIENT_NAMES = names_by_part("patient")
 
 # Names of a column of patients, in lower case without punctuation: a word, or a person with a kind of identifier.
 WORDS = {"id", "mrn", "pid", "patid", "subjid", "medicalrecordnumber", "nhsnumber", "pseudonym", "participantid"}
@@ -273,3 +274,83 @@ def rows_of_patients(dataset: Dataset) -> list[Array] | None:
 def most_frequent(labels: Array, rows: Sequence[Array]) -> Array:
     """Return each patient's most frequent class, the lowest in a tie, int64 (patients,)."""
     return np.array([np.bincount(labels[own]).argmax() for own in rows], np.int64)
+
+
+# The subgroup of each sample (sex, age band, scanner), for a hospital's scores by subgroup: one text per sample
+# (``subgroup_train`` and so on, or ``subgroup`` beside ``x, y``), "" where it is not known. The texts are the
+# hospital's. Nothing is trained on them. A score by subgroup, with the subgroup's name,
+# leaves only where the hospital's policy allows it (``models/evidence/subgroups.py``).
+
+
+SUBGROUP_NAMES = names_by_part("subgroup")
+MOST_GROUPS = 12
+LONGEST = 40  # characters of a name
+
+
+def read_subgroups(arrays: Mapping[str, Array], ys: Mapping[str, Array]) -> dict[str, Array]:
+    """Read each part's subgroups, text (n,); empty where the file has none. Raises Fault.
+
+    ``ys``: the labels of each part.
+    """
+    wanted = keys_by_part(arrays, SUBGROUP_NAMES, ys, "one subgroup per sample and part")
+    for part, key in wanted.items():
+        found = arrays[key]
+        if found.ndim != 1 or found.dtype.kind != "U":
+            raise Fault(
+                f"{key} is {found.dtype} {found.shape}", 'save texts (n,), as numpy.array(["female", "male"]) is'
+            )
+        if len(found) != len(ys[part]):
+            raise Fault(f"{key} has {len(found)} subgroups, {part} {len(ys[part])} samples", "save one for each sample")
+    check_names(name for key in wanted.values() for name in np.unique(arrays[key]))
+    return {part: arrays[key] for part, key in wanted.items()}
+
+
+def check_names(given: Iterable[str]) -> None:
+    """Raise Fault where there are too many subgroups, or a name is too long or not printable."""
+    names = sorted({str(name) for name in given} - {""})
+    if len(names) > MOST_GROUPS:
+        raise Fault(f"names {len(names)} subgroups", f"at most {MOST_GROUPS} can be compared: make bands of them")
+    for name in names:
+        if not name.isprintable() or len(name) > LONGEST or name != name.strip():
+            raise Fault(f"has a subgroup {name[:80]!r}", f"name each by at most {LONGEST} printable characters")
+
+
+def describe_subgroups(parts: Mapping[str, Array]) -> str:
+    """Describe the number of samples of each subgroup in each part, for the hospital only."""
+    found = []
+    for part, groups in parts.items():
+        names, counts = np.unique(groups, return_counts=True)
+        each = (f"{name or 'not known'} {count}" for name, count in zip(names, counts, strict=True))
+        found.append(f"{part}: {', '.join(each)}")
+    return "; ".join(found)
+
+
+def parse_column(option: str) -> tuple[str, tuple[float, ...]]:
+    """Return the column and the limits of its bands: ``sex``, ``age:40,60,80``. Raises DataError."""
+    column, colon, text = option.partition(":")
+    if not colon:
+        return column, ()
+    try:
+        limits = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        limits = ()
+    if not column or not limits or list(limits) != sorted(set(limits)):
+        raise DataError(f"--subgroup is {option[:80]!r}; write COLUMN, or COLUMN:LIMIT,LIMIT with ascending numbers")
+    return column, limits
+
+
+def name_of(cell: str, column: str, limits: Sequence[float], where: str) -> str:
+    """Return the subgroup of a csv's cell: ``sex female``, ``age 40 to 60``; "" for an empty cell. Raises DataError."""
+    if not cell:
+        return ""
+    if not limits:
+        return f"{column} {cell}"
+    try:
+        place = bisect.bisect_right(limits, float(cell))
+    except ValueError:
+        raise DataError(f"{where}: {column} is {cell[:LONGEST]!r}, no number, and --subgroup has bands") from None
+    if place == 0:
+        return f"{column} under {limits[0]:g}"
+    if place == len(limits):
+        return f"{column} from {limits[-1]:g}"
+    return f"{column} {limits[place - 1]:g} to {limits[place]:g}"

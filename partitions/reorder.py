@@ -8,17 +8,12 @@ import numpy as np
 
 from partitions.labels import ONE_CLASS, VOID
 from partitions.schema import Schema, numbers_of, order_of
-from partitions.splits import Array, SiloData, Split, inputs_of, together
-
-
-def is_table(x: Array) -> bool:
-    """Return whether an input (n, ...) is a table, whose columns have names."""
-    return x.ndim == 2 and x.dtype == np.float32
+from partitions.splits import Array, SiloData, Split, inputs_of, tables_of, together
 
 
 def count_columns(x: Array) -> int:
     """Count the columns of all tables among the inputs."""
-    return sum(own.shape[1] for own in inputs_of(x).values() if is_table(own))
+    return sum(own.shape[1] for own in tables_of(x).values())
 
 
 def reorder_data(data: SiloData, agreed: Schema) -> SiloData:
@@ -49,12 +44,11 @@ def reorder_columns(x: Array, order: list[int]) -> Array:
     """Return inputs (n, ...) whose column j is column ``order[j]`` of ``x``, counted over all tables."""
     if not order:
         return x
-    inputs = inputs_of(x)
-    tables = {name: own for name, own in inputs.items() if is_table(own)}
+    tables = tables_of(x)
     whole = np.hstack(list(tables.values()))[:, order]
     ends = np.cumsum([own.shape[1] for own in tables.values()])[:-1]
     moved = dict(zip(tables, map(np.ascontiguousarray, np.split(whole, ends, axis=1)), strict=True))
-    return together({**inputs, **moved}) if x.dtype.names else moved[""]
+    return together({**inputs_of(x), **moved}) if x.dtype.names else moved[""]
 
 
 def relabel(y: Array, numbers: list[int], task: str) -> Array:

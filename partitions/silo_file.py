@@ -14,8 +14,8 @@ Optional arrays:
 * ``feature_units`` (text, one per column, "" where not stated)
 * ``feature_ranges`` (columns, 2): smallest and largest allowed value of each column, NaN where not stated
 * ``patient_train`` and so on, or ``patient`` beside ``x, y``: whole numbers (n,), equal for samples of one patient
-  (``patients.py``); likewise ``subgroup``: texts (n,) (``subgroups.py``), and ``gaps``: booleans (n, columns)
-  (``survey/gaps.py``)
+  (``patients.py``); likewise ``subgroup``: texts (n,), and ``gaps``: booleans (n, columns)
+  (``partitions/inputs.py``)
 * ``vocabulary``: the number of tokens; texts are tokens
 
 Several inputs of a sample have an array each: ``x_image_train``, ``x_notes_train`` and so on, or ``x_image``,
@@ -38,7 +38,7 @@ import numpy as np
 
 from partitions.array_names import names_of, sort_names
 from partitions.common.errors import DataError
-from partitions.inputs import check_alike, describe_inputs, is_input_name, read_inputs, read_vocabulary
+from partitions.inputs import check_alike, describe_inputs, is_input_name, read_gaps, read_inputs, read_vocabulary
 from partitions.labels import (
     ONE_CLASS,
     Fault,
@@ -50,15 +50,13 @@ from partitions.labels import (
     stated_task,
 )
 from partitions.npz import read_arrays, write_npz
-from partitions.patients import describe_patients, read_patients
+from partitions.patients import describe_patients, describe_subgroups, read_patients, read_subgroups
 from partitions.recipes.pictures import read_any
-from partitions.reorder import count_columns, is_table
+from partitions.reorder import count_columns
 from partitions.schema import NO_SCHEMA, Feature, Schema, difference, moved, tidy
 from partitions.schemes.pool import hold_out
 from partitions.site_split import TEST_SHARE, describe_division, divide_own, rows_of
-from partitions.splits import Array, Dataset, SiloData, Split, both, dtype_of, inputs_of, together
-from partitions.subgroups import describe_subgroups, read_subgroups
-from partitions.survey.gaps import read_gaps
+from partitions.splits import Array, Dataset, SiloData, Split, dtype_of, inputs_of, joined, tables_of, together
 
 LONGEST_COHORT = 100  # characters
 
@@ -151,19 +149,13 @@ def read_dataset_file(path: str | Path, *, seed: int = 42, task: str = "auto") -
         splits = {"train": rows_of(whole, np.flatnonzero(~in_test)), "test": rows_of(whole, np.flatnonzero(in_test))}
     train = splits["train"]
     if "val" in splits:
-        train = joined(train, splits["val"])
+        train = joined([train, splits["val"]])
     for split in (train, splits["test"]):
         split.x.flags.writeable = False
         split.y.flags.writeable = False
     classes, task, vocabulary = contents.classes, contents.task, contents.vocabulary
     made = Dataset(path.stem, train, splits["test"], classes, task=task, vocabulary=vocabulary)
     return replace(made, schema=contents.schema, recipe=contents.recipe)
-
-
-def joined(first: Split, second: Split) -> Split:
-    """Concatenate the samples of two splits."""
-    groups = both(first.patient, second.patient), both(first.subgroup, second.subgroup)
-    return Split(np.concatenate([first.x, second.x]), np.concatenate([first.y, second.y]), *groups)
 
 
 def write_silo_file(
@@ -382,7 +374,7 @@ def make_schema(features: tuple[Feature, ...], labels: tuple[str, ...], dtype: s
 def check_ranges(features: Sequence[Feature], xs: Mapping[str, Array]) -> None:
     """Raise Fault where a column has values outside the range that the file states."""
     for split, x in xs.items():
-        tables = [own for own in inputs_of(x).values() if is_table(own)]
+        tables = [*tables_of(x).values()]
         columns = [column for own in tables for column in own.T]
         for feature, column in zip(features, columns, strict=False):
             low, high = feature.range or (-np.inf, np.inf)

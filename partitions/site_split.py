@@ -87,6 +87,13 @@ def sample_digests(x: Array) -> Array:
     return np.frombuffer(digests, ">u8").astype(np.uint64)
 
 
+def people_digests(digests: Array, split: Split) -> list[str]:
+    """Return a text per patient, sorted, from the samples' digests (n,); per sample where there are no patients."""
+    if split.patient is not None and len(digests):
+        digests = patient_digests(digests, split.patient)[np.unique(split.patient, return_index=True)[1]]
+    return sorted(f"{digest:016x}" for digest in digests.tolist())
+
+
 def rows_of(split: Split, rows: Array) -> Split:
     """Copy these rows."""
     groups = (None if group is None else group[rows] for group in (split.patient, split.subgroup))

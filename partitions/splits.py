@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ class Split:
       (n, tokens), a table float32 (n, columns), or several inputs: a structured array (n,) with a field for each.
     * ``y``: labels (n, ...) as in ``labels.py``, classes int64 (n,).
     * ``patient``: int64 (n,), equal numbers for samples of one patient, or None (``patients.py``).
-    * ``subgroup``: text (n,), or None (``subgroups.py``).
+    * ``subgroup``: text (n,), or None (``patients.py``).
     """
 
     x: Array
@@ -129,6 +129,16 @@ def inputs_of(x: Array) -> dict[str, Array]:
     return {name: x[name] for name in x.dtype.names} if x.dtype.names else {"": x}
 
 
+def is_table(x: Array) -> bool:
+    """Return whether an input (n, ...) is a table, whose columns have names."""
+    return x.ndim == 2 and x.dtype == np.float32
+
+
+def tables_of(x: Array) -> dict[str, Array]:
+    """Return the inputs that are tables, by name."""
+    return {name: own for name, own in inputs_of(x).items() if is_table(own)}
+
+
 def dtype_of(x: Array) -> str:
     """Return the number format; for several inputs that of each: ``image uint8, notes int32``."""
     return ", ".join(f"{name} {own.dtype}".strip() for name, own in inputs_of(x).items())
@@ -162,6 +172,13 @@ def take(dataset: Dataset, indices: Array) -> Split:
 def both(first: Array | None, second: Array | None) -> Array | None:
     """Concatenate an array of two splits, such as their patients; None where one split has none."""
     return None if first is None or second is None else np.concatenate([first, second])
+
+
+def joined(parts: Sequence[Split]) -> Split:
+    """Concatenate the samples of several parts."""
+    patient, subgroup = (reduce(both, [getattr(part, key) for part in parts]) for key in ("patient", "subgroup"))
+    x, y = (np.concatenate([getattr(part, key) for part in parts]) for key in ("x", "y"))
+    return Split(x, y, patient, subgroup)
 
 
 def split_table(

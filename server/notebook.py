@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import tempfile
 import weakref
 from functools import cached_property
@@ -146,7 +147,7 @@ class Run:
             card = export_model(self.path, silo, which or "reported", file, strategy, seed, round=round)
         else:
             card = export_shared(self.path, file, strategy, seed, round)
-        return Model(file, folder, card["model"]["name"])
+        return Model(file, folder, card.model.name)
 
     def plot_rounds(self, part: str = "validation") -> Plot:
         """Return a plot of the mean score over silos by round: per method the mean of its seeds, and their range."""
@@ -189,7 +190,8 @@ class Model:
         self._file, self._network = file, network
         if folder is not None:
             weakref.finalize(self, folder.cleanup)
-        self.card, net = read_model(file, network)
+        card, net = read_model(file, network)
+        self.card: dict[str, Any] = json.loads(card.text)
         self.module: nn.Module = net.module.eval()
 
     def predict(self, data: str | Path) -> pd.DataFrame:

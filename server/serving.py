@@ -1,7 +1,7 @@
 """HTTP server of ``silofl predict --serve``: JSON rows, or a picture or scan, in; JSON rows out.
 
-``POST /predict`` accepts ``{"rows": [...]}`` (``client/prediction/json_rows.py``), or with a recipe of pictures one
-file or a zip (``client/prediction/posted_scans.py``). ``GET /`` describes the model's input.
+``POST /predict`` accepts ``{"rows": [...]}`` (``client/prediction/posted.py``), or with a recipe of pictures one
+file or a zip (``client/prediction/posted.py``). ``GET /`` describes the model's input.
 Access control is that of ``silofl watch`` (``server/watch/access.py``). Requests are answered one after another. No
 request, answer or refusal is stored or logged.
 """
@@ -20,9 +20,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from client.export import read_model
-from client.prediction.json_rows import MOST_BYTES, MOST_ROWS, predict_rows
-from client.prediction.posted_scans import MOST_BYTES as MOST_SCAN_BYTES
-from client.prediction.posted_scans import MOST_FILES, predict_scans, work_folder
+from client.model_card import Card
+from client.prediction.posted import (
+    MOST_BYTES,
+    MOST_FILES,
+    MOST_ROWS,
+    MOST_SCAN_BYTES,
+    predict_rows,
+    predict_scans,
+    work_folder,
+)
 from client.prediction.predict import uncertainty
 from client.tables.new_samples import recipe_of
 from models.flat import FlatModel
@@ -48,11 +55,11 @@ def serve_model(model: Path, recipe: Path | None, host: str, port: int, token: T
         run(application(card, net, used, token.text), listening, host, token)
 
 
-def application(card: dict[str, Any], net: FlatModel, recipe: AnyRecipe, token: str = "") -> Starlette:
+def application(card: Card, net: FlatModel, recipe: AnyRecipe, token: str = "") -> Starlette:
     """Return the ASGI application. ``token``: required from clients; empty: only loopback names are answered."""
 
     async def about(request: Request) -> Response:
-        what = {"method": card["method"], "silo": card["silo"], "task": card["task"], "round": card["round"]}
+        what = {"method": card.method, "silo": card.silo, "task": card.task, "round": card.round}
         return JSONResponse({"model": what, **taken_by(recipe), "answers": uncertainty(card)})
 
     async def of_rows(request: Request, used: Recipe) -> Response:

@@ -32,7 +32,7 @@ from models.features import features_at
 from models.flat import gather, scatter
 from models.layout import Layout
 from models.metrics import mmd
-from models.networks.heads import Values
+from models.networks.blocks import Values
 from models.training import feature_gradient, generator
 from strategies.base.info import MethodInfo
 from strategies.base.partial import PartialClient, PartialStrategy, Split, head_blocks, split_parts

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from models.flat import gather
 from models.layout import Layout
-from models.networks.heads import Values
+from models.networks.blocks import Values
 from models.training import feature_gradient
 from strategies.base.info import MethodInfo
 from strategies.base.partial import PartialClient, PartialStrategy, Split, head_blocks, split_parts

@@ -18,9 +18,9 @@ from client.exchange.disclosure import Question, claim, people_of
 from client.local_data import agreed_schema, is_own_file
 from client.reported import load_reported
 from client.session import ClientSession
-from models.evidence.conformal import enough
 from models.evidence.measure import EVIDENCE, Ask, Evidence, conformal_intervals, conformal_sets, evidence_of
 from models.evidence.subgroups import subgroup_scores, suppressed
+from models.evidence.values import enough
 from models.privacy.noise import digest_of
 from models.samples import Samples
 from models.tasks import Regression, Task

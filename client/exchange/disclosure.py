@@ -28,8 +28,8 @@ from client.site.audit_gate import cohort_of
 from client.site.record import Record, disclose
 from client.site.trust.policy import PolicyRefusedError
 from models.privacy.noise import digest_of
-from partitions.patients import fewest_changed, patient_digests
-from partitions.site_split import sample_digests
+from partitions.patients import fewest_changed
+from partitions.site_split import people_digests, sample_digests
 from partitions.splits import Split
 
 
@@ -50,10 +50,7 @@ class Question:
 
 def people_of(part: Split) -> list[str]:
     """Return a digest per patient of a part of the data, sorted; per sample where the file names no patients."""
-    digests = sample_digests(np.stack([sample_digests(part.x), sample_digests(part.y)], axis=1))
-    if part.patient is not None and len(digests):
-        digests = patient_digests(digests, part.patient)[np.unique(part.patient, return_index=True)[1]]
-    return sorted(f"{digest:016x}" for digest in digests.tolist())
+    return people_digests(sample_digests(np.stack([sample_digests(part.x), sample_digests(part.y)], axis=1)), part)
 
 
 def may_measure(session: ClientSession) -> bool:

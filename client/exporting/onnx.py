@@ -13,19 +13,16 @@ from __future__ import annotations
 import io
 import json
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from client.evidence.conformal import task_in
-from client.evidence.temperature import TASKS as PROBABILITIES
+from client.evidence.calibration import TASKS as PROBABILITIES
+from client.model_card import Card, Scale
 from models.flat import FlatModel
-from models.shapes import read_shape
 from partitions.common.errors import UserError
-from partitions.schema import parse_schema
 
 OPSET = 17
 CHECKED = (1, 7)  # batch sizes
@@ -38,13 +35,13 @@ class Answering(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, card: Mapping[str, Any], net: nn.Module) -> None:
+    def __init__(self, card: Card, net: nn.Module) -> None:
         super().__init__()
-        self.net, self.task, self.scale = net, task_in(card), card["normalisation"]
-        self.temperature = float(card.get("temperature", {}).get("T", 1.0))
-        scale = self.scale or {"mean": 0.0, "std": 1.0}
-        self.register_buffer("mean", torch.tensor(scale["mean"]))
-        self.register_buffer("std", torch.tensor(scale["std"]))
+        self.net, self.task, self.scale = net, card.answering, card.normalisation
+        self.temperature = card.divisor
+        scale = self.scale or Scale(mean=0.0, std=1.0)
+        self.register_buffer("mean", torch.tensor(scale.mean))
+        self.register_buffer("std", torch.tensor(scale.std))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the answers (n, C, ...) of inputs (n, ...)."""
@@ -52,7 +49,7 @@ class Answering(nn.Module):
         return self.task.predictions(outputs)
 
 
-def onnx_of(card: Mapping[str, Any], net: FlatModel) -> tuple[bytes, float]:
+def onnx_of(card: Card, net: FlatModel) -> tuple[bytes, float]:
     """Return an ONNX file of a model, and its largest difference from PyTorch.
 
     Raises UserError if the packages are missing, or if the network cannot be translated exactly.
@@ -62,11 +59,11 @@ def onnx_of(card: Mapping[str, Any], net: FlatModel) -> tuple[bytes, float]:
         import onnxruntime
     except ModuleNotFoundError as error:
         raise UserError(f"--onnx needs the package {error.name}: pip install 'silofl[onnx]'") from None
-    shape, name = read_shape(card["input"]["shape"]), card["model"]["name"]
+    shape, name = card.shape, card.model.name
     if not isinstance(shape[0], int) and shape[0] != "tokens":
         raise UserError(f"--onnx: {name} takes several inputs, which an ONNX file of ours has not")
     module = Answering(card, net.module).eval()
-    output = "probabilities" if card["task"] in (*PROBABILITIES, "segmentation") else "values"
+    output = "probabilities" if card.task in (*PROBABILITIES, "segmentation") else "values"
     written: Any = io.BytesIO()
     try:
         with warnings.catch_warnings():
@@ -82,7 +79,7 @@ def onnx_of(card: Mapping[str, Any], net: FlatModel) -> tuple[bytes, float]:
                 dynamo=False,
             )
         made = onnx.load_from_string(written.getvalue())
-        schema = parse_schema(card.get("schema", {}))
+        schema = card.schema_parsed
         onnx.helper.set_model_props(
             made, {"columns": json.dumps(schema.names), "labels": json.dumps(schema.labels), "model": name}
         )
@@ -106,13 +103,13 @@ def difference(session: Any, module: nn.Module, x: Tensor, name: str) -> float:
     return float(np.abs(ours - theirs).max())
 
 
-def inputs(card: Mapping[str, Any], shape: tuple[Any, ...], n: int) -> Tensor:
+def inputs(card: Card, shape: tuple[Any, ...], n: int) -> Tensor:
     """Return random inputs (n, ...) of the model's kind."""
     rng = np.random.default_rng(n)
     if shape[0] == "tokens":
         return torch.from_numpy(rng.integers(0, shape[2], (n, shape[1]), np.int32))
-    if card["input"]["dtype"] == "uint8":
+    if card.input.dtype == "uint8":
         return torch.from_numpy(rng.integers(0, 256, (n, *shape)).astype(np.float32))
     x = torch.from_numpy(rng.normal(size=(n, *shape)).astype(np.float32))
-    scale = card["normalisation"]
-    return x * torch.tensor(scale["std"]) + torch.tensor(scale["mean"]) if scale else x
+    scale = card.normalisation
+    return x * torch.tensor(scale.std) + torch.tensor(scale.mean) if scale else x

@@ -9,32 +9,31 @@ from __future__ import annotations
 import math
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from client.evidence.conformal import INTERVALS, SETS, bounds_of, in_words, task_in
-from client.evidence.temperature import TASKS as PROBABILITIES
+from client.evidence.calibration import INTERVALS, SETS, bounds_of, in_words
+from client.evidence.calibration import TASKS as PROBABILITIES
 from client.export import read_model
-from client.prediction.outlines import check_folder, write_outlines
+from client.model_card import Card, Scale
 from client.tables.new_samples import Asked, answers_csv, named_columns, read_asked
 from models.flat import FlatModel
 from models.samples import BYTE_MEAN, BYTE_STD, Samples
-from models.shapes import read_shape
 from models.training import predict as logits_of
 from partitions.common.errors import DataError, UserError
 from partitions.importing.source import reading
 from partitions.importing.streams import blank
+from partitions.importing.volumes.writing import check_writable, write_masks
 from partitions.labels import ONE_CLASS
 from partitions.npz import write_npz
 from partitions.reorder import reorder_columns
-from partitions.schema import Schema, difference, few, moved, order_of, parse_schema
+from partitions.schema import Schema, difference, few, moved, order_of
 from partitions.splits import Array, dtype_of, input_shape
 
 BATCH = 512
@@ -75,7 +74,7 @@ def predict_file(
     Raises UserError if model and data cannot be read or do not fit each other.
     """
     card, net = read_model(model, network)
-    task = task_in(card)
+    task = card.answering
     if masks is not None and not task.per_pixel:
         raise UserError(f"{model} draws no outlines: it is for {task.name}")
     asked = read_asked(data, card, recipe, as_gaps, key)
@@ -105,12 +104,12 @@ def predict_file(
     return answers_csv(asked, found.columns, found.rows)
 
 
-def classes_of(card: Mapping[str, Any]) -> Sequence[str]:
+def classes_of(card: Card) -> Sequence[str]:
     """Return the names of a card's classes, ``class 0`` and so on where it has none."""
-    return parse_schema(card.get("schema", {})).labels or [f"class {i}" for i in range(card["classes"])]
+    return card.schema_parsed.labels or [f"class {i}" for i in range(card.classes)]
 
 
-def answer(card: Mapping[str, Any], net: FlatModel, asked: Asked, data: str, model: str) -> Answers:
+def answer(card: Card, net: FlatModel, asked: Asked, data: str, model: str) -> Answers:
     """Return the model's answers for all samples, without outlines; as :func:`answers_of`."""
     return together([replace(part, outlines=()) for part in answers_of(card, net, asked, data, model)])
 
@@ -120,24 +119,24 @@ def together(parts: Sequence[Answers]) -> Answers:
     return Answers(parts[0].columns, tuple(row for part in parts for row in part.rows)) if parts else Answers()
 
 
-def answers_of(card: Mapping[str, Any], net: FlatModel, asked: Asked, data: str, model: str) -> Iterator[Answers]:
+def answers_of(card: Card, net: FlatModel, asked: Asked, data: str, model: str) -> Iterator[Answers]:
     """Yield the model's answers batch by batch, so that memory does not grow with pictures and scans.
 
     ``data`` and ``model``: their names in messages. Raises UserError if the samples do not fit the model, and DataError
     if a picture cannot be read.
     """
     x, own = asked.x, asked.schema
-    shape, dtype = read_shape(card["input"]["shape"]), card["input"]["dtype"]
+    shape, dtype = card.shape, card.input.dtype
     here, kind = input_shape(x, asked.vocabulary), dtype_of(x)
     if here != shape or dtype not in (None, kind):  # None: a shared model accepts each silo's own type
         raise UserError(
             f"{data} holds {kind} samples of shape {here}; {model} takes {dtype or 'samples'} of shape {shape}"
         )
     order = check_schema(own, card, data)
-    scale = card["normalisation"]
+    scale = card.normalisation
     if dtype is None and kind == "uint8":
-        scale = {"mean": BYTE_MEAN, "std": BYTE_STD}
-    mean, std = (torch.tensor(scale["mean"]), torch.tensor(scale["std"])) if scale else (None, None)
+        scale = Scale(mean=BYTE_MEAN, std=BYTE_STD)
+    mean, std = (torch.tensor(scale.mean), torch.tensor(scale.std)) if scale else (None, None)
     for batch in batches_of(asked, data):
         part = reorder_columns(batch, order)
         part = part.astype(np.float32) if part.dtype == np.uint8 else part  # scaled below, as in the card
@@ -145,7 +144,7 @@ def answers_of(card: Mapping[str, Any], net: FlatModel, asked: Asked, data: str,
         if not bool(outputs.isfinite().all()):
             raise UserError(f"{model} answers with no number for a sample of {data}: it is damaged, or did not learn")
         names, rows = rows_of(card, outputs)
-        drawn = [*outputs.argmax(1).numpy().astype(np.uint8)] if task_in(card).per_pixel else []
+        drawn = [*outputs.argmax(1).numpy().astype(np.uint8)] if card.answering.per_pixel else []
         yield Answers(names, tuple(rows), drawn)
 
 
@@ -162,11 +161,11 @@ def batches_of(asked: Asked, data: str) -> Iterator[Array]:
             yield np.stack(batch).astype(x.dtype, copy=False)
 
 
-def rows_of(card: Mapping[str, Any], outputs: Tensor) -> tuple[tuple[str, ...], list[list[float | str]]]:
+def rows_of(card: Card, outputs: Tensor) -> tuple[tuple[str, ...], list[list[float | str]]]:
     """Return the column names, and a model's outputs (n, C) as answers by its card; used for every kind of answer."""
-    labels = parse_schema(card.get("schema", {})).labels
-    outputs = outputs / card.get("temperature", {}).get("T", 1.0)
-    columns, values = task_in(card).answers(outputs)
+    labels = card.schema_parsed.labels
+    outputs = outputs / card.divisor
+    columns, values = card.answering.answers(outputs)
     more, ends = bounds_of(card, outputs)
     names = tuple(named_columns([*columns, *more], labels))
     classes = labels if names[: len(columns)] != tuple(columns) else ()
@@ -177,12 +176,12 @@ def rows_of(card: Mapping[str, Any], outputs: Tensor) -> tuple[tuple[str, ...], 
     return names, rows
 
 
-def uncertainty(card: Mapping[str, Any]) -> list[str]:
+def uncertainty(card: Card) -> list[str]:
     """Return lines on the reliability of a model's answers by its card, including what the card lacks."""
-    task, found = card.get("task", "multiclass"), []
-    if task in PROBABILITIES and "temperature" not in card:
+    task, found = card.task, []
+    if task in PROBABILITIES and not card.temperature:
         found.append("the model card has no temperature, so the probabilities are not calibrated: export --temperature")
-    if known := card.get("conformal"):
+    if known := card.conformal:
         found.append(in_words(known))
     elif task in (*SETS, *INTERVALS):
         what = "sets of classes" if task in SETS else "intervals"
@@ -192,13 +191,13 @@ def uncertainty(card: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def check_schema(own: Schema, card: Mapping[str, Any], data: str) -> list[int]:
+def check_schema(own: Schema, card: Card, data: str) -> list[int]:
     """Return each model column's place in the data file, by name; empty if the order is the same.
 
     A line on standard error reports a mapping, or that names cannot be compared. Raises UserError if they do not fit.
     """
-    agreed = parse_schema(card.get("schema", {}))
-    one = card.get("task", "multiclass") in (*ONE_CLASS, "segmentation")
+    agreed = card.schema_parsed
+    one = card.task in (*ONE_CLASS, "segmentation")
     if reason := difference(own, agreed, "the model has", subset=one, mend="rename them in the data file"):
         raise UserError(f"{data} has {reason}")
     if agreed.names and not own.names:
@@ -206,3 +205,35 @@ def check_schema(own: Schema, card: Mapping[str, Any], data: str) -> list[int]:
     if what := moved(own, agreed):
         print(f"note: {data} has its {' and '.join(what)} in another order: mapped by name", file=sys.stderr)
     return order_of(own.names, agreed.names)
+
+
+# Outlines of volumes
+
+
+def check_folder(folder: Path, asked: Asked) -> None:
+    """Raise UserError if outlines cannot be written to this folder, before anything is predicted."""
+    if asked.pictures is None or asked.pictures.recipe.reading.volume is None:
+        raise UserError(f"--masks {folder}: a folder is for volumes, which scans give; name a file that ends in .npz")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"--masks {folder} is there already, and not an empty folder: name another one")
+    try:
+        check_writable(sample.files for sample in asked.pictures.samples)
+    except DataError as error:
+        raise UserError(str(error)) from None
+
+
+def write_outlines(folder: Path, asked: Asked, outlines: Iterable[Array], classes: Sequence[str]) -> list[str]:
+    """Write the outlines, each (d, h, w), as 0001.nii.gz, for a series also 0001.dcm; return the NIfTI files.
+
+    ``classes``: names of the classes 0, 1, .... Raises UserError, one line, also where a volume cannot be read.
+    """
+    assert asked.pictures is not None
+    reading, samples, names = asked.pictures.recipe.reading, asked.pictures.samples, list[str]()
+    try:
+        for sample, mask in zip(samples, outlines, strict=True):
+            to = folder / f"{len(names) + 1:04}"
+            names.append(write_masks(to, mask, sample.files, classes, sample.where, reading)[0].name)
+    except DataError as error:
+        done = f"; {len(names)} of {len(samples)} outlines are in {folder}" if names else ""
+        raise UserError(f"{error}{done}") from None
+    return names

@@ -1,15 +1,33 @@
-"""Checks that protect a silo's records, and the privacy entry of its model cards."""
+"""What protects a silo's records beside the noise: checks, and the rules for releasing sums of a table's columns.
+
+Under a study, the statistics that standardise a table are checked, too. Every message brings them, and the server
+chooses them. A malicious server could use them to isolate a patient: with a column's mean just below its greatest
+value, and a tiny deviation, the seed's own first layer becomes a filter. That patient's gradient is then alone in half
+of the units; another column isolates another patient in the next round. So the statistics must stay the same for the
+whole run, and must not move this silo's values far from where honest ones do. The server keeps one choice per run.
+
+Honest statistics are the pooled mean and variance. With them, each standardised column of a silo with the share p of
+all samples has a root mean square of at most 1 / sqrt(p).
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import json
+import sqlite3
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from client.local_data import columns_in
+from client.site.record import Record, disclose
+from client.site.study.protocol import Study
 from client.site.trust.policy import Policy, PolicyRefusedError
+from models.privacy.noise import derived
+from models.standardisation import Columns, column_sums, rounded_sums
 from partitions.common.errors import UserError
-from partitions.splits import SiloData, Split
-from strategies.base.client import SiloClient
+from partitions.site_split import sample_digests
+from partitions.splits import Array, SiloData, Split
 from strategies.base.run_settings import RunSettings
 
 
@@ -55,11 +73,96 @@ def check_records(settings: RunSettings, data: SiloData, name: str) -> None:
         )
 
 
-def privacy_card(settings: RunSettings) -> dict[str, Any]:
-    """Return a model card's entry for differential privacy: the personal model has it only if all of it is sent."""
-    s = settings.privacy
-    if s is None:
-        return {}
-    method = settings.strategy
-    noised = method.info.dp == "gradient" and method.client.personal is SiloClient.personal
-    return {"privacy": {**asdict(s), "personal": "trained with noise" if noised else "trained without noise"}}
+# Statistics of tables
+
+
+LARGEST = 10.0  # root mean square of a standardised column: the bound for a silo with 1 % of all samples
+
+
+def check_statistics(columns: Array, mean: Columns, std: Columns, study: Study, silo: str) -> None:
+    """Raise PolicyRefusedError if the server's ``mean`` and ``std`` (d,) do not fit data like ``columns``.
+
+    ``columns`` (n, d): the silo's training part.
+    """
+    refuses = f"{silo} refuses: under the study {study.name} tables are standardised by all hospitals' statistics"
+    if not len(mean) == len(std) == columns.shape[1]:
+        raise PolicyRefusedError(f"{refuses}, and the message has {len(mean)} means for {columns.shape[1]} columns")
+    with np.errstate(all="ignore"):
+        standardised = (columns.astype(np.float64) - np.array(mean)) / np.array(std)
+        size = np.sqrt((standardised * standardised).mean(0))
+    far = ~(size <= LARGEST)
+    if far.any():
+        column = int(far.argmax())
+        raise PolicyRefusedError(
+            f"{refuses}: with the message's, column {column + 1} has a root mean square of {size[column]:.3g} here, "
+            f"and at most {LARGEST:g} is taken"
+        )
+
+
+def claim_statistics(mean: Columns, std: Columns, silo: str, state: Any, run_id: int) -> None:
+    """Note a run's statistics in the state directory. Raises PolicyRefusedError if the run had other ones before.
+
+    Empty ones: the silo's own.
+    """
+    own, run = derived(b"", "statistics", repr(mean), repr(std)).hex(), str(run_id)
+    find = "SELECT question FROM disclosed WHERE kind = 'statistics' AND silo = ? AND run = ?"
+    with Record(Path(str(state))).writing() as db:
+        before = {question for (question,) in db.execute(find, (silo, run))}
+        if before - {own}:
+            raise PolicyRefusedError(f"{silo} refuses: the run has standardised tables by other statistics before")
+        if not before:
+            disclose(db, "statistics", silo=silo, run=run, question=own)
+
+
+# Sums of a table's columns, from which all silos agree on a standardisation. Sums cover enough patients, are rounded
+# (``models.standardisation.rounded_sums``), and are released once per version of the training part. The record stores
+# what was released; while the samples are the same, so are the numbers. The difference of two versions that differ in
+# too few patients would reveal those few, so the later version has to wait until enough have changed. If no sums are
+# released, the reason is sent instead. The silo is then standardised by its own statistics, as with
+# ``normalization = "silo"``. If a file names no patients, each sample counts as one.
+
+
+KIND = "sums"  # of the rows of `disclosed` in the record
+Sums = tuple[list[float], list[float]]
+
+
+def released_sums(x: Array, part: Split, policy: Policy, state: str) -> tuple[Sums | None, str]:
+    """Return the sum and sum of squares of the training columns ``x`` (n, d), or None and the reason.
+
+    ``state``: the state directory. The reason is sent to the server, so it does not contain the number of patients.
+    """
+    if policy.public:
+        return column_sums(x), ""
+    rule = "floor" if policy.floor > policy.min_sum_samples else "min_sum_samples"
+    if not policy.sums:
+        return None, f"its policy has {policy.line('sums')}"
+    if fault := too_few(part, policy, rule):
+        return None, fault
+    if not state:
+        return None, "it has no state-dir to remember what it gave"
+    try:
+        with Record(Path(state)).writing() as db:
+            return _release(x, part.units, policy, rule, db)
+    except (OSError, ValueError, KeyError, TypeError) as error:  # the record is unreadable: release nothing more
+        return None, f"what it gave before cannot be remembered ({error})"
+
+
+def _release(x: Array, units: Array, policy: Policy, rule: str, db: sqlite3.Connection) -> tuple[Sums | None, str]:
+    digests, (_, patients, records) = sample_digests(x), np.unique(units, return_inverse=True, return_counts=True)
+    order = np.argsort(digests, kind="stable")
+    samples = [f"{digest:016x}" for digest in digests[order].tolist()]
+    for people, text in db.execute("SELECT people, answer FROM disclosed WHERE kind = ?", (KIND,)).fetchall():
+        release = json.loads(text)
+        if people.split() == samples:
+            return (release["sum"], release["square_sum"]), ""
+        before = np.array([int(digest, 16) for digest in people.split()], np.uint64)
+        came = np.unique(patients[~np.isin(digests, before)])
+        # Earlier versions noted no patients: the number that left is then unknown, and counts as zero.
+        gone = np.unique(np.array(release.get("patients", np.zeros(len(before))))[~np.isin(before, digests)])
+        if max(len(came), len(gone)) < getattr(policy, rule):
+            rule_line = policy.line(rule)
+            return None, f"its policy has {rule_line}, and fewer patients differ from those it gave sums of before"
+    sums = rounded_sums(x, int(records.max()))
+    answer = json.dumps({"patients": patients[order].tolist(), "sum": sums[0], "square_sum": sums[1]})
+    disclose(db, KIND, answer=answer, people=samples)
+    return sums, ""

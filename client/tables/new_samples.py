@@ -7,11 +7,12 @@ import io
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from client.model_card import Card
 from client.tables.new_pictures import Pictures, read_new_pictures
 from partitions.array_names import EXTRA_NAMES, known_names, names_of
 from partitions.common.errors import DataError, UserError
@@ -48,9 +49,7 @@ class Asked:
     pictures: NewPictures | None = None  # the source of pictures or scans; ``x`` has only their shape and type
 
 
-def read_asked(
-    data: Path, card: Mapping[str, Any], recipe: Path | None = None, as_gaps: bool = False, key: str = ""
-) -> Asked:
+def read_asked(data: Path, card: Card, recipe: Path | None = None, as_gaps: bool = False, key: str = "") -> Asked:
     """Return the samples of a data file, or of a csv, pictures or scans by the ``recipe`` or else the card's.
 
     ``key``: the key of pictures (``new_pictures.KEYS``). Raises UserError, one line.
@@ -108,14 +107,14 @@ def asked_rows(data: Path, used: Recipe, as_gaps: bool) -> Asked:
     return Asked(rows.x, rows.vocabulary, schema, keys, rows.key or INDEX)
 
 
-def recipe_of(card: Mapping[str, Any]) -> AnyRecipe:
+def recipe_of(card: Card) -> AnyRecipe:
     """Return the recipe in a model's card. Raises UserError if it has none."""
-    if not card.get("recipe"):
+    if not card.recipe:
         raise UserError(
             "the model's card has no recipe, so it cannot read a csv or pictures: name one with --recipe "
             "OURS.recipe.toml, or make an .npz file with silofl import"
         )
-    return parse_any(card["recipe"])
+    return parse_any(card.recipe)
 
 
 def about_recipe(text: str) -> dict[str, Any]:

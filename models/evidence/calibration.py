@@ -124,3 +124,26 @@ def _newton(x: Array, offset: Array, event: Array) -> Array | None:
         if np.abs(step).max() < 1e-12 * max(1.0, float(np.abs(beta).max())):
             return beta
     return beta if np.abs(step).max() < 1e-9 else None
+
+
+# Net benefit of decisions by a model's probabilities (Vickers and Elkin, Med. Decis. Making 2006)
+
+
+THRESHOLDS = tuple(round(0.05 * k, 2) for k in range(1, 20))  # probabilities from which a patient is treated
+
+
+def net_benefit(p: Array, event: Array, thresholds: tuple[float, ...] = THRESHOLDS) -> Array:
+    """Return TP / n - FP / n * t / (1 - t) of "treat where p >= t", for each threshold t."""
+    t = np.asarray(thresholds)
+    treated = p[None, :] >= t[:, None]
+    return np.asarray((treated * _worth(event, t)).mean(1))
+
+
+def treat_all(event: Array, thresholds: tuple[float, ...] = THRESHOLDS) -> Array:
+    """Return the net benefit of treating everybody; treating no one has 0."""
+    return np.asarray(_worth(event, np.asarray(thresholds)).mean(1))
+
+
+def _worth(event: Array, t: Array) -> Array:
+    """Return the benefit of treating each sample (thresholds, n): 1 for an event, -t / (1 - t) without one."""
+    return np.asarray(np.where(event[None, :] > 0, 1.0, -(t / (1 - t))[:, None]))

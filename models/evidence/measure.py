@@ -39,10 +39,10 @@ from models.evidence.calibration import (
     calibration_slope,
     expected_calibration_error,
     fewest_units,
+    net_benefit,
     reliability,
+    treat_all,
 )
-from models.evidence.conformal import enough, halves, sets_of, shrunk, threshold_of, true_scores
-from models.evidence.decisions import net_benefit, treat_all
 from models.evidence.survival import (
     baseline_hazard,
     brier_of_survival,
@@ -52,7 +52,19 @@ from models.evidence.survival import (
     predicted_risk,
     risk_bins,
 )
-from models.evidence.values import agreement, interval_shares, own_width, recalibration, value_bins
+from models.evidence.values import (
+    agreement,
+    enough,
+    halves,
+    interval_shares,
+    own_width,
+    quantile,
+    recalibration,
+    sets_of,
+    shrunk,
+    true_scores,
+    value_bins,
+)
 from models.samples import Samples
 from models.tasks import Regression, Segmentation, Survival, Task, probabilities
 from models.training import Network, predict
@@ -108,7 +120,7 @@ def conformal_sets(model: Network, test: Samples, units: Units, common: float) -
     """Return coverage and size of the sets with the hospital's own threshold, the common one, and the shrunk one."""
     p, y = probabilities(predict(model, test)), test.labels().cpu().numpy()
     fits, held = halves(units)
-    own = threshold_of(true_scores(p[fits], y[fits]))
+    own = quantile(true_scores(p[fits], y[fits]), too_few=1.0)
     values = [float(len(y[held]))]
     for threshold in (own, common, shrunk(own, len(y[fits]), common)):
         sets = sets_of(p[held], y[held], threshold)
@@ -184,7 +196,7 @@ def _of_outputs(task: Task, outputs: Tensor, y: Tensor, units: Units, ask: Ask) 
     if enough(units, ask.least):
         fits, _ = halves(units)
         scores = true_scores(of_classes[fits], labels[fits])
-        values["conformal"] = [float(len(scores)), threshold_of(scores)]
+        values["conformal"] = [float(len(scores)), quantile(scores, too_few=1.0)]
     return values
 
 

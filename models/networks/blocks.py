@@ -1,12 +1,17 @@
-"""Layers for pictures (c, h, w) and volumes (c, d, h, w), and initial weights."""
+"""What networks share: layers for pictures and volumes, the stem, initial weights, and heads that a method puts in."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from models.layout import block_names, other_names
+from partitions.common.errors import UserError
 
 
 def is_volume(input_shape: Sequence[int]) -> bool:
@@ -45,3 +50,75 @@ def initialise_kaiming(module: nn.Module) -> None:
             nn.init.kaiming_normal_(layer.weight)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
+
+
+STEMS = ("7x7", "3x3")
+
+
+@dataclass(frozen=True)
+class StemSettings:
+    """Selection of the stem: 7x7 or 3x3."""
+
+    stem: str = field(
+        default="7x7",
+        metadata={
+            "help": "7x7: stride 2 and max-pooling, the papers'; 3x3: keeps the size, for small pictures",
+            "choices": STEMS,
+        },
+    )
+
+
+class Stem(nn.Module):
+    """A 7x7 convolution of stride 2 and max-pooling, or one 3x3 convolution."""
+
+    def __init__(self, inputs: int, outputs: int, kind: str, volume: bool = False) -> None:
+        super().__init__()
+        self.pooled = kind == "7x7"
+        conv = convolution(volume)
+        if self.pooled:
+            self.conv1 = conv(inputs, outputs, 7, stride=2, padding=3, bias=False)
+        else:
+            self.conv1 = conv(inputs, outputs, 3, padding=1, bias=False)
+        self.bn1 = batch_norm(volume)(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.bn1(self.conv1(x)).relu()
+        return max_pool(x, 3, stride=2, padding=1) if self.pooled else x
+
+
+class Values(nn.Module):
+    """Numbers of a head as a separate layer block, set by its method and not trained."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.values = nn.Parameter(torch.zeros(size))
+
+    def forward(self) -> Tensor:
+        return self.values
+
+
+def with_head(network: nn.Module, make: Callable[[nn.Linear], nn.Module] | None) -> nn.Module:
+    """Replace the network's last layer by the head ``make(last layer)``, from features (b, K) to logits (b, C).
+
+    Without ``make`` the network is unchanged. The head lists its layer blocks in ``block_names``; they follow the
+    body's, as ``fc2.policy``. It sets ``has_dropout`` where it draws random numbers in training. The network's own
+    weights are those without the head. Raises UserError where its last layer is not linear with a bias.
+    """
+    if make is None:
+        return network
+    *body, last = block_names(network)
+    layer = network.get_submodule(last)
+    if type(layer) is not nn.Linear or layer.bias is None:
+        raise UserError(f"this method needs a linear last layer with a bias, which '{last}' is not")
+    if tied := [pair for pair in other_names(network).items() if any(name.startswith(f"{last}.") for name in pair)]:
+        raise UserError(f"this method replaces the last layer, and {' and '.join(tied[0])} are one tensor")
+    head = make(layer)
+    owner, _, leaf = last.rpartition(".")
+    setattr(network.get_submodule(owner), leaf, head)
+    parts = tuple(f"{last}.{part}" for part in block_names(head))
+    own: dict[str, Any] = {"block_names": (*body, *parts), "head_name": last}
+    own["has_dropout"] = getattr(network, "has_dropout", False) or getattr(head, "has_dropout", False)
+    own["any_batch"] = getattr(network, "any_batch", False) and getattr(head, "any_batch", False)
+    for name, value in own.items():
+        setattr(network, name, value)
+    return network

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.networks.input_stem import Stem
+from models.networks.blocks import Stem
 
 GROWTH, BOTTLENECK = 32, 4  # k channels per layer; its 1x1 convolution has 4 k
 DEPTHS = (6, 12, 24, 16)

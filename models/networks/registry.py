@@ -29,13 +29,12 @@ from typing import Any
 
 from torch import nn
 
-from models.networks.blocks import initialise_kaiming
+from models.networks.blocks import StemSettings, initialise_kaiming
 from models.networks.cnn import PLAYER_LAYOUTS, ConvNet, PlayerCnnSettings, PlayerNet
 from models.networks.custom import CustomSettings, check_network, custom_network, is_custom
 from models.networks.densenet import PUBLISHED as DENSENET_PUBLISHED
 from models.networks.densenet import DenseNet
 from models.networks.fusion import Fusion, ImageTextSettings, SignalsSettings, is_signal
-from models.networks.input_stem import StemSettings
 from models.networks.mlp import Mlp, MlpSettings
 from models.networks.resnet import RESNET_PUBLISHED, Bottleneck, ResNet
 from models.networks.text import FastText, FastTextSettings, PlayerTransformer, PlayerTransformerSettings

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from models.networks.blocks import batch_norm, convolution, is_volume, mean_over_places
-from models.networks.input_stem import Stem
+from models.networks.blocks import Stem, batch_norm, convolution, is_volume, mean_over_places
 from models.shapes import Shape
 
 

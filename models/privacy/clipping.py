@@ -69,12 +69,12 @@ class Clipping:
         """
         if not len(y):
             return torch.zeros_like(self.model.gradient), self.model.gradient.new_zeros(())
-        units = torch.split(torch.arange(len(y), device=y.device), 1) if groups is None else groups
+        units = [torch.arange(len(y), device=y.device).unsqueeze(1)] if groups is None else by_size(groups)
         most = chunk_size(x) if self.together and self._may_go_together(x, y, loss, network) else 0
         found = self._summed(x, y, loss, network, units, most)
         if found is None:
             log(WARNING, "a sum of clipped gradients is too long or not finite: its units are added one by one")
-            alone = (self._summed(x, y, loss, network, [unit], most) for unit in units)
+            alone = (self._summed(x, y, loss, network, [one], most) for same in units for one in torch.split(same, 1))
             nothing = torch.zeros_like(self.model.gradient), self.model.gradient.new_zeros(())
             for one in alone:
                 if one is not None:
@@ -85,16 +85,16 @@ class Clipping:
     def _summed(
         self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None, units: Sequence[Tensor], most: int
     ) -> tuple[Tensor, Tensor] | None:
-        """Return :meth:`total` of these units, in chunks of ``most`` records; None if it fails the condition."""
+        """Return :meth:`total` of units (n, k) of equal size, in chunks of ``most`` records; None if it fails."""
         total, value = torch.zeros_like(self.model.gradient), self.model.gradient.new_zeros(())
         try:
-            for k, same in by_size(units):
-                if k > most:
+            for same in units:
+                if (k := same.shape[1]) > most:
                     for index in same:
                         value += self._single(x, y, index, loss, network)
                         self._add(total)
                 else:
-                    for part in torch.split(torch.cat(same), most // k * k):
+                    for part in torch.split(same.flatten(), most // k * k):
                         value += self._chunk(rows(x, part), y[part], loss, network, total, k)[0]
         except Exception as error:  # of a record: an error reply would disclose it
             if is_out_of_memory(error):
@@ -102,7 +102,8 @@ class Clipping:
             log(WARNING, "a batch of private gradients failed with %s: %s", type(error).__name__, error)
             return None
         # The one condition of all ways; a comparison with nan is false.
-        return (total, value) if bool(length(total) <= len(units) * self.clip_norm * ROUNDED) else None
+        most_length = sum(map(len, units)) * self.clip_norm * ROUNDED
+        return (total, value) if bool(length(total) <= most_length) else None
 
     def _factors(self, norms: Tensor) -> Tensor:
         """Return the factor of each unit, 0 for one that leaves."""
@@ -260,12 +261,12 @@ def code_of(loss: Loss | OnFeatures) -> object:
     return getattr(function, "__code__", type(function))
 
 
-def by_size(units: Sequence[Tensor]) -> Iterator[tuple[int, list[Tensor]]]:
-    """Yield (k, the units with k records), in ascending order of k."""
+def by_size(units: Sequence[Tensor]) -> list[Tensor]:
+    """Return the records of the units of each size, (units, size), in ascending order of size."""
     sizes: dict[int, list[Tensor]] = {}
     for index in units:
         sizes.setdefault(len(index), []).append(index)
-    yield from sorted(sizes.items())
+    return [torch.stack(same) for _, same in sorted(sizes.items())]
 
 
 def length(vector: Tensor) -> Tensor:

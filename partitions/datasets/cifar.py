@@ -1,4 +1,4 @@
-"""Readers of the file formats of CIFAR-10 and CIFAR-100."""
+"""CIFAR-10 and CIFAR-100, and the file formats in which they are read."""
 
 from __future__ import annotations
 
@@ -8,18 +8,53 @@ from pathlib import Path
 import numpy as np
 
 from partitions.common.errors import DataError
-from partitions.datasets.pickles import read_pickle
-from partitions.splits import Array
+from partitions.datasets.download import RemoteFile, decoded, download, find, places
+from partitions.splits import Array, Dataset, Split
 
 # The published archives: per split the members, in order.
-BINARY_MEMBERS = {
+MEMBERS = {
     10: {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]},
     100: {"train": ["train.bin"], "test": ["test.bin"]},
 }
-PYTHON_MEMBERS = {
-    10: {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]},
-    100: {"train": ["train"], "test": ["test"]},
-}
+CIFAR_MD5 = {10: "c32a1d4ab5d03f1284b67883e8d87530", 100: "03b5dce01913d631647c71ecec9e9cb8"}
+
+
+def load_cifar(name: str, data_dir: str) -> Dataset:
+    """Load CIFAR-10 or CIFAR-100: 50,000 and 10,000 colour pictures of 32 x 32.
+
+    They are read from the first of these that exists: ``cifar10.npz`` (x_train, y_train, x_test, y_test), the published
+    binary archive, or (CIFAR-10) lossless WebP sheets with ``labels.npz``. CIFAR-100 has its 100 fine labels.
+    Decoded arrays are stored in the cache and mapped from there.
+    """
+    classes = 10 if name == "cifar10" else 100
+    archive = f"cifar-{classes}-binary.tar.gz"
+    folders = places(data_dir, (name, name.upper(), f"cifar-{classes}"))
+    names = [f"{name}.npz", archive, *(["train_00.webp"] if classes == 10 else [])]
+    remote = RemoteFile(archive, f"https://www.cs.toronto.edu/~kriz/{archive}", CIFAR_MD5[classes])
+    found = find(names, folders) or download(name, remote, data_dir, name)
+    tiles, sources = found.suffix == ".webp", [found]
+    if tiles:
+        sources = [*sorted(found.parent.glob("*.webp")), found.parent / "labels.npz"]
+
+    def decode() -> dict[str, Array]:
+        if tiles:
+            return read_tiles(found.parent)
+        if found.suffix == ".npz":
+            with np.load(found, allow_pickle=False) as file:
+                return {key: file[key] for key in ("x_train", "y_train", "x_test", "y_test")}
+        return read_binary(found, classes)
+
+    try:
+        arrays = decoded(name, sources, decode)
+        splits = [Split(arrays[f"x_{s}"], arrays[f"y_{s}"].reshape(-1).astype(np.int64)) for s in ("train", "test")]
+        for split in splits:
+            if split.x.dtype != np.uint8 or split.x.shape != (len(split.y), 32, 32, 3):
+                raise DataError(f"pictures are {split.x.dtype} {split.x.shape} for {len(split.y)} labels")
+            if len(split) and not 0 <= split.y.min() <= split.y.max() < classes:
+                raise DataError(f"labels are not all in 0..{classes - 1}")
+    except (OSError, EOFError, KeyError, ValueError, tarfile.TarError) as error:
+        raise DataError(f"{name}: {found} cannot be read ({error}); replace or delete it") from error
+    return Dataset(name, splits[0], splits[1], classes)
 
 
 def read_tiles(folder: Path) -> dict[str, Array]:
@@ -50,43 +85,14 @@ def read_binary(path: Path, classes: int) -> dict[str, Array]:
     """
     label_bytes = 1 if classes == 10 else 2
     arrays: dict[str, Array] = {}
-    for split, pieces in read_members(path, BINARY_MEMBERS[classes]).items():
-        records = np.concatenate([np.frombuffer(piece, np.uint8).reshape(-1, label_bytes + 3072) for piece in pieces])
-        arrays[f"x_{split}"] = to_pictures(records[:, label_bytes:])
-        arrays[f"y_{split}"] = records[:, label_bytes - 1].astype(np.int64)
-    return arrays
-
-
-def read_python(path: Path, classes: int) -> dict[str, Array]:
-    """Read the published ``cifar-*-python.tar.gz``; its members are pickles, and only arrays are admitted."""
-    key = b"labels" if classes == 10 else b"fine_labels"
-    arrays: dict[str, Array] = {}
-    for split, pieces in read_members(path, PYTHON_MEMBERS[classes]).items():
-        batches = [read_pickle(piece, encoding="bytes") for piece in pieces]
-        if not all(isinstance(batch, dict) for batch in batches):
-            raise DataError("a member is no dictionary")
-        arrays[f"x_{split}"] = to_pictures(np.concatenate([batch[b"data"] for batch in batches]))
-        arrays[f"y_{split}"] = np.concatenate([np.asarray(batch[key], np.int64) for batch in batches])
-    return arrays
-
-
-def read_members(path: Path, wanted: dict[str, list[str]]) -> dict[str, list[bytes]]:
-    """Return the bytes of the members ``wanted`` (by the last part of their names), per split.
-
-    Raises DataError if one is missing.
-    """
-    content: dict[str, bytes] = {}
-    names = {name for members in wanted.values() for name in members}
     with tarfile.open(path) as archive:
-        for member in archive:
-            base = member.name.rpartition("/")[2]
-            if base in names and (file := archive.extractfile(member)) is not None:
-                content[base] = file.read()
-    if missing := sorted(names - set(content)):
-        raise DataError(f"{path} has no member {', '.join(missing)}")
-    return {split: [content[name] for name in members] for split, members in wanted.items()}
-
-
-def to_pictures(rows: Array) -> Array:
-    """Reshape rows (n, 3072), with the red, green and blue planes concatenated, to (n, 32, 32, 3)."""
-    return np.ascontiguousarray(rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+        members = {member.name.rpartition("/")[2]: member for member in archive}
+        for split, names in MEMBERS[classes].items():
+            if missing := [name for name in names if name not in members]:
+                raise DataError(f"it has no member {missing[0]}")
+            content = b"".join(file.read() for name in names if (file := archive.extractfile(members[name])))
+            records = np.frombuffer(content, np.uint8).reshape(-1, label_bytes + 3072)
+            pictures = records[:, label_bytes:].reshape(-1, 3, 32, 32)  # planes of red, green and blue
+            arrays[f"x_{split}"] = np.ascontiguousarray(pictures.transpose(0, 2, 3, 1))
+            arrays[f"y_{split}"] = records[:, label_bytes - 1].astype(np.int64)
+    return arrays

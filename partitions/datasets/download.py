@@ -56,6 +56,11 @@ def find(names: Sequence[str], folders: Sequence[Path]) -> Path | None:
     return next((folder / name for folder in folders for name in names if (folder / name).is_file()), None)
 
 
+def found_or_downloaded(dataset: str, file: RemoteFile, data_dir: str, sub_folders: Sequence[str]) -> Path:
+    """Return the file from the folders of :func:`places`, or else download it into the first of ``sub_folders``."""
+    return find([file.name], places(data_dir, sub_folders)) or download(dataset, file, data_dir, sub_folders[0])
+
+
 def md5_of(path: Path) -> str:
     """Return a file's MD5 in hexadecimal; it identifies published files, and is no protection."""
     with path.open("rb") as file:

@@ -1,6 +1,6 @@
 """Federations of FLamby (NeurIPS 2022, arXiv 2210.04620) with its own centres and its own test parts.
 
-Fed-TCGA-BRCA is in ``registry.py``. Procedures as in FLamby's public code (owkin/FLamby), which describe the
+Procedures as in FLamby's public code (owkin/FLamby), which describe the
 data; the partition ``natural`` keeps centres and test parts.
 """
 
@@ -16,15 +16,23 @@ import numpy as np
 from tqdm import tqdm
 
 from partitions.common.errors import DataError
-from partitions.datasets import heart
-from partitions.datasets.download import decoded, find, places
+from partitions.datasets.download import RemoteFile, decoded, found_or_downloaded, places, require
 from partitions.splits import Array, Dataset, Split
 
 # Heart disease
 
+HEART_URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/"
+HEART_MD5 = {
+    "cleveland": "2d91a8ff69cfd9616aa47b59d6f843db",
+    "hungarian": "22e96bee155b5973568101c93b3705f6",
+    "switzerland": "9a87f7577310b3917730d06ba9349e20",
+    "va": "4249d03ca7711e84f4444768c9426170",
+}
+HEART_FEATURES = ("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak")
+
 HEART_TEST = 0.34
 HEART_SEED = 43
-CHEST_PAIN, ECG = heart.FEATURES.index("cp"), heart.FEATURES.index("restecg")
+CHEST_PAIN, ECG = HEART_FEATURES.index("cp"), HEART_FEATURES.index("restecg")
 
 
 def load_heart(name: str, data_dir: str) -> Dataset:
@@ -36,15 +44,47 @@ def load_heart(name: str, data_dir: str) -> Dataset:
     30 and 16, 85 and 45. Features are in their own units (FLamby standardises by each hospital's training part:
     ``normalization=silo``).
     """
-    tables = heart.read_tables(name, data_dir)
+    tables = read_tables(name, data_dir)
     whole = np.concatenate(list(tables.values()))
-    kept = [whole[:, i] for i in range(len(heart.FEATURES)) if i not in (CHEST_PAIN, ECG)]
+    kept = [whole[:, i] for i in range(len(HEART_FEATURES)) if i not in (CHEST_PAIN, ECG)]
     dummies = [whole[:, i] == value for i in (CHEST_PAIN, ECG) for value in np.unique(whole[:, i])[1:]]
     x, y = np.column_stack([*kept, *dummies]).astype(np.float32), (whole[:, -1] > 0).astype(np.int64)
     centre = np.repeat(list(tables), [len(table) for table in tables.values()])
     in_test = heart_test(y, centre)
     order = np.argsort(in_test, kind="stable")
     return by_centre(name, x[order], y[order], centre[order], int((~in_test).sum()), list(tables), classes=2)
+
+
+def read_tables(name: str, data_dir: str) -> dict[str, Array]:
+    """Read each hospital's table (:func:`read_table`); missing files are downloaded. ``name``: for messages."""
+    tables, folders = {}, ("heart_disease", "heart-disease", "fed_heart_disease")
+    for hospital, md5 in HEART_MD5.items():
+        file = f"processed.{hospital}.data"
+        tables[hospital] = read_table(
+            found_or_downloaded(name, RemoteFile(file, HEART_URL + file, md5), data_dir, folders)
+        )
+    return tables
+
+
+def read_table(path: Path) -> Array:
+    """Read one hospital's table, float64 (n, 11): 10 features and the label 0..4, rows without a missing value."""
+    rows = []
+    for number, line in enumerate(path.read_text("utf-8", errors="replace").splitlines(), 1):
+        cells = [cell.strip() for cell in line.split(",")]
+        if cells == [""]:
+            continue
+        kept = [*cells[: len(HEART_FEATURES)], cells[-1]]
+        if "?" in kept:
+            continue
+        try:
+            if len(cells) != 14:
+                raise DataError(f"{len(cells)} columns instead of 14")
+            rows.append([float(cell) for cell in kept])
+            if rows[-1][-1] not in range(5):
+                raise DataError(f"the label is {kept[-1]}, not 0..4")
+        except ValueError as error:
+            raise DataError(f"heart-disease: {path}, line {number}: {error}; replace or delete the file") from error
+    return np.array(rows).reshape(-1, len(HEART_FEATURES) + 1)
 
 
 def heart_test(y: Array, centre: Array) -> Array:
@@ -99,14 +139,11 @@ def load_isic(name: str, data_dir: str) -> Dataset:
     FLamby, but without JPEG in between. The central 200 x 200 pixels are kept, as of FLamby's test pictures (it crops
     training pictures at random). The pictures are read once, with 3 GB of memory, then mapped from the cache.
     """
-    folders = places(data_dir, ISIC_PLACES)
-    table = find(["train_test_split"], folders)
-    if table is None:
-        raise DataError(
-            f"{name}: there is no file train_test_split; put it from FLamby "
-            f"(flamby/datasets/fed_isic2019/dataset_creation_scripts) and the challenge's folder {ISIC_PICTURES} into "
-            f"{folders[0]}, or name their folder with data-dir or SILOFL_DATA"
-        )
+    whence = (
+        "it is in FLamby (flamby/datasets/fed_isic2019/dataset_creation_scripts), and the challenge's folder "
+        f"{ISIC_PICTURES} goes beside it"
+    )
+    table = require(name, ["train_test_split"], ISIC_PLACES, data_dir, whence)
     rows = isic_rows(name, table)
     found = [table.parent / f"{ISIC_PICTURES}{ending}" for ending in ("_preprocessed", "")]
     folder = next((one for one in found if one.is_dir()), None)
@@ -291,3 +328,44 @@ def averaged(volume: Array, shape: Sequence[int]) -> Array:
             weights[i, first:last] = 1 / (last - first)
         volume = np.moveaxis(np.tensordot(weights, volume, axes=(1, axis)), 0, axis)
     return volume
+
+
+# Breast cancer of The Cancer Genome Atlas
+
+BRCA_URL = (
+    "https://raw.githubusercontent.com/owkin/FLamby/edacf54d5211520583b0133d55ac39b6fda8324b/"
+    "flamby/datasets/fed_tcga_brca/"
+)
+BRCA_FILES = {
+    "brca.csv": ("", "989df4ddec084f749d9593146d7ba92f"),
+    "train_test_split.csv": ("dataset_creation_scripts/", "e648057e47463ee7763924d779cd7f2d"),
+}
+
+
+def load_tcga_brca(name: str, data_dir: str) -> Dataset:
+    """Load FLamby's Fed-TCGA-BRCA: 1,088 patients of six regions, 39 features, days until death or last follow-up.
+
+    It has FLamby's own six centres and their division into train and test (``natural`` keeps both). 38 features are 0
+    or 1; the age is in years.
+    """
+    tables, folders = [], ("fed_tcga_brca", "tcga-brca", "tcga_brca")
+    for file, (folder, md5) in BRCA_FILES.items():
+        path = found_or_downloaded(name, RemoteFile(file, f"{BRCA_URL}{folder}{file}", md5), data_dir, folders)
+        with path.open(encoding="utf-8", newline="") as rows:
+            tables.append((path, list(csv.DictReader(rows))))
+    (path, patients), (_, places_of) = tables
+    try:
+        centre = {row["pid"]: row["fold2"].partition("_") for row in places_of}
+        known = [row for row in patients if row["pid"] in centre]  # eight belong to no centre
+        features = [key for key in known[0] if key not in ("pid", "E", "T")]
+        x = np.array([[float(row[key]) for key in features] for row in known], np.float32)
+        y = np.array([[float(row["T"]), float(row["E"])] for row in known], np.float32)
+        part = np.array([centre[row["pid"]] for row in known])
+        if not (np.isin(part[:, 0], ("train", "test")).all() and np.isin(y[:, 1], (0, 1)).all() and (y >= 0).all()):
+            raise DataError("parts are not train and test, or events not 0 and 1")
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise DataError(f"{name}: {path} cannot be read ({error}); replace or delete it") from error
+    train = part[:, 0] == "train"
+    order = np.argsort(~train, kind="stable")
+    regions = np.char.add("region-", part[order, 2])
+    return by_centre(name, x[order], y[order], regions, int(train.sum()), sorted(set(regions.tolist())), 1, "survival")

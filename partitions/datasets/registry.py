@@ -10,9 +10,7 @@ Pictures stay uint8, tables float32 in their own units: the code that trains sca
 
 from __future__ import annotations
 
-import csv
 import os
-import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -22,12 +20,12 @@ import numpy as np
 
 from partitions.common.errors import DataError
 from partitions.common.names import unknown_name
-from partitions.datasets import cifar, flamby, heart, images, signals, texts
-from partitions.datasets.download import RemoteFile, cache_dir, decoded, download, find, md5_of, named_folder, places
-from partitions.datasets.idx import read_idx
+from partitions.datasets import cifar, flamby, images, signals, texts
+from partitions.datasets.download import RemoteFile, cache_dir, download, find, md5_of, named_folder, places
+from partitions.datasets.images import read_idx
 from partitions.datasets.medmnist import load_medmnist, medmnist_sets
 from partitions.labels import ONE_CLASS
-from partitions.splits import Array, Dataset, Split, split_table
+from partitions.splits import Dataset, Split, split_table
 
 
 @dataclass(frozen=True)
@@ -181,52 +179,6 @@ def folder_names(sub_folders: tuple[str, ...]) -> set[str]:
     return {Path(sub).name for sub in sub_folders}
 
 
-# CIFAR
-
-CIFAR_MD5 = {10: "c32a1d4ab5d03f1284b67883e8d87530", 100: "03b5dce01913d631647c71ecec9e9cb8"}
-
-
-def load_cifar(name: str, data_dir: str) -> Dataset:
-    """Load CIFAR-10 or CIFAR-100: 50,000 and 10,000 colour pictures of 32 x 32.
-
-    They are read from the first of these that exists: ``cifar10.npz`` (x_train, y_train, x_test, y_test), the published
-    binary or Python archive, or (CIFAR-10) lossless WebP sheets with ``labels.npz``. CIFAR-100 has its 100 fine labels.
-    Decoded arrays are stored in the cache and mapped from there.
-    """
-    classes = 10 if name == "cifar10" else 100
-    archive = f"cifar-{classes}-binary.tar.gz"
-    folders = places(data_dir, (name, name.upper(), f"cifar-{classes}"))
-    names = [f"{name}.npz", archive, f"cifar-{classes}-python.tar.gz", *(["train_00.webp"] if classes == 10 else [])]
-    path = find(names, folders)
-    if path is None:
-        url = f"https://www.cs.toronto.edu/~kriz/{archive}"
-        path = download(name, RemoteFile(archive, url, CIFAR_MD5[classes]), data_dir, name)
-    found = path
-    sources = [found]
-
-    def decode() -> dict[str, Array]:
-        if found.suffix == ".webp":
-            return cifar.read_tiles(found.parent)
-        if found.suffix == ".npz":
-            with np.load(found, allow_pickle=False) as file:
-                return {key: file[key] for key in ("x_train", "y_train", "x_test", "y_test")}
-        return cifar.read_binary(found, classes) if found.name == archive else cifar.read_python(found, classes)
-
-    if found.suffix == ".webp":
-        sources = [*sorted(found.parent.glob("*.webp")), found.parent / "labels.npz"]
-    try:
-        arrays = decoded(name, sources, decode)
-        splits = [Split(arrays[f"x_{s}"], arrays[f"y_{s}"].reshape(-1).astype(np.int64)) for s in ("train", "test")]
-        for split in splits:
-            if split.x.dtype != np.uint8 or split.x.shape != (len(split.y), 32, 32, 3):
-                raise DataError(f"pictures are {split.x.dtype} {split.x.shape} for {len(split.y)} labels")
-            if len(split) and not 0 <= split.y.min() <= split.y.max() < classes:
-                raise DataError(f"labels are not all in 0..{classes - 1}")
-    except (OSError, EOFError, KeyError, ValueError, tarfile.TarError) as error:
-        raise DataError(f"{name}: {found} cannot be read ({error}); replace or delete it") from error
-    return Dataset(name, splits[0], splits[1], classes)
-
-
 # Heart disease
 
 
@@ -237,55 +189,10 @@ def load_heart_disease(name: str, data_dir: str) -> Dataset:
     PLayer-FL and FLamby do: 303, 261, 46 and 130 rows remain. Switzerland's cholesterol is 0 throughout. For
     partitions other than `natural`, 20 % of each class are the test samples. Features are in their own units.
     """
-    tables = heart.read_tables(name, data_dir)
+    tables = flamby.read_tables(name, data_dir)
     origins = np.repeat(list(tables), [len(table) for table in tables.values()])
     table = np.concatenate(list(tables.values()))
     return split_table(name, table[:, :-1].astype(np.float32), table[:, -1].astype(np.int64), classes=5, groups=origins)
-
-
-# Breast cancer of The Cancer Genome Atlas
-
-BRCA_URL = (
-    "https://raw.githubusercontent.com/owkin/FLamby/edacf54d5211520583b0133d55ac39b6fda8324b/"
-    "flamby/datasets/fed_tcga_brca/"
-)
-BRCA_FILES = {
-    "brca.csv": ("", "989df4ddec084f749d9593146d7ba92f"),
-    "train_test_split.csv": ("dataset_creation_scripts/", "e648057e47463ee7763924d779cd7f2d"),
-}
-
-
-def load_tcga_brca(name: str, data_dir: str) -> Dataset:
-    """Load FLamby's Fed-TCGA-BRCA: 1,088 patients of six regions, 39 features, days until death or last follow-up.
-
-    It has FLamby's own six centres and their division into train and test (``natural`` keeps both). 38 features are 0
-    or 1; the age is in years.
-    """
-    tables = []
-    for file_name, (folder, md5) in BRCA_FILES.items():
-        path = find([file_name], places(data_dir, ("fed_tcga_brca", "tcga-brca", "tcga_brca")))
-        if path is None:
-            path = download(
-                name, RemoteFile(file_name, f"{BRCA_URL}{folder}{file_name}", md5), data_dir, "fed_tcga_brca"
-            )
-        with path.open(encoding="utf-8", newline="") as file:
-            tables.append((path, list(csv.DictReader(file))))
-    (path, patients), (_, places_of) = tables
-    try:
-        centre = {row["pid"]: row["fold2"].partition("_") for row in places_of}
-        known = [row for row in patients if row["pid"] in centre]  # eight belong to no centre
-        features = [key for key in known[0] if key not in ("pid", "E", "T")]
-        x = np.array([[float(row[key]) for key in features] for row in known], np.float32)
-        y = np.array([[float(row["T"]), float(row["E"])] for row in known], np.float32)
-        part = np.array([centre[row["pid"]] for row in known])
-        if not (np.isin(part[:, 0], ("train", "test")).all() and np.isin(y[:, 1], (0, 1)).all() and (y >= 0).all()):
-            raise DataError("parts are not train and test, or events not 0 and 1")
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise DataError(f"{name}: {path} cannot be read ({error}); replace or delete it") from error
-    train = part[:, 0] == "train"
-    pooled = np.concatenate([part[train, 2], part[~train, 2]])
-    groups = {f"region-{centre}": np.flatnonzero(pooled == centre) for centre in sorted(set(pooled.tolist()))}
-    return Dataset(name, Split(x[train], y[train]), Split(x[~train], y[~train]), 1, groups, "survival", own_test=True)
 
 
 DATASETS: dict[str, DatasetInfo] = {
@@ -295,13 +202,13 @@ DATASETS: dict[str, DatasetInfo] = {
     "diabetes": DatasetInfo("diabetes, 10 features, its progression", 1, load_diabetes),
     "mnist": DatasetInfo("handwritten digits, 28x28 grey", 10, load_idx),
     "fashion-mnist": DatasetInfo("clothing, 28x28 grey", 10, load_idx),
-    "cifar10": DatasetInfo("objects, 32x32 colour", 10, load_cifar),
-    "cifar100": DatasetInfo("objects, 32x32 colour", 100, load_cifar),
+    "cifar10": DatasetInfo("objects, 32x32 colour", 10, cifar.load_cifar),
+    "cifar100": DatasetInfo("objects, 32x32 colour", 100, cifar.load_cifar),
     "heart-disease": DatasetInfo("heart disease in four hospitals, 10 features", 5, load_heart_disease),
     "heart-flamby": DatasetInfo("heart disease in four hospitals, yes or no, 13 features", 2, flamby.load_heart),
     "isic2019": DatasetInfo("skin lesions in six centres, 200x200 colour", 8, flamby.load_isic),
     "ixi-tiny": DatasetInfo("brains in three hospitals, 48x60x48 grey, outlines", 2, flamby.load_ixi),
-    "tcga-brca": DatasetInfo("breast cancer in six regions, 39 features, survival", 1, load_tcga_brca),
+    "tcga-brca": DatasetInfo("breast cancer in six regions, 39 features, survival", 1, flamby.load_tcga_brca),
     "emnist": DatasetInfo("handwritten digits and letters, 28x28 grey", 62, images.load_emnist),
     "tiny-imagenet": DatasetInfo("objects, 64x64 colour", 200, images.load_tiny_imagenet),
     "ag-news": DatasetInfo("news, texts", 4, texts.load_ag_news),

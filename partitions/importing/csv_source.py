@@ -27,7 +27,16 @@ from partitions.importing.tables import (
     read_lines,
     split_of,
 )
-from partitions.patients import MOST_TRIED, check_identifiers, divided_patients, left_out, names_people, patient_column
+from partitions.patients import (
+    MOST_TRIED,
+    check_identifiers,
+    divided_patients,
+    left_out,
+    name_of,
+    names_people,
+    parse_column,
+    patient_column,
+)
 from partitions.recipes.cells import GAPS, is_number
 from partitions.recipes.draft import (
     MOST_NUMBERS,
@@ -45,7 +54,6 @@ from partitions.recipes.pipeline import check_gaps, check_misfits, convert
 from partitions.recipes.recipe import OPEN, Column, Recipe
 from partitions.recipes.shared import Mapped, parse_shared, recipe_for
 from partitions.schema import Schema, few, tidy
-from partitions.subgroups import name_of, parse_column
 
 if TYPE_CHECKING:
     from pandas import DataFrame

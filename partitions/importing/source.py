@@ -61,13 +61,13 @@ from partitions.importing.targets import find_import_task, read_answers
 from partitions.inputs import describe_inputs
 from partitions.labels import ONE_CLASS, Fault, describe_labels
 from partitions.npz import write_npz
+from partitions.patients import check_names
 from partitions.recipes.pictures import PictureRecipe
 from partitions.recipes.pipeline import check_fills, fit, future_notes, gaps_of, transform
 from partitions.recipes.recipe import Recipe, with_fills
 from partitions.schema import few, tidy
 from partitions.silo_file import make_schema, read_silo_file, write_silo_file, written_labels, written_schema
 from partitions.splits import Array, SiloData, Split, inputs_of
-from partitions.subgroups import check_names
 from partitions.tokens import parse_vocabulary
 
 

@@ -64,3 +64,10 @@ def hold_out(indices: Array, share: float, rng: np.random.Generator) -> Parts:
     held = np.zeros(len(samples), bool)
     held[rng.permutation(len(samples))[:count]] = True
     return indices[~held[copies]], indices[held[copies]]
+
+
+def iid(pool: Pool, settings: object) -> list[Parts]:
+    """Shuffle the training and the test samples, and divide each evenly (sizes differ by one at most)."""
+    train = pool.rng.permutation(pool.n_train)
+    test = pool.rng.permutation(np.arange(pool.n_train, len(pool.labels)))
+    return list(zip(np.array_split(train, pool.silos), np.array_split(test, pool.silos), strict=True))

@@ -16,8 +16,8 @@ from partitions.common.errors import DataError
 from partitions.common.names import silo_name, unknown_name
 from partitions.labels import ONE_CLASS
 from partitions.patients import most_frequent, rows_of_patients
-from partitions.schemes import apple, diversifed, fedala, fedapm, iid, player
-from partitions.schemes.pool import Parts, Pool, gather, hold_out
+from partitions.schemes import apple, diversifed, fedala, fedapm, player
+from partitions.schemes.pool import Parts, Pool, gather, hold_out, iid
 from partitions.splits import Array, Dataset, SiloData, take
 
 
@@ -55,7 +55,7 @@ class Partition:
 
 
 PARTITIONS: dict[str, Partition] = {
-    "iid": Partition("equal silos", "none", iid.iid, by_class=False),
+    "iid": Partition("equal silos", "none", iid, by_class=False),
     "apple-pathological": Partition(
         "two random classes per silo, a random share of each",
         "APPLE",

@@ -33,7 +33,7 @@ def predict(args: argparse.Namespace) -> None:
 
 
 def export(args: argparse.Namespace) -> None:
-    from client.evidence.conformal import in_words
+    from client.evidence.calibration import in_words
     from client.export import export_model, onnx_file
     from client.tables.new_samples import disclosed
     from partitions.recipes.pictures import parse_any
@@ -57,27 +57,27 @@ def export(args: argparse.Namespace) -> None:
             "onnx": args.onnx,
         }
         card = export_model(source, *which, recipe=not args.no_recipe, **own)
-    whose = f"model of {card['silo']}" if card["silo"] else "model of all silos"
-    scaled, known = card.get("temperature"), card.get("conformal")
+    whose = f"model of {card.silo}" if card.silo else "model of all silos"
+    scaled, known = card.temperature, card.conformal
     if scaled:
         print(
-            f"temperature {scaled['T']:.3f} from {scaled['samples']} validation samples: their loss was "
-            f"{scaled['loss_before']:.4f} and is {scaled['loss_after']:.4f}"
+            f"temperature {scaled.T:.3f} from {scaled.samples} validation samples: their loss was "
+            f"{scaled.loss_before:.4f} and is {scaled.loss_after:.4f}"
         )
     if known:
         print(in_words(known))
-    if not all(own["as_trained"] for own in (scaled, known) if own):
+    if not all(own.as_trained for own in (scaled, known) if own):
         print(
             "note: the run divided the samples otherwise than this file (a simulation draws validation parts): what is "
             "computed here holds only if the model was not trained on the file's validation and test part"
         )
-    if made := card.get("onnx"):
-        print(f"{made['file']}: onnxruntime gives PyTorch's answers, to {made['apart']:.1g}")
+    if made := card.onnx:
+        print(f"{made.file}: onnxruntime gives PyTorch's answers, to {made.apart:.1g}")
     elif (older := onnx_file(out)) != out and older.exists():
         print(f"note: {older} was there before and is not of this model: remove it, or export again with --onnx")
-    print(f"{out}: {card['method']}, seed {card['seed']}, {args.which} {whose}: {card['when']}")
-    if card.get("recipe"):
-        print(f"note: {disclosed(parse_any(card['recipe']))}")
+    print(f"{out}: {card.method}, seed {card.seed}, {args.which} {whose}: {card.when}")
+    if card.recipe:
+        print(f"note: {disclosed(parse_any(card.recipe))}")
 
 
 SERVE = (

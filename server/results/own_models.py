@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from client.export import when, write_model
+from client.model_card import checked_card
 from models.layout import Layout
 from partitions.common.errors import DataError, UserError
 from server.results.checkpoint import load_checkpoint
@@ -67,5 +68,5 @@ def export_kept(source: Path, run: RunSettings, silo: str, entry: Mapping[str, A
     card |= {"silo": silo, "which": "reported", "snapshot": entry["reports"]}
     card |= {"when": when(entry["reports"], wanted, entry["rounds"])}
     card |= {"samples": {part: summary[f"n_{part}"] for part in ("train", "val", "test")}}
-    write_model(out, card, (kept.arrays[OWN], kept.arrays.get(BUFFERS), None))
+    write_model(out, checked_card(card, file), (kept.arrays[OWN], kept.arrays.get(BUFFERS), None))
     return True

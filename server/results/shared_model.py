@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from client.export import when, write_model
+from client.model_card import Card, checked_card
 from models.initialisation import flat_model
 from models.shapes import columns, kind_of, read_shape, written
 from models.trainable import WHOLE
@@ -30,7 +31,7 @@ from strategies.base.transport.reporting import SCHEMA
 
 def export_shared(
     source: Path, out: Path, strategy: str | None = None, seed: int | None = None, round: int | None = None
-) -> dict[str, Any]:
+) -> Card:
     """Save the shared model, and return its card.
 
     The default is the model whose score the report shows, if that is a shared one, else the newest. ``round`` selects
@@ -57,9 +58,8 @@ def export_shared(
         known = " and ".join(map(str, sorted(kept)))
         raise UserError(f"{source} holds no shared model of round {wanted}, but of {known}: name one by --round")
     metrics = {f"test.{key}": value for key, value in mean_score(final).items() if wanted == shown}
-    card = model_card(run, state, wanted, metrics, final.get("rounds", c.rounds))
-    write_model(out, card, (kept[wanted][GLOBAL], kept[wanted].get(BUFFERS), None))
-    return card
+    card = checked_card(model_card(run, state, wanted, metrics, final.get("rounds", c.rounds)), source)
+    return write_model(out, card, (kept[wanted][GLOBAL], kept[wanted].get(BUFFERS), None))
 
 
 def mean_score(final: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def mean_score(final: Mapping[str, Any]) -> dict[str, Any]:
 def model_card(
     run: RunSettings, state: State, server_round: int, metrics: Mapping[str, Any], rounds: int
 ) -> dict[str, Any]:
-    """Return the model card of the shared model of a round. ``rounds``: the number of rounds of the run."""
+    """Return the content of a shared model's card. ``rounds``: the number of rounds of the run."""
     spec, c, part = state.numbers["facts"], run.common, run.part()
     name, options = run.model_for(shape := read_shape(spec["shape"]), spec["task"])
     mean, std, labels = statistics(run, state, shape)

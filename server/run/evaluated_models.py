@@ -11,9 +11,10 @@ from typing import Any
 from torch import Tensor
 
 from client.export import read_model
+from client.model_card import Card
 from models.networks.custom import is_custom
 from models.networks.registry import spec_of
-from models.shapes import columns, read_shape
+from models.shapes import columns
 from partitions.common.errors import UserError
 from partitions.common.names import SILO
 from partitions.schema import Schema, parse_schema
@@ -31,7 +32,7 @@ class EvaluatedModel:
     vector: Tensor  # (Σ,)
     buffers: Tensor
     statistics: Mapping[str, list[float]]
-    card: Mapping[str, Any]
+    card: Card
 
     @property
     def schema(self) -> Schema:
@@ -41,8 +42,8 @@ class EvaluatedModel:
     @property
     def owner(self) -> str:
         """The silo whose own model this is, from its card; empty for a model of no single silo of a deployment."""
-        silo = self.card.get("silo")
-        return silo if isinstance(silo, str) and SILO.fullmatch(silo) else ""
+        silo = self.card.silo or ""
+        return silo if SILO.fullmatch(silo) else ""
 
     @property
     def digest(self) -> str:
@@ -51,9 +52,9 @@ class EvaluatedModel:
         return digest_of(self.vector, self.buffers, inputs)
 
 
-def schema_of(card: Mapping[str, Any]) -> dict[str, Any]:
+def schema_of(card: Card) -> dict[str, Any]:
     """Return a card's columns and labels."""
-    return {key: value for key, value in card.get("schema", {}).items() if key in ("features", "labels")}
+    return {key: value for key, value in card.columns_and_labels.items() if key in ("features", "labels")}
 
 
 def read_models(files: Sequence[Path], network: str = "") -> list[EvaluatedModel]:
@@ -68,24 +69,24 @@ def read_models(files: Sequence[Path], network: str = "") -> list[EvaluatedModel
         vector, buffers = net.vector.clone(), net.buffers.clone()
         models.append(EvaluatedModel(name, vector, buffers, statistics_of(card), card))
         for what in ALIKE:
-            if card.get(what) != models[0].card.get(what):
+            if getattr(card, what) != getattr(models[0].card, what):
                 raise UserError(f"{file} has another {what} than {files[0]}: evaluate them one after the other")
         if schema_of(card) != schema_of(models[0].card):
             raise UserError(f"{file} has other columns or labels than {files[0]}: evaluate them one after the other")
-        if card["input"]["shape"] != models[0].card["input"]["shape"]:
+        if card.shape != models[0].card.shape:
             raise UserError(f"{file} takes other samples than {files[0]}: evaluate them one after the other")
     return models
 
 
-def statistics_of(card: Mapping[str, Any]) -> dict[str, list[float]]:
+def statistics_of(card: Card) -> dict[str, list[float]]:
     """Return the card's mean and std of a table's columns, then of measured labels; empty: not standardised."""
-    d, scale, labels = columns(read_shape(card["input"]["shape"])), card["normalisation"], card.get("labels")
+    d, scale, labels = columns(card.shape), card.normalisation, card.labels
     found: dict[str, list[float]] = {}
     for key in ("mean", "std"):
-        inputs = list(scale[key]) if scale and d else []
+        inputs = list(getattr(scale, key)) if scale and d else []
         if labels and d and not inputs:
             raise UserError("the card has statistics of the labels, and none of the columns")
-        found[key] = inputs + (list(labels[key]) if labels else [])
+        found[key] = inputs + (list(getattr(labels, key)) if labels else [])
     return found
 
 
@@ -95,13 +96,13 @@ def run_values(models: Sequence[EvaluatedModel], *, owned: bool = True) -> dict[
     ``owned``: include each model's owner, which the silos' policies check. False: no model leaves this machine.
     """
     card = models[0].card
-    name = card["model"]["name"]
+    name = card.model.name
     own = None if is_custom(name) else spec_of(name).settings  # of one's own network, the task says all
-    given = card["model"].get("settings", {})
+    given = card.model.settings
     options = {}  # a network of one's own has none: the task says whether it has outputs per pixel
     if own and not is_custom(name):
         options = {key: given[f.name] for key, f in keys_of(own, name).items() if f.name in given}
-    agreed = {"task": card.get("task", "multiclass"), "shape": card["input"]["shape"], "classes": card["classes"]}
+    agreed: dict[str, Any] = {"task": card.task, "shape": card.input.shape, "classes": card.classes}
     agreed |= {"schema": schema} if (schema := schema_of(card)) else {}
     standardised = any(model.statistics["mean"] for model in models)
     return {
@@ -116,5 +117,5 @@ def run_values(models: Sequence[EvaluatedModel], *, owned: bool = True) -> dict[
         "agreed": json.dumps(agreed, sort_keys=True),
         "normalization": "agreed" if standardised else "none",
         "evaluate.models": ",".join(str(Entry(m.name, m.digest, m.owner if owned else "")) for m in models),
-        "evaluate.method": card["model"].get("head") or "",
+        "evaluate.method": card.model.head or "",
     }

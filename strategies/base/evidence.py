@@ -8,11 +8,10 @@ from typing import Any
 
 from flwr.app import MetricRecord
 
-from models.evidence.calibration import BINS, LARGEST
-from models.evidence.decisions import THRESHOLDS
+from models.evidence.calibration import BINS, LARGEST, THRESHOLDS
 from models.evidence.measure import EVIDENCE, MEASUREMENT, PREFIX, Evidence
 from partitions.common.errors import DataError
-from partitions.subgroups import LONGEST, MOST_GROUPS
+from partitions.patients import LONGEST, MOST_GROUPS
 from strategies.base.transport.reporting import MOST
 
 WORDS = {  # the policy's words for values of another name

@@ -12,7 +12,7 @@ import pytest
 from predictions import read_rows
 from tiny import federate, random_silos, write_silo
 
-from client.evidence.conformal import one_per_patient
+from client.evidence.calibration import one_per_patient
 from client.export import card_file, export_model
 from client.prediction.predict import predict_file
 from partitions.common.errors import UserError
@@ -127,6 +127,7 @@ def test_what_it_refuses(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=reason):
             export_model(tmp_path / "run", "a", "last", out, conformal=data, coverage=coverage)
     assert not out.exists()
-    assert export_model(tmp_path / "run", "a", "last", out, conformal=nine)["conformal"]["as_trained"] is False
+    known = export_model(tmp_path / "run", "a", "last", out, conformal=nine).conformal
+    assert known and known.as_trained is False
     shared = ["export", str(tmp_path / "run"), "--which", "shared", "--conformal", str(nine), "--out", str(out)]
     assert main(shared) == 2

@@ -16,8 +16,9 @@ from predictions import read_csv
 from tiny import Files, Run, federate, random_silos, rows_of, write_silo
 
 from client.export import card_file, export_model, read_model
+from client.model_card import Scale
 from client.prediction.predict import predict_file
-from models.networks.input_stem import StemSettings
+from models.networks.blocks import StemSettings
 from models.networks.registry import build
 from models.samples import Samples
 from models.training import predict
@@ -45,17 +46,17 @@ def test_table_model_is_the_silos_own(tmp_path: Path) -> None:
         learning_rate=0.3,
     )
     card = export_model(tmp_path / "state", "b", "last", tmp_path / "out" / "b.safetensors")
-    assert card == json.loads((tmp_path / "out" / "b.safetensors.json").read_text())
-    assert (card["method"], card["seed"], card["silo"], card["round"], card["which"]) == ("apple", 7, "b", 3, "last")
-    assert card["paper"] == run.strategy.info.paper and card["classes"] == 3
-    assert card["samples"] == {"train": 10, "val": 10, "test": 10}
-    assert card["model"] == {"name": "mlp", "settings": {"hidden": "5", "dropout": 0.0}}
-    assert card["input"] == {"shape": [3], "dtype": "float32"}
+    assert card.text == (tmp_path / "out" / "b.safetensors.json").read_bytes()
+    assert (card.method, card.seed, card.silo, card.round, card.which) == ("apple", 7, "b", 3, "last")
+    assert card.paper == run.strategy.info.paper and card.classes == 3
+    assert card.samples == {"train": 10, "val": 10, "test": 10}
+    assert card.model.model_dump(exclude_unset=True) == {"name": "mlp", "settings": {"hidden": "5", "dropout": 0.0}}
+    assert card.input.model_dump(exclude_unset=True) == {"shape": [3], "dtype": "float32"}
 
     pooled = np.concatenate([rows_of(files[name])[0] for name in ("a", "b")])
     mean, std = pooled.mean(0), pooled.std(0)
-    assert np.allclose(card["normalisation"]["mean"], mean, rtol=1e-5)
-    assert np.allclose(card["normalisation"]["std"], std, rtol=1e-5)
+    assert card.normalisation and np.allclose(card.normalisation.mean, mean, rtol=1e-5)
+    assert np.allclose(card.normalisation.std, std, rtol=1e-5)
 
     w = {k: v.double().numpy() for k, v in safetensors.torch.load_file(tmp_path / "out" / "b.safetensors").items()}
     x, y = rows_of(files["b"])
@@ -66,8 +67,8 @@ def test_table_model_is_the_silos_own(tmp_path: Path) -> None:
     assert index == list(range(10))
     assert np.allclose(given, p, atol=1e-5)
     assert label == p.argmax(1).tolist()
-    assert card["metrics"]["test.accuracy"] == np.mean(p.argmax(1) == y)
-    assert math.isclose(card["metrics"]["test.loss"], -np.log(p[range(10), y]).mean(), rel_tol=1e-5)
+    assert card.metrics["test.accuracy"] == np.mean(p.argmax(1) == y)
+    assert math.isclose(card.metrics["test.loss"] or 0.0, -np.log(p[range(10), y]).mean(), rel_tol=1e-5)
 
 
 @pytest.mark.parametrize("normalization", ["agreed", "silo"])
@@ -84,7 +85,7 @@ def test_a_column_that_never_changes_is_not_blown_up(tmp_path: Path, value: floa
         files[name] = write_silo(tmp_path / f"{name}.npz", x, [0, 1] * (n // 2) + [0])
     federate(files, state_dir=tmp_path / "states", directory=tmp_path / "run", rounds=1, normalization=normalization)
     card = export_model(tmp_path / "states", "a", "last", tmp_path / "a.safetensors")
-    std = card["normalisation"]["std"]
+    std = card.normalisation.std if card.normalisation else [0.0, 0.0]
     assert std[0] == 1
     assert std[1] == pytest.approx(0.5, rel=0.1)
 
@@ -95,10 +96,10 @@ def test_silos_own_standardisation(tmp_path: Path) -> None:
     federate(files, state_dir=tmp_path / "silo", directory=tmp_path / "run1", rounds=1, normalization="silo")
     card = export_model(tmp_path / "silo", "a", "last", tmp_path / "a.safetensors")
     x, _ = rows_of(files["a"])
-    assert np.allclose(card["normalisation"]["mean"], x.mean(0), rtol=1e-5)
-    assert np.allclose(card["normalisation"]["std"], x.std(0), rtol=1e-5)
+    assert card.normalisation and np.allclose(card.normalisation.mean, x.mean(0), rtol=1e-5)
+    assert np.allclose(card.normalisation.std, x.std(0), rtol=1e-5)
     federate(files, state_dir=tmp_path / "none", directory=tmp_path / "run2", rounds=1, normalization="none")
-    assert export_model(tmp_path / "none", "a", "last", tmp_path / "a.safetensors")["normalisation"] is None
+    assert export_model(tmp_path / "none", "a", "last", tmp_path / "a.safetensors").normalisation is None
 
 
 def test_pictures_and_batch_norm(tmp_path: Path) -> None:
@@ -112,9 +113,9 @@ def test_pictures_and_batch_norm(tmp_path: Path) -> None:
     run = simulate({**settings, **network, "out": str(tmp_path / "run")}, quiet=True)
     model = tmp_path / "m.safetensors"
     card = export_model(run, "hospital-02", "last", model)
-    assert card["model"] == {"name": "resnet8", "settings": {"stem": "3x3"}}
-    assert card["input"] == {"shape": [3, 8, 8], "dtype": "uint8"}
-    assert card["normalisation"] == {"mean": 127.5, "std": 127.5}
+    assert card.model.model_dump(exclude_unset=True) == {"name": "resnet8", "settings": {"stem": "3x3"}}
+    assert card.input.model_dump(exclude_unset=True) == {"shape": [3, 8, 8], "dtype": "uint8"}
+    assert card.normalisation == Scale(mean=127.5, std=127.5)
 
     module = build("resnet8", (3, 8, 8), 3, StemSettings("3x3"))
     module.load_state_dict(safetensors.torch.load_file(model))
@@ -140,9 +141,9 @@ def test_best_and_last(tmp_path: Path) -> None:
     assert best_round < len(accuracy), "the data of this test should make an earlier round the best"
     best = export_model(tmp_path / "run", "b", "best", tmp_path / "best.safetensors")
     last = export_model(tmp_path / "run", "b", "last", tmp_path / "last.safetensors")
-    assert (best["round"], last["round"]) == (best_round, len(accuracy))
-    assert best["metrics"]["val.accuracy"] == max(accuracy)
-    assert last["metrics"]["val.accuracy"] == accuracy[-1]
+    assert (best.round, last.round) == (best_round, len(accuracy))
+    assert best.metrics["val.accuracy"] == max(accuracy)
+    assert last.metrics["val.accuracy"] == accuracy[-1]
     weights = {k: safetensors.torch.load_file(tmp_path / f"{k}.safetensors") for k in ("best", "last")}
     assert torch.equal(flat(weights["last"]), run.personal("b"))
     assert torch.equal(flat(weights["best"]), run.grid.state("b").arrays["best"])
@@ -153,7 +154,7 @@ def test_a_round_without_evaluation_is_not_the_best(tmp_path: Path) -> None:
     """Evaluated in rounds 2 and 4 of 4: the best of these two, and no round of which nothing is known."""
     _, accuracy = jumpy_run(tmp_path, evaluate_every=2, rounds=4)
     assert len(accuracy) == 2 and accuracy[0] > accuracy[1]
-    assert export_model(tmp_path / "run", "b", "best", tmp_path / "b.safetensors")["round"] == 2
+    assert export_model(tmp_path / "run", "b", "best", tmp_path / "b.safetensors").round == 2
 
 
 def test_one_of_several_runs(tmp_path: Path) -> None:
@@ -177,11 +178,11 @@ def test_one_of_several_runs(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"unknown silo in .*: 'aa' \(did you mean 'a'\?\); there are: a, b$"):
         export_model(state, "aa", "best", out)
     assert not out.exists() and not card_file(out).exists()
-    assert export_model(state, "a", "best", out, seed=8)["seed"] == 8
-    assert export_model(state, "a", "best", out, "fedavg")["method"] == "fedavg"
-    assert export_model(state / "one", "a", "best", out, "local")["method"] == "local"
-    assert export_model(state / "one" / "local-7", "a", "best", out)["method"] == "local"
-    assert export_model(state / "one" / "local-7" / "a", "a", "best", out)["method"] == "local"
+    assert export_model(state, "a", "best", out, seed=8).seed == 8
+    assert export_model(state, "a", "best", out, "fedavg").method == "fedavg"
+    assert export_model(state / "one", "a", "best", out, "local").method == "local"
+    assert export_model(state / "one" / "local-7", "a", "best", out).method == "local"
+    assert export_model(state / "one" / "local-7" / "a", "a", "best", out).method == "local"
 
 
 def test_several_runs_of_the_same_name(tmp_path: Path) -> None:
@@ -196,15 +197,15 @@ def test_several_runs_of_the_same_name(tmp_path: Path) -> None:
         export_model(state, "a", "last", out)
     for number, run_id in enumerate(ids, 1):
         card = export_model(state / "run", "a", "last", out, run_id=run_id[:12])
-        assert (card["round"], card["run"]) == (number, run_id)
+        assert (card.round, card.run) == (number, run_id)
     with pytest.raises(ValueError, match=r"no model of a by run-id xyz; there are: local-7 \(run-"):
         export_model(state / "run", "a", "last", out, run_id="xyz")
     own = state / "run" / "local-7" / "a" / f"run-{ids[0]}"
-    assert export_model(own, "a", "last", out)["round"] == 1
+    assert export_model(own, "a", "last", out).round == 1
     (own / "progress.jsonl").unlink()
     for file in (own / "round-000001.safetensors", own):  # as the version before had it
         file.rename(own.parent / file.name) if file.is_file() else file.rmdir()
-    assert export_model(own.parent, "a", "last", out, run_id=ids[1])["round"] == 2
+    assert export_model(own.parent, "a", "last", out, run_id=ids[1]).round == 2
     with pytest.raises(ValueError, match=r"local-7 \(an earlier version's, 20"):
         export_model(own.parent, "a", "last", out)
 
@@ -325,7 +326,7 @@ def test_none_of_100_damaged_exports_predicts(exported: Path) -> None:
                 read_model(exported)
             assert "\n" not in str(caught.value), what
         file.write_bytes(whole)
-    assert read_model(exported)[0]["method"]
+    assert read_model(exported)[0].method
 
 
 def test_an_export_of_before_there_were_seals_predicts(exported: Path, tmp_path: Path) -> None:
@@ -346,7 +347,7 @@ def test_several_inputs_are_predicted_as_the_file_has_them(tmp_path: Path) -> No
     run = simulate({**settings, "fedapm-signals.width": 4, "out": str(tmp_path / "run")}, quiet=True)
     model = tmp_path / "out.safetensors"
     card = export_model(run, "hospital-02", "last", model)
-    assert card["input"]["shape"] == ["notes tokens 4 9", "pulse 1 16", "scan 1 8 8"]
+    assert card.input.shape == ["notes tokens 4 9", "pulse 1 16", "scan 1 8 8"]
     index, label, p = read_csv(predict_file(model, file))
     assert index == list(range(n)) and set(label) <= {0, 1} and np.isfinite(p).all()
     with np.load(file) as whole:

@@ -20,6 +20,7 @@ from typical_inputs import TYPICAL
 
 from client.export import card_file, export_model
 from client.exporting.onnx import Answering, onnx_of
+from client.model_card import Card, Input, Network, Temperature
 from client.prediction.predict import predict_file
 from models.flat import FlatModel
 from models.networks.registry import build, spec_of
@@ -31,12 +32,16 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "own-model.md"
 REFUSED = ("vit-s", "player-transformer", "fedapm-image-text", "fedapm-signals")  # by PyTorch's exporter
 
 
-def bare(name: str, shape: tuple[Any, ...]) -> tuple[dict[str, Any], FlatModel]:
+def bare(name: str, shape: tuple[Any, ...]) -> tuple[Card, FlatModel]:
     """A card and a network with random weights."""
     torch.manual_seed(0)
     own = spec_of(name).settings
-    card = {"model": {"name": name}, "input": {"shape": written(shape), "dtype": "float32"}, "normalisation": None}
-    card["task"] = "segmentation" if name == "unet" else "multiclass"
+    card = Card.model_construct(
+        model=Network(name=name, settings={}),
+        input=Input(shape=written(shape), dtype="float32"),
+        task="segmentation" if name == "unet" else "multiclass",
+        normalisation=None,
+    )
     return card, FlatModel(build(name, shape, 2, own() if own else None))
 
 
@@ -44,7 +49,8 @@ def bare(name: str, shape: tuple[Any, ...]) -> tuple[dict[str, Any], FlatModel]:
 def test_networks_as_onnx(name: str) -> None:
     """What onnxruntime gives is compared here again, on other inputs."""
     card, net = bare(name, shape := TYPICAL[name])
-    content, apart = onnx_of({**card, "temperature": {"T": 2.0}}, net)
+    halved = Temperature(T=2.0, samples=30, loss_before=1.0, loss_after=1.0, as_trained=True)
+    content, apart = onnx_of(card.model_copy(update={"temperature": halved}), net)
     onnx.checker.check_model(onnx.load_from_string(content))
     rng = np.random.default_rng(9)
     tokens = shape[0] == "tokens"
@@ -64,7 +70,7 @@ def test_what_cannot_be_translated_is_refused_in_one_line(name: str) -> None:
 
 def test_several_inputs_are_refused() -> None:
     card, net = bare("mlp", (3,))
-    card["input"]["shape"] = written((("a", (3,)), ("b", (4,))))
+    card = card.model_copy(update={"input": Input(shape=written((("a", (3,)), ("b", (4,)))), dtype="float32")})
     with pytest.raises(UserError, match="takes several inputs"):
         onnx_of(card, net)
 
@@ -91,7 +97,7 @@ def test_the_file_predicts_as_silofl(tmp_path: Path, task: str) -> None:
     card = export_model(tmp_path / "run", "north", "last", model := tmp_path / "m.safetensors", onnx=True)
     with np.load(files["north"]) as data:
         x = data["x"].astype(np.float32)  # no parts: predict takes all of it
-    x = x[:, None] if card["input"]["dtype"] == "uint8" else x
+    x = x[:, None] if card.input.dtype == "uint8" else x
     answers = onnxruntime.InferenceSession(tmp_path / "m.onnx").run(None, {"x": x})[0]
     ours = [
         [float(v) for k, v in row.items() if k != "index"] for row in read_rows(predict_file(model, files["north"]))

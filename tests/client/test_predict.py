@@ -44,12 +44,12 @@ def test_new_patients_get_keys_names_and_probabilities(tmp_path, trained):
     assert [row["Patient-ID"] for row in rows] == ["X-1", "X-2", "X-3"]
     assert (rows[0]["label"], rows[2]["label"]) == ("ill, acute", "well")
     card, net = read_model(trained[1])
-    fill = {column.name: column.fill_value for column in parse_recipe(card["recipe"]).columns}
+    fill = {column.name: column.fill_value for column in parse_recipe(card.recipe).columns}
     sex = float(fill["sex"] == "m")
-    order = card["schema"]["features"]
+    order = card.columns_and_labels["features"]
     assert [feature["name"] for feature in order] == ["age", "sex=m", "sex=w", "dose"]
     x = np.array([[81.5, 0, 1, 3], [fill["age"], 1, 0, fill["dose"]], [35, sex, 1 - sex, 0]], np.float32)
-    mean, std = (np.array(card["normalisation"][key], np.float32) for key in ("mean", "std"))
+    mean, std = (np.array(getattr(card.normalisation, key), np.float32) for key in ("mean", "std"))
     logits = predict(net, Samples((x - mean) / std, np.zeros(3, np.int64), "cpu", None, None)).double().numpy()
     p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     found = [[float(row["p_ill, acute"]), float(row["p_well"])] for row in rows]

@@ -71,8 +71,8 @@ def test_the_reported_model_has_the_reported_score(tmp_path: Path, method: str) 
         out = tmp_path / f"{silo}.safetensors"
         card = export_model(tmp_path / "run", silo, "reported", out)
         shown = entry["per_silo"][silo]
-        assert (card["snapshot"], card["round"]) == (run.strategy.info.reports, entry["final"]["round"])
-        assert accuracy(out, file) == shown["accuracy"] == card["metrics"]["test.accuracy"]
+        assert (card.snapshot, card.round) == (run.strategy.info.reports, entry["final"]["round"])
+        assert accuracy(out, file) == shown["accuracy"] == card.metrics["test.accuracy"]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedbn", "fedavg-ft"])
@@ -91,7 +91,7 @@ def test_running_statistics_are_those_of_the_round(tmp_path: Path, method: str) 
         test = part_of(settings.division, index).test
         np.savez(tmp_path / "test.npz", x=test.x, y=test.y)
         _, labels, _ = read_csv(predict_file(tmp_path / "m", tmp_path / "test.npz"))
-        assert np.mean(labels == test.y) == shown["accuracy"] == card["metrics"]["test.accuracy"]
+        assert np.mean(labels == test.y) == shown["accuracy"] == card.metrics["test.accuracy"]
 
 
 @pytest.mark.parametrize(("method", "snapshot"), [("fedavg", "received"), ("ditto", "personal")])
@@ -102,7 +102,7 @@ def test_deployed_silos_keep_it_too(tmp_path: Path, method: str, snapshot: str) 
         out = tmp_path / f"{silo}.safetensors"
         shown = entry["per_silo"][silo]
         card = export_model(tmp_path / "states", silo, "reported", out, round=shown["round"])
-        assert card["snapshot"] == snapshot and accuracy(out, file) == shown["accuracy"]
+        assert card.snapshot == snapshot and accuracy(out, file) == shown["accuracy"]
         if snapshot == "received":  # of the closing exchange the server alone knows whether it is the best
             with pytest.raises(ValueError, match=rf"models of rounds \d and 6 of {silo}: name it by --round"):
                 export_model(tmp_path / "states", silo, "reported", out)
@@ -119,7 +119,7 @@ def test_a_run_that_was_resumed_keeps_the_same(tmp_path: Path) -> None:
     assert half["final"]["round"] <= 4 and resumed["final"] == whole["final"]
     for silo, file in files.items():
         card = export_model(tmp_path / "half" / "run", silo, "reported", tmp_path / "m")
-        assert card["round"] == whole["final"]["round"]
+        assert card.round == whole["final"]["round"]
         assert accuracy(tmp_path / "m", file) == whole["per_silo"][silo]["accuracy"]
 
 
@@ -144,7 +144,7 @@ def test_a_silo_that_missed_the_round_stands_with_its_own(tmp_path: Path) -> Non
     shown = entry["per_silo"]["a"]
     assert shown["round"] <= 2 < entry["final"]["round"] == entry["per_silo"]["b"]["round"]
     card = export_model(tmp_path / "run", "a", "reported", tmp_path / "m")
-    assert card["round"] == shown["round"] and accuracy(tmp_path / "m", files["a"]) == shown["accuracy"]
+    assert card.round == shown["round"] and accuracy(tmp_path / "m", files["a"]) == shown["accuracy"]
 
 
 def test_the_server_asks_for_nothing_more(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_states_without_it_say_so(tmp_path: Path) -> None:
     finished(tmp_path, "fedavg", evaluate_every=0, rounds=1)
     with pytest.raises(ValueError, match="holds no model that a report shows: no round was evaluated, or an earlier"):
         export_model(tmp_path / "run", "a", "reported", tmp_path / "m")
-    assert export_model(tmp_path / "run", "a", "last", tmp_path / "m")["snapshot"] == "personal"
+    assert export_model(tmp_path / "run", "a", "last", tmp_path / "m").snapshot == "personal"
 
 
 def test_a_personal_model_of_two_networks_is_not_exported(tmp_path: Path) -> None:
@@ -210,12 +210,12 @@ def test_the_shared_model_is_what_all_silos_received(tmp_path: Path) -> None:
     """FedAvg's: its score in every silo is the one that the report prints. The newest is there too."""
     run, files, entry = finished(tmp_path, "fedavg")
     card = export_shared(tmp_path / "run", tmp_path / "m")
-    assert (card["round"], card["silo"], card["which"]) == (entry["final"]["round"], None, "shared")
-    assert card["round"] < 6, "the data of this test should make an earlier round the best"
+    assert (card.round, card.silo, card.which) == (entry["final"]["round"], None, "shared")
+    assert card.round < 6, "the data of this test should make an earlier round the best"
     for silo, file in files.items():
         assert accuracy(tmp_path / "m", file) == entry["per_silo"][silo]["accuracy"]
     newest = export_shared(tmp_path / "run", tmp_path / "m", round=6)
-    assert newest["when"] == "received after round 5, the last"
+    assert newest.when == "received after round 5, the last"
     assert [accuracy(tmp_path / "m", files["b"])] == run.values("accuracy", "b", "received")[-1:]
     with pytest.raises(ValueError, match=r"no shared model of round 99, but of \d and 6: name one by --round"):
         export_shared(tmp_path / "run", tmp_path / "m", round=99)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from predictions import read_csv
 from tiny import federate, random_silos, rows_of, write_silo
 
-from client.evidence.temperature import T_RANGE, fitted
+from client.evidence.calibration import T_RANGE, fitted
 from client.export import export_model
 from client.prediction.predict import predict_file
 from partitions.common.errors import UserError
@@ -83,8 +83,9 @@ def test_it_is_fitted_on_the_validation_part(tmp_path: Path, finished: tuple[Pat
         arrays = {key: value[::-1] if key[2:] in changed and key[0] == "y" else value for key, value in whole.items()}
         np.savez(tmp_path / "other.npz", **arrays)
         card = export_model(run, "a", "best", tmp_path / "m", temperature=tmp_path / "other.npz")
-        found.append(card["temperature"])
-    assert found[0] == found[1] and found[0]["T"] != found[2]["T"]
+        assert card.temperature
+        found.append(card.temperature)
+    assert found[0] == found[1] and found[0].T != found[2].T
 
 
 def test_what_it_refuses(tmp_path: Path, finished: tuple[Path, Path]) -> None:

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from typical_inputs import TYPICAL
 
+from models.networks.blocks import StemSettings
 from models.networks.cnn import PlayerCnnSettings
 from models.networks.fusion import ImageTextSettings
-from models.networks.input_stem import StemSettings
 from models.networks.mlp import MlpSettings
 from models.networks.registry import MODELS, build, model_settings, resolve
 from models.networks.resnet import BasicBlock

@@ -21,10 +21,10 @@ from models.evidence.calibration import (
     calibration_slope,
     expected_calibration_error,
     fewest_units,
+    net_benefit,
     reliability,
+    treat_all,
 )
-from models.evidence.conformal import halves, sets_of, shrunk, threshold_of, true_scores
-from models.evidence.decisions import net_benefit, treat_all
 from models.evidence.measure import Ask, conformal_sets, evidence_of, unflat
 from models.evidence.survival import (
     baseline_hazard,
@@ -35,6 +35,7 @@ from models.evidence.survival import (
     predicted_risk,
     risk_bins,
 )
+from models.evidence.values import halves, quantile, sets_of, shrunk, true_scores
 from models.flat import FlatModel
 from models.samples import Samples
 from models.tasks import task_of
@@ -148,7 +149,7 @@ def test_sets_are_those_of_mapie() -> None:
     """
     p, y = classes()
     fits, held = halves(np.arange(60))
-    threshold = threshold_of(true_scores(p[fits], y[fits]))
+    threshold = quantile(true_scores(p[fits], y[fits]), too_few=1.0)
     assert threshold == pytest.approx(0.7911307675294623, abs=TINY)
     sets = sets_of(p[held], y[held], threshold)
     assert (sets.coverage, sets.size) == pytest.approx((0.8333333333333334, 1.9), abs=TINY)
@@ -156,8 +157,8 @@ def test_sets_are_those_of_mapie() -> None:
 
 def test_too_few_calibration_samples_make_the_full_set() -> None:
     """alpha = .1 needs n >= 9: ceil(9 * .9) = 9 > 8, ceil(10 * .9) = 9."""
-    assert threshold_of(np.linspace(0, 0.5, 8)) == 1.0
-    assert threshold_of(np.linspace(0, 0.5, 9)) == 0.5
+    assert quantile(np.linspace(0, 0.5, 8), too_few=1.0) == 1.0
+    assert quantile(np.linspace(0, 0.5, 9)) == 0.5
 
 
 def test_shrinkage_of_a_threshold() -> None:

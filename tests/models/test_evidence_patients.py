@@ -14,11 +14,10 @@ from tiny import federate
 from torch import nn
 
 from models.evidence.calibration import groups_of, reliability
-from models.evidence.conformal import enough
 from models.evidence.measure import EVIDENCE, Ask, evidence_of, unflat
 from models.evidence.subgroups import subgroup_scores
 from models.evidence.survival import risk_bins
-from models.evidence.values import value_bins
+from models.evidence.values import enough, value_bins
 from models.flat import FlatModel
 from models.samples import Samples
 from models.tasks import task_of

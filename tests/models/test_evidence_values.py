@@ -19,7 +19,7 @@ from torch import nn
 from models.evidence.calibration import groups_of
 from models.evidence.measure import EVIDENCE, Ask, conformal_intervals, evidence_of
 from models.evidence.subgroups import subgroup_scores
-from models.evidence.values import agreement, half_width, interval_shares, recalibration, value_bins
+from models.evidence.values import agreement, interval_shares, quantile, recalibration, value_bins
 from models.flat import FlatModel
 from models.samples import Samples
 from models.tasks import task_of
@@ -70,8 +70,8 @@ def test_bins_hold_equal_numbers(least: int) -> None:
 def test_the_half_width_is_numpys_quantile(n: int) -> None:
     errors = np.abs(np.random.default_rng(n).normal(size=n))
     level = min(math.ceil((n + 1) * 0.9) / n, 1.0) - 1e-12
-    assert half_width(errors) == pytest.approx(np.quantile(errors, level, method="inverted_cdf"), abs=TINY)
-    assert math.isnan(half_width(errors[:8]))  # no half width of eight errors holds 90 %
+    assert quantile(errors) == pytest.approx(np.quantile(errors, level, method="inverted_cdf"), abs=TINY)
+    assert math.isnan(quantile(errors[:8]))  # no half width of eight errors holds 90 %
 
 
 def test_intervals_cover_nine_in_ten() -> None:
@@ -101,7 +101,7 @@ def test_evidence_is_in_the_measurements_unit() -> None:
     assert found["calibration_intercept"] == pytest.approx(line.intercept, abs=1e-3)
     assert found["calibration_in_the_large"] == pytest.approx((truth - said).mean(), abs=1e-5)
     n, half = found["conformal_width"]  # type: ignore[misc]
-    assert (n, half) == (45, pytest.approx(half_width(np.abs(truth - said)[::2]), abs=1e-5))
+    assert (n, half) == (45, pytest.approx(quantile(np.abs(truth - said)[::2]), abs=1e-5))
     sets = conformal_intervals(task, model, samples, np.arange(90), [4.0])["conformal_intervals"]
     expected = interval_shares(np.abs(truth - said), np.arange(90), 4.0)
     assert sets == pytest.approx(expected, abs=1e-4)

@@ -16,7 +16,7 @@ from client.prediction.predict import predict_file
 from models.features import all_features
 from models.flat import FlatModel
 from models.initialisation import flat_model, initial_model
-from models.networks.heads import with_head
+from models.networks.blocks import with_head
 from models.networks.mlp import MlpSettings
 from models.networks.registry import build
 from models.samples import Samples
@@ -100,7 +100,11 @@ def test_federated_exported_and_used(two: Files, tmp_path: Path, monkeypatch: py
     run = federate(two, rounds=2, mlp__hidden="4", directory=tmp_path / "run", strategy="fedavg")
     assert run.values("bytes_up") == [2 * 4 * 51, 2 * 4 * 51, 0]
     card = export_model(tmp_path / "run", "b", "last", tmp_path / "b.safetensors")
-    assert card["model"] == {"name": "mlp", "settings": {"hidden": "4", "dropout": 0.0}, "head": "fedavg"}
+    assert card.model.model_dump(exclude_unset=True) == {
+        "name": "mlp",
+        "settings": {"hidden": "4", "dropout": 0.0},
+        "head": "fedavg",
+    }
     x, y = rows_of(two["b"])
     w = run.personal("b").double().numpy()
     w1, b1, w2, b2, w3, b3 = (
@@ -112,4 +116,4 @@ def test_federated_exported_and_used(two: Files, tmp_path: Path, monkeypatch: py
     p /= p.sum(1, keepdims=True)
     _, label, given = read_csv(predict_file(tmp_path / "b.safetensors", two["b"]))
     assert np.allclose(given, p, atol=1e-5) and label == p.argmax(1).tolist()
-    assert card["metrics"]["test.accuracy"] == np.mean(p.argmax(1) == y)
+    assert card.metrics["test.accuracy"] == np.mean(p.argmax(1) == y)

@@ -249,7 +249,8 @@ def test_an_export_has_the_files_frozen_layers(
     settings = {**RUN, "trainable": "head", "init_weights": str(file), "directory": tmp_path / "run", "rounds": 2}
     run = federate(three, **settings, prepare=at(sites))
     card = export_model(tmp_path / "run", "a", "last", tmp_path / "a.safetensors")
-    assert card["model"]["part"]["weights"]["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert card.model.part
+    assert card.model.part["weights"]["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
     tensors = safetensors.torch.load_file(tmp_path / "a.safetensors")
     assert torch.equal(vector(tensors)[:16], vector(trained())[:16])
     assert torch.equal(vector(tensors)[16:], run.personal("a"))

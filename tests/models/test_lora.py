@@ -100,14 +100,15 @@ def test_the_merge_says_the_same(two: Files, tmp_path: Path) -> None:
     model.load(run.personal("a"))
     assert not torch.allclose(run.personal("a")[:32], lora().vector[:32], atol=1e-3)
     card = export_model(tmp_path / "run", "a", "last", tmp_path / "a.safetensors")
-    assert (card["model"]["part"]["trainable"], card["model"]["part"]["lora_rank"]) == ("head", 2)
+    part = card.model.part or {}
+    assert (part["trainable"], part["lora_rank"]) == ("head", 2)
     tensors = safetensors.torch.load_file(tmp_path / "a.safetensors")
     plain = build("mlp", (3,), 3, DEEP)
     plain.load_state_dict(tensors)  # strict: its own names
     x = torch.from_numpy(rows_of(two["a"])[0]).float()
     torch.testing.assert_close(plain(x), lora_of(run.personal("a")).module(x), rtol=0, atol=1e-5)
     assert plain(x).argmax(1).eq(torch.from_numpy(rows_of(two["a"])[1])).float().mean() == pytest.approx(
-        card["metrics"]["test.accuracy"]
+        card.metrics["test.accuracy"]
     )
 
 

@@ -191,7 +191,7 @@ def test_export_and_predict(two: Files, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "here"))
     federate(two, model="mine_path:plain", rounds=1, state_dir=tmp_path / "state", directory=tmp_path / "run")
     card = export_model(tmp_path / "state", "a", "last", tmp_path / "a.safetensors")
-    assert card["model"] == {"name": "mine_path:plain", "settings": {"per_pixel": False}}
+    assert card.model.model_dump(exclude_unset=True) == {"name": "mine_path:plain", "settings": {"per_pixel": False}}
     text = predict_file(tmp_path / "a.safetensors", two["a"])
     assert len(text.splitlines()) == 7
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))

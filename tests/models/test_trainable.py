@@ -200,7 +200,7 @@ def test_an_exported_model_is_whole(two: Files, tmp_path: Path) -> None:
     """It has every tensor, the frozen ones from the seed, and says what the silo's own model said."""
     run = federate(two, strategy="fedavg", mlp__hidden="4,5", trainable="head", rounds=3, directory=tmp_path / "run")
     card = export_model(tmp_path / "run", "a", "last", tmp_path / "a.safetensors")
-    assert card["model"]["part"] == {"trainable": "head", "seed": 7, "weights": None, "lora_rank": 0, "lora_alpha": 0.0}
+    assert card.model.part == {"trainable": "head", "seed": 7, "weights": None, "lora_rank": 0, "lora_alpha": 0.0}
     tensors = safetensors.torch.load_file(tmp_path / "a.safetensors")
     whole = seeded()
     assert torch.equal(tensors["fc1.weight"].flatten(), whole[:12])
@@ -210,6 +210,6 @@ def test_an_exported_model_is_whole(two: Files, tmp_path: Path) -> None:
     x, y = rows_of(two["a"])
     with torch.no_grad():
         label = module(torch.from_numpy(x).float()).argmax(1).numpy()
-    assert card["metrics"]["test.accuracy"] == np.mean(label == y)
+    assert card.metrics["test.accuracy"] == np.mean(label == y)
     lines = predict_file(tmp_path / "a.safetensors", two["a"]).splitlines()[1:]
     assert [int(line.split(",")[1]) for line in lines] == label.tolist()

@@ -15,8 +15,8 @@ from client.export import export_model, read_model
 from client.prediction.predict import predict_file
 from models.flat import FlatModel
 from models.lora import adapt
+from models.networks.blocks import with_head
 from models.networks.custom import factory_of
-from models.networks.heads import with_head
 from models.networks.registry import MODELS, ModelSpec, build
 from models.trainable import Part, freeze
 from models.weights import start_from, weights_of
@@ -166,14 +166,14 @@ def test_what_is_exported_answers_as_what_was_trained(two: Files, tmp_path: Path
     federate(two, **settings, state_dir=tmp_path / "state", directory=tmp_path / "run")
     card = export_model(tmp_path / "state", "a", "last", tmp_path / "a.safetensors")
     _, net = read_model(tmp_path / "a.safetensors", f"kept_state:{name}")
-    plain = build(f"kept_state:{name}", (3,), card["classes"])
+    plain = build(f"kept_state:{name}", (3,), card.classes)
     plain.load_state_dict(net.state_dict())
     x = torch.randn(50, 3)
     assert torch.allclose(plain.eval()(x), net.module.eval()(x), atol=1e-6)
     rows = predict_file(tmp_path / "a.safetensors", two["a"], network=f"kept_state:{name}").splitlines()[1:]
     with np.load(two["a"]) as arrays:
         right = np.mean([row.split(",")[1] == str(y) for row, y in zip(rows, arrays["y_test"], strict=True)])
-    assert right == pytest.approx(card["metrics"]["test.accuracy"])
+    assert right == pytest.approx(card.metrics["test.accuracy"])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from scans import write_nifti
 
-from partitions.datasets import flamby, heart, registry
+from partitions.datasets import flamby, registry
 from partitions.datasets.registry import load_dataset
 from partitions.importing.volumes import nifti
 from partitions.schemes.registry import partition
@@ -46,7 +46,7 @@ def rows(hospital: int) -> list[str]:
 
 def test_columns_of_chest_pain_and_ecg_are_those_of_all_hospitals(tmp_path):
     """Patient 50 of the second hospital: pain 2, ECG 1. Pains 2, 3 and ECGs 1, 2 have a column each, 1 and 0 none."""
-    for i, hospital in enumerate(heart.MD5):
+    for i, hospital in enumerate(flamby.HEART_MD5):
         (tmp_path / f"processed.{hospital}.data").write_text("\n".join(rows(i)) + "\n")
     data = load_dataset("heart-flamby", str(tmp_path))
     x = np.concatenate([data.train.x, data.test.x])
@@ -60,7 +60,7 @@ def test_columns_of_chest_pain_and_ecg_are_those_of_all_hospitals(tmp_path):
 
 
 def test_a_hospital_of_one_class_is_split_without_classes(tmp_path):
-    for i, hospital in enumerate(heart.MD5):
+    for i, hospital in enumerate(flamby.HEART_MD5):
         lines = rows(i) if i else [line[:-1] + "2" for line in rows(i)]
         (tmp_path / f"processed.{hospital}.data").write_text("\n".join(lines) + "\n")
     data = load_dataset("heart-flamby", str(tmp_path))
@@ -159,7 +159,7 @@ def test_bad_isic_lists(tmp_path, old, new, words):
 
 def test_what_is_missing_of_isic_is_one_line(tmp_path, monkeypatch):
     monkeypatch.delenv("SILOFL_DATA", raising=False)
-    with pytest.raises(ValueError, match="isic2019: there is no file train_test_split; put it from FLamby"):
+    with pytest.raises(ValueError, match="isic2019: there is no train_test_split; it is in FLamby"):
         load_dataset("isic2019", str(tmp_path))
     root = isic(tmp_path / "isic2019")
     pictures = root / "ISIC_2019_Training_Input_preprocessed"

@@ -12,8 +12,8 @@ from partitions.common.errors import DataError, UserError
 from partitions.importing.notes import Take
 from partitions.importing.options import ImportOptions
 from partitions.importing.source import import_source
+from partitions.patients import name_of, parse_column
 from partitions.silo_file import check_silo_file, read_dataset_file, read_silo_file, write_silo_file
-from partitions.subgroups import name_of, parse_column
 
 CSV = "age,sex,pressure,label,split\n" + "".join(
     f"{20 + 5 * k},{'f' if k % 2 else 'm'},{k},{k % 2},{('train', 'train', 'test')[k % 3]}\n" for k in range(15)

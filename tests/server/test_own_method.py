@@ -64,7 +64,7 @@ def test_it_runs_is_reported_and_exported(halfway: type[PersonalizedStrategy], t
     page = (out / "report.html").read_text()
     assert "HalfWay" in page and "A. Nobody, 2026" in page and "HalfWay: its half of the way" in page
     card = export_model(out, "hospital-01", "last", tmp_path / "own.safetensors", "half-way", None)
-    assert card["method"] == "half-way"
+    assert card.method == "half-way"
     assert json.loads((tmp_path / "own.safetensors.json").read_text())["paper"] == "A. Nobody, 2026"
 
 

@@ -16,7 +16,7 @@ import pytest
 from predictions import read_rows, trained_on_visits
 
 from client.export import export_model, read_model
-from client.prediction.json_rows import MOST_BYTES, MOST_ROWS
+from client.prediction.posted import MOST_BYTES, MOST_ROWS
 from client.prediction.predict import predict_file
 from client.tables.new_samples import recipe_of
 from server.cli.main import main

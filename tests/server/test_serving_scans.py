@@ -182,7 +182,7 @@ def test_another_modality_and_a_broken_series(tmp_path: Path, model: Path) -> No
 def test_volumes(tmp_path: Path, model: Path) -> None:
     """A zip of one series and a NIfTI file are volumes; a gap between slices is refused, as in a folder."""
     card = read_model(model)[0]
-    content = {**card["recipe"], "expected": {}}
+    content = {**(card.recipe or {}), "expected": {}}
     content["pictures"] = {"shape": [4, 2, 2, 1], "dtype": "float32", "window": [2000.0, 4000.0]}
     recipe = parse_any(content)
     assert isinstance(recipe, PictureRecipe)

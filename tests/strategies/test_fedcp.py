@@ -163,9 +163,9 @@ def test_an_absent_silo_keeps_its_head(three: Files) -> None:
 def test_the_export_predicts_alike(three: Files, tmp_path: Path) -> None:
     run = federate(three, strategy="fedcp", directory=tmp_path / "run", **OPTIONS)
     card = export_model(tmp_path / "run", "b", "last", tmp_path / "b.safetensors")
-    assert card["model"]["head"] == "fedcp"
+    assert card.model.head == "fedcp"
     x, y = rows_of(three["b"])
     p = logits_of(run.personal("b").double(), torch.tensor(x))[0].softmax(1).numpy()
     _, _, given = read_csv(predict_file(tmp_path / "b.safetensors", three["b"]))
     assert np.allclose(given, p, atol=1e-5)
-    assert card["metrics"]["test.accuracy"] == np.mean(p.argmax(1) == y)
+    assert card.metrics["test.accuracy"] == np.mean(p.argmax(1) == y)

@@ -145,7 +145,7 @@ def test_absent_silos(three: Files) -> None:
 def test_the_export_has_the_bias(three: Files, tmp_path: Path) -> None:
     run = federate(three, strategy="feddbe", directory=tmp_path / "run", **OPTIONS)
     card = export_model(tmp_path / "run", "b", "last", tmp_path / "b.safetensors")
-    assert "head" not in card["model"]  # a plain network
+    assert card.model.head is None  # a plain network
     x, y = rows_of(three["b"])
     w1, b1, w2, b2 = parts(replies_of(run, "b")[-1][2].models["model"].vector.double().numpy())
     u = run.grid.state("b").arrays["bias"].double().numpy()
@@ -153,4 +153,4 @@ def test_the_export_has_the_bias(three: Files, tmp_path: Path) -> None:
     p /= p.sum(1, keepdims=True)
     _, _, given = read_csv(predict_file(tmp_path / "b.safetensors", three["b"]))
     assert np.abs(u).max() > 1e-3 and np.allclose(given, p, atol=1e-5)
-    assert card["metrics"]["test.accuracy"] == np.mean(p.argmax(1) == y)
+    assert card.metrics["test.accuracy"] == np.mean(p.argmax(1) == y)

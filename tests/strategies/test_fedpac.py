@@ -239,4 +239,4 @@ def test_a_variance_that_is_none_is_left_out(tmp_path: Path, value: Any) -> None
 
 def test_the_export_is_plain(three: Files, tmp_path: Path) -> None:
     federate(three, strategy="fedpac", directory=tmp_path / "run", **OPTIONS)
-    assert "head" not in export_model(tmp_path / "run", "b", "last", tmp_path / "b.safetensors")["model"]
+    assert export_model(tmp_path / "run", "b", "last", tmp_path / "b.safetensors").model.head is None

@@ -140,7 +140,7 @@ def test_an_absent_silo_keeps_its_head_and_a_late_one_begins_with_the_initial(th
 def test_the_export_is_both_heads(three: Files, tmp_path: Path) -> None:
     run = federate(three, strategy="fedrod", directory=tmp_path / "run", **OPTIONS)
     card = export_model(tmp_path / "run", "b", "last", tmp_path / "b.safetensors")
-    assert "head" not in card["model"]  # a plain network
+    assert card.model.head is None  # a plain network
     x, y = rows_of(three["b"])
     w: Numbers = replies_of(run, "b")[-1][2].models["model"].vector.double().numpy()
     own = run.grid.state("b").arrays["head"].double().numpy()
@@ -149,4 +149,4 @@ def test_the_export_is_both_heads(three: Files, tmp_path: Path) -> None:
     p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     _, _, given = read_csv(predict_file(tmp_path / "b.safetensors", three["b"]))
     assert np.allclose(given, p, atol=1e-5)
-    assert card["metrics"]["test.accuracy"] == np.mean(p.argmax(1) == y)
+    assert card.metrics["test.accuracy"] == np.mean(p.argmax(1) == y)

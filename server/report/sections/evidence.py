@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from models.evidence.decisions import THRESHOLDS
+from models.evidence.calibration import THRESHOLDS
 from models.evidence.measure import CALIBRATION, MEASUREMENT, PREFIX
 from server.report.canvas import MUTED, Canvas, chart, percent_axis, styles
 from server.report.html import markup, number, percent, plain, render

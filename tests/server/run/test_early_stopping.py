@@ -159,12 +159,12 @@ def test_it_is_a_finished_run(three: Files, tmp_path: Path, method: str) -> None
     assert f"stopped after round {last} of 16" in page
     assert "stopped after round" not in page.replace(f"stopped after round {last} of 16", "")  # it is no fault
     card = export_model(directory, "a", "reported", tmp_path / "a.safetensors")
-    assert card["round"] == entry["final"]["round"] == run.federation.recorder.chosen.round
+    assert card.round == entry["final"]["round"] == run.federation.recorder.chosen.round
     newest = export_model(directory, "a", "last", tmp_path / "last.safetensors")
-    assert newest["round"] == last
+    assert newest.round == last
     if method == "fedavg":
         shared = export_shared(directory, tmp_path / "shared.safetensors", round=last + 1)
-        assert shared["when"] == f"received after round {last}, the last"
+        assert shared.when == f"received after round {last}, the last"
     events = [json.loads(line) for line in (directory / "progress.jsonl").read_text().splitlines()]
     [told] = [event for event in events if event["event"] == "stopped"]
     assert (told["after"], told["rounds"], told["since"]) == (last, 16, since)
@@ -187,7 +187,7 @@ def test_the_silo_says_received_after_the_last_round(three: Files, tmp_path: Pat
     chosen = summary["runs"][0]["final"]["round"]
     card = export_model(tmp_path / "run", "a", "reported", tmp_path / "a.safetensors", round=chosen)
     assert chosen == last + 1
-    assert card["when"] == f"received after round {last}, the last"
+    assert card.when == f"received after round {last}, the last"
 
 
 def test_without_validation_data_it_is_refused(tmp_path: Path, three: Files) -> None:

@@ -141,7 +141,7 @@ def test_summary_report_export_and_predictions(tmp_path: Path, made: str) -> Non
 
     model = tmp_path / "model.safetensors"
     card = export_model(out, study.silos[0], "last", model, "ditto", 42)
-    assert card["task"] == task
+    assert card.task == task
     masks = tmp_path / "masks.npz" if task == "segmentation" else None
     answers = list(csv.DictReader(io.StringIO(predict_file(model, file, masks))))
     with np.load(file) as data:

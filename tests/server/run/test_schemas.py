@@ -319,7 +319,7 @@ def test_predict_maps_by_name(agreed: Files, tmp_path: Path, capsys: pytest.Capt
     federate(files, directory=tmp_path / "run", **OPTIONS)
     model = tmp_path / "b.safetensors"
     card = export_model(tmp_path / "run", "b", "last", model)
-    schema = parse_schema(card["schema"])
+    schema = parse_schema(card.columns_and_labels)
     assert (schema.names, schema.labels, schema.dtype) == (COLUMNS, LABELS, "float32")
     answers = predict_file(model, agreed["b"])
     assert not capsys.readouterr().err
@@ -351,5 +351,5 @@ def test_a_model_of_before(agreed: Files, tmp_path: Path) -> None:
     del state.numbers["model"]["schema"]
     state.save(file)
     model = tmp_path / "m.safetensors"
-    assert export_model(tmp_path / "run", silo, "last", model)["schema"] == {}
+    assert export_model(tmp_path / "run", silo, "last", model).columns_and_labels == {}
     assert predict_file(model, agreed[silo]).startswith("index,label,p_0")

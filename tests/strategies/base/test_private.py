@@ -18,8 +18,7 @@ from torch import Tensor
 from two_layers import DEEP, replies_of
 
 from client.app import app as client_app
-from client.privacy.noise_key import kept_key
-from client.privacy.private_round import private_round
+from client.privacy.private_round import kept_key, private_round
 from models.flat import FlatModel
 from models.initialisation import flat_model
 from models.networks.mlp import MlpSettings

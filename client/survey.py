@@ -1,4 +1,12 @@
-"""The reply to ``silofl survey``, made from the hospital's own file, schema and policy; the message selects nothing."""
+"""The reply to ``silofl survey``, made from the hospital's own file, schema and policy; the message selects nothing.
+
+The memory of a hospital's survey answers: the same question gets the same answer, though a few patients changed.
+
+The record in the state directory keeps each answer with the digests of its patients. The same patients
+get the same answer. Data that differ in fewer than ``min-sum-samples`` patients get the earlier answer, with its day,
+since the difference of two answers would be about those few. Another schema, recipe or policy makes another answer,
+whose bins may differ. At most ``max-surveys`` answers are given in all.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +14,11 @@ import functools
 import hashlib
 import json
 import time
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from flwr.app import RecordDict
@@ -15,19 +26,19 @@ from flwr.app import RecordDict
 from client.egress import release_survey
 from client.local_data import is_own_file
 from client.session import ClientSession
+from client.site.errors import SiteError
+from client.site.record import Record, disclose
 from client.site.trust.policy import Policy, PolicyRefusedError
-from client.survey.memory import remembered
-from models.survey import Limits, is_table, survey, table_of
+from models.survey import Limits, survey, table_of
 from models.survey import suppressed as is_suppressed
 from partitions.common.errors import DataError, UserError
-from partitions.own_files import joined
-from partitions.patients import patient_digests
+from partitions.patients import fewest_changed
 from partitions.recipes.pictures import read_any
 from partitions.recipes.recipe import Recipe
 from partitions.schema import Schema
 from partitions.silo_file import Contents, read_contents
-from partitions.site_split import sample_digests
-from partitions.splits import Array, Split, inputs_of
+from partitions.site_split import people_digests, sample_digests
+from partitions.splits import Array, Split, inputs_of, is_table, joined
 from strategies.base.survey import Answer
 
 
@@ -106,11 +117,7 @@ def digests_of(split: Split, gaps: Array | None) -> list[str]:
     known = table if gaps is None else np.where(gaps, np.float32(0), table)
     others = [x for x in inputs_of(split.x).values() if not is_table(x)]
     parts = [known, *others, split.y, *([] if gaps is None else [gaps])]
-    digests = sample_digests(np.stack([sample_digests(part) for part in parts], axis=1))
-    if split.patient is not None:
-        first = np.unique(split.patient, return_index=True)[1]
-        digests = patient_digests(digests, split.patient)[first]
-    return sorted(f"{digest:016x}" for digest in digests.tolist())
+    return people_digests(sample_digests(np.stack([sample_digests(part) for part in parts], axis=1)), split)
 
 
 def how_of(schema: Schema, recipe: Recipe | None, limits: Limits) -> str:
@@ -131,3 +138,67 @@ def withheld(answer: Answer, policy: Policy, note: dict[str, list[str]]) -> dict
     if not policy.class_means:
         found["class-means"] = ["class counts"]
     return {rule: names for rule, names in {**found, **note}.items() if names}
+
+
+# The memory of answers
+
+
+KIND = "survey"  # of the rows of `disclosed` in the record
+
+
+def remembered(
+    make: Callable[[], Answer], samples: Sequence[str], how: str, policy: Policy, state: str, silo: str
+) -> tuple[Answer, dict[str, list[str]]]:
+    """Return the answer and what more of it is withheld, by rule. ``samples``: the patients' digests, sorted.
+
+    ``how``: a digest of what else the answer depends on. Raises PolicyRefusedError if another answer would reveal few
+    patients, if ``max-surveys`` is reached, or if answers cannot be saved.
+    """
+    if not state:
+        raise PolicyRefusedError(f"{silo} refuses: it has no state-dir to remember what it told in surveys")
+    try:
+        with Record(Path(state)).writing() as db:
+            rows = db.execute("SELECT question, people, answer FROM disclosed WHERE kind = ?", (KIND,)).fetchall()
+            given = [
+                {"how": asked, "samples": people.split(), "answer": json.loads(text)} for asked, people, text in rows
+            ]
+            answer, note, new = _answer(make, Counter(samples), how, policy, silo, given)
+            if new:
+                disclose(db, KIND, question=how, answer=json.dumps(answer), people=samples)
+            return answer, note
+    except (OSError, SiteError, json.JSONDecodeError) as error:
+        why = f"what it told in surveys before cannot be remembered ({error})"
+        raise PolicyRefusedError(f"{silo} refuses: {why}") from None
+
+
+def _answer(
+    make: Callable[[], Answer],
+    samples: Counter[str],
+    how: str,
+    policy: Policy,
+    silo: str,
+    given: Sequence[dict[str, Any]],
+) -> tuple[Answer, dict[str, list[str]], bool]:
+    """Return the answer, what is withheld, and whether it is a new one."""
+    few, near = policy.line("min_sum_samples"), list[dict[str, Any]]()
+    for earlier in given:
+        before = Counter(earlier["samples"])
+        changed = fewest_changed(samples, before)
+        if not changed and earlier["how"] == how:
+            return earlier["answer"], {}, False
+        near += [earlier] if 0 < changed < policy.min_sum_samples else []
+    for earlier in near:
+        if earlier["how"] == how:
+            day = earlier["answer"]["day"]
+            return earlier["answer"], {"min-sum-samples": [f"changes of the data since {day}"]}, False
+    if near:
+        day = near[0]["answer"]["day"]
+        raise PolicyRefusedError(
+            f"{silo} refuses: its policy has {few}, fewer patients differ from those of its survey of {day}, and its "
+            "schema, recipe or policy is another one"
+        )
+    if policy.max_surveys and len(given) >= policy.max_surveys:
+        raise PolicyRefusedError(
+            f"{silo} refuses: its policy has {policy.line('max_surveys')}, and this would be number {len(given) + 1}"
+        )
+    return make(), {}, True

@@ -1,33 +1,42 @@
-"""One picture, one scan, or a zip of a series, for ``silofl predict --serve``: with the same checks as a folder.
+"""New patients for ``silofl predict --serve``: one scan, a zip of a series, or rows, with the same checks as files.
 
-A request's body is written to a folder of its own, readable by its owner only and removed after the answer. Members of
-a zip are written as 000001, 000002, ...: of their names only the endings of pictures and volumes are used. So none of
-them can leave the folder, and none is a link.
+Rows are JSON: ``{"rows": [{"Patient-ID": "P1", "age": "81,5", "dose": 3, "sex": null}]}``. A cell is a text as in a
+csv, a number, or null for a gap. The body of a request with scans is written to a folder of its own, readable by its
+owner only and removed after the answer. Members of a zip are written as 000001, 000002, ...: of their names only the
+endings of pictures and volumes are used. So none of them can leave the folder, and none is a link.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
 import shutil
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from client.model_card import Card
 from client.prediction.predict import answer
 from client.tables.new_pictures import FILE, KEYS, read_new_pictures
-from client.tables.new_samples import INDEX, asked_pictures
+from client.tables.new_samples import INDEX, Asked, asked_pictures
 from models.flat import FlatModel
 from partitions.common.errors import DataError, UserError
 from partitions.common.names import unknown_name
 from partitions.common.sizes import BLOCK, check_size
+from partitions.importing.csv_source import check_columns, table_rows
 from partitions.importing.images import NIFTI, PICTURES
+from partitions.importing.new_rows import new_inputs
+from partitions.recipes.lines import Lines
 from partitions.recipes.pictures import PictureRecipe
+from partitions.recipes.recipe import Recipe
+from partitions.silo_file import make_schema
+from partitions.splits import dtype_of
 
-MOST_BYTES = 1 << 28  # of a request
+MOST_SCAN_BYTES = 1 << 28  # of a request
 MOST_FILES = 10_000  # in a zip
 LARGEST_UNPACKED, MOST_TIMES = 1 << 27, 100  # a zip that unpacks to more, and to that many times its size, is refused
 ZIP, GZIP = b"PK", b"\x1f\x8b"
@@ -42,9 +51,7 @@ def work_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def predict_scans(
-    card: Mapping[str, Any], net: FlatModel, recipe: PictureRecipe, body: Path, key: str = ""
-) -> dict[str, Any]:
+def predict_scans(card: Card, net: FlatModel, recipe: PictureRecipe, body: Path, key: str = "") -> dict[str, Any]:
     """Return ``{"rows": [{key, answers...}], "notes": [...]}`` for a request's body, a file in a work folder.
 
     ``key``: patient, study or accession of DICOM; "": the patient for DICOM, otherwise ``index``. Raises UserError, one
@@ -118,3 +125,76 @@ def check_archive(members: list[zipfile.ZipInfo], body: Path) -> None:
     check_size(size, "the request's zip, unpacked,")
     if size > (free := shutil.disk_usage(body.parent).free):
         raise UserError(f"the request's zip would take {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free here")
+
+
+# Rows
+
+
+MOST_ROWS = 1000
+MOST_BYTES = 2**20
+
+
+def predict_rows(card: Card, net: FlatModel, recipe: Recipe, body: bytes, as_gaps: bool = False) -> dict[str, Any]:
+    """Return ``{"rows": [{key, answers...}], "notes": [...]}`` for the rows in a request's body.
+
+    Raises UserError, one line without a path, for a body that is no such JSON or does not fit the recipe.
+    """
+    try:
+        lines = lines_of(body, recipe)
+        found = table_rows(lines, recipe, (), as_gaps)
+        x, vocabulary, notes = new_inputs(found, recipe)
+    except DataError as error:
+        raise UserError(str(error).replace("with --as-gaps", "with ?as-gaps=1")) from None
+    key = recipe.patient or INDEX
+    keys = [row.key for row in found.rows] if recipe.patient else [str(i) for i in range(len(lines))]
+    asked = Asked(x, vocabulary, make_schema(recipe.features, (), dtype_of(x)), keys, key)
+    answers = answer(card, net, asked, "the request", "the model")
+    rows = [
+        {key: own, **dict(zip(answers.columns, row, strict=True))} for own, row in zip(keys, answers.rows, strict=True)
+    ]
+    return {"rows": rows, "notes": [*found.notes, *notes]}
+
+
+def lines_of(body: bytes, recipe: Recipe) -> Lines:
+    """Return the rows of a request as a csv's lines. Raises DataError, one line."""
+    try:
+        content = json.loads(body, parse_constant=refuse_constant, object_pairs_hook=without_repeats)
+    except (ValueError, RecursionError) as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else error
+        raise DataError(f"the request is no JSON ({str(reason)[:80]})") from None
+    rows = content.get("rows") if isinstance(content, dict) and set(content) == {"rows"} else None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) and row for row in rows):
+        raise DataError('the request is no {"rows": [{"COLUMN": cell, ...}, ...]}')
+    if not 0 < len(rows) <= MOST_ROWS:
+        raise DataError(f"the request has {len(rows)} rows; 1 to {MOST_ROWS} are answered at once")
+    signs = {column.source or column.name: column.decimal for column in recipe.used}
+    read = list[dict[str, str]]()
+    for number, row in enumerate(rows, 1):
+        check_columns(f"row {number}", list(row), recipe)
+        cells = {name: cell_of(cell, signs.get(name, "."), f"row {number}, {name[:40]}") for name, cell in row.items()}
+        read.append(cells)
+    names = dict.fromkeys(name for cells in read for name in cells)
+    columns = {name: [cells.get(name, "") for cells in read] for name in names}
+    return Lines(Path(), columns, range(1, len(rows) + 1), "row")
+
+
+def cell_of(cell: object, decimal: str, where: str) -> str:
+    """Return a cell as csv text. Raises DataError for a list, an object, true or false."""
+    if cell is None:
+        return ""
+    if isinstance(cell, str):
+        return cell.strip()
+    if isinstance(cell, int | float) and not isinstance(cell, bool):
+        return repr(cell).replace(".", decimal)
+    raise DataError(f"{where} is no text, number or null")
+
+
+def refuse_constant(name: str) -> NoReturn:
+    raise DataError(f"{name} is no number")
+
+
+def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object from its pairs. Raises DataError for a repeated key."""
+    if len(found := dict(pairs)) < len(pairs):
+        raise DataError("a column is named twice in one row")
+    return found

@@ -1,1 +1,0 @@
-"""The silo's own model, sent at the end of a run with ``keep-models = reported``."""

@@ -1,1 +1,0 @@
-"""A hospital's answer to a survey of its data."""
