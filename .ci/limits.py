@@ -16,12 +16,12 @@ MOST_MODULES, MOST_LINES, MOST_FUNCTION_LINES = 16, 400, 50
 # Tokens without imports, docstrings and comments, which neither long lines nor prose change. They are lowered as code
 # goes, and raised only in a commit that says why.
 MOST_TOKENS = {
-    "models": 44_700,
-    "partitions": 94_200,
+    "models": 44_500,
+    "partitions": 93_800,
     "strategies": 63_400,
-    "client": 80_300,
+    "client": 79_900,
     "server": 113_800,
-    "tests": 539_200,
+    "tests": 539_000,
 }
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
