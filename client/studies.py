@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from client.site.counts import used_up
 from client.site.node import Site
 from client.site.released import read_released
 from client.site.study import approvals
-from client.site.study.accounting import used_up
 from client.site.study.dangers import dangers, of_weights, values
 from client.site.study.protocol import Limits, Study, parse_study, signer_of, words
 from client.site.trust.bundle import POLICY_ASKED, find_state
@@ -251,7 +251,6 @@ def released_page(found: list[dict[str, Any]]) -> str:
         data = f"data {one['cohort'][:16]}" if one["cohort"] else "data not noted"
         names = ", ".join(f"{count} in {name or 'no study'}" for name, count in sorted(one["studies"].items()) if count)
         asked = f" and {one['surveys']:,} to surveys" if one["surveys"] else ""
-        asked += f" ({one['exact']:,} with exact sums)" if one["exact"] else ""
         asked += f" and {one['own_models']:,} own models" if one["own_models"] else ""
         span = f"{one['from'][:10]} to {one['to'][:10]}, {len(one['runs'])} runs"
         lines.append(

@@ -16,10 +16,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from client.site.counts import used_up
 from client.site.errors import SiteError
 from client.site.node import Site
 from client.site.study import approvals
-from client.site.study.accounting import used_up
 from client.site.trust.audit import settings_of
 from client.site.trust.audit_page import cause, check_receipts, kinds, receipt_text, withheld_text
 from client.site.trust.chain import Verdict, utc_now

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .budget.ledger import Spent
-from .study.accounting import budget_of
+from .counts import budget_of
 from .trust.policy import Policy, Rules
 
 TAKEN = "withheld"  # in `SILOFL_SITE_AUDITS`: the site accepts this record from the app

@@ -14,14 +14,13 @@ from typing import Any
 from .audit_gate import cohort_of, describe_message, folder_of, in_study, refuse, release_reply, take_receipt
 from .budget.cohort import Reader, read_by_process
 from .budget.release import charge
+from .counts import count_faults, limits_of, study_faults
 from .errors import SiteError
 from .own_models import has_left, names_of
 from .record import Record
-from .study.accounting import study_faults
 from .study.protocol import Study, message_faults
 from .takeover import MESSAGE
 from .terms import Terms, read_terms
-from .trust.counters import count_faults, limits_of
 from .trust.message_rules import OWN_MODEL, own_model_faults, round_faults, run_faults
 from .trust.pins import AppRefusedError
 from .trust.policy import Policy, PolicyRefusedError

@@ -5,6 +5,8 @@
         replies      a row per line of the audit log, written together with it
         disclosed    a row per answer that leaves once: its kind, and of which data, which model, which question
         charges, sent, spent    the ledger's lines and their totals (`budget/ledger.py`)
+        data_files   whose each version of the data file is (`budget/cohort.py`)
+        approvals    the studies that this site has approved (`study/approvals.py`)
 
 A transaction is on the disk as a whole, or not at all. The server hands out a run's numbers, so what was disclosed is
 found by data, model and question; a run's number only narrows it further.
@@ -33,7 +35,7 @@ from .trust.audit import Log
 from .trust.chain import sync_folder, utc_now, write_whole
 
 FILE = "record.sqlite"
-VERSION = 1
+VERSION = 2  # 1 was never released
 WAIT_SECONDS = 60.0  # for another process of this silo
 REMOTE = ("nfs", "cifs", "smb", "9p", "fuse", "lustre", "gpfs", "ceph", "afs", "beegfs")  # no shared memory for a WAL
 TABLES = """
@@ -45,7 +47,7 @@ CREATE INDEX messages_day ON messages (day, run);
 CREATE INDEX messages_run ON messages (run, silo, kind);
 CREATE INDEX messages_study ON messages (study, silo, kind, run, day) WHERE study != '';
 CREATE TABLE replies (time TEXT NOT NULL, kind TEXT NOT NULL, count INTEGER NOT NULL, data TEXT NOT NULL,
-    run TEXT NOT NULL, silo TEXT NOT NULL, study TEXT NOT NULL, exact INTEGER NOT NULL, bytes INTEGER NOT NULL,
+    run TEXT NOT NULL, silo TEXT NOT NULL, study TEXT NOT NULL, bytes INTEGER NOT NULL,
     line INTEGER NOT NULL, hash TEXT NOT NULL);
 CREATE INDEX replies_study ON replies (study, bytes) WHERE study != '';
 CREATE TABLE disclosed (time TEXT NOT NULL, kind TEXT NOT NULL, silo TEXT NOT NULL, run TEXT NOT NULL,
@@ -58,9 +60,13 @@ CREATE TABLE charges (line INTEGER PRIMARY KEY, message TEXT NOT NULL, silo TEXT
 CREATE INDEX charges_message ON charges (message);
 CREATE INDEX charges_run ON charges (run, silo, round);
 CREATE TABLE sent (message TEXT NOT NULL, reply TEXT NOT NULL, PRIMARY KEY (message, reply)) WITHOUT ROWID;
-CREATE TABLE spent (run TEXT NOT NULL, silo TEXT NOT NULL, data TEXT NOT NULL, note TEXT NOT NULL,
-    units INTEGER NOT NULL, rate REAL NOT NULL, noise REAL NOT NULL, steps INTEGER NOT NULL, messages INTEGER NOT NULL,
-    PRIMARY KEY (run, silo, data, note, units, rate, noise)) WITHOUT ROWID;
+CREATE TABLE spent (run TEXT NOT NULL, silo TEXT NOT NULL, data TEXT NOT NULL, units INTEGER NOT NULL,
+    rate REAL NOT NULL, noise REAL NOT NULL, steps INTEGER NOT NULL, messages INTEGER NOT NULL,
+    PRIMARY KEY (run, silo, data, units, rate, noise)) WITHOUT ROWID;
+CREATE TABLE data_files (sha256 TEXT PRIMARY KEY, silo TEXT NOT NULL, cohort TEXT NOT NULL, records INTEGER NOT NULL,
+    patients INTEGER, links TEXT NOT NULL, samples TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE approvals (name TEXT PRIMARY KEY, protocol TEXT NOT NULL, by TEXT NOT NULL, time TEXT NOT NULL,
+    signer TEXT NOT NULL, warnings TEXT NOT NULL, revoked TEXT NOT NULL) WITHOUT ROWID;
 """
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from .errors import SiteError
 from .record import Record
 from .takeover import REPLY
-from .trust.audit import is_exact, kind_of
+from .trust.audit import kind_of
 
 KINDS = {"model": "models", "survey": "surveys", "own model": "own_models"}
 
@@ -23,7 +23,7 @@ def note_reply(db: sqlite3.Connection, record: Record, entry: Mapping[str, Any])
     number, own = record.append(db, entry)
     kind, study = kind_of(entry), str(entry.get("study", {}).get("name", ""))
     what = entry["time"], kind, 1, str(entry.get("cohort", "")), str(entry["run-id"]), entry["silo"], study
-    db.execute(REPLY, (*what, is_exact(entry), entry["bytes"], number, own))
+    db.execute(REPLY, (*what, entry["bytes"], number, own))
     return number, own
 
 
@@ -46,17 +46,17 @@ def sent_bytes(db: sqlite3.Connection, study: str) -> int:
 def read_released(state: Path) -> dict[str, dict[str, Any]]:
     """Return what left of each data file, by its SHA-256. Raises SiteError for a record that cannot be read."""
     found: dict[str, dict[str, Any]] = {}
-    none = {"models": 0, "surveys": 0, "own_models": 0, "exact": 0, "bytes": 0}
+    none = {"models": 0, "surveys": 0, "own_models": 0, "bytes": 0}
     with Record(state).reading() as db:
         rows = db.execute(
-            "SELECT data, kind, study, run, sum(count), sum(exact), sum(bytes), min(time), max(time) FROM replies "
+            "SELECT data, kind, study, run, sum(count), sum(bytes), min(time), max(time) FROM replies "
             "WHERE kind != '' GROUP BY data, kind, study, run ORDER BY min(time), min(rowid)"
         )
-        for data, kind, study, run, count, exact, size, first, last in rows:
+        for data, kind, study, run, count, size, first, last in rows:
             one = found.setdefault(data, {"from": first, "to": last, **none, "runs": set(), "studies": {}})
             one["from"], one["to"] = min(one["from"], first), max(one["to"], last)
             one[KINDS[kind]] += count
-            one["exact"], one["bytes"] = one["exact"] + exact, one["bytes"] + size
+            one["bytes"] += size
             one["runs"] |= {run} - {""}
             one["studies"][study] = one["studies"].get(study, 0) + (count if kind == "model" else 0)
     return {data: {**one, "runs": sorted(one["runs"])} for data, one in found.items()}

@@ -4,6 +4,8 @@
     released.json                                                            totals of what left; else the audit log
     own-models, evidence/RUN, statistics/RUN                                 answers that leave once per run
     released-sums.json, released-surveys.json                                answers that are given again
+    studies/NAME/study.toml, approval.json, revoked.json                     approved studies
+    budget/data/SHA256.json, SHA256.samples                                  whose data were charged
 
 The files are moved to `STATE_DIR/before-record/` and never read again. One that cannot be read allows nothing.
 
@@ -18,19 +20,24 @@ from pathlib import Path
 from typing import Any
 
 from .errors import SiteError
-from .trust.audit import is_exact, kind_of, verify
-from .trust.chain import utc_now
+from .trust.audit import kind_of, verify
+from .trust.chain import EVERY, digest, utc_now
+from .trust.chain import verify as verify_chain
+from .trust.envelope import body_of
 
 PLACE = "before-record"
 MESSAGE = "INSERT INTO messages VALUES (?, ?, ?, ?, ?)"
-REPLY = "INSERT INTO replies VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+REPLY = "INSERT INTO replies VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 DISCLOSED = "INSERT INTO disclosed VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+DATA_FILE = "INSERT OR IGNORE INTO data_files VALUES (?, ?, ?, ?, ?, ?, ?)"
+APPROVAL = "INSERT OR REPLACE INTO approvals VALUES (?, ?, ?, ?, ?, ?, ?)"
 
 
 def take_over(db: sqlite3.Connection, state: Path) -> list[str]:
     """Put the files of earlier versions into a new record; return their names. Raises SiteError for a damaged one."""
     try:
-        names = [*_messages(db, state), *_replies(db, state), *_disclosed(db, state)]
+        readers = _messages, _replies, _disclosed, _approvals, _data_files
+        names = [name for read in readers for name in read(db, state)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise SiteError(
             f"what an earlier version noted in {state} cannot be taken over ({type(error).__name__}: {error}): restore "
@@ -46,7 +53,6 @@ def _messages(db: sqlite3.Connection, state: Path) -> Iterator[str]:
         for day, run, kind, *silo in _words(file, 4):
             in_study[run, kind, " ".join(silo)] += 1
             db.execute(MESSAGE, (day, run, " ".join(silo), kind, file.parent.name))
-        yield f"studies/{file.parent.name}/messages"
     for file in sorted(state.glob("messages/*")):
         for kind, *silo in _words(file, 2):
             key = file.name, kind, " ".join(silo)
@@ -72,27 +78,37 @@ def _replies(db: sqlite3.Connection, state: Path) -> Iterator[str]:
             if kind := kind_of(entry):
                 study = entry.get("study", {}).get("name", "")
                 what = entry["time"], kind, 1, entry.get("cohort", ""), entry["run-id"], entry["silo"], study
-                db.execute(REPLY, (*what, is_exact(entry), entry["bytes"], entry["line"], entry["hash"]))
+                db.execute(REPLY, (*what, entry["bytes"], entry["line"], entry["hash"]))
                 logged[study] += entry["bytes"]
     for file in sorted(state.glob("studies/*/bytes")):
-        name = file.parent.name
-        rest = sum(int(size) for (size,) in _words(file, 1)) - logged[name]  # of replies without a row of their own
-        db.execute(REPLY, ("", "", 0, "", "", "", name, 0, max(rest, 0), 0, ""))
-        yield f"studies/{name}/bytes"
+        sent = sum(int(size) for (size,) in _words(file, 1))  # also of replies without a row of their own
+        _total(db, study=file.parent.name, size=max(sent - logged[file.parent.name], 0))
 
 
 def _totals(db: sqlite3.Connection, content: dict[str, dict[str, Any]]) -> None:
     """Take over `released.json`, whose totals have no replies of their own."""
     for data, one in content.items():
-        counts = {"survey": int(one.get("surveys", 0)), "own model": int(one.get("own_models", 0))}
-        studies = {str(name): int(count) for name, count in one["studies"].items()}
-        for time_of, run in [(one["from"], ""), *[(one["to"], run) for run in one["runs"]]]:
-            db.execute(REPLY, (str(time_of), "model", 0, data, str(run), "", "", 0, 0, 0, ""))
-        for name, count in studies.items():
-            db.execute(REPLY, (str(one["to"]), "model", count, data, "", "", name, 0, 0, 0, ""))
-        for kind, count in counts.items():
-            db.execute(REPLY, (str(one["to"]), kind, count, data, "", "", "", 0, 0, 0, ""))
-        db.execute(REPLY, (one["to"], "model", 0, data, "", "", "", int(one.get("exact", 0)), int(one["bytes"]), 0, ""))
+        first, last = str(one["from"]), str(one["to"])
+        for when, run in [(first, ""), *[(last, str(run)) for run in one["runs"]]]:
+            _total(db, when, "model", 0, data, run)
+        for study, count in one["studies"].items():
+            _total(db, last, "model", int(count), data, study=str(study))
+        _total(db, last, "survey", int(one.get("surveys", 0)), data)
+        _total(db, last, "own model", int(one.get("own_models", 0)), data)
+        _total(db, last, "model", 0, data, size=int(one["bytes"]))
+
+
+def _total(
+    db: sqlite3.Connection,
+    when: str = "",
+    kind: str = "",
+    count: int = 0,
+    data: str = "",
+    run: str = "",
+    study: str = "",
+    size: int = 0,
+) -> None:
+    db.execute(REPLY, (when, kind, count, data, run, "", study, size, 0, ""))
 
 
 def _disclosed(db: sqlite3.Connection, state: Path) -> Iterator[str]:
@@ -116,6 +132,35 @@ def _disclosed(db: sqlite3.Connection, state: Path) -> Iterator[str]:
             answer = one["answer"] if asked else {key: one[key] for key in one.keys() - {"day", "samples"}}
             db.execute(DISCLOSED, (now, kind, "", "", "", "", question, json.dumps(answer), people))
         yield name
+
+
+def _approvals(db: sqlite3.Connection, state: Path) -> Iterator[str]:
+    """Take over the approved studies, as they were approved."""
+    for file in sorted(state.glob("studies/*/approval.json")):
+        protocol, approval = (file.parent / "study.toml").read_text(encoding="utf-8"), json.loads(file.read_text())
+        if digest(body_of(protocol).encode()) != approval["digest"]:
+            raise ValueError(f"{file.parent.name}/study.toml is not what was approved")
+        ended = file.parent / "revoked.json"
+        revoked = str(json.loads(ended.read_text())["when"]) if ended.exists() else ""
+        own = (str(approval[key]) for key in ("by", "when", "signer"))
+        db.execute(APPROVAL, (file.parent.name, protocol, *own, json.dumps(approval["warnings"]), revoked))
+    yield "studies"
+
+
+def _data_files(db: sqlite3.Connection, state: Path) -> Iterator[str]:
+    """Take over whose data were charged. A ledger that is missing, or a note that it does not fit, allows nothing."""
+    lines = verify_chain(state / "budget", 1, "budget", EVERY).entries
+    bound = {line["data"]: line["note"] for line in lines if line.get("note")}
+    for file in sorted(state.glob("budget/data/*.json")):
+        text, samples = file.read_text(encoding="utf-8"), file.with_suffix(".samples").read_text(encoding="utf-8")
+        note = json.loads(text)
+        if bound.get(file.stem) not in (None, digest(text.encode())) or digest(samples.encode()) != note["samples"]:
+            raise ValueError(f"budget/data/{file.stem}: it was changed")
+        if not lines:
+            raise ValueError("its ledger is missing; remove budget/data where no run had dp = true")
+        counts = str(note["cohort"]), int(note["records"]), note["patients"]
+        db.execute(DATA_FILE, (file.stem, str(note["silo"]), *counts, " ".join(note["links"]), samples))
+    yield "budget/data"
 
 
 def _words(file: Path, least: int) -> Iterator[list[str]]:

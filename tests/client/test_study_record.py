@@ -13,6 +13,7 @@ from study_text import study_text
 
 from client.site import audit_gate
 from client.site.messages import count_message
+from client.site.record import Record
 from client.site.study import approvals
 from client.site.study.protocol import parse_study
 from client.site.terms import Terms, read_terms
@@ -149,6 +150,7 @@ def test_what_cannot_be_is_one_line(silo: Path, tmp_path: Path, capsys: pytest.C
 
 
 def test_where_the_studys_file_is_gone(silo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (silo / "studies" / "heart" / "approval.json").unlink()
+    with Record(silo).writing() as db:
+        db.execute("DELETE FROM approvals")
     code, out, _ = run(capsys, str(silo), "--study", "heart")
     assert code == 0 and "Limits: the study's file is not here" in out and "  messages     4" in out

@@ -1,26 +1,25 @@
 """The people that a data file is about: counted once per version of the file, and linked to earlier versions.
 
-    STATE_DIR/budget/data/SHA256.json       units, declared cohort, earlier versions that share a sample
-    STATE_DIR/budget/data/SHA256.samples    the digests of its samples, one per line
-
-Two versions belong to one cohort if they share a sample, or if they declare the same ``cohort``. If both declare none,
-the cohort is the silo's own. So editing a file does not give a new budget.
+The record (`../record.py`) has each version with its units, declared cohort, digests of its samples, and the earlier
+versions that share one. Two versions belong to one cohort if they share a sample, or if they declare the same
+``cohort``. If both declare none, the cohort is the silo's own. So editing a file does not give a new budget.
 
 Standard library only, as in trust/policy.py: a separate process reads the file, with the site's own code.
 """
 
 import json
+import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import SiteError
-from ..trust.chain import digest, write_whole
+from ..record import Record
+from ..takeover import DATA_FILE
 
-FOLDER = "budget"  # in the state directory
 ROOT = Path(__file__).resolve().parents[3]
 READ = "import sys; sys.path.insert(0, sys.argv[1]); from partitions.units import main; main(sys.argv[2:])"
 Reader = Callable[[Path], Mapping[str, Any]]
@@ -36,7 +35,6 @@ class DataFile:
     records: int
     patients: int | None
     links: tuple[str, ...]  # earlier versions that share a sample with it
-    note: str = ""  # SHA-256 of the note; a charge contains it, so that an edited note gives no new budget
 
     @property
     def name(self) -> str:
@@ -68,50 +66,37 @@ def data_file(state: Path, sha256: str, silo: str, path: Path, read: Reader = re
 
     Raises OSError or SiteError if it cannot be read, or noted.
     """
-    folder = state / FOLDER / "data"
-    if not (folder / f"{sha256}.json").exists():
-        try:
-            found = read(path)
-        except SiteError:
-            raise
-        except ValueError as error:
-            raise SiteError(f"its data file cannot be counted: {error}") from None
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        own, listed = set(found["samples"]), "\n".join(found["samples"]) + "\n"
-        earlier = {file.stem for ending in ("json", "samples") for file in folder.glob(f"*.{ending}")}
-        links = [name for name in sorted(earlier) if not own.isdisjoint(samples_in(folder / f"{name}.samples"))]
-        write_whole(folder / f"{sha256}.samples", listed)
-        fields = {key: found[key] for key in ("cohort", "records", "patients")}
-        fields |= {"silo": silo, "links": links, "samples": digest(listed.encode())}
-        write_whole(folder / f"{sha256}.json", json.dumps(fields) + "\n")
-    return noted(state, sha256)
-
-
-def samples_in(file: Path) -> list[str]:
-    """Return the digests of an earlier version's samples. Raises SiteError if they are missing or changed."""
+    record = Record(state)
+    with record.reading() as db:
+        if known := find_data_file(db, sha256):
+            return known
     try:
-        text, note = file.read_text(), file.with_suffix(".json")
-    except FileNotFoundError:
-        raise SiteError(f"{FOLDER}/data/{file.name} is missing: restore the state directory") from None
-    if note.exists() and digest(text.encode()) != json.loads(note.read_text()).get("samples", digest(text.encode())):
-        raise SiteError(f"{FOLDER}/data/{file.name} was changed: restore the state directory")
-    return text.split()
+        found = read(path)
+    except SiteError:
+        raise
+    except ValueError as error:
+        raise SiteError(f"its data file cannot be counted: {error}") from None
+    own = {*found["samples"]}
+    with record.writing() as db:
+        earlier = db.execute("SELECT sha256, samples FROM data_files ORDER BY sha256")
+        links = " ".join(name for name, samples in earlier if not own.isdisjoint(samples.split()))
+        counts = found["cohort"], found["records"], found["patients"]
+        db.execute(DATA_FILE, (sha256, silo, *counts, links, " ".join(found["samples"])))
+        return noted(db, sha256)
 
 
-def noted(state: Path, sha256: str) -> DataFile:
-    """Return a version from its note. Raises SiteError if the note is missing or damaged."""
-    file = state / FOLDER / "data" / f"{sha256}.json"
-    try:
-        text = file.read_text(encoding="utf-8")
-        found = json.loads(text)
-        patients = found["patients"]
-        counts = int(found["records"]), None if patients is None else int(patients)
-        names, links = (str(found["silo"]), str(found["cohort"])), tuple(map(str, found["links"]))
-        return DataFile(sha256, *names, *counts, links, digest(text.encode()))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SiteError(
-            f"{FOLDER}/data/{file.name} is missing or damaged ({type(error).__name__}): restore the state directory"
-        ) from None
+def noted(db: sqlite3.Connection, sha256: str) -> DataFile:
+    """Return a version that the record has. Raises SiteError if it has not."""
+    if (found := find_data_file(db, sha256)) is None:
+        raise SiteError(f"the record has no data file {sha256[:16]}, which was charged: restore the state directory")
+    return found
+
+
+def find_data_file(db: sqlite3.Connection, sha256: str) -> DataFile | None:
+    """Return a version from the record; None if it has none."""
+    names = "sha256, silo, cohort, records, patients, links"
+    row = db.execute(f"SELECT {names} FROM data_files WHERE sha256 = ?", (sha256,)).fetchone()
+    return None if row is None else DataFile(row[0], row[1], row[2], row[3], row[4], tuple(row[5].split()))
 
 
 def cohort_of(own: DataFile, charged: Mapping[str, DataFile]) -> set[str]:
@@ -131,8 +116,7 @@ def cohort_of(own: DataFile, charged: Mapping[str, DataFile]) -> set[str]:
     return found & charged.keys()
 
 
-def label(state: Path, versions: set[str]) -> str:
+def label(files: Sequence[DataFile]) -> str:
     """Return a cohort's name: what its files declare, or the silo."""
-    files = [noted(state, sha256) for sha256 in sorted(versions)]
     declared = sorted({file.cohort for file in files if file.cohort})
     return " + ".join(declared or sorted({file.silo for file in files}))

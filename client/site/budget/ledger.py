@@ -26,15 +26,15 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SiteError
-from ..record import Record, disclose
+from ..record import Record
 from ..trust.chain import EVERY, Chain, files_of, read_head, utc_now
 from ..trust.policy import Policy
 from .accounting import Cost, default_delta, epsilon_of
-from .cohort import FOLDER, DataFile, cohort_of, noted
+from .cohort import DataFile, cohort_of, noted
 
 CHARGE, SENT = "charge", "sent"
 LEAST_EPSILON = 1e-4  # that a charged message costs at least, so that a budget bounds the number of messages
-NOTED = "data file"  # kind of the rows of `disclosed` for data files that were noted before the first charge
+FOLDER = "budget"  # in the state directory
 Line = Mapping[str, Any]
 
 
@@ -78,23 +78,6 @@ class Ledger(Chain):
         if found.faults:
             raise SiteError(f"the ledger {self.folder} is not whole: {found.faults[0]}; restore the state directory")
         return found.entries
-
-    def check_notes(self, sha256: str) -> None:
-        """Raise SiteError if data files were noted here and the ledger has no charge: it was deleted.
-
-        ``sha256``: the file that is about to be noted.
-        """
-        with self.open() as db:
-            if db.execute("SELECT ledger FROM meta").fetchone()[0]:
-                return
-            here = {name for (name,) in db.execute("SELECT data FROM disclosed WHERE kind = ?", (NOTED,))}
-            if others := {file.stem for file in (self.folder / "data").glob("*.json")} - here:
-                raise SiteError(
-                    f"the ledger is missing, and {FOLDER}/data has notes of {len(others)} data files: restore the "
-                    f"state directory (or remove {FOLDER}/data where no run with dp = true was ever answered)"
-                )
-            if sha256 not in here:
-                disclose(db, NOTED, data=sha256)
 
     def charge(self, release: Release, policy: Policy, attended: int = 0) -> Spent:
         """Charge a message, unless it was charged before at the same cost.
@@ -169,8 +152,7 @@ class Ledger(Chain):
                 f"to {after:.3g} (delta {delta:.1g}): silofl budget"
             )
         spent = {"epsilon-before": before, "epsilon-after": after, "delta": delta, "budget": policy.epsilon}
-        about = {"cohort": release.data.cohort, "note": release.data.note}
-        self._note(db, {**self._entry(release, CHARGE), **new, **spent, **about})
+        self._note(db, {**self._entry(release, CHARGE), **new, **spent, "cohort": release.data.cohort})
         return Spent(before, after, delta)
 
     def _unchanged(self, db: sqlite3.Connection, release: Release, policy: Policy) -> Spent:
@@ -182,13 +164,10 @@ class Ledger(Chain):
     def of_cohort(self, db: sqlite3.Connection, data: DataFile) -> list[Line]:
         """Return what was charged to the people that a data file is about, equal steps together.
 
-        Raises SiteError if the note of a charged version is missing or changed, since its people are then unknown.
+        Raises SiteError if the record lacks a charged version, since its people are then unknown.
         """
-        notes = db.execute("SELECT DISTINCT data, note FROM spent WHERE run = '' AND silo = ''").fetchall()
-        files = {name: noted(self.state, name) for name in {name for name, _ in notes}}
-        for name, note in notes:
-            if note and files[name].note != note:
-                raise SiteError(f"{FOLDER}/data/{name}.json was changed: restore the state directory")
+        charged = db.execute("SELECT DISTINCT data FROM spent WHERE run = '' AND silo = ''").fetchall()
+        files = {name: noted(db, name) for (name,) in charged}
         versions = cohort_of(data, files)
         return [line for line in totals(db) if line["data"] in versions]
 
@@ -205,10 +184,10 @@ def add_line(db: sqlite3.Connection, line: Line) -> None:
         return
     names = ("line", "message", "silo", "run-id", "round", "data", "unit", "units", "rate", "noise", "steps")
     db.execute(f"INSERT INTO charges VALUES ({', '.join('?' * len(names))})", [line[name] for name in names])
-    kind = line["data"], line.get("note", ""), line["units"], line["rate"], line["noise"], line["steps"]
+    kind = line["data"], line["units"], line["rate"], line["noise"], line["steps"]
     for scope in (("", ""), (line["run-id"], line["silo"])):
         db.execute(
-            "INSERT INTO spent VALUES (?, ?, ?, ?, ?, ?, ?, ?, 1) ON CONFLICT DO UPDATE "
+            "INSERT INTO spent VALUES (?, ?, ?, ?, ?, ?, ?, 1) ON CONFLICT DO UPDATE "
             "SET steps = steps + excluded.steps, messages = messages + 1",
             (*scope, *kind),
         )

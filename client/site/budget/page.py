@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from client.site.budget.accounting import epsilon_of
-from client.site.budget.cohort import cohort_of, label, noted
+from client.site.budget.cohort import DataFile, cohort_of, label, noted
 from client.site.budget.ledger import Ledger, Line, charges, delta_of, spent_of
+from client.site.record import Record
 from client.site.trust.audit import settings_of, verify
 from client.site.trust.chain import read_head
 from client.site.trust.policy import Policy
@@ -18,19 +19,19 @@ from partitions.common.names import escaped
 
 def budgets(state: Path, policy: Policy) -> list[dict[str, Any]]:
     """Return each cohort of a state directory with what it has spent. Raises SiteError if the ledger is damaged."""
-    ledger = Ledger(state)
-    lines = ledger.lines()
-    left = {name: noted(state, name) for name in {line["data"] for line in charges(lines)}}
-    found = []
+    lines, found = Ledger(state).lines(), []
+    with Record(state).reading() as db:
+        left = {name: noted(db, name) for name in {line["data"] for line in charges(lines)}}
     while left:
         versions = cohort_of(left[min(left)], left)
-        found.append(budget_of(state, policy, lines, versions))
+        found.append(budget_of(state, policy, lines, [left[name] for name in sorted(versions)]))
         left = {name: file for name, file in left.items() if name not in versions}
     return sorted(found, key=lambda one: str(one["cohort"]))
 
 
-def budget_of(state: Path, policy: Policy, lines: Sequence[Line], versions: set[str]) -> dict[str, Any]:
+def budget_of(state: Path, policy: Policy, lines: Sequence[Line], files: Sequence[DataFile]) -> dict[str, Any]:
     """Return one cohort's budget: what it has spent, run by run, and what no epsilon covers."""
+    versions = [file.sha256 for file in files]
     own = [line for line in charges(lines) if line["data"] in versions]
     delta = delta_of(own, policy)
     runs: dict[tuple[str, str], list[Line]] = {}
@@ -38,7 +39,7 @@ def budget_of(state: Path, policy: Policy, lines: Sequence[Line], versions: set[
         runs.setdefault((line["run-id"], line["run"]), []).append(line)
     spent, budget = spent_of(own, delta), policy.epsilon or None
     return {
-        "cohort": label(state, versions),
+        "cohort": label(files),
         "unit": "record" if any(line["unit"] == "record" for line in own) else "patient",
         "delta": delta,
         "spent": spent,
@@ -48,12 +49,12 @@ def budget_of(state: Path, policy: Policy, lines: Sequence[Line], versions: set[
             {"run": run or run_id, "epsilon": epsilon_of(of_run, delta), "steps": sum(line["steps"] for line in of_run)}
             for (run_id, run), of_run in runs.items()
         ],
-        "data": sorted(versions),
+        "data": versions,
         "uncovered": uncovered(state, versions),
     }
 
 
-def uncovered(state: Path, versions: set[str]) -> list[str]:
+def uncovered(state: Path, versions: Sequence[str]) -> list[str]:
     """Return the runs that got something of these data without differential privacy, as far as the log goes back."""
     entries = verify(state / "audit").entries
     settings = settings_of(entries)

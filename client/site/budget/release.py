@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SiteError
+from ..record import Record
 from ..trust.chain import digest
 from ..trust.policy import Policy, PolicyRefusedError
 from ..trust.run_config import is_private
@@ -39,7 +40,6 @@ def charge(
         if not sha256:
             raise SiteError("its data file cannot be read, so no cost can be charged")
         ledger = Ledger(state)
-        ledger.check_notes(sha256)
         data = data_file(state, sha256, silo, Path(str(node["data"])), read)
         cost = cost_of(run, data)
         if not cost.steps:
@@ -68,11 +68,10 @@ def note_charged(reply: Any, charged: Mapping[str, Any], state: Path) -> Spent:
 
     Raises SiteError if the reply differs from the one that left before, and costs too much.
     """
-    release = Release(
-        **{key: charged[key] for key in ("key", "silo", "run_id", "run", "round")},
-        data=noted(state, charged["data"]),
-        cost=Cost(**charged["cost"]),
-    )
+    with Record(state).reading() as db:
+        data = noted(db, charged["data"])
+    names = {key: charged[key] for key in ("key", "silo", "run_id", "run", "round")}
+    release = Release(**names, data=data, cost=Cost(**charged["cost"]))
     spent = Ledger(state).note_reply(release, content_of(reply), Policy(**charged["rules"]))
     return replace(spent, before=charged["before"])
 

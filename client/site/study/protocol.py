@@ -31,13 +31,12 @@ from pydantic import ConfigDict, Field, model_validator
 
 from ..errors import SiteError
 from ..parsed import Frozen, matching, parse_values, read_toml, shown
-from ..trust.envelope import STUDY, PrivateKey, prefixed, sign, verify
+from ..trust.envelope import SIGNATURE, STUDY, PrivateKey, body_of, prefixed, sign, verify
 from ..trust.message_rules import uploads
 from ..trust.methods import DEFAULTS, METHODS
 from ..trust.policy import Metrics, Policy
 from ..trust.run_config import methods_of, number, owner, plain
 
-SIGNATURE = "\n[signature]\n"  # start of the consortium's signature, after the protocol
 # Settings of the server, of a simulation, or of the machine: they do not change how a hospital trains.
 FREE = frozenset(
     (
@@ -118,12 +117,6 @@ class Study(Protocol):
     def methods(self) -> tuple[str, ...]:
         found = self.settings["strategy"]
         return tuple(found) if isinstance(found, list) else (found,)
-
-
-def body_of(text: str) -> str:
-    """Return the protocol in a file's text, without the signature."""
-    body = text.rpartition(SIGNATURE)[0] if SIGNATURE in text else text
-    return body.rstrip("\n") + "\n"
 
 
 def sign_study(text: str, key: PrivateKey) -> str:

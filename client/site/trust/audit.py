@@ -119,10 +119,3 @@ def kind_of(entry: Mapping[str, Any]) -> str:
     if asked.partition(".")[0] == "train":
         return "model"
     return {"query.survey": "survey", OWN_MODEL: "own model"}.get(asked, "")
-
-
-def is_exact(entry: Mapping[str, Any]) -> bool:
-    """Return whether a line is for an answer with exact sums of columns, for ComBat."""
-    return kind_of(entry) == "survey" and any(
-        str(key).startswith("combat.") for record in entry["sent"] for key in record.get("keys", ())
-    )

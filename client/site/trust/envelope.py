@@ -25,6 +25,7 @@ from ..errors import SiteError
 
 BUNDLE, RECEIPT, RECORD = "silofl bundle 1", "silofl receipt 1", "silofl study record 1"
 REQUEST, STUDY = "silofl request 1", "silofl study 1"
+SIGNATURE = "\n[signature]\n"  # start of the signature in a study, after the protocol
 ECDSA = ec.ECDSA(hashes.SHA384())
 LARGEST = 1 << 26  # bytes of a signed file; the longest are the records of studies
 PrivateKey = Ed25519PrivateKey | ec.EllipticCurvePrivateKey
@@ -90,6 +91,12 @@ def unseal(kind: str, name: str, content: str | bytes) -> tuple[dict[str, Any], 
         what = kind.removeprefix("silofl ").rpartition(" ")[0]
         raise SiteError(f"it is no {what} ({type(error).__name__})") from None
     return fields, verify(prefixed(kind, text), outer)
+
+
+def body_of(text: str) -> str:
+    """Return the protocol in a file's text, without the signature."""
+    body = text.rpartition(SIGNATURE)[0] if SIGNATURE in text else text
+    return body.rstrip("\n") + "\n"
 
 
 def prefixed(kind: str, text: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,11 +21,12 @@ from forks import ended, fork, in_fork
 from client.site.audit_gate import records
 from client.site.budget import ledger as site_ledger
 from client.site.budget.accounting import Cost, cost_of, epsilon_of
-from client.site.budget.cohort import DataFile, data_file, read_by_process
+from client.site.budget.cohort import DataFile, data_file, find_data_file, noted, read_by_process
 from client.site.budget.ledger import LEAST_EPSILON, Ledger, Release, spent_of
 from client.site.budget.page import budgets, is_of_records
 from client.site.budget.run_cost import in_ledger
 from client.site.errors import SiteError
+from client.site.record import Record
 from client.site.trust import chain
 from client.site.trust.policy import Policy, parse_policy
 from models.privacy.accountant import epsilon
@@ -208,7 +208,7 @@ def test_a_third_version_links_two_cohorts(tmp_path: Path) -> None:
 
 
 def test_a_ledger_that_was_changed_or_lost_lines_allows_nothing(tmp_path: Path) -> None:
-    for change in ("edited", "shortened", "no files", "deleted whole", "no note of the data"):
+    for change in ("edited", "shortened", "no files", "deleted whole", "no data file"):
         state = tmp_path / change
         data, ledger = known(state), Ledger(state)
         for number in (1, 2):
@@ -225,27 +225,48 @@ def test_a_ledger_that_was_changed_or_lost_lines_allows_nothing(tmp_path: Path) 
             file.unlink()
             (state / "budget" / "head.json").unlink()
         else:
-            (state / "budget" / "data" / "a.json").unlink()
+            with Record(state).writing() as db:
+                db.execute("DELETE FROM data_files")
         with pytest.raises(SiteError, match="restore the state directory"):
             ledger.charge(message(replace(data, sha256="b"), 3), NO_BUDGET)
 
 
-def test_notes_of_charged_files_without_a_ledger_allow_nothing(tmp_path: Path) -> None:
-    """An earlier version's state directory, whose ledger was deleted; one that has it goes on with what was spent."""
-    ledger = Ledger(tmp_path)
-    ledger.check_notes("a")  # by this version, before it notes the file and its first charge
-    data = known(tmp_path)
-    ledger.check_notes("a")
-    ledger.charge(message(data, 1), NO_BUDGET)
-    (tmp_path / "record.sqlite").unlink()
-    shutil.rmtree(tmp_path / "audit")
-    assert ledger.charge(message(data, 2), NO_BUDGET).after == pytest.approx(steps(20))
-    (tmp_path / "record.sqlite").unlink()
-    shutil.rmtree(tmp_path / "audit")
-    for file in (tmp_path / "budget").glob("*.json*"):
+def old_state(state: Path) -> Ledger:
+    """A state directory of 0.2.0: a ledger with one charge, and the notes of its data file."""
+    folder, samples, ledger = state / "budget" / "data", "".join(f"{n}\n" for n in range(20)), Ledger(state)
+    folder.mkdir(parents=True)
+    fields = {"cohort": "", "records": 200, "patients": None, "silo": "clinic", "links": [], "samples": ""}
+    note = json.dumps(fields | {"samples": chain.digest(samples.encode())}) + "\n"
+    (folder / "a.json").write_text(note)
+    (folder / "a.samples").write_text(samples)
+    entry: dict[str, Any] = {"time": "2026-11-24T00:00:00Z", "kind": "charge", "silo": "clinic", "run-id": "old"}
+    entry |= {"run": "old", "round": 1, "message": "m", "data": "a", "note": chain.digest(note.encode())}
+    with ledger.held():
+        ledger.write({**entry, **COST.fields})
+    return ledger
+
+
+def test_a_ledger_of_an_earlier_version_goes_on_with_what_was_spent(tmp_path: Path) -> None:
+    ledger = old_state(tmp_path)
+    with Record(tmp_path).reading() as db:
+        data = noted(db, "a")
+    assert ledger.charge(message(data), NO_BUDGET).after == pytest.approx(steps(20))
+    assert not (ledger.folder / "data").exists() and budgets(tmp_path, NO_BUDGET)[0]["spent"] == pytest.approx(
+        steps(20)
+    )
+
+
+@pytest.mark.parametrize("name", ["data/a.json", "data/a.samples", "budget-000001.jsonl"])
+@pytest.mark.parametrize("gone", [True, False], ids=["deleted", "edited"])
+def test_old_notes_that_were_changed_give_no_fresh_budget(name: str, gone: bool, tmp_path: Path) -> None:
+    """Of whose data a file is, and of which samples it has, is bound by the charge; a ledger by its notes."""
+    file = old_state(tmp_path).folder / name
+    if gone:
         file.unlink()
-    with pytest.raises(SiteError, match="the ledger is missing, and budget/data has notes of 1 data files: restore"):
-        ledger.check_notes("a")
+    else:
+        file.write_text(file.read_text().replace("clinic", "other").replace("19\n", "99\n"))
+    with pytest.raises(SiteError, match=r"cannot be taken over .*restore the folder|restore the state directory"):
+        Ledger(tmp_path).charge(message(known(tmp_path, "b")), NO_BUDGET)
 
 
 def test_a_message_reads_no_earlier_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,42 +311,6 @@ def test_an_older_copy_of_the_state_directory_is_found_by_the_servers_count(tmp_
     with pytest.raises(SiteError, match="an older copy"):  # the round itself does not count
         ledger.charge(message(data, 1), NO_BUDGET, attended=1)
     ledger.charge(message(data, 2), NO_BUDGET, attended=1)
-
-
-@pytest.mark.parametrize(("ending", "old", "new"), [("json", '"clinic"', '"other"'), ("samples", "\n", "0\n")])
-def test_a_note_that_was_edited_gives_no_fresh_budget(ending: str, old: str, new: str, tmp_path: Path) -> None:
-    """Of whose data a file is, and of which samples it has, is bound by the charge."""
-    data, ledger = known(tmp_path), Ledger(tmp_path)
-    ledger.charge(message(data), NO_BUDGET)
-    note = tmp_path / "budget" / "data" / f"a.{ending}"
-    note.write_text(note.read_text().replace(old, new))
-    with pytest.raises(SiteError, match=rf"a\.{ending} was changed: restore the state directory"):
-        ledger.charge(message(known(tmp_path, "b", range(5, 25)), 2), NO_BUDGET)
-
-
-def test_deleted_samples_give_no_fresh_budget(tmp_path: Path) -> None:
-    """Another file of the same patients, with a cohort of its own, would share no sample with the charged one."""
-    Ledger(tmp_path).charge(message(known(tmp_path)), NO_BUDGET)
-    (tmp_path / "budget" / "data" / "a.samples").unlink()
-    with pytest.raises(SiteError, match=r"a\.samples is missing: restore the state directory"):
-        known(tmp_path, "b", range(20), cohort="new")
-
-
-def test_each_note_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many charges name it."""
-    first, second, ledger = known(tmp_path, "a"), known(tmp_path, "b", range(30)), Ledger(tmp_path)
-    for number in range(6):
-        ledger.charge(message((first, second)[number % 2], number), NO_BUDGET)
-    read, seen = Path.read_text, list[str]()
-
-    def counted(path: Path, *args: Any, **options: Any) -> str:
-        seen.append(path.name)
-        return read(path, *args, **options)
-
-    with ledger.open() as db:
-        monkeypatch.setattr(Path, "read_text", counted)
-        assert sum(line["messages"] for line in ledger.of_cohort(db, first)) == 6
-        assert sorted(seen) == ["a.json", "b.json"]
 
 
 # --- crashes and other processes --------------------------------------------------------------------------------------
@@ -399,7 +384,8 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "own.npz").write_bytes(b"no archive")
     with pytest.raises(SiteError, match=r"its data file cannot be counted: .*own\.npz: is no \.npz file") as caught:
         data_file(tmp_path, "sum", "clinic", tmp_path / "own.npz")
-    assert "\n" not in str(caught.value) and not list(tmp_path.glob("budget/data/*"))
+    with Record(tmp_path).reading() as db:
+        assert "\n" not in str(caught.value) and find_data_file(db, "sum") is None
 
 
 def test_the_cohort_of_a_file(tmp_path: Path) -> None:

@@ -18,13 +18,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from forks import in_fork
 
 from client import studies
-from client.site import audit_gate
+from client.site import audit_gate, counts
 from client.site.errors import SiteError
 from client.site.messages import check_message, count_message, pass_gate
 from client.site.record import Record
 from client.site.released import note_reply
 from client.site.runtime.doctor import study_checks
-from client.site.study import accounting, approvals
+from client.site.study import approvals
 from client.site.study.dangers import dangers, is_imprint, of_weights
 from client.site.study.protocol import (
     FREE,
@@ -346,7 +346,7 @@ def test_limits_hold_over_all_runs(silo: Path) -> None:
     with pytest.raises(PolicyRefusedError, match=r"limits.messages = 6, and this is number 7"):
         ask(silo, kind="query", run_id=2)
     used = {"runs": 2, "rounds": 3, "evaluations": 1, "queries": 2, "messages": 6, "bytes": 0, "days": 1}
-    assert accounting.used_up(silo, study()) == used
+    assert counts.used_up(silo, study()) == used
 
 
 def test_days_are_counted(silo: Path) -> None:
@@ -387,21 +387,23 @@ def test_the_doctor_says_which_are_approved(silo: Path) -> None:
     ]
     approve(silo)
     assert study_checks(site)[0].detail == "approved: heart"  # type: ignore[arg-type]
-    (silo / "studies" / "heart" / "study.toml").write_text("")
+    (silo / "record.sqlite").write_text("")
     assert not study_checks(site)[0].ok  # type: ignore[arg-type]
     (silo.parent / "policy.toml").write_text('studies = "optional"\n')
     assert study_checks(site) == []  # type: ignore[arg-type]
 
 
-def test_a_file_that_was_edited_after_the_approval(silo: Path) -> None:
-    approve(silo)
-    file = silo / "studies" / "heart" / "study.toml"
-    file.write_text(TEXT.replace("rounds = 3", "rounds = 300"))
-    with pytest.raises(PolicyRefusedError, match=r"study.toml is not what was approved: approve the study again"):
+def test_approvals_of_an_earlier_version_are_taken_over(silo: Path) -> None:
+    """Its files were `study.toml`, `approval.json` and `revoked.json` ; one that was edited allows nothing."""
+    place = silo / "studies" / "heart"
+    place.mkdir(parents=True)
+    fields = {"by": "Dr. B", "when": "2026-11-24T00:00:00Z", "signer": "", "digest": study().digest, "warnings": []}
+    (place / "approval.json").write_text(json.dumps(fields))
+    (place / "study.toml").write_text(TEXT.replace("rounds = 3", "rounds = 300"))
+    with pytest.raises(PolicyRefusedError, match=r"cannot be taken over .*heart/study.toml is not what was approved"):
         ask(silo)
-    file.unlink()
-    with pytest.raises(PolicyRefusedError, match=r"is damaged .*: approve the study again"):
-        ask(silo)
+    (place / "study.toml").write_text(TEXT)
+    assert ask(silo) and not place.exists() and approvals.approved(silo)[0].by == "Dr. B"
 
 
 def test_the_decision_is_in_the_audit_log(silo: Path) -> None:
@@ -443,7 +445,7 @@ def test_bytes_count_before_they_leave(silo: Path) -> None:
     assert sent[2].error.reason == line
     entries = audit.verify(silo / "audit").entries
     assert [e["bytes"] for e in entries] == [600, 300] and entries[0]["study"]["name"] == "heart"
-    assert accounting.used_up(silo, study())["bytes"] == 900
+    assert counts.used_up(silo, study())["bytes"] == 900
 
 
 def test_what_left_of_which_data(silo: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -479,7 +481,7 @@ def test_a_message_counts_though_its_process_was_killed(silo: Path) -> None:
     approve(silo)
     for count in (1, 2, 3):
         assert in_fork(partial(_answer_until_killed, silo)) == -signal.SIGKILL
-        assert accounting.used_up(silo, study())["rounds"] == count
+        assert counts.used_up(silo, study())["rounds"] == count
     with pytest.raises(PolicyRefusedError, match=r"limits.rounds = 3, and this is number 4"):
         ask(silo)
 

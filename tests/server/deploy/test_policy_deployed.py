@@ -14,9 +14,9 @@ from tiny import TinyGrid, train_replies
 
 from client.site import audit_gate
 from client.site.budget.ledger import Ledger
+from client.site.counts import used_up
 from client.site.record import Record
 from client.site.study import approvals
-from client.site.study.accounting import used_up
 from client.site.study.protocol import parse_study
 from client.site.trust import audit, receipts
 from client.studies import released
