@@ -8,8 +8,8 @@
         data_files   whose each version of the data file is (`budget/cohort.py`)
         approvals    the studies that this site has approved (`study/approvals.py`)
 
-A transaction is on the disk as a whole, or not at all. The server hands out a run's numbers, so what was disclosed is
-found by data, model and question; a run's number only narrows it further.
+A process keeps its connection. A transaction is on the disk as a whole, or not at all. The server hands out a run's
+numbers, so what was disclosed is found by data, model and question; a run's number only narrows it further.
 
 A record that is damaged, missing or an older copy allows nothing. Beside the audit log, `audit/record` has its
 identity, and `audit/head.json` its identity and its number of replies. Files of earlier versions are taken over once
@@ -18,6 +18,7 @@ identity, and `audit/head.json` its identity and its number of replies. Files of
 Standard library only, as in trust/policy.py.
 """
 
+import atexit
 import contextlib
 import fcntl
 import functools
@@ -25,6 +26,7 @@ import json
 import os
 import secrets
 import sqlite3
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,31 @@ CREATE TABLE approvals (name TEXT PRIMARY KEY, protocol TEXT NOT NULL, by TEXT N
 """
 
 
+class Kept(threading.local):
+    """The connections of a thread, by their mode, each with its process and file."""
+
+    def __init__(self) -> None:
+        self.connections: dict[str, tuple[tuple[int, str, int, int], sqlite3.Connection]] = {}
+
+
+KEPT = Kept()
+INHERITED: list[sqlite3.Connection] = []  # by a fork: to close them would release the parent's locks
+
+
+def close_records(*modes: str) -> None:
+    """Close this thread's connections, all or those of some modes. The last one writes the WAL into the file."""
+    for mode in modes or [*KEPT.connections]:
+        if mode in KEPT.connections:
+            (pid, *_), db = KEPT.connections.pop(mode)
+            if pid == os.getpid():
+                db.close()
+            else:
+                INHERITED.append(db)
+
+
+atexit.register(close_records)
+
+
 class Record:
     """The record in one state directory."""
 
@@ -86,19 +113,15 @@ class Record:
         with self._faults():
             if not self.path.exists():
                 self._create()
-            with contextlib.closing(self._open(f"{self.path.absolute().as_uri()}?mode=rw")) as db:
-                remote = is_remote(self.state)
-                db.execute(f"PRAGMA journal_mode={'DELETE' if remote else 'WAL'}")
-                db.execute("PRAGMA synchronous=FULL")
-                db.execute("BEGIN IMMEDIATE")
-                try:
-                    self._check(db)
-                    yield db
-                    db.execute("COMMIT")
-                except BaseException:
-                    if db.in_transaction:
-                        db.execute("ROLLBACK")
-                    raise
+            db = self._kept("rw")
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                yield db
+                db.execute("COMMIT")
+            except BaseException:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+                raise
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
@@ -110,14 +133,11 @@ class Record:
                     self._fill(db)
                     yield db
                 return
-            uri = self.path.absolute().as_uri()
             try:
-                opened = self._open(f"{uri}?mode=ro")
+                db = self._kept("ro")
             except sqlite3.OperationalError:  # a folder that is read-only
-                opened = self._open(f"{uri}?mode=ro&immutable=1")
-            with contextlib.closing(opened) as db:
-                self._check(db)
-                yield db
+                db = self._kept("ro&immutable=1")
+            yield db
 
     def append(self, db: sqlite3.Connection, entry: Mapping[str, Any]) -> tuple[int, str]:
         """Write a line of the audit log inside a transaction; return its number and hash. Raises OSError, SiteError.
@@ -129,15 +149,27 @@ class Record:
         db.execute("UPDATE meta SET replies = replies + 1")
         return Log(self.state / "audit", {"id": own, "replies": count + 1}).append(entry)
 
-    def _open(self, uri: str) -> sqlite3.Connection:
-        db = connect(uri)
+    def _kept(self, mode: str) -> sqlite3.Connection:
+        """Return this thread's connection, which stays open: to open one costs more than a message's transaction."""
+        file = self.path.stat()
+        key = os.getpid(), str(self.path), file.st_dev, file.st_ino
+        for kept_mode in {mode, "rw"}:
+            if (kept := KEPT.connections.get(kept_mode)) and kept[0] == key:
+                return kept[1]
+        close_records(mode)
+        db = connect(f"{self.path.absolute().as_uri()}?mode={mode}")
         try:
             if db.execute("PRAGMA user_version").fetchone()[0] != VERSION:
                 raise sqlite3.DatabaseError("it is no record of this version")
-            return db
+            self._check(db)
+            if mode == "rw":
+                db.execute(f"PRAGMA journal_mode={'DELETE' if is_remote(self.state) else 'WAL'}")
+                db.execute("PRAGMA synchronous=FULL")
         except BaseException:
             db.close()
             raise
+        KEPT.connections[mode] = key, db
+        return db
 
     def _create(self) -> None:
         """Make the record under another name, and rename it. One process does so, others wait."""
@@ -156,6 +188,9 @@ class Record:
                 moved = self._fill(db)
                 (own,) = db.execute("SELECT id FROM meta").fetchone()
             (self.state / "audit").mkdir(exist_ok=True, mode=0o700)
+            close_records()
+            for ending in ("-wal", "-shm"):  # of a record that is gone: they would change this one
+                (self.state / f"{FILE}{ending}").unlink(missing_ok=True)
             os.replace(new, self.path)
             sync_folder(self.state)
             write_whole(self.state / "audit" / "record", own + "\n")
@@ -207,8 +242,10 @@ class Record:
         try:
             yield
         except sqlite3.OperationalError as error:
+            close_records()
             raise SiteError(f"{FILE} cannot be written or read ({error}): nothing is answered without it") from None
         except sqlite3.Error as error:
+            close_records()
             raise SiteError(f"{FILE} is damaged ({error}): restore it from a backup") from None
 
 

@@ -14,6 +14,7 @@ Heartbeats are more frequent, so that a run that waits for a lost silo reports i
 Run by `private.py`, with the arguments of `flower-supernode`.
 """
 
+import contextlib
 import os
 import sys
 import time
@@ -22,6 +23,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from ..flower import internal
+from ..record import close_records
 from . import replying, transfers
 from .answering import answer_messages
 from .worker import Workers
@@ -59,9 +61,12 @@ class Clock:
     def sleep(self, seconds: float) -> None:
         """Replace Flower's sleep of 3 s after it has found no message."""
         self._each()
+        busy = self._now() - self._last_message < BUSY_SECONDS
+        if not busy:
+            close_records()  # between runs the record is one file, as a backup of it wants
         if self._now() - self._asked >= WAITED_SECONDS:
             pass
-        elif self._now() - self._last_message < BUSY_SECONDS:
+        elif busy:
             self._sleep(min(seconds, POLL_SECONDS))
         else:
             self._sleep(seconds)
@@ -111,6 +116,8 @@ def run_and_leave(entry: Callable[[], None]) -> NoReturn:
             print(end.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
+    with contextlib.suppress(Exception):
+        close_records()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

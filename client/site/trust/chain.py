@@ -68,7 +68,9 @@ class Chain:
         entry, note = self.completed(entry, number + 1, file.name)
         text, own = chained({**head, **entry})
         self._write(text, file)
-        write_whole(self.folder / "head.json", json.dumps({"line": number + 1, "hash": own, **note}) + "\n")
+        # An older head tells of fewer lines, which is no fault; so its new name need not be on the disk.
+        head_text = json.dumps({"line": number + 1, "hash": own, **note}) + "\n"
+        write_whole(self.folder / "head.json", head_text, sync_name=False)
         return number + 1, own
 
     def completed(self, entry: Mapping[str, Any], number: int, file: str) -> tuple[Mapping[str, Any], dict[str, Any]]:
@@ -216,8 +218,11 @@ def read_head(folder: Path) -> tuple[int, str] | None:
         return None
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file atomically and sync it. (`partitions.common.files` cannot be imported here.)"""
+def write_whole(path: Path, text: str, *, sync_name: bool = True) -> None:
+    """Write a file atomically and sync it. (`partitions.common.files` cannot be imported here.)
+
+    Without `sync_name`, a power cut may leave the file that was there before.
+    """
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -228,7 +233,8 @@ def write_whole(path: Path, text: str) -> None:
     except OSError:
         Path(name).unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    if sync_name:
+        sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

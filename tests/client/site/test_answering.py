@@ -31,7 +31,7 @@ from client.site.egress_record import applied
 from client.site.runtime import worker
 from client.site.runtime.template import template_command, template_pid
 from client.site.runtime.worker import is_last
-from client.site.terms import GIVEN, read_terms
+from client.site.terms import GIVEN, read_terms, take_terms
 from client.site.trust import audit
 from client.site.trust.apps import build, listed
 from client.site.trust.pins import AppRefusedError, check_pin, content_sum
@@ -287,8 +287,8 @@ def test_an_app_does_not_loosen_what_its_reply_must_pass(silo: Silo) -> None:
     run = {"strategy": "local", "local-epochs": 1, "batch-size": 64, GIVEN: '{"policy": {"peers": true}}'}
     site: dict[str, Any] = {"name": "clinic", "data": "own.npz", "state-dir": str(silo.log.parent)}
     silo.ask(silo.app("one"), "loosens", node_config=site, run_config=run)
-    given = json.loads(str(silo.answer()["terms"]))
-    assert given["policy"]["peers"] is False and given["policy"]["min_silos"] == 1 and given["study"] is None
+    terms = take_terms({GIVEN: silo.answer()["terms"]})
+    assert terms is not None and terms.rules.peers is False and terms.rules.min_silos == 1 and terms.study is None
     assert policy.read_text() == "peers = true"  # written by the app, as the same user
     (line,) = audit.verify(silo.log).entries
     assert line["rules"]["peers"] is False and line["rules"]["min-silos"] == 1

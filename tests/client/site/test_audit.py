@@ -340,7 +340,7 @@ def test_a_line_that_is_torn_in_a_new_file_follows_the_file_before(log: Path) ->
 
 
 def test_killed_between_the_line_and_the_note_of_it(log: Path) -> None:
-    dies = "import client.site.trust.chain as c; c.write_whole = lambda *_: os.kill(os.getpid(), signal.SIGKILL)"
+    dies = "import client.site.trust.chain as c; c.write_whole = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)"
     assert child(log, dies).returncode == -signal.SIGKILL
     assert not verify(log).faults and len(verify(log).entries) == 7
     Log(log).append(entry(8))

@@ -325,7 +325,7 @@ def test_killed_while_it_charges(owner: ModuleType, name: str, tmp_path: Path) -
     Ledger(tmp_path).charge(message(data, 1), NO_BUDGET)
 
     def dies() -> None:
-        setattr(owner, name, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        setattr(owner, name, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
         Ledger(tmp_path).charge(message(data, 2), NO_BUDGET)
 
     assert in_fork(dies) == -signal.SIGKILL

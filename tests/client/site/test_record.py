@@ -20,7 +20,7 @@ from client.site.counts import used
 from client.site.errors import SiteError
 from client.site.messages import count_message
 from client.site.own_models import has_left
-from client.site.record import FILE, Record
+from client.site.record import FILE, Record, close_records, connect
 from client.site.released import note_reply, read_released
 from client.site.takeover import MESSAGE, PLACE
 from client.site.trust.audit import verify
@@ -61,6 +61,7 @@ def state(tmp_path: Path) -> Path:
     for _ in range(2):
         ask(tmp_path / "state")
         reply(tmp_path / "state")
+    close_records()
     return tmp_path / "state"
 
 
@@ -95,17 +96,51 @@ def test_a_damaged_or_deleted_record_allows_nothing(state: Path, harm: Any, log:
             call(state)
 
 
+def test_messages_share_a_connection(state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To open the file, and to write the WAL back as it closes, cost more than a message; another file is opened."""
+    opened: list[str] = []
+
+    def counted(uri: str) -> sqlite3.Connection:
+        opened.append(uri)
+        return connect(uri)
+
+    monkeypatch.setattr(site_record, "connect", counted)
+    for _ in range(3):
+        reply(state)
+        has_left(state, ("r", frozenset()), "a")
+    assert len(opened) == 1 and (state / f"{FILE}-wal").exists()
+    assert in_fork(partial(reply, state)) == 0  # with a connection of its own
+    shutil.copytree(state, tmp_path / "copy")
+    os.replace(tmp_path / "copy" / FILE, state / FILE)
+    reply(state)
+    assert len(opened) == 2
+    close_records()
+    assert not (state / f"{FILE}-wal").exists() and len(verify(state / "audit").entries) == 7
+
+
+def test_a_wal_of_a_record_that_is_gone_does_not_enter_a_new_one(state: Path) -> None:
+    def counts_and_dies() -> None:
+        ask(state, "2")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert in_fork(counts_and_dies) == -signal.SIGKILL and (state / f"{FILE}-wal").exists()
+    shutil.rmtree(state / "audit")
+    (state / FILE).unlink()
+    with Record(state).writing() as db:
+        assert db.execute("SELECT count(*) FROM messages").fetchone() == (0,)
+
+
 def test_an_older_copy_allows_nothing(state: Path, tmp_path: Path) -> None:
     """A copy from before a reply lacks what has been counted since; one of another silo lacks everything."""
     shutil.copytree(state, tmp_path / "older")
     for _ in range(2):
         reply(state)
-    with Record(state).writing():
-        pass
+    close_records()
     shutil.copy(tmp_path / "older" / FILE, state / FILE)
     with pytest.raises(PolicyRefusedError, match=r"is an older copy: it has 2 replies, and the audit log 4; restore"):
         ask(state)
     ask(tmp_path / "other")
+    close_records()
     shutil.copy(tmp_path / "other" / FILE, state / FILE)
     with pytest.raises(PolicyRefusedError, match="is not the record that belongs to this audit log"):
         ask(state)
