@@ -21,7 +21,7 @@ MOST_TOKENS = {
     "strategies": 63_400,
     "client": 79_500,
     "server": 113_800,
-    "tests": 536_800,
+    "tests": 537_100,
 }
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),

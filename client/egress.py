@@ -17,7 +17,6 @@ from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from flwr.common import log
 from torch import Tensor
 
-from client.site.audit_gate import runs_alone
 from client.site.egress_record import RECORD, site_takes
 from client.site.trust.policy import SCORE, Policy, PolicyRefusedError, key_of
 from models.evidence.measure import Evidence
@@ -51,7 +50,7 @@ def release_summary(summary: Mapping[str, Number]) -> RecordDict:
 
 def tell_site(records: RecordDict, withheld: Mapping[str, Collection[str]]) -> None:
     """Add what was withheld, by rule; the site's process removes it from the reply. Skipped in a simulation."""
-    if site_takes() or runs_alone():
+    if site_takes():
         records[RECORD] = ConfigRecord({rule: sorted(items) for rule, items in withheld.items()})
 
 

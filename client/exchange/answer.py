@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,21 +14,17 @@ from flwr.app import Context, Error, Message, RecordDict
 from client.faults import line_of, report
 from client.progress import note_failure
 from client.session import ClientSession
-from client.site.audit_gate import own_build, runs_alone
 from client.site.flower import internal
-from client.site.messages import charge_message, check_message, pass_gate
-from client.site.terms import Terms, read_terms, take_terms
+from client.site.messages import charge_message, check_message
+from client.site.terms import read_terms, take_terms
 from models.training import use_threads
 from partitions.common.errors import DataError, UserError
-from partitions.common.files import is_full, keep_private
+from partitions.common.files import is_full
 from partitions.common.memory import is_out_of_memory
 from partitions.units import describe_units
 from strategies.base.run_settings import RunSettings, parse_settings
 
-APP = Path(__file__).parents[1] / "app.py"
-ALONE = runs_alone()  # started by Flower's own SuperNode, which has no gate: it is here
-if ALONE:
-    keep_private()
+NO_GATE = "start this silo with silofl join, silofl up or its container: nothing else checks and logs what leaves"
 Handler = Callable[[Message, ClientSession], RecordDict]
 
 
@@ -48,43 +45,36 @@ def answer(handler: Handler) -> Callable[[Message, Context], Message]:
 
     @functools.wraps(handler)
     def handle(message: Message, context: Context) -> Message:
-        if not ALONE:
-            return reply_to(message, context, handler)
-        build = own_build(APP)
-
-        def reply(terms: Terms) -> Message:
-            return reply_to(message, context, handler, terms)
-
-        passed: Message = pass_gate(message, context, build, reply, lambda: [build], read=describe_units)
-        return passed
+        try:
+            return Message(handler(message, open_session(message, context)), reply_to=message)
+        except Exception as error:
+            if (is_full(error) or is_out_of_memory(error)) and "state-path" in context.node_config:
+                # A simulation's silos share the user's disk and memory: the run fails instead of leaving silos out.
+                if is_full(error):
+                    raise
+                raise UserError(line_of(error, batch_size_in(context))) from None
+            return error_reply(error, message, context)
 
     return handle
 
 
-def reply_to(message: Message, context: Context, handler: Handler, terms: Terms | None = None) -> Message:
-    """Return the handler's reply to a message, or the reason why it has none.
+def open_session(message: Message, context: Context) -> ClientSession:
+    """Return the session of a message, under the terms that the SuperNode checked it with. Raises UserError, SiteError.
 
-    ``terms``: those under which the message passed the gate in this process. Those of the site's SuperNode come with
-    the context. Without either, as in a simulation, the message is checked and charged here.
+    In a simulation there is no SuperNode of ours: the message is checked and charged here.
     """
-    try:
-        terms = terms or take_terms(context.node_config)
-        if terms is None:
-            terms = read_terms(context.node_config, context.run_config)
-            check_message(message, context, terms)
-            charge_message(message, context, terms, read=describe_units)
-        settings = settings_in(context)
-        use_threads(settings.common.threads)
-        session = ClientSession(settings, context, terms=terms)
-        session.check_floor()
-        return Message(handler(message, session), reply_to=message)
-    except Exception as error:
-        if (is_full(error) or is_out_of_memory(error)) and "state-path" in context.node_config:
-            # A simulation's silos share the user's disk and memory: the run fails instead of leaving silos out.
-            if is_full(error):
-                raise
-            raise UserError(line_of(error, batch_size_in(context))) from None
-        return error_reply(error, message, context)
+    terms = take_terms(context.node_config)
+    if terms is None:
+        if Path(sys.argv[0]).name == "flwr-clientapp":  # the process of a SuperNode that is not ours
+            raise UserError(NO_GATE)
+        terms = read_terms(context.node_config, context.run_config)
+        check_message(message, context, terms)
+        charge_message(message, context, terms, read=describe_units)
+    settings = settings_in(context)
+    use_threads(settings.common.threads)
+    session = ClientSession(settings, context, terms=terms)
+    session.check_floor()
+    return session
 
 
 def batch_size_in(context: Context) -> int | None:

@@ -1,7 +1,7 @@
 """The audit gate: the last step before a reply leaves the site. A reply that cannot be logged does not leave.
 
-The site's SuperNode calls it for every message (`messages.pass_gate`). An app under Flower's own SuperNode calls it
-itself (`client/exchange/answer.py`). In a simulation nothing leaves, and nothing is logged.
+The site's SuperNode calls it for every message (`messages.pass_gate`). An app under Flower's own SuperNode answers
+nothing (`client/exchange/answer.py`). In a simulation nothing leaves, and nothing is logged.
 """
 
 import contextlib
@@ -233,21 +233,3 @@ def records(reply: Any) -> Iterable[dict[str, Any]]:
 
 def measured(data: bytes) -> dict[str, Any]:
     return {"bytes": len(data), "sha256": digest(data)}
-
-
-# --- an app without the site's own process ----------------------------------------------------------------
-
-
-def runs_alone() -> bool:
-    """Return whether this is Flower's `flwr-clientapp` of a SuperNode, without our wrappers around it."""
-    return os.path.basename(sys.argv[0]) == "flwr-clientapp" and not os.environ.get(BY_SITE)
-
-
-def own_build(file: Path) -> str:
-    """Return the SHA-256 of the build that an app's file belongs to, or the first 8 digits that Flower stores."""
-    for folder in file.parents:
-        if folder.parent.name == "apps":
-            with contextlib.suppress(OSError):
-                return (folder / ".sha256").read_text()
-            return folder.name.rpartition(".")[2]
-    return hashlib.sha256(file.read_bytes()).hexdigest() + " (of the app's file alone)"

@@ -110,9 +110,6 @@ INTERNALS = {
         "flwr.common.serde", "messages and contexts as bytes, for the process that runs the app", NO_TASK
     ),
     "recorddict_pb2": Internal("flwr.proto.recorddict_pb2", "the same bytes, read", NO_TASK),
-    "LoadClientAppError": Internal(
-        "flwr.clientapp.client_app:LoadClientAppError", "an app that cannot be loaded is reported as such", NO_TASK
-    ),
     "TaskIdentity": Internal(
         "flwr.supercore.task_identity:TaskIdentity",
         "a message asks its process who it is; `simulate` answers for it",

@@ -27,19 +27,12 @@ from .trust.policy import Policy, PolicyRefusedError
 
 
 def pass_gate(
-    message: Any,
-    context: Any,
-    build: str,
-    answer: Callable[[Terms], Any],
-    check_app: Callable[[], Iterable[str]],
-    *,
-    read: Reader = read_by_process,
+    message: Any, context: Any, build: str, answer: Callable[[Terms], Any], check_app: Callable[[], Iterable[str]]
 ) -> Any:
     """Return the reply to a message: checked, counted and charged, then answered, then written down.
 
     ``build``: the SHA-256 of the app, for the audit log; ``check_app``: returns the sums of the app's build, or raises
-    AppRefusedError; ``answer``: returns the app's reply under these terms, and raises nothing; ``read``: reads the
-    units of a new data file.
+    AppRefusedError; ``answer``: returns the app's reply under these terms, and raises nothing.
     """
     try:
         terms = read_terms(context.node_config, context.run_config)
@@ -52,7 +45,7 @@ def pass_gate(
         sums = tuple(check_app())
         check_message(message, context, terms, app=sums)
         receipt = take_receipt(message, context, terms)
-        charged = charge_message(message, context, terms, read=read)
+        charged = charge_message(message, context, terms)
         info = replace(in_study(info, terms), receipt=receipt, charged=charged)
     except Exception as error:
         if not isinstance(error, AppRefusedError):  # whose line is there already

@@ -1,6 +1,6 @@
 """A silo that is killed, for real, as it answers a private training message (`COMMAND`).
 
-It answers as in a process of Flower's own: app, ledger and audit log in one. The round is the second of a run, so
+App, ledger and audit log are in one process. The round is the second of a run, so
 that there is a state to go back to. For each phase a copy of the silo's state directory gets the message in a process
 that dies there. Then it gets the same message again, and the message that a resumed run makes of it. Prints a line of
 JSON for each phase.
@@ -22,13 +22,13 @@ from client.app import app
 from client.session import ClientSession
 from client.site import audit_gate, messages
 from client.site.budget.ledger import SENT, Ledger, charges
+from client.site.terms import GIVEN, Terms, written_terms
 from client.site.trust import audit, chain
 from client.store import StateStore
 from server.simulation.engine import flower_identity
 from strategies.base.privacy import PrivateTraining
 
-# Flower's name for a process that has none of the site's around it.
-COMMAND = "import sys; sys.argv[0] = 'flwr-clientapp'; import dying; dying.main(dying.Path(sys.argv[1]))"
+COMMAND = "import sys, dying; dying.main(dying.Path(sys.argv[1]))"
 SETTINGS: dict[str, Any] = {"strategy": "ditto", "dp": True, "batch_size": 10, "rounds": 2, "learning_rate": 0.1}
 # phase: whose function is not called any more, or is not left; and at which call
 PHASES: dict[str, tuple[Any, str, int]] = {
@@ -41,6 +41,17 @@ PHASES: dict[str, tuple[Any, str, int]] = {
     "before the audit log": (audit_gate, "write_down", 1),
     "as the reply leaves": (messages, "release_reply", -1),
 }
+
+
+def pass_on(message: Message, context: Context) -> Message:
+    """Have a message answered as a SuperNode does."""
+
+    def answer(terms: Terms) -> Message:
+        context.node_config[GIVEN] = written_terms(terms)
+        return app(message, context)
+
+    reply: Message = messages.pass_gate(message, context, "ab" * 32, answer, list)
+    return reply
 
 
 def die(*_: Any, **__: Any) -> NoReturn:
@@ -107,14 +118,14 @@ def main(folder: Path) -> None:
             if place is not None:
                 if not (child := os.fork()):
                     dying(*place)
-                    app(message, context)
+                    pass_on(message, context)
                     os._exit(0)
                 result |= {"status": os.waitpid(child, 0)[1], "killed": facts(state)}
-            again = vectors(app(message, context))
+            again = vectors(pass_on(message, context))
             whole = whole or again
             result |= {"equal": again == whole, "again": facts(state)}
             context.run_id, before = context.run_id + 1, context.run_config
             context.run_config = {**before, "resume": True}
-            result |= {"resumed equal": vectors(app(message, context)) == whole, "resumed": facts(state)}
+            result |= {"resumed equal": vectors(pass_on(message, context)) == whole, "resumed": facts(state)}
             context.run_id, context.run_config = context.run_id - 1, before
             print(json.dumps(result), flush=True)

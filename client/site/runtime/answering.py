@@ -15,7 +15,6 @@ from ..flower import internal
 from ..messages import pass_gate
 from ..terms import Terms, written_terms
 from ..trust.pins import AppRefusedError, check_pin, content_sum
-from .records import AppError
 from .replying import names_in
 from .unpack import check_folder, unpack
 from .worker import WorkerEndedError, Workers
@@ -82,8 +81,6 @@ def failed(message: Any, error: Exception) -> Any:
     """Return the reply to a message whose app has not answered."""
     if isinstance(error, WorkerEndedError):
         return refuse(message, str(error), "CLIENT_APP_CRASHED")
-    if isinstance(error, internal("LoadClientAppError")):
-        return refuse(message, f"the ClientApp cannot be loaded: {error}", "LOAD_CLIENT_APP_EXCEPTION")
-    if not isinstance(error, AppError | AppRefusedError):  # whose line is there already
+    if not isinstance(error, AppRefusedError):  # whose line is there already
         print(f"ERROR: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
     return refuse(message, str(error))

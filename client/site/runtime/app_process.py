@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 from ..audit_gate import BY_SITE, BY_SITE_VALUE
 from ..flower import internal
 from ..terms import GIVEN
-from .records import read_question, write_answer, write_exception
+from .records import read_question, write_answer, write_error
 
 READY, DONE, DIED = b"R", b"D", b"X"  # takes questions (and its process number); has answered; how it ended
 IDENTITY = ("task_id", "run_id", "node_id")  # of Flower's TaskIdentity
@@ -121,5 +121,7 @@ def answer_question(app: Callable[..., Any] | None, asked: Any, answered: Any) -
         write_answer(answered, reply, context.state)
     except Exception as error:
         traceback.print_exc()
-        write_exception(answered, error)
+        codes = internal("ErrorCode")
+        code = codes.LOAD_CLIENT_APP_EXCEPTION if app is None else codes.CLIENT_APP_RAISED_EXCEPTION
+        write_error(answered, code, f"{type(error).__name__}: {error}")
     return app

@@ -17,8 +17,8 @@ from ..flower import internal
 NO_ANSWER = "the process that ran the ClientApp wrote no valid answer"
 
 
-class AppError(RuntimeError):
-    """An exception of the app in its process: its class and text."""
+class InvalidAnswerError(RuntimeError):
+    """What the app's process has written is no answer."""
 
 
 def write_question(file: Any, head: dict[str, Any], message: Any, context: Any) -> None:
@@ -44,46 +44,36 @@ def read_question(file: Any) -> tuple[dict[str, Any], Any, Any]:
 
 def write_answer(file: Any, reply: Any, state: Any) -> None:
     """Write the app's reply and its context's state."""
-    to_proto = internal("serde").recorddict_to_proto
-    parts = [to_proto(state).SerializeToString()]
     if reply.has_error():
-        _write(file, {"error": {"code": reply.error.code, "reason": reply.error.reason}}, parts)
-    else:
-        content, arrays = _without_arrays(reply.content)
-        _write(file, {}, [*parts, to_proto(content).SerializeToString(), *arrays])
+        return write_error(file, reply.error.code, reply.error.reason)
+    to_proto = internal("serde").recorddict_to_proto
+    content, arrays = _without_arrays(reply.content)
+    return _write(file, {}, [*(to_proto(part).SerializeToString() for part in (state, content)), *arrays])
 
 
-def write_exception(file: Any, error: Exception) -> None:
-    """Write an exception of the app, or of loading it."""
-    loading = isinstance(error, internal("LoadClientAppError"))
-    _write(file, {"raised": f"{type(error).__name__}: {error}", "loading": loading}, [])
+def write_error(file: Any, code: int, reason: str) -> None:
+    """Write why there is no reply."""
+    _write(file, {"error": {"code": code, "reason": reason}}, [])
 
 
-def read_answer(file: Any, message: Any) -> tuple[Any, Any]:
-    """Return the reply to a message and the context's state.
+def read_answer(file: Any, message: Any, context: Any) -> Any:
+    """Return the reply to a message, and set the context's state if there is no error.
 
-    Raises AppError, or Flower's LoadClientAppError, if the app raised an exception, and AppError if the answer is not
-    valid.
+    Raises InvalidAnswerError: a malicious app may have written anything.
     """
     from flwr.app import Error, Message
 
-    answer: Exception | tuple[Any, Any]
     try:
         head, parts = _read(file)
-        if "raised" in head:
-            answer = (internal("LoadClientAppError") if head["loading"] else AppError)(str(head["raised"]))
-        elif "error" in head:
-            failed = Error(int(head["error"]["code"]), str(head["error"]["reason"]))
-            answer = Message(failed, reply_to=message), _records(parts[0])
-        else:
-            content = _records(parts[1])
-            _put_back(content, parts[2:])
-            answer = Message(content, reply_to=message), _records(parts[0])
-    except Exception as error:  # a malicious app may have written anything
-        raise AppError(f"{NO_ANSWER} ({type(error).__name__})") from None
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+        if "error" in head:
+            return Message(Error(int(head["error"]["code"]), str(head["error"]["reason"])), reply_to=message)
+        state, content = map(_records, parts[:2])
+        _put_back(content, parts[2:])
+        reply = Message(content, reply_to=message)
+    except Exception as error:
+        raise InvalidAnswerError(f"{NO_ANSWER} ({type(error).__name__})") from None
+    context.state = state
+    return reply
 
 
 def _records(part: Any) -> Any:

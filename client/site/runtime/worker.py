@@ -92,7 +92,7 @@ class Workers:
             with shared_memory() as question, shared_memory() as answer:
                 write_question(question, head, message, context)
                 self.worker.exchange(question, answer, max(0.0, ends - time.monotonic()))
-                reply, context.state = read_answer(answer, message)
+                reply = read_answer(answer, message, context)
             self.idle_limit = min(AFTER_LAST_SECONDS if is_last(message, context) else 1e9, idle_seconds())
             kept = self.idle_limit > 0 and not reply.has_error()
             return reply

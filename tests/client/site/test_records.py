@@ -12,16 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
-from flwr.clientapp.client_app import LoadClientAppError
 
-from client.site.runtime.records import (
-    AppError,
-    read_answer,
-    read_question,
-    write_answer,
-    write_exception,
-    write_question,
-)
+from client.site.runtime.records import InvalidAnswerError, read_answer, read_question, write_answer, write_question
 from server.simulation.engine import flower_identity
 
 ROOT = Path(__file__).parents[3]
@@ -68,20 +60,14 @@ def test_the_worker_makes_the_reply_from_content_or_error_alone() -> None:
     """Whose reply it is, and to whom it goes, the app's process has no say in."""
     asked = message()
     forged = Message(content(4.0), dst_node_id=99, message_type="query")
-    reply, state = read_answer(written(write_answer, forged, content(2.5)), asked)
-    assert reply.content == content(4.0) and state == content(2.5)
+    known = Context(11, 7, {}, RecordDict(), {})
+    reply = read_answer(written(write_answer, forged, content(2.5)), asked, known)
+    assert reply.content == content(4.0) and known.state == content(2.5)
     assert reply.metadata.message_type == "train"
     assert reply.metadata.reply_to_message_id == asked.metadata.message_id
     failed = Message(Error(2, "no such column"), reply_to=asked)
-    reply, _ = read_answer(written(write_answer, failed, RecordDict()), asked)
-    assert (reply.error.code, reply.error.reason) == (2, "no such column")
-
-
-def test_what_the_app_raises_comes_as_text() -> None:
-    with pytest.raises(AppError, match=r"^KeyError: 'x'$"):
-        read_answer(written(write_exception, KeyError("x")), message())
-    with pytest.raises(LoadClientAppError, match="no app"):
-        read_answer(written(write_exception, LoadClientAppError("no app")), message())
+    reply = read_answer(written(write_answer, failed, RecordDict()), asked, known)
+    assert (reply.error.code, reply.error.reason) == (2, "no such column") and known.state == content(2.5)
 
 
 class Trap:
@@ -113,8 +99,8 @@ def head(**values: object) -> bytes:
 )
 def test_an_answer_of_bad_intent_is_an_error(answer: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(AppError, match="wrote no valid answer"):
-        read_answer(io.BytesIO(answer), message())
+    with pytest.raises(InvalidAnswerError, match="wrote no valid answer"):
+        read_answer(io.BytesIO(answer), message(), None)
     assert not Path("executed").exists()
 
 
