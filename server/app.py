@@ -18,7 +18,7 @@ from server.report.write import try_report, write_manifest
 from server.results.history import History
 from server.results.run_directory import RunDirectory, default_out
 from server.results.summary import write_summary
-from server.results.survey.files import write_survey
+from server.results.survey import write_survey
 from server.run.evaluation import EvaluationLoop, models_in, write_matrix
 from server.run.loop import RoundLoop
 from server.run.survey import SurveyLoop

@@ -40,10 +40,10 @@ from partitions.recipes.reading import ReadOptions
 from partitions.recipes.recipe import Column, Recipe, load_recipe, parse_recipe, read
 from partitions.silo_file import read_silo_file
 from server.deploy.federation import Federation, read_federation
-from server.report.survey import page as survey_page
+from server.report.survey import survey_page
 from server.results.history import History, Row
 from server.results.run_directory import read_toml
-from server.results.survey.files import Surveyed
+from server.results.survey import Surveyed
 from server.simulation.engine import flower_identity
 from strategies.base.run_settings import RunSettings, defaults, parse_settings, toml_text
 from strategies.base.state import State

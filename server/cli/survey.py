@@ -15,7 +15,7 @@ def run(args: argparse.Namespace) -> None:
     from client.site.trust.policy import PUBLIC
     from server.report.survey import survey_text
     from server.results.run_directory import default_out
-    from server.results.survey.files import read_survey
+    from server.results.survey import read_survey
     from server.simulation.survey import survey, survey_deployed
 
     if args.policy and not args.data:

@@ -18,7 +18,6 @@ from server.report.html import (
     duration,
     hospitals_of,
     markup,
-    mean_of,
     percent,
     points,
     render,
@@ -67,7 +66,7 @@ def headline(study: Study) -> tuple[str, str]:
     bytes_, seconds = study.cost(method)
     price = Markup(re.sub(r"(\d) ", "\\1&nbsp;", f"at a cost of {size_text(bytes_)} and {spoken(seconds)}"))
     if base is None:
-        mean = percent(study.final(method, mean_of(study))[0])
+        mean = percent(study.mean_score(method)[0])
         how = spelled(method) if exchanges(method) else "Training alone"
         add = markup("<code>{}</code>", alone()) if exchanges(method) else "a method that shares something"
         known = [s for s in study.silos if any(not math.isnan(study.score(m, s).mean) for m in study.methods)]
@@ -177,8 +176,8 @@ def tiles(study: Study) -> Markup:
         up, level, down = study.counts(method, base)
         higher = markup("{}<small> of {}</small>", up, up + level + down)
         tiles += [("Hospitals that score higher", higher, f"{level} level, {down} lower"), mean_gain(found)]
-    mean, deviation = study.final(method, mean_of(study))
-    others = [f"{spelled(m)} {percent(study.final(m, mean_of(study))[0])}" for m in study.columns if m != method]
+    mean, deviation = study.mean_score(method)
+    others = [f"{spelled(m)} {percent(study.mean_score(m)[0])}" for m in study.columns if m != method]
     if not math.isnan(deviation):
         others = [f"± {percent(deviation)} over seeds", *others]
     value = markup("{}<small>&#8239;%</small>", percent(mean))

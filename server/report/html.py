@@ -133,11 +133,6 @@ def with_spread(mean: float, deviation: float, show: str) -> Markup:
     return markup("{}", mean_text) + below
 
 
-def mean_of(study: Study) -> str:
-    """Return the key of a run's mean score."""
-    return f"{study.task.score}_mean"
-
-
 def capital(study: Study) -> str:
     """Return the score's name with a capital."""
     return study.task.score_label[0].upper() + study.task.score_label[1:]

@@ -344,6 +344,10 @@ class Study:
         values = [float(v) for v in found if v is not None]
         return (statistics.fmean(values), spread(values)) if values else (NAN, NAN)
 
+    def mean_score(self, method: str) -> tuple[float, float]:
+        """Return mean and standard deviation over seeds of the mean score over silos."""
+        return self.final(method, f"{self.task.score}_mean")
+
     def cost(self, method: str) -> tuple[float, float]:
         """Return bytes and seconds of one run, mean over seeds."""
         size = statistics.fmean(r["bytes_down"] + r["bytes_up"] for r in self.of(method))

@@ -12,10 +12,9 @@ from markupsafe import Markup, escape
 
 from models.survey import MISSING
 from partitions.common.files import write_atomically
-from server.report.css import CSS
 from server.report.html import counted, hospitals_of, plain, render
-from server.results.survey.files import PAGE, Surveyed, cell_names, read_survey
-from server.results.survey.findings import OTHERS, Finding
+from server.report.page import CSS
+from server.results.survey import OTHERS, PAGE, Finding, Surveyed, cell_names, read_survey
 from strategies.base.survey import PARTS
 
 HELD = "withheld"
@@ -38,11 +37,11 @@ table.reasons thead th { text-align: left; } .ends { display: flex; justify-cont
 
 def write_survey_page(folder: Path) -> Path:
     """Write ``survey.html`` of a survey's directory. Raises DataError if it holds no survey."""
-    write_atomically(folder / PAGE, page(read_survey(folder)))
+    write_atomically(folder / PAGE, survey_page(read_survey(folder)))
     return folder / PAGE
 
 
-def page(found: Surveyed) -> str:
+def survey_page(found: Surveyed) -> str:
     """Return the page as HTML; every value is escaped."""
     tables = [
         (

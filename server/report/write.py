@@ -24,7 +24,7 @@ from server.report.study import Study
 from server.report.survey import write_survey_page
 from server.report.verdict import verdict
 from server.results.run_directory import RunDirectory
-from server.results.survey.files import JSON as SURVEY_JSON
+from server.results.survey import JSON as SURVEY_JSON
 from strategies.base.run_settings import RunSettings
 
 TERMINAL = str.maketrans("–−", "--")
@@ -69,7 +69,7 @@ def silo_table(study: Study) -> str:
         cells = [study.score(m, silo) for m in methods]
         n_test = max((c.n_test for c in cells), default=0)
         rows.append([silo, str(n_test), *(percent_of(c.mean, c.spread) for c in cells)])
-    rows.append(["mean", "", *(percent_of(*study.final(m, f"{study.task.score}_mean")) for m in methods)])
+    rows.append(["mean", "", *(percent_of(*study.mean_score(m)) for m in methods)])
     if best and base:
         gains = [study.gain(best, base, s).mean for s in study.silos] + [study.mean_gain(best, base).mean]
         rows = [[*row, text] for row, text in zip(rows, [f"{spelled(best)} gains", *map(points, gains)], strict=True)]

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
+
+from torch import Tensor
 
 from partitions.common.errors import DataError
 from partitions.common.files import sync
+from strategies.base.client import BUFFERS, GLOBAL
 from strategies.base.state import State
+from strategies.base.strategy import PersonalizedStrategy
 
 NEWEST, BEFORE = "server.safetensors", "server-before.safetensors"
+NAMES = (GLOBAL, BUFFERS)
+REPORTED = "reported-"  # prefix of the array names of the model that the report shows
 
 
 def save_checkpoint(folder: Path, state: State) -> None:
@@ -56,3 +63,10 @@ def go_back_to(folder: Path, file: Path | None) -> None:
         os.replace(file, folder / NEWEST)
     if folder.exists():
         sync(folder)
+
+
+def shared_arrays(arrays: Mapping[str, Tensor], method: type[PersonalizedStrategy], size: int) -> dict[str, Tensor]:
+    """Return the shared model (Σ,) and its running statistics; empty if the method has no shared model."""
+    whole = GLOBAL in arrays and arrays[GLOBAL].shape == (size,)
+    shares = method.info.one_model or "model" in method.info.uploads
+    return {name: arrays[name] for name in NAMES if name in arrays} if whole and shares else {}

@@ -13,7 +13,7 @@ alone. ``all_in``: it trains with the others by the same method. The last two ar
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,18 +94,9 @@ def write_results(directory: RunDirectory) -> None:
     if not groups or not directory.summary.exists():
         return
     summary = read_summary(directory.summary)
-    scores: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    everybody = {(r["strategy"], r["seed"]): r for r in summary["runs"]}
-    for group in groups:
-        part = RunDirectory(directory.path / FOLDER / "+".join(group))
-        for run in read_summary(part.summary)["runs"]:
-            for name, result in run.get("hold_out", {}).items():
-                row = {kind: result[kind].get(run["score"]) for kind in KINDS}
-                row["local"] = score_of(everybody.get(("local", run["seed"])), name)
-                row["all_in"] = score_of(everybody.get((run["strategy"], run["seed"])), name)
-                scores.setdefault(name, {}).setdefault(run["strategy"], []).append(row)
-    if scores:
-        directory.write_json("summary.json", {**summary, "hold_out": means(scores)})
+    parts = (RunDirectory(directory.path / FOLDER / "+".join(group)) for group in groups)
+    if found := means([row for part in parts for row in rows_of(read_summary(part.summary)["runs"], summary["runs"])]):
+        directory.write_json("summary.json", {**summary, "hold_out": found})
 
 
 def results_in(summary: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -113,22 +104,31 @@ def results_in(summary: Mapping[str, Any]) -> Mapping[str, Any]:
 
     A run that holds silos out itself (``hold-out``, ``role: held-out``) has ``zero_shot`` and ``personalised`` only.
     """
-    if summary.get("hold_out"):
-        return dict(summary["hold_out"])
-    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for run in summary.get("runs", []):
+    return summary.get("hold_out") or means(list(rows_of(summary.get("runs", []))))
+
+
+Scored = tuple[str, str, dict[str, float | None]]  # silo, method, scores of one seed by kind
+
+
+def rows_of(runs: Iterable[Mapping[str, Any]], everybody: Sequence[Mapping[str, Any]] = ()) -> Iterator[Scored]:
+    """Yield the scores of the silos that these runs hold out, and in the study's runs with ``everybody`` if given."""
+    known = {(run["strategy"], run["seed"]): run for run in everybody}
+    for run in runs:
         for silo, result in run.get("hold_out", {}).items():
             row = {kind: result[kind].get(run["score"]) for kind in KINDS}
-            found.setdefault(silo, {}).setdefault(run["strategy"], []).append(row)
-    return means(found)
+            if known:
+                row["local"] = score_of(known.get(("local", run["seed"])), silo)
+                row["all_in"] = score_of(known.get((run["strategy"], run["seed"])), silo)
+            yield silo, run["strategy"], row
 
 
-def means(rows: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> dict[str, dict[str, dict[str, Any]]]:
+def means(rows: Sequence[Scored]) -> dict[str, dict[str, dict[str, Any]]]:
     """Return the scores by silo and method as means over the seeds."""
-    return {
-        silo: {method: {kind: mean([row[kind] for row in own]) for kind in own[0]} for method, own in of.items()}
-        for silo, of in sorted(rows.items())
-    }
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for silo, method, row in sorted(rows, key=lambda row: row[0]):
+        each = [scores for name, strategy, scores in rows if (name, strategy) == (silo, method)]
+        found.setdefault(silo, {})[method] = {kind: mean([scores[kind] for scores in each]) for kind in row}
+    return found
 
 
 def score_of(run: Mapping[str, Any] | None, silo: str) -> float | None:

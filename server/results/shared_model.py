@@ -18,9 +18,8 @@ from models.initialisation import flat_model
 from models.shapes import columns, kind_of, read_shape, written
 from models.trainable import WHOLE
 from partitions.common.errors import UserError
-from server.results.checkpoint import load_checkpoint
+from server.results.checkpoint import NAMES, REPORTED, load_checkpoint, shared_arrays
 from server.results.reading import read_summary
-from server.results.reported_round import NAMES, REPORTED, shared_arrays
 from server.results.run_directory import RunDirectory, read_toml
 from server.results.study import study_runs
 from strategies.base.run_settings import RunSettings

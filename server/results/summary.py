@@ -178,25 +178,15 @@ def compare(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     result = []
     for run in runs:
         others = {r["strategy"]: r["per_silo"] for r in runs if r["seed"] == run["seed"]}
-        score = run.get("score", "accuracy")
-        local, fedavg = others.get("local"), others.get("fedavg")
-        silos = {
-            name: {
-                **values,
-                "gain_over_local": _gain(score, values, (local or {}).get(name)),
-                "gain_over_fedavg": _gain(score, values, (fedavg or {}).get(name)),
-            }
-            for name, values in run["per_silo"].items()
+        bases, score = {name: others.get(name, {}) for name in ("local", "fedavg")}, run.get("score", "accuracy")
+        gains = {
+            silo: {f"gain_over_{name}": _gain(score, values, base.get(silo)) for name, base in bases.items()}
+            for silo, values in run["per_silo"].items()
         }
-        rate = None
-        if (
-            local
-            and fedavg
-            and all(v["gain_over_local"] is not None and v["gain_over_fedavg"] is not None for v in silos.values())
-        ):
-            rate = incentivised_rate(
-                *([side[n][score] for n in run["per_silo"]] for side in (run["per_silo"], local, fedavg))
-            )
+        known = all(bases.values()) and None not in (gain for of in gains.values() for gain in of.values())
+        sides = ([side[silo][score] for silo in gains] for side in (run["per_silo"], *bases.values()))
+        rate = incentivised_rate(*sides) if known else None
+        silos = {silo: {**values, **gains[silo]} for silo, values in run["per_silo"].items()}
         result.append({**run, "per_silo": silos, "incentivized_rate": rate})
     return result
 

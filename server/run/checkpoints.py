@@ -12,10 +12,9 @@ from flwr.common import log
 from torch import Tensor
 
 from partitions.common.errors import UserError
-from server.results.checkpoint import BEFORE, go_back_to, load_checkpoint, save_checkpoint
+from server.results.checkpoint import BEFORE, NAMES, REPORTED, go_back_to, load_checkpoint, save_checkpoint
 from server.results.history import History
 from server.results.own_models import any_kept
-from server.results.reported_round import NAMES, REPORTED
 from server.results.run_directory import RunDirectory
 from server.run.newcomers import Kept
 from server.run.recovery import Start

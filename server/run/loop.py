@@ -13,8 +13,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from models.training import use_threads
+from server.results.checkpoint import shared_arrays
 from server.results.history import History
-from server.results.reported_round import shared_arrays
 from server.results.run_directory import RunDirectory
 from server.results.summary import FinishedRun
 from server.run.checkpoints import Checkpoints, RunState

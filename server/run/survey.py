@@ -8,7 +8,7 @@ from flwr.serverapp import Grid
 from models.training import use_threads
 from partitions.common.errors import DataError, RunFailedError, UserError
 from server.results.run_directory import RunDirectory
-from server.results.survey.files import Surveyed
+from server.results.survey import Surveyed
 from server.run.exchange import Exchange, TimeoutPolicy
 from server.run.limits import SUMMARY_BYTES, check_reply
 from server.run.receipts import Receipts

@@ -32,7 +32,7 @@ from server.results.reading import read_events, read_json, read_summary
 from server.results.run_directory import WORKERS, RunDirectory, read_toml
 from server.results.study import study_runs
 from server.results.summary import FinishedRun, compare, evidence_in, run_summary
-from server.results.survey.files import CSV, JSON, PAGE, read_survey, without_silo, write_survey
+from server.results.survey import CSV, JSON, PAGE, read_survey, without_silo, write_survey
 from server.results.worker_directories import WorkerDirectories
 from server.run.checkpoints import FORMAT
 from server.run.newcomers import ARRAYS as NEWCOMER

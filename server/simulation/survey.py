@@ -13,7 +13,7 @@ from partitions.common.names import silo_names
 from partitions.own_files import files_of
 from server.deploy import submit
 from server.report.survey import write_survey_page
-from server.results.survey.files import write_survey
+from server.results.survey import write_survey
 from server.run.survey import SurveyLoop
 from server.simulation.evaluate import new_directory, silos_here
 from strategies.base.run_settings import parse_settings

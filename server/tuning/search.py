@@ -1,8 +1,8 @@
 """Search: Optuna proposes values, trials are run, and their scores are returned; a seed determines the trials.
 
-Optuna keeps the study in memory. Its samplers depend on the seed and on the scores received so far, in order. So a
-restarted search proposes the same trials, and those that have ended are not run again. ``tpe`` proposes :data:`BATCH`
-trials at a time for any number of workers, so that the number of workers changes no trial.
+Optuna's storage in the directory keeps the trials, so a restarted search goes on with those that have not ended. Its
+samplers depend on the seed, on the trial's number and on the scores so far. ``tpe`` proposes :data:`BATCH` trials at a
+time for any number of workers, so that the number of workers changes no trial.
 
 ``random``: Bergstra and Bengio, JMLR 2012. ``tpe``: Bergstra et al., NeurIPS 2011. ``halving``: successive halving,
 Jamieson and Talwalkar, AISTATS 2016, with rounds as the resource.
@@ -112,23 +112,19 @@ class Searcher:
         self.bar: tqdm[Any] | None = None
 
     def search(self, strategy: str) -> None:
-        """Execute all trials of one method."""
-        seed = seed_of(int(str(self.request.values["seed"])), strategy)
-        tpe = self.request.sampler == "tpe"
-        sampler = optuna.samplers.TPESampler(seed=seed) if tpe else optuna.samplers.RandomSampler(seed=seed)
-        study = optuna.create_study(direction="maximize", sampler=sampler)
+        """Execute all trials of one method that have not ended."""
+        seed, tpe = str(self.request.values["seed"]), self.request.sampler == "tpe"
+        sampler = optuna.samplers.TPESampler if tpe else optuna.samplers.RandomSampler
+        self.study = self.book.study(strategy)
         distributions = self.request.space.of(strategy, self.request.strategies)
-        left, number = self.request.trials, 0
-        while left:
-            count = min(left, BATCH if tpe else left)
-            asked = [study.ask(distributions) for _ in range(count)]
-            trials = [Trial(number + i, strategy, dict(one.params)) for i, one in enumerate(asked)]
-            self.book.trials += trials
+        size = BATCH if tpe else self.request.trials
+        for start in range(0, self.request.trials, size):
+            end = min(start + size, self.request.trials)
+            for number in range(len(self.study.trials), end):
+                self.study.sampler = sampler(seed=seed_of(seed, strategy, number))
+                self.study.ask(distributions)
+            trials = [self.book.trial(self.study, number) for number in range(start, end)]
             (self.halve if self.request.sampler == "halving" else self.complete)(trials)
-            for one, trial in zip(asked, trials, strict=True):
-                failed = trial.score is None
-                study.tell(one, trial.score, optuna.trial.TrialState.FAIL if failed else None)
-            left, number = left - count, number + count
 
     def complete(self, trials: Sequence[Trial]) -> None:
         """Execute all rounds of these trials."""
@@ -174,12 +170,11 @@ class Searcher:
 
     def job(self, trial: Trial, until: int, held: contextlib.ExitStack) -> Job | None:
         """Return the job for a trial, and lock its directory; None if nothing has to be run."""
-        before = self.book.outcome(trial)
         if self.book.rounds_done(trial) >= until > 0 or self.book.directory(trial).summary.exists():
             return None
         try:
-            if before is not None and before["state"] == FAILED:
-                raise UserError(str(before["why"]))
+            if trial.state == FAILED:
+                raise UserError(trial.why)
             run = self.settings(trial)
             opened = RunDirectory.open(Path(run.common.out), study_config([run]), resume=run.common.resume)
             directory = held.enter_context(opened)
@@ -238,19 +233,14 @@ class Searcher:
 
     def end(self, trial: Trial, state: str) -> None:
         """Store the final state of a trial."""
-        trial.state = state
-        self.book.keep(trial)
-        self._count()
-
-    def _count(self) -> None:
-        self.book.write()
+        self.book.end(self.study, trial, state)
         if self.bar is not None:
             self.bar.update(len([t for t in self.book.trials if t.state]) - self.bar.n)
 
 
-def seed_of(seed: int, strategy: str) -> int:
-    """Return the sampler's seed, which differs between methods."""
-    return int.from_bytes(hashlib.sha256(f"tune {seed} {strategy}".encode()).digest()[:4], "big")
+def seed_of(seed: str, strategy: str, number: int) -> int:
+    """Return the sampler's seed for a trial, which differs between methods."""
+    return int.from_bytes(hashlib.sha256(f"tune {seed} {strategy} {number}".encode()).digest()[:4], "big")
 
 
 def budgets(trials: int, rounds: int) -> list[int]:

@@ -3,6 +3,7 @@
     DIR/trials.csv               trial,strategy,state,rounds,score,KEY...
     DIR/best-STRATEGY.toml       the best trial's settings, a `--config` of `silofl simulate`
     DIR/tuning.json              the request and its cost, with the privacy cost
+    DIR/optuna.log               Optuna's storage: the trials, their values, states and scores
     DIR/trials/STRATEGY-0007/    a trial's run directory
 
 Test data are not used: a score is taken from the history's validation rows only.
@@ -13,25 +14,35 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
+
+from client.site.budget.accounting import epsilon_of
+from client.site.budget.run_cost import KEPT
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
 from partitions.common.names import guarded
 from server.results.chosen import Chosen, mean
-from server.results.history import History
+from server.results.history import History, spent
 from server.results.reading import read_events, read_summary
-from server.results.run_directory import RunDirectory
-from server.tuning.privacy import Releases, releases_of, together
+from server.results.run_directory import RunDirectory, newest_states
 from server.tuning.space import text_of
 from strategies.base.run_settings import RunSettings, toml_text
 from strategies.base.settings import Value
 
 OBJECTIVES = ("mean", "worst")
 COMPLETE, PRUNED, FAILED = "complete", "pruned", "failed"
+STORED = {COMPLETE: TrialState.COMPLETE, PRUNED: TrialState.PRUNED, FAILED: TrialState.FAIL}
+STORAGE = "optuna.log"
+Releases = dict[str, dict[str, Any]]  # silo -> delta, epsilon and the releases (noise, rate, steps)
 
 
 @dataclass
@@ -64,10 +75,10 @@ class Trial:
 class Cost:
     """Total cost of a method's trials."""
 
-    trials: int = 0
-    rounds: int = 0
-    bytes: int = 0
-    seconds: float = 0.0
+    trials: int
+    rounds: int
+    bytes: int
+    seconds: float
 
 
 @dataclass
@@ -79,10 +90,11 @@ class Book:
     keys: Sequence[str]
     trials: list[Trial] = field(default_factory=list)
     privacy: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)  # set at the end of the search
+    storage: JournalStorage = field(init=False)
 
     def open(self) -> None:
         """Create or reopen the directory. Raises UserError if it holds another search or anything else."""
-        file = self.path / "tuning.json"
+        file, log = self.path / "tuning.json", self.path / STORAGE
         if file.is_file():
             try:
                 before = json.loads(file.read_text())["asked"]
@@ -91,29 +103,42 @@ class Book:
             asked = json.loads(json.dumps(dict(self.asked)))
             if changed := sorted(key for key in {*before, *asked} if before.get(key) != asked.get(key)):
                 raise UserError(f"{self.path} holds another search: {', '.join(changed)} differ; give --out a new one")
-        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            if not log.is_file():
+                raise UserError(f"{self.path} holds a search of silofl 0.2, or lost {STORAGE}; give --out a new one")
+        elif self.path.exists() and (not self.path.is_dir() or any(f.name != STORAGE for f in self.path.iterdir())):
             raise UserError(f"{self.path} is not empty and holds no search: give --out a new directory")
         self.path.mkdir(parents=True, exist_ok=True)
+        if log.is_file():  # a line that was cut off by a crash
+            data = log.read_bytes()
+            os.truncate(log, data.rfind(b"\n") + 1)
+        self.storage = JournalStorage(JournalFileBackend(str(log)))
+        self.write()
+
+    def study(self, strategy: str) -> optuna.Study:
+        """Return Optuna's study of a method, with the trials so far."""
+        options: dict[str, Any] = {"direction": "maximize", "load_if_exists": True}
+        return optuna.create_study(storage=self.storage, study_name=strategy, **options)
+
+    def trial(self, study: optuna.Study, number: int) -> Trial:
+        """Return a stored trial, with its state if it has ended."""
+        found = study.get_trials(deepcopy=False)[number]
+        trial = Trial(number, study.study_name, dict(found.params))
+        trial.why = study.user_attrs.get(trial.name, "")
+        trial.state = next((name for name, state in STORED.items() if state == found.state), "")
+        self.trials.append(trial)
+        return trial
+
+    def end(self, study: optuna.Study, trial: Trial, state: str) -> None:
+        """Store the final state of a trial."""
+        if not trial.state:
+            if trial.why:
+                study.set_user_attr(trial.name, trial.why)
+            study.tell(trial.number, trial.score if state == COMPLETE else None, STORED[state])
+        trial.state = state
         self.write()
 
     def directory(self, trial: Trial) -> RunDirectory:
         return RunDirectory(self.path / "trials" / trial.name)
-
-    def outcome_file(self, trial: Trial) -> Path:
-        return self.directory(trial).path / "outcome.json"
-
-    def outcome(self, trial: Trial) -> dict[str, Any] | None:
-        """Return the stored outcome of a trial; None if it has not ended."""
-        file = self.outcome_file(trial)
-        if not file.is_file():
-            return None
-        found: dict[str, Any] = json.loads(file.read_text())
-        return found
-
-    def keep(self, trial: Trial) -> None:
-        """Store the outcome of a trial on disk."""
-        found = {key: value for key, value in asdict(trial).items() if key not in ("number", "strategy", "values")}
-        write_atomically(self.outcome_file(trial), json.dumps(found, indent=1) + "\n")
 
     def write(self) -> None:
         """Write the present state to ``trials.csv`` and ``tuning.json``."""
@@ -129,13 +154,11 @@ class Book:
 
     def costs(self) -> dict[str, Cost]:
         """Return the cost of each method's trials so far, including failed trials."""
-        found: dict[str, Cost] = {}
-        for trial in self.trials:
-            cost = found.setdefault(trial.strategy, Cost())
-            cost.trials += bool(trial.state)
-            cost.rounds += trial.rounds
-            cost.bytes += trial.bytes
-            cost.seconds += trial.seconds
+        found = {}
+        for strategy in dict.fromkeys(trial.strategy for trial in self.trials):
+            own = [trial for trial in self.trials if trial.strategy == strategy]
+            sums = (sum(getattr(trial, key) for trial in own) for key in ("rounds", "bytes", "seconds"))
+            found[strategy] = Cost(sum(bool(trial.state) for trial in own), *sums)
         return found
 
     def rounds_done(self, trial: Trial) -> int:
@@ -178,8 +201,8 @@ def score_of(directory: RunDirectory, run: RunSettings, objective: str, until: i
     ``objective``: the unweighted ``mean`` over silos, or the ``worst`` silo. ``until``: last round to use; 0: all.
     """
     rows = History(directory.history).of(run.common.strategy, run.common.seed) if directory.history.exists() else []
-    task = next((str(score) for score in scores_in(directory)), "accuracy")
-    chosen = Chosen(run.strategy.info.reports, task)
+    scores = (e["score"] for e in read_events(directory.progress_file) if e["event"] == "round" and "score" in e)
+    chosen = Chosen(run.strategy.info.reports, next(scores, "accuracy"))
     for number in sorted({row.round for row in rows if not until or row.round <= until}):
         chosen.add([row for row in rows if row.round == number and row.split == "val"])
     if not chosen.best:
@@ -187,7 +210,41 @@ def score_of(directory: RunDirectory, run: RunSettings, objective: str, until: i
     return mean(chosen.best) if objective == "mean" else min(chosen.best.values())
 
 
-def scores_in(directory: RunDirectory) -> list[str]:
-    """Return the score names in a run's events: one, once a round is done."""
-    rounds = (event for event in read_events(directory.progress_file) if event["event"] == "round")
-    return list(dict.fromkeys(event["score"] for event in rounds if "score" in event))
+def releases_of(directory: RunDirectory, run: RunSettings) -> Releases:
+    """Return the releases of each silo in a trial so far. Empty without differential privacy.
+
+    Noise and rate come from the state, all steps from the history: a failed trial may not have saved its last state.
+    """
+    if run.privacy is None or not directory.history.exists():
+        return {}
+    states = newest_states(directory.checkpoint(run.run_key) / "silos")
+    found: Releases = {}
+    for silo, cost in spent(History(directory.history).of(run.common.strategy, run.common.seed)).items():
+        kept = states[silo].numbers.get(KEPT, []) if silo in states else []
+        steps = sum(one["steps"] for one in kept)
+        releases = [dict(one) for one in kept]
+        if releases:
+            releases[0]["steps"] += max(cost.steps - steps, 0)
+        found[silo] = {"delta": cost.delta, "epsilon": cost.epsilon, "releases": releases}
+    return found
+
+
+def together(trials: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return total epsilon and delta by silo of several trials' releases (:func:`releases_of`).
+
+    A silo's trials train on the same patients. They compose as its runs do at a hospital (client/site/budget): the
+    Rényi divergences of all noised steps are added. For a trial whose states are lost, both are added to those of the
+    others (basic composition).
+    """
+    every: dict[str, list[Mapping[str, Any]]] = {}
+    for one in trials:
+        for silo, found in one.items():
+            every.setdefault(silo, []).append(found)
+    total = {}
+    for silo, own in sorted(every.items()):
+        lost = [one for one in own if not one["releases"]]
+        known = [release for one in own for release in one["releases"]]
+        delta = max((one["delta"] for one in own if one["releases"]), default=0.0)
+        epsilon = (epsilon_of(known, delta) if known else 0.0) + sum(one["epsilon"] for one in lost)
+        total[silo] = {"epsilon": epsilon, "delta": delta + sum(one["delta"] for one in lost)}
+    return total

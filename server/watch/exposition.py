@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -14,6 +14,29 @@ __all__ = ["CONTENT_TYPE", "exposition"]
 
 STATES = ("waiting", "running", "done", "failed")
 RUN = ["strategy", "seed"]
+OF_RUNS = {
+    "round": ("silofl_run_rounds_done", "rounds that are done"),
+    "rounds": ("silofl_run_rounds_planned", "rounds that are planned"),
+    "best_round": ("silofl_run_best_round", "round with the best mean validation score so far"),
+    "best_validation": ("silofl_run_best_validation_score", "mean validation score of that round"),
+    "best_test": ("silofl_run_best_test_score", "mean test score of that round"),
+    "gain": ("silofl_run_gain_over_local", "mean gain over a finished run of the method local, same seed"),
+}
+OF_CURRENT = {
+    "took": ("silofl_elapsed_seconds", "seconds of all rounds so far"),
+    "pace": ("silofl_round_seconds", "mean seconds of the last rounds"),
+    "left": ("silofl_remaining_seconds", "estimated seconds to the end"),
+}
+OF_SILOS = {
+    "waits": ("silofl_silo_asked", "1 while the silo's reply is awaited"),
+    "is_late": ("silofl_silo_late", "1 while the silo is late"),
+    "is_left_out": ("silofl_silo_left_out", "1 if the last round went on without the silo"),
+    "missed": ("silofl_silo_rounds_missed", "rounds that went on without the silo"),
+    "seconds": ("silofl_silo_reply_seconds", "seconds that the silo's last reply took"),
+    "gain": ("silofl_silo_gain_over_local", "test score minus that of a finished run of local, same seed"),
+    "epsilon": ("silofl_silo_epsilon", "privacy budget that the silo has spent, where it reports it"),
+}
+Samples = Iterable[tuple[Sequence[str], float | None]]  # values of the labels, value; None: no sample
 
 
 def exposition(picture: Mapping[str, Any]) -> bytes:
@@ -31,74 +54,39 @@ class PictureCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric; an unknown value has no sample."""
-        readable = GaugeMetricFamily("silofl_source_readable", "1 while the run's progress.jsonl can be read")
-        readable.add_metric([], 0 if self.picture["fault"] else 1)
-        yield readable
-        yield from self._runs()
-        if self.picture["run"] is not None:
-            yield from self._current(self.picture["run"])
-            yield from self._silos(self.picture["run"])
-
-    def _runs(self) -> Iterator[Metric]:
-        state = GaugeMetricFamily("silofl_run_state", "1 for the state that a run is in", labels=[*RUN, "state"])
-        kinds = {
-            "round": ("silofl_run_rounds_done", "rounds that are done"),
-            "rounds": ("silofl_run_rounds_planned", "rounds that are planned"),
-            "best_round": ("silofl_run_best_round", "round with the best mean validation score so far"),
-            "best_validation": ("silofl_run_best_validation_score", "mean validation score of that round"),
-            "best_test": ("silofl_run_best_test_score", "mean test score of that round"),
-            "gain": ("silofl_run_gain_over_local", "mean gain over a finished run of the method local, same seed"),
-        }
-        found = {key: GaugeMetricFamily(name, help, labels=RUN) for key, (name, help) in kinds.items()}
-        for run in self.picture["runs"]:
-            for name in STATES:
-                state.add_metric([*which(run), name], float(run["state"] == name))
-            for key, family in found.items():
-                if run[key] is not None:
-                    family.add_metric(which(run), run[key])
-        yield state
-        yield from found.values()
-
-    def _current(self, run: Mapping[str, Any]) -> Iterator[Metric]:
+        runs, run = self.picture["runs"], self.picture["run"]
+        readable = "silofl_source_readable", "1 while the run's progress.jsonl can be read"
+        yield gauge(readable, [], [((), not self.picture["fault"])])
+        states = (([*which(found), name], found["state"] == name) for found in runs for name in STATES)
+        yield gauge(("silofl_run_state", "1 for the state that a run is in"), [*RUN, "state"], states)
+        for key, about in OF_RUNS.items():
+            yield gauge(about, RUN, [(which(found), found[key]) for found in runs])
+        if run is None:
+            return
         sent = CounterMetricFamily("silofl_payload_bytes", "bytes of models sent so far", labels=[*RUN, "direction"])
         for direction in ("down", "up"):
             sent.add_metric([*which(run), direction], run[f"bytes_{direction}"])
         yield sent
-        kinds = {
-            "took": ("silofl_elapsed_seconds", "seconds of all rounds so far"),
-            "pace": ("silofl_round_seconds", "mean seconds of the last rounds"),
-            "left": ("silofl_remaining_seconds", "estimated seconds to the end"),
-        }
-        for key, (name, help) in kinds.items():
-            if run[key] is not None:
-                family = GaugeMetricFamily(name, help, labels=RUN)
-                family.add_metric(which(run), run[key])
-                yield family
+        for key, about in OF_CURRENT.items():
+            yield gauge(about, RUN, [(which(run), run[key])])
+        parts = [([*which(run), silo["name"], p], silo[p]) for silo in run["silos"] for p in ("validation", "test")]
+        yield gauge(("silofl_silo_score", "last score of a silo's part"), [*RUN, "silo", "part"], parts)
+        silos = [{**silo, **flags(silo)} for silo in run["silos"]]
+        for key, about in OF_SILOS.items():
+            yield gauge(about, [*RUN, "silo"], [([*which(run), silo["name"]], silo[key]) for silo in silos])
 
-    def _silos(self, run: Mapping[str, Any]) -> Iterator[Metric]:
-        score = GaugeMetricFamily("silofl_silo_score", "last score of a silo's part", labels=[*RUN, "silo", "part"])
-        kinds = {
-            "waits": ("silofl_silo_asked", "1 while the silo's reply is awaited"),
-            "is_late": ("silofl_silo_late", "1 while the silo is late"),
-            "is_left_out": ("silofl_silo_left_out", "1 if the last round went on without the silo"),
-            "missed": ("silofl_silo_rounds_missed", "rounds that went on without the silo"),
-            "seconds": ("silofl_silo_reply_seconds", "seconds that the silo's last reply took"),
-            "gain": ("silofl_silo_gain_over_local", "test score minus that of a finished run of local, same seed"),
-            "epsilon": ("silofl_silo_epsilon", "privacy budget that the silo has spent, where it reports it"),
-        }
-        found = {k: GaugeMetricFamily(name, help, labels=[*RUN, "silo"]) for k, (name, help) in kinds.items()}
-        for silo in run["silos"]:
-            labels = [*which(run), silo["name"]]
-            doing, out = silo["doing"], bool(silo["left_out"])
-            values = {**silo, "waits": bool(doing), "is_late": doing == "late", "is_left_out": out}
-            for key, family in found.items():
-                if (value := values[key]) is not None:
-                    family.add_metric(labels, float(value))
-            for part in ("validation", "test"):
-                if silo[part] is not None:
-                    score.add_metric([*labels, part], silo[part])
-        yield score
-        yield from found.values()
+
+def gauge(about: tuple[str, str], labels: Sequence[str], samples: Samples) -> Metric:
+    family = GaugeMetricFamily(*about, labels=labels)
+    for values, value in samples:
+        if value is not None:
+            family.add_metric(values, float(value))
+    return family
+
+
+def flags(silo: Mapping[str, Any]) -> dict[str, bool]:
+    doing = silo["doing"]
+    return {"waits": doing != "", "is_late": doing == "late", "is_left_out": silo["left_out"] != ""}
 
 
 def which(run: Mapping[str, Any]) -> list[str]:

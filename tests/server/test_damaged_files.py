@@ -15,7 +15,6 @@ from server.report.study import Study
 from server.results.reading import read_events, read_summary
 from server.results.run_directory import RunDirectory
 from server.run.withdrawal import withdraw
-from server.tuning.trials import scores_in
 
 GOOD: list[dict[str, Any]] = [
     {"event": "silos", "strategy": "fedavg", "seed": 42, "samples": {"a": 5, "b": 7}},
@@ -58,7 +57,6 @@ def test_every_reader_skips_what_is_no_event(run: Path, capsys: pytest.CaptureFi
     file = run / "progress.jsonl"
     assert read_events(file) == GOOD * len(BAD)
     assert RunDirectory(run).sample_counts() == {"a": 5, "b": 7}
-    assert scores_in(RunDirectory(run)) == ["accuracy"]
     (note,) = Study(run).notes
     assert (note.message, note.times) == ("a remark", len(BAD))
     progress = RunFollower(file)

@@ -16,9 +16,7 @@ from tiny import random_silos
 from models.survey import BINS, MISSING
 from server.cli.main import main
 from server.report.survey import survey_text
-from server.results.survey.files import Surveyed, read_survey
-from server.results.survey.findings import findings
-from server.results.survey.units import FACTORS, known
+from server.results.survey import FACTORS, Surveyed, findings, known, read_survey
 from server.run.withdrawal import withdraw
 
 

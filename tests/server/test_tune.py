@@ -6,6 +6,7 @@ import csv
 import json
 import multiprocessing
 import os
+import shlex
 import shutil
 import signal
 from pathlib import Path
@@ -25,10 +26,9 @@ from server.results.study import study_runs
 from server.results.tuned import tuned_study
 from server.run.loop import RoundLoop
 from server.simulation.workers import Job, engine_of, kept, work
-from server.tuning.privacy import together
 from server.tuning.search import Request, budgets, tune
 from server.tuning.space import read_space
-from server.tuning.trials import Book, score_of
+from server.tuning.trials import STORAGE, Book, score_of, together
 from strategies.base.run_settings import parse_settings
 from strategies.base.state import State
 
@@ -295,8 +295,7 @@ def test_a_trial_that_fails_costs_the_others_nothing(table: Path, tmp_path: Path
         ("2", "failed", False),
         ("16", "complete", True),
     }
-    failed = next(row for row in found if row["state"] == "failed")
-    why = (tmp_path / "out" / "trials" / f"fedavg-{int(failed['trial']):04d}" / "outcome.json").read_text()
+    why = (tmp_path / "out" / STORAGE).read_text()
     assert "min-batch-size = 8 is more than batch-size = 2" in why
     with pytest.raises(RunFailedError, match="fedavg: no trial has a score"):
         search(
@@ -310,6 +309,10 @@ def test_another_search_is_refused(whole: dict[str, Path], table: Path, tmp_path
     with pytest.raises(UserError, match="holds another search: trials differ"):
         search(request(table, "random", 4), whole["random"])
     assert left(whole["random"]) == before
+    (whole["random"] / STORAGE).rename(tmp_path / STORAGE)
+    with pytest.raises(UserError, match="holds a search of silofl 0"):
+        search(request(table, "random", 3), whole["random"])
+    (tmp_path / STORAGE).rename(whole["random"] / STORAGE)
     (tmp_path / "mine.txt").write_text("")
     with pytest.raises(UserError, match="is not empty and holds no search"):
         search(request(table), tmp_path)
@@ -354,20 +357,8 @@ def test_without_validation_it_is_refused(table: Path, tmp_path: Path) -> None:
 
 
 def test_the_command_line(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = [
-        "tune",
-        "--strategy",
-        "fedavg",
-        "--data",
-        str(table),
-        "--partition",
-        "iid",
-        "--silos",
-        "2",
-        "--rounds",
-        "1",
-    ]
-    given += ["--set", "threads=1", "validation=0.3", "--space", "learning-rate=log(0.01,1)", "--trials", "2"]
+    given = shlex.split("tune --strategy fedavg --partition iid --silos 2 --rounds 1 --trials 2 --set threads=1")
+    given += ["validation=0.3", "--data", str(table), "--space", "learning-rate=log(0.01,1)"]
     assert main(given) == 2
     assert "--out DIR is needed here" in capsys.readouterr().err
     assert main([*given, "--out", str(tmp_path / "out"), "--seed", "1,2"]) == 2
@@ -390,21 +381,21 @@ def test_workers_have_processes_of_their_own(table: Path, tmp_path: Path) -> Non
 
 # A run that has got to round 2 of this trial, and a search that has ended two trials, are killed as the kernel kills.
 def killed(given: list[str]) -> None:
-    ordinary, keep = RoundLoop.round, Book.keep
+    ordinary, keep = RoundLoop.round, Book.end
 
     def round_until(loop: RoundLoop, strategy: Any, number: int) -> None:
         if loop.directory and loop.directory.path.name == "fedprox-0001" and number == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         ordinary(loop, strategy, number)
 
-    def keep_until(book: Book, trial: Any) -> None:
-        keep(book, trial)
+    def keep_until(book: Book, *trial: Any) -> None:
+        keep(book, *trial)
         if sum(one.state != "" for one in book.trials) == 2:
             os.kill(os.getpid(), signal.SIGKILL)
 
     patch = pytest.MonkeyPatch()
     if "--workers" in given:
-        patch.setattr(Book, "keep", keep_until)
+        patch.setattr(Book, "end", keep_until)
     else:
         patch.setattr(RoundLoop, "round", round_until)
     main(given)
@@ -415,9 +406,9 @@ def test_kill_9_in_the_middle_of_a_search(
     table: Path, whole: dict[str, Path], tmp_path: Path, workers: list[str]
 ) -> None:
     """In a trial's round, and while workers have trials: the same command leaves what an undisturbed search leaves."""
-    given = ["tune", "--strategy", "fedavg,fedprox", "--data", str(table), "--partition", "iid", "--silos", "2"]
-    given += ["--rounds", "2", "--seed", "5", "--trials", "3", "--sampler", "random", "--out", str(tmp_path / "out")]
-    given += ["--set", "threads=1", "model=mlp", "mlp.hidden=", "validation=0.3", "--space", *SPACE, *workers]
+    given = shlex.split("tune --strategy fedavg,fedprox --partition iid --silos 2 --rounds 2 --seed 5 --trials 3")
+    given += ["--sampler", "random", "--data", str(table), "--out", str(tmp_path / "out"), *workers]
+    given += ["--set", "threads=1", "model=mlp", "mlp.hidden=", "validation=0.3", "--space", *SPACE]
     process = multiprocessing.get_context("spawn").Process(target=killed, args=(given,))  # a fork may not train
     process.start()
     process.join()

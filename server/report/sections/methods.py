@@ -10,18 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from server.report.canvas import CARD, GAIN_AT, INK, MUTED, Canvas, chart, in_widths, percent_axis, room_for, styles
-from server.report.html import (
-    between,
-    hospitals_of,
-    lines,
-    markup,
-    mean_of,
-    number,
-    percent,
-    points,
-    render,
-    with_spread,
-)
+from server.report.html import between, hospitals_of, lines, markup, number, percent, points, render, with_spread
 from server.report.inference import HOSPITALS_NEEDED
 from server.report.methods import alone, baseline_name, baselines, reports, spelled
 from server.report.participation import MARK, mean_without, rounds_missed, seldom, worst
@@ -85,7 +74,7 @@ def method_row(study: Study, method: str) -> dict[str, Any]:
         with_spread(*study.final(method, f"{m}_mean"), SHOWN_AS.get(m, "%")) for m in study.task.secondary_metrics
     )
     without = markup("<small>without {} {}</small>", MARK, percent(mean_without(study, method, rare)))
-    final = with_spread(*study.final(method, mean_of(study)), "%") + (without if rare else Markup())
+    final = with_spread(*study.mean_score(method), "%") + (without if rare else Markup())
     lowest = Markup("–")
     if silo is not None:
         mark = MARK if silo in rare else ""

@@ -23,7 +23,7 @@ from server.report.canvas import (
     room_for,
     styles,
 )
-from server.report.html import between, capital, counted, markup, mean_of, percent, points, render
+from server.report.html import between, capital, counted, markup, percent, points, render
 from server.report.inference import SEEDS_NEEDED, Gain, Score
 from server.report.methods import spelled
 from server.report.participation import MARK, Rounds, mean_without, rounds_missed, seldom, silo_rounds
@@ -135,7 +135,7 @@ def mean_rows(study: Study, methods: Sequence[str], rare: Mapping[str, Rounds]) 
         gain = [points(study.mean_gain(best, base, without).mean)] if best and base else []
         return [*map(percent, means), *gain]
 
-    yield "Mean", row((study.final(m, mean_of(study))[0] for m in methods), ())
+    yield "Mean", row((study.mean_score(m)[0] for m in methods), ())
     if rare:
         yield f"without {MARK}", row((mean_without(study, m, rare) for m in methods), rare)
 

@@ -1,19 +1,111 @@
-"""Anomalies of one hospital in a survey: each finding has its reason, and the part of the recipe to check.
+"""Results of a survey of the silos' data: its files, what is odd in one hospital, and units that are often confused.
 
 A hospital is compared with the median of the others, so at least two others are needed. Hospitals differ: a finding is
-a reason to check, and nothing is corrected. The thresholds are constants of this module.
+a reason to check, and nothing is corrected. The thresholds are constants of this module. Factors between mass and
+amount of substance follow from molar masses: glucose 180.16 g/mol is 18.016 mg/dl per mmol/l (IUPAC atomic weights;
+units as in Young and Huth, SI Units for Clinical Measurement, 1998).
 """
 
 from __future__ import annotations
 
+import csv
+import io
+import itertools
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from models.survey import BINS, MISSING
-from server.results.survey.units import conversion, known
+from partitions.common.errors import DataError
+from partitions.common.files import write_atomically
+from partitions.common.names import guarded
+from strategies.base.survey import PARTS, Answer
+
+TIME = ("age", "alter", "day", "tag", "time", "zeit", "dauer", "duration", "since", "month", "year", "stay", "follow")
+NEAR = 1.15  # a ratio of means within this factor of a known one matches it
+
+
+@dataclass(frozen=True)
+class Factor:
+    """Conversion ``one`` = ``times`` * ``other`` (+ ``plus``), for columns whose name contains one of ``words``.
+
+    Without words it applies to every column.
+    """
+
+    times: float
+    one: str
+    other: str
+    words: tuple[str, ...] = ()
+    plus: float = 0.0
+
+
+FACTORS = (
+    Factor(18.016, "mg/dl", "mmol/l", ("gluc", "gluk", "sugar", "zucker", "bz")),
+    Factor(38.67, "mg/dl", "mmol/l", ("chol", "ldl", "hdl")),
+    Factor(88.57, "mg/dl", "mmol/l", ("trig",)),
+    Factor(88.42, "µmol/l", "mg/dl", ("creat", "krea")),
+    Factor(17.104, "µmol/l", "mg/dl", ("bili",)),
+    Factor(6.006, "mg/dl", "mmol/l", ("urea", "harnstoff")),
+    Factor(2.801, "mg/dl (urea nitrogen)", "mmol/l", ("bun", "urea", "harnstoff")),
+    Factor(59.48, "µmol/l", "mg/dl", ("uric", "urat", "harnsäure")),
+    Factor(4.008, "mg/dl", "mmol/l", ("calc", "kalz")),
+    Factor(3.097, "mg/dl", "mmol/l", ("phos",)),
+    Factor(1.611, "g/dl", "mmol/l", ("hemoglobin", "haemoglobin", "hämoglobin", "hgb")),
+    Factor(7.5006, "mmHg", "kPa", ("press", "druck", "bp", "po2", "pco2", "sys", "dia")),
+    Factor(1.8, "°F", "°C", ("temp",), 32.0),
+    Factor(1.0, "K", "°C", ("temp",), 273.15),
+    Factor(10.93, "mmol/mol", "%", ("a1c", "glyc", "glyk"), -23.5),  # HbA1c: IFCC against NGSP, the master equation
+    Factor(2.2046, "lb", "kg", ("weight", "gewicht", "mass")),
+    Factor(2.54, "cm", "inch", ("height", "length", "size", "grö", "waist")),
+    Factor(365.25, "days", "years", TIME),
+    Factor(12.0, "months", "years", TIME),
+    Factor(30.44, "days", "months", TIME),
+    Factor(7.0, "days", "weeks", TIME),
+    Factor(24.0, "hours", "days", TIME),
+    Factor(60.0, "minutes", "hours", TIME),
+    *(Factor(10.0**k, f"a unit {10**k:,} times smaller", "the others'") for k in (1, 2, 3, 6, 9)),
+)
+
+
+def known(ratio: float, column: str) -> tuple[str, float]:
+    """Return a phrase for the units with this ratio (own values to the others') and their factor; empty: none."""
+    found: list[tuple[bool, float, str, float]] = []
+    for factor in FACTORS:
+        named = any(word in column.lower() for word in factor.words)
+        if factor.plus or (factor.words and not named):
+            continue
+        for times, own, theirs in (
+            (factor.times, factor.one, factor.other),
+            (1 / factor.times, factor.other, factor.one),
+        ):
+            distance = abs(math.log(ratio / times))
+            if distance <= math.log(NEAR):
+                found.append((not named, distance, f"{own} against {theirs} is {times:.4g}", times))
+    return min(found)[2:] if found else ("", ratio)
+
+
+def conversion(mean: float, sd: float, of: float, spread: float, column: str) -> tuple[str, float, float] | None:
+    """Return a phrase for the units, factor and offset that make the others' values of this hospital's.
+
+    None unless ``mean`` and ``sd`` are nearer to ``of`` and ``spread`` in another affine unit than as they are.
+    """
+    for factor in (factor for factor in FACTORS if factor.plus):
+        if not any(word in column.lower() for word in factor.words):
+            continue
+        times, plus = factor.times, factor.plus
+        for own, theirs, back, offset in (  # theirs = back * own + offset
+            (factor.one, factor.other, 1 / times, -plus / times),
+            (factor.other, factor.one, times, plus),
+        ):
+            apart = abs(back * mean + offset - of)
+            if apart <= 2 * spread and back * sd <= 3 * spread and apart < back * abs(mean - of):
+                return f"{own} against {theirs}", back, offset
+    return None
+
 
 OTHERS = 2  # minimum number of other hospitals to compare with
 RATIO = 2.0  # ratio of means, in either direction, from which a different unit is likely
@@ -182,3 +274,82 @@ def _exchanged(here: Sequence[float], usual: Sequence[float]) -> tuple[int, int,
             changed[i], changed[j] = changed[j], changed[i]
             best = min(best, (j, i, variation(changed, usual)), key=lambda one: one[2])
     return best
+
+
+JSON, CSV, PAGE = "survey.json", "survey.csv", "survey.html"
+HEADER = ("silo", "part", "column", "statistic", "value")
+
+
+@dataclass(frozen=True)
+class Surveyed:
+    """The silos' answers by name, and the reasons of silos without an answer or that do not fit."""
+
+    answers: dict[str, Answer] = field(default_factory=dict)
+    without: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def findings(self) -> list[Finding]:
+        return findings(self.answers, self.without)
+
+    def names(self, part: str) -> list[str]:
+        """Return the columns, or labels, of all silos."""
+        return list(dict.fromkeys(name for answer in self.answers.values() for name in answer[part]))
+
+
+def write_survey(folder: Path, found: Surveyed) -> None:
+    """Write the files."""
+    content = {
+        "silos": found.answers,
+        "without": found.without,
+        "findings": [finding.content for finding in found.findings],
+    }
+    write_atomically(folder / JSON, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(HEADER)
+    writer.writerows([guarded(str(cell)) for cell in row[:4]] + [row[4]] for row in rows_of(found))
+    write_atomically(folder / CSV, buffer.getvalue())
+
+
+def read_survey(folder: Path) -> Surveyed:
+    """Return a survey's results. Raises DataError if the file cannot be read."""
+    try:
+        content = json.loads((folder / JSON).read_text(encoding="utf-8"))
+        return Surveyed(dict(content["silos"]), dict(content["without"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{folder / JSON} cannot be read ({type(error).__name__}): run the survey again") from None
+
+
+def rows_of(found: Surveyed) -> Iterator[tuple[str, str, str, str, Any]]:
+    """Yield the rows of the csv file; a withheld value is empty."""
+    for silo, answer in found.answers.items():
+        yield silo, "", "", "n", answer["n"]
+        for part, key in PARTS.items():
+            for name, item in answer[key].items():
+                yield silo, part, name, MISSING, _cell(item[MISSING])
+                for statistic in ("mean", "sd"):
+                    if "mean" in item:
+                        yield silo, part, name, statistic, item[statistic]
+                for cell, count in zip(cell_names(item), item.get("cells", ()), strict=True):
+                    yield silo, part, name, f"count {cell}", _cell(count)
+
+
+def cell_names(item: Mapping[str, Any]) -> list[str]:
+    """Return the names of the cells: the categories, or the intervals of the range."""
+    if "levels" in item:
+        return list(item["levels"])
+    if not item.get("cells"):
+        return []
+    low, high = item["range"]
+    edges = [low + (high - low) * i / BINS for i in range(BINS + 1)]
+    return [f"{a:g}..{b:g}" for a, b in itertools.pairwise(edges)]
+
+
+def _cell(count: int | None) -> object:
+    return "" if count is None else count
+
+
+def without_silo(found: Surveyed, name: str) -> Surveyed:
+    """Return the survey of the other silos."""
+    answers = {silo: answer for silo, answer in found.answers.items() if silo != name}
+    return Surveyed(answers, {silo: why for silo, why in found.without.items() if silo != name})

@@ -1,1 +1,0 @@
-"""Results of a survey of the silos' data."""
