@@ -65,6 +65,18 @@ def loss_function(name: str, gamma: float = 1.0) -> Callable[[Tensor, Tensor], T
 
 
 METRICS = ("loss", "accuracy", "balanced_accuracy", "macro_f1", "weighted_f1", "auc")
+FARTHEST = 1e100  # farther than float32 predictions can be from a label, squared; means and variances stay finite
+
+# Ranges of metrics; all others lie in 0..1. Only a loss, which enters no mean over silos, may overflow.
+RANGES = {
+    "loss": (-math.inf, math.inf),
+    "mae": (0.0, FARTHEST),
+    "rmse": (0.0, FARTHEST),
+    "r2": (-FARTHEST, 1.0),
+    "kappa": (-1.0, 1.0),
+    "score_low": (-FARTHEST, 1.0),
+    "score_high": (-FARTHEST, 1.0),
+}
 
 
 # ---- One model, one silo -----------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ data file. A method uses none of this: it calls ``self.gradient(x, y)``.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import cache
 
@@ -31,7 +30,6 @@ from partitions.common.errors import DataError
 __all__ = [
     "ENDS",
     "MULTICLASS",
-    "RANGES",
     "TASKS",
     "VOID",
     "Multilabel",
@@ -56,20 +54,6 @@ TASKS: dict[str, type[Task]] = {
 }
 
 MULTICLASS = Task()
-
-FARTHEST = 1e100  # farther than float32 predictions can be from a label, squared; means and variances stay finite
-
-# Ranges of metrics; all others lie in 0..1. Only a loss, which enters no mean over silos, may overflow.
-RANGES = {
-    "loss": (-math.inf, math.inf),
-    "mae": (0.0, FARTHEST),
-    "rmse": (0.0, FARTHEST),
-    "r2": (-FARTHEST, 1.0),
-    "kappa": (-1.0, 1.0),
-    "score_low": (-FARTHEST, 1.0),
-    "score_high": (-FARTHEST, 1.0),
-}
-
 
 @cache
 def all_metrics() -> tuple[str, ...]:

@@ -12,10 +12,9 @@ from sklearn.metrics import cohen_kappa_score, mean_absolute_error, r2_score, ro
 from torch import Tensor
 
 from models.intervals import areas, of_area, of_pairs, of_share
-from models.metrics import METRICS, classification_metrics
+from models.metrics import METRICS, RANGES, classification_metrics
 from models.tasks import (
     ENDS,
-    RANGES,
     TASKS,
     VOID,
     binary_loss,

@@ -14,9 +14,10 @@ from typing import Any, cast
 
 from flwr.app import ConfigRecord, MetricRecord
 
+from models.metrics import RANGES
 from models.privacy.accountant import LEAST_NOISE, ORDERS
 from models.shapes import columns, read_shape, written
-from models.tasks import RANGES, TASKS, all_metrics
+from models.tasks import TASKS, all_metrics
 from partitions.common.errors import DataError
 from partitions.common.names import escaped
 from partitions.labels import MOST_CLASSES
