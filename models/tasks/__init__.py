@@ -55,6 +55,7 @@ TASKS: dict[str, type[Task]] = {
 
 MULTICLASS = Task()
 
+
 @cache
 def all_metrics() -> tuple[str, ...]:
     """Return the names of the metrics of all tasks."""
