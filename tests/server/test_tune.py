@@ -32,6 +32,7 @@ from server.tuning.trials import STORAGE, Book, score_of, together
 from strategies.base.run_settings import parse_settings
 from strategies.base.state import State
 
+SHAPES = {"random": (3, 2), "tpe": (6, 2), "halving": (4, 6)}  # trials and rounds of a search
 SPACE = ("learning-rate=log(0.001,1.0)", "fedprox.mu=[0.0,0.1]")
 
 
@@ -75,9 +76,9 @@ def left(out: Path) -> dict[str, str]:
 def whole(table: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A search by each sampler, in one go."""
     folder = tmp_path_factory.mktemp("searches")
-    for sampler, trials, rounds in (("random", 3, 2), ("tpe", 6, 2), ("halving", 4, 6)):
+    for sampler, (trials, rounds) in SHAPES.items():
         search(request(table, sampler, trials, rounds=rounds), folder / sampler)
-    return {sampler: folder / sampler for sampler in ("random", "tpe", "halving")}
+    return {sampler: folder / sampler for sampler in SHAPES}
 
 
 def test_the_file_of_trials(whole: dict[str, Path]) -> None:
@@ -136,8 +137,7 @@ def test_the_best_file_repeats_the_best_trial(whole: dict[str, Path], tmp_path: 
 @pytest.mark.parametrize("sampler", ["random", "tpe", "halving"])
 def test_the_same_seed_the_same_trials(whole: dict[str, Path], table: Path, tmp_path: Path, sampler: str) -> None:
     """Also with trials that end in another order, each as a worker's process does it; another seed has others."""
-    shape = {"random": (3, 2), "tpe": (6, 2), "halving": (4, 6)}[sampler]
-    again = request(table, sampler, shape[0], rounds=shape[1])
+    again = request(table, sampler, SHAPES[sampler][0], rounds=SHAPES[sampler][1])
     search(again, tmp_path / "again", backwards)
     assert left(tmp_path / "again") == left(whole[sampler])
     if sampler == "random":
@@ -156,8 +156,7 @@ def test_a_killed_search_goes_on(
     whole: dict[str, Path], table: Path, tmp_path: Path, sampler: str, place: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed within the run of a trial, before anything of it is kept: no finished trial is run again."""
-    shape = {"random": (3, 2), "tpe": (6, 2), "halving": (4, 6)}[sampler]
-    asked = request(table, sampler, shape[0], rounds=shape[1])
+    asked = request(table, sampler, SHAPES[sampler][0], rounds=SHAPES[sampler][1])
     ran: list[str] = []
 
     class Killed(BaseException):
