@@ -123,8 +123,7 @@ def conformal_sets(model: Network, test: Samples, units: Units, common: float) -
     own = quantile(true_scores(p[fits], y[fits]), too_few=1.0)
     values = [float(len(y[held]))]
     for threshold in (own, common, shrunk(own, len(y[fits]), common)):
-        sets = sets_of(p[held], y[held], threshold)
-        values += [sets.coverage, sets.size]
+        values += sets_of(p[held], y[held], threshold)
     return {"conformal_sets": values} if _finite(values) else {}
 
 

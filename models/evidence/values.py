@@ -18,7 +18,6 @@ has no known guarantee. So coverage is measured on samples that were not used fo
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -83,14 +82,6 @@ ALPHA = 0.1
 SHRINKAGE = 19.0  # n0, in calibration samples
 
 
-@dataclass(frozen=True)
-class Sets:
-    """Prediction sets of some samples: the share that holds the true class, and their mean number of classes."""
-
-    coverage: float
-    size: float
-
-
 def quantile(scores: Array, alpha: float = ALPHA, too_few: float = math.nan) -> float:
     """Return the ceil((n + 1)(1 - alpha))-th smallest of n scores; ``too_few`` where there is none.
 
@@ -111,12 +102,12 @@ def true_scores(p: Array, y: npt.NDArray[np.int64]) -> Array:
     return np.asarray(1 - p[np.arange(len(y)), y])
 
 
-def sets_of(p: Array, y: npt.NDArray[np.int64], threshold: float) -> Sets:
-    """Return coverage and size of the sets with this threshold; ``nan`` without samples."""
+def sets_of(p: Array, y: npt.NDArray[np.int64], threshold: float) -> tuple[float, float]:
+    """Return the share of sets that hold the true class, and their mean size; ``nan`` without samples."""
     if not len(y):
-        return Sets(math.nan, math.nan)
+        return math.nan, math.nan
     inside = 1 - p <= threshold
-    return Sets(float(inside[np.arange(len(y)), y].mean()), float(inside.sum(1).mean()))
+    return float(inside[np.arange(len(y)), y].mean()), float(inside.sum(1).mean())
 
 
 def halves(units: Units) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:

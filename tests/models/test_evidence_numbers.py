@@ -151,8 +151,7 @@ def test_sets_are_those_of_mapie() -> None:
     fits, held = halves(np.arange(60))
     threshold = quantile(true_scores(p[fits], y[fits]), too_few=1.0)
     assert threshold == pytest.approx(0.7911307675294623, abs=TINY)
-    sets = sets_of(p[held], y[held], threshold)
-    assert (sets.coverage, sets.size) == pytest.approx((0.8333333333333334, 1.9), abs=TINY)
+    assert sets_of(p[held], y[held], threshold) == pytest.approx((0.8333333333333334, 1.9), abs=TINY)
 
 
 def test_too_few_calibration_samples_make_the_full_set() -> None:
