@@ -36,7 +36,7 @@ Count = Annotated[int, Field(ge=0, le=2**53)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class Network(Frozen):
+class Architecture(Frozen):
     """The architecture: its name, its own settings, a method's head, and the part that was trained."""
 
     name: Name
@@ -117,7 +117,7 @@ class Card(Frozen):
     when: Name
     metrics: dict[str, float | None]
     samples: dict[Literal["train", "val", "test"], Count]
-    model: Network
+    model: Architecture
     input: Input
     task: Literal["multiclass", "ordinal", "multilabel", "regression", "survival", "segmentation"] = "multiclass"
     classes: Annotated[int, Field(ge=1, le=MOST_CLASSES)]

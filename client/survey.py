@@ -29,7 +29,7 @@ from client.session import ClientSession
 from client.site.errors import SiteError
 from client.site.record import Record, disclose
 from client.site.trust.policy import Policy, PolicyRefusedError
-from models.survey import Limits, survey, table_of
+from models.survey import ReleaseLimits, survey, table_of
 from models.survey import suppressed as is_suppressed
 from partitions.common.errors import DataError, UserError
 from partitions.patients import fewest_changed
@@ -101,11 +101,11 @@ def recipe_of(text: str) -> Recipe | None:
     return found if isinstance(found, Recipe) and not found.text else None
 
 
-def limits_of(policy: Policy) -> Limits:
+def limits_of(policy: Policy) -> ReleaseLimits:
     """Return the limits that a policy sets for a survey's statistics."""
     if policy.public:
-        return Limits(1, 1, True, True)
-    return Limits(policy.min_cell, policy.min_sum_samples if policy.sums else 0, policy.class_means)
+        return ReleaseLimits(1, 1, True, True)
+    return ReleaseLimits(policy.min_cell, policy.min_sum_samples if policy.sums else 0, policy.class_means)
 
 
 def digests_of(split: Split, gaps: Array | None) -> list[str]:
@@ -120,7 +120,7 @@ def digests_of(split: Split, gaps: Array | None) -> list[str]:
     return people_digests(sample_digests(np.stack([sample_digests(part) for part in parts], axis=1)), split)
 
 
-def how_of(schema: Schema, recipe: Recipe | None, limits: Limits) -> str:
+def how_of(schema: Schema, recipe: Recipe | None, limits: ReleaseLimits) -> str:
     """Return a digest of what, beside the samples, the answer depends on; no statistic uses fill values."""
     content = recipe.content if recipe else {}
     columns = [{key: v for key, v in own.items() if key != "fill-value"} for own in content.get("columns", ())]

@@ -37,7 +37,7 @@ Item = dict[str, Any]  # the released statistics of a column, as JSON
 
 
 @dataclass(frozen=True)
-class Limits:
+class ReleaseLimits:
     """Limits that a policy sets on a release.
 
     * ``cell``: fewest patients of a count.
@@ -65,7 +65,13 @@ class TableColumn:
 
 
 def survey(
-    split: Split, gaps: Array | None, schema: Schema, recipe: Recipe | None, classes: int, task: str, limits: Limits
+    split: Split,
+    gaps: Array | None,
+    schema: Schema,
+    recipe: Recipe | None,
+    classes: int,
+    task: str,
+    limits: ReleaseLimits,
 ) -> Item:
     """Return the number of patients, and an :data:`Item` for each column and each label, by name.
 
@@ -85,7 +91,7 @@ def table_of(split: Split) -> Array:
     return np.hstack(tables) if tables else np.empty((len(split), 0), np.float32)
 
 
-def of_column(column: TableColumn, values: Array, gone: Array, units: Array, limits: Limits) -> Item:
+def of_column(column: TableColumn, values: Array, gone: Array, units: Array, limits: ReleaseLimits) -> Item:
     """Return a column's :data:`Item`. ``values`` (n, places), ``gone`` (n,): missing, ``units`` (n,): patients."""
     item: Item = {"kind": column.kind}
     item |= {"unit": column.unit} if column.unit else {}
@@ -102,7 +108,7 @@ def of_column(column: TableColumn, values: Array, gone: Array, units: Array, lim
     return item | moments(clipped[~gone], units[~gone], limits)
 
 
-def cells(place: Array, count: int, gone: Array, units: Array, limits: Limits) -> Item:
+def cells(place: Array, count: int, gone: Array, units: Array, limits: ReleaseLimits) -> Item:
     """Return the count of each cell 0, 1, ... of ``count``, and that of missing values; None: suppressed."""
     names = np.where(gone, MISSING, place.astype(str))
     kept = set(released(names, units, limits.cell))
@@ -112,7 +118,7 @@ def cells(place: Array, count: int, gone: Array, units: Array, limits: Limits) -
     return {MISSING: missing} | ({"cells": [counts.get(str(i), empty) for i in range(count)]} if count else {})
 
 
-def moments(values: Array, units: Array, limits: Limits) -> Item:
+def moments(values: Array, units: Array, limits: ReleaseLimits) -> Item:
     """Return mean and standard deviation of the patients' means; an empty item where the patients are too few."""
     _, patient, records = np.unique(units, return_inverse=True, return_counts=True)
     if not limits.sums or len(records) < max(limits.sums, 1):
@@ -128,7 +134,7 @@ def moments(values: Array, units: Array, limits: Limits) -> Item:
 
 
 def of_labels(
-    y: Array, names: Sequence[str], classes: int, task: str, units: Array, limits: Limits
+    y: Array, names: Sequence[str], classes: int, task: str, units: Array, limits: ReleaseLimits
 ) -> Iterator[tuple[str, Item]]:
     """Yield the labels' items: classes, findings, events; measurements of public data only, as they have no range."""
     none = np.zeros(len(y), bool)
@@ -149,7 +155,7 @@ def of_labels(
             yield name, {"kind": "category", "levels": ["no", "yes"]} | item
 
 
-def rounded(count: int, limits: Limits) -> int:
+def rounded(count: int, limits: ReleaseLimits) -> int:
     return count if limits.exact else STEP * round(count / STEP)
 
 

@@ -32,7 +32,7 @@ MOST_HOSPITALS = 10_000
 
 
 @dataclass(frozen=True)
-class Source:
+class DatasetSource:
     """A data set's name in settings, parsed."""
 
     name: str  # of a data set, or a path
@@ -51,30 +51,30 @@ class Source:
         return f"{self.name}#{urlencode(options)}" if options else self.name
 
 
-def parse_source(text: str) -> Source:
+def parse_source(text: str) -> DatasetSource:
     """Parse the source that a setting names. Raises DataError."""
     name, sign, rest = text.rpartition("#")
     pairs = parse_qsl(rest, keep_blank_values=True) if sign else []
     if not pairs or any(key not in OPTIONS for key, _ in pairs):  # a path may contain a "#"
-        return Source(text)
+        return DatasetSource(text)
     options = dict(pairs)
     count = options.get("subsample", "0")
     if not count.isascii() or not count.isdigit() or (("subsample" in options) and int(count) < 1):
         raise DataError(f"subsample is {count[:20]!r}; it is a number of samples, 1 or more")
-    made = Source(name, options.get("recipe", ""), options.get("by", ""), int(count))
+    made = DatasetSource(name, options.get("recipe", ""), options.get("by", ""), int(count))
     if bool(made.by) != name.endswith(".csv") or bool(made.by) != bool(made.recipe):
         raise DataError(f"{name}: a csv needs --recipe and --by, and nothing else takes them")
     return made
 
 
-def hospitals_of(source: Source) -> list[str]:
+def hospitals_of(source: DatasetSource) -> list[str]:
     """Return the silo names of a source's hospitals; [] for a source without hospitals. Raises DataError."""
     if not source.is_path or source.name.endswith(".npz"):
         return []
     return silo_names([*rows_by(source)] if source.by else [path.stem for path in files_of(Path(source.name))])
 
 
-def read_hospitals(source: Source, seed: int, task: str = "auto") -> Dataset:
+def read_hospitals(source: DatasetSource, seed: int, task: str = "auto") -> Dataset:
     """Read a folder of files, or a csv by a column, as one data set. Raises DataError, naming the hospital."""
     if source.by:
         return join(Path(source.name).stem, import_by(source, seed))
@@ -148,7 +148,7 @@ def with_patients(trains: list[Split], tests: list[Split]) -> tuple[Split, Split
 # A csv by a column
 
 
-def rows_by(source: Source) -> dict[str, list[int]]:
+def rows_by(source: DatasetSource) -> dict[str, list[int]]:
     """Return the row indices of each hospital of a csv, in the order of their names. Raises DataError."""
     from partitions.importing.tables import find_encoding, list_columns, read_lines
     from partitions.recipes.recipe import load_recipe
@@ -170,7 +170,7 @@ def rows_by(source: Source) -> dict[str, list[int]]:
     return dict(sorted(found.items()))
 
 
-def import_by(source: Source, seed: int) -> dict[str, SiloData]:
+def import_by(source: DatasetSource, seed: int) -> dict[str, SiloData]:
     """Read the data of each hospital of a csv. Gaps are filled anew, from each hospital's own training part."""
     from partitions.importing.options import ImportOptions
     from partitions.importing.source import read_rows

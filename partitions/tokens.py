@@ -225,7 +225,7 @@ def parse_vocabulary(asked: str) -> tuple[Vocabulary, str]:
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedTexts:
     """Encoded texts: tokens ``x``, int32 (n, length), and three counts.
 
     The counts are ``cut`` texts, all ``words`` (or pieces), and ``unknown`` words.
@@ -237,7 +237,7 @@ class Encoded:
     unknown: int
 
 
-def encode(texts: Sequence[str], vocabulary: Vocabulary, length: int = 0) -> Encoded:
+def encode(texts: Sequence[str], vocabulary: Vocabulary, length: int = 0) -> EncodedTexts:
     """Return the tokens of each text, cut at ``length`` and padded with 0; a length of 0: that of the longest text."""
     if not 0 <= length <= MOST_LENGTH:
         raise DataError(f"a text has 1 to {MOST_LENGTH} tokens, not {length}")
@@ -248,7 +248,7 @@ def encode(texts: Sequence[str], vocabulary: Vocabulary, length: int = 0) -> Enc
         if len(tokens) > longest:
             tokens = [*tokens[: longest - len(vocabulary.end)], *vocabulary.end][:longest]
         row[: len(tokens)] = tokens
-    return Encoded(
+    return EncodedTexts(
         x,
         sum(len(tokens) > longest for tokens in found),
         sum(map(len, found)),

@@ -41,7 +41,7 @@ MOST_VALUES = 1 << 22  # of pictures and volumes per batch; a U-Net's outputs ar
 
 
 @dataclass(frozen=True)
-class Answers:
+class ModelAnswers:
     """A model's answers: column names, a row (columns,) of values per sample, and outlines, each ([d,] h, w).
 
     A value is a number, or a text: the name of a class.
@@ -80,7 +80,7 @@ def predict_file(
     asked = read_asked(data, card, recipe, as_gaps, key)
     if masks is not None and masks.suffix != ".npz":
         check_folder(masks, asked)
-    parts: list[Answers] = []
+    parts: list[ModelAnswers] = []
     names: list[str] = []
 
     def outlines() -> Iterator[Array]:
@@ -109,17 +109,19 @@ def classes_of(card: Card) -> Sequence[str]:
     return card.schema_parsed.labels or [f"class {i}" for i in range(card.classes)]
 
 
-def answer(card: Card, net: FlatModel, asked: Asked, data: str, model: str) -> Answers:
+def answer(card: Card, net: FlatModel, asked: Asked, data: str, model: str) -> ModelAnswers:
     """Return the model's answers for all samples, without outlines; as :func:`answers_of`."""
     return together([replace(part, outlines=()) for part in answers_of(card, net, asked, data, model)])
 
 
-def together(parts: Sequence[Answers]) -> Answers:
+def together(parts: Sequence[ModelAnswers]) -> ModelAnswers:
     """Return the answers of all batches as one."""
-    return Answers(parts[0].columns, tuple(row for part in parts for row in part.rows)) if parts else Answers()
+    return (
+        ModelAnswers(parts[0].columns, tuple(row for part in parts for row in part.rows)) if parts else ModelAnswers()
+    )
 
 
-def answers_of(card: Card, net: FlatModel, asked: Asked, data: str, model: str) -> Iterator[Answers]:
+def answers_of(card: Card, net: FlatModel, asked: Asked, data: str, model: str) -> Iterator[ModelAnswers]:
     """Yield the model's answers batch by batch, so that memory does not grow with pictures and scans.
 
     ``data`` and ``model``: their names in messages. Raises UserError if the samples do not fit the model, and DataError
@@ -145,7 +147,7 @@ def answers_of(card: Card, net: FlatModel, asked: Asked, data: str, model: str) 
             raise UserError(f"{model} answers with no number for a sample of {data}: it is damaged, or did not learn")
         names, rows = rows_of(card, outputs)
         drawn = [*outputs.argmax(1).numpy().astype(np.uint8)] if card.answering.per_pixel else []
-        yield Answers(names, tuple(rows), drawn)
+        yield ModelAnswers(names, tuple(rows), drawn)
 
 
 def batches_of(asked: Asked, data: str) -> Iterator[Array]:

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from models.features import seen_features
 from models.flat import FlatModel
-from models.privacy.layers import Part, Parts, Rows, is_trained, parts_of
+from models.privacy.layers import ParameterGradients, Parts, Rows, is_trained, parts_of
 from models.tasks.regression import square_loss
 from models.tasks.segmentation import segmentation_loss
 from models.training import Loss, OnFeatures, own_gradient, seed_torch
@@ -153,7 +153,7 @@ class Clipping:
 
     def _parts(
         self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None, k: int
-    ) -> tuple[Tensor, list[Part]]:
+    ) -> tuple[Tensor, list[ParameterGradients]]:
         """Return the sum of the losses of units of k records, and the gradients of each layer's parameters."""
         with seen_layers(network or self.model.module) as seen, seen_features(self.model) as features:
             logits = (network or self.model.module)(x)

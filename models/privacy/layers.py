@@ -10,8 +10,9 @@ positions are those of their outputs, Bu, Mao and Xu, arXiv 2205.10683). It is c
 whichever is cheaper. The weighted sum Σ_i f_i G_i follows from a and f d without another backward pass
 ("book-keeping": Bu et al., arXiv 2210.00038).
 
-A layer's gradient is a list of :class:`Part`, one for each trained parameter. Norm and sum are computed from the same
-part, hence from the same numbers: computed anew they could differ by rounding, which a server's weights can enlarge.
+A layer's gradient is a list of :class:`ParameterGradients`, one for each trained parameter. Norm and sum are computed
+from the same part, hence from the same numbers: computed anew they could differ by rounding, which a server's weights
+can enlarge.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Rows(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Part:
+class ParameterGradients:
     """The gradients of one parameter, for b samples: ``d`` (b, ...) is ∂ loss / ∂ outputs, ``a`` (b, ...) the inputs.
 
     A unit is k consecutive samples. Its squared norm is infinite or nan where an element of its ``a`` or ``d`` is.
@@ -53,7 +54,7 @@ class Part:
     parameter: Tensor
     d: Tensor
 
-    def only(self, samples: Tensor) -> Part:
+    def only(self, samples: Tensor) -> ParameterGradients:
         """Return the gradients of these samples."""
         return replace(self, d=self.d[samples])
 
@@ -69,11 +70,11 @@ class Part:
         return self.d * factors.view(-1, *[1] * (self.d.dim() - 1))
 
 
-Parts = Callable[[Any, Tensor, Tensor], Iterator[Part]]
+Parts = Callable[[Any, Tensor, Tensor], Iterator[ParameterGradients]]
 
 
 def parts_of(module: Any) -> Parts | None:
-    """Return the function (module, a, d) -> :class:`Part` of each trained parameter of its own; None: not supported."""
+    """Return the function (module, a, d) -> gradients of each trained parameter of its own; None: not supported."""
     if type(module) is nn.Linear:
         return _linear
     if type(module) in CONVOLUTIONS and _is_plain(module):
@@ -111,10 +112,10 @@ def at_least(squares: Tensor, terms: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class LinearMap(Part):
+class LinearMap(ParameterGradients):
     a: Tensor
 
-    def only(self, samples: Tensor) -> Part:
+    def only(self, samples: Tensor) -> ParameterGradients:
         return replace(self, d=self.d[samples], a=self.a[samples])
 
     def square(self, k: int) -> Tensor:
@@ -157,13 +158,13 @@ def _lengths(v: Tensor) -> Tensor:
     return torch.linalg.vector_norm(v, dim=2) if v.is_contiguous() else v.square().sum(2).sqrt()
 
 
-def _bias(bias: Any, d: Tensor) -> Iterator[Part]:
+def _bias(bias: Any, d: Tensor) -> Iterator[ParameterGradients]:
     """Yield the part of a bias, whose terms are d at each position (b, [positions,] O), if it is trained."""
     if is_trained(bias):
-        yield Terms(bias, d, tuple(range(1, d.dim() - 1)))
+        yield SummedTerms(bias, d, tuple(range(1, d.dim() - 1)))
 
 
-def _linear(layer: Any, a: Tensor, d: Tensor) -> Iterator[Part]:
+def _linear(layer: Any, a: Tensor, d: Tensor) -> Iterator[ParameterGradients]:
     if is_trained(layer.weight):
         yield LinearMap(layer.weight, d, a)
     yield from _bias(layer.bias, d)
@@ -181,7 +182,7 @@ def _low_rank(module: Any) -> LowRank | None:
     return changes[0] if len(changes) == 1 and isinstance(changes[0], LowRank) else None
 
 
-def _lora(module: Any, a: Tensor, d: Tensor) -> Iterator[Part]:
+def _lora(module: Any, a: Tensor, d: Tensor) -> Iterator[ParameterGradients]:
     change = _low_rank(module)
     assert change is not None
     if is_trained(change.lora_a):
@@ -260,11 +261,11 @@ def unfolded(conv: Any, a: Tensor) -> Tensor:
     return a.permute(0, *places, 1, *kernel).flatten(1 + dims).flatten(1, dims)
 
 
-def _convolution(conv: Any, a: Tensor, d: Tensor) -> Iterator[Part]:
+def _convolution(conv: Any, a: Tensor, d: Tensor) -> Iterator[ParameterGradients]:
     if is_trained(conv.weight):
         yield Convolved(conv.weight, d, a, conv)
     if is_trained(conv.bias):
-        yield Terms(conv.bias, d, tuple(range(2, d.dim())))
+        yield SummedTerms(conv.bias, d, tuple(range(2, d.dim())))
 
 
 # -- embeddings ----------------------------------------------------------------------------------------------
@@ -289,7 +290,7 @@ class LookedUp(LinearMap):
         return Rows(self.a.flatten().long(), self._times(factors).flatten(0, -2))
 
 
-def _embedding(layer: Any, a: Tensor, d: Tensor) -> Iterator[Part]:
+def _embedding(layer: Any, a: Tensor, d: Tensor) -> Iterator[ParameterGradients]:
     if layer.padding_idx is not None:
         d = d.masked_fill(torch.eq(a, layer.padding_idx).unsqueeze(-1), 0.0)
     yield LookedUp(layer.weight, d, a)
@@ -299,7 +300,7 @@ def _embedding(layer: Any, a: Tensor, d: Tensor) -> Iterator[Part]:
 
 
 @dataclass(frozen=True)
-class Terms(Part):
+class SummedTerms(ParameterGradients):
     """The terms ``d`` (b, ...) of the samples' gradients, to be summed over ``dims``."""
 
     dims: tuple[int, ...]
@@ -317,28 +318,28 @@ class Terms(Part):
         return self._times(factors).sum((0, *self.dims))
 
 
-def _norm(layer: Any, a: Tensor, d: Tensor) -> Iterator[Part]:
+def _norm(layer: Any, a: Tensor, d: Tensor) -> Iterator[ParameterGradients]:
     if isinstance(layer, nn.GroupNorm):
         scaled, dims = F.group_norm(a, layer.num_groups, eps=layer.eps), tuple(range(2, d.dim()))
     else:
         scaled = F.layer_norm(a, layer.normalized_shape, eps=layer.eps)
         dims = tuple(range(1, d.dim() - len(layer.normalized_shape)))
     if is_trained(layer.weight):
-        yield Terms(layer.weight, d * scaled, dims)
+        yield SummedTerms(layer.weight, d * scaled, dims)
     if is_trained(layer.bias):
-        yield Terms(layer.bias, d, dims)
+        yield SummedTerms(layer.bias, d, dims)
 
 
-def _own(module: Any, _: Tensor, d: Tensor) -> Iterator[Part]:
+def _own(module: Any, _: Tensor, d: Tensor) -> Iterator[ParameterGradients]:
     for name, gradient in module.own_gradients(d).items():
         if is_trained(parameter := getattr(module, name)):
-            yield Terms(parameter, gradient, ())
+            yield SummedTerms(parameter, gradient, ())
 
 
 # -- a module that is made of linear maps of its own parameters (a GRU) --------------------------------------
 
 
-def _maps(module: Any, a: Tensor, d: Tensor) -> Iterator[Part]:
+def _maps(module: Any, a: Tensor, d: Tensor) -> Iterator[ParameterGradients]:
     for weight, bias, inputs, gradients in module.linear_maps(a, d):
         if is_trained(weight):
             yield LinearMap(weight, gradients, inputs)

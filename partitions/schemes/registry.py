@@ -36,7 +36,7 @@ class SiloIndices:
 
 
 @dataclass(frozen=True)
-class NoSettings:
+class NoSchemeSettings:
     """Settings of a partition without settings."""
 
 
@@ -47,7 +47,7 @@ class Partition:
     title: str
     source: str
     procedure: Callable[[Pool, Any], list[Parts]]
-    settings: type = NoSettings
+    settings: type = NoSchemeSettings
     validation: float = 0.15  # share of a silo's training samples
     mend: str = "or "  # settings to change, besides silos and seed, where a silo has no samples
     by_class: bool = True  # whether it uses the samples' classes

@@ -88,7 +88,7 @@ def run_values(args: argparse.Namespace) -> dict[str, object]:
 
 def own_data(args: argparse.Namespace, values: Mapping[str, object]) -> dict[str, object]:
     """Return the settings for --data, --recipe, --by and --subsample, with absolute paths. Raises UserError."""
-    from partitions.own_files import Source, hospitals_of, parse_source
+    from partitions.own_files import DatasetSource, hospitals_of, parse_source
 
     given, recipe, by = (getattr(args, key, None) or "" for key in ("data", "recipe", "by"))
     count = getattr(args, "subsample", None)
@@ -108,7 +108,7 @@ def own_data(args: argparse.Namespace, values: Mapping[str, object]) -> dict[str
     if count is not None and not (count.isascii() and count.isdigit() and int(count)):
         raise UserError(f"--subsample {count[:20]}: a number of samples, 1 or more, is needed here")
     name = absolute(source.name) if given or source.is_path else source.name
-    made = Source(name, absolute(recipe), by, int(count) if count else source.subsample)
+    made = DatasetSource(name, absolute(recipe), by, int(count) if count else source.subsample)
     hospitals = hospitals_of(made)
     own = {"partition": "natural", "silos": str(len(hospitals))} if hospitals else {}
     return {"dataset": str(made), **{key: value for key, value in own.items() if key not in values}}

@@ -20,7 +20,7 @@ from typical_inputs import TYPICAL
 
 from client.export import card_file, export_model
 from client.exporting.onnx import Answering, onnx_of
-from client.model_card import Card, Input, Network, Temperature
+from client.model_card import Architecture, Card, Input, Temperature
 from client.prediction.predict import predict_file
 from models.flat import FlatModel
 from models.networks.registry import build, spec_of
@@ -37,7 +37,7 @@ def bare(name: str, shape: tuple[Any, ...]) -> tuple[Card, FlatModel]:
     torch.manual_seed(0)
     own = spec_of(name).settings
     card = Card.model_construct(
-        model=Network(name=name, settings={}),
+        model=Architecture(name=name, settings={}),
         input=Input(shape=written(shape), dtype="float32"),
         task="segmentation" if name == "unet" else "multiclass",
         normalisation=None,

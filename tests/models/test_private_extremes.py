@@ -285,13 +285,13 @@ def test_a_sum_that_the_noise_s_grid_does_not_have_is_no_number(value: float) ->
 
 def test_a_gpu_s_convolutions_are_summed_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their terms may cancel to a thousandth, and TF32 has eleven bits."""
-    seen, real = [], layers.Part._times
+    seen, real = [], layers.ParameterGradients._times
 
     def noted(part: Any, factors: Tensor) -> Tensor:
         seen.append((type(part), torch.backends.cudnn.allow_tf32))
         return real(part, factors)
 
-    monkeypatch.setattr(layers.Part, "_times", noted)
+    monkeypatch.setattr(layers.ParameterGradients, "_times", noted)
     model, x, y = KINDS["picture"][0]()
     Clipping(model, CLIP).total(x, y, F.cross_entropy, None, None)
     assert {tf32 for kind, tf32 in seen if kind is layers.Convolved} == {False}

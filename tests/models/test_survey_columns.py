@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 from surveyed import RECIPE
 
-from models.survey import BINS, DIGITS, MISSING, STEP, Limits, TableColumn, columns_of, of_column, survey
+from models.survey import BINS, DIGITS, MISSING, STEP, ReleaseLimits, TableColumn, columns_of, of_column, survey
 from partitions.recipes.recipe import parse_recipe
 from partitions.schema import Feature, Schema
 from partitions.splits import Split
 
-LIMITS = Limits(cell=10, sums=50, classes=True)
+LIMITS = ReleaseLimits(cell=10, sums=50, classes=True)
 AGE = TableColumn("age", "number", (0,), "years", (0.0, 100.0))
 
 
 def told(
-    values: list[float], gone: list[bool] | None = None, limits: Limits = LIMITS, column: TableColumn = AGE
+    values: list[float], gone: list[bool] | None = None, limits: ReleaseLimits = LIMITS, column: TableColumn = AGE
 ) -> dict:
     n = len(values)
     none = np.zeros(n, bool) if gone is None else np.array(gone)
@@ -35,7 +35,7 @@ def test_a_small_cell_takes_another_with_it() -> None:
 
 
 def test_values_at_and_beyond_the_range_are_in_its_ends() -> None:
-    item = told([0.0] * 20 + [100.0] * 20 + [1000.0] * 20, limits=Limits(10, 50))
+    item = told([0.0] * 20 + [100.0] * 20 + [1000.0] * 20, limits=ReleaseLimits(10, 50))
     assert item["cells"] == [20, *[None] * 8, 40]
     assert item["mean"] == pytest.approx(200 / 3, rel=0.1)  # 1000 counts as 100
 
@@ -56,7 +56,7 @@ def moments(item: dict) -> dict:
 
 def test_filled_values_are_in_no_mean() -> None:
     values, gone = [90.0] * 40 + [10.0, 20.0] * 40, [True] * 40 + [False] * 80
-    exact = told(values, gone, Limits(1, 1, True, True))
+    exact = told(values, gone, ReleaseLimits(1, 1, True, True))
     assert (exact["mean"], exact["sd"], exact[MISSING]) == (15.0, 5.0, 40) and exact["cells"][9] == 0
 
 
@@ -79,7 +79,7 @@ def test_a_patient_with_many_records_moves_a_mean_as_any_other() -> None:
     """Sixty visits of one patient at 99 among 200 patients at 5: by records the mean would be 26.7."""
     values, patients = [5.0] * 200 + [99.0] * 60, np.concatenate([np.arange(200), np.full(60, 200)])
     table, none = np.array(values, np.float32)[:, None], np.zeros(260, bool)
-    exact = of_column(AGE, table, none, patients, Limits(1, 1, True, True))
+    exact = of_column(AGE, table, none, patients, ReleaseLimits(1, 1, True, True))
     assert exact["mean"] == pytest.approx((200 * 5 + 99) / 201, abs=1e-3)
     assert exact["cells"][:1] + exact["cells"][-1:] == [200, 1]
     once = of_column(AGE, table[:201], none[:201], np.arange(201), LIMITS)
@@ -137,7 +137,7 @@ def test_labels_and_other_inputs() -> None:
     found = survey(*given, LIMITS)
     assert found["columns"] == {} and found["n"] == 80
     assert found["labels"]["label"]["cells"] == [40, 30, 10]
-    assert survey(*given, Limits())["labels"] == {}
+    assert survey(*given, ReleaseLimits())["labels"] == {}
     findings = np.array([[1, 0], [0, -1]] * 30, np.float32)
     found = survey(Split(np.zeros((60, 2), np.float32), findings), None, Schema(), None, 2, "multilabel", LIMITS)
     assert found["labels"]["label 1"]["cells"] == [30, 30]

@@ -13,7 +13,7 @@ from partitions.common.names import silo_names
 from partitions.importing.notes import Take
 from partitions.importing.options import ImportOptions
 from partitions.importing.source import import_source
-from partitions.own_files import Source, parse_source, subsampled
+from partitions.own_files import DatasetSource, parse_source, subsampled
 from partitions.recipes.recipe import load_recipe, parse_recipe, read
 from partitions.schemes.registry import partition, silo_data
 from partitions.silo_file import read_silo_file
@@ -137,12 +137,12 @@ def table(path: Path) -> Path:
 
 
 @pytest.fixture
-def by_centre(tmp_path: Path) -> Source:
+def by_centre(tmp_path: Path) -> DatasetSource:
     path = table(tmp_path / "all.csv")
     made = import_source(path, tmp_path / "all.npz", ImportOptions(label="state", take=Take(patient="pid")))
     assert made.recipe is not None
     (tmp_path / "r.toml").write_text(made.recipe.toml())
-    return Source(str(path), str(tmp_path / "r.toml"), "centre")
+    return DatasetSource(str(path), str(tmp_path / "r.toml"), "centre")
 
 
 def test_a_csv_by_a_column(by_centre):
@@ -180,11 +180,11 @@ def test_a_column_that_does_not_say_whose_a_row_is(by_centre, changes, words):
 @pytest.mark.parametrize(
     "source",
     [
-        Source("digits"),
-        Source("digits", subsample=50),
-        Source("/data/a b.npz"),
-        Source("/data/x#1.npz"),
-        Source("/data/all.csv", "/data/r&d.toml", "centre #1", 9),
+        DatasetSource("digits"),
+        DatasetSource("digits", subsample=50),
+        DatasetSource("/data/a b.npz"),
+        DatasetSource("/data/x#1.npz"),
+        DatasetSource("/data/all.csv", "/data/r&d.toml", "centre #1", 9),
     ],
 )
 def test_a_source_is_read_as_it_is_written(source):
