@@ -215,5 +215,7 @@ DATASETS: dict[str, DatasetInfo] = {
     "sent140": DatasetInfo("tweets of 15 users, texts", 2, texts.load_sent140),
     "mimic": DatasetInfo("notes of MIMIC-III in four groups, texts", 2, texts.load_mimic),
     "ku-har": DatasetInfo("activities of 63 participants, two signals", 8, signals.load_ku_har),
+    "crema-d": DatasetInfo("emotions of 72 speakers, audio and video", 4, signals.load_crema_d),
+    "crisis-mmd": DatasetInfo("tweets of disasters, picture and text", 8, signals.load_crisis_mmd),
     **{name: DatasetInfo(title, classes, load_medmnist) for name, (title, classes) in medmnist_sets().items()},
 }

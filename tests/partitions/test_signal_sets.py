@@ -1,9 +1,9 @@
-"""KU-HAR as it is published, and FedMultimodal's features as the documents convert them."""
+"""KU-HAR, Crema-D and CrisisMMD in the layouts in which they are published, or made by FedMultimodal."""
 
 from __future__ import annotations
 
+import os
 import pickle
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,7 @@ import pytest
 from partitions.datasets.registry import _load, load_dataset
 from partitions.datasets.signals import KUHAR_CLASSES
 from partitions.schemes.registry import partition
-from partitions.simulated import open_dataset
 from partitions.splits import take
-
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "data-sets.md"
 
 
 @pytest.fixture(autouse=True)
@@ -106,45 +103,133 @@ def test_ku_har_with_few_windows(tmp_path):
 # FedMultimodal's features
 
 
-def write_features(kind: str, client: str, entries: list[Any]) -> None:
-    path = Path("feature", kind, f"{client}.pkl")
+def write_features(base: Path, kind: str, folder: str, client: str, entries: list[Any]) -> Path:
+    path = base / "feature" / kind / folder / f"{client}.pkl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(pickle.dumps(entries))
+    path.write_bytes(pickle.dumps(entries, protocol=pickle.HIGHEST_PROTOCOL))
+    return path
 
 
-def test_the_documented_conversion_of_crema_d(tmp_path, monkeypatch):
-    """Clip i of eight has 5 + i frames and, but for the last, one or two pictures; its class is i mod 4."""
-    monkeypatch.chdir(tmp_path)
-    for client in ("1001", "1002", "dev", "test"):
+def crema(base: Path, speakers: tuple[int, ...] = (1001, 1002, 1003)) -> None:
+    """Of each speaker eight clips: clip i has 5 + i frames of audio and one or two pictures, and class i mod 4."""
+    for client in (*map(str, speakers), "dev", "test"):
         for kind, channels in (("audio/mfcc", 80), ("video/mobilenet_v2", 1280)):
-            entries: list[Any] = []
+            entries = []
             for i in range(8):
                 steps = 5 + i if channels == 80 else 1 + i % 2
-                values = np.full((1, steps, channels), i + 1, np.float64)
-                entries.append([f"{client}/{i}", f"{i}.wav", i % 4, None if channels == 1280 and i == 7 else values])
-            write_features(f"{kind}/crema_d/fold1", client, entries)
-    code = re.search(r"```python\n(import pickle\n.*?)```", DOCS.read_text("utf-8"), re.S)
-    assert code
-    exec(code[1], {})
-    data = open_dataset(str(tmp_path / "crema-d"), "", 0)
-    assert data.input_shape == (("audio", (80, 12)), ("video", (1280, 2))) and data.classes == 4
-    assert data.groups is not None and list(data.groups) == ["speaker-1001", "speaker-1002"]
+                values = np.full((steps, channels), i + 1, np.float64 if channels == 80 else np.float32)
+                entries.append([f"{client}/{i}", f"{i}.wav", i % 4, values])
+            write_features(base, kind, "crema_d/fold1", client, entries)
+
+
+def test_speakers_of_crema_d(tmp_path):
+    """Zeros up to the longest, 12 frames and 2 pictures; dev and test are nobody's."""
+    crema(tmp_path / "output")
+    for _ in range(2):
+        data = load_dataset("crema-d", str(tmp_path))
+        assert data.input_shape == (("audio", (80, 12)), ("video", (1280, 2))) and data.classes == 4
+        assert data.groups is not None and list(data.groups) == ["speaker-1001", "speaker-1002", "speaker-1003"]
+        _load.cache_clear()
+    assert data.groups is not None
     mine = take(data, data.groups["speaker-1002"])
     order = np.argsort(mine.x["audio"][:, 0, 0])
     audio, video, y = mine.x["audio"][order], mine.x["video"][order], mine.y[order]
     assert y.tolist() == [0, 1, 2, 3] * 2
     for i in range(8):
         assert (audio[i, : 5 + i] == i + 1).all() and not audio[i, 5 + i :].any()
-        assert (video[i, 0] == (i + 1) * (i < 7)).all() and (video[i, 1] == (i + 1) * (i % 2) * (i < 7)).all()
+        assert (video[i, 0] == i + 1).all() and (video[i, 1] == (i + 1) * (i % 2)).all()
 
 
 def test_many_silos_are_not_all_named(tmp_path):
-    root = kuhar(tmp_path / "KU-HAR" / "Trimmed_interpolated_data")
-    for person in range(2001, 2007):
-        for label in range(8):
-            kuhar_file(root, label, person, 600)
-    data = load_dataset("ku-har", str(tmp_path))
+    crema(tmp_path, tuple(range(1001, 1009)))
+    data = load_dataset("crema-d", str(tmp_path))
     with pytest.raises(
-        ValueError, match=r"comes with 8 silos \(participant-1001, .*participant-2004, \.\.\.\), not 63; set silos=8"
+        ValueError, match=r"comes with 8 silos \(speaker-1001, .*speaker-1006, \.\.\.\), not 72; set silos=8"
     ):
-        partition(data, "natural", silos=63, seed=0)
+        partition(data, "natural", silos=72, seed=0)
+
+
+def crisis(base: Path, missing: bool = False) -> None:
+    for client, n in (("0", 3), ("1", 2), ("dev", 2), ("test", 4)):
+        image, text = [], []
+        for i in range(n):
+            one = np.full((1, 1280), i + 1, np.float32)
+            image.append([f"{client}_{i}", "a.jpg", i, None if missing and i == 1 else one])
+            text.append([f"{client}_{i}", "a.jpg", i, np.full((1, 3 + i, 512), i + 1, np.float32)])
+        write_features(base, "img/mobilenet_v2", "crisis_mmd/alpha10", client, image)
+        write_features(base, "text/mobilebert", "crisis_mmd/alpha10", client, text)
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_clients_of_crisis_mmd_are_taken_together(tmp_path, missing):
+    """Three of client 0, two of client 1 and two of dev to train on; a picture that is missing is zeros."""
+    crisis(tmp_path, missing)
+    data = load_dataset("crisis-mmd", str(tmp_path))
+    assert data.input_shape == (("image", (1280,)), ("text", (512, 6))) and data.classes == 8
+    assert (data.train.y.tolist(), data.test.y.tolist()) == ([0, 1, 2, 0, 1, 0, 1], [0, 1, 2, 3])
+    assert data.train.x["image"][:, 7].tolist() == ([1, 0, 3, 1, 0, 1, 0] if missing else [1, 2, 3, 1, 2, 1, 2])
+    assert data.test.x["text"][:, :, 0].tolist() == [
+        [1, 1, 1, 0, 0, 0],
+        [2, 2, 2, 2, 0, 0],
+        [3, 3, 3, 3, 3, 0],
+        [4, 4, 4, 4, 4, 4],
+    ]
+    with pytest.raises(ValueError, match="crisis-mmd does not come with silos of its own"):
+        partition(data, "natural", silos=2, seed=0)
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return os.system, ("true",)
+
+
+GOOD = [["k", "p", 0, np.ones((2, 80), np.float32)]]
+
+
+@pytest.mark.parametrize(
+    ("entries", "fault"),
+    [
+        (Evil(), "posix.system, which is not read"),
+        ([["k", "p", 0, Evil()]], "posix.system, which is not read"),
+        ({"k": 1}, "no list of samples"),
+        ([], "no list of samples"),
+        ([["k", "p", 0]], "is not key, path, label, array"),
+        ([["k", "p", 4, np.ones((2, 80))]], "a label is not one of 0 to 3"),
+        ([["k", "p", "A", np.ones((2, 80))]], "a label is not one of 0 to 3"),
+        ([["k", "p", 0, [1.0, 2.0]]], "no array of steps and channels"),
+        ([["k", "p", 0, np.ones((0, 80))]], "no array of steps and channels"),
+        ([["k", "p", 0, np.full((2, 80), np.inf)]], "no finite number"),
+        ([["other", "p", 0, np.ones((2, 80))]], "has other samples in"),
+        ([["k", "p", 0, np.ones((2, 79))], ["l", "p", 0, np.ones((2, 80))]], "has other samples in"),
+    ],
+)
+def test_faulty_features_are_refused(tmp_path, entries, fault):
+    write_features(tmp_path, "audio/mfcc", "crema_d/fold1", "1001", entries)
+    write_features(tmp_path, "video/mobilenet_v2", "crema_d/fold1", "1001", GOOD)
+    with pytest.raises(ValueError, match=fault) as caught:
+        load_dataset("crema-d", str(tmp_path))
+    assert str(caught.value).startswith("crema-d: ") and "1001.pkl" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_features_that_do_not_fit_together(tmp_path):
+    with pytest.raises(ValueError, match=r"there is no feature/audio/mfcc/crema_d/fold1 or .*; make it with FedMultim"):
+        load_dataset("crema-d", str(tmp_path))
+    path = write_features(tmp_path, "audio/mfcc", "crema_d/fold1", "1001", GOOD)
+    with pytest.raises(ValueError, match=r"there is no feature/video/mobilenet_v2/crema_d/fold1 or"):
+        load_dataset("crema-d", str(tmp_path))
+    write_features(tmp_path, "video/mobilenet_v2", "crema_d/fold1", "1002", GOOD)
+    with pytest.raises(ValueError, match=r"have not the same files \*\.pkl"):
+        load_dataset("crema-d", str(tmp_path))
+    write_features(tmp_path, "video/mobilenet_v2", "crema_d/fold1", "1001", GOOD)
+    write_features(tmp_path, "audio/mfcc", "crema_d/fold1", "1002", [["k", "p", 0, np.ones((2, 79))]])
+    with pytest.raises(ValueError, match="have different numbers of values"):
+        load_dataset("crema-d", str(tmp_path))
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(ValueError, match=r"1001\.pkl cannot be read"):
+        load_dataset("crema-d", str(tmp_path))
+    crisis(tmp_path)
+    for folder in ("img/mobilenet_v2", "text/mobilebert"):
+        (tmp_path / "feature" / folder / "crisis_mmd/alpha10/test.pkl").unlink()
+    with pytest.raises(ValueError, match=r"there is no test\.pkl"):
+        load_dataset("crisis-mmd", str(tmp_path))

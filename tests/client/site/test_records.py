@@ -105,6 +105,8 @@ def test_an_answer_of_bad_intent_is_an_error(answer: bytes, tmp_path: Path, monk
 
 
 def test_nothing_is_pickled_anywhere() -> None:
+    """But CIFAR's published files, which are read with stand-ins for all that a pickle can call."""
     sources = [path for part in PARTS for path in (ROOT / part).rglob("*.py")]
     imports = re.compile(r"^\s*(import|from) (pickle|marshal|shelve|dill|cloudpickle)\b", re.MULTILINE)
-    assert not [path for path in sources if imports.search(path.read_text("utf-8"))]
+    users = {path.relative_to(ROOT).as_posix() for path in sources if imports.search(path.read_text("utf-8"))}
+    assert users == {"partitions/datasets/pickles.py"}
