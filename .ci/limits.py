@@ -17,11 +17,11 @@ MOST_MODULES, MOST_LINES, MOST_FUNCTION_LINES = 16, 400, 50
 # goes, and raised only in a commit that says why.
 MOST_TOKENS = {
     "models": 44_500,
-    "partitions": 91_700,
+    "partitions": 94_000,
     "strategies": 63_400,
     "client": 79_500,
     "server": 113_800,
-    "tests": 537_100,
+    "tests": 539_500,
 }
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),

@@ -25,14 +25,14 @@ ARRAYS = ("numpy.core.multiarray", "numpy._core.multiarray")
 BUFFERS = ("numpy.core.numeric", "numpy._core.numeric")
 
 
-def read_pickle(content: bytes) -> Any:
+def read_pickle(content: bytes, encoding: str = "ASCII") -> Any:
     """Read a pickle of plain values and arrays of numbers. Raises DataError where it holds anything else."""
     try:
         # First without executing it: check that it is complete, and has no memo index beyond its number of bytes.
         for step, number, _ in pickletools.genops(content):
             if step.name.endswith("PUT") and int(str(number)) > len(content):
                 raise DataError("it asks for more memory than it has values for")
-        return plain(ArrayUnpickler(io.BytesIO(content)).load())
+        return plain(ArrayUnpickler(io.BytesIO(content), encoding=encoding).load())
     except RecursionError:
         raise DataError("it is nested too deeply") from None
     except (pickle.UnpicklingError, EOFError, AttributeError, IndexError, KeyError, TypeError, OverflowError) as error:

@@ -8,8 +8,11 @@ import gzip
 import hashlib
 import io
 import os
+import pickle
+import struct
 import tarfile
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -297,15 +300,47 @@ def test_cifar10_binary_archive(tmp_path):
     np.testing.assert_array_equal(data.test.x, batches["test_batch"][0])
 
 
-def test_cifar100_gives_fine_labels(tmp_path):
-    """Of a coarse and a fine label byte."""
+class Python2Pickler(pickle._Pickler):
+    """Writes what Python 2 wrote, in which the published archive was made: all text as byte strings."""
+
+    def save_text(self, text: str | bytes) -> None:
+        content = text.encode() if isinstance(text, str) else text
+        self.write(b"T" + struct.pack("<i", len(content)) + content)  # opcode BINSTRING
+        self.memoize(text)
+
+    dispatch: ClassVar = {**pickle._Pickler.dispatch, str: save_text, bytes: save_text}
+
+
+def python2_pickle(batch: dict) -> bytes:
+    file = io.BytesIO()
+    Python2Pickler(file, protocol=2).dump(batch)
+    return file.getvalue()
+
+
+def test_cifar100_archives_give_fine_labels(tmp_path):
+    """Binary: a coarse and a fine label byte. Python: a dictionary with both lists."""
     x, coarse, fine = pictures(4, 1), [1, 2, 3, 4], [99, 0, 50, 7]
     record = np.hstack([np.array([coarse, fine], np.uint8).T, planes(x)]).tobytes()
-    write_tar(tmp_path / "cifar-100-binary.tar.gz", {"c/train.bin": record, "c/test.bin": record})
-    data = load_dataset("cifar100", str(tmp_path))
-    assert data.classes == 100
-    assert data.train.y.tolist() == data.test.y.tolist() == fine
-    np.testing.assert_array_equal(data.train.x, x)
+    write_tar(tmp_path / "a" / "cifar-100-binary.tar.gz", {"c/train.bin": record, "c/test.bin": record})
+    batch = python2_pickle({b"data": planes(x), b"coarse_labels": coarse, b"fine_labels": fine})
+    write_tar(tmp_path / "b" / "cifar-100-python.tar.gz", {"c/train": batch, "c/test": batch})
+    for folder in ("a", "b"):
+        data = load_dataset("cifar100", str(tmp_path / folder))
+        assert data.classes == 100
+        assert data.train.y.tolist() == data.test.y.tolist() == fine
+        np.testing.assert_array_equal(data.train.x, x)
+
+
+class Evil:
+    def __reduce__(self):
+        return os.system, ("true",)
+
+
+def test_cifar_python_archive_runs_no_code(tmp_path):
+    batch = python2_pickle({b"data": Evil(), b"fine_labels": [1]})
+    write_tar(tmp_path / "cifar-100-python.tar.gz", {"c/train": batch, "c/test": batch})
+    with pytest.raises(ValueError, match=r"cifar100: .* cannot be read \(it holds posix.system, which is not read"):
+        load_dataset("cifar100", str(tmp_path))
 
 
 @pytest.mark.parametrize(
