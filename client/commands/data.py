@@ -9,7 +9,7 @@ from pathlib import Path
 from client.commands.table import Command, OneOf, Titled, choice, flag, option, several
 from partitions.common.errors import UserError
 
-KEYS = ("file", "patient", "study", "accession")  # as in client/tables/new_pictures.py
+KEYS = ("file", "patient", "study", "accession")  # as in client/tables/new_samples.py
 
 
 def import_data(args: argparse.Namespace) -> None:

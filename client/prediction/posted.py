@@ -21,20 +21,16 @@ from typing import Any, NoReturn
 
 from client.model_card import Card
 from client.prediction.predict import answer
-from client.tables.new_pictures import FILE, KEYS, read_new_pictures
-from client.tables.new_samples import INDEX, Asked, asked_pictures
+from client.tables.new_samples import FILE, INDEX, KEYS, asked_of, asked_pictures
 from models.flat import FlatModel
 from partitions.common.errors import DataError, UserError
 from partitions.common.names import unknown_name
 from partitions.common.sizes import BLOCK, check_size
 from partitions.importing.csv_source import check_columns, table_rows
 from partitions.importing.images import NIFTI, PICTURES
-from partitions.importing.new_rows import new_inputs
 from partitions.recipes.lines import Lines
 from partitions.recipes.pictures import PictureRecipe
 from partitions.recipes.recipe import Recipe
-from partitions.silo_file import make_schema
-from partitions.splits import dtype_of
 
 MOST_SCAN_BYTES = 1 << 28  # of a request
 MOST_FILES = 10_000  # in a zip
@@ -63,13 +59,13 @@ def predict_scans(card: Card, net: FlatModel, recipe: PictureRecipe, body: Path,
     try:
         source = laid_out(body, source)
         with contextlib.redirect_stderr(io.StringIO()):  # progress bars
-            found = read_new_pictures(source, recipe, key)
-            answers = answer(card, net, asked_pictures(found), THE_REQUEST, "the model")
+            found = asked_pictures(source, recipe, key)
+            answers = answer(card, net, found, THE_REQUEST, "the model")
     except (UserError, DataError) as error:
         text = str(error).replace(str(source), THE_REQUEST).replace(str(body.parent), THE_REQUEST)
         raise UserError(text) from None
-    column = INDEX if found.column == FILE else found.column
-    keys = [str(i) for i in range(len(found.keys))] if found.column == FILE else found.keys
+    column = INDEX if found.key == FILE else found.key
+    keys = [str(i) for i in range(len(found.keys))] if found.key == FILE else found.keys
     rows = [
         {column: own, **dict(zip(answers.columns, row, strict=True))}
         for own, row in zip(keys, answers.rows, strict=True)
@@ -140,19 +136,15 @@ def predict_rows(card: Card, net: FlatModel, recipe: Recipe, body: bytes, as_gap
     Raises UserError, one line without a path, for a body that is no such JSON or does not fit the recipe.
     """
     try:
-        lines = lines_of(body, recipe)
-        found = table_rows(lines, recipe, (), as_gaps)
-        x, vocabulary, notes = new_inputs(found, recipe)
+        asked = asked_of(table_rows(lines_of(body, recipe), recipe, (), as_gaps), recipe)
     except DataError as error:
         raise UserError(str(error).replace("with --as-gaps", "with ?as-gaps=1")) from None
-    key = recipe.patient or INDEX
-    keys = [row.key for row in found.rows] if recipe.patient else [str(i) for i in range(len(lines))]
-    asked = Asked(x, vocabulary, make_schema(recipe.features, (), dtype_of(x)), keys, key)
-    answers = answer(card, net, asked, "the request", "the model")
+    answers = answer(card, net, asked, THE_REQUEST, "the model")
     rows = [
-        {key: own, **dict(zip(answers.columns, row, strict=True))} for own, row in zip(keys, answers.rows, strict=True)
+        {asked.key: own, **dict(zip(answers.columns, row, strict=True))}
+        for own, row in zip(asked.keys, answers.rows, strict=True)
     ]
-    return {"rows": rows, "notes": [*found.notes, *notes]}
+    return {"rows": rows, "notes": [*asked.notes]}
 
 
 def lines_of(body: bytes, recipe: Recipe) -> Lines:

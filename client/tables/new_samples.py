@@ -1,4 +1,4 @@
-"""New samples for ``silofl predict``: from a data file, or rows of a csv by a recipe; and the output of answers."""
+"""New samples for ``silofl predict``: a data file, or rows of a csv, pictures or scans by a recipe; and the answers."""
 
 from __future__ import annotations
 
@@ -8,17 +8,22 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from client.model_card import Card
-from client.tables.new_pictures import Pictures, read_new_pictures
 from partitions.array_names import EXTRA_NAMES, known_names, names_of
 from partitions.common.errors import DataError, UserError
-from partitions.common.names import guarded, is_formula
-from partitions.importing.images import PICTURES, kind_of
-from partitions.importing.new_rows import NewPictures, read_new_rows
+from partitions.common.names import guarded, is_formula, unknown_name
+from partitions.importing.csv_source import Found, read_table
+from partitions.importing.dicom import IDENTITY, read_key
+from partitions.importing.discovery import find_others
+from partitions.importing.files import Faults
+from partitions.importing.images import PICTURES, SampleSource, kind_of
+from partitions.importing.new_rows import NewPictures, new_inputs, new_pictures
+from partitions.importing.options import ImportOptions
+from partitions.importing.source import reading, with_recipe
 from partitions.inputs import read_vocabulary
 from partitions.labels import Fault
 from partitions.npz import read_arrays
@@ -30,15 +35,16 @@ from partitions.silo_file import check_ranges, make_schema, read_features, read_
 from partitions.splits import Array, dtype_of
 
 TO_PREDICT = ("test", "all")  # the first of these parts in a file is used
-INDEX = "index"
+INDEX, FILE = "index", "file"
+KEYS = (FILE, "patient", "study", "accession")  # possible keys of a picture
 NUMBERED = re.compile(r"(p|y|pixels|set|low|high)_(\d+)")  # columns of the answers, by class or measurement
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The samples (n, ...), their vocabulary size, their file's schema, and their keys.
+    """The samples (n, ...), their vocabulary size, their file's schema, their keys, and notes.
 
-    ``key``: the name of the column of the keys (n,): the csv's column of patients, or ``index``, from 0.
+    ``key``: the name of the column of the keys (n,): the csv's column of patients, one of KEYS, or ``index``, from 0.
     """
 
     x: Array
@@ -47,12 +53,13 @@ class Asked:
     keys: Sequence[str]
     key: str = INDEX
     pictures: NewPictures | None = None  # the source of pictures or scans; ``x`` has only their shape and type
+    notes: Sequence[str] = ()
 
 
 def read_asked(data: Path, card: Card, recipe: Path | None = None, as_gaps: bool = False, key: str = "") -> Asked:
     """Return the samples of a data file, or of a csv, pictures or scans by the ``recipe`` or else the card's.
 
-    ``key``: the key of pictures (``new_pictures.KEYS``). Raises UserError, one line.
+    ``key``: the key of pictures (KEYS). Raises UserError, one line.
     """
     if not needs_recipe(data):
         if recipe or as_gaps or key:
@@ -67,20 +74,14 @@ def read_asked(data: Path, card: Card, recipe: Path | None = None, as_gaps: bool
     if isinstance(used, Recipe):
         if key:
             raise UserError("--key is of pictures and scans; a table has its column of patients")
-        return asked_rows(data, used, as_gaps)
-    if as_gaps:
+        made = asked_rows(data, used, as_gaps)
+    elif as_gaps:
         raise UserError("--as-gaps is of a table: pictures have no cells")
-    found = read_new_pictures(data, used, key)
-    for note in found.notes:
+    else:
+        made = asked_pictures(data, used, key)
+    for note in made.notes:
         print(f"note: {note}", file=sys.stderr)
-    return asked_pictures(found)
-
-
-def asked_pictures(found: Pictures) -> Asked:
-    """Return pictures as samples to predict."""
-    x = found.source.like
-    schema = make_schema((), (), dtype_of(x))
-    return Asked(x, 0, schema, found.keys, found.column, found.source)
+    return made
 
 
 def needs_recipe(data: Path) -> bool:
@@ -93,18 +94,67 @@ def asked_rows(data: Path, used: Recipe, as_gaps: bool) -> Asked:
     if data.suffix.lower() != ".csv":
         raise UserError(f"{data} is no csv, and the recipe is of a table")
     try:
-        rows = read_new_rows(data, used, as_gaps)
-        schema = make_schema(used.features, (), dtype_of(rows.x))
-    except Fault as fault:
-        raise UserError(f"{data}: {fault.detail}; {fault.fix}") from None
-    except (DataError, csv.Error) as error:
+        with reading(data):
+            made = asked_of(read_table(data, used, as_gaps, labelled=False), used)
+    except DataError as error:
         raise UserError(str(error)) from None
-    for note in rows.notes:
-        print(f"note: {note}", file=sys.stderr)
-    keys = rows.patients or [str(i) for i in range(len(rows.x))]
-    if without := sum(not key for key in keys):
-        print(f"note: {without} rows of {data} have no {rows.key}", file=sys.stderr)
-    return Asked(rows.x, rows.vocabulary, schema, keys, rows.key or INDEX)
+    without = sum(not key for key in made.keys)
+    return replace(made, notes=[*made.notes, *[f"{without} rows of {data} have no {made.key}"] * (without > 0)])
+
+
+def asked_of(found: Found, used: Recipe) -> Asked:
+    """Return the rows of a table, which a recipe has read, as samples. Raises DataError for gaps without a value."""
+    x, vocabulary, notes = new_inputs(found, used)
+    keys = [row.key for row in found.rows] if used.patient else [str(i) for i in range(len(x))]
+    schema = make_schema(used.features, (), dtype_of(x))
+    return Asked(x, vocabulary, schema, keys, used.patient or INDEX, notes=[*found.notes, *notes])
+
+
+def asked_pictures(data: Path, recipe: PictureRecipe, key: str = "") -> Asked:
+    """Return the pictures of a folder, a csv with a column ``file``, or one picture, from their headers.
+
+    ``key``: one of :data:`KEYS`; "": the csv's column of patients, for DICOM files the PatientID, otherwise the file.
+    Raises UserError, one line; notes list what was skipped.
+    """
+    if key and key not in KEYS:
+        raise unknown_name("--key", key, KEYS)
+    if not data.exists():
+        raise UserError(f"there is no {data}; name a folder of pictures or scans, a csv, or an .npz file")
+    try:
+        with reading(data):
+            options = with_recipe(ImportOptions(pictures=recipe, faults=Faults(None)))
+            found = find_others(data, recipe, options, labelled=False)
+            pictures, notes = new_pictures(found, recipe)
+            column, keys = keys_of(data, pictures.samples, found.patient, key)
+    except DataError as error:
+        raise UserError(str(error)) from None
+    if data.is_dir() and (lists := sum(path.suffix.lower() == ".csv" for path in data.iterdir())):
+        notes = (*notes, f"{lists} csv files in {data} are not read; --data FILE.csv asks about what one lists")
+    if without := keys.count(""):
+        notes = (*notes, f"{without} of {len(keys)} pictures have no {column}")
+    schema = make_schema((), (), dtype_of(pictures.like))
+    return Asked(pictures.like, 0, schema, keys, column, pictures, (*found.notes, *notes))
+
+
+def keys_of(data: Path, samples: Sequence[SampleSource], patient: str, wanted: str) -> tuple[str, list[str]]:
+    """Return the name of the keys' column, and each picture's key. ``patient``: the csv's column of patients, or ""."""
+    if wanted in ("", "patient") and patient:
+        return patient, [sample.key for sample in samples]
+    scans = all(sample.file is not None and kind_of(sample.file) == "dicom" for sample in samples)
+    wanted = wanted or ("patient" if scans else FILE)
+    if wanted == FILE:
+        return FILE, [name_below(data, sample) for sample in samples]
+    if not scans:
+        raise UserError(f"--key {wanted} is of DICOM files, and of a csv's column patient; here it is --key file")
+    assert wanted in IDENTITY
+    return wanted, [read_key(sample.file, sample.where, wanted) for sample in samples if sample.file]
+
+
+def name_below(data: Path, sample: SampleSource) -> str:
+    """Return a picture's path below the source, or its own name."""
+    assert sample.file is not None
+    below = data if data.is_dir() else data.parent
+    return sample.file.relative_to(below).as_posix() if sample.file.is_relative_to(below) else sample.file.name
 
 
 def recipe_of(card: Card) -> AnyRecipe:

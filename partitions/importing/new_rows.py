@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from tqdm import tqdm
 
 from partitions.common.errors import DataError
-from partitions.importing.csv_source import Found, read_table
+from partitions.importing.csv_source import Found
 from partitions.importing.files import Faults
 from partitions.importing.images import SampleSource
 from partitions.importing.notes import Take, read_inputs
@@ -19,28 +18,6 @@ from partitions.recipes.pipeline import transform
 from partitions.recipes.recipe import Recipe
 from partitions.schema import few
 from partitions.splits import Array
-
-
-@dataclass(frozen=True)
-class NewRows:
-    """Inputs (n, ...), the size of the vocabulary, and each row's patient in the csv; ``key``: the column of these."""
-
-    x: Array
-    vocabulary: int
-    key: str
-    patients: tuple[str, ...]
-    notes: tuple[str, ...]
-
-
-def read_new_rows(path: Path, recipe: Recipe, as_gaps: bool = False) -> NewRows:
-    """Read the rows of a csv without their labels. Raises DataError, one line, for content that the recipe lacks."""
-    try:
-        found = read_table(path, recipe, as_gaps, labelled=False)
-        x, vocabulary, notes = new_inputs(found, recipe)
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read ({error})") from error
-    patients = tuple(row.key for row in found.rows) if recipe.patient else ()
-    return NewRows(x, vocabulary, recipe.patient, patients, (*found.notes, *notes))
 
 
 def new_inputs(found: Found, recipe: Recipe) -> tuple[Array, int, tuple[str, ...]]:

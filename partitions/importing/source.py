@@ -113,10 +113,9 @@ def import_source(source: str | Path, out: str | Path, options: ImportOptions = 
         found = find_rows(source, options)
         found, options = with_binary_masks(found, options)
         few_or_unlabelled = not found.labelled or len(np.unique(number_patients(found.rows))) < FEWEST_DIVIDED
-        if options.recipe and (not found.columns or few_or_unlabelled):
-            return import_whole(out, found, options.recipe, options)
-        if options.pictures and few_or_unlabelled:
-            return import_pictures(out, found, options.pictures, options)
+        few_or_unlabelled = few_or_unlabelled or bool(options.recipe and not found.columns)
+        if few_or_unlabelled and (options.recipe or options.pictures):
+            return import_whole(out, found, options)
         made = collect(source, found, options)
     notes = (*made.notes, *copies(made.samples, made.places), *options.faults.notes)
     write_collected(out, made, options)
@@ -148,49 +147,40 @@ def reading(source: Path) -> Iterator[None]:
         raise DataError(f"{source}: {fault.detail}; {fault.fix}") from None
 
 
-def import_whole(out: Path, found: Found, recipe: Recipe, options: ImportOptions) -> Imported:
-    """Write new rows as one part (``x``) for prediction, because they lack labels or are too few to be divided."""
-    x, vocabulary, notes = new_inputs(found, recipe)
-    arrays = {f"x_{name}" if name else "x": own for name, own in inputs_of(x).items()}
+def import_whole(out: Path, found: Found, options: ImportOptions) -> Imported:
+    """Write new samples as one part (``x``) for prediction, because they lack labels or are too few to be divided."""
+    recipe, pictures = options.recipe, options.pictures
+    samples, vocabulary, streams = found.rows, 0, dict[str, Iterator[Array]]()
+    if recipe:
+        x, vocabulary, notes = new_inputs(found, recipe)
+        arrays = {f"x_{name}" if name else "x": own for name, own in inputs_of(x).items()}
+    else:
+        assert pictures
+        source, notes = new_pictures(found, pictures, options.faults)
+        x, samples, notes = source.like, source.samples, (*notes, *options.faults.notes)
+        first = x.dtype != np.uint8  # channels first
+        arrays = {"x": np.moveaxis(x, -1, 1) if first else x}
+        streams["x"] = (np.moveaxis(picture, -1, 0) if first else picture for picture in source)
     names: tuple[str, ...] = ()
-    if found.columns:
-        made = read_answers(found.rows, found.columns, recipe.classes, recipe.task, options.reading, recipe.outputs)
+    used, labelled = recipe or pictures, found.columns if recipe else found.labelled
+    assert used
+    if labelled:
+        made = read_answers(samples, found.columns, used.classes, used.task, options.reading, used.outputs)
         names = made.names
-        arrays |= written_labels("", made.y, recipe.task)
-    if any(row.patient for row in found.rows):
-        arrays["patient"] = number_patients(found.rows)
-    if vocabulary:
-        arrays["vocabulary"] = np.array(vocabulary)
-    schema = make_schema(recipe.features, tuple(map(tidy, recipe.classes)))
-    write_npz(out, arrays | written_schema(schema) | {"recipe": np.array(recipe.json)})
-    why = "too few to be divided" if found.columns else "without labels"
-    text = f"{len(x)} samples, {why}, in one part: {describe_inputs(x)}"
-    columns = tuple(f.name for f in recipe.features)
-    return Imported(out, text, names, columns, (*found.notes, *notes), recipe, divided=False)
-
-
-def import_pictures(out: Path, found: Found, recipe: PictureRecipe, options: ImportOptions) -> Imported:
-    """Write new pictures as one part (``x``) for prediction, because they lack labels or are too few to be divided."""
-    pictures, infos = new_pictures(found, recipe, options.faults)
-    like, samples = pictures.like, pictures.samples
-    arrays, streams = {"x": like}, {"x": iter(pictures)}
-    if like.dtype != np.uint8:
-        arrays["x"] = np.moveaxis(like, -1, 1)
-        streams["x"] = (np.moveaxis(picture, -1, 0) for picture in pictures)
-    names: tuple[str, ...] = ()
-    if found.labelled:
-        made = read_answers(samples, found.columns, recipe.classes, recipe.task, options.reading, recipe.outputs)
-        names = made.names
-        arrays |= written_labels("", made.y, recipe.task)
-        if recipe.task == "segmentation":
+        arrays |= written_labels("", made.y, used.task)
+        if used.task == "segmentation":
             streams["y"] = (read_mask(sample, options.reading) for sample in samples)
     if any(sample.patient for sample in samples):
         arrays["patient"] = number_patients(samples)
-    schema = make_schema((), tuple(map(tidy, recipe.classes)))
-    write_npz(out, arrays | written_schema(schema) | {"recipe": np.array(recipe.json)}, streams)
-    why = "too few to be divided" if found.labelled else "without labels"
-    text = f"{len(like)} samples, {why}, in one part: {describe_inputs(like)}"
-    return Imported(out, text, names, (), (*found.notes, *infos, *options.faults.notes), None, recipe, False)
+    if vocabulary:
+        arrays["vocabulary"] = np.array(vocabulary)
+    features = recipe.features if recipe else ()
+    schema = make_schema(features, tuple(map(tidy, used.classes)))
+    write_npz(out, arrays | written_schema(schema) | {"recipe": np.array(used.json)}, streams)
+    why = "too few to be divided" if labelled else "without labels"
+    text = f"{len(x)} samples, {why}, in one part: {describe_inputs(x)}"
+    columns = tuple(feature.name for feature in features)
+    return Imported(out, text, names, columns, (*found.notes, *notes), recipe, pictures, divided=False)
 
 
 def read_rows(source: Path, options: ImportOptions, rows: Sequence[int]) -> SiloData:
