@@ -150,16 +150,16 @@ def with_patients(trains: list[Split], tests: list[Split]) -> tuple[Split, Split
 
 def rows_by(source: DatasetSource) -> dict[str, list[int]]:
     """Return the row indices of each hospital of a csv, in the order of their names. Raises DataError."""
-    from partitions.importing.tables import find_encoding, list_columns, read_lines
+    from partitions.importing.tables import list_columns, read_lines
     from partitions.recipes.recipe import load_recipe
 
     path, recipe = Path(source.name), load_recipe(Path(source.recipe))
     try:
-        header, lines = read_lines(path, recipe.separator, find_encoding(path, recipe.encoding, or_utf8=True))
+        lines = read_lines(path, recipe.separator, recipe.encoding, or_utf8=True)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror or error})") from None
-    if source.by not in header:
-        raise DataError(f"--by {source.by}: {path} has the columns {list_columns(header)}")
+    if source.by not in lines.columns:
+        raise DataError(f"--by {source.by}: {path} has the columns {list_columns(lines.header)}")
     found: dict[str, list[int]] = {}
     for i, cell in enumerate(lines.columns[source.by]):
         if cell in recipe.gaps:

@@ -20,7 +20,7 @@ from partitions.importing.notes import ALL_COLUMNS, Take
 from partitions.importing.options import ImportOptions
 from partitions.importing.proposal.draft import propose_pictures
 from partitions.importing.source import import_source, reading
-from partitions.importing.tables import SEPARATORS, find_encoding, read_lines
+from partitions.importing.tables import SEPARATORS, read_lines
 from partitions.labels import TASKS
 from partitions.recipes.cells import is_number
 from partitions.recipes.draft import explain
@@ -178,11 +178,10 @@ def propose(args: argparse.Namespace) -> str:
     if options.recipe:
         return options.recipe.toml(ABOUT)
     with reading(path):
-        encoding = find_encoding(path, options.take.encoding)
-        header, lines = read_lines(path, options.take.separator, encoding, options.take.gaps)
-        if "file" in header:
+        lines = read_lines(path, options.take.separator, options.take.encoding, options.take.gaps)
+        if "file" in lines.columns:
             return propose_pictures(path, options)
-        recipe, notes, problems = draft_recipe(path, header, lines, options, encoding)
+        recipe, notes, problems = draft_recipe(lines, options)
     whose = f"{recipe.patient} says whose each row is" if recipe.patient else "each row is of another patient"
     roles = f"The label is {', '.join(recipe.label)}. For the parts, {whose}. Missing are the cells of `gaps`."
     questions = [f"QUESTION. {text}" for text in problems]

@@ -16,7 +16,7 @@ from client.model_card import Card
 from partitions.array_names import EXTRA_NAMES, known_names, names_of
 from partitions.common.errors import DataError, UserError
 from partitions.common.names import guarded, is_formula, unknown_name
-from partitions.importing.csv_source import Found, read_table
+from partitions.importing.csv_source import Found, lines_by, rows_by_recipe
 from partitions.importing.dicom import IDENTITY, read_key
 from partitions.importing.discovery import find_others
 from partitions.importing.files import Faults
@@ -95,11 +95,12 @@ def asked_rows(data: Path, used: Recipe, as_gaps: bool) -> Asked:
         raise UserError(f"{data} is no csv, and the recipe is of a table")
     try:
         with reading(data):
-            made = asked_of(read_table(data, used, as_gaps, labelled=False), used)
+            lines, notes = lines_by(data, used)
+            made = asked_of(rows_by_recipe(lines, used, as_gaps, labelled=False), used)
     except DataError as error:
         raise UserError(str(error)) from None
     without = sum(not key for key in made.keys)
-    return replace(made, notes=[*made.notes, *[f"{without} rows of {data} have no {made.key}"] * (without > 0)])
+    return replace(made, notes=[*notes, *made.notes, *[f"{without} rows of {data} have no {made.key}"] * (without > 0)])
 
 
 def asked_of(found: Found, used: Recipe) -> Asked:

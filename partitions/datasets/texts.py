@@ -155,8 +155,8 @@ def load_mimic(name: str, data_dir: str) -> Dataset:
     path = require(name, [MIMIC_FILE], MIMIC_PLACES, data_dir, whence)
     bert = path.parent / BERT_FILE
     try:
-        header, lines = read_lines(path)
-        if missing := [column for column in ("text", "mortality", "group") if column not in header]:
+        lines = read_lines(path)
+        if missing := [column for column in ("text", "mortality", "group") if column not in lines.columns]:
             raise DataError(f"it has no column {missing[0]}")
         for where, row in lines:
             number = where.rpartition(" ")[2]

@@ -19,8 +19,6 @@ from partitions.importing.tables import (
     UTF8,
     Label,
     feature_columns,
-    find_encoding,
-    find_separator,
     label_columns,
     labels_of,
     list_columns,
@@ -80,64 +78,68 @@ class Found:
 
 def read_csv(path: Path, options: ImportOptions) -> Found:
     """Read the samples of a csv."""
-    found = rows_of_csv(path, options)
-    return with_subgroups(path, found, options) if options.subgroup else found
+    if options.recipe:
+        lines, notes = lines_by(path, options.recipe)
+        found = rows_by_recipe(lines, options.recipe, options.as_gaps)
+    else:
+        lines, notes = read_lines(path, options.take.separator, options.take.encoding, options.take.gaps), ()
+        found = rows_of(lines, options)
+    found = replace(found, notes=(*notes, *found.notes))
+    return with_subgroups(lines, found, options) if options.subgroup else found
 
 
-def with_subgroups(path: Path, found: Found, options: ImportOptions) -> Found:
+def with_subgroups(lines: Lines, found: Found, options: ImportOptions) -> Found:
     """Add their subgroups to samples, each from its line. Raises DataError, or UserError for a wrong column."""
     column, limits = parse_column(options.subgroup)
-    recipe, take = found.recipe, options.take
-    separator, encoding = (recipe.separator, recipe.encoding) if recipe else (take.separator, take.encoding)
-    header, lines = read_lines(path, separator, find_encoding(path, encoding, or_utf8=recipe is not None))
-    if column not in header:
-        raise unknown_name(f"column of {path}", column, header)
-    gaps, comma = recipe.gaps if recipe else (), (recipe.decimal if recipe else take.decimal) == ","
+    if column not in lines.columns:
+        raise unknown_name(f"column of {lines.path}", column, lines.header)
+    gaps, decimal = (found.recipe.gaps, found.recipe.decimal) if found.recipe else ((), options.take.decimal)
     names = {}
     for cell, where in cells_in(lines, column, gaps).items():
-        names[cell] = name_of(cell.replace(",", ".") if comma and limits else cell, column, limits, where)
-    rows = [
-        replace(own, subgroup=names.get(cell, "")) for own, cell in zip(found.rows, lines.columns[column], strict=True)
-    ]
-    return replace(found, rows=rows)
+        names[cell] = name_of(cell.replace(",", ".") if decimal == "," and limits else cell, column, limits, where)
+    groups = [names.get(cell, "") for cell in lines.columns[column]]
+    return replace(found, rows=[replace(own, subgroup=name) for own, name in zip(found.rows, groups, strict=True)])
 
 
-def rows_of_csv(path: Path, options: ImportOptions) -> Found:
-    """Read the samples of a csv, without subgroups."""
-    if options.recipe:
-        return read_table(path, options.recipe, options.as_gaps)
-    take, label = options.take, options.survival or options.label
-    encoding = find_encoding(path, take.encoding)
-    header, lines = read_lines(path, take.separator, encoding, take.gaps)
+def rows_of(lines: Lines, options: ImportOptions) -> Found:
+    """Return the samples of a csv without a recipe of a table: a list of pictures, or a table by its draft."""
     if options.pictures:
-        return read_others(path, header, lines, options.pictures, options)
-    if "file" in header:
-        return read_list(path, header, lines, label, take)
-    recipe, notes, problems = draft_recipe(path, header, lines, options, encoding)
-    problems.refuse(path)
+        return read_others(lines, options.pictures, options)
+    if "file" in lines.columns:
+        return read_list(lines, options.survival or options.label, options.take)
+    recipe, notes, problems = draft_recipe(lines, options)
+    problems.refuse(lines.path)
     if not recipe.used and not recipe.text:
         left = [f"{own.source or own.name} is {own.why}" for own in recipe.columns if own.why]
         why = "; ".join(left[:3]) + "; ..." * (len(left) > 3)
-        raise DataError(f"{path} has no column that can be an input ({why}); name others, or --text")
+        raise DataError(f"{lines.path} has no column that can be an input ({why}); name others, or --text")
     found = table_rows(lines, recipe, recipe.label, options.as_gaps)
     return replace(found, notes=notes)  # what becomes `other` is in the draft's own comments
 
 
-def read_others(path: Path, header: list[str], lines: Lines, recipe: PictureRecipe, options: ImportOptions) -> Found:
-    """Read a list of pictures for a recipe; a list without any of its label columns gives samples without labels."""
-    if "file" not in header:
-        raise DataError(f"{path} has no column file; the recipe is of pictures: there are {list_columns(header)}")
-    wanted = recipe.label or (("mask",) if recipe.task == "segmentation" else ())
-    there = [name for name in wanted if name in header]
+def labels_there(lines: Lines, wanted: Sequence[str]) -> tuple[str, ...]:
+    """Return the label columns, which are all there, or none. Raises DataError for some of them."""
+    there = tuple(name for name in wanted if name in lines.columns)
     if there and len(there) < len(wanted):
-        raise DataError(f"{path} has the label {there[0]}, but not {few([n for n in wanted if n not in there])}")
+        lacking = few([name for name in wanted if name not in there])
+        raise DataError(f"{lines.path} has the label {there[0]}, but not {lacking}")
+    return there
+
+
+def read_others(lines: Lines, recipe: PictureRecipe, options: ImportOptions) -> Found:
+    """Read a list of pictures for a recipe; a list without any of its label columns gives samples without labels."""
+    header = lines.header
+    if "file" not in header:
+        listed = list_columns(header)
+        raise DataError(f"{lines.path} has no column file; the recipe is of pictures: there are {listed}")
+    there = labels_there(lines, recipe.label or (("mask",) if recipe.task == "segmentation" else ()))
     patient = recipe.patient if recipe.patient in header else "patient" if "patient" in header else None
-    take = replace(options.take, patient=patient)
-    return read_list(path, header, lines, recipe.label, take, labelled=bool(there))
+    return read_list(lines, recipe.label, replace(options.take, patient=patient), labelled=bool(there))
 
 
-def read_list(path: Path, header: list[str], lines: Lines, label: Label, take: Take, *, labelled: bool = True) -> Found:
+def read_list(lines: Lines, label: Label, take: Take, *, labelled: bool = True) -> Found:
     """Read the samples of a list of pictures."""
+    path, header = lines.path, lines.header
     masks = labelled and "mask" in header and not label
     columns = label_columns(path, header, label, () if masks else ("label",)) if labelled else ()
     used = (*columns, *take.columns)
@@ -156,28 +158,29 @@ def read_list(path: Path, header: list[str], lines: Lines, label: Label, take: T
     return Found(rows, columns, divided_patients(lines, patient, used), patient=patient, labelled=labelled)
 
 
-def read_table(path: Path, recipe: Recipe, as_gaps: bool, *, labelled: bool | None = None) -> Found:
-    """Read the samples of a table by a recipe; without any of its label columns they have no labels.
+def lines_by(path: Path, recipe: Recipe) -> tuple[Lines, tuple[str, ...]]:
+    """Return the lines of a table by a recipe's format, and notes."""
+    lines = read_lines(path, recipe.separator, recipe.encoding, recipe.gaps, or_utf8=True)
+    utf8 = lines.encoding == UTF8 and not recipe.encoding.lower().startswith("utf")
+    return lines, (f"{path} is UTF-8, where the recipe has {recipe.encoding}: it is read as UTF-8",) * utf8
+
+
+def rows_by_recipe(lines: Lines, recipe: Recipe, as_gaps: bool, *, labelled: bool = True) -> Found:
+    """Return the samples of a table by a recipe; without any of its label columns they have no labels.
 
     ``labelled``: False reads no labels, even where there are label columns. Raises DataError for columns that only the
     recipe or only the csv has.
     """
-    encoding = find_encoding(path, recipe.encoding, or_utf8=True)
-    utf8 = encoding == UTF8 and not recipe.encoding.lower().startswith("utf")
-    notes = (f"{path} is UTF-8, where the recipe has {recipe.encoding}: it is read as UTF-8",) * utf8
-    header, lines = read_lines(path, recipe.separator, encoding, recipe.gaps)
-    if len(header) == 1 and len(recipe.columns) > 1:
+    if len(lines.header) == 1 and len(recipe.columns) > 1:
         raise DataError(
-            f"{path} has one column by the recipe's separator {recipe.separator!r}: save it so, or change it there"
+            f"{lines.path} has one column by the recipe's separator {recipe.separator!r}: save it so, or change it "
+            "there"
         )
-    check_columns(str(path), header, recipe)
-    there = [name for name in recipe.label if name in header]
-    if there and len(there) < len(recipe.label):
-        raise DataError(f"{path} has the label {there[0]}, but not {few([n for n in recipe.label if n not in there])}")
+    check_columns(str(lines.path), lines.header, recipe)
+    there = labels_there(lines, recipe.label)
     check_identifiers(lines, recipe.patient)
-    columns = tuple(there) if labelled is not False else ()
-    found = table_rows(lines, recipe, columns, as_gaps)
-    return replace(found, notes=(*notes, *found.notes, *divided_patients(lines, recipe.patient, recipe.label)))
+    found = table_rows(lines, recipe, there if labelled else (), as_gaps)
+    return replace(found, notes=(*found.notes, *divided_patients(lines, recipe.patient, recipe.label)))
 
 
 def check_columns(where: str, header: Sequence[str], recipe: Recipe) -> None:
@@ -219,23 +222,20 @@ def table_rows(lines: Lines, recipe: Recipe, columns: tuple[str, ...], as_gaps: 
     return Found(rows, columns, notes, recipe, table)
 
 
-def draft_recipe(
-    path: Path, header: list[str], lines: Lines, options: ImportOptions, encoding: str
-) -> tuple[Recipe, tuple[str, ...], Problems]:
+def draft_recipe(lines: Lines, options: ImportOptions) -> tuple[Recipe, tuple[str, ...], Problems]:
     """Return the first draft of a table's recipe, notes on columns that are left out, and problems, which stay open."""
-    take = options.take
+    path, header, take = lines.path, lines.header, options.take
     if take.text and take.text not in header:
         raise unknown_name(f"column of {path}", take.text, header)
     problems = Problems()
-    columns, patient = draft_roles(path, header, lines, options, problems)
+    columns, patient = draft_roles(lines, options, problems)
     roles = tuple(name for name in columns if name != OPEN)
-    features, notes = chosen_columns(path, header, lines, roles, "" if patient == OPEN else patient, take)
+    features, notes = chosen_columns(lines, roles, "" if patient == OPEN else patient, take)
     if patient != OPEN:
         with problems.collected():
             check_identifiers(lines, patient)
         notes = (*notes, *divided_patients(lines, patient, (*roles, *take.columns)))
-    asked = Asked(take.decimal, take.thousands, take.dates, take.gaps)
-    gaps = find_gaps(lines, features, asked)
+    gaps, asked = find_gaps(lines, features, take.asked), take.asked
     drafted, decimal = draft_columns(lines, features, gaps, asked, patient, problems)
     for column in drafted:
         if column.kind == "skip" and (name := column.source or column.name) in take.columns:
@@ -253,24 +253,22 @@ def draft_recipe(
         patient=patient,
         split="split" if "split" in header else "",
         seed=options.seed,
-        encoding="utf-8" if encoding == UTF8 else encoding,
-        separator=take.separator or find_separator(path, encoding),
+        encoding=lines.encoding.replace(UTF8, "utf-8"),
+        separator=lines.separator,
         decimal=decimal,
         gaps=gaps,
         text=take.text,
         vocabulary=take.vocabulary if take.text else "",
         length=take.length if take.text else 0,
     )
-    if encoding == FALLBACK and not take.encoding:
-        notes = (f"{path} is not UTF-8 and is read as {FALLBACK} (Windows){example(lines, header)}: --encoding", *notes)
+    if lines.encoding == FALLBACK and not take.encoding:
+        notes = (f"{path} is not UTF-8 and is read as {FALLBACK} (Windows){example(lines)}: --encoding", *notes)
     return recipe, notes, problems
 
 
-def draft_roles(
-    path: Path, header: list[str], lines: Lines, options: ImportOptions, problems: Problems
-) -> tuple[tuple[str, ...], str]:
+def draft_roles(lines: Lines, options: ImportOptions, problems: Problems) -> tuple[tuple[str, ...], str]:
     """Return the columns of labels and of patients; one not found is open, and ``problems`` gets the reason."""
-    take, label = options.take, options.survival or options.label
+    path, header, take, label = lines.path, lines.header, options.take, options.survival or options.label
     columns: tuple[str, ...] = (OPEN,)
     patient = OPEN
     with problems.collected():
@@ -303,14 +301,12 @@ def shared_recipe(path: Path, schema: Schema, mapped: Mapped, options: ImportOpt
     Raises DataError, one line.
     """
     take, shared = options.take, parse_shared(schema)
-    encoding = find_encoding(path, take.encoding)
-    separator = take.separator or find_separator(path, encoding)
-    header, lines = read_lines(path, separator, encoding, take.gaps)
+    lines = read_lines(path, take.separator, take.encoding, take.gaps)
+    header = lines.header
     likely = shared.patient if shared.patient in header and take.patient == "" else take.patient
     patient = patient_column(lines, likely, (*mapped.columns.values(), *shared.label))
-    asked = Asked(take.decimal, take.thousands, take.dates, take.gaps)
-    gaps = find_gaps(lines, [name for name in header if name != patient], asked)
-    made = recipe_for(path, header, lines, shared, schema.labels, mapped, asked, gaps)
+    gaps = find_gaps(lines, [name for name in header if name != patient], take.asked)
+    made = recipe_for(path, header, lines, shared, schema.labels, mapped, take.asked, gaps)
     taken = {own.name: own.source or own.name for own in made.used if own.name not in mapped.columns}
     if asked_for := [
         name for name, own in taken.items() if names_people(own, set(lines.columns[own].head(MOST_TRIED)))
@@ -326,16 +322,15 @@ def shared_recipe(path: Path, schema: Schema, mapped: Mapped, options: ImportOpt
         patient=patient,
         split="split" if "split" in header else "",
         seed=options.seed,
-        encoding="utf-8" if encoding == UTF8 else encoding,
-        separator=separator,
-        decimal=label_sign(lines, made.label, gaps, asked, "."),
+        encoding=lines.encoding.replace(UTF8, "utf-8"),
+        separator=lines.separator,
+        decimal=label_sign(lines, made.label, gaps, take.asked, "."),
     )
 
 
-def chosen_columns(
-    path: Path, header: list[str], lines: Lines, labels: Sequence[str], patient: str, take: Take
-) -> tuple[list[str], tuple[str, ...]]:
+def chosen_columns(lines: Lines, labels: Sequence[str], patient: str, take: Take) -> tuple[list[str], tuple[str, ...]]:
     """Return the columns that a draft examines, and notes on those that are left out without examination."""
+    path, header = lines.path, lines.header
     likely = left_out(lines, (n for n in header if n not in (*labels, *take.columns, take.text, patient, "split")))
     others = [*labels, "split", "patient", *filter(None, (take.text, patient)), *likely]
     features = feature_columns(path, header, dict.fromkeys(others), take.columns)
@@ -371,9 +366,9 @@ def label_sign(lines: Lines, columns: Sequence[str], gaps: Collection[str], aske
     return asked.decimal or (decimal if decimal != "," else ".")
 
 
-def example(lines: Lines, header: Sequence[str]) -> str:
+def example(lines: Lines) -> str:
     """Return the first column name, or place of a cell, with a letter beyond ASCII, as an example of the encoding."""
-    if found := next((name for name in header if not name.isascii()), ""):
+    if found := next((name for name in lines.header if not name.isascii()), ""):
         return f", where it reads {found!r}"
     first = [
         (cells.first_of(own), name)

@@ -319,7 +319,8 @@ def _all_slices(study: Study) -> list[tuple[int, int | None]]:
 
 def _join(table: Path, studies: list[Study], label: Label, take: Take) -> Joined:
     """Join a csv of labels to studies. Raises DataError where its columns or lines do not allow it."""
-    header, lines = read_lines(table, take.separator, take.encoding)
+    lines = read_lines(table, take.separator, take.encoding)
+    header = lines.header
     column = join_key(header)
     if not column:
         raise DataError(f"{table} has no column study, accession or patient by which its labels belong to DICOM files")

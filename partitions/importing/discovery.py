@@ -184,7 +184,7 @@ def loose_rows(source: Path) -> Iterator[SampleSource]:
 
 def is_joined(table: Path, source: Path) -> bool:
     """Return whether a folder's csv has labels for DICOM files there without a column of files."""
-    return holds_dicom(source) and "file" not in read_lines(table)[0]
+    return holds_dicom(source) and "file" not in read_lines(table).columns
 
 
 def numbered(rows: list[SampleSource], source: Path) -> list[SampleSource]:

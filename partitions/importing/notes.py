@@ -14,6 +14,7 @@ from partitions.common.errors import DataError
 from partitions.importing.images import SampleSource
 from partitions.importing.tables import SEPARATORS
 from partitions.recipes.cells import GROUPS
+from partitions.recipes.draft import Asked
 from partitions.splits import Array, together
 from partitions.tokens import BUCKETS, LENGTH, MOST_LENGTH, Hashed, encode, parse_vocabulary
 
@@ -45,6 +46,11 @@ class Take:
     encoding: str = ""
     dates: str = ""
     gaps: tuple[str, ...] = ()
+
+    @property
+    def asked(self) -> Asked:
+        """The options on the format of cells."""
+        return Asked(self.decimal, self.thousands, self.dates, self.gaps)
 
     def __post_init__(self) -> None:
         if self.decimal not in ("", ".", ","):

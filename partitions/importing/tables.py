@@ -186,14 +186,14 @@ def read_column(path: Path, rows: Rows, skipped: int, place: int) -> Coded:
 
 
 def read_lines(
-    path: Path, separator: str = "", encoding: str = "", gaps: Collection[str] = ()
-) -> tuple[list[str], Lines]:
-    """Return the columns of a csv and its lines. Columns without a header get names here.
+    path: Path, separator: str = "", encoding: str = "", gaps: Collection[str] = (), *, or_utf8: bool = False
+) -> Lines:
+    """Return the lines of a csv. Columns without a header get names here.
 
-    ``separator``: of cells, "" for :func:`find_separator`; ``encoding``: "" for :func:`find_encoding`; ``gaps``: cells
-    that are no numbers even if they look so.
+    ``separator``: of cells, "" for :func:`find_separator`; ``encoding``, ``or_utf8``: as for :func:`find_encoding`;
+    ``gaps``: cells that are no numbers even if they look so.
     """
-    encoding = encoding or find_encoding(path)
+    encoding = find_encoding(path, encoding, or_utf8=or_utf8)
     separator = separator or find_separator(path, encoding)
     rows = partial(rows_of, path, separator, encoding)
     with long_cells():
@@ -225,7 +225,8 @@ def read_lines(
     other = [(number, sum(i not in lost for i in range(len(cells)))) for number, cells in ragged.items()]
     check_structure(path, header, [own for own in other if own[1] != len(header)], separator)
     made = [readers[k].made(partial(read_column, path, rows, int(not unnamed), k)) for k in kept]
-    return header, Lines(path, dict(zip(header, made, strict=True)), np.concatenate(numbers))
+    columns = dict(zip(header, made, strict=True))
+    return Lines(path, columns, np.concatenate(numbers), separator=separator, encoding=encoding)
 
 
 def check_structure(path: Path, header: list[str], other: list[tuple[int, int]], separator: str) -> None:

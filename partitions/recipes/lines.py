@@ -259,15 +259,21 @@ def floats_of(cells: Sequence[str]) -> Array | None:
 class Lines(Sequence[Line]):
     """The lines of a csv. ``columns``: the cells of each; ``numbers``: of the lines in the file, from 1.
 
-    ``word``: what a line is called, with what stands before it.
+    ``word``: what a line is called, with what stands before it; ``separator``, ``encoding``: of the file.
     """
 
     def __init__(
-        self, path: Path, columns: Mapping[str, Sequence[str]], numbers: Sequence[int] | Array, word: str = ""
+        self,
+        path: Path,
+        columns: Mapping[str, Sequence[str]],
+        numbers: Sequence[int] | Array,
+        word: str = "",
+        separator: str = "",
+        encoding: str = "",
     ) -> None:
         made = {name: own if isinstance(own, Cells) else Cells.of(own) for name, own in columns.items()}
-        self.path, self.columns, self.numbers = path, made, numbers
-        self.word = word or f"{path}, line"
+        self.path, self.columns, self.numbers, self.header = path, made, numbers, [*columns]
+        self.word, self.separator, self.encoding = word or f"{path}, line", separator, encoding
 
     def where(self, i: int) -> str:
         """Return the place of a line, for messages."""

@@ -22,7 +22,8 @@ def test_rows_are_those_of_the_file(tmp_path: Path) -> None:
     """Empty lines count for the numbers, blanks around cells do not."""
     path = tmp_path / "t.csv"
     path.write_text(TEXT)
-    header, lines = read_lines(path)
+    lines = read_lines(path)
+    header = lines.header
     places = [f"{path}, line {number}" for number in (2, 4, 5, 6, 7)]
     rows = [("71,5", "north"), ("NA", "north"), ("71,5", "south"), ("x", "south"), ("80,25", "north")]
     assert header == ["age", "place"] and len(lines) == 5
@@ -37,7 +38,7 @@ def test_a_different_cell_is_read_once(tmp_path: Path, monkeypatch: pytest.Monke
     """A hospital's table has some hundred different cells in a column, and a million lines."""
     path = tmp_path / "t.csv"
     path.write_text(TEXT)
-    lines = read_lines(path)[1]
+    lines = read_lines(path)
     asked, parse = list[str](), pipeline.parse_number
 
     def counted(cell: str, decimal: str, thousands: str) -> float | None:
@@ -86,7 +87,7 @@ def test_an_array_of_numbers_is_its_cells(
     def found(most: int, given: tuple[str, ...]) -> list[object]:
         monkeypatch.setattr(columns, "MOST_CODED", most)
         monkeypatch.setattr(columns, "MOST_OTHERS", 3)
-        lines = read_lines(path, gaps=given)[1]
+        lines = read_lines(path, gaps=given)
         missing = ("", *gaps)
         own = cells_in(lines, "x", missing)
         made: list[object] = [evidence_of(own), share_of_numbers(own), dict(own), list(lines.columns["x"])]
@@ -111,7 +112,7 @@ def test_many_numbers_are_an_array(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(columns, "MOST_CODED", 2)
     path = tmp_path / "t.csv"
     path.write_text("a,b\n" + "".join(f"{i}.25,a\n" for i in range(9)) + ",a\n")
-    lines = read_lines(path)[1]
+    lines = read_lines(path)
     assert [own.numbers is None for own in lines.columns.values()] == [False, True]
     path.write_text(path.read_text().replace("0.25", "0.75"))
     assert lines.columns["a"][0] == "0.75"

@@ -80,8 +80,8 @@ def find_layout(source: Path, options: ImportOptions) -> Layout:
     placed = [(place_of(source, i, len(files)), path) for i, path in enumerate(files)]
     if holds_dicom(source):
         table = table or own
-        header, lines = read_lines(table, options.take.separator, options.take.encoding) if table else ([], NO_LINES)
-        return Layout("dicom", source, placed, table, tuple(header), lines)
+        lines = read_lines(table, options.take.separator, options.take.encoding) if table else NO_LINES
+        return Layout("dicom", source, placed, table, tuple(lines.header), lines)
     if table:
         raise DataError(f"--labels-from goes with a folder of DICOM files, and {source} has none")
     folders: Counter[str] = Counter()
@@ -96,11 +96,11 @@ def find_layout(source: Path, options: ImportOptions) -> Layout:
 
 def listed(table: Path, options: ImportOptions) -> Layout:
     """Return the layout of a csv that lists files. Raises DataError where it lists none."""
-    header, lines = read_lines(table, options.take.separator, options.take.encoding)
-    if "file" not in header:
+    lines = read_lines(table, options.take.separator, options.take.encoding)
+    if "file" not in lines.columns:
         raise DataError(f"{table} has no column file; --propose of pictures wants a folder, or a csv that lists files")
     files = [(where, table.parent / row["file"]) for where, row in lines]
-    return Layout("list", table, files, table, tuple(header), lines)
+    return Layout("list", table, files, table, tuple(lines.header), lines)
 
 
 def find_roles(layout: Layout, options: ImportOptions, found: Inventory) -> Roles:
