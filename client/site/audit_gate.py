@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .budget.ledger import Spent
-from .budget.release import config_of, note_charged
+from .budget.release import Charged, config_of, note_charged
 from .egress_record import TAKEN, applied, budget, take_withheld, versions
 from .errors import SiteError
 from .flower import internal
@@ -63,7 +63,7 @@ class MessageInfo:
     cohort: str
     study: Mapping[str, Any] | None = None  # name, digest, and how many bytes may leave
     receipt: Mapping[str, Any] | None = None  # the log's entry about the server's receipt (`take_receipt`)
-    charged: Mapping[str, Any] | None = None  # the charge to the privacy budget (`messages.charge_message`)
+    charged: Charged | None = None  # the charge to the privacy budget (`messages.charge_message`)
 
     @property
     def state(self) -> Path:

@@ -13,7 +13,7 @@ from typing import Any
 
 from .audit_gate import cohort_of, describe_message, folder_of, in_study, refuse, release_reply, take_receipt
 from .budget.cohort import Reader, read_by_process
-from .budget.release import charge
+from .budget.release import Charged, charge
 from .counts import count_faults, limits_of, study_faults
 from .errors import SiteError
 from .own_models import has_left, names_of
@@ -108,9 +108,7 @@ def count_message(policy: Policy, study: Study | None, state: Any, run: str, sil
         raise PolicyRefusedError(f"{silo} refuses: {fault}")
 
 
-def charge_message(
-    message: Any, context: Any, terms: Terms, *, read: Reader = read_by_process
-) -> dict[str, Any] | None:
+def charge_message(message: Any, context: Any, terms: Terms, *, read: Reader = read_by_process) -> Charged | None:
     """Charge an allowed message, before it is answered, to the privacy budget of the people in the data.
 
     Returns what the audit gate needs of the charge. Returns None if the message costs nothing: a run without

@@ -40,6 +40,11 @@ def load_ours(folder: str, name: str) -> Any:
     return importlib.import_module(f"{package}.{name}")
 
 
+def available_share() -> float:
+    """Return the free share of this machine's or container's scarcest memory, from 0 to 1."""
+    return float(load_ours("partitions/common", "memory").available_share())
+
+
 if __name__ == "__main__":
     load_site()
     name = sys.argv.pop(1)

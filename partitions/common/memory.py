@@ -1,6 +1,6 @@
 """Free memory of the machine, or of the container or batch job where that is less (cgroup v1 and v2); and its end.
 
-Standard library only, and no module of ours: client/site/memory.py loads this file by its path.
+Standard library only, and no module of ours: client/site/private.py loads this file by its path.
 """
 
 import errno

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from client.site import memory as at_the_site
+from client.site import private as at_the_site
 from partitions.common import memory, sizes
 from partitions.common.memory import UNKNOWN, available, available_share
 from partitions.common.sizes import TooLargeError, check_size

@@ -7,26 +7,33 @@ Standard library only, as in trust/policy.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import SiteError
-from ..record import Record
 from ..trust.chain import digest
 from ..trust.policy import Policy, PolicyRefusedError
 from ..trust.run_config import is_private
 from .accounting import Cost, cost_of
-from .cohort import Reader, data_file, noted, read_by_process
+from .cohort import Reader, data_file, read_by_process
 from .ledger import Ledger, Release, Spent
 
 MOST_TEXT = 100  # characters of the server's names in the ledger
 
 
+@dataclass(frozen=True)
+class Charged:
+    """A message that was charged, the policy then, and the epsilon that was spent before."""
+
+    release: Release
+    policy: Policy
+    before: float
+
+
 def charge(
     message: Any, context: Any, policy: Policy, sha256: str, state: Path, *, read: Reader = read_by_process
-) -> dict[str, Any] | None:
+) -> Charged | None:
     """Charge a message's cost to its cohort; return what `note_charged` needs of it, None if it costs nothing.
 
     ``sha256``: of the silo's data file; ``state``: the folder of the ledger. Raises PolicyRefusedError, one line, if
@@ -39,7 +46,6 @@ def charge(
     try:
         if not sha256:
             raise SiteError("its data file cannot be read, so no cost can be charged")
-        ledger = Ledger(state)
         data = data_file(state, sha256, silo, Path(str(node["data"])), read)
         cost = cost_of(run, data)
         if not cost.steps:
@@ -53,27 +59,20 @@ def charge(
             data=data,
             cost=cost,
         )
-        spent = ledger.charge(release, policy, whole(config.get("attended")))
+        return Charged(release, policy, Ledger(state).charge(release, policy, whole(config.get("attended"))).before)
     except SiteError as error:
         raise PolicyRefusedError(f"{silo} refuses: {error}") from None
     except OSError as error:
         raise PolicyRefusedError(f"{silo} refuses: the ledger cannot be written: {error.strerror}") from None
-    fields = {key: value for key, value in vars(release).items() if key not in ("data", "cost")}
-    rules = {"epsilon": policy.epsilon, "delta": policy.delta}
-    return {**fields, "data": sha256, "cost": asdict(release.cost), "rules": rules, "before": spent.before}
 
 
-def note_charged(reply: Any, charged: Mapping[str, Any], state: Path) -> Spent:
+def note_charged(reply: Any, charged: Charged, state: Path) -> Spent:
     """Note a reply before it leaves; return what was spent before its message was charged, and after it.
 
     Raises SiteError if the reply differs from the one that left before, and costs too much.
     """
-    with Record(state).reading() as db:
-        data = noted(db, charged["data"])
-    names = {key: charged[key] for key in ("key", "silo", "run_id", "run", "round")}
-    release = Release(**names, data=data, cost=Cost(**charged["cost"]))
-    spent = Ledger(state).note_reply(release, content_of(reply), Policy(**charged["rules"]))
-    return replace(spent, before=charged["before"])
+    spent = Ledger(state).note_reply(charged.release, content_of(reply), charged.policy)
+    return replace(spent, before=charged.before)
 
 
 def key_of(message: Any, context: Any, sha256: str, cost: Cost) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..flower import internal
-from ..memory import available_share
+from ..private import available_share
 from .app_process import DIED, DONE, READY
 from .records import read_answer, write_question
 from .template import connect_to, template_command, template_pid

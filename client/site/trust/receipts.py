@@ -13,6 +13,7 @@ A server need not give receipts (rule ``receipts``). If it gives none, or a wron
 Standard library and `cryptography`, which Flower brings: the process that runs the app loads this file.
 """
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -31,7 +32,7 @@ from .policy import Policy, PolicyRefusedError
 ASKED = "receipt"  # in a message's config: the receipt for the silo's last reply, or empty
 RECORD = "audit"  # in a reply: number and hash of its line
 KEY = "SILOFL_RECEIPT_KEY"  # in the server's environment: the file of the key that signs receipts
-FILE, KEY_FILE, NAMED = "receipts.jsonl", "server-key", "receipts-named"
+FILE, KEY_FILE = "receipts.jsonl", "server-key"
 LONGEST = 4096  # bytes of a receipt
 REQUIRED = "required"
 LOOKED_AT = 1000  # lines from the end of a log in which a receipt's line is searched
@@ -96,7 +97,7 @@ def take(
         fault = str(error)
     if policy.receipts == REQUIRED:
         raise PolicyRefusedError(f"{silo} refuses: its policy has {policy.line('receipts')}, and {fault}")
-    _name(f"WARNING: {silo}: {fault} ({folder})", run_id, folder)
+    _warn(f"WARNING: {silo}: {fault} ({folder})", run_id)
     return {"fault": fault}
 
 
@@ -162,16 +163,9 @@ def known_key(folder: Path) -> str:
         return ""
 
 
-def _name(line: str, run_id: str, folder: Path) -> None:
-    """Print a line once per run; the run is noted in a file, since every message has a process of its own."""
-    note = folder / NAMED
-    try:
-        if note.exists() and note.read_text(encoding="utf-8", errors="replace") == run_id + line:
-            return
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_whole(note, run_id + line)
-    except OSError:
-        pass  # then it is printed again
+@functools.cache
+def _warn(line: str, run_id: str) -> None:
+    """Print a line once per run."""
     print(line, file=sys.stderr, flush=True)
 
 
