@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from client.site.budget.accounting import Cost
+from client.site.budget.accounting import MessageCost
 from client.site.budget.cohort import DataFile
 from client.site.budget.ledger import Ledger, Release
 from client.site.budget.run_cost import in_ledger
@@ -18,7 +18,7 @@ from client.site.trust.chain import LARGEST, START, chained, digest
 from client.site.trust.policy import Policy
 
 SIZES, MESSAGES = (100, 10_000, 100_000), 30
-COST = Cost("record", 200, 0.1, 1.5, 10, 1e-5)
+COST = MessageCost("record", 200, 0.1, 1.5, 10, 1e-5)
 
 
 def write_ledger(state: Path, lines: int) -> DataFile:

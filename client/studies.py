@@ -15,7 +15,7 @@ from client.site.node import Site
 from client.site.released import read_released
 from client.site.study import approvals
 from client.site.study.dangers import dangers, of_weights, values
-from client.site.study.protocol import Limits, Study, parse_study, signer_of, words
+from client.site.study.protocol import StudyLimits, StudyProtocol, parse_study, signer_of, words
 from client.site.trust.bundle import POLICY_ASKED, find_state
 from client.site.trust.message_rules import run_faults
 from client.site.trust.methods import DEFAULTS
@@ -32,7 +32,7 @@ METRIC_WORDS = "counts of samples, the metrics {metrics}, seconds and bytes"
 
 
 @dataclass(frozen=True)
-class Place:
+class JoinedSilo:
     """A silo of this site: its name, its state directory, its policy, and the signer of its bundles, if known."""
 
     name: str
@@ -41,7 +41,7 @@ class Place:
     signer: str = ""
 
 
-def place_of(state: Path | None, policy: Path | None = None) -> Place:
+def place_of(state: Path | None, policy: Path | None = None) -> JoinedSilo:
     """Return the silo of a state directory, of this container, or the only one that joined from this machine.
 
     ``policy``: its policy's file, if not in the usual place. Raises UserError, one line, if there is no such silo, or
@@ -49,7 +49,7 @@ def place_of(state: Path | None, policy: Path | None = None) -> Place:
     """
     if state is None and os.environ.get("SILOFL_NAME"):
         site = Site.from_environment(os.environ)
-        return Place(site.name, site.state, read_policy(str(policy or site.policy)))
+        return JoinedSilo(site.name, site.state, read_policy(str(policy or site.policy)))
     state = find_state(state)
     if not state.is_dir():
         raise UserError(
@@ -60,10 +60,10 @@ def place_of(state: Path | None, policy: Path | None = None) -> Place:
     asked = folder / POLICY_ASKED  # what `silofl join --policy` named
     named = asked.read_text("utf-8") if asked.is_file() else ""
     own = policy or named or (folder / "policy.toml" if (folder / "policy.toml").is_file() else "")
-    return Place(folder.name, state, read_policy(str(own)), known(folder / "signed-by"))
+    return JoinedSilo(folder.name, state, read_policy(str(own)), known(folder / "signed-by"))
 
 
-def read_file(file: Path) -> tuple[str, Study]:
+def read_file(file: Path) -> tuple[str, StudyProtocol]:
     """Return a study file's text and the parsed study. Raises SiteError or OSError."""
     text = file.read_text(encoding="utf-8")
     return text, parse_study(text, str(file))
@@ -72,7 +72,7 @@ def read_file(file: Path) -> tuple[str, Study]:
 # --- a study in words -------------------------------------------------------------------------------------------------
 
 
-def study_page(study: Study, signer: str) -> str:
+def study_page(study: StudyProtocol, signer: str) -> str:
     """Return the page for a committee: the question, what leaves, what can be inferred, the limits, the settings."""
     private = True in values(study, "dp")
     lines = [
@@ -86,7 +86,10 @@ def study_page(study: Study, signer: str) -> str:
         *_leaves(study),
         "",
         "At most, in the whole study, from one hospital",
-        *(f"  {getattr(study.limits, name):>14,}  {found.description}" for name, found in Limits.model_fields.items()),
+        *(
+            f"  {getattr(study.limits, name):>14,}  {found.description}"
+            for name, found in StudyLimits.model_fields.items()
+        ),
         f"  No training with fewer than {study.participants} hospitals in a round.",
         f"  No first model but {'that of the approved weights' if study.weights else 'the seed'}; later none that is",
         f"  more than {study.step:g} lengths away from this hospital's last one.",
@@ -106,7 +109,7 @@ def study_page(study: Study, signer: str) -> str:
     return "\n".join(map(escaped, lines))
 
 
-def noise_text(study: Study) -> str:
+def noise_text(study: StudyProtocol) -> str:
     """Describe whether noise protects what leaves: only if the study's settings require it in every run."""
     if all(value is True for value in values(study, "dp")):
         given = {key: words(study.settings.get(key, DEFAULTS[key])) for key in DEFAULTS if owner(key) == "dp"}
@@ -125,7 +128,7 @@ def _pairs(fields: Mapping[str, str]) -> Iterator[str]:
         yield from textwrap.wrap(text, WIDTH, initial_indent=f"  {name:<10} ", subsequent_indent=" " * 13)
 
 
-def _leaves(study: Study) -> Iterator[str]:
+def _leaves(study: StudyProtocol) -> Iterator[str]:
     for name in study.methods:
         info = strategies()[name].info
         vectors = [VECTORS[one] for one in info.uploads]
@@ -144,7 +147,7 @@ def _leaves(study: Study) -> Iterator[str]:
 # --- a hospital decides -----------------------------------------------------------------------------------------------
 
 
-def review(study: Study, place: Place, samples: int | None = None) -> list[str]:
+def review(study: StudyProtocol, place: JoinedSilo, samples: int | None = None) -> list[str]:
     """Return the warnings for a hospital. Raises UserError if its policy refuses every run of a method."""
     lines = []
     for name in study.methods:
@@ -156,7 +159,7 @@ def review(study: Study, place: Place, samples: int | None = None) -> list[str]:
     return [*dict.fromkeys(lines), *dangers(study, place.policy, earlier, samples)]
 
 
-def corners(study: Study, method: str) -> list[dict[str, Any]]:
+def corners(study: StudyProtocol, method: str) -> list[dict[str, Any]]:
     """Return two runs of a method: every setting at its first or least value, and at its last or largest."""
     found = []
     for end in (0, -1):
@@ -176,7 +179,7 @@ def approve(
     echo: Callable[[str], None],
     samples: int | None = None,
     weights: Path | None = None,
-) -> Study:
+) -> StudyProtocol:
     """Show a study, warn, ask, and store it as approved. ``ask``: None to skip the question (--yes).
 
     Raises UserError, DataError, SiteError or OSError, one line, if it cannot be approved; nothing is stored then.
@@ -200,7 +203,7 @@ def approve(
     return approvals.approve(place.state, place.name, text, by, signer, warnings)
 
 
-def check_signer(signer: str, place: Place, signed_by: str) -> None:
+def check_signer(signer: str, place: JoinedSilo, signed_by: str) -> None:
     """Raise DataError if a study is signed by another key than the expected one, or by none."""
     if signed_by == UNSIGNED:
         return

@@ -22,7 +22,7 @@ from client.site.node import Site
 from client.site.study import approvals
 from client.site.trust.audit import settings_of
 from client.site.trust.audit_page import cause, check_receipts, kinds, receipt_text, withheld_text
-from client.site.trust.chain import Verdict, utc_now
+from client.site.trust.chain import ChainVerdict, utc_now
 from client.site.trust.envelope import RECORD, fingerprint, public_pem, seal, unseal
 from client.site.trust.keys import load_key, own_key
 from partitions.common.errors import DataError, UserError
@@ -33,7 +33,7 @@ WIDTH = 110
 Entry = Mapping[str, Any]
 
 
-def study_record(found: Verdict, folder: Path, name: str, receipts: Sequence[Path] = ()) -> dict[str, Any]:
+def study_record(found: ChainVerdict, folder: Path, name: str, receipts: Sequence[Path] = ()) -> dict[str, Any]:
     """Return a log's record of a study. ``found``: the verified log; ``receipts``: the server's own copies, if any.
 
     Raises UserError if the log has no line of the study.

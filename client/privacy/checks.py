@@ -21,7 +21,7 @@ import numpy as np
 
 from client.local_data import columns_in
 from client.site.record import Record, disclose
-from client.site.study.protocol import Study
+from client.site.study.protocol import StudyProtocol
 from client.site.trust.policy import Policy, PolicyRefusedError
 from models.privacy.noise import derived
 from models.standardisation import Columns, column_sums, rounded_sums
@@ -79,7 +79,7 @@ def check_records(settings: RunSettings, data: SiloData, name: str) -> None:
 LARGEST = 10.0  # root mean square of a standardised column: the bound for a silo with 1 % of all samples
 
 
-def check_statistics(columns: Array, mean: Columns, std: Columns, study: Study, silo: str) -> None:
+def check_statistics(columns: Array, mean: Columns, std: Columns, study: StudyProtocol, silo: str) -> None:
     """Raise PolicyRefusedError if the server's ``mean`` and ``std`` (d,) do not fit data like ``columns``.
 
     ``columns`` (n, d): the silo's training part.

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .budget.ledger import Spent
+from .budget.ledger import SpentEpsilon
 from .budget.release import Charged, config_of, note_charged
 from .egress_record import TAKEN, applied, budget, take_withheld, versions
 from .errors import SiteError
@@ -195,7 +195,7 @@ def refuse(message: Any, reason: str, code: str = "CLIENT_APP_RAISED_EXCEPTION")
     return Message(Error(getattr(internal("ErrorCode"), code), reason), reply_to=message)
 
 
-def write_down(reply: Any, info: MessageInfo, spent: Spent | None = None) -> tuple[int, str]:
+def write_down(reply: Any, info: MessageInfo, spent: SpentEpsilon | None = None) -> tuple[int, str]:
     """Append a reply to log and record, count its bytes in its study, and remove the app's report to the site.
 
     Returns the line's number and hash; they leave with the reply if the server gives receipts. Raises OSError or

@@ -13,7 +13,7 @@ from typing import Any
 
 from .record import Record
 from .released import sent_bytes
-from .study.protocol import Limits, Study
+from .study.protocol import StudyLimits, StudyProtocol
 from .trust.policy import Policy
 
 BYTES = "bytes"
@@ -45,7 +45,7 @@ def count_faults(db: sqlite3.Connection, policy: Policy, run: str, silo: str, ki
     return faults
 
 
-def study_faults(db: sqlite3.Connection, study: Study, silo: str, run: str, kind: str, day: str) -> list[str]:
+def study_faults(db: sqlite3.Connection, study: StudyProtocol, silo: str, run: str, kind: str, day: str) -> list[str]:
     """Return which limits of a study do not allow another message to this silo."""
     limits, before = dict(study.limits), used(db, study.name, silo)
     has = "SELECT 1 FROM messages WHERE study = ? AND silo = ? AND {} = ? LIMIT 1"
@@ -87,9 +87,9 @@ def budget_of(
     return {**used(db, name, silo, last), BYTES: sent}, {**used(db, name, silo), BYTES: sent + size}
 
 
-def used_up(state: Path, study: Study, silo: str = "") -> dict[str, int]:
+def used_up(state: Path, study: StudyProtocol, silo: str = "") -> dict[str, int]:
     """Return the use of each limit; the largest of all silos in this state directory, if ``silo`` is empty."""
-    found = dict.fromkeys(Limits.model_fields, 0)
+    found = dict.fromkeys(StudyLimits.model_fields, 0)
     with Record(state).reading() as db:
         names = db.execute("SELECT DISTINCT silo FROM messages WHERE study = ? AND study != ''", (study.name,))
         for one in [silo] if silo else [name for (name,) in names]:

@@ -19,7 +19,7 @@ import sqlite3
 from collections.abc import Mapping
 from typing import Any
 
-from .budget.ledger import Spent
+from .budget.ledger import SpentEpsilon
 from .counts import budget_of
 from .trust.policy import Policy, Rules
 
@@ -68,7 +68,7 @@ def take_withheld(reply: Any) -> dict[str, list[str]] | None:
 
 
 def budget(
-    db: sqlite3.Connection, study: Mapping[str, Any] | None, spent: Spent | None, silo: str, size: int
+    db: sqlite3.Connection, study: Mapping[str, Any] | None, spent: SpentEpsilon | None, silo: str, size: int
 ) -> dict[str, dict[str, float]]:
     """Return `before` and `after`: what was used of each limit, by name, without and with this message.
 

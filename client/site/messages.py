@@ -18,7 +18,7 @@ from .counts import count_faults, limits_of, study_faults
 from .errors import SiteError
 from .own_models import has_left, names_of
 from .record import Record
-from .study.protocol import Study, message_faults
+from .study.protocol import StudyProtocol, message_faults
 from .takeover import MESSAGE
 from .terms import Terms, read_terms
 from .trust.message_rules import OWN_MODEL, own_model_faults, round_faults, run_faults
@@ -88,7 +88,9 @@ def check_message(message: Any, context: Any, terms: Terms, *, app: Iterable[str
     count_message(policy, study, state, run, silo, kind, today.isoformat())
 
 
-def count_message(policy: Policy, study: Study | None, state: Any, run: str, silo: str, kind: str, day: str) -> None:
+def count_message(
+    policy: Policy, study: StudyProtocol | None, state: Any, run: str, silo: str, kind: str, day: str
+) -> None:
     """Note a message of this run in the record. Raises PolicyRefusedError if policy or study do not allow another."""
     faults, limits = list[str](), limits_of(policy, kind)
     if not state and limits:

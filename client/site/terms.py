@@ -11,7 +11,7 @@ from typing import Any
 
 from .errors import SiteError
 from .study.approvals import study_for
-from .study.protocol import Study, narrowed
+from .study.protocol import StudyProtocol, narrowed
 from .trust.policy import Policy, PolicyRefusedError, policy_of
 
 GIVEN = "terms"  # in the node config of a message that the gate has checked, charged and counted
@@ -25,7 +25,7 @@ class Terms:
     """
 
     policy: Policy | None = None
-    study: Study | None = None
+    study: StudyProtocol | None = None
     error: SiteError | None = None
 
     @property
@@ -64,4 +64,4 @@ def take_terms(node: MutableMapping[str, Any]) -> Terms | None:
     if given is None:
         return None
     policy, study = json.loads(str(given))
-    return Terms(Policy.model_validate_json(policy), study and Study.model_validate_json(study))
+    return Terms(Policy.model_validate_json(policy), study and StudyProtocol.model_validate_json(study))

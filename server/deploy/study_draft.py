@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from client.site.study.dangers import relevant
-from client.site.study.protocol import FREE, STUDY, TEXTS, Study, parse_study
+from client.site.study.protocol import FREE, STUDY, TEXTS, StudyProtocol, parse_study
 from client.site.trust.apps import build
 from client.site.trust.methods import DEFAULTS
 from client.site.trust.pins import content_sum
@@ -118,7 +118,7 @@ def app_sums(folder: Path) -> list[str]:
         ) from None
 
 
-def check(text: str, path: str) -> Study:
+def check(text: str, path: str) -> StudyProtocol:
     """Return a file's study after checking each method with the minimum and maximum of every setting.
 
     Raises SiteError or UserError with one line on the fault.

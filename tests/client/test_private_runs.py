@@ -18,7 +18,7 @@ from tiny import Files, TinyGrid, federate, random_silos, settings_of
 
 from client.app import app
 from client.site.budget import ledger as ledgers
-from client.site.budget.accounting import Cost, cost_of
+from client.site.budget.accounting import MessageCost, cost_of
 from client.site.budget.cohort import data_file
 from client.site.budget.ledger import Ledger
 from client.site.budget.release import key_of
@@ -181,9 +181,9 @@ def test_a_charge_is_bound_to_everything_that_is_released(files: Files, state: P
 
     federate(files, state_dir=state, prepare=prepare, **{**PRIVATE, "rounds": 1})
     message, context = kept[0]
-    cost = Cost("record", 40, 0.25, 1.0, 4, 1e-5)
+    cost = MessageCost("record", 40, 0.25, 1.0, 4, 1e-5)
 
-    def key(sha256: str = "a", cost: Cost = cost) -> str:
+    def key(sha256: str = "a", cost: MessageCost = cost) -> str:
         return key_of(message, context, sha256, cost)
 
     seen = [key(), key("b"), key(cost=replace(cost, noise=2.0)), key(cost=replace(cost, delta=1e-6))]

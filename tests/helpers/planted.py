@@ -51,8 +51,8 @@ FAULTS: tuple[tuple[str, str, str], ...] = (
     ("client/site/test_policy.py", "len(runs) >= policy.runs_per_day:", "len(runs) > policy.runs_per_day:"),
     (
         "client/site/test_signing.py",
-        'text, "public-key": public_pem(key).decode(), "signature": signature}',
-        'text, "public-key": public_pem(key).decode(), "signature": signature[::-1]}',
+        "return fields, verify(prefixed(kind, text), outer)",
+        'return fields, fingerprint(outer["public-key"])',
     ),
     ("client/site/test_answering.py -k pins", "if not any(one in allowed for", "if any(one in allowed for"),
     ("client/site/test_persistent.py -k dispatcher_ends", "return 60 * max(0.0, float(text))", "return 0.0"),

@@ -23,7 +23,7 @@ MOST_DELTA = 1e-5  # if neither the site nor the run sets one
 
 
 @dataclass(frozen=True)
-class Cost:
+class MessageCost:
     """The noised steps of one message: number of units, share per step, and noise."""
 
     unit: str
@@ -59,7 +59,7 @@ def default_delta(units: int) -> float:
     return min(MOST_DELTA, 1 / (10 * max(units, 1)))
 
 
-def cost_of(run: Mapping[str, Any], data: DataFile) -> Cost:
+def cost_of(run: Mapping[str, Any], data: DataFile) -> MessageCost:
     """Compute the cost of a training message of this run. Raises SiteError if it cannot be computed.
 
     With ``dp.target-epsilon`` the noise is such that all rounds of the run together cost that epsilon. A patient is
@@ -90,7 +90,7 @@ def cost_of(run: Mapping[str, Any], data: DataFile) -> Cost:
         epsilon_of([{"noise": noise, "rate": rate, "steps": steps}], delta)
     except ValueError as error:
         raise SiteError(str(error)) from None
-    return Cost(unit=unit, units=units, rate=rate, noise=noise, steps=steps, delta=delta)
+    return MessageCost(unit=unit, units=units, rate=rate, noise=noise, steps=steps, delta=delta)
 
 
 def steps_of(run: Mapping[str, Any], per_epoch: float, value: Callable[[str], float]) -> int:

@@ -29,7 +29,7 @@ from ..errors import SiteError
 from ..record import Record
 from ..trust.chain import EVERY, Chain, files_of, read_head, utc_now
 from ..trust.policy import Policy
-from .accounting import Cost, default_delta, epsilon_of
+from .accounting import MessageCost, default_delta, epsilon_of
 from .cohort import DataFile, cohort_of, noted
 
 CHARGE, SENT = "charge", "sent"
@@ -48,11 +48,11 @@ class Release:
     run: str
     round: int
     data: DataFile
-    cost: Cost
+    cost: MessageCost
 
 
 @dataclass(frozen=True)
-class Spent:
+class SpentEpsilon:
     """Epsilon of a cohort before and after a release, at the cohort's delta."""
 
     before: float
@@ -79,7 +79,7 @@ class Ledger(Chain):
             raise SiteError(f"the ledger {self.folder} is not whole: {found.faults[0]}; restore the state directory")
         return found.entries
 
-    def charge(self, release: Release, policy: Policy, attended: int = 0) -> Spent:
+    def charge(self, release: Release, policy: Policy, attended: int = 0) -> SpentEpsilon:
         """Charge a message, unless it was charged before at the same cost.
 
         ``attended``: the rounds of this run in which this silo's reply arrived; a ledger with fewer is an old copy.
@@ -97,7 +97,7 @@ class Ledger(Chain):
                 return self._unchanged(db, release, policy)
             return self._charge(db, release, policy)
 
-    def note_reply(self, release: Release, reply: str, policy: Policy) -> Spent:
+    def note_reply(self, release: Release, reply: str, policy: Policy) -> SpentEpsilon:
         """Note the digest of a reply before it leaves; charge it if another reply left for the same message.
 
         Only charges of the same cost cover it. Raises SiteError if the budget does not allow it, OSError if it cannot
@@ -141,7 +141,7 @@ class Ledger(Chain):
         add_line(db, {**entry, "line": number})
         db.execute("UPDATE meta SET ledger = ?, hash = ?, files = ?", (number, own, self._files()))
 
-    def _charge(self, db: sqlite3.Connection, release: Release, policy: Policy) -> Spent:
+    def _charge(self, db: sqlite3.Connection, release: Release, policy: Policy) -> SpentEpsilon:
         """Write a charge, if the budget allows it."""
         of_cohort, new = self.of_cohort(db, release.data), {**release.cost.fields, "data": release.data.sha256}
         delta = delta_of([*of_cohort, new], policy)
@@ -153,13 +153,13 @@ class Ledger(Chain):
             )
         spent = {"epsilon-before": before, "epsilon-after": after, "delta": delta, "budget": policy.epsilon}
         self._note(db, {**self._entry(release, CHARGE), **new, **spent, "cohort": release.data.cohort})
-        return Spent(before, after, delta)
+        return SpentEpsilon(before, after, delta)
 
-    def _unchanged(self, db: sqlite3.Connection, release: Release, policy: Policy) -> Spent:
+    def _unchanged(self, db: sqlite3.Connection, release: Release, policy: Policy) -> SpentEpsilon:
         of_cohort = self.of_cohort(db, release.data)
         delta = delta_of(of_cohort, policy)
         total = spent_of(of_cohort, delta)
-        return Spent(total, total, delta)
+        return SpentEpsilon(total, total, delta)
 
     def of_cohort(self, db: sqlite3.Connection, data: DataFile) -> list[Line]:
         """Return what was charged to the people that a data file is about, equal steps together.

@@ -15,9 +15,9 @@ from ..errors import SiteError
 from ..trust.chain import digest
 from ..trust.policy import Policy, PolicyRefusedError
 from ..trust.run_config import is_private
-from .accounting import Cost, cost_of
+from .accounting import MessageCost, cost_of
 from .cohort import Reader, data_file, read_by_process
-from .ledger import Ledger, Release, Spent
+from .ledger import Ledger, Release, SpentEpsilon
 
 MOST_TEXT = 100  # characters of the server's names in the ledger
 
@@ -66,7 +66,7 @@ def charge(
         raise PolicyRefusedError(f"{silo} refuses: the ledger cannot be written: {error.strerror}") from None
 
 
-def note_charged(reply: Any, charged: Charged, state: Path) -> Spent:
+def note_charged(reply: Any, charged: Charged, state: Path) -> SpentEpsilon:
     """Note a reply before it leaves; return what was spent before its message was charged, and after it.
 
     Raises SiteError if the reply differs from the one that left before, and costs too much.
@@ -75,7 +75,7 @@ def note_charged(reply: Any, charged: Charged, state: Path) -> Spent:
     return replace(spent, before=charged.before)
 
 
-def key_of(message: Any, context: Any, sha256: str, cost: Cost) -> str:
+def key_of(message: Any, context: Any, sha256: str, cost: MessageCost) -> str:
     """Return a key that is equal for repetitions of a message, and differs for any other.
 
     It covers all that the cost and the released numbers depend on: Flower's own number of the run, every setting with

@@ -15,7 +15,7 @@ from ..record import Record
 from ..takeover import APPROVAL
 from ..trust.chain import utc_now
 from ..trust.policy import Policy
-from .protocol import Study, parse_study
+from .protocol import StudyProtocol, parse_study
 
 REQUIRED = "required"
 
@@ -24,14 +24,14 @@ REQUIRED = "required"
 class Approved:
     """A study of this site, and its state."""
 
-    study: Study
+    study: StudyProtocol
     by: str
     when: str
     signer: str  # the signer's fingerprint; empty: unsigned
     revoked: str = ""  # when it was ended; empty: it holds
 
 
-def study_for(policy: Policy, state: Any, run: Mapping[str, Any]) -> Study | None:
+def study_for(policy: Policy, state: Any, run: Mapping[str, Any]) -> StudyProtocol | None:
     """Return the approved study that a run names; None if it names none and needs none.
 
     Raises SiteError, one line, if the policy requires a study, or if the named one is not approved here.
@@ -62,7 +62,7 @@ def approved(state: Path) -> list[Approved]:
         return [one for (name,) in names if (one := _find(db, name))]
 
 
-def approve(state: Path, silo: str, text: str, by: str, signer: str, warnings: Iterable[str]) -> Study:
+def approve(state: Path, silo: str, text: str, by: str, signer: str, warnings: Iterable[str]) -> StudyProtocol:
     """Store a study as approved, together with its line in the audit log. Raises SiteError, OSError.
 
     Another version of a study that holds is refused: a person has to revoke that one first.

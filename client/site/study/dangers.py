@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from client.site.study.approvals import Approved
-from client.site.study.protocol import Study
+from client.site.study.protocol import StudyProtocol
 from client.site.trust.methods import DEFAULTS, METHODS, SETTINGS
 from client.site.trust.policy import Policy
 from client.site.trust.run_config import number, owner
@@ -29,7 +29,9 @@ PARALLEL, SHARE, ROWS = (
 SMALL_COHORT = 200  # training samples
 
 
-def dangers(study: Study, policy: Policy, earlier: Sequence[Approved] = (), samples: int | None = None) -> list[str]:
+def dangers(
+    study: StudyProtocol, policy: Policy, earlier: Sequence[Approved] = (), samples: int | None = None
+) -> list[str]:
     """Return a line for each danger, with its attack.
 
     ``earlier``: studies that this site approved before; ``samples``: its training samples, if known.
@@ -37,7 +39,7 @@ def dangers(study: Study, policy: Policy, earlier: Sequence[Approved] = (), samp
     return [*_of_settings(study, policy), *_of_queries(study, policy), *_of_people(study, earlier, samples)]
 
 
-def _of_settings(study: Study, policy: Policy) -> Iterator[str]:
+def _of_settings(study: StudyProtocol, policy: Policy) -> Iterator[str]:
     batch = least(study, "batch-size")
     if batch < SMALL_BATCH:
         yield (
@@ -89,7 +91,7 @@ def _of_settings(study: Study, policy: Policy) -> Iterator[str]:
             yield f"{name} sends means per class: class counts, and the mean record of a rare class"
 
 
-def _of_queries(study: Study, policy: Policy) -> Iterator[str]:
+def _of_queries(study: StudyProtocol, policy: Policy) -> Iterator[str]:
     if study.step > NEAR:
         yield (
             f"step = {study.step:g}: imprint. A model so far from your last one can hold a layer that writes single "
@@ -113,7 +115,7 @@ def _of_queries(study: Study, policy: Policy) -> Iterator[str]:
         )
 
 
-def _of_people(study: Study, earlier: Sequence[Approved], samples: int | None) -> Iterator[str]:
+def _of_people(study: StudyProtocol, earlier: Sequence[Approved], samples: int | None) -> Iterator[str]:
     if samples is not None and samples < SMALL_COHORT:
         yield (
             f"you have {samples} training samples: membership. A model trained on fewer than {SMALL_COHORT} shows who "
@@ -160,13 +162,13 @@ def is_imprint(tensor: np.ndarray) -> bool:
     return bool((np.abs(rows @ direction) > PARALLEL).mean() > SHARE)
 
 
-def relevant(study: Study) -> Iterator[str]:
+def relevant(study: StudyProtocol) -> Iterator[str]:
     """Yield the settings that the study's methods read, common ones included."""
     owners = {"", "dp", *study.methods}
     return (key for key in DEFAULTS if owner(key) in owners)
 
 
-def values(study: Study, key: str) -> list[Any]:
+def values(study: StudyProtocol, key: str) -> list[Any]:
     """Return the values that a setting may have; the ends of a range."""
     allowed = study.settings.get(key, DEFAULTS[key])
     if isinstance(allowed, dict):
@@ -174,9 +176,9 @@ def values(study: Study, key: str) -> list[Any]:
     return allowed if isinstance(allowed, list) else [allowed]
 
 
-def least(study: Study, key: str) -> float:
+def least(study: StudyProtocol, key: str) -> float:
     return min(number(value) or 0.0 for value in values(study, key))
 
 
-def most(study: Study, key: str) -> float:
+def most(study: StudyProtocol, key: str) -> float:
     return max(number(value) or 0.0 for value in values(study, key))

@@ -56,7 +56,7 @@ Sum = Annotated[str, matching("[0-9a-f]{64}", "must be a SHA-256, 64 hexadecimal
 Count = Annotated[int, Field(ge=0, le=MOST)]
 
 
-class Limits(Frozen):
+class StudyLimits(Frozen):
     """The most that one hospital answers in the whole study, over all its runs."""
 
     runs: Count = Field(description="runs")
@@ -75,7 +75,7 @@ class Limits(Frozen):
         return {"queries": content["messages"], **content} if known else content
 
 
-class Protocol(Frozen):
+class ProtocolFile(Frozen):
     """A protocol, as its file has it. ``settings``: the allowed values by key."""
 
     model_config = ConfigDict(
@@ -95,7 +95,7 @@ class Protocol(Frozen):
     step: Annotated[float, Field(gt=0)]  # largest distance of a received model, in lengths of this silo's last one
     metrics: Metrics
     settings: dict[str, Any]
-    limits: Limits
+    limits: StudyLimits
     schema_digest: Sum | Literal[""] = Field("", alias="schema")  # the federation's; empty: none is declared
     weights: Sum | Literal[""] = ""  # the file of initial weights; empty: the seed's
     held_out: Annotated[tuple[Name, ...], Field(strict=False)] = ()  # silos that are evaluated and do not train
@@ -108,7 +108,7 @@ class Protocol(Frozen):
         return self
 
 
-class Study(Protocol):
+class StudyProtocol(ProtocolFile):
     """A protocol that was read."""
 
     digest: str  # SHA-256 of the protocol, without its signature
@@ -140,14 +140,14 @@ def signer_of(text: str) -> str:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def parse_study(text: str, path: str) -> Study:
+def parse_study(text: str, path: str) -> StudyProtocol:
     """Return the study in a file's text. Raises SiteError, one line, for the first entry that is invalid."""
     body = body_of(text)
-    found = parse_values(Protocol, read_toml(body, path, MEND), path, MEND)
+    found = parse_values(ProtocolFile, read_toml(body, path, MEND), path, MEND)
     settings = _settings(path, found.settings)
     if settings.get("init-weights", "") and not found.weights:
         raise SiteError(f"{path}: weights is missing: the SHA-256 of the file init-weights")
-    return Study(**{**dict(found), "settings": settings}, digest=hashlib.sha256(body.encode()).hexdigest())
+    return StudyProtocol(**{**dict(found), "settings": settings}, digest=hashlib.sha256(body.encode()).hexdigest())
 
 
 def _settings(path: str, table: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,7 +221,7 @@ def words(allowed: Any) -> str:
     return str(allowed)
 
 
-def setting_faults(study: Study, run: Mapping[str, Any]) -> list[str]:
+def setting_faults(study: StudyProtocol, run: Mapping[str, Any]) -> list[str]:
     """Return which of a run's settings are outside the study.
 
     Settings of other methods do not count. A setting of the study that the run does not send is outside, since its
@@ -244,7 +244,7 @@ def setting_faults(study: Study, run: Mapping[str, Any]) -> list[str]:
 
 
 def message_faults(
-    study: Study,
+    study: StudyProtocol,
     run: Mapping[str, Any],
     kind: str,
     sent: Mapping[str, Any],
@@ -277,7 +277,7 @@ def message_faults(
 
 
 def round_fault(
-    study: Study, run: Mapping[str, Any], kind: str, sent: Mapping[str, Any], *, newcomer: bool = False
+    study: StudyProtocol, run: Mapping[str, Any], kind: str, sent: Mapping[str, Any], *, newcomer: bool = False
 ) -> list[str]:
     """Return why the number of a message's round is invalid: training has 1 to `rounds`.
 
@@ -300,7 +300,7 @@ def round_fault(
     return [f"{of_study}, {where} {sent.get('round')!r:.20}"]
 
 
-def narrowed(policy: Policy, study: Study) -> Policy:
+def narrowed(policy: Policy, study: StudyProtocol) -> Policy:
     """Return the stricter of policy and study where both have a rule: fewest silos, and metrics that may leave."""
     metrics = tuple(metric for metric in policy.metrics if metric in study.metrics)
     return policy.model_copy(update={"metrics": metrics, "min_silos": max(policy.min_silos, study.participants)})

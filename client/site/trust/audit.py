@@ -27,7 +27,7 @@ from typing import Any
 
 from ..errors import SiteError
 from . import chain
-from .chain import EVERY, Chain, Verdict, digest, plain
+from .chain import EVERY, Chain, ChainVerdict, digest, plain
 from .message_rules import OWN_MODEL
 
 LARGEST_SETTINGS = 1 << 18  # bytes of a run's settings; a run with more gets no reply
@@ -81,7 +81,7 @@ def files_of(folder: Path) -> list[Path]:
     return chain.files_of(folder, Log.kind)
 
 
-def verify(folder: Path, first: int = 1) -> Verdict:
+def verify(folder: Path, first: int = 1) -> ChainVerdict:
     """Read the log and verify its chain from line `first` on; earlier lines may be kept elsewhere."""
     found = Log(folder).verify(first)
     if not found.faults:  # otherwise the line with the settings may be the changed or missing one
@@ -99,7 +99,7 @@ def settings_of(entries: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, 
     return found
 
 
-def _check_settings(found: Verdict, first: int) -> None:
+def _check_settings(found: ChainVerdict, first: int) -> None:
     """Check that every line has its run's settings, or refers to a line that has them."""
     known = settings_of(found.entries)
     for entry in found.entries:

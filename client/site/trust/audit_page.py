@@ -13,7 +13,7 @@ from typing import Any
 from client.site.trust import receipts
 from client.site.trust.audit import files_of, settings_of, verify
 from client.site.trust.bundle import find_state
-from client.site.trust.chain import Verdict
+from client.site.trust.chain import ChainVerdict
 from client.site.trust.methods import DEFAULTS
 from partitions.common.errors import UserError
 from partitions.common.names import escaped
@@ -127,7 +127,7 @@ def cause(error: str) -> str:
     return re.sub(r"^<class '[\w.]+'>:<'(.*)'>$", r"\1", error, flags=re.DOTALL)
 
 
-def check_receipts(found: Verdict, folder: Path, others: Sequence[Path] = ()) -> receipts.Check:
+def check_receipts(found: ChainVerdict, folder: Path, others: Sequence[Path] = ()) -> receipts.ReceiptCheck:
     """Compare the receipts kept by the site, and the server's own files of receipts, with the log.
 
     Raises UserError for a file that cannot be read.
@@ -142,7 +142,7 @@ def check_receipts(found: Verdict, folder: Path, others: Sequence[Path] = ()) ->
     return receipts.check(dict.fromkeys(texts), found.entries, lambda one: one.silo in silos or not silos, key)
 
 
-def chain(found: Verdict, folder: Path, seen: str, others: Sequence[Path] = ()) -> str:
+def chain(found: ChainVerdict, folder: Path, seen: str, others: Sequence[Path] = ()) -> str:
     """Return the chain's faults and notes, a line each, and its last hash, which should be kept elsewhere.
 
     Adds a fault if the hash in ``seen`` is not in the log, or if the server's receipts (``others``: its own files) do

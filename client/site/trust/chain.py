@@ -77,7 +77,7 @@ class Chain:
         """Return the entry as written in this line of this file, and what `head.json` notes in addition."""
         return entry, {}
 
-    def verify(self, first: int = 1) -> "Verdict":
+    def verify(self, first: int = 1) -> "ChainVerdict":
         """Read the chain and verify it from line `first` on; earlier lines may be kept elsewhere."""
         return verify(self.folder, first, self.kind, self.required)
 
@@ -160,7 +160,7 @@ def plain(values: Mapping[str, Any]) -> bytes:
 
 
 @dataclass(frozen=True)
-class Place:
+class LinePlace:
     """A line's text and its position."""
 
     file: str
@@ -184,12 +184,12 @@ def files_of(folder: Path, kind: str) -> list[Path]:
     return sorted(folder.glob(f"{kind}-[0-9]*.jsonl"), key=number_of)
 
 
-def lines(files: Sequence[Path]) -> Iterator[Place]:
+def lines(files: Sequence[Path]) -> Iterator[LinePlace]:
     """Yield all lines of these files, including an unterminated last one."""
     for file in files:
         parts = file.read_bytes().split(b"\n")
         for number, text in enumerate(parts if parts[-1] else parts[:-1], 1):
-            yield Place(file.name, number, text)
+            yield LinePlace(file.name, number, text)
 
 
 def last_first(file: Path) -> Iterator[bytes]:
@@ -250,7 +250,7 @@ def sync_folder(folder: Path) -> None:
 
 
 @dataclass
-class Verdict:
+class ChainVerdict:
     """Result of `verify`: the readable entries, the faults, and notes that are no faults."""
 
     entries: list[dict[str, Any]] = field(default_factory=list)
@@ -258,10 +258,10 @@ class Verdict:
     notes: list[str] = field(default_factory=list)
 
 
-def verify(folder: Path, first: int, kind: str, required: frozenset[str]) -> Verdict:
+def verify(folder: Path, first: int, kind: str, required: frozenset[str]) -> ChainVerdict:
     """Read a chain and verify it from line `first` on; earlier lines may be kept elsewhere."""
-    found = Verdict()
-    expected, before, unread = first, START if first == 1 else "", list[Place]()
+    found = ChainVerdict()
+    expected, before, unread = first, START if first == 1 else "", list[LinePlace]()
     for place in lines(files_of(folder, kind)):
         entry = parsed(place.text, required)
         if entry is None:
@@ -285,7 +285,7 @@ def verify(folder: Path, first: int, kind: str, required: frozenset[str]) -> Ver
     return found
 
 
-def _check_unread(found: Verdict, unread: Sequence[Place], torn: str | None) -> int:
+def _check_unread(found: ChainVerdict, unread: Sequence[LinePlace], torn: str | None) -> int:
     """Return how many lines an unreadable text was: 0 if the next line notes it as torn by a crash, else changed."""
     if not unread:
         return 0
@@ -296,7 +296,7 @@ def _check_unread(found: Verdict, unread: Sequence[Place], torn: str | None) -> 
     return len(unread)
 
 
-def _check_end(found: Verdict, folder: Path, unread: Sequence[Place], expected: int) -> None:
+def _check_end(found: ChainVerdict, folder: Path, unread: Sequence[LinePlace], expected: int) -> None:
     """Compare the last lines with `head.json`."""
     head = read_head(folder)
     if head is None:

@@ -178,7 +178,7 @@ def head(line: int, own: str, silo: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Check:
+class ReceiptCheck:
     """Receipts against a log: the faults, how many receipts match, up to which line, and who signed."""
 
     faults: tuple[str, ...]
@@ -189,7 +189,7 @@ class Check:
 
 def check(
     texts: Iterable[str], entries: Iterable[Mapping[str, Any]], wanted: Callable[[Receipt], bool], key: str
-) -> Check:
+) -> ReceiptCheck:
     """Compare receipts with the lines of a log. ``wanted``: selects them; ``key``: the required signer (empty: any).
 
     Receipts for lines before the first one here are skipped: those lines are kept elsewhere.
@@ -214,7 +214,7 @@ def check(
             faults.append(f"line {receipt.line} is not what the server has a receipt for: the log was written anew")
         else:
             count, line = count + 1, max(line, receipt.line)
-    return Check(tuple(faults), count, line, tuple(keys))
+    return ReceiptCheck(tuple(faults), count, line, tuple(keys))
 
 
 def kept(path: Path) -> list[str]:

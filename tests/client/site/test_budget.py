@@ -20,7 +20,7 @@ from forks import ended, fork, in_fork
 
 from client.site.audit_gate import records
 from client.site.budget import ledger as site_ledger
-from client.site.budget.accounting import Cost, cost_of, epsilon_of
+from client.site.budget.accounting import MessageCost, cost_of, epsilon_of
 from client.site.budget.cohort import DataFile, data_file, find_data_file, noted, read_by_process
 from client.site.budget.ledger import LEAST_EPSILON, Ledger, Release, spent_of
 from client.site.budget.page import budgets, is_of_records
@@ -35,7 +35,7 @@ from partitions.units import describe_units
 from server.cli.main import main
 from server.simulation.engine import flower_identity
 
-COST = Cost("record", 200, 0.1, 1.5, 10, 1e-5)
+COST = MessageCost("record", 200, 0.1, 1.5, 10, 1e-5)
 NO_BUDGET = Policy()
 ANY_TOTAL = {"data": "a", "units": 200, "rate": 0.1, "noise": 1.5}
 

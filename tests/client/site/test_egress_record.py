@@ -17,7 +17,7 @@ from client.app import app
 from client.site import audit_gate, egress_record
 from client.site.egress_record import RECORD, applied
 from client.site.messages import count_message
-from client.site.study.protocol import Study, parse_study
+from client.site.study.protocol import StudyProtocol, parse_study
 from client.site.terms import Terms, read_terms
 from client.site.trust import audit, chain
 from client.site.trust.policy import Policy, read_policy
@@ -27,7 +27,7 @@ from strategies.base.state import GLOBAL
 from strategies.base.transport.payload import Model, Payload, Wire, encode
 
 
-def study() -> Study:
+def study() -> StudyProtocol:
     return parse_study(study_text(participants=4), "f")
 
 
@@ -38,7 +38,7 @@ def node(tmp_path: Path) -> dict[str, Any]:
     return {"name": "a", "policy": str(tmp_path / "policy.toml"), "state-dir": str(tmp_path / "state")}
 
 
-def answered(node: dict[str, Any], content: RecordDict, own: Study | None, run_id: int = 1) -> Message:
+def answered(node: dict[str, Any], content: RecordDict, own: StudyProtocol | None, run_id: int = 1) -> Message:
     """A reply with this content, as it leaves the site, to a message that its process has counted."""
     with flower_identity():
         message = Message(RecordDict(), dst_node_id=1, message_type="train")

@@ -28,7 +28,7 @@ from client.site.study import approvals
 from client.site.study.dangers import dangers, is_imprint, of_weights
 from client.site.study.protocol import (
     FREE,
-    Study,
+    StudyProtocol,
     allows,
     message_faults,
     narrowed,
@@ -85,7 +85,7 @@ ASKED = {"participants": 3, "round": 1}
 TODAY = date(2026, 11, 24)
 
 
-def study(**changes: str) -> Study:
+def study(**changes: str) -> StudyProtocol:
     """The study with these lines of its protocol in place of its own."""
     lines = TEXT.splitlines()
     for key, line in changes.items():
@@ -255,7 +255,7 @@ def silo(tmp_path: Path) -> Path:
 
 def ask(
     silo: Path, run: dict[str, Any] = RUN, kind: str = "train", run_id: int = 1, sent: Any = ASKED, **more: Any
-) -> Study | None:
+) -> StudyProtocol | None:
     """A message to the silo, as the site's own process checks it."""
     node = {"name": "a", "data": "a.npz", "policy": str(silo.parent / "policy.toml"), "state-dir": str(silo)}
     message = SimpleNamespace(metadata=SimpleNamespace(message_type=kind), content={"config": sent})
@@ -627,7 +627,7 @@ def test_somebody_decides_at_a_terminal(silo: Path, tmp_path: Path) -> None:
     said: list[str] = []
     answers = iter(["Dr. B", "no", "Dr. B", "heart"])
 
-    def decide() -> Study:
+    def decide() -> StudyProtocol:
         return studies.approve(
             file, silo, by="", signed_by="nobody", ask=lambda question: next(answers), echo=said.append
         )

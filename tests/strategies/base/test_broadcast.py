@@ -18,7 +18,7 @@ from tiny import Files, TinyGrid, federate, random_silos
 from two_layers import DEEP
 
 from client.exchange import answer
-from client.site.study.protocol import Study, parse_study
+from client.site.study.protocol import StudyProtocol, parse_study
 from client.site.terms import read_terms
 from partitions.common.errors import RunFailedError, UserError
 from strategies import strategies
@@ -28,7 +28,7 @@ from strategies.base.transport.payload import array_record, tensor_of
 METHODS = sorted(name for name, method in strategies().items() if not method.info.pooled)
 
 
-def study(step: float) -> Study:
+def study(step: float) -> StudyProtocol:
     metrics = '"loss", "score", "accuracy"'
     return parse_study(study_text(participants=1, step=step, metrics=metrics, runs=1, bytes=9, days=1), "f")
 
