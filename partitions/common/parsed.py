@@ -66,7 +66,8 @@ def first_fault(error: ValidationError, kind: type[Frozen]) -> str:
     if fault["type"] == "json_invalid":
         return f"it is no JSON ({fault['msg'].removeprefix('Invalid JSON: ')})"
     if fault["type"] in NO_KEY:
-        return f"{key[:80]!r} is no key of it{nearest(key.rpartition('.')[2], keys_of(kind))}"
+        last = key.rpartition(".")[2]
+        return f"{key[:80]!r} is no key of it{nearest(last, keys_of(kind) - {last})}"
     if fault["type"] == "missing":
         return f"the key {key} is missing"
     allowed = fault["msg"].removeprefix("Value error, ").replace("Input should be", "must be")

@@ -155,6 +155,7 @@ def test_not_all_silos_are_held_out(tmp_path: Path) -> None:
         ("name: trial", "name: trial\nrun: {silos: 3}", "unknown setting 'silos'"),
         ("name: trial", "name: trial\nrun: [3]", "run = [3]: must be keys and values"),
         ("name: trial", "nmae: trial", "'nmae' is no key of it (did you mean 'name'?)"),
+        ("name: trial", "name: trial\ndataset: digits", "'dataset' is no key of it (did you mean 'data'?)"),
         ("name: trial\n", "", "the key name is missing"),
         ("name: trial", "name: Trial 1", "name = 'Trial 1': use 1 to 63 lower-case letters"),
         ("name: trial", "name: local", "name = local: is an entry of Flower's own configuration"),
