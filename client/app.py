@@ -6,7 +6,7 @@ from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from client.egress import release_summary
-from client.evidence.answer import answer_evidence
+from client.evidence import answer_evidence
 from client.exchange.answer import answer
 from client.exchange.local_round import Result, local_round
 from client.own_model import answer_own_model

@@ -19,9 +19,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from client.evidence.calibration import conformal_for, temperature_for
+from client.exporting.calibration import conformal_for, temperature_for
+from client.exporting.model_card import Card, Onnx, checked_card, note_export, parse_card
 from client.exporting.onnx import onnx_of
-from client.model_card import Card, Onnx, checked_card, note_export, parse_card
 from client.reported import CANDIDATE, REPORTED, array_of
 from client.store import RUN_FOLDER, silo_folder
 from client.tables.new_samples import about_recipe

@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from client.export import read_model
-from client.model_card import Card
+from client.exporting.model_card import Card
 from client.prediction.posted import (
     MOST_BYTES,
     MOST_FILES,

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from client.evidence.calibration import TASKS as PROBABILITIES
-from client.model_card import Card, Scale
+from client.exporting.calibration import TASKS as PROBABILITIES
+from client.exporting.model_card import Card, Scale
 from models.flat import FlatModel
 from partitions.common.errors import UserError
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from client.model_card import Card
+from client.exporting.model_card import Card
 from client.prediction.predict import answer
 from client.tables.new_samples import FILE, INDEX, KEYS, asked_of, asked_pictures
 from models.flat import FlatModel

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from client.evidence.calibration import INTERVALS, SETS, bounds_of, in_words
-from client.evidence.calibration import TASKS as PROBABILITIES
 from client.export import read_model
-from client.model_card import Card, Scale
+from client.exporting.calibration import INTERVALS, SETS, bounds_of, in_words
+from client.exporting.calibration import TASKS as PROBABILITIES
+from client.exporting.model_card import Card, Scale
 from client.tables.new_samples import Asked, answers_csv, named_columns, read_asked
 from models.flat import FlatModel
 from models.samples import BYTE_MEAN, BYTE_STD, Samples

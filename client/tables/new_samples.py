@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from client.model_card import Card
+from client.exporting.model_card import Card
 from partitions.array_names import EXTRA_NAMES, known_names, names_of
 from partitions.common.errors import DataError, UserError
 from partitions.common.names import guarded, is_formula, unknown_name

@@ -33,8 +33,8 @@ def predict(args: argparse.Namespace) -> None:
 
 
 def export(args: argparse.Namespace) -> None:
-    from client.evidence.calibration import in_words
     from client.export import export_model, onnx_file
+    from client.exporting.calibration import in_words
     from client.tables.new_samples import disclosed
     from partitions.recipes.pictures import parse_any
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from flwr.app import Message, MessageType
 
-from client.evidence.answer import COMMON
+from client.evidence import COMMON
 from models.evidence.measure import MEASUREMENT, Evidence, measurements
 from partitions.common.errors import DataError
 from partitions.schema import read_schema

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from client.export import when, write_model
-from client.model_card import checked_card
+from client.exporting.model_card import checked_card
 from models.layout import Layout
 from partitions.common.errors import DataError, UserError
 from server.results.checkpoint import load_checkpoint

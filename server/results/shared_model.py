@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from client.export import when, write_model
-from client.model_card import Card, checked_card
+from client.exporting.model_card import Card, checked_card
 from models.initialisation import flat_model
 from models.shapes import columns, kind_of, read_shape, written
 from models.trainable import WHOLE

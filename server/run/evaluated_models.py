@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from client.export import read_model
-from client.model_card import Card
+from client.exporting.model_card import Card
 from models.networks.custom import is_custom
 from models.networks.registry import spec_of
 from models.shapes import columns

@@ -12,8 +12,8 @@ import pytest
 from predictions import read_rows
 from tiny import federate, random_silos, write_silo
 
-from client.evidence.calibration import one_per_patient
 from client.export import card_file, export_model
+from client.exporting.calibration import one_per_patient
 from client.prediction.predict import predict_file
 from partitions.common.errors import UserError
 from partitions.npz import write_npz

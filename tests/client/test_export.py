@@ -16,7 +16,7 @@ from predictions import read_csv
 from tiny import Files, Run, federate, random_silos, rows_of, write_silo
 
 from client.export import card_file, export_model, read_model
-from client.model_card import Scale
+from client.exporting.model_card import Scale
 from client.prediction.predict import predict_file
 from models.networks.blocks import StemSettings
 from models.networks.registry import build

@@ -15,7 +15,7 @@ import torch
 from tiny import federate, random_silos
 
 from client.export import CARD, card_file, export_model, read_model
-from client.model_card import Card
+from client.exporting.model_card import Card
 from client.prediction.predict import predict_file
 from partitions.common.errors import DataError, UserError
 from partitions.common.names import guarded, is_formula, unguarded

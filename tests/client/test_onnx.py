@@ -19,8 +19,8 @@ from tiny import federate, random_silos
 from typical_inputs import TYPICAL
 
 from client.export import card_file, export_model
+from client.exporting.model_card import Architecture, Card, Input, Temperature
 from client.exporting.onnx import Answering, onnx_of
-from client.model_card import Architecture, Card, Input, Temperature
 from client.prediction.predict import predict_file
 from models.flat import FlatModel
 from models.networks.registry import build, spec_of

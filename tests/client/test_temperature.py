@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from predictions import read_csv
 from tiny import federate, random_silos, rows_of, write_silo
 
-from client.evidence.calibration import T_RANGE, fitted
 from client.export import export_model
+from client.exporting.calibration import T_RANGE, fitted
 from client.prediction.predict import predict_file
 from partitions.common.errors import UserError
 from server.cli.main import main

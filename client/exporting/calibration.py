@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from client.model_card import COVERAGE, T_RANGE, Card, Conformal, Temperature
+from client.exporting.model_card import COVERAGE, T_RANGE, Card, Conformal, Temperature
 from models.evidence.values import quantile, true_scores
 from models.flat import FlatModel
 from models.samples import BYTE_MEAN, BYTE_STD, Samples
