@@ -30,6 +30,7 @@ from models.initialisation import flat_model
 from models.privacy import clipping
 from models.privacy.accountant import Releases, composed_epsilon
 from models.samples import Samples
+from partitions.schemes.registry import NoSettings
 from strategies import strategies
 from strategies.base import privacy as private
 from strategies.base.client import SiloClient
@@ -37,7 +38,6 @@ from strategies.base.privacy import Privacy, PrivateTraining, Units
 from strategies.base.settings import Common
 from strategies.base.silo import Silo
 from strategies.base.state import GLOBAL, State
-from strategies.base.strategy import NoSettings
 from strategies.base.transport.payload import Model
 
 DELTA = 1e-5

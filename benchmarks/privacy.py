@@ -160,7 +160,7 @@ class Attack:
     ) -> None:
         shape = self.shape = tuple(x.shape[1:])
         name, options = settings.model_for(shape)
-        classes, c = int(str(strategy.extra["classes"])), settings.common
+        classes, c = int(str(strategy.plan.numbers["classes"])), settings.common
         self.model, self.y, self.rate = flat_model(name, shape, classes, options, "cpu", None), y, c.learning_rate
         whole = [slice(0, self.model.layout.size)]
         self.parts = strategy.shared_parts() if hasattr(strategy, "shared_parts") else whole
@@ -325,7 +325,7 @@ def labels_of(
     shape, classes = next(iter(parts.values())).input_shape, next(iter(parts.values())).classes
     name, options = settings.model_for(shape)
     network = flat_model(name, shape, classes, options, "cpu", None)
-    agreed = [standardisation(p.train.x, settings.common.normalization, strategy.extra) for p in parts.values()]
+    agreed = [standardisation(p.train.x, settings.common.normalization, strategy.plan.numbers) for p in parts.values()]
     samples = [
         samples_on(p, torch.device("cpu"), a, ((), ()))[0][2] for p, a in zip(parts.values(), agreed, strict=True)
     ]

@@ -17,7 +17,6 @@ same. The silo then keeps w_i too, and the personal model cannot be stored as on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -149,17 +148,6 @@ class ApflClient(SiloClient):
 
     def predicting(self) -> Network:
         return self.model if self.state.shared is None else Mixture(self)
-
-    def measure(self, snapshot: str, vector: Tensor, splits: Sequence[str] = ("val", "test")) -> dict[str, float]:
-        if snapshot != "personal" or self.state.shared is None:
-            return super().measure(snapshot, vector, splits)
-        self.model.load(vector)
-        mixture, result = self.predicting(), dict[str, float]()
-        for split in splits:
-            if len(samples := getattr(self.silo, split)):
-                metrics = self.silo.task.evaluate(mixture, samples)
-                result |= {f"personal.{split}.{name}": value for name, value in metrics.items()}
-        return result
 
 
 class Mixture(nn.Module):

@@ -261,7 +261,7 @@ class Apple(PersonalizedStrategy):
         for name in self.silos:
             self.state.models[name] = initial("" if self.settings.common_init else name)
 
-    def welcome(self, silo: str) -> None:
+    def welcome(self, silo: str, *, trains: bool) -> None:
         """Store the others' mean by samples as this silo's core; with it p_0 yields the same mean of all cores."""
         cores = self.state.models
         cores[silo] = weighted_mean(cores.values(), [self.samples[name] for name in cores])
@@ -272,7 +272,7 @@ class Apple(PersonalizedStrategy):
         names = state.wanted.get(silo) or [n for n in self.silos if n != silo]
         if silo not in state.rounds or silo in state.missed:
             names = list(self.silos)  # including its own core: it has none yet, or may have lost it
-        new = [n for n, first in self.joined.items() if state.rounds.get(silo, 0) < first]
+        new = [n for n, first in self.plan.joined.items() if state.rounds.get(silo, 0) < first]
         names = [*names, *(n for n in new if n not in names and n != silo)]  # whatever the budget: it has none of these
         models = {model_of(n): Model(state.models[n], n, state.rounds.get(n, 0), self.samples[n]) for n in names}
         return Payload(models, {"samples": samples})

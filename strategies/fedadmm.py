@@ -33,11 +33,12 @@ import torch
 from torch import Tensor
 
 from models.training import generator
+from strategies.base.client import SiloClient
 from strategies.base.info import LOCAL_SUMS, ONE_MODEL
 from strategies.base.settings import setting
-from strategies.base.state import GLOBAL, Array
+from strategies.base.state import GLOBAL, Array, ClientState
+from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Update
-from strategies.scaffold import ConfirmedClient, ConfirmedClientState, ConfirmedStrategy
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,12 @@ class AdmmSettings:
     random_epochs: bool = setting(False, "a silo's epochs are drawn from 1 to local-epochs each round")
 
 
-class AdmmClientState(ConfirmedClientState):
+class AdmmClientState(ClientState):
     primal = Array()  # w_i (Σ,) of the last counted round
     dual = Array()  # y_i (Σ,); None: 0
 
 
-class FedADMMClient(ConfirmedClient):
+class FedADMMClient(SiloClient):
     state_type = AdmmClientState
     state: AdmmClientState
     settings: AdmmSettings
@@ -94,7 +95,7 @@ class FedADMMClient(ConfirmedClient):
         return int(torch.randint(1, most + 1, (1,), generator=rng))
 
 
-class FedADMM(ConfirmedStrategy):
+class FedADMM(PersonalizedStrategy):
     info = ONE_MODEL(
         name="fedadmm",
         title="Alternating direction method of multipliers",
@@ -117,7 +118,6 @@ class FedADMM(ConfirmedStrategy):
         return None if name == "change" else super().centre(name, update)
 
     def aggregate(self, updates: Sequence[Update]) -> None:
-        self.count(updates)
         step = self.step() or len(updates) / len(self.silos)
         mean = self.mean((u.vector for u in updates), [1.0] * len(updates))
         self.state.model = self.state.model + step * mean

@@ -95,7 +95,7 @@ class MixingStrategy(PersonalizedStrategy):
     def start_state(self, initial: Callable[[str], Tensor]) -> None:
         self._reported = False
 
-    def welcome(self, silo: str) -> None:
+    def welcome(self, silo: str, *, trains: bool) -> None:
         """Store the mean of the others' models as this silo's model, which is mixed with theirs from now on."""
         if self.state.models:
             self.state.models[silo] = weighted_mean(self.state.models.values(), [1.0] * len(self.state.models))

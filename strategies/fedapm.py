@@ -164,7 +164,7 @@ class FedAPM(PartialStrategy):
         for name in self.silos:
             self.state.z[name] = self.state.model
 
-    def welcome(self, silo: str) -> None:
+    def welcome(self, silo: str, *, trains: bool) -> None:
         self.state.z[silo] = self.state.model
 
     def payload(self, silo: str) -> Payload:

@@ -26,8 +26,7 @@ from dataclasses import dataclass
 from models.layout import Layout
 from strategies.base.info import OWN_LAYERS
 from strategies.base.partial import PartialClient, PartialStrategy, Split, norm_parts
-from strategies.base.settings import setting
-from strategies.base.strategy import Averaging
+from strategies.base.settings import Averaging, setting
 
 
 @dataclass(frozen=True)

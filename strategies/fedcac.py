@@ -32,12 +32,13 @@ from torch import Tensor
 
 from models.layout import Layout
 from partitions.common.errors import DataError
+from strategies.base.client import SiloClient
 from strategies.base.info import EACH_MODEL, OWN_MIXTURE
 from strategies.base.robust import weighted_mean
 from strategies.base.settings import setting
-from strategies.base.state import Array, Arrays
+from strategies.base.state import Array, Arrays, ClientState, ServerState
+from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Model, Payload, Update
-from strategies.scaffold import ConfirmedClient, ConfirmedClientState, ConfirmedServerState, ConfirmedStrategy
 
 
 @dataclass(frozen=True)
@@ -78,15 +79,15 @@ def powers(device: torch.device) -> Tensor:
     return 2.0 ** torch.arange(-8, 0, device=device)
 
 
-class CacClientState(ConfirmedClientState):
+class CacClientState(ClientState):
     critical = Array()  # m_i, packed
 
 
-class CacServerState(ConfirmedServerState):
+class CacServerState(ServerState):
     critical = Arrays("critical.")  # each silo's last m_i, packed
 
 
-class FedCACClient(ConfirmedClient):
+class FedCACClient(SiloClient):
     state_type = CacClientState
     state: CacClientState
     settings: CacSettings
@@ -105,7 +106,7 @@ class FedCACClient(ConfirmedClient):
         return [self.model.vector.clone(), mask]
 
 
-class FedCAC(ConfirmedStrategy):
+class FedCAC(PersonalizedStrategy):
     info = OWN_MIXTURE(
         name="fedcac",
         title="Critical parameters shared among like silos",
@@ -168,7 +169,6 @@ class FedCAC(ConfirmedStrategy):
             raise DataError("'critical' holds other numbers than those that bits are packed in")
 
     def aggregate(self, updates: Sequence[Update]) -> None:
-        self.count(updates)
         mean = weighted_mean((u.vectors["model"] for u in updates), [u.samples for u in updates])
         self.state.model = mean
         for update in updates:

@@ -31,11 +31,12 @@ import torch
 from torch import Tensor
 
 from models.training import clip_norm
+from strategies.base.client import SiloClient
 from strategies.base.info import LOCAL_SUMS, ONE_MODEL
 from strategies.base.settings import setting
-from strategies.base.state import GLOBAL, Array, RequiredArray
+from strategies.base.state import GLOBAL, Array, ClientState, RequiredArray, ServerState
+from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Payload, Update
-from strategies.scaffold import ConfirmedClient, ConfirmedClientState, ConfirmedServerState, ConfirmedStrategy
 
 
 @dataclass(frozen=True)
@@ -47,15 +48,15 @@ class DynSettings:
     clip: float = setting(0.0, "largest norm of a step's gradient, 0: any", minimum=0)
 
 
-class DynClientState(ConfirmedClientState):
+class DynClientState(ClientState):
     dual = Array()  # g_i (Σ,); None: 0
 
 
-class DynServerState(ConfirmedServerState):
+class DynServerState(ServerState):
     h = RequiredArray()  # (Σ,)
 
 
-class FedDynClient(ConfirmedClient):
+class FedDynClient(SiloClient):
     state_type = DynClientState
     state: DynClientState
     settings: DynSettings
@@ -76,7 +77,7 @@ class FedDynClient(ConfirmedClient):
         return [self.model.vector.clone()]
 
 
-class FedDyn(ConfirmedStrategy):
+class FedDyn(PersonalizedStrategy):
     info = ONE_MODEL(
         name="feddyn",
         title="Dynamic regularisation",
@@ -95,7 +96,9 @@ class FedDyn(ConfirmedStrategy):
         super().start_state(initial)
         self.state.h = torch.zeros_like(self.state.model)
 
-    def grow(self, silo: str) -> None:
+    def welcome(self, silo: str, *, trains: bool) -> None:
+        if not trains:
+            return
         n, total = len(self.silos), sum(self.samples.values())
         samples = self.settings.weights == "samples"
         self.state.h = self.state.h * (1 - self.samples[silo] / total if samples else (n - 1) / n)
@@ -108,7 +111,6 @@ class FedDyn(ConfirmedStrategy):
         return Payload(payload.models, {**payload.numbers, "scale": scale})
 
     def aggregate(self, updates: Sequence[Update]) -> None:
-        self.count(updates)
         theta, alpha = self.state.model, self.settings.alpha
         mean = self.mean((u.vector for u in updates), [1.0] * len(updates))
         h = self.state.h - alpha * len(updates) / len(self.silos) * (mean - theta)

@@ -121,7 +121,7 @@ class FedFomo(PersonalizedStrategy):
         self.state.affinity = {i: {j: float(i == j) for j in names} for i in names}
         self.state.made = {}
 
-    def welcome(self, silo: str) -> None:
+    def welcome(self, silo: str, *, trains: bool) -> None:
         """Store the mean of the others' models as this silo's, until it sends its own."""
         state = self.state
         state.affinity = {i: {**row, silo: 0.0} for i, row in state.affinity.items()}

@@ -35,9 +35,9 @@ from models.flat import gather, scatter
 from models.layout import Layout
 from strategies.base.client import SiloClient
 from strategies.base.info import ONE_MODEL, OTHER_LAYERS
-from strategies.base.settings import setting
+from strategies.base.settings import Averaging, setting
 from strategies.base.state import GLOBAL, Item, ServerState
-from strategies.base.strategy import Averaging, PersonalizedStrategy
+from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Model, Number, Payload, Update
 
 

@@ -185,7 +185,7 @@ class FedPAC(PersonalizedStrategy):
         for name in self.silos:
             self.state.heads[name] = initial("")[self.last].clone()
 
-    def welcome(self, silo: str) -> None:
+    def welcome(self, silo: str, *, trains: bool) -> None:
         """Store the mean of the others' heads as this silo's."""
         self.state.heads[silo] = self.state.model[self.last].clone()
 

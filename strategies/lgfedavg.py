@@ -30,9 +30,8 @@ from models.flat import gather, scatter
 from models.layout import Layout
 from strategies.base.info import OTHER_LAYERS, OWN_LAYERS
 from strategies.base.partial import PartialClient, PartialStrategy, Split, split_parts
-from strategies.base.settings import setting
+from strategies.base.settings import Averaging, setting
 from strategies.base.state import GLOBAL, Item, ServerState
-from strategies.base.strategy import Averaging
 from strategies.base.transport.payload import Model, Payload, Update
 
 

@@ -128,10 +128,12 @@ class PFedLA(PersonalizedStrategy):
             mixed[block.slice] += alpha @ differences[:, block.slice]
         return mixed
 
-    def welcome(self, silo: str) -> None:
+    def welcome(self, silo: str, *, trains: bool) -> None:
         """Store the mean of the others' models as this silo's: no hypernetwork was trained with it."""
         models = self.state.models
         models[silo] = weighted_mean(models.values(), [1.0] * len(models))
+        if trains:
+            self.grow(silo)
 
     def grow(self, silo: str) -> None:
         """Add newly initialised outputs for the newcomer to every φ_i, and an initial φ for the newcomer."""

@@ -38,13 +38,13 @@ class PFedMeSettings:
     mu: float = setting(0.001, "L2 weight on θ", symbol="μ", minimum=0, kind="decay")
     beta: float = setting(1.0, "the server's step towards the mean", symbol="β", minimum=0)
 
+    @property
+    def gradients_per_batch(self) -> int:
+        return self.inner_steps
+
 
 class PFedMeClient(SiloClient):
     settings: PFedMeSettings
-
-    @property
-    def gradients_per_batch(self) -> int:
-        return self.settings.inner_steps
 
     def local_update(self) -> list[Tensor]:
         s, theta = self.settings, self.model.vector

@@ -21,21 +21,13 @@ Option I costs one more pass over the data.
 Special cases: round 1 is FedAvg with equal weights (c = c_i = 0). One full-batch step a round: c is the mean gradient,
 and the silos' mean moves along it. Codes differ: PFLlib divides by the silos drawn, not received; Flower's baseline
 starts c_i at the received parameters, by mistake; FedDyn's authors weight c by n_i, which the paper does not.
-
-Silo state whose changes the server sums: control variates, duals. Both sides count a round once, or not at all.
-
-A reply may be lost, or the server may leave it out. If the silo updated its control variate all the same, the server's
-sum and the silos' vectors would never agree again. So a silo only *proposes* its new vectors. The server's next message
-contains the last round of this silo that it counted, and only then does the silo commit them.
-
-Sent in addition to the method's messages: one number down.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -44,54 +36,9 @@ from partitions.common.errors import DataError, UserError
 from strategies.base.client import SiloClient
 from strategies.base.info import LOCAL_SUMS, ONE_MODEL
 from strategies.base.settings import setting
-from strategies.base.state import Array, Arrays, ClientState, Item, RequiredArray, ServerState
+from strategies.base.state import Array, ClientState, RequiredArray, ServerState
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Model, Payload, Update
-
-PROPOSED = "proposed."
-
-
-class ConfirmedClientState(ClientState):
-    """Vectors that the silo commits once the server has counted the round in which they were proposed."""
-
-    proposals = Arrays(PROPOSED)
-    proposed = Item[int | None](lambda: None)  # the round
-
-
-class ConfirmedClient(SiloClient):
-    state_type: ClassVar[type[ConfirmedClientState]] = ConfirmedClientState
-    state: ConfirmedClientState
-
-    def propose(self, **arrays: Tensor) -> None:
-        """Propose vectors, which the silo commits in its next round if the server counts this one."""
-        self.state.proposals.update(arrays)
-        self.state.proposed = self.round
-
-    def begin(self, config: Mapping[str, Any]) -> Tensor:
-        state, counted = self.state, self.state.proposed == config["numbers"].get("counted")
-        proposals = dict(state.proposals)
-        state.proposals.clear()
-        state.proposed = None
-        if counted:
-            state.arrays.update(proposals)
-        return super().begin(config)
-
-
-class ConfirmedServerState(ServerState):
-    counted = Item[dict[str, int]](dict)  # the last round of each silo that is in the sums
-
-
-class ConfirmedStrategy(PersonalizedStrategy):
-    state_type: ClassVar[type[ConfirmedServerState]] = ConfirmedServerState
-    state: ConfirmedServerState
-
-    def payload(self, silo: str) -> Payload:
-        payload, counted = super().payload(silo), self.state.counted
-        return Payload(payload.models, {**payload.numbers, "counted": counted.get(silo, 0)})
-
-    def count(self, updates: Sequence[Update]) -> None:
-        """Record that these silos' replies are in the sums; their next messages contain this round's number."""
-        self.state.counted = self.state.counted | {u.silo: self.round for u in updates}
 
 
 @dataclass(frozen=True)
@@ -104,22 +51,23 @@ class ScaffoldSettings:
     server_learning_rate: float = setting(1.0, "the server's step", symbol="η_g", above=0)
     up: str = setting("both", "what a silo sends: model and control variate, or the model", choices=("both", "model"))
 
+    @property
+    def uploads(self) -> tuple[str, ...]:
+        return ("model", "control") if self.up == "both" else ("model",)
 
-class ScaffoldClientState(ConfirmedClientState):
+
+class ScaffoldClientState(ClientState):
     control = Array()  # c_i (Σ,); None before the silo's first counted round: 0
 
 
-class ScaffoldServerState(ConfirmedServerState):
+class ScaffoldServerState(ServerState):
     control = RequiredArray()  # c (Σ,)
 
 
-class ScaffoldClient(ConfirmedClient):
+class ScaffoldClient(SiloClient):
     state_type = ScaffoldClientState
     state: ScaffoldClientState
     settings: ScaffoldSettings
-
-    def upload_names(self) -> tuple[str, ...]:
-        return tuple(n for n in super().upload_names() if n != "control" or self.settings.up == "both")
 
     def noised_passes(self) -> tuple[int, ...]:
         return (*super().noised_passes(), *([1] if self.settings.option == "I" else []))
@@ -147,7 +95,7 @@ class ScaffoldClient(ConfirmedClient):
         return [self.model.vector.clone(), new - own]
 
 
-class Scaffold(ConfirmedStrategy):
+class Scaffold(PersonalizedStrategy):
     info = ONE_MODEL(
         name="scaffold",
         title="Stochastic controlled averaging",
@@ -177,12 +125,11 @@ class Scaffold(ConfirmedStrategy):
         super().start_state(initial)
         self.state.control = torch.zeros_like(self.state.model)
 
-    def grow(self, silo: str) -> None:
+    def welcome(self, silo: str, *, trains: bool) -> None:
+        if not trains:
+            return
         n = len(self.silos)
         self.state.control = self.state.control * ((n - 1) / n)
-
-    def upload_names(self) -> tuple[str, ...]:
-        return tuple(n for n in super().upload_names() if n != "control" or self.settings.up == "both")
 
     def payload(self, silo: str) -> Payload:
         payload = super().payload(silo)
@@ -195,7 +142,6 @@ class Scaffold(ConfirmedStrategy):
             raise DataError(f"'steps' is {steps!r}, not a number of steps")
 
     def aggregate(self, updates: Sequence[Update]) -> None:
-        self.count(updates)
         x, c, equal = self.state.model, self.state.control, [1.0] * len(updates)
         changes = [u.vectors["control"] if "control" in u.vectors else self.change(u) for u in updates]
         mean, step = self.mean((u.vector for u in updates), equal), self.settings.server_learning_rate

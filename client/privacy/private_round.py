@@ -65,8 +65,9 @@ def private_round(
     sampling = Sampling(units.records, units.count, client.common.batch_size)
     digest = _digest(client, s, units, config, network)
     plan = plan_of(s, client.common, sampling, client.noised_passes(), digest.hex())
+    uses = getattr(client.settings, "gradients_per_batch", 1)  # gradients of each batch in a round
     from_here = derived(key, "round", client.round, digest)
-    client.privacy = PrivateTraining(plan, sampling, units, from_here, client.model, client.gradients_per_batch)
+    client.privacy = PrivateTraining(plan, sampling, units, from_here, client.model, uses)
 
 
 def check_sizes(models: Mapping[str, Model], silo: str) -> None:

@@ -16,7 +16,8 @@ from models.evidence.measure import MEASUREMENT, Evidence, measurements
 from partitions.common.errors import DataError
 from partitions.schema import read_schema
 from strategies.base.evidence import ACTION, read_evidence
-from strategies.base.strategy import OFFLINE, PersonalizedStrategy
+from strategies.base.info import OFFLINE
+from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Number, Payload, encode
 from strategies.base.transport.reporting import SCHEMA, reason_of
 
@@ -37,8 +38,8 @@ def wants_evidence(strategy: PersonalizedStrategy, simulated: bool) -> bool:
 def collect_evidence(
     strategy: PersonalizedStrategy, exchange: Exchanges, note: Callable[[str], object]
 ) -> dict[str, Evidence]:
-    """Return by silo the evidence for its reported model (rounds in ``strategy.shown``)."""
-    found = _asked(strategy, strategy.shown, exchange, note, {})
+    """Return by silo the evidence for its reported model (rounds in ``strategy.plan.shown``)."""
+    found = _asked(strategy, strategy.plan.shown, exchange, note, {})
     names = measured(strategy)
     keys: list[Sequence[str]] = [[f"{MEASUREMENT}{name}.conformal_width"] for name in names] or [OWN]
     common = [threshold for own in keys if (threshold := _common(found, own)) is not None]
@@ -51,9 +52,11 @@ def collect_evidence(
 
 def measured(strategy: PersonalizedStrategy) -> list[str]:
     """Return the names of the predicted measurements if there are several; empty for one, or for another task."""
-    if strategy.extra["task"] != "regression":
+    if strategy.plan.numbers["task"] != "regression":
         return []
-    return measurements(read_schema(str(strategy.extra.get(SCHEMA, ""))).labels, int(str(strategy.extra["classes"])))
+    return measurements(
+        read_schema(str(strategy.plan.numbers.get(SCHEMA, ""))).labels, int(str(strategy.plan.numbers["classes"]))
+    )
 
 
 def _common(found: Mapping[str, Evidence], own: Sequence[str]) -> float | None:
@@ -88,7 +91,7 @@ def _asked(
 
 
 def _message(strategy: PersonalizedStrategy, silo: str, numbers: Mapping[str, Number]) -> Message:
-    config = {**strategy.extra, "round": strategy.round, "reported": strategy.shown[silo]}
+    config = {**strategy.plan.numbers, "round": strategy.round, "reported": strategy.plan.shown[silo]}
     content = encode(Payload({}, numbers), config)
     node, ttl = strategy.silos[silo].node_id, strategy.common.round_timeout
     return Message(content, dst_node_id=node, message_type=f"{MessageType.EVALUATE}.{ACTION}", ttl=ttl)

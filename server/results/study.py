@@ -17,7 +17,6 @@ from partitions.common.errors import UserError
 from partitions.simulated import divide
 from strategies.base.run_settings import RunSettings, defaults, parse_settings
 from strategies.base.settings import Value
-from strategies.base.strategy import check_task
 
 RUN = "run."
 # These define data, length and measurement of a run: runs that differ in them cannot be compared.
@@ -87,7 +86,7 @@ def check_run(run: RunSettings) -> None:
     device_of(run, server_context(run))
     whole, _ = divide(run.division)
     task = task_of(whole.task)
-    check_task(run.strategy, task, whole.classes, run.common)
+    run.check_task(task, whole.classes)
     run.augmentation_for(whole.input_shape)
     name, options = run.model_for(whole.input_shape, whole.task)
     flat_model(name, whole.input_shape, whole.classes, options, "cpu", run.head, run.part())

@@ -23,7 +23,7 @@ from server.run.reporter import Reporter
 from strategies.base.run_settings import RunSettings
 from strategies.base.state import State
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.transport.payload import model_of
+from strategies.base.transport.payload import Number, model_of
 
 FORMAT = 2  # of the server's checkpoint
 
@@ -39,6 +39,7 @@ class RunState:
 
     run_id: str = field(default_factory=lambda: secrets.token_hex(8))
     statistics: dict[str, Any] = field(default_factory=dict)  # standardise tables; and the silos that use their own
+    numbers: dict[str, Number] = field(default_factory=dict)  # for every silo's app (classes, task, ...)
     weights: str = ""  # SHA-256 of the file with the network's initial weights
     seconds: dict[str, float] = field(default_factory=no_seconds)
     total_bytes: dict[str, int] = field(default_factory=lambda: {"down": 0, "up": 0})
@@ -66,7 +67,7 @@ class RunState:
         """Restore this state and the strategy's from a checkpoint, or to before round 1; return the last round."""
         if saved is None:
             if strategy.round:
-                strategy.initialise(list(strategy.silos.values()), strategy.initial)
+                strategy.initialise(strategy.plan, strategy.initial)
             self.seconds, self.total_bytes, self.lost = no_seconds(), {"down": 0, "up": 0}, {}
             self.shared, self.newcomers = {}, Kept()
             return 0
@@ -122,7 +123,7 @@ class Checkpoints:
                 go_back_to(self.folder, self.folder / BEFORE)
             run_state.run_id = saved.numbers["run_id"]
             log(INFO, "resumes after round %d", saved.numbers["round"])
-        strategy.extra |= {"run_id": run_state.run_id, "state_lost": 0}
+        run_state.numbers |= {"run_id": run_state.run_id, "state_lost": 0}
         return run_state.apply(strategy, saved)
 
     def go_back(self, start: Start) -> None:

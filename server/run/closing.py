@@ -8,6 +8,7 @@ A silo that refuses, or whose model cannot be used, is reported in one line; the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -24,7 +25,8 @@ from server.run.newcomers import HoldOut
 from server.run.recorder import Recorder
 from server.run.registration.registration import Registration
 from strategies.base.evaluation import KIND, asks_for_models
-from strategies.base.strategy import OFFLINE, PersonalizedStrategy
+from strategies.base.info import OFFLINE
+from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Payload, encode, read_reply
 
 
@@ -39,7 +41,7 @@ class Closing:
     def collect(self, strategy: PersonalizedStrategy, state: RunState, folder: Path | None) -> None:
         """Collect evidence, own models and newcomers' metrics of the reported round. ``folder``: of checkpoints."""
         reported = self.recorder.chosen
-        strategy.shown = reported.of(strategy.silos)
+        strategy.follow(replace(strategy.plan, shown=reported.of(strategy.silos)))
         exchange = partial(self.collector.exchange, strategy=strategy, lost=state.lost)
         if wants_evidence(strategy, self.registration.simulated):
             self.evidence = collect_evidence(strategy, exchange, self.reporter.note)
@@ -58,10 +60,10 @@ Exchanges = Callable[[Sequence[Message]], Sequence[Message]]  # sends messages, 
 def collect_models(
     strategy: PersonalizedStrategy, exchange: Exchanges, checkpoint: Path, note: Callable[[str], object]
 ) -> list[str]:
-    """Keep the silos' models of the rounds in ``strategy.shown``; return the silos whose model was kept."""
-    own = cast(Sequence[str], strategy.extra.get("own_statistics", ()))
+    """Keep the silos' models of the rounds in ``strategy.plan.shown``; return the silos whose model was kept."""
+    own = cast(Sequence[str], strategy.plan.numbers.get("own_statistics", ()))
     names, kept, missing = dict[int, str](), list[str](), dict[str, str]()
-    for silo in strategy.shown:
+    for silo in strategy.plan.shown:
         if silo in own:
             missing[silo] = "it is used with the statistics of this silo, which stay there"
         elif strategy.silos[silo].node_id == OFFLINE:
@@ -74,7 +76,7 @@ def collect_models(
             payload, config = read_reply(reply, silo)
             if config.get("silo") != silo or config.get("round") != strategy.round:
                 raise DataError(f"a reply of {config.get('silo')!r:.80} for round {config.get('round')!r:.80}")
-            keep_model(checkpoint, silo, strategy.shown[silo], payload, strategy.layout)
+            keep_model(checkpoint, silo, strategy.plan.shown[silo], payload, strategy.layout)
             del missing[silo]
             kept.append(silo)
         except DataError as error:
@@ -85,6 +87,8 @@ def collect_models(
 
 
 def _message(strategy: PersonalizedStrategy, silo: str) -> Message:
-    content = encode(Payload(), {**strategy.extra, "round": strategy.round, "reported": strategy.shown[silo]})
+    content = encode(
+        Payload(), {**strategy.plan.numbers, "round": strategy.round, "reported": strategy.plan.shown[silo]}
+    )
     node, ttl = strategy.silos[silo].node_id, strategy.common.round_timeout
     return Message(content, dst_node_id=node, message_type=KIND, ttl=ttl)

@@ -28,14 +28,13 @@ from server.results.run_directory import RunDirectory
 from server.run.checkpoints import RunState
 from server.run.collector import Collector
 from server.run.evaluated_models import EvaluatedModel, read_models
-from server.run.newcomers import metrics_of_reply
 from server.run.preparation import prepare
 from server.run.receipts import Receipts
 from server.run.registration.registration import Registration
 from server.run.reporter import Reporter
 from strategies.base.evaluation import Evaluate, EvaluateSettings
 from strategies.base.run_settings import RunSettings
-from strategies.base.transport.reporting import SCHEMA
+from strategies.base.transport.reporting import SCHEMA, metrics_of_reply
 
 MATRIX, MODELS = "matrix.csv", "models"  # in the directory: the result, and the folder with the models' files
 HEADER = ("model", "silo", "split", "metric", "value", "n")
@@ -68,11 +67,9 @@ class EvaluationLoop:
         """Return the rows of the matrix. Raises UserError, or RunFailedError if no silo evaluates any model."""
         use_threads(self.common.threads)
         check_models(self.settings.method, models)
-        silos = self.registration.register()
+        self.registration.register()
         state = RunState(statistics={**models[0].statistics})
-        strategy = prepare(
-            self.settings, self.registration, state, silos, self.directory.name if self.directory else ""
-        )
+        strategy = prepare(self.settings, self.registration, state, self.directory.name if self.directory else "")
         if not isinstance(strategy, Evaluate):
             raise TypeError(f"{strategy.info.name} evaluates no given models")
         if strategy.layout.size != len(models[0].vector):
@@ -80,9 +77,11 @@ class EvaluationLoop:
         # The digests cover the models' own columns and labels, so these replace what most silos have.
         own = models[0].schema
         schema = replace(self.registration.data_spec.schema, features=own.features, labels=own.labels)
-        strategy.extra |= {"run_id": state.run_id, SCHEMA: schema.text}
+        state.numbers |= {"run_id": state.run_id, SCHEMA: schema.text}
         cells: list[Cell] = []
         for number, model in enumerate(models, start=1):
+            numbers = {**state.numbers, **{key: list(values) for key, values in model.statistics.items()}}
+            strategy.follow(replace(strategy.plan, numbers=numbers))
             cells += self.evaluate(strategy, number, model)
         self._note_left_out()
         if not cells:
@@ -95,8 +94,7 @@ class EvaluationLoop:
         A silo's own model is evaluated at that silo first; if the silo refuses, no other silo receives it.
         Raises RunFailedError if no silo evaluates a model that has no owner.
         """
-        strategy.start_round(number, model.vector, model.buffers)
-        strategy.extra |= {key: list(values) for key, values in model.statistics.items()}
+        strategy.start_model(number, model.vector, model.buffers)
         owner = self.settings.method.entries[number - 1].owner
         here = [owner] if owner in strategy.silos else []
         metrics = self._ask(strategy, number, here)
@@ -112,7 +110,7 @@ class EvaluationLoop:
         for name, measured in sorted(metrics.items()):
             info, c = strategy.silos[name], self.common
             counts = {"train": info.n_train, "val": info.n_val, "test": info.n_test}
-            smallest, score = int(str(strategy.extra["min_metric_samples"])), self.registration.task.score
+            smallest, score = int(str(strategy.plan.numbers["min_metric_samples"])), self.registration.task.score
             which = c.strategy, c.seed, number, name
             found = metric_rows(*which, measured, counts, smallest, score)
             # A silo that withholds all metrics gets one empty row per split.
@@ -125,7 +123,7 @@ class EvaluationLoop:
         """Return the metrics of the round's model by silo; silos without metrics are rejected with the reason."""
         if not silos:
             return {}
-        messages = strategy.messages(silos, number)
+        messages = strategy.messages(silos)
         replies = self.collector.exchange(messages, strategy, {})
         names, metrics = {info.node_id: name for name, info in strategy.silos.items()}, dict[str, dict[str, float]]()
         for reply in replies:

@@ -28,6 +28,7 @@ from server.run.recovery import Recovery, gone_back
 from server.run.registration.readmission import Readmission
 from server.run.registration.registration import Registration
 from server.run.reporter import Progress, Reporter
+from strategies.base.info import RoundPlan
 from strategies.base.run_settings import RunSettings
 from strategies.base.state import State
 from strategies.base.strategy import PersonalizedStrategy
@@ -88,20 +89,27 @@ class RoundLoop:
     def begin(self, saved: State | None = None) -> PersonalizedStrategy:
         """Register the silos; return the strategy in its state before round 1, or in the checkpoint's state."""
         self.state = RunState.begin(saved)
-        silos = self.registration.register(saved) + self.registration.absent(saved)
-        run_name = self.directory.name if self.directory else ""
-        strategy = prepare(self.settings, self.registration, self.state, silos, run_name)
+        self.registration.register(saved)
+        strategy = prepare(self.settings, self.registration, self.state, self.directory.name if self.directory else "")
         strategy.summary()
-        check_patience(self.common, silos)
+        check_patience(self.common, strategy.silos.values())
         self.done = self.checkpoints.restore(self.state, strategy, saved, self.registration)
         self.recorder.rewind(strategy, self.registration.task, self.done)
-        strategy.joined = self.recorder.joined()
-        self.stopping.check(strategy, self.done)
+        self.registration.joined = self.recorder.joined()
+        self.stopping.check(self.done)
+        strategy.follow(self.plan())
         if self.done < self.last:
             self.checkpoints.check_own_models()
         if saved is not None:
             self.checkpoints.check_history(saved, self.done)
         return strategy
+
+    def plan(self) -> RoundPlan:
+        """Return what this loop decides of the next round."""
+        r, recorder = self.registration, self.recorder
+        shown, attended, joined = recorder.chosen.of(r.silos), recorder.attended(), dict(r.joined)
+        plan = RoundPlan(dict(r.silos), self.state.numbers, {}, self.last, shown, attended, joined)
+        return plan.with_silos(r.silos.values(), self.common)
 
     def finished(self) -> FinishedRun:
         """Return the values of this run that the summary needs."""
@@ -123,15 +131,14 @@ class RoundLoop:
 
     def round(self, strategy: PersonalizedStrategy, server_round: int) -> None:
         """Execute one round, or go back to an earlier one if silos' states are damaged."""
-        self.readmission.readmit(strategy, server_round)
+        self.readmission.readmit(server_round)
+        strategy.follow(self.plan())
         c, recorder, collector, task = self.common, self.recorder, self.collector, self.registration.task
         started = time.perf_counter()
         last = server_round in (c.rounds, self.until) or self.stopping.may_stop(server_round)
         save = last or server_round % c.checkpoint_every == 0
         self.hold_out.begin_round(strategy)
         shared = shared_arrays(strategy.state.arrays, self.settings.strategy, strategy.layout.size)
-        strategy.shown = recorder.chosen.of(strategy.silos)
-        strategy.attended = recorder.attended()
         messages = strategy.configure_train(server_round, ArrayRecord(), ConfigRecord({"save": save}), self.grid)
         self.reporter.round_begins(strategy, messages)
         sent = time.perf_counter()
@@ -158,12 +165,12 @@ class RoundLoop:
             self.checkpoints.save(self.state, strategy, self.registration, recorder.chosen.round)
         self.done = server_round
         self.reporter.round_done(strategy, rows, aggregated - started, task)
-        self.stopping.check(strategy, self.done)
+        self.stopping.check(self.done)
 
     def close(self, strategy: PersonalizedStrategy) -> None:
         """Evaluate at every silo the model that would start its next round, or go back to an earlier round."""
         started, rounds = time.perf_counter(), self.last
-        strategy.shown = self.recorder.chosen.of(strategy.silos)
+        strategy.follow(self.plan())
         messages = strategy.configure_evaluate(rounds, ArrayRecord(), ConfigRecord({"save": False}), self.grid)
         if messages:
             self.reporter.round_begins(strategy, messages, closing=True)
@@ -189,9 +196,10 @@ class RoundLoop:
             self.state.lost |= dict.fromkeys(self.recovery.lost_now, strategy.round)
             return False
         self.checkpoints.go_back(start)
-        self.readmission.take_back(strategy, start.done)
+        self.readmission.take_back(start.done)
         self.recorder.rewind(strategy, self.registration.task, start.done)
         self.reporter.note(gone_back(start), about="state")
+        self.stopping.resume()
+        strategy.follow(self.plan())
         self.done = self.state.apply(strategy, start.state)
-        self.stopping.resume(strategy)
         return True

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from flwr.app import Message, MessageType
+from flwr.app import MessageType
 from torch import Tensor
 
 from partitions.common.errors import DataError
@@ -24,7 +24,7 @@ from strategies.base.newcomers import NEWCOMER, newcomer_payload
 from strategies.base.state import ServerState
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Model, Number, Payload
-from strategies.base.transport.reporting import read_metrics, reason_of
+from strategies.base.transport.reporting import metrics_of_reply
 
 SNAPSHOTS = {"received": "zero_shot", "personal": "personalised"}  # name in a reply -> in history and summary
 ARRAYS = "newcomer/"  # prefix of the array names in the checkpoint
@@ -90,7 +90,7 @@ class HoldOut:
                 measured[name] = metrics_of_reply(reply)
             except DataError as error:
                 self.registration.reporter.note(f"{name}, which is held out, was not evaluated: {error}")
-        smallest = cast(int, strategy.extra["min_metric_samples"])
+        smallest = cast(int, strategy.plan.numbers["min_metric_samples"])
         rows: list[Row] = []
         for name, metrics in sorted(measured.items()):
             info, score = silos[name], self.registration.task.score
@@ -108,10 +108,3 @@ class HoldOut:
                 metrics[row.snapshot][row.metric] = None if math.isnan(row.value) else row.value
         counts = {"n_train": info.n_train, "n_test": info.n_test} if info else {"n_train": None, "n_test": None}
         return {**counts, "round": server_round, **metrics}
-
-
-def metrics_of_reply(reply: Message) -> dict[str, float]:
-    """Return a reply's metrics. Raises DataError with the silo's reason if it has none."""
-    if reply.has_error():
-        raise DataError(reason_of(reply.error.reason))
-    return read_metrics(reply.content.get("metrics"))

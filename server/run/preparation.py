@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from models.initialisation import flat_model, initial_model
 from models.privacy.clipping import check_network
@@ -10,13 +10,14 @@ from models.standardisation import agreed_statistics
 from partitions.common.errors import UserError
 from server.run.checkpoints import RunState
 from server.run.registration.registration import Registration, note_weights, without_sums
+from strategies.base.info import RoundPlan, SiloInfo
 from strategies.base.run_settings import RunSettings
 from strategies.base.settings import Common
-from strategies.base.strategy import PersonalizedStrategy, SiloInfo, check_task
+from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.reporting import SCHEMA
 
 
-def check_patience(common: Common, silos: Sequence[SiloInfo]) -> None:
+def check_patience(common: Common, silos: Iterable[SiloInfo]) -> None:
     """Raise UserError if early stopping is set and no silo has validation data."""
     if common.patience and not any(silo.n_val for silo in silos):
         raise UserError(
@@ -25,12 +26,10 @@ def check_patience(common: Common, silos: Sequence[SiloInfo]) -> None:
         )
 
 
-def prepare(
-    settings: RunSettings, registration: Registration, run_state: RunState, silos: Sequence[SiloInfo], run: str
-) -> PersonalizedStrategy:
+def prepare(settings: RunSettings, registration: Registration, run_state: RunState, run: str) -> PersonalizedStrategy:
     """Return the strategy in its state before round 1. ``run``: the name of the run directory."""
     c, spec, task = settings.common, registration.data_spec, registration.task
-    check_task(settings.strategy, task, spec.classes, c)
+    settings.check_task(task, spec.classes)
     settings.augmentation_for(spec.shape)
     name, options = settings.model_for(spec.shape, task.name)
     head, part = settings.head, settings.part()
@@ -42,20 +41,21 @@ def prepare(
     if settings.privacy is not None and settings.strategy.info.dp == "gradient":
         check_network(model.module)
     strategy = settings.strategy(c, settings.method, model.layout)
-    strategy.initialise(list(silos), initial_model(name, spec.shape, spec.classes, options, c.seed, head, part))
+    plan = RoundPlan(last=c.rounds).with_silos(registration.silos.values(), c)
+    strategy.initialise(plan, initial_model(name, spec.shape, spec.classes, options, c.seed, head, part))
     note_weights(strategy, c, registration.reporter)
     if not run_state.statistics:
         run_state.statistics = {**agreed_statistics(list(registration.summaries.values()), strategy.samples)}
         if own := without_sums(registration.summaries, c):
             run_state.statistics["own_statistics"] = own
-    strategy.extra = {
+    run_state.numbers = {
         "classes": spec.classes,
         "task": task.name,
         "run": run,
         "min_metric_samples": c.min_metric_samples or (10 if spec.own_file else 1),
         **run_state.statistics,
     }
-    strategy.extra |= {"weights": sha256} if sha256 else {}
+    run_state.numbers |= {"weights": sha256} if sha256 else {}
     if spec.schema.features or spec.schema.labels:
-        strategy.extra[SCHEMA] = spec.schema.text
+        run_state.numbers[SCHEMA] = spec.schema.text
     return strategy

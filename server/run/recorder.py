@@ -53,7 +53,7 @@ class Recorder:
     ) -> list[Row]:
         """Add the strategy's round, which took ``seconds``, to the history; return its rows."""
         rows = self.rows(strategy, strategy.round, metrics, task, state_lost)
-        rows += self._joins(strategy.round, strategy.joined)
+        rows += self._joins(strategy.round, strategy.plan.joined)
         rows += self._privacy(strategy, strategy.round, replies)
         rows += self.totals(strategy.round, seconds, strategy.bytes_down, strategy.bytes_up)
         self.history.add(rows)
@@ -70,7 +70,7 @@ class Recorder:
     ) -> list[Row]:
         """Return a round's rows: metrics by silo, then rejected silos, lost states and bounded updates."""
         rows: list[Row] = []
-        smallest = cast(int, strategy.extra["min_metric_samples"])
+        smallest = cast(int, strategy.plan.numbers["min_metric_samples"])
         for name, measured in metrics.items():
             info = strategy.silos[name]
             counts = {"train": info.n_train, "val": info.n_val, "test": info.n_test}
@@ -149,18 +149,18 @@ class EarlyStopping:
         evaluated = bool(c.evaluate_every) and server_round % c.evaluate_every == 0
         return bool(c.patience and since and evaluated) and server_round - since >= c.patience
 
-    def check(self, strategy: PersonalizedStrategy, done: int) -> None:
+    def check(self, done: int) -> None:
         """End the run after round ``done`` if it is evaluated and the last better one is ``patience`` rounds old."""
         c, improved = self.common, self.recorder.improved
         if done < c.rounds and self.may_stop(done) and improved.evaluated == done:
-            self.last = strategy.last_round = done
+            self.last = done
             self.reporter.stopped_early(done, improved.round)
         elif c.patience and done == c.evaluate_every and not improved.validated:
             self.reporter.note(f"patience = {c.patience}: {UNVALIDATED}")
 
-    def resume(self, strategy: PersonalizedStrategy) -> None:
+    def resume(self) -> None:
         """Plan all rounds again after the run has gone back to an earlier one."""
-        self.last = strategy.last_round = self.common.rounds
+        self.last = self.common.rounds
 
     def reason(self) -> dict[str, float] | None:
         """Return the figures of the early stop; None if the run did all planned rounds."""

@@ -33,7 +33,8 @@ class SurveyLoop:
     def run(self) -> Surveyed:
         """Return the answers. Raises UserError, or RunFailedError if no silo answers."""
         use_threads(self.common.threads)
-        names = {info.node_id: info.name for info in self.registration.register()}
+        self.registration.register()
+        names = {info.node_id: info.name for info in self.registration.silos.values()}
         found = Surveyed(without=dict(self.registration.left_out))
         policy = TimeoutPolicy(min(self.common.round_timeout, SUMMARY_SECONDS))
         exchange = Exchange(self.grid, policy, most=lambda _: SUMMARY_BYTES, receipts=self.receipts)

@@ -21,13 +21,13 @@ from models.flat import gather, is_finite, write
 from models.optimizers import Optimizer, make_optimizer
 from models.training import MeanLoss, Network, loss_gradient
 from partitions.common.errors import UserError
-from strategies.base.info import MethodInfo, shares_buffers
+from strategies.base.info import MethodInfo, shares_buffers, upload_names
 from strategies.base.privacy import PrivateTraining, kept_finite, private_batches, quietly
 from strategies.base.settings import Common, values_of
 from strategies.base.silo import RECEIVED, Silo, check_step, shuffled_batches
 from strategies.base.state import BUFFERS, GLOBAL, ClientState, State, model_in, put_model
 from strategies.base.transport.codecs import Encoded
-from strategies.base.transport.error_feedback import commit, encode_vectors
+from strategies.base.transport.error_feedback import commit, encode_vectors, propose
 from strategies.base.transport.payload import Model, Number
 
 
@@ -66,8 +66,6 @@ class SiloClient(NumPyClient):
         # The start of this round, not to be written to.
         self.received = self.received_buffers = self.received_integers = torch.empty(0)
 
-    # -- what a method overrides ----------------------------------------------------------------------------------
-
     def receive(self) -> Tensor:
         """Return the model (Σ,) that this silo starts the round from; it is evaluated as ``received``."""
         return self.models[GLOBAL].vector
@@ -94,13 +92,11 @@ class SiloClient(NumPyClient):
         return loss_gradient(self.model, x, y, self.loss)
 
     def noised_passes(self) -> tuple[int, ...]:
-        """Return the epochs of each training with private gradients in this round's :meth:`local_update`."""
-        return (self.common.local_epochs,)
+        """Return the epochs of each training with private gradients in this round's :meth:`local_update`.
 
-    @property
-    def gradients_per_batch(self) -> int:
-        """Number of gradients that :meth:`local_update` computes per batch."""
-        return 1
+        A method with K gradients of each batch has ``gradients_per_batch`` among its settings.
+        """
+        return (self.common.local_epochs,)
 
     def newcomer(self) -> Tensor:
         """Return the model (Σ,) that a silo without a state has before it trains."""
@@ -115,8 +111,6 @@ class SiloClient(NumPyClient):
     def predicting(self) -> Network:
         """Return the network that predicts as the reported model, whose vector is in ``self.model``."""
         return self.model
-
-    # -- what a method uses ---------------------------------------------------------------------------------------
 
     @property
     def previous(self) -> Tensor | None:
@@ -258,18 +252,16 @@ class SiloClient(NumPyClient):
         """
         self.model.load(vector)
         known = self.silo.known.get((self.run_id, self.state.numbers.get("round"), *splits))
-        if known is not None and self._is_previous(vector):
-            result = known
-        else:
-            result = {}
+        if known is None or not self._is_previous(vector):
+            network, known = self.predicting() if snapshot == "personal" else self.model, {}
             for split in splits:
                 if len(samples := getattr(self.silo, split)):
-                    metrics = quietly(self.privacy, dict[str, float](), self.silo.task.evaluate, self.model, samples)
-                    result |= {f"{split}.{name}": value for name, value in metrics.items()}
+                    metrics = quietly(self.privacy, dict[str, float](), self.silo.task.evaluate, network, samples)
+                    known |= {f"{split}.{name}": value for name, value in metrics.items()}
         if snapshot == "personal" and self.run_id:
             self.silo.known.clear()
-            self.silo.known[(self.run_id, self.measured_round, *splits)] = result
-        return {f"{snapshot}.{name}": value for name, value in result.items()}
+            self.silo.known[(self.run_id, self.measured_round, *splits)] = known
+        return {f"{snapshot}.{name}": value for name, value in known.items()}
 
     def _is_previous(self, vector: Tensor) -> bool:
         """Return whether this model, with the running statistics in ``self.model``, equals :attr:`previous`."""
@@ -278,13 +270,6 @@ class SiloClient(NumPyClient):
             return False
         held = zip((model.buffers, model.integers), model_in(arrays, "personal")[1:], strict=True)
         return all(kept is None or torch.equal(part, kept) for part, kept in held)
-
-    def _rates(self) -> list[str]:
-        """Return the names of the settings that are learning rates: the run's, and the method's own."""
-        own = values_of(self.settings, self.common.strategy)
-        return ["learning-rate", *(key for key in own if key.endswith("learning-rate"))]
-
-    # -- Flower's interface ---------------------------------------------------------------------------------------
 
     def fit(  # type: ignore[override]
         self, parameters: Sequence[Tensor], config: Mapping[str, Any]
@@ -296,8 +281,7 @@ class SiloClient(NumPyClient):
         number of training samples, and the metrics. Raises UserError if the result is not finite.
         """
         started = time.perf_counter()
-        received = self.received = self.begin(config)
-        self.note_received()
+        received = self.begin(config)
         begun = time.perf_counter()
         metrics: dict[str, Any] = self.measure("received", received) if config["evaluate"] else {}
         self.model.load(received)
@@ -313,7 +297,8 @@ class SiloClient(NumPyClient):
             personal = kept_finite(self.state, personal, received, self.silo.name)
         # A state that is not finite would stay so: it is discarded, and the next round starts from the last good one.
         if not all(is_finite(vector) for vector in (personal, *vectors)):
-            raise UserError(f"the local training diverged (a lower {' or '.join(self._rates())} may help)")
+            own = [k for k in values_of(self.settings, self.common.strategy) if k.endswith("learning-rate")]
+            raise UserError(f"the local training diverged (a lower {' or '.join(['learning-rate', *own])} may help)")
         trained = time.perf_counter()
         if config["evaluate"]:
             self.measured_round = self.round
@@ -331,9 +316,7 @@ class SiloClient(NumPyClient):
         self, parameters: Sequence[Tensor], config: Mapping[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
         """Return metrics without training: of the received and, with ``config["personal"]``, of the personal model."""
-        self.received = self.begin(config)
-        self.note_received()
-        metrics = self.measure("received", self.received)
+        metrics = self.measure("received", self.begin(config))
         if config["personal"]:
             self._load_buffers()
             self.measured_round = self.state.numbers.get("round", 0)
@@ -351,23 +334,26 @@ class SiloClient(NumPyClient):
         return layout.buffer_parts([slice(0, layout.size)])
 
     def upload_names(self) -> tuple[str, ...]:
-        return (*self.info.uploads, BUFFERS) if self.shares_buffers else self.info.uploads
+        """Return the names of the vectors that this round sends."""
+        return upload_names(self.info, self.settings, buffers=self.shares_buffers)
 
     def begin(self, config: Mapping[str, Any]) -> Tensor:
+        """Begin a round or an evaluation with its message; return the received model, which the network holds."""
         self.round, self.models, self.numbers = config["round"], config["models"], config["numbers"]
         self.run_id, self.late = config.get("run_id", ""), bool(config.get("late"))
-        commit(self.state, config.get("taken"))
+        commit(self.state, config.get("counted"))
         self.model.freeze()  # the silos of a process share the network; a failed one may have left parts frozen
         self._load_buffers()
         if self.shares_buffers and BUFFERS in self.models:
             write(self.model.buffers, self.shared_buffers(), self.models[BUFFERS].vector)
-        received = self.receive()
-        check_step(self, received)
-        return received
-
-    def note_received(self) -> None:
-        """Store copies of the buffers of the received model, which ``self.model`` has."""
+        self.received = self.receive()
+        check_step(self, self.received)
         self.received_buffers, self.received_integers = self.model.buffers.clone(), self.model.integers.clone()
+        return self.received
+
+    def propose(self, **arrays: Tensor) -> None:
+        """Set entries of the state that it takes over in its next round, if the server counts this one."""
+        propose(self.state, self.round, arrays)
 
     def _load_buffers(self) -> None:
         """Load the buffers of the previous personal model, or the initial ones."""
@@ -377,8 +363,6 @@ class SiloClient(NumPyClient):
     def _keep(self, personal: Tensor, score: float | None) -> None:
         """Store the last personal model, and the best one by validation score (without validation data: the last)."""
         arrays, numbers = self.state.arrays, self.state.numbers
-        if "best_accuracy" in numbers:  # a state of an earlier version
-            numbers["best_score"] = numbers.pop("best_accuracy")
         score = None if score is None or math.isnan(score) else score
         parts = personal, self.model.buffers.clone(), self.model.integers.clone()
         put_model(arrays, "personal", parts)

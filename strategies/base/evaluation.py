@@ -25,8 +25,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType
-from flwr.serverapp import Grid
+from flwr.app import Message, MessageType
 from torch import Tensor
 
 from partitions.common.errors import UserError
@@ -127,25 +126,21 @@ class Evaluate(PersonalizedStrategy):
     Settings = EvaluateSettings
     settings: EvaluateSettings
 
-    def start_round(self, number: int, vector: Tensor, buffers: Tensor | None) -> None:
-        """Set the model of the round."""
+    def start_model(self, number: int, vector: Tensor, buffers: Tensor | None) -> None:
+        """Begin the round of a model."""
         models = {GLOBAL: Model(vector)}
         models |= {} if buffers is None or not buffers.numel() else {BUFFERS: Model(buffers)}
-        self.round, self._payload, self.rejected = number, Payload(models), {}
+        self._payload = Payload(models)
+        self.start_round(number)
 
     def payload(self, silo: str) -> Payload:
         return self._payload
 
-    def messages(self, names: Iterable[str], server_round: int) -> list[Message]:
+    def messages(self, names: Iterable[str]) -> list[Message]:
         """Return one message to each of these silos."""
-        config = {"round": server_round, "personal": False, "save": False}
+        config = {"round": self.round, "personal": False, "save": False}
         payload = self._payload
         return [self.message(self.silos[n].node_id, MessageType.EVALUATE, payload, config) for n in names]
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> list[Message]:
-        raise UserError("strategy = evaluate trains nothing: silofl evaluate runs it")
 
 
 ACTION = "own_model"  # of the message that requests it; client/site/trust/message_rules.py has the same kind

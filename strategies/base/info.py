@@ -1,19 +1,21 @@
-"""The declarations of a method in one frozen value: name, paper, what it sends and keeps, and its capabilities.
+"""Frozen values: what a method declares of itself, and what the round loop hands its strategy.
 
 A setting that needs a capability the method does not declare is refused with one line; it is never silently ignored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from strategies.base.robust import plausible_counts
 from strategies.base.settings import RULES, Common, Value
+from strategies.base.transport.data_summary import read_agreed, sample_weights
 
 OTHER_LAYERS = "which layers travel changes from round to round"
 OWN_START = "its silos start from layers of their own, not from what they received"
@@ -113,6 +115,53 @@ OWN_MIXTURE = partial(_TYPICAL, receives="mixture", newcomer="mixture")
 def shares_buffers(info: MethodInfo, common: Common) -> bool:
     """Return whether BatchNorm statistics travel with the method's models."""
     return bool(info.uploads) and info.buffers == "shared" and common.buffers == "shared"
+
+
+def upload_names(info: MethodInfo, settings: Any, *, buffers: bool) -> tuple[str, ...]:
+    """Return the names of the vectors that a silo sends in a round; a method's settings may narrow ``uploads``."""
+    names: tuple[str, ...] = getattr(settings, "uploads", info.uploads)
+    return (*names, "buffers") if buffers else names
+
+
+OFFLINE = 0  # no node has this number: a silo of a resumed run that is offline
+
+
+@dataclass(frozen=True)
+class SiloInfo:
+    """A silo as the server sees it, from its data summary."""
+
+    name: str
+    node_id: int
+    n_train: int
+    n_val: int = 0
+    n_test: int = 0
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """What the round loop decides of a round; a strategy receives a new one before each round, and only reads it."""
+
+    silos: Mapping[str, SiloInfo] = field(default_factory=dict)  # the run's silos, sorted by name
+    numbers: Mapping[str, Any] = field(default_factory=dict)  # for every silo's app, beside the payload (classes, ...)
+    samples: Mapping[str, int] = field(default_factory=dict)  # each silo's weight in a mean: agreed, or capped
+    last: int = 0  # the run's last round: an earlier one than planned where it stops early
+    shown: Mapping[str, int] = field(default_factory=dict)  # silo -> the round that a report would show of it now
+    attended: Mapping[str, int] = field(default_factory=dict)  # silo -> its rounds with differential privacy
+    joined: Mapping[str, int] = field(default_factory=dict)  # silo that joined during the run -> its first round
+
+    def with_silos(self, silos: Iterable[SiloInfo], common: Common) -> RoundPlan:
+        """Return the plan with these silos; a weight by sample count is taken from their data summaries alone."""
+        infos = {info.name: info for info in sorted(silos, key=lambda info: info.name)}
+        agreed = read_agreed(common.agreed).get("samples", {})
+        samples = sample_weights({name: info.n_train for name, info in infos.items()}, common.weight_cap, agreed)
+        if common.robust == "screen" and common.weight_cap:
+            samples = plausible_counts(samples, agreed)
+        return replace(self, silos=infos, samples=samples)
+
+    def flags(self, silo: str) -> dict[str, int]:
+        """Return what a message to this silo says of the silo."""
+        known = {"reported": self.shown, "attended": self.attended, "late": self.joined}
+        return {key: of[silo] for key, of in known.items() if silo in of}
 
 
 Array = npt.NDArray[np.float64]

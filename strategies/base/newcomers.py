@@ -20,10 +20,10 @@ from typing import Any
 from models.flat import is_finite
 from partitions.common.errors import UserError
 from strategies.base.client import SiloClient
-from strategies.base.info import MethodInfo
+from strategies.base.info import MethodInfo, SiloInfo
 from strategies.base.settings import Common
 from strategies.base.state import ServerState
-from strategies.base.strategy import PersonalizedStrategy, SiloInfo
+from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Payload
 
 ANY = "any"
@@ -83,8 +83,7 @@ NEWCOMER = "newcomer"  # in a message's config: the silo is to be evaluated as o
 
 def evaluate_newcomer(client: SiloClient, config: Mapping[str, Any]) -> dict[str, float]:
     """Return metrics of both models; the caller discards the client's state. Raises UserError if training diverges."""
-    client.received = client.begin(config)
-    client.note_received()
+    client.begin(config)
     start = client.received = client.newcomer().clone()
     metrics = client.measure("received", start)
     client.model.load(start, client.received_buffers, client.received_integers)
@@ -95,20 +94,6 @@ def evaluate_newcomer(client: SiloClient, config: Mapping[str, Any]) -> dict[str
     return metrics | client.measure("personal", own)
 
 
-def admit(strategy: PersonalizedStrategy, info: SiloInfo) -> None:
-    """Add a new silo by the method's rule (:meth:`PersonalizedStrategy.welcome`)."""
-    strategy.silos = dict(sorted({**strategy.silos, info.name: info}.items()))
-    strategy.weigh()
-    strategy.welcome(info.name)
-
-
-def join(strategy: PersonalizedStrategy, info: SiloInfo, server_round: int) -> None:
-    """Add a silo that trains from this round on (:meth:`PersonalizedStrategy.grow`)."""
-    admit(strategy, info)
-    strategy.joined[info.name] = server_round
-    strategy.grow(info.name)
-
-
 def newcomer_payload(strategy: PersonalizedStrategy, info: SiloInfo, state: ServerState) -> Payload:
     """Return the payload of a silo that joins in the strategy's round, from the server's ``state`` before it.
 
@@ -117,6 +102,6 @@ def newcomer_payload(strategy: PersonalizedStrategy, info: SiloInfo, state: Serv
     guest = copy.copy(strategy)
     guest.common = replace(strategy.common, participation=1.0)  # it takes no part in the draw of participants
     guest.state = state.copy()
-    admit(guest, info)
+    guest.admit(info, trains=False)
     guest.begin_round()
     return guest.full_payload(info.name)

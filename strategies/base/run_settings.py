@@ -14,12 +14,12 @@ import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from models.augmentation import Augmentation, read_augmentation
 from models.networks.custom import CustomSettings, is_custom
 from models.networks.registry import MODELS, model_settings, resolve
-from models.tasks import task_of
+from models.tasks import Task, task_of
 from models.trainable import Part
 from models.weights import weights_of
 from partitions.common.errors import UserError
@@ -33,13 +33,14 @@ from strategies.base import evaluation, survey
 from strategies.base.bounded import check_robust
 from strategies.base.client import SiloClient
 from strategies.base.evaluation import EVALUATE, EvaluateSettings, check_keep
-from strategies.base.info import MethodInfo
+from strategies.base.info import OWN_START, MethodInfo
 from strategies.base.newcomers import check_newcomers
 from strategies.base.privacy import Privacy
 from strategies.base.settings import Common, Value, build_settings, choose, defaults_of, values_of
 from strategies.base.strategy import _EVALUATIONS, _REGISTRY, PersonalizedStrategy
+from strategies.base.transport.codecs import OF_CHANGES
 from strategies.base.transport.data_summary import read_agreed
-from strategies.base.transport.error_feedback import check_wire
+from strategies.base.transport.error_feedback import sends_changes
 
 
 @functools.cache
@@ -105,7 +106,10 @@ class RunSettings:
     def client(self) -> type[SiloClient]:
         """The method's silo half."""
         own = self.strategy.client
-        return own if self.ala is None else adding("ala").added_to(own, self.ala)
+        if self.ala is None:
+            return own
+        added: type[SiloClient] = cast(Any, adding("ala")).added_to(own, self.ala)
+        return added
 
     @property
     def run_key(self) -> str:
@@ -157,6 +161,14 @@ class RunSettings:
             fitting = ", ".join(n for n, spec in MODELS.items() if spec.per_pixel == per_pixel)
             raise UserError(f"model {name!r} is not for {task}: take {fitting}, or auto")
         return name, self.models.get(name)
+
+    def check_task(self, task: Task, outputs: int) -> None:
+        """Raise UserError if the method, the loss or the number of outputs does not fit this task."""
+        info, c = self.strategy.info, self.common
+        if info.needs_classes and not task.single_label:
+            raise UserError(f"{info.name} works on samples that have one class each, which {task.name} has not")
+        task.check_outputs(outputs)
+        task.loss(c.loss, c.focal_gamma)
 
     def augmentation_for(self, shape: tuple[int, ...]) -> Augmentation | None:
         """Return the augmentation of samples of this shape; raise UserError if it does not fit the shape."""
@@ -267,9 +279,25 @@ def _check_method(info: MethodInfo, common: Common, own: Any) -> None:
     if common.ala and getattr(own, "start", "received") == "own":
         raise UserError(f"ala = true mixes a received model: it needs {common.strategy}.start = received")
     check_robust(info, common)
-    check_wire(info, common)
+    _check_wire(info, common)
     check_evaluation(common, own)
     _check_privacy(info, common)
+
+
+def _check_wire(info: MethodInfo, common: Common) -> None:
+    """Raise UserError for a format that the method does not declare, or an invalid combination of ``wire-...``."""
+    if common.wire_sparse and sends_changes(common):
+        how = f"wire-dtype = {common.wire_dtype}"
+        raise UserError(f"wire-sparse = true: with {how} changes are sent, of which none is left out")
+    sums = info.receives not in ("mixture", "models")
+    reason = OWN_START if common.ala and sums else "" if info.lossy else info.not_lossy
+    if reason and sends_changes(common) and info.uploads:
+        method = f"{info.name} with ala = true" if common.ala else info.name
+        feedback = "" if common.wire_dtype in OF_CHANGES else ", wire-feedback = on"
+        raise UserError(
+            f"wire-dtype = {common.wire_dtype}{feedback}: not for {method}: {reason}; float32, float16 and "
+            "bfloat16 are, with wire-feedback = auto"
+        )
 
 
 def _check_privacy(info: MethodInfo, common: Common) -> None:

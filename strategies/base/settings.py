@@ -268,6 +268,15 @@ class Common:
         return rate * self.lr_decay ** (server_round - 1)
 
 
+@dataclass(frozen=True)
+class Averaging:
+    """Settings of methods whose paper and published code average differently."""
+
+    average: str = setting(
+        "samples", "what silos count in the mean: as their samples, or alike", choices=("samples", "silos")
+    )
+
+
 def key_of(f: Field[Any], owner: str = "") -> str:
     return (f"{owner}." if owner else "") + f.name.rstrip("_").replace("_", "-")  # lambda_ is lambda
 

@@ -291,3 +291,4 @@ class ServerState(State):
     model = RequiredArray(GLOBAL)  # the shared model, or the shared part of one
     buffers = Array(BUFFERS)  # its running statistics
     models = Arrays(MODEL_OF)  # each silo's last model (Σ,), by the silo's name
+    counted = Item[dict[str, int]](dict)  # silo -> the last round whose reply is in the state

@@ -7,9 +7,9 @@ difference. Names follow the papers: w model, Σ number of parameters, N silos, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from logging import INFO, WARNING
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
@@ -19,17 +19,16 @@ from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
 from models.layout import Layout
-from models.tasks import Task
 from models.training import generator
 from partitions.common.errors import DataError, RunFailedError, UserError
+from partitions.schemes.registry import NoSettings
 from strategies.base.bounded import Bounds, replacement
 from strategies.base.client import SiloClient
-from strategies.base.info import MethodInfo, Relationships, shares_buffers
-from strategies.base.robust import plausible_counts, weighted_mean
-from strategies.base.settings import Common, setting
-from strategies.base.state import BUFFERS, GLOBAL, ServerState, State
-from strategies.base.transport.data_summary import read_agreed, sample_weights
-from strategies.base.transport.error_feedback import acknowledge, acknowledgement, base_of
+from strategies.base.info import OFFLINE, MethodInfo, RoundPlan, SiloInfo, shares_buffers, upload_names
+from strategies.base.robust import weighted_mean
+from strategies.base.settings import Common
+from strategies.base.state import BUFFERS, GLOBAL, ServerState
+from strategies.base.transport.error_feedback import base_of
 from strategies.base.transport.payload import (
     Expected,
     Model,
@@ -43,52 +42,9 @@ from strategies.base.transport.payload import (
     read_update,
     wire_bytes,
 )
-from strategies.base.transport.reporting import printable, read_metrics, reason_of
+from strategies.base.transport.reporting import metrics_of_reply, printable
 
-
-@dataclass(frozen=True)
-class NoSettings:
-    """A method without settings of its own."""
-
-
-@dataclass(frozen=True)
-class Averaging:
-    """Settings of methods whose paper and published code average differently."""
-
-    average: str = setting(
-        "samples", "what silos count in the mean: as their samples, or alike", choices=("samples", "silos")
-    )
-
-
-OFFLINE = 0  # no node has this number: a silo of a resumed run that is offline
-
-
-@dataclass(frozen=True)
-class SiloInfo:
-    """A silo as the server sees it, from its data summary."""
-
-    name: str
-    node_id: int
-    n_train: int
-    n_val: int = 0
-    n_test: int = 0
-
-
-def check_task(method: type[PersonalizedStrategy], task: Task, outputs: int, common: Common) -> None:
-    """Raise UserError if the method, the loss or the number of outputs does not fit this task."""
-    if method.info.needs_classes and not task.single_label:
-        raise UserError(f"{method.info.name} works on samples that have one class each, which {task.name} has not")
-    task.check_outputs(outputs)
-    task.loss(common.loss, common.focal_gamma)
-
-
-def check_buffers(info: MethodInfo, common: Common, layout: Layout) -> None:
-    """Raise UserError if BatchNorm statistics are to be averaged and the method declares no handling of them."""
-    if common.buffers == "shared" and not info.buffers and layout.buffer_size:
-        raise UserError(
-            f"buffers = shared: {info.name} does not declare what it does with BatchNorm statistics "
-            "(MethodInfo.buffers); buffers = local keeps them in the silos"
-        )
+T = TypeVar("T")
 
 
 _REGISTRY: dict[str, type[PersonalizedStrategy]] = {}
@@ -99,7 +55,8 @@ class PersonalizedStrategy(Strategy):
     """The server's half of FedAvg, and the base class of every other method.
 
     A method overrides :meth:`start_state`, :meth:`payload` and :meth:`aggregate`. Everything it needs in the next round
-    is in ``self.state``, which is checkpointed. A silo that is absent from a round is not in ``updates``.
+    is in ``self.state``, which is checkpointed. A silo that is absent from a round is not in ``updates``. What the
+    round loop decides is in ``self.plan``.
     """
 
     info: ClassVar[MethodInfo]
@@ -116,47 +73,24 @@ class PersonalizedStrategy(Strategy):
             (_REGISTRY if cls.info.trains else _EVALUATIONS)[cls.info.name] = cls
 
     def __init__(self, common: Common, settings: Any, layout: Layout) -> None:
-        check_buffers(self.info, common, layout)
         self.common, self.settings, self.layout = common, settings, layout
-        self.state = self.state_type()
-        self.silos: dict[str, SiloInfo] = {}
-        self.samples: dict[str, int] = {}  # each silo's weight in a mean: its samples, agreed or capped
-        self.round = 0
-        self.last_round = common.rounds  # an earlier one where the run stops early
-        self.extra: dict[str, Number] = {}  # numbers for the silo's app in addition to the payload (classes, ...)
-        self.shown: dict[str, int] = {}  # the round of each silo that the report would show if the run ended now
-        self.attended: dict[str, int] = {}  # each silo's rounds with differential privacy in this run
-        self.joined: dict[str, int] = {}  # the first round of each silo that joined during the run
-        self.rejected: dict[str, str] = {}
-        self.bounded: dict[str, tuple[float, str]] = {}  # silo -> the share of its step that counts, and why
-        self.sent: dict[str, Mapping[str, Model]] = {}  # the models that each silo of the round trains from
-        self.bytes_down = self.bytes_up = 0
-        self.wire = Wire()
-
-    # -- what a method overrides ----------------------------------------------------------------------------------
-
-    @classmethod
-    def added_to(cls, client: type[SiloClient], settings: Any) -> type[SiloClient]:
-        """Return another method's silo half with this one's added; only for a method with ``adds``."""
-        raise NotImplementedError
-
-    @classmethod
-    def read_relationships(cls, states: Mapping[str, State]) -> Relationships | None:
-        """Return who learns from whom, from the newest states of all silos; None if they do not contain it."""
-        return None
+        if common.buffers == "shared" and not self.info.buffers and layout.buffer_size:
+            raise UserError(
+                f"buffers = shared: {self.info.name} does not declare what it does with BatchNorm statistics "
+                "(MethodInfo.buffers); buffers = local keeps them in the silos"
+            )
+        self.state, self.plan = self.state_type(), RoundPlan(last=common.rounds)
+        self.start_round(0)
 
     def start_state(self, initial: Callable[[str], Tensor]) -> None:
         """Set ``self.state`` before the first round; ``initial(purpose)`` is a seeded initial model (Σ,)."""
         self.state.model = initial("")
 
-    def welcome(self, silo: str) -> None:
-        """Add a new silo's entries to ``self.state``; most methods have none.
+    def welcome(self, silo: str, *, trains: bool) -> None:
+        """Add a new silo's entries to ``self.state``; most methods have none. The silo is already in ``self.silos``.
 
-        The silo is already in ``self.silos``.
+        ``trains``: it joins to train, so that what is kept for N silos grows to N + 1; else it is only evaluated.
         """
-
-    def grow(self, silo: str) -> None:
-        """Extend the state of N silos to N + 1 when one joins to train; called after ``welcome``."""
 
     def begin_round(self) -> None:
         """Compute once per round what :meth:`payload` sends to the silos of round ``self.round``."""
@@ -165,14 +99,15 @@ class PersonalizedStrategy(Strategy):
         """Return the payload of this silo in round ``self.round``."""
         return Payload({GLOBAL: Model(self.state.model, round=self.round - 1)})
 
+    def check(self, update: Update) -> None:
+        """Raise DataError, with one line, if a silo's numbers are not valid for :meth:`aggregate`.
+
+        Any other error is a fault of the method: it ends the run, and is not attributed to a silo.
+        """
+
     def aggregate(self, updates: Sequence[Update]) -> None:
         """Change ``self.state`` by the updates of round ``self.round`` (at least one, sorted by silo name)."""
         self.state.model = self.mean((u.vector for u in updates), self.weights(updates))
-
-    def mean(self, vectors: Iterable[Tensor], weights: Sequence[float]) -> Tensor:
-        """Return the weighted mean of silos' vectors, or the estimate with which ``robust`` replaces it."""
-        rule = replacement(self.common)
-        return weighted_mean(vectors, weights) if rule is None else rule(list(vectors))
 
     def centre(self, name: str, update: Update) -> Tensor | None:
         """Return the point that a silo's vector of this name is a step from; None: it is a step already, or one from 0.
@@ -187,11 +122,6 @@ class PersonalizedStrategy(Strategy):
         fits = found is not None and len(found.vector) == self.upload_size(name, update.silo)
         return found.vector if found is not None and fits else None
 
-    def weights(self, updates: Sequence[Update]) -> list[float]:
-        """Return each update's weight in a mean: its samples, or 1 with the setting ``average = "silos"``."""
-        alike = getattr(self.settings, "average", "samples") == "silos"
-        return [1 if alike else u.samples for u in updates]
-
     def shared_buffers(self) -> tuple[slice, ...]:
         """Return the parts of the BatchNorm statistics that travel with ``buffers = "shared"``."""
         return self.layout.buffer_parts([slice(0, self.layout.size)])
@@ -202,53 +132,69 @@ class PersonalizedStrategy(Strategy):
             return sum(int(part.stop - part.start) for part in self.shared_buffers())
         return self.layout.size
 
-    def upload_names(self) -> tuple[str, ...]:
-        """Return the names of the vectors that a reply of this round must have; equal to the client's."""
-        return (*self.info.uploads, BUFFERS) if self.shares_buffers else self.info.uploads
+    @property
+    def silos(self) -> Mapping[str, SiloInfo]:
+        """The participating silos, sorted by name."""
+        return self.plan.silos
 
-    def check(self, update: Update) -> None:
-        """Raise DataError, with one line, if a silo's numbers are not valid for :meth:`aggregate`.
+    @property
+    def samples(self) -> Mapping[str, int]:
+        """Each silo's weight in a mean; never taken from the silos' replies."""
+        return self.plan.samples
 
-        Any other error is a fault of the method: it ends the run, and is not attributed to a silo.
-        """
+    def mean(self, vectors: Iterable[Tensor], weights: Sequence[float]) -> Tensor:
+        """Return the weighted mean of silos' vectors, or the estimate with which ``robust`` replaces it."""
+        rule = replacement(self.common)
+        return weighted_mean(vectors, weights) if rule is None else rule(list(vectors))
 
-    # -- Flower's interface ---------------------------------------------------------------------------------------
-
-    def initialise(self, silos: Sequence[SiloInfo], initial: Callable[[str], Tensor]) -> None:
-        """Set the participating silos and the state for round 1."""
-        self.silos = {s.name: s for s in sorted(silos, key=lambda s: s.name)}
-        self.weigh()
-        self.state, self.initial = self.state_type(), initial
-        self.start_state(initial)
-
-    def weigh(self) -> None:
-        """Set ``self.samples``, from which all weights by sample count are taken (never from the silos' replies)."""
-        counts = {name: info.n_train for name, info in self.silos.items()}
-        agreed = read_agreed(self.common.agreed).get("samples", {})
-        self.samples = sample_weights(counts, self.common.weight_cap, agreed)
-        if self.common.robust == "screen" and self.common.weight_cap:
-            self.samples = plausible_counts(self.samples, agreed)
+    def weights(self, updates: Sequence[Update]) -> list[float]:
+        """Return each update's weight in a mean: its samples, or 1 with the setting ``average = "silos"``."""
+        alike = getattr(self.settings, "average", "samples") == "silos"
+        return [1 if alike else u.samples for u in updates]
 
     def participants(self) -> list[str]:
         """Return the silos that train in this round: a share of all, drawn by (seed, round)."""
         names = list(self.silos)
-        count = max(int(self.common.participation * len(names) + 1e-9), 1)  # 0.57 of 100 is 57
-        if count == len(names):
-            return names
+        count = 1 if self.info.pooled else max(int(self.common.participation * len(names) + 1e-9), 1)  # 0.57 of 100: 57
+        if count == len(names) or self.info.pooled:
+            return names[:count]
         rng = generator(self.common.seed, "participants", self.round)
         return sorted(names[i] for i in torch.randperm(len(names), generator=rng)[:count].tolist())
 
-    def _online(self) -> list[str]:
-        """Return the silos that are online, and reject those that were offline when the run was resumed."""
+    def initialise(self, plan: RoundPlan, initial: Callable[[str], Tensor]) -> None:
+        """Set the participating silos and the state for round 1."""
+        self.plan, self.state, self.initial = plan, self.state_type(), initial
+        self.start_state(initial)
+
+    def follow(self, plan: RoundPlan) -> None:
+        """Take the plan of the next round; silos that are new in it join by the method's rule, one after the other."""
+        for name in sorted(plan.silos.keys() - self.silos.keys()):
+            self.admit(plan.silos[name], trains=True)
+        self.plan = plan
+
+    def admit(self, info: SiloInfo, *, trains: bool) -> None:
+        """Add a new silo by the method's rule (:meth:`welcome`)."""
+        self.plan = self.plan.with_silos([*self.silos.values(), info], self.common)
+        self.welcome(info.name, trains=trains)
+
+    def start_round(self, server_round: int) -> None:
+        """Begin the record of a round: bytes, what was sent, and the silos that were left out or bounded."""
+        self.round, self.bytes_down, self.bytes_up = server_round, 0, 0
+        self.sent: dict[str, Mapping[str, Model]] = {}  # the models that each silo of the round trains from
+        self.rejected: dict[str, str] = {}  # silo -> why it is left out
+        self.bounded: dict[str, tuple[float, str]] = {}  # silo -> the share of its step that counts, and why
+        self.wire = Wire(self.common.wire_dtype)
+
+    def _online(self, server_round: int) -> list[str]:
+        """Begin a round; return the silos that are online, and reject those that were offline at the resume."""
+        if not self.info.trains:
+            raise UserError(f"strategy = {self.info.name} trains nothing: silofl {self.info.name} runs it")
+        self.start_round(server_round)
+        self.begin_round()
         for name, info in self.silos.items():
             if info.node_id == OFFLINE:
                 self.reject(name, "it was offline when the run was resumed")
-        return [name for name, info in self.silos.items() if info.node_id != OFFLINE]
-
-    def evaluates(self) -> bool:
-        """Return whether this round's models are evaluated."""
-        every = self.common.evaluate_every
-        return every > 0 and (self.round % every == 0 or self.round == self.common.rounds)
+        return [name for name in self.silos if name not in self.rejected]
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -257,13 +203,10 @@ class PersonalizedStrategy(Strategy):
 
         ``arrays`` is not used: a silo receives the method's :meth:`payload`.
         """
-        self.round, self.bytes_down, self.bytes_up = server_round, 0, 0
-        self.rejected, self.bounded, self.sent = {}, {}, {}
-        self.wire = Wire(self.common.wire_dtype)
-        self.begin_round()
-        online = self._online()
+        online = self._online(server_round)
         chosen = set(self.participants()) & set(online)
-        evaluate = self.evaluates()
+        every = self.common.evaluate_every
+        evaluate = every > 0 and (server_round % every == 0 or server_round == self.common.rounds)
         messages = []
         for name in online:
             if name in chosen:  # "participants": a silo may require a minimum, for its own privacy
@@ -277,19 +220,17 @@ class PersonalizedStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Return the closing exchange's messages (silos evaluate the start of round ``rounds + 1``), else none."""
-        if server_round < self.last_round or self.common.evaluate_every == 0:
+        if server_round < self.plan.last or self.common.evaluate_every == 0:
             return []
-        self.round, self.bytes_down, self.bytes_up = server_round + 1, 0, 0
-        self.rejected, self.bounded, self.sent = {}, {}, {}
-        self.wire = Wire(self.common.wire_dtype)
-        self.begin_round()
-        return [self._message(n, MessageType.EVALUATE, config, personal=False) for n in self._online()]
+        online = self._online(server_round + 1)
+        return [self._message(name, MessageType.EVALUATE, config, personal=False) for name in online]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Leave out unusable replies (reasons in ``self.rejected``) and aggregate the rest, sorted by silo name."""
-        usable = self.within_bounds(self._in_one_place(self.updates(replies)))
+        updates = sorted(self._readable(replies, MessageType.TRAIN, self._update), key=lambda u: u.silo)
+        usable = self.within_bounds(self._in_one_place(updates))
         if not usable:
             reasons = "; ".join(f"{silo}: {reason}" for silo, reason in self.rejected.items()) or "no silo replied"
             raise RunFailedError(f"round {server_round}: no silo sent a usable update ({reasons})")
@@ -297,7 +238,7 @@ class PersonalizedStrategy(Strategy):
             buffers = (u.vectors[BUFFERS] for u in usable)
             self.state.buffers = self.mean(buffers, self.weights(usable))
         self.aggregate(usable)
-        acknowledge(self.common, self.state, (u.silo for u in usable), self.round)
+        self.state.counted = self.state.counted | dict.fromkeys((u.silo for u in usable), self.round)
         return None, None
 
     def within_bounds(self, updates: list[Update]) -> list[Update]:
@@ -310,17 +251,7 @@ class PersonalizedStrategy(Strategy):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Reject the silos whose evaluation failed; the round loop writes the others' metrics into the history."""
-        names = {info.node_id: name for name, info in self.silos.items()}
-        for reply in replies:
-            if reply.metadata.message_type != MessageType.EVALUATE:
-                continue
-            try:
-                if reply.has_error():
-                    raise DataError(reason_of(reply.error.reason))
-                read_metrics(reply.content.get("metrics"))
-            except DataError as error:
-                node = reply.metadata.src_node_id
-                self.reject(names.get(node, f"node {node}"), str(error))
+        self._readable(replies, MessageType.EVALUATE, lambda reply, silo: metrics_of_reply(reply))
         return None
 
     def summary(self) -> None:
@@ -331,34 +262,36 @@ class PersonalizedStrategy(Strategy):
         """Return whether BatchNorm statistics travel with the models of this round."""
         return shares_buffers(self.info, self.common) and bool(self.upload_size(BUFFERS))
 
-    # -- replies --------------------------------------------------------------------------------------------------
+    def upload_names(self) -> tuple[str, ...]:
+        """Return the names of the vectors that a reply of this round must have."""
+        return upload_names(self.info, self.settings, buffers=self.shares_buffers)
 
-    def updates(self, replies: Iterable[Message]) -> list[Update]:
-        """Return the well-formed train replies, sorted by silo name; the others are entered in ``self.rejected``."""
-        names = {info.node_id: name for name, info in self.silos.items()}
-        numbers = self.info.sends_numbers
-        names_up, size = self.upload_names(), self.upload_size
-
-        def base(name: str, silo: str) -> Tensor | None:
-            found = base_of(self.sent.get(silo, {}), name, size(name, silo))
-            return None if found is None else self.wire.arrives(found)
-
-        expected = Expected(self.info.name, self.round, self.samples, names_up, size, numbers, base)
-        result = []
+    def _readable(self, replies: Iterable[Message], kind: str, read: Callable[[Message, str], T]) -> list[T]:
+        """Return what ``read`` makes of each silo's reply of this kind; a silo with another reply is rejected."""
+        names, found = {info.node_id: name for name, info in self.silos.items()}, []
         for reply in replies:
-            if reply.metadata.message_type != MessageType.TRAIN:
-                continue
             silo = names.get(reply.metadata.src_node_id, f"node {reply.metadata.src_node_id}")
             try:
-                update = read_update(reply, silo, expected)
-                if BUFFERS in update.vectors:
-                    check_statistics(update.vectors[BUFFERS], self.layout, self.shared_buffers())
-                self.bytes_up += update.bytes
-                self.check(update)
-                result.append(update)
+                found += [read(reply, silo)] if reply.metadata.message_type == kind else []
             except DataError as error:
                 self.reject(silo, str(error))
-        return sorted(result, key=lambda u: u.silo)
+        return found
+
+    def _update(self, reply: Message, silo: str) -> Update:
+        """Return a train reply's update. Raises DataError if it is not usable."""
+
+        def base(name: str, silo: str) -> Tensor | None:
+            found = base_of(self.sent.get(silo, {}), name, self.upload_size(name, silo))
+            return None if found is None else self.wire.arrives(found)
+
+        numbers, size = self.info.sends_numbers, self.upload_size
+        expected = Expected(self.info.name, self.round, self.samples, self.upload_names(), size, numbers, base)
+        update = read_update(reply, silo, expected)
+        if BUFFERS in update.vectors:
+            check_statistics(update.vectors[BUFFERS], self.layout, self.shared_buffers())
+        self.bytes_up += update.bytes
+        self.check(update)
+        return update
 
     def _in_one_place(self, updates: list[Update]) -> list[Update]:
         """Move the updates and the state to the first update's device (a GPU if the silos run in this process)."""
@@ -383,17 +316,14 @@ class PersonalizedStrategy(Strategy):
         return Payload({**payload.models, BUFFERS: buffers}, payload.numbers)
 
     def _message(self, silo: str, kind: str, config: ConfigRecord, **flags: Number) -> Message:
-        payload = self.full_payload(silo)
+        payload, values = self.full_payload(silo), cast(dict[str, Number], dict(config))
         if kind == MessageType.TRAIN:
             self.sent[silo] = payload.models
-        flags = {**flags, **acknowledgement(self.common, self.state, silo), "round": self.round}
-        flags |= {"reported": self.shown[silo]} if silo in self.shown else {}
-        flags |= {"attended": self.attended[silo]} if silo in self.attended else {}
-        flags |= {"late": self.joined[silo]} if silo in self.joined else {}
-        return self.message(self.silos[silo].node_id, kind, payload, {**cast(dict[str, Number], dict(config)), **flags})
+        values |= {**flags, "counted": self.state.counted.get(silo, 0), "round": self.round, **self.plan.flags(silo)}
+        return self.message(self.silos[silo].node_id, kind, payload, values)
 
     def message(self, node: int, kind: str, payload: Payload, config: Mapping[str, Number]) -> Message:
         """Return a message to a node, and add its size to ``bytes_down``."""
-        content = encode(payload, {**self.extra, **config}, self.wire)
+        content = encode(payload, {**self.plan.numbers, **config}, self.wire)
         self.bytes_down += wire_bytes(content)
         return Message(content, dst_node_id=node, message_type=kind, ttl=self.common.round_timeout)

@@ -16,11 +16,10 @@ import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from flwr.app import ArrayRecord, ConfigRecord, Message
-from flwr.serverapp import Grid
+from flwr.app import ConfigRecord
 
 from models.survey import BINS, MISSING
-from partitions.common.errors import DataError, UserError
+from partitions.common.errors import DataError
 from partitions.schema import LONGEST_NAME
 from strategies.base.info import MethodInfo
 from strategies.base.strategy import PersonalizedStrategy
@@ -46,11 +45,6 @@ class Survey(PersonalizedStrategy):
         asks="survey",
         listed=True,
     )
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> list[Message]:
-        raise UserError("strategy = survey trains nothing: silofl survey runs it")
 
 
 RECORD = "survey"

@@ -366,8 +366,8 @@ def test_the_federation_goes_on_with_the_others_sums(four: Files, tmp_path: Path
     assert line in (tmp_path / "run" / "progress.jsonl").read_text()
     rows = {name: np.load(file)["x_train"].astype(np.float64) for name, file in four.items()}
     pooled = np.concatenate([rows[name] for name in "acd"])
-    assert done.strategy.extra["mean"] == pytest.approx(pooled.mean(0))
-    assert done.strategy.extra["own_statistics"] == ["b"]
+    assert done.strategy.plan.numbers["mean"] == pytest.approx(pooled.mean(0))
+    assert done.strategy.plan.numbers["own_statistics"] == ["b"]
     for name, expected in (("a", pooled), ("b", rows["b"])):
         kept = next((tmp_path / "states").rglob(f"{name}/run-*/round-000001.safetensors"))
         scale = State.load(kept).numbers["model"]["normalisation"]

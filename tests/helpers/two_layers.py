@@ -128,7 +128,7 @@ def assert_received_is_fedavgs(files: Files, method: str, options: Mapping[str, 
         assert plain.values(direction) == run.values(direction)
 
 
-# ---- Methods whose silos take over what the server has counted (strategies/confirmed.py) ---------------------------
+# ---- Methods whose silos take over what the server has counted (SiloClient.propose) ---------------------------
 
 
 def losing(*lost: tuple[str, int], absent: Iterable[tuple[str, int]] = ()) -> Callable[[TinyGrid], None]:

@@ -15,8 +15,8 @@ from torch import Tensor
 from two_layers import replies_of, rounds_trained
 
 from strategies import strategies
+from strategies.base.info import RoundPlan, SiloInfo
 from strategies.base.settings import Common
-from strategies.base.strategy import SiloInfo
 from strategies.base.transport.payload import model_of
 from strategies.fedamp import MixingClient, MixingStrategy, mix
 
@@ -181,7 +181,7 @@ def test_the_distance_that_is_told_is_the_median(caplog: pytest.LogCaptureFixtur
         strategy.start_state(lambda _: torch.zeros(1))
         for count in (2, 3, 3):
             strategy.state.arrays = {model_of(str(i)): w for i, w in enumerate(models[:count])}
-            strategy.silos = {str(i): cast(SiloInfo, None) for i in range(count)}
+            strategy.plan = RoundPlan({str(i): cast(SiloInfo, None) for i in range(count)})
             strategy.mixtures()
     lines = [r.getMessage() for r in caplog.records if "weighs all other silos" in r.getMessage()]
     assert len(lines) == 2

@@ -32,9 +32,9 @@ from models.initialisation import flat_model
 from models.networks.mlp import MlpSettings
 from models.samples import Samples
 from partitions.common.errors import UserError
+from strategies.base.info import RoundPlan, SiloInfo
 from strategies.base.silo import Silo
 from strategies.base.state import State
-from strategies.base.strategy import SiloInfo
 from strategies.base.transport.payload import Model, model_of
 from strategies.fedfomo import FedFomo, FedFomoClient
 
@@ -295,7 +295,8 @@ def a_strategy(silos: int, seed: int = 7, **changes: Any) -> FedFomo:
     settings = settings_of({}, strategy="fedfomo", silos=silos, seed=seed, **changes)
     layout = flat_model("mlp", (3,), 3, MlpSettings(""), "cpu").layout
     strategy = FedFomo(settings.common, settings.method, layout)
-    strategy.initialise([SiloInfo(f"s{i}", i, 5, n_val=2) for i in range(silos)], lambda purpose: torch.zeros(12))
+    plan = RoundPlan().with_silos([SiloInfo(f"s{i}", i, 5, n_val=2) for i in range(silos)], settings.common)
+    strategy.initialise(plan, lambda purpose: torch.zeros(12))
     strategy.state.arrays |= {model_of(f"s{i}"): torch.zeros(12) for i in range(silos)}
     strategy.state.numbers["affinity"]["s0"] |= {f"s{i}": 10.0 - i for i in range(1, silos)}
     return strategy

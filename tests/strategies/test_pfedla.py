@@ -15,7 +15,7 @@ import strategies.pfedla
 from models.initialisation import flat_model
 from models.networks.mlp import MlpSettings
 from models.training import generator
-from strategies.base.strategy import SiloInfo
+from strategies.base.info import RoundPlan, SiloInfo
 from strategies.base.transport.payload import Update
 from strategies.pfedla import LaSettings, PFedLA, first_hypernetwork, layer_weights
 
@@ -44,7 +44,8 @@ def method(models: dict[str, list[float]], scores: dict[str, list[float]], rate:
     layout = flat_model("mlp", (1,), 2, MlpSettings(""), "cpu").layout
     settings = LaSettings(embedding=3, hidden=5, hyper_learning_rate=rate)
     strategy = PFedLA(settings_of({}, silos=1).common, settings, layout)
-    strategy.initialise([SiloInfo(n, i, 1) for i, n in enumerate(models)], lambda _: torch.zeros(4))
+    plan = RoundPlan().with_silos([SiloInfo(n, i, 1) for i, n in enumerate(models)], strategy.common)
+    strategy.initialise(plan, lambda _: torch.zeros(4))
     for name, values in models.items():
         strategy.state.arrays |= {f"model.{name}": torch.tensor(values).float(), f"hyper.{name}": outputs(scores[name])}
     return strategy

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from server.run.registration.data_summaries import JOIN_SECONDS, SUMMARY_TRIES, Candidates, Joiner
-from server.run.registration.registration import Registration, silo_info
-from strategies.base.newcomers import join
-from strategies.base.strategy import OFFLINE, PersonalizedStrategy
+from server.run.registration.registration import Registration
+from strategies.base.info import OFFLINE, RoundPlan
 from strategies.base.transport.data_summary import SUMS
 from strategies.base.transport.reporting import is_refusal
 
@@ -19,20 +18,20 @@ class Readmission:
         self.registration, self.requests = registration, registration.requests
         self.common, self.reporter, self.late = registration.common, registration.reporter, registration.late
 
-    def readmit(self, strategy: PersonalizedStrategy, server_round: int) -> None:
+    def readmit(self, server_round: int) -> None:
         """Admit silos that were offline or had a fault when the run was resumed, and late joiners.
 
         They take part from this round on. A node that answers with an error is asked again in the next round.
         """
-        offline = any(info.node_id == OFFLINE for info in strategy.silos.values())
-        if offline or self.late.awaited(strategy.silos):
+        offline = any(info.node_id == OFFLINE for info in self.registration.silos.values())
+        if offline or self.late.awaited(self.registration.silos):
             for node, summary in self._newly_online().items():
-                self._receive(strategy, node, summary, server_round)
+                self._receive(node, summary, server_round)
         if due := self.late.due(server_round):
             online = self.requests.nodes()
             for name, joiner in due.items():
                 if joiner.node in online:  # otherwise it joins when it is online again
-                    self._join(strategy, name, joiner, server_round)
+                    self._join(name, joiner, server_round)
 
     def _newly_online(self) -> dict[int, dict[str, Any]]:
         """Return the data summaries of new nodes, and of nodes that had a fault before; report the other nodes."""
@@ -52,12 +51,12 @@ class Readmission:
         registration.nodes |= {node: f"node {node}" for node in (*found.faults, *found.impostors, *gone)}
         return found.summaries
 
-    def _receive(self, strategy: PersonalizedStrategy, node: int, summary: dict[str, Any], server_round: int) -> None:
+    def _receive(self, node: int, summary: dict[str, Any], server_round: int) -> None:
         """Admit a node whose silo belongs to the run, keep a late joiner until its round, or report why not."""
         name = self.registration.nodes[node] = summary["name"]
-        known = strategy.silos.get(name)
+        known = self.registration.silos.get(name)
         if known is not None and known.node_id == OFFLINE:
-            self._return(strategy, node, summary, server_round)
+            self._return(node, summary, server_round)
         elif known is not None:
             self.reporter.note(self._second(name, node))
         elif name in self.common.held_out or not self.late.allows(name):
@@ -74,21 +73,19 @@ class Readmission:
             return f"{name} is here with another key than this run knows it by: it takes part in new runs only"
         return f"a second node calls itself {name}, which takes part already: it does not"
 
-    def _return(self, strategy: PersonalizedStrategy, node: int, summary: dict[str, Any], server_round: int) -> None:
+    def _return(self, node: int, summary: dict[str, Any], server_round: int) -> None:
         """Admit a silo that was offline; it continues from its own state."""
         name = summary["name"]
         if self.registration.misfit(summary):
             self.reporter.note(f"{name} is back with other data than before, and cannot take part in this run")
             return
         self.registration.enter(node, summary)
-        strategy.silos[name] = silo_info(summary, node)
-        strategy.weigh()
         self.reporter.note(f"{name} is back, and takes part from round {server_round} on")
 
-    def _join(self, strategy: PersonalizedStrategy, name: str, joiner: Joiner, server_round: int) -> None:
+    def _join(self, name: str, joiner: Joiner, server_round: int) -> None:
         """Admit a hospital that was not among the run's silos."""
         del self.late.waiting[name]
-        if len(strategy.silos) + len(self.registration.held_out) >= self.common.silos:
+        if len(self.registration.silos) + len(self.registration.held_out) >= self.common.silos:
             silos = f"silos = {self.common.silos}"
             self.registration.leave_out(name, f"{name} cannot join the run, which has {silos} and so many already")
             return
@@ -97,15 +94,15 @@ class Readmission:
             self.registration.leave_out(name, f"{name} cannot join the run: it has {reason}")
             return
         self.registration.enter(joiner.node, summary)
-        join(strategy, silo_info(summary, joiner.node), server_round)
-        counts = f"; it counts as {n} samples" if (n := strategy.samples[name]) != summary["n_train"] else ""
+        self.registration.joined[name] = server_round
+        weights = RoundPlan().with_silos(self.registration.silos.values(), self.common).samples
+        counts = f"; it counts as {n} samples" if (n := weights[name]) != summary["n_train"] else ""
         self.reporter.note(f"{name} joins the run, and takes part from round {server_round} on{counts}")
 
-    def take_back(self, strategy: PersonalizedStrategy, done: int) -> None:
+    def take_back(self, done: int) -> None:
         """Remove the silos that joined after round ``done``, to which the run goes back; they join again."""
-        for name, first in list(strategy.joined.items()):
+        registration = self.registration
+        for name, first in list(registration.joined.items()):
             if first > done:
-                summary = self.registration.summaries.pop(name)
-                self.late.wait(name, strategy.silos.pop(name).node_id, summary, first)
-                del strategy.joined[name]
-        strategy.weigh()
+                self.late.wait(name, registration.silos.pop(name).node_id, registration.summaries.pop(name), first)
+                del registration.joined[name]

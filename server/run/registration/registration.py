@@ -7,6 +7,7 @@ others may join if the setting ``late-joiners`` allows it (``readmission.py``).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from flwr.serverapp import Grid
@@ -18,11 +19,12 @@ from partitions.schema import few, moved, read_schema
 from server.run.receipts import Receipts
 from server.run.registration.data_summaries import Candidates, LateJoiners, SummaryRequests
 from server.run.reporter import Reporter
+from strategies.base.info import OFFLINE, SiloInfo
 from strategies.base.robust import COUNT_SLACK, tolerated
 from strategies.base.run_settings import RunSettings
 from strategies.base.settings import Common
 from strategies.base.state import State
-from strategies.base.strategy import OFFLINE, PersonalizedStrategy, SiloInfo
+from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.data_summary import (
     DataSpec,
     Summary,
@@ -31,7 +33,6 @@ from strategies.base.transport.data_summary import (
     read_agreed,
     read_data_spec,
     reconcile,
-    sample_weights,
 )
 from strategies.base.transport.reporting import SCHEMA, WITHHELD, columns_of
 
@@ -97,11 +98,10 @@ def note_weights(strategy: PersonalizedStrategy, common: Common, reporter: Repor
 
 
 def _bound_of_count(strategy: PersonalizedStrategy, common: Common, silo: str) -> str:
-    cap, agreed = common.weight_cap, read_agreed(common.agreed).get("samples", {})
-    counts = {name: info.n_train for name, info in strategy.silos.items()}
-    if sample_weights(counts, cap, agreed)[silo] == strategy.samples[silo]:
-        return f"{cap:g} times the median (weight-cap)"
-    return f"{COUNT_SLACK:g} times the largest but {tolerated(len(counts))} (robust = screen)"
+    screened, capped = strategy.plan, strategy.plan.with_silos(strategy.silos.values(), replace(common, robust="none"))
+    if capped.samples[silo] == screened.samples[silo]:
+        return f"{common.weight_cap:g} times the median (weight-cap)"
+    return f"{COUNT_SLACK:g} times the largest but {tolerated(len(strategy.silos))} (robust = screen)"
 
 
 class Registration:
@@ -114,6 +114,8 @@ class Registration:
         self.summaries: dict[str, dict[str, Any]] = {}
         self.data_spec = DataSpec(True, (), 1)
         self.held_out: dict[str, SiloInfo] = {}  # the held-out hospitals that are online and fit
+        self.silos: dict[str, SiloInfo] = {}  # the run's silos, also those that are offline
+        self.joined: dict[str, int] = {}  # silo that joined during the run -> its first round
         self.left_out: dict[str, str] = {}  # silo or node that does not take part -> reason
         self.faulty: dict[int, str] = {}  # nodes that answered with an error; they are asked again
         self.late = LateJoiners(settings.common)
@@ -146,7 +148,7 @@ class Registration:
         """Return a node's name, or ``node ID`` if it is unknown."""
         return self.nodes.get(node, f"node {node}")
 
-    def register(self, saved: State | None = None) -> list[SiloInfo]:
+    def register(self, saved: State | None = None) -> None:
         """Wait for the silos, request each one's data summary, and leave out those that do not fit the others.
 
         ``saved``: the checkpoint of the resumed run; its silos are expected, and its schema and keys apply.
@@ -171,7 +173,9 @@ class Registration:
             note_silos(self.summaries, self.data_spec, self.common, self.reporter)
         self._hold_out(held, nodes_of)
         self._check_late()
-        return [silo_info(summary, nodes_of[name]) for name, summary in self.summaries.items()]
+        self.silos = {name: silo_info(summary, nodes_of[name]) for name, summary in self.summaries.items()}
+        if saved is not None:
+            self._add_absent(saved)
 
     def _hold_out(self, held: Mapping[str, Mapping[str, Any]], nodes_of: Mapping[str, int]) -> None:
         """Set the held-out hospitals, which had no part in the schema; report those that do not fit or are offline.
@@ -211,20 +215,18 @@ class Registration:
         self.left_out |= self.strangers  # already reported
         self.data_spec, self.summaries = found.data_spec, found.summaries
 
-    def absent(self, saved: State | None) -> list[SiloInfo]:
-        """Return the checkpoint's silos that are offline; the run goes on without them. Empty if no quorum is online.
+    def _add_absent(self, saved: State) -> None:
+        """Add the checkpoint's silos that are offline, if a quorum is online; the run goes on without them.
 
         Their data summaries are restored from the checkpoint, so that the agreed schema does not change.
         """
-        if saved is None:
-            return []
         saved_summaries: dict[str, dict[str, Any]] = saved.numbers.get("cards", {})
         offline = {n: s for n, s in saved_summaries.items() if n not in self.summaries and not s["simulated"]}
         faulty = len(self.left_out) - len(self.strangers)  # silos left out are not waited for
         if not self.common.min_silos and len(offline) > faulty:
-            return []
+            return
         self.summaries = dict(sorted({**self.summaries, **offline}.items()))
-        return [silo_info(summary, OFFLINE) for summary in offline.values()]
+        self.silos |= {name: silo_info(summary, OFFLINE) for name, summary in offline.items()}
 
     def misfit(self, summary: Summary) -> str:
         """Return how a silo's data do not fit the run's schema; empty if they fit."""
@@ -238,6 +240,7 @@ class Registration:
     def enter(self, node: int, summary: dict[str, Any]) -> None:
         """Add a silo with its data summary, node and key to the run."""
         name = summary["name"]
+        self.silos[name] = silo_info(summary, node)
         self.nodes[node] = name
         self.summaries = dict(sorted({**self.summaries, name: summary}.items()))
         for known in (name, self.identities.registered_name(node)):

@@ -6,8 +6,11 @@ arXiv 1901.09847). Δ_i is the vector the silo would send minus the one it recei
     p = Δ_i + e_i,   send C(p),   e_i <- p - C(p)
 
 The server adds C(p) to the vector it sent. Over the rounds the C(p) sum up to the sum of the Δ_i, except for the last
-e_i. As with control variates, both sides count a round once or not at all. The silo commits the
-new e_i in its next round if the server has acknowledged this round's reply; else it drops it.
+e_i.
+
+A reply may be lost, or the server may leave it out. So both sides count a round once or not at all: a silo only
+*proposes* its new e_i, and the control variates or duals that a method sums (:meth:`SiloClient.propose`). The server's
+next message contains the last round of this silo that it counted, and only then does the silo commit them.
 
 It fits methods whose silos send a step from the received model, and whose server sums such steps. Other methods do not
 declare ``lossy``: the server stores each silo's model, or a silo starts from another model than the received one.
@@ -17,20 +20,18 @@ variance must not become negative.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from torch import Tensor
 
 from models.flat import is_finite
-from partitions.common.errors import DataError, UserError
-from strategies.base.info import OWN_START, MethodInfo
+from partitions.common.errors import DataError
 from strategies.base.settings import Common
 from strategies.base.state import BUFFERS, GLOBAL, State
 from strategies.base.transport.codecs import OF_CHANGES, Encoded, read_change, write_change, write_sparse
 from strategies.base.transport.payload import Model
 
-# Prefixes of the residuals in a silo's state: now, and once its reply is acknowledged.
-RESIDUAL, NEXT = "owed.", "next-owed."
+RESIDUAL, PROPOSED = "owed.", "proposed."  # prefixes in a silo's state: of residuals, and of what is not counted yet
 
 
 def base_of(received: Mapping[str, Model], name: str, size: int) -> Tensor | None:
@@ -50,16 +51,22 @@ def sends_changes(common: Common) -> bool:
     return common.wire_dtype in OF_CHANGES or (common.wire_feedback == "on" and common.wire_dtype != "float32")
 
 
-def commit(state: State, acknowledged: object) -> None:
-    """Update a silo's residuals by its last reply if the server has acknowledged it.
+def propose(state: State, server_round: int, arrays: Mapping[str, Tensor]) -> None:
+    """Set entries of a silo's state that :func:`commit` takes over once the server has counted this round's reply."""
+    state.arrays |= {f"{PROPOSED}{name}": array for name, array in arrays.items()}
+    state.numbers["proposed"] = server_round
 
-    ``acknowledged``: the round of the last reply that the server counted, from its message.
+
+def commit(state: State, counted: object) -> None:
+    """Take over what the silo's last reply proposed if the server has counted that reply; else drop it.
+
+    ``counted``: the round of the last reply that the server counted, from its message.
     """
-    arrays, counted = state.arrays, state.numbers.pop("coded", None) == acknowledged
-    for key in [key for key in arrays if key.startswith(NEXT)]:
-        vector = arrays.pop(key)
-        if counted:
-            arrays[f"{RESIDUAL}{key.removeprefix(NEXT)}"] = vector
+    arrays, takes = state.arrays, state.numbers.pop("proposed", None) == counted
+    for key in [key for key in arrays if key.startswith(PROPOSED)]:
+        array = arrays.pop(key)
+        if takes:
+            arrays[key.removeprefix(PROPOSED)] = array
 
 
 def encode_vectors(
@@ -90,34 +97,5 @@ def _encode_change(common: Common, state: State, name: str, change: Tensor, serv
     if not is_finite(left):
         raise DataError(f"'{name}' holds changes too large for wire-dtype = {common.wire_dtype}")
     if back:
-        state.arrays[f"{NEXT}{name}"] = left
-        state.numbers["coded"] = server_round
+        propose(state, server_round, {f"{RESIDUAL}{name}": left})
     return encoded
-
-
-def check_wire(info: MethodInfo, common: Common) -> None:
-    """Raise UserError for a format that the method does not declare, or an invalid combination of ``wire-...``."""
-    if common.wire_sparse and sends_changes(common):
-        how = f"wire-dtype = {common.wire_dtype}"
-        raise UserError(f"wire-sparse = true: with {how} changes are sent, of which none is left out")
-    sums = info.receives not in ("mixture", "models")
-    reason = OWN_START if common.ala and sums else "" if info.lossy else info.not_lossy
-    if reason and sends_changes(common) and info.uploads:
-        method = f"{info.name} with ala = true" if common.ala else info.name
-        feedback = "" if common.wire_dtype in OF_CHANGES else ", wire-feedback = on"
-        raise UserError(
-            f"wire-dtype = {common.wire_dtype}{feedback}: not for {method}: {reason}; float32, float16 and "
-            "bfloat16 are, with wire-feedback = auto"
-        )
-
-
-def acknowledge(common: Common, state: State, silos: Iterable[str], server_round: int) -> None:
-    """Record in the server's state that these silos' replies are in the sums."""
-    if feeds_back(common):
-        known = state.numbers.get("taken", {})
-        state.numbers["taken"] = known | dict.fromkeys(silos, server_round)
-
-
-def acknowledgement(common: Common, state: State, silo: str) -> dict[str, int]:
-    """Return the entry of a silo's message with the round of its last reply that is in the sums."""
-    return {"taken": state.numbers.get("taken", {}).get(silo, 0)} if feeds_back(common) else {}

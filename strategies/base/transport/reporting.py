@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, cast
 
-from flwr.app import ConfigRecord, MetricRecord
+from flwr.app import ConfigRecord, Message, MetricRecord
 
 from models.metrics import RANGES
 from models.privacy.accountant import LEAST_NOISE, ORDERS
@@ -63,6 +63,13 @@ def read_metrics(record: object) -> dict[str, float]:
     if fault := cost_fault({name: found[name] for name in PRIVACY if name in found}):
         raise DataError(fault)
     return found
+
+
+def metrics_of_reply(reply: Message) -> dict[str, float]:
+    """Return a reply's metrics. Raises DataError with the silo's reason if it has none."""
+    if reply.has_error():
+        raise DataError(reason_of(reply.error.reason))
+    return read_metrics(reply.content.get("metrics"))
 
 
 def cost_fault(found: Mapping[str, float]) -> str:

@@ -227,7 +227,7 @@ def test_a_bad_summary_costs_the_others_nothing(four: Files, without: Run, tmp_p
     run = federate(four, rounds=2, resume=resumed, min_silos=3, **options)
     assert comparable(run.rows) == comparable(without.rows)
     assert same(run.strategy.state.arrays["global"], without.strategy.state.arrays["global"])
-    assert run.strategy.extra["mean"] == without.strategy.extra["mean"]
+    assert run.strategy.plan.numbers["mean"] == without.strategy.plan.numbers["mean"]
     assert list(run.federation.registration.left_out) in (["d"], ["node 4"])
     (reason,) = run.federation.registration.left_out.values()
     assert reason.isprintable() and 20 < len(reason) <= LONGEST
@@ -254,7 +254,7 @@ def test_a_summary_that_goes_bad_before_a_resume(four: Files, tmp_path: Path, ki
     federate(four, **{**place, "rounds": 1})
     run = federate(four, resume=True, prepare=prepared(BAD[kind]), **place)
     assert same(run.strategy.state.arrays["global"], whole.strategy.state.arrays["global"])
-    assert run.strategy.extra["mean"] == whole.strategy.extra["mean"]
+    assert run.strategy.plan.numbers["mean"] == whole.strategy.plan.numbers["mean"]
     assert {(r.round, r.silo) for r in run.rows if r.metric == "rejected"} == {(2, "d"), (3, "d")}
     assert {round_of(m) for m, _ in run.grid.traffic if run.grid.name_of(m.metadata.dst_node_id) == "d"} == {0}
 
@@ -328,9 +328,11 @@ def test_unknown_numbers_of_a_reply_reach_no_checkpoint(four: Files, tmp_path: P
 def test_another_unit_is_named_and_standardised_by_itself(four: Files, tmp_path: Path) -> None:
     """A thousand times the others' values: theirs alone make the mean, the silo takes part with its own."""
     run = federate(four, rounds=2, directory=tmp_path / "run", prepare=prepared(times(1000.0)), **OPTIONS)
-    assert run.strategy.extra["own_statistics"] == ["d"] and not run.federation.registration.left_out
+    assert run.strategy.plan.numbers["own_statistics"] == ["d"] and not run.federation.registration.left_out
     rows = np.concatenate([rows_of(four[name])[0] for name in HONEST])
-    assert np.allclose(run.strategy.extra["mean"], rows.mean(0)) and np.allclose(run.strategy.extra["std"], rows.std(0))
+    assert np.allclose(run.strategy.plan.numbers["mean"], rows.mean(0)) and np.allclose(
+        run.strategy.plan.numbers["std"], rows.std(0)
+    )
     note = (tmp_path / "run" / "progress.jsonl").read_text()
     assert "d gives no sums of its columns: it has values in column 1 that are" in note and "another unit?" in note
 

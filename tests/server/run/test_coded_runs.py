@@ -23,7 +23,7 @@ from client.site.audit_gate import records
 from models.networks.registry import MODELS, ModelSpec
 from partitions.common.errors import UserError
 from strategies import strategies
-from strategies.base.transport.error_feedback import NEXT, RESIDUAL
+from strategies.base.transport.error_feedback import PROPOSED, RESIDUAL
 from strategies.base.transport.payload import array_record, decode
 
 TOPK: dict[str, Any] = {"wire_dtype": "topk", "wire_topk": 0.2}
@@ -93,7 +93,7 @@ def test_what_is_sent_and_what_is_kept(three: Files, kind: str) -> None:
     assert run.values("bytes_up")[:4] == [3 * one] * 4
     assert run.values("bytes_down")[0] == 3 * size * (2 if kind == "float16" else 4)
     residuals = {k: v for k, v in run.grid.state("a").arrays.items() if k not in ("candidate", "reported")}
-    assert residuals.keys() == {"personal", "best", f"{RESIDUAL}model", f"{NEXT}model"}
+    assert residuals.keys() == {"personal", "best", f"{RESIDUAL}model", f"{PROPOSED}{RESIDUAL}model"}
     for (silo, _), reply in train_replies(run.grid):
         assert set(reply.content.array_records) == {"model.model"}
         audited = [record for record in records(reply) if record["name"].startswith("model.")]
@@ -110,7 +110,7 @@ def test_a_reply_that_is_lost_or_left_out_counts_in_neither_place(three: Files, 
     def prepare(grid: TinyGrid) -> None:
         def before(silo: str, message: Message, context: Any) -> None:
             if silo == "a" and message.metadata.message_type == "train":
-                assert ("taken" in message.content["config"]) and message.content["config"]["taken"] in (0, 1, 3)
+                assert ("counted" in message.content["config"]) and message.content["config"]["counted"] in (0, 1, 3)
 
         def after(silo: str, message: Message, reply: Message) -> Message:
             if silo == "a" and message.metadata.message_type == "train":
@@ -123,7 +123,7 @@ def test_a_reply_that_is_lost_or_left_out_counts_in_neither_place(three: Files, 
     assert residuals[1].numel() == 0
     assert same(residuals[2], residuals[3])
     assert not same(residuals[3], residuals[4])
-    assert run.strategy.state.numbers["taken"] == {"a": 4, "b": 4, "c": 4}
+    assert run.strategy.state.numbers["counted"] == {"a": 4, "b": 4, "c": 4}
 
 
 @pytest.mark.parametrize("wire", [{"wire_dtype": "int8"}, TOPK, {"wire_dtype": "bfloat16", "wire_feedback": "on"}])

@@ -171,7 +171,7 @@ def test_one_that_is_offline_in_its_round_joins_once_it_is_back(four: Files) -> 
         grid.before, grid.get_node_ids = before, online  # type: ignore[method-assign]
 
     run = federate(four, **RUN, late_joiners="b=2", prepare=prepare)
-    assert trained(run, "b") == [4] and run.strategy.joined == {"b": 4}
+    assert trained(run, "b") == [4] and run.strategy.plan.joined == {"b": 4}
 
 
 def test_its_sums_are_not_asked_for(four: Files) -> None:
@@ -222,7 +222,7 @@ def test_resume_keeps_who_joined_and_who_is_to_join(four: Files, tmp_path: Path,
     interrupted(four, cut, **changes, watch=crash_after(killed))
     resumed = federate(four, **changes, directory=cut, resume=True)
     assert_equal(undisturbed, resumed, (whole, cut))
-    assert resumed.strategy.joined == {"b": 3}
+    assert resumed.strategy.plan.joined == {"b": 3}
 
 
 def test_a_run_that_goes_back_lets_it_join_again(four: Files, tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_rounded_sums_of_permuted_columns(agreed: Files, tmp_path: Path) -> None
     assert {k: run.federation.registration.summaries["b"][k] for k in ("sum", "square_sum")} == {
         k: other.federation.registration.summaries["b"][k] for k in ("sum", "square_sum")
     }
-    assert run.strategy.extra["mean"] == other.strategy.extra["mean"]
+    assert run.strategy.plan.numbers["mean"] == other.strategy.plan.numbers["mean"]
     assert comparable(run.rows) == comparable(other.rows)
 
 
@@ -211,7 +211,7 @@ def test_nobody_names_anything(tmp_path: Path) -> None:
     """The messages and the numbers are those of before."""
     nothing = {"feature_names": None, "label_names": None}
     run = federate(hospitals(tmp_path, **dict.fromkeys("abc", nothing)), **OPTIONS)
-    assert "schema" not in run.strategy.extra and not run.federation.registration.left_out
+    assert "schema" not in run.strategy.plan.numbers and not run.federation.registration.left_out
 
 
 def test_the_declared_schema_stands_above_the_majority(tmp_path: Path) -> None:

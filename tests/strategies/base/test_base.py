@@ -33,8 +33,8 @@ from partitions.common.errors import UserError
 from server.run.loop import RoundLoop
 from server.simulation.engine import flower_identity
 from strategies.base.client import SiloClient
+from strategies.base.info import RoundPlan, SiloInfo
 from strategies.base.robust import weighted_mean
-from strategies.base.strategy import SiloInfo
 from strategies.base.transport.payload import decode, tensor_of
 
 # ---- The weighted mean ---------------------------------------------------------------------------------------------
@@ -84,7 +84,8 @@ def test_silos_are_sorted_by_name_whatever_their_node(three: Files) -> None:
 def drawn(share: float, silos: int, seed: int = 7, rounds: int = 40) -> list[list[str]]:
     settings = settings_of({}, silos=1, strategy="local", participation=share, seed=seed)
     strategy = settings.strategy(settings.common, settings.method, None)  # type: ignore[arg-type]
-    strategy.initialise([SiloInfo(f"s{i:02d}", i, 1) for i in range(silos)], lambda purpose: torch.zeros(1))
+    plan = RoundPlan().with_silos([SiloInfo(f"s{i:02d}", i, 1) for i in range(silos)], settings.common)
+    strategy.initialise(plan, lambda purpose: torch.zeros(1))
     result = []
     for strategy.round in range(1, rounds + 1):
         result.append(strategy.participants())
@@ -252,7 +253,8 @@ def test_flowers_own_start_runs_our_strategies(three: Files, method: str) -> Non
     layout = ours.strategy.layout
     silos = [SiloInfo(n, i, len(rows_of(f)[1])) for i, (n, f) in enumerate(three.items(), start=1)]
     strategy = settings.strategy(settings.common, settings.method, layout)
-    strategy.initialise(silos, lambda purpose: initial(settings, 3, 3, purpose))
+    plan = RoundPlan(last=settings.common.rounds).with_silos(silos, settings.common)
+    strategy.initialise(plan, lambda purpose: initial(settings, 3, 3, purpose))
     with flower_identity():
         strategy.start(grid, ArrayRecord(), num_rounds=2)
     assert strategy.state.arrays.keys() == ours.strategy.state.arrays.keys()

@@ -25,7 +25,7 @@ from strategies.base.transport.codecs import (
     write_change,
     write_sparse,
 )
-from strategies.base.transport.error_feedback import GLOBAL, NEXT, RESIDUAL, commit, encode_vectors
+from strategies.base.transport.error_feedback import GLOBAL, PROPOSED, RESIDUAL, commit, encode_vectors
 from strategies.base.transport.payload import Model, Payload, decode, encode, wire_bytes
 
 
@@ -59,12 +59,12 @@ def test_two_steps_of_feedback_by_hand() -> None:
     first = client(wire_dtype="topk", wire_topk=0.25)
     sent = first.code({"model": torch.tensor([4.0, -3.0, 1.0, 0.0])})["model"]
     assert read(sent, torch.zeros(4)).tolist() == [4, 0, 0, 0]
-    assert first.state.arrays[f"{NEXT}model"].tolist() == [0, -3, 1, 0]
+    assert first.state.arrays[f"{PROPOSED}{RESIDUAL}model"].tolist() == [0, -3, 1, 0]
     second = client(2, first.state, wire_dtype="topk", wire_topk=0.25)
     second.commit(1)
     sent = second.code({"model": torch.tensor([1.0, -2.0, 0.0, 0.5])})["model"]
     assert read(sent, torch.zeros(4)).tolist() == [0, -5, 0, 0]
-    assert second.state.arrays[f"{NEXT}model"].tolist() == [1, 0, 1, 0.5]
+    assert second.state.arrays[f"{PROPOSED}{RESIDUAL}model"].tolist() == [1, 0, 1, 0.5]
 
 
 @pytest.mark.parametrize("taken", [0, None, 7])

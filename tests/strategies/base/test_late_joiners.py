@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -109,7 +109,7 @@ def test_apple_s_vectors_grow_as_p_0_does(four: Files) -> None:
         torch.testing.assert_close(run.grid.state(name).arrays["dr"], shares / shares.sum())
     history = run.grid.state("a").arrays["dr_history"]
     assert history.shape == (5, 4) and history[:3, 1].eq(0).all() and history[3:, 1].gt(0).all()
-    relationships = strategies()["apple"].read_relationships({n: whole_state(run, n) for n in four})
+    relationships = cast(Any, strategies()["apple"]).read_relationships({n: whole_state(run, n) for n in four})
     assert relationships is not None and relationships.values.shape[1:] == (4, 4)
 
 

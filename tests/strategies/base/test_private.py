@@ -28,13 +28,13 @@ from models.privacy.noise import seed
 from models.samples import Samples
 from models.training import generator
 from partitions.common.errors import DataError, UserError
+from partitions.schemes.registry import NoSettings
 from server.simulation.engine import flower_identity
 from strategies import strategies
 from strategies.base.client import Silo, SiloClient
 from strategies.base.privacy import Privacy, PrivateTraining, Sampling, Units, plan_of
 from strategies.base.settings import Common
 from strategies.base.state import GLOBAL, State
-from strategies.base.strategy import NoSettings
 from strategies.base.transport.payload import Model, array_record, decode, tensor_of
 
 SIZES = {"a": 9, "b": 11, "c": 8}

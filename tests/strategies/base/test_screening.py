@@ -20,6 +20,7 @@ from benchmarks.robustness import cell, start_of
 from server.run.reporter import Progress
 from strategies import strategies
 from strategies.base.bounded import steps_are_comparable
+from strategies.base.info import RoundPlan, SiloInfo
 from strategies.base.robust import (
     STRIP,
     excludable,
@@ -32,7 +33,6 @@ from strategies.base.robust import (
     weighted_mean,
 )
 from strategies.base.run_settings import parse_settings
-from strategies.base.strategy import SiloInfo
 from strategies.base.transport.payload import Model, Update, array_record, decode, tensor_of
 from strategies.fedavg import FedAvg
 
@@ -168,7 +168,8 @@ def moved(rule: str, attack: str, liars: int) -> float:
         models[name], counts[name] = lie(models[name], start, honest - start), count or counts[name]
     layout: Any = SimpleNamespace(size=size)
     strategy = FedAvg(parse_settings({"strategy": "fedavg", "silos": 12, "robust": rule}).common, None, layout)
-    strategy.initialise([SiloInfo(name, i, n) for i, (name, n) in enumerate(counts.items())], lambda purpose: start)
+    silos = [SiloInfo(name, i, n) for i, (name, n) in enumerate(counts.items())]
+    strategy.initialise(RoundPlan().with_silos(silos, strategy.common), lambda purpose: start)
     strategy.sent = {name: {"global": Model(start)} for name in models}
     updates = [Update(name, strategy.samples[name], {"model": v}, {}, {}) for name, v in models.items()]
     strategy.aggregate(strategy.within_bounds(updates))
