@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import table
+from strategies.base.bounded import UpdateBounds
 from strategies.base.run_settings import parse_settings
 from strategies.base.state import GLOBAL
 from strategies.base.transport.payload import Model, Update
@@ -37,7 +38,7 @@ def main(parameters: int) -> None:
         strategy = FedAvg(parse_settings(given).common, None, layout)
         strategy.sent = {update.silo: {GLOBAL: Model(start)} for update in updates}
         begun = time.perf_counter()
-        strategy.aggregate(updates if rule == "mean" else strategy.within_bounds(updates))
+        strategy.aggregate(updates if rule == "mean" else UpdateBounds(strategy).within(updates))
         seconds[rule].append(time.perf_counter() - begun)
     medians = {rule: statistics.median(of) for rule, of in seconds.items()}
     rows = [[rule, f"{of:.2f}", f"{of / medians['mean']:.1f}"] for rule, of in medians.items()]

@@ -26,7 +26,7 @@ from models.optimizers import Optimizer
 from models.training import MeanLoss, Network
 from strategies.base.client import SiloClient
 from strategies.base.info import OWN_COPY
-from strategies.base.privacy import quietly
+from strategies.base.privacy import private_gradients, quietly
 from strategies.base.settings import setting
 from strategies.base.state import Array, ClientState, Item
 from strategies.base.strategy import PersonalizedStrategy
@@ -98,7 +98,7 @@ class ApflClient(SiloClient):
     ) -> float:
         """Change v by one step, without noise, as it stays here; return the next α. ``mixed``: v, w, α, v's buffers."""
         v, w, alpha, _ = mixed
-        with self.private_gradients(False):
+        with private_gradients(self.privacy, False):
             losses.add(self.mixed_gradient(*mixed, *batch))
         share = alpha
         if self.settings.adapt == "batch" or (self.settings.adapt == "round" and losses.steps == 1):

@@ -165,7 +165,7 @@ class AppleClient(SiloClient):
         prox = loss_schedule(self.round - 1, last, s.scheduler) * s.mu
         core, cores, dr, model = self.cores[self.me], self.cores, self.dr, self.model
         core_step = self.optimizer()
-        dr_step = Sgd(self.decayed(s.dr_learning_rate), c.momentum)
+        dr_step = Sgd(self.learning_rate(s.dr_learning_rate), c.momentum)
         losses = MeanLoss()
         for x, y in self.batches():
             torch.mv(cores.t(), dr, out=model.vector)

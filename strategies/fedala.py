@@ -76,7 +76,7 @@ class AlaClient(SiloClient):
     ala: Ala
 
     def receive(self) -> Tensor:
-        received, old = super().receive(), self.previous if self.state.local is None else self.state.local
+        received, old = super().receive(), self.state.personal if self.state.local is None else self.state.local
         return received if old is None else self.adapt(received, old)
 
     def adapt(self, received: Tensor, old: Tensor) -> Tensor:

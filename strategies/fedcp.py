@@ -93,7 +93,7 @@ class FedCPClient(PartialClient):
         layout = self.model.layout
         (context,) = layout.parts(head_blocks(layout, "context"))
         features = context.stop - context.start
-        if self.previous is None:
+        if self.state.personal is None:
             rng = generator(self.common.seed, self.silo.name, "context")
             vector[context] = torch.rand(features, generator=rng).to(vector.device)
         else:

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from models.training import clip_norm
+from partitions.common.errors import UserError
 from strategies.base.client import SiloClient
 from strategies.base.info import LOCAL_SUMS, ONE_MODEL
 from strategies.base.settings import setting
@@ -64,7 +65,9 @@ class FedDynClient(SiloClient):
     def local_update(self) -> list[Tensor]:
         centre, clip = self.models[GLOBAL].vector, self.settings.clip
         alpha = self.settings.alpha * cast(float, self.numbers["scale"])
-        self.check_decay(alpha)
+        share, most = self.learning_rate() * alpha, self.silo.max_decay
+        if not 0 <= share <= most:  # the server's message changes α; the policy checks settings before the run
+            raise UserError(f"{self.silo.name}: max-decay = {most:g}, and learning rate x proximal weight = {share:g}")
         own = torch.zeros_like(centre) if self.state.dual is None else self.state.dual
 
         def correct(w: Tensor, g: Tensor) -> None:

@@ -115,7 +115,7 @@ class FedPACClient(SiloClient):
     def optimizer(self, key: str = "") -> Optimizer:
         result = super().optimizer(key)
         if key.startswith("personal") and self.settings.head_learning_rate:
-            result.lr = self.decayed(self.settings.head_learning_rate)
+            result.lr = self.learning_rate(self.settings.head_learning_rate)
         return result
 
     def gradient(self, x: Tensor, y: Tensor) -> Tensor:

@@ -104,7 +104,7 @@ class GPFLClient(PartialClient):
         self.targets = vector[place].view(-1, features).clone()
         embeddings = self.targets
         if self.settings.contexts == "own":
-            previous = self.previous
+            previous = self.state.personal
             embeddings = 0 * embeddings if previous is None else previous[place].view(-1, features)
         self.general = embeddings.mean(0)
         vector[context] = members(self.silo.train.y, len(embeddings)).mean(0) @ embeddings

@@ -80,7 +80,7 @@ class LpProjClient(SiloClient):
     def local_update(self) -> list[Tensor]:
         s, w, theta = self.settings, self.models[GLOBAL].vector, self.model.vector
         matrix = projection(self.common.seed, s.projection, s.dimension, len(theta), theta.device)
-        step = self.decayed(s.reference_learning_rate) * s.lambda_
+        step = self.learning_rate(s.reference_learning_rate) * s.lambda_
         steps = 0
 
         def correct(theta: Tensor, g: Tensor) -> None:

@@ -64,13 +64,13 @@ class PartialFedClient(PartialClient):
     def receive(self) -> Tensor:
         self.shared, self.private = self.parts()
         received = self.models[GLOBAL].vector
-        if self.previous is None:
+        if self.state.personal is None:
             return received
         if self.shares_buffers and self.state.personal_buffers is not None:
             layout, norm = self.model.layout, self.settings.personal == "norm"
             own = layout.norm_buffers() if norm else layout.buffer_parts(self.private)
             write(self.model.buffers, own, gather(self.state.personal_buffers, own))
-        return scatter(received, self.private, gather(self.previous, self.private))
+        return scatter(received, self.private, gather(self.state.personal, self.private))
 
     def local_update(self) -> list[Tensor]:
         self.train()

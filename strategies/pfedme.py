@@ -49,7 +49,7 @@ class PFedMeClient(SiloClient):
     def local_update(self) -> list[Tensor]:
         s, theta = self.settings, self.model.vector
         w = theta.clone()
-        step = self.decayed(s.personal_learning_rate)
+        step = self.learning_rate(s.personal_learning_rate)
         losses = MeanLoss()
         for x, y in self.batches():
             self.approach(w, x, y, step, losses)
@@ -67,7 +67,7 @@ class PFedMeClient(SiloClient):
 
     def personalise(self) -> Tensor:
         """Train θ around w, which is fixed."""
-        losses, step = MeanLoss(), self.decayed(self.settings.personal_learning_rate)
+        losses, step = MeanLoss(), self.learning_rate(self.settings.personal_learning_rate)
         for x, y in self.batches():
             self.approach(self.received, x, y, step, losses)
         return self.model.vector

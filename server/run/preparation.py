@@ -40,6 +40,11 @@ def prepare(settings: RunSettings, registration: Registration, run_state: RunSta
     model = flat_model(name, spec.shape, spec.classes, options, "cpu", head, part)
     if settings.privacy is not None and settings.strategy.info.dp == "gradient":
         check_network(model.module)
+    if c.buffers == "shared" and not settings.strategy.info.buffers and model.layout.buffer_size:
+        raise UserError(
+            f"buffers = shared: {c.strategy} does not declare what it does with BatchNorm statistics "
+            "(MethodInfo.buffers); buffers = local keeps them in the silos"
+        )
     strategy = settings.strategy(c, settings.method, model.layout)
     plan = RoundPlan(last=c.rounds).with_silos(registration.silos.values(), c)
     strategy.initialise(plan, initial_model(name, spec.shape, spec.classes, options, c.seed, head, part))

@@ -10,8 +10,9 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from logging import WARNING
+from typing import Any
 
 import torch
 from flwr.common import log
@@ -73,18 +74,15 @@ def replacement(common: Common) -> Callable[[Sequence[Tensor]], Tensor] | None:
     return lambda vectors: estimate(rule, vectors, f)
 
 
-@dataclass
-class Bounds:
-    """One round's bounds: :meth:`within` returns the updates to aggregate and records the silos that were bounded."""
+class UpdateBounds:
+    """One round's bounds on the replies to a strategy; silos that were bounded are in its ``bounded``."""
 
-    info: MethodInfo
-    common: Common
-    round: int
-    centre: Callable[[str, Update], Tensor | None]  # the point that a silo's vector of this name is a step from
-    sent: Mapping[str, Mapping[str, Model]]  # what each silo of the round trains from
-    rejected: dict[str, str] = field(default_factory=dict)  # silo -> why it is left out
-    # silo -> the share of its step that counts, and why
-    bounded: dict[str, tuple[float, str]] = field(default_factory=dict)
+    def __init__(self, strategy: Any) -> None:
+        self.strategy = strategy
+        self.info: MethodInfo = strategy.info
+        self.common: Common = strategy.common
+        self.centre: Callable[[str, Update], Tensor | None] = strategy.centre
+        self.sent: Mapping[str, Mapping[str, Model]] = strategy.sent  # what each silo of the round trains from
 
     def within(self, updates: list[Update]) -> list[Update]:
         """Return the updates to aggregate: without diverging silos, and within the bounds of the setting ``robust``."""
@@ -98,9 +96,10 @@ class Bounds:
         counts = plausible_counts({u.silo: u.samples for u in updates}, agreed)  # a lie must not widen the bound
         batches = {silo: math.ceil(count / self.common.batch_size) for silo, count in counts.items()}
         measures = units(norms, self._lengths(names, updates), batches)
-        for silo, reason in diverging(norms, measures).items():
-            self.rejected[silo] = reason
-        kept = [i for i, update in enumerate(updates) if update.silo not in self.rejected]
+        beyond = diverging(norms, measures)
+        for silo, reason in beyond.items():
+            self.strategy.reject(silo, reason)
+        kept = [i for i, update in enumerate(updates) if update.silo not in beyond]
         updates = [updates[i] for i in kept]
         if screens and (f := tolerated(len(updates))):
             ratios = outliers(norms, measures, length_limits(norms, measures, self.common.robust_clip, f))
@@ -168,7 +167,7 @@ class Bounds:
         for update in updates:
             of = ratios.get(update.silo, {})
             if of and self.info.receives != "mean":
-                self.rejected[update.silo] = excess(of, bound)
+                self.strategy.reject(update.silo, excess(of, bound))
                 continue
             if of:
                 self._bound(update.silo, factor / max(of.values()), f"cut: {excess(of, bound)}")
@@ -195,5 +194,5 @@ class Bounds:
         return [updates[i] for i in taken]
 
     def _bound(self, silo: str, share: float, reason: str) -> None:
-        log(WARNING, "round %d bounds %s: %s", self.round, silo, reason)
-        self.bounded[silo] = share, reason
+        log(WARNING, "round %d bounds %s: %s", self.strategy.round, silo, reason)
+        self.strategy.bounded[silo] = share, reason

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -22,7 +21,7 @@ from models.optimizers import Optimizer, make_optimizer
 from models.training import MeanLoss, Network, loss_gradient
 from partitions.common.errors import UserError
 from strategies.base.info import MethodInfo, shares_buffers, upload_names
-from strategies.base.privacy import PrivateTraining, kept_finite, private_batches, quietly
+from strategies.base.privacy import PrivateTraining, kept_finite, private_batches, private_gradients, quietly
 from strategies.base.settings import Common, values_of
 from strategies.base.silo import RECEIVED, Silo, check_step, shuffled_batches
 from strategies.base.state import BUFFERS, GLOBAL, ClientState, State, model_in, put_model
@@ -112,14 +111,9 @@ class SiloClient(NumPyClient):
         """Return the network that predicts as the reported model, whose vector is in ``self.model``."""
         return self.model
 
-    @property
-    def previous(self) -> Tensor | None:
-        """The personal model of the last round that this silo took part in; None before its first."""
-        return self.state.personal
-
     def own(self) -> Tensor:
         """Return the silo's own model (Σ,) before this round: the previous one, or the initial one in its first."""
-        return self.first() if self.previous is None else self.previous
+        return self.first() if self.state.personal is None else self.state.personal
 
     def first(self) -> Tensor:
         """Return the model (Σ,) before the silo's first round: the initial one, or for a late joiner its copy."""
@@ -128,27 +122,14 @@ class SiloClient(NumPyClient):
 
     def untrained(self) -> tuple[Tensor, Tensor] | None:
         """Return the silo's own model (Σ,) and running statistics before its first training; None afterwards."""
-        if self.previous is not None:
+        if self.state.personal is not None:
             return None
         self.model.reset_buffers()
         return self.own(), self.model.buffers.clone()
 
-    def decayed(self, rate: float) -> float:
-        """Return this round's value of a first-round learning rate: times lr-decay per round since."""
-        return self.common.decayed(rate, self.round)
-
-    def learning_rate(self) -> float:
-        """Return η of this round."""
-        return self.decayed(self.common.learning_rate)
-
-    def check_decay(self, weight: float) -> None:
-        """Raise UserError if steps towards a received model forget earlier ones faster than the silo allows.
-
-        Only for a ``weight`` that the server's message changes; the policy checks settings before the run.
-        """
-        share, most = self.learning_rate() * weight, self.silo.max_decay
-        if not 0 <= share <= most:
-            raise UserError(f"{self.silo.name}: max-decay = {most:g}, and learning rate x proximal weight = {share:g}")
+    def learning_rate(self, first: float | None = None) -> float:
+        """Return η of this round, or a method's own rate: ``first``, times lr-decay per round since the first."""
+        return self.common.decayed(self.common.learning_rate if first is None else first, self.round)
 
     def tell_loss(self, losses: MeanLoss) -> None:
         """Set the training loss that the round reports, if there was a step."""
@@ -238,13 +219,6 @@ class SiloClient(NumPyClient):
                 total.add_(model.gradient, alpha=1 / steps if steps else len(y) / n)
         return total
 
-    def private_gradients(self, on: bool = True) -> AbstractContextManager[None]:
-        """Return a context in which gradients are private, if the run requires it; with ``on = False`` they are not.
-
-        Vectors trained with ``on = False`` must not enter anything that leaves the silo.
-        """
-        return nullcontext() if self.privacy is None else self.privacy.applied(on)
-
     def measure(self, snapshot: str, vector: Tensor, splits: Sequence[str] = ("val", "test")) -> dict[str, float]:
         """Return metrics of a model on this silo's splits: ``{"received.test.accuracy": ...}``.
 
@@ -264,7 +238,7 @@ class SiloClient(NumPyClient):
         return {f"{snapshot}.{name}": value for name, value in known.items()}
 
     def _is_previous(self, vector: Tensor) -> bool:
-        """Return whether this model, with the running statistics in ``self.model``, equals :attr:`previous`."""
+        """Return whether this model, with the running statistics in ``self.model``, equals the state's personal one."""
         arrays, model = self.state.arrays, self.model
         if "personal" not in arrays or not torch.equal(vector, arrays["personal"]):
             return False
@@ -286,7 +260,7 @@ class SiloClient(NumPyClient):
         metrics: dict[str, Any] = self.measure("received", received) if config["evaluate"] else {}
         self.model.load(received)
         evaluated = time.perf_counter()
-        with self.private_gradients():
+        with private_gradients(self.privacy):
             vectors = self.local_update()
         if self.shares_buffers:
             # With dp no layer may change them: a buffer that one changed in spite of that has no noise, and stays.

@@ -196,16 +196,6 @@ class PrivateTraining:
         self.steps = self.gradients = self.calls = 0
         self.batches = WeakIdKeyDictionary()  # a batch's labels -> Batch
 
-    @contextmanager
-    def applied(self, on: bool = True) -> Iterator[None]:
-        """Return a context in which the model's gradients are private; with ``on = False`` they are not."""
-        before = self.on, self.model.private
-        self.on, self.model.private = on, self if on else None
-        try:
-            yield
-        finally:  # the silos of a process share the network
-            self.on, self.model.private = before
-
     def generator(self, *purpose: str | int) -> torch.Generator:
         """Return a random generator with a seed that only the silo can compute."""
         return torch.Generator().manual_seed(seed(derived(self.key, "generator", *purpose)))
@@ -259,6 +249,23 @@ def _rows_of(patient: bytes, dtype: str) -> list[np.ndarray]:
     numbers = np.frombuffer(patient, dtype)
     order = np.argsort(numbers, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
+
+
+@contextmanager
+def private_gradients(privacy: PrivateTraining | None, on: bool = True) -> Iterator[None]:
+    """Return a context in which gradients are private, if the run requires it; with ``on = False`` they are not.
+
+    Vectors trained with ``on = False`` must not enter anything that leaves the silo.
+    """
+    if privacy is None:
+        yield
+        return
+    before = privacy.on, privacy.model.private
+    privacy.on, privacy.model.private = on, privacy if on else None
+    try:
+        yield
+    finally:  # the silos of a process share the network
+        privacy.on, privacy.model.private = before
 
 
 def kept_finite(state: State, personal: Tensor, received: Tensor, name: str) -> Tensor:

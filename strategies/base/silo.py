@@ -96,7 +96,7 @@ def check_step(client: Any, received: Tensor) -> None:
 
     ``client``: its :class:`SiloClient`, which has the message. In an evaluation, the study fixes the models.
     """
-    most, last, first = client.silo.max_step, client.previous, client.previous is None
+    most, last, first = client.silo.max_step, client.state.personal, client.state.personal is None
     if not (math.isfinite(most) and client.info.trains):
         return
     if first:

@@ -22,7 +22,7 @@ from models.layout import Layout
 from models.training import generator
 from partitions.common.errors import DataError, RunFailedError, UserError
 from partitions.schemes.registry import NoSettings
-from strategies.base.bounded import Bounds, replacement
+from strategies.base.bounded import UpdateBounds, replacement
 from strategies.base.client import SiloClient
 from strategies.base.info import OFFLINE, MethodInfo, RoundPlan, SiloInfo, shares_buffers, upload_names
 from strategies.base.robust import weighted_mean
@@ -74,11 +74,6 @@ class PersonalizedStrategy(Strategy):
 
     def __init__(self, common: Common, settings: Any, layout: Layout) -> None:
         self.common, self.settings, self.layout = common, settings, layout
-        if common.buffers == "shared" and not self.info.buffers and layout.buffer_size:
-            raise UserError(
-                f"buffers = shared: {self.info.name} does not declare what it does with BatchNorm statistics "
-                "(MethodInfo.buffers); buffers = local keeps them in the silos"
-            )
         self.state, self.plan = self.state_type(), RoundPlan(last=common.rounds)
         self.start_round(0)
 
@@ -87,9 +82,9 @@ class PersonalizedStrategy(Strategy):
         self.state.model = initial("")
 
     def welcome(self, silo: str, *, trains: bool) -> None:
-        """Add a new silo's entries to ``self.state``; most methods have none. The silo is already in ``self.silos``.
+        """Add a new silo, which is already in ``self.silos``, to ``self.state``.
 
-        ``trains``: it joins to train, so that what is kept for N silos grows to N + 1; else it is only evaluated.
+        ``trains``: what is kept for N silos grows to N + 1; else the silo is only evaluated.
         """
 
     def begin_round(self) -> None:
@@ -110,15 +105,15 @@ class PersonalizedStrategy(Strategy):
         self.state.model = self.mean((u.vector for u in updates), self.weights(updates))
 
     def centre(self, name: str, update: Update) -> Tensor | None:
-        """Return the point that a silo's vector of this name is a step from; None: it is a step already, or one from 0.
+        """Return the point that a silo's vector is a step from: by default what was sent, else its own last model.
 
-        By default the vector sent under this name, else the model that was sent, else the silo's own last model.
+        None: the vector is a step already, or one from 0.
         """
         sent = self.sent.get(update.silo, {})
-        found = sent.get(name) if name in sent or name == BUFFERS else sent.get(GLOBAL)
+        found = sent.get(name)
         if found is None and name != BUFFERS:
             own = self.state.arrays.get(model_of(update.silo))
-            found = Model(self.initial("") if own is None else own)
+            found = sent.get(GLOBAL) or Model(self.initial("") if own is None else own)
         fits = found is not None and len(found.vector) == self.upload_size(name, update.silo)
         return found.vector if found is not None and fits else None
 
@@ -199,10 +194,7 @@ class PersonalizedStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Return a train message for each participant and, in an evaluated round, an evaluate message for the others.
-
-        ``arrays`` is not used: a silo receives the method's :meth:`payload`.
-        """
+        """Return a train message for each participant; in an evaluated round an evaluate message for the others."""
         online = self._online(server_round)
         chosen = set(self.participants()) & set(online)
         every = self.common.evaluate_every
@@ -230,7 +222,7 @@ class PersonalizedStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Leave out unusable replies (reasons in ``self.rejected``) and aggregate the rest, sorted by silo name."""
         updates = sorted(self._readable(replies, MessageType.TRAIN, self._update), key=lambda u: u.silo)
-        usable = self.within_bounds(self._in_one_place(updates))
+        usable = UpdateBounds(self).within(self._in_one_place(updates))
         if not usable:
             reasons = "; ".join(f"{silo}: {reason}" for silo, reason in self.rejected.items()) or "no silo replied"
             raise RunFailedError(f"round {server_round}: no silo sent a usable update ({reasons})")
@@ -240,14 +232,6 @@ class PersonalizedStrategy(Strategy):
         self.aggregate(usable)
         self.state.counted = self.state.counted | dict.fromkeys((u.silo for u in usable), self.round)
         return None, None
-
-    def within_bounds(self, updates: list[Update]) -> list[Update]:
-        """Return the updates to aggregate: without diverging silos, and within the bounds of the setting ``robust``."""
-        bounds = Bounds(self.info, self.common, self.round, self.centre, self.sent, bounded=self.bounded)
-        usable = bounds.within(updates)
-        for silo, reason in bounds.rejected.items():
-            self.reject(silo, reason)
-        return usable
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Reject the silos whose evaluation failed; the round loop writes the others' metrics into the history."""

@@ -18,7 +18,7 @@ from two_layers import DEEP
 from benchmarks.robustness import cell
 from partitions.common.errors import UserError
 from server.run.reporter import Progress
-from strategies.base.bounded import Bounds
+from strategies.base.bounded import UpdateBounds
 from strategies.base.robust import (
     breakdown_point,
     chosen,
@@ -335,7 +335,8 @@ def test_lengths_of_centres_that_are_made_to_be_measured(five: Files, monkeypatc
     lengths = dict(zip(five, (1.0, 2.0, 3.0, 4.0, 5.0), strict=True))
     monkeypatch.setattr(run.strategy, "centre", lambda name, update: torch.tensor([lengths[update.silo]]))
     updates = [Update(silo, 1, {}, {}, {}) for silo in five]
-    bounds = Bounds(run.strategy.info, run.strategy.common, 1, run.strategy.centre, {})
+    monkeypatch.setattr(run.strategy, "sent", {})
+    bounds = UpdateBounds(run.strategy)
     assert bounds._lengths(["model"], updates) == {"model": 3.0}
 
 

@@ -19,7 +19,7 @@ from two_layers import DEEP, quadratic_loss, quadratic_terms
 from benchmarks.robustness import cell, start_of
 from server.run.reporter import Progress
 from strategies import strategies
-from strategies.base.bounded import steps_are_comparable
+from strategies.base.bounded import UpdateBounds, steps_are_comparable
 from strategies.base.info import RoundPlan, SiloInfo
 from strategies.base.robust import (
     STRIP,
@@ -172,7 +172,7 @@ def moved(rule: str, attack: str, liars: int) -> float:
     strategy.initialise(RoundPlan().with_silos(silos, strategy.common), lambda purpose: start)
     strategy.sent = {name: {"global": Model(start)} for name in models}
     updates = [Update(name, strategy.samples[name], {"model": v}, {}, {}) for name, v in models.items()]
-    strategy.aggregate(strategy.within_bounds(updates))
+    strategy.aggregate(UpdateBounds(strategy).within(updates))
     return float((strategy.state.arrays["global"] - honest).norm() / (honest - start).norm())
 
 
