@@ -13,13 +13,12 @@ from flwr.app import Message, MessageType
 
 from client.evidence import COMMON
 from models.evidence.measure import MEASUREMENT, Evidence, measurements
-from partitions.common.errors import DataError
 from partitions.schema import read_schema
 from strategies.base.evidence import ACTION, read_evidence
 from strategies.base.info import OFFLINE
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Number, Payload, encode
-from strategies.base.transport.reporting import SCHEMA, reason_of
+from strategies.base.transport.reporting import SCHEMA, read_replies
 
 Exchanges = Callable[[Sequence[Message]], Sequence[Message]]  # sends messages, and returns the replies
 OWN = ("conformal", "conformal_width")  # the silos' thresholds that are averaged; a task has one of the two
@@ -78,15 +77,11 @@ def _asked(
 ) -> dict[str, Evidence]:
     names = {strategy.silos[silo].node_id: silo for silo in silos}
     messages = [_message(strategy, silo, numbers) for silo in names.values()]
-    found: dict[str, Evidence] = {}
-    for reply in exchange([m for m in messages if m.metadata.dst_node_id != OFFLINE]):
-        silo = names[reply.metadata.src_node_id]
-        try:
-            if reply.has_error():
-                raise DataError(reason_of(reply.error.reason))
-            found[silo] = read_evidence(reply.content.get("metrics"), measured(strategy))
-        except DataError as error:
-            note(f"no evidence of {silo}: {error}")
+    replies = exchange([m for m in messages if m.metadata.dst_node_id != OFFLINE])
+    labels = measured(strategy)
+    found, faults = read_replies(replies, names, lambda r, _: read_evidence(r.content.get("metrics"), labels))
+    for silo, reason in faults.items():
+        note(f"no evidence of {silo}: {reason}")
     return dict(sorted(found.items()))
 
 

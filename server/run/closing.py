@@ -23,19 +23,19 @@ from server.run.checkpoints import RunState
 from server.run.collector import Collector
 from server.run.newcomers import HoldOut
 from server.run.recorder import Recorder
-from server.run.registration.registration import Registration
 from strategies.base.evaluation import KIND, asks_for_models
 from strategies.base.info import OFFLINE
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Payload, encode, read_reply
+from strategies.base.transport.reporting import read_replies
 
 
 class Closing:
     """The end of one run."""
 
-    def __init__(self, registration: Registration, collector: Collector, recorder: Recorder, hold_out: HoldOut) -> None:
-        self.registration, self.collector, self.recorder, self.hold_out = registration, collector, recorder, hold_out
-        self.reporter = registration.reporter
+    def __init__(self, collector: Collector, recorder: Recorder, hold_out: HoldOut) -> None:
+        self.collector, self.recorder, self.hold_out = collector, recorder, hold_out
+        self.registration, self.reporter = collector.registration, collector.reporter
         self.evidence: dict[str, Evidence] = {}  # of the reported models, by silo
 
     def collect(self, strategy: PersonalizedStrategy, state: RunState, folder: Path | None) -> None:
@@ -62,7 +62,7 @@ def collect_models(
 ) -> list[str]:
     """Keep the silos' models of the rounds in ``strategy.plan.shown``; return the silos whose model was kept."""
     own = cast(Sequence[str], strategy.plan.numbers.get("own_statistics", ()))
-    names, kept, missing = dict[int, str](), list[str](), dict[str, str]()
+    names, missing = dict[int, str](), dict[str, str]()
     for silo in strategy.plan.shown:
         if silo in own:
             missing[silo] = "it is used with the statistics of this silo, which stay there"
@@ -70,19 +70,17 @@ def collect_models(
             missing[silo] = "it was offline when the run was resumed"
         else:
             names[strategy.silos[silo].node_id], missing[silo] = silo, "no reply in time"
-    for reply in exchange([_message(strategy, silo) for silo in names.values()]):
-        silo = names[reply.metadata.src_node_id]
-        try:
-            payload, config = read_reply(reply, silo)
-            if config.get("silo") != silo or config.get("round") != strategy.round:
-                raise DataError(f"a reply of {config.get('silo')!r:.80} for round {config.get('round')!r:.80}")
-            keep_model(checkpoint, silo, strategy.plan.shown[silo], payload, strategy.layout)
-            del missing[silo]
-            kept.append(silo)
-        except DataError as error:
-            missing[silo] = str(error)
-    for silo, reason in sorted(missing.items()):
-        note(f"no model of {silo}: {reason}")
+
+    def keep(reply: Message, silo: str) -> None:
+        payload, config = read_reply(reply, silo)
+        if config.get("silo") != silo or config.get("round") != strategy.round:
+            raise DataError(f"a reply of {config.get('silo')!r:.80} for round {config.get('round')!r:.80}")
+        keep_model(checkpoint, silo, strategy.plan.shown[silo], payload, strategy.layout)
+
+    kept, faults = read_replies(exchange([_message(strategy, silo) for silo in names.values()]), names, keep)
+    for silo, reason in sorted({**missing, **faults}.items()):
+        if silo not in kept:
+            note(f"no model of {silo}: {reason}")
     return sorted(kept)
 
 

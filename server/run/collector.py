@@ -7,16 +7,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from flwr.app import ConfigRecord, Error, Message, MessageType
-from flwr.serverapp import Grid
 
-from partitions.common.errors import DataError, RunFailedError, UserError
+from partitions.common.errors import DataError, RunFailedError
 from server.run.exchange import CODES, UNREACHABLE, Exchange, TimeoutPolicy, answers
 from server.run.limits import NUMBER_BYTES, OTHER_BYTES, check_reply
 from server.run.registration.registration import Registration
-from server.run.reporter import Reporter
 from strategies.base.evaluation import KIND as OWN_MODEL
 from strategies.base.evaluation import OWN
-from strategies.base.settings import Common
 from strategies.base.state import BUFFERS
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.reporting import SECONDS, reason_of
@@ -45,12 +42,12 @@ class ClockWatch:
 class Collector:
     """The exchanges of one run with its registered silos."""
 
-    def __init__(self, grid: Grid, common: Common, registration: Registration, reporter: Reporter) -> None:
-        self.grid, self.common, self.registration, self.reporter = grid, common, registration, reporter
-        self.clock = ClockWatch(reporter.note)
+    def __init__(self, registration: Registration) -> None:
+        self.registration, self.grid, self.common = registration, registration.grid, registration.common
+        self.reporter, self.clock = registration.reporter, ClockWatch(registration.reporter.note)
         self.disconnected: set[int] = set()  # nodes that disconnected in a round and have not answered since
         self.answered: set[int] = set()  # nodes that replied in the last exchange
-        self.limit = common.round_timeout  # seconds that the silos of the last exchange had
+        self.limit = self.common.round_timeout  # seconds that the silos of the last exchange had
         self.samples: dict[str, Any] = {}  # silo -> last reported number of samples, where it has changed
 
     def exchange(
@@ -174,14 +171,13 @@ class Collector:
 
 def size_limit(strategy: PersonalizedStrategy) -> Callable[[Message], int]:
     """Return a function from a message to the maximum size of its reply in bytes."""
-    silos = {info.node_id: name for name, info in strategy.silos.items()}
 
     def most(message: Message) -> int:
         if message.metadata.message_type == OWN_MODEL:
             return OTHER_BYTES + NUMBER_BYTES * (strategy.layout.size + strategy.layout.buffer_size)
         if message.metadata.message_type != MessageType.TRAIN:
             return OTHER_BYTES
-        silo = silos[message.metadata.dst_node_id]
+        silo = strategy.plan.nodes[message.metadata.dst_node_id]
         return OTHER_BYTES + NUMBER_BYTES * sum(strategy.upload_size(n, silo) for n in strategy.upload_names())
 
     return most
@@ -200,7 +196,7 @@ def checked(reply: Message, asked: Message, records: Collection[str], most: int)
     if not reply.has_error():
         try:
             check_reply(reply.content, records, most)
-        except (UserError, DataError) as error:
+        except DataError as error:
             refused = Message(Error(CODES.CLIENT_APP_RAISED_EXCEPTION, str(error)), reply_to=asked)
             return answers(refused, {refused.metadata.reply_to_message_id: asked})
     return reply

@@ -19,22 +19,21 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from models.training import use_threads
-from partitions.common.errors import DataError, RunFailedError, UserError
+from partitions.common.errors import RunFailedError, UserError
 from partitions.common.files import write_atomically
 from partitions.common.names import guarded
-from server.results.history import History, Row, metric_rows
+from server.results.history import History, Row
 from server.results.reading import read_summary
 from server.results.run_directory import RunDirectory
 from server.run.checkpoints import RunState
 from server.run.collector import Collector
 from server.run.evaluated_models import EvaluatedModel, read_models
 from server.run.preparation import prepare
-from server.run.receipts import Receipts
+from server.run.recorder import silo_rows
 from server.run.registration.registration import Registration
-from server.run.reporter import Reporter
 from strategies.base.evaluation import Evaluate, EvaluateSettings
 from strategies.base.run_settings import RunSettings
-from strategies.base.transport.reporting import SCHEMA, metrics_of_reply
+from strategies.base.transport.reporting import SCHEMA, metrics_of_reply, read_replies
 
 MATRIX, MODELS = "matrix.csv", "models"  # in the directory: the result, and the folder with the models' files
 HEADER = ("model", "silo", "split", "metric", "value", "n")
@@ -56,11 +55,9 @@ class EvaluationLoop:
     """One run of ``strategy = evaluate``."""
 
     def __init__(self, grid: Grid, settings: RunSettings, directory: RunDirectory | None = None) -> None:
-        self.settings, self.common, self.directory = settings, settings.common, directory
-        self.reporter = Reporter(settings, directory)
-        receipts = Receipts.of(directory.path if directory else None, self.reporter.note)
-        self.registration = Registration(grid, settings, self.reporter, receipts)
-        self.collector = Collector(grid, self.common, self.registration, self.reporter)
+        self.settings, self.common = settings, settings.common
+        self.registration = Registration(grid, settings, directory)
+        self.reporter, self.collector = self.registration.reporter, Collector(self.registration)
         self.left_out: dict[str, dict[str, str]] = {}  # model -> silo -> reason why it returned no metrics
 
     def run(self, models: Sequence[EvaluatedModel]) -> list[Cell]:
@@ -69,7 +66,7 @@ class EvaluationLoop:
         check_models(self.settings.method, models)
         self.registration.register()
         state = RunState(statistics={**models[0].statistics})
-        strategy = prepare(self.settings, self.registration, state, self.directory.name if self.directory else "")
+        strategy = prepare(self.settings, self.registration, state)
         if not isinstance(strategy, Evaluate):
             raise TypeError(f"{strategy.info.name} evaluates no given models")
         if strategy.layout.size != len(models[0].vector):
@@ -109,14 +106,11 @@ class EvaluationLoop:
         rows: list[Row] = []
         for name, measured in sorted(metrics.items()):
             info, c = strategy.silos[name], self.common
-            counts = {"train": info.n_train, "val": info.n_val, "test": info.n_test}
-            smallest, score = int(str(strategy.plan.numbers["min_metric_samples"])), self.registration.task.score
-            which = c.strategy, c.seed, number, name
-            found = metric_rows(*which, measured, counts, smallest, score)
+            score, which = self.registration.task.score, (c.strategy, c.seed, number, name)
+            found = silo_rows(strategy, info, measured, number, score)
             # A silo that withholds all metrics gets one empty row per split.
-            rows += found or [
-                Row(*which, p, "received", score, math.nan, n) for p, n in counts.items() if p != "train" and n
-            ]
+            empty = {"val": info.n_val, "test": info.n_test}
+            rows += found or [Row(*which, p, "received", score, math.nan, n) for p, n in empty.items() if n]
         return [Cell(model.name, row) for row in rows]
 
     def _ask(self, strategy: Evaluate, number: int, silos: Sequence[str]) -> dict[str, dict[str, float]]:
@@ -125,13 +119,9 @@ class EvaluationLoop:
             return {}
         messages = strategy.messages(silos)
         replies = self.collector.exchange(messages, strategy, {})
-        names, metrics = {info.node_id: name for name, info in strategy.silos.items()}, dict[str, dict[str, float]]()
-        for reply in replies:
-            name = names[reply.metadata.src_node_id]
-            try:
-                metrics[name] = metrics_of_reply(reply)
-            except DataError as error:
-                strategy.reject(name, str(error))
+        metrics, faults = read_replies(replies, strategy.plan.nodes, metrics_of_reply)
+        for name, reason in faults.items():
+            strategy.reject(name, reason)
         self.collector.reject_silent(strategy, messages, replies)
         return metrics
 

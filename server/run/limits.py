@@ -13,7 +13,7 @@ from collections.abc import Collection
 
 from flwr.app import Array, ConfigRecord, MetricRecord, RecordDict
 
-from partitions.common.errors import UserError
+from partitions.common.errors import DataError
 
 SUMMARY_BYTES = 1 << 24  # for a data summary, whose sums grow with a table's columns
 OTHER_BYTES = 1 << 20  # for a reply's numbers, metrics and Flower's own fields, without its vectors
@@ -38,11 +38,11 @@ def too_large(most: int) -> str:
 
 
 def check_reply(content: RecordDict, records: Collection[str], most: int) -> None:
-    """Raise UserError if a reply holds records that were not requested, or more than ``most`` bytes."""
+    """Raise DataError if a reply holds records that were not requested, or more than ``most`` bytes."""
     if strange := sorted(set(content) - set(records)):
-        raise UserError(f"the reply holds {', '.join(strange)[:200]}, which the server did not ask for")
+        raise DataError(f"the reply holds {', '.join(strange)[:200]}, which the server did not ask for")
     if sum(size_of(content[name]) for name in content) > most:
-        raise UserError(too_large(most))
+        raise DataError(too_large(most))
 
 
 def size_of(record: object) -> int:

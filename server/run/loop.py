@@ -22,12 +22,11 @@ from server.run.closing import Closing
 from server.run.collector import Collector
 from server.run.newcomers import HoldOut
 from server.run.preparation import check_patience, prepare
-from server.run.receipts import Receipts
 from server.run.recorder import EarlyStopping, Recorder, metrics_of
 from server.run.recovery import Recovery, gone_back
 from server.run.registration.readmission import Readmission
 from server.run.registration.registration import Registration
-from server.run.reporter import Progress, Reporter
+from server.run.reporter import Progress
 from strategies.base.info import RoundPlan
 from strategies.base.run_settings import RunSettings
 from strategies.base.state import State
@@ -46,16 +45,15 @@ class RoundLoop:
     ) -> None:
         self.grid, self.settings, self.common, self.directory = grid, settings, settings.common, directory
         self.history = History(directory.history if directory else None)
-        self.reporter = Reporter(settings, directory, watch)
-        receipts = Receipts.of(directory.path if directory else None, self.reporter.note)
-        self.registration = Registration(grid, settings, self.reporter, receipts)
+        self.registration = Registration(grid, settings, directory, watch)
+        self.reporter = self.registration.reporter
         self.readmission = Readmission(self.registration)
-        self.collector = Collector(grid, self.common, self.registration, self.reporter)
+        self.collector = Collector(self.registration)
         self.recorder = Recorder(self.common, self.history)
         self.stopping = EarlyStopping(self.common, self.recorder, self.reporter)
         self.recovery = Recovery(self.common, self.reporter)
-        self.hold_out = HoldOut(self.registration, self.collector)
-        self.closing = Closing(self.registration, self.collector, self.recorder, self.hold_out)
+        self.hold_out = HoldOut(self.collector)
+        self.closing = Closing(self.collector, self.recorder, self.hold_out)
         self.checkpoints = Checkpoints(settings, directory, self.history, self.reporter)
         self.state = RunState()
         self.until = 0  # the round after which the run pauses; 0: none
@@ -90,7 +88,7 @@ class RoundLoop:
         """Register the silos; return the strategy in its state before round 1, or in the checkpoint's state."""
         self.state = RunState.begin(saved)
         self.registration.register(saved)
-        strategy = prepare(self.settings, self.registration, self.state, self.directory.name if self.directory else "")
+        strategy = prepare(self.settings, self.registration, self.state)
         strategy.summary()
         check_patience(self.common, strategy.silos.values())
         self.done = self.checkpoints.restore(self.state, strategy, saved, self.registration)

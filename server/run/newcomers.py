@@ -11,20 +11,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 from flwr.app import MessageType
 from torch import Tensor
 
-from partitions.common.errors import DataError
-from server.results.history import Row, metric_rows
+from server.results.history import Row
 from server.run.collector import Collector
-from server.run.registration.registration import Registration
+from server.run.recorder import silo_rows
 from strategies.base.newcomers import NEWCOMER, newcomer_payload
 from strategies.base.state import ServerState
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Model, Number, Payload
-from strategies.base.transport.reporting import metrics_of_reply
+from strategies.base.transport.reporting import metrics_of_reply, read_replies
 
 SNAPSHOTS = {"received": "zero_shot", "personal": "personalised"}  # name in a reply -> in history and summary
 ARRAYS = "newcomer/"  # prefix of the array names in the checkpoint
@@ -59,8 +58,8 @@ class Kept:
 class HoldOut:
     """The held-out hospitals of one run."""
 
-    def __init__(self, registration: Registration, collector: Collector) -> None:
-        self.registration, self.collector = registration, collector
+    def __init__(self, collector: Collector) -> None:
+        self.registration, self.collector = collector.registration, collector
         self.before: ServerState | None = None  # the strategy's state as the round began
         self.results: dict[str, Any] = {}
 
@@ -83,19 +82,13 @@ class HoldOut:
             for name, payload in kept.payloads.items()
             if name in silos
         ]
-        names, measured = {info.node_id: name for name, info in silos.items()}, dict[str, dict[str, float]]()
-        for reply in self.collector.exchange(messages, strategy, {}) if messages else []:
-            name = names[reply.metadata.src_node_id]
-            try:
-                measured[name] = metrics_of_reply(reply)
-            except DataError as error:
-                self.registration.reporter.note(f"{name}, which is held out, was not evaluated: {error}")
-        smallest = cast(int, strategy.plan.numbers["min_metric_samples"])
+        replies = self.collector.exchange(messages, strategy, {}) if messages else []
+        measured, faults = read_replies(replies, {info.node_id: name for name, info in silos.items()}, metrics_of_reply)
+        for name, reason in faults.items():
+            self.registration.reporter.note(f"{name}, which is held out, was not evaluated: {reason}")
         rows: list[Row] = []
         for name, metrics in sorted(measured.items()):
-            info, score = silos[name], self.registration.task.score
-            counts = {"train": info.n_train, "val": info.n_val, "test": info.n_test}
-            rows += metric_rows(c.strategy, c.seed, strategy.round, name, metrics, counts, smallest, score)
+            rows += silo_rows(strategy, silos[name], metrics, strategy.round, self.registration.task.score)
         rows = [replace(row, snapshot=SNAPSHOTS[row.snapshot]) for row in rows]
         self.results = {name: self._result(name, rows, kept.round) for name in c.held_out}
         return rows

@@ -26,8 +26,8 @@ def check_patience(common: Common, silos: Iterable[SiloInfo]) -> None:
         )
 
 
-def prepare(settings: RunSettings, registration: Registration, run_state: RunState, run: str) -> PersonalizedStrategy:
-    """Return the strategy in its state before round 1. ``run``: the name of the run directory."""
+def prepare(settings: RunSettings, registration: Registration, run_state: RunState) -> PersonalizedStrategy:
+    """Return the strategy in its state before round 1."""
     c, spec, task = settings.common, registration.data_spec, registration.task
     settings.check_task(task, spec.classes)
     settings.augmentation_for(spec.shape)
@@ -56,7 +56,7 @@ def prepare(settings: RunSettings, registration: Registration, run_state: RunSta
     run_state.numbers = {
         "classes": spec.classes,
         "task": task.name,
-        "run": run,
+        "run": registration.run_name,
         "min_metric_samples": c.min_metric_samples or (10 if spec.own_file else 1),
         **run_state.statistics,
     }

@@ -6,7 +6,6 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import cast
 
 from flwr.app import Message
 
@@ -15,9 +14,10 @@ from partitions.common.errors import DataError
 from server.results.chosen import Chosen
 from server.results.history import JOINED, History, Row, joined_in, metric_rows
 from server.run.reporter import Reporter
+from strategies.base.info import SiloInfo
 from strategies.base.settings import Common
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.transport.reporting import EPSILON, PRIVACY, read_metrics
+from strategies.base.transport.reporting import EPSILON, PRIVACY, metrics_of_reply, read_metrics, read_replies
 
 
 class Recorder:
@@ -70,12 +70,8 @@ class Recorder:
     ) -> list[Row]:
         """Return a round's rows: metrics by silo, then rejected silos, lost states and bounded updates."""
         rows: list[Row] = []
-        smallest = cast(int, strategy.plan.numbers["min_metric_samples"])
         for name, measured in metrics.items():
-            info = strategy.silos[name]
-            counts = {"train": info.n_train, "val": info.n_val, "test": info.n_test}
-            which = self.common.strategy, self.common.seed, server_round, name
-            rows += metric_rows(*which, measured, counts, smallest, task.score)
+            rows += silo_rows(strategy, strategy.silos[name], measured, server_round, task.score)
         rows.sort(key=lambda r: (r.silo, r.split, r.snapshot, r.metric))
         rows += [self._row(server_round, "rejected", 1.0, silo) for silo in sorted(strategy.rejected)]
         rows += [self._row(server_round, "state_lost", of, silo) for silo, of in sorted(state_lost.items())]
@@ -90,7 +86,7 @@ class Recorder:
         """
         if not self.common.dp:
             return []
-        names = {info.node_id: name for name, info in strategy.silos.items()}
+        names = strategy.plan.nodes
         rows = []
         for reply in replies:
             with contextlib.suppress(DataError):
@@ -125,12 +121,17 @@ class Recorder:
 
 def metrics_of(strategy: PersonalizedStrategy, replies: Iterable[Message]) -> dict[str, dict[str, float]]:
     """Return the metrics of the silos that are not rejected, by name."""
-    names = {i.node_id: i.name for i in strategy.silos.values() if i.name not in strategy.rejected}
-    return {
-        names[r.metadata.src_node_id]: read_metrics(r.content.get("metrics"))
-        for r in replies
-        if r.metadata.src_node_id in names
-    }
+    found, _ = read_replies(replies, strategy.plan.nodes, metrics_of_reply)
+    return {name: metrics for name, metrics in found.items() if name not in strategy.rejected}
+
+
+def silo_rows(
+    strategy: PersonalizedStrategy, info: SiloInfo, measured: Mapping[str, float], number: int, score: str
+) -> list[Row]:
+    """Return the rows of a silo's metrics in round ``number``; those over too few samples are empty."""
+    c, counts = strategy.common, {"train": info.n_train, "val": info.n_val, "test": info.n_test}
+    smallest = strategy.plan.numbers["min_metric_samples"]
+    return metric_rows(c.strategy, c.seed, number, info.name, measured, counts, smallest, score)
 
 
 UNVALIDATED = "no silo has reported a validation score so far, and without any the run does not stop early"

@@ -49,9 +49,8 @@ class Recovery:
         If it goes on without the damaged states, they are reported, and :attr:`lost_now` holds them. ``folder``: of the
         checkpoints. Raises UserError in a simulation that cannot go back: its numbers would differ.
         """
-        names = {info.node_id: name for name, info in strategy.silos.items()}
         self.lost_now = {}
-        found = damages(replies, names, strategy.round)
+        found = damages(replies, strategy.plan.nodes, strategy.round)
         if not found:
             return None
         repairable = [damage for damage in found if damage.silo not in self.repaired]

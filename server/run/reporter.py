@@ -94,7 +94,7 @@ class Reporter:
         self, strategy: PersonalizedStrategy, messages: Sequence[Message], *, closing: bool = False
     ) -> None:
         """Report the silos that receive a message in this round, with the message types."""
-        names = {info.node_id: name for name, info in strategy.silos.items()}
+        names = strategy.plan.nodes
         asked = {names[m.metadata.dst_node_id]: m.metadata.message_type for m in messages}
         number, rounds = strategy.round - closing, self.common.rounds
         self.event("begin", number=number, rounds=rounds, closing=closing, time=time.time(), silos=asked)

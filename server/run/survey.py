@@ -6,18 +6,16 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from models.training import use_threads
-from partitions.common.errors import DataError, RunFailedError, UserError
+from partitions.common.errors import RunFailedError
 from server.results.run_directory import RunDirectory
 from server.results.survey import Surveyed
 from server.run.exchange import Exchange, TimeoutPolicy
 from server.run.limits import SUMMARY_BYTES, check_reply
-from server.run.receipts import Receipts
 from server.run.registration.data_summaries import SUMMARY_SECONDS
 from server.run.registration.registration import Registration
-from server.run.reporter import Reporter
 from strategies.base.run_settings import RunSettings
-from strategies.base.survey import ACTION, RECORD, read_answer
-from strategies.base.transport.reporting import reason_of
+from strategies.base.survey import ACTION, RECORD, Answer, read_answer
+from strategies.base.transport.reporting import read_replies
 
 
 class SurveyLoop:
@@ -25,10 +23,8 @@ class SurveyLoop:
 
     def __init__(self, grid: Grid, settings: RunSettings, directory: RunDirectory | None = None) -> None:
         self.grid, self.common = grid, settings.common
-        self.run_name = directory.name if directory else ""
-        self.reporter = Reporter(settings, directory)
-        self.receipts = Receipts.of(directory.path if directory else None, self.reporter.note)
-        self.registration = Registration(grid, settings, self.reporter, self.receipts)
+        self.registration = Registration(grid, settings, directory)
+        self.reporter, self.receipts = self.registration.reporter, self.registration.receipts
 
     def run(self) -> Surveyed:
         """Return the answers. Raises UserError, or RunFailedError if no silo answers."""
@@ -38,16 +34,12 @@ class SurveyLoop:
         found = Surveyed(without=dict(self.registration.left_out))
         policy = TimeoutPolicy(min(self.common.round_timeout, SUMMARY_SECONDS))
         exchange = Exchange(self.grid, policy, most=lambda _: SUMMARY_BYTES, receipts=self.receipts)
-        for reply in exchange.run([self._message(node) for node in names]):
-            name = names[reply.metadata.src_node_id]
-            try:
-                if reply.has_error():
-                    raise DataError(reason_of(reply.error.reason))
-                check_reply(reply.content, (RECORD,), SUMMARY_BYTES)
-                found.answers[name] = read_answer(reply.content.get(RECORD))
-            except (DataError, UserError) as error:
-                found.without[name] = str(error)
-                self.reporter.note(f"no survey of {name}: {error}")
+        replies = exchange.run([self._message(node) for node in names])
+        answers, faults = read_replies(replies, names, _read_answer)
+        found.answers.update(answers)
+        found.without.update(faults)
+        for name, reason in faults.items():
+            self.reporter.note(f"no survey of {name}: {reason}")
         for name in names.values():
             if name not in found.answers and name not in found.without:
                 found.without[name] = f"no reply within {policy.timeout:g} s"
@@ -57,6 +49,11 @@ class SurveyLoop:
         return Surveyed(dict(sorted(found.answers.items())), dict(sorted(found.without.items())))
 
     def _message(self, node: int) -> Message:
-        content = RecordDict({"config": ConfigRecord({"run": self.run_name})})
+        content = RecordDict({"config": ConfigRecord({"run": self.registration.run_name})})
         kind = f"{MessageType.QUERY}.{ACTION}"
         return Message(content, dst_node_id=node, message_type=kind, ttl=self.common.round_timeout)
+
+
+def _read_answer(reply: Message, silo: str) -> Answer:
+    check_reply(reply.content, (RECORD,), SUMMARY_BYTES)
+    return read_answer(reply.content.get(RECORD))

@@ -225,14 +225,15 @@ class SiloClient(NumPyClient):
         The previous personal model is not evaluated again if this process evaluated it and it has not changed.
         """
         self.model.load(vector)
+        network = self.predicting() if snapshot == "personal" else self.model
         known = self.silo.known.get((self.run_id, self.state.numbers.get("round"), *splits))
-        if known is None or not self._is_previous(vector):
-            network, known = self.predicting() if snapshot == "personal" else self.model, {}
+        if known is None or network is not self.model or not self._is_previous(vector):
+            known = {}
             for split in splits:
                 if len(samples := getattr(self.silo, split)):
                     metrics = quietly(self.privacy, dict[str, float](), self.silo.task.evaluate, network, samples)
                     known |= {f"{split}.{name}": value for name, value in metrics.items()}
-        if snapshot == "personal" and self.run_id:
+        if snapshot == "personal" and network is self.model and self.run_id:
             self.silo.known.clear()
             self.silo.known[(self.run_id, self.measured_round, *splits)] = known
         return {f"{snapshot}.{name}": value for name, value in known.items()}

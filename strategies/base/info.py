@@ -158,6 +158,11 @@ class RoundPlan:
             samples = plausible_counts(samples, agreed)
         return replace(self, silos=infos, samples=samples)
 
+    @property
+    def nodes(self) -> dict[int, str]:
+        """The silos' names by node."""
+        return {info.node_id: name for name, info in self.silos.items()}
+
     def flags(self, silo: str) -> dict[str, int]:
         """Return what a message to this silo says of the silo."""
         known = {"reported": self.shown, "attended": self.attended, "late": self.joined}

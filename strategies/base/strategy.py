@@ -20,7 +20,7 @@ from torch import Tensor
 
 from models.layout import Layout
 from models.training import generator
-from partitions.common.errors import DataError, RunFailedError, UserError
+from partitions.common.errors import RunFailedError, UserError
 from partitions.schemes.registry import NoSettings
 from strategies.base.bounded import UpdateBounds, replacement
 from strategies.base.client import SiloClient
@@ -42,7 +42,7 @@ from strategies.base.transport.payload import (
     read_update,
     wire_bytes,
 )
-from strategies.base.transport.reporting import metrics_of_reply, printable
+from strategies.base.transport.reporting import metrics_of_reply, printable, read_replies
 
 T = TypeVar("T")
 
@@ -221,7 +221,7 @@ class PersonalizedStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Leave out unusable replies (reasons in ``self.rejected``) and aggregate the rest, sorted by silo name."""
-        updates = sorted(self._readable(replies, MessageType.TRAIN, self._update), key=lambda u: u.silo)
+        updates = self._readable(replies, MessageType.TRAIN, self._update)
         usable = UpdateBounds(self).within(self._in_one_place(updates))
         if not usable:
             reasons = "; ".join(f"{silo}: {reason}" for silo, reason in self.rejected.items()) or "no silo replied"
@@ -235,7 +235,7 @@ class PersonalizedStrategy(Strategy):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Reject the silos whose evaluation failed; the round loop writes the others' metrics into the history."""
-        self._readable(replies, MessageType.EVALUATE, lambda reply, silo: metrics_of_reply(reply))
+        self._readable(replies, MessageType.EVALUATE, metrics_of_reply)
         return None
 
     def summary(self) -> None:
@@ -252,14 +252,10 @@ class PersonalizedStrategy(Strategy):
 
     def _readable(self, replies: Iterable[Message], kind: str, read: Callable[[Message, str], T]) -> list[T]:
         """Return what ``read`` makes of each silo's reply of this kind; a silo with another reply is rejected."""
-        names, found = {info.node_id: name for name, info in self.silos.items()}, []
-        for reply in replies:
-            silo = names.get(reply.metadata.src_node_id, f"node {reply.metadata.src_node_id}")
-            try:
-                found += [read(reply, silo)] if reply.metadata.message_type == kind else []
-            except DataError as error:
-                self.reject(silo, str(error))
-        return found
+        found, faults = read_replies((r for r in replies if r.metadata.message_type == kind), self.plan.nodes, read)
+        for silo, reason in faults.items():
+            self.reject(silo, reason)
+        return [found[silo] for silo in sorted(found)]
 
     def _update(self, reply: Message, silo: str) -> Update:
         """Return a train reply's update. Raises DataError if it is not usable."""

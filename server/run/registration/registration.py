@@ -6,7 +6,7 @@ others may join if the setting ``late-joiners`` allows it (``readmission.py``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +16,10 @@ from models.shapes import read_shape
 from models.tasks import Task, task_of
 from partitions.common.errors import UserError
 from partitions.schema import few, moved, read_schema
+from server.results.run_directory import RunDirectory
 from server.run.receipts import Receipts
 from server.run.registration.data_summaries import Candidates, LateJoiners, SummaryRequests
-from server.run.reporter import Reporter
+from server.run.reporter import Progress, Reporter
 from strategies.base.info import OFFLINE, SiloInfo
 from strategies.base.robust import COUNT_SLACK, tolerated
 from strategies.base.run_settings import RunSettings
@@ -107,9 +108,16 @@ def _bound_of_count(strategy: PersonalizedStrategy, common: Common, silo: str) -
 class Registration:
     """The silos of one run: their data summaries, names and keys, and the silos left out."""
 
-    def __init__(self, grid: Grid, settings: RunSettings, reporter: Reporter, receipts: Receipts | None = None) -> None:
-        self.common, self.reporter = settings.common, reporter
-        self.receipts = receipts or Receipts()
+    def __init__(
+        self,
+        grid: Grid,
+        settings: RunSettings,
+        directory: RunDirectory | None = None,
+        watch: Callable[[Progress], object] | None = None,
+    ) -> None:
+        self.grid, self.common, self.run_name = grid, settings.common, directory.name if directory else ""
+        self.reporter = Reporter(settings, directory, watch)
+        self.receipts = Receipts.of(directory.path if directory else None, self.reporter.note)
         self.trains = settings.strategy.info.trains
         self.summaries: dict[str, dict[str, Any]] = {}
         self.data_spec = DataSpec(True, (), 1)
@@ -119,7 +127,7 @@ class Registration:
         self.left_out: dict[str, str] = {}  # silo or node that does not take part -> reason
         self.faulty: dict[int, str] = {}  # nodes that answered with an error; they are asked again
         self.late = LateJoiners(settings.common)
-        self.requests = SummaryRequests(grid, settings.common, reporter, self.receipts, self.late)
+        self.requests = SummaryRequests(grid, settings.common, self.reporter, self.receipts, self.late)
         self.identities = self.requests.identities
         self.keys: dict[str, str] = {}  # silo -> fingerprint of its key, if its name is registered
         self.nodes: dict[int, str] = {}  # node -> name, also of nodes that do not take part

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from flwr.app import ConfigRecord, Message, MetricRecord
 
@@ -23,6 +23,7 @@ from partitions.common.names import escaped
 from partitions.labels import MOST_CLASSES
 from partitions.schema import read_schema
 
+T = TypeVar("T")
 SNAPSHOTS = ("received", "personal")
 SPLITS = ("train", "val", "test")
 SECONDS = ("seconds.train", "seconds.evaluate")
@@ -65,10 +66,27 @@ def read_metrics(record: object) -> dict[str, float]:
     return found
 
 
-def metrics_of_reply(reply: Message) -> dict[str, float]:
-    """Return a reply's metrics. Raises DataError with the silo's reason if it has none."""
-    if reply.has_error():
-        raise DataError(reason_of(reply.error.reason))
+def read_replies(
+    replies: Iterable[Message], names: Mapping[int, str], read: Callable[[Message, str], T]
+) -> tuple[dict[str, T], dict[str, str]]:
+    """Return by silo what ``read(reply, silo)`` makes of its reply, and why another silo's cannot be used.
+
+    Only DataError is a silo's fault; any other error is one of the program.
+    """
+    found, faults = dict[str, T](), dict[str, str]()
+    for reply in replies:
+        silo = names.get(reply.metadata.src_node_id, f"node {reply.metadata.src_node_id}")
+        try:
+            if reply.has_error():
+                raise DataError(reason_of(reply.error.reason))
+            found[silo] = read(reply, silo)
+        except DataError as error:
+            faults[silo] = str(error)
+    return found, faults
+
+
+def metrics_of_reply(reply: Message, silo: str = "") -> dict[str, float]:
+    """Return a reply's metrics. Raises DataError if it has none that are usable."""
     return read_metrics(reply.content.get("metrics"))
 
 

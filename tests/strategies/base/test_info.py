@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -101,11 +100,6 @@ def test_ala_is_for_those_that_declare_it(three: Files) -> None:
         if not strategies()[name].info.ala:
             with pytest.raises(UserError, match=r"^ala = true: [^\n]*$"):
                 settings_of(three, strategy=name, ala=True)
-
-
-def test_a_method_with_a_grow_declares_that_it_grows() -> None:
-    growing = {name for name in METHODS if "if trains" in inspect.getsource(strategies()[name].welcome)}
-    assert growing and {strategies()[name].info.late for name in growing} == {"grows"}
 
 
 def test_a_method_that_declares_nothing_gets_nothing(five: Files, undeclared: str, tiny_bn: None) -> None:
