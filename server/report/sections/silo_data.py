@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from markupsafe import Markup
@@ -134,7 +134,7 @@ def relationships(study: Study) -> tuple[MethodInfo, Relationships] | None:
         method = strategies().get(name)
         if method is not None and method.info.relationships:
             states = newest_states(study.path / "checkpoint" / f"{name}-{seed}" / "silos")
-            if found := method.read_relationships(states):
+            if found := cast(Any, method).read_relationships(states):
                 return method.info, found
     return None
 
