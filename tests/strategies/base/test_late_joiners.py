@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from two_layers import DEEP
 
 from partitions.common.errors import UserError
 from strategies import strategies
-from strategies.apple import AppleServerState
+from strategies.apple import Apple, AppleServerState
 from strategies.base.state import State
 from strategies.feddyn import DynServerState
 from strategies.pfedla import LaSettings, first_hypernetwork, grown, layer_weights
@@ -109,7 +109,7 @@ def test_apple_s_vectors_grow_as_p_0_does(four: Files) -> None:
         torch.testing.assert_close(run.grid.state(name).arrays["dr"], shares / shares.sum())
     history = run.grid.state("a").arrays["dr_history"]
     assert history.shape == (5, 4) and history[:3, 1].eq(0).all() and history[3:, 1].gt(0).all()
-    relationships = cast(Any, strategies()["apple"]).read_relationships({n: whole_state(run, n) for n in four})
+    relationships = Apple.read_relationships({n: whole_state(run, n) for n in four})
     assert relationships is not None and relationships.values.shape[1:] == (4, 4)
 
 

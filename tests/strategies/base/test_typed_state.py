@@ -81,7 +81,7 @@ def test_what_old_files_say(version: str) -> None:
 def test_what_files_of_02_say_of_later_methods() -> None:
     scaffold, c = silo("v02", "scaffold"), server("v02", "scaffold")
     assert isinstance(scaffold, ScaffoldClient.state_type) and isinstance(c, Scaffold.state_type)
-    assert "proposed.control" in scaffold.arrays and scaffold.numbers["proposed"] == 2 and scaffold.control is not None
+    assert "proposed.control" in scaffold.arrays and scaffold.numbers["proposed"] == 2
     assert c.counted == {"a": 2, "b": 2, "c": 2} and c.control.shape == c.model.shape == (12,)
     cac, masks = silo("v02", "fedcac"), server("v02", "fedcac")
     assert isinstance(cac, FedCACClient.state_type) and isinstance(masks, FedCAC.state_type)
