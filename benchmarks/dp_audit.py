@@ -30,12 +30,11 @@ from models.initialisation import flat_model
 from models.privacy import clipping
 from models.privacy.accountant import Releases, composed_epsilon
 from models.samples import Samples
-from partitions.schemes.registry import NoSettings
 from strategies import strategies
 from strategies.base import privacy as private
 from strategies.base.client import SiloClient
 from strategies.base.privacy import Privacy, PrivateTraining, Units
-from strategies.base.settings import Common
+from strategies.base.settings import Common, NoSettings
 from strategies.base.silo import Silo
 from strategies.base.state import GLOBAL, State
 from strategies.base.transport.payload import Model

@@ -1,10 +1,9 @@
 """Settings as frozen dataclasses: the common ones here, a method's own in the method's file.
 
 A field's key on the command line is its name with hyphens, after its owner's name: ``local-epochs``,
-``apple.max-downloads``, ``dirichlet.beta``. Field metadata hold the allowed values (``minimum``, ``above``,
-``maximum``, ``below``, ``choices``), the paper's ``symbol`` and a ``help`` text. Every number has an upper limit (its
-own, or the one in :data:`MOST`), because a silo follows the settings that a server sends. A setting that a hospital's
-policy limits declares its ``kind``, one of :data:`KINDS` (client/site/trust/policy.py has the limits).
+``apple.max-downloads``, ``dirichlet.beta``. Every number has an upper limit (its own, or the one in :data:`MOST`),
+because a silo follows the settings that a server sends. A setting that a hospital's policy limits declares its
+``kind``, one of :data:`KINDS` (client/site/trust/policy.py has the limits).
 """
 
 from __future__ import annotations
@@ -266,6 +265,11 @@ class Common:
     def decayed(self, rate: float, server_round: int) -> float:
         """Return this round's value of a first-round learning rate: times lr-decay per round since."""
         return rate * self.lr_decay ** (server_round - 1)
+
+
+@dataclass(frozen=True)
+class NoSettings:
+    """A method without settings of its own."""
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,11 @@ from torch import Tensor
 from models.layout import Layout
 from models.training import generator
 from partitions.common.errors import RunFailedError, UserError
-from partitions.schemes.registry import NoSettings
 from strategies.base.bounded import UpdateBounds, replacement
 from strategies.base.client import SiloClient
 from strategies.base.info import OFFLINE, MethodInfo, RoundPlan, SiloInfo, shares_buffers, upload_names
 from strategies.base.robust import weighted_mean
-from strategies.base.settings import Common
+from strategies.base.settings import Common, NoSettings
 from strategies.base.state import BUFFERS, GLOBAL, ServerState
 from strategies.base.transport.error_feedback import base_of
 from strategies.base.transport.payload import (

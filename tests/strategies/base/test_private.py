@@ -28,12 +28,11 @@ from models.privacy.noise import seed
 from models.samples import Samples
 from models.training import generator
 from partitions.common.errors import DataError, UserError
-from partitions.schemes.registry import NoSettings
 from server.simulation.engine import flower_identity
 from strategies import strategies
 from strategies.base.client import Silo, SiloClient
 from strategies.base.privacy import Privacy, PrivateTraining, Sampling, Units, plan_of
-from strategies.base.settings import Common
+from strategies.base.settings import Common, NoSettings
 from strategies.base.state import GLOBAL, State
 from strategies.base.transport.payload import Model, array_record, decode, tensor_of
 
