@@ -17,10 +17,10 @@ MOST_MODULES, MOST_LINES, MOST_FUNCTION_LINES = 16, 400, 50
 # goes, and raised only in a commit that says why.
 MOST_TOKENS = {
     "models": 44_500,
-    "partitions": 94_000,
-    "strategies": 63_400,
-    "client": 79_300,
-    "server": 113_800,
+    "partitions": 93_700,
+    "strategies": 62_900,
+    "client": 79_200,
+    "server": 113_600,
     "tests": 539_500,
 }
 NO_CODE = {
