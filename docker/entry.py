@@ -86,12 +86,12 @@ def install(root: Path = Path("/"), *, allow_older: bool = False) -> None:
     Where the consortium signed them, who it was is remembered there, and nobody else's, nor older ones, are taken
     afterwards. `root` is for tests.
     """
-    from client.site.trust.bundle import read_bundle, signed_by
+    from client.site.trust.bundle import read_bundle
     from client.site.trust.signing import check_signed
 
     bundle, site, state = root / "bundle", root / "site", root / "state"
     files = read_bundle(bundle)
-    check_signed(files, unpacked=True, remembered=signed_by(site), echo=print, allow_older=allow_older)
+    check_signed(files, unpacked=True, folder=site, echo=print, allow_older=allow_older)
     if "node.key" not in files:
         raise UserError(
             "no node.key beside this compose file: it is the one that `silofl request NAME --folder DIR` made, in DIR"

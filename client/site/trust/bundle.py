@@ -182,23 +182,15 @@ def check_signature(
 
     The parameters are those of `signing.check_signed`.
     """
-    own = signed_by(site_root() / name)
-    others = sorted(path for path in site_root().glob(f"*/{own.name}") if path != own)
     return check_signed(
         files,
+        folder=site_root() / name,
         unpacked=bundle.is_dir(),
-        remembered=own,
-        others=others,
         by=by,
         echo=echo,
         remember=remember,
         allow_older=allow_older,
     )
-
-
-def signed_by(folder: Path) -> Path:
-    """Return the file that stores the signer of a silo's bundle, in the silo's folder below `site_root()`."""
-    return folder / "signed-by"
 
 
 def check_compose_files(folder: Path) -> list[str]:

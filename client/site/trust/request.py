@@ -8,9 +8,11 @@ file, registers the key under the name, and makes a bundle without a private key
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
+from pydantic import Field
 
 from client.site.errors import SiteError
 from client.site.trust.chain import utc_now
@@ -19,6 +21,7 @@ from client.site.trust.keys import load_key, new_key, own_key, site_root, write_
 from partitions.common.errors import DataError
 from partitions.common.files import write_atomically
 from partitions.common.names import check_silo_name
+from partitions.common.parsed import Frozen, parse_json
 
 LARGEST = 1 << 16  # bytes; a request is a few hundred
 
@@ -38,6 +41,16 @@ class JoinRequest:
         """Return the text that is signed; it begins with its kind."""
         fields = {"kind": REQUEST, "made": made, "name": self.name, "public-key": self.public_key.decode()}
         return json.dumps(fields, sort_keys=True)
+
+
+class RequestFile(Frozen):
+    """A request as its file has it."""
+
+    kind: Literal["silofl request 1"]
+    made: str
+    name: str
+    public_key: str = Field(alias="public-key")
+    signature: str
 
 
 def make_request(name: str, folder: Path | None, out: Path | None) -> tuple[Path, Path, JoinRequest]:
@@ -63,24 +76,16 @@ def read_request(path: Path) -> JoinRequest:
     """Return a request signed by its own key. Raises DataError, one line, if the file is none."""
     hint = "`silofl request NAME` at the hospital makes one"
     try:
-        if path.stat().st_size > LARGEST:
-            raise DataError("too large")
-        content = json.loads(path.read_text(encoding="utf-8"))
-        request = JoinRequest(content["name"], content["public-key"].encode())
-        if content["kind"] != REQUEST:
-            raise DataError("another kind")
-        text = request.text(str(content["made"]))
-    except FileNotFoundError:
-        raise DataError(f"there is no request {path}: {hint}") from None
+        content = path.read_bytes() if path.stat().st_size <= LARGEST else b""
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise DataError(f"{path} is no request, or is damaged: {hint}") from None
+        raise DataError(f"{path}: {error.strerror}: {hint}") from None
+    found = parse_json(RequestFile, content, path, hint)
+    request = JoinRequest(found.name, found.public_key.encode())
     check_silo_name(request.name)
     try:
-        verify(text, content)
+        verify(request.text(found.made), {"public-key": found.public_key, "signature": found.signature})
         if not isinstance(load_pem_public_key(request.public_key), ec.EllipticCurvePublicKey):
             raise SiteError("its key is of another kind")
-    except SiteError as error:
+    except ValueError as error:
         raise DataError(f"{path} was changed, or its maker does not have its key: {error}; {hint}") from None
     return request

@@ -24,13 +24,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
+from pydantic import AfterValidator
 
 from client.site.errors import SiteError
 from client.site.node import variables_of
+from client.site.parsed import Frozen, parse_values
 from client.site.trust.chain import utc_now
 from client.site.trust.envelope import BUNDLE, fingerprint, seal, unseal
 from partitions.common.errors import DataError
@@ -47,12 +49,29 @@ AGAIN = "ask for the bundle again"
 DOCKER_SECONDS = 60.0
 
 
+def check_time_text(made: str) -> str:
+    """Raise ValueError for a time that cannot be compared as text."""
+    if time.strftime(TIME, time.strptime(made, TIME)) != made:
+        raise ValueError("must be a time as in 2026-11-24T09:00:00Z")
+    return made
+
+
+class Manifest(Frozen):
+    """What a bundle's signature covers."""
+
+    kind: str
+    made: Annotated[str, AfterValidator(check_time_text)]
+    files: dict[str, str]  # SHA-256 by name
+    variables: dict[str, str]  # of `.env`, which the hospital does not set
+    images: list[str]  # digests of the image for the hospital; empty: any
+
+
 @dataclass(frozen=True)
 class Signed:
     """A bundle with a correct signature: the key, what was signed, and which own files differ from it."""
 
     fingerprint: str
-    manifest: dict[str, Any]
+    manifest: Manifest
     changed: tuple[str, ...] = ()
 
 
@@ -91,23 +110,18 @@ def read_signed(files: Mapping[str, bytes], *, unpacked: bool) -> Signed | None:
     if SIGNED not in files:
         return None
     try:
-        manifest, signer = unseal(BUNDLE, "manifest", files[SIGNED])
-        listed, variables = dict(manifest["files"]), dict(manifest["variables"])
-        if not isinstance(manifest["images"], list):
-            raise DataError("no list")
-        if time.strftime(TIME, time.strptime(manifest["made"], TIME)) != manifest["made"]:
-            raise DataError("a time that cannot be compared as text")
+        fields, signer = unseal(BUNDLE, "manifest", files[SIGNED])
     except SiteError as error:
         raise DataError(f"the bundle's {SIGNED}: {error}; {AGAIN}") from None
-    except (ValueError, KeyError, TypeError):
-        raise DataError(f"the bundle's {SIGNED} is damaged; {AGAIN}") from None
+    manifest = parse_values(Manifest, fields, f"the bundle's {SIGNED}", AGAIN)
+    listed = manifest.files
     here = {name: digest(content) for name, content in files.items() if name != SIGNED}
     differ = sorted(name for name in {*listed, *here} if listed.get(name) != here.get(name))
     # Signed files that are missing in an unpacked folder are not used either.
     free = {*OWN_FILES, *(name for name in listed if name not in here)} if unpacked else set()
     if faulty := [name for name in differ if name not in free]:
         raise DataError(f"the bundle's {faulty[0]} is not what was signed: {AGAIN}")
-    if other := [name for name, value in fixed_variables(files).items() if variables.get(name) != value]:
+    if other := [name for name, value in fixed_variables(files).items() if manifest.variables.get(name) != value]:
         raise DataError(f"{other[0]} in the bundle's .env is not what was signed: {AGAIN}")
     # A key that the hospital made itself is beside the files of a bundle without one.
     return Signed(signer, manifest, tuple(name for name in differ if name != "node.key"))
@@ -117,8 +131,7 @@ def check_signed(
     files: Mapping[str, bytes],
     *,
     unpacked: bool,
-    remembered: Path,
-    others: Iterable[Path] = (),
+    folder: Path,
     by: str = "",
     echo: Callable[[str], None],
     remember: bool = True,
@@ -126,15 +139,16 @@ def check_signed(
 ) -> Signed | None:
     """Raise DataError, one line, if a bundle is not from a known signer, or is not what was signed.
 
-    ``unpacked``: the files are of a folder, not of the tar. ``remembered``: the file with the fingerprint of the signer
-    of this silo's last bundle. ``others``: those files of the site's other silos; one of their signers must have signed
-    a silo's first bundle too. ``by``: a fingerprint, or a file with a public key, that overrides the stored ones;
+    ``unpacked``: the files are of a folder, not of the tar. ``folder``: the silo's, beside those of the site's
+    other silos; each has the fingerprint of the signer of its last bundle. One of them must have signed a silo's first
+    bundle, too. ``by``: a fingerprint, or a file with a public key, that overrides the stored ones;
     :data:`UNSIGNED` accepts an unsigned bundle. ``remember``: whether to store the signer and the time.
     ``allow_older``: whether the bundle may be older than the newest accepted one; later bundles are compared with it.
     """
     signed = read_signed(files, unpacked=unpacked)
+    remembered = signed_by(folder)
     own = known(remembered)
-    trusted = {own} if own else {known(path) for path in others} - {""}
+    trusted = {own} if own else {known(path) for path in sorted(folder.parent.glob(f"*/{remembered.name}"))}
     if by == UNSIGNED:
         if signed is None:
             if remember:
@@ -183,7 +197,7 @@ def check_time(signed: Signed, newest: Path, allow_older: bool) -> dict[str, str
     Raises DataError if this one is older, or was made after this machine's present time.
     """
     times = known_times(newest, forgiving=allow_older)
-    made, before = str(signed.manifest["made"]), times.get(signed.fingerprint, "")
+    made, before = signed.manifest.made, times.get(signed.fingerprint, "")
     now = time.gmtime()
     if calendar.timegm(time.strptime(made, TIME)) > calendar.timegm(now) + CLOCKS:
         raise DataError(
@@ -215,6 +229,11 @@ def known_times(newest: Path, forgiving: bool) -> dict[str, str]:
         raise DataError(
             f"{newest} is damaged: it says how old a bundle may be (--allow-older writes it anew)"
         ) from None
+
+
+def signed_by(folder: Path) -> Path:
+    """Return the file that stores the signer of a silo's bundle, in the silo's folder below `site_root()`."""
+    return folder / "signed-by"
 
 
 def known(path: Path) -> str:
@@ -268,7 +287,7 @@ def image_digests(image: str) -> set[str]:
 
 def check_image(signed: Signed, image: str) -> str:
     """Check the image that a bundle's containers start. Raises DataError if it is not the signed one."""
-    wanted = {str(one) for one in signed.manifest["images"]}
+    wanted = {*signed.manifest.images}
     if not wanted:
         return f"{image}: the signature names no image"
     here = image_digests(image)

@@ -77,9 +77,10 @@ def test_a_request_that_somebody_has_changed(field: str) -> None:
 @pytest.mark.parametrize("content", ["", "{}", "[]", "null", "no JSON", '{"name": 1}', "x" * 100_000, "\x00"])
 def test_what_is_no_request(content: str) -> None:
     Path("x.request").write_text(content)
-    with pytest.raises(ValueError, match=r"x\.request is no request, or is damaged"):
+    with pytest.raises(ValueError, match=r"x\.request: .*; `silofl request NAME` at the hospital makes one") as caught:
         read_request(Path("x.request"))
-    with pytest.raises(ValueError, match=r"there is no request none"):
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match="none: No such file or directory: `silofl request NAME`"):
         read_request(Path("none"))
 
 

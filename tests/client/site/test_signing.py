@@ -19,11 +19,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from client.site.trust import signing
-from client.site.trust.bundle import check, check_signature, read_bundle, signed_by
+from client.site.trust.bundle import check, check_signature, read_bundle
 from client.site.trust.envelope import BUNDLE, fingerprint, prefixed, public_pem, sign
 from client.site.trust.keys import load_signing_key, make_signing_key, site_root
 from client.site.trust.request import make_request
-from client.site.trust.signing import NEWEST, SIGNED, sign_bundle
+from client.site.trust.signing import NEWEST, SIGNED, sign_bundle, signed_by
 from docker import entry
 from server.cli.main import main
 from server.deploy.bundle import Bundle
@@ -200,13 +200,25 @@ def test_a_bundle_of_a_later_day_is_refused_and_blocks_no_other(monkeypatch: pyt
     assert "2024-11-05" in signed_by(site_root() / "clinic").with_name(NEWEST).read_text()
 
 
-def test_an_unsigned_time_is_none() -> None:
+@pytest.mark.parametrize(
+    ("key", "value", "fault"),
+    [
+        ("made", None, "the key made is missing"),
+        ("made", "2024-1-1T9:00:00Z", "made = '2024-1-1T9:00:00Z': must be a time"),
+        ("files", [], "files = .*: must be keys and values"),
+        ("images", "sha256:1", "images = 'sha256:1': must be a valid list"),
+        ("more", "x", "'more' is no key of it"),
+    ],
+)
+def test_a_signed_manifest_that_is_none(key: str, value: object, fault: str) -> None:
+    """A time that is missing, or cannot be compared as text, would pass for any; the rest is no list of files."""
+
     def change(files: dict[str, bytes]) -> None:
-        text = json.loads(files[SIGNED])["manifest"]
-        odd = json.dumps({k: v for k, v in json.loads(text).items() if k != "made"})
+        fields = json.loads(json.loads(files[SIGNED])["manifest"]) | {key: value}
+        odd = json.dumps({k: v for k, v in fields.items() if v is not None})
         signed_json(files, {"manifest": odd, **sign(prefixed(BUNDLE, odd), OURS)})
 
-    with pytest.raises(ValueError, match=rf"the bundle's {SIGNED} is damaged"):
+    with pytest.raises(ValueError, match=rf"the bundle's {SIGNED}: {fault}.*; ask for the bundle again"):
         looked_at(rewritten(bundle(), change))
 
 
