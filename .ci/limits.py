@@ -19,9 +19,9 @@ MOST_TOKENS = {
     "models": 44_500,
     "partitions": 93_700,
     "strategies": 62_900,
-    "client": 79_200,
-    "server": 113_600,
-    "tests": 539_500,
+    "client": 79_100,
+    "server": 113_500,
+    "tests": 539_600,
 }
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),

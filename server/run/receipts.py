@@ -9,23 +9,31 @@ hold the receipt even if a process is killed. A simulation has no logs, and a se
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ConfigRecord, Message
+from pydantic import Field, ValidationError
 
 from client.site.errors import SiteError
 from client.site.trust.keys import load_signing_key
 from client.site.trust.receipts import ASKED, FILE, KEY, RECORD, kept, read_receipt, sign_receipt
 from partitions.common.files import append
+from partitions.common.parsed import Frozen, matching
 from strategies.base.transport.reporting import LONGEST_NAME, printable
 
-HASH = re.compile(r"[0-9a-f]{64}")
 MOST_LINES = 2**53
+
+
+class LogHead(Frozen):
+    """What a reply says of its line in the silo's audit log."""
+
+    silo: Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
+    line: Annotated[int, Field(ge=1, le=MOST_LINES)]
+    hash: Annotated[str, matching("[0-9a-f]{64}", "must be a SHA-256")]
 
 
 @dataclass
@@ -75,10 +83,8 @@ class Receipts:
             record: Mapping[str, Any] = reply.content.config_records.get(RECORD, ConfigRecord())
             del reply.content[RECORD]
             if self.key is not None and (head := _head(record)) is not None:
-                silo, line, own = head
-                run_id = str(reply.metadata.run_id)
-                text = sign_receipt(self.key, run=self.run, run_id=run_id, silo=silo, line=line, hash=own)
-                made[reply.metadata.src_node_id] = silo, line, text
+                text = sign_receipt(self.key, run=self.run, run_id=str(reply.metadata.run_id), **dict(head))
+                made[reply.metadata.src_node_id] = head.silo, head.line, text
         if made and self.path is not None:
             append(self.path, "\n" * is_torn(self.path) + "".join(f"{text}\n" for _, _, text in made.values()))
         for node, (silo, line, text) in made.items():
@@ -99,11 +105,9 @@ def is_torn(path: Path) -> bool:
         return file.read(1) != b"\n"
 
 
-def _head(record: Mapping[str, Any]) -> tuple[str, int, str] | None:
+def _head(record: Mapping[str, Any]) -> LogHead | None:
     """Return silo, line and hash of a reply's log record; None if it is malformed."""
-    silo, line, own = (record.get(name) for name in ("silo", "line", "hash"))
-    if not isinstance(silo, str) or not 0 < len(silo) <= LONGEST_NAME or not isinstance(own, str):
+    try:
+        return LogHead.model_validate(dict(record))
+    except ValidationError:
         return None
-    if type(line) is not int or not 0 < line <= MOST_LINES or not HASH.fullmatch(own):
-        return None
-    return silo, line, own

@@ -22,8 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pydantic import Field
 
 from ..errors import SiteError
+from ..parsed import Frozen, parse_values
 from .audit import Log, files_of
 from .chain import last_first, parsed, sync_folder, utc_now, write_whole
 from .envelope import RECEIPT, seal, unseal
@@ -38,12 +40,12 @@ REQUIRED = "required"
 LOOKED_AT = 1000  # lines from the end of a log in which a receipt's line is searched
 
 
-@dataclass(frozen=True)
-class Receipt:
+class Receipt(Frozen):
     """A receipt with a correct signature. ``key``: the signer's fingerprint; ``text``: the receipt as sent."""
 
+    kind: str
     run: str
-    run_id: str
+    run_id: str = Field(alias="run-id")
     silo: str
     line: int
     hash: str
@@ -66,13 +68,7 @@ def read_receipt(text: str) -> Receipt:
     if len(text) > LONGEST:
         raise SiteError("it is no receipt (too long)")
     fields, key = unseal(RECEIPT, "receipt", text)
-    try:
-        if type(fields["line"]) is not int:
-            raise ValueError("no line")
-        words = {name: str(fields[name.replace("_", "-")]) for name in ("run", "run_id", "silo", "hash", "time")}
-        return Receipt(**words, line=fields["line"], key=key, text=text)
-    except (ValueError, KeyError, TypeError) as error:
-        raise SiteError(f"it is no receipt ({type(error).__name__})") from None
+    return parse_values(Receipt, {**fields, "key": key, "text": text}, "it is no receipt", "the server made it")
 
 
 # --- at the site ------------------------------------------------------------------------------------------
