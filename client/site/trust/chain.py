@@ -15,6 +15,7 @@ Standard library only: the process that runs the app loads this file (see `priva
 
 import contextlib
 import fcntl
+import fnmatch
 import hashlib
 import json
 import os
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 LARGEST = 2 << 20  # bytes, after which the next file is begun
-BLOCK = 1 << 16  # bytes read at once from a file's end
+BLOCK = 1 << 13  # bytes read at once from a file's end
 START = "0" * 64  # `previous` of the first line
 END = b',"hash":"'
 EVERY = frozenset({"line", "previous", "time", "hash"})  # fields of every line of every chain, beside `torn`
@@ -181,7 +182,11 @@ def number_of(file: Path) -> int:
 
 def files_of(folder: Path, kind: str) -> list[Path]:
     """Return the chain's files, the oldest first."""
-    return sorted(folder.glob(f"{kind}-[0-9]*.jsonl"), key=number_of)
+    try:
+        names = fnmatch.filter(os.listdir(folder), f"{kind}-[0-9]*.jsonl")
+    except FileNotFoundError:
+        return []
+    return [folder / name for name in sorted(names, key=lambda name: (len(name), name))]
 
 
 def lines(files: Sequence[Path]) -> Iterator[LinePlace]:
