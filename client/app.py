@@ -7,8 +7,7 @@ from flwr.clientapp import ClientApp
 
 from client.egress import release_summary
 from client.evidence import answer_evidence
-from client.exchange.answer import answer
-from client.exchange.local_round import Result, local_round
+from client.exchange.answer import Result, answer, local_round
 from client.own_model import answer_own_model
 from client.reported import describe, describe_evaluated, keep_evaluated, keep_reported, note_candidate
 from client.session import ClientSession

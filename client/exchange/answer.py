@@ -1,18 +1,22 @@
-"""The wrapper of all handlers: gives them the message's session, and turns errors into replies."""
+"""The wrappers of handlers: the message's session, errors as replies, the client of a training or an evaluation."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
+from torch import Tensor
 
+from client.egress import release
+from client.exchange.disclosure import may_measure
 from client.faults import line_of, report
-from client.progress import note_failure
+from client.progress import OwnProgress, note_failure
 from client.session import ClientSession
 from client.site.flower import internal
 from client.site.messages import charge_message, check_message
@@ -22,10 +26,14 @@ from partitions.common.errors import DataError, UserError
 from partitions.common.files import is_full
 from partitions.common.memory import is_out_of_memory
 from partitions.units import describe_units
+from strategies.base.client import SiloClient
 from strategies.base.run_settings import RunSettings, parse_settings
+from strategies.base.transport.reporting import SECONDS, SPLITS
 
 NO_GATE = "start this silo with silofl join, silofl up or its container: nothing else checks and logs what leaves"
 Handler = Callable[[Message, ClientSession], RecordDict]
+Result = tuple[Sequence[Tensor], dict[str, Any]]  # the vectors to send, and the metrics
+Work = Callable[[ClientSession, SiloClient], Result]
 
 
 @functools.lru_cache(maxsize=4)
@@ -54,6 +62,26 @@ def answer(handler: Handler) -> Callable[[Message, Context], Message]:
                     raise
                 raise UserError(line_of(error, batch_size_in(context))) from None
             return error_reply(error, message, context)
+
+    return handle
+
+
+def local_round(work: Work) -> Handler:
+    """Return a handler that calls ``work(session, client)`` with the client's state loaded and releases the result."""
+
+    @functools.wraps(work)
+    def handle(message: Message, session: ClientSession) -> RecordDict:
+        progress = OwnProgress(session, message)
+        client = session.open_client(message)
+        progress.begins()
+        vectors, metrics = work(session, client)
+        counts = {split: getattr(session.used_data, split).people for split in SPLITS}
+        least = session.min_samples
+        if least < math.inf and any("." in name for name in metrics.keys() - {*SECONDS}) and not may_measure(session):
+            least = math.inf
+        sent = release(client, vectors, metrics, counts, min_samples=least, policy=session.policy)
+        progress.ends(client.round, metrics, sent)
+        return sent
 
     return handle
 

@@ -187,7 +187,7 @@ ASSUMPTIONS = (
     ),
     Assumption(
         "an app's module is taken from `sys.modules`, or from `FLWR_HOME/apps/PUBLISHER.NAME.VERSION.HASH8`",
-        "`client/site/private.py`, `client/site/runtime/unpack.py`",
+        "`client/site/private.py`, `client/site/runtime/answering.py`",
         "an app is unpacked where Flower does not look",
         "`test_another_run_or_another_app_ends_it`",
     ),

@@ -72,14 +72,14 @@ CREATE TABLE approvals (name TEXT PRIMARY KEY, protocol TEXT NOT NULL, by TEXT N
 """
 
 
-class Kept(threading.local):
+class OpenConnections(threading.local):
     """The connections of a thread, by their mode, each with its process and file."""
 
     def __init__(self) -> None:
         self.connections: dict[str, tuple[tuple[int, str, int, int], sqlite3.Connection]] = {}
 
 
-KEPT = Kept()
+KEPT = OpenConnections()
 INHERITED: list[sqlite3.Connection] = []  # by a fork: to close them would release the parent's locks
 
 

@@ -4,19 +4,24 @@ No code of an app runs here, in any message. So pins, policy, budget and audit l
 earlier message's app did. The app's reply is parsed, never executed, and passes the gate again before it is sent.
 """
 
+import compileall
+import contextlib
 import hashlib
+import io
+import shutil
 import sys
+import tempfile
 import traceback
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from ..audit_gate import refuse
 from ..flower import internal
 from ..messages import pass_gate
 from ..terms import Terms, written_terms
-from ..trust.pins import AppRefusedError, check_pin, content_sum
+from ..trust.pins import AppRefusedError, check_pin, content_sum, refused
 from .replying import names_in
-from .unpack import check_folder, unpack
 from .worker import WorkerEndedError, Workers
 
 CLIENT_APP = "flwr-clientapp"  # Flower's name for a message's task
@@ -66,7 +71,7 @@ def answer_message(workers: Workers, message: Any, task: Any, state: Any) -> Any
 
     def answer(terms: Terms) -> Any:
         try:
-            check_folder(unpack(content, digest), run.fab_id, run.fab_version, fab.hash_str)
+            check_folder(unpack_app(content, digest), run.fab_id, run.fab_version, fab.hash_str)
             head = {"fab": [run.fab_id, run.fab_version, fab.hash_str], "identity": identity}
             return workers.ask({**head, "terms": written_terms(terms)}, message, context)
         except Exception as error:
@@ -84,3 +89,42 @@ def failed(message: Any, error: Exception) -> Any:
     if not isinstance(error, AppRefusedError):  # whose line is there already
         print(f"ERROR: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
     return refuse(message, str(error))
+
+
+# --- the app on the disk ----------------------------------------------------------------------------------
+
+
+def check_folder(unpacked: Path, fab_id: str, fab_version: str, fab_hash: str) -> Path:
+    """Return the folder of the unpacked app. Raises AppRefusedError if Flower would load another one.
+
+    Flower makes the folder's name of these fields, which the server sends beside the app. They may hold `/` and `..`.
+    """
+    if f"{fab_id.replace('/', '.', 1)}.{fab_version}.{fab_hash[:8]}" != unpacked.name:
+        fields = f"{fab_id[:80]!r}, {fab_version[:80]!r}, {fab_hash[:80]!r}"
+        raise refused(f"app {unpacked.name} refused: the server names another folder to load it from: {fields}")
+    return unpacked
+
+
+def unpack_app(content: bytes, digest: str) -> Path:
+    """Unpack like Flower's `install_from_fab`, except that a half-written app is never used.
+
+    Flower unpacks straight into `FLWR_HOME/apps/PUBLISHER.NAME.VERSION.HASH8` and later uses that directory unchecked.
+    Here a directory counts as complete, and as this very app, exactly if it contains the full SHA-256.
+    """
+    apps: Path = internal("get_flwr_home")() / "apps"
+    for path in apps.glob(f"*.{digest[:8]}"):
+        mark = path / ".sha256"
+        if mark.is_file() and mark.read_text() == digest:
+            return path
+    apps.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=apps))
+    with contextlib.redirect_stdout(io.StringIO()):  # its output names the temporary directory
+        made: Path = internal("install_from_fab")(content, install_dir=temporary, skip_prompt=True)
+    print(f"app {made.name}, SHA-256 {digest}")
+    compileall.compile_dir(made, quiet=2)  # once: processes with PYTHONDONTWRITEBYTECODE would repeat it
+    (made / ".sha256").write_text(digest)
+    final = apps / made.name
+    shutil.rmtree(final, ignore_errors=True)
+    made.rename(final)
+    shutil.rmtree(temporary, ignore_errors=True)
+    return final

@@ -76,7 +76,7 @@ def names_in(tree: Any) -> list[str]:
     return [tree.object_id, *(name for child in tree.children for name in names_in(child))]
 
 
-class Kept:
+class WithoutDeletion:
     """Flower's NodeState or ObjectStore during one sending: deletions are ignored."""
 
     def __init__(self, target: Any) -> None:
@@ -105,7 +105,7 @@ def send_replies(
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Call Flower's own ``push``, and repeat it after a failure while the run is on."""
-    kept_state, kept_store = Kept(state), Kept(store)
+    kept_state, kept_store = WithoutDeletion(state), WithoutDeletion(store)
     faults: list[Exception] = []
 
     def noting(call: Callable[..., Any]) -> Callable[..., Any]:

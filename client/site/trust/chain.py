@@ -184,7 +184,7 @@ def files_of(folder: Path, kind: str) -> list[Path]:
     """Return the chain's files, the oldest first."""
     try:
         names = fnmatch.filter(os.listdir(folder), f"{kind}-[0-9]*.jsonl")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     return [folder / name for name in sorted(names, key=lambda name: (len(name), name))]
 
