@@ -23,7 +23,7 @@ from server.report.participation import MARK, worst
 from server.report.sections.evidence import measurements_of, over_silos
 from server.report.sections.unseen import held_out
 from server.report.study import Study
-from server.report.verdict import Verdict, verdict
+from server.report.verdict import GainVerdict, verdict
 
 MOST_NAMES = 4  # maximum number of harmed hospitals in the sentence
 
@@ -50,7 +50,7 @@ def answer(study: Study) -> Answer | None:
     return Answer(Markup("; ").join(parts) + ".", condition(found))
 
 
-def gain_part(found: Verdict) -> Markup:
+def gain_part(found: GainVerdict) -> Markup:
     """Return yes, no or not yet certain, with the gain over training alone and its interval."""
     lose, name, interval = found.harmed, spelled(found.method), between(found.gain)
     score = found.study.task.score_label
@@ -77,7 +77,7 @@ def named(lose: Mapping[str, Gain]) -> Markup:
     return Markup(", ").join([*each[:MOST_NAMES], *more])
 
 
-def worst_part(found: Verdict) -> Markup:
+def worst_part(found: GainVerdict) -> Markup:
     """Return the lowest score of a hospital beside its score with ``base``, also without hospitals seldom there."""
     first = worst(found.study, found.method)
     assert first is not None
@@ -87,7 +87,7 @@ def worst_part(found: Verdict) -> Markup:
     return text
 
 
-def reached(found: Verdict, silo: str) -> Markup:
+def reached(found: GainVerdict, silo: str) -> Markup:
     """Return a hospital's score with both methods and its number of test samples: a minimum is low by chance, too."""
     study, base = found.study, found.base
     own, over = study.score(base, silo).mean, "alone" if base == alone() else f"with {spelled(base)}"
@@ -113,7 +113,7 @@ def unseen_part(study: Study, best: str) -> Markup:
     return markup("an unseen hospital: {} ({}{})", word, what, missing or too_few(len(pairs), " held out"))
 
 
-def calibration_part(found: Verdict) -> Markup:
+def calibration_part(found: GainVerdict) -> Markup:
     """Return whether calibration is better or worse: by the Brier score, or for measurements by the mean difference."""
     study, key, what = found.study, "brier", "Brier score"
     if study.task.name == "regression":
@@ -140,7 +140,7 @@ def too_few(hospitals: int, what: str = "") -> str:
     return few if hospitals < HOSPITALS_NEEDED else ""
 
 
-def cost_part(found: Verdict) -> Markup:
+def cost_part(found: GainVerdict) -> Markup:
     """Return bytes, seconds and epsilon."""
     study, best = found.study, found.method
     size, seconds = study.cost(best)
@@ -156,7 +156,7 @@ def cost_part(found: Verdict) -> Markup:
     return price + markup(", with epsilon at most {:.3g}{}{}", max(spent), f"{far} in one run" if more else far, more)
 
 
-def condition(found: Verdict) -> str:
+def condition(found: GainVerdict) -> str:
     """Return the conditions of the answer: silos, seeds and rounds of the two compared methods."""
     study, scored = found.study, len(found.gains)
     of = f"{scored} of " if scored < len(study.silos) else ""

@@ -52,10 +52,7 @@ SETTINGS: Any = {
     "text.color": INK,
     "axes.labelcolor": MUTED,
     "axes.edgecolor": GRID,
-    "axes.titlesize": 12.0,
-    "axes.labelsize": 12.0,
     "xtick.labelsize": 11.0,
-    "ytick.labelsize": 12.0,
     "xtick.color": GRID,
     "ytick.color": GRID,
     "xtick.labelcolor": MUTED,
@@ -63,7 +60,6 @@ SETTINGS: Any = {
     "axes.linewidth": 1.0,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.grid": False,
     "grid.color": GRID,
     "grid.linewidth": 1.0,
     "xtick.major.size": 0.0,
@@ -73,7 +69,6 @@ SETTINGS: Any = {
     "axes.axisbelow": True,
     "path.simplify_threshold": 0.2,
     "legend.frameon": False,
-    "legend.fontsize": 12.0,
     "axes.facecolor": "none",
     "figure.facecolor": "none",
     "lines.solid_capstyle": "round",
@@ -126,7 +121,7 @@ class Canvas:
     def svg(self, key: str, label: str) -> str:
         """Return the figure as an ``<svg>`` element. ``key``: prefix of its ids; ``label``: text for screen readers."""
         buffer = io.StringIO()
-        with matplotlib.rc_context({"svg.hashsalt": key, "svg.fonttype": "none"}):
+        with matplotlib.rc_context({"svg.hashsalt": key}):
             self.figure.savefig(
                 buffer, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
             )

@@ -29,7 +29,7 @@ from server.report.inference import SEEDS_NEEDED, Gain
 from server.report.methods import alone, baseline_name, exchanges, spelled
 from server.report.participation import MARK, rounds_missed, worst
 from server.report.study import Study
-from server.report.verdict import Verdict, verdict
+from server.report.verdict import GainVerdict, verdict
 
 BY_CHANCE = 0.025  # share of hospitals without any gain whose 95 % interval lies above zero
 FAULTS = """{% if faults or notes %}<div class="fault">{% for fault in faults %}<p>{{ fault }}.</p>{% endfor %}
@@ -84,7 +84,7 @@ def headline(study: Study) -> tuple[str, str]:
     return markup("{}, {}", claim(found), price), caution(found)
 
 
-def claim(found: Verdict) -> Markup:
+def claim(found: GainVerdict) -> Markup:
     """Return the sentence on the mean gain: its value, and whether it is shown."""
     name, over, score = spelled(found.method), baseline_name(found.base), found.study.task.score_label
     emphasis, gain = "shown" if found.shown else "not-shown", points(found.gain.mean)
@@ -95,7 +95,7 @@ def claim(found: Verdict) -> Markup:
     return markup("{} {} {}: {} in {}", name, word, over, measured, found.tested_in)
 
 
-def caution(found: Verdict) -> Markup:
+def caution(found: GainVerdict) -> Markup:
     """Return the limits of the headline: uncertainty, seeds, missed rounds, the worst hospital, missing scores."""
     text: list[str] = [average(found), *single_gains(found), seeds_apart(found)]
     if found.without is not None:
@@ -112,7 +112,7 @@ def caution(found: Verdict) -> Markup:
     return Markup(" ").join(text)
 
 
-def seeds_apart(found: Verdict) -> str:
+def seeds_apart(found: GainVerdict) -> str:
     """Return a sentence on the seeds: the interval holds for these, and how far their averages lie apart."""
     seeds = found.seeds
     ran = "One seed was run" if len(seeds) == 1 else f"{len(seeds)} seeds were run"
@@ -123,7 +123,7 @@ def seeds_apart(found: Verdict) -> str:
     return markup("{}, with averages from {} to {}.", ran, points(min(means)), points(max(means)))
 
 
-def single_gains(found: Verdict) -> list[str]:
+def single_gains(found: GainVerdict) -> list[str]:
     """Return a sentence on the number of silos whose own gain is clear of zero, and the number by chance alone."""
     sizes = sorted({n for silo in found.gains for n in found.study.sizes(silo, "n_test")} - {0})
     if not sizes:
@@ -140,7 +140,7 @@ def single_gains(found: Verdict) -> list[str]:
     return [markup("{}{} above zero. {}", text, Markup(word), chance)]
 
 
-def average(found: Verdict) -> Markup:
+def average(found: GainVerdict) -> Markup:
     """Return a sentence on the average's interval, or on what would settle it where it is not certain."""
     text = markup("{}", found.settled_by)
     if found.shown:
@@ -190,7 +190,7 @@ def tiles(study: Study) -> Markup:
     return render(TILES, tiles=tiles)
 
 
-def mean_gain(found: Verdict) -> tuple[str, str, str]:
+def mean_gain(found: GainVerdict) -> tuple[str, str, str]:
     """Return the tile with the mean gain, and whether it is shown by the headline's decision."""
     interval = between(found.gain)
     below = [markup("95&#8239;% interval {}", interval)] if interval else []

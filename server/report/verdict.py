@@ -1,4 +1,4 @@
-"""Verdict on a method's mean gain: one decision for headline, text and tiles, and what would settle it."""
+"""GainVerdict on a method's mean gain: one decision for headline, text and tiles, and what would settle it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from server.report.study import Study
 
 
 @dataclass(frozen=True)
-class Verdict:
+class GainVerdict:
     """The verdict on a method's gain over a baseline, with all that the page's sentences say about it.
 
     ``gains``: of the silos that have one; ``rare``: those that took part in few rounds, and ``without``: the mean
@@ -50,7 +50,7 @@ class Verdict:
         return {silo: gain for silo, gain in known.items() if excludes_zero(gain, len(known)) < 0}
 
 
-def verdict(study: Study, method: str, base: str) -> Verdict:
+def verdict(study: Study, method: str, base: str) -> GainVerdict:
     """Return the verdict: the 95 % interval must exclude zero, with and without silos that missed many rounds."""
     gains = study.gains(method, base)
     rare = seldom(study, [method, base])
@@ -60,7 +60,7 @@ def verdict(study: Study, method: str, base: str) -> Verdict:
     shown = gain.shown if gain.shown == (without or gain).shown else 0
     why = "" if shown else reason(len(gains), len(few), gain)
     settled_by = "" if shown else settling(study, method, base, few if gain.shown else ())
-    return Verdict(study, method, base, gains, gain, rare, without, shown, why, settled_by)
+    return GainVerdict(study, method, base, gains, gain, rare, without, shown, why, settled_by)
 
 
 def reason(silos: int, rare: int, gain: Gain) -> str:

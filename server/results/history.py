@@ -170,7 +170,7 @@ def metric_rows(
 
 
 @dataclass(frozen=True)
-class Spent:
+class SiloCost:
     """Epsilon, delta and noised steps of one silo in one run."""
 
     epsilon: float
@@ -178,14 +178,14 @@ class Spent:
     steps: int
 
 
-def spent(rows: Iterable[Row]) -> dict[str, Spent]:
+def spent(rows: Iterable[Row]) -> dict[str, SiloCost]:
     """Return each silo's cost in a run, from its last reply. Empty without differential privacy."""
     last: dict[str, dict[str, float]] = defaultdict(dict)
     for row in rows:
         if row.silo and not row.split and row.metric in (EPSILON, DELTA, STEPS):
             last[row.silo][row.metric] = row.value
     return {
-        silo: Spent(values[EPSILON], values[DELTA], int(values[STEPS]))
+        silo: SiloCost(values[EPSILON], values[DELTA], int(values[STEPS]))
         for silo, values in sorted(last.items())
         if values.keys() >= {EPSILON, DELTA, STEPS}
     }
@@ -196,7 +196,7 @@ def budgets_of(history: History, unit: str) -> list[dict[str, Any]]:
 
     ``unit``: the privacy unit of the runs. ``budget`` is None: only the sites hold budgets.
     """
-    runs: dict[str, list[tuple[str, Spent]]] = defaultdict(list)
+    runs: dict[str, list[tuple[str, SiloCost]]] = defaultdict(list)
     for strategy, seed in dict.fromkeys((row.strategy, row.seed) for row in history.rows):
         for silo, cost in spent(history.of(strategy, seed)).items():
             runs[silo].append((f"{strategy}-{seed}", cost))

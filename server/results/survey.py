@@ -305,9 +305,8 @@ def write_survey(folder: Path, found: Surveyed) -> None:
     }
     write_atomically(folder / JSON, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(HEADER)
-    writer.writerows([guarded(str(cell)) for cell in row[:4]] + [row[4]] for row in rows_of(found))
+    rows = ([guarded(str(cell)) for cell in row[:4]] + [row[4]] for row in rows_of(found))
+    csv.writer(buffer, lineterminator="\n").writerows([HEADER, *rows])
     write_atomically(folder / CSV, buffer.getvalue())
 
 
@@ -326,12 +325,12 @@ def rows_of(found: Surveyed) -> Iterator[tuple[str, str, str, str, Any]]:
         yield silo, "", "", "n", answer["n"]
         for part, key in PARTS.items():
             for name, item in answer[key].items():
-                yield silo, part, name, MISSING, _cell(item[MISSING])
+                yield silo, part, name, MISSING, item[MISSING]
                 for statistic in ("mean", "sd"):
                     if "mean" in item:
                         yield silo, part, name, statistic, item[statistic]
                 for cell, count in zip(cell_names(item), item.get("cells", ()), strict=True):
-                    yield silo, part, name, f"count {cell}", _cell(count)
+                    yield silo, part, name, f"count {cell}", count
 
 
 def cell_names(item: Mapping[str, Any]) -> list[str]:
@@ -343,10 +342,6 @@ def cell_names(item: Mapping[str, Any]) -> list[str]:
     low, high = item["range"]
     edges = [low + (high - low) * i / BINS for i in range(BINS + 1)]
     return [f"{a:g}..{b:g}" for a, b in itertools.pairwise(edges)]
-
-
-def _cell(count: int | None) -> object:
-    return "" if count is None else count
 
 
 def without_silo(found: Surveyed, name: str) -> Surveyed:

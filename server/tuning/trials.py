@@ -11,8 +11,6 @@ Test data are not used: a score is taken from the history's validation rows only
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+import pandas as pd
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
@@ -72,7 +71,7 @@ class Trial:
 
 
 @dataclass
-class Cost:
+class SearchCost:
     """Total cost of a method's trials."""
 
     trials: int
@@ -142,23 +141,21 @@ class Book:
 
     def write(self) -> None:
         """Write the present state to ``trials.csv`` and ``tuning.json``."""
-        buffer = io.StringIO()
-        writer = csv.writer(buffer, lineterminator="\n")
-        writer.writerow(["trial", "strategy", "state", "rounds", "score", *self.keys])
-        writer.writerows(trial.row(self.keys) for trial in self.trials if trial.state)
-        write_atomically(self.path / "trials.csv", buffer.getvalue())
+        columns = ["trial", "strategy", "state", "rounds", "score", *self.keys]
+        rows = [trial.row(self.keys) for trial in self.trials if trial.state]
+        write_atomically(self.path / "trials.csv", pd.DataFrame(rows, columns=columns).to_csv(index=False))
         cost = {strategy: asdict(found) for strategy, found in self.costs().items()}
         found = {"asked": dict(self.asked), "cost": cost, "privacy": self.privacy}
         text = json.dumps(found, indent=1, ensure_ascii=False)
         write_atomically(self.path / "tuning.json", text + "\n")
 
-    def costs(self) -> dict[str, Cost]:
+    def costs(self) -> dict[str, SearchCost]:
         """Return the cost of each method's trials so far, including failed trials."""
         found = {}
         for strategy in dict.fromkeys(trial.strategy for trial in self.trials):
             own = [trial for trial in self.trials if trial.strategy == strategy]
             sums = (sum(getattr(trial, key) for trial in own) for key in ("rounds", "bytes", "seconds"))
-            found[strategy] = Cost(sum(bool(trial.state) for trial in own), *sums)
+            found[strategy] = SearchCost(sum(bool(trial.state) for trial in own), *sums)
         return found
 
     def rounds_done(self, trial: Trial) -> int:

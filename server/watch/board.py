@@ -30,7 +30,7 @@ Event = Mapping[str, Any]
 
 
 @dataclass
-class SiloState:
+class WatchedSilo:
     """One silo in one run."""
 
     name: str
@@ -46,7 +46,7 @@ class SiloState:
 
 
 @dataclass
-class RunState:
+class WatchedRun:
     """One run: a method with a seed."""
 
     strategy: str
@@ -58,7 +58,7 @@ class RunState:
     asked: float | None = None  # start of the current round, Unix time; None: no round is in progress
     closing: bool = False
     score: str = ""
-    silos: dict[str, SiloState] = field(default_factory=dict)
+    silos: dict[str, WatchedSilo] = field(default_factory=dict)
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=PACE))
     took: float = 0.0  # all rounds together
     bytes: int = 0
@@ -69,8 +69,8 @@ class RunState:
     chosen: Chosen = field(default_factory=lambda: Chosen("", ""))
     best: dict[str, float] = field(default_factory=dict)  # test scores at the chosen round
 
-    def silo(self, name: str) -> SiloState:
-        return self.silos.setdefault(name, SiloState(name))
+    def silo(self, name: str) -> WatchedSilo:
+        return self.silos.setdefault(name, WatchedSilo(name))
 
     def rest(self) -> None:
         """End the current round: no silo's reply is awaited."""
@@ -107,8 +107,8 @@ class Board:
 
     def __init__(self, own: str = "") -> None:
         self.own = own
-        self.runs: dict[tuple[str, int], RunState] = {}
-        self.current: RunState | None = None
+        self.runs: dict[tuple[str, int], WatchedRun] = {}
+        self.current: WatchedRun | None = None
         self.notes: deque[tuple[str, str]] = deque(maxlen=NOTES)  # (time, line)
 
     def take(self, event: Event) -> None:
@@ -120,18 +120,18 @@ class Board:
         handler = getattr(self, f"_on_{kind}", None)
         if handler is None or not strategy or seed is None:
             return
-        run = self.runs.setdefault((strategy, seed), RunState(strategy, seed))
+        run = self.runs.setdefault((strategy, seed), WatchedRun(strategy, seed))
         if self.current is None or kind in ("begin", "round") or self.current.state != "running":
             self.current = run
         handler(run, found)
 
-    def _on_silos(self, run: RunState, event: Event) -> None:
+    def _on_silos(self, run: WatchedRun, event: Event) -> None:
         for name in event["samples"]:
             run.silo(name)
         for name, why in event["left_out"].items():
             run.silo(name).left_out = line(why)
 
-    def _on_left_out(self, run: RunState, event: Event) -> None:
+    def _on_left_out(self, run: WatchedRun, event: Event) -> None:
         """Record that the site failed on a message: the round goes on without it."""
         if self.own in ("", event["silo"]):
             silo = run.silo(event["silo"])
@@ -139,7 +139,7 @@ class Board:
             silo.missed += 1
             run.asked = None
 
-    def _on_begin(self, run: RunState, event: Event) -> None:
+    def _on_begin(self, run: WatchedRun, event: Event) -> None:
         run.rest()
         run.state, run.why, run.transfer = "running", "", ""
         run.rounds = event["rounds"] or run.rounds
@@ -148,13 +148,13 @@ class Board:
             silo = run.silo(name)
             silo.doing, silo.since = text(kind), run.asked
 
-    def _on_reply(self, run: RunState, event: Event) -> None:
+    def _on_reply(self, run: WatchedRun, event: Event) -> None:
         if self.own in ("", event["silo"]):
             silo = run.silo(event["silo"])
             silo.doing, silo.seconds = "", event["seconds"]
             run.transfer = ""
 
-    def _on_round(self, run: RunState, event: Event) -> None:
+    def _on_round(self, run: WatchedRun, event: Event) -> None:
         run.rest()
         run.state, run.transfer = "running", ""
         run.round, run.rounds = event["round"] or 0, event["rounds"] or 0
@@ -173,7 +173,7 @@ class Board:
             validation, test = (mean(found) if (found := run.scores(part)) else None for part in PARTS.values())
             run.curve.append((run.round, validation, test))
 
-    def _score(self, run: RunState, event: Event, server_round: int) -> None:
+    def _score(self, run: WatchedRun, event: Event, server_round: int) -> None:
         """Store the silos' scores of a round, and update the round that the report would show."""
         if event["score"] and run.score != event["score"]:
             run.score, run.chosen = event["score"], Chosen("", event["score"])
@@ -190,20 +190,20 @@ class Board:
         if rows and run.chosen.round == server_round:
             run.best = run.scores("test")
 
-    def _on_closed(self, run: RunState, event: Event) -> None:
+    def _on_closed(self, run: WatchedRun, event: Event) -> None:
         self._score(run, event, (event["number"] or run.round) + 1)
         run.rest()
 
-    def _on_transfer(self, run: RunState, event: Event) -> None:
+    def _on_transfer(self, run: WatchedRun, event: Event) -> None:
         run.transfer = "" if self.own else event["message"]
 
-    def _on_stopped(self, run: RunState, event: Event) -> None:
+    def _on_stopped(self, run: WatchedRun, event: Event) -> None:
         run.why = event["message"]
 
-    def _on_error(self, run: RunState, event: Event) -> None:
+    def _on_error(self, run: WatchedRun, event: Event) -> None:
         run.state, run.why, run.asked = "failed", event["message"], None
 
-    def _on_done(self, run: RunState, event: Event) -> None:
+    def _on_done(self, run: WatchedRun, event: Event) -> None:
         run.rest()
         run.state = "done"
 
@@ -220,13 +220,13 @@ class Board:
             "run": None if self.current is None else self._detail(self.current, now),
         }
 
-    def _gains(self, run: RunState) -> dict[str, float]:
+    def _gains(self, run: WatchedRun) -> dict[str, float]:
         """Return the silos' gains over a finished ``local`` run with the same seed; empty if there is none."""
         alone = self.runs.get((ALONE, run.seed))
         known = alone.best if alone is not None and alone is not run and alone.state == "done" else {}
         return {name: score - known[name] for name, score in run.best.items() if name in known}
 
-    def _overview(self, run: RunState) -> dict[str, Any]:
+    def _overview(self, run: WatchedRun) -> dict[str, Any]:
         gains, chosen = self._gains(run).values(), run.chosen
         # As in the report: the closing evaluation has the last round's number plus one.
         when = str(chosen.round) if chosen.round <= run.round else f"after {run.round}"
@@ -239,7 +239,7 @@ class Board:
             "gain": statistics.fmean(gains) if gains else None,
         }
 
-    def _detail(self, run: RunState, now: float) -> dict[str, Any]:
+    def _detail(self, run: WatchedRun, now: float) -> dict[str, Any]:
         late, gains = run.late(now), self._gains(run)
         every = max(1, math.ceil(len(run.curve) / POINTS))
         kept = ("why", "closing", "asked", "took", "bytes", "bytes_down", "bytes_up", "transfer")

@@ -22,7 +22,7 @@ from partitions.common.errors import UserError
 from server.watch.access import LOOPBACK, Guard, Token
 from server.watch.exposition import CONTENT_TYPE, exposition
 from server.watch.page import content_policy, page
-from server.watch.source import Source
+from server.watch.source import WatchSource
 
 POLL_SECONDS = 0.2
 PING_SECONDS = 10.0  # interval of the line that keeps a stream without changes alive
@@ -32,7 +32,7 @@ RETRY_MS = 1000  # delay before a browser reopens a stream that has ended
 class Follower:
     """Poller of the source, which notifies the streams when the picture has changed."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: WatchSource) -> None:
         self.source = source
         self.fault = ""  # why the source cannot be read
         self.text = ""  # the last picture, without its time
@@ -78,7 +78,7 @@ class Follower:
                 yield ": no news\n\n"
 
 
-def application(source: Source, token: str = "") -> Starlette:
+def application(source: WatchSource, token: str = "") -> Starlette:
     """Return the ASGI application. ``token``: required from readers; empty: only loopback names are answered."""
     follower = Follower(source)
     nonce = secrets.token_urlsafe(16)
@@ -125,7 +125,7 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def serve(source: Source, host: str, port: int, token: Token) -> None:
+def serve(source: WatchSource, host: str, port: int, token: Token) -> None:
     """Serve until Ctrl-C; print one line with the address first."""
     with listen(host, port) as listening:
         run(application(source, token.text), listening, host, token)

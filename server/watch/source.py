@@ -38,7 +38,7 @@ class Followed(Tail):
         return other
 
 
-class Source:
+class WatchSource:
     """The followed file; at a site the files of all methods and seeds of its newest run.
 
     ``folder``: a run directory, or a folder whose newest run is followed. With ``silo``, a site's own name, it is the
@@ -101,7 +101,7 @@ def _modified(file: Path) -> float:
         return 0.0
 
 
-def find_source(what: str) -> Source:
+def find_source(what: str) -> WatchSource:
     """Return the source for a run directory, a folder of runs, a silo's bundle, folder or state, or a connection.
 
     Without a name: in a silo's container its own state, else the newest run in `runs/`, else the only silo that joined
@@ -116,26 +116,26 @@ def find_source(what: str) -> Source:
     if path.is_dir():
         if any(path.glob("*/*/*/run-*")) or (path / "audit").is_dir():
             return _of_site(_silo_in(path), path)
-        return Source(path.absolute())
+        return WatchSource(path.absolute())
     return _of_connection(what)
 
 
-def _default() -> Source:
+def _default() -> WatchSource:
     if os.environ.get("SILOFL_NAME"):
         site = Site.from_environment(os.environ)
         return _of_site(site.name, site.state)
     if RUNS.is_dir():
-        return Source(RUNS.absolute())
+        return WatchSource(RUNS.absolute())
     sites = sorted(path for path in site_root().glob("*/state") if path.is_dir())
     if len(sites) == 1:
         return _of_site(sites[0].parent.name, sites[0])
     raise UserError("there is no folder runs here: name a run directory, a connection, or a silo's bundle or state")
 
 
-def _of_site(name: str, state: Path) -> Source:
+def _of_site(name: str, state: Path) -> WatchSource:
     if not state.is_dir():
         raise UserError(f"{name} has no state directory {state} on this machine: it has not joined from here")
-    return Source(state.absolute(), name)
+    return WatchSource(state.absolute(), name)
 
 
 def _silo_in(state: Path) -> str:
@@ -147,7 +147,7 @@ def _silo_in(state: Path) -> str:
     return names.pop()
 
 
-def _of_connection(name: str) -> Source:
+def _of_connection(name: str) -> WatchSource:
     """Return the source of a connection's runs, also before the first. Raises UserError for no such connection."""
     try:
         read_connection(name)
@@ -155,4 +155,4 @@ def _of_connection(name: str) -> Source:
         raise UserError(f"there is no run directory {name}; and {error}") from None
     deployed = find_deployed(name)
     folder = Path(deployed.runs) if deployed else RUNS.absolute()
-    return Source(folder, expected=True)
+    return WatchSource(folder, expected=True)

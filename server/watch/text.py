@@ -9,12 +9,12 @@ from typing import Any
 from partitions.common.columns import columns
 from partitions.common.names import escaped
 from partitions.common.output import output_fault
-from server.watch.source import Source
+from server.watch.source import WatchSource
 
 REFRESH_SECONDS = 0.5
 
 
-def show(source: Source, *, once: bool) -> None:
+def show(source: WatchSource, *, once: bool) -> None:
     """Print the table; without ``once``, again whenever something has happened, until Ctrl-C."""
     while source.poll():  # a long file is read in parts
         pass

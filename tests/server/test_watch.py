@@ -32,7 +32,7 @@ from server.watch.access import cookie_name, read_token, token_for
 from server.watch.board import Board
 from server.watch.exposition import exposition
 from server.watch.serve import Follower, application, listen, serve
-from server.watch.source import Source, find_source
+from server.watch.source import WatchSource, find_source
 from strategies.base.client import SiloClient
 
 TOKEN = "0123456789abcdef-token"
@@ -166,7 +166,7 @@ def test_the_closing_evaluation_may_be_the_best_round() -> None:
 
 def test_lines_are_taken_in_once_and_whole(tmp_path: Path) -> None:
     write(tmp_path, *round_done(1, {"a": 0.5}, rounds=9))
-    source = Source(tmp_path)
+    source = WatchSource(tmp_path)
     assert source.poll() and not source.poll()
     file = tmp_path / "progress.jsonl"
     two = "".join(json.dumps(one) + "\n" for one in round_done(2, {"a": 0.6}, rounds=9))
@@ -183,7 +183,7 @@ def test_lines_are_taken_in_once_and_whole(tmp_path: Path) -> None:
 
 def test_a_file_that_is_written_anew_is_read_anew(tmp_path: Path) -> None:
     write(tmp_path, *round_done(1, {"a": 0.5, "gone": 0.5}, rounds=9))
-    source = Source(tmp_path)
+    source = WatchSource(tmp_path)
     source.poll()
     os.replace(tmp_path / "progress.jsonl", tmp_path / "old")
     write(tmp_path, *round_done(1, {"a": 0.5}, rounds=9))
@@ -201,7 +201,7 @@ def test_a_long_file_is_read_in_parts(
     with (tmp_path / "progress.jsonl").open("a") as writing:
         writing.write("x" * 5000 + "\n")
     write(tmp_path, *round_done(9, {"a": 0.9}, rounds=9))
-    source = Source(tmp_path)
+    source = WatchSource(tmp_path)
     assert source.poll()
     assert source.board.picture()["run"]["round"] < 8
     assert main(["watch", str(tmp_path), "--text", "--once"]) == 0
@@ -258,7 +258,7 @@ def test_a_port_that_is_taken_is_one_line() -> None:
 def test_a_hospital_follows_its_own_silo(three: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """From its own state directory: rounds, own scores and bytes."""
     run = federate(three, directory=tmp_path / "run", state_dir=tmp_path / "state", strategy="fedavg", rounds=2)
-    source = Source(tmp_path / "state", "b")
+    source = WatchSource(tmp_path / "state", "b")
     source.poll()
     picture = source.board.picture()
     assert [row["name"] for row in picture["run"]["silos"]] == ["b"]
@@ -285,7 +285,7 @@ def test_a_hospitals_page_shows_a_round_that_has_failed(
         source.poll()
         seen.append(silo(source.board.picture(), "b"))
 
-    source = Source(tmp_path / "state", "b")
+    source = WatchSource(tmp_path / "state", "b")
     (tmp_path / "state").mkdir()
     monkeypatch.setattr(SiloClient, "train", trains)
     given: dict[str, Any] = {"directory": tmp_path / "run", "state_dir": tmp_path / "state", "watch": look}
@@ -319,7 +319,7 @@ def test_a_hospital_sees_its_gains_over_training_alone(tmp_path: Path) -> None:
     at_site("first", "local", "0" * 16, 0.1, 100)
     at_site("first", "local", "1" * 16, 0.5, 200)
     at_site("first", "fedavg", "2" * 16, 0.75, 300)
-    source = Source(tmp_path, "b")
+    source = WatchSource(tmp_path, "b")
     source.poll()
     picture = source.board.picture()
     assert [(run["strategy"], run["best_test"]) for run in picture["runs"]] == [("local", 0.5), ("fedavg", 0.75)]
@@ -335,7 +335,7 @@ def test_epsilon_is_on_both_pages(three: Files, tmp_path: Path) -> None:
     run = federate(
         three, directory=tmp_path / "run", state_dir=tmp_path / "state", strategy="fedavg", rounds=2, **private
     )
-    for source in (Source(tmp_path / "run"), Source(tmp_path / "state", "b")):
+    for source in (WatchSource(tmp_path / "run"), WatchSource(tmp_path / "state", "b")):
         source.poll()
         picture = source.board.picture()
         for row in picture["run"]["silos"]:
@@ -357,7 +357,7 @@ def ask(folder: Path, path: str, token: str = "", **headers: str) -> httpx.Respo
     """One request to the application, as a browser at 127.0.0.1 sends it."""
 
     async def go() -> httpx.Response:
-        transport = httpx.ASGITransport(application(Source(folder), token))
+        transport = httpx.ASGITransport(application(WatchSource(folder), token))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8642") as client:
             return await client.get(path, headers={k.replace("_", "-"): v for k, v in headers.items()})
 
@@ -432,7 +432,7 @@ def test_every_answer_forbids_what_the_page_does_not_need(tmp_path: Path) -> Non
 
 def test_it_is_read_only(tmp_path: Path) -> None:
     async def go(method: str) -> int:
-        transport = httpx.ASGITransport(application(Source(tmp_path)))
+        transport = httpx.ASGITransport(application(WatchSource(tmp_path)))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             return (await client.request(method, "/")).status_code
 
@@ -461,11 +461,11 @@ def test_a_token_of_a_file_is_not_printed(
     monkeypatch.setattr("uvicorn.Server.run", lambda *args, **options: None)
     for host in ("127.0.0.1", "0.0.0.0"):
         token = token_for(host, tmp_path / "token")
-        serve(Source(tmp_path), host, 0, token)
+        serve(WatchSource(tmp_path), host, 0, token)
         said = "".join(capsys.readouterr())
         assert token.text == (tmp_path / "token").read_text().strip() and token.text not in said
         assert f"with the token in {tmp_path / 'token'}" in said
-    serve(Source(tmp_path), "0.0.0.0", 0, printed := token_for("0.0.0.0", None))
+    serve(WatchSource(tmp_path), "0.0.0.0", 0, printed := token_for("0.0.0.0", None))
     assert f"?token={printed.text}\n" in capsys.readouterr().out
     assert token_for("127.0.0.1", None).text == ""
 
@@ -478,7 +478,7 @@ def test_the_stream_begins_with_the_picture_and_goes_on_with_news(tmp_path: Path
     write(tmp_path, *round_done(1, {"a": 0.5}, rounds=3))
 
     async def go() -> list[str]:
-        follower = Follower(Source(tmp_path))
+        follower = Follower(WatchSource(tmp_path))
         follower.poll()
         stream = follower.stream()
         told = [await anext(stream), await anext(stream)]
@@ -522,7 +522,7 @@ def test_numbers_for_prometheus(tmp_path: Path) -> None:
 
 def test_health_says_whether_the_source_can_be_read(tmp_path: Path) -> None:
     async def go(change: Callable[[], object]) -> tuple[int, str]:
-        app = application(Source(tmp_path / "run"))
+        app = application(WatchSource(tmp_path / "run"))
         async with app.router.lifespan_context(app):
             change()
             transport = httpx.ASGITransport(app)

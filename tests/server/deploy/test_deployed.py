@@ -34,7 +34,7 @@ from server.run.evaluated_models import read_models, run_values
 from server.simulation.evaluate import evaluate, gather_models
 from server.simulation.simulate import simulate
 from server.simulation.survey import survey
-from server.watch.source import Source
+from server.watch.source import WatchSource
 
 pytestmark = [
     pytest.mark.deployed,
@@ -236,7 +236,10 @@ def test_a_stopped_silo_does_not_stop_the_others(federation: LocalFederation, fo
     left_out = {(r.round, r.silo) for r in history.rows if r.metric == "rejected"}
     assert (3, "hospital-02") in left_out
     assert {r.silo for r in history.rows if r.round == 3 and r.metric == "accuracy"} == {"hospital-01", "hospital-03"}
-    at_server, at_site = Source(out), Source(record.state_root() / "trio" / "silos" / "hospital-01", "hospital-01")
+    at_server, at_site = (
+        WatchSource(out),
+        WatchSource(record.state_root() / "trio" / "silos" / "hospital-01", "hospital-01"),
+    )
     for source in (at_server, at_site):
         source.poll()
     shown = {row["name"]: row for row in at_server.board.picture()["run"]["silos"]}
