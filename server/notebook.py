@@ -69,19 +69,14 @@ class Run:
             final, score = run["final"], run.get("score", "accuracy")
             rows.append(
                 {
-                    "strategy": run["strategy"],
-                    "seed": run["seed"],
-                    "rounds": run["rounds"],
-                    "planned": (run.get("stopped") or {}).get("planned", run["rounds"]),
+                    **{key: run[key] for key in ("strategy", "seed", "rounds")},
+                    "planned": (run.get("stopped") or run).get("planned", run["rounds"]),
                     "silos": len(run["silos"]),
                     "score": score,
                     "chosen": final["round"],
                     **{kind: final.get(f"{score}_{kind}") for kind in ("mean", "weighted", "worst")},
                     "fairness_variance": final["fairness_variance"],
-                    "bmcta": run["bmcta"],
-                    "incentivized_rate": run["incentivized_rate"],
-                    "bytes_down": run["bytes_down"],
-                    "bytes_up": run["bytes_up"],
+                    **{key: run[key] for key in ("bmcta", "incentivized_rate", "bytes_down", "bytes_up")},
                     "seconds": run["seconds"]["total"],
                 }
             )

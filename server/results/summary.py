@@ -98,12 +98,12 @@ def run_summary(history: History, run: FinishedRun) -> dict[str, Any]:
         "rounds": run.rounds,
         "stopped": None if run.stopped is None else dict(run.stopped),
         "silos": names,
-        **joined_entry(rows),
+        **({"joined": joined} if (joined := joined_in(rows)) else {}),  # late: silo -> first round
         "reports": snapshot,
         "task": task.name,
         "score": task.score,
         "threads": {"server": torch.get_num_threads(), **{n: run.silos[n].get("threads") for n in names}},
-        "bmcta": _number(_mean(test[best])) if best is not None else None,
+        "bmcta": _number(_mean(test.get(best or 0, {}))),
         "bmcta_round": best,
         "final": {"round": chosen, **_over_silos(run, score, others)},
         "per_silo": {
@@ -127,11 +127,6 @@ def run_summary(history: History, run: FinishedRun) -> dict[str, Any]:
         "bytes_up": run.total_bytes["up"],
         "seconds": dict(run.seconds),
     }
-
-
-def joined_entry(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return ``joined``: the silos that joined the run late, with their first rounds; empty if none did."""
-    return {"joined": joined} if (joined := joined_in(rows)) else {}
 
 
 def _over_silos(

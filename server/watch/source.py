@@ -26,14 +26,18 @@ class Followed(Tail):
 
     def __init__(self, file: Path) -> None:
         super().__init__(file, largest=LARGEST)
-        self._stamp: tuple[int, int] | None = None  # device and inode; a new file may reuse them
-        self._begins = b""  # the first bytes
+        self._stamp, self._begins = self._look()
+
+    def _look(self) -> tuple[tuple[int, int], bytes]:
+        """Return the file's device and inode, which a new file may reuse, and its first bytes."""
+        with self.file.open("rb") as reading:
+            found = os.fstat(reading.fileno())
+            return (found.st_dev, found.st_ino), reading.read(FIRST)
 
     def is_new(self) -> bool:
         """Return whether the file was replaced or rewritten since the last call."""
-        found, begins = self.file.stat(), first_bytes(self.file)
-        stamp = found.st_dev, found.st_ino
-        other = stamp != self._stamp or not begins.startswith(self._begins) or found.st_size < self.position
+        (stamp, begins), shrunk = self._look(), self.file.stat().st_size < self.position
+        other = stamp != self._stamp or not begins.startswith(self._begins) or shrunk
         self._stamp, self._begins = stamp, begins
         return other
 
@@ -67,16 +71,14 @@ class WatchSource:
         if self.expected and not self.folder.exists():
             return False
         os.stat(self.folder)
-        files = self.files()
+        if not (files := self.files()):
+            return False
+        news = any(tail.file not in files or tail.is_new() for tail in self.tails)
+        if news:
+            self.board, self.tails = Board(self.silo), []
         followed = [tail.file for tail in self.tails]
-        again = bool(files) and not set(followed) <= set(files)
         self.tails += [Followed(file) for file in files if file not in followed]
-        fresh = [tail.is_new() for tail in self.tails if tail.file in files]
-        if again or any(new and tail.file in followed for new, tail in zip(fresh, self.tails, strict=False)):
-            self.board, self.tails = Board(self.silo), [Followed(file) for file in files]
-            fresh = [tail.is_new() for tail in self.tails]
-        news = any(fresh)
-        for tail in self.tails if files else []:
+        for tail in self.tails:
             before = tail.position
             for event in tail.events():
                 self.board.take(event)
@@ -87,11 +89,6 @@ class WatchSource:
     def title(self) -> str:
         """The name of the watched run directory or silo."""
         return self.silo or (self.tails[-1].file.parent.name if self.tails else self.folder.name)
-
-
-def first_bytes(file: Path) -> bytes:
-    with file.open("rb") as reading:
-        return reading.read(FIRST)
 
 
 def _modified(file: Path) -> float:
