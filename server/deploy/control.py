@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import tomli_w
 
 from client.site.flower import internal
 from client.site.runtime.launch import reach_without_proxy
@@ -94,11 +95,9 @@ def write_connection(connection: Connection) -> None:
             f"{path} already has a connection {connection.name!r} that is not this federation's; "
             "rename the federation, or remove that entry"
         )
-    lines = [f"[superlink.{connection.name}]", f"address = {_quoted(connection.address)}"]
-    if connection.root_certificates:
-        lines.append(f"root-certificates = {_quoted(connection.root_certificates)}")
-    if connection.insecure:
-        lines.append("insecure = true")
+    entry: dict[str, Any] = {"address": connection.address, "insecure": connection.insecure}
+    entry |= {"root-certificates": connection.root_certificates}
+    lines = tomli_w.dumps({"superlink": {connection.name: {k: v for k, v in entry.items() if v}}}).splitlines()
     _replace_entry(path, connection.name, lines)
 
 
@@ -153,12 +152,6 @@ def _replace_entry(path: Path, name: str, new: list[str]) -> None:
         ) from None
 
 
-def _quoted(text: str) -> str:
-    if re.search(r'[\x00-\x1f"\\]', text):
-        return '"' + "".join(f"\\u{ord(c):04x}" if c < " " or c in '"\\' else c for c in text) + '"'
-    return f'"{text}"'
-
-
 # --- the Control API --------------------------------------------------------------------------------------
 
 
@@ -201,7 +194,7 @@ class Control:
 
     def shut_out(self) -> set[bytes]:
         """Return the public keys that were unregistered; a SuperLink refuses to register them again."""
-        return {node.public_key.strip() for node in self._every_node() if node.status == "unregistered"}
+        return {node.public_key for node in self._every_node() if node.status == "unregistered"}
 
     def _every_node(self) -> list[Node]:
         with self._translated():
@@ -211,7 +204,7 @@ class Control:
                 node_id=info.node_id,
                 name=info.name,
                 status=info.status,
-                public_key=info.public_key,
+                public_key=info.public_key.strip(),
                 activated=datetime.fromisoformat(info.last_activated_at).timestamp() if info.last_activated_at else 0.0,
             )
             for info in answer.nodes_info

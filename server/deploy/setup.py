@@ -81,7 +81,7 @@ def register_silos(federation: Federation, credentials: Credentials, control: Co
     wanted = {silo.name for silo in federation.silos}
     ours = {path.stem: credentials.node_public_pem(path.stem) for path in credentials.directory.glob("nodes/*.pub")}
     register(control, {key.decode(): name for name, key in ours.items() if name in wanted})
-    nodes = {node.public_key.strip(): node for node in control.nodes()}
+    nodes = {node.public_key: node for node in control.nodes()}
     for name in sorted(ours.keys() - wanted):
         if node := nodes.get(ours[name].strip()):
             control.unregister(node.node_id)

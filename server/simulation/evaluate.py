@@ -7,9 +7,8 @@ import logging
 import shutil
 import sys
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from client.app import app as client_app
 from client.export import card_file, export_model
@@ -71,22 +70,27 @@ def has_states(source: Path, run: RunSettings) -> bool:
     return (source / "checkpoint" / run.run_key / "silos").is_dir()
 
 
-def has_models(source: Path, run: RunSettings) -> bool:
-    """Return whether silos' own models of a run are on this machine."""
-    return has_states(source, run) or any_kept(source / "checkpoint" / run.run_key)
-
-
-def settings_of_run(source: Path, strategy: str | None, seed: int | None) -> dict[str, object]:
+def settings_of_run(source: Path, run: RunSettings) -> dict[str, object]:
     """Return the settings that divide the data of a simulated run. Raises UserError for another run.
 
     The settings of a federation's run also contain a data set, the default, but its silos have their own data.
     """
-    run = find_run(source, strategy, seed)
     if not has_states(source, run) and not (source / "manifest.json").is_file():
         raise UserError(f"{source} was no simulation: --connection NAME, or --data FILE, says where to evaluate it")
-    values: Mapping[str, Any] = run.flat()
-    partition = str(values["partition"])
-    return {k: v for k, v in values.items() if k in OF_THE_DATA or k.startswith(f"{partition}.")}
+    values, division = run.flat(), f"{run.common.partition}."
+    return {k: v for k, v in values.items() if k in OF_THE_DATA or k.startswith(division)}
+
+
+def run_of(source: Path, strategy: str | None, seed: int | None, network: str) -> tuple[RunSettings | None, str]:
+    """Return a run, None for a model file, and the network of one's own that the models may be of. Raises UserError."""
+    if not source.exists():
+        raise UserError(f"there is no {source}: a run directory, or an exported model (.safetensors), is needed here")
+    if source.is_file():
+        return None, network
+    if network:
+        raise UserError(f"--network goes with a model file; {source} is a run, whose settings name its network")
+    run = find_run(source, strategy, seed)
+    return run, run.common.model
 
 
 def evaluate(
@@ -104,20 +108,19 @@ def evaluate(
     model file may be of. Raises UserError.
     """
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    check_there(source)
-    if source.is_file() and data is None:
+    run, network = run_of(source, strategy, seed, network)
+    if run is None and data is None:
         raise UserError(f"{source} is a model: --data FILE, or --connection NAME, says where to evaluate it")
-    if which == ALL and source.is_dir() and not has_models(source, find_run(source, strategy, seed)):
+    if run and which == ALL and not (has_states(source, run) or any_kept(source / "checkpoint" / run.run_key)):
         raise UserError(
             f"--models all: the silos' own models of {source} lie at the silos: --connection NAME evaluates there"
         )
-    where = {"silos": 1} if data is not None else settings_of_run(source, strategy, seed)
+    where = settings_of_run(source, run) if run and data is None else {"silos": 1}
     nodes: list[dict[str, Value]] = (
         [] if data is None else [{"name": data.stem, "data": str(data.resolve()), "policy": PUBLIC}]
     )
     with new_directory(out):
-        gathered = gather_models(source, out / MODELS, which, strategy, seed)
-        models = read_models(gathered, network_of(source, strategy, seed, network))
+        models = read_models(gather_models(source, out / MODELS, which, strategy, seed), network)
         settings = parse_settings({**where, **run_values(models, owned=False)})
         named = parse_settings({**where, **run_values(models)})  # with owners, as for a federation's study
         with silos_here(out, settings, named, nodes) as grid:
@@ -135,21 +138,6 @@ def silos_here(
         context.node_config = node
     with flower_identity():
         yield grid
-
-
-def network_of(source: Path, strategy: str | None, seed: int | None, network: str) -> str:
-    """Return the network of one's own that models may be of: that of a run's settings, or the one that is named."""
-    if source.is_file():
-        return network
-    if network:
-        raise UserError(f"--network goes with a model file; {source} is a run, whose settings name its network")
-    return find_run(source, strategy, seed).common.model
-
-
-def check_there(source: Path) -> None:
-    """Raise UserError if the run or model does not exist."""
-    if not source.exists():
-        raise UserError(f"there is no {source}: a run directory, or an exported model (.safetensors), is needed here")
 
 
 def check_new(out: Path) -> None:
@@ -189,25 +177,23 @@ def evaluate_deployed(
     With ``all``, the matrix also has the run's metrics of each silo's model at that silo if the server does not hold
     the model. ``study``: the approved study that the evaluation belongs to. Raises UserError, RunFailedError.
     """
-    check_there(source)
     check_new(out)
+    run, network = run_of(source, strategy, seed, network)
     with tempfile.TemporaryDirectory() as temporary:
         files = gather_models(source, Path(temporary) / MODELS, which, strategy, seed)
-        named = network_of(source, strategy, seed, network)
-        run = find_run(source, strategy, seed) if which == ALL else None
-        own = own_cells(source, run) if run else []
+        own = own_cells(source, run) if run and which == ALL else []
         if files:
-            values = {**run_values(read_models(files, named)), **({"study": study} if study else {})}
+            values = {**run_values(read_models(files, network)), **({"study": study} if study else {})}
 
             def fill(directory: Path) -> None:
                 (directory / MODELS).mkdir()
-                for file in with_cards(files):
-                    shutil.copyfile(file, directory / MODELS / file.name)
+                for path in (path for file in files for path in (file, card_file(file))):
+                    shutil.copyfile(path, directory / MODELS / path.name)
 
             submit.run({**values, "out": str(out)}, connection, fill=fill)
         elif not own:
             raise UserError(f"{source} holds no model, and its history no metrics of one: there is nothing to evaluate")
-    if run:
+    if run and which == ALL:
         add_own(source, out, run, own, {file.name.removesuffix(".safetensors") for file in files})
     return out / MATRIX
 
@@ -223,7 +209,3 @@ def add_own(source: Path, out: Path, run: RunSettings, own: Sequence[Cell], eval
             why = f"{run.common.strategy} has one model, {SHARED}"
         rest = "the matrix has what the run measured of each at its own hospital, and nothing of it elsewhere"
         print(f"not evaluated: {', '.join(absent)}: {why}; {rest}", file=sys.stderr)
-
-
-def with_cards(files: Iterable[Path]) -> list[Path]:
-    return [path for file in files for path in (file, card_file(file))]

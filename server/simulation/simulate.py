@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from tqdm import tqdm
 
@@ -127,13 +127,8 @@ def run_all(runs: Sequence[RunSettings], directory: RunDirectory, trackers: Sequ
     """Execute the runs one after the other with a progress bar; write the reports even if a run fails."""
     # The progress bar replaces one log line per silo and round.
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    total = sum(r.common.rounds for r in runs)
-    bar: tqdm[Any]
     try:
-        with (
-            one_line_of_warnings(quiet),
-            tqdm(total=total, unit="round", file=sys.stderr, disable=quiet, dynamic_ncols=True, smoothing=0.1) as bar,
-        ):
+        with one_line_of_warnings(quiet), StudyBar(runs, quiet) as bar:
             for run in runs:
                 run_one(run, part_of(directory, run), bar, trackers)
     except BaseException as error:
@@ -195,10 +190,47 @@ def how_to_continue(directory: RunDirectory) -> str:
     return f"continue with silofl simulate --config {config_file} --out {directory.path} --set resume=true"
 
 
+class StudyBar:
+    """Progress bar of a study, with a step for each round."""
+
+    def __init__(self, runs: Sequence[RunSettings], quiet: bool) -> None:
+        total = sum(run.common.rounds for run in runs)
+        self.bar: tqdm[Any] = tqdm(
+            total=total, unit="round", file=sys.stderr, disable=quiet, dynamic_ncols=True, smoothing=0.1
+        )
+        self.shown: dict[str, int] = {}  # run -> its last round
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.close()
+
+    def round(self, run: RunSettings, number: int, score: str) -> None:
+        """Show a round that is done. An empty ``score`` leaves that of the last evaluated round."""
+        if run.label not in self.shown:
+            self.skip(number - 1)
+        self.shown[run.label] = number
+        if score:
+            self.bar.set_postfix_str(score, refresh=False)
+        self.bar.update()
+
+    def end(self, run: RunSettings) -> None:
+        """Skip the rounds that were done before, or that early stopping left out."""
+        self.skip(run.common.rounds - self.shown.get(run.label, 0))
+
+    def skip(self, rounds: int) -> None:
+        """Advance without including these rounds in the rate."""
+        if not self.bar.disable:  # a disabled bar lacks these attributes
+            self.bar.initial += rounds
+            self.bar.last_print_n += rounds
+            self.bar.n += rounds
+
+
 def run_one(
     run: RunSettings,
     directory: RunDirectory,
-    bar: tqdm[Any] | None = None,
+    bar: StudyBar | None = None,
     trackers: Sequence[Tracker] = (),
     until: int = 0,
 ) -> None:
@@ -206,18 +238,12 @@ def run_one(
 
     ``until``: pause after this round, without a summary (:meth:`server.run.loop.RoundLoop.run`).
     """
-    done: int | None = None
 
     def watch(progress: Progress) -> None:
-        nonlocal done
         if bar is not None:
-            if done is None:
-                skip(bar, progress.round - 1)
-            bar.set_description(run.label, refresh=False)
-            if not math.isnan(progress.score):  # otherwise the score of the last evaluated round stays
-                bar.set_postfix_str(f"{federation.registration.task.score_label} {progress.score:.4f}", refresh=False)
-            bar.update()
-        done = progress.round
+            label = federation.registration.task.score_label
+            bar.bar.set_description(run.label, refresh=False)
+            bar.round(run, progress.round, "" if math.isnan(progress.score) else f"{label} {progress.score:.4f}")
         record(progress.round)
 
     def record(server_round: int) -> None:
@@ -228,7 +254,7 @@ def run_one(
 
     state_path = directory.checkpoint(run.run_key) / "silos"
     grid = InProcessGrid(client_app, run.common.silos, run.flat(), state_path)
-    grid.answered = None if bar is None else silos_shown(bar, run.label)
+    grid.answered = None if bar is None else silos_shown(bar.bar, run.label)
     write_manifest(directory, run)
     with errors_recorded(directory, run), tracked(run, directory, trackers):
         with flower_identity(), frozen():
@@ -238,8 +264,8 @@ def run_one(
             return
         record(federation.last + 1)  # the closing evaluation
         write_summary(directory, History(directory.history), federation.finished())
-    if bar is not None:  # rounds that were done before, or that early stopping left out
-        skip(bar, run.common.rounds - (done or 0))
+    if bar is not None:
+        bar.end(run)
     record_end(directory, run)
 
 
@@ -281,11 +307,3 @@ def frozen() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
-
-
-def skip(bar: tqdm[Any], rounds: int) -> None:
-    """Advance the bar by rounds of an earlier start of the study, without including them in the rate."""
-    if not bar.disable:  # a disabled bar lacks these attributes
-        bar.initial += rounds
-        bar.last_print_n += rounds
-        bar.n += rounds

@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 from flwr.common import log
-from tqdm import tqdm
 
 from client.faults import is_fault, is_users
 from client.local_data import device_of
@@ -36,13 +35,13 @@ from partitions.common.errors import DataError, RunFailedError, UserError
 from partitions.common.files import private
 from server.deploy.processes import Process, end, exit_code, spawn
 from server.report.write import write_manifest
-from server.results.history import History
+from server.results.history import History, Row
 from server.results.hold_out import part_of, parts_of
 from server.results.run_directory import RunDirectory, read_toml
 from server.results.study import server_context, study_runs
 from server.results.tracking import Tracker, round_values
 from server.results.worker_directories import WorkerDirectories
-from server.simulation.simulate import StudyExecutor, how_to_continue, run_all, run_one, skip, try_reports
+from server.simulation.simulate import StudyBar, StudyExecutor, how_to_continue, run_all, run_one, try_reports
 from strategies.base.run_settings import RunSettings
 
 PAUSE = 0.2  # seconds between polls of the runs' progress
@@ -99,10 +98,10 @@ def side_by_side(
         of_part = WorkerDirectories(part, own)
         of_part.hand_out()
         directories |= {run.label: of_part for run in own}
-    study = Going(runs, directories, trackers, quiet=quiet)
     jobs = {run.label: Job(part_of(directory, run), run) for run in runs}
     try:
-        with study.bar, contextlib.closing(engine(jobs)) as ends:
+        with StudyBar(runs, quiet) as bar, contextlib.closing(engine(jobs)) as ends:
+            study = SideBySide(runs, directories, trackers, bar)
             for ended in ends:
                 study.poll(ended)
     except KeyboardInterrupt:
@@ -118,82 +117,73 @@ def side_by_side(
         raise (UserError if users else RunFailedError)(reasons)
 
 
-class Going:
-    """A study in progress: its bar, and the results of its runs."""
+class SideBySide:
+    """A study whose runs other processes execute: its bar, and the results of its runs."""
 
     def __init__(
         self,
         runs: Sequence[RunSettings],
         directories: Mapping[str, WorkerDirectories],
         trackers: Sequence[Tracker],
-        *,
-        quiet: bool,
+        bar: StudyBar,
     ) -> None:
-        self.runs, self.directories, self.trackers = {run.label: run for run in runs}, directories, trackers
-        self.going = dict(self.runs)
+        self.going = {run.label: run for run in runs}
+        self.count, self.directories, self.trackers, self.bar = len(runs), directories, trackers, bar
         self.failed: dict[str, tuple[int, str]] = {}
-        self.failures: dict[str, str] = {}  # run -> its last error message
-        self.seen: dict[str, int] = {}  # run -> the last round shown in the bar
-        self.known: dict[str, set[int]] = {}
-        for of_part in dict.fromkeys(directories.values()):
-            history = History(of_part.directory.history)
-            self.known |= {r.label: {row.round for row in history.of(*_which(r))} for r in of_part.runs}
-        total = sum(run.common.rounds for run in runs)
-        self.bar: tqdm[Any] = tqdm(
-            total=total, unit="round", file=sys.stderr, disable=quiet, dynamic_ncols=True, smoothing=0.1
-        )
+        self.errors: dict[str, str] = {}  # run -> its last error message
         self.describe()
 
     def poll(self, ended: Ends) -> None:
         """Show the progress of the runs, and collect those that have ended."""
         for key, run in self.going.items():
-            self.show(key, self.directories[key].follow(run))
+            self.show(run, self.directories[key].follow(run))
         for key, code in ended.items():
-            run = self.going.pop(key)
-            rows = History(self.directories[key].of(run).history) if self.trackers else History()
-            self.show(key, self.directories[key].take_back(run))
-            if code:
-                self.fail(key, code)
-            else:  # rounds that were done before, or that early stopping left out
-                skip(self.bar, run.common.rounds - self.seen.get(key, 0))
-            self.track(run, rows, failed=bool(code))
+            self.end(self.going.pop(key), code)
             self.describe()
 
-    def show(self, key: str, events: Sequence[Mapping[str, Any]]) -> None:
+    def show(self, run: RunSettings, events: Sequence[Mapping[str, Any]]) -> None:
         for event in events:
             if event["event"] == "error":
-                self.failures[key] = event["message"]
+                self.errors[run.label] = event["message"]
             if event["event"] == "round":
-                if key not in self.seen:
-                    skip(self.bar, event["round"] - 1)
-                self.seen[key] = event["round"]
-                if (score := event[name := event["score"]]) is not None:
-                    self.bar.set_postfix_str(f"{key} {name} {score:.4f}", refresh=False)
-                self.bar.update()
+                value = event[name := event["score"]]
+                self.bar.round(run, event["round"], "" if value is None else f"{run.label} {name} {value:.4f}")
 
     def describe(self) -> None:
-        done = len(self.runs) - len(self.going) - len(self.failed)
+        done = self.count - len(self.going) - len(self.failed)
         failed = f", {len(self.failed)} failed" if self.failed else ""
-        self.bar.set_description(f"{done} of {len(self.runs)} runs{failed}")
+        self.bar.bar.set_description(f"{done} of {self.count} runs{failed}")
 
-    def fail(self, key: str, code: int) -> None:
-        why = self.failures.get(key)
-        if why is None:
-            why = killed(-code) if code < 0 else f"its process ended with exit code {code}"
-            strategy, seed = _which(self.runs[key])
-            self.directories[key].directory.progress("error", strategy=strategy, seed=seed, message=why)
-        self.failed[key] = code, " ".join(why.split())
+    def end(self, run: RunSettings, code: int) -> None:
+        directories, strategy, seed = self.directories[run.label], run.common.strategy, run.common.seed
+        rows = self.new_rows(run) if self.trackers else []
+        self.show(run, directories.take_back(run))
+        if not code:
+            self.bar.end(run)
+        else:
+            why = self.errors.get(run.label)
+            if why is None:
+                why = killed(-code) if code < 0 else f"its process ended with exit code {code}"
+                directories.directory.progress("error", strategy=strategy, seed=seed, message=why)
+            self.failed[run.label] = code, " ".join(why.split())
+        self.track(run, rows, failed=bool(code))
 
-    def track(self, run: RunSettings, rows: History, *, failed: bool) -> None:
+    def new_rows(self, run: RunSettings) -> list[Row]:
+        """Return the rows of rounds that the study's history does not have yet."""
+        directories = self.directories[run.label]
+        known = History(directories.directory.history).of(run.common.strategy, run.common.seed)
+        before = {row.round for row in known}
+        return [row for row in History(directories.of(run).history).rows if row.round not in before]
+
+    def track(self, run: RunSettings, rows: Sequence[Row], *, failed: bool) -> None:
         """Record a finished run's new rounds with the trackers here, as only one process may write their files."""
         rounds: dict[int, History] = {}
-        for row in rows.rows:
-            if row.round not in self.known[run.label]:
-                rounds.setdefault(row.round, History()).rows.append(row)
+        for row in rows:
+            rounds.setdefault(row.round, History()).rows.append(row)
         for tracker in self.trackers:
             tracker.start(run, self.directories[run.label].directory.path)
             for number, of_round in rounds.items():
-                tracker.record(number, round_values(of_round, *_which(run), number))
+                tracker.record(number, round_values(of_round, run.common.strategy, run.common.seed, number))
             tracker.end(failed=failed)
 
 
@@ -201,10 +191,6 @@ def killed(number: int) -> str:
     """Return why a process ended by a signal, in words."""
     memory = "; if memory ran out: lower --workers or batch-size" if number == signal.SIGKILL else ""
     return f"its process was killed (signal {number}{memory})"
-
-
-def _which(run: RunSettings) -> tuple[str, int]:
-    return run.common.strategy, run.common.seed
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ from server.deploy.local.record import (
 )
 from server.deploy.local.stop import forget, sweep
 from server.deploy.processes import Process
-from server.deploy.registrar import renew_shut_out
+from server.deploy.registrar import register, renew_shut_out
 
 START_SECONDS = 300.0  # 12 silos need about 25 s on 2 cores; a silo that was just killed has to wait a minute
 
@@ -129,19 +129,17 @@ def plan(
     credentials: Credentials,
 ) -> LocalFederation:
     """Return the federation with its ports and paths. A running SuperLink and existing silos keep their ports."""
-    server = federation.server
+    server, ports = federation.server, iter(free_ports(2 + len(federation.silos)))
     asked = {"fleet-port": server.fleet_port, "control-port": server.control_port}
-    if old is None:
-        for key, port in asked.items():
-            if port and not is_free(port):
-                raise UserError(
-                    f"{federation.path}: server.{key}: port {port} is in use; choose another, or 0 for a free one"
-                )
-    ports = iter(free_ports(2 + len(federation.silos)))
-    fleet_port = old.fleet_port if old else server.fleet_port or next(ports)
-    control_port = old.control_port if old else server.control_port or next(ports)
-    if old and any(port and port != now for port, now in zip(asked.values(), (fleet_port, control_port), strict=True)):
-        raise UserError(f"{federation.path}: server: the federation is up on other ports; `silofl down` first")
+    now = {"fleet-port": old.fleet_port, "control-port": old.control_port} if old else {}
+    for key, port in asked.items():
+        if port and old and port != now[key]:
+            raise UserError(f"{federation.path}: server: the federation is up on other ports; `silofl down` first")
+        if port and not old and not is_free(port):
+            raise UserError(
+                f"{federation.path}: server.{key}: port {port} is in use; choose another, or 0 for a free one"
+            )
+    fleet_port, control_port = (now.get(key) or port or next(ports) for key, port in asked.items())
     old_ports = {silo.name: silo.port for silo in old.silos} if old else {}
     silos = [
         LocalSilo(
@@ -197,14 +195,13 @@ def register_keys(local: LocalFederation, control: Control, credentials: Credent
     was removed before gets a new key, because the SuperLink does not accept the old one again.
     """
     renew_shut_out(control, credentials, [silo.name for silo in local.silos])
-    registered = {node.public_key.strip(): node for node in control.nodes()}
-    keys = {silo.name: credentials.node_public_pem(silo.name) for silo in local.silos}
-    remote = {path.stem: path.read_bytes() for path in remote_keys(local.directory).glob("*.pem")}
-    for name, key in (remote | keys).items():
-        if registered.pop(key.strip(), None) is None:
-            control.register(name, key)
-    for node in registered.values():
-        control.unregister(node.node_id)
+    own = {credentials.node_public_pem(silo.name).strip(): silo.name for silo in local.silos}
+    remote = {path.read_bytes().strip(): path.stem for path in remote_keys(local.directory).glob("*.pem")}
+    wanted = remote | own
+    register(control, {key.decode() + "\n": name for key, name in wanted.items()})
+    for node in control.nodes():
+        if node.public_key not in wanted:
+            control.unregister(node.node_id)
 
 
 def wait_for_silos(
@@ -224,7 +221,7 @@ def wait_for_silos(
     deadline = time.monotonic() + START_SECONDS
     reported: set[str] = set()
     while True:
-        nodes = {node.public_key.strip(): node for node in control.nodes()}
+        nodes = {node.public_key: node for node in control.nodes()}
         missing = []
         for silo in local.silos:
             node = nodes[keys[silo.name]]

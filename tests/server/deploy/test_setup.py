@@ -40,7 +40,7 @@ class FakeControl:
         if self.silent_calls:
             self.silent_calls -= 1
             raise ConnectionError("no answer")
-        return [Node(number, name, "registered", key, 0.0) for number, (name, key) in self.registered.items()]
+        return [Node(number, name, "registered", key.strip(), 0.0) for number, (name, key) in self.registered.items()]
 
     def register(self, name: str, public_key: bytes) -> int:
         if public_key in {*self.unregistered, *(key for _, key in self.registered.values())}:

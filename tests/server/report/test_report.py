@@ -17,14 +17,12 @@ import math
 import re
 import sys
 from html import unescape
-from io import StringIO
 from pathlib import Path
 
 import matplotlib
 import pytest
 import torch
 from studies import N_TEST, TEST, checked, make_run
-from tqdm import tqdm
 
 import server.app
 from client.app import app as client_app
@@ -48,7 +46,7 @@ from server.results.run_directory import newest_states
 from server.results.study import server_context
 from server.results.tracking import TRACKERS, open_trackers, round_values
 from server.simulation.engine import InProcessGrid, flower_identity
-from server.simulation.simulate import simulate, skip
+from server.simulation.simulate import StudyBar, simulate
 from strategies.apple import Apple
 from strategies.base.run_settings import parse_settings
 from strategies.base.state import State
@@ -452,12 +450,13 @@ def test_server_app_ends_with_a_report(simulated: bool, tmp_path: Path, monkeypa
 
 def test_rounds_done_before_do_not_count_for_the_pace() -> None:
     """Ten rounds, four from an earlier start: two more in this one make 6 of 10, and 4 are left at this one's pace."""
-    with tqdm(total=10, file=StringIO()) as bar:
-        skip(bar, 4)
-        bar.update(2)
-        assert (bar.n, bar.initial, bar.format_dict["total"] - bar.n) == (6, 4, 4)
-    with tqdm(total=10, disable=True) as silent:
-        skip(silent, 4)  # has no counters
+    run = parse_settings({"rounds": 10})
+    for quiet in (False, True):  # a silent bar has no counters
+        with StudyBar([run], quiet) as study:
+            study.round(run, 5, "")
+            study.round(run, 6, "")
+            bar = study.bar
+            assert quiet or (bar.n, bar.initial, bar.format_dict["total"] - bar.n) == (6, 4, 4)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
