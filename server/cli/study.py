@@ -26,15 +26,16 @@ def new(args: argparse.Namespace) -> None:
 
     if args.file.exists() and not args.overwrite:
         raise UserError(f"{args.file} is there already: --overwrite replaces it")
-    own, schema, held_out = {}, NO_SCHEMA, args.held_out
+    values, own, schema, held_out = run_values(args), {}, NO_SCHEMA, args.held_out
     if args.federation.is_file():  # its runs have the settings, the schema and the roles that the file states
         federation = read_federation(args.federation, check_data=False)
-        own, schema, held_out = federation.settings, federation.schema, held_out or federation.held_out
+        own, schema = federation.settings, federation.schema
+        held_out = held_out or federation.held_out(values.get("strategy"))
     schema = load_schema(args.schema) if args.schema else schema
     texts = {key: getattr(args, key) for key in TEXTS}
     text = draft(
         args.name,
-        {**own, **run_values(args)},
+        {**own, **values},
         texts=texts,
         end=args.end,
         apps=args.sum or app_sums(args.app),

@@ -238,10 +238,13 @@ class Federation:
         )
         return {**demo, **self.run}
 
-    @property
-    def held_out(self) -> tuple[str, ...]:
-        """The silos that never take part in training."""
-        return tuple(silo.name for silo in self.silos if silo.role == "held-out")
+    def held_out(self, strategy: object = None) -> tuple[str, ...]:
+        """The silos that never take part in training; where nothing is trained, all silos are alike."""
+        from strategies.base.evaluation import EVALUATE
+        from strategies.base.survey import SURVEY
+
+        trains = strategy not in (EVALUATE, SURVEY)
+        return tuple(silo.name for silo in self.silos if trains and silo.role == "held-out")
 
     @property
     def demo_silos(self) -> tuple[SiloEntry, ...]:

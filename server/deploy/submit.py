@@ -172,17 +172,17 @@ def _of_the_file(up: UpFederation, values: Mapping[str, object]) -> dict[str, An
 
     Raises UserError if ``values`` would train a silo with the role held-out.
     """
-    from strategies.base.evaluation import EVALUATE
-    from strategies.base.survey import SURVEY
-
     if not Path(up.file).is_file():
         return {}
     federation = read_federation(Path(up.file), check_data=False)
-    held = "" if values.get("strategy") in (EVALUATE, SURVEY) else ",".join(federation.held_out)
-    asked = {name.strip() for name in str(values.get("hold-out", held)).split(",")}
-    if held and not asked >= set(federation.held_out):
-        raise UserError(f"hold-out = {values['hold-out']!r}: {up.file} has {held} with `role: held-out`: name them too")
-    own = {"agreed": federation.agreed, "hold-out": held}
+    held = federation.held_out(values.get("strategy"))
+    asked = {name.strip() for name in str(values.get("hold-out", ",".join(held))).split(",")}
+    if not asked >= {*held}:
+        names = ",".join(held)
+        raise UserError(
+            f"hold-out = {values['hold-out']!r}: {up.file} has {names} with `role: held-out`: name them too"
+        )
+    own = {"agreed": federation.agreed, "hold-out": ",".join(held)}
     return {**federation.run, **{key: value for key, value in own.items() if value}}
 
 

@@ -118,7 +118,7 @@ def test_a_silo_that_is_held_out_stays_so(tmp_path: Path) -> None:
     """Every run of the federation holds it out; one may hold out more, and none may train it."""
     path = write(tmp_path, RIGHT.replace("data: demo", "data: demo, role: held-out"))
     up = UpFederation(name="trial", file=str(path), demo=None, connection=Connection("trial", "127.0.0.1:2"))
-    assert read_federation(path).held_out == ("hospital-01",)
+    assert read_federation(path).held_out() == ("hospital-01",)
     assert submit._of_the_file(up, {}) == {"hold-out": "hospital-01"}
     assert submit._of_the_file(up, {"hold-out": "north, hospital-01"}) == {"hold-out": "hospital-01"}
     assert submit._of_the_file(up, {"strategy": "evaluate"}) == {}  # where all silos are alike
