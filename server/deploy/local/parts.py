@@ -47,8 +47,8 @@ def part_environment(directory: Path, part: str, sharing: int = 0) -> dict[str, 
     return made
 
 
-def superlink_part(local: LocalFederation, credentials: Credentials) -> list[str]:
-    inside = local.address in THIS_MACHINE
+def superlink_part(local: LocalFederation) -> list[str]:
+    inside, credentials = local.address in THIS_MACHINE, local.credentials
     command = superlink_command(
         "flower-superlink",
         ca_certificate=credentials.ca_certificate,
@@ -61,11 +61,11 @@ def superlink_part(local: LocalFederation, credentials: Credentials) -> list[str
     return in_place_of(command)
 
 
-def start_superexec(local: LocalFederation, superlink: Process, credentials: Credentials) -> None:
+def start_superexec(local: LocalFederation, superlink: Process) -> None:
     """Start a SuperExec for a SuperLink that has lost its own; without one, runs never start."""
     command = superexec_command(
         program("flower-superexec"),
-        ca_certificate=credentials.ca_certificate,
+        ca_certificate=local.credentials.ca_certificate,
         host=LOOPBACK,
         port=local.control_port,
         superlink=superlink.pid,
@@ -91,16 +91,19 @@ def log_file(directory: Path, part: str) -> Path:
     return directory / "logs" / f"{part}.log"
 
 
-def start_part(local: LocalFederation, part: str, command: list[str], inherited: Mapping[str, str]) -> Process:
+def start_part(
+    local: LocalFederation, part: str, command: list[str], inherited: Mapping[str, str] | None = None
+) -> Process:
     log = log_file(local.directory, part)
     if log.exists():
         log.rename(log.with_name(log.name + ".1"))
+    inherited = inherited or part_environment(local.directory, part)
     return processes.start(part, command, directory=local.directory, log=log, environment=inherited)
 
 
-def start_silo(local: LocalFederation, silo: LocalSilo, credentials: Credentials) -> Process:
+def start_silo(local: LocalFederation, silo: LocalSilo) -> Process:
     Path(silo.state_dir).mkdir(parents=True, exist_ok=True)
-    command = supernode_part(local, silo, credentials)
+    command = supernode_part(local, silo, local.credentials)
     environment = part_environment(local.directory, silo.name, len(local.silos)) | {"SILOFL_POLICY": silo.policy}
     environment |= {"SILOFL_SERVER": f"{LOOPBACK}:{local.fleet_port}"}  # the server's name in the audit log
     return start_part(local, silo.name, command, environment)

@@ -10,6 +10,7 @@ from partitions.common.files import locked, state_home, write_atomically
 from partitions.common.parsed import Frozen, parse_json
 from server.deploy import processes
 from server.deploy.control import Connection, read_connection
+from server.deploy.credentials import Credentials
 
 SUPERLINK, TEMPLATE = "superlink", "warm-parent"  # names of parts; all other parts are silos
 SERVER_RUNS = Path("/runs")  # in the server's container
@@ -46,6 +47,10 @@ class LocalFederation(UpFederation):
     @property
     def directory(self) -> Path:
         return state_root() / self.name
+
+    @property
+    def credentials(self) -> Credentials:
+        return Credentials(self.directory / "credentials")
 
 
 class Deployed(UpFederation):

@@ -23,7 +23,6 @@ from server.deploy.local.parts import (
     last_lines,
     log_file,
     main_processes,
-    part_environment,
     start_part,
     start_silo,
     start_superexec,
@@ -85,24 +84,22 @@ def bring_up(federation: Federation, directory: Path, echo: Callable[[str], None
     write_record(directory, local)
 
     if TEMPLATE not in running:
-        command = template_command(directory / "warm.sock")
-        running[TEMPLATE] = start_part(local, TEMPLATE, command, part_environment(directory, TEMPLATE))
+        running[TEMPLATE] = start_part(local, TEMPLATE, template_command(directory / "warm.sock"))
     if SUPERLINK not in running:
-        command = superlink_part(local, credentials)
-        running[SUPERLINK] = start_part(local, SUPERLINK, command, part_environment(directory, SUPERLINK))
+        running[SUPERLINK] = start_part(local, SUPERLINK, superlink_part(local))
     with Control(local.connection) as control:
         wait_for_superlink(local, control, running[SUPERLINK])
-        register_keys(local, control, credentials)
+        register_keys(local, control)
         if old and not starts_runs(processes.find(directory)):
-            start_superexec(local, running[SUPERLINK], credentials)
+            start_superexec(local, running[SUPERLINK])
         unchanged = {silo.name for silo in local.silos if old and silo in old.silos}
         outdated = running.keys() - unchanged - {SUPERLINK, TEMPLATE}
         processes.end([running.pop(part) for part in outdated], grace=GRACE_SECONDS)
         missing = [silo for silo in local.silos if silo.name not in running]
         echo(f"starting {len(missing)} silos" if missing else "all silos are running")
         started = {silo.name: time.time() for silo in missing}
-        running |= {silo.name: start_silo(local, silo, credentials) for silo in missing}
-        wait_for_silos(local, control, credentials, running, started, echo)
+        running |= {silo.name: start_silo(local, silo) for silo in missing}
+        wait_for_silos(local, control, running, started, echo)
     return local
 
 
@@ -188,12 +185,13 @@ def wait_for_superlink(local: LocalFederation, control: Control, process: Proces
         time.sleep(0.2)
 
 
-def register_keys(local: LocalFederation, control: Control, credentials: Credentials) -> None:
+def register_keys(local: LocalFederation, control: Control) -> None:
     """Register the keys of all silos, and unregister those of silos that are no longer in the file.
 
     Silos that joined with a bundle (`silofl add-silo`) are not in the file and stay registered. A silo of the file that
     was removed before gets a new key, because the SuperLink does not accept the old one again.
     """
+    credentials = local.credentials
     renew_shut_out(control, credentials, [silo.name for silo in local.silos])
     own = {credentials.node_public_pem(silo.name).strip(): silo.name for silo in local.silos}
     remote = {path.read_bytes().strip(): path.stem for path in remote_keys(local.directory).glob("*.pem")}
@@ -207,7 +205,6 @@ def register_keys(local: LocalFederation, control: Control, credentials: Credent
 def wait_for_silos(
     local: LocalFederation,
     control: Control,
-    credentials: Credentials,
     running: dict[str, Process],
     started: Mapping[str, float],
     echo: Callable[[str], None],
@@ -217,7 +214,7 @@ def wait_for_silos(
     `started`: start times (Unix) of silos that were not running before. A killed silo is listed as online for a while,
     so it must have been activated after that time.
     """
-    keys = {silo.name: credentials.node_public_pem(silo.name).strip() for silo in local.silos}
+    keys = {silo.name: local.credentials.node_public_pem(silo.name).strip() for silo in local.silos}
     deadline = time.monotonic() + START_SECONDS
     reported: set[str] = set()
     while True:
@@ -236,7 +233,7 @@ def wait_for_silos(
                 echo(f"{silo.name} was killed a moment ago: waiting until the server takes it for gone")
             reported.add(silo.name)
             time.sleep(2.0)
-            running[silo.name] = start_silo(local, silo, credentials)
+            running[silo.name] = start_silo(local, silo)
         if not missing:
             return
         if time.monotonic() > deadline:

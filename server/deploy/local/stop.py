@@ -37,17 +37,22 @@ def forget(directory: Path) -> None:
 
 def status(local: LocalFederation) -> dict[str, Any]:
     """Return the running parts, the silos' states and the runs, as `silofl status --json` prints them."""
-    running = main_processes(local.directory)
+    pids = {part: process.pid for part, process in main_processes(local.directory).items()}
     nodes: dict[str, str] = {}
     runs: list[dict[str, Any]] = []
     with contextlib.suppress(ConnectionError), Control(local.connection) as control:
         nodes = {node.name: node.status for node in control.nodes()}
         runs = [{"run_id": str(run.run_id), "status": run.status, "details": run.details} for run in control.runs()]
-    silos = []
-    for silo in local.silos:
-        state = nodes.get(silo.name, "unknown") if silo.name in running else "stopped"
-        pid = running[silo.name].pid if silo.name in running else None
-        silos.append({"name": silo.name, "state": state, "device": silo.device, "data": silo.data, "pid": pid})
+    silos = [
+        {
+            "name": silo.name,
+            "state": nodes.get(silo.name, "unknown") if silo.name in pids else "stopped",
+            "device": silo.device,
+            "data": silo.data,
+            "pid": pids.get(silo.name),
+        }
+        for silo in local.silos
+    ]
     return {
         "name": local.name,
         "file": local.file,
@@ -55,11 +60,11 @@ def status(local: LocalFederation) -> dict[str, Any]:
         "fleet": f"{local.address}:{local.fleet_port}",
         "control": local.connection.address,
         "superlink": {
-            "running": SUPERLINK in running,
-            "pid": running[SUPERLINK].pid if SUPERLINK in running else None,
+            "running": SUPERLINK in pids,
+            "pid": pids.get(SUPERLINK),
             "executor": starts_runs(processes.find(local.directory)),
         },
-        "warm": {"running": TEMPLATE in running, "pid": running[TEMPLATE].pid if TEMPLATE in running else None},
+        "warm": {"running": TEMPLATE in pids, "pid": pids.get(TEMPLATE)},
         "silos": silos,
         "elsewhere": [
             {"name": name, "state": nodes[name]} for name in sorted(nodes.keys() - {s.name for s in local.silos})
