@@ -59,7 +59,7 @@ coverage: install
 
 # Twelve silos and a server on this machine, three methods, runs/demo/report.html; a few minutes.
 demo: install
-	$(BIN)/python -m server.simulation.demo
+	.ci/demo.sh $(BIN)/silofl
 
 # The README's picture, of the report that `make demo` wrote; needs Chromium.
 PICTURE ?= docs/images/report.png
