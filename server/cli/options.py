@@ -88,27 +88,26 @@ def run_values(args: argparse.Namespace) -> dict[str, object]:
 
 def own_data(args: argparse.Namespace, values: Mapping[str, object]) -> dict[str, object]:
     """Return the settings for --data, --recipe, --by and --subsample, with absolute paths. Raises UserError."""
-    from partitions.own_files import DatasetSource, hospitals_of, parse_source
+    from urllib.parse import urlencode
 
-    given, recipe, by = (getattr(args, key, None) or "" for key in ("data", "recipe", "by"))
-    count = getattr(args, "subsample", None)
-    if not (given or recipe or by or count or "dataset" in values):
+    from partitions.own_files import OPTIONS, hospitals_of, parse_source
+
+    given = getattr(args, "data", None) or ""
+    asked = {key: value for key in OPTIONS if (value := getattr(args, key, None))}
+    if not (given or asked or "dataset" in values):
         return {}
     source = parse_source(str(given or values.get("dataset", "digits")))
     if given and not (source.name.endswith((".npz", ".csv")) or Path(source.name).is_dir()):
         raise UserError(f"--data {given}: is no folder, no .npz file (silofl import makes one) and no csv")
-    is_csv = source.name.endswith(".csv")
     if given and getattr(args, "data_dir", None):
         raise UserError("--data-dir goes with --dataset: --data names its own file or folder")
-    if (recipe or by) and not is_csv:
-        raise UserError("--recipe and --by go with --data FILE.csv")
-    recipe, by = recipe or source.recipe, by or source.by
-    if is_csv and not (recipe and by):
-        raise UserError(f"--data {source.name}: a csv needs --recipe FILE.recipe.toml and --by COLUMN")
-    if count is not None and not (count.isascii() and count.isdigit() and int(count)):
-        raise UserError(f"--subsample {count[:20]}: a number of samples, 1 or more, is needed here")
+    if "recipe" in asked:
+        asked["recipe"] = absolute(asked["recipe"])
     name = absolute(source.name) if given or source.is_path else source.name
-    made = DatasetSource(name, absolute(recipe), by, int(count) if count else source.subsample)
+    options = urlencode({key: value for key in OPTIONS if (value := asked.get(key) or getattr(source, key))})
+    made = parse_source(f"{name}#{options}" if options else name)
+    if name.endswith(".csv") and not made.by:
+        raise UserError(f"--data {source.name}: a csv needs --recipe FILE.recipe.toml and --by COLUMN")
     hospitals = hospitals_of(made)
     own = {"partition": "natural", "silos": str(len(hospitals))} if hospitals else {}
     return {"dataset": str(made), **{key: value for key, value in own.items() if key not in values}}
