@@ -30,7 +30,11 @@ FROM_NOTHING: list[tuple[str, int, str]] = [
     ("strategies --json", 0, r"\]"),
     ("simulate --strategy local,fedavg --rounds 1 --silos 2", 0, "runs/"),
     ("simulate --dataset mnist --data-dir nowhere --rounds 1", 2, "nowhere: there is no such folder; make it, or name"),
-    ("partition --dataset digits --data-dir nowhere --partition iid --silos 2 --out parts", 2, "nowhere: there is no such folder"),
+    (
+        "partition --dataset digits --data-dir nowhere --partition iid --silos 2 --out parts",
+        2,
+        "nowhere: there is no such folder",
+    ),
     ("simulate --silos 2 --set min-silos=3", 2, "min-silos = 3 is more than silos = 2"),
     ("simulate --config runs/first/config.toml", 2, "there is no configuration file runs/first/config.toml"),
     ("simulate --data ours.npz", 2, "there is no such file"),
