@@ -15,7 +15,6 @@ from typing import Any
 from partitions.common.errors import DataError
 from partitions.common.files import append, write_atomically
 from partitions.common.names import guarded, unguarded
-from strategies.base.transport.reporting import DELTA, EPSILON, STEPS
 
 
 @dataclass(frozen=True)
@@ -180,6 +179,8 @@ class SiloCost:
 
 def spent(rows: Iterable[Row]) -> dict[str, SiloCost]:
     """Return each silo's cost in a run, from its last reply. Empty without differential privacy."""
+    from strategies.base.transport.reporting import DELTA, EPSILON, STEPS  # PyTorch comes with it
+
     last: dict[str, dict[str, float]] = defaultdict(dict)
     for row in rows:
         if row.silo and not row.split and row.metric in (EPSILON, DELTA, STEPS):
