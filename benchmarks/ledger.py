@@ -14,7 +14,7 @@ from client.site.budget.accounting import MessageCost
 from client.site.budget.cohort import DataFile
 from client.site.budget.ledger import Ledger, Release
 from client.site.budget.run_cost import in_ledger
-from client.site.trust.chain import LARGEST, START, chained, digest
+from client.site.trust.chain import LARGEST, START, chain_line, digest
 from client.site.trust.policy import Policy
 
 SIZES, MESSAGES = (100, 10_000, 100_000), 30
@@ -41,7 +41,7 @@ def write_ledger(state: Path, lines: int) -> DataFile:
             "note": digest(note.encode()),
         }
         more = charge if number % 2 else {"kind": "sent", "reply": digest(str(number).encode())}
-        text, previous = chained({"line": number, "previous": previous, **run, **more})
+        text, previous = chain_line({"line": number, "previous": previous, **run, **more})
         if len(files[-1]) >= LARGEST:
             files.append(bytearray())
         files[-1] += text + b"\n"

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from client.site.counts import used_up
+from client.site.counts import count_used_up
 from client.site.node import Site
 from client.site.released import read_released
 from client.site.study import approvals
@@ -21,7 +21,7 @@ from client.site.trust.message_rules import run_faults
 from client.site.trust.methods import DEFAULTS
 from client.site.trust.policy import Policy, read_policy
 from client.site.trust.run_config import owner
-from client.site.trust.signing import UNSIGNED, known, wanted_key
+from client.site.trust.signing import UNSIGNED, read_signer, wanted_key
 from partitions.common.errors import DataError, UserError
 from partitions.common.names import escaped
 from strategies import strategies
@@ -60,7 +60,7 @@ def place_of(state: Path | None, policy: Path | None = None) -> JoinedSilo:
     asked = folder / POLICY_ASKED  # what `silofl join --policy` named
     named = asked.read_text("utf-8") if asked.is_file() else ""
     own = policy or named or (folder / "policy.toml" if (folder / "policy.toml").is_file() else "")
-    return JoinedSilo(folder.name, state, read_policy(str(own)), known(folder / "signed-by"))
+    return JoinedSilo(folder.name, state, read_policy(str(own)), read_signer(folder / "signed-by"))
 
 
 def read_file(file: Path) -> tuple[str, StudyProtocol]:
@@ -155,7 +155,7 @@ def review(study: StudyProtocol, place: JoinedSilo, samples: int | None = None) 
         if all(faults):
             raise UserError(f"the study cannot run under {place.policy.where}: {faults[0][0]}")
         lines += [f"your policy refuses a part of it: {fault}" for found in faults for fault in found]
-    earlier = approvals.approved(place.state)
+    earlier = approvals.list_approved(place.state)
     return [*dict.fromkeys(lines), *dangers(study, place.policy, earlier, samples)]
 
 
@@ -220,7 +220,7 @@ def overview(state: Path | None) -> list[dict[str, Any]]:
     """Return the studies of this site, each with its state and the use of its limits."""
     place, today = place_of(state), datetime.now(UTC).date()
     found = []
-    for one in approvals.approved(place.state):
+    for one in approvals.list_approved(place.state):
         study = one.study
         now = "revoked" if one.revoked else "ended" if today > study.end else "waits" if today < study.start else "open"
         found.append(
@@ -234,7 +234,7 @@ def overview(state: Path | None) -> list[dict[str, Any]]:
                 "start": study.start.isoformat(),
                 "end": study.end.isoformat(),
                 "digest": study.digest,
-                "used": used_up(place.state, study),
+                "used": count_used_up(place.state, study),
                 "limits": dict(study.limits),
             }
         )

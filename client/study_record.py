@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from client.site.counts import used_up
+from client.site.counts import count_used_up
 from client.site.errors import SiteError
 from client.site.node import Site
 from client.site.study import approvals
@@ -88,7 +88,7 @@ def _of_approval(state: Path, name: str) -> dict[str, Any]:
         "signed-by": one.signer,
         "revoked": one.revoked,
         "limits": dict(study.limits),
-        "used": used_up(state, study),
+        "used": count_used_up(state, study),
     }
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from .budget.ledger import SpentEpsilon
 from .budget.release import Charged, config_of, note_charged
-from .egress_record import TAKEN, applied, budget, take_withheld, versions
+from .egress_record import TAKEN, budget, rule_values, take_withheld, versions
 from .errors import SiteError
 from .flower import internal
 from .record import Record
@@ -96,7 +96,7 @@ def describe_message(message: Any, context: Any, app: str, terms: Terms) -> Mess
         run_config=settings,
         rule=rule_of(terms),
         policy=policy.sha256 if policy else "",
-        rules=applied(policy) if policy else {},
+        rules=rule_values(policy) if policy else {},
         versions=versions(),
         cohort=cohort_of(node),
     )
@@ -131,7 +131,7 @@ def in_study(info: MessageInfo, terms: Terms) -> MessageInfo:
     if study is None:
         return info
     own = {"name": study.name, "digest": study.digest, "bytes": study.limits.bytes}
-    return replace(info, study=own, rules=applied(terms.rules))
+    return replace(info, study=own, rules=rule_values(terms.rules))
 
 
 def take_receipt(message: Any, context: Any, terms: Terms) -> dict[str, Any] | None:
@@ -144,7 +144,7 @@ def take_receipt(message: Any, context: Any, terms: Terms) -> dict[str, Any] | N
         return None
     kind, run_id = message.metadata.message_type.partition(".")[0], str(context.run_id)
     silo = str(node.get("name", ""))
-    return receipts.take(config_of(message), kind, run_id, silo, folder_of(node), terms.rules)
+    return receipts.keep_receipt(config_of(message), kind, run_id, silo, folder_of(node), terms.rules)
 
 
 def rule_of(terms: Terms) -> str:
@@ -153,7 +153,7 @@ def rule_of(terms: Terms) -> str:
     builds = "allowed-apps: this build is listed" if pins else "no allowed-apps: any build may send"
     if (policy := terms.policy) is None:
         return f"{builds}; no policy can be read, so only refusals leave: {terms.error}"
-    return f"{builds}; policy: {policy.where} (rules {digest(plain(applied(policy)))[:16]})"
+    return f"{builds}; policy: {policy.where} (rules {digest(plain(rule_values(policy)))[:16]})"
 
 
 def folder_of(node_config: Mapping[str, Any]) -> Path:

@@ -47,7 +47,7 @@ def count_faults(db: sqlite3.Connection, policy: Policy, run: str, silo: str, ki
 
 def study_faults(db: sqlite3.Connection, study: StudyProtocol, silo: str, run: str, kind: str, day: str) -> list[str]:
     """Return which limits of a study do not allow another message to this silo."""
-    limits, before = dict(study.limits), used(db, study.name, silo)
+    limits, before = dict(study.limits), count_used(db, study.name, silo)
     has = "SELECT 1 FROM messages WHERE study = ? AND silo = ? AND {} = ? LIMIT 1"
     after = {**before, "messages": before["messages"] + 1}
     if kind in LIMITS:
@@ -61,7 +61,7 @@ def study_faults(db: sqlite3.Connection, study: StudyProtocol, silo: str, run: s
     ]
 
 
-def used(db: sqlite3.Connection, study: str, silo: str, before: int | None = None) -> dict[str, int]:
+def count_used(db: sqlite3.Connection, study: str, silo: str, before: int | None = None) -> dict[str, int]:
     """Count what a silo has answered in a study, by the names of the limits; ``before``: a row of `messages`."""
     own = "FROM messages WHERE study = ? AND study != '' AND silo = ?" + ("" if before is None else " AND rowid < ?")
     place = (study, silo) if before is None else (study, silo, before)
@@ -84,14 +84,14 @@ def budget_of(
     own = "FROM messages WHERE study = ? AND study != '' AND silo = ?"
     (last,) = db.execute(f"SELECT max(rowid) {own}", (name, silo)).fetchone()
     sent = sent_bytes(db, name)
-    return {**used(db, name, silo, last), BYTES: sent}, {**used(db, name, silo), BYTES: sent + size}
+    return {**count_used(db, name, silo, last), BYTES: sent}, {**count_used(db, name, silo), BYTES: sent + size}
 
 
-def used_up(state: Path, study: StudyProtocol, silo: str = "") -> dict[str, int]:
+def count_used_up(state: Path, study: StudyProtocol, silo: str = "") -> dict[str, int]:
     """Return the use of each limit; the largest of all silos in this state directory, if ``silo`` is empty."""
     found = dict.fromkeys(StudyLimits.model_fields, 0)
     with Record(state).reading() as db:
         names = db.execute("SELECT DISTINCT silo FROM messages WHERE study = ? AND study != ''", (study.name,))
         for one in [silo] if silo else [name for (name,) in names]:
-            found |= {name: max(found[name], count) for name, count in used(db, study.name, one).items()}
+            found |= {name: max(found[name], count) for name, count in count_used(db, study.name, one).items()}
         return {**found, BYTES: sent_bytes(db, study.name)}

@@ -29,7 +29,7 @@ TOOLS = ("silofl", "flwr", "torch", "numpy", "cryptography")
 MOST_ITEMS, MOST_TEXT = 100, 200  # limits of an app's report: items per rule; characters per item
 
 
-def applied(policy: Policy) -> dict[str, Any]:
+def rule_values(policy: Policy) -> dict[str, Any]:
     """Return the value of each rule, by its key in the file."""
     return policy.model_dump(mode="json", by_alias=True, include={*Rules.model_fields})
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from .errors import SiteError
 from .study.approvals import study_for
-from .study.protocol import StudyProtocol, narrowed
+from .study.protocol import StudyProtocol, narrow_policy
 from .trust.policy import Policy, PolicyRefusedError, policy_of
 
 GIVEN = "terms"  # in the node config of a message that the gate has checked, charged and counted
@@ -34,7 +34,7 @@ class Terms:
         if self.error is not None:
             raise self.error
         assert self.policy is not None
-        return self.policy if self.study is None else narrowed(self.policy, self.study)
+        return self.policy if self.study is None else narrow_policy(self.policy, self.study)
 
 
 def read_terms(node: Mapping[str, Any], run: Mapping[str, Any]) -> Terms:

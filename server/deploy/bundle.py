@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from client.site.node import Site
 from client.site.runtime.launch import supernode_command
-from client.site.trust.apps import listed
+from client.site.trust.apps import list_builds
 from client.site.trust.envelope import fingerprint, public_pem
 from client.site.trust.keys import new_key, private_bytes
 from client.site.trust.policy import default_file
@@ -308,7 +308,7 @@ def check_address(federation: Federation, control_address: str, ca_certificate: 
 
 def pins(app: Path) -> str:
     """Return the bundle's `allowed-apps`: the SHA-256 of the app that `flwr run` would send now."""
-    return listed(app, f"silofl {importlib.metadata.version('silofl')}")
+    return list_builds(app, f"silofl {importlib.metadata.version('silofl')}")
 
 
 def remove_silo(federation: Federation, control: Control, name: str) -> str:

@@ -20,7 +20,7 @@ from pydantic import Field, ValidationError
 
 from client.site.errors import SiteError
 from client.site.trust.keys import load_signing_key
-from client.site.trust.receipts import ASKED, FILE, KEY, RECORD, kept, read_receipt, sign_receipt
+from client.site.trust.receipts import ASKED, FILE, KEY, RECORD, read_kept, read_receipt, sign_receipt
 from partitions.common.files import append
 from partitions.common.parsed import Frozen, matching
 from strategies.base.transport.reporting import LONGEST_NAME, printable
@@ -57,7 +57,7 @@ class Receipts:
         if not file or directory is None:
             return cls()
         found = cls(load_signing_key(Path(file)), directory / FILE, directory.name, note)
-        for text in kept(found.path or directory):
+        for text in read_kept(found.path or directory):
             try:
                 receipt = read_receipt(text)
             except SiteError as error:

@@ -15,7 +15,7 @@ from tiny import TinyGrid, audited
 
 from client.site import audit_gate
 from client.site.budget.page import is_of_records
-from client.site.counts import used_up
+from client.site.counts import count_used_up
 from client.site.record import Record
 from client.site.released import read_released
 from client.site.study.approvals import approve
@@ -288,7 +288,7 @@ def test_a_study_can_approve_a_survey(site: Site) -> None:
         grid.contexts[1].run_config["threads"] = 0
 
     assert site.ask(prepare).answers["north"]["n"] == 90
-    assert used_up(site.folder / "state", study)["queries"] == 2  # the data summary, and the survey
+    assert count_used_up(site.folder / "state", study)["queries"] == 2  # the data summary, and the survey
     with pytest.raises((UserError, RunFailedError), match=r"limits\.(queries|runs|messages)"):
         for _ in range(4):
             site.ask(prepare)

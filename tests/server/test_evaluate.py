@@ -356,7 +356,7 @@ def test_a_site_that_wants_receipts_gets_them(tmp_path: Path, monkeypatch: pytes
         audited(grid, takes_receipts=True)
 
     assert Sites(tmp_path, f'{ONLY}receipts = "required"\n').run(site).exists()
-    kept = [receipts.read_receipt(text) for text in receipts.kept(tmp_path / "out" / receipts.FILE)]
+    kept = [receipts.read_receipt(text) for text in receipts.read_kept(tmp_path / "out" / receipts.FILE)]
     assert sorted((one.silo, one.line) for one in kept) == [(silo, line) for silo in "abc" for line in (1, 2)]
 
 

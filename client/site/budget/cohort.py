@@ -82,10 +82,10 @@ def data_file(state: Path, sha256: str, silo: str, path: Path, read: Reader = re
         links = " ".join(name for name, samples in earlier if not own.isdisjoint(samples.split()))
         counts = found["cohort"], found["records"], found["patients"]
         db.execute(DATA_FILE, (sha256, silo, *counts, links, " ".join(found["samples"])))
-        return noted(db, sha256)
+        return load_data_file(db, sha256)
 
 
-def noted(db: sqlite3.Connection, sha256: str) -> DataFile:
+def load_data_file(db: sqlite3.Connection, sha256: str) -> DataFile:
     """Return a version that the record has. Raises SiteError if it has not."""
     if (found := find_data_file(db, sha256)) is None:
         raise SiteError(f"the record has no data file {sha256[:16]}, which was charged: restore the state directory")

@@ -30,7 +30,7 @@ from ..record import Record
 from ..trust.chain import EVERY, Chain, files_of, read_head, utc_now
 from ..trust.policy import Policy
 from .accounting import MessageCost, default_delta, epsilon_of
-from .cohort import DataFile, cohort_of, noted
+from .cohort import DataFile, cohort_of, load_data_file
 
 CHARGE, SENT = "charge", "sent"
 LEAST_EPSILON = 1e-4  # that a charged message costs at least, so that a budget bounds the number of messages
@@ -93,7 +93,7 @@ class Ledger(Chain):
                     f"the server has had {attended} rounds of this run, and the ledger {self.folder} has {own}: "
                     "the state directory is an older copy, or another one; restore the newest"
                 )
-            if paid(db, release):
+            if count_paid(db, release):
                 return self._unchanged(db, release, policy)
             return self._charge(db, release, policy)
 
@@ -105,7 +105,7 @@ class Ledger(Chain):
         """
         with self.open() as db:
             sent = {reply for (reply,) in db.execute("SELECT reply FROM sent WHERE message = ?", (release.key,))}
-            spent, count = self._unchanged(db, release, policy), paid(db, release)
+            spent, count = self._unchanged(db, release, policy), count_paid(db, release)
             if reply in sent and count:
                 return spent
             if count <= len(sent):
@@ -167,7 +167,7 @@ class Ledger(Chain):
         Raises SiteError if the record lacks a charged version, since its people are then unknown.
         """
         charged = db.execute("SELECT DISTINCT data FROM spent WHERE run = '' AND silo = ''").fetchall()
-        files = {name: noted(db, name) for (name,) in charged}
+        files = {name: load_data_file(db, name) for (name,) in charged}
         versions = cohort_of(data, files)
         return [line for line in totals(db) if line["data"] in versions]
 
@@ -207,7 +207,7 @@ def spent_of(lines: Iterable[Line], delta: float) -> float:
     return max(epsilon_of(lines, delta), LEAST_EPSILON * count)
 
 
-def paid(db: sqlite3.Connection, release: Release) -> int:
+def count_paid(db: sqlite3.Connection, release: Release) -> int:
     """Return how many charges are for this message, these data and this cost."""
     cost = release.cost.fields
     same = " AND ".join(f"{name} = ?" for name in ("message", "data", *cost))

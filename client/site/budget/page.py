@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from client.site.budget.accounting import epsilon_of
-from client.site.budget.cohort import DataFile, cohort_of, label, noted
+from client.site.budget.cohort import DataFile, cohort_of, label, load_data_file
 from client.site.budget.ledger import Ledger, Line, charges, delta_of, spent_of
 from client.site.record import Record
 from client.site.trust.audit import settings_of, verify
@@ -21,7 +21,7 @@ def budgets(state: Path, policy: Policy) -> list[dict[str, Any]]:
     """Return each cohort of a state directory with what it has spent. Raises SiteError if the ledger is damaged."""
     lines, found = Ledger(state).lines(), []
     with Record(state).reading() as db:
-        left = {name: noted(db, name) for name in {line["data"] for line in charges(lines)}}
+        left = {name: load_data_file(db, name) for name in {line["data"] for line in charges(lines)}}
     while left:
         versions = cohort_of(left[min(left)], left)
         found.append(budget_of(state, policy, lines, [left[name] for name in sorted(versions)]))

@@ -18,7 +18,7 @@ from typing import Any
 from client.site.flower import internal
 from client.site.node import Site
 from client.site.runtime.launch import reach_without_proxy
-from client.site.study.approvals import REQUIRED, approved
+from client.site.study.approvals import REQUIRED, list_approved
 from client.site.trust.pins import read_pins
 from client.site.trust.policy import read_policy
 from partitions.common.errors import UserError
@@ -178,7 +178,7 @@ def study_checks(site: Site) -> list[Check]:
     try:
         if read_policy(site.policy).studies != REQUIRED:
             return []
-        names = [one.study.name for one in approved(site.state) if not one.revoked]
+        names = [one.study.name for one in list_approved(site.state) if not one.revoked]
     except ValueError as error:
         return [Check("studies", False, str(error), "until then no run is answered")]
     none = "none is approved, so no run is answered: silofl approve FILE"

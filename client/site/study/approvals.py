@@ -55,7 +55,7 @@ def find(state: Path, name: str) -> Approved | None:
         return _find(db, name)
 
 
-def approved(state: Path) -> list[Approved]:
+def list_approved(state: Path) -> list[Approved]:
     """Return all studies of this site, by name. Raises SiteError if one cannot be read."""
     with Record(state).reading() as db:
         names = db.execute("SELECT name FROM approvals ORDER BY name").fetchall()

@@ -300,7 +300,7 @@ def round_fault(
     return [f"{of_study}, {where} {sent.get('round')!r:.20}"]
 
 
-def narrowed(policy: Policy, study: StudyProtocol) -> Policy:
+def narrow_policy(policy: Policy, study: StudyProtocol) -> Policy:
     """Return the stricter of policy and study where both have a rule: fewest silos, and metrics that may leave."""
     metrics = tuple(metric for metric in policy.metrics if metric in study.metrics)
     return policy.model_copy(update={"metrics": metrics, "min_silos": max(policy.min_silos, study.participants)})

@@ -37,10 +37,10 @@ def files_of(app: Path) -> dict[str, Path]:
     return files
 
 
-def listed(app: Path, what: str = "what the app of this image's checkout holds") -> str:
+def list_builds(app: Path, what: str = "what the app of this image's checkout holds") -> str:
     """Return the `allowed-apps` of an image or a bundle: the sum over the content of a checkout's app."""
     return f"{HEAD}{content_sum(build(app))}  {what}\n"
 
 
 if __name__ == "__main__":
-    print(listed(Path(sys.argv[1])), end="")
+    print(list_builds(Path(sys.argv[1])), end="")

@@ -132,14 +132,16 @@ def check_receipts(found: ChainVerdict, folder: Path, others: Sequence[Path] = (
 
     Raises UserError for a file that cannot be read.
     """
-    texts = receipts.kept(folder / receipts.FILE)
+    texts = receipts.read_kept(folder / receipts.FILE)
     for path in others:
         if not path.is_file():
             raise UserError(f"--receipts {path}: there is no such file; the server has runs/NAME/{receipts.FILE}")
-        texts += receipts.kept(path)
+        texts += receipts.read_kept(path)
     silos = {entry["silo"] for entry in found.entries}
     key = receipts.known_key(folder)
-    return receipts.check(dict.fromkeys(texts), found.entries, lambda one: one.silo in silos or not silos, key)
+    return receipts.compare_receipts(
+        dict.fromkeys(texts), found.entries, lambda one: one.silo in silos or not silos, key
+    )
 
 
 def chain(found: ChainVerdict, folder: Path, seen: str, others: Sequence[Path] = ()) -> str:

@@ -67,7 +67,7 @@ class Chain:
         head = {"line": number + 1, "previous": before} | ({"torn": digest(torn)} if torn else {})
         file = self._file()
         entry, note = self.completed(entry, number + 1, file.name)
-        text, own = chained({**head, **entry})
+        text, own = chain_line({**head, **entry})
         self._write(text, file)
         # An older head tells of fewer lines, which is no fault; so its new name need not be on the disk.
         head_text = json.dumps({"line": number + 1, "hash": own, **note}) + "\n"
@@ -88,7 +88,7 @@ class Chain:
         number, before = read_head(self.folder) or (0, START)
         files = files_of(self.folder, self.kind)[-2:]
         for text in (text for file in reversed(files) for text in last_first(file)):
-            entry = parsed(text, self.required)
+            entry = parse_line(text, self.required)
             if entry is not None:
                 if entry["line"] >= number:  # otherwise written lines are missing; `verify` reports them
                     number, before = entry["line"], entry["hash"]
@@ -124,14 +124,14 @@ class Chain:
             sync_folder(self.folder)
 
 
-def chained(entry: Mapping[str, Any]) -> tuple[bytes, str]:
+def chain_line(entry: Mapping[str, Any]) -> tuple[bytes, str]:
     """Return the line of an entry, which ends with its own hash, and that hash."""
     body = json.dumps(entry, separators=(",", ":")).encode()[:-1]
     own = digest(body)
     return body + END + own.encode() + b'"}', own
 
 
-def parsed(text: bytes, required: frozenset[str] = EVERY) -> dict[str, Any] | None:
+def parse_line(text: bytes, required: frozenset[str] = EVERY) -> dict[str, Any] | None:
     """Return the entry of a line with a correct hash; None for any other text."""
     body, _, own = text.rpartition(END)
     if own != digest(body).encode() + b'"}':
@@ -268,7 +268,7 @@ def verify(folder: Path, first: int, kind: str, required: frozenset[str]) -> Cha
     found = ChainVerdict()
     expected, before, unread = first, START if first == 1 else "", list[LinePlace]()
     for place in lines(files_of(folder, kind)):
-        entry = parsed(place.text, required)
+        entry = parse_line(place.text, required)
         if entry is None:
             unread.append(place)
             continue

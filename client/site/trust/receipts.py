@@ -27,7 +27,7 @@ from pydantic import Field
 from ..errors import SiteError
 from ..parsed import Frozen, parse_values
 from .audit import Log, files_of
-from .chain import last_first, parsed, sync_folder, utc_now, write_whole
+from .chain import last_first, parse_line, sync_folder, utc_now, write_whole
 from .envelope import RECEIPT, seal, unseal
 from .policy import Policy, PolicyRefusedError
 
@@ -74,7 +74,7 @@ def read_receipt(text: str) -> Receipt:
 # --- at the site ------------------------------------------------------------------------------------------
 
 
-def take(
+def keep_receipt(
     config: Mapping[str, Any], kind: str, run_id: str, silo: str, folder: Path, policy: Policy
 ) -> dict[str, Any] | None:
     """Keep the receipt that came with a message; return its entry for the log, None if there is none.
@@ -127,7 +127,7 @@ def _hash_of(line: int, folder: Path) -> str:
     """Return the hash of a line among the last ones of the log; empty: it is not there."""
     texts = (text for file in reversed(files_of(folder)[-2:]) for text in last_first(file))
     for _, text in zip(range(LOOKED_AT), texts, strict=False):
-        entry = parsed(text, Log.required)
+        entry = parse_line(text, Log.required)
         if entry is not None and entry["line"] <= line:
             return str(entry["hash"]) if entry["line"] == line else ""
     return ""
@@ -183,7 +183,7 @@ class ReceiptCheck:
     keys: tuple[str, ...]
 
 
-def check(
+def compare_receipts(
     texts: Iterable[str], entries: Iterable[Mapping[str, Any]], wanted: Callable[[Receipt], bool], key: str
 ) -> ReceiptCheck:
     """Compare receipts with the lines of a log. ``wanted``: selects them; ``key``: the required signer (empty: any).
@@ -213,7 +213,7 @@ def check(
     return ReceiptCheck(tuple(faults), count, line, tuple(keys))
 
 
-def kept(path: Path) -> list[str]:
+def read_kept(path: Path) -> list[str]:
     """Return the receipts of a file; a last one that was torn by a crash is dropped."""
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     return [line for line in text.split("\n")[:-1] if line]

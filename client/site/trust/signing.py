@@ -147,8 +147,8 @@ def check_signed(
     """
     signed = read_signed(files, unpacked=unpacked)
     remembered = signed_by(folder)
-    own = known(remembered)
-    trusted = {own} if own else {known(path) for path in sorted(folder.parent.glob(f"*/{remembered.name}"))}
+    own = read_signer(remembered)
+    trusted = {own} if own else {read_signer(path) for path in sorted(folder.parent.glob(f"*/{remembered.name}"))}
     if by == UNSIGNED:
         if signed is None:
             if remember:
@@ -196,7 +196,7 @@ def check_time(signed: Signed, newest: Path, allow_older: bool) -> dict[str, str
 
     Raises DataError if this one is older, or was made after this machine's present time.
     """
-    times = known_times(newest, forgiving=allow_older)
+    times = read_times(newest, forgiving=allow_older)
     made, before = signed.manifest.made, times.get(signed.fingerprint, "")
     now = time.gmtime()
     if calendar.timegm(time.strptime(made, TIME)) > calendar.timegm(now) + CLOCKS:
@@ -212,7 +212,7 @@ def check_time(signed: Signed, newest: Path, allow_older: bool) -> dict[str, str
     return {**times, signed.fingerprint: made}
 
 
-def known_times(newest: Path, forgiving: bool) -> dict[str, str]:
+def read_times(newest: Path, forgiving: bool) -> dict[str, str]:
     """Read :data:`NEWEST`; empty if there is no such file. Raises DataError if it is damaged."""
     try:
         times = {str(key): str(made) for key, made in json.loads(newest.read_text(encoding="utf-8")).items()}
@@ -236,7 +236,7 @@ def signed_by(folder: Path) -> Path:
     return folder / "signed-by"
 
 
-def known(path: Path) -> str:
+def read_signer(path: Path) -> str:
     """Return the fingerprint in a file; empty if there is no file. Raises DataError for an empty or invalid file."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace").strip()

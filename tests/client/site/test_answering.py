@@ -27,13 +27,13 @@ from flwr.supercore.constant import TaskType
 from supernode import LISTED, RUN, RUN_CONFIG, Silo, gone, parent, wait_until
 
 from client.site import audit_gate, private
-from client.site.egress_record import applied
+from client.site.egress_record import rule_values
 from client.site.runtime import worker
 from client.site.runtime.template import template_command, template_pid
 from client.site.runtime.worker import is_last
 from client.site.terms import GIVEN, read_terms, take_terms
 from client.site.trust import audit
-from client.site.trust.apps import build, listed
+from client.site.trust.apps import build, list_builds
 from client.site.trust.pins import AppRefusedError, check_pin, content_sum
 from client.site.trust.policy import Policy
 
@@ -417,7 +417,7 @@ def test_an_app_is_known_by_what_it_holds_too(tmp_path: Path, monkeypatch: pytes
 
 def test_the_list_of_an_image_is_the_app_of_its_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     content = build(Path(__file__).parents[3])
-    (tmp_path / "allowed-apps").write_text(listed(Path(__file__).parents[3]))
+    (tmp_path / "allowed-apps").write_text(list_builds(Path(__file__).parents[3]))
     monkeypatch.setenv("SILOFL_ALLOWED_APPS", str(tmp_path / "allowed-apps"))
     check_pin(hashlib.sha256(content).hexdigest(), content)
 
@@ -498,7 +498,7 @@ def test_what_leaves_is_written_down_before(silo: Silo) -> None:
     record = {"name": "answer", "keys": sorted(answer), "bytes": len(plain), "sha256": digests[0]}
     assert (sent["sent"], sent["settings"], sent["bytes"]) == ([record], digests[1], len(plain))
     assert sent["run-config"] == raised["run-config"] == killed["run-config"] == RUN_CONFIG  # of three runs
-    assert sent["rules"] == applied(Policy()) and sent["policy"] == ""  # no file
+    assert sent["rules"] == rule_values(Policy()) and sent["policy"] == ""  # no file
     assert sent["versions"]["flwr"] == importlib.metadata.version("flwr")
     assert sent["budget"] == {"before": {}, "after": {}}
     assert "withheld" not in sent  # this app reports nothing

@@ -22,7 +22,7 @@ from client.site.audit_gate import describe_message, release_reply
 from client.site.terms import Terms
 from client.site.trust import chain
 from client.site.trust.audit import LARGEST_SETTINGS, Log, files_of, settings_of, verify
-from client.site.trust.chain import chained, digest
+from client.site.trust.chain import chain_line, digest
 from client.site.trust.methods import DEFAULTS
 from client.site.trust.policy import Policy
 from server.cli.main import main
@@ -119,8 +119,8 @@ def test_settings_that_were_taken_out_or_changed_are_a_fault(tmp_path: Path) -> 
         log.append(of_run(1))
         log.append(of_run(2))
         first, second = (json.loads(line) for line in text_of(log.folder))
-        text, own = chained({k: v for k, v in (first | change).items() if k != "hash"})
-        last, end = chained({k: v for k, v in (second | {"previous": own}).items() if k != "hash"})
+        text, own = chain_line({k: v for k, v in (first | change).items() if k != "hash"})
+        last, end = chain_line({k: v for k, v in (second | {"previous": own}).items() if k != "hash"})
         write(log.folder, [text.decode(), last.decode()])
         chain.write_whole(log.folder / "head.json", json.dumps({"line": 2, "hash": end, "settings": {}}))
         faults = verify(log.folder).faults
@@ -214,12 +214,12 @@ def test_a_line_that_was_replaced_by_another_whole_one(log: Path) -> None:
     seen = verify(log).entries[-1]["hash"]
     lines = text_of(log)
     false = {k: v for k, v in json.loads(lines[2]).items() if k != "hash"} | {"bytes": 1}
-    lines[2] = chained(false)[0].decode()
+    lines[2] = chain_line(false)[0].decode()
     write(log, lines)
     assert [text.partition(", ")[2] for text in verify(log).faults] == [
         "line 4: line 4 does not follow from the line before it: one was replaced"
     ]
-    lines[5] = chained({k: v for k, v in json.loads(lines[5]).items() if k != "hash"} | {"bytes": 1})[0].decode()
+    lines[5] = chain_line({k: v for k, v in json.loads(lines[5]).items() if k != "hash"} | {"bytes": 1})[0].decode()
     write(log, lines)
     assert verify(log).faults[-1] == "head.json: line 6 is another one than was written"
     assert main(["audit", str(log), "--seen", seen]) == 2
@@ -255,7 +255,7 @@ def test_a_deleted_note_of_the_last_line_is_named(log: Path) -> None:
 @pytest.mark.parametrize("text", ["", "x", "{}", '{"line":1}', "\x00" * 100])
 def test_lines_that_are_none(log: Path, text: str) -> None:
     lines = text_of(log)
-    write(log, [*lines[:2], chained(json.loads(text))[0].decode() if text.startswith("{") else text, *lines[2:]])
+    write(log, [*lines[:2], chain_line(json.loads(text))[0].decode() if text.startswith("{") else text, *lines[2:]])
     assert any(f"{FIRST}, line 3: changed" in fault for fault in verify(log).faults)
 
 

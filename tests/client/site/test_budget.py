@@ -21,7 +21,7 @@ from forks import ended, fork, in_fork
 from client.site.audit_gate import records
 from client.site.budget import ledger as site_ledger
 from client.site.budget.accounting import MessageCost, cost_of, epsilon_of
-from client.site.budget.cohort import DataFile, data_file, find_data_file, noted, read_by_process
+from client.site.budget.cohort import DataFile, data_file, find_data_file, load_data_file, read_by_process
 from client.site.budget.ledger import LEAST_EPSILON, Ledger, Release, spent_of
 from client.site.budget.page import budgets, is_of_records
 from client.site.budget.run_cost import in_ledger
@@ -249,7 +249,7 @@ def old_state(state: Path) -> Ledger:
 def test_a_ledger_of_an_earlier_version_goes_on_with_what_was_spent(tmp_path: Path) -> None:
     ledger = old_state(tmp_path)
     with Record(tmp_path).reading() as db:
-        data = noted(db, "a")
+        data = load_data_file(db, "a")
     assert ledger.charge(message(data), NO_BUDGET).after == pytest.approx(steps(20))
     assert not (ledger.folder / "data").exists() and budgets(tmp_path, NO_BUDGET)[0]["spent"] == pytest.approx(
         steps(20)

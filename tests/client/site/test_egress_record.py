@@ -15,7 +15,7 @@ from tiny import settings_of, write_silo
 
 from client.app import app
 from client.site import audit_gate, egress_record
-from client.site.egress_record import RECORD, applied
+from client.site.egress_record import RECORD, rule_values
 from client.site.messages import count_message
 from client.site.study.protocol import StudyProtocol, parse_study
 from client.site.terms import Terms, read_terms
@@ -72,8 +72,8 @@ def test_the_rules_that_were_applied(node: dict[str, Any]) -> None:
     alone, within = log_of(node)
     policy = read_policy(node["policy"])
     assert alone["policy"] == within["policy"] == hashlib.sha256(Path(node["policy"]).read_bytes()).hexdigest()
-    assert alone["rules"] == applied(policy) and alone["rules"]["min-metric-samples"] == 3
-    assert within["rules"] == applied(policy) | {"metrics": ["loss"], "min-silos": 4}
+    assert alone["rules"] == rule_values(policy) and alone["rules"]["min-metric-samples"] == 3
+    assert within["rules"] == rule_values(policy) | {"metrics": ["loss"], "min-silos": 4}
     assert within["study"] == {"name": "heart", "digest": study().digest} and "study" not in alone
     assert set(within["versions"]) == {"python", *egress_record.TOOLS}
     assert within["versions"]["flwr"].startswith("1.39.")
@@ -175,4 +175,4 @@ def test_the_app_reports_what_it_holds_back(
 
 
 def test_every_rule_has_its_value() -> None:
-    assert applied(Policy())["methods"] == ["all"] and json.dumps(applied(Policy()))
+    assert rule_values(Policy())["methods"] == ["all"] and json.dumps(rule_values(Policy()))

@@ -13,10 +13,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from client.site.errors import SiteError
 from client.site.trust import chain, receipts
 from client.site.trust.audit import Log, verify
-from client.site.trust.chain import chained
+from client.site.trust.chain import chain_line
 from client.site.trust.envelope import BUNDLE, prefixed, sign
 from client.site.trust.policy import Policy, PolicyRefusedError, parse_policy
-from client.site.trust.receipts import ASKED, FILE, KEY_FILE, sign_receipt, take
+from client.site.trust.receipts import ASKED, FILE, KEY_FILE, keep_receipt, sign_receipt
 from server.cli.main import main
 
 KEY, OTHER = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
@@ -46,7 +46,7 @@ def receipt(log: Path, line: int, key: Ed25519PrivateKey = KEY, **changes: Any) 
 
 def taken(log: Path, text: object, policy: Policy = OPTIONAL, kind: str = "train", run: str = "7") -> dict[str, Any]:
     config = {} if text is None else {ASKED: text}
-    return take(config, kind, run, "clinic", log, policy) or {}
+    return keep_receipt(config, kind, run, "clinic", log, policy) or {}
 
 
 def test_a_receipt_is_kept_once(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,7 +56,7 @@ def test_a_receipt_is_kept_once(log: Path, capsys: pytest.CaptureFixture[str]) -
     assert (found["line"], found["key"]) == (3, receipts.read_receipt(text).key) and found["hash"] == verify(
         log
     ).entries[2]["hash"]
-    assert receipts.kept(log / FILE) == [text] and receipts.known_key(log) == found["key"]
+    assert receipts.read_kept(log / FILE) == [text] and receipts.known_key(log) == found["key"]
     assert (log / FILE).stat().st_mode & 0o777 == (log / KEY_FILE).stat().st_mode & 0o777 == 0o600
     assert capsys.readouterr().err == ""
 
@@ -97,7 +97,7 @@ def test_another_key(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, other = receipt(log, 2), receipt(log, 3, OTHER)
     taken(log, first)
     assert "is signed by another key, SHA256:" in taken(log, other)["fault"]
-    assert receipts.kept(log / FILE) == [first] and "delete" in capsys.readouterr().err
+    assert receipts.read_kept(log / FILE) == [first] and "delete" in capsys.readouterr().err
     with pytest.raises(PolicyRefusedError, match="is signed by another key"):
         taken(log, other, WANTED)
     (log / KEY_FILE).unlink()
@@ -121,9 +121,9 @@ def test_a_torn_receipt_costs_no_other(log: Path) -> None:
     taken(log, first)
     with (log / FILE).open("a") as file:
         file.write(second[:40])
-    assert receipts.kept(log / FILE) == [first]
+    assert receipts.read_kept(log / FILE) == [first]
     taken(log, second)
-    assert [text for text in receipts.kept(log / FILE) if text in (first, second)] == [first, second]
+    assert [text for text in receipts.read_kept(log / FILE) if text in (first, second)] == [first, second]
 
 
 # --- what an auditor finds ------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ def anew(log: Path, change: dict[str, Any]) -> None:
     before, lines = chain.START, []
     for one in verify(log).entries:
         fields = {**one, **(change if one["line"] == 2 else {}), "previous": before}
-        text, before = chained({key: value for key, value in fields.items() if key != "hash"})
+        text, before = chain_line({key: value for key, value in fields.items() if key != "hash"})
         lines.append(text)
     (log / chain.file_name(1, "audit")).write_bytes(b"\n".join(lines) + b"\n")
     head = {"line": len(lines), "hash": before, "settings": {}}

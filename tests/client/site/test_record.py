@@ -16,7 +16,7 @@ import pytest
 from forks import in_fork
 
 from client.site import record as site_record
-from client.site.counts import used
+from client.site.counts import count_used
 from client.site.errors import SiteError
 from client.site.messages import count_message
 from client.site.own_models import has_left
@@ -222,7 +222,7 @@ def test_an_old_state_directory_is_taken_over_once(tmp_path: Path) -> None:
     with pytest.raises(PolicyRefusedError, match="max-rounds = 2, and this is number 3 of run 7"):
         count_message(Policy(max_rounds=2), None, state, "7", "a", "train", "2026-01-02")
     with Record(state).reading() as db:
-        assert used(db, "heart", "a") == {
+        assert count_used(db, "heart", "a") == {
             "runs": 1, "days": 1, "messages": 1, "rounds": 1, "evaluations": 0, "queries": 0,
         }  # fmt: skip
         found = db.execute(

@@ -31,7 +31,7 @@ from client.site.study.protocol import (
     StudyProtocol,
     allows,
     message_faults,
-    narrowed,
+    narrow_policy,
     parse_study,
     setting_faults,
     sign_study,
@@ -237,9 +237,9 @@ def test_rounds_are_those_of_the_study() -> None:
 
 
 def test_the_stricter_holds() -> None:
-    policy = narrowed(Policy(metrics=("loss", "accuracy"), min_silos=5), study(participants="participants = 4"))
+    policy = narrow_policy(Policy(metrics=("loss", "accuracy"), min_silos=5), study(participants="participants = 4"))
     assert policy.metrics == ("loss",) and policy.min_silos == 5
-    assert narrowed(Policy(min_silos=2), study()).min_silos == 3
+    assert narrow_policy(Policy(min_silos=2), study()).min_silos == 3
 
 
 # ---- A hospital decides ----------------------------------------------------------------------------------------------
@@ -346,7 +346,7 @@ def test_limits_hold_over_all_runs(silo: Path) -> None:
     with pytest.raises(PolicyRefusedError, match=r"limits.messages = 6, and this is number 7"):
         ask(silo, kind="query", run_id=2)
     used = {"runs": 2, "rounds": 3, "evaluations": 1, "queries": 2, "messages": 6, "bytes": 0, "days": 1}
-    assert counts.used_up(silo, study()) == used
+    assert counts.count_used_up(silo, study()) == used
 
 
 def test_days_are_counted(silo: Path) -> None:
@@ -403,7 +403,7 @@ def test_approvals_of_an_earlier_version_are_taken_over(silo: Path) -> None:
     with pytest.raises(PolicyRefusedError, match=r"cannot be taken over .*heart/study.toml is not what was approved"):
         ask(silo)
     (place / "study.toml").write_text(TEXT)
-    assert ask(silo) and not place.exists() and approvals.approved(silo)[0].by == "Dr. B"
+    assert ask(silo) and not place.exists() and approvals.list_approved(silo)[0].by == "Dr. B"
 
 
 def test_the_decision_is_in_the_audit_log(silo: Path) -> None:
@@ -445,7 +445,7 @@ def test_bytes_count_before_they_leave(silo: Path) -> None:
     assert sent[2].error.reason == line
     entries = audit.verify(silo / "audit").entries
     assert [e["bytes"] for e in entries] == [600, 300] and entries[0]["study"]["name"] == "heart"
-    assert counts.used_up(silo, study())["bytes"] == 900
+    assert counts.count_used_up(silo, study())["bytes"] == 900
 
 
 def test_what_left_of_which_data(silo: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -481,7 +481,7 @@ def test_a_message_counts_though_its_process_was_killed(silo: Path) -> None:
     approve(silo)
     for count in (1, 2, 3):
         assert in_fork(partial(_answer_until_killed, silo)) == -signal.SIGKILL
-        assert counts.used_up(silo, study())["rounds"] == count
+        assert counts.count_used_up(silo, study())["rounds"] == count
     with pytest.raises(PolicyRefusedError, match=r"limits.rounds = 3, and this is number 4"):
         ask(silo)
 
@@ -562,7 +562,7 @@ def test_epsilon_bounds_what_step_does_not() -> None:
 def test_dangers_of_people(silo: Path) -> None:
     approve(silo)
     one = study(strategy='strategy = "fedavg"', name='name = "second"', step="step = 0.25")
-    found = dangers(one, Policy(), approvals.approved(silo), samples=150)
+    found = dangers(one, Policy(), approvals.list_approved(silo), samples=150)
     assert ["membership" in found[0], "differencing" in found[1], len(found)] == [True, True, 2]
     assert dangers(one, Policy(), (), samples=200) == []
     assert any("hands your model to the other hospitals" in line for line in dangers(study(), Policy()))
@@ -637,7 +637,7 @@ def test_somebody_decides_at_a_terminal(silo: Path, tmp_path: Path) -> None:
     assert approvals.find(silo, "heart") is None
     assert decide().name == "heart" and "NOT SIGNED" in said[0]
     assert "also warns of a cohort that is too small" in said[-1]
-    assert approvals.approved(silo)[0].by == "Dr. B"
+    assert approvals.list_approved(silo)[0].by == "Dr. B"
 
 
 def test_a_study_that_the_policy_refuses_altogether(silo: Path, tmp_path: Path) -> None:

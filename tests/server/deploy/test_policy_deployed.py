@@ -14,7 +14,7 @@ from tiny import TinyGrid, train_replies
 
 from client.site import audit_gate
 from client.site.budget.ledger import Ledger
-from client.site.counts import used_up
+from client.site.counts import count_used_up
 from client.site.record import Record
 from client.site.study import approvals
 from client.site.study.protocol import parse_study
@@ -66,7 +66,7 @@ def through_a_study(tmp_path: Path, directory: Path) -> list[str]:
     submit.run({**run, "study": "trial", "out": str(tmp_path / "within")})
     assert "ERROR" not in log.read_text()[before:]
     submit.run({**run, "study": "trial", "learning-rate": 0.01, "out": str(tmp_path / "outside")})
-    assert used_up(state, parse_study(text, "f")) | {"bytes": 0} == {**USED, "bytes": 0}
+    assert count_used_up(state, parse_study(text, "f")) | {"bytes": 0} == {**USED, "bytes": 0}
     entries = [entry for entry in audit.verify(state / "audit").entries if "study" in entry]
     assert [(entry["asked"], entry["study"]["name"]) for entry in entries] == [
         (asked, "trial") for asked in ("study approved", "query", "train", "evaluate")
@@ -80,7 +80,7 @@ def through_a_study(tmp_path: Path, directory: Path) -> list[str]:
     assert [entry["withheld"].keys() & {"metrics"} for entry in entries[1:]] == [set(), {"metrics"}, {"metrics"}]
     assert "macro_f1" in entries[2]["withheld"]["metrics"]
     through_receipts(tmp_path, state, entries)
-    assert used_up(state, parse_study(text, "f"))["bytes"] == sum(entry["bytes"] for entry in entries)
+    assert count_used_up(state, parse_study(text, "f"))["bytes"] == sum(entry["bytes"] for entry in entries)
     (cohort,) = released(state)
     assert (cohort["models"], cohort["studies"]) == (3, {"": 2, "trial": 1}) and len(cohort["cohort"]) == 64
     silos = {name: {r.silo for r in History(tmp_path / name / "history.csv").rows if r.silo} for name in RUNS}
@@ -90,10 +90,10 @@ def through_a_study(tmp_path: Path, directory: Path) -> list[str]:
 
 def through_receipts(tmp_path: Path, state: Path, entries: list[dict[str, Any]]) -> None:
     """The server has signed every line of the run within the study, and the site has what was sent within it."""
-    theirs = [receipts.read_receipt(text) for text in receipts.kept(tmp_path / "within" / receipts.FILE)]
+    theirs = [receipts.read_receipt(text) for text in receipts.read_kept(tmp_path / "within" / receipts.FILE)]
     mine = [one for one in theirs if one.silo == "hospital-03"]
     assert [(one.line, one.hash) for one in mine] == [(entry["line"], entry["hash"]) for entry in entries[1:]]
-    own = receipts.kept(state / "audit" / receipts.FILE)
+    own = receipts.read_kept(state / "audit" / receipts.FILE)
     assert [one.text in own for one in mine] == [True, True, False]  # the last reply has no message after it
     command = ["audit", str(state), "--study", "trial", "--receipts", str(tmp_path / "within" / receipts.FILE)]
     key = state.parents[1] / "credentials" / "nodes" / "hospital-03"

@@ -52,11 +52,11 @@ def log_of(folder: Path, silo: str) -> tuple[list[dict[str, Any]], list[receipts
     place = folder / "site" / silo / "audit"
     found = audit.verify(place)
     assert not found.faults
-    return found.entries, [receipts.read_receipt(text) for text in receipts.kept(place / receipts.FILE)], place
+    return found.entries, [receipts.read_receipt(text) for text in receipts.read_kept(place / receipts.FILE)], place
 
 
 def servers(folder: Path, silo: str) -> list[receipts.Receipt]:
-    texts = receipts.kept(folder / "run" / receipts.FILE)
+    texts = receipts.read_kept(folder / "run" / receipts.FILE)
     return [one for one in map(receipts.read_receipt, texts) if one.silo == silo]
 
 
@@ -155,7 +155,7 @@ def test_over_kill_9_and_resume(tmp_path: Path, key: Path, capsys: pytest.Captur
 
 
 def _readable(folder: Path) -> list[receipts.Receipt]:
-    texts = receipts.kept(folder / "run" / receipts.FILE)
+    texts = receipts.read_kept(folder / "run" / receipts.FILE)
     return [receipts.read_receipt(text) for text in texts if text.endswith("}")]
 
 
@@ -186,5 +186,5 @@ def test_a_silo_says_nonsense_of_its_log(tmp_path: Path) -> None:
             assert list(reply.content) == ["config"]
         assert not (tmp_path / receipts.FILE).exists()
         found.take([Message(RecordDict({receipts.RECORD: ConfigRecord(good)}), reply_to=asked)])
-    assert len(receipts.kept(tmp_path / receipts.FILE)) == 1
-    assert json.loads(receipts.kept(tmp_path / receipts.FILE)[0])["receipt"]
+    assert len(receipts.read_kept(tmp_path / receipts.FILE)) == 1
+    assert json.loads(receipts.read_kept(tmp_path / receipts.FILE)[0])["receipt"]
