@@ -17,11 +17,11 @@ MOST_MODULES, MOST_LINES, MOST_FUNCTION_LINES = 16, 400, 50
 # goes, and raised only in a commit that says why.
 MOST_TOKENS = {
     "models": 44_500,
-    "partitions": 93_700,
+    "partitions": 91_800,
     "strategies": 62_900,
     "client": 79_100,
     "server": 113_400,
-    "tests": 539_600,
+    "tests": 540_300,
 }
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),

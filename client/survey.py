@@ -98,7 +98,7 @@ def recipe_of(text: str) -> Recipe | None:
         found = read_any(text) if text else None
     except DataError:
         found = None
-    return found if isinstance(found, Recipe) and not found.text else None
+    return found if isinstance(found, Recipe) and not found.text.column else None
 
 
 def limits_of(policy: Policy) -> ReleaseLimits:

@@ -155,14 +155,14 @@ def rows_by(source: DatasetSource) -> dict[str, list[int]]:
 
     path, recipe = Path(source.name), load_recipe(Path(source.recipe))
     try:
-        lines = read_lines(path, recipe.separator, recipe.encoding, or_utf8=True)
+        lines = read_lines(path, recipe.file.separator, recipe.file.encoding, or_utf8=True)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror or error})") from None
     if source.by not in lines.columns:
         raise DataError(f"--by {source.by}: {path} has the columns {list_columns(lines.header)}")
     found: dict[str, list[int]] = {}
     for i, cell in enumerate(lines.columns[source.by]):
-        if cell in recipe.gaps:
+        if cell in recipe.file.gaps:
             raise DataError(f"{lines.where(i)} has no {source.by}, which says whose the row is; fill or drop such rows")
         found.setdefault(cell, []).append(i)
     if len(found) > MOST_HOSPITALS or source.by in (*recipe.label, recipe.patient):
@@ -180,7 +180,9 @@ def import_by(source: DatasetSource, seed: int) -> dict[str, SiloData]:
     made = {}
     for own, rows in rows_by(source).items():
         try:
-            made[own] = read_rows(Path(source.name), ImportOptions(recipe=replace(recipe, seed=seed)), rows)
+            made[own] = read_rows(
+                Path(source.name), ImportOptions(recipe=recipe.model_copy(update={"seed": seed})), rows
+            )
         except DataError as error:
             raise DataError(f"{source.by} = {own}: {error}") from None
     return made

@@ -66,6 +66,7 @@ PERSON = re.compile(
     r"(mr|mrs|ms|dr|prof|herr|frau|hr|fr|mme|sr|sra)\.? \S.*|\w+, ?(dr\.? |prof\.? )*[^\W\d]+|\S+@\S+\.\w+",
     re.IGNORECASE,
 )
+ENOUGH_NAMES = 10  # different texts that are called as people are, without a title
 MOST_TRIED = 1000  # cells that are compared with it
 MOST_PERSONS = 0.5  # above this share of cells like "Meier, Anna", a column is one of names
 
@@ -112,8 +113,16 @@ def names_people(column: str, cells: Collection[str] = ()) -> bool:
     """Return whether a column has names or addresses of people, by its own name or by most of its ``cells``."""
     words = words_of(column)
     ends = {"".join(words[i:]) for i in range(len(words))} - ({"name", "names"} if len(words) > 1 else set())
+    most = MOST_PERSONS * max(len(cells), 1)
     persons = sum(bool(PERSON.fullmatch(cell)) for cell in cells)
-    return not ends.isdisjoint(PEOPLE) or persons > MOST_PERSONS * max(len(cells), 1)
+    names = sum(map(is_capitalised, cells))
+    return not ends.isdisjoint(PEOPLE) or persons > most or names > max(most, ENOUGH_NAMES - 1)
+
+
+def is_capitalised(cell: str) -> bool:
+    """Return whether a text is one to three words as in a name: Meier, O'Brien, Anna Meier-Rust, MEIER."""
+    words = re.split(r"[ '\u2019-]", cell)
+    return len(words) < 4 and all(w.isalpha() and (w.istitle() or (w.isupper() and len(w) > 3)) for w in words)
 
 
 def numbers_rows(column: str, cells: Cells) -> bool:

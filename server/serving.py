@@ -107,8 +107,8 @@ def kind_of(request: Request) -> str:
 def taken_by(recipe: AnyRecipe) -> dict[str, Any]:
     """Return the description of a request's allowed content."""
     if isinstance(recipe, Recipe):
-        columns = [{"name": c.source or c.name, "kind": c.kind, "categories": list(c.levels)} for c in recipe.used]
-        roles = [name for name in (recipe.patient, recipe.text) if name]
+        columns = [{"name": c.origin, "kind": c.kind, "categories": list(c.levels)} for c in recipe.used]
+        roles = [name for name in (recipe.patient, recipe.text.column) if name]
         return {"columns": columns, "also": roles, "limits": {"rows": MOST_ROWS, "bytes": MOST_BYTES}}
     made = {key: recipe.content[key] for key in ("pictures", "expected")}
     return {**made, "limits": {"files": MOST_FILES, "bytes": MOST_SCAN_BYTES}}

@@ -32,10 +32,10 @@ from client.site.trust.policy import Policy, Rules, default_file, key_of, parse_
 from client.site.trust.request import make_request, read_request
 from partitions.common.errors import DataError, UserError
 from partitions.importing import dicom
-from partitions.importing.volumes import nifti
+from partitions.importing.volumes import volume
 from partitions.npz import write_npz
 from partitions.recipes.pictures import Expected as PicturesExpected
-from partitions.recipes.pictures import PictureRecipe, load_any, parse_any, read_any
+from partitions.recipes.pictures import PictureRecipe, load_any, made_by, parse_any, read_any
 from partitions.recipes.reading import ReadOptions
 from partitions.recipes.recipe import Column, Recipe, load_recipe, parse_recipe, read
 from partitions.silo_file import read_silo_file
@@ -434,13 +434,28 @@ def test_a_survey(edits: Edits) -> None:
 
 
 RECIPE = Recipe(
-    (
+    columns=(
         Column(
-            "age", "number", unit="years", range=(0, 120), decimal=",", thousands=".", fill="median", fill_value=3.5
+            name="age",
+            kind="number",
+            unit="years",
+            range=(0, 120),
+            decimal=",",
+            thousands=".",
+            fill="median",
+            fill_value=3.5,
         ),
-        Column("sex", "category", "SEX", categories=("f", "m"), values={"w": "f"}, other="other", fill="most-frequent"),
-        Column("since", "date", format="%d.%m.%Y", per="days", fill="refuse", mark_gaps=True),
-        Column("ward", "skip"),
+        Column(
+            name="sex",
+            kind="category",
+            source="SEX",
+            categories=("f", "m"),
+            values={"w": "f"},
+            other="other",
+            fill="most-frequent",
+        ),
+        Column(name="since", kind="date", format="%d.%m.%Y", per="days", fill="refuse", mark_gaps=True),
+        Column(name="ward", kind="skip"),
     ),
     label=("state",),
     classes=("well", "ill"),
@@ -451,15 +466,15 @@ RECIPE = Recipe(
 @given(edits=EDITS)
 def test_a_recipe(place: Path, edits: Edits) -> None:
     """As a file, and as the text in a data file or a model's card: what is read is written and read again alike."""
-    for text in (RECIPE.toml("a comment"), RECIPE.json):
+    for text in (RECIPE.toml("a comment"), RECIPE.as_json):
         place.write_bytes(edited(text.encode(), edits))
         try:
-            is_json = text == RECIPE.json
+            is_json = text == RECIPE.as_json
             found = read(place.read_bytes().decode(errors="replace"), parse_recipe) if is_json else load_recipe(place)
         except ValueError as error:
             one_line(error)
         else:
-            assert read(found.json, parse_recipe) == found == parse_recipe(tomllib.loads(found.toml()))
+            assert read(found.as_json, parse_recipe) == found == parse_recipe(tomllib.loads(found.toml()))
 
 
 @FEW
@@ -472,10 +487,22 @@ def test_a_recipe_of_any_values(key: str, value: Any) -> None:
 
 
 PICTURES = PictureRecipe(
-    (8, 32, 32, 1),
-    "float32",
-    ReadOptions(window=(40, 400), series="T1*", volume=(8, 32, 32), voxel=(3, 1.5, 1.5), outlines=("liver", "core?")),
-    PicturesExpected(("dicom",), ("CT", "MR"), ("axial", ""), ("MONOCHROME2",), ("yes",), (0.3, 2), (1, 6)),
+    pictures=made_by(
+        (8, 32, 32, 1),
+        "float32",
+        ReadOptions(
+            window=(40, 400), series="T1*", volume=(8, 32, 32), voxel=(3, 1.5, 1.5), outlines=("liver", "core?")
+        ),
+    ),
+    expected=PicturesExpected(
+        formats=("dicom",),
+        modalities=("CT", "MR"),
+        planes=("axial", ""),
+        photometric=("MONOCHROME2",),
+        rescaled=("yes",),
+        pixel=(0.3, 2),
+        between=(1, 6),
+    ),
     labels_by="outlines",
     task="segmentation",
     classes=("background", "liver", "core"),
@@ -486,15 +513,15 @@ PICTURES = PictureRecipe(
 @FEW
 @given(edits=EDITS)
 def test_a_recipe_of_pictures(place: Path, edits: Edits) -> None:
-    for text in (PICTURES.toml("a comment"), PICTURES.json):
+    for text in (PICTURES.toml("a comment"), PICTURES.as_json):
         place.write_bytes(edited(text.encode(), edits))
         try:
-            is_json = text == PICTURES.json
+            is_json = text == PICTURES.as_json
             found = read_any(place.read_bytes().decode(errors="replace")) if is_json else load_any(place)
         except ValueError as error:
             one_line(error)
         else:
-            assert read_any(found.json) == found == parse_any(tomllib.loads(found.toml()))
+            assert read_any(found.as_json) == found == parse_any(tomllib.loads(found.toml()))
 
 
 @FEW
@@ -538,5 +565,5 @@ def test_nifti(place: Path, edits: Edits, suffix: str) -> None:
     file.write_bytes(edited(file.read_bytes(), edits))
     options = ReadOptions(size=4)
     reads_or_says_one_line(
-        file, lambda: (nifti.probe(file, "here", options), nifti.read(file, "here", options, None))[1]
+        file, lambda: (volume.probe([file], "here", options), volume.read([file], "here", options))[1]
     )

@@ -159,7 +159,7 @@ def lines_of(body: bytes, recipe: Recipe) -> Lines:
         raise DataError('the request is no {"rows": [{"COLUMN": cell, ...}, ...]}')
     if not 0 < len(rows) <= MOST_ROWS:
         raise DataError(f"the request has {len(rows)} rows; 1 to {MOST_ROWS} are answered at once")
-    signs = {column.source or column.name: column.decimal for column in recipe.used}
+    signs = {column.origin: column.decimal for column in recipe.used}
     read = list[dict[str, str]]()
     for number, row in enumerate(rows, 1):
         check_columns(f"row {number}", list(row), recipe)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
-import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,15 +21,13 @@ from partitions.importing.source import import_source, reading
 from partitions.importing.tables import SEPARATORS, read_lines
 from partitions.labels import TASKS
 from partitions.recipes.cells import is_number
-from partitions.recipes.draft import explain
-from partitions.recipes.lines import Lines
+from partitions.recipes.draft import explain, without_cells
 from partitions.recipes.pictures import AnyRecipe, load_any
 from partitions.recipes.recipe import Recipe, load_recipe
 from partitions.recipes.shared import Mapped, schema_of, schema_toml
 from partitions.schema import Schema, few, load_schema, read_schema
 
 # Options that a recipe replaces, with their values when they are not used.
-QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")  # in a message
 REPLACED: dict[str, Any] = {
     **dict.fromkeys(("label", "time", "event", "labels", "vocabulary", "length", "columns")),
     **dict.fromkeys(("size", "window", "spacing", "volume", "outlines")),
@@ -190,24 +186,12 @@ def propose(args: argparse.Namespace) -> str:
     return without_cells(draft, lines) if questions else draft
 
 
-def without_cells(draft: str, lines: Lines) -> str:
-    """Return a draft without cells in its comments: others see it, and a rare text may be a patient's."""
-    cells = {cell for column in lines.columns.values() for cell in column.different}
-    quoted = {*map(repr, cells), *map(shlex.quote, cells)}
-
-    def masked(comment: re.Match[str]) -> str:
-        text = QUOTED.sub(lambda own: "'...'" if own[0] in quoted else own[0], comment[0])
-        return re.sub(r"--gaps=('...'|\S+)", "--gaps=CELL", text)
-
-    return re.sub(r"^#.*$", masked, draft, flags=re.MULTILINE)
-
-
 def describe_mapping(recipe: Recipe) -> Iterator[str]:
     """Describe how a csv's columns and cells become those of the schema, one line for each with another name."""
     for column in recipe.used:
         codes = ", ".join(f"{cell} = {level}" for cell, level in column.values.items())
         if column.source or codes:
-            yield f"{column.source or column.name}: {'; '.join(filter(None, (f'becomes {column.name}', codes)))}"
+            yield f"{column.origin}: {'; '.join(filter(None, (f'becomes {column.name}', codes)))}"
     if recipe.label_values:
         yield f"{recipe.label[0]}: {', '.join(f'{cell} = {level}' for cell, level in recipe.label_values.items())}"
     if left := [column.source for column in recipe.columns if column.kind == "skip" and not column.format]:

@@ -5,6 +5,7 @@ A hospital's own process loads this file, too (`client/site/parsed.py`): its imp
 
 from __future__ import annotations
 
+import json
 import re
 import reprlib
 from pathlib import Path
@@ -44,6 +45,16 @@ def parse_values(kind: type[Parsed], content: object, file: Path, mend: str, con
         return kind.model_validate(content, context=context, by_alias=True, by_name=False)
     except ValidationError as error:
         raise DataError(f"{file}: {first_fault(error, kind)}; {mend}") from None
+
+
+def parse_content(kind: type[Parsed], content: object, mend: str) -> Parsed:
+    """Return the content of a TOML or JSON file as values, whose lists are tuples. Raises DataError, one line."""
+    try:
+        return kind.model_validate_json(json.dumps(content), by_alias=True, by_name=False)
+    except ValidationError as error:
+        raise DataError(f"{first_fault(error, kind)}; {mend}") from None
+    except (TypeError, ValueError, RecursionError) as error:  # such as a date without quotation marks
+        raise DataError(f"a value is no text, number, list or table ({str(error)[:80]}); {mend}") from None
 
 
 def matching(pattern: str, allowed: str) -> AfterValidator:

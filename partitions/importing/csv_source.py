@@ -41,6 +41,7 @@ from partitions.recipes.draft import (
     Asked,
     Evidence,
     draft_columns,
+    drafted,
     evidence_of,
     find_gaps,
     share_of_numbers,
@@ -49,9 +50,9 @@ from partitions.recipes.draft import (
 from partitions.recipes.lines import Lines, cells_in
 from partitions.recipes.pictures import PictureRecipe
 from partitions.recipes.pipeline import check_gaps, check_misfits, convert
-from partitions.recipes.recipe import OPEN, Column, Recipe
+from partitions.recipes.recipe import NO_TEXT, OPEN, FileFormat, Recipe, TextInput
 from partitions.recipes.shared import Mapped, parse_shared, recipe_for
-from partitions.schema import Schema, few, tidy
+from partitions.schema import Schema, few
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -93,7 +94,7 @@ def with_subgroups(lines: Lines, found: Found, options: ImportOptions) -> Found:
     column, limits = parse_column(options.subgroup)
     if column not in lines.columns:
         raise unknown_name(f"column of {lines.path}", column, lines.header)
-    gaps, decimal = (found.recipe.gaps, found.recipe.decimal) if found.recipe else ((), options.take.decimal)
+    gaps, decimal = (found.recipe.file.gaps, found.recipe.file.decimal) if found.recipe else ((), options.take.decimal)
     names = {}
     for cell, where in cells_in(lines, column, gaps).items():
         names[cell] = name_of(cell.replace(",", ".") if decimal == "," and limits else cell, column, limits, where)
@@ -109,8 +110,8 @@ def rows_of(lines: Lines, options: ImportOptions) -> Found:
         return read_list(lines, options.survival or options.label, options.take)
     recipe, notes, problems = draft_recipe(lines, options)
     problems.refuse(lines.path)
-    if not recipe.used and not recipe.text:
-        left = [f"{own.source or own.name} is {own.why}" for own in recipe.columns if own.why]
+    if not recipe.used and not recipe.text.column:
+        left = [f"{own.origin} is {own.why}" for own in recipe.columns if own.why]
         why = "; ".join(left[:3]) + "; ..." * (len(left) > 3)
         raise DataError(f"{lines.path} has no column that can be an input ({why}); name others, or --text")
     found = table_rows(lines, recipe, recipe.label, options.as_gaps)
@@ -160,9 +161,9 @@ def read_list(lines: Lines, label: Label, take: Take, *, labelled: bool = True) 
 
 def lines_by(path: Path, recipe: Recipe) -> tuple[Lines, tuple[str, ...]]:
     """Return the lines of a table by a recipe's format, and notes."""
-    lines = read_lines(path, recipe.separator, recipe.encoding, recipe.gaps, or_utf8=True)
-    utf8 = lines.encoding == UTF8 and not recipe.encoding.lower().startswith("utf")
-    return lines, (f"{path} is UTF-8, where the recipe has {recipe.encoding}: it is read as UTF-8",) * utf8
+    lines = read_lines(path, recipe.file.separator, recipe.file.encoding, recipe.file.gaps, or_utf8=True)
+    utf8 = lines.encoding == UTF8 and not recipe.file.encoding.lower().startswith("utf")
+    return lines, (f"{path} is UTF-8, where the recipe has {recipe.file.encoding}: it is read as UTF-8",) * utf8
 
 
 def rows_by_recipe(lines: Lines, recipe: Recipe, as_gaps: bool, *, labelled: bool = True) -> Found:
@@ -173,8 +174,8 @@ def rows_by_recipe(lines: Lines, recipe: Recipe, as_gaps: bool, *, labelled: boo
     """
     if len(lines.header) == 1 and len(recipe.columns) > 1:
         raise DataError(
-            f"{lines.path} has one column by the recipe's separator {recipe.separator!r}: save it so, or change it "
-            "there"
+            f"{lines.path} has one column by the recipe's separator {recipe.file.separator!r}: save it so, or change "
+            "it there"
         )
     check_columns(str(lines.path), lines.header, recipe)
     there = labels_there(lines, recipe.label)
@@ -185,11 +186,13 @@ def rows_by_recipe(lines: Lines, recipe: Recipe, as_gaps: bool, *, labelled: boo
 
 def check_columns(where: str, header: Sequence[str], recipe: Recipe) -> None:
     """Raise DataError for columns that the recipe does not have, or that it uses and the csv ``where`` lacks."""
-    roles = (*recipe.label, *filter(None, (recipe.patient, recipe.split, recipe.text)))
-    known = {column.source or column.name for column in recipe.columns}
-    dates = {column.source or column.name for column in recipe.columns if column.format}
-    taken = [own.source or own.name for own in recipe.used] + [own.since for own in recipe.used if own.since in dates]
-    missing = [name for name in dict.fromkeys((*taken, recipe.text, recipe.patient)) if name and name not in header]
+    roles = (*recipe.label, *filter(None, (recipe.patient, recipe.split, recipe.text.column)))
+    known = {column.origin for column in recipe.columns}
+    dates = {column.origin for column in recipe.columns if column.format}
+    taken = [own.origin for own in recipe.used] + [own.since for own in recipe.used if own.since in dates]
+    missing = [
+        name for name in dict.fromkeys((*taken, recipe.text.column, recipe.patient)) if name and name not in header
+    ]
     if strange := [name for name in header if name not in known and name not in roles]:
         instead = f" and lacks {few(missing)}" if missing else ""
         raise DataError(
@@ -207,7 +210,7 @@ def table_rows(lines: Lines, recipe: Recipe, columns: tuple[str, ...], as_gaps: 
     notes = check_misfits(misfits, as_gaps)
     check_gaps(table, lines, recipe)
     empty = [""] * len(lines)
-    keys, texts = (lines.columns.get(name, empty) for name in (recipe.patient, recipe.text))
+    keys, texts = (lines.columns.get(name, empty) for name in (recipe.patient, recipe.text.column))
     whose = {key: (pseudonym(key), hashed(key)) for key in dict.fromkeys(keys)}
     known: dict[tuple[str, ...], tuple[tuple[str, ...], str]] = {}  # labels and split of each combination of cells
     names, rows = (*columns, "split"), list[SampleSource]()
@@ -216,7 +219,7 @@ def table_rows(lines: Lines, recipe: Recipe, columns: tuple[str, ...], as_gaps: 
         where = lines.where(i)
         if own not in known:
             line = where, dict(zip(names, own, strict=True))
-            labels = labels_of(line, columns, recipe.decimal) if columns else ()
+            labels = labels_of(line, columns, recipe.file.decimal) if columns else ()
             known[own] = tuple(recipe.label_values.get(label, label) for label in labels), split_of(line)
         rows.append(SampleSource(where, *known[own], whose[key][0], text=text, spelling=whose[key][1], key=key))
     return Found(rows, columns, notes, recipe, table)
@@ -236,34 +239,35 @@ def draft_recipe(lines: Lines, options: ImportOptions) -> tuple[Recipe, tuple[st
             check_identifiers(lines, patient)
         notes = (*notes, *divided_patients(lines, patient, (*roles, *take.columns)))
     gaps, asked = find_gaps(lines, features, take.asked), take.asked
-    drafted, decimal = draft_columns(lines, features, gaps, asked, patient, problems)
-    for column in drafted:
-        if column.kind == "skip" and (name := column.source or column.name) in take.columns:
+    found, decimal = draft_columns(lines, features, gaps, asked, patient, problems)
+    for column in found:
+        if column.kind == "skip" and (name := column.origin) in take.columns:
             with problems.collected():
                 raise DataError(f"{path}: {name} is no number, date or category: {column.why}{long_text(lines, name)}")
     with problems.collected():
         decimal = label_sign(lines, roles, gaps, asked, decimal)
     left = [name for name in header if name not in (*features, *columns, "split", take.text, patient)]
-    skipped = tuple(Column(tidy(name), "skip", name if tidy(name) != name else "") for name in left)
+    skipped = tuple(drafted(name, "skip") for name in left)
     recipe = Recipe(
-        columns=(*drafted, *skipped),
+        columns=(*found, *skipped),
         label=columns,
         task=options.task,
         classes=tuple(options.labels),
         patient=patient,
         split="split" if "split" in header else "",
         seed=options.seed,
-        encoding=lines.encoding.replace(UTF8, "utf-8"),
-        separator=lines.separator,
-        decimal=decimal,
-        gaps=gaps,
-        text=take.text,
-        vocabulary=take.vocabulary if take.text else "",
-        length=take.length if take.text else 0,
+        file=file_format(lines, decimal, gaps),
+        text=TextInput(column=take.text, vocabulary=take.vocabulary, length=take.length) if take.text else NO_TEXT,
     )
     if lines.encoding == FALLBACK and not take.encoding:
         notes = (f"{path} is not UTF-8 and is read as {FALLBACK} (Windows){example(lines)}: --encoding", *notes)
     return recipe, notes, problems
+
+
+def file_format(lines: Lines, decimal: str, gaps: tuple[str, ...]) -> FileFormat:
+    """Return how a csv is written."""
+    encoding = lines.encoding.replace(UTF8, "utf-8")
+    return FileFormat(encoding=encoding, separator=lines.separator, decimal=decimal, gaps=gaps)
 
 
 def draft_roles(lines: Lines, options: ImportOptions, problems: Problems) -> tuple[tuple[str, ...], str]:
@@ -307,7 +311,7 @@ def shared_recipe(path: Path, schema: Schema, mapped: Mapped, options: ImportOpt
     patient = patient_column(lines, likely, (*mapped.columns.values(), *shared.label))
     gaps = find_gaps(lines, [name for name in header if name != patient], take.asked)
     made = recipe_for(path, header, lines, shared, schema.labels, mapped, take.asked, gaps)
-    taken = {own.name: own.source or own.name for own in made.used if own.name not in mapped.columns}
+    taken = {own.name: own.origin for own in made.used if own.name not in mapped.columns}
     if asked_for := [
         name for name, own in taken.items() if names_people(own, set(lines.columns[own].head(MOST_TRIED)))
     ]:
@@ -316,16 +320,14 @@ def shared_recipe(path: Path, schema: Schema, mapped: Mapped, options: ImportOpt
             f"is meant, say --map {asked_for[0]}={taken[asked_for[0]]}"
         )
     roles = (*made.label, *filter(None, (patient, "split" if "split" in header else "")))
-    return replace(
-        made,
-        columns=tuple(c for c in made.columns if c.kind != "skip" or c.format or c.source not in roles),
-        patient=patient,
-        split="split" if "split" in header else "",
-        seed=options.seed,
-        encoding=lines.encoding.replace(UTF8, "utf-8"),
-        separator=lines.separator,
-        decimal=label_sign(lines, made.label, gaps, take.asked, "."),
-    )
+    own = {
+        "columns": tuple(c for c in made.columns if c.kind != "skip" or c.format or c.source not in roles),
+        "patient": patient,
+        "split": "split" if "split" in header else "",
+        "seed": options.seed,
+        "file": file_format(lines, label_sign(lines, made.label, gaps, take.asked, "."), gaps),
+    }
+    return made.model_copy(update=own)
 
 
 def chosen_columns(lines: Lines, labels: Sequence[str], patient: str, take: Take) -> tuple[list[str], tuple[str, ...]]:

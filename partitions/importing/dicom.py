@@ -90,14 +90,10 @@ def read_header(path: Path, where: str) -> Header | str:
             return modality if modality in (*NO_PICTURES, *MODALITIES) else "DICOM without pixels"
         check_pixels(dataset)
         identity = {key: pseudonym(_text(dataset, keyword)) for key, keyword in IDENTITY.items()}
-        number = dataset.get("InstanceNumber")
-        return Header(
-            identity,
-            _text(dataset, "SeriesDescription"),
-            _position(dataset),
-            int(number) if number is not None else 0,
-            frames_of(dataset),
-        )
+        position, directions = place_of(dataset)
+        along = None if position is None or directions is None else float(np.cross(*directions) @ position)
+        number = int(dataset.get("InstanceNumber") or 0)
+        return Header(identity, _text(dataset, "SeriesDescription"), along, number, frames_of(dataset))
 
 
 def read_key(path: Path, where: str, kind: str) -> str:
@@ -115,7 +111,7 @@ def probe(path: Path, where: str, reading: ReadOptions, frame: int | None = None
         check_readable(dataset, path)
         header = of_frame(dataset, _frame(dataset, frame))
         check_rescale(header)
-        height, width = fitted(dataset.Rows, dataset.Columns, spacing_of(header, reading), reading)
+        height, width = fitted(dataset.Rows, dataset.Columns, spacing_of(header, ratio=not reading.spacing), reading)
         grey = is_grey(dataset)
         deep = grey and int(dataset.get("BitsStored") or 32) > 8
         notes = [
@@ -131,11 +127,12 @@ def probe(path: Path, where: str, reading: ReadOptions, frame: int | None = None
 def acquired(dataset: Dataset, header: Dataset) -> Acquisition:
     """Return the properties that other pictures must share: DICOM's codes and the pixel size. ``header``: a frame's."""
     modality, colours = _text(dataset, "Modality"), _text(dataset, "PhotometricInterpretation")
-    spacing = spacing_of(header, ReadOptions(spacing=1.0))  # in mm, or not at all
+    spacing = spacing_of(header)
+    _, plane = place_of(header)
     return Acquisition(
         format="dicom",
         modality=modality if modality in MODALITIES else "other" if modality else "",
-        plane=_plane(header),
+        plane="" if plane is None else ("sagittal", "coronal", "axial")[int(np.abs(np.cross(*plane)).argmax())],
         photometric=colours if colours in PHOTOMETRIC else "other",
         rescaled=bool(header.get("ModalityLUTSequence")) or "RescaleSlope" in header,
         pixel=min(spacing) if spacing else None,
@@ -157,17 +154,15 @@ def read(path: Path, where: str, reading: ReadOptions, frame: int | None = None)
             picture = Image.fromarray(values if deep else np.rint(values * 255).astype(np.uint8))
         else:
             picture = Image.fromarray(_coloured(array, dataset))
-        made = np.asarray(fit(picture, spacing_of(header, reading), reading, Image.Resampling.BILINEAR))
+        spacing = spacing_of(header, ratio=not reading.spacing)
+        made = np.asarray(fit(picture, spacing, reading, Image.Resampling.BILINEAR))
         return made[..., np.newaxis] if made.ndim == 2 else made
 
 
 def show(stored: Array, header: Dataset, window: tuple[float, float] | None) -> Array:
     """Convert stored grey values (h, w) to display values: float32 (h, w), 0 is black and 1 white."""
-    from pydicom.pixels import apply_modality_lut
-
-    check_rescale(header)
-    padding = padding_of(stored, header)
-    values = apply_modality_lut(stored, header).astype(np.float64)
+    values, padding = in_unit(stored, header)
+    values = values.astype(np.float64)
     if window:
         shown = _windowed(values, *window, "LINEAR_EXACT")
     elif header.get("VOILUTSequence"):
@@ -234,12 +229,16 @@ def has_window(header: Dataset) -> bool:
     return bool(header.get("VOILUTSequence")) or _window_of(header) is not None
 
 
-def padding_of(stored: Array, header: Dataset) -> Array:
-    """Return which pixels are padding, bool (h, w)."""
-    if header.get("PixelPaddingValue") is None:
-        return np.zeros(stored.shape, bool)
-    ends = sorted((header.PixelPaddingValue, header.get("PixelPaddingRangeLimit", header.PixelPaddingValue)))
-    return np.asarray((stored >= ends[0]) & (stored <= ends[1]))
+def in_unit(stored: Array, header: Dataset) -> tuple[Array, Array]:
+    """Return stored values (h, w) in the machine's unit, and which are padding, bool."""
+    from pydicom.pixels import apply_modality_lut
+
+    check_rescale(header)
+    padding = np.zeros(stored.shape, bool)
+    if (value := header.get("PixelPaddingValue")) is not None:
+        ends = sorted((value, header.get("PixelPaddingRangeLimit", value)))
+        padding = (stored >= ends[0]) & (stored <= ends[1])
+    return np.asarray(apply_modality_lut(stored, header)), padding
 
 
 def _coloured(array: Array, dataset: Dataset) -> Array:
@@ -258,30 +257,22 @@ def _frame(dataset: Dataset, wanted: int | None) -> int:
     return frames_of(dataset) // 2 if wanted is None else wanted
 
 
-def spacing_of(header: Dataset, reading: ReadOptions) -> tuple[float, float] | None:
-    """Return the distances of rows and of columns in mm; without these, a ratio, unless mm are required."""
-    for name in ("PixelSpacing", "ImagerPixelSpacing", *(() if reading.spacing else ("PixelAspectRatio",))):
+def spacing_of(header: Dataset, *, ratio: bool = False) -> tuple[float, float] | None:
+    """Return the distances of rows and of columns in mm; without these, their ratio if that is enough."""
+    for name in ("PixelSpacing", "ImagerPixelSpacing", *("PixelAspectRatio",) * ratio):
         values = header.get(name)
         if values and len(values) == 2 and all(0 < float(value) < 1000 for value in values):
             return float(values[0]), float(values[1])
     return None
 
 
-def _position(dataset: Dataset) -> float | None:
-    position, plane = dataset.get("ImagePositionPatient"), dataset.get("ImageOrientationPatient")
-    if not position or not plane or len(position) != 3 or len(plane) != 6:
-        return None
-    rows, columns = np.array(plane, float).reshape(2, 3)
-    return float(np.cross(rows, columns) @ np.array(position, float))
-
-
-def _plane(header: Dataset) -> str:
-    """Return the nearest of axial, coronal and sagittal; "" where the header has no orientation."""
-    plane = header.get("ImageOrientationPatient")
-    if not plane or len(plane) != 6:
-        return ""
-    rows, columns = np.array(plane, float).reshape(2, 3)
-    return ("sagittal", "coronal", "axial")[int(np.abs(np.cross(rows, columns)).argmax())]
+def place_of(header: Dataset) -> tuple[Array | None, Array | None]:
+    """Return the mm of a frame's first pixel, (3,), and the directions of its rows and columns, (2, 3), or None."""
+    position, directions = header.get("ImagePositionPatient"), header.get("ImageOrientationPatient")
+    return (
+        np.array(position, float) if position and len(position) == 3 else None,
+        np.array(directions, float).reshape(2, 3) if directions and len(directions) == 6 else None,
+    )
 
 
 def warnings_of(dataset: Dataset) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from partitions.importing.images import NIFTI, SampleSource, is_sample, kind_of
 from partitions.importing.options import ImportOptions
 from partitions.importing.scans import hashed, pseudonym
 from partitions.importing.tables import SPLIT_NAMES, Label, read_lines
-from partitions.importing.volumes import nifti
+from partitions.importing.volumes import volume
 from partitions.recipes.pictures import PictureRecipe
 from partitions.recipes.reading import ReadOptions
 
@@ -103,8 +103,8 @@ def find_others(source: Path, recipe: PictureRecipe, options: ImportOptions, *, 
 
 def without_labels(recipe: PictureRecipe) -> PictureRecipe:
     """Return the recipe for pictures without labels."""
-    reading = replace(recipe.reading, outlines=())
-    return replace(recipe, label=(), labels_by="file", task="auto", reading=reading)
+    made = recipe.pictures.model_copy(update={"outlines": ()})
+    return recipe.model_copy(update={"label": (), "labels_by": "file", "task": "auto", "pictures": made})
 
 
 def in_file(source: Path, options: ImportOptions) -> Found:
@@ -223,7 +223,7 @@ def slices_of(row: SampleSource, reading: ReadOptions) -> tuple[list[SampleSourc
     """Return a row for each requested slice of a NIfTI volume, and whether there are more slices."""
     if not is_nifti(row) or row.file is None:
         return [row], False
-    numbers, depth = nifti.parts(row.file, row.where, reading)
+    numbers, depth = volume.parts(row.file, row.where, reading)
     return [replace(row, part=part) for part in numbers], depth > len(numbers)
 
 

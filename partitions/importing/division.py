@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,8 +26,6 @@ TEST_SHARE, VAL_SHARE = 0.2, 0.2  # of all; of the rest
 FEWEST_DIVIDED = 3  # patients; fewer would leave a part without one
 
 UNKNOWN = ("unknown", "unbekannt", "missing", "none", "not known", "n.a.", "inconnu", "desconocido")  # no class
-
-LIKE = 0.8  # least ratio of difflib for two similar names
 
 VAL_SHARE_GIVEN = 0.15  # of the training samples, where train and test are given but val is not
 
@@ -62,21 +59,31 @@ def patient_notes(samples: Sequence[SampleSource], asked: str | None) -> tuple[s
 
 
 def label_notes(task: str, answers: Answers, patients: Array, places: Array) -> Iterator[str]:
-    """Yield notes on parts that lack a class, on classes that may be one or none, and on patients of several."""
+    """Yield notes on parts that lack a class, on classes that may be none, and on patients of several."""
     yield from missing_notes(answers.present, answers.names or ("events",) * (task == "survival"), places)
     if task not in ONE_CLASS:
         return
-    y, names = answers.y, answers.names
-    counts = np.bincount(y, minlength=len(names))
-    for i, name in enumerate(names):
-        others = [other for k, other in enumerate(names) if k != i and counts[k] > counts[i]]
-        if 0 < counts[i] < FEWEST and (like := get_close_matches(name, others, n=1, cutoff=LIKE)):
-            yield f"{counts[i]} samples are of class {name!r}: is that {like[0]!r}, written wrong?"
+    counts = np.bincount(answers.y, minlength=len(answers.names))
+    for count, name in zip(counts.tolist(), answers.names, strict=False):
         if name.casefold() in UNKNOWN:
-            yield f"{counts[i]} samples are of class {name!r}: if that means that they have no label, drop them"
-    pairs = np.unique(np.stack([patients, y]), axis=1)[0]
+            yield f"{count} samples are of class {name!r}: if that means that they have no label, drop them"
+    pairs = np.unique(np.stack([patients, answers.y]), axis=1)[0]
     if several := int((np.unique(pairs, return_counts=True)[1] > 1).sum()):
         yield f"{several} of {len(np.unique(patients))} patients have samples of several classes"
+
+
+def check_class_names(names: Sequence[str], y: Array, patients: Array) -> None:
+    """Raise DataError where a class that was found, not declared, has a name of few patients, which may be a person's.
+
+    Names of classes leave with the data summary, as those of columns do.
+    """
+    counts = np.bincount(np.unique(np.stack([y, patients]), axis=1)[0], minlength=len(names))
+    if rare := [repr(name) for name, count in zip(names, counts.tolist(), strict=True) if count < FEWEST]:
+        raise DataError(
+            f"{len(rare)} class names are of fewer than {FEWEST} patients, and names of classes leave the hospital: "
+            f"{few(rare, 4)}; correct them, or name every class of the federation, in order, with --labels A,B "
+            "(`classes` in a recipe)"
+        )
 
 
 def rare_notes(table: DataFrame, recipe: Recipe, patients: Array) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from partitions.common.errors import DataError
 from partitions.importing import dicom
 from partitions.importing.dicom_file import is_dicom
 from partitions.importing.scans import ImageInfo, fit, fitted
-from partitions.importing.volumes import nifti, volume
+from partitions.importing.volumes import volume
 from partitions.labels import VOID
 from partitions.recipes.reading import ReadOptions
 from partitions.splits import Array
@@ -83,15 +83,12 @@ def is_sample(path: Path) -> bool:
 def probe(sample: SampleSource, reading: ReadOptions) -> ImageInfo:
     """Return the image info of a sample. Raises DataError, one line, where it cannot be read."""
     assert sample.file is not None
-    if reading.volume:
-        return volume.probe(sample.files, sample.where, reading)
     if sample.file.is_dir():
         raise DataError(f"{sample.where}: its file is a folder; --volume takes one with a DICOM series as a volume")
-    kind = kind_of(sample.file)
-    if kind == "dicom":
+    if files := scanned(sample, reading):
+        return volume.probe(files, sample.where, reading)
+    if kind_of(sample.file) == "dicom":
         return dicom.probe(sample.file, sample.where, reading, sample.part)
-    if kind == "nifti":
-        return nifti.probe(sample.file, sample.where, reading)
     with open_picture(sample.file, sample.where) as picture:
         if picture.mode not in MODES:
             what = "32-bit" if picture.mode in ("I", "F") else "of a kind that is not read"
@@ -104,6 +101,13 @@ def probe(sample: SampleSource, reading: ReadOptions) -> ImageInfo:
         deep = picture.mode.startswith("I;16")
         grey = deep or picture.mode in ("1", "L", "LA")
         return ImageInfo(height, width, 1 if grey else 3, deep, notes=notes)
+
+
+def scanned(sample: SampleSource, reading: ReadOptions) -> tuple[Path, ...]:
+    """Return the files of a sample that is a volume, or a slice of a NIfTI volume; none for another one."""
+    if reading.volume or sample.file is None:
+        return sample.files
+    return (sample.file,) if kind_of(sample.file) == "nifti" else ()
 
 
 def remarks_on(picture: Image.Image) -> Iterator[str]:
@@ -127,13 +131,10 @@ def read(sample: SampleSource, reading: ReadOptions) -> Array:
     A volume is float32 (d, h, w, 1). Raises DataError, one line, where it cannot be read.
     """
     assert sample.file is not None
-    if reading.volume:
-        return volume.read(sample.files, sample.where, reading)
-    kind = kind_of(sample.file)
-    if kind == "dicom":
+    if files := scanned(sample, reading):
+        return volume.read(files, sample.where, reading, sample.part)
+    if kind_of(sample.file) == "dicom":
         return dicom.read(sample.file, sample.where, reading, sample.part)
-    if kind == "nifti":
-        return nifti.read(sample.file, sample.where, reading, sample.part)
     with open_picture(sample.file, sample.where) as opened:
         picture: Image.Image = ImageOps.exif_transpose(opened)
         if picture.mode.startswith("I;16"):
@@ -181,7 +182,7 @@ def stored_mask(sample: SampleSource, reading: ReadOptions) -> Array:
         return volume.read_mask(sample.files, sample.masks, sample.where, reading)
     assert sample.file is not None and sample.mask is not None
     if kind_of(sample.mask) == "nifti":
-        return nifti.read_mask(sample.file, sample.mask, sample.where, reading, sample.part)
+        return volume.read_mask((sample.file,), (sample.mask,), sample.where, reading, sample.part)
     with open_picture(sample.mask, sample.where) as opened:
         if opened.format in LOSSY:
             raise DataError("JPEG changes the values of classes: save masks as PNG")

@@ -28,7 +28,8 @@ def new_inputs(found: Found, recipe: Recipe) -> tuple[Array, int, tuple[str, ...
             f"the recipe has no fill-value for {few(open_)}: import the rows for training with it first, and take the "
             "recipe that is written then (rows of fewer than three patients are not divided)"
         )
-    take = Take(text=recipe.text, vocabulary=recipe.vocabulary, length=recipe.length) if recipe.text else Take()
+    own = recipe.text
+    take = Take(text=own.column, vocabulary=own.vocabulary, length=own.length) if own.column else Take()
     return read_inputs(found.rows, transform(found.table, recipe), take)
 
 

@@ -46,6 +46,7 @@ from partitions.importing.discovery import find_rows
 from partitions.importing.division import (
     FEWEST_DIVIDED,
     assign_splits,
+    check_class_names,
     label_notes,
     number_patients,
     patient_notes,
@@ -176,7 +177,7 @@ def import_whole(out: Path, found: Found, options: ImportOptions) -> Imported:
         arrays["vocabulary"] = np.array(vocabulary)
     features = recipe.features if recipe else ()
     schema = make_schema(features, tuple(map(tidy, used.classes)))
-    write_npz(out, arrays | written_schema(schema) | {"recipe": np.array(used.json)}, streams)
+    write_npz(out, arrays | written_schema(schema) | {"recipe": np.array(used.as_json)}, streams)
     why = "too few to be divided" if labelled else "without labels"
     text = f"{len(x)} samples, {why}, in one part: {describe_inputs(x)}"
     columns = tuple(feature.name for feature in features)
@@ -206,8 +207,8 @@ def with_recipe(options: ImportOptions) -> ImportOptions:
     if recipe is None:
         return options
     take = Take(patient=recipe.patient or None)
-    if recipe.text:
-        take = replace(take, text=recipe.text, vocabulary=recipe.vocabulary, length=recipe.length)
+    if recipe.text.column:
+        take = replace(take, text=recipe.text.column, vocabulary=recipe.text.vocabulary, length=recipe.text.length)
     return replace(options, labels=recipe.classes, task=recipe.task, seed=recipe.seed, take=take)
 
 
@@ -267,6 +268,8 @@ def collect(source: Path, found: Found, options: ImportOptions) -> Collected:
     answers = read_answers(samples, found.columns, options.labels, task, options.reading, known)
     y, names, outputs = answers.y, answers.names, answers.outputs
     patients = number_patients(samples)
+    if names and task in ONE_CLASS and not options.labels:
+        check_class_names(names, y, patients)
     places = assign_splits(samples, patients, answers.present, options.seed)
     notes = (*notes, *patient_notes(samples, take.patient), *label_notes(task, answers, patients, places))
     named = any(sample.patient for sample in samples)
@@ -275,21 +278,14 @@ def collect(source: Path, found: Found, options: ImportOptions) -> Collected:
     if recipe is None or found.table is None:
         x = describe(samples, infos, pictures)
         classes = tuple(names if task in (*ONE_CLASS, "segmentation") else options.labels)
-        pictures = replace(
-            pictures or draft_pictures(infos, x, options),
-            label=found.columns,
-            labels_by=found.by,
-            patient=found.patient,
-            task=task,
-            classes=classes,
-            outputs=outputs,
-            seed=options.seed,
-        )
+        roles = {"label": found.columns, "labels_by": found.by, "patient": found.patient, "seed": options.seed}
+        roles |= {"task": task, "classes": classes, "outputs": outputs}
+        pictures = (pictures or draft_pictures(infos, x, options)).model_copy(update=roles)
     else:
         notes = (*notes, *future_notes(found.table, recipe), *rare_notes(found.table, recipe, patients))
         names = recipe.classes or names  # of a shared schema; this file's own names are in its recipe
         classes = names if task in ONE_CLASS else recipe.classes
-        recipe = replace(recipe, task=task, classes=classes, outputs=outputs)
+        recipe = recipe.model_copy(update={"task": task, "classes": classes, "outputs": outputs})
         check_fills(found.table, recipe, places == "train")
         recipe = with_fills(recipe, fit(found.table, recipe, places == "train"))
         x, vocabulary, more = read_inputs(samples, transform(found.table, recipe), take)
@@ -299,7 +295,7 @@ def collect(source: Path, found: Found, options: ImportOptions) -> Collected:
     check_names(sample.subgroup for sample in samples)
     groups = np.array([sample.subgroup for sample in samples]) if options.subgroup else None
     features, used = recipe.features if recipe else (), recipe or pictures
-    schema, text = make_schema(features, tuple(map(tidy, names))), used.json if used else ""
+    schema, text = make_schema(features, tuple(map(tidy, names))), used.as_json if used else ""
     parts = parts_of(x, y, patients if named else None, groups, places)
     data = SiloData(*parts, outputs, task, vocabulary, schema, text, options.cohort)
     return Collected(samples, data, places, names, tuple(f.name for f in features), notes, recipe, pictures, gaps)

@@ -16,7 +16,7 @@ from partitions.importing.files import Faults
 from partitions.importing.images import SampleSource, kind_of, name_of, probe, read, read_mask
 from partitions.importing.options import ImportOptions
 from partitions.importing.scans import ImageInfo
-from partitions.recipes.pictures import PictureRecipe, differences, expect
+from partitions.recipes.pictures import PictureRecipe, differences, expect, made_by
 from partitions.recipes.reading import ReadOptions
 from partitions.splits import Array
 
@@ -64,7 +64,7 @@ def describe(samples: Sequence[SampleSource], infos: Sequence[ImageInfo], recipe
     """Return blank pictures, uint8 or float32 (n, h, w, c), c = 1, or 3 if any is in colour; or as in a recipe."""
     if recipe:
         check_expected(samples, infos, recipe)
-        return blank((len(samples), *recipe.shape), np.dtype(recipe.dtype).type)
+        return blank((len(samples), *recipe.pictures.shape), np.dtype(recipe.pictures.dtype).type)
     first, plain = infos[0], None  # plain: the first that is no scan, whose depth was chosen by its maker
     for sample, info in zip(samples, infos, strict=True):
         assert sample.file is not None
@@ -98,12 +98,12 @@ def check_expected(samples: Sequence[SampleSource], infos: Sequence[ImageInfo], 
 
 def unlike(info: ImageInfo, recipe: PictureRecipe) -> Iterator[str]:
     """Yield the properties of a picture that prevent conversion to the recipe's shape and type."""
-    *depth, height, width, channels = recipe.shape
+    *depth, height, width, channels = recipe.pictures.shape
     if info.channels > channels:
         yield "it is in colour, where the recipe has grey"
-    if info.deep and recipe.dtype == "uint8":
+    if info.deep and recipe.pictures.dtype == "uint8":
         yield "it has more than 8 bits, where the recipe has 8"
-    if not info.deep and recipe.dtype == "float32" and info.acquired.format == "picture" and channels == 1:
+    if not info.deep and recipe.pictures.dtype == "float32" and info.acquired.format == "picture" and channels == 1:
         yield "it has 8 bits, where the recipe has more"
     if (info.height, info.width) != (height, width) and not depth:
         yield f"it is {info.width} x {info.height}, where the recipe has {width} x {height}"
@@ -111,9 +111,8 @@ def unlike(info: ImageInfo, recipe: PictureRecipe) -> Iterator[str]:
 
 def draft_pictures(infos: Sequence[ImageInfo], like: Array, options: ImportOptions) -> PictureRecipe:
     """Return the recipe by which pictures (n, h, w, c) are read, without roles and labels."""
-    return PictureRecipe(
-        tuple(like.shape[1:]), str(like.dtype), options.reading, expect([info.acquired for info in infos])
-    )
+    made = made_by(like.shape[1:], str(like.dtype), options.reading)
+    return PictureRecipe(pictures=made, expected=expect([info.acquired for info in infos]))
 
 
 def count_notes(infos: Sequence[ImageInfo]) -> list[str]:

@@ -165,7 +165,9 @@ def _found_names(first: Mapping[str, str], count: int) -> tuple[str, ...]:
     check_spellings(first)
     found = sorted({plain_label(text) for text in first})
     if len(found) == 1:
-        raise unnumbered(count, found[0] if len(found[0]) <= LONGEST_SHOWN else f"a text of {len(found[0])} characters")
+        raise unnumbered(
+            count, repr(found[0]) if len(found[0]) <= LONGEST_SHOWN else f"a text of {len(found[0])} characters"
+        )
     return tuple(found)
 
 

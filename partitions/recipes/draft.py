@@ -11,6 +11,7 @@ import shlex
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -50,6 +51,7 @@ LONGEST_GAP = max(map(len, GAPS))
 GROUPS = re.compile(rf"{SIGN}\d{{1,3}}(?:([.,])\d{{3}}(?:\1\d{{3}})+|([{SPACED}])\d{{3}}(?:\2\d{{3}})*)", re.ASCII)
 BOTH = re.compile(rf"{SIGN}\d{{1,3}}([.,{SPACED}])\d{{3}}(?:\1\d{{3}})*(?!\1)([.,])\d+", re.ASCII)
 ANY_NUMBER = (re.compile(rf"{SIGN}\d+([eE][+-]?\d+)?", re.ASCII), DECIMAL, GROUPS, BOTH)
+QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")  # in a message
 LIMIT = re.compile(rf"[<>\u2264\u2265]=?\s*{SIGN}\d[\d.,]*", re.ASCII)
 WITH_UNIT = re.compile(rf"[<>]?\s*{SIGN}\d[\d.,]*(\s*[%\u2030\u00b0\u20ac$\u00a3]|\s+\S|[a-zA-Z\u00b5]{{2}}).*")
 
@@ -71,6 +73,18 @@ class Evidence:
     decimal: dict[str, tuple[str, str]] = field(default_factory=dict)
     thousands: dict[str, tuple[str, str]] = field(default_factory=dict)
     unclear: dict[str, tuple[str, str]] = field(default_factory=dict)  # 1,234 or 1.234
+
+
+def without_cells(draft: str, lines: Lines) -> str:
+    """Return a draft without cells in its comments: others see it, and a rare text may be a patient's."""
+    cells = {cell for column in lines.columns.values() for cell in column.different}
+    quoted = {*map(repr, cells), *map(shlex.quote, cells)}
+
+    def masked(comment: re.Match[str]) -> str:
+        text = QUOTED.sub(lambda own: "'...'" if own[0] in quoted else own[0], comment[0])
+        return re.sub(r"--gaps=('...'|\S+)", "--gaps=CELL", text)
+
+    return re.sub(r"^#.*$", masked, draft, flags=re.MULTILINE)
 
 
 def find_gaps(lines: Lines, columns: Sequence[str], asked: Asked) -> tuple[str, ...]:
@@ -166,11 +180,15 @@ def draft_columns(
             else:
                 made.append(draft_other(name, lines, cells[name], gaps, asked, patient))
         for error in problems.found[known:]:
-            made.append(Column(tidy(name), OPEN, name if tidy(name) != name else "", why=f"QUESTION. {error}"))
-    decimals = Counter(
-        column.decimal for column in made if column.kind == "number" and evidence[column.source or column.name].decimal
-    )
+            made.append(drafted(name, OPEN, why=f"QUESTION. {error}"))
+    decimals = Counter(column.decimal for column in made if column.kind == "number" and evidence[column.origin].decimal)
     return tuple(made), asked.decimal or next((sign for sign, _ in decimals.most_common(1)), ".")
+
+
+def drafted(name: str, kind: str, **fields: Any) -> Column:
+    """Return the recipe's column for the csv's column ``name``; one of an open kind cannot be read again."""
+    make = Column.model_construct if kind == OPEN else Column
+    return make(name=tidy(name), kind=kind, source=name if tidy(name) != name else "", **fields)
 
 
 def share_of_numbers(cells: Places) -> float:
@@ -200,15 +218,7 @@ def draft_number(name: str, lines: Lines, cells: Places, gaps: Collection[str], 
         known = {cell: value for cell, value in values.items() if value is not None}
         remarks += odd_numbers(cells, lines.columns[name].counts, known)
     why = "; ".join(filter(None, remarks)) or PLAIN
-    return Column(
-        tidy(name),
-        "number",
-        source=name if tidy(name) != name else "",
-        decimal=signs.decimal,
-        thousands=signs.thousands,
-        fill="median",
-        why=why,
-    )
+    return drafted(name, "number", decimal=signs.decimal, thousands=signs.thousands, fill="median", why=why)
 
 
 def no_number(name: str, where: str, cell: str, count: int) -> DataError:
@@ -268,9 +278,8 @@ def remark_on_gaps(lines: Lines, name: str, gaps: Collection[str], filled: str) 
 
 def draft_other(name: str, lines: Lines, cells: Places, gaps: Collection[str], asked: Asked, patient: str) -> Column:
     """Draft a column of dates or categories, or one that is left out, with the reason."""
-    source = name if tidy(name) != name else ""
     if not cells:
-        return Column(tidy(name), "skip", source, why="left out: it has no values")
+        return drafted(name, "skip", why="left out: it has no values")
     formats = date_formats(list(cells))
     if asked.dates and all(parse_date(cell, asked.dates) for cell in cells):
         formats = [asked.dates]
@@ -285,7 +294,7 @@ def draft_other(name: str, lines: Lines, cells: Places, gaps: Collection[str], a
         latest = latest_of(formats[0])
         years = f"two digits mean {latest - 99} to {latest} (`latest`)" if latest else ""
         why = "; ".join(filter(None, (f"date written {formats[0]}: years since 2000-01-01", years, filled)))
-        return Column(tidy(name), "date", source, format=formats[0], latest=latest, fill="median", why=why)
+        return drafted(name, "date", format=formats[0], latest=latest, fill="median", why=why)
     return draft_category(name, lines, cells, gaps, patient)
 
 
@@ -306,10 +315,9 @@ def check_dates(name: str, cells: Mapping[str, str]) -> None:
 
 def draft_category(name: str, lines: Lines, cells: Mapping[str, str], gaps: Collection[str], patient: str) -> Column:
     """Draft a column of categories; rare ones become ``other``, because their names would disclose few patients."""
-    source = name if tidy(name) != name else ""
     if len(cells) > MOST_LEVELS or any(shown(cell) != repr(cell) for cell in cells):
         why = f"left out: {len(cells)} different texts in {len(lines)} rows; --text takes a column of notes as text"
-        return Column(tidy(name), "skip", source, why="; ".join([why, *remarks_on_units(cells)]))
+        return drafted(name, "skip", why="; ".join([why, *remarks_on_units(cells)]))
     tidied = {cell: tidy(cell) for cell in lines.columns[name].different}
     whose = patients_by(lines, name, tidied, patient)
     spellings: dict[str, list[str]] = {}  # the cells of each value, which may differ in blanks and line breaks
@@ -320,7 +328,7 @@ def draft_category(name: str, lines: Lines, cells: Mapping[str, str], gaps: Coll
     of_few = f"of fewer than {FEWEST} patients" + ("" if all(map(str.isprintable, spellings)) else ", or unprintable,")
     if not common:
         why = f"left out: none of its values has {FEWEST} patients or more"
-        return Column(tidy(name), "skip", source, why="; ".join([why, *remarks_on_units(cells)]))
+        return drafted(name, "skip", why="; ".join([why, *remarks_on_units(cells)]))
     other = next(own for own in ("other", "other values", "all others") if own not in common) if rare else ""
     remarks = [f"category, one column for each of {few(common, 8)}"]
     remarks += [f"{rare} values {of_few} become {other!r}, unnamed"] if rare else []
@@ -332,10 +340,9 @@ def draft_category(name: str, lines: Lines, cells: Mapping[str, str], gaps: Coll
     if twice := [own for own in common if folded[own.casefold()] > 1]:
         remarks.append(f"{few(twice, 4)} differ in case only: `values` in the recipe makes one of them")
     values = {cell: own for own in common for cell in spellings[own] if cell != own}
-    return Column(
-        tidy(name),
+    return drafted(
+        name,
         "category",
-        source,
         categories=tuple(common),
         values=values,
         other=other,
@@ -347,7 +354,8 @@ def draft_category(name: str, lines: Lines, cells: Mapping[str, str], gaps: Coll
 def patients_by(lines: Lines, name: str, tidied: Mapping[str, str], patient: str) -> dict[str, int]:
     """Return the number of patients with each value, by the ``tidied`` cells of a column and that of patients.
 
-    A line without a patient's identifier is of another patient.
+    Texts of fewer than :data:`FEWEST` are in no draft, recipe or schema without the hospital's word. A line without a
+    patient's identifier is of another patient.
     """
     values = Cells.of([tidied[cell] for cell in lines.columns[name].different])
     own = values.codes[lines.columns[name].codes]
@@ -374,4 +382,4 @@ def explain(recipe: Recipe) -> Iterator[str]:
     """Yield a line on each column of a draft, except plain numbers."""
     for column in recipe.columns:
         if column.why not in ("", PLAIN):
-            yield f"{column.source or column.name}: {column.why}"
+            yield f"{column.origin}: {column.why}"

@@ -24,26 +24,24 @@ It contains no name, date, identifier or text of a header, only codes that DICOM
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from partitions.common.errors import DataError
+from partitions.common.parsed import parse_content
 from partitions.labels import TASKS
 from partitions.recipes.reading import Acquisition, ReadOptions
-from partitions.recipes.recipe import VERSION, Recipe, loaded, parse_recipe, read, written
-from partitions.recipes.values import number, refuse_unknown, table_of, texts, typed
+from partitions.recipes.recipe import MEND, Part, Recipe, Text, check_version, loaded, one_of, parse_recipe, read
+from partitions.recipes.toml import NO_NOTES, as_toml
 from partitions.schema import Feature, few
 
 KIND = "pictures"
-FORMATS = ("picture", "dicom", "nifti")
 LABELS_BY = ("file", "folder", "study", "accession", "patient", "outlines")
-PLANES = ("axial", "coronal", "sagittal", "")
 ANSWERS = ("yes", "no")
 # Defined terms of (0008,0060), DICOM PS3.3, C.7.3.1.1.1. All other values become "other".
 MODALITIES = frozenset(
@@ -56,108 +54,96 @@ MODALITIES = frozenset(
 GREY = ("MONOCHROME1", "MONOCHROME2")
 YBR = ("YBR_FULL", "YBR_FULL_422", "YBR_PARTIAL_420", "YBR_ICT", "YBR_RCT")
 PHOTOMETRIC = frozenset((*GREY, "PALETTE COLOR", "RGB", *YBR))
-TOP = ("version", "kind", "questions", "seed", "labels-by", "label", "task", "classes", "outputs", "patient")
-MADE = ("shape", "dtype", "window", "spacing", "slices", "series", "resize", "outlines", "binary-masks")
-LISTS = ("formats", "modalities", "planes", "photometric", "rescaled")
-RANGES = {"pixel-mm": "pixel", "slice-mm": "between"}
-COMMENTS = (
-    "What is made of each picture.",
-    "What the pictures were. Others are refused where they differ: add here what the model may be used for.",
-)
+SAME = ("window", "slices", "series", "outlines", "binary_masks")  # fields of ReadOptions and of [pictures]
+COMMENTS = {
+    "pictures": "What is made of each picture.",
+    "expected": "What the pictures were. Others are refused where they differ: add what the model may be used for.",
+}
+
+Millimetres = tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]]  # from .. to
 
 
-@dataclass(frozen=True)
-class Expected:
+class Expected(Part):
     """The properties of the recipe's pictures, each as a list of values; "" for a header without a value.
 
     ``pixel``, ``between``: mm of a pixel, and between slices, from .. to; None where they are not checked.
     """
 
-    formats: tuple[str, ...] = ()
-    modalities: tuple[str, ...] = ()
-    planes: tuple[str, ...] = ()
-    photometric: tuple[str, ...] = ()
-    rescaled: tuple[str, ...] = ()
-    pixel: tuple[float, float] | None = None
-    between: tuple[float, float] | None = None
+    formats: tuple[Annotated[str, one_of("picture", "dicom", "nifti")], ...] = ()
+    modalities: tuple[Annotated[str, one_of(*sorted(MODALITIES), "other", "")], ...] = ()
+    planes: tuple[Annotated[str, one_of("axial", "coronal", "sagittal", "")], ...] = ()
+    photometric: tuple[Annotated[str, one_of(*sorted(PHOTOMETRIC), "other", "")], ...] = ()
+    rescaled: tuple[Annotated[str, one_of(*ANSWERS)], ...] = ()
+    pixel: Millimetres | None = None
+    between: Millimetres | None = None
+
+
+class Made(Part):
+    """What is made of each picture. ``shape``: (h, w, c) in a data file, or (d, h, w, 1) of a volume."""
+
+    ALWAYS = ("shape", "dtype")
+
+    shape: Annotated[tuple[Annotated[int, Field(ge=1, lt=1 << 15)], ...], Field(min_length=3, max_length=4)]
+    dtype: Annotated[str, one_of("uint8", "float32")]
+    resize: bool = False
+    window: tuple[float, float] | None = None
+    spacing: float | tuple[float, float, float] | None = None
+    slices: int = 1
+    series: str = ""
+    outlines: tuple[Text, ...] = ()
+    binary_masks: bool = False
 
     @property
-    def content(self) -> dict[str, Any]:
-        """The expected properties for TOML and JSON."""
-        known = {key: getattr(self, key) for key in LISTS} | {key: getattr(self, own) for key, own in RANGES.items()}
-        return {key: list(own) for key, own in known.items() if own}
+    def reading(self) -> ReadOptions:
+        """The options for reading. Raises DataError where they do not fit together."""
+        mm, same = self.spacing, {name: getattr(self, name) for name in SAME}
+        volume = (self.shape[0], self.shape[1], self.shape[2]) if len(self.shape) == 4 else None
+        voxels = {"voxel": mm} if isinstance(mm, tuple) else {"spacing": mm}
+        return ReadOptions(size=self.shape[1] if self.resize else None, volume=volume, **voxels, **same)
 
 
-@dataclass(frozen=True)
-class PictureRecipe:
-    """A recipe of pictures; ``shape``: (h, w, c) of each in a data file, or (d, h, w, c) of a volume."""
+class PictureRecipe(Part):
+    """A recipe of pictures. ``questions``: what is open in a draft."""
 
-    shape: tuple[int, ...]
-    dtype: str
-    reading: ReadOptions = field(default_factory=ReadOptions)
-    expected: Expected = field(default_factory=Expected)
-    labels_by: str = "file"
-    label: tuple[str, ...] = ()
-    task: str = "auto"
-    classes: tuple[str, ...] = ()
+    ALWAYS = ("version", "kind", "seed", "labels_by", "label", "task", "pictures", "expected")
+
+    questions: tuple[Text, ...] = ()
+    version: Literal[1] = 1
+    kind: Annotated[str, one_of(KIND)] = KIND
+    seed: int = 42
+    labels_by: Annotated[str, one_of(*LABELS_BY)] = "file"
+    label: tuple[Text, ...] = ()
+    task: Annotated[str, one_of("auto", *TASKS)] = "auto"
+    classes: tuple[Text, ...] = ()
     outputs: int = 0
     patient: str = ""
-    seed: int = 42
+    pictures: Made
+    expected: Expected = Expected()
+
+    @property
+    def reading(self) -> ReadOptions:
+        """The options for reading the pictures."""
+        return self.pictures.reading
 
     @property
     def features(self) -> tuple[Feature, ...]:
         """No features, because pictures have no columns."""
         return ()
 
-    @property
-    def content(self) -> dict[str, Any]:
-        """The recipe for TOML and JSON."""
-        top: dict[str, Any] = {"version": VERSION, "kind": KIND, "seed": self.seed, "labels-by": self.labels_by}
-        top |= {"label": list(self.label), "task": self.task}
-        top |= {"classes": list(self.classes)} if self.classes else {}
-        top |= {"outputs": self.outputs} if self.outputs else {}
-        top |= {"patient": self.patient} if self.patient else {}
-        own: ReadOptions = self.reading
-        made: dict[str, Any] = {"shape": list(self.shape), "dtype": self.dtype}
-        made |= {"resize": True} if own.size else {}
-        made |= {"window": list(own.window)} if own.window else {}
-        made |= {"spacing": own.spacing} if own.spacing else {}
-        made |= {"spacing": list(own.voxel)} if own.voxel else {}
-        made |= {"slices": own.slices} if own.slices > 1 else {}
-        made |= {"series": own.series} if own.series else {}
-        made |= {"outlines": list(own.outlines)} if own.outlines else {}
-        made |= {"binary-masks": True} if own.binary_masks else {}
-        return top | {"pictures": made, "expected": self.expected.content}
-
-    @property
-    def json(self) -> str:
-        """Return the recipe as JSON, for data files and model cards."""
-        return json.dumps(self.content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-
-    def toml(
-        self, about: str = "", reasons: Mapping[str, str] = MappingProxyType({}), open_: Sequence[str] = ()
-    ) -> str:
-        """Return the recipe as TOML. ``reasons``: a comment above a key; ``open_``: questions of a draft."""
+    def toml(self, about: str = "", reasons: Mapping[str, str] = NO_NOTES) -> str:
+        """Return the recipe as TOML. ``reasons``: a comment above a key."""
         content = self.content
-        tables = {key: content.pop(key) for key in ("pictures", "expected")}
-        content = ({"questions": list(open_)} if open_ else {}) | content
-        content |= {"patient": self.patient} if "patient" in (*open_, *reasons) else {}
-
-        def entries(table: Mapping[str, Any]) -> Iterator[str]:
-            for key, value in table.items():
-                yield from commented(reasons.get(key, ""))
-                yield f"{key} = {written(value)}"
-
-        lines = [*commented(about), *entries(content)]
-        for (name, table), comment in zip(tables.items(), COMMENTS, strict=True):
-            lines += ["", f"# {comment}", f"[{name}]", *entries(table)]
-        return "\n".join(lines) + "\n"
+        if "patient" in (*self.questions, *reasons):  # asked about, or empty for a reason
+            tables = {key: content.pop(key) for key in COMMENTS}
+            content |= {"patient": self.patient} | tables
+        return as_toml(content, about, {**COMMENTS, **reasons})
 
 
-def commented(text: str) -> Iterator[str]:
-    """Yield a text's lines as TOML comments, without control characters."""
-    for line in text.splitlines():
-        yield "".join(c if c.isprintable() else "?" for c in f"# {line}").rstrip()
+def made_by(shape: Sequence[int], dtype: str, reading: ReadOptions) -> Made:
+    """Return the section [pictures] for pictures of this shape that are read with these options."""
+    same = {name: getattr(reading, name) for name in SAME}
+    mm = reading.voxel or reading.spacing
+    return Made(shape=tuple(shape), dtype=dtype, resize=bool(reading.size), spacing=mm, **same)
 
 
 AnyRecipe = Recipe | PictureRecipe
@@ -182,104 +168,23 @@ def parse_any(content: object) -> AnyRecipe:
 
 def parse_pictures(content: Mapping[str, Any]) -> PictureRecipe:
     """Parse the recipe of pictures. Raises DataError, one line."""
-    refuse_unknown(content, (*TOP, "pictures", "expected"), "a recipe of pictures")
-    if content["kind"] != KIND or content.get("version") != VERSION:
-        raise DataError(f'a recipe of version {VERSION} has no kind, or kind = "{KIND}"')
-    if open_ := texts(content.get("questions", []), "questions"):
+    check_version(content)
+    recipe = parse_content(PictureRecipe, content, MEND)
+    if recipe.questions:
         raise DataError(
-            f"it is a draft with {len(open_)} open questions ({few(open_)}): answer each in it, then delete its name "
-            "from `questions`"
+            f"it is a draft with {len(recipe.questions)} open questions ({few(recipe.questions)}): answer each in it, "
+            "then delete its name from `questions`"
         )
-    made, expected = (table_of(content.get(key, {}), f"[{key}]") for key in ("pictures", "expected"))
-    refuse_unknown(made, MADE, "[pictures]")
-    refuse_unknown(expected, (*LISTS, *RANGES), "[expected]")
-    shape = shape_of(made.get("shape"))
-    recipe = PictureRecipe(
-        shape,
-        typed(made, "dtype", ""),
-        parse_reading(made, shape),
-        parse_expected(expected),
-        labels_by=typed(content, "labels-by", "file"),
-        label=texts(content.get("label", []), "label"),
-        task=typed(content, "task", "auto"),
-        classes=texts(content.get("classes", []), "classes"),
-        outputs=typed(content, "outputs", 0),
-        patient=typed(content, "patient", ""),
-        seed=typed(content, "seed", 42),
-    )
-    check_in("dtype", recipe.dtype, ("uint8", "float32"))
-    check_in("labels-by", recipe.labels_by, LABELS_BY)
-    check_in("task", recipe.task, ("auto", *TASKS))
-    return recipe
-
-
-def check_in(key: str, value: str, allowed: Sequence[str]) -> None:
-    """Raise DataError for a value that is not in ``allowed``."""
-    if value not in allowed:
-        raise DataError(f"{key} is {value[:40]!r}; it is one of {', '.join(map(repr, allowed))}")
-
-
-def shape_of(value: object) -> tuple[int, ...]:
-    """Parse a shape (h, w, c) or (d, h, w, 1). Raises DataError."""
-    shape = numbers(value, "shape", 4 if isinstance(value, list) and len(value) == 4 else 3)
-    channels = (1,) if len(shape) == 4 else (1, 3)
-    if not all(own.is_integer() and 1 <= own < 1 << 15 for own in shape) or shape[-1] not in channels:
+    shape = recipe.pictures.shape
+    if shape[-1] not in ((1,) if len(shape) == 4 else (1, 3)):
         raise DataError("shape is height, width and channels, for example [224, 224, 1]; of volumes depth before them")
-    return tuple(map(int, shape))
-
-
-def parse_reading(made: Mapping[str, Any], shape: tuple[int, ...]) -> ReadOptions:
-    """Parse the read options for pictures of this shape. Raises DataError."""
-    resize = typed(made, "resize", False)
-    if resize and shape[0] != shape[1]:
+    if recipe.pictures.resize and shape[0] != shape[1]:
         raise DataError("resize makes squares; shape has another height than width")
-    window = numbers(made["window"], "window", 2) if "window" in made else None
-    voxel = numbers(made["spacing"], "spacing", 3) if isinstance(made.get("spacing"), list) else None
-    return ReadOptions(
-        size=shape[1] if resize else None,
-        window=(window[0], window[1]) if window else None,
-        spacing=number(made["spacing"], "spacing") if "spacing" in made and not voxel else None,
-        slices=typed(made, "slices", 1),
-        series=typed(made, "series", ""),
-        volume=(shape[0], shape[1], shape[2]) if len(shape) == 4 else None,
-        voxel=(voxel[0], voxel[1], voxel[2]) if voxel else None,
-        outlines=texts(made.get("outlines", []), "outlines"),
-        binary_masks=typed(made, "binary-masks", False),
-    )
-
-
-def parse_expected(table: Mapping[str, Any]) -> Expected:
-    """Parse the expected properties of pictures. Raises DataError."""
-    known: dict[str, tuple[str, ...] | frozenset[str]] = {
-        "formats": FORMATS,
-        "modalities": MODALITIES | {"other", ""},
-        "planes": PLANES,
-        "photometric": PHOTOMETRIC | {"other", ""},
-        "rescaled": ANSWERS,
-    }
-    listed = {key: texts(table.get(key, []), key) for key in LISTS}
-    for key, names in listed.items():
-        if strange := [name for name in names if name not in known[key]]:
-            raise DataError(f"{key} has {strange[0][:40]!r}; there are: {', '.join(filter(None, sorted(known[key])))}")
-    ranges = {own: range_of(table, key) for key, own in RANGES.items()}
-    return Expected(**listed, pixel=ranges["pixel"], between=ranges["between"])
-
-
-def range_of(table: Mapping[str, Any], key: str) -> tuple[float, float] | None:
-    """Parse a range of mm; None where there is none. Raises DataError."""
-    if key not in table:
-        return None
-    low, high = numbers(table[key], key, 2)
-    if not 0 < low <= high:
-        raise DataError(f"{key} is the smallest and the largest distance, in mm")
-    return low, high
-
-
-def numbers(value: object, what: str, count: int) -> tuple[float, ...]:
-    """Parse a list of ``count`` numbers. Raises DataError."""
-    if not isinstance(value, list) or len(value) != count:
-        raise DataError(f"{what} is a list of {count} numbers")
-    return tuple(number(own, what) for own in value)
+    for key, mm in (("pixel-mm", recipe.expected.pixel), ("slice-mm", recipe.expected.between)):
+        if mm and mm[0] > mm[1]:
+            raise DataError(f"{key} is the smallest and the largest distance, in mm")
+    _ = recipe.reading  # which raises for options that do not fit together
+    return recipe
 
 
 # Properties of pictures, and their check
@@ -298,7 +203,7 @@ def expect(seen: Sequence[Acquisition]) -> Expected:
     )
 
 
-def found(values: Iterator[str]) -> tuple[str, ...]:
+def found(values: Iterable[str]) -> tuple[str, ...]:
     """Return the different values, sorted."""
     return tuple(sorted(set(values)))
 

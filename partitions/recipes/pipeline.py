@@ -48,9 +48,9 @@ def convert(lines: Lines, recipe: Recipe) -> tuple[DataFrame, list[Misfit]]:
 
     found: list[tuple[int, Misfit]] = []
     made: dict[int, Any] = {}
-    gaps, formats = frozenset(recipe.gaps), {c.source or c.name: c for c in recipe.columns if c.format}
+    gaps, formats = frozenset(recipe.file.gaps), {c.origin: c for c in recipe.columns if c.format}
     for j, column in enumerate(recipe.used):
-        cells = lines.columns[column.source or column.name]
+        cells = lines.columns[column.origin]
         if (values := plain_numbers(cells, column, gaps)) is not None:
             made[j] = values
             continue
@@ -156,7 +156,7 @@ def future_notes(made: DataFrame, recipe: Recipe) -> tuple[str, ...]:
     """Return a note for each column with dates in the future. ``made``: from :func:`convert`."""
     notes = []
     for j, column in enumerate(recipe.used):
-        if column.kind == "date" and column.since not in {own.source or own.name for own in recipe.columns}:
+        if column.kind == "date" and column.since not in {own.origin for own in recipe.columns}:
             since = datetime.fromisoformat(column.since or EPOCH)
             now = (datetime.now() - since).total_seconds() / 86400 / DAYS[column.per]
             if later := int((made[j] > now).sum()):

@@ -21,45 +21,86 @@ A recipe contains no code and no row. Names of categories and values for gaps co
 from __future__ import annotations
 
 import json
-import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
 from datetime import date
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import AfterValidator, ConfigDict, Field
 
 from partitions.common.errors import DataError
+from partitions.common.parsed import Frozen, parse_content
 from partitions.recipes.cells import DAYS, EPOCH, GROUPS
-from partitions.recipes.values import cells_of, number, pair, refuse_unknown, table_of, texts, typed, year
+from partitions.recipes.toml import as_toml
 from partitions.schema import Feature, check_name, check_range, tidy
-
-T = TypeVar("T")
 
 VERSION = 1
 OPEN = "?"  # in a draft: a kind or a column that a person must decide
-KINDS = ("number", "category", "date", "skip")
-FILLS = {
-    "number": ("median", "mean", "value", "refuse"),
-    "category": ("most-frequent", "value", "refuse"),
-    "date": ("median", "mean", "value", "refuse"),
-    "skip": ("refuse",),
-}
-ENCODES = ("one-hot", "codes")
-MOST_CATEGORIES, MOST_COLUMNS, LONGEST_RECIPE = 1000, 100_000, 1 << 24
-TOP = (  # keys of a recipe
-    *("version", "seed", "label", "task", "classes", "label-values", "outputs"),
-    *("patient", "split", "file", "text", "columns"),
-)
-
+MEND = "correct it as docs/inputs.md shows"
 NO_COMBAT = (
     "ComBat left silofl in 0.3.0; train with normalization=silo, or harmonise the csv first, as with neuroCombat, and "
     "import it again"
 )
+FILLS = {
+    "number": ("median", "mean", "value", "refuse"),
+    "category": ("most-frequent", "value", "refuse"),
+    "date": ("median", "mean", "value", "refuse"),
+    "skip": (),  # any: it is of no meaning there
+}
+MOST_CATEGORIES, MOST_COLUMNS, LONGEST_RECIPE = 1000, 100_000, 1 << 24
+KEYS = {"source": "from", "pixel": "pixel-mm", "between": "slice-mm"}  # of fields with another name in a file
+
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Column:
+def one_of(*allowed: str) -> Any:
+    """Return the check of a text with few values."""
+
+    def check(value: str) -> str:
+        if value not in allowed:
+            raise ValueError(f"must be one of {', '.join(map(repr, allowed))}")
+        return value
+
+    return AfterValidator(check)
+
+
+Text = Annotated[str, Field(max_length=200)]
+Decimal = Annotated[str, one_of(".", ",")]
+
+
+class Part(Frozen):
+    """A part of a recipe: keys have hyphens. ``ALWAYS``: fields that are written with their defaults, too."""
+
+    model_config = ConfigDict(
+        alias_generator=lambda name: KEYS.get(name, name.replace("_", "-")), validate_by_name=True
+    )
+    ALWAYS: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """The values for TOML and JSON, without those that are not stated."""
+        made = {}
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if name != "why" and (value != field.default or name in self.ALWAYS):
+                made[field.alias or name] = plain(value)
+        return made
+
+    @property
+    def as_json(self) -> str:
+        """The values as JSON without comments, for data files and model cards."""
+        return json.dumps(self.content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def plain(value: Any) -> Any:
+    """Return a value as TOML and JSON have it."""
+    if isinstance(value, tuple):
+        return [plain(own) for own in value]
+    return value.content if isinstance(value, Part) else value
+
+
+class Column(Part):
     """A column of the csv. ``source``: its name there (TOML: ``from``); ``name``: its name in the data file.
 
     * Numbers: ``unit``, ``range``, ``decimal``, ``thousands``; the value is ``cell * factor + offset``.
@@ -69,27 +110,34 @@ class Column:
       ``years`` (``per``) ``since`` a day or the date in another column.
     """
 
+    ALWAYS = ("name", "kind")
+
     name: str
-    kind: str
+    kind: Annotated[str, one_of(*FILLS)]
     source: str = ""
     unit: str = ""
     range: tuple[float, float] | None = None
-    decimal: str = "."
-    thousands: str = ""
+    decimal: Decimal = "."
+    thousands: Annotated[str, one_of(*GROUPS)] = ""
     factor: float = 1.0
     offset: float = 0.0
-    categories: tuple[str, ...] = ()
-    values: Mapping[str, str] = field(default_factory=dict)
+    categories: tuple[Text, ...] = ()
+    values: Mapping[str, str] = {}
     other: str = ""
-    encode: str = "one-hot"
+    encode: Annotated[str, one_of("one-hot", "codes")] = "one-hot"
     format: str = ""
     latest: int = 0
     since: str = ""
-    per: str = "years"
+    per: Annotated[str, one_of(*DAYS)] = "years"
     fill: str = "refuse"
     fill_value: float | str | None = None
     mark_gaps: bool = False
-    why: str = field(default="", compare=False)  # a comment for the hospital; it stays in the TOML file
+    why: str = ""  # a comment for the hospital; it stays in the TOML file
+
+    @property
+    def origin(self) -> str:
+        """The name in the csv."""
+        return self.source or self.name
 
     @property
     def levels(self) -> tuple[str, ...]:
@@ -103,49 +151,57 @@ class Column:
             return ()
         if self.kind == "category" and self.encode == "one-hot":
             made = tuple(Feature(tidy(f"{self.name}={level}")) for level in self.levels)
-        elif self.kind == "date":
-            made = (Feature(self.name, self.per, self.range),)
         else:
-            made = (Feature(self.name, self.unit, self.range),)
+            made = (Feature(self.name, self.per if self.kind == "date" else self.unit, self.range),)
         return (*made, Feature(tidy(f"{self.name} missing"))) if self.mark_gaps else made
 
-    @property
-    def content(self) -> dict[str, Any]:
-        """The column for TOML, without parts that are not stated."""
-        made: dict[str, Any] = {}
-        for own in fields(self):
-            value = getattr(self, own.name)
-            default = {} if own.name == "values" else own.default
-            if own.name != "why" and (value != default or own.name in ("name", "kind")):
-                made[KEYS.get(own.name, own.name)] = list(value) if isinstance(value, tuple) else value
-        return made
 
+class FileFormat(Part):
+    """How a csv is written. ``decimal``: of labels; ``gaps``: cells that mean a missing value."""
 
-OF_INPUTS = ("fill", "fill_value", "mark_gaps")  # of no meaning for a column that is skipped
-KEYS = {"source": "from", "fill_value": "fill-value", "mark_gaps": "mark-gaps"}  # names of a column's fields in TOML
-FIELDS = {KEYS.get(own.name, own.name): own for own in fields(Column) if own.name != "why"}
+    ALWAYS = ("encoding", "separator", "decimal", "gaps")
 
-
-@dataclass(frozen=True)
-class Recipe:
-    """A csv's format, the roles of columns, and its columns in the order of the data file."""
-
-    columns: tuple[Column, ...]
-    label: tuple[str, ...] = ()
-    task: str = "auto"
-    classes: tuple[str, ...] = ()  # or the names of findings or measurements, where they are not those of the columns
-    label_values: Mapping[str, str] = field(default_factory=dict)  # a cell's class, where the two differ
-    outputs: int = 0  # number of classes, findings or measurements; 0: from the labels
-    patient: str = ""
-    split: str = ""
-    seed: int = 42
     encoding: str = "utf-8"
     separator: str = ","
-    decimal: str = "."  # of labels
-    gaps: tuple[str, ...] = ("",)
-    text: str = ""
+    decimal: Decimal = "."
+    gaps: tuple[Text, ...] = ("",)
+
+
+class TextInput(Part):
+    """A column of texts, and how they become tokens (``notes.Take``)."""
+
+    ALWAYS = ("column", "vocabulary", "length")
+
+    column: str = ""
     vocabulary: str = ""
     length: int = 0
+
+
+NO_TEXT = TextInput()
+
+
+class Recipe(Part):
+    """A csv's format, the roles of columns, and its columns in the order of the data file.
+
+    * ``classes``: or the names of findings or measurements, where they are not those of the columns.
+    * ``label_values``: a cell's class, where the two differ.
+    * ``outputs``: number of classes, findings or measurements; 0: from the labels.
+    """
+
+    ALWAYS = ("version", "seed", "label", "task", "file", "columns")
+
+    version: Literal[1] = 1
+    seed: int = 42
+    label: tuple[Text, ...] = ()
+    task: str = "auto"
+    classes: tuple[Text, ...] = ()
+    label_values: Mapping[str, str] = {}
+    outputs: int = 0
+    patient: str = ""
+    split: str = ""
+    file: FileFormat = FileFormat()
+    text: TextInput = NO_TEXT
+    columns: Annotated[tuple[Column, ...], Field(max_length=MOST_COLUMNS)] = ()
 
     @property
     def features(self) -> tuple[Feature, ...]:
@@ -157,48 +213,9 @@ class Recipe:
         """The columns that are not skipped."""
         return tuple(column for column in self.columns if column.kind != "skip")
 
-    @property
-    def content(self) -> dict[str, Any]:
-        """The recipe for TOML and JSON."""
-        top: dict[str, Any] = {"version": VERSION, "seed": self.seed, "label": list(self.label), "task": self.task}
-        top |= {"classes": list(self.classes)} if self.classes else {}
-        top |= {"label-values": dict(self.label_values)} if self.label_values else {}
-        top |= {"outputs": self.outputs} if self.outputs else {}
-        top |= {key: value for key, value in (("patient", self.patient), ("split", self.split)) if value}
-        top["file"] = {key: getattr(self, key) for key in ("encoding", "separator", "decimal")}
-        top["file"]["gaps"] = list(self.gaps)
-        if self.text:
-            top["text"] = {"column": self.text, "vocabulary": self.vocabulary, "length": self.length}
-        return top | {"columns": [column.content for column in self.columns]}
-
-    @property
-    def json(self) -> str:
-        """Return the recipe as JSON without comments, for data files and model cards."""
-        return json.dumps(self.content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-
     def toml(self, about: str = "") -> str:
         """Return the recipe as TOML, each column with its comment."""
-        content = self.content
-        columns, sections = content.pop("columns"), ("file", "text")
-        tables = {key: content.pop(key) for key in sections if key in content}
-        lines = [f"# {line}" for line in about.splitlines()]
-        lines += [f"{key} = {written(value)}" for key, value in content.items()]
-        for name, table in tables.items():
-            lines += ["", f"[{name}]", *(f"{key} = {written(value)}" for key, value in table.items())]
-        for column, table in zip(self.columns, columns, strict=True):
-            lines += ["", *(f"# {line}" for line in column.why.splitlines()), "[[columns]]"]
-            lines += [f"{key} = {written(value)}" for key, value in table.items()]
-        return "\n".join(lines) + "\n"
-
-
-def written(value: Any) -> str:
-    """Return a value in TOML's notation."""
-    if isinstance(value, Mapping):
-        bare = {key: key if re.fullmatch(r"[A-Za-z0-9_-]+", str(key)) else written(str(key)) for key in value}
-        return "{" + ", ".join(f"{bare[key]} = {written(own)}" for key, own in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(written, value)) + "]"
-    return json.dumps(value, ensure_ascii=False, allow_nan=False).replace("\x7f", "\\u007f")
+        return as_toml(self.content, about, {f"columns.{i}": column.why for i, column in enumerate(self.columns)})
 
 
 # Reading
@@ -233,43 +250,29 @@ def read(text: str, parse: Callable[[object], T]) -> T:
 
 def parse_recipe(content: object) -> Recipe:
     """Parse the recipe of a TOML or JSON mapping. Raises DataError, one line, for invalid content."""
-    top = table_of(content, "a recipe")
-    if "kind" in top:
+    keys = content if isinstance(content, Mapping) else {}
+    if "kind" in keys:
         raise DataError("this recipe is of pictures or scans, and that of a table is needed here")
-    if "combat" in top:
+    if "combat" in keys:
         raise DataError(f"the recipe has [combat]: {NO_COMBAT}, by the recipe without that section")
-    refuse_unknown(top, TOP, "a recipe")
-    if top.get("version") != VERSION:
-        raise DataError(f"version is {str(top.get('version'))[:20]}: this silofl reads recipes of version {VERSION}")
-    file, text = table_of(top.get("file", {}), "[file]"), table_of(top.get("text", {}), "[text]")
-    refuse_unknown(file, ("encoding", "separator", "decimal", "gaps"), "[file]")
-    refuse_unknown(text, ("column", "vocabulary", "length"), "[text]")
-    listed = top.get("columns", [])
-    if not isinstance(listed, list) or len(listed) > MOST_COLUMNS:
-        raise DataError(f"columns are at most {MOST_COLUMNS} tables [[columns]]")
-    recipe = Recipe(
-        columns=tuple(parse_column(own) for own in listed),
-        label=texts(top.get("label", []), "label"),
-        classes=texts(top.get("classes", []), "classes"),
-        gaps=texts(file.get("gaps", [""]), "gaps"),
-        **{key: typed(top, key, default) for key, default in (("task", "auto"), ("patient", ""), ("split", ""))},
-        **{key: typed(file, key, default) for key, default in (("encoding", "utf-8"), ("separator", ","))},
-        decimal=typed(file, "decimal", "."),
-        seed=typed(top, "seed", 42),
-        outputs=typed(top, "outputs", 0),
-        label_values=cells_of(top.get("label-values", {}), "label-values"),
-        text=typed(text, "column", ""),
-        vocabulary=typed(text, "vocabulary", ""),
-        length=typed(text, "length", 0),
-    )
+    check_version(keys)
+    recipe = parse_content(Recipe, content, MEND)
+    for column in recipe.columns:
+        check_column(column)
     check_recipe(recipe)
     return recipe
+
+
+def check_version(keys: Mapping[str, Any]) -> None:
+    """Raise DataError for a recipe of another version."""
+    if keys.get("version") != VERSION:
+        raise DataError(f"version is {str(keys.get('version'))[:20]}: this silofl reads recipes of version {VERSION}")
 
 
 def check_recipe(recipe: Recipe) -> None:
     """Raise DataError where two columns have one name, or a role names a missing column."""
     for what, names in (
-        ("columns of the csv", [column.source or column.name for column in recipe.columns]),
+        ("columns of the csv", [column.origin for column in recipe.columns]),
         ("columns", [feature.name for feature in recipe.features]),
     ):
         if len(set(names)) < len(names):
@@ -278,15 +281,14 @@ def check_recipe(recipe: Recipe) -> None:
     for what, name in (*(("label", own) for own in recipe.label), ("patient", recipe.patient)):
         if name == OPEN:
             raise DataError(f"{what} is still {OPEN!r}: name a column of the csv, as the draft's comment says")
-        if name in {column.source or column.name for column in recipe.used}:
+        if name in {column.origin for column in recipe.used}:
             raise DataError(f"{name!r} is the {what} and an input: delete its [[columns]], or skip it")
-    if not recipe.used and not recipe.text:
+    if not recipe.used and not recipe.text.column:
         raise DataError("every column is skipped; a recipe takes at least one")
-    if recipe.decimal not in (".", ","):
-        raise DataError(f"decimal is {recipe.decimal[:10]!r}; it is a point or a comma")
-    if len(recipe.separator) != 1 or recipe.separator in '"\r\n':
-        raise DataError(f"separator is {recipe.separator[:10]!r}; it is one sign, for example ; or a tab")
-    dates = {column.source or column.name for column in recipe.columns if column.format}
+    separator = recipe.file.separator
+    if len(separator) != 1 or separator in '"\r\n':
+        raise DataError(f"separator is {separator[:10]!r}; it is one sign, for example ; or a tab")
+    dates = {column.origin for column in recipe.columns if column.format}
     for column in recipe.used:
         if column.kind == "date" and column.since not in dates:
             try:
@@ -297,93 +299,62 @@ def check_recipe(recipe: Recipe) -> None:
                 ) from None
 
 
-def parse_column(content: object) -> Column:
-    """Parse a column of a recipe. Raises DataError."""
-    table = table_of(content, "a column")
-    name = typed(table, "name", "")
-    check_name("column", name)
-    refuse_unknown(table, tuple(FIELDS), f"the column {name!r}")
-    made: dict[str, Any] = {}
-    for key, own in FIELDS.items():
-        if key not in table:
-            continue
-        value = table[key]
-        if own.name == "categories":
-            made[own.name] = texts(value, f"categories of {name!r}")
-        elif own.name == "values":
-            made[own.name] = cells_of(value, f"values of {name!r}")
-        elif own.name == "range":
-            made[own.name] = pair(value, name)
-        elif own.name == "fill_value":
-            made[own.name] = value if isinstance(value, str) else number(value, f"fill-value of {name!r}")
-        elif own.name == "latest":
-            made[own.name] = year(value, name)
-        elif own.name in ("factor", "offset"):
-            made[own.name] = number(value, f"{key} of {name!r}")
-        else:
-            made[own.name] = typed(table, key, "" if own.name in ("name", "kind") else own.default)
-    if made.get("kind") == "skip":
-        made = {key: value for key, value in made.items() if key not in OF_INPUTS}
-    column = Column(**{"kind": "", **made})
-    check_column(column)
-    return column
-
-
 def check_column(column: Column) -> None:
     """Raise DataError where a column's keys do not fit its kind."""
-    own = f"the column {column.name!r}"
-    for key, value, allowed in (
-        ("kind", column.kind, KINDS),
-        ("encode", column.encode, ENCODES),
-        ("per", column.per, tuple(DAYS)),
-        ("decimal", column.decimal, (".", ",")),
-        ("thousands", column.thousands, GROUPS),
-        ("fill", column.fill, FILLS.get(column.kind, ())),
-    ):
-        if value not in allowed:
-            raise DataError(f"{own}: {key} is {value[:40]!r}; it is one of {', '.join(map(repr, allowed))}")
-    if column.decimal == column.thousands:
-        raise DataError(f"{own}: decimal and thousands are both {column.decimal!r}")
-    if column.kind == "category":
-        if not 0 < len(column.levels) <= MOST_CATEGORIES or len(set(column.levels)) < len(column.levels):
-            raise DataError(f"{own}: categories are 1 to {MOST_CATEGORIES} different texts")
-        if strange := [level for level in column.values.values() if level not in column.levels]:
-            raise DataError(f"{own}: values name {strange[0][:40]!r}, which is none of its categories")
-    if column.kind == "date" and not column.format:
-        raise DataError(f"{own}: a date needs its format, for example %d.%m.%Y")
-    if column.fill == "value" and column.fill_value is None:
-        raise DataError(f'{own}: fill = "value" needs fill-value')
-    if column.fill_value is not None:
-        wanted = column.kind == "category"
-        if isinstance(column.fill_value, str) != wanted or (wanted and column.fill_value not in column.levels):
-            raise DataError(f"{own}: fill-value is {str(column.fill_value)[:40]!r}, no {column.kind} of it")
-    if column.factor == 0:
-        raise DataError(f"{own}: factor is 0")
+    check_name("column", column.name)
+    if fault := misfit_of(column):
+        raise DataError(f"the column {column.name!r}: {fault}")
     for feature in column.features:
         check_name("column", feature.name)
         check_range(feature)
+
+
+def misfit_of(column: Column) -> str:
+    """Return what does not fit together in a column, or ""."""
+    fills, value = FILLS[column.kind], column.fill_value
+    if column.why:
+        return "it has no key 'why'"
+    if fills and column.fill not in fills:
+        return f"fill is {column.fill[:40]!r}; it is one of {', '.join(map(repr, fills))}"
+    if column.decimal == column.thousands:
+        return f"decimal and thousands are both {column.decimal!r}"
+    if column.latest and not 1000 <= column.latest <= 9999:
+        return f"latest is {column.latest}; it is a year of four digits"
+    if column.factor == 0:
+        return "factor is 0"
+    if column.kind == "date" and not column.format:
+        return "a date needs its format, for example %d.%m.%Y"
+    levels = column.levels if column.kind == "category" else ()
+    if column.kind == "category":
+        if not 0 < len(levels) <= MOST_CATEGORIES or len(set(levels)) < len(levels):
+            return f"categories are 1 to {MOST_CATEGORIES} different texts"
+        if strange := [level for level in column.values.values() if level not in levels]:
+            return f"values name {strange[0][:40]!r}, which is none of its categories"
+    if fills and column.fill == "value" and value is None:
+        return 'fill = "value" needs fill-value'
+    if fills and value is not None and (value not in levels if levels else isinstance(value, str)):
+        return f"fill-value is {str(value)[:40]!r}, no {column.kind} of it"
+    return ""
 
 
 def unfitted(recipe: Recipe, without: str) -> Recipe:
     """Return the recipe without values fitted to a training part, and without the csv's column ``without``."""
     columns = []
     for column in recipe.columns:
-        if (column.source or column.name) == without:
-            column = Column(column.name, "skip", column.source)
-        columns.append(column if column.fill == "value" else replace(column, fill_value=None))
-    if without not in {column.source or column.name for column in columns}:
-        columns.append(Column(tidy(f"{without} (left out)"), "skip", without))
-    made = replace(recipe, columns=tuple(columns))
+        if column.origin == without:
+            column = Column(name=column.name, kind="skip", source=column.source)
+        columns.append(column if column.fill == "value" else column.model_copy(update={"fill_value": None}))
+    if without not in {column.origin for column in columns}:
+        columns.append(Column(name=tidy(f"{without} (left out)"), kind="skip", source=without))
+    made = recipe.model_copy(update={"columns": tuple(columns)})
     check_recipe(made)
     return made
 
 
 def with_fills(recipe: Recipe, fills: Mapping[str, float | str]) -> Recipe:
     """Return the recipe with the training part's values for gaps, by the columns' names."""
-    return replace(
-        recipe,
-        columns=tuple(
-            replace(column, fill_value=fills[column.name]) if column.name in fills else column
-            for column in recipe.columns
-        ),
+    columns = (
+        column.model_copy(update={"fill_value": fills[column.name]}) if column.name in fills else column
+        for column in recipe.columns
     )
+    return recipe.model_copy(update={"columns": tuple(columns)})

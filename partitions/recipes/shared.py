@@ -8,29 +8,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 from partitions.common.errors import DataError
 from partitions.common.names import nearest
+from partitions.common.parsed import parse_content
 from partitions.recipes.cells import date_formats, latest_of
 from partitions.recipes.draft import Asked, Evidence, Signs, evidence_of, signs_of
 from partitions.recipes.lines import Lines, cells_in
 from partitions.recipes.pipeline import shown
-from partitions.recipes.recipe import Column, Recipe, check_recipe, parse_column, written
-from partitions.recipes.values import refuse_unknown, table_of, texts, typed
+from partitions.recipes.recipe import MEND, Column, FileFormat, Part, Recipe, Text, check_column, check_recipe
+from partitions.recipes.toml import as_toml
 from partitions.schema import Schema, few, tidy
 
-OWN = (
-    "from",
-    "decimal",
-    "thousands",
-    "factor",
-    "offset",
-    "values",
-    "format",
-    "latest",
-    "fill-value",
-)  # keys of one hospital
+OWN = ("from", "decimal", "thousands", "factor", "offset", "values", "format", "latest", "fill-value")  # one hospital's
 
 
 @dataclass(frozen=True)
@@ -41,14 +33,15 @@ class Mapped:
     cells: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Shared:
+class Shared(Part):
     """The section ``table``: columns without a hospital's own keys, labels, and the column of patients."""
 
-    columns: tuple[Column, ...]
-    label: tuple[str, ...]
-    task: str
+    ALWAYS = ("label", "task", "columns")
+
+    label: tuple[Text, ...] = ()
+    task: str = ""
     patient: str = ""
+    columns: tuple[Column, ...] = ()
 
 
 # The first hospital
@@ -58,22 +51,19 @@ def schema_of(recipe: Recipe, dtype: str = "float32") -> Schema:
     """Return the schema of all hospitals from the recipe of one. Raises DataError where it has not been used yet."""
     if recipe.task == "auto":
         raise DataError("the recipe has no task yet: import the rows with it, and take the recipe that is written then")
-    if recipe.text:
+    if recipe.text.column:
         raise DataError("a shared schema is of tables; this recipe takes texts")
     since = {column.since for column in recipe.used}
-    columns = []
+    sources = {column.origin: column.name for column in recipe.columns}
+    columns = list[dict[str, Any]]()
     for column in recipe.columns:
-        if column.kind == "skip" and (column.source or column.name) not in since:
+        if column.kind == "skip" and column.origin not in since:
             continue
-        content = {key: value for key, value in column.content.items() if key not in OWN}
-        if column.fill == "value":
-            content["fill-value"] = column.fill_value
-        if column.since in (sources := {own.source or own.name: own.name for own in recipe.columns}):
-            content["since"] = sources[column.since]
-        columns.append(content)
-    named = (*recipe.label,) if len(recipe.label) < 2 or not recipe.classes else recipe.classes
-    table = {"label": list(named), "task": recipe.task, "columns": columns}
-    table |= {"patient": recipe.patient} if recipe.patient else {}
+        kept = {"fill-value": column.fill_value} if column.fill == "value" else {}
+        kept |= {"since": sources[column.since]} if column.since in sources else {}
+        columns.append({key: value for key, value in column.content.items() if key not in OWN} | kept)
+    named = recipe.label if len(recipe.label) < 2 or not recipe.classes else recipe.classes
+    table = Shared(label=named, task=recipe.task, patient=recipe.patient).content | {"columns": columns}
     labels = recipe.classes or (recipe.label if len(recipe.label) > 1 and recipe.task != "survival" else ())
     text = json.dumps(table, sort_keys=True, separators=(",", ":"))
     return Schema(recipe.features, tuple(map(tidy, labels)), dtype, text)
@@ -82,42 +72,25 @@ def schema_of(recipe: Recipe, dtype: str = "float32") -> Schema:
 def schema_toml(schema: Schema) -> str:
     """Return the schema as TOML with comments."""
     content = schema.content
-    table = content.pop("table", {})
-    lines = ["# The columns and labels of all hospitals: ship it in the bundles (`schema:` in federation.yaml)."]
-    lines += [f"{key} = {written(value)}" for key, value in content.items() if key != "features"]
-    lines += ["features = [", *(f"  {written(own)}," for own in content.get("features", [])), "]", "", "[table]"]
-    lines += [f"{key} = {written(value)}" for key, value in table.items() if key != "columns"]
-    for column in table.get("columns", []):
-        ordered = {"name": column["name"], "kind": column["kind"], **column}
-        lines += ["", "[[table.columns]]", *(f"{key} = {written(value)}" for key, value in ordered.items())]
-    return "\n".join(lines) + "\n"
+    columns = [{"name": own["name"], "kind": own["kind"], **own} for own in content["table"]["columns"]]
+    about = "The columns and labels of all hospitals: ship it in the bundles (`schema:` in federation.yaml)."
+    return as_toml({**content, "table": {**content["table"], "columns": columns}}, about)
 
 
 def parse_shared(schema: Schema) -> Shared:
     """Parse the section ``table`` of a schema. Raises DataError where there is none, or for other columns."""
     if not schema.table:
         raise DataError("the schema has no section [table]: make one with silofl schema OURS.recipe.toml")
-    table = json.loads(schema.table)
-    refuse_unknown(table, ("label", "task", "columns", "patient"), "[table]")
-    columns = []
-    for content in table.get("columns", []):
-        own = table_of(content, "a column")
-        given = {key for key in own if key in OWN and not (key == "fill-value" and own.get("fill") == "value")}
+    shared = parse_content(Shared, json.loads(schema.table), MEND)
+    for column in shared.columns:
+        given = {key for key in column.content if key in OWN and not (key == "fill-value" and column.fill == "value")}
         if given:
             raise DataError(f"{min(given)} of a column is a hospital's own: it stands in a recipe, not in a schema")
         # A date's format is the hospital's own; a placeholder allows the check of all other keys.
-        columns.append(replace(parse_column({**own, **stand_in(own)}), format=""))
-    shared = Shared(
-        tuple(columns), texts(table.get("label", []), "label"), typed(table, "task", ""), typed(table, "patient", "")
-    )
+        check_column(column.model_copy(update={"format": "%Y-%m-%d"}))
     if [f for column in shared.columns for f in column.features] != list(schema.features):
         raise DataError("the schema's [table] makes other columns than its features: make it again with silofl schema")
     return shared
-
-
-def stand_in(content: Mapping[str, object]) -> dict[str, str]:
-    """Return a placeholder format for a date without one."""
-    return {"format": "%Y-%m-%d"} if content.get("kind") == "date" else {}
 
 
 # Every other hospital
@@ -138,7 +111,8 @@ def recipe_for(
     Raises DataError, one line, where a column or a cell has no shared name and no mapping.
     """
     sources = find_sources(path, header, [*(c.name for c in shared.columns), *shared.label], mapped)
-    evidence = {c.name: evidence_of(cells_in(lines, sources[c.name], gaps)) for c in shared.columns}
+    cells = {c.name: cells_in(lines, sources[c.name], gaps) for c in shared.columns}
+    evidence = {name: evidence_of(own) for name, own in cells.items()}
     whole = Evidence()
     for column in shared.columns:
         if column.kind == "number":
@@ -146,29 +120,25 @@ def recipe_for(
             whole.thousands |= evidence[column.name].thousands
     made = []
     for column in shared.columns:
-        source = sources[column.name]
-        own = replace(column, source=source if source != column.name else "")
-        cells = cells_in(lines, source, gaps)
+        name, source = column.name, sources[column.name]
+        own: dict[str, Any] = {"source": source if source != name else ""}
         if column.kind == "number":
-            signs: Signs = signs_of(source, evidence[column.name], whole, asked)
-            own = replace(own, decimal=signs.decimal, thousands=signs.thousands)
+            signs: Signs = signs_of(source, evidence[name], whole, asked)
+            own |= {"decimal": signs.decimal, "thousands": signs.thousands}
         elif column.kind == "category":
-            own = replace(own, values=codes_of(column.name, source, cells, column.levels, mapped, bool(column.other)))
+            own["values"] = codes_of(name, source, cells[name], column.levels, mapped, bool(column.other))
         else:
-            since = sources.get(column.since, column.since)
-            form = format_of(source, cells, asked)
-            own = replace(own, format=form, latest=latest_of(form), since=since)
-        made.append(own)
+            form = format_of(source, cells[name], asked)
+            own |= {"format": form, "latest": latest_of(form), "since": sources.get(column.since, column.since)}
+        made.append(column.model_copy(update=own))
     label = tuple(sources[name] for name in shared.label)
     values: Mapping[str, str] = {}
     if len(label) == 1 and labels:
         values = codes_of(shared.label[0], label[0], cells_in(lines, label[0], gaps), labels, mapped, False)
-    left = [name for name in header if name not in sources.values()]
-    taken = {column.name for column in made}
-    skipped = [Column(free_name(name, taken), "skip", name) for name in left]
-    recipe = Recipe(
-        (*made, *skipped), label, shared.task, tuple(labels), label_values=values, outputs=len(labels), gaps=gaps
-    )
+    left, taken = [name for name in header if name not in sources.values()], {column.name for column in made}
+    skipped = (Column(name=free_name(name, taken), kind="skip", source=name) for name in left)
+    roles: dict[str, Any] = {"label": label, "task": shared.task, "classes": tuple(labels), "label_values": values}
+    recipe = Recipe(columns=(*made, *skipped), outputs=len(labels), file=FileFormat(gaps=gaps), **roles)
     check_recipe(recipe)
     return recipe
 

@@ -24,7 +24,7 @@ from partitions.importing.volumes import volume
 from partitions.importing.volumes.grid import RAS
 from partitions.importing.volumes.outlines import referenced_series
 from partitions.importing.volumes.series import read_series
-from partitions.recipes.pictures import PictureRecipe
+from partitions.recipes.pictures import PictureRecipe, made_by
 from partitions.recipes.reading import ReadOptions
 from partitions.silo_file import make_schema
 from server.cli.main import main
@@ -157,7 +157,7 @@ def test_memory_does_not_grow_with_pictures(tmp_path, monkeypatch):
     Image.fromarray(picture).save(tmp_path / "a.png")
     samples = [SampleSource("here", (), "", "", file=tmp_path / "a.png")] * count
     like = blank((count, *picture.shape, 1), np.uint8)
-    pictures = NewPictures(samples, PictureRecipe(like.shape[1:], "uint8"), like)
+    pictures = NewPictures(samples, PictureRecipe(pictures=made_by(like.shape[1:], "uint8", ReadOptions())), like)
     monkeypatch.setattr(predict, "MOST_VALUES", 4 * picture.size)
     asked = Asked(like, 0, make_schema((), (), "uint8"), [""] * count, pictures=pictures)
     tracemalloc.start()

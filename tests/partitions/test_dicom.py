@@ -39,6 +39,9 @@ def ten_studies(root: Path, **attributes: Any) -> Path:
     return root
 
 
+CLASSES = ("ill", "well")
+
+
 def labels(path: Path, column: str = "StudyInstanceUID", names: Any = study_uid, n: int = 10) -> Path:
     path.write_text(f"{column};label\n" + "".join(f"{names(i)};{'ill' if i % 2 else 'well'}\n" for i in range(n)))
     return path
@@ -108,7 +111,9 @@ def test_no_error_names_anybody(tmp_path, capfd, caplog, damage, words):
     write_dicom(source / NAMED_FOLDER / "3" / "IM0", **({"study": 3} | damage))
     table, out = labels(tmp_path / "labels.csv"), tmp_path / "ours.npz"
     caplog.clear()  # of what was said when the files were made
-    code = main(["import", str(source), "--labels-from", str(table), "--out", str(out), "--size", "4"])
+    code = main(
+        ["import", str(source), "--labels-from", str(table), "--labels", "ill,well", "--out", str(out), "--size", "4"]
+    )
     printed = capfd.readouterr()
     assert leaks(printed.out, printed.err, caplog.text) == []
     assert words in (printed.err if code else printed.out) and out.exists() == (code == 0)
@@ -131,8 +136,8 @@ def test_cut_files_name_nobody(tmp_path, capfd):
     whole = path.read_bytes()
     for length in range(140, len(whole), 97):
         path.write_bytes(whole[:length])
-        table = labels(tmp_path / "labels.csv")
-        main(["import", str(source), "--labels-from", str(table), "--out", str(tmp_path / "ours.npz")])
+        from_csv = ["--labels-from", str(labels(tmp_path / "labels.csv")), "--labels", "ill,well"]
+        main(["import", str(source), *from_csv, "--out", str(tmp_path / "ours.npz")])
         printed = capfd.readouterr()
         assert leaks(printed.out, printed.err) == [], length
         assert "Traceback" not in printed.err
@@ -174,7 +179,9 @@ def test_labels_by_study_or_patient(tmp_path, column):
 def test_what_finds_no_partner_is_counted(tmp_path):
     source = ten_studies(tmp_path / "export")
     table = labels(tmp_path / "labels.csv", "study", lambda i: study_uid(i + 3))
-    made = import_source(source, tmp_path / "a.npz", ImportOptions(labels_from=table, window=(500, 1000)))
+    made = import_source(
+        source, tmp_path / "a.npz", ImportOptions(labels_from=table, labels=CLASSES, window=(500, 1000))
+    )
     assert len(samples(made)) == 7
     assert made.notes == (
         f"3 of 10 studies are not in {table}: left out",
@@ -247,10 +254,14 @@ def test_patients_without_names_need_a_column(tmp_path):
     for i in range(10):
         write_dicom(source / f"{i}", np.full((4, 4), 100 * i, np.uint16), patient="ANONYMOUS", study=i)
     table = labels(tmp_path / "l.csv")
-    refused(source, tmp_path, "no test samples; it has 10 samples in all, of 1 patients", labels_from=table)
+    refused(
+        source, tmp_path, "no test samples; it has 10 samples in all, of 1 patients", labels_from=table, labels=CLASSES
+    )
     lines = table.read_text().splitlines()
     table.write_text("\n".join([lines[0] + ";patient", *(f"{line};P{i // 2}" for i, line in enumerate(lines[1:]))]))
-    data = import_source(source, tmp_path / "a.npz", ImportOptions(labels_from=table, window=(500, 1000))).data
+    data = import_source(
+        source, tmp_path / "a.npz", ImportOptions(labels_from=table, labels=CLASSES, window=(500, 1000))
+    ).data
     patients = [{round(float(x.flat[0]) * 10) // 2 for x in part.x} for part in (data.train, data.val, data.test)]
     assert [len(p) for p in patients] == [3, 1, 1] and len(set.union(*patients)) == 5
 
@@ -313,7 +324,7 @@ def test_the_middle_slice_of_the_longest_series(tmp_path):
         series_of(tmp_path / "x", study, 1, 4, "T1 axial")
         series_of(tmp_path / "x", study, 2, 7, "T2 FLAIR")
     table = labels(tmp_path / "l.csv", "study", study_uid, 5)
-    options: dict[str, Any] = {"labels_from": table, "window": (5000, 10_000)}
+    options: dict[str, Any] = {"labels_from": table, "labels": CLASSES, "window": (5000, 10_000)}
     made = import_source(tmp_path / "x", tmp_path / "a.npz", ImportOptions(**options))
     assert {value for _, value in samples(made)} == {203}
     assert made.notes[0] == "5 of 5 studies have several slices: the middle one is taken (--slices)"
@@ -330,12 +341,11 @@ def test_frames_of_one_file(tmp_path):
         frames = np.repeat(np.arange(5, dtype=np.uint16) * 100, 16).reshape(5, 4, 4)
         write_dicom(tmp_path / "x" / f"{study}", frames, study=study, patient=f"P{study}", NumberOfFrames=5)
     table = labels(tmp_path / "l.csv", "study", study_uid, 5)
-    made = import_source(tmp_path / "x", tmp_path / "a.npz", ImportOptions(labels_from=table, window=(500, 1000)))
+    options: dict[str, Any] = {"labels_from": table, "labels": CLASSES, "window": (500, 1000)}
+    made = import_source(tmp_path / "x", tmp_path / "a.npz", ImportOptions(**options))
     assert {value for _, value in samples(made)} == {200}
     assert made.notes[0] == "5 of 5 studies have several slices: the middle one is taken (--slices)"
-    made = import_source(
-        tmp_path / "x", tmp_path / "b.npz", ImportOptions(labels_from=table, window=(500, 1000), slices=3)
-    )
+    made = import_source(tmp_path / "x", tmp_path / "b.npz", ImportOptions(slices=3, **options))
     assert {value for _, value in samples(made)} == {0, 200, 400}
     assert [len(part) for part in (made.data.train, made.data.val, made.data.test)] == [9, 3, 3]
 
@@ -459,7 +469,7 @@ def test_grey_and_colour_make_all_colour(tmp_path):
     made = import_source(
         tmp_path / "x",
         tmp_path / "a.npz",
-        ImportOptions(labels_from=labels(tmp_path / "l.csv", n=6), window=(500, 1000)),
+        ImportOptions(labels_from=labels(tmp_path / "l.csv", n=6), labels=CLASSES, window=(500, 1000)),
     )
     assert made.data.input_shape == (3, 4, 4) and made.data.train.x.dtype == np.float32
     assert [value for y, value in samples(made) if y == 0] == [round(40 * i / 0.255) for i in (1, 3, 5)]

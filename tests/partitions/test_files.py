@@ -158,7 +158,7 @@ def test_skip_bad_of_scans(tmp_path: Path) -> None:
     (root / "Doe.dcm").write_bytes(b"")
     write_dicom(root / "05", study=5, patient="P5", PixelRepresentation=None)
     (tmp_path / "l.csv").write_text("patient,label\n" + "".join(f"P{i},{'ab'[i % 2]}\n" for i in range(12)))
-    options: dict[str, Any] = {"labels_from": tmp_path / "l.csv", "take": Take()}
+    options: dict[str, Any] = {"labels_from": tmp_path / "l.csv", "take": Take(), "labels": ["a", "b"]}
     with pytest.raises(ValueError, match="file 13 of 13: it is called like a DICOM file and is none") as caught:
         made_of(root, tmp_path, **options)
     made = made_of(root, tmp_path, skip=True, **options)

@@ -262,5 +262,5 @@ def test_what_is_missing_of_ixi_is_one_line(tmp_path, monkeypatch):
         load_dataset("ixi-tiny", str(tmp_path))
     ixi(tmp_path / "ixi-tiny", 2)
     monkeypatch.setitem(sys.modules, "nibabel", None)
-    with pytest.raises(ValueError, match="NIfTI is read with nibabel, which is not installed here"):
+    with pytest.raises(ValueError, match="a volume is read with nibabel, which is not installed here"):
         load_dataset("ixi-tiny", str(tmp_path))

@@ -125,7 +125,7 @@ def test_the_century_is_the_recipe_s(tmp_path: Path) -> None:
     path.write_text(other)
     again = import_source(tmp_path / "t.csv", tmp_path / "b.npz", ImportOptions(recipe=load_recipe(path)))
     assert {int(2000 + v) for v in again.data.train.x[:, 0]} == {1875, 1945}
-    with pytest.raises(DataError, match="latest of 'geb' is 26; it is a year of four digits"):
+    with pytest.raises(DataError, match="the column 'geb': latest is 26; it is a year of four digits"):
         parse_recipe(made.recipe.content | {"columns": [{"name": "geb", "kind": "date", "format": "%y", "latest": 26}]})
 
 
@@ -268,6 +268,17 @@ def table(path: Path, column: str, cells: Any, **take: Any) -> Imported:
     return import_source(path, path.with_suffix(".npz"), ImportOptions(take=Take(patient=None, **take)))
 
 
+SURNAMES = [
+    "Zyskind",
+    "Meier",
+    "Huber",
+    "Schmid",
+    "Weber",
+    "O'Brien",
+    *("Keller", "Frey", "Graf", "Roth", "Moser", "Bau"),
+]
+
+
 @pytest.mark.parametrize(
     ("column", "cells", "why"),
     [
@@ -279,6 +290,8 @@ def table(path: Path, column: str, cells: Any, **take: Any) -> Imported:
         *((name, lambda i: "Meier" if i % 2 else "Zyskind", "it may name people") for name in ("surname", "LAST_NAME")),
         ("treated by", lambda i: "Dr. Meier" if i % 2 else "Dr Zyskind", "it may name people"),
         ("contact", lambda i: f"z{i % 3}@example.org", "it may name people"),
+        ("ref", lambda i: SURNAMES[i % 12], "it may name people"),
+        ("ref", lambda i: SURNAMES[i % 12].upper(), "it may name people"),
         ("who", lambda i: "Zyskind, Anna" if i % 2 else "Meier, Jörg", "it may name people"),
     ],
 )
@@ -290,6 +303,13 @@ def test_names_and_numbers_of_rows_are_left_out(tmp_path: Path, column: str, cel
         assert "Zyskind" not in text and "zyskind" not in text
     taken = table(tmp_path / "b.csv", column, cells, columns=("age", column))
     assert len(taken.feature_names) > 1
+
+
+def test_few_or_small_words_are_no_surnames(tmp_path: Path) -> None:
+    made = table(tmp_path / "t.csv", "ward", lambda i: ["Cardiology", "Surgery", "Neurology"][i % 3])
+    assert len(made.feature_names) == 4
+    made = table(tmp_path / "b.csv", "drug", lambda i: SURNAMES[i % 12].lower())
+    assert len(made.feature_names) == 13
 
 
 @pytest.mark.parametrize("column", ["hospital_name", "number of visits", "zip", "drug name"])
@@ -305,7 +325,7 @@ def test_a_rare_text_of_one_patient_in_several_spellings_is_unnamed(tmp_path: Pa
     path.write_text("\n".join(["pid,place,label", *odd, *(f"{100 + i},Ulm,{i % 2}" for i in range(60))]))
     made = import_source(path, tmp_path / "a.npz", ImportOptions(take=Take(patient="pid")))
     assert made.feature_names == ("place=Ulm", "place=other") and made.recipe is not None
-    assert "Zyskind" not in made.recipe.toml() + made.recipe.json
+    assert "Zyskind" not in made.recipe.toml() + made.recipe.as_json
 
 
 def test_a_draft_quotes_no_cell(tmp_path: Path, capsys: Any) -> None:

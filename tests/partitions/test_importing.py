@@ -190,7 +190,7 @@ def rows(n: int, separator: str = ",") -> str:
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
 def test_csv_table(tmp_path, separator, mark):
     source = write(tmp_path / "t.csv", mark + separator.join(["age", "dose", "state"]) + "\n" + rows(10, separator))
-    imported = import_source(source, tmp_path / "out.npz", ImportOptions(label="state"))
+    imported = import_source(source, tmp_path / "out.npz", ImportOptions(label="state", labels=["sick", "well"]))
     assert imported.feature_names == ("age", "dose") and imported.label_names == ("sick", "well")
     data = read_silo_file(tmp_path / "out.npz")
     assert (len(data.train), len(data.val), len(data.test)) == (6, 2, 2)

@@ -13,7 +13,7 @@ from partitions.recipes import pipeline
 from partitions.recipes.draft import Asked, draft_columns, evidence_of, find_gaps, share_of_numbers
 from partitions.recipes.lines import Lines, cells_in
 from partitions.recipes.pipeline import check_misfits, convert
-from partitions.recipes.recipe import Column, Recipe
+from partitions.recipes.recipe import Column, FileFormat, Recipe
 
 TEXT = "age;place\n71,5; north\n\nNA;north\n71,5;south\nx;south\n80,25;north\n"
 
@@ -46,7 +46,8 @@ def test_a_different_cell_is_read_once(tmp_path: Path, monkeypatch: pytest.Monke
         return parse(cell, decimal, thousands)
 
     monkeypatch.setattr(pipeline, "parse_number", counted)
-    recipe = Recipe((Column("age", "number", decimal=",", fill="median"),), gaps=("", "NA"))
+    column = Column(name="age", kind="number", decimal=",", fill="median")
+    recipe = Recipe(columns=(column,), file=FileFormat(gaps=("", "NA")))
     made, misfits = convert(lines, recipe)
     assert made[0].fillna(-1).tolist() == [71.5, -1, 71.5, -1, 80.25] and asked == ["71,5", "x", "80,25"]
     assert [misfit.where for misfit in misfits] == [f"{path}, line 6"]
@@ -96,8 +97,8 @@ def test_an_array_of_numbers_is_its_cells(
             drafted, sign = draft_columns(lines, ["x"], missing, Asked(decimal), "", problems)
             made += [drafted, sign, [column.why for column in drafted], list(problems)]
         for decimal, thousands in ((".", ""), (".", ","), (",", "."), (",", "")):
-            own_column = Column("x", "number", decimal=decimal, thousands=thousands, factor=2, range=(0, 9))
-            values, misfits = convert(lines, Recipe((own_column,), gaps=missing))
+            column = Column(name="x", kind="number", decimal=decimal, thousands=thousands, factor=2, range=(0, 9))
+            values, misfits = convert(lines, Recipe(columns=(column,), file=FileFormat(gaps=missing)))
             made += [values[0].fillna(-1.5).tolist(), misfits, check_misfits(misfits, True)]
         return made
 

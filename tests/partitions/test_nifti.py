@@ -17,7 +17,7 @@ from partitions.importing import dicom
 from partitions.importing.options import ImportOptions
 from partitions.importing.scans import parts_of
 from partitions.importing.source import import_source
-from partitions.importing.volumes import nifti
+from partitions.importing.volumes import volume as scans
 from partitions.recipes.reading import ReadOptions
 from server.cli.main import main
 
@@ -46,7 +46,7 @@ def slice_of(values: Any, tmp_path: Path, affine: Any = None, part: int | None =
         write_nifti(tmp_path / "v.nii.gz", values, affine),
         ReadOptions(**({"window": (500.0, 1000.0)} | options)),
     )
-    form, picture = nifti.probe(path, "here", asked), nifti.read(path, "here", asked, part)
+    form, picture = scans.probe([path], "here", asked), scans.read([path], "here", asked, part)
     assert picture.shape == (form.height, form.width, 1) and picture.dtype == np.float32 and form.deep
     return picture[..., 0] * 1000
 
@@ -122,7 +122,7 @@ def test_the_file_s_own_slope_and_intercept(tmp_path):
     nibabel.save(scaled, path)
     image = nibabel.load(path)
     raw = np.asarray(image.dataobj)
-    made = nifti.read(path, "here", ReadOptions(window=(500, 1000)), 2)[..., 0] * 1000
+    made = scans.read([path], "here", ReadOptions(window=(500, 1000)), 2)[..., 0] * 1000
     np.testing.assert_allclose(made, np.clip(raw[::-1, ::-1, 2].T, 0, 1000), atol=1e-2)
     assert raw.max() > volume().max() / 2
 
@@ -221,7 +221,7 @@ def test_what_is_no_volume(tmp_path):
     for values in (np.zeros((4, 4), np.int16), np.zeros((4, 4, 3, 2, 2), np.int16)):
         path = write_nifti(tmp_path / "v.nii", values)
         with pytest.raises(ValueError, match="here: its file is no volume of grey values"):
-            nifti.probe(path, "here", ReadOptions())
+            scans.probe([path], "here", ReadOptions())
     with pytest.raises(ValueError, match="is one scan; name the folder that it lies in, or a csv"):
         import_source(path, tmp_path / "a.npz")
 
@@ -229,5 +229,5 @@ def test_what_is_no_volume(tmp_path):
 def test_one_line_where_the_library_is_missing(tmp_path, monkeypatch):
     source = ten_volumes(tmp_path)
     monkeypatch.setitem(sys.modules, "nibabel", None)
-    with pytest.raises(ValueError, match="NIfTI is read with nibabel, which is not installed here: pip install"):
+    with pytest.raises(ValueError, match="a volume is read with nibabel, which is not installed here: pip install"):
         import_source(source, tmp_path / "a.npz")

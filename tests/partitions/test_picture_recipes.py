@@ -71,8 +71,8 @@ def test_the_recipe_says_what_was_done_and_names_nobody(made):
         },
     }
     with np.load(made.with_name("ours.npz")) as npz:
-        assert npz["recipe"].item() == recipe.json
-    assert read_any(recipe.json) == parse_any(json.loads(recipe.json)) == recipe
+        assert npz["recipe"].item() == recipe.as_json
+    assert read_any(recipe.as_json) == parse_any(json.loads(recipe.as_json)) == recipe
     assert leaks(made.read_text(), files=(made.with_name("ours.npz"),)) == []
 
 
@@ -87,7 +87,7 @@ def test_it_repeats_the_import_bit_for_bit(tmp_path, made):
     with np.load(tmp_path / "b.npz") as npz:
         assert npz["y"].tolist() == [0, 1] and npz["label_names"].tolist() == ["ill", "well"]
         np.testing.assert_allclose(npz["x"][:, 0, 0, 0], [0.1, 0.2], atol=1e-5)
-        assert npz["patient"].tolist() == [0, 1] and npz["recipe"].item() == pictures(made).json
+        assert npz["patient"].tolist() == [0, 1] and npz["recipe"].item() == pictures(made).as_json
 
 
 def pictures(path: Path) -> PictureRecipe:
@@ -136,7 +136,13 @@ def test_colour_and_size_and_depth(tmp_path):
         Image.new("L", (6, 4), 20 * i).save(path)
     made = import_source(tmp_path / "x", tmp_path / "a.npz")
     recipe = made.pictures
-    assert recipe and recipe.shape == (4, 6, 1) and recipe.dtype == "uint8" and recipe.labels_by == "folder"
+    assert (
+        recipe
+        and recipe.pictures.shape == (4, 6, 1)
+        and recipe.pictures.dtype == "uint8"
+        and recipe.labels_by == "folder"
+    )
+    assert recipe.pictures.shape == (4, 6, 1) and recipe.pictures.dtype == "uint8"
     assert recipe.classes == ("ill", "well") and recipe.expected.formats == ("picture",)
     again = import_source(tmp_path / "x", tmp_path / "b.npz", ImportOptions(pictures=recipe))
     assert again.file.read_bytes() == made.file.read_bytes()
@@ -154,7 +160,10 @@ def test_colour_and_size_and_depth(tmp_path):
     write_nifti(new / "v.nii", np.zeros((6, 4, 3)))
     with pytest.raises(ValueError, match=r"file 1 of 1: its format is nifti, where the recipe has picture"):
         import_source(new, tmp_path / "c.npz", ImportOptions(pictures=recipe))
-    colour = replace(recipe, shape=(4, 6, 3))  # a grey picture becomes one of three channels, as in training
+    shape = recipe.pictures.model_copy(update={"shape": (4, 6, 3)})
+    colour = recipe.model_copy(
+        update={"pictures": shape}
+    )  # a grey picture becomes one of three channels, as in training
     import_source(tmp_path / "x", tmp_path / "d.npz", ImportOptions(pictures=colour))
     with np.load(tmp_path / "d.npz") as npz:
         assert npz["x_train"].shape[1:] == (4, 6, 3) and npz["x_train"].max() > 0
@@ -190,19 +199,19 @@ def test_masks_and_csv_again(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"kind": "sounds"}, "has no kind, or kind = "),
-        ({"version": 2}, "has no kind, or kind = "),
-        ({"columns": []}, "has no key 'columns'"),
-        ({"pictures": {"shape": [4, 4], "dtype": "uint8"}}, "shape is a list of 3 numbers"),
+        ({"kind": "sounds"}, "kind = 'sounds': must be one of 'pictures'"),
+        ({"version": 2}, "version is 2: this silofl reads"),
+        ({"columns": []}, "'columns' is no key of it"),
+        ({"pictures": {"shape": [4, 4], "dtype": "uint8"}}, r"pictures.shape = \[4, 4\]: "),
         ({"pictures": {"shape": [4, 4, 2], "dtype": "uint8"}}, "shape is height, width and channels"),
-        ({"pictures": {"shape": [4, 1e9, 1], "dtype": "uint8"}}, "shape is height, width and channels"),
+        ({"pictures": {"shape": [4, 1e9, 1], "dtype": "uint8"}}, "pictures.shape.2 = 1000000000.0"),
         ({"pictures": {"shape": [4, 6, 1], "dtype": "uint8", "resize": True}}, "resize makes squares"),
-        ({"pictures": {"shape": [4, 4, 1], "dtype": "float64"}}, "dtype is 'float64'"),
+        ({"pictures": {"shape": [4, 4, 1], "dtype": "float64"}}, "dtype = 'float64'"),
         ({"pictures": {"shape": [4, 4, 1], "dtype": "uint8", "spacing": -1}}, "spacing is -1"),
-        ({"labels-by": "luck"}, "labels-by is 'luck'"),
-        ({"expected": {"modalities": ["XY"]}}, "modalities has 'XY'"),
+        ({"labels-by": "luck"}, "labels-by = 'luck'"),
+        ({"expected": {"modalities": ["XY"]}}, "modalities.1 = 'XY'"),
         ({"expected": {"pixel-mm": [3, 1]}}, "pixel-mm is the smallest and the largest"),
-        ({"expected": {"voltage": ["high"]}}, "has no key 'voltage'"),
+        ({"expected": {"voltage": ["high"]}}, "'expected.voltage' is no key"),
     ],
 )
 def test_a_recipe_is_right_or_refused_in_one_line(made, change, words):
@@ -231,7 +240,11 @@ def test_links_out_of_the_folder_are_refused(tmp_path, capsys):
     assert "x, file 2 of 4 is a link that leads out of the folder" in capsys.readouterr().err
     (source / "0" / "IM1").unlink()
     (source / "0" / "IM1").symlink_to(source / "1" / "IM0")  # within it links are files like others
-    import_source(source, tmp_path / "a.npz", ImportOptions(labels_from=tmp_path / "l.csv", label="finding"))
+    import_source(
+        source,
+        tmp_path / "a.npz",
+        ImportOptions(labels_from=tmp_path / "l.csv", label="finding", labels=["well", "ill"]),
+    )
 
 
 @pytest.mark.parametrize("column", ["file", "mask"])

@@ -172,7 +172,8 @@ def test_a_list_of_volumes_as_excel_saves_it(tmp_path, capsys):
     assert draft["questions"] == ["label", "patient", "slices"]
     assert "does Patient-ID say whose each file is?" in text and "befund (2 different values)" in text
     assert "DOES NOT FIT (1): there is no such file" in text and "size: 6 x 5 x 4 (5)" in text
-    text, draft = propose(capsys, tmp_path / "l.csv", "--label", "befund", "--patient", "Patient-ID", "--slices", "2")
+    more = ["--slices", "2", "--labels", "größer,kleiner"]
+    text, draft = propose(capsys, tmp_path / "l.csv", "--label", "befund", "--patient", "Patient-ID", *more)
     assert "questions" not in draft and draft["classes"] == ["größer", "kleiner"]
     assert draft["pictures"]["slices"] == 2 and "3 patients in 6 lines; 0 lines name none" in text
 
@@ -183,6 +184,32 @@ def test_no_text_of_a_csv_leaves_its_comment(tmp_path, capsys):
     (tmp_path / "l.csv").write_text('file,"a\nseed = 7\n\x07"\n1.png,3\n1.png,4\n')
     _, draft = propose(capsys, tmp_path / "l.csv")
     assert draft["seed"] == 42
+
+
+@pytest.mark.parametrize("layout", ["csv", "folders"])
+def test_a_draft_names_no_class_of_few_patients(tmp_path, capsys, layout):
+    """Six pictures of one patient, or two in a folder: the draft is sent to colleagues. Else they are asked for."""
+    rows = []
+    for i in range(20):
+        label = "Zyskind" if i < (6 if layout == "csv" else 2) else ("well", "ill")[i % 2]
+        path = tmp_path / "x" / (label if layout == "folders" else "all") / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (4, 4)).save(path)
+        rows.append(f"all/{i}.png,{label},P{max(i, 5)}")
+    if layout == "csv":
+        (tmp_path / "x" / "l.csv").write_text("\n".join(["file,label,patient", *rows]))
+    text, draft = propose(capsys, tmp_path / "x")
+    assert "classes" in draft["questions"] and "classes" not in draft and "Zyskind" not in text
+    assert "1 of the classes are of fewer than 5 patients" in text
+    command = ["import", str(tmp_path / "x"), "--out", str(tmp_path / "a.npz")]
+    assert main(command) == 2
+    assert "1 class names are of fewer than 5 patients" in capsys.readouterr().err and not (tmp_path / "a.npz").exists()
+    assert main([*command, "--labels", "well,ill,Zyskind"]) == 0
+    if layout == "csv":  # two spellings are named with their cells, but not in a draft
+        two = [row.rpartition(",")[0] for row in rows]
+        (tmp_path / "x" / "l.csv").write_text("\n".join(["file,label", *two, "all/0.png,zyskind"]))
+        text, draft = propose(capsys, tmp_path / "x")
+        assert "label" in draft["questions"] and "yskind" not in text
 
 
 @pytest.mark.parametrize(

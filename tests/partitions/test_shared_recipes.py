@@ -166,7 +166,7 @@ def test_a_bundle_carries_the_table(made, tmp_path):
     ("changed", "words"),
     [
         (("[table]", "[tabel]"), "a schema has the keys features, labels, dtype, table"),
-        (('kind = "number"', 'kind = "numbre"'), "kind is 'numbre'; it is one of"),
+        (('kind = "number"', 'kind = "numbre"'), "columns.1.kind = 'numbre': must be one of"),
         (('kind = "number"', 'kind = "number"\ndecimal = ","'), "decimal of a column is a hospital's own"),
         (('categories = ["m", "w"]', 'categories = ["m", "f"]'), "the schema's [table] makes other columns than its"),
     ],

@@ -25,7 +25,7 @@ from partitions.datasets.images import read_idx
 from partitions.importing import dicom
 from partitions.importing.source import import_source
 from partitions.importing.tables import read_lines
-from partitions.importing.volumes import nifti
+from partitions.importing.volumes import volume
 from partitions.npz import write_npz
 from partitions.recipes.reading import ReadOptions
 from partitions.silo_file import read_silo_file
@@ -59,19 +59,19 @@ def nifti_of(path: Path, shape: tuple[int, ...], version: int = 1, order: str = 
 def test_a_volume_is_refused_by_its_header(tmp_path: Path, little_memory: None, version: int, order: str) -> None:
     file = nifti_of(tmp_path / "a.nii.gz", (1024, 1024, 5000), version, order)
     with pytest.raises(ValueError, match=r"^row 1: its volume would take 41\.9 GB of memory, .* set SILOFL_LARGEST_FI"):
-        nifti.parts(file, "row 1", ReadOptions())
+        volume.parts(file, "row 1", ReadOptions())
 
 
 def test_so_are_extensions_of_a_header(tmp_path: Path, little_memory: None) -> None:
     """nibabel reads them whole, as long as they say they are."""
     with pytest.raises(ValueError, match="row 1: its header says that the voxels begin after 64 MiB"):
-        nifti.probe(nifti_of(tmp_path / "a.nii.gz", (4, 4, 4), offset=1 << 30), "row 1", ReadOptions())
+        volume.probe([nifti_of(tmp_path / "a.nii.gz", (4, 4, 4), offset=1 << 30)], "row 1", ReadOptions())
 
 
 def test_a_mask_is_refused_too(tmp_path: Path, little_memory: None) -> None:
-    volume = write_nifti(tmp_path / "v.nii.gz", np.zeros((4, 4, 4), np.float32))
+    own = write_nifti(tmp_path / "v.nii.gz", np.zeros((4, 4, 4), np.float32))
     with pytest.raises(ValueError, match="row 1: its volume would take"):
-        nifti.read_mask(volume, nifti_of(tmp_path / "m.nii.gz", (2000, 2000, 2000)), "row 1", ReadOptions(), None)
+        volume.read_mask([own], [nifti_of(tmp_path / "m.nii.gz", (2000, 2000, 2000))], "row 1", ReadOptions())
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_what_would_not_fit_into_free_memory(tmp_path: Path, monkeypatch: pytest
         read_silo_file(data)
     file = write_nifti(tmp_path / "v.nii.gz", np.zeros((40, 40, 40), np.float32))
     with pytest.raises(ValueError, match=r"row 1: its volume would take 0\.0 GB of memory, and 0\.0 GB is free here"):
-        nifti.parts(file, "row 1", ReadOptions())
+        volume.parts(file, "row 1", ReadOptions())
 
 
 def test_labels_of_a_public_set_are_no_larger_than_their_member(tmp_path: Path) -> None:
@@ -202,11 +202,11 @@ def test_a_large_picture_is_read_without_a_word_and_a_larger_one_refused(
     """Pillow's warning, from half of its bound on, was printed with the path of its own source."""
     for name in ("a", "b"):
         (tmp_path / "in" / name).mkdir(parents=True)
-        for number in range(4):
+        for number in range(5):
             Image.fromarray(np.full((8, 8), number, np.uint8)).save(tmp_path / "in" / name / f"{number}.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 40)
     made = import_source(tmp_path / "in", tmp_path / "out.npz")  # the suite turns warnings into errors
-    assert len(made.data.train) + len(made.data.val) + len(made.data.test) == 8
+    assert len(made.data.train) + len(made.data.val) + len(made.data.test) == 10
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 20)
     with pytest.raises(DataError, match=r"0\.png cannot be read \(Image size \(64 pixels\) exceeds limit of 40"):
         import_source(tmp_path / "in", tmp_path / "other.npz")

@@ -21,7 +21,8 @@ from partitions.importing.proposal.inventory import Inventory, lines_of, take_in
 from partitions.importing.proposal.roles import Layout, Roles, find_layout, find_roles
 from partitions.importing.scans import ImageInfo
 from partitions.importing.streams import count_notes
-from partitions.recipes.pictures import PictureRecipe, expect
+from partitions.recipes.draft import without_cells
+from partitions.recipes.pictures import PictureRecipe, expect, made_by
 
 SIDE = 224  # pixels; proposed where pictures have several sizes
 LARGE = 1024  # pixels of a side from which a draft states the cost
@@ -75,7 +76,7 @@ def samples_of(layout: Layout, options: ImportOptions, known: bool) -> Found:
     own = replace(options, take=replace(options.take, patient=options.take.patient or None), subgroup="")
     if known:
         return find_rows(layout.source, own)
-    blank = PictureRecipe((1, 1, 1), "uint8", options.reading)
+    blank = PictureRecipe(pictures=made_by((1, 1, 1), "uint8", options.reading))
     if layout.kind == "list":
         return sliced(read_csv(layout.source, replace(own, pictures=blank)), own)
     return find_others(layout.source, blank, replace(own, pictures=blank), labelled=False)
@@ -96,10 +97,8 @@ def as_recipe(options: ImportOptions, infos: Sequence[ImageInfo], roles: Roles) 
         )
     depth = (infos[0].depth,) if infos[0].depth else ()
     recipe = PictureRecipe(
-        (*depth, height, width, channels),
-        "float32" if deep else "uint8",
-        reading,
-        expect([info.acquired for info in infos]),
+        pictures=made_by((*depth, height, width, channels), "float32" if deep else "uint8", reading),
+        expected=expect([info.acquired for info in infos]),
         **roles.made,
         seed=options.seed,
     )
@@ -113,8 +112,9 @@ def as_recipe(options: ImportOptions, infos: Sequence[ImageInfo], roles: Roles) 
 
 def reasons_of(recipe: PictureRecipe, infos: Sequence[ImageInfo], options: ImportOptions, sizes: int) -> dict[str, str]:
     """Return the reason for each entry."""
-    *depth, height, width, channels = recipe.shape
-    size = math.prod(recipe.shape) * np.dtype(recipe.dtype).itemsize
+    made = recipe.pictures
+    *depth, height, width, channels = made.shape
+    size = math.prod(made.shape) * np.dtype(made.dtype).itemsize
     colour = sum(info.channels == 3 for info in infos)
     order = "depth, height, width, channels" if depth else "height, width, channels"
     how = "as asked for" if options.size or depth else "of several sizes" if sizes > 1 else "as they all are"
@@ -125,8 +125,8 @@ def reasons_of(recipe: PictureRecipe, infos: Sequence[ImageInfo], options: Impor
     return {
         "seed": "of the split",
         "shape": shape + f"\n{colour} of {len(infos)} are in colour" * bool(colour),
-        "dtype": "more than 8 bits become 0..1" if recipe.dtype == "float32" else "all have 8 bits",
-        "resize": "stretched to the shape" if recipe.reading.spacing is None else "cut or widened to the shape",
+        "dtype": "more than 8 bits become 0..1" if made.dtype == "float32" else "all have 8 bits",
+        "resize": "stretched to the shape" if made.spacing is None else "cut or widened to the shape",
         "window": "as asked for: centre and width in the scans' own units",
         "spacing": "mm of a pixel, as asked for",
         "slices": "of each series or volume, as asked for",
@@ -177,4 +177,5 @@ def written(
             "QUESTIONS. Answer each below, then delete its name from `questions`: until then nothing is imported.",
         ]
         lines += [f"  {name}: {text}" for name, text in roles.questions.items()]
-    return recipe.toml("\n".join(lines), roles.reasons, list(roles.questions))
+    asked = recipe.model_copy(update={"questions": tuple(roles.questions)})
+    return without_cells(asked.toml("\n".join(lines), roles.reasons), layout.lines)

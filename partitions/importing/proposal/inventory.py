@@ -20,7 +20,6 @@ from partitions.importing.images import NIFTI, is_picture, open_picture
 from partitions.importing.scans import pseudonym, redacted_errors
 from partitions.importing.volumes import nifti
 from partitions.recipes.pictures import MODALITIES, PHOTOMETRIC
-from partitions.recipes.reading import ReadOptions
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -147,7 +146,7 @@ def inspect_dicom(found: Inventory, path: Path) -> None:
     found.slices = max(found.slices, found.series[series])
     for what, value in described(dataset):
         found.count(what, value)
-    spacing = dicom.spacing_of(dicom_file.of_frame(dataset, 0), ReadOptions(spacing=1.0))
+    spacing = dicom.spacing_of(dicom_file.of_frame(dataset, 0))
     if spacing:
         found.pixels.append(min(spacing))
 

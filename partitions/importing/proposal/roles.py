@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from partitions.importing.tables import label_columns, labels_of, list_columns, 
 from partitions.importing.targets import find_import_task, number_labels
 from partitions.labels import ONE_CLASS
 from partitions.patients import names_patients, patient_column
-from partitions.recipes.draft import FEWEST, MOST_LEVELS
+from partitions.recipes.draft import FEWEST, MOST_LEVELS, patients_by
 from partitions.recipes.lines import NO_LINES, Lines
 from partitions.schema import few
 
@@ -113,7 +113,23 @@ def find_roles(layout: Layout, options: ImportOptions, found: Inventory) -> Role
     else:
         labels_of_folders(layout, options, roles)
     patients_of(layout, options, roles, found)
+    if not options.labels:
+        withhold_rare(layout, roles)
     return roles
+
+
+def withhold_rare(layout: Layout, roles: Roles) -> None:
+    """Ask for all classes where some that were found are of few patients, and name none."""
+    counts: Mapping[str, int] = layout.folders
+    if layout.table and (label := roles.made.get("label")):
+        cells = {cell: cell for cell in layout.lines.columns[label[0]].different}
+        counts = patients_by(layout.lines, label[0], cells, roles.made.get("patient", ""))
+    if roles.made.get("classes") and (rare := sum(count < FEWEST for count in counts.values())):
+        del roles.made["classes"]
+        roles.questions["classes"] = (
+            f"{rare} of the classes are of fewer than {FEWEST} patients; their names may be people's, and are not "
+            "shown. Correct them, or run --propose again with --labels, which names all classes of the federation"
+        )
 
 
 # Labels

@@ -1,29 +1,38 @@
-"""Positions of a volume's voxels, its reorientation and resampling, and the inverse for outlines.
+"""Positions of a scan's voxels, its reorientation and resampling, and the inverse for outlines.
 
 Positions are in mm in DICOM's patient coordinates: x to the patient's left, y to the back, z to the head (LPS). A
-volume is turned, without resampling, to the nearest canonical axes: slices from feet to head, rows from front to back,
-columns from the patient's right to the left, as in single slices. An oblique volume stays oblique.
+volume is turned, without resampling, to the nearest canonical axes (nibabel): slices from feet to head, rows from front
+to back, columns from the patient's right to the left. An oblique volume stays oblique.
 
 Then each axis is resampled separately about its centre: values by linear interpolation over max(1, step) voxels, as in
 Pillow's bilinear filter (a triangle, which averages where voxels become fewer), classes by the nearest voxel. Outside
-the source the value is 0.
+the source the value is 0. scipy.ndimage does not average where voxels become fewer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import permutations
+from typing import Any
 
 import numpy as np
 
-from partitions.importing.scans import ScanError
+from partitions.importing.scans import ScanError, Unavailable
 from partitions.recipes.reading import ReadOptions
 from partitions.splits import Array
 
-WORLD = (2, 1, 0)  # directions of the canonical axes: z to the head, y to the back, x to the left
+CANONICAL = np.array([[2, 1], [1, -1], [0, -1]])  # nibabel's orientation: to the head, to the back, to the left
 RAS = np.diag([-1.0, -1.0, 1.0, 1.0])  # from NIfTI's coordinates to DICOM's, and back
 LARGEST_COSINE = 0.02  # between axes that are at right angles; more is a sheared volume
+
+
+def load_nibabel() -> Any:
+    """Return the module nibabel. Raises Unavailable."""
+    try:
+        import nibabel
+    except ImportError:
+        raise Unavailable("a volume", "nibabel") from None
+    return nibabel
 
 
 @dataclass(frozen=True)
@@ -44,48 +53,37 @@ class Grid:
         return float(self.spacing[1]), float(self.spacing[2])
 
     @property
-    def axes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The axis of the source for each canonical axis, and the canonical axes of opposite direction."""
-        cosines = self.affine[:3, :3] / self.spacing
-        order = max(
-            permutations(range(3)), key=lambda p: sum(abs(cosines[w, a]) for w, a in zip(WORLD, p, strict=True))
-        )
-        against = tuple(i for i, (w, a) in enumerate(zip(WORLD, order, strict=True)) if cosines[w, a] < 0)
-        return order, against
+    def orientation(self) -> Array:
+        """The axis and the direction of each axis of the source, as nibabel has them, (3, 2)."""
+        return np.asarray(load_nibabel().io_orientation(RAS @ self.affine))
 
     @property
     def canonical(self) -> Grid:
         """The grid along canonical axes."""
-        order, against = self.axes
-        affine = self.affine[:, [*order, 3]].copy()
-        shape = tuple(self.shape[axis] for axis in order)
-        for axis in against:
-            affine[:3, 3] += affine[:3, axis] * (shape[axis] - 1)
-            affine[:3, axis] *= -1
-        return Grid((shape[0], shape[1], shape[2]), affine)
+        own = load_nibabel().orientations
+        transform = own.ornt_transform(self.orientation, CANONICAL)
+        shape = [self.shape[axis] for axis in np.argsort(transform[:, 0])]
+        return Grid((shape[0], shape[1], shape[2]), self.affine @ own.inv_ornt_aff(transform, self.shape))
 
     def turned(self, values: Array) -> Array:
         """Turn values (n0, n1, n2) to canonical axes."""
-        order, against = self.axes
-        return np.flip(np.transpose(values, order), against)
+        return self._turned(values, self.orientation, CANONICAL)
 
     def turned_back(self, values: Array) -> Array:
         """Turn values from canonical axes to those of the source."""
-        order, against = self.axes
-        return np.transpose(np.flip(values, against), np.argsort(order))
+        return self._turned(values, CANONICAL, self.orientation)
+
+    def _turned(self, values: Array, start: Array, end: Array) -> Array:
+        own = load_nibabel().orientations
+        return np.asarray(own.apply_orientation(values, own.ornt_transform(start, end)))
 
 
-def check_spacing(grid: Grid) -> None:
-    """Raise ScanError where voxels have no size."""
+def check_grid(grid: Grid, *, straight: bool) -> None:
+    """Raise ScanError where voxels have no size or, if it is to be ``straight``, axes are not at right angles."""
     if not np.isfinite(grid.affine).all() or not ((grid.spacing > 0) & (grid.spacing < 1000)).all():
         raise ScanError("its header does not say how large a voxel is")
-
-
-def check_grid(grid: Grid) -> None:
-    """Raise ScanError where voxels have no size, or axes are not at right angles."""
-    check_spacing(grid)
     cosines = grid.affine[:3, :3] / grid.spacing
-    if np.abs(cosines.T @ cosines - np.eye(3)).max() > LARGEST_COSINE:
+    if straight and np.abs(cosines.T @ cosines - np.eye(3)).max() > LARGEST_COSINE:
         raise ScanError("its axes are not at right angles (a tilted gantry?): resample it to a straight volume first")
 
 

@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from partitions.common.sizes import check_picture, check_size
-from partitions.importing.dicom import KIND, spacing_of
+from partitions.importing.dicom import KIND, place_of, spacing_of
 from partitions.importing.dicom_file import check_decoder, frames_of, load, of_frame, pixels_of
 from partitions.importing.scans import ScanError, pseudonym
 from partitions.importing.volumes.grid import Grid
-from partitions.recipes.reading import ReadOptions
 from partitions.splits import Array
 
 if TYPE_CHECKING:
@@ -128,13 +127,12 @@ def segment_of(dataset: Dataset, frame: int) -> int:
 
 def slice_of(header: Dataset, grid: Grid) -> int:
     """Return the slice of the series with the pixels of a frame. Raises ScanError where there is none."""
-    position, directions = header.get("ImagePositionPatient"), header.get("ImageOrientationPatient")
-    spacing = spacing_of(header, ReadOptions(spacing=1.0))
-    if not position or not directions or not spacing:
+    (position, axes), spacing = place_of(header), spacing_of(header)
+    if position is None or axes is None or not spacing:
         raise ScanError(OFF_THE_SLICES)
-    row, column = np.array(directions, float).reshape(2, 3)
+    row, column = axes
     steps = np.column_stack([column * spacing[0], row * spacing[1]])
-    k, i, j = (np.linalg.inv(grid.affine) @ [*map(float, position), 1.0])[:3]
+    k, i, j = (np.linalg.inv(grid.affine) @ [*position, 1.0])[:3]
     fits = np.allclose(steps, grid.affine[:3, 1:3], atol=1e-2 * min(spacing)) and max(abs(i), abs(j)) < 0.1
     if not fits or abs(k - round(k)) > 0.1 or not 0 <= round(k) < grid.shape[0]:
         raise ScanError(OFF_THE_SLICES)

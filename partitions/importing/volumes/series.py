@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from partitions.common.sizes import check_picture
-from partitions.importing.dicom import KIND, PIXELS, PLACE, acquired, check_rescale, padding_of, spacing_of, warnings_of
+from partitions.importing.dicom import KIND, PIXELS, PLACE, acquired, in_unit, place_of, spacing_of, warnings_of
 from partitions.importing.dicom_file import check_readable, frames_of, is_grey, load, of_frame, pixels_of
 from partitions.importing.scans import ScanError
 from partitions.importing.volumes.grid import Grid, check_grid
-from partitions.recipes.reading import Acquisition, ReadOptions
+from partitions.recipes.reading import Acquisition
 from partitions.splits import Array
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Plane:
     path: Path
     frame: int
     position: Array
-    directions: Array  # (6,): along a row, along a column
+    directions: Array  # (2, 3): along a row, along a column
     spacing: tuple[float, float]  # from row to row, from column to column
     pixels: tuple[int, int]
 
@@ -85,14 +85,12 @@ def read_series(files: Sequence[Path]) -> Series:
 def plane_of(dataset: Dataset, path: Path, frame: int) -> Plane:
     """Return the plane of a slice. Raises ScanError where the header has no position."""
     header = of_frame(dataset, frame)
-    position, directions = header.get("ImagePositionPatient"), header.get("ImageOrientationPatient")
-    spacing = spacing_of(header, ReadOptions(spacing=1.0))
-    if not position or not directions or len(position) != 3 or len(directions) != 6 or not spacing:
+    (position, axes), spacing = place_of(header), spacing_of(header)
+    if position is None or axes is None or not spacing:
         raise ScanError("a slice does not say where it lies, or how large its pixels are: it is no volume")
-    place, axes = np.array(position, float), np.array(directions, float)
-    if not np.isfinite(place).all() or not np.allclose(axes.reshape(2, 3) @ axes.reshape(2, 3).T, np.eye(2), atol=1e-2):
+    if not np.isfinite(position).all() or not np.allclose(axes @ axes.T, np.eye(2), atol=1e-2):
         raise ScanError("a slice does not say where it lies: its orientation is none")
-    return Plane(path, frame, place, axes, spacing, (int(dataset.Rows), int(dataset.Columns)))
+    return Plane(path, frame, position, axes, spacing, (int(dataset.Rows), int(dataset.Columns)))
 
 
 def stacked(planes: Sequence[Plane]) -> tuple[list[Plane], Grid]:
@@ -105,7 +103,7 @@ def stacked(planes: Sequence[Plane]) -> tuple[list[Plane], Grid]:
             raise ScanError("its slices have several orientations (a localiser?): choose one series with --series")
         if plane.pixels != first.pixels or not np.allclose(plane.spacing, first.spacing, rtol=1e-3):
             raise ScanError("its slices have several sizes: choose one series with --series")
-    row, column = first.directions.reshape(2, 3)
+    row, column = first.directions
     normal = np.cross(row, column)
     ordered = sorted(planes, key=lambda plane: float(plane.position @ normal))
     places = np.array([plane.position @ normal for plane in ordered])
@@ -130,7 +128,7 @@ def stacked(planes: Sequence[Plane]) -> tuple[list[Plane], Grid]:
     affine[:3, :3] = np.column_stack([normal * step, column * first.spacing[0], row * first.spacing[1]])
     affine[:3, 3] = ordered[0].position
     grid = Grid((len(ordered), *first.pixels), affine)
-    check_grid(grid)
+    check_grid(grid, straight=True)
     return ordered, grid
 
 
@@ -139,14 +137,9 @@ def values_of(series: Series) -> tuple[Array, Array]:
 
     MONOCHROME1 is not inverted yet, because a window is in the machine's unit.
     """
-    from pydicom.pixels import apply_modality_lut
-
     values, padding = np.empty(series.grid.shape, np.float32), np.zeros(series.grid.shape, bool)
     for k, plane in enumerate(series.planes):
         dataset = load(plane.path, (*KIND, *PIXELS))
-        stored = pixels_of(plane.path, dataset, plane.frame if frames_of(dataset) > 1 else None)
-        header = of_frame(dataset, plane.frame)
-        check_rescale(header)
-        padding[k] = padding_of(stored, header)
-        values[k] = apply_modality_lut(stored, header)
+        stored = pixels_of(plane.path, dataset, plane.frame)
+        values[k], padding[k] = in_unit(stored, of_frame(dataset, plane.frame))
     return values, padding

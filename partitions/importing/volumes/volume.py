@@ -1,21 +1,26 @@
-"""A whole volume of a source: its image info, its values in 0..1 on the requested voxels, and its classes.
+"""Scans, NIfTI or a DICOM series, as whole volumes or slices: image info, values in 0..1, and classes.
 
-The requested window, or else the range from the 0.5th to the 99.5th percentile of the volume without padding, is mapped
-to 0..1. MONOCHROME1 is inverted. A NIfTI file and a DICOM series of the same scan give the same result.
+* Values are in the machine's unit. The requested window, or else the range from the 0.5th to the 99.5th percentile of
+  the volume without padding, is mapped to 0..1. MONOCHROME1 is inverted.
+* A volume is turned to canonical axes (``grid.py``), so that its slices are axial: the front above, the patient's right
+  on the left, as in viewers. A whole volume is resampled to the requested voxels.
+* A NIfTI file and a DICOM series of the same scan give the same result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from partitions.common.sizes import check_picture
-from partitions.importing.scans import ImageInfo, ScanError, hashed, pseudonym, redacted_errors
+from partitions.importing.scans import ImageInfo, ScanError, fit, fitted, hashed, parts_of, pseudonym, redacted_errors
 from partitions.importing.volumes import nifti
-from partitions.importing.volumes.grid import Grid, check_grid, resampled, same_place, steps
+from partitions.importing.volumes.grid import Grid, resampled, same_place, steps
 from partitions.importing.volumes.outlines import draw
 from partitions.importing.volumes.series import read_series, values_of
 from partitions.recipes.reading import Acquisition, ReadOptions
@@ -23,6 +28,21 @@ from partitions.splits import Array
 
 PERCENTILES = (0.5, 99.5)
 NO_UNIT_WINDOW = "have no window: they reach over their own 99 %; --window gives all the same"
+FIRST = "have several times or channels: the first is taken"
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A scan from its headers. ``patient``: a pseudonym, and the hash of what it is made of.
+
+    ``values``: reads the values in the machine's unit, float32 of the grid's shape, and which are padding, bool.
+    """
+
+    grid: Grid
+    acquired: Acquisition
+    notes: tuple[str, ...]
+    patient: tuple[str, str]
+    values: Callable[[], tuple[Array, Array]]
 
 
 def is_nifti(files: Sequence[Path]) -> bool:
@@ -30,85 +50,122 @@ def is_nifti(files: Sequence[Path]) -> bool:
     return len(files) == 1 and files[0].name.lower().endswith((".nii", ".nii.gz"))
 
 
-def probe(files: Sequence[Path], where: str, reading: ReadOptions) -> ImageInfo:
-    """Return the image info of a volume from its headers."""
-    assert reading.volume is not None
-    depth, height, width = reading.volume
-    check_picture(reading.volume, f"{where}: --volume {depth},{height},{width}")
-    kind = "NIfTI" if is_nifti(files) else "DICOM"
-    with redacted_errors(where, kind):
-        if kind == "NIfTI":
-            turned = nifti_grid(files[0]).canonical
-            taken, whose = Acquisition("nifti", plane="axial"), [hashed(str(files[0].resolve()))] * 2
-            notes: tuple[str, ...] = ()
-        else:
-            series = read_series(files)
-            turned, taken = series.grid.canonical, series.acquired
-            whose = [pseudonym(series.patient), hashed(series.patient)]
-            notes = series.notes + (() if reading.window or taken.modality != "CT" else (NO_UNIT_WINDOW,))
-        between, *across = turned.spacing.tolist()
-        taken = replace(taken, pixel=min(across), between=between)
-        return ImageInfo(height, width, 1, True, whose[0], notes, taken, depth, whose[1])
+def kind_of(files: Sequence[Path]) -> str:
+    """Return the name of the files' format, for messages."""
+    return "NIfTI" if is_nifti(files) else "DICOM"
 
 
-def nifti_grid(path: Path) -> Grid:
-    """Return the grid of a NIfTI file. Raises ScanError."""
-    image = nifti.load(path)
-    if len(nifti.shape_of(image)) != 3:
+def open_scan(files: Sequence[Path], *, whole: bool) -> Scan:
+    """Read the headers of a scan, to be used as a whole or slice by slice. Raises ScanError."""
+    if not is_nifti(files):
+        series = read_series(files)
+        whose = pseudonym(series.patient), hashed(series.patient)
+        return Scan(series.grid, series.acquired, series.notes, whose, lambda: values_of(series))
+    image = nifti.load(files[0])
+    several = len(nifti.shape_of(image)) > 3
+    if whole and several:
         raise ScanError("its file is a series in time; save the volume to be used as a file of its own")
-    grid = nifti.grid_of(image)
-    check_grid(grid)
-    return grid
+
+    def values() -> tuple[Array, Array]:
+        found = nifti.stored(image)
+        return found, ~np.isfinite(found)
+
+    # The volume counts as a patient, so that its slices are all in one split.
+    whose = (hashed(str(files[0].resolve())),) * 2
+    notes = (FIRST,) * several
+    return Scan(nifti.grid_of(image, straight=whole), Acquisition("nifti", plane="axial"), notes, whose, values)
 
 
-def grid_of(files: Sequence[Path]) -> Grid:
-    """Return the grid of a volume. Raises ScanError."""
-    return nifti_grid(files[0]) if is_nifti(files) else read_series(files).grid
+def parts(path: Path, where: str, reading: ReadOptions) -> tuple[list[int], int]:
+    """Return which axial slices of a NIfTI volume to use, and how many it has."""
+    with redacted_errors(where, "NIfTI"):
+        depth = open_scan((path,), whole=False).grid.canonical.shape[0]
+        return parts_of(depth, reading.slices), depth
 
 
-def read(files: Sequence[Path], where: str, reading: ReadOptions) -> Array:
-    """Read a volume, float32 (d, h, w, 1) in 0..1."""
-    with redacted_errors(where, "NIfTI" if is_nifti(files) else "DICOM"):
-        if is_nifti(files):
-            grid = nifti_grid(files[0])
-            values = nifti.stored(nifti.load(files[0]))
-            padding, inverted = ~np.isfinite(values), False
-        else:
-            series = read_series(files)
-            grid, (values, padding) = series.grid, values_of(series)
-            inverted = series.acquired.photometric == "MONOCHROME1"
-        shown = windowed(values, padding, reading.window)
-        if inverted:
-            np.subtract(1, shown, out=shown)
-        shown[padding] = 0
-        shape, step = steps(grid, reading)
-        return resampled(grid.turned(shown), shape, step).astype(np.float32)[..., np.newaxis]
+def probe(files: Sequence[Path], where: str, reading: ReadOptions) -> ImageInfo:
+    """Return the image info of a volume, or of its slices, from the headers."""
+    if reading.volume:
+        check_picture(reading.volume, f"{where}: --volume {','.join(map(str, reading.volume))}")
+    with redacted_errors(where, kind_of(files)):
+        scan = open_scan(files, whole=reading.volume is not None)
+        turned, (whose, spelling) = scan.grid.canonical, scan.patient
+        taken = replace(scan.acquired, pixel=min(turned.pixel))
+        if not reading.volume:
+            sides = fitted(*turned.shape[1:], turned.pixel, reading)
+            return ImageInfo(*sides, 1, True, whose, scan.notes, taken)
+        notes = scan.notes + (NO_UNIT_WINDOW,) * (taken.modality == "CT" and not reading.window)
+        taken = replace(taken, between=float(turned.spacing[0]))
+        depth, height, width = reading.volume
+        return ImageInfo(height, width, 1, True, whose, notes, taken, depth, spelling)
 
 
-def windowed(values: Array, padding: Array, window: tuple[float, float] | None) -> Array:
-    """Map values to 0..1, float32, in place, because a volume may take a large share of the free memory."""
+def read(files: Sequence[Path], where: str, reading: ReadOptions, part: int | None = None) -> Array:
+    """Read a volume, float32 (d, h, w, 1) in 0..1, or its slice ``part``, (h, w, 1); None: the middle one."""
+    with redacted_errors(where, kind_of(files)):
+        if reading.volume is None:
+            grid, values = shown_of_file(files[0], files[0].stat().st_mtime_ns, reading.window)
+            return slice_of(grid, values, part, reading, Image.Resampling.BILINEAR)[..., np.newaxis]
+        scan = open_scan(files, whole=True)
+        shape, step = steps(scan.grid, reading)
+        values = scan.grid.turned(shown(scan, reading.window))
+        return resampled(values, shape, step).astype(np.float32)[..., np.newaxis]
+
+
+@lru_cache(maxsize=1)  # the slices of a volume are read consecutively
+def shown_of_file(path: Path, changed: int, window: tuple[float, float] | None) -> tuple[Grid, Array]:
+    """Return the grid of a NIfTI file, and its values as :func:`shown`."""
+    scan = open_scan((path,), whole=False)
+    return scan.grid, shown(scan, window)
+
+
+def slice_of(grid: Grid, values: Array, part: int | None, reading: ReadOptions, resampling: Image.Resampling) -> Array:
+    """Return an axial slice (h, w), of the requested size; None: the middle one."""
+    turned = grid.turned(values)
+    picture = Image.fromarray(np.ascontiguousarray(turned[len(turned) // 2 if part is None else part]))
+    return np.asarray(fit(picture, grid.canonical.pixel, reading, resampling))
+
+
+def shown(scan: Scan, window: tuple[float, float] | None) -> Array:
+    """Read a scan's values as 0..1, float32; in place, because a volume may take a large share of the free memory."""
+    values, padding = scan.values()
     if window:
         low, high = window[0] - window[1] / 2, window[0] + window[1] / 2
     else:
         seen = values[~padding]
         low, high = np.percentile(seen, PERCENTILES, overwrite_input=True) if seen.size else (0.0, 0.0)
         del seen
-    scale = high - low if high > low else 1.0
-    shown = nifti.finite(values)
-    shown -= np.float32(low)
-    shown /= np.float32(scale)
-    return np.clip(shown, 0, 1, out=shown)
+    made = np.nan_to_num(values, copy=False)
+    made -= np.float32(low)
+    made /= np.float32(high - low if high > low else 1.0)
+    np.clip(made, 0, 1, out=made)
+    if scan.acquired.photometric == "MONOCHROME1":
+        np.subtract(1, made, out=made)
+    made[padding] = 0
+    return made
 
 
-def read_mask(files: Sequence[Path], masks: Sequence[Path], where: str, reading: ReadOptions) -> Array:
-    """Read the classes of a volume, uint8 (d, h, w), from NIfTI or from the outlines of a DICOM series."""
-    with redacted_errors(where, "NIfTI" if is_nifti(masks) else "DICOM"):
-        grid = grid_of(files)
+def read_mask(
+    files: Sequence[Path], masks: Sequence[Path], where: str, reading: ReadOptions, part: int | None = None
+) -> Array:
+    """Read the classes of a volume, uint8 (d, h, w), or of its slice, (h, w).
+
+    They are in a NIfTI file, or outlines of a DICOM series. Raises DataError unless they lie on the volume.
+    """
+    whole = reading.volume is not None
+    with redacted_errors(where, kind_of(masks)):
+        grid = open_scan(files, whole=whole).grid
         if is_nifti(masks):
-            own = nifti_grid(masks[0])
+            image = nifti.load(masks[0])
+            if len(nifti.shape_of(image)) != 3:
+                raise ScanError("its mask has several times or channels: save classes 0, 1, 2, ... in one")
+            own = nifti.grid_of(image, straight=whole)
             if not same_place(own, grid):
                 raise ScanError("its mask does not lie on its volume: another shape or another affine")
-            turned = own.turned(nifti.stored_classes(masks[0], masks[0].stat().st_mtime_ns))
+            classes = nifti.stored_classes(masks[0], masks[0].stat().st_mtime_ns)
+            if not whole:
+                return slice_of(own, classes, part, reading, Image.Resampling.NEAREST)
+            turned = own.turned(classes)
         elif is_nifti(files):
             raise ScanError("its mask is DICOM, and its volume NIfTI; convert one of them")
         elif not reading.outlines:
@@ -121,7 +178,7 @@ def read_mask(files: Sequence[Path], masks: Sequence[Path], where: str, reading:
 
 def as_source(mask: Array, files: Sequence[Path], where: str, reading: ReadOptions) -> tuple[Array, Grid]:
     """Return a mask (d, h, w) of a volume on the voxels of its source, uint8, 0 outside, and the source's grid."""
-    with redacted_errors(where, "NIfTI" if is_nifti(files) else "DICOM"):
-        grid = grid_of(files)
+    with redacted_errors(where, kind_of(files)):
+        grid = open_scan(files, whole=True).grid
         _, step = steps(grid, reading)
         return grid.turned_back(resampled(mask, grid.canonical.shape, 1 / step, nearest=True)), grid

@@ -1,0 +1,57 @@
+"""TOML with comments: how recipes and schemas are written."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+NO_NOTES: Mapping[str, str] = MappingProxyType({})
+BARE = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def as_toml(content: Mapping[str, Any], about: str = "", notes: Mapping[str, str] = NO_NOTES) -> str:
+    """Return the content as TOML: tables as sections, those of the key ``columns`` as sections each.
+
+    ``about``: a comment at the beginning; ``notes``: comments above keys, and above columns (``columns.0``).
+    """
+    return "\n".join([*commented(about), *lines_of(content, notes)]) + "\n"
+
+
+def lines_of(table: Mapping[str, Any], notes: Mapping[str, str], above: str = "") -> Iterator[str]:
+    """Yield a table's lines: its own keys, then the sections in it. ``above``: the names of the tables around it."""
+    sections = [key for key, value in table.items() if isinstance(value, Mapping) or key == "columns"]
+    for key, value in table.items():
+        if key not in sections:
+            yield from commented(notes.get(key, ""))
+            yield f"{bare(key)} = {written(value)}"
+    for key in sections:
+        value, name = table[key], above + bare(key)
+        for i, part in enumerate([value] if isinstance(value, Mapping) else value):
+            head = f"[{name}]" if isinstance(value, Mapping) else f"[[{name}]]"
+            note = notes.get(key if isinstance(value, Mapping) else f"{key}.{i}", "")
+            yield from ("", *commented(note), head, *lines_of(part, notes, f"{name}."))
+
+
+def commented(text: str) -> Iterator[str]:
+    """Yield a text's lines as comments, without control characters."""
+    for line in text.splitlines():
+        yield "".join(c if c.isprintable() else "?" for c in f"# {line}").rstrip()
+
+
+def bare(key: str) -> str:
+    """Return a key, in quotation marks where it needs them."""
+    return key if BARE.fullmatch(key) else written(key)
+
+
+def written(value: Any) -> str:
+    """Return a value in TOML's notation on one line, or tables in a list on one each."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{bare(str(key))} = {written(own)}" for key, own in value.items()) + "}"
+    if isinstance(value, list) and value and all(isinstance(own, Mapping) for own in value):
+        return "\n".join(["[", *(f"  {written(own)}," for own in value), "]"])
+    if isinstance(value, list):
+        return "[" + ", ".join(map(written, value)) + "]"
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).replace("\x7f", "\\u007f")
