@@ -62,7 +62,7 @@ def matching(pattern: str, allowed: str) -> AfterValidator:
 
     def check(text: str) -> str:
         if not re.fullmatch(pattern, text):
-            raise ValueError(allowed)
+            raise DataError(allowed)
         return text
 
     return AfterValidator(check)

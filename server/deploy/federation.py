@@ -66,7 +66,7 @@ class Server(Frozen):
     @model_validator(mode="after")
     def ports_differ(self) -> Self:
         if self.fleet_port and self.fleet_port == self.control_port:
-            raise ValueError("fleet-port and control-port must differ")
+            raise UserError("fleet-port and control-port must differ")
         return self
 
 
@@ -119,13 +119,13 @@ class FederationPlace(NamedTuple):
 def absolute(named: object, info: ValidationInfo[FederationPlace]) -> Path:
     """Return the path of a file that is named in the federation file."""
     if not isinstance(named, str) or not named:
-        raise ValueError("must be the path of a file")
+        raise UserError("must be the path of a file")
     if "\0" in named or any("\ud800" <= character <= "\udfff" for character in named):
-        raise ValueError("no file name has such a character")
+        raise UserError("no file name has such a character")
     try:
         return Path(info.context.folder, Path(named).expanduser()).absolute()
     except RuntimeError:
-        raise ValueError("there is no home directory of that user") from None
+        raise UserError("there is no home directory of that user") from None
 
 
 def data_file(named: object, info: ValidationInfo[FederationPlace]) -> Path | None:
@@ -133,7 +133,7 @@ def data_file(named: object, info: ValidationInfo[FederationPlace]) -> Path | No
         return None
     file = absolute(named, info)
     if info.context.check_data and not os.path.isfile(file):  # False also for a name that is too long
-        raise ValueError(f"there is no file {file}; give the path of an .npz file, or `demo`")
+        raise UserError(f"there is no file {file}; give the path of an .npz file, or `demo`")
     return file
 
 
@@ -192,19 +192,19 @@ class Content(Frozen):
         read_agreed(self.agreed_text)
         names = [silo.name for silo in self.silos]
         if self.name in TAKEN:
-            raise ValueError(f"name = {self.name}: is an entry of Flower's own configuration; choose another name")
+            raise UserError(f"name = {self.name}: is an entry of Flower's own configuration; choose another name")
         if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"silos: the name {twice[0]} is there {len(twice)} times; each needs its own")
+            raise UserError(f"silos: the name {twice[0]} is there {len(twice)} times; each needs its own")
         if all(silo.role == "held-out" for silo in self.silos):
-            raise ValueError("silos: all have `role: held-out`; none would be left to train")
+            raise UserError("silos: all have `role: held-out`; none would be left to train")
         users = [silo.name for silo in self.silos if silo.data is None]
         if users and self.demo is None:
-            raise ValueError(
+            raise UserError(
                 f"silo {users[0]} has `data: demo` but there is no `demo` section; "
                 "add one such as `demo: {dataset: digits, partition: dirichlet, seed: 42}`"
             )
         if self.demo and self.demo.parts and self.demo.parts < len(users):
-            raise ValueError(f"demo.parts = {self.demo.parts}: too few for {len(users)} silos with `data: demo`")
+            raise UserError(f"demo.parts = {self.demo.parts}: too few for {len(users)} silos with `data: demo`")
         return self
 
     @cached_property
