@@ -387,7 +387,7 @@ def test_the_doctor_says_which_are_approved(silo: Path) -> None:
     ]
     approve(silo)
     assert study_checks(site)[0].detail == "approved: heart"  # type: ignore[arg-type]
-    (silo / "record.sqlite").write_text("")
+    (silo / "record.sqlite").unlink()
     assert not study_checks(site)[0].ok  # type: ignore[arg-type]
     (silo.parent / "policy.toml").write_text('studies = "optional"\n')
     assert study_checks(site) == []  # type: ignore[arg-type]
