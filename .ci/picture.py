@@ -15,7 +15,7 @@ from pathlib import Path
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from server.report.study import Study
+from server.report.study import StudyResults
 from server.report.write import silo_table
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -34,7 +34,7 @@ def main(run: Path, out: Path) -> int:
         size = ["--window-size=1200,1460", f"--screenshot={shot}", report.as_uri()]
         subprocess.run([chromium, *flags, *size], check=True, timeout=120, capture_output=True)
         text = PngInfo()
-        text.add_text("table", silo_table(Study(run)))
+        text.add_text("table", silo_table(StudyResults(run)))
         Image.open(shot).convert("RGB").save(out, optimize=True, pnginfo=text)
     print(out)
     return 0

@@ -21,7 +21,7 @@ from client.prediction.predict import predict_file
 from partitions.common.errors import UserError
 from server.report.canvas import styles
 from server.report.methods import spelled
-from server.report.study import Study
+from server.report.study import StudyResults
 from server.results.history import HEADER
 from server.results.shared_model import export_shared
 from server.results.summary import values_by_round
@@ -44,7 +44,7 @@ class Run:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._study = Study(path)
+        self._study = StudyResults(path)
 
     @property
     def config(self) -> dict[str, Value]:

@@ -41,12 +41,12 @@ def status(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from server.deploy import submit
-    from server.report.study import Study
+    from server.report.study import StudyResults
     from server.report.write import silo_table
 
     out = submit.run(run_values(args), args.connection)
     if (out / "summary.json").is_file():  # missing here if the server is on another machine
-        print(silo_table(Study(out)), file=sys.stderr)
+        print(silo_table(StudyResults(out)), file=sys.stderr)
         print_outcomes(out)
     print(out)
 

@@ -22,7 +22,7 @@ from server.report.methods import alone, spelled
 from server.report.participation import MARK, worst
 from server.report.sections.evidence import measurements_of, over_silos
 from server.report.sections.unseen import held_out
-from server.report.study import Study
+from server.report.study import StudyResults
 from server.report.verdict import GainVerdict, verdict
 
 MOST_NAMES = 4  # maximum number of harmed hospitals in the sentence
@@ -36,7 +36,7 @@ class Answer:
     condition: str
 
 
-def answer(study: Study) -> Answer | None:
+def answer(study: StudyResults) -> Answer | None:
     """Return the answer; None if no method with an exchange has a result."""
     best, base = study.best, alone()
     if best is None or worst(study, best) is None:
@@ -97,7 +97,7 @@ def reached(found: GainVerdict, silo: str) -> Markup:
     return markup("{}, reaches {}&#8239;%{}{}", silo, percent(study.score(found.method, silo).mean), beside, of)
 
 
-def unseen_part(study: Study, best: str) -> Markup:
+def unseen_part(study: StudyResults, best: str) -> Markup:
     """Return the result of silos held out of the training, compared with training alone."""
     held = held_out(study)
     each = [(of[best]["zero_shot"], of[best]["local"]) for of in held.values() if best in of]

@@ -22,7 +22,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from server.report.methods import baselines
-from server.report.study import Study
+from server.report.study import StudyResults
 
 # Okabe and Ito's colour-blind safe palette; the page's CSS has a lighter set for dark mode.
 VARIABLES = {
@@ -94,7 +94,7 @@ class Style:
         return {"color": self.colour, "markerfacecolor": face, "markeredgewidth": 1.4}
 
 
-def styles(study: Study) -> dict[str, Style]:
+def styles(study: StudyResults) -> dict[str, Style]:
     """Return the methods' styles: blue for the headline's, grey and orange for the baselines, then the palette."""
     plain = (Style(MUTED, "o", filled=False), Style(ORANGE, "s"))
     chosen = dict(zip(baselines(), plain, strict=False))

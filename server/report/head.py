@@ -28,7 +28,7 @@ from server.report.html import (
 from server.report.inference import SEEDS_NEEDED, Gain
 from server.report.methods import alone, baseline_name, exchanges, spelled
 from server.report.participation import MARK, rounds_missed, worst
-from server.report.study import Study
+from server.report.study import StudyResults
 from server.report.verdict import GainVerdict, verdict
 
 BY_CHANCE = 0.025  # share of hospitals without any gain whose 95 % interval lies above zero
@@ -39,7 +39,7 @@ TILES = """<dl class="tiles"{% if tiles|length < 4 %} style="grid-template-colum
 {% for name, value, below in tiles %}<div><dt>{{ name }}</dt><dd>{{ value }}</dd><dd>{{ below }}</dd></div>{% endfor %}</dl>"""
 
 
-def where(study: Study) -> Markup:
+def where(study: StudyResults) -> Markup:
     """Return the line above the headline: run, data, silos, seeds, date."""
     about = study.manifest or study.config
     bits: list[str] = [markup("<b>{}</b>", study.path.resolve().name)]
@@ -53,7 +53,7 @@ def where(study: Study) -> Markup:
     return Markup(" · ").join(bits)
 
 
-def headline(study: Study) -> tuple[str, str]:
+def headline(study: StudyResults) -> tuple[str, str]:
     """Return the sentence at the top, and the caution below it."""
     if not study.runs:
         sentence = "The run failed" if study.faults else "There are no results yet"
@@ -157,7 +157,7 @@ def in_brackets(gain: Gain) -> Markup:
     return markup(" (95&#8239;% interval {})", between(gain)) if gain.has_interval else Markup()
 
 
-def faults(study: Study) -> Markup:
+def faults(study: StudyResults) -> Markup:
     """Render the runs that did not end and the notes of the run's log; empty if there are none."""
     notes = [
         (n.time.replace("T", " ").replace("Z", " UTC") or "time not recorded", n.message, n.times) for n in study.notes
@@ -165,7 +165,7 @@ def faults(study: Study) -> Markup:
     return render(FAULTS, faults=study.faults, notes=notes)
 
 
-def tiles(study: Study) -> Markup:
+def tiles(study: StudyResults) -> Markup:
     """Render up to four figures below the headline; empty without results."""
     if not study.runs:
         return Markup()

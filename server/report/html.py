@@ -14,7 +14,7 @@ from jinja2 import DictLoader, Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from server.report.inference import EXACT, Gain
-from server.report.study import Study
+from server.report.study import StudyResults
 
 MACROS = """
 {% macro table(head, kind="") %}
@@ -133,16 +133,16 @@ def with_spread(mean: float, deviation: float, show: str) -> Markup:
     return markup("{}", mean_text) + below
 
 
-def capital(study: Study) -> str:
+def capital(study: StudyResults) -> str:
     """Return the score's name with a capital."""
     return study.task.score_label[0].upper() + study.task.score_label[1:]
 
 
-def a_score(study: Study) -> str:
+def a_score(study: StudyResults) -> str:
     """Return the score's name with its article."""
     return f"{'a' if study.task.score_label.startswith(('C', 'D')) else 'an'} {study.task.score_label}"
 
 
-def scores(study: Study) -> str:
+def scores(study: StudyResults) -> str:
     """Return the score's name in the plural."""
     return "accuracies" if study.task.score_label == "accuracy" else f"{study.task.score_label} values"

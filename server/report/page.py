@@ -24,7 +24,7 @@ from server.report.sections.silo_data import data_section, relationships_section
 from server.report.sections.silos import silos_section
 from server.report.sections.tuning import tuning_section
 from server.report.sections.unseen import unseen_section
-from server.report.study import Study
+from server.report.study import StudyResults
 from strategies import strategies
 
 CSS = """
@@ -191,7 +191,7 @@ SECTIONS = (
 )
 
 
-def page(study: Study) -> str:
+def page(study: StudyResults) -> str:
     """Return the whole report of a study as HTML."""
     with matplotlib.rc_context(SETTINGS):
         sections = [(key, name, body) for key, name, section in SECTIONS if (body := section(study))]
@@ -211,7 +211,7 @@ def page(study: Study) -> str:
     )
 
 
-def footer(study: Study) -> str:
+def footer(study: StudyResults) -> str:
     """Return the version and the methods' sources."""
     try:
         release = version("silofl")

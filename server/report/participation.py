@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
 from server.report.methods import spelled
-from server.report.study import Study
+from server.report.study import StudyResults
 
 FEW = 0.5  # a silo that took part in fewer rounds than this share of the median silo's is marked
 MARK = "†"
@@ -16,7 +16,7 @@ MARK = "†"
 Rounds = tuple[int, int]  # took part in, of
 
 
-def attendance(study: Study, method: str) -> dict[str, Rounds]:
+def attendance(study: StudyResults, method: str) -> dict[str, Rounds]:
     """Return by silo the numbers of its rounds and of the method's evaluated rounds, over all seeds."""
     taken: dict[str, set[tuple[int, int]]] = defaultdict(set)
     for row in study.history.rows:
@@ -27,7 +27,7 @@ def attendance(study: Study, method: str) -> dict[str, Rounds]:
     return {silo: (len(taken[silo] & rounds), len(rounds)) for silo in study.silos} if rounds else {}
 
 
-def seldom(study: Study, methods: Sequence[str]) -> dict[str, Rounds]:
+def seldom(study: StudyResults, methods: Sequence[str]) -> dict[str, Rounds]:
     """Return silos that took part in few rounds of one of these methods, each with its lowest number of rounds.
 
     A silo without any score is not among them, as it does not enter the means.
@@ -42,13 +42,13 @@ def seldom(study: Study, methods: Sequence[str]) -> dict[str, Rounds]:
     return dict(sorted(found.items()))
 
 
-def worst(study: Study, method: str, without: Collection[str] = ()) -> str | None:
+def worst(study: StudyResults, method: str, without: Collection[str] = ()) -> str | None:
     """Return the silo with the lowest mean score over seeds, except ``without``; None if no score is known."""
     scores = {s: study.score(method, s).mean for s in study.silos if s not in without}
     return min((s for s, v in scores.items() if not math.isnan(v)), key=lambda s: scores[s], default=None)
 
 
-def mean_without(study: Study, method: str, silos: Collection[str]) -> float:
+def mean_without(study: StudyResults, method: str, silos: Collection[str]) -> float:
     """Return the mean score over all silos except ``silos``, as a mean over seeds; ``nan`` for none."""
     means = []
     for run in study.of(method):
@@ -65,7 +65,7 @@ def rounds_missed(found: Mapping[str, Rounds]) -> str:
     return ", ".join(lines) + (f", and {more} more in few" if more else "")
 
 
-def silo_rounds(study: Study, metric: str) -> list[tuple[str, int, str, int, str]]:
+def silo_rounds(study: StudyResults, metric: str) -> list[tuple[str, int, str, int, str]]:
     """Return method, seed, silo, rounds and last reason for silos that were ``rejected`` or ``bounded``."""
     counts = Counter((row.strategy, row.seed, row.silo) for row in study.history.rows if row.metric == metric)
     reasons = {

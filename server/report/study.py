@@ -1,4 +1,4 @@
-"""Values of the report, read from a run directory by :class:`Study`."""
+"""Values of the report, read from a run directory by :class:`StudyResults`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Note:
     times: int
 
 
-class Study:
+class StudyResults:
     """The results in a run directory. Raises UserError if ``path`` holds no run."""
 
     def __init__(self, path: Path) -> None:

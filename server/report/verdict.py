@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from server.report.html import between, hospitals_of
 from server.report.inference import HOSPITALS_NEEDED, Gain, excludes_zero, hospitals_to_settle, seeds_to_settle
 from server.report.participation import Rounds, seldom
-from server.report.study import Study
+from server.report.study import StudyResults
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class GainVerdict:
     without them. ``shown``: 1 for a gain, -1 for a loss, 0 for neither, with the reason and what would settle it.
     """
 
-    study: Study
+    study: StudyResults
     method: str
     base: str
     gains: Mapping[str, Gain]
@@ -50,7 +50,7 @@ class GainVerdict:
         return {silo: gain for silo, gain in known.items() if excludes_zero(gain, len(known)) < 0}
 
 
-def verdict(study: Study, method: str, base: str) -> GainVerdict:
+def verdict(study: StudyResults, method: str, base: str) -> GainVerdict:
     """Return the verdict: the 95 % interval must exclude zero, with and without silos that missed many rounds."""
     gains = study.gains(method, base)
     rare = seldom(study, [method, base])
@@ -74,7 +74,7 @@ def reason(silos: int, rare: int, gain: Gain) -> str:
     return "it rests on hospitals that took part in few rounds"
 
 
-def settling(study: Study, method: str, base: str, without: Collection[str]) -> str:
+def settling(study: StudyResults, method: str, base: str, without: Collection[str]) -> str:
     """Return the numbers of hospitals and of seeds that would settle it, if average and spread stay as they are."""
     values, methods = study.silo_means(method, base, without), study.compared(method, base)
     if len(values) < 2:

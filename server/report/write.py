@@ -20,7 +20,7 @@ from server.report.html import between, number, percent, points
 from server.report.methods import spelled
 from server.report.page import page
 from server.report.participation import rounds_missed, seldom
-from server.report.study import Study
+from server.report.study import StudyResults
 from server.report.survey import write_survey_page
 from server.report.verdict import verdict
 from server.results.run_directory import RunDirectory
@@ -44,7 +44,7 @@ def write_report(path: Path) -> Path:
     """Write the page of a run directory: a report, or a survey's page. Raises UserError if it holds no run."""
     if (path / SURVEY_JSON).is_file():
         return write_survey_page(path)
-    study = Study(path)
+    study = StudyResults(path)
     file = path / "report.html"
     write_atomically(file, page(study))
     return file
@@ -58,7 +58,7 @@ def try_report(path: Path) -> None:
         log(WARNING, "no report: %s: %s (later: silofl report %s)", type(error).__name__, error, path)
 
 
-def silo_table(study: Study) -> str:
+def silo_table(study: StudyResults) -> str:
     """Return the comparison per silo as plain text: scores in per cent, gains in points, means and mean ranks.
 
     Notes on damaged states are added at the end.
@@ -88,7 +88,7 @@ def silo_table(study: Study) -> str:
     return "\n".join([text[0], rule, *text[1:silos], rule, *text[silos:], *gain, note, *study.damages])
 
 
-def gain_line(study: Study, best: str, base: str) -> str:
+def gain_line(study: StudyResults, best: str, base: str) -> str:
     """Return the mean gain, with the decision of the report's headline."""
     found = verdict(study, best, base)
     why = f"95 % interval {between(found.gain)}" if found.shown else f"not yet certain: {found.why}"

@@ -20,7 +20,7 @@ from partitions.common.errors import UserError
 from partitions.common.files import is_full
 from partitions.simulated import names_of
 from server.app import errors_recorded, record_end
-from server.report.study import Study
+from server.report.study import StudyResults
 from server.report.write import silo_table, try_report, write_manifest
 from server.results.history import History
 from server.results.hold_out import (
@@ -97,7 +97,7 @@ def simulate(
             WorkerDirectories(part, own).take_back_all()
         (executor or run_all)([*runs, *without], directory, trackers, quiet=quiet)
     if not quiet:
-        print(silo_table(Study(directory.path)), file=sys.stderr)
+        print(silo_table(StudyResults(directory.path)), file=sys.stderr)
         if groups:
             print("\n".join(["", *columns(table(directory))]), file=sys.stderr)
     return directory.path

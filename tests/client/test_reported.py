@@ -20,7 +20,7 @@ from server.cli.main import main
 from server.cli.research import outcome
 from server.report.page import page
 from server.report.sections.repeat import commands
-from server.report.study import Study
+from server.report.study import StudyResults
 from server.results.history import History
 from server.results.run_directory import RunDirectory
 from server.results.shared_model import export_shared
@@ -235,7 +235,7 @@ def test_the_report_names_the_commands(tmp_path: Path, monkeypatch: pytest.Monke
     """They run as they stand, and give the models whose scores it shows; a closing exchange is no round 2 of 1."""
     _, files, entry = finished(tmp_path, "fedavg", rounds=1, learning_rate=1.0)
     assert entry["final"]["round"] == 2
-    study = Study(tmp_path / "run")
+    study = StudyResults(tmp_path / "run")
     asked = [shlex.split(line)[1:] for line in commands(study) if line.startswith("silofl export")]
     assert [line[line.index("--which") + 1] for line in asked] == ["reported", "shared"]
     monkeypatch.chdir(tmp_path)
@@ -249,7 +249,7 @@ def test_the_report_names_the_commands(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_hospital_is_told_the_round(tmp_path: Path) -> None:
     """The states of a deployment are not in the run directory, and only the report knows the round."""
     _, files, entry = finished(tmp_path, "fedavg", tmp_path / "states")
-    (line,) = [c for c in commands(Study(tmp_path / "run")) if "--which reported" in c]
+    (line,) = [c for c in commands(StudyResults(tmp_path / "run")) if "--which reported" in c]
     assert (
         f"silofl export STATE/run --silo a --strategy fedavg --which reported --round {entry['final']['round']}" in line
     )

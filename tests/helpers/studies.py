@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from server.report.canvas import VARIABLES
-from server.report.study import Study
+from server.report.study import StudyResults
 from server.report.write import write_report
 from server.results.history import History, Row
 from server.results.run_directory import RunDirectory
@@ -120,13 +120,13 @@ class Document(HTMLParser):
             self.text += data
 
 
-def changed(study: Study, change: Callable[[dict[str, Any]], object]) -> Study:
+def changed(study: StudyResults, change: Callable[[dict[str, Any]], object]) -> StudyResults:
     """The study with its summary changed."""
     file = study.path / "summary.json"
     content = json.loads(file.read_text())
     change(content)
     file.write_text(json.dumps(content))
-    return Study(study.path)
+    return StudyResults(study.path)
 
 
 def checked(path: Path) -> Document:

@@ -11,7 +11,7 @@ from studies import make_run
 
 from server.cli.main import main
 from server.deploy.submit import RunFollower
-from server.report.study import Study
+from server.report.study import StudyResults
 from server.results.reading import read_events, read_summary
 from server.results.run_directory import RunDirectory
 from server.run.withdrawal import withdraw
@@ -57,7 +57,7 @@ def test_every_reader_skips_what_is_no_event(run: Path, capsys: pytest.CaptureFi
     file = run / "progress.jsonl"
     assert read_events(file) == GOOD * len(BAD)
     assert RunDirectory(run).sample_counts() == {"a": 5, "b": 7}
-    (note,) = Study(run).notes
+    (note,) = StudyResults(run).notes
     assert (note.message, note.times) == ("a remark", len(BAD))
     progress = RunFollower(file)
     progress.tail.position = 0

@@ -14,7 +14,7 @@ from server.deploy.control import Connection
 from server.deploy.federation import Federation, read_federation
 from server.deploy.local.demo_data import split_demo
 from server.deploy.local.record import UpFederation
-from server.report.study import Study
+from server.report.study import StudyResults
 from server.report.verdict import verdict
 from server.simulation.simulate import simulate
 
@@ -45,7 +45,7 @@ def test_a_gain_is_shown(demo: Federation, tmp_path: Path) -> None:
     """The demonstration's own settings in process, where they give the same numbers as deployed."""
     values = {**demo.settings, "seed": 42, "strategy": "local,fedavg,fedala", "rounds": 15}
     values |= {"silos": len(demo.silos), "checkpoint-every": 1000, "out": str(tmp_path / "run")}
-    study = Study(simulate(values, quiet=True))
+    study = StudyResults(simulate(values, quiet=True))
     assert study.best is not None
     assert verdict(study, study.best, "local").shown == 1
     assert study.mean_gain(study.best, "local").mean > 0.05

@@ -11,7 +11,7 @@ import pytest
 from torch import Tensor
 
 from client.export import export_model
-from server.report.study import Study
+from server.report.study import StudyResults
 from server.simulation.simulate import simulate
 from strategies import strategies
 from strategies.base import strategy
@@ -59,7 +59,7 @@ def test_it_runs_is_reported_and_exported(halfway: type[PersonalizedStrategy], t
     values = {"rounds": 2, "silos": 3, "partition": "iid", "threads": 1, "half-way.share": 0.25}
     out = simulate({**values, "strategy": "local,half-way", "out": str(tmp_path / "run")}, quiet=True)
     assert "half-way.share = 0.25" in (out / "config.toml").read_text().replace("[half-way]\nshare", "half-way.share")
-    study = Study(out)
+    study = StudyResults(out)
     assert study.methods == ["local", "half-way"] and study.personalised == "half-way"
     page = (out / "report.html").read_text()
     assert "HalfWay" in page and "A. Nobody, 2026" in page and "HalfWay: its half of the way" in page

@@ -12,7 +12,7 @@ from tiny import Files, comparable, federate, simulated
 from client.session import ClientSession
 from partitions.common.errors import UserError
 from partitions.simulated import divide
-from server.report.study import Study
+from server.report.study import StudyResults
 from server.simulation.simulate import simulate
 
 OPTIONS: dict[str, Any] = {"silos": 4, "rounds": 3, "momentum": 0.5, "batch_size": 32}
@@ -50,7 +50,7 @@ def test_it_shows_what_federation_costs(tmp_path: Path) -> None:
     """On skewed silos the pooled model is better than FedAvg's, and no method's headline."""
     values = {"silos": 6, "rounds": 2, "local-epochs": 3, "dirichlet.beta": 0.1, "threads": 1, "learning-rate": 0.2}
     names = "local,fedavg,pooled"
-    study = Study(simulate({**values, "strategy": names, "out": str(tmp_path / "run")}, quiet=True))
+    study = StudyResults(simulate({**values, "strategy": names, "out": str(tmp_path / "run")}, quiet=True))
     pool, fedavg = (study.final(name, "accuracy_mean")[0] for name in ("pooled", "fedavg"))
     assert pool > fedavg + 0.02
     assert study.best == "fedavg" and study.personalised is None

@@ -15,7 +15,7 @@ from server.report.canvas import BLUE, CARD, ORANGE, Canvas, chart, line, lined,
 from server.report.html import duration, lines, markup, render, size_text, typical
 from server.report.methods import keeps, sends_numbers, spelled, uploads
 from server.report.sections.evidence import evidence_that_left, own_models_that_left
-from server.report.study import Study
+from server.report.study import StudyResults
 from server.results.history import Row
 
 COST = """{% from "macros" import table, cells with context %}
@@ -36,7 +36,7 @@ LEFT = """{% from "macros" import table, cells with context %}
 HEAD = "Down|per round,Up|per round,Bytes|in all,Median|round,Slowest|round,Run,of it|training,of it|exchange,of it|aggregation"
 
 
-def cost_section(study: Study) -> Markup:
+def cost_section(study: StudyResults) -> Markup:
     """Render bytes and seconds of each method; empty without results."""
     if not study.runs:
         return Markup()
@@ -50,7 +50,7 @@ def cost_section(study: Study) -> Markup:
     )
 
 
-def cost_row(study: Study, method: str) -> list[str]:
+def cost_row(study: StudyResults, method: str) -> list[str]:
     """Return a method's sizes and durations."""
     seconds = study.training_seconds(method)
     total, time = study.cost(method)
@@ -60,14 +60,14 @@ def cost_row(study: Study, method: str) -> list[str]:
     return [*map(size_text, sizes), *map(duration, times), *parts]
 
 
-def mean_seconds(study: Study, method: str, part: str) -> str:
+def mean_seconds(study: StudyResults, method: str, part: str) -> str:
     """Return the duration of one part of a method's runs, mean over seeds."""
     found = [r["seconds"][part] for r in study.of(method) if r["seconds"].get(part) is not None]
     return duration(statistics.fmean(found)) if found else "–"
 
 
 @chart
-def bytes_per_round(study: Study) -> str:
+def bytes_per_round(study: StudyResults) -> str:
     """Draw each method's bytes per round, one bar for down and one for up."""
     names = list(map(spelled, study.methods))
     c = Canvas(340, 46 * len(names) + 40, (8 + room_for(names), 66, 4, 36))
@@ -88,7 +88,7 @@ def bytes_per_round(study: Study) -> str:
 
 
 @chart
-def seconds_per_round(study: Study) -> str:
+def seconds_per_round(study: StudyResults) -> str:
     """Draw the wall time of every round, one line per method."""
     c, look, ends = Canvas(340, 230, (40, 26 + room_for(map(spelled, study.methods)), 8, 42)), styles(study), []
     for method in study.methods:
@@ -101,7 +101,7 @@ def seconds_per_round(study: Study) -> str:
     return c.svg("seconds", "Seconds per round of each method.")
 
 
-def left_section(study: Study) -> Markup:
+def left_section(study: StudyResults) -> Markup:
     """Render what left the silos, by method and by silo; empty without results."""
     if not study.runs:
         return Markup()
@@ -132,19 +132,19 @@ def left_row(method: str, sent: Sent) -> dict[str, object]:
     return {"name": spelled(method), "vectors": vectors, "size": text, "numbers": numbers}
 
 
-def silo_row(study: Study, silo: str, sent: Sent) -> list[object]:
+def silo_row(study: StudyResults, silo: str, sent: Sent) -> list[object]:
     """Return what a silo sent with all methods: replies with metrics, bytes of vectors, metric values."""
     values = [row for row in values_that_left(study) if row.silo == silo]
     size = sum(sum(each) for (_, name), each in sent.items() if name == silo)
     return [len({(r.strategy, r.seed, r.round) for r in values}), size_text(size), f"{len(values):,}"]
 
 
-def values_that_left(study: Study) -> list[Row]:
+def values_that_left(study: StudyResults) -> list[Row]:
     """Return the rows of the silos' metrics that were not withheld."""
     return [row for row in study.silo_rows if not math.isnan(row.value)]
 
 
-def bytes_up(study: Study) -> Sent:
+def bytes_up(study: StudyResults) -> Sent:
     """Return the bytes of vectors that each silo sent: in each round an equal share of those that trained.
 
     All that replied count if training reports no metrics.

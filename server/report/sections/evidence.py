@@ -17,7 +17,7 @@ from server.report.canvas import MUTED, Canvas, chart, percent_axis, styles
 from server.report.html import markup, number, percent, plain, render
 from server.report.inference import NAN, known
 from server.report.methods import spelled
-from server.report.study import Study
+from server.report.study import StudyResults
 from strategies import strategies
 from strategies.base.evaluation import sends_own_model
 from strategies.base.evidence import split_name
@@ -61,43 +61,43 @@ TEMPLATE = """{% from "macros" import table, cells, explained with context %}
 <div class='panels'>{% for silo, charts in panels %}<figure><h3>{{ silo }}</h3>{% for chart in charts %}{{ chart }}{% endfor %}</figure>{% endfor %}</div>{% endif %}"""
 
 
-def value(study: Study, method: str, silo: str, key: str) -> float:
+def value(study: StudyResults, method: str, silo: str, key: str) -> float:
     """Return a value of a silo's evidence, mean over seeds; ``nan`` if no seed has it."""
     each = [r["per_silo"].get(silo, {}) for r in study.of(method)]
     found = [known(values.get(key, values.get("evidence", {}).get(key))) for values in each]
     return statistics.fmean(v) if (v := [v for v in found if not math.isnan(v)]) else NAN
 
 
-def lists(study: Study, method: str, silo: str) -> Mapping[str, Any]:
+def lists(study: StudyResults, method: str, silo: str) -> Mapping[str, Any]:
     """Return a silo's lists (bins, net benefit, sets) from the first seed that has any."""
     each = (r["per_silo"].get(silo, {}).get("evidence") for r in study.of(method))
     return next((found for found in each if found), {})
 
 
-def measurements_of(study: Study) -> list[str]:
+def measurements_of(study: StudyResults) -> list[str]:
     """Return the key prefix of each measurement's values; ``[""]`` for a single measurement."""
     names = dict.fromkeys(split_name(key)[0] for key in keys_of(study))
     return [f"{MEASUREMENT}{name}." for name in names if name] or [""]
 
 
-def keys_of(study: Study) -> list[str]:
+def keys_of(study: StudyResults) -> list[str]:
     """Return the keys of the lists of all silos' evidence."""
     return [key for r in study.runs for v in r["per_silo"].values() for key in v.get("evidence", {})]
 
 
-def over_silos(study: Study, method: str, key: str) -> dict[str, float]:
+def over_silos(study: StudyResults, method: str, key: str) -> dict[str, float]:
     """Return a value of the evidence by silo, for the silos that have it."""
     found = {silo: value(study, method, silo, key) for silo in study.silos}
     return {silo: v for silo, v in found.items() if not math.isnan(v)}
 
 
-def evidence_that_left(study: Study) -> list[str]:
+def evidence_that_left(study: StudyResults) -> list[str]:
     """Return the names of the evidence that silos have sent; subgroups, which silos name, are one entry."""
     names = {*keys_of(study), *(key for key in CALIBRATION for m in study.methods if over_silos(study, m, key))}
     return sorted({"subgroups" if name.startswith(PREFIX) else split_name(name)[1] for name in names})
 
 
-def own_models_that_left(study: Study) -> dict[str, list[str]]:
+def own_models_that_left(study: StudyResults) -> dict[str, list[str]]:
     """Return for each method whose runs request silos' own models (keep-models) the silos that have sent theirs."""
     known, asks = strategies(), study.config.get("keep-models") == "reported"
     methods = [m for m in study.methods if asks and m in known and sends_own_model(known[m].info)]
@@ -105,7 +105,7 @@ def own_models_that_left(study: Study) -> dict[str, list[str]]:
     return {m: sorted({silo for e in sent if e["strategy"] == m for silo in e["silos"]}) for m in methods}
 
 
-def evidence_section(study: Study) -> Markup:
+def evidence_section(study: StudyResults) -> Markup:
     """Render the section; empty if no silo has sent evidence."""
     if not study.runs or not evidence_that_left(study):
         return Markup()
@@ -145,7 +145,7 @@ def evidence_section(study: Study) -> Markup:
     )
 
 
-def group_rows(study: Study, methods: Sequence[str]) -> list[tuple[str, list[str | Markup]]]:
+def group_rows(study: StudyResults, methods: Sequence[str]) -> list[tuple[str, list[str | Markup]]]:
     """Return a row for each silo's subgroup: name, samples, and the methods' scores with their intervals."""
     rows: list[tuple[str, list[str | Markup]]] = []
     for silo in study.silos:
@@ -171,7 +171,7 @@ def name_of(prefix: str) -> str:
     return prefix.removeprefix(MEASUREMENT).removesuffix(".")
 
 
-def cells(study: Study, methods: Sequence[str], silo: str, prefix: str) -> list[str | Markup]:
+def cells(study: StudyResults, methods: Sequence[str], silo: str, prefix: str) -> list[str | Markup]:
     """Return a silo's row (for one measurement, with ``prefix``): the first method's values, the second's below."""
     first, *others = (texts_of(study, m, silo, prefix) for m in methods)
     below = [Markup().join(markup("<small>{}</small>", text) for text in texts) for texts in zip(*others, strict=True)]
@@ -179,7 +179,7 @@ def cells(study: Study, methods: Sequence[str], silo: str, prefix: str) -> list[
     return [name_of(prefix), *found] if prefix else [*found]
 
 
-def texts_of(study: Study, method: str, silo: str, prefix: str) -> list[str]:
+def texts_of(study: StudyResults, method: str, silo: str, prefix: str) -> list[str]:
     """Return a method's values in a silo's row; measurements in the label's unit."""
     found, task = lists(study, method, silo), study.task.name
     if task == "segmentation":
@@ -206,7 +206,7 @@ def short(found: float | None) -> str:
     return "–" if math.isnan(known(found)) else plain(float(found or 0), 3, zeros=False)
 
 
-def diagrams(study: Study, methods: Sequence[str], silo: str, prefix: str) -> list[Markup]:
+def diagrams(study: StudyResults, methods: Sequence[str], silo: str, prefix: str) -> list[Markup]:
     """Return the charts of one silo (for one measurement, with ``prefix``)."""
     each, place = {m: lists(study, m, silo) for m in methods}, study.silos.index(silo)
     bins, values, benefits = (
@@ -224,7 +224,7 @@ Values = Mapping[str, Sequence[float]]  # method -> a list of its evidence
 
 
 @chart
-def reliability_diagram(study: Study, silo: str, bins: Values, place: int) -> str:
+def reliability_diagram(study: StudyResults, silo: str, bins: Values, place: int) -> str:
     """Draw the share of events against the predicted probability, of the methods in ``bins``."""
     c = Canvas(*SIZE, (40, 12, 10, 40))
     draw_bins(study, c, {m: np.reshape(v, (-1, 3)) for m, v in bins.items()}, (0, 1))
@@ -235,7 +235,7 @@ def reliability_diagram(study: Study, silo: str, bins: Values, place: int) -> st
 
 
 @chart
-def value_diagram(study: Study, whose: str, bins: Values, key: str) -> str:
+def value_diagram(study: StudyResults, whose: str, bins: Values, key: str) -> str:
     """Draw mean measurement against mean prediction, in the label's unit, of the methods in ``bins``."""
     c, rows = Canvas(*SIZE, (52, 12, 14, 40)), {m: np.reshape(v, (-1, 4)) for m, v in bins.items()}
     ends = np.concatenate([of[:, 1:3].ravel() for of in rows.values()])
@@ -245,7 +245,7 @@ def value_diagram(study: Study, whose: str, bins: Values, key: str) -> str:
     return c.svg(f"values-{key}", f"Mean measurement by prediction in {whose} with {', '.join(map(spelled, bins))}.")
 
 
-def draw_bins(study: Study, c: Canvas, bins: Mapping[str, Any], limits: tuple[float, float]) -> None:
+def draw_bins(study: StudyResults, c: Canvas, bins: Mapping[str, Any], limits: tuple[float, float]) -> None:
     """Draw each method's bins (count, x, y), larger marks for more samples, and the diagonal between the limits."""
     c.axes.plot(limits, limits, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
     for method, rows in bins.items():
@@ -259,7 +259,7 @@ def draw_bins(study: Study, c: Canvas, bins: Mapping[str, Any], limits: tuple[fl
 
 
 @chart
-def net_benefit_chart(study: Study, silo: str, benefits: Values, place: int) -> str:
+def net_benefit_chart(study: StudyResults, silo: str, benefits: Values, place: int) -> str:
     """Draw the net benefit of the methods by threshold, with treating everybody and no one for comparison."""
     c, look, n = Canvas(*SIZE, (46, 12, 10, 40)), styles(study), len(THRESHOLDS)
     a, everybody = c.axes, next(iter(benefits.values()))[n:]

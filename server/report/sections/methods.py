@@ -14,7 +14,7 @@ from server.report.html import between, hospitals_of, lines, markup, number, per
 from server.report.inference import HOSPITALS_NEEDED
 from server.report.methods import alone, baseline_name, baselines, reports, spelled
 from server.report.participation import MARK, mean_without, rounds_missed, seldom, worst
-from server.report.study import Study
+from server.report.study import StudyResults
 from server.results.summary import round_name
 
 SHOWN_AS = {"auc": "3", "kappa": "3", "mae": "3", "rmse": "3"}  # digits of a metric; other metrics are in per cent
@@ -32,7 +32,7 @@ TEMPLATE = """{% from "macros" import table, cells, widths, explained, rare with
 {% call table(every_head) %}<tbody>{% for silo, found in every %}<tr><th scope="row">{{ silo }}</th>{% for kind, text in found %}<td class="{{ kind }}">{{ text }}</td>{% endfor %}</tr>{% endfor %}</tbody>{% endcall %}{% endif %}"""
 
 
-def methods_section(study: Study) -> Markup:
+def methods_section(study: StudyResults) -> Markup:
     """Render the section; empty without results."""
     if not study.runs:
         return Markup()
@@ -67,7 +67,7 @@ def methods_section(study: Study) -> Markup:
     )
 
 
-def method_row(study: Study, method: str) -> dict[str, Any]:
+def method_row(study: StudyResults, method: str) -> dict[str, Any]:
     """Return the values of one method's row."""
     rare, score, silo = seldom(study, [method]), study.task.score, worst(study, method)
     metrics = (
@@ -97,7 +97,7 @@ def method_row(study: Study, method: str) -> dict[str, Any]:
     }
 
 
-def gain_rows(study: Study) -> list[tuple[str, list[Markup | str]]]:
+def gain_rows(study: StudyResults) -> list[tuple[str, list[Markup | str]]]:
     """Return each method's mean gain over the baseline, as in the headline, with its interval and p value."""
     rows, base = [], study.base or ""
     for method in (m for m in study.methods if base and m != base):
@@ -109,7 +109,7 @@ def gain_rows(study: Study) -> list[tuple[str, list[Markup | str]]]:
     return rows
 
 
-def terms(study: Study) -> list[tuple[str, str]]:
+def terms(study: StudyResults) -> list[tuple[str, str]]:
     """Return the meanings of the columns."""
     word = study.task.score_label
     final = "Mean over hospitals at the last round, because no hospital has validation data."
@@ -141,7 +141,7 @@ def terms(study: Study) -> list[tuple[str, str]]:
     return found
 
 
-def rounds_text(study: Study, method: str, which: str) -> Markup:
+def rounds_text(study: StudyResults, method: str, which: str) -> Markup:
     """Return the rounds of a method's ``final`` or ``bmcta`` scores over its seeds."""
     found = [(r["final"]["round"] if which == "final" else r["bmcta_round"], r["rounds"]) for r in study.of(method)]
     known = sorted({(number, rounds) for number, rounds in found if number is not None})
@@ -155,7 +155,7 @@ def rounds_text(study: Study, method: str, which: str) -> Markup:
     return markup("<small>{}</small>", text)
 
 
-def every_method(study: Study) -> list[tuple[str, list[tuple[str, Markup]]]]:
+def every_method(study: StudyResults) -> list[tuple[str, list[tuple[str, Markup]]]]:
     """Return all methods' scores and gains per silo; empty if the table of the silos' section shows them all."""
     if len(study.methods) <= len(study.columns) and len(study.methods) < 4:
         return []
@@ -174,7 +174,7 @@ def every_method(study: Study) -> list[tuple[str, list[tuple[str, Markup]]]]:
 
 
 @chart
-def compared(study: Study, width: float) -> str:
+def compared(study: StudyResults, width: float) -> str:
     """Draw each method's gain over the baseline: a mark per silo, the mean and its interval."""
     look, base = styles(study), study.base or alone()
     methods = sorted((m for m in study.methods if m != base), key=lambda m: -study.mean_gain(m, base).mean)

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from server.report.canvas import Canvas, chart, in_widths, line, lined, room_for, styles
 from server.report.html import capital, percent, render
 from server.report.methods import reports, spelled
-from server.report.study import Study
+from server.report.study import StudyResults
 from server.results.history import spent
 
 Points = list[tuple[float, float]]
@@ -24,7 +24,7 @@ TEMPLATE = """{% from "macros" import table, cells, widths, explained with conte
 {% if figure %}<figure>{{ widths(figure) }}<figcaption>Test {{ word }} in per cent against the epsilon spent so far: a thin line per hospital, a thick one for their mean.</figcaption></figure>{% endif %}"""
 
 
-def privacy_section(study: Study) -> Markup:
+def privacy_section(study: StudyResults) -> Markup:
     """Render the section; empty if no run had differential privacy."""
     methods = private_methods(study)
     if not methods:
@@ -42,13 +42,13 @@ def privacy_section(study: Study) -> Markup:
     )
 
 
-def private_methods(study: Study) -> list[str]:
+def private_methods(study: StudyResults) -> list[str]:
     """Return the methods that were run with differential privacy."""
     private = {row.strategy for row in study.history.rows if row.metric == "epsilon" and row.silo}
     return [method for method in study.methods if method in private]
 
 
-def privacy_rows(study: Study, methods: list[str]) -> Iterator[tuple[str, list[str]]]:
+def privacy_rows(study: StudyResults, methods: list[str]) -> Iterator[tuple[str, list[str]]]:
     """Yield a row for each silo and run."""
     for run in (run for method in methods for run in study.of(method)):
         key = run["strategy"], run["seed"]
@@ -59,7 +59,7 @@ def privacy_rows(study: Study, methods: list[str]) -> Iterator[tuple[str, list[s
             yield silo, [f"{spelled(key[0])}, {key[1]}{end}", *values, "withheld" if score is None else percent(score)]
 
 
-def epsilon_by_round(study: Study, method: str, silo: str) -> dict[int, float]:
+def epsilon_by_round(study: StudyResults, method: str, silo: str) -> dict[int, float]:
     """Return the epsilon that a silo has spent in a run after each round, mean over seeds."""
     found: dict[int, list[float]] = defaultdict(list)
     for row in study.history.rows:
@@ -68,7 +68,7 @@ def epsilon_by_round(study: Study, method: str, silo: str) -> dict[int, float]:
     return {number: statistics.fmean(values) for number, values in sorted(found.items())}
 
 
-def bought(study: Study, method: str, silo: str) -> Points:
+def bought(study: StudyResults, method: str, silo: str) -> Points:
     """Return (epsilon, score) of a silo by round, for the method's reported snapshot, if both are known.
 
     The model received in round r has the privacy cost of the rounds before it.
@@ -80,7 +80,7 @@ def bought(study: Study, method: str, silo: str) -> Points:
 
 
 @chart
-def score_by_epsilon(study: Study, width: float) -> str:
+def score_by_epsilon(study: StudyResults, width: float) -> str:
     """Draw each silo's score against its epsilon, and the mean over silos; empty without scores."""
     methods, look, ends = private_methods(study), styles(study), []
     right = 26 + room_for(map(spelled, methods))

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from server.report.html import render
 from server.report.methods import alone, ends_with_one_model, reports
-from server.report.study import Study
+from server.report.study import StudyResults
 from strategies.base.run_settings import defaults
 
 TEMPLATE = """<h2>Repeat it</h2><p class='lead'>The same settings and seed give the same numbers on the same machine and number of threads.</p>
@@ -18,12 +18,12 @@ TEMPLATE = """<h2>Repeat it</h2><p class='lead'>The same settings and seed give 
 <details><summary>All settings</summary><pre>{{ settings|join("\n") }}</pre></details>"""
 
 
-def repeat_section(study: Study) -> Markup:
+def repeat_section(study: StudyResults) -> Markup:
     """Render the commands and the settings."""
     return render(TEMPLATE, commands=commands(study), settings=[f"{k} = {v!r}" for k, v in study.config.items()])
 
 
-def commands(study: Study) -> list[str]:
+def commands(study: StudyResults) -> list[str]:
     """Return the commands that repeat this study, write its report and export its models."""
     run = shlex.quote(str(study.path))
     c, standard = study.config, defaults()
@@ -73,7 +73,7 @@ def commands(study: Study) -> list[str]:
     ]
 
 
-def exports(study: Study, method: str, source: str, silo: str) -> list[str]:
+def exports(study: StudyResults, method: str, source: str, silo: str) -> list[str]:
     """Return the commands that export the reported models: a silo's from ``source``, and the shared one."""
     run = next((r for r in study.of(method) if silo in r["per_silo"]), None)
     if run is None:

@@ -23,7 +23,7 @@ from server.report.canvas import (
 )
 from server.report.html import capital, render
 from server.report.methods import reports, spelled
-from server.report.study import Study
+from server.report.study import StudyResults
 from server.results.summary import early_stop
 
 PANELS = 6  # maximum number of methods shown before and after local training
@@ -38,7 +38,7 @@ TEMPLATE = """{% from "macros" import widths %}
 <div class='panels'>{% for name, chart in panels %}<figure><h3>{{ name }}</h3>{{ chart }}</figure>{% endfor %}</div>"""
 
 
-def rounds_section(study: Study) -> Markup:
+def rounds_section(study: StudyResults) -> Markup:
     """Render the scores by round; empty without scores."""
     methods = [m for m in study.methods if study.curve(m, reports(m))]
     if not methods:
@@ -57,7 +57,7 @@ def rounds_section(study: Study) -> Markup:
 
 
 @chart
-def by_round(study: Study, width: float) -> str:
+def by_round(study: StudyResults, width: float) -> str:
     """Draw each method's mean score over silos, for its reported snapshot, by rounds of training."""
     right = 26 + room_for(map(spelled, study.methods))
     c, look, ends = Canvas(width, 360 if width > 500 else 290, (38, right, 10, 42)), styles(study), []
@@ -77,7 +77,7 @@ def by_round(study: Study, width: float) -> str:
 
 
 @chart
-def before_after(study: Study, method: str) -> str:
+def before_after(study: StudyResults, method: str) -> str:
     """Draw one method's mean score before and after local training, with single silos in the background."""
     c, ends = Canvas(340, 230, (36, 78, 8, 42)), []
     for silo in study.silos if len(study.silos) <= 40 else ():

@@ -34,7 +34,7 @@ from server.report.canvas import (
     thinned,
 )
 from server.report.html import render
-from server.report.study import Study
+from server.report.study import StudyResults
 from server.results.run_directory import newest_states
 from strategies import strategies
 from strategies.base.info import MethodInfo, Relationships
@@ -51,7 +51,7 @@ RELATIONSHIPS = """{% from "macros" import widths, explained with context %}
 <figure><h3>Every hospital to itself, by round</h3>{{ to_itself }}<figcaption>The strongest six are named.</figcaption></figure></div></div>"""
 
 
-def data_section(study: Study) -> Markup:
+def data_section(study: StudyResults) -> Markup:
     """Render the samples per silo and class; empty if they are unknown."""
     m = study.manifest
     if m is None or not study.task.single_label:
@@ -111,7 +111,7 @@ def round_numbers(most: int) -> list[int]:
     return fitting[::-2][:3][::-1]
 
 
-def relationships_section(study: Study) -> Markup:
+def relationships_section(study: StudyResults) -> Markup:
     """Render how much silos take from each other; empty if no method has such weights."""
     related = relationships(study)
     if related is None:
@@ -128,7 +128,7 @@ def relationships_section(study: Study) -> Markup:
     )
 
 
-def relationships(study: Study) -> tuple[MethodInfo, Relationships] | None:
+def relationships(study: StudyResults) -> tuple[MethodInfo, Relationships] | None:
     """Return the relationships of the first run that has any, if the silos' states can be read (simulations)."""
     for name, seed in study.planned:
         method = strategies().get(name)

@@ -27,7 +27,7 @@ from server.report.html import between, capital, counted, markup, percent, point
 from server.report.inference import SEEDS_NEEDED, Gain, Score
 from server.report.methods import spelled
 from server.report.participation import MARK, Rounds, mean_without, rounds_missed, seldom, silo_rounds
-from server.report.study import Study
+from server.report.study import StudyResults
 
 SMALL = 30  # a test set with fewer samples is marked as small
 TEMPLATE = """{% from "macros" import table, cells, widths, rare with context %}
@@ -46,7 +46,7 @@ TEMPLATE = """{% from "macros" import table, cells, widths, rare with context %}
 {% endfor %}"""
 
 
-def silos_section(study: Study) -> Markup:
+def silos_section(study: StudyResults) -> Markup:
     """Render the section; empty without results."""
     if not study.runs:
         return Markup()
@@ -79,7 +79,7 @@ def silos_section(study: Study) -> Markup:
     )
 
 
-def silo_row(study: Study, silo: str, best: str, mark: str) -> dict[str, Any]:
+def silo_row(study: StudyResults, silo: str, best: str, mark: str) -> dict[str, Any]:
     """Return the values of one row of the table."""
     n_test = study.sizes(silo, "n_test")
     cells = []
@@ -111,7 +111,7 @@ def span(values: Sequence[int]) -> str:
     return "–".join(map(str, dict.fromkeys([values[0], values[-1]]))) if values else "–"
 
 
-def intervals(study: Study) -> Markup:
+def intervals(study: StudyResults) -> Markup:
     """Return the explanation of the table's small numbers."""
     several = len(study.seeds) > 1
     wilson = "Wilson's" if study.task.score == "accuracy" else "its"
@@ -127,7 +127,9 @@ def intervals(study: Study) -> Markup:
     return Markup(about)
 
 
-def mean_rows(study: Study, methods: Sequence[str], rare: Mapping[str, Rounds]) -> Iterator[tuple[str, Sequence[str]]]:
+def mean_rows(
+    study: StudyResults, methods: Sequence[str], rare: Mapping[str, Rounds]
+) -> Iterator[tuple[str, Sequence[str]]]:
     """Yield the rows of means: over all silos and, if some silos missed many rounds, without these."""
     best, base = study.best, study.base
 
@@ -147,7 +149,7 @@ def gain_cell(gain: Gain) -> tuple[str, Markup]:
     return {1: "up", 0: "", -1: "down"}[gain.shown], markup("{}", points(gain.mean)) + below
 
 
-def losers(study: Study) -> Markup:
+def losers(study: StudyResults) -> Markup:
     """Return a sentence on the silos that score lower with the best method."""
     best, base = study.best, study.base
     if not best or not base:
@@ -166,7 +168,7 @@ def losers(study: Study) -> Markup:
 
 
 @chart
-def gains(study: Study, width: float) -> str:
+def gains(study: StudyResults, width: float) -> str:
     """Draw each silo's scores with the baselines and the best method, joined by a line, with interval and gain.
 
     Silos that have withheld all scores are left out; at least one silo must remain.
@@ -240,7 +242,7 @@ def lifts(scores: Mapping[str, Score], least: float) -> dict[str, float]:
     return {m: (k - (len(g) - 1) / 2) * step[len(g)] for g in groups for k, m in enumerate(g)}
 
 
-def _legend(c: Canvas, study: Study, look: Mapping[str, Style], best: str, *, narrow: bool) -> None:
+def _legend(c: Canvas, study: StudyResults, look: Mapping[str, Style], best: str, *, narrow: bool) -> None:
     """Add the legend of the methods above the chart."""
     marks: list[Any] = [
         *(

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from server.report.html import duration, lines, render, size_text, with_spread
 from server.report.inference import spread
 from server.report.methods import spelled
-from server.report.study import Study
+from server.report.study import StudyResults
 from server.results.tuned import STATES
 
 Search = Mapping[str, Any]
@@ -27,7 +27,7 @@ TEMPLATE = """{% from "macros" import table, cells with context %}
 <details><summary>The space</summary><pre>{{ space|join("\n") }}</pre></details>"""
 
 
-def tuning_section(study: Study) -> Markup:
+def tuning_section(study: StudyResults) -> Markup:
     """Render the section; empty if the study does not use a search (``silofl simulate --tuned``)."""
     if not (searches := study.searches):
         return Markup()

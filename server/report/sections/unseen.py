@@ -13,7 +13,7 @@ from markupsafe import Markup
 from server.report.html import between, hospitals_of, percent, points, render
 from server.report.inference import HOSPITALS_NEEDED, known, over_hospitals
 from server.report.methods import alone, spelled
-from server.report.study import Study
+from server.report.study import StudyResults
 from server.results.hold_out import results_in
 
 KINDS = {"zero_shot": "Zero-shot", "personalised": "Personalised", "local": "Alone", "all_in": "All in"}
@@ -27,7 +27,7 @@ TEMPLATE = """{% from "macros" import table, cells, explained with context %}
 {% call table(each_head) %}<tbody>{% for name, values in each %}<tr><th scope="row">{{ name }}</th>{{ cells(values) }}</tr>{% endfor %}</tbody>{% endcall %}"""
 
 
-def held_out(study: Study) -> dict[str, dict[str, Scores]]:
+def held_out(study: StudyResults) -> dict[str, dict[str, Scores]]:
     """Return the scores of each held-out silo by method, from ``summary.json``."""
     found = results_in(study.summary)
     return {silo: {method: scores_of(values) for method, values in of.items()} for silo, of in found.items()}
@@ -37,7 +37,7 @@ def scores_of(values: Mapping[str, Any]) -> Scores:
     return {kind: known(values.get(kind)) for kind in KINDS}
 
 
-def unseen_section(study: Study) -> Markup:
+def unseen_section(study: StudyResults) -> Markup:
     """Render the section; empty if no silo was held out."""
     found = held_out(study)
     if not found:

@@ -15,7 +15,7 @@ from flwr.common.logger import log
 from server.cli.main import main
 from server.cli.research import outcome
 from server.deploy import submit
-from server.report.study import Study
+from server.report.study import StudyResults
 from server.report.write import silo_table
 from server.results.run_directory import RunDirectory
 from server.results.study import study_config
@@ -98,7 +98,7 @@ def test_a_federations_run_ends_as_a_simulation_does(
     monkeypatch.setattr(submit, "run", lambda values, connection: out)
     assert main(["run", "--strategy", "local,fedavg"]) == 0
     said = capsys.readouterr()
-    assert silo_table(Study(out)) in said.err and "FedAvg" in said.err
+    assert silo_table(StudyResults(out)) in said.err and "FedAvg" in said.err
     lines = said.out.splitlines()
     assert [line.partition(":")[0] for line in lines] == ["local-42", "fedavg-42", str(out)]
     (out / "summary.json").unlink()  # the server is on another machine

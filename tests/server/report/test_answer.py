@@ -19,7 +19,7 @@ from studies import changed, checked, make_run
 from server.report.answer import answer, condition
 from server.report.head import headline
 from server.report.inference import Gain, hospitals_to_settle, over_hospitals, seeds_to_settle
-from server.report.study import Study
+from server.report.study import StudyResults
 from server.report.verdict import verdict
 from server.results.tuned import TUNING
 
@@ -27,13 +27,13 @@ SIX = (0.60, 0.62, 0.58, 0.61, 0.59, 0.60)
 BETTER = tuple(v + 0.2 for v in SIX)
 
 
-def planted(path: Path, local: Sequence[Any], apple: Sequence[Any], n: int = 200, **options: Any) -> Study:
+def planted(path: Path, local: Sequence[Any], apple: Sequence[Any], n: int = 200, **options: Any) -> StudyResults:
     counts = {f"h{k}": n for k in range(1, 1 + len(local if not isinstance(local[0], tuple) else local[0]))}
     test = {"local": local, "apple": apple}
-    return Study(make_run(path, test, counts=counts, validation={"local": 0.5, "apple": 0.8}, **options))
+    return StudyResults(make_run(path, test, counts=counts, validation={"local": 0.5, "apple": 0.8}, **options))
 
 
-def said(study: Study) -> str:
+def said(study: StudyResults) -> str:
     found = answer(study)
     assert found is not None
     return re.sub(r"<[^>]+>", "", found.sentence).replace("\u202f", " ").replace("&#8239;", " ")
@@ -105,7 +105,7 @@ def test_chance_makes_no_best_of_eight(tmp_path: Path) -> None:
     for k in range(40):
         test = {m: tuple(np.round(rng.normal(0.7, 0.08, 10), 3)) for m in ("local", *METHODS)}
         counts = {f"h{i}": 2000 for i in range(1, 11)}
-        study = Study(make_run(tmp_path / str(k), test, counts=counts, validation=None))
+        study = StudyResults(make_run(tmp_path / str(k), test, counts=counts, validation=None))
         assert study.best is not None
         found = verdict(study, study.best, "local")
         claimed += found.shown > 0
@@ -119,11 +119,11 @@ def test_a_gain_that_is_large_is_shown_without_validation_data(tmp_path: Path) -
     """And validation data that choose cost nothing: their choice knows nothing of the test part's luck."""
     test = {"local": SIX, **dict.fromkeys(METHODS, BETTER)}
     counts = {f"h{k}": 200 for k in range(1, 7)}
-    assert said(Study(make_run(tmp_path / "run", test, counts=counts, validation=None))).startswith("Yes:")
+    assert said(StudyResults(make_run(tmp_path / "run", test, counts=counts, validation=None))).startswith("Yes:")
     luck = {"local": SIX, **dict.fromkeys(METHODS, tuple(v + 0.1 * (-1) ** k for k, v in enumerate(SIX)))}
-    chosen = Study(make_run(tmp_path / "val", luck, counts=counts, validation=dict.fromkeys(luck, 0.6)))
+    chosen = StudyResults(make_run(tmp_path / "val", luck, counts=counts, validation=dict.fromkeys(luck, 0.6)))
     assert [chosen.compared(m, "local") for m in (str(chosen.best), "ditto")] == [1, 8]
-    study = Study(make_run(tmp_path / "not", luck, counts=counts, validation=None))
+    study = StudyResults(make_run(tmp_path / "not", luck, counts=counts, validation=None))
     assert study.compared(str(study.best), "local") == 8
 
 
@@ -148,14 +148,14 @@ def test_too_few(tmp_path: Path) -> None:
 
 
 def test_without_training_alone_nothing_is_shown(tmp_path: Path) -> None:
-    study = Study(make_run(tmp_path / "run", {"fedavg": (0.6,) * 3, "apple": (0.7,) * 3}))
+    study = StudyResults(make_run(tmp_path / "run", {"fedavg": (0.6,) * 3, "apple": (0.7,) * 3}))
     assert said(study).startswith("Not shown: training alone (local) was not run beside it")
-    assert answer(Study(make_run(tmp_path / "alone", {"local": (0.6,) * 3}, validation=None))) is None
+    assert answer(StudyResults(make_run(tmp_path / "alone", {"local": (0.6,) * 3}, validation=None))) is None
 
 
 def test_withheld_scores_show_nothing(tmp_path: Path) -> None:
     nan = float("nan")
-    study = Study(make_run(tmp_path / "run", {"local": (nan,) * 3, "apple": (0.7,) * 3}))
+    study = StudyResults(make_run(tmp_path / "run", {"local": (nan,) * 3, "apple": (0.7,) * 3}))
     assert said(study) == "Not shown: no hospital has sent a score of both."
 
 

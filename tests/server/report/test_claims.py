@@ -22,7 +22,7 @@ from server.report.canvas import Canvas, percent_axis
 from server.report.head import headline, tiles
 from server.report.inference import Gain, over_hospitals, silo_interval
 from server.report.sections.silos import gain_cell
-from server.report.study import Study
+from server.report.study import StudyResults
 from server.report.write import silo_table, write_report
 
 SIX = {f"h{k}": 100 for k in range(1, 7)}
@@ -37,7 +37,7 @@ def compared(path: Path, local: Sequence[Any], apple: Sequence[Any], **options: 
 
 def decision(path: Path) -> tuple[str, str]:
     """What the headline makes of the mean gain, and its points; the tile must say the same."""
-    run = Study(path)
+    run = StudyResults(path)
     sentence = re.sub(r"<[^>]+>", "", headline(run)[0])
     found = re.search(r"<dt>(Mean (?:gain|loss)[^<]*)</dt><dd>([^<]*)<", tiles(run))
     assert found is not None
@@ -62,7 +62,7 @@ def test_three_seeds_with_one_patient_more_are_no_more_than_chance(tmp_path: Pat
     """One of 32 patients more with each of three seeds: they may be the same patient."""
     local, apple = [(26 / 32,)] * 3, [(27 / 32,)] * 3
     path = compared(tmp_path / "run", local, apple, counts={"a": 32}, seeds=(1, 2, 3))
-    gain = Study(path).gain("apple", "local", "a")
+    gain = StudyResults(path).gain("apple", "local", "a")
     assert gain.interval[0] < -0.1 and gain.interval[1] > 0.1
     assert "no gain is larger than chance alone could explain" in checked(path).text
 
@@ -71,14 +71,14 @@ def test_seeds_that_disagree_widen_the_interval(tmp_path: Path) -> None:
     apple = [(0.6,), (0.75,), (0.9,)]
     one = compared(tmp_path / "one", (0.5,), (0.75,))
     three = compared(tmp_path / "three", [(0.5,)] * 3, apple, seeds=(1, 2, 3), counts={"h1": 100})
-    (low, high), (lower, higher) = (Study(p).gain("apple", "local", "h1").interval for p in (one, three))
+    (low, high), (lower, higher) = (StudyResults(p).gain("apple", "local", "h1").interval for p in (one, three))
     assert low > 0 > lower and higher > high
 
 
 def test_a_gain_everywhere_is_shown_and_so_is_a_loss(tmp_path: Path) -> None:
     up = compared(tmp_path / "up", (0.5,) * 6, (0.7, 0.72, 0.68, 0.7, 0.75, 0.65))
     assert decision(up) == ("gains", "+20.0")
-    assert "\nAPPLE against Local: +20.0 points, 95 % interval +16.4 to +23.6\n" in silo_table(Study(up))
+    assert "\nAPPLE against Local: +20.0 points, 95 % interval +16.4 to +23.6\n" in silo_table(StudyResults(up))
     assert "the 95 % intervals of 6 gains lie above zero. Chance alone puts about 0.15 of 6 there." in checked(up).text
     down = compared(tmp_path / "down", (0.7,) * 6, (0.5, 0.52, 0.48, 0.5, 0.55, 0.45))
     assert decision(down) == ("loses", "−20.0")
@@ -114,7 +114,7 @@ def test_seeds_that_disagree_are_visible(tmp_path: Path) -> None:
     text = checked(path).text
     assert "3 seeds were run, with averages from +7.5 to +17.5." in text
     expected = stats.ttest_1samp([0.1 + 0.01 * k for k in range(6)], 0).confidence_interval(0.95)
-    assert Study(path).mean_gain("apple", "local").interval == pytest.approx(tuple(expected))
+    assert StudyResults(path).mean_gain("apple", "local").interval == pytest.approx(tuple(expected))
 
 
 def test_the_page_names_one_worst_hospital(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_an_unknown_number_of_patients_leaves_one_silo_without_an_interval(tmp_p
     """The mean needs none of theirs."""
     test = {"local": (0.5,) * 6, "apple": (0.7, 0.72, 0.68, 0.7, 0.75, 0.65)}
     path = make_run(tmp_path / "run", test, counts={**SIX, "h6": 0}, validation={"local": 0.5, "apple": 0.8})
-    assert math.isnan(Study(path).gain("apple", "local", "h6").interval[0])
+    assert math.isnan(StudyResults(path).gain("apple", "local", "h6").interval[0])
     assert decision(path)[0] == "gains"
 
 
@@ -189,8 +189,8 @@ def test_a_silo_that_missed_22_of_25_rounds_is_marked(tmp_path: Path) -> None:
     rows = re.sub(r"<[^>]+>", " ", write_report(path).read_text().partition("<tfoot>")[2].partition("</tfoot>")[0])
     assert rows.split() == ["Mean", "53.8", "71.2", "+17.5", "without", "†", "60.0", "80.0", "+20.0"]
     assert "10.0h8†" in text  # the methods' worst silo
-    assert "without † +20.0" in tiles(Study(path))
-    assert "\nh8 took part in 3 of 25 rounds: scores are" in silo_table(Study(path))
+    assert "without † +20.0" in tiles(StudyResults(path))
+    assert "\nh8 took part in 3 of 25 rounds: scores are" in silo_table(StudyResults(path))
 
 
 def test_a_gain_that_rests_on_silos_seldom_there_is_not_shown(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from studies import changed, make_run
 from server.report.answer import answer, condition
 from server.report.head import headline
 from server.report.sections.privacy import privacy_rows
-from server.report.study import Study
+from server.report.study import StudyResults
 from server.report.verdict import verdict
 from server.results.history import History, Row
 
@@ -23,17 +23,17 @@ BETTER = tuple(v + 0.2 for v in SIX)
 NONE = math.nan
 
 
-def planted(path: Path, local: Any, apple: Any, silos: int, **options: Any) -> Study:
+def planted(path: Path, local: Any, apple: Any, silos: int, **options: Any) -> StudyResults:
     counts = {f"h{k}": 200 for k in range(1, 1 + silos)}
     chosen = {"local": 0.5, "apple": 0.8}
-    return Study(make_run(path, {"local": local, "apple": apple}, counts=counts, validation=chosen, **options))
+    return StudyResults(make_run(path, {"local": local, "apple": apple}, counts=counts, validation=chosen, **options))
 
 
 def plain(text: str) -> str:
     return re.sub(r"<[^>]+>", "", html.unescape(str(text))).replace("\u202f", " ")
 
 
-def said(study: Study) -> str:
+def said(study: StudyResults) -> str:
     found = answer(study)
     assert found is not None
     return plain(found.sentence)

@@ -11,7 +11,7 @@ from server.report import canvas
 from server.report.page import page
 from server.report.sections import privacy
 from server.report.sections.privacy import bought, epsilon_by_round, privacy_section, private_methods
-from server.report.study import Study
+from server.report.study import StudyResults
 from server.results.history import History, Row, budgets_of, spent
 from server.simulation.simulate import simulate
 
@@ -20,7 +20,7 @@ RUN = {"strategy": "fedavg", "dataset": "digits", "rounds": 2, "silos": 2, "thre
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
+def study(tmp_path_factory: pytest.TempPathFactory) -> StudyResults:
     """Two rounds of two silos, to whose history are added what these would have cost."""
     out = simulate({**RUN, "out": str(tmp_path_factory.mktemp("runs") / "run")}, quiet=True)
     history = History(out / "history.csv")
@@ -31,17 +31,17 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
         for silo in ("hospital-01", "hospital-02")
         for metric, value in zip(("epsilon", "delta", "dp_steps"), values, strict=True)
     )
-    return Study(out)
+    return StudyResults(out)
 
 
-def test_the_table_and_the_chart(study: Study) -> None:
+def test_the_table_and_the_chart(study: StudyResults) -> None:
     page = str(privacy_section(study))
     assert page.count("<td>fedavg, 42</td>".replace("fedavg", "FedAvg")) == 2
     assert page.count("<td>1.50</td><td>1e-05</td><td>8</td>") == 2
     assert "these numbers show what a deployed run costs" in page and "epsilon spent in the run" in page
 
 
-def test_a_chart_that_fails_stops_no_page(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chart_that_fails_stops_no_page(study: StudyResults, monkeypatch: pytest.MonkeyPatch) -> None:
     """An epsilon of an earlier version's history that no axis can hold."""
     monkeypatch.setattr(canvas, "undrawn", UNDRAWN)
     monkeypatch.setattr(privacy, "epsilon_by_round", lambda *_: {1: 1e308, 2: 1.5})
@@ -49,7 +49,7 @@ def test_a_chart_that_fails_stops_no_page(study: Study, monkeypatch: pytest.Monk
     assert found.count("This chart could not be drawn; the reason is in the log.") == 2 and "</html>" in found
 
 
-def test_what_an_epsilon_has_bought(study: Study) -> None:
+def test_what_an_epsilon_has_bought(study: StudyResults) -> None:
     """FedAvg is evaluated by what a silo receives: in round 2 by the model that round 1 has paid for."""
     assert private_methods(study) == ["fedavg"]
     assert epsilon_by_round(study, "fedavg", "hospital-01") == {1: 1.0, 2: 1.5}
@@ -57,7 +57,7 @@ def test_what_an_epsilon_has_bought(study: Study) -> None:
     assert [epsilon for epsilon, _ in points] == [1.0, 1.5] and not any(math.isnan(score) for _, score in points)
 
 
-def test_the_last_reply_says_what_a_run_has_cost(study: Study) -> None:
+def test_the_last_reply_says_what_a_run_has_cost(study: StudyResults) -> None:
     found = spent(study.history.of("fedavg", 42))
     assert {silo: (cost.epsilon, cost.steps) for silo, cost in found.items()} == dict.fromkeys(study.silos, (1.5, 8))
     assert [one["spent"] for one in budgets_of(study.history, "record")] == [1.5, 1.5]
@@ -65,4 +65,4 @@ def test_the_last_reply_says_what_a_run_has_cost(study: Study) -> None:
 
 def test_without_differential_privacy_there_is_no_section(tmp_path: Path) -> None:
     out = simulate({**RUN, "rounds": 1, "out": str(tmp_path / "run")}, quiet=True)
-    assert not privacy_section(Study(out))
+    assert not privacy_section(StudyResults(out))

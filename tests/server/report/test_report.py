@@ -39,7 +39,7 @@ from server.report.sections.cost import bytes_up
 from server.report.sections.repeat import commands
 from server.report.sections.silo_data import round_numbers
 from server.report.sections.silos import lifts
-from server.report.study import Study
+from server.report.study import StudyResults
 from server.report.write import silo_table, try_report
 from server.results.history import History, Row
 from server.results.run_directory import newest_states
@@ -75,7 +75,7 @@ def test_intervals_of_nothing() -> None:
 
 
 def test_validation_chooses_the_method(tmp_path: Path) -> None:
-    study = Study(make_run(tmp_path / "run"))
+    study = StudyResults(make_run(tmp_path / "run"))
     assert (study.best, study.personalised, study.base) == ("apple", "apple", "local")
     assert study.columns == ["local", "fedavg", "apple"]
     assert study.counts("apple", "local") == (1, 1, 1)
@@ -86,19 +86,19 @@ def test_validation_chooses_the_method(tmp_path: Path) -> None:
 
 
 def test_without_validation_the_test_data_choose_and_it_is_said(tmp_path: Path) -> None:
-    study = Study(make_run(tmp_path / "run", validation=None))
+    study = StudyResults(make_run(tmp_path / "run", validation=None))
     assert (study.best, study.personalised, study.chosen_on) == ("fedavg", "apple", "test")
     assert "chosen on the test data" in headline(study)[1]
 
 
 def test_one_seed_has_score_intervals_and_several_a_spread(tmp_path: Path) -> None:
     """Two seeds: apple in a .7 and .5, local .5 and .1: gains .2, .4, mean .3, spread .1414."""
-    one = Study(make_run(tmp_path / "one"))
+    one = StudyResults(make_run(tmp_path / "one"))
     assert one.score("apple", "a").interval == accuracy_interval(0.7, 10)
     assert math.isnan(one.score("apple", "a").spread)
     assert one.gain("apple", "local", "a").interval == difference_interval(0.7, 10, 0.5, 10)
     test = {"local": [(0.5, 0.5, 0.5), (0.1, 0.5, 0.5)], "apple": [(0.7, 0.5, 0.5), (0.5, 0.5, 0.5)]}
-    two = Study(make_run(tmp_path / "two", test, seeds=(1, 2)))
+    two = StudyResults(make_run(tmp_path / "two", test, seeds=(1, 2)))
     gain = two.gain("apple", "local", "a")
     assert gain.mean == pytest.approx(0.3) and not gain.shown and gain.sign == 1
     assert two.score("apple", "a").spread == pytest.approx(math.sqrt(0.02))
@@ -108,12 +108,12 @@ def test_one_seed_has_score_intervals_and_several_a_spread(tmp_path: Path) -> No
 
 def test_what_a_hospital_sends_in_a_round_does_not_depend_on_the_seeds(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", {"apple": [TEST["apple"]] * 2}, seeds=(1, 2))
-    assert bytes_up(Study(path))["apple", "a"] == [4e5] * 4  # a third of 1.2 MB
+    assert bytes_up(StudyResults(path))["apple", "a"] == [4e5] * 4  # a third of 1.2 MB
 
 
 def test_curve_and_costs(tmp_path: Path) -> None:
     """1.2 MB up per round from three silos: 400 kB each, 100,000 numbers, 800 kB over the two rounds."""
-    study = Study(make_run(tmp_path / "run"))
+    study = StudyResults(make_run(tmp_path / "run"))
     assert study.curve("apple", "personal") == {r: [pytest.approx(1.6 / 3)] for r in (1, 2)}
     assert study.curve("apple", "personal", "a") == {1: [0.7], 2: [0.7]}
     assert study.per_round("apple", "bytes_up") == {1: 1.2e6, 2: 1.2e6}
@@ -125,7 +125,7 @@ def test_curve_and_costs(tmp_path: Path) -> None:
 
 
 def test_silo_table(tmp_path: Path) -> None:
-    assert silo_table(Study(make_run(tmp_path / "run"))) == "\n".join(
+    assert silo_table(StudyResults(make_run(tmp_path / "run"))) == "\n".join(
         [
             "silo       test  Local  FedAvg  APPLE  APPLE gains",
             "--------------------------------------------------",
@@ -147,7 +147,7 @@ def test_silo_table(tmp_path: Path) -> None:
 
 def test_headline(tmp_path: Path) -> None:
     """a gains 7/10 - 5/10, far from certain over 10 samples; three silos are too few for the mean's interval."""
-    study = Study(make_run(tmp_path / "run"))
+    study = StudyResults(make_run(tmp_path / "run"))
     sentence, trust = (unescape(re.sub(r"<[^>]+>|&#8239;", "", t)).replace("\u00a0", " ") for t in headline(study))
     assert sentence == (
         "APPLE against training alone: +3.3 points of accuracy on average in 3 hospitals, not yet certain (an interval "
@@ -244,7 +244,7 @@ def test_withheld_metrics(tmp_path: Path) -> None:
     """Silo a keeps its accuracies to itself: it is named, and it is no part of the counts."""
     test = {name: (math.nan, *values[1:]) for name, values in TEST.items()}
     path = make_run(tmp_path / "some", test)
-    assert Study(path).withheld == ["a"]
+    assert StudyResults(path).withheld == ["a"]
     text = checked(path).text
     assert "of accuracy on average in 2 hospitals" in text and "stand behind them: a." in text
     assert "on its own 20 to 40 samples" in text and "1 hospital sent no accuracy and is not counted." in text
@@ -277,7 +277,7 @@ def test_silos_left_out_are_named_with_the_reason(tmp_path: Path) -> None:
     history.add([Row("apple", 42, r, "b", "", "", "rejected", 1.0, None) for r in (1, 2)])
     event = {"event": "round", "strategy": "apple", "seed": 42, "rejected": {"b": "no reply within 3 s"}}
     (path / "progress.jsonl").write_text(json.dumps(event) + "\n")
-    assert silo_rounds(Study(path), "rejected") == [("APPLE", 42, "b", 2, "no reply within 3 s")]
+    assert silo_rounds(StudyResults(path), "rejected") == [("APPLE", 42, "b", 2, "no reply within 3 s")]
     assert "Rounds that went on without a hospital" in checked(path).text
 
 
@@ -287,8 +287,8 @@ def test_silos_whose_step_was_bounded_are_named_with_the_reason(tmp_path: Path) 
     history.add([Row("apple", 42, r, "b", "", "", "bounded", 0.1, None) for r in (1, 2)])
     event = {"event": "round", "strategy": "apple", "seed": 42, "rejected": {}, "bounded": {"b": "cut: <b>far</b>"}}
     (path / "progress.jsonl").write_text(json.dumps(event) + "\n")
-    assert silo_rounds(Study(path), "bounded") == [("APPLE", 42, "b", 2, "cut: <b>far</b>")]
-    assert not silo_rounds(Study(path), "rejected")
+    assert silo_rounds(StudyResults(path), "bounded") == [("APPLE", 42, "b", 2, "cut: <b>far</b>")]
+    assert not silo_rounds(StudyResults(path), "rejected")
     text = checked(path).text
     assert "Rounds in which a hospital's step was bounded" in text and "Rounds that went on without" not in text
 
@@ -311,13 +311,13 @@ def test_label_circles_come_with_a_manifest(tmp_path: Path) -> None:
 def test_commands_repeat_the_run(tmp_path: Path) -> None:
     """Only what differs from the defaults is written out; every value is quoted for the shell."""
     config = {"apple.mu": 0.5, "rounds": 2, "dataset": "breast-cancer", "data-dir": "my data", "batch-size": 64}
-    study = Study(make_run(tmp_path / "run", config=config))
+    study = StudyResults(make_run(tmp_path / "run", config=config))
     line = next(c for c in commands(study) if "--strategy" in c)
     assert line == "silofl run --strategy local,fedavg,apple --rounds 2 --seed 42 --set 'data-dir=my data' apple.mu=0.5"
     (tmp_path / "run" / "study").write_text("/my files/federation.yaml")
-    assert commands(Study(tmp_path / "run"))[0] == "silofl up '/my files/federation.yaml'"
+    assert commands(StudyResults(tmp_path / "run"))[0] == "silofl up '/my files/federation.yaml'"
     (tmp_path / "run" / "checkpoint" / "apple-42" / "silos").mkdir(parents=True)
-    line = next(c for c in commands(Study(tmp_path / "run")) if "--strategy" in c)
+    line = next(c for c in commands(StudyResults(tmp_path / "run")) if "--strategy" in c)
     assert line == (
         "silofl simulate --strategy local,fedavg,apple --rounds 2 --seed 42 --dataset breast-cancer --silos 3 "
         "--set 'data-dir=my data' apple.mu=0.5"
@@ -330,7 +330,7 @@ def test_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.toml").write_text('strategy = "local"\nseed = 1\n')
     (tmp_path / "summary.json").write_text("{")
     with pytest.raises(UserError, match=r"summary\.json cannot be read"):
-        Study(tmp_path)
+        StudyResults(tmp_path)
     try_report(tmp_path)  # at the end of a run it is no reason to fail
     assert not (tmp_path / "report.html").exists()
 
@@ -356,7 +356,7 @@ def test_small_texts() -> None:
 
 def test_the_users_matplotlib_settings_stay_as_they_are(tmp_path: Path) -> None:
     before = {key: matplotlib.rcParams[key] for key in SETTINGS}
-    page(Study(make_run(tmp_path / "run")))
+    page(StudyResults(make_run(tmp_path / "run")))
     assert {key: matplotlib.rcParams[key] for key in SETTINGS} == before
 
 
@@ -420,7 +420,7 @@ def test_study_prints_the_table_and_ends_with_the_directory(tmp_path: Path, caps
     assert main(line.split()) == 0
     said = capsys.readouterr()
     assert said.out.splitlines()[-1] == str(out)
-    assert silo_table(Study(out)) in said.err
+    assert silo_table(StudyResults(out)) in said.err
 
 
 def test_failed_simulation_leaves_a_report(tmp_path: Path) -> None:
@@ -507,7 +507,7 @@ def test_tensorboard(tmp_path: Path) -> None:
     out = simulate({**TINY, "out": str(tmp_path / "run")}, quiet=True, log=["tensorboard"])
     events = EventAccumulator(str(out / "tensorboard" / "fedavg-42"))
     events.Reload()
-    study = Study(out)
+    study = StudyResults(out)
     curve = study.curve("fedavg", "received")
     logged = {e.step: e.value for e in events.Scalars("test/accuracy/received")}
     assert logged == pytest.approx({r: v[0] for r, v in curve.items()})
@@ -523,4 +523,4 @@ def test_mlflow(tmp_path: Path) -> None:
     run = next(r for r in runs if r.info.run_name == "fedavg-42")
     assert run.info.status == "FINISHED" and run.data.params["learning-rate"] == "0.05"
     logged = {m.step: m.value for m in client.get_metric_history(run.info.run_id, "test/accuracy/received")}
-    assert logged == pytest.approx({r: v[0] for r, v in Study(out).curve("fedavg", "received").items()})
+    assert logged == pytest.approx({r: v[0] for r, v in StudyResults(out).curve("fedavg", "received").items()})

@@ -13,17 +13,17 @@ from studies import changed, checked, make_run
 
 from server.report.answer import answer, condition
 from server.report.sections.unseen import held_out, mean_row, unseen_section
-from server.report.study import Study
+from server.report.study import StudyResults
 from server.report.verdict import verdict
 
 SIX = (0.60, 0.62, 0.58, 0.61, 0.59, 0.60)
 BETTER = tuple(v + 0.2 for v in SIX)
 
 
-def planted(path: Path, local: Sequence[float], apple: Sequence[float]) -> Study:
+def planted(path: Path, local: Sequence[float], apple: Sequence[float]) -> StudyResults:
     counts = {f"h{k}": 200 for k in range(1, 1 + len(local))}
     test: dict[str, Any] = {"local": local, "apple": apple}
-    return Study(make_run(path, test, counts=counts, validation={"local": 0.5, "apple": 0.8}))
+    return StudyResults(make_run(path, test, counts=counts, validation={"local": 0.5, "apple": 0.8}))
 
 
 def scores(zero_shot: float | None, personalised: float | None = 0.8) -> dict[str, Any]:

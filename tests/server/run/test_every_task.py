@@ -23,7 +23,7 @@ from client.prediction.predict import predict_file
 from models.tasks import TASKS, task_of
 from partitions.common.errors import UserError
 from partitions.silo_file import read_silo_file
-from server.report.study import Study
+from server.report.study import StudyResults
 from server.report.write import silo_table
 from server.results.history import History
 from server.simulation.simulate import simulate
@@ -128,7 +128,7 @@ def test_summary_report_export_and_predictions(tmp_path: Path, made: str) -> Non
         mine[kind.score] - alone[kind.score]
         for mine, alone in zip(entries[-1]["per_silo"].values(), entries[0]["per_silo"].values(), strict=True)
     ]
-    study = Study(out)
+    study = StudyResults(out)
     assert study.task == kind
     page = (out / "report.html").read_text()
     word = kind.score_label[0].upper() + kind.score_label[1:]
