@@ -53,9 +53,7 @@ def run_app_process(connection: socket.socket) -> NoReturn:
 def adopt_request(connection: socket.socket) -> None:
     """Take over the SuperNode's environment, directory, umask and standard streams."""
     connection.settimeout(30.0)
-    _, uid, _ = memoryview(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)).cast("i")
-    if uid != os.geteuid():
-        raise PermissionError(f"a process of user {uid} asked for an app")
+    check_peer(connection)
     _, descriptors, _, _ = socket.recv_fds(connection, 1, 4)
     connection.settimeout(None)
     given, *streams = descriptors
@@ -72,6 +70,13 @@ def adopt_request(connection: socket.socket) -> None:
     # The SuperNode counts and logs what leaves.
     os.environ.update({**request["env"], BY_SITE: BY_SITE_VALUE})
     sys.argv = ["flwr-clientapp"]
+
+
+def check_peer(connection: socket.socket) -> None:
+    """Raise PermissionError if another user's process is at the other end, which would get, or send, what is ours."""
+    _, uid, _ = memoryview(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)).cast("i")
+    if uid != os.geteuid():
+        raise PermissionError(f"a process of user {uid} is at the template process's socket")
 
 
 def end_with_peer(connection: socket.socket) -> None:

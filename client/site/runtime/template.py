@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..flower import INTERNALS
-from .app_process import DIED, run_app_process
+from .app_process import DIED, check_peer, run_app_process
 
 PRIVATE = Path(__file__).resolve().parents[1] / "private.py"
 # Third-party modules that a silo's ClientApp imports; one that is not installed is skipped.
@@ -191,11 +191,12 @@ def listen(path: Path) -> socket.socket:
 
 
 def connect_to(path: Path) -> socket.socket:
-    """Return a connection to the template process at a socket. Raises OSError if there is none."""
+    """Return a connection to the template process at a socket. Raises OSError if there is none of this user."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with short_address(path) as short:
             connection.connect(short)
+        check_peer(connection)
     except OSError:
         connection.close()
         raise

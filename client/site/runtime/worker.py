@@ -113,10 +113,10 @@ class Workers:
             idle = time.monotonic() - self.idle_since > self.idle_limit
             if idle or available_share() < SHORT_OF_MEMORY:
                 self.end()
-        if self.template is None and template_pid(socket_path()) is None:
-            self._start_template()
         if self.template is not None:
             self.template.poll()
+        elif template_pid(socket_path()) is None:
+            self._start_template()
 
     def _start(self) -> Worker:
         """Start a process for an app. Raises OSError if there is none."""
@@ -140,15 +140,14 @@ class Workers:
 
     def _connect(self) -> socket.socket:
         """Return a connection to the template process, which is started where there is none."""
-        path, until = socket_path(), time.monotonic() + READY_SECONDS
-        with contextlib.suppress(OSError):
-            return connect_to(path)
-        self._start_template()
+        until = time.monotonic() + READY_SECONDS
+        if template_pid(socket_path()) is None:
+            self._start_template()
         while True:
             try:
-                return connect_to(path)
-            except OSError:
-                if time.monotonic() > until:
+                return connect_to(socket_path())
+            except OSError as error:
+                if isinstance(error, PermissionError) or time.monotonic() > until:
                     raise
                 time.sleep(0.05)
 

@@ -210,6 +210,14 @@ def test_it_ends_when_it_has_waited(silo: Silo, minutes: str, idle: float, ends:
         wait_until(lambda: gone(pid))
 
 
+def test_no_message_goes_to_another_users_template(silo: Silo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who comes first at a path in a folder of all, such as /tmp, would get the hospital's environment."""
+    monkeypatch.setattr("client.site.runtime.app_process.os.geteuid", lambda: os.getuid() + 1)
+    silo.ask(silo.app("one"))
+    assert silo.reason().startswith("no process for the ClientApp: a process of user ")
+    assert silo.workers.template is None
+
+
 @pytest.mark.parametrize("share", [0.5, 0.05])
 def test_it_ends_where_memory_is_short(silo: Silo, monkeypatch: pytest.MonkeyPatch, share: float) -> None:
     monkeypatch.setattr(worker, "available_share", lambda: share)

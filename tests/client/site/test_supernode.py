@@ -16,7 +16,7 @@ from flwr.supernode import start_client_internal
 
 from client.site.runtime import supernode
 from client.site.runtime.launch import own_supernode
-from client.site.runtime.supernode import BUSY_SECONDS, HEARTBEAT_SECONDS, POLL_SECONDS, Clock, NoSuperExec
+from client.site.runtime.supernode import BUSY_SECONDS, HEARTBEAT_SECONDS, POLL_SECONDS, Clock
 
 
 class Hours:
@@ -86,7 +86,7 @@ def test_the_loop_gets_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry, "flower_supernode", lambda: seen.append(start_client_internal.time))
     supernode.run_supernode()
     assert isinstance(seen[0], Clock) and seen[0].monotonic() > 0
-    assert start_client_internal.subprocess is NoSuperExec  # type: ignore[comparison-overlap]
+    assert start_client_internal.subprocess.Popen(["flower-superexec"]) is None
     assert heartbeat.HEARTBEAT_DEFAULT_INTERVAL == connection.HEARTBEAT_DEFAULT_INTERVAL == HEARTBEAT_SECONDS
     assert HEARTBEAT_MIN_INTERVAL <= HEARTBEAT_SECONDS < HEARTBEAT_DEFAULT_INTERVAL
 
