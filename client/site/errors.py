@@ -1,4 +1,4 @@
-"""Errors of the site's own process that the hospital can fix. Standard library only, as in trust/policy.py."""
+"""Errors of the site's own process that the hospital can fix."""
 
 
 class SiteError(ValueError):

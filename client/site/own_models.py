@@ -4,8 +4,6 @@ Every name of a run counts. Flower's number identifies one submission: one model
 messages name. A model is noted under all numbers of its training, with commas, and under that of the message. A silo
 stores its state under the run's own id, which stays the same when the run is resumed under another number. So a server
 cannot get the model at several rounds of one training, nor the models of many trainings in one run.
-
-Standard library only, as in trust/policy.py.
 """
 
 import hashlib

@@ -14,8 +14,6 @@ numbers, so what was disclosed is found by data, model and question; a run's num
 A record that is damaged, missing or an older copy allows nothing. Beside the audit log, `audit/record` has its
 identity, and `audit/head.json` its identity and its number of replies. Files of earlier versions are taken over once
 (`takeover.py`).
-
-Standard library only, as in trust/policy.py.
 """
 
 import atexit

@@ -1,8 +1,6 @@
 """The total of what has ever left from each version of this silo's data file; kept, since old logs may be moved away.
 
 Replies are rows of the record (`record.py`), written with their line of the audit log before they leave.
-
-Standard library only, as in trust/policy.py.
 """
 
 import sqlite3

@@ -8,8 +8,6 @@
     budget/data/SHA256.json, SHA256.samples                                  whose data were charged
 
 The files are moved to `STATE_DIR/before-record/` and never read again. One that cannot be read allows nothing.
-
-Standard library only, as in trust/policy.py.
 """
 
 import json

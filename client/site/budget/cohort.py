@@ -4,7 +4,7 @@ The record (`../record.py`) has each version with its units, declared cohort, di
 versions that share one. Two versions belong to one cohort if they share a sample, or if they declare the same
 ``cohort``. If both declare none, the cohort is the silo's own. So editing a file does not give a new budget.
 
-Standard library only, as in trust/policy.py: a separate process reads the file, with the site's own code.
+A separate process reads the file, with the site's own code.
 """
 
 import json

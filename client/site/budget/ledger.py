@@ -11,8 +11,6 @@ this site (`accounting.py`) and compared with the rules ``epsilon`` and ``delta`
 
 The record (`../record.py`) has each line and the totals, so a message reads neither file nor charge of an earlier one.
 The files are verified whole only when something else than this class has changed them.
-
-Standard library only, as in trust/policy.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """The budget's gate for training messages with differential privacy: before the answer, and before the reply leaves.
 
 Messages without differential privacy cost nothing here; nor do evaluations, since they do not train.
-
-Standard library only, as in trust/policy.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The studies that this site has approved: rows of its record (`../record.py`), and lines of its audit log.
-
-Standard library and pydantic, as in trust/policy.py.
-"""
+"""The studies that this site has approved: rows of its record (`../record.py`), and lines of its audit log."""
 
 import json
 import sqlite3

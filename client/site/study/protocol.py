@@ -16,7 +16,7 @@ the protocol in a table of its own, and covers it byte for byte, up to the empty
     public-key = "PEM"
     signature = "BASE64"
 
-Standard library only, as in trust/policy.py: the site's own process checks a message before the app is loaded.
+The site's own process checks a message before the app is loaded.
 """
 
 import hashlib

@@ -12,7 +12,7 @@ or imported (`../messages.py`). The app gets the same value, and withholds what 
 size of what is sent. The stricter of site and run holds. A refusal is one line with rule and setting. This policy
 cannot control what the app does in memory; `allowed-apps` controls which app runs.
 
-Standard library only, and relative imports: this runs in a process that must not import the package `client`.
+Relative imports, as in all files of this folder that a process loads beside an app (`../private.py`).
 """
 
 import hashlib

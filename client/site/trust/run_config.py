@@ -1,7 +1,4 @@
-"""The settings of a run in its messages: which of them its method reads, and how a value is parsed.
-
-Standard library only, as in policy.py.
-"""
+"""The settings of a run in its messages: which of them its method reads, and how a value is parsed."""
 
 import math
 from collections.abc import Mapping
