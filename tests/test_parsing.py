@@ -48,7 +48,7 @@ from server.simulation.engine import flower_identity
 from strategies.base.run_settings import RunSettings, defaults, parse_settings, toml_text
 from strategies.base.state import State
 from strategies.base.survey import read_answer, written_answer
-from strategies.base.transport.payload import Expected, Model, Payload, Update, encode, read_update
+from strategies.base.transport.payload import ExpectedReply, Model, Payload, Update, encode, read_update
 from strategies.base.transport.reporting import read_data_summary
 
 
@@ -336,7 +336,7 @@ def reply_of(content: RecordDict) -> Message:
         return Message(content, dst_node_id=1, message_type="train")
 
 
-EXPECTED = Expected("fedavg", 1, {"a": 6}, ("model",), lambda name, silo: 4, ("alpha",))
+EXPECTED = ExpectedReply("fedavg", 1, {"a": 6}, ("model",), lambda name, silo: 4, ("alpha",))
 
 
 @FEW

@@ -16,7 +16,7 @@ from server.results.checkpoint import BEFORE, NAMES, REPORTED, go_back_to, load_
 from server.results.history import History
 from server.results.own_models import any_kept
 from server.results.run_directory import RunDirectory
-from server.run.newcomers import Kept
+from server.run.newcomers import NewcomerPayloads
 from server.run.recovery import Start
 from server.run.registration.registration import Registration
 from server.run.reporter import Reporter
@@ -34,7 +34,7 @@ def no_seconds() -> dict[str, float]:
 
 
 @dataclass
-class RunState:
+class LoopState:
     """State of a run apart from the strategy's own."""
 
     run_id: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -45,10 +45,12 @@ class RunState:
     total_bytes: dict[str, int] = field(default_factory=lambda: {"down": 0, "up": 0})
     lost: dict[str, int] = field(default_factory=dict)  # silo whose state is lost -> last round that it may be from
     shared: dict[str, Tensor] = field(default_factory=dict)  # the shared model of the reported round, if any
-    newcomers: Kept = field(default_factory=Kept)  # what held-out hospitals would have received in that round
+    newcomers: NewcomerPayloads = field(
+        default_factory=NewcomerPayloads
+    )  # what held-out hospitals would have received in that round
 
     @classmethod
-    def begin(cls, saved: State | None) -> RunState:
+    def begin(cls, saved: State | None) -> LoopState:
         """Return the initial state, with the values that a checkpoint fixes for the whole run."""
         numbers = saved.numbers if saved else {}
         return cls(statistics=dict(numbers.get("statistics", {})), weights=str(numbers.get("weights", "")))
@@ -69,11 +71,11 @@ class RunState:
             if strategy.round:
                 strategy.initialise(strategy.plan, strategy.initial)
             self.seconds, self.total_bytes, self.lost = no_seconds(), {"down": 0, "up": 0}, {}
-            self.shared, self.newcomers = {}, Kept()
+            self.shared, self.newcomers = {}, NewcomerPayloads()
             return 0
         arrays = by_key(saved)
         self.shared = {name: arrays.pop(REPORTED + name) for name in NAMES if REPORTED + name in arrays}
-        self.newcomers = Kept.unpacked(arrays, saved.numbers.get("newcomers", {}))
+        self.newcomers = NewcomerPayloads.unpacked(arrays, saved.numbers.get("newcomers", {}))
         strategy.state = strategy.state_type(arrays, saved.numbers["strategy"])
         self.seconds, self.total_bytes = saved.numbers["seconds"], saved.numbers["bytes"]
         self.lost = dict(saved.numbers.get("lost", {}))
@@ -109,7 +111,7 @@ class Checkpoints:
         return state
 
     def restore(
-        self, run_state: RunState, strategy: PersonalizedStrategy, saved: State | None, registration: Registration
+        self, run_state: LoopState, strategy: PersonalizedStrategy, saved: State | None, registration: Registration
     ) -> int:
         """Restore the checkpoint's state into run and strategy; return its round, or 0 without a checkpoint."""
         if saved is not None:
@@ -150,7 +152,7 @@ class Checkpoints:
             note(f"history.csv has other rows of {key} than when round {done} was saved: it was damaged or edited")
 
     def save(
-        self, run_state: RunState, strategy: PersonalizedStrategy, registration: Registration, reported: int
+        self, run_state: LoopState, strategy: PersonalizedStrategy, registration: Registration, reported: int
     ) -> None:
         """Save the checkpoint of the strategy's round. ``reported``: the round that the report would show now."""
         if self.folder is None:

@@ -19,7 +19,7 @@ from models.evidence.measure import Evidence
 from partitions.common.errors import DataError
 from server.results.evidence import collect_evidence, wants_evidence
 from server.results.own_models import keep_model
-from server.run.checkpoints import RunState
+from server.run.checkpoints import LoopState
 from server.run.collector import Collector
 from server.run.newcomers import HoldOut
 from server.run.recorder import Recorder
@@ -38,7 +38,7 @@ class Closing:
         self.registration, self.reporter = collector.registration, collector.reporter
         self.evidence: dict[str, Evidence] = {}  # of the reported models, by silo
 
-    def collect(self, strategy: PersonalizedStrategy, state: RunState, folder: Path | None) -> None:
+    def collect(self, strategy: PersonalizedStrategy, state: LoopState, folder: Path | None) -> None:
         """Collect evidence, own models and newcomers' metrics of the reported round. ``folder``: of checkpoints."""
         reported = self.recorder.chosen
         strategy.follow(replace(strategy.plan, shown=reported.of(strategy.silos)))

@@ -18,7 +18,7 @@ from models.shapes import columns
 from partitions.common.errors import UserError
 from partitions.common.names import SILO
 from partitions.schema import Schema, parse_schema
-from strategies.base.evaluation import EVALUATE, Entry, digest_of, input_digest
+from strategies.base.evaluation import EVALUATE, EvaluatedEntry, digest_of, input_digest
 from strategies.base.settings import keys_of
 
 ALIKE = ("model", "task", "classes")  # fields of the model card that all models of one evaluation share
@@ -116,6 +116,6 @@ def run_values(models: Sequence[EvaluatedModel], *, owned: bool = True) -> dict[
         "model": name,
         "agreed": json.dumps(agreed, sort_keys=True),
         "normalization": "agreed" if standardised else "none",
-        "evaluate.models": ",".join(str(Entry(m.name, m.digest, m.owner if owned else "")) for m in models),
+        "evaluate.models": ",".join(str(EvaluatedEntry(m.name, m.digest, m.owner if owned else "")) for m in models),
         "evaluate.method": card.model.head or "",
     }

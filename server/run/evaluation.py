@@ -25,7 +25,7 @@ from partitions.common.names import guarded
 from server.results.history import History, Row
 from server.results.reading import read_summary
 from server.results.run_directory import RunDirectory
-from server.run.checkpoints import RunState
+from server.run.checkpoints import LoopState
 from server.run.collector import Collector
 from server.run.evaluated_models import EvaluatedModel, read_models
 from server.run.preparation import prepare
@@ -65,7 +65,7 @@ class EvaluationLoop:
         use_threads(self.common.threads)
         check_models(self.settings.method, models)
         self.registration.register()
-        state = RunState(statistics={**models[0].statistics})
+        state = LoopState(statistics={**models[0].statistics})
         strategy = prepare(self.settings, self.registration, state)
         if not isinstance(strategy, Evaluate):
             raise TypeError(f"{strategy.info.name} evaluates no given models")

@@ -17,7 +17,7 @@ from server.results.checkpoint import shared_arrays
 from server.results.history import History
 from server.results.run_directory import RunDirectory
 from server.results.summary import FinishedRun
-from server.run.checkpoints import Checkpoints, RunState
+from server.run.checkpoints import Checkpoints, LoopState
 from server.run.closing import Closing
 from server.run.collector import Collector
 from server.run.newcomers import HoldOut
@@ -55,7 +55,7 @@ class RoundLoop:
         self.hold_out = HoldOut(self.collector)
         self.closing = Closing(self.collector, self.recorder, self.hold_out)
         self.checkpoints = Checkpoints(settings, directory, self.history, self.reporter)
-        self.state = RunState()
+        self.state = LoopState()
         self.until = 0  # the round after which the run pauses; 0: none
         self.done = 0  # the last round that is done; the closing exchange comes after the last of all
 
@@ -86,7 +86,7 @@ class RoundLoop:
 
     def begin(self, saved: State | None = None) -> PersonalizedStrategy:
         """Register the silos; return the strategy in its state before round 1, or in the checkpoint's state."""
-        self.state = RunState.begin(saved)
+        self.state = LoopState.begin(saved)
         self.registration.register(saved)
         strategy = prepare(self.settings, self.registration, self.state)
         strategy.summary()

@@ -30,7 +30,7 @@ ARRAYS = "newcomer/"  # prefix of the array names in the checkpoint
 
 
 @dataclass
-class Kept:
+class NewcomerPayloads:
     """The payload that each held-out hospital would have received in ``round``."""
 
     round: int = 0
@@ -46,7 +46,7 @@ class Kept:
         return arrays, {"round": self.round, "silos": silos}
 
     @classmethod
-    def unpacked(cls, arrays: dict[str, Tensor], numbers: Mapping[str, Any]) -> Kept:
+    def unpacked(cls, arrays: dict[str, Tensor], numbers: Mapping[str, Any]) -> NewcomerPayloads:
         """Return the value stored in a checkpoint, and remove its entries from the checkpoint's ``arrays``."""
         payloads = {}
         for name, of in numbers.get("silos", {}).items():
@@ -67,13 +67,13 @@ class HoldOut:
         """Keep a copy of the state from which the messages of this round are made."""
         self.before = strategy.state.copy() if self.registration.held_out else None
 
-    def keep(self, strategy: PersonalizedStrategy) -> Kept:
+    def keep(self, strategy: PersonalizedStrategy) -> NewcomerPayloads:
         """Return the payloads that newcomers would have received in the strategy's round."""
         silos = self.registration.held_out if self.before is not None else {}
         payloads = {name: newcomer_payload(strategy, info, self.before) for name, info in silos.items() if self.before}
-        return Kept(strategy.round, payloads)
+        return NewcomerPayloads(strategy.round, payloads)
 
-    def evaluate(self, strategy: PersonalizedStrategy, kept: Kept) -> list[Row]:
+    def evaluate(self, strategy: PersonalizedStrategy, kept: NewcomerPayloads) -> list[Row]:
         """Evaluate the held-out hospitals; return rows of the history, and set ``results`` for the summary."""
         c, silos = strategy.common, self.registration.held_out
         config: dict[str, Number] = {"round": kept.round, NEWCOMER: True, "personal": True, "save": False}

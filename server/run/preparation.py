@@ -8,7 +8,7 @@ from models.initialisation import flat_model, initial_model
 from models.privacy.clipping import check_network
 from models.standardisation import agreed_statistics
 from partitions.common.errors import UserError
-from server.run.checkpoints import RunState
+from server.run.checkpoints import LoopState
 from server.run.registration.registration import Registration, note_weights, without_sums
 from strategies.base.info import RoundPlan, SiloInfo
 from strategies.base.run_settings import RunSettings
@@ -26,7 +26,7 @@ def check_patience(common: Common, silos: Iterable[SiloInfo]) -> None:
         )
 
 
-def prepare(settings: RunSettings, registration: Registration, run_state: RunState) -> PersonalizedStrategy:
+def prepare(settings: RunSettings, registration: Registration, run_state: LoopState) -> PersonalizedStrategy:
     """Return the strategy in its state before round 1."""
     c, spec, task = settings.common, registration.data_spec, registration.task
     settings.check_task(task, spec.classes)

@@ -42,7 +42,7 @@ ENTRY = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,99})=([0-9a-f]{64})(?:@([a-z0-
 MOST_MODELS = 1000
 
 
-class Entry(NamedTuple):
+class EvaluatedEntry(NamedTuple):
     """A model of the run: its file's name, its SHA-256, and the silo that owns it (empty: none)."""
 
     name: str
@@ -63,7 +63,7 @@ class EvaluateSettings:
     method: str = setting("", "the method whose own head the network has, where it has one")
 
     @property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[EvaluatedEntry]:
         """The models; raises UserError if there are none, or an entry is invalid."""
         found = [ENTRY.fullmatch(entry.strip()) for entry in self.models.split(",")]
         names = [match[1] for match in found if match]
@@ -72,7 +72,7 @@ class EvaluateSettings:
                 f"evaluate.models = {self.models[:80]!r}: up to {MOST_MODELS} times NAME=SHA-256[@SILO], of different "
                 "names, is needed here (silofl evaluate writes it)"
             )
-        return [Entry(match[1], match[2], match[3] or "") for match in found if match]
+        return [EvaluatedEntry(match[1], match[2], match[3] or "") for match in found if match]
 
 
 def input_digest(mean: Sequence[float], std: Sequence[float], schema: Schema) -> str:
@@ -95,7 +95,7 @@ class EvaluateClient(SiloClient):
         """Return the round's model; raise UserError if it is not the one in the run's settings."""
         vector, buffers = self.models[GLOBAL].vector, self.models[BUFFERS].vector if BUFFERS in self.models else None
         entries = self.settings.entries
-        name, digest, _ = entries[self.round - 1] if 0 < self.round <= len(entries) else Entry("no model", "")
+        name, digest, _ = entries[self.round - 1] if 0 < self.round <= len(entries) else EvaluatedEntry("no model", "")
         if digest != digest_of(vector, buffers, self.silo.inputs):
             raise UserError(
                 f"{self.silo.name} refuses: the run's settings have {name} as the model of round {self.round}, and the "

@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapp
 from dataclasses import dataclass, field
 from logging import WARNING
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar, overload
+from typing import Any, Generic, Self, TypeVar
 
 import safetensors
 import safetensors.torch
@@ -179,12 +179,8 @@ class Field:
 class Array(Field):
     """An array, or None if the state has none; setting None removes it."""
 
-    @overload
-    def __get__(self, state: None, owner: type[State]) -> Self: ...
-    @overload
-    def __get__(self, state: State, owner: type[State]) -> Tensor | None: ...
-    def __get__(self, state: State | None, owner: type[State]) -> Self | Tensor | None:
-        return self if state is None else state.arrays.get(self.key)
+    def __get__(self, state: State, owner: type[State]) -> Tensor | None:
+        return state.arrays.get(self.key)
 
     def __set__(self, state: State, value: Tensor | None) -> None:
         put(state.arrays, self.key, value)
@@ -193,12 +189,8 @@ class Array(Field):
 class RequiredArray(Field):
     """An array that ``start_state`` sets; reading it earlier raises KeyError."""
 
-    @overload
-    def __get__(self, state: None, owner: type[State]) -> Self: ...
-    @overload
-    def __get__(self, state: State, owner: type[State]) -> Tensor: ...
-    def __get__(self, state: State | None, owner: type[State]) -> Self | Tensor:
-        return self if state is None else state.arrays[self.key]
+    def __get__(self, state: State, owner: type[State]) -> Tensor:
+        return state.arrays[self.key]
 
     def __set__(self, state: State, value: Tensor) -> None:
         state.arrays[self.key] = value
@@ -211,13 +203,7 @@ class Item(Field, Generic[T]):
         super().__init__(key)
         self.default = default
 
-    @overload
-    def __get__(self, state: None, owner: type[State]) -> Self: ...
-    @overload
-    def __get__(self, state: State, owner: type[State]) -> T: ...
-    def __get__(self, state: State | None, owner: type[State]) -> Self | T:
-        if state is None:
-            return self
+    def __get__(self, state: State, owner: type[State]) -> T:
         found: T = state.numbers[self.key] if self.key in state.numbers else self.default()
         return found
 
@@ -228,23 +214,15 @@ class Item(Field, Generic[T]):
 class Arrays(Field):
     """The arrays whose keys begin with ``prefix``, by the rest of their keys."""
 
-    @overload
-    def __get__(self, state: None, owner: type[State]) -> Self: ...
-    @overload
-    def __get__(self, state: State, owner: type[State]) -> Entries[Tensor]: ...
-    def __get__(self, state: State | None, owner: type[State]) -> Self | Entries[Tensor]:
-        return self if state is None else Entries(state.arrays, self.key)
+    def __get__(self, state: State, owner: type[State]) -> Entries[Tensor]:
+        return Entries(state.arrays, self.key)
 
 
 class Items(Field, Generic[T]):
     """The numbers whose keys begin with ``prefix``, by the rest of their keys."""
 
-    @overload
-    def __get__(self, state: None, owner: type[State]) -> Self: ...
-    @overload
-    def __get__(self, state: State, owner: type[State]) -> Entries[T]: ...
-    def __get__(self, state: State | None, owner: type[State]) -> Self | Entries[T]:
-        return self if state is None else Entries(state.numbers, self.key)
+    def __get__(self, state: State, owner: type[State]) -> Entries[T]:
+        return Entries(state.numbers, self.key)
 
 
 class Entries(MutableMapping[str, T]):

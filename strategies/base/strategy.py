@@ -29,7 +29,7 @@ from strategies.base.settings import Common, NoSettings
 from strategies.base.state import BUFFERS, GLOBAL, ServerState
 from strategies.base.transport.error_feedback import base_of
 from strategies.base.transport.payload import (
-    Expected,
+    ExpectedReply,
     Model,
     Number,
     Payload,
@@ -264,7 +264,7 @@ class PersonalizedStrategy(Strategy):
             return None if found is None else self.wire.arrives(found)
 
         numbers, size = self.info.sends_numbers, self.upload_size
-        expected = Expected(self.info.name, self.round, self.samples, self.upload_names(), size, numbers, base)
+        expected = ExpectedReply(self.info.name, self.round, self.samples, self.upload_names(), size, numbers, base)
         update = read_update(reply, silo, expected)
         if BUFFERS in update.vectors:
             check_statistics(update.vectors[BUFFERS], self.layout, self.shared_buffers())

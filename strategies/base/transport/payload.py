@@ -253,7 +253,7 @@ class Update:
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedReply:
     """The requirements on a reply of this round: method, round, and the names and lengths of its vectors."""
 
     method: str
@@ -283,7 +283,7 @@ def read_reply(
         raise DataError(f"the reply cannot be read ({type(error).__name__}: {error})") from error
 
 
-def read_update(reply: Message, silo: str, expected: Expected) -> Update:
+def read_update(reply: Message, silo: str, expected: ExpectedReply) -> Update:
     """Return a silo's train reply as an Update; raise DataError if it does not meet ``expected``."""
     payload, config = read_reply(
         reply, silo, lambda name: expected.base(name, silo) if name in expected.names else None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from strategies import strategies
 from strategies.apple import Apple, AppleClient
-from strategies.base.state import Array, Arrays, ClientState, Field, Item, RequiredArray, State
+from strategies.base.state import Array, Arrays, ClientState, Item, RequiredArray, State
 from strategies.fedala import AlaClientState
 from strategies.fedapm import FedAPM, FedAPMClient
 from strategies.fedcac import FedCAC, FedCACClient
@@ -121,7 +121,7 @@ def test_fields() -> None:
         rounds = Item[list[int]](list)
 
     state = Kept()
-    assert state.dual is None and state.rounds == [] and not state.cores and isinstance(Kept.dual, Field)
+    assert state.dual is None and state.rounds == [] and not state.cores
     state.dual, state.rounds = torch.ones(2), [1]
     state.cores["a"] = torch.zeros(1)
     assert state.arrays.keys() == {"dual", "core.a"} and state.numbers == {"rounds": [1]}
