@@ -18,7 +18,7 @@ MOST_MODULES, MOST_LINES, MOST_FUNCTION_LINES = 16, 400, 50
 MOST_TOKENS = {
     "models": 44_500,
     "partitions": 91_800,
-    "strategies": 62_900,
+    "strategies": 62_600,
     "client": 79_000,
     "server": 112_700,
     "tests": 540_300,
