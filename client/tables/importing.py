@@ -14,7 +14,7 @@ from partitions.common.files import write_atomically
 from partitions.common.names import unknown_name
 from partitions.importing.csv_source import draft_recipe, shared_recipe
 from partitions.importing.files import Faults
-from partitions.importing.notes import ALL_COLUMNS, Take
+from partitions.importing.notes import Take
 from partitions.importing.options import ImportOptions
 from partitions.importing.proposal.draft import propose_pictures
 from partitions.importing.source import import_source, reading
@@ -57,25 +57,27 @@ def options_of(args: argparse.Namespace) -> ImportOptions:
         return _options_with_recipe(args)
     if args.as_gaps:
         raise UserError("--as-gaps goes with --recipe; --gaps CELL names a cell that means missing")
-    return ImportOptions(
-        size=args.size,
-        label=args.label,
+    return replace(
+        kept_of(args),
+        **{key: getattr(args, key) for key in ("size", "label", "labels_from", "seed", "task", "slices", "series")},
         labels=[name.strip() for name in args.labels.split(",")] if args.labels else [],
-        labels_from=args.labels_from,
-        seed=args.seed,
         survival=(args.time, args.event) if args.time else None,
-        task=args.task,
         window=parse_window(args.window) if args.window else None,
         **spacing_of(args),
-        slices=args.slices,
-        series=args.series,
-        outlines=tuple(name.strip() for name in (args.outlines or "").split(",") if name.strip()),
+        outlines=names_in(args.outlines),
         take=take_of(args),
-        overwrite=args.overwrite,
-        cohort=args.cohort,
-        subgroup=args.subgroup,
-        faults=Faults(args.skip_bad),
     )
+
+
+def kept_of(args: argparse.Namespace) -> ImportOptions:
+    """Return the options that no recipe replaces."""
+    faults = Faults(args.skip_bad)
+    return ImportOptions(overwrite=args.overwrite, cohort=args.cohort, subgroup=args.subgroup, faults=faults)
+
+
+def names_in(text: str | None) -> tuple[str, ...]:
+    """Return the names in an option, which commas separate."""
+    return tuple(filter(None, map(str.strip, (text or "").split(","))))
 
 
 def _check_options(args: argparse.Namespace) -> None:
@@ -94,9 +96,7 @@ def _options_with_recipe(args: argparse.Namespace) -> ImportOptions:
     """Return the options beside --recipe: those that a recipe of this kind does not replace."""
     if needless := [key for key, default in REPLACED.items() if getattr(args, key) != default]:
         raise UserError(f"--{needless[0].replace('_', '-')} beside --recipe: the recipe says that; change it there")
-    recipe = load_any(args.recipe)
-    faults = Faults(args.skip_bad)
-    kept = ImportOptions(overwrite=args.overwrite, cohort=args.cohort, subgroup=args.subgroup, faults=faults)
+    recipe, kept = load_any(args.recipe), kept_of(args)
     if isinstance(recipe, Recipe):
         if args.labels_from:
             raise UserError("--labels-from is of pictures and scans: the labels of a table are in it")
@@ -108,17 +108,12 @@ def _options_with_recipe(args: argparse.Namespace) -> ImportOptions:
 
 def take_of(args: argparse.Namespace) -> Take:
     """Return the table options of a command line."""
+    same = ("text", "vocabulary", "length", "decimal", "thousands", "encoding", "dates")
     return Take(
-        text=args.text,
-        columns=tuple(name.strip() for name in (args.columns or "").split(",") if name.strip()),
-        vocabulary=ALL_COLUMNS.vocabulary if args.vocabulary is None else args.vocabulary,
-        length=ALL_COLUMNS.length if args.length is None else args.length,
+        **{key: value for key in same if (value := getattr(args, key)) is not None},
+        columns=names_in(args.columns),
         patient=None if args.no_patient else args.patient,
         separator=SEPARATORS.get(args.separator, args.separator),
-        decimal=args.decimal,
-        thousands=args.thousands,
-        encoding=args.encoding,
-        dates=args.dates,
         gaps=tuple(args.gaps),
     )
 
@@ -155,9 +150,7 @@ def with_schema(args: argparse.Namespace, options: ImportOptions) -> ImportOptio
         raise UserError(f"--schema is of a csv table; {source} is none")
     with reading(source):
         recipe = shared_recipe(source, schema_at(args.schema), mapped, options)
-    faults = Faults(args.skip_bad)
-    own = ImportOptions(recipe=recipe, overwrite=args.overwrite, cohort=args.cohort, faults=faults)
-    return replace(own, subgroup=args.subgroup)
+    return replace(kept_of(args), recipe=recipe)
 
 
 def propose(args: argparse.Namespace) -> str:

@@ -21,9 +21,10 @@ from partitions.importing.dicom import IDENTITY, read_key
 from partitions.importing.discovery import find_others
 from partitions.importing.files import Faults
 from partitions.importing.images import PICTURES, SampleSource, kind_of
-from partitions.importing.new_rows import NewPictures, new_inputs, new_pictures
+from partitions.importing.notes import new_inputs
 from partitions.importing.options import ImportOptions
 from partitions.importing.source import reading, with_recipe
+from partitions.importing.streams import NewPictures, new_pictures
 from partitions.inputs import read_vocabulary
 from partitions.labels import Fault
 from partitions.npz import read_arrays
@@ -105,7 +106,7 @@ def asked_rows(data: Path, used: Recipe, as_gaps: bool) -> Asked:
 
 def asked_of(found: Found, used: Recipe) -> Asked:
     """Return the rows of a table, which a recipe has read, as samples. Raises DataError for gaps without a value."""
-    x, vocabulary, notes = new_inputs(found, used)
+    x, vocabulary, notes = new_inputs(found.rows, found.table, used)
     keys = [row.key for row in found.rows] if used.patient else [str(i) for i in range(len(x))]
     schema = make_schema(used.features, (), dtype_of(x))
     return Asked(x, vocabulary, schema, keys, used.patient or INDEX, notes=[*found.notes, *notes])
@@ -125,7 +126,7 @@ def asked_pictures(data: Path, recipe: PictureRecipe, key: str = "") -> Asked:
         with reading(data):
             options = with_recipe(ImportOptions(pictures=recipe, faults=Faults(None)))
             found = find_others(data, recipe, options, labelled=False)
-            pictures, notes = new_pictures(found, recipe)
+            pictures, notes = new_pictures(found.rows, recipe)
             column, keys = keys_of(data, pictures.samples, found.patient, key)
     except DataError as error:
         raise UserError(str(error)) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Iterable, Sequence
 
 from partitions.common.errors import UserError
 
@@ -76,3 +77,15 @@ def print_document(text: str) -> None:
             f"standard output is {encoding}, which has no {text[error.start]!r}: set PYTHONIOENCODING=utf-8"
         ) from None
     print(text, end="")
+
+
+def columns(lines: Iterable[Sequence[str]], left: int = 1) -> list[str]:
+    """Return the rows as text in columns: the first ``left`` aligned left, the others right."""
+    rows = list(lines)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

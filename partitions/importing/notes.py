@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,8 +16,14 @@ from partitions.importing.images import SampleSource
 from partitions.importing.tables import SEPARATORS
 from partitions.recipes.cells import GROUPS
 from partitions.recipes.draft import Asked
+from partitions.recipes.pipeline import transform
+from partitions.recipes.recipe import Recipe
+from partitions.schema import few
 from partitions.splits import Array, together
 from partitions.tokens import BUCKETS, LENGTH, MOST_LENGTH, Hashed, encode, parse_vocabulary
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 TABLE, TEXT = "columns", "text"  # names of the two inputs of a sample
 
@@ -101,6 +108,24 @@ def read_inputs(rows: Sequence[SampleSource], values: Array, take: Take) -> tupl
     if alone:
         return made.x, vocabulary.size, tuple(notes)
     return together({TABLE: values, TEXT: made.x}), vocabulary.size, tuple(notes)
+
+
+def new_inputs(
+    rows: Sequence[SampleSource], table: DataFrame | None, recipe: Recipe
+) -> tuple[Array, int, tuple[str, ...]]:
+    """Return inputs as :func:`read_inputs` by a recipe, from a ``table`` of ``recipes.pipeline.convert``.
+
+    Raises DataError for gaps without a value.
+    """
+    assert table is not None
+    if open_ := [own.name for own in recipe.used if own.fill != "refuse" and own.fill_value is None]:
+        raise DataError(
+            f"the recipe has no fill-value for {few(open_)}: import the rows for training with it first, and take the "
+            "recipe that is written then (rows of fewer than three patients are not divided)"
+        )
+    own = recipe.text
+    take = Take(text=own.column, vocabulary=own.vocabulary, length=own.length) if own.column else Take()
+    return read_inputs(rows, transform(table, recipe), take)
 
 
 def sharing(vocabulary: Hashed) -> int:

@@ -54,10 +54,17 @@ from partitions.importing.division import (
 )
 from partitions.importing.files import Faults
 from partitions.importing.images import SampleSource, has_binary_masks, kind_of, read_mask
-from partitions.importing.new_rows import new_inputs, new_pictures
-from partitions.importing.notes import Take, copies, read_inputs
+from partitions.importing.notes import Take, copies, new_inputs, read_inputs
 from partitions.importing.options import DEFAULTS, ImportOptions
-from partitions.importing.streams import count_notes, describe, draft_pictures, probe_all, read_pictures, rows_of
+from partitions.importing.streams import (
+    count_notes,
+    describe,
+    draft_pictures,
+    new_pictures,
+    probe_all,
+    read_pictures,
+    rows_of,
+)
 from partitions.importing.targets import find_import_task, read_answers
 from partitions.inputs import describe_inputs
 from partitions.labels import ONE_CLASS, Fault, describe_labels
@@ -153,11 +160,11 @@ def import_whole(out: Path, found: Found, options: ImportOptions) -> Imported:
     recipe, pictures = options.recipe, options.pictures
     samples, vocabulary, streams = found.rows, 0, dict[str, Iterator[Array]]()
     if recipe:
-        x, vocabulary, notes = new_inputs(found, recipe)
+        x, vocabulary, notes = new_inputs(found.rows, found.table, recipe)
         arrays = {f"x_{name}" if name else "x": own for name, own in inputs_of(x).items()}
     else:
         assert pictures
-        source, notes = new_pictures(found, pictures, options.faults)
+        source, notes = new_pictures(found.rows, pictures, options.faults)
         x, samples, notes = source.like, source.samples, (*notes, *options.faults.notes)
         first = x.dtype != np.uint8  # channels first
         arrays = {"x": np.moveaxis(x, -1, 1) if first else x}
@@ -199,17 +206,16 @@ def read_rows(source: Path, options: ImportOptions, rows: Sequence[int]) -> Silo
 
 def with_recipe(options: ImportOptions) -> ImportOptions:
     """Return the options with those of their recipe, if there is one."""
-    if own := options.pictures:
-        take = Take(patient=own.patient or None)
-        made = replace(options, label=None, labels=own.classes, task=own.task, seed=own.seed, take=take)
-        return replace(made, survival=(own.label[0], own.label[1]) if own.task == "survival" else None)
-    recipe = options.recipe
-    if recipe is None:
+    own = options.recipe or options.pictures
+    if own is None:
         return options
-    take = Take(patient=recipe.patient or None)
-    if recipe.text.column:
-        take = replace(take, text=recipe.text.column, vocabulary=recipe.text.vocabulary, length=recipe.text.length)
-    return replace(options, labels=recipe.classes, task=recipe.task, seed=recipe.seed, take=take)
+    take = Take(patient=own.patient or None)
+    if isinstance(own, Recipe) and (text := own.text).column:
+        take = replace(take, text=text.column, vocabulary=text.vocabulary, length=text.length)
+    made = replace(options, labels=own.classes, task=own.task, seed=own.seed, take=take)
+    if isinstance(own, Recipe):
+        return made
+    return replace(made, label=None, survival=(own.label[0], own.label[1]) if own.task == "survival" else None)
 
 
 def check_paths(source: Path, out: Path, overwrite: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import numpy as np
@@ -16,7 +16,7 @@ from partitions.importing.files import Faults
 from partitions.importing.images import SampleSource, kind_of, name_of, probe, read, read_mask
 from partitions.importing.options import ImportOptions
 from partitions.importing.scans import ImageInfo
-from partitions.recipes.pictures import PictureRecipe, differences, expect, made_by
+from partitions.recipes.pictures import PictureRecipe, differences, expect, made_by, photometric_notes
 from partitions.recipes.reading import ReadOptions
 from partitions.splits import Array
 
@@ -157,3 +157,28 @@ def probe_masks(samples: Sequence[SampleSource], reading: ReadOptions) -> tuple[
         own[np.unique(mask)] = True
     assert first is not None
     return blank((len(samples), *first.shape), np.uint8), seen
+
+
+@dataclass(frozen=True)
+class NewPictures:
+    """Samples whose pictures are read one by one; ``like``: shape and type of all pictures, (n, h, w, c)."""
+
+    samples: list[SampleSource]
+    recipe: PictureRecipe
+    like: Array
+
+    def __iter__(self) -> Iterator[Array]:
+        with tqdm(total=len(self.samples), desc="pictures", unit="") as progress:
+            yield from read_pictures(self.samples, self.recipe.reading, self.like, progress)
+
+
+def new_pictures(
+    samples: Sequence[SampleSource], recipe: PictureRecipe, faults: Faults | None = None
+) -> tuple[NewPictures, tuple[str, ...]]:
+    """Return pictures to be read by a recipe, and notes. Raises DataError where they do not match the recipe."""
+    if any(sample.file is None for sample in samples):
+        raise DataError("the recipe is of pictures, and these are rows of a table")
+    good, infos = probe_all(samples, recipe.reading, faults or Faults(None))
+    like = describe(good, infos, recipe)
+    notes = (*count_notes(infos), *photometric_notes([info.acquired for info in infos], recipe.expected))
+    return NewPictures(good, recipe, like), notes

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -187,23 +188,20 @@ class ColumnReader:
 
     def add_numbers(self, cells: Sequence[str]) -> bool:
         """Take cells of numbers; return whether all but a few different ones are."""
-        kinds = np.full(len(cells), -1, np.int8)
-        values, numbers = None if self.gaps else floats_of(cells), cells
-        if values is None:
+        numbers = [cell for cell in cells if cell not in self.others] if self.others else cells
+        if (values := floats_of(numbers)) is None:
             cells = [*map(str.strip, cells)]
+            strange = [cell for cell in dict.fromkeys(cells) if cell not in self.others and not is_plain(cell)]
+            if len(strange) + len(self.others) > 2 * MOST_OTHERS:
+                return False
+            self.others |= {cell: len(self.others) + k for k, cell in enumerate(strange)}
             numbers = [cell for cell in cells if cell not in self.others]
-            known = floats_of(numbers)
-            if known is None:
-                strange = [cell for cell in dict.fromkeys(numbers) if not is_plain(cell)]
-                if len(strange) + len(self.others) > 2 * MOST_OTHERS:
-                    return False
-                self.others |= {cell: len(self.others) + k for k, cell in enumerate(strange)}
-                numbers = [cell for cell in numbers if cell not in self.others]
-                known = floats_of(numbers)
-            if known is None:
+            if (values := floats_of(numbers)) is None:
                 return False  # some have points, and some commas
-            kinds = np.fromiter((self.others.get(cell, -1) for cell in cells), np.int8, len(cells))
-            values = np.full(len(cells), np.nan)
+        kinds = np.full(len(cells), -1, np.int8)
+        if len(numbers) < len(cells):
+            kinds = np.fromiter(map(self.others.get, cells, repeat(-1)), np.int8, len(cells))
+            known, values = values, np.full(len(cells), np.nan)
             values[kinds < 0] = known
         self.values.append(values)
         self.kinds.append(kinds)
@@ -250,7 +248,7 @@ def floats_of(cells: Sequence[str]) -> Array | None:
             return None
         cells = text.replace(",", ".").split("\n")
     try:
-        values = np.fromiter(map(float, cells), np.float64, len(cells))
+        values = np.fromiter(map(float, cells), np.float64, len(cells)) + 0.0  # 0 for -0
     except ValueError:
         return None
     return values if np.abs(values).max() <= LARGEST else None

@@ -85,7 +85,9 @@ def plain_numbers(cells: Cells, column: Column, gaps: Collection[str]) -> Array 
     numbers = cells.numbers
     if column.kind != "number" or numbers is None or not numbers.fits(column.decimal, column.thousands, gaps):
         return None
-    values = numbers.values * column.factor + column.offset
+    values = numbers.values  # not copied where nothing changes
+    if (column.factor, column.offset) != (1, 0):
+        values = values * column.factor + column.offset
     low, high = column.range or (-np.inf, np.inf)
     return None if ((values < low) | (values > high)).any() else values
 

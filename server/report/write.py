@@ -12,8 +12,8 @@ from pathlib import Path
 
 from flwr.common import log
 
-from partitions.common.columns import columns
 from partitions.common.files import write_atomically
+from partitions.common.output import columns
 from partitions.manifest import describe
 from partitions.simulated import divide
 from server.report.html import between, number, percent, points

@@ -15,9 +15,9 @@ from typing import Any, Protocol, Self
 from tqdm import tqdm
 
 from client.app import app as client_app
-from partitions.common.columns import columns
 from partitions.common.errors import UserError
 from partitions.common.files import is_full
+from partitions.common.output import columns
 from partitions.simulated import names_of
 from server.app import errors_recorded, record_end
 from server.report.study import StudyResults

@@ -6,9 +6,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from partitions.common.columns import columns
 from partitions.common.names import escaped
-from partitions.common.output import output_fault
+from partitions.common.output import columns, output_fault
 from server.watch.source import WatchSource
 
 REFRESH_SECONDS = 0.5

@@ -17,9 +17,8 @@ from scans import NAMED, leaks, write_dicom, write_nifti
 from client.prediction import predict
 from client.tables.new_samples import Asked
 from partitions.importing.images import SampleSource
-from partitions.importing.new_rows import NewPictures
 from partitions.importing.scans import pseudonym
-from partitions.importing.streams import blank
+from partitions.importing.streams import NewPictures, blank
 from partitions.importing.volumes import volume
 from partitions.importing.volumes.grid import RAS
 from partitions.importing.volumes.outlines import referenced_series
