@@ -47,7 +47,6 @@ OTHERS = [(GREEN, "^"), (PURPLE, "v"), (VERMILLION, "P"), (SKY, "X"), (INK, "*")
 DASHES: list[Any] = ["-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2))]
 
 SETTINGS: Any = {
-    "svg.fonttype": "none",
     "font.size": 12.0,
     "text.color": INK,
     "axes.labelcolor": MUTED,
@@ -121,7 +120,7 @@ class Canvas:
     def svg(self, key: str, label: str) -> str:
         """Return the figure as an ``<svg>`` element. ``key``: prefix of its ids; ``label``: text for screen readers."""
         buffer = io.StringIO()
-        with matplotlib.rc_context({"svg.hashsalt": key}):
+        with matplotlib.rc_context({"svg.hashsalt": key, "svg.fonttype": "none"}):
             self.figure.savefig(
                 buffer, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
             )
