@@ -234,6 +234,7 @@ class ColumnReader:
         if self.failed:
             return Cells(self.lines, read)
         values, kinds = np.concatenate(self.values), np.concatenate(self.kinds)
+        self.values, self.kinds = [], []  # or every column is in memory twice
         own = self.sign, self.decimal, self.unclear, self.zeros, self.head
         return Cells(self.lines, read, Numbers(values, kinds, tuple(self.others), *own))
 
