@@ -22,7 +22,7 @@ from client.export import read_model
 from client.exporting.calibration import INTERVALS, SETS, bounds_of, in_words
 from client.exporting.calibration import TASKS as PROBABILITIES
 from client.exporting.model_card import Card, Scale
-from client.tables.new_samples import Asked, answers_csv, named_columns, read_asked
+from client.tables.new_samples import NewSamples, answers_csv, named_columns, read_asked
 from models.flat import FlatModel
 from models.samples import BYTE_MEAN, BYTE_STD, Samples
 from models.training import predict as logits_of
@@ -109,7 +109,7 @@ def classes_of(card: Card) -> Sequence[str]:
     return card.schema_parsed.labels or [f"class {i}" for i in range(card.classes)]
 
 
-def answer(card: Card, net: FlatModel, asked: Asked, data: str, model: str) -> ModelAnswers:
+def answer(card: Card, net: FlatModel, asked: NewSamples, data: str, model: str) -> ModelAnswers:
     """Return the model's answers for all samples, without outlines; as :func:`answers_of`."""
     return together([replace(part, outlines=()) for part in answers_of(card, net, asked, data, model)])
 
@@ -121,7 +121,7 @@ def together(parts: Sequence[ModelAnswers]) -> ModelAnswers:
     )
 
 
-def answers_of(card: Card, net: FlatModel, asked: Asked, data: str, model: str) -> Iterator[ModelAnswers]:
+def answers_of(card: Card, net: FlatModel, asked: NewSamples, data: str, model: str) -> Iterator[ModelAnswers]:
     """Yield the model's answers batch by batch, so that memory does not grow with pictures and scans.
 
     ``data`` and ``model``: their names in messages. Raises UserError if the samples do not fit the model, and DataError
@@ -150,7 +150,7 @@ def answers_of(card: Card, net: FlatModel, asked: Asked, data: str, model: str) 
         yield ModelAnswers(names, tuple(rows), drawn)
 
 
-def batches_of(asked: Asked, data: str) -> Iterator[Array]:
+def batches_of(asked: NewSamples, data: str) -> Iterator[Array]:
     """Yield the samples in batches; pictures and scans are read on demand. Raises DataError."""
     x = asked.x
     at_once = BATCH if x.ndim < 4 else max(1, min(BATCH, MOST_VALUES // math.prod(x.shape[1:])))
@@ -212,7 +212,7 @@ def check_schema(own: Schema, card: Card, data: str) -> list[int]:
 # Outlines of volumes
 
 
-def check_folder(folder: Path, asked: Asked) -> None:
+def check_folder(folder: Path, asked: NewSamples) -> None:
     """Raise UserError if outlines cannot be written to this folder, before anything is predicted."""
     if asked.pictures is None or asked.pictures.recipe.reading.volume is None:
         raise UserError(f"--masks {folder}: a folder is for volumes, which scans give; name a file that ends in .npz")
@@ -224,7 +224,7 @@ def check_folder(folder: Path, asked: Asked) -> None:
         raise UserError(str(error)) from None
 
 
-def write_outlines(folder: Path, asked: Asked, outlines: Iterable[Array], classes: Sequence[str]) -> list[str]:
+def write_outlines(folder: Path, asked: NewSamples, outlines: Iterable[Array], classes: Sequence[str]) -> list[str]:
     """Write the outlines, each (d, h, w), as 0001.nii.gz, for a series also 0001.dcm; return the NIfTI files.
 
     ``classes``: names of the classes 0, 1, .... Raises UserError, one line, also where a volume cannot be read.

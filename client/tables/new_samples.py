@@ -42,7 +42,7 @@ NUMBERED = re.compile(r"(p|y|pixels|set|low|high)_(\d+)")  # columns of the answ
 
 
 @dataclass(frozen=True)
-class Asked:
+class NewSamples:
     """The samples (n, ...), their vocabulary size, their file's schema, their keys, and notes.
 
     ``key``: the name of the column of the keys (n,): the csv's column of patients, one of KEYS, or ``index``, from 0.
@@ -57,7 +57,7 @@ class Asked:
     notes: Sequence[str] = ()
 
 
-def read_asked(data: Path, card: Card, recipe: Path | None = None, as_gaps: bool = False, key: str = "") -> Asked:
+def read_asked(data: Path, card: Card, recipe: Path | None = None, as_gaps: bool = False, key: str = "") -> NewSamples:
     """Return the samples of a data file, or of a csv, pictures or scans by the ``recipe`` or else the card's.
 
     ``key``: the key of pictures (KEYS). Raises UserError, one line.
@@ -67,7 +67,7 @@ def read_asked(data: Path, card: Card, recipe: Path | None = None, as_gaps: bool
             option = "--recipe" if recipe else "--as-gaps" if as_gaps else "--key"
             raise UserError(f"{option} is of new rows or pictures; an .npz file has gone through its recipe already")
         x, vocabulary, schema = read_samples(data)
-        return Asked(x, vocabulary, schema, [str(i) for i in range(len(x))])
+        return NewSamples(x, vocabulary, schema, [str(i) for i in range(len(x))])
     try:
         used = load_any(recipe) if recipe else recipe_of(card)
     except DataError as error:
@@ -90,7 +90,7 @@ def needs_recipe(data: Path) -> bool:
     return data.is_dir() or data.name.lower().endswith((".csv", *PICTURES)) or kind_of(data) != "picture"
 
 
-def asked_rows(data: Path, used: Recipe, as_gaps: bool) -> Asked:
+def asked_rows(data: Path, used: Recipe, as_gaps: bool) -> NewSamples:
     """Return the rows of a csv, read by a recipe. Raises UserError, one line."""
     if data.suffix.lower() != ".csv":
         raise UserError(f"{data} is no csv, and the recipe is of a table")
@@ -104,15 +104,15 @@ def asked_rows(data: Path, used: Recipe, as_gaps: bool) -> Asked:
     return replace(made, notes=[*notes, *made.notes, *[f"{without} rows of {data} have no {made.key}"] * (without > 0)])
 
 
-def asked_of(found: Found, used: Recipe) -> Asked:
+def asked_of(found: Found, used: Recipe) -> NewSamples:
     """Return the rows of a table, which a recipe has read, as samples. Raises DataError for gaps without a value."""
     x, vocabulary, notes = new_inputs(found.rows, found.table, used)
     keys = [row.key for row in found.rows] if used.patient else [str(i) for i in range(len(x))]
     schema = make_schema(used.features, (), dtype_of(x))
-    return Asked(x, vocabulary, schema, keys, used.patient or INDEX, notes=[*found.notes, *notes])
+    return NewSamples(x, vocabulary, schema, keys, used.patient or INDEX, notes=[*found.notes, *notes])
 
 
-def asked_pictures(data: Path, recipe: PictureRecipe, key: str = "") -> Asked:
+def asked_pictures(data: Path, recipe: PictureRecipe, key: str = "") -> NewSamples:
     """Return the pictures of a folder, a csv with a column ``file``, or one picture, from their headers.
 
     ``key``: one of :data:`KEYS`; "": the csv's column of patients, for DICOM files the PatientID, otherwise the file.
@@ -135,7 +135,7 @@ def asked_pictures(data: Path, recipe: PictureRecipe, key: str = "") -> Asked:
     if without := keys.count(""):
         notes = (*notes, f"{without} of {len(keys)} pictures have no {column}")
     schema = make_schema((), (), dtype_of(pictures.like))
-    return Asked(pictures.like, 0, schema, keys, column, pictures, (*found.notes, *notes))
+    return NewSamples(pictures.like, 0, schema, keys, column, pictures, (*found.notes, *notes))
 
 
 def keys_of(data: Path, samples: Sequence[SampleSource], patient: str, wanted: str) -> tuple[str, list[str]]:
@@ -199,7 +199,7 @@ def named_columns(columns: Sequence[str], labels: Sequence[str]) -> list[str]:
     ]
 
 
-def answers_csv(asked: Asked, columns: Sequence[str], rows: Sequence[Sequence[float | str]]) -> str:
+def answers_csv(asked: NewSamples, columns: Sequence[str], rows: Sequence[Sequence[float | str]]) -> str:
     """Return the answers as csv, a row for each sample."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")

@@ -68,7 +68,7 @@ class Attention(nn.Module):
         return found
 
 
-class FeedForward(nn.Module):
+class TokenMlp(nn.Module):
     """Two fully connected layers, token by token."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class TransformerBlock(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm1, self.attn = nn.LayerNorm(WIDTH, eps=1e-6), Attention()
-        self.norm2, self.mlp = nn.LayerNorm(WIDTH, eps=1e-6), FeedForward()
+        self.norm2, self.mlp = nn.LayerNorm(WIDTH, eps=1e-6), TokenMlp()
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.norm1(x))

@@ -91,7 +91,7 @@ FEATURE_PLACES = ("fed-multimodal", "fedmultimodal", "output")
 WHENCE = "make it with FedMultimodal's scripts"
 
 
-class Feature(NamedTuple):
+class FeatureEntry(NamedTuple):
     """One entry of a file of features. ``values``: float32 (steps, channels), None where the modality is missing."""
 
     key: str
@@ -176,7 +176,7 @@ def read_clients(
 
     ``single``: inputs with one step only, which become tables.
     """
-    parts: dict[str, list[Feature]] = {own: [] for own in folders}
+    parts: dict[str, list[FeatureEntry]] = {own: [] for own in folders}
     sizes = []
     for client in tqdm(clients, desc=name, unit=""):
         found = {own: read_features(name, folder / f"{client}.pkl", classes) for own, folder in folders.items()}
@@ -191,7 +191,7 @@ def read_clients(
     return together(inputs), labels, sizes
 
 
-def padded(name: str, folder: Path, features: Sequence[Feature], single: bool) -> Array:
+def padded(name: str, folder: Path, features: Sequence[FeatureEntry], single: bool) -> Array:
     """Return the features, padded with zeros, float32 (n, steps, channels), or (n, channels) for a single step."""
     there = [feature.values.shape for feature in features if feature.values is not None]
     if not there or len({channels for _, channels in there}) > 1:
@@ -206,7 +206,7 @@ def padded(name: str, folder: Path, features: Sequence[Feature], single: bool) -
     return x[:, 0] if single else x
 
 
-def read_features(name: str, path: Path, classes: int) -> list[Feature]:
+def read_features(name: str, path: Path, classes: int) -> list[FeatureEntry]:
     """Read a pickle of entries ``[key, path, label, array]`` without running its code (``pickles.py``)."""
     found = []
     try:
@@ -225,7 +225,7 @@ def read_features(name: str, path: Path, classes: int) -> list[Feature]:
                 values = np.atleast_2d(values[0] if values.ndim == 3 else values).astype(np.float32)
                 if not np.isfinite(values).all():
                     raise DataError("features have a value that is no finite number")
-            found.append(Feature(str(key), label, values))
+            found.append(FeatureEntry(str(key), label, values))
     except (OSError, ValueError) as error:
         raise DataError(f"{name}: {path} cannot be read ({error}); {WHENCE} again") from error
     return found

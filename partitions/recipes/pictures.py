@@ -36,7 +36,7 @@ from partitions.common.errors import DataError
 from partitions.common.parsed import parse_content
 from partitions.labels import TASKS
 from partitions.recipes.reading import Acquisition, ReadOptions
-from partitions.recipes.recipe import MEND, Part, Recipe, Text, check_version, loaded, one_of, parse_recipe, read
+from partitions.recipes.recipe import MEND, Recipe, RecipePart, Text, check_version, loaded, one_of, parse_recipe, read
 from partitions.recipes.toml import NO_NOTES, as_toml
 from partitions.schema import Feature, few
 
@@ -63,7 +63,7 @@ COMMENTS = {
 Millimetres = tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]]  # from .. to
 
 
-class Expected(Part):
+class Expected(RecipePart):
     """The properties of the recipe's pictures, each as a list of values; "" for a header without a value.
 
     ``pixel``, ``between``: mm of a pixel, and between slices, from .. to; None where they are not checked.
@@ -78,7 +78,7 @@ class Expected(Part):
     between: Millimetres | None = None
 
 
-class Made(Part):
+class Made(RecipePart):
     """What is made of each picture. ``shape``: (h, w, c) in a data file, or (d, h, w, 1) of a volume."""
 
     ALWAYS = ("shape", "dtype")
@@ -102,7 +102,7 @@ class Made(Part):
         return ReadOptions(size=self.shape[1] if self.resize else None, volume=volume, **voxels, **same)
 
 
-class PictureRecipe(Part):
+class PictureRecipe(RecipePart):
     """A recipe of pictures. ``questions``: what is open in a draft."""
 
     ALWAYS = ("version", "kind", "seed", "labels_by", "label", "task", "pictures", "expected")

@@ -69,7 +69,7 @@ Text = Annotated[str, Field(max_length=200)]
 Decimal = Annotated[str, one_of(".", ",")]
 
 
-class Part(Frozen):
+class RecipePart(Frozen):
     """A part of a recipe: keys have hyphens. ``ALWAYS``: fields that are written with their defaults, too."""
 
     model_config = ConfigDict(
@@ -97,10 +97,10 @@ def plain(value: Any) -> Any:
     """Return a value as TOML and JSON have it."""
     if isinstance(value, tuple):
         return [plain(own) for own in value]
-    return value.content if isinstance(value, Part) else value
+    return value.content if isinstance(value, RecipePart) else value
 
 
-class Column(Part):
+class Column(RecipePart):
     """A column of the csv. ``source``: its name there (TOML: ``from``); ``name``: its name in the data file.
 
     * Numbers: ``unit``, ``range``, ``decimal``, ``thousands``; the value is ``cell * factor + offset``.
@@ -156,7 +156,7 @@ class Column(Part):
         return (*made, Feature(tidy(f"{self.name} missing"))) if self.mark_gaps else made
 
 
-class FileFormat(Part):
+class FileFormat(RecipePart):
     """How a csv is written. ``decimal``: of labels; ``gaps``: cells that mean a missing value."""
 
     ALWAYS = ("encoding", "separator", "decimal", "gaps")
@@ -167,7 +167,7 @@ class FileFormat(Part):
     gaps: tuple[Text, ...] = ("",)
 
 
-class TextInput(Part):
+class TextInput(RecipePart):
     """A column of texts, and how they become tokens (``notes.Take``)."""
 
     ALWAYS = ("column", "vocabulary", "length")
@@ -180,7 +180,7 @@ class TextInput(Part):
 NO_TEXT = TextInput()
 
 
-class Recipe(Part):
+class Recipe(RecipePart):
     """A csv's format, the roles of columns, and its columns in the order of the data file.
 
     * ``classes``: or the names of findings or measurements, where they are not those of the columns.

@@ -18,7 +18,7 @@ from partitions.recipes.cells import date_formats, latest_of
 from partitions.recipes.draft import Asked, Evidence, Signs, evidence_of, signs_of
 from partitions.recipes.lines import Lines, cells_in
 from partitions.recipes.pipeline import shown
-from partitions.recipes.recipe import MEND, Column, FileFormat, Part, Recipe, Text, check_column, check_recipe
+from partitions.recipes.recipe import MEND, Column, FileFormat, Recipe, RecipePart, Text, check_column, check_recipe
 from partitions.recipes.toml import as_toml
 from partitions.schema import Schema, few, tidy
 
@@ -33,7 +33,7 @@ class Mapped:
     cells: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
-class Shared(Part):
+class Shared(RecipePart):
     """The section ``table``: columns without a hospital's own keys, labels, and the column of patients."""
 
     ALWAYS = ("label", "task", "columns")

@@ -148,7 +148,7 @@ def test_numbers_and_names_are_no_formulas(name: str) -> None:
 
 
 def test_patients_keys_of_a_data_file_are_guarded(exported: tuple[Path, Path]) -> None:
-    from client.tables.new_samples import Asked, answers_csv
+    from client.tables.new_samples import NewSamples, answers_csv
 
-    asked = Asked(np.zeros((2, 3)), 0, parse_schema({}), ["=HYPERLINK()", "-7"], "patient")
+    asked = NewSamples(np.zeros((2, 3)), 0, parse_schema({}), ["=HYPERLINK()", "-7"], "patient")
     assert answers_csv(asked, ["label"], [["ill"], ["well"]]) == "patient,label\n'=HYPERLINK(),ill\n-7,well\n"

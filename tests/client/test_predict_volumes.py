@@ -15,7 +15,7 @@ from PIL import Image
 from scans import NAMED, leaks, write_dicom, write_nifti
 
 from client.prediction import predict
-from client.tables.new_samples import Asked
+from client.tables.new_samples import NewSamples
 from partitions.importing.images import SampleSource
 from partitions.importing.scans import pseudonym
 from partitions.importing.streams import NewPictures, blank
@@ -158,7 +158,7 @@ def test_memory_does_not_grow_with_pictures(tmp_path, monkeypatch):
     like = blank((count, *picture.shape, 1), np.uint8)
     pictures = NewPictures(samples, PictureRecipe(pictures=made_by(like.shape[1:], "uint8", ReadOptions())), like)
     monkeypatch.setattr(predict, "MOST_VALUES", 4 * picture.size)
-    asked = Asked(like, 0, make_schema((), (), "uint8"), [""] * count, pictures=pictures)
+    asked = NewSamples(like, 0, make_schema((), (), "uint8"), [""] * count, pictures=pictures)
     tracemalloc.start()
     sizes = [(len(batch), int(batch.min())) for batch in predict.batches_of(asked, "here")]
     _, peak = tracemalloc.get_traced_memory()

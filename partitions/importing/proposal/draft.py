@@ -18,7 +18,7 @@ from partitions.importing.files import Faults
 from partitions.importing.images import probe
 from partitions.importing.options import ImportOptions
 from partitions.importing.proposal.inventory import Inventory, lines_of, take_inventory
-from partitions.importing.proposal.roles import Layout, Roles, find_layout, find_roles
+from partitions.importing.proposal.roles import Roles, SourceLayout, find_layout, find_roles
 from partitions.importing.scans import ImageInfo
 from partitions.importing.streams import count_notes
 from partitions.recipes.draft import without_cells
@@ -48,7 +48,7 @@ def propose_pictures(source: Path, options: ImportOptions) -> str:
 
 
 def infos_of(
-    layout: Layout, options: ImportOptions, found: Inventory, known: bool
+    layout: SourceLayout, options: ImportOptions, found: Inventory, known: bool
 ) -> tuple[list[ImageInfo], list[str]]:
     """Return the image infos of the samples in an import, and notes; faults are added to the inventory.
 
@@ -71,7 +71,7 @@ def infos_of(
     return infos, notes + ["until the files that do not fit are out, [expected] is of all others"] * bool(found.faults)
 
 
-def samples_of(layout: Layout, options: ImportOptions, known: bool) -> Found:
+def samples_of(layout: SourceLayout, options: ImportOptions, known: bool) -> Found:
     """Return the samples of a source, with or without their labels. Raises DataError."""
     own = replace(options, take=replace(options.take, patient=options.take.patient or None), subgroup="")
     if known:
@@ -163,7 +163,12 @@ def ask_of_scans(options: ImportOptions, found: Inventory, infos: Sequence[Image
 
 
 def written(
-    layout: Layout, options: ImportOptions, found: Inventory, recipe: PictureRecipe, roles: Roles, notes: Sequence[str]
+    layout: SourceLayout,
+    options: ImportOptions,
+    found: Inventory,
+    recipe: PictureRecipe,
+    roles: Roles,
+    notes: Sequence[str],
 ) -> str:
     """Return the draft as TOML."""
     labels = f" --labels-from {options.labels_from}" if options.labels_from else ""

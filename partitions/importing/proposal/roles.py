@@ -28,7 +28,7 @@ MOST_COLUMNS = 12  # in a question
 
 
 @dataclass(frozen=True)
-class Layout:
+class SourceLayout:
     """The layout of a source. ``kind``: ``list`` (a csv names files), ``dicom``, ``classes`` or ``loose``.
 
     * ``table``: the csv; ``files``: all files, each with its place for messages.
@@ -68,7 +68,7 @@ class Roles:
     questions: dict[str, str] = field(default_factory=dict)
 
 
-def find_layout(source: Path, options: ImportOptions) -> Layout:
+def find_layout(source: Path, options: ImportOptions) -> SourceLayout:
     """Return the layout of a source. Raises DataError."""
     table = Path(options.labels_from) if options.labels_from else None
     if source.is_file():
@@ -81,7 +81,7 @@ def find_layout(source: Path, options: ImportOptions) -> Layout:
     if holds_dicom(source):
         table = table or own
         lines = read_lines(table, options.take.separator, options.take.encoding) if table else NO_LINES
-        return Layout("dicom", source, placed, table, tuple(lines.header), lines)
+        return SourceLayout("dicom", source, placed, table, tuple(lines.header), lines)
     if table:
         raise DataError(f"--labels-from goes with a folder of DICOM files, and {source} has none")
     folders: Counter[str] = Counter()
@@ -91,19 +91,19 @@ def find_layout(source: Path, options: ImportOptions) -> Layout:
             folders[folder.name] += 1
             deeper |= path.parent != folder
             scans |= path.name.lower().endswith(NIFTI) or is_dicom(path)
-    return Layout("classes" if folders else "loose", source, placed, folders=folders, deeper=deeper, scans=scans)
+    return SourceLayout("classes" if folders else "loose", source, placed, folders=folders, deeper=deeper, scans=scans)
 
 
-def listed(table: Path, options: ImportOptions) -> Layout:
+def listed(table: Path, options: ImportOptions) -> SourceLayout:
     """Return the layout of a csv that lists files. Raises DataError where it lists none."""
     lines = read_lines(table, options.take.separator, options.take.encoding)
     if "file" not in lines.columns:
         raise DataError(f"{table} has no column file; --propose of pictures wants a folder, or a csv that lists files")
     files = [(where, table.parent / row["file"]) for where, row in lines]
-    return Layout("list", table, files, table, tuple(lines.header), lines)
+    return SourceLayout("list", table, files, table, tuple(lines.header), lines)
 
 
-def find_roles(layout: Layout, options: ImportOptions, found: Inventory) -> Roles:
+def find_roles(layout: SourceLayout, options: ImportOptions, found: Inventory) -> Roles:
     """Return labels and patients, or questions. Raises DataError or UserError for an option with a missing name."""
     roles = Roles()
     if layout.table:
@@ -118,7 +118,7 @@ def find_roles(layout: Layout, options: ImportOptions, found: Inventory) -> Role
     return roles
 
 
-def withhold_rare(layout: Layout, roles: Roles) -> None:
+def withhold_rare(layout: SourceLayout, roles: Roles) -> None:
     """Ask for all classes where some that were found are of few patients, and name none."""
     counts: Mapping[str, int] = layout.folders
     if layout.table and (label := roles.made.get("label")):
@@ -135,7 +135,7 @@ def withhold_rare(layout: Layout, roles: Roles) -> None:
 # Labels
 
 
-def labels_of_table(layout: Layout, options: ImportOptions, roles: Roles) -> None:
+def labels_of_table(layout: SourceLayout, options: ImportOptions, roles: Roles) -> None:
     """Add the label columns of a csv, or a question."""
     assert layout.table
     header, label = list(layout.header), options.survival or options.label
@@ -209,7 +209,7 @@ def labels_of_dicom(options: ImportOptions, roles: Roles, found: Inventory) -> N
         )
 
 
-def labels_of_folders(layout: Layout, options: ImportOptions, roles: Roles) -> None:
+def labels_of_folders(layout: SourceLayout, options: ImportOptions, roles: Roles) -> None:
     """Add the labels of pictures in folders."""
     roles.made["labels_by"] = "folder" if layout.kind == "classes" else "file"
     roles.reasons["labels-by"] = "folder: its name is the class; file: a csv has labels"
@@ -239,7 +239,7 @@ def labels_of_folders(layout: Layout, options: ImportOptions, roles: Roles) -> N
 # Patients
 
 
-def patients_of(layout: Layout, options: ImportOptions, roles: Roles, found: Inventory) -> None:
+def patients_of(layout: SourceLayout, options: ImportOptions, roles: Roles, found: Inventory) -> None:
     """Add what identifies patients, or a question."""
     asked = options.take.patient
     if asked is None:
@@ -261,7 +261,7 @@ def patients_of(layout: Layout, options: ImportOptions, roles: Roles, found: Inv
         )
 
 
-def patients_of_table(layout: Layout, options: ImportOptions, roles: Roles, found: Inventory) -> None:
+def patients_of_table(layout: SourceLayout, options: ImportOptions, roles: Roles, found: Inventory) -> None:
     """Add a csv's column of patients, or a question."""
     assert layout.table
     header, used = layout.header, (*roles.made.get("label", ()), "file", "split", "mask")
