@@ -137,7 +137,7 @@ def _approvals(db: sqlite3.Connection, state: Path) -> Iterator[str]:
     for file in sorted(state.glob("studies/*/approval.json")):
         protocol, approval = (file.parent / "study.toml").read_text(encoding="utf-8"), json.loads(file.read_text())
         if digest(body_of(protocol).encode()) != approval["digest"]:
-            raise ValueError(f"{file.parent.name}/study.toml is not what was approved")
+            raise SiteError(f"{file.parent.name}/study.toml is not what was approved")
         ended = file.parent / "revoked.json"
         revoked = str(json.loads(ended.read_text())["when"]) if ended.exists() else ""
         own = (str(approval[key]) for key in ("by", "when", "signer"))
@@ -153,9 +153,9 @@ def _data_files(db: sqlite3.Connection, state: Path) -> Iterator[str]:
         text, samples = file.read_text(encoding="utf-8"), file.with_suffix(".samples").read_text(encoding="utf-8")
         note = json.loads(text)
         if bound.get(file.stem) not in (None, digest(text.encode())) or digest(samples.encode()) != note["samples"]:
-            raise ValueError(f"budget/data/{file.stem}: it was changed")
+            raise SiteError(f"budget/data/{file.stem}: it was changed")
         if not lines:
-            raise ValueError("its ledger is missing; remove budget/data where no run had dp = true")
+            raise SiteError("its ledger is missing; remove budget/data where no run had dp = true")
         counts = str(note["cohort"]), int(note["records"]), note["patients"]
         db.execute(DATA_FILE, (file.stem, str(note["silo"]), *counts, " ".join(note["links"]), samples))
     yield "budget/data"

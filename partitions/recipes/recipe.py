@@ -59,7 +59,7 @@ def one_of(*allowed: str) -> Any:
 
     def check(value: str) -> str:
         if value not in allowed:
-            raise ValueError(f"must be one of {', '.join(map(repr, allowed))}")
+            raise DataError(f"must be one of {', '.join(map(repr, allowed))}")
         return value
 
     return AfterValidator(check)

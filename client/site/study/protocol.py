@@ -102,9 +102,9 @@ class ProtocolFile(Frozen):
 
     @model_validator(mode="after")
     def check_days(self) -> Self:
-        """Raise ValueError where the end is before the start."""
+        """Raise SiteError where the end is before the start."""
         if self.end < self.start:
-            raise ValueError(f"end = {self.end}: must be a day after start = {self.start}")
+            raise SiteError(f"end = {self.end}: must be a day after start = {self.start}")
         return self
 
 

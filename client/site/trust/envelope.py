@@ -81,12 +81,12 @@ def unseal(kind: str, name: str, content: str | bytes) -> tuple[dict[str, Any], 
     """Return the fields of a signed text, and its signer's fingerprint. Raises SiteError, which says what "it" is."""
     try:
         if len(content) > LARGEST:
-            raise ValueError("too long")
+            raise SiteError("too long")
         outer = json.loads(content)
         text = outer[name]
         fields = json.loads(text)
         if fields["kind"] != kind:
-            raise ValueError("another kind")
+            raise SiteError("another kind")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         what = kind.removeprefix("silofl ").rpartition(" ")[0]
         raise SiteError(f"it is no {what} ({type(error).__name__})") from None

@@ -71,7 +71,7 @@ def among(*known: str) -> AfterValidator:
 
     def check(text: str) -> str:
         if text not in known:
-            raise ValueError(f"must be one of {', '.join(known)}")
+            raise SiteError(f"must be one of {', '.join(known)}")
         return text
 
     return AfterValidator(check)

@@ -50,9 +50,9 @@ DOCKER_SECONDS = 60.0
 
 
 def check_time_text(made: str) -> str:
-    """Raise ValueError for a time that cannot be compared as text."""
+    """Raise SiteError, or ValueError, for a time that cannot be compared as text."""
     if time.strftime(TIME, time.strptime(made, TIME)) != made:
-        raise ValueError("must be a time as in 2026-11-24T09:00:00Z")
+        raise SiteError("must be a time as in 2026-11-24T09:00:00Z")
     return made
 
 
