@@ -338,6 +338,8 @@ class SiloClient(NumPyClient):
     def _keep(self, personal: Tensor, score: float | None) -> None:
         """Store the last personal model, and the best one by validation score (without validation data: the last)."""
         arrays, numbers = self.state.arrays, self.state.numbers
+        if "best_accuracy" in numbers:  # a state of 0.1
+            numbers["best_score"] = numbers.pop("best_accuracy")
         score = None if score is None or math.isnan(score) else score
         parts = personal, self.model.buffers.clone(), self.model.integers.clone()
         put_model(arrays, "personal", parts)
