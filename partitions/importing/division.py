@@ -80,9 +80,8 @@ def check_class_names(names: Sequence[str], y: Array, patients: Array) -> None:
     counts = np.bincount(np.unique(np.stack([y, patients]), axis=1)[0], minlength=len(names))
     if rare := [repr(name) for name, count in zip(names, counts.tolist(), strict=True) if count < FEWEST]:
         raise DataError(
-            f"{len(rare)} class names are of fewer than {FEWEST} patients, and names of classes leave the hospital: "
-            f"{few(rare, 4)}; correct them, or name every class of the federation, in order, with --labels A,B "
-            "(`classes` in a recipe)"
+            f"names of classes leave the hospital, and fewer than {FEWEST} patients have {few(rare, 4)}: correct them, "
+            "or name every class of the federation, in order, with --labels A,B (`classes` in a recipe)"
         )
 
 
