@@ -21,7 +21,7 @@ MOST_TOKENS = {
     "strategies": 62_600,
     "client": 79_000,
     "server": 112_700,
-    "tests": 540_300,
+    "tests": 540_400,
 }
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),

@@ -20,6 +20,7 @@ from tiny import Run, federate, random_silos, rows_of, train_replies
 from torch import Tensor, nn
 
 from client.app import app
+from client.site.terms import GIVEN, read_terms, written_terms
 from models.metrics import loss_function
 from partitions.common.errors import UserError
 from server.report.write import write_report
@@ -246,12 +247,16 @@ def test_messages_of_every_kind_count(tmp_path: Path) -> None:
     assert not app(query, oracle.context).has_error()
 
 
-def test_what_the_sites_own_process_has_counted_the_app_does_not(tmp_path: Path, monkeypatch: Any) -> None:
+def test_what_the_sites_own_process_has_counted_the_app_does_not(tmp_path: Path) -> None:
+    """It passes the terms on, under which it has checked and counted the message."""
     oracle = Oracle(tmp_path, rules(tmp_path, "max-messages = 1"))
-    monkeypatch.setenv("SILOFL_SITE_AUDITS", "1")
+    given = written_terms(read_terms(oracle.context.node_config, oracle.context.run_config))
     for _ in range(3):
+        oracle.context.node_config[GIVEN] = given
         assert not app(Message(RecordDict({}), 1, "query"), oracle.context).has_error()
-    assert not (tmp_path / "state" / "messages").exists()
+    record = Path(str(oracle.context.node_config["state-dir"]), "record.sqlite")
+    assert not record.exists()
+    assert not app(Message(RecordDict({}), 1, "query"), oracle.context).has_error() and record.exists()  # as simulated
 
 
 def test_a_report_of_runs_whose_other_metrics_stay(tmp_path: Path) -> None:
