@@ -17,6 +17,7 @@ if __name__ == "__main__":  # python -m silofl
     raise SystemExit(main())
 
 from partitions.common.errors import DataError, UserError
-from server.notebook import Model, Plot, Run, load_run
+from server.notebook import LoadedModel as Model
+from server.notebook import Plot, Run, load_run
 
 __all__ = ["DataError", "Model", "Plot", "Run", "UserError", "load_run"]

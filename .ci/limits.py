@@ -87,6 +87,17 @@ def tokens(path: Path) -> int:
     return count
 
 
+def class_names() -> Iterator[str]:
+    """Each class whose name another class of the tree has."""
+    places: dict[str, str] = {}
+    for path in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                place = f"{path.relative_to(ROOT).as_posix()}:{node.lineno}"
+                if (other := places.setdefault(node.name, place)) != place:
+                    yield f"{place}: {node.name} is a class of {other}, too: one of them needs another name"
+
+
 def words() -> Iterator[str]:
     """Each place in code and documents with a word of :data:`WORDS`."""
     # A word behind a quotation mark is a value: `--signed-by "nobody"`.
@@ -124,6 +135,6 @@ def _statements(node: ast.AST) -> Iterator[ast.AST]:
 
 
 if __name__ == "__main__":
-    found = [*sizes(), *beyond(), *words()]
-    print("\n".join(found) or "sizes and words are within the limits")
+    found = [*sizes(), *beyond(), *class_names(), *words()]
+    print("\n".join(found) or "sizes, names and words are within the limits")
     sys.exit(bool(found))

@@ -127,7 +127,7 @@ class Run:
         strategy: str | None = None,
         seed: int | None = None,
         round: int | None = None,
-    ) -> Model:
+    ) -> LoadedModel:
         """Return a silo's model, or without a silo the shared model, as ``silofl export`` saves it.
 
         ``which``: ``reported`` (default: the model whose score the report shows), ``best`` or ``last``. A silo's models
@@ -142,7 +142,7 @@ class Run:
             card = export_model(self.path, silo, which or "reported", file, strategy, seed, round=round)
         else:
             card = export_shared(self.path, file, strategy, seed, round)
-        return Model(file, folder, card.model.name)
+        return LoadedModel(file, folder, card.model.name)
 
     def plot_rounds(self, part: str = "validation") -> Plot:
         """Return a plot of the mean score over silos by round: per method the mean of its seeds, and their range."""
@@ -178,7 +178,7 @@ class Run:
         return f"<silofl run {self.path}: {', '.join(self._study.methods) or 'no results yet'}>"
 
 
-class Model:
+class LoadedModel:
     """An exported model. ``card``: its model card; ``module``: the network with its weights, in evaluation mode."""
 
     def __init__(self, file: Path, folder: tempfile.TemporaryDirectory[str] | None = None, network: str = "") -> None:
