@@ -296,6 +296,8 @@ def collect(source: Path, found: Found, options: ImportOptions) -> Collected:
         recipe = with_fills(recipe, fit(found.table, recipe, places == "train"))
         x, vocabulary, more = read_inputs(samples, transform(found.table, recipe), take)
         notes, gaps = (*notes, *more), gaps_of(found.table, recipe)
+        for column in list(found.table):  # or its cells stay in memory beside the inputs
+            del found.table[column]
     if task == "segmentation" and y.shape != x.shape[:-1]:
         raise DataError(f"masks are {y.shape[1:]}, their pictures {x.shape[1:-1]}")
     check_names(sample.subgroup for sample in samples)
