@@ -32,9 +32,12 @@ VAL_SHARE_GIVEN = 0.15  # of the training samples, where train and test are give
 
 def number_patients(samples: Sequence[SampleSource]) -> Array:
     """Number the samples' patients, int64 (n,), in order of appearance. A sample without one gets its own number."""
-    patient = [sample.patient or f"\0{i}" for i, sample in enumerate(samples)]
-    number = {name: i for i, name in enumerate(dict.fromkeys(patient))}
-    return np.array([number[name] for name in patient], np.int64)
+    number: dict[str, int] = {}
+    patients, count = np.empty(len(samples), np.int64), 0
+    for i, sample in enumerate(samples):
+        patients[i] = number.setdefault(sample.patient, count) if sample.patient else count
+        count += int(patients[i] == count)
+    return patients
 
 
 def patient_notes(samples: Sequence[SampleSource], asked: str | None) -> tuple[str, ...]:
@@ -109,7 +112,8 @@ def assign_splits(samples: Sequence[SampleSource], patients: Array, present: Arr
     if given.any() and not given.all():
         sample = samples[int(np.flatnonzero(given == "")[0])]
         raise DataError(f"{sample.where} has no split, others have; name one for every sample, or for none")
-    if twice := len({*zip(patients.tolist(), given.tolist(), strict=True)}) - len(np.unique(patients)):
+    names, codes = np.unique(given, return_inverse=True)
+    if twice := len(np.unique(patients * len(names) + codes)) - len(np.unique(patients)):
         raise DataError(f"{twice} patients are in more than one split; put all of a patient's samples into one")
     rng = np.random.default_rng(seed)
     splits = given.astype("<U5") if given.any() else np.full(len(samples), "train", "<U5")
