@@ -7,6 +7,7 @@ array of numbers instead: its cells are read from the file again in the rare cas
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -146,8 +147,7 @@ class ColumnReader:
         self.code: dict[str, int] = {}  # of each cell as it is written
         self.different: dict[str, int] = {}
         self.codes: list[Array] = []
-        self.values: list[Array] = []
-        self.kinds: list[Array] = []
+        self.values, self.kinds = array("d"), array("b")  # which grow in place: blocks would be in memory twice
         self.others = {gap: k for k, gap in enumerate(self.gaps)}
         self.sign, self.zeros, self.head = "", False, list[str]()
         self.decimal: tuple[int, str] | None = None
@@ -184,7 +184,7 @@ class ColumnReader:
             self.head = [different[code] for code in codes[:HEAD].tolist()]
             self.code, self.different, self.codes = {}, {}, []
         else:
-            self.values, self.kinds = [], []
+            self.values, self.kinds = array("d"), array("b")
 
     def add_numbers(self, cells: Sequence[str]) -> bool:
         """Take cells of numbers; return whether all but a few different ones are."""
@@ -203,8 +203,8 @@ class ColumnReader:
             kinds = np.fromiter(map(self.others.get, cells, repeat(-1)), np.int8, len(cells))
             known, values = values, np.full(len(cells), np.nan)
             values[kinds < 0] = known
-        self.values.append(values)
-        self.kinds.append(kinds)
+        self.values.frombytes(values.tobytes())
+        self.kinds.frombytes(kinds.tobytes())
         return self.look_at(numbers, np.flatnonzero(kinds < 0))
 
     def look_at(self, cells: Sequence[str], places: Array) -> bool:
@@ -233,8 +233,7 @@ class ColumnReader:
             return Cells(self.lines, lambda: coded)
         if self.failed:
             return Cells(self.lines, read)
-        values, kinds = np.concatenate(self.values), np.concatenate(self.kinds)
-        self.values, self.kinds = [], []  # or every column is in memory twice
+        values, kinds = np.frombuffer(self.values), np.frombuffer(self.kinds, np.int8)
         own = self.sign, self.decimal, self.unclear, self.zeros, self.head
         return Cells(self.lines, read, Numbers(values, kinds, tuple(self.others), *own))
 
