@@ -17,7 +17,7 @@ MOST_MODULES, MOST_LINES, MOST_FUNCTION_LINES = 16, 400, 50
 # goes, and raised only in a commit that says why.
 MOST_TOKENS = {
     "models": 44_500,
-    "partitions": 91_800,
+    "partitions": 91_900,
     "strategies": 62_600,
     "client": 79_000,
     "server": 112_700,
