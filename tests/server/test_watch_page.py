@@ -141,7 +141,7 @@ def test_a_page_of_another_site_reads_nothing(page: chromium.Page, run: Path, tm
         for mode in ("cors", "no-cors"):
             script = f"fetch({json.dumps(address + 'metrics')}, {{mode: '{mode}'}}).then(r => r.text(), e => 'no')"
             assert page.value(script) in ("no", "")
-        assert row_text(page, "a")
+        page.until(row("a"))
 
 
 def row_text(page: chromium.Page, name: str) -> Any:
