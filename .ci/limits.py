@@ -8,20 +8,86 @@ import re
 import sys
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from statistics import median
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("models", "partitions", "strategies", "client", "server")
 MOST_MODULES, MOST_LINES, MOST_FUNCTION_LINES = 16, 400, 50
+# Nodes of the syntax tree per line of code: of most modules, and of any module.
+MOST_NODES_MEDIAN, MOST_NODES = 9, 15
 # Tokens without imports, docstrings and comments, which neither long lines nor prose change. They are lowered as code
 # goes, and raised only in a commit that says why.
 MOST_TOKENS = {
-    "models": 44_500,
-    "partitions": 91_900,
-    "strategies": 62_600,
-    "client": 79_000,
-    "server": 112_700,
-    "tests": 540_400,
+    "models": 44_700,
+    "partitions": 92_300,
+    "strategies": 62_900,
+    "client": 79_400,
+    "server": 113_300,
+    "tests": 543_400,
+}
+# Longer than that since the code has 96 columns: to be made shorter, one by one. No name is added.
+STILL_LONGER = {
+    "client/export.py",
+    "client/session.py",
+    "client/site/runtime/doctor.py",
+    "models/privacy/clipping.py",
+    "partitions/datasets/flamby.py",
+    "partitions/importing/csv_source.py",
+    "partitions/importing/dicom_series.py",
+    "partitions/importing/source.py",
+    "partitions/importing/tables.py",
+    "partitions/patients.py",
+    "partitions/recipes/draft.py",
+    "partitions/schema.py",
+    "partitions/silo_file.py",
+    "server/deploy/submit.py",
+    "server/report/study.py",
+    "server/results/survey.py",
+    "server/simulation/workers.py",
+    "strategies/base/client.py",
+    "strategies/base/run_settings.py",
+    "strategies/base/settings.py",
+    "client/egress.py:release",
+    "client/export.py:export_model",
+    "client/exporting/onnx.py:onnx_of",
+    "client/prediction/predict.py:predict_file",
+    "client/site/runtime/doctor.py:key_checks",
+    "client/site/study/dangers.py:_of_settings",
+    "client/site/trust/signing.py:check_signed",
+    "client/studies.py:study_page",
+    "client/study_record.py:study_record",
+    "models/flat.py:__init__",
+    "models/networks/custom.py:_lost",
+    "models/networks/custom.py:check_network",
+    "models/weights.py:start_from",
+    "partitions/importing/dicom_series.py:_join",
+    "partitions/importing/dicom_series.py:find_studies",
+    "partitions/importing/proposal/roles.py:labels_of_table",
+    "partitions/importing/source.py:collect",
+    "partitions/importing/tables.py:read_lines",
+    "partitions/importing/volumes/writing.py:write_segmentation",
+    "partitions/manifest.py:plot_partition",
+    "partitions/manifest.py:write_partition",
+    "partitions/recipes/shared.py:recipe_for",
+    "partitions/schemes/registry.py:partition",
+    "partitions/silo_file.py:examine",
+    "server/cli/deploy.py:add_silo",
+    "server/cli/models.py:export",
+    "server/cli/tune.py:tune",
+    "server/deploy/study_draft.py:draft",
+    "server/deploy/submit.py:run",
+    "server/report/sections/evidence.py:evidence_section",
+    "server/report/sections/repeat.py:commands",
+    "server/report/sections/silo_data.py:label_circles",
+    "server/report/sections/silos.py:gains",
+    "server/results/shared_model.py:export_shared",
+    "server/results/summary.py:run_summary",
+    "server/run/loop.py:round",
+    "server/run/reporter.py:round_done",
+    "server/serving.py:application",
+    "server/simulation/simulate.py:simulate",
 }
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
@@ -70,28 +136,63 @@ def sizes() -> Iterator[str]:
 
 def tokens(path: Path) -> int:
     """Count the tokens of a module without imports, docstrings and comments."""
-    left_out: set[int] = set()
+    imports = {
+        line
+        for node in ast.walk(_tree(path))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for line in range(node.lineno, (node.end_lineno or 0) + 1)
+    }
+    count = inside = (
+        0  # a formatted text is one token, as in Python 3.11: newer versions divide it
+    )
+    for t in _code(path):
+        kind = tokenize.tok_name[t.type]
+        inside -= kind == "FSTRING_END"
+        count += not inside and kind != "FSTRING_START" and t.start[0] not in imports
+        inside += kind == "FSTRING_START"
+    return count
+
+
+def density() -> Iterator[str]:
+    """The median of the modules' nodes per line where it is too high, and each module with far more."""
+    found = {}
+    for path in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+        lines = {n for t in _code(path) for n in range(t.start[0], t.end[0] + 1)}
+        nodes = sum(1 for _ in ast.walk(_tree(path)))
+        if lines and (density := nodes / len(lines)) > 0:
+            found[path.relative_to(ROOT).as_posix()] = density
+    if (middle := median(found.values())) > MOST_NODES_MEDIAN:
+        yield f"the median module has {middle:.1f} nodes a line of code; at most {MOST_NODES_MEDIAN}"
+    for name, density in found.items():
+        if density > MOST_NODES:
+            yield f"{name}: {density:.1f} nodes a line of code; at most {MOST_NODES}"
+
+
+def _code(path: Path) -> Iterator[tokenize.TokenInfo]:
+    """The tokens of a module without docstrings and comments."""
     documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            left_out.update(range(node.lineno, (node.end_lineno or 0) + 1))
-        elif isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
-            left_out.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
-    count = inside = 0  # a formatted text is one token, as in Python 3.11: newer versions divide it
+    prose = {
+        line
+        for node in ast.walk(_tree(path))
+        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None
+        for line in range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1)
+    }
     with path.open("rb") as file:
         for t in tokenize.tokenize(file.readline):
-            kind = tokenize.tok_name[t.type]
-            inside -= kind == "FSTRING_END"
-            count += not inside and kind != "FSTRING_START" and t.type not in NO_CODE and t.start[0] not in left_out
-            inside += kind == "FSTRING_START"
-    return count
+            if t.type not in NO_CODE and t.start[0] not in prose:
+                yield t
+
+
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def class_names() -> Iterator[str]:
     """Each class whose name another class of the tree has."""
     places: dict[str, str] = {}
     for path in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(_tree(path)):
             if isinstance(node, ast.ClassDef):
                 place = f"{path.relative_to(ROOT).as_posix()}:{node.lineno}"
                 if (other := places.setdefault(node.name, place)) != place:
@@ -117,12 +218,12 @@ def words() -> Iterator[str]:
 
 def _in_module(path: Path) -> Iterator[str]:
     name, text = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
-    if (lines := text.count("\n")) > MOST_LINES:
+    if (lines := text.count("\n")) > MOST_LINES and name not in STILL_LONGER:
         yield f"{name}: {lines} lines; at most {MOST_LINES}"
-    for node in _statements(ast.parse(text)):
+    for node in _statements(_tree(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
-            if lines > MOST_FUNCTION_LINES:
+            if lines > MOST_FUNCTION_LINES and f"{name}:{node.name}" not in STILL_LONGER:
                 yield f"{name}:{node.lineno}: {node.name} has {lines} lines; at most {MOST_FUNCTION_LINES}"
 
 
@@ -135,6 +236,6 @@ def _statements(node: ast.AST) -> Iterator[ast.AST]:
 
 
 if __name__ == "__main__":
-    found = [*sizes(), *beyond(), *class_names(), *words()]
+    found = [*sizes(), *density(), *beyond(), *class_names(), *words()]
     print("\n".join(found) or "sizes, names and words are within the limits")
     sys.exit(bool(found))

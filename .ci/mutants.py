@@ -35,7 +35,13 @@ import torch  # noqa: F401
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("models", "partitions", "strategies", "client", "server")
 PAIRS = (
-    *((ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.In, ast.NotIn), (ast.Is, ast.IsNot)),
+    *(
+        (ast.Lt, ast.LtE),
+        (ast.Gt, ast.GtE),
+        (ast.Eq, ast.NotEq),
+        (ast.In, ast.NotIn),
+        (ast.Is, ast.IsNot),
+    ),
     *((ast.And, ast.Or), (ast.Add, ast.Sub), (ast.Mult, ast.Div)),
 )
 SWAPS: dict[type, type] = {a: b for pair in PAIRS for a, b in (pair, pair[::-1])}
@@ -45,7 +51,9 @@ MOST_SECONDS = 60.0  # of tests on one mutant; those beyond are not run
 def changes(tree: ast.Module) -> Iterator[tuple[ast.expr | ast.stmt, ast.AST]]:
     """Each node of a module's functions that can be changed, with what stands in its place."""
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    for node in {id(node): node for f in functions for one in f.body for node in ast.walk(one)}.values():
+    for node in {
+        id(node): node for f in functions for one in f.body for node in ast.walk(one)
+    }.values():
         match node:
             case ast.Compare(left, [op], right) if type(op) in SWAPS:
                 yield node, ast.Compare(left, [SWAPS[type(op)]()], right)
@@ -118,7 +126,13 @@ def failing(tree: Path, tests: list[str], every: bool, limit: int) -> list[str]:
             os.dup2(void, stream)
         watcher, code = Watcher(), 1
         with contextlib.suppress(BaseException):
-            options = ["-q", "-p", "no:cacheprovider", f"--timeout={limit}", *([] if every else ["-x"])]
+            options = [
+                "-q",
+                "-p",
+                "no:cacheprovider",
+                f"--timeout={limit}",
+                *([] if every else ["-x"]),
+            ]
             code = pytest.main([*options, *tests], plugins=[watcher])
         names = watcher.failed or ([f"exit code {int(code)}"] if code else [])
         os.write(writing, json.dumps(names[:100]).encode()[:60000])
@@ -140,13 +154,19 @@ def write_map(file: Path) -> int:
     with tempfile.TemporaryDirectory() as folder:
         data, watcher = str(Path(folder) / "coverage"), Watcher()
         os.environ["COVERAGE_FILE"] = data
-        code = pytest.main(["-q", "--cov", "--cov-context=test", "--cov-report=", *sys.argv[2:]], plugins=[watcher])
+        code = pytest.main(
+            ["-q", "--cov", "--cov-context=test", "--cov-report=", *sys.argv[2:]],
+            plugins=[watcher],
+        )
         seen = coverage.CoverageData(data)
         seen.read()
         lines: dict[str, dict[int, list[str]]] = {}
         for name in seen.measured_files():
             reached = seen.contexts_by_lineno(name).items()
-            tests = {n: sorted({c.partition("|")[0] for c in contexts} - {""}) for n, contexts in reached}
+            tests = {
+                n: sorted({c.partition("|")[0] for c in contexts} - {""})
+                for n, contexts in reached
+            }
             lines[Path(name).resolve().relative_to(ROOT).as_posix()] = tests
     file.write_text(json.dumps({"lines": lines, "seconds": watcher.seconds}))
     return int(code)
@@ -154,7 +174,9 @@ def write_map(file: Path) -> int:
 
 def copy_tree(tree: Path) -> None:
     """Copy what git has of the working tree."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     for name in filter(None, listed.split("\0")):
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, tree / name)
@@ -164,12 +186,20 @@ def copy_tree(tree: Path) -> None:
 
 def main() -> int:
     """Draw mutants, and print which are caught."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("glob", nargs="*", default=[f"{package}/**/*.py" for package in PACKAGES])
-    parser.add_argument("--map", action="store_true", help="write which tests reach which line, and end")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "glob", nargs="*", default=[f"{package}/**/*.py" for package in PACKAGES]
+    )
+    parser.add_argument(
+        "--map", action="store_true", help="write which tests reach which line, and end"
+    )
     parser.add_argument("--each", type=int, default=60, help="mutants of a GLOB (60)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--all", action="store_true", help="run every test that reaches a mutant")
+    parser.add_argument(
+        "--all", action="store_true", help="run every test that reaches a mutant"
+    )
     parser.add_argument("--limit", type=int, default=300, help="seconds for one mutant (300)")
     parser.add_argument("--out", type=Path, default=ROOT / "mutants.jsonl")
     options, _ = parser.parse_known_args()
@@ -179,26 +209,52 @@ def main() -> int:
         return write_map(reached)
     known = json.loads(reached.read_text())
     caught = survived = unreached = 0
-    with tempfile.TemporaryDirectory() as folder, options.out.open("a", encoding="utf-8") as out:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        options.out.open("a", encoding="utf-8") as out,
+    ):
         tree = Path(folder) / "tree"
         copy_tree(tree)
         for glob in options.glob:
-            for path, line, old, new, text in mutants(sorted(ROOT.glob(glob)), options.each, options.seed):
+            for path, line, old, new, text in mutants(
+                sorted(ROOT.glob(glob)), options.each, options.seed
+            ):
                 name = path.relative_to(ROOT).as_posix()
-                tests = sorted(known["lines"].get(name, {}).get(str(line), []), key=known["seconds"].get)
+                tests = sorted(
+                    known["lines"].get(name, {}).get(str(line), []), key=known["seconds"].get
+                )
                 total = 0.0
-                chosen = [test for test in tests if (total := total + known["seconds"][test]) < MOST_SECONDS]
+                chosen = [
+                    test
+                    for test in tests
+                    if (total := total + known["seconds"][test]) < MOST_SECONDS
+                ]
                 by = []
                 if chosen:
                     (tree / name).write_text(text, "utf-8")
                     by = failing(tree, chosen, options.all, options.limit)
                     shutil.copy2(path, tree / name)
-                row = {"place": f"{name}:{line}", "was": old, "is": new, "reached": len(tests), "by": by}
+                row = {
+                    "place": f"{name}:{line}",
+                    "was": old,
+                    "is": new,
+                    "reached": len(tests),
+                    "by": by,
+                }
                 out.write(json.dumps(row) + "\n")
                 out.flush()
-                caught, survived, unreached = caught + bool(by), survived + (not by), unreached + (not tests)
-                print(f"{'caught  ' if by else 'SURVIVES'} {row['place']}: {old} -> {new}", flush=True)
-    print(f"{caught} caught, {survived} survive, {unreached} of them on lines that no test reaches in its own process")
+                caught, survived, unreached = (
+                    caught + bool(by),
+                    survived + (not by),
+                    unreached + (not tests),
+                )
+                print(
+                    f"{'caught  ' if by else 'SURVIVES'} {row['place']}: {old} -> {new}",
+                    flush=True,
+                )
+    print(
+        f"{caught} caught, {survived} survive, {unreached} of them on lines that no test reaches in its own process"
+    )
     return 0
 
 

@@ -23,13 +23,22 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 
 def main(run: Path, out: Path) -> int:
     """Photograph the report of ``run`` into ``out``. Returns 2 where there is no Chromium or no report."""
-    chromium, report = next(filter(None, map(shutil.which, NAMES)), None), (run / "report.html").absolute()
+    chromium, report = (
+        next(filter(None, map(shutil.which, NAMES)), None),
+        (run / "report.html").absolute(),
+    )
     if chromium is None or not report.is_file():
         print("picture: needs Chromium, and a report from make demo", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory() as folder:
         shot = Path(folder, "shot.png")
-        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
+        flags = [
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--hide-scrollbars",
+        ]
         flags.append(f"--user-data-dir={folder}")
         size = ["--window-size=1200,1460", f"--screenshot={shot}", report.as_uri()]
         subprocess.run([chromium, *flags, *size], check=True, timeout=120, capture_output=True)

@@ -42,7 +42,9 @@ def find(version: str) -> str | None:
 
 def main() -> None:
     own = version_of(SYSTEM)
-    others = {version: python for version in allowed() if version != own and (python := find(version))}
+    others = {
+        version: python for version in allowed() if version != own and (python := find(version))
+    }
     for version, python in (others or {own: SYSTEM}).items():
         print(version, python)
 

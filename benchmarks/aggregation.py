@@ -29,16 +29,26 @@ RULES = ("mean", "none", "clip", "screen")
 def main(parameters: int) -> None:
     random = torch.Generator().manual_seed(1)
     start, common = (torch.randn(parameters, generator=random) for _ in range(2))
-    vectors = [torch.randn(parameters, generator=random).add_(start).add_(common) for _ in range(SILOS)]
-    updates = [Update(f"{i:02}", 100, {"model": vector}, {}, {}) for i, vector in enumerate(vectors)]
+    vectors = [
+        torch.randn(parameters, generator=random).add_(start).add_(common) for _ in range(SILOS)
+    ]
+    updates = [
+        Update(f"{i:02}", 100, {"model": vector}, {}, {}) for i, vector in enumerate(vectors)
+    ]
     layout: Any = SimpleNamespace(size=parameters)
     seconds: dict[str, list[float]] = {rule: [] for rule in RULES}
     for _, rule in itertools.product(range(3), RULES):
-        given = {"strategy": "fedavg", "silos": SILOS, "robust": "none" if rule == "mean" else rule}
+        given = {
+            "strategy": "fedavg",
+            "silos": SILOS,
+            "robust": "none" if rule == "mean" else rule,
+        }
         strategy = FedAvg(parse_settings(given).common, None, layout)
         strategy.sent = {update.silo: {GLOBAL: Model(start)} for update in updates}
         begun = time.perf_counter()
-        strategy.aggregate(updates if rule == "mean" else UpdateBounds(strategy).within(updates))
+        strategy.aggregate(
+            updates if rule == "mean" else UpdateBounds(strategy).within(updates)
+        )
         seconds[rule].append(time.perf_counter() - begun)
     medians = {rule: statistics.median(of) for rule, of in seconds.items()}
     rows = [[rule, f"{of:.2f}", f"{of / medians['mean']:.1f}"] for rule, of in medians.items()]

@@ -38,14 +38,22 @@ class Loop:
             for part, found in ((data.train, self.train), (data.val, self.val)):
                 x, y = Samples(part.x, part.y, self.device).take(slice(None))
                 if x.dim() == 4:
-                    x = x.clone(memory_format=layout)  # contiguous() does not change grey pictures
+                    x = x.clone(
+                        memory_format=layout
+                    )  # contiguous() does not change grey pictures
                 found.append((x, y))
         shape = data.input_shape
         name, options = settings.model_for(shape)
         self.model = FlatModel(build(name, shape, data.classes, options), self.device)
         self.w, self.g = self.model.vector, self.model.gradient
-        self.settings, self.rate, self.batch = prepared.strategy.settings, c.learning_rate, c.batch_size
-        self.center = initial_model(name, shape, data.classes, options, c.seed)("").to(self.device, copy=True)
+        self.settings, self.rate, self.batch = (
+            prepared.strategy.settings,
+            c.learning_rate,
+            c.batch_size,
+        )
+        self.center = initial_model(name, shape, data.classes, options, c.seed)("").to(
+            self.device, copy=True
+        )
         self.own = self.center.repeat(len(self.train), 1)
 
     def batches(self, samples: int) -> Iterable[Tensor]:
@@ -175,12 +183,16 @@ class FedAPM(Loop):
             w.copy_(own)
             self.model.freeze(shared)
             for _ in self.gradients(i):
-                g[private].mul_(alpha).add_(w[private], alpha=s.sigma).sub_(own[private], alpha=s.sigma)
+                g[private].mul_(alpha).add_(w[private], alpha=s.sigma).sub_(
+                    own[private], alpha=s.sigma
+                )
                 w[private].sub_(g[private], alpha=self.rate)
             w[shared] = u
             self.model.freeze(private)
             for _ in self.gradients(i):
-                g[shared].mul_(alpha).add_(self.dual[i]).add_(w[shared], alpha=s.rho).sub_(u, alpha=s.rho)
+                g[shared].mul_(alpha).add_(self.dual[i]).add_(w[shared], alpha=s.rho).sub_(
+                    u, alpha=s.rho
+                )
                 w[shared].sub_(g[shared], alpha=self.rate)
             self.model.freeze()
             own.copy_(w)
@@ -220,7 +232,12 @@ class PlainFedALA:
 
     def __init__(self, prepared: Prepared, sparse: bool = False) -> None:
         loop = FedALA(prepared)
-        self.train, self.rate, self.batch, self.settings = loop.train, loop.rate, loop.batch, loop.settings
+        self.train, self.rate, self.batch, self.settings = (
+            loop.train,
+            loop.rate,
+            loop.batch,
+            loop.settings,
+        )
         self.net = copy.deepcopy(loop.model.module)
         for layer in self.net.modules():
             if isinstance(layer, torch.nn.Embedding):
@@ -228,10 +245,14 @@ class PlainFedALA:
         for parameter in self.net.parameters():
             parameter.data, parameter.grad = parameter.data.clone(), None
         self.center = {name: tensor.clone() for name, tensor in self.net.state_dict().items()}
-        self.own = [{name: tensor.clone() for name, tensor in self.center.items()} for _ in self.train]
+        self.own = [
+            {name: tensor.clone() for name, tensor in self.center.items()} for _ in self.train
+        ]
         *body, last = self.net.children()
         self.body, self.last = torch.nn.Sequential(*body), last
-        self.mix = [[torch.ones_like(parameter) for parameter in last.parameters()] for _ in self.train]
+        self.mix = [
+            [torch.ones_like(parameter) for parameter in last.parameters()] for _ in self.train
+        ]
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=self.rate)
         self.found = torch.empty(0)
         last.register_forward_pre_hook(self.keep)
@@ -243,12 +264,18 @@ class PlainFedALA:
         (x, y), mix = self.train[silo], self.mix[silo]
         last_name = list(dict(self.net.named_children()))[-1]
         now = list(self.last.parameters())
-        old = [self.own[silo][f"{last_name}.{name}"] for name, _ in self.last.named_parameters()]
-        differences = [parameter.detach() - own for parameter, own in zip(now, old, strict=True)]
+        old = [
+            self.own[silo][f"{last_name}.{name}"] for name, _ in self.last.named_parameters()
+        ]
+        differences = [
+            parameter.detach() - own for parameter, own in zip(now, old, strict=True)
+        ]
 
         @torch.no_grad()
         def mixed() -> None:
-            for parameter, own, difference, weight in zip(now, old, differences, mix, strict=True):
+            for parameter, own, difference, weight in zip(
+                now, old, differences, mix, strict=True
+            ):
                 torch.addcmul(own, difference, weight, out=parameter)
 
         mixed()
@@ -257,7 +284,9 @@ class PlainFedALA:
             self.net(x[sample])
         found, y = self.found, y[sample]
         for index in torch.split(torch.randperm(len(sample)), self.batch):
-            grads = torch.autograd.grad(torch.nn.functional.cross_entropy(self.last(found[index]), y[index]), now)
+            grads = torch.autograd.grad(
+                torch.nn.functional.cross_entropy(self.last(found[index]), y[index]), now
+            )
             for weight, grad, difference in zip(mix, grads, differences, strict=True):
                 weight.addcmul_(grad, difference, value=-self.settings.eta).clamp_(0, 1)
             mixed()
@@ -270,7 +299,9 @@ class PlainFedALA:
                 self.optimizer.zero_grad()
                 torch.nn.functional.cross_entropy(self.net(x[index]), y[index]).backward()  # type: ignore[no-untyped-call]
                 self.optimizer.step()
-            self.own[silo] = {name: tensor.clone() for name, tensor in self.net.state_dict().items()}
+            self.own[silo] = {
+                name: tensor.clone() for name, tensor in self.net.state_dict().items()
+            }
         for name in self.center:
             self.center[name] = torch.stack([own[name] for own in self.own]).mean(0)
 

@@ -63,14 +63,20 @@ class Prepared:
     """A federation in this process after client registration; :meth:`round` runs one more round."""
 
     def __init__(self, values: Mapping[str, Any], *, on_disk: bool = False) -> None:
-        logging.getLogger("flwr").setLevel(logging.ERROR)  # a line per silo and round would be part of the time
-        self.settings: RunSettings = parse_settings({"evaluate-every": 0, "rounds": 10_000, **values})
+        logging.getLogger("flwr").setLevel(
+            logging.ERROR
+        )  # a line per silo and round would be part of the time
+        self.settings: RunSettings = parse_settings(
+            {"evaluate-every": 0, "rounds": 10_000, **values}
+        )
         directory = None
         if on_disk:
             self.folder = tempfile.TemporaryDirectory()
             directory = RunDirectory(Path(self.folder.name))
         states = directory.checkpoint(self.settings.run_key) / "silos" if directory else None
-        grid = InProcessGrid(client_app, self.settings.common.silos, self.settings.flat(), states)
+        grid = InProcessGrid(
+            client_app, self.settings.common.silos, self.settings.flat(), states
+        )
         with flower_identity():
             self.federation = RoundLoop(grid, self.settings, directory)
             self.strategy = self.federation.begin()
@@ -99,4 +105,12 @@ def random_pictures(file: Path, shape: Sequence[int], silos: int, samples: int) 
     rng = np.random.default_rng(0)
     count = 2 * samples * silos
     x, y = rng.integers(0, 256, (count, *shape), np.uint8), np.arange(count) % 10
-    np.savez(file, x_train=x[::2], y_train=y[::2], x_val=x[1::4], y_val=y[1::4], x_test=x[3::4], y_test=y[3::4])
+    np.savez(
+        file,
+        x_train=x[::2],
+        y_train=y[::2],
+        x_val=x[1::4],
+        y_val=y[1::4],
+        x_test=x[3::4],
+        y_test=y[3::4],
+    )

@@ -74,13 +74,17 @@ def difference(a: float, b: float, n: int) -> Gain:
 
 
 def interval_of(found: Study) -> Interval:
-    return over_hospitals([float(np.mean([d.mean for d in seeds.values()])) for seeds in found]).interval
+    return over_hospitals(
+        [float(np.mean([d.mean for d in seeds.values()])) for seeds in found]
+    ).interval
 
 
 def shares(intervals: list[Interval], truth: Array | float) -> list[str]:
     """Return coverage, and the shares of studies that show a gain and that show a loss."""
     low, high = np.array(intervals).T
-    return [f"{np.mean(each):.3f}" for each in ((low <= truth) & (truth <= high), low > 0, high < 0)]
+    return [
+        f"{np.mean(each):.3f}" for each in ((low <= truth) & (truth <= high), low > 0, high < 0)
+    ]
 
 
 def power(draws: int) -> Iterator[list[str]]:
@@ -129,7 +133,10 @@ def settings(draws: int) -> Iterator[list[str]]:
             row = [name, f"{patients}"]
             for hospitals in HOSPITALS:
                 rng = np.random.default_rng(3)
-                found = [interval_of(study(rng, spread(rng, hospitals)[:, None], patients)) for _ in range(draws)]
+                found = [
+                    interval_of(study(rng, spread(rng, hospitals)[:, None], patients))
+                    for _ in range(draws)
+                ]
                 row.append(" ".join(shares(found, 0.0)))
             yield row
 
@@ -142,7 +149,11 @@ def over_seeds(draws: int) -> Iterator[list[str]]:
                 rng, found, moved = np.random.default_rng(3), [], []
                 for _ in range(draws):
                     together = rng.normal(0, common / 100, seeds)
-                    gains = rng.normal(0, 0.03, (hospitals, 1)) + together + rng.normal(0, 0.02, (hospitals, seeds))
+                    gains = (
+                        rng.normal(0, 0.03, (hospitals, 1))
+                        + together
+                        + rng.normal(0, 0.02, (hospitals, seeds))
+                    )
                     found.append(interval_of(study(rng, gains, 200, shared=False)))
                     moved.append(together.mean())
                 row.append(f"{shares(found, np.array(moved))[0]}, {shares(found, 0.0)[0]}")
@@ -155,25 +166,54 @@ def over_one_silo(draws: int) -> Iterator[list[str]]:
             row = [f"{between}", f"{patients}"]
             for seeds in (1, 2, 3, 5, 10):
                 rng = np.random.default_rng(3)
-                gains = (np.clip(rng.normal(0, between / 100, (1, seeds)), -0.35, 0.35) for _ in range(draws))
-                row.append(shares([silo_interval(study(rng, g, patients)[0]) for g in gains], 0.0)[0])
+                gains = (
+                    np.clip(rng.normal(0, between / 100, (1, seeds)), -0.35, 0.35)
+                    for _ in range(draws)
+                )
+                row.append(
+                    shares([silo_interval(study(rng, g, patients)[0]) for g in gains], 0.0)[0]
+                )
             yield row
 
 
 PARTS = {
-    "power": (power, ["hospitals", "seeds", "power", "coverage", "coverage, no gain", "gain claimed", "loss claimed"]),
-    "settings": (settings, ["gains", "patients", *(f"{n} hospitals: coverage, gain, loss" for n in HOSPITALS)]),
-    "seeds": (over_seeds, ["seeds move all by", "hospitals", "1 seed", "2 seeds", "3 seeds", "5 seeds"]),
-    "silo": (over_one_silo, ["seeds differ by", "patients", "1 seed", "2 seeds", "3 seeds", "5 seeds", "10 seeds"]),
+    "power": (
+        power,
+        [
+            "hospitals",
+            "seeds",
+            "power",
+            "coverage",
+            "coverage, no gain",
+            "gain claimed",
+            "loss claimed",
+        ],
+    ),
+    "settings": (
+        settings,
+        ["gains", "patients", *(f"{n} hospitals: coverage, gain, loss" for n in HOSPITALS)],
+    ),
+    "seeds": (
+        over_seeds,
+        ["seeds move all by", "hospitals", "1 seed", "2 seeds", "3 seeds", "5 seeds"],
+    ),
+    "silo": (
+        over_one_silo,
+        ["seeds differ by", "patients", "1 seed", "2 seeds", "3 seeds", "5 seeds", "10 seeds"],
+    ),
 }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--draws", type=int, default=4000)
     parser.add_argument("--part", choices=PARTS)
     options = parser.parse_args()
-    with patch.object(inference, "HOSPITALS_NEEDED", 2):  # also for numbers without an interval in the report
+    with patch.object(
+        inference, "HOSPITALS_NEEDED", 2
+    ):  # also for numbers without an interval in the report
         for name in (options.part,) if options.part else PARTS:
             rows, header = PARTS[name]
             print(table(list(rows(options.draws)), header), flush=True)

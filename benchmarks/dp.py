@@ -61,13 +61,27 @@ def accountant() -> str:
         found = own.epsilon(noise, rate, steps, delta)
         assert found > least, (noise, rate, steps, delta)
         again = own.noise_multiplier_for(found, rate, steps, delta)
-        worst, inverse = max(worst, abs(found / wanted - 1)), max(inverse, abs(again / noise - 1))
+        worst, inverse = (
+            max(worst, abs(found / wanted - 1)),
+            max(inverse, abs(again / noise - 1)),
+        )
         lines.append(
             f"| {noise:g} | {rate:g} | {steps} | {delta:g} | {found:.6g} | {wanted:.6g} | {least:.6g} | {again:.6g} |"
         )
-    names = "noise", "rate", "steps", "delta", "epsilon", "dp-accounting, RDP", "PLD", "noise for that epsilon"
+    names = (
+        "noise",
+        "rate",
+        "steps",
+        "delta",
+        "epsilon",
+        "dp-accounting, RDP",
+        "PLD",
+        "noise for that epsilon",
+    )
     head = f"| {' | '.join(names)} |\n|{'---|' * len(names)}"
-    return "\n".join([head, *lines, "", f"largest difference {worst:.2%}; of the noise {inverse:.2%}"])
+    return "\n".join(
+        [head, *lines, "", f"largest difference {worst:.2%}; of the noise {inverse:.2%}"]
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -100,13 +114,23 @@ def attacks() -> str:
         (subject("digits"), "mlp"),
         (subject("digits"), "small-cnn"),
     ):
-        for case in (Case(1, 1, 1), Case(8, 8, 1), Case(64, 64, 1))[: 2 if model == "small-cnn" else 3]:
+        for case in (Case(1, 1, 1), Case(8, 8, 1), Case(64, 64, 1))[
+            : 2 if model == "small-cnn" else 3
+        ]:
             for epsilon in EPSILONS:
                 found = invert(data, model, "fedavg", case, private(epsilon))
                 best = max(found, key=lambda line: (float(line[7]), -float(line[8])))
                 lines.append([best[0], best[2], named(epsilon), *best[7:]])
                 print(lines[-1], file=sys.stderr)
-    header = ["data, network", "patients", "epsilon", "found", "error", "average patient", "nearest other patient"]
+    header = [
+        "data, network",
+        "patients",
+        "epsilon",
+        "found",
+        "error",
+        "average patient",
+        "nearest other patient",
+    ]
     return table(lines, header)
 
 
@@ -120,7 +144,10 @@ def counts() -> str:
         for epsilon in EPSILONS:
             name, _, *values = labels_of("digits", model, 1, rounds, private(epsilon))
             lines.append([name, named(epsilon), *values])
-    return table(lines, ["data, network", "epsilon", *(f"round {r}" for r in rounds), "guess: all silos' mean"])
+    return table(
+        lines,
+        ["data, network", "epsilon", *(f"round {r}" for r in rounds), "guess: all silos' mean"],
+    )
 
 
 def accuracy(datasets: Sequence[str]) -> str:
@@ -132,10 +159,25 @@ def accuracy(datasets: Sequence[str]) -> str:
         for size in SIZES:
             for method in METHODS:
                 alone = method == "local"  # nothing leaves, whatever epsilon is
-                cells = [final(dataset, size, method, epsilon) for epsilon in (EPSILONS[:1] if alone else EPSILONS)]
-                lines.append([Path(dataset).stem, f"{size}", method, *cells * (len(EPSILONS) if alone else 1)])
+                cells = [
+                    final(dataset, size, method, epsilon)
+                    for epsilon in (EPSILONS[:1] if alone else EPSILONS)
+                ]
+                lines.append(
+                    [
+                        Path(dataset).stem,
+                        f"{size}",
+                        method,
+                        *cells * (len(EPSILONS) if alone else 1),
+                    ]
+                )
                 print(lines[-1], file=sys.stderr)
-    header = ["data", "patients per hospital", "method", *(f"epsilon {named(e)}" for e in EPSILONS)]
+    header = [
+        "data",
+        "patients per hospital",
+        "method",
+        *(f"epsilon {named(e)}" for e in EPSILONS),
+    ]
     return table(lines, header)
 
 
@@ -148,7 +190,13 @@ def own_names(dataset: str) -> str:
     with np.load(dataset) as found:
         kept = {key: found[key] for key in found.files if key.endswith(("_images", "_labels"))}
     file = Path(tempfile.mkdtemp()) / Path(dataset).name
-    np.savez(file, **{key: value.ravel() if key.endswith("labels") else value for key, value in kept.items()})
+    np.savez(
+        file,
+        **{
+            key: value.ravel() if key.endswith("labels") else value
+            for key, value in kept.items()
+        },
+    )
     return str(file)
 
 
@@ -194,7 +242,8 @@ def final(dataset: str, size: int, method: str, epsilon: float) -> str:
     found = [
         row.value
         for row in loop.history.rows
-        if (row.round, row.split, row.snapshot, row.metric) == (last, "test", reports, "accuracy")
+        if (row.round, row.split, row.snapshot, row.metric)
+        == (last, "test", reports, "accuracy")
     ]
     return f"{100 * sum(found) / len(found):.1f}"
 
@@ -210,7 +259,11 @@ PARTS: dict[str, Callable[[], str]] = {
 
 
 def installed(package: str, part: Callable[[], str]) -> str:
-    return part() if find_spec(package) else f"not done: {package} is not installed here (benchmarks/dp.py says how)"
+    return (
+        part()
+        if find_spec(package)
+        else f"not done: {package} is not installed here (benchmarks/dp.py says how)"
+    )
 
 
 def step() -> str:
@@ -220,7 +273,9 @@ def step() -> str:
     if folder := os.environ.get("OPACUS", ""):
         sys.path.append(folder)
     lines = list(costs(tuple(CASES), 3, bool(folder)))
-    return "\n".join(lines if folder else [*lines, "beside Opacus: not done, OPACUS names no folder"])
+    return "\n".join(
+        lines if folder else [*lines, "beside Opacus: not done, OPACUS names no folder"]
+    )
 
 
 def canaries() -> str:
@@ -233,7 +288,9 @@ def audit(parts: Sequence[str]) -> str:
     """Return all evidence, or these parts of it, each under its name."""
     unknown = [part for part in parts if part not in PARTS]
     if unknown:
-        raise SystemExit(f"python -m benchmarks.privacy dp audit: {unknown[0]} is none of {', '.join(PARTS)}")
+        raise SystemExit(
+            f"python -m benchmarks.privacy dp audit: {unknown[0]} is none of {', '.join(PARTS)}"
+        )
     found = []
     for part in parts or PARTS:
         found.append(f"## {part}\n\n{PARTS[part]()}\n")
@@ -249,7 +306,9 @@ def measure(arguments: Sequence[str]) -> str:
     if what == "accuracy":
         return accuracy(rest or DATASETS)
     if what not in PARTS or rest:
-        raise SystemExit(f"python -m benchmarks.privacy dp audit|{'|'.join(PARTS)}: one of these")
+        raise SystemExit(
+            f"python -m benchmarks.privacy dp audit|{'|'.join(PARTS)}: one of these"
+        )
     return PARTS[what]()
 
 

@@ -44,12 +44,16 @@ FAULTS = ("none", "layer", "average", "fixed")
 VIEWS = ("gradients", "sent", "exported")
 
 
-def lower_bound(guesses: int, right: int, canaries: int, delta: float, level: float = 0.05) -> float:
+def lower_bound(
+    guesses: int, right: int, canaries: int, delta: float, level: float = 0.05
+) -> float:
     """Return the largest ε that this number of right guesses contradicts at this level."""
 
     def p_value(epsilon: float) -> float:
         q = 1 / (1 + math.exp(-epsilon))
-        tail = binom.sf(np.arange(right, -1, -1) - 1, guesses, q)  # P(X >= c), P(X >= c - 1), ..., P(X >= 0)
+        tail = binom.sf(
+            np.arange(right, -1, -1) - 1, guesses, q
+        )  # P(X >= c), P(X >= c - 1), ..., P(X >= 0)
         alpha = max(((tail[i] - tail[0]) / i for i in range(1, right + 1)), default=0.0)
         return min(1.0, float(tail[0] + 2 * canaries * delta * alpha))
 
@@ -72,7 +76,9 @@ class Found:
     claimed: float
 
 
-def data(canaries: int, others: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def data(
+    canaries: int, others: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return rows (n, m + 4), labels, and which canaries are in; other records use the last four columns."""
     inside = rng.random(canaries) < 0.5
     rows = np.zeros((int(inside.sum()) + others, canaries + 4), np.float32)
@@ -101,7 +107,10 @@ def planted(fault: str, turns: np.ndarray) -> Iterator[None]:
 
     def by_turns(self: PrivateTraining, call: int, epoch: int, device: torch.device) -> Any:
         steps = self.sampling.steps_of_epoch(epoch)
-        return [(torch.from_numpy(np.flatnonzero(turns % steps == step)), None) for step in range(steps)]
+        return [
+            (torch.from_numpy(np.flatnonzero(turns % steps == step)), None)
+            for step in range(steps)
+        ]
 
     patches: dict[str, Any] = {
         "none": (PrivateTraining, "drawn", drawn),
@@ -121,7 +130,9 @@ def audit(
     """Train one silo with a claimed ε of ``target`` and guess from each view."""
     rows, labels, inside = data(canaries, others, np.random.default_rng(seed))
     model = flat_model("linear", (canaries + 4,), 2, None, "cpu")
-    common = Common(dp=True, batch_size=batch_size, rounds=rounds, learning_rate=0.1, evaluate_every=0)
+    common = Common(
+        dp=True, batch_size=batch_size, rounds=rounds, learning_rate=0.1, evaluate_every=0
+    )
     privacy = Privacy(target_epsilon=target, delta=DELTA)
     train, empty = Samples(rows, labels), Samples(rows[:0], labels[:0])
     start = torch.zeros(model.layout.size)
@@ -139,7 +150,12 @@ def audit(
     with planted(fault, turns), mock.patch.object(PrivateTraining, "gradient", seen):
         for number in range(1, rounds + 1):
             client = SiloClient(silo, common, NoSettings(), state, strategies()["fedavg"].info)
-            config = {"round": number, "models": {GLOBAL: Model(received)}, "numbers": {}, "evaluate": False}
+            config = {
+                "round": number,
+                "models": {GLOBAL: Model(received)},
+                "numbers": {},
+                "evaluate": False,
+            }
             private_round(client, privacy, Units(len(rows)), str(seed).encode(), config)
             assert client.privacy is not None
             claimed.append(client.privacy.plan)
@@ -152,7 +168,9 @@ def audit(
         "sent": -_column(received, canaries, fault),
         "exported": -_column(state.arrays["personal"], canaries, fault),
     }
-    return [Found(view, *_bound(score, inside, guesses), epsilon) for view, score in views.items()]
+    return [
+        Found(view, *_bound(score, inside, guesses), epsilon) for view, score in views.items()
+    ]
 
 
 def _column(vector: Tensor, canaries: int, fault: str) -> Tensor:
@@ -170,7 +188,9 @@ def _score_of_steps(along: Tensor, releases: Releases, fault: str) -> Tensor:
     along, q, variance = along.double(), releases.sample_rate, releases.noise_multiplier**2
     if fault == "fixed":  # whose turn it is is known
         canary = torch.arange(along.shape[1])
-        return along.view(-1, round(1 / q), len(canary))[:, canary % round(1 / q), canary].sum(0)
+        return along.view(-1, round(1 / q), len(canary))[:, canary % round(1 / q), canary].sum(
+            0
+        )
     if fault == "layer":
         return along.amax(0)
     ratio = (2 * along - 1) / (2 * variance)
@@ -189,17 +209,27 @@ def lines(canaries: int, guesses: int, rounds: int) -> Iterator[str]:
     torch.set_num_threads(1)
     for target in (1.0, 3.0, 8.0):
         for fault in FAULTS:
-            found = audit(target, fault=fault, canaries=canaries, guesses=guesses, rounds=rounds)
+            found = audit(
+                target, fault=fault, canaries=canaries, guesses=guesses, rounds=rounds
+            )
             line = ", ".join(f"{f.view} {f.bound:.2f}" for f in found)
             note = " EXCEEDED" if any(f.bound > f.claimed for f in found) else ""
             yield f"claimed {found[0].claimed:.2f}, fault {fault}: {line}; at most {found[0].most:.2f}{note}"
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.dp_audit", description=__doc__.splitlines()[0])
-    parser.add_argument("--canaries", type=int, default=1000, metavar="M", help="canaries (default: 1000)")
-    parser.add_argument("--guesses", type=int, default=100, metavar="R", help="guesses (default: 100)")
-    parser.add_argument("--rounds", type=int, default=2, metavar="T", help="rounds (default: 2)")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.dp_audit", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "--canaries", type=int, default=1000, metavar="M", help="canaries (default: 1000)"
+    )
+    parser.add_argument(
+        "--guesses", type=int, default=100, metavar="R", help="guesses (default: 100)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=2, metavar="T", help="rounds (default: 2)"
+    )
     args = parser.parse_args(argv)
     for line in lines(args.canaries, args.guesses, args.rounds):
         print(line, flush=True)

@@ -32,7 +32,9 @@ from models.privacy.noise import derived, digest_of, noised
 from models.tasks.segmentation import segmentation_loss
 from models.training import own_gradient
 
-CASES: dict[str, tuple[Any, ...]] = {  # every built-in network that mixes no records; Opacus knows the first four
+CASES: dict[
+    str, tuple[Any, ...]
+] = {  # every built-in network that mixes no records; Opacus knows the first four
     "fedala-cnn": (1, 28, 28),
     "small-cnn": (1, 8, 8),
     "mlp": (1, 8, 8),
@@ -50,7 +52,11 @@ CASES: dict[str, tuple[Any, ...]] = {  # every built-in network that mixes no re
     "unet": (1, 32, 32),
 }
 OPACUS = tuple(CASES)[:4]
-FEWER = {"vit-s": 16, "player-transformer": 16, "unet": 16}  # records of a batch, for all others BATCH
+FEWER = {
+    "vit-s": 16,
+    "player-transformer": 16,
+    "unet": 16,
+}  # records of a batch, for all others BATCH
 BATCH, CLASSES, CLIP, RATE = 64, 5, 0.5, 0.1
 
 
@@ -64,7 +70,9 @@ def batch(name: str, records: int = BATCH) -> tuple[Tensor, Tensor]:
 
 def peak(call: Callable[[], object]) -> int:
     """Return the peak of PyTorch's bytes in a call, above those before it."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as seen:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as seen:
         call()
     found = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
     sizes = [e.nbytes() for e in sorted(found, key=lambda e: e.start_ns())]
@@ -86,26 +94,43 @@ def flat(module: torch.nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for p in module.parameters()])
 
 
-def opacus_calls(name: str, x: Tensor, y: Tensor, total: Tensor) -> tuple[dict[str, Callable[[], object]], float]:
+def opacus_calls(
+    name: str, x: Tensor, y: Tensor, total: Tensor
+) -> tuple[dict[str, Callable[[], object]], float]:
     """Return Opacus's two methods as calls, and the largest difference of its step from ours."""
     samples = importlib.import_module("opacus.grad_sample")
-    fast = importlib.import_module("opacus.grad_sample.grad_sample_module_fast_gradient_clipping")
+    fast = importlib.import_module(
+        "opacus.grad_sample.grad_sample_module_fast_gradient_clipping"
+    )
     losses = importlib.import_module("opacus.utils.fast_gradient_clipping_utils")
     optimizers = importlib.import_module("opacus.optimizers")
     network = build(name, CASES[name], CLASSES)
     network.load_state_dict(
-        {k: v.clone() for k, v in flat_model(name, CASES[name], CLASSES, None, "cpu").module.state_dict().items()}
+        {
+            k: v.clone()
+            for k, v in flat_model(name, CASES[name], CLASSES, None, "cpu")
+            .module.state_dict()
+            .items()
+        }
     )
     module = samples.GradSampleModule(network)
     settings = {"noise_multiplier": 0.0, "max_grad_norm": CLIP, "expected_batch_size": BATCH}
-    optimizer = optimizers.DPOptimizer(torch.optim.SGD(module.parameters(), lr=RATE), **settings)
+    optimizer = optimizers.DPOptimizer(
+        torch.optim.SGD(module.parameters(), lr=RATE), **settings
+    )
     before = flat(module)
     F.cross_entropy(module(x), y).backward()  # type: ignore[no-untyped-call]
     optimizer.step()
     apart = float((before - RATE * total / BATCH - flat(module)).abs().max())
-    ghost = fast.GradSampleModuleFastGradientClipping(build(name, CASES[name], CLASSES), max_grad_norm=CLIP)
-    second = optimizers.DPOptimizerFastGradientClipping(torch.optim.SGD(ghost.parameters(), lr=RATE), **settings)
-    criterion = losses.DPLossFastGradientClipping(ghost, second, torch.nn.CrossEntropyLoss(), "mean")
+    ghost = fast.GradSampleModuleFastGradientClipping(
+        build(name, CASES[name], CLASSES), max_grad_norm=CLIP
+    )
+    second = optimizers.DPOptimizerFastGradientClipping(
+        torch.optim.SGD(ghost.parameters(), lr=RATE), **settings
+    )
+    criterion = losses.DPLossFastGradientClipping(
+        ghost, second, torch.nn.CrossEntropyLoss(), "mean"
+    )
 
     def each() -> None:
         optimizer.zero_grad()
@@ -120,7 +145,9 @@ def opacus_calls(name: str, x: Tensor, y: Tensor, total: Tensor) -> tuple[dict[s
     return {"Opacus, ghost": by_ghost, "Opacus, each sample": each}, apart
 
 
-def steps(name: str, records: int) -> tuple[dict[str, Callable[[], object]], Clipping, tuple[Tensor, Tensor]]:
+def steps(
+    name: str, records: int
+) -> tuple[dict[str, Callable[[], object]], Clipping, tuple[Tensor, Tensor]]:
     """Return a plain and a private step of a network, each with its model's update, the clipping, and the batch."""
     torch.manual_seed(0)
     model, (x, y) = flat_model(name, CASES[name], CLASSES, None, "cpu"), batch(name, records)
@@ -156,19 +183,29 @@ def costs(names: Sequence[str], repeats: int, opacus: bool = False) -> Iterator[
             calls |= more
             apart = f"; a step differs from Opacus's by {difference:.1e}"
         found = in_turns(calls, repeats)
-        kept = 8 * model.layout.size + x.numel() * x.element_size()  # the model, its gradient, the batch
+        kept = (
+            8 * model.layout.size + x.numel() * x.element_size()
+        )  # the model, its gradient, the batch
         most = {what: kept + peak(calls[what]) for what in ("plain", "private")}
-        times = ", ".join(f"{what} {ms:.1f} ms ({ms / found['plain']:.1f})" for what, ms in found.items())
+        times = ", ".join(
+            f"{what} {ms:.1f} ms ({ms / found['plain']:.1f})" for what, ms in found.items()
+        )
         sizes = f"{most['plain'] / 1e6:.1f} MB, {most['private'] / 1e6:.1f} MB ({most['private'] / most['plain']:.2f})"
         how = "together" if all(clipping.tried.values()) else "one by one"
         yield f"{name}, {model.layout.size} numbers, {records} records {how}: {times}; {sizes}{apart}"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.dp_step", description=__doc__.splitlines()[0])
-    parser.add_argument("networks", nargs="*", metavar="NETWORK", help=f"of {', '.join(CASES)} (default: all)")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.dp_step", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "networks", nargs="*", metavar="NETWORK", help=f"of {', '.join(CASES)} (default: all)"
+    )
     parser.add_argument("--opacus", metavar="DIR", help="a folder that Opacus is installed in")
-    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="rounds of measurement (default: 5)")
+    parser.add_argument(
+        "--repeats", type=int, default=5, metavar="N", help="rounds of measurement (default: 5)"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")

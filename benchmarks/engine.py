@@ -62,8 +62,13 @@ def floor(given: Values, repeats: int) -> str:
     }
     times = interleaved(works, repeats)
     relative, same = ratios(times, "plain loop"), ratios(times, "plain loop, channels-last")
-    rows = [[n, f"{statistics.median(times[n]):.2f}", f"{relative[n]:.2f}", f"{same[n]:.2f}"] for n in works]
-    return table(rows, ["one round", "seconds", "over the plain loop", "over the channels-last loop"])
+    rows = [
+        [n, f"{statistics.median(times[n]):.2f}", f"{relative[n]:.2f}", f"{same[n]:.2f}"]
+        for n in works
+    ]
+    return table(
+        rows, ["one round", "seconds", "over the plain loop", "over the channels-last loop"]
+    )
 
 
 def methods(given: Values, repeats: int) -> str:
@@ -76,7 +81,9 @@ def methods(given: Values, repeats: int) -> str:
     rows = []
     for name in prepared:
         count = GRADIENTS.get(name, 1)
-        rows.append([name, f"{relative[name]:.2f}", str(count), f"{relative[name] / count:.2f}"])
+        rows.append(
+            [name, f"{relative[name]:.2f}", str(count), f"{relative[name] / count:.2f}"]
+        )
     return table(rows, ["method", "round over FedAvg's", "gradients", "overhead"])
 
 
@@ -85,7 +92,13 @@ def algebra(given: Values, repeats: int) -> str:
         file = Path(folder) / "random.npz"
         random_pictures(file, (28, 28, 1), 12, 256)
         rounds = {
-            n: Prepared({**values_of({**given, "dataset": str(file)}, 12), "strategy": n, "learning-rate": 1e-4})
+            n: Prepared(
+                {
+                    **values_of({**given, "dataset": str(file)}, 12),
+                    "strategy": n,
+                    "learning-rate": 1e-4,
+                }
+            )
             for n in METHODS
         }
         works = {}
@@ -97,8 +110,17 @@ def algebra(given: Values, repeats: int) -> str:
     rows = []
     for name in METHODS:
         own = ratios({name: times[name], "bare": times[f"{name}, bare"]}, "bare")[name]
-        rows.append([name, f"{over_bare[f'{name}, bare']:.2f}", f"{over_engine[name]:.2f}", f"{own:.2f}"])
-    return table(rows, ["method", "bare, over FedAvg's", "engine, over FedAvg's", "engine over bare"])
+        rows.append(
+            [
+                name,
+                f"{over_bare[f'{name}, bare']:.2f}",
+                f"{over_engine[name]:.2f}",
+                f"{own:.2f}",
+            ]
+        )
+    return table(
+        rows, ["method", "bare, over FedAvg's", "engine, over FedAvg's", "engine over bare"]
+    )
 
 
 def random_table(path: Path, rows: int) -> None:
@@ -122,19 +144,35 @@ def evaluation(given: Values, repeats: int) -> str:
         random_table(file, 280 * 12)
         for dataset, model in ((given["dataset"], "auto"), (str(file), "mlp")):
             for name, own in EVALUATED.items():
-                values = {**values_of({**given, "dataset": dataset}, 12), "threads": 1, "model": model, **own}
-                kinds = {"none": Prepared(values), "both": Prepared({**values, "evaluate-every": 1})}
+                values = {
+                    **values_of({**given, "dataset": dataset}, 12),
+                    "threads": 1,
+                    "model": model,
+                    **own,
+                }
+                kinds = {
+                    "none": Prepared(values),
+                    "both": Prepared({**values, "evaluate-every": 1}),
+                }
                 times = interleaved({kind: one.round for kind, one in kinds.items()}, repeats)
                 share = 1 - ratios(times, "both")["none"]
-                rows.append([name, "table" if model == "mlp" else str(dataset), f"{100 * share:.0f} %"])
+                rows.append(
+                    [name, "table" if model == "mlp" else str(dataset), f"{100 * share:.0f} %"]
+                )
     return table(rows, ["method", "data", "share of a round that is evaluation"])
 
 
 AUGMENTED = {
     "flip,shift:2": ("flip,shift:2", (28, 28, 1)),
-    "flip,shift:2,rotate:10,brightness:0.1": ("flip,shift:2,rotate:10,brightness:0.1", (28, 28, 1)),
+    "flip,shift:2,rotate:10,brightness:0.1": (
+        "flip,shift:2,rotate:10,brightness:0.1",
+        (28, 28, 1),
+    ),
     "PLayer-FL's": ("rotate:10,shift:2.8,scale:0.1,perspective:0.2", (28, 28, 1)),
-    "flip,shift:2,rotate:10,brightness:0.1, colour": ("flip,shift:2,rotate:10,brightness:0.1", (32, 32, 3)),
+    "flip,shift:2,rotate:10,brightness:0.1, colour": (
+        "flip,shift:2,rotate:10,brightness:0.1",
+        (32, 32, 3),
+    ),
 }
 
 
@@ -144,10 +182,19 @@ def augment(given: Values, repeats: int) -> str:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "random.npz"
             random_pictures(file, shape, 4, 256)
-            values = {**values_of({**given, "dataset": str(file)}, 4), "threads": 1, "model": "fedala-cnn"}
-            kinds = {"plain": Prepared(values), "changed": Prepared({**values, "augment": text})}
+            values = {
+                **values_of({**given, "dataset": str(file)}, 4),
+                "threads": 1,
+                "model": "fedala-cnn",
+            }
+            kinds = {
+                "plain": Prepared(values),
+                "changed": Prepared({**values, "augment": text}),
+            }
             times = interleaved({kind: one.round for kind, one in kinds.items()}, repeats)
-        rows.append([name, "x".join(map(str, shape)), f"{ratios(times, 'plain')['changed']:.2f}"])
+        rows.append(
+            [name, "x".join(map(str, shape)), f"{ratios(times, 'plain')['changed']:.2f}"]
+        )
     return table(rows, ["augment", "pictures", "round over one without"])
 
 
@@ -167,7 +214,12 @@ def text(given: Values, repeats: int) -> str:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "texts.npz"
         random_texts(file, 4, 200)
-        values = {**values_of({**given, "dataset": str(file)}, 4), "threads": 1, "batch-size": 10, "learning-rate": 0.1}
+        values = {
+            **values_of({**given, "dataset": str(file)}, 4),
+            "threads": 1,
+            "batch-size": 10,
+            "learning-rate": 0.1,
+        }
         engine = Prepared({**values, "strategy": "fedala", "validation": 0.0})
         for _ in range(2):  # past the first rounds, in which the weights settle
             engine.round()
@@ -178,21 +230,36 @@ def text(given: Values, repeats: int) -> str:
         }
         times = interleaved(works, repeats)
     relative, sparse = ratios(times, "plain loop"), ratios(times, "plain loop, sparse gradient")
-    rows = [[n, f"{statistics.median(times[n]):.2f}", f"{relative[n]:.2f}", f"{sparse[n]:.2f}"] for n in works]
-    return table(rows, ["one FedALA round of fastText", "seconds", "over the plain loop", "over the sparse one"])
+    rows = [
+        [n, f"{statistics.median(times[n]):.2f}", f"{relative[n]:.2f}", f"{sparse[n]:.2f}"]
+        for n in works
+    ]
+    return table(
+        rows,
+        [
+            "one FedALA round of fastText",
+            "seconds",
+            "over the plain loop",
+            "over the sparse one",
+        ],
+    )
 
 
 WORKS = {work.__name__: work for work in (floor, methods, algebra, evaluation, augment, text)}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", nargs="*", default=["floor", "methods"], help=", ".join(WORKS))
     parser.add_argument("--dataset", default="digits")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     parser.add_argument("--repeats", type=int, default=5)
     given = parser.parse_args()
-    print(f"{torch.__version__}, {given.device}, {os.cpu_count()} cores, data set {given.dataset}\n")
+    print(
+        f"{torch.__version__}, {given.device}, {os.cpu_count()} cores, data set {given.dataset}\n"
+    )
     values = {"dataset": given.dataset, "device": given.device}
     for name in given.what:
         print(f"## {name}\n\n{WORKS[name](values, given.repeats)}\n")

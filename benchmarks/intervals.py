@@ -49,7 +49,9 @@ def mean_auc(n: int, findings: int, true: float, share: float) -> Draw:
 def r2(n: int, true: float) -> Draw:
     def draw(rng: np.random.Generator) -> Interval:
         predicted = rng.normal(size=(n, 1)) * true**0.5
-        return measured("regression", predicted, predicted + rng.normal(size=(n, 1)) * (1 - true) ** 0.5)
+        return measured(
+            "regression", predicted, predicted + rng.normal(size=(n, 1)) * (1 - true) ** 0.5
+        )
 
     return draw
 
@@ -59,7 +61,9 @@ def measured(task: str, outputs: np.ndarray, y: np.ndarray) -> Interval:
     return found["score_low"], found["score_high"]
 
 
-def cohort(rng: np.random.Generator, n: int, censored: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def cohort(
+    rng: np.random.Generator, n: int, censored: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Draw log risks, times and events of patients; ``censored`` is the mean time until censoring."""
     risk = rng.normal(size=n)
     time, lost = rng.exponential(np.exp(-risk)), rng.exponential(censored, size=n)
@@ -91,13 +95,27 @@ def dice(n: int) -> Draw:
 CASES: list[tuple[str, Draw, float]] = [
     *(
         (f"AUC, {p} positive, {n} negative, true {true}", auc(p, n, true), true)
-        for p, n, true in ((20, 80, 0.76), (10, 30, 0.86), (5, 20, 0.94), (8, 8, 0.96), (8, 8, 0.8), (200, 200, 0.9))
+        for p, n, true in (
+            (20, 80, 0.76),
+            (10, 30, 0.86),
+            (5, 20, 0.94),
+            (8, 8, 0.96),
+            (8, 8, 0.8),
+            (200, 200, 0.9),
+        )
     ),
     ("mean of 5 AUCs, n = 60", mean_auc(60, 5, 0.85, 0.2), 0.85),
     ("mean of 14 AUCs, n = 200", mean_auc(200, 14, 0.8, 0.1), 0.8),
-    *((f"R2 {true}, n = {n}", r2(n, true), true) for n, true in ((20, 0.5), (50, 0.5), (200, 0.5), (50, 0.9))),
     *(
-        (f"C-index, n = {n}, lost after {censored}", c_index(n, censored), true_c_index(censored))
+        (f"R2 {true}, n = {n}", r2(n, true), true)
+        for n, true in ((20, 0.5), (50, 0.5), (200, 0.5), (50, 0.9))
+    ),
+    *(
+        (
+            f"C-index, n = {n}, lost after {censored}",
+            c_index(n, censored),
+            true_c_index(censored),
+        )
         for n, censored in ((20, 0.5), (40, 0.3), (100, 0.3), (100, 2.0))
     ),
     *((f"Dice, {n} pictures", dice(n), 0.8) for n in (5, 10, 20, 50)),
@@ -105,13 +123,17 @@ CASES: list[tuple[str, Draw, float]] = [
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--draws", type=int, default=4000)
     draws = parser.parse_args().draws
     for name, draw, true in CASES:
         rng = np.random.default_rng(3)
         found = [(low, high) for low, high in (draw(rng) for _ in range(draws)) if low == low]
-        print(f"{name:50} {np.mean([low <= true <= high for low, high in found]):.3f}", flush=True)
+        print(
+            f"{name:50} {np.mean([low <= true <= high for low, high in found]):.3f}", flush=True
+        )
 
 
 if __name__ == "__main__":

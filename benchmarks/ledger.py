@@ -25,13 +25,25 @@ def write_ledger(state: Path, lines: int) -> DataFile:
     """Write a ledger of so many lines, a charge and a reply in turns, 400 lines a run; return its data file."""
     shutil.rmtree(state, ignore_errors=True)
     (state / "budget" / "data").mkdir(parents=True)
-    fields = {"cohort": "", "records": 200, "patients": None, "silo": "a", "links": [], "samples": digest(b"")}
+    fields = {
+        "cohort": "",
+        "records": 200,
+        "patients": None,
+        "silo": "a",
+        "links": [],
+        "samples": digest(b""),
+    }
     note = json.dumps(fields) + "\n"
     (state / "budget" / "data" / "a.json").write_text(note)
     (state / "budget" / "data" / "a.samples").write_text("")
     previous, files = START, [bytearray()]
     for number in range(1, lines + 1):
-        run: dict[str, Any] = {"time": "2026-01-01T00:00:00Z", "silo": "a", "run-id": f"{number // 400}", "run": "r"}
+        run: dict[str, Any] = {
+            "time": "2026-01-01T00:00:00Z",
+            "silo": "a",
+            "run-id": f"{number // 400}",
+            "run": "r",
+        }
         run |= {"round": number % 200, "message": digest(str((number + 1) // 2).encode())}
         charge = {
             "kind": "charge",
@@ -47,7 +59,9 @@ def write_ledger(state: Path, lines: int) -> DataFile:
         files[-1] += text + b"\n"
     for number, content in enumerate(files, 1):
         (state / "budget" / f"budget-{number:06d}.jsonl").write_bytes(content)
-    (state / "budget" / "head.json").write_text(json.dumps({"line": lines, "hash": previous}) + "\n")
+    (state / "budget" / "head.json").write_text(
+        json.dumps({"line": lines, "hash": previous}) + "\n"
+    )
     return DataFile("a", "a", "", 200, None, ())
 
 
@@ -69,5 +83,8 @@ def message_ms(state: Path, data: DataFile) -> float:
 if __name__ == "__main__":
     for size in SIZES:
         folder = Path(sys.argv[1]) / f"ledger-{size}"
-        print(f"{size:>7,} lines: {message_ms(folder, write_ledger(folder, size)):.1f} ms a message", flush=True)
+        print(
+            f"{size:>7,} lines: {message_ms(folder, write_ledger(folder, size)):.1f} ms a message",
+            flush=True,
+        )
         shutil.rmtree(folder)

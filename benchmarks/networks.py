@@ -33,7 +33,12 @@ class PictureNorm(nn.Module):
         super().__init__()
         channels, height, width = shape
         for name, inputs, out in (("conv1", channels, 16), ("conv2", 16, 32)):
-            layers = nn.Conv2d(inputs, out, 3, padding=1), nn.BatchNorm2d(out), nn.ReLU(), nn.MaxPool2d(2)
+            layers = (
+                nn.Conv2d(inputs, out, 3, padding=1),
+                nn.BatchNorm2d(out),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+            )
             self.add_module(name, nn.Sequential(*layers))
         self.fc1 = nn.Linear(32 * (height // 4) * (width // 4), 64)
         self.fc2 = nn.Linear(64, outputs)

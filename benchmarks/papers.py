@@ -43,14 +43,19 @@ def read_runs(folders: Sequence[Path]) -> Runs:
         rows = History(folder / "history.csv").rows
         for method, seed in dict.fromkeys((r.strategy, r.seed) for r in rows):
             if seed in runs[method]:
-                raise ValueError(f"{method} with seed {seed} is in {folder} and in a folder before it")
+                raise ValueError(
+                    f"{method} with seed {seed} is in {folder} and in a folder before it"
+                )
             runs[method][seed] = [r for r in rows if (r.strategy, r.seed) == (method, seed)]
     return runs
 
 
 def best_round(rows: Sequence[Row], snapshot: str) -> tuple[int, float]:
     """Return (round, mean test accuracy over silos) of the best round; (0, nan) where there is none."""
-    means = {n: statistics.fmean(v.values()) for n, v in values_by_round(rows, "test", snapshot).items()}
+    means = {
+        n: statistics.fmean(v.values())
+        for n, v in values_by_round(rows, "test", snapshot).items()
+    }
     return max(means.items(), key=lambda item: item[1], default=(0, math.nan))
 
 
@@ -69,7 +74,9 @@ def best_of_each(rows: Sequence[Row], snapshot: str) -> list[float]:
     found = []
     for metric in ("accuracy", "weighted_f1", "auc"):
         values = values_by_round(rows, "test", snapshot, metric)
-        found.append(max((statistics.fmean(v.values()) for v in values.values()), default=math.nan))
+        found.append(
+            max((statistics.fmean(v.values()) for v in values.values()), default=math.nan)
+        )
     return found
 
 
@@ -114,10 +121,25 @@ def accuracy_lines(runs: Runs) -> list[list[str]]:
             if not math.isnan(best[0][1]):
                 at = ", ".join(str(number) for number, _ in best)
                 mean = 100 * statistics.fmean(accuracy for _, accuracy in best)
-                weighted_ = 100 * statistics.fmean(best_by_samples(rows, snapshot) for rows in seeds.values())
+                weighted_ = 100 * statistics.fmean(
+                    best_by_samples(rows, snapshot) for rows in seeds.values()
+                )
                 each = [best_of_each(rows, snapshot) for rows in seeds.values()]
-                own = " ".join(f"{100 * statistics.fmean(column):.1f}" for column in zip(*each, strict=True))
-                lines.append([method, snapshot, f"{mean:.2f}", at, f"{weighted_:.2f}", own, str(len(best))])
+                own = " ".join(
+                    f"{100 * statistics.fmean(column):.1f}"
+                    for column in zip(*each, strict=True)
+                )
+                lines.append(
+                    [
+                        method,
+                        snapshot,
+                        f"{mean:.2f}",
+                        at,
+                        f"{weighted_:.2f}",
+                        own,
+                        str(len(best)),
+                    ]
+                )
     return lines
 
 
@@ -134,21 +156,28 @@ def player_lines(runs: Runs) -> list[list[str]]:
         rate = (
             ""
             if len(bars) < 2 or method in ("local", "fedavg")
-            else (f"{100 * statistics.fmean(all(v > bar[s] for bar in bars) for s, v in medians[method].items()):.0f}")
+            else (
+                f"{100 * statistics.fmean(all(v > bar[s] for bar in bars) for s, v in medians[method].items()):.0f}"
+            )
         )
         middle = f"{statistics.median(f1):.1f}"
         if len(f1) > 1:
             low, high = median_interval(f1)
             middle += f" ({low:.1f} to {high:.1f})"
-        lines.append([method, middle, f"{statistics.median(accuracy):.1f}", f"{spread:.3f}", rate])
+        lines.append(
+            [method, middle, f"{statistics.median(accuracy):.1f}", f"{spread:.3f}", rate]
+        )
     return lines
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.papers", description="The papers' own statistics of finished runs."
+        prog="python -m benchmarks.papers",
+        description="The papers' own statistics of finished runs.",
     )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run directory of silofl")
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="run directory of silofl"
+    )
     try:
         runs = read_runs(parser.parse_args(arguments).runs)
     except ValueError as error:
@@ -156,7 +185,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(
         table(
             accuracy_lines(runs),
-            ["method", "snapshot", "best accuracy", "round", "by samples", "each best: accuracy, F1, AUC", "seeds"],
+            [
+                "method",
+                "snapshot",
+                "best accuracy",
+                "round",
+                "by samples",
+                "each best: accuracy, F1, AUC",
+                "seeds",
+            ],
         )
     )
     print("\nPLayer-FL's statistics: the personal model of least validation loss\n")

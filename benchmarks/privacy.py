@@ -53,7 +53,13 @@ from strategies.base.transport.payload import decode
 
 SEED = 42
 ITERATIONS = 300
-PLAIN = {"threads": 1, "device": "cpu", "seed": SEED, "evaluate-every": 0, "learning-rate": 0.05}
+PLAIN = {
+    "threads": 1,
+    "device": "cpu",
+    "seed": SEED,
+    "evaluate-every": 0,
+    "learning-rate": 0.05,
+}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -82,14 +88,23 @@ def watch(
         if message.metadata.message_type == MessageType.TRAIN:
             (down, _), (up, _) = decode(message.content), decode(reply.content)
             first = next(iter(up.models.values()))
-            models = [{name: model.vector for name, model in way.models.items()} for way in (down, up)]
+            models = [
+                {name: model.vector for name, model in way.models.items()} for way in (down, up)
+            ]
             seen.append(Seen(first.round, first.silo, *models))
         return reply
 
     grid = InProcessGrid(tapped, settings.common.silos, settings.flat())  # type: ignore[arg-type]
-    for context, (name, file) in zip(grid.contexts.values(), (files or {}).items(), strict=False):
+    for context, (name, file) in zip(
+        grid.contexts.values(), (files or {}).items(), strict=False
+    ):
         state = str(file.with_suffix(""))
-        context.node_config = {"name": name, "data": str(file), "policy": "public", "state-dir": state}
+        context.node_config = {
+            "name": name,
+            "data": str(file),
+            "policy": "public",
+            "state-dir": state,
+        }
     with flower_identity():
         return RoundLoop(grid, settings).run(), seen
 
@@ -142,12 +157,18 @@ CASES += [Case(64, 8, 1), Case(8, 8, 1, round=20)]
 VICTIMS = {1: 8, 8: 2, 64: 1}  # number of attacked silos by their number of samples
 
 
-def simulate(model: FlatModel, start: Tensor, x: Tensor, y: Tensor, steps: Sequence[Tensor], rate: float) -> Tensor:
+def simulate(
+    model: FlatModel, start: Tensor, x: Tensor, y: Tensor, steps: Sequence[Tensor], rate: float
+) -> Tensor:
     """Return the model after these steps of SGD, differentiable with respect to x."""
     w = start.clone().requires_grad_()
     for index in steps:
-        logits = torch.func.functional_call(model.module, model.layout.unflatten(w), (x[index],))
-        (gradient,) = torch.autograd.grad(F.cross_entropy(logits, y[index]), w, create_graph=True)
+        logits = torch.func.functional_call(
+            model.module, model.layout.unflatten(w), (x[index],)
+        )
+        (gradient,) = torch.autograd.grad(
+            F.cross_entropy(logits, y[index]), w, create_graph=True
+        )
         w = w - rate * gradient
     return w
 
@@ -156,12 +177,22 @@ class Attack:
     """The attacks of a server on one silo's round."""
 
     def __init__(
-        self, settings: RunSettings, strategy: PersonalizedStrategy, seen: Seen, case: Case, x: Tensor, y: Tensor
+        self,
+        settings: RunSettings,
+        strategy: PersonalizedStrategy,
+        seen: Seen,
+        case: Case,
+        x: Tensor,
+        y: Tensor,
     ) -> None:
         shape = self.shape = tuple(x.shape[1:])
         name, options = settings.model_for(shape)
         classes, c = int(str(strategy.plan.numbers["classes"])), settings.common
-        self.model, self.y, self.rate = flat_model(name, shape, classes, options, "cpu", None), y, c.learning_rate
+        self.model, self.y, self.rate = (
+            flat_model(name, shape, classes, options, "cpu", None),
+            y,
+            c.learning_rate,
+        )
         whole = [slice(0, self.model.layout.size)]
         self.parts = strategy.shared_parts() if hasattr(strategy, "shared_parts") else whole
         received, sent = seen.received[GLOBAL], next(iter(seen.sent.values()))
@@ -175,7 +206,10 @@ class Attack:
 
     def again(self, x: Tensor) -> Tensor:
         """Return the update that the silo would have sent with these samples."""
-        return gather(simulate(self.model, self.start, x, self.y, self.steps, self.rate) - self.start, self.parts)
+        return gather(
+            simulate(self.model, self.start, x, self.y, self.steps, self.rate) - self.start,
+            self.parts,
+        )
 
     def quotients(self) -> Tensor | None:
         """Return one candidate per unit of a first fully connected layer; None without one, or if it is not sent."""
@@ -191,13 +225,17 @@ class Attack:
 
     def matching(self, smooth: float) -> Tensor:
         """Return samples whose training approximately gives the sent update, found by iteration."""
-        x = torch.randn((len(self.y), *self.shape), generator=torch.Generator().manual_seed(SEED)).requires_grad_()
+        x = torch.randn(
+            (len(self.y), *self.shape), generator=torch.Generator().manual_seed(SEED)
+        ).requires_grad_()
         optimizer = torch.optim.Adam([x], lr=0.1)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, ITERATIONS)
         for _ in range(ITERATIONS):
             loss = 1 - F.cosine_similarity(self.again(x), self.update, dim=0)
             if smooth:
-                loss = loss + smooth * (x.diff(dim=-1).abs().mean() + x.diff(dim=-2).abs().mean())
+                loss = loss + smooth * (
+                    x.diff(dim=-1).abs().mean() + x.diff(dim=-2).abs().mean()
+                )
             (gradient,) = torch.autograd.grad(loss, x)
             x.grad = gradient.sign()
             optimizer.step()
@@ -210,11 +248,15 @@ def assigned(found: Tensor, true: Tensor) -> Tensor:
     distances = torch.cdist(true.flatten(1), found.flatten(1)).square()
     rows, columns = linear_sum_assignment(distances.numpy())
     result = torch.full((len(true),), torch.inf)
-    result[torch.from_numpy(rows)] = distances[torch.from_numpy(rows), torch.from_numpy(columns)]
+    result[torch.from_numpy(rows)] = distances[
+        torch.from_numpy(rows), torch.from_numpy(columns)
+    ]
     return result
 
 
-def write_silos(data: Subject, case: Case, folder: Path) -> tuple[dict[str, Path], dict[str, list[int]]]:
+def write_silos(
+    data: Subject, case: Case, folder: Path
+) -> tuple[dict[str, Path], dict[str, list[int]]]:
     """Write silos with this number of patients each as files; return the files, and the samples in each."""
     silos = max(VICTIMS[case.samples], 2)
     order = torch.randperm(len(data.x), generator=torch.Generator().manual_seed(SEED)).tolist()
@@ -255,14 +297,24 @@ def invert(
         true = data.x[chosen[silo]]
         own = next(s for s in seen if (s.round, s.silo) == (case.round, silo))
         attack = Attack(settings, strategy, own, case, true, data.y[chosen[silo]])
-        found = {"quotients": attack.quotients(), "matching": attack.matching(0.01 if data.x.ndim == 4 else 0.0)}
+        found = {
+            "quotients": attack.quotients(),
+            "matching": attack.matching(0.01 if data.x.ndim == 4 else 0.0),
+        }
         mean += ((true - data.x.mean(0)).flatten(1).square().sum(1) / data.spread).tolist()
         near += data.nearest_other(chosen[silo]).tolist()
         for name, x in found.items():
             if x is not None and len(x):
                 x = x.clamp(float(data.x.min()), float(data.x.max())) if data.x.ndim == 4 else x
                 errors[name] += (assigned(x, true) / data.spread).tolist()
-    head = [f"{data.name}, {model}", method, str(case.samples), str(case.batch), str(case.epochs), str(case.round)]
+    head = [
+        f"{data.name}, {model}",
+        method,
+        str(case.samples),
+        str(case.batch),
+        str(case.epochs),
+        str(case.round),
+    ]
     lines = []
     for name, values_ in errors.items():
         if values_:
@@ -276,14 +328,33 @@ def inversion() -> str:
     table_of, pictures = subject("breast-cancer"), subject("digits")
     one = [Case(8, 8, 1), Case(8, 8, 5)]
     plan = [(table_of, "mlp", "fedavg", CASES), (pictures, "mlp", "fedavg", CASES)]
-    plan += [(pictures, "small-cnn", "fedavg", [Case(1, 1, 1), Case(1, 1, 5), Case(8, 8, 1), Case(8, 8, 5)])]
-    plan += [(table_of, "mlp", method, [Case(1, 1, 1), *one]) for method in ("fedper", "lg-fedavg")]
+    plan += [
+        (
+            pictures,
+            "small-cnn",
+            "fedavg",
+            [Case(1, 1, 1), Case(1, 1, 5), Case(8, 8, 1), Case(8, 8, 5)],
+        )
+    ]
+    plan += [
+        (table_of, "mlp", method, [Case(1, 1, 1), *one]) for method in ("fedper", "lg-fedavg")
+    ]
     lines = []
     for data, model, method, cases in plan:
         for case in cases:
             lines += invert(data, model, method, case)
             print(lines[-1], file=sys.stderr)
-    header = ["data, network", "method", "patients", "batch", "epochs", "round", "attack", "found", "error"]
+    header = [
+        "data, network",
+        "method",
+        "patients",
+        "batch",
+        "epochs",
+        "round",
+        "attack",
+        "found",
+        "error",
+    ]
     return table(lines, [*header, "mean patient", "nearest other"])
 
 
@@ -291,7 +362,9 @@ def inversion() -> str:
 # Labels
 
 
-def shares_from_bias(seen: Seen, model: FlatModel, others: Tensor, steps: int, rate: float) -> Tensor:
+def shares_from_bias(
+    seen: Seen, model: FlatModel, others: Tensor, steps: int, rate: float
+) -> Tensor:
     """Estimate the shares of the classes from the change of the last bias alone.
 
     A step changes it by -rate (mean p - c), with p the softmax of the batch and c its classes' shares. So c is about
@@ -314,38 +387,72 @@ def overlap(a: Tensor, b: Tensor) -> float:
 
 
 def labels_of(
-    dataset: str, model: str, epochs: int, rounds: Sequence[int], more: Mapping[str, Any] | None = None
+    dataset: str,
+    model: str,
+    epochs: int,
+    rounds: Sequence[int],
+    more: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Return the overlap of the estimated and the true histogram in these rounds, mean over silos."""
-    given = {"dataset": dataset, "model": model, "local-epochs": epochs, "batch-size": 10, "silos": 12}
-    given |= {"partition": "dirichlet", "dirichlet.beta": 0.3, "rounds": max(rounds), **(more or {})}
+    given = {
+        "dataset": dataset,
+        "model": model,
+        "local-epochs": epochs,
+        "batch-size": 10,
+        "silos": 12,
+    }
+    given |= {
+        "partition": "dirichlet",
+        "dirichlet.beta": 0.3,
+        "rounds": max(rounds),
+        **(more or {}),
+    }
     settings = parse_settings({**PLAIN, **given})
     strategy, seen = watch(given)
     parts = {silo_name(i): part_of(settings.division, i) for i in range(12)}
     shape, classes = next(iter(parts.values())).input_shape, next(iter(parts.values())).classes
     name, options = settings.model_for(shape)
     network = flat_model(name, shape, classes, options, "cpu", None)
-    agreed = [standardisation(p.train.x, settings.common.normalization, strategy.plan.numbers) for p in parts.values()]
+    agreed = [
+        standardisation(p.train.x, settings.common.normalization, strategy.plan.numbers)
+        for p in parts.values()
+    ]
     samples = [
-        samples_on(p, torch.device("cpu"), a, ((), ()))[0][2] for p, a in zip(parts.values(), agreed, strict=True)
+        samples_on(p, torch.device("cpu"), a, ((), ()))[0][2]
+        for p, a in zip(parts.values(), agreed, strict=True)
     ]
     others = torch.cat([test.take(slice(None))[0] for test in samples])
-    true = {n: torch.bincount(torch.from_numpy(p.train.y), minlength=classes) for n, p in parts.items()}
+    true = {
+        n: torch.bincount(torch.from_numpy(p.train.y), minlength=classes)
+        for n, p in parts.items()
+    }
     found: dict[int, list[float]] = {r: [] for r in rounds}
     for s in (s for s in seen if s.round in found):
         n = int(true[s.silo].sum())
-        shares = shares_from_bias(s, network, others, epochs * -(-n // 10), settings.common.learning_rate)
+        shares = shares_from_bias(
+            s, network, others, epochs * -(-n // 10), settings.common.learning_rate
+        )
         found[s.round].append(overlap(shares, true[s.silo] / n))
     everyone = torch.stack(list(true.values())).sum(0).float()
-    guess = statistics.fmean(overlap(everyone / everyone.sum(), t / t.sum()) for t in true.values())
-    return [f"{dataset}, {model}", str(epochs), *(f"{statistics.fmean(found[r]):.2f}" for r in rounds), f"{guess:.2f}"]
+    guess = statistics.fmean(
+        overlap(everyone / everyone.sum(), t / t.sum()) for t in true.values()
+    )
+    return [
+        f"{dataset}, {model}",
+        str(epochs),
+        *(f"{statistics.fmean(found[r]):.2f}" for r in rounds),
+        f"{guess:.2f}",
+    ]
 
 
 def labels() -> str:
     rounds = (1, 2, 5, 20)
     subjects = [("breast-cancer", "mlp"), ("digits", "mlp"), ("digits", "small-cnn")]
     lines = [labels_of(*one, epochs, rounds) for one in subjects for epochs in (1, 2, 5)]
-    return table(lines, ["data, network", "epochs", *(f"round {r}" for r in rounds), "guess: all silos' mean"])
+    return table(
+        lines,
+        ["data, network", "epochs", *(f"round {r}" for r in rounds), "guess: all silos' mean"],
+    )
 
 
 MEASURED = {"inversion": inversion, "labels": labels}
@@ -361,7 +468,9 @@ def main(arguments: Sequence[str]) -> None:
         return
     unknown = [a for a in arguments if a not in MEASURED]
     if unknown or not arguments:
-        raise SystemExit(f"python -m benchmarks.privacy {' '.join(MEASURED)}: one of these, or both; or dp")
+        raise SystemExit(
+            f"python -m benchmarks.privacy {' '.join(MEASURED)}: one of these, or both; or dp"
+        )
     for name in arguments:
         print(MEASURED[name]())
 

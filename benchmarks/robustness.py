@@ -63,7 +63,9 @@ from strategies.base.state import GLOBAL
 from strategies.base.transport.payload import array_record, tensor_of
 
 SILOS, TARGET = 12, 0
-FILES = lru_cache(maxsize=2 * SILOS)(local_data._own_file.__wrapped__)  # a process has one silo's data, here it has all
+FILES = lru_cache(maxsize=2 * SILOS)(
+    local_data._own_file.__wrapped__
+)  # a process has one silo's data, here it has all
 RUN: dict[str, Any] = {
     "threads": 1,
     "device": "cpu",
@@ -98,7 +100,12 @@ SENT: Mapping[str, Callable[[Tensor], Tensor]] = {
     "x100": lambda v: 100 * v,
     "noise": noise,
 }
-STEPS: Mapping[str, float] = {"-45 steps": -45, "backdoor": 10, "own steps -1": -1, "own steps 9": 9}
+STEPS: Mapping[str, float] = {
+    "-45 steps": -45,
+    "backdoor": 10,
+    "own steps -1": -1,
+    "own steps 9": 9,
+}
 AGAINST: Mapping[str, float] = {"collusion 10": 10, "collusion 1.4": 1.4}
 ATTACKS = (
     *("sign-flip", "x10", "-45 steps", "noise", "lied n", "label-flip", "backdoor", "drift"),
@@ -123,11 +130,21 @@ class Colluding(InProcessGrid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         replies = list(super().pull_messages(message_ids))
-        trained = [r for r in replies if r.metadata.message_type == MessageType.TRAIN and not r.has_error()]
+        trained = [
+            r
+            for r in replies
+            if r.metadata.message_type == MessageType.TRAIN and not r.has_error()
+        ]
         by_node = {r.metadata.src_node_id: r for r in trained}
-        lying, honest = ([n for n in by_node if (n <= self.liars) == lies] for lies in (True, False))
-        for key in list(trained[0].content.array_records) if self.factor and trained and honest else []:
-            sent = {n: tensor_of(by_node[n].content.array_records[key]["vector"]) for n in by_node}
+        lying, honest = (
+            [n for n in by_node if (n <= self.liars) == lies] for lies in (True, False)
+        )
+        for key in (
+            list(trained[0].content.array_records) if self.factor and trained and honest else []
+        ):
+            sent = {
+                n: tensor_of(by_node[n].content.array_records[key]["vector"]) for n in by_node
+            }
             starts = {n: start_of(self.asked[n], vector) for n, vector in sent.items()}
             steps = torch.stack([sent[n] - starts[n] for n in honest])
             mean = steps.mean(0)
@@ -141,7 +158,9 @@ def start_of(message: Message, vector: Tensor) -> Tensor:
     """Return the model that a silo received, or 0 where its sent vector has another length."""
     record = message.content.array_records.get(f"model.{GLOBAL}")
     start = None if record is None else tensor_of(record["vector"])
-    return start if start is not None and start.shape == vector.shape else torch.zeros_like(vector)
+    return (
+        start if start is not None and start.shape == vector.shape else torch.zeros_like(vector)
+    )
 
 
 def cornered(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -153,7 +172,9 @@ def cornered(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return marked
 
 
-def poisoned(attack: str, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any], classes: int) -> tuple[Any, Any]:
+def poisoned(
+    attack: str, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any], classes: int
+) -> tuple[Any, Any]:
     """Return the data on which an attacker trains."""
     if attack in ("label-flip", "lied n"):
         return x, classes - 1 - y
@@ -180,7 +201,11 @@ class Federation:
         grid = Colluding(self.app, SILOS, self.settings.flat())  # type: ignore[arg-type]
         grid.liars, grid.factor = self.liars, AGAINST.get(self.attack, 0.0)
         for i, context in enumerate(grid.contexts.values()):
-            context.node_config = {"name": self.names[i], "data": str(self.file(i)), "policy": "public"}
+            context.node_config = {
+                "name": self.names[i],
+                "data": str(self.file(i)),
+                "policy": "public",
+            }
         self.loop = RoundLoop(grid, self.settings)
         with flower_identity(), mock.patch.object(local_data, "_own_file", FILES):
             self.strategy = self.loop.run()
@@ -188,7 +213,10 @@ class Federation:
         return self.loop
 
     def file(self, i: int) -> Path:
-        part, file = self.parts[i], self.folder / f"{self.names[i]}-{self.attack}-{i < self.liars}.npz"
+        part, file = (
+            self.parts[i],
+            self.folder / f"{self.names[i]}-{self.attack}-{i < self.liars}.npz",
+        )
         if not file.exists():
             arrays: dict[str, Any] = {}
             for split in ("train", "val", "test"):
@@ -203,7 +231,10 @@ class Federation:
         reply = client_app(message, context)
         if context.node_config["name"] not in self.names[: self.liars] or reply.has_error():
             return reply
-        if message.metadata.message_type == MessageType.QUERY and self.attack in ("lied n", "-45 steps"):
+        if message.metadata.message_type == MessageType.QUERY and self.attack in (
+            "lied n",
+            "-45 steps",
+        ):
             next(iter(reply.content.config_records.values()))["n_train"] = 10**6
         if message.metadata.message_type == MessageType.TRAIN:
             for key, record in list(reply.content.array_records.items()):
@@ -225,7 +256,8 @@ class Federation:
         found = {
             r.silo: r.value
             for r in self.loop.history.rows
-            if (r.snapshot, r.split, r.metric) == (reports, "test", "accuracy") and r.round <= last
+            if (r.snapshot, r.split, r.metric) == (reports, "test", "accuracy")
+            and r.round <= last
         }
         values = [found.get(name, 0.0) for name in self.names[self.liars :]]
         return 100 * float(np.mean(np.nan_to_num(values)))
@@ -240,13 +272,21 @@ class Federation:
         name, options = self.settings.model_for(shape)
         model = flat_model(name, shape, self.classes, options, "cpu", None)
         shared = self.strategy.state.arrays.get(GLOBAL)
-        one = shared is not None and len(shared) == model.layout.size and self.strategy.info.reports == "received"
+        one = (
+            shared is not None
+            and len(shared) == model.layout.size
+            and self.strategy.info.reports == "received"
+        )
         hits = total = 0
-        for part, context in list(zip(self.parts, self.contexts.values(), strict=True))[self.liars :]:
+        for part, context in list(zip(self.parts, self.contexts.values(), strict=True))[
+            self.liars :
+        ]:
             arrays: Any = context.state["arrays"]
             model.load(shared if one and shared is not None else tensor_of(arrays["personal"]))
             others = part.test.y != TARGET
-            found = predict(model, Samples(cornered(part.test.x[others]), part.test.y[others])).argmax(1)
+            found = predict(
+                model, Samples(cornered(part.test.x[others]), part.test.y[others])
+            ).argmax(1)
             hits, total = hits + int((found == TARGET).sum()), total + len(found)
         return 100 * hits / max(total, 1)
 
@@ -254,7 +294,9 @@ class Federation:
 def cell(strategy: str, attack: str, liars: int, folder: Path, **changes: Any) -> str:
     """Return one cell of the table: the accuracy, and for the backdoor its success rate."""
     given = {k.replace("_", "-"): v for k, v in changes.items()}
-    federation = Federation(parse_settings({**RUN, "strategy": strategy, **given}), attack, liars, folder)
+    federation = Federation(
+        parse_settings({**RUN, "strategy": strategy, **given}), attack, liars, folder
+    )
     try:
         federation.run()
     except RuntimeError:  # no usable update is left
@@ -263,8 +305,22 @@ def cell(strategy: str, attack: str, liars: int, folder: Path, **changes: Any) -
     return f"{found} / {federation.turned():.0f}" if attack == "backdoor" else found
 
 
-RULES_TRIED = ("screen", "clip", "geometric-median", "multi-krum", "trimmed-mean", "median", "krum", "none")
-WORST = ("sign-flip", "-45 steps", "noise", "lied n")  # of one liar, over the rules and data sets of FedAvg's table
+RULES_TRIED = (
+    "screen",
+    "clip",
+    "geometric-median",
+    "multi-krum",
+    "trimmed-mean",
+    "median",
+    "krum",
+    "none",
+)
+WORST = (
+    "sign-flip",
+    "-45 steps",
+    "noise",
+    "lied n",
+)  # of one liar, over the rules and data sets of FedAvg's table
 
 
 def pictures(folder: Path) -> str:
@@ -279,11 +335,20 @@ def attacks(rules: Sequence[str]) -> None:
     rows: list[list[str]] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        sets = {"digits": "digits", "breast-cancer": "breast-cancer", "fashion-mnist": pictures(folder)}
-        for rule, (title, dataset), liars in itertools.product(rules or RULES_TRIED, sets.items(), (1, 3)):
+        sets = {
+            "digits": "digits",
+            "breast-cancer": "breast-cancer",
+            "fashion-mnist": pictures(folder),
+        }
+        for rule, (title, dataset), liars in itertools.product(
+            rules or RULES_TRIED, sets.items(), (1, 3)
+        ):
             (folder / title).mkdir(exist_ok=True)
             options = {"dataset": dataset, "robust": rule, "robust_attackers": liars}
-            cells = [cell("fedavg", attack, liars, folder / title, **options) for attack in ("no attack", *ATTACKS)]
+            cells = [
+                cell("fedavg", attack, liars, folder / title, **options)
+                for attack in ("no attack", *ATTACKS)
+            ]
             add(rows, [title, str(liars), rule, *cells])
     print(table(rows, ["data", "attackers", "robust", "no attack", *ATTACKS]))
 
@@ -291,7 +356,11 @@ def attacks(rules: Sequence[str]) -> None:
 def mean_methods() -> list[str]:
     """Return the methods that declare one mean of whole vectors."""
     infos = {name: method.info for name, method in strategies().items()}
-    return sorted(name for name, info in infos.items() if bounded.steps_are_comparable(info) and not info.pooled)
+    return sorted(
+        name
+        for name, info in infos.items()
+        if bounded.steps_are_comparable(info) and not info.pooled
+    )
 
 
 def methods(names: Sequence[str]) -> None:
@@ -301,7 +370,10 @@ def methods(names: Sequence[str]) -> None:
         for name in names or mean_methods():
             options = {"robust": "screen"}
             try:
-                cells = [cell(name, attack, 1, Path(folder), **options) for attack in ("no attack", *WORST)]
+                cells = [
+                    cell(name, attack, 1, Path(folder), **options)
+                    for attack in ("no attack", *WORST)
+                ]
             except UserError as error:  # FedBN is for networks with BatchNorm
                 cells = [str(error), *[""] * len(WORST)]
             add(rows, [name, *cells])
@@ -330,13 +402,24 @@ def cost(seeds: Sequence[str]) -> None:
                 settings |= {"rounds": rounds, "evaluate-every": rounds}
                 settings |= {"robust": rule, "weight-cap": 5.0 if rule == "screen" else 0.0}
                 (folder := Path(name) / f"{dataset}-{beta}-{seed}").mkdir(exist_ok=True)
-                federation = Federation(parse_settings({**settings, "strategy": "fedavg"}), "no attack", 0, folder)
+                federation = Federation(
+                    parse_settings({**settings, "strategy": "fedavg"}), "no attack", 0, folder
+                )
                 federation.run()
                 found[rule].append(federation.honest())
             change = np.subtract(found["screen"], found["none"])
             error = change.std(ddof=1) / len(change) ** 0.5
             mean = f"{np.mean(found['none']):.1f}"
-            add(rows, [dataset, f"{beta:g}", str(rounds), mean, f"{change.mean():+.2f} ± {error:.2f}"])
+            add(
+                rows,
+                [
+                    dataset,
+                    f"{beta:g}",
+                    str(rounds),
+                    mean,
+                    f"{change.mean():+.2f} ± {error:.2f}",
+                ],
+            )
     print(table(rows, ["data", "dirichlet.beta", "rounds", "none", "screen - none"]))
 
 
@@ -369,7 +452,15 @@ def ratios(methods: Sequence[str]) -> None:
             for changes in PARTITIONS.values():
                 largest.clear()
                 try:
-                    settings = parse_settings({**RUN, "rounds": 20, "evaluate-every": 0, **changes, "strategy": method})
+                    settings = parse_settings(
+                        {
+                            **RUN,
+                            "rounds": 20,
+                            "evaluate-every": 0,
+                            **changes,
+                            "strategy": method,
+                        }
+                    )
                     grid = InProcessGrid(client_app, settings.common.silos, settings.flat())
                     with flower_identity():
                         RoundLoop(grid, settings).run()
@@ -382,14 +473,20 @@ def ratios(methods: Sequence[str]) -> None:
     print(table(rows, ["method", *PARTITIONS]))
 
 
-STEPS_OF: Sequence[Mapping[str, Any]] = ({}, {"dirichlet.beta": 0.1}, {"learning-rate": 0.2, "local-epochs": 5})
+STEPS_OF: Sequence[Mapping[str, Any]] = (
+    {},
+    {"dirichlet.beta": 0.1},
+    {"learning-rate": 0.2, "local-epochs": 5},
+)
 
 
 def steps(methods: Sequence[str]) -> None:
     """Print per method the maximum and the 99th percentile over silos and 8 rounds of three kinds of run."""
     found: list[float] = []
 
-    def note(silo: str, this: int, received: Tensor, last: Tensor, most: float, *, first: bool) -> None:
+    def note(
+        silo: str, this: int, received: Tensor, last: Tensor, most: float, *, first: bool
+    ) -> None:
         if not first:
             found.append(float((received - last).norm() / last.norm()))
 
@@ -402,10 +499,18 @@ def steps(methods: Sequence[str]) -> None:
             found.clear()
             try:
                 for changes in STEPS_OF:
-                    given = {**RUN, "rounds": 8, "evaluate-every": 0, **changes, "strategy": method}
+                    given = {
+                        **RUN,
+                        "rounds": 8,
+                        "evaluate-every": 0,
+                        **changes,
+                        "strategy": method,
+                    }
                     settings = parse_settings(given)
                     with flower_identity():
-                        RoundLoop(InProcessGrid(client_app, SILOS, settings.flat()), settings).run()
+                        RoundLoop(
+                            InProcessGrid(client_app, SILOS, settings.flat()), settings
+                        ).run()
             except UserError as error:
                 add(rows, [method, str(error), ""])
                 continue
@@ -416,4 +521,6 @@ def steps(methods: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
-    {"attacks": attacks, "methods": methods, "cost": cost, "ratios": ratios, "steps": steps}[sys.argv[1]](sys.argv[2:])
+    {"attacks": attacks, "methods": methods, "cost": cost, "ratios": ratios, "steps": steps}[
+        sys.argv[1]
+    ](sys.argv[2:])

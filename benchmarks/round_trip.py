@@ -98,15 +98,28 @@ def ours(silos: int, rounds: int, dataset: str = "mnist", local_epochs: int = 0)
     with homes() as folder:
         lines = [f"  - {{name: hospital-{i + 1:02d}, data: demo}}" for i in range(silos)]
         demo = f"demo: {{dataset: {dataset}, partition: iid, seed: 42}}"
-        (folder / "federation.yaml").write_text("\n".join(["name: round-trip", demo, "silos:", *lines, ""]))
-        federation = local.up(read_federation(folder / "federation.yaml"), echo=lambda line: None)
+        (folder / "federation.yaml").write_text(
+            "\n".join(["name: round-trip", demo, "silos:", *lines, ""])
+        )
+        federation = local.up(
+            read_federation(folder / "federation.yaml"), echo=lambda line: None
+        )
         try:
-            values = {"strategy": "fedavg", "model": "fedala-cnn", "rounds": rounds, "local-epochs": local_epochs}
+            values = {
+                "strategy": "fedavg",
+                "model": "fedala-cnn",
+                "rounds": rounds,
+                "local-epochs": local_epochs,
+            }
             out = submit.run({**values, "evaluate-every": 0, "out": str(folder / "out")})
         finally:
             processes.end(processes.find(federation.directory), grace=5.0)
         with (out / "history.csv").open() as file:
-            return [float(r["value"]) for r in csv.DictReader(file) if r["metric"] == "round_seconds"][1:]
+            return [
+                float(r["value"])
+                for r in csv.DictReader(file)
+                if r["metric"] == "round_seconds"
+            ][1:]
 
 
 def plain(silos: int, rounds: int) -> list[float]:
@@ -115,7 +128,11 @@ def plain(silos: int, rounds: int) -> list[float]:
         stack.callback(lambda: processes.end(processes.find(folder), grace=5.0))
         fleet, control, *ports = free_ports(silos + 2)
         # Not `environment()`: the SuperExec's poll interval is part of the comparison.
-        inherited = {**os.environ, **FLOWER, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        inherited = {
+            **os.environ,
+            **FLOWER,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        }
 
         def start(part: str, *command: str) -> None:
             log = folder / f"{part}.log"
@@ -156,7 +173,10 @@ def plain(silos: int, rounds: int) -> list[float]:
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while not times.exists() or len(times.read_text().splitlines()) < rounds:
             if time.monotonic() > deadline:
-                raise RuntimeError("the plain app does not end: " + (folder / "superlink.log").read_text()[-2000:])
+                raise RuntimeError(
+                    "the plain app does not end: "
+                    + (folder / "superlink.log").read_text()[-2000:]
+                )
             time.sleep(1)
         return [float(line) for line in times.read_text().splitlines()][1:]
 
@@ -166,7 +186,11 @@ def homes() -> Iterator[Path]:
     """Context with a temporary folder for all output, which contains this process's home folders."""
     before = dict(os.environ)
     with tempfile.TemporaryDirectory() as name:
-        os.environ |= {"XDG_STATE_HOME": f"{name}/state", "FLWR_HOME": f"{name}/flower", **FLOWER}
+        os.environ |= {
+            "XDG_STATE_HOME": f"{name}/state",
+            "FLWR_HOME": f"{name}/flower",
+            **FLOWER,
+        }
         try:
             yield Path(name)
         finally:
@@ -196,7 +220,10 @@ def compare_stays(given: argparse.Namespace) -> None:
     rows = [
         [
             name,
-            *(f"{statistics.median(part):.2f} ({min(part):.2f} to {max(part):.2f})" for part in zip(*of, strict=True)),
+            *(
+                f"{statistics.median(part):.2f} ({min(part):.2f} to {max(part):.2f})"
+                for part in zip(*of, strict=True)
+            ),
         ]
         for name, of in found.items()
     ]
@@ -204,7 +231,9 @@ def compare_stays(given: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", nargs="?", choices=("plain", "stays"), default="plain")
     parser.add_argument("--silos", type=int, default=12)
     parser.add_argument("--dataset", default="mnist")
@@ -217,10 +246,16 @@ def main() -> None:
         return compare_stays(given)
     rows, ratios = [], []
     for turn in range(given.repeats):
-        seconds = {"plain": plain(given.silos, given.plain_rounds), "silofl": ours(given.silos, given.rounds)}
+        seconds = {
+            "plain": plain(given.silos, given.plain_rounds),
+            "silofl": ours(given.silos, given.rounds),
+        }
         means = {name: statistics.mean(values) for name, values in seconds.items()}
         ratios.append(means["silofl"] / means["plain"])
-        row = [f"{m:.2f} ({min(seconds[n]):.2f} to {max(seconds[n]):.2f})" for n, m in means.items()]
+        row = [
+            f"{m:.2f} ({min(seconds[n]):.2f} to {max(seconds[n]):.2f})"
+            for n, m in means.items()
+        ]
         rows.append([str(turn + 1), *row, f"{ratios[-1]:.3f}"])
     print(table(rows, ["turn", "plain Flower, s per round", "silofl, s per round", "ratio"]))
     print(f"\nmedian ratio {statistics.median(ratios):.3f}")

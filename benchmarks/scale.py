@@ -24,7 +24,9 @@ from benchmarks.common import Prepared, random_pictures, seconds, table
 MIB = 2**20
 
 
-def one(values: dict[str, Any], shape: list[int], samples: int, marks: list[int]) -> dict[str, Any]:
+def one(
+    values: dict[str, Any], shape: list[int], samples: int, marks: list[int]
+) -> dict[str, Any]:
     """Return resident memory in MiB before and after these rounds, its peak, and the seconds of the last round."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "random.npz")
@@ -46,10 +48,14 @@ def one(values: dict[str, Any], shape: list[int], samples: int, marks: list[int]
 
 
 def resident() -> float:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / MIB
+    return (
+        int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / MIB
+    )
 
 
-def measure(values: dict[str, Any], shape: list[int], samples: int, marks: list[int]) -> dict[str, Any]:
+def measure(
+    values: dict[str, Any], shape: list[int], samples: int, marks: list[int]
+) -> dict[str, Any]:
     """Run :func:`one` in a separate process."""
     case = json.dumps([values, shape, samples, marks])
     command = [sys.executable, "-m", "benchmarks.scale", "--case", case]
@@ -62,43 +68,75 @@ def silos() -> str:
     rows = []
     for strategy in ("fedavg", "apple"):
         for count in (3, 12, 40, 100):
-            values = {"strategy": strategy, "model": "fedala-cnn", "silos": count, "apple.max-downloads": 5}
+            values = {
+                "strategy": strategy,
+                "model": "fedala-cnn",
+                "silos": count,
+                "apple.max-downloads": 5,
+            }
             m = measure(values, [28, 28, 1], 64, [3])
             states = (m["memory"][0] - m["before"]) / (count * 4 * m["parameters"] / MIB)
             per_silo = 1000 * m["seconds"] / count
-            rows.append([strategy, str(count), f"{per_silo:.0f}", f"{m['peak']:.0f}", f"{states:.1f}"])
-    return table(rows, ["method", "silos", "ms per silo and round", "peak, MiB", "held per silo, models"])
+            rows.append(
+                [strategy, str(count), f"{per_silo:.0f}", f"{m['peak']:.0f}", f"{states:.1f}"]
+            )
+    return table(
+        rows, ["method", "silos", "ms per silo and round", "peak, MiB", "held per silo, models"]
+    )
 
 
 def parameters() -> str:
     rows = []
     for name, options in (("mlp", {"mlp.hidden": "76"}), ("fedala-cnn", {}), ("resnet18", {})):
-        m = measure({"strategy": "fedavg", "model": name, "silos": 12, **options}, [28, 28, 1], 32, [2])
+        m = measure(
+            {"strategy": "fedavg", "model": name, "silos": 12, **options}, [28, 28, 1], 32, [2]
+        )
         states = (m["memory"][0] - m["before"]) / (12 * 4 * m["parameters"] / MIB)
-        rows.append([name, f"{m['parameters']:,}", f"{m['seconds']:.2f}", f"{m['peak']:.0f}", f"{states:.1f}"])
-    return table(rows, ["model", "parameters", "seconds per round", "peak, MiB", "held per silo, models"])
+        rows.append(
+            [
+                name,
+                f"{m['parameters']:,}",
+                f"{m['seconds']:.2f}",
+                f"{m['peak']:.0f}",
+                f"{states:.1f}",
+            ]
+        )
+    return table(
+        rows, ["model", "parameters", "seconds per round", "peak, MiB", "held per silo, models"]
+    )
 
 
 def rounds() -> str:
     rows = []
     for strategy in ("fedavg", "apple", "fedfomo", "fedala"):
-        m = measure({"strategy": strategy, "model": "auto", "silos": 12}, [8, 8, 1], 64, [10, 50, 200])
-        rows.append([strategy, *(f"{value - m['memory'][0]:+.1f}" for value in m["memory"][1:])])
-    return table(rows, ["method", "MiB, round 50 over round 10", "MiB, round 200 over round 10"])
+        m = measure(
+            {"strategy": strategy, "model": "auto", "silos": 12}, [8, 8, 1], 64, [10, 50, 200]
+        )
+        rows.append(
+            [strategy, *(f"{value - m['memory'][0]:+.1f}" for value in m["memory"][1:])]
+        )
+    return table(
+        rows, ["method", "MiB, round 50 over round 10", "MiB, round 200 over round 10"]
+    )
 
 
 def resnet18() -> str:
     values = {"strategy": "apple", "model": "resnet18", "silos": 12, "batch-size": 16}
     m = measure(values, [32, 32, 3], 32, [1, 2, 3])
     model = 4 * m["parameters"] / MIB
-    rows = [[str(i + 1), f"{v:.0f}", f"{(v - m['before']) / model:.1f}"] for i, v in enumerate(m["memory"])]
+    rows = [
+        [str(i + 1), f"{v:.0f}", f"{(v - m['before']) / model:.1f}"]
+        for i, v in enumerate(m["memory"])
+    ]
     rows.append(["peak", f"{m['peak']:.0f}", f"{(m['peak'] - m['before']) / model:.1f}"])
     text = f"one model: {model:.1f} MiB ({m['parameters']:,} parameters)\n\n"
     return text + table(rows, ["after round", "MiB", "of it models"])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     known = {"silos": silos, "parameters": parameters, "rounds": rounds, "resnet18": resnet18}
     parser.add_argument("what", nargs="*", default=list(known), help=", ".join(known))
     parser.add_argument("--case", help=argparse.SUPPRESS)

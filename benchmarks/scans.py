@@ -41,14 +41,19 @@ def write_dicom(path: Path, pixels: Any, study: int, number: int, modality: str)
     dataset.file_meta = FileMetaDataset()
     dataset.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
     dataset.SOPClassUID = dataset.file_meta.MediaStorageSOPClassUID = CTImageStorage
-    dataset.SOPInstanceUID = dataset.file_meta.MediaStorageSOPInstanceUID = UID(f"1.2.9.{study}.{number}")
+    dataset.SOPInstanceUID = dataset.file_meta.MediaStorageSOPInstanceUID = UID(
+        f"1.2.9.{study}.{number}"
+    )
     dataset.PatientID, dataset.Modality, dataset.InstanceNumber = f"P{study}", modality, number
     dataset.StudyInstanceUID, dataset.SeriesInstanceUID = f"1.2.7.{study}", f"1.2.8.{study}"
     dataset.Rows, dataset.Columns = pixels.shape
     dataset.SamplesPerPixel, dataset.PhotometricInterpretation = 1, "MONOCHROME2"
     dataset.BitsAllocated, dataset.BitsStored, dataset.HighBit = 16, 16, 15
     dataset.PixelRepresentation = int(pixels.dtype.kind == "i")
-    dataset.ImageOrientationPatient, dataset.ImagePositionPatient = [1, 0, 0, 0, 1, 0], [0, 0, 1.5 * number]
+    dataset.ImageOrientationPatient, dataset.ImagePositionPatient = (
+        [1, 0, 0, 0, 1, 0],
+        [0, 0, 1.5 * number],
+    )
     dataset.PixelSpacing, dataset.RescaleSlope, dataset.RescaleIntercept = [0.7, 0.7], 1, 0
     dataset.PixelData = pixels.tobytes()
     dataset["PixelData"].VR = "OW"
@@ -72,11 +77,16 @@ def make(kind: str, folder: Path) -> None:
             lines = ["file,mask,patient"] if i == 0 else lines[:-1]
             write: Any = nibabel.Nifti1Image
             ball: Any = sum(
-                (np.arange(n).reshape(s) - 70 - i) ** 2 for n, s in zip((240, 240, 155), SHAPES, strict=True)
+                (np.arange(n).reshape(s) - 70 - i) ** 2
+                for n, s in zip((240, 240, 155), SHAPES, strict=True)
             )
-            nibabel.save(write((ball < 400).astype(np.uint8), np.eye(4)), folder / f"{i}_seg.nii.gz")
+            nibabel.save(
+                write((ball < 400).astype(np.uint8), np.eye(4)), folder / f"{i}_seg.nii.gz"
+            )
             for number, name in enumerate(SEQUENCES):
-                values = np.where(ball < 75**2, noise[:240, :240, None] // (16 + number), 0).astype(np.int16)
+                values = np.where(
+                    ball < 75**2, noise[:240, :240, None] // (16 + number), 0
+                ).astype(np.int16)
                 nibabel.save(write(values, np.eye(4)), folder / f"{i}_{name}.nii.gz")
                 lines.append(f"{i}_{name}.nii.gz,{i}_seg.nii.gz,P{i}")
     (folder / "l.csv").write_text("\n".join(lines) + "\n")
@@ -95,14 +105,20 @@ def plain(kind: str, name: str) -> None:
             made.append(onto(np.clip((values + 160) / 400, 0, 1)))
         elif kind == "xray":
             shown = dcmread(folder / "x" / f"{i}.dcm").pixel_array.astype(np.float32) / 4096
-            made.append(np.asarray(Image.fromarray(shown).resize((SIDE, SIDE), Image.Resampling.BILINEAR)))
+            made.append(
+                np.asarray(
+                    Image.fromarray(shown).resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+                )
+            )
         else:
             for name in SEQUENCES:
                 image: Any = nibabel.load(folder / f"{i}_{name}.nii.gz")
                 mask: Any = nibabel.load(folder / f"{i}_seg.nii.gz")
                 values = np.asarray(image.dataobj, np.float32).T[:, ::-1]
                 low, high = np.percentile(values, (0.5, 99.5))
-                made.append(onto(np.clip((values - np.float32(low)) / np.float32(high - low), 0, 1)))
+                made.append(
+                    onto(np.clip((values - np.float32(low)) / np.float32(high - low), 0, 1))
+                )
                 onto(np.asarray(mask.dataobj).T[:, ::-1], nearest=True)
     np.savez(folder / "plain.npz", x=np.stack(made))
 
@@ -116,7 +132,11 @@ def measured(work: str, *args: str) -> tuple[float, float]:
     said = "import time; print(time.process_time(), open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
     command = [sys.executable, "-c", f"import sys; {work}; {said}", *args]
     out = subprocess.run(
-        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, check=True, text=True
+        command,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
     )
     seconds, peak = out.stdout.splitlines()[-1].split()
     return float(seconds), int(peak) / 1024
@@ -128,8 +148,16 @@ def main(kinds: Sequence[str]) -> None:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             make(kind, folder)
-            source = [f"{name}/l.csv"] if kind == "nifti" else [f"{name}/x", "--labels-from", f"{name}/l.csv"]
-            floor = measured("from benchmarks.scans import plain; plain(sys.argv[1], sys.argv[2])", kind, name)
+            source = (
+                [f"{name}/l.csv"]
+                if kind == "nifti"
+                else [f"{name}/x", "--labels-from", f"{name}/l.csv"]
+            )
+            floor = measured(
+                "from benchmarks.scans import plain; plain(sys.argv[1], sys.argv[2])",
+                kind,
+                name,
+            )
             command = ["import", *source, *OPTIONS[kind], "--out", f"{name}/o.npz"]
             ours = measured("from server.cli.main import main; main(sys.argv[1:])", *command)
             ratios = [f"{mine / theirs:.2f}" for mine, theirs in zip(ours, floor, strict=True)]

@@ -17,7 +17,12 @@ from pathlib import Path
 from benchmarks.scans import measured
 
 # Rows, columns of numbers, decimals.
-KINDS = {"rounded": (340_000, 15, 3), "exact": (210_000, 15, 9), "wide": (60_000, 55, 15), "long": (3_000_000, 55, 3)}
+KINDS = {
+    "rounded": (340_000, 15, 3),
+    "exact": (210_000, 15, 9),
+    "wide": (60_000, 55, 15),
+    "long": (3_000_000, 55, 3),
+}
 GAPS = ("", "NA")
 
 
@@ -30,7 +35,12 @@ def make(kind: str, path: Path) -> None:
         file.write(f"Patient-ID;Aufnahme;Geschlecht;Station;{numbers};state\n")
         for i in range(rows):
             day = f"{own.randint(1, 28):02d}.{own.randint(1, 12):02d}.20{own.randint(10, 24)}"
-            cells = [f"P{i // 3:07d}", day, own.choice(("m", "w", "divers")), f"Station {own.randint(0, 11)}"]
+            cells = [
+                f"P{i // 3:07d}",
+                day,
+                own.choice(("m", "w", "divers")),
+                f"Station {own.randint(0, 11)}",
+            ]
             for k in range(count):
                 value = f"{own.gauss(50 + k, 10):.{decimals}f}".replace(".", ",")
                 cells.append(value if own.random() > 0.04 else own.choice(GAPS))
@@ -42,14 +52,32 @@ def main(kinds: Sequence[str]) -> None:
     for kind in kinds:
         with tempfile.TemporaryDirectory() as folder:
             make(kind, path := Path(folder) / "t.csv")
-            floor = measured("import pandas; pandas.read_csv(sys.argv[1], sep=';', decimal=',')", str(path))
-            options = ["--label", "state", "--patient", "Patient-ID", "--decimal", ",", "--out", f"{folder}/o.npz"]
-            ours = measured("from server.cli.main import main; main(sys.argv[1:])", "import", str(path), *options)
+            floor = measured(
+                "import pandas; pandas.read_csv(sys.argv[1], sep=';', decimal=',')", str(path)
+            )
+            options = [
+                "--label",
+                "state",
+                "--patient",
+                "Patient-ID",
+                "--decimal",
+                ",",
+                "--out",
+                f"{folder}/o.npz",
+            ]
+            ours = measured(
+                "from server.cli.main import main; main(sys.argv[1:])",
+                "import",
+                str(path),
+                *options,
+            )
             ratios = [f"{mine / theirs:.2f}" for mine, theirs in zip(ours, floor, strict=True)]
             rows.append([kind, *ratios, f"{ours[0]:.1f}", f"{ours[1]:.0f}"])
     from benchmarks.common import table  # imports PyTorch, which pandas does not need
 
-    print(table(rows, ["csv", "time over pandas'", "peak over pandas'", "seconds", "peak, MiB"]))
+    print(
+        table(rows, ["csv", "time over pandas'", "peak over pandas'", "seconds", "peak, MiB"])
+    )
 
 
 if __name__ == "__main__":

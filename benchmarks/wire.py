@@ -74,9 +74,13 @@ def units(values: dict[str, Any]) -> str:
         stated = tapped.prepared.strategy.bytes_down, tapped.prepared.strategy.bytes_up
         for messages, arrays in ((tapped.down, stated[0]), (tapped.up, stated[1])):
             whole = sum(sum(sizes(m).values()) for m in messages)
-            row.append(f"{whole / arrays:.4f}" if arrays else f"{whole / len(messages):.0f} bytes")
+            row.append(
+                f"{whole / arrays:.4f}" if arrays else f"{whole / len(messages):.0f} bytes"
+            )
         rows.append(row)
-    return table(rows, ["method", "stated, down", "up", "bytes down over stated", "bytes up over stated"])
+    return table(
+        rows, ["method", "stated, down", "up", "bytes down over stated", "bytes up over stated"]
+    )
 
 
 def growth(values: dict[str, Any]) -> str:
@@ -91,7 +95,9 @@ def growth(values: dict[str, Any]) -> str:
             uploaded |= sizes(message)
         got = sum(sum(sizes(m).values()) for m in tapped.down) / silos
         rows.append([str(silos), f"{sum(uploaded.values()) / model:.2f}", f"{got / model:.2f}"])
-    return table(rows, ["silos", "server to SuperLink, models", "SuperLink to one silo, models"])
+    return table(
+        rows, ["silos", "server to SuperLink, models", "SuperLink to one silo, models"]
+    )
 
 
 # Settings of the transport by name; APPLE has no sums of steps, and so only the first three.
@@ -125,19 +131,34 @@ def dtype(values: dict[str, Any]) -> str:
             accuracies = [100 * run["final"]["accuracy_mean"] for run in runs]
             shares = [f"{traffic[way] / whole[way]:.4f}" for way in ("up", "down")]
             mean = sum(accuracies) / len(accuracies)
-            rows.append([name, kind, *shares, f"{mean:.1f}", ", ".join(f"{a:.1f}" for a in accuracies)])
-    header = ["method", "wire-dtype", "up over float32", "down", "final accuracy (mean)", f"seeds {SEEDS}"]
+            rows.append(
+                [name, kind, *shares, f"{mean:.1f}", ", ".join(f"{a:.1f}" for a in accuracies)]
+            )
+    header = [
+        "method",
+        "wire-dtype",
+        "up over float32",
+        "down",
+        "final accuracy (mean)",
+        f"seeds {SEEDS}",
+    ]
     return table(rows, header)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", default=["units", "growth"], help="units, growth, dtype")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "what", nargs="*", default=["units", "growth"], help="units, growth, dtype"
+    )
     parser.add_argument("--dataset", default="digits")
     given = parser.parse_args()
     values = {"dataset": given.dataset, "partition": "iid", "silos": 12, "threads": 0}
     for name in given.what:
-        print(f"## {name}\n\n{ {'units': units, 'growth': growth, 'dtype': dtype}[name](values) }\n")
+        print(
+            f"## {name}\n\n{ {'units': units, 'growth': growth, 'dtype': dtype}[name](values) }\n"
+        )
 
 
 if __name__ == "__main__":

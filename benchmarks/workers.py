@@ -20,19 +20,31 @@ from server.simulation.workers import executor_of
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--workers", default="2")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--repeats", type=int, default=3)
     given = parser.parse_args()
-    values = {"strategy": "fedavg,apple,fedala", "seed": "1,2", "rounds": given.rounds, "threads": 1}
+    values = {
+        "strategy": "fedavg,apple,fedala",
+        "seed": "1,2",
+        "rounds": given.rounds,
+        "threads": 1,
+    }
     values |= {"local-epochs": 2, "batch-size": 10, "momentum": 0.5}
 
     def study(executor: StudyExecutor) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            simulate({**values, "out": str(Path(folder) / "run")}, quiet=True, executor=executor)
+            simulate(
+                {**values, "out": str(Path(folder) / "run")}, quiet=True, executor=executor
+            )
 
-    works = {"in turns": lambda: study(executor_of("1")), "side by side": lambda: study(executor_of(given.workers))}
+    works = {
+        "in turns": lambda: study(executor_of("1")),
+        "side by side": lambda: study(executor_of(given.workers)),
+    }
     times = interleaved(works, given.repeats)
     seconds = {name: f"{statistics.median(t):.1f} s" for name, t in times.items()}
     faster = ratios(times, "side by side")["in turns"]

@@ -9,7 +9,13 @@ from client.egress import release_summary
 from client.evidence import answer_evidence
 from client.exchange.answer import Result, answer, local_round
 from client.own_model import answer_own_model
-from client.reported import describe, describe_evaluated, keep_evaluated, keep_reported, note_candidate
+from client.reported import (
+    describe,
+    describe_evaluated,
+    keep_evaluated,
+    keep_reported,
+    note_candidate,
+)
 from client.session import ClientSession
 from client.survey import answer_survey
 from strategies.base.client import SiloClient
@@ -26,7 +32,9 @@ app = ClientApp()  # no annotation: Flower finds the app by reading this line
 def query(message: Message, session: ClientSession) -> RecordDict:
     """Return the silo's data summary."""
     asked = message.content.config_records.get("config")
-    return release_summary(session.data_summary(late=asked is not None and bool(asked.get("late"))))
+    return release_summary(
+        session.data_summary(late=asked is not None and bool(asked.get("late")))
+    )
 
 
 @app.query(SURVEY)
@@ -42,7 +50,13 @@ def survey(message: Message, session: ClientSession) -> RecordDict:
 def train(session: ClientSession, client: SiloClient) -> Result:
     """Train one round of the run's method; the silo's state is saved before the reply is sent."""
     config, snapshot = session.config, session.info.reports
-    keep_reported(client.state, config.get("reported"), snapshot, client.needed_to_predict, client.untrained())
+    keep_reported(
+        client.state,
+        config.get("reported"),
+        snapshot,
+        client.needed_to_predict,
+        client.untrained(),
+    )
     vectors, _, metrics = client.fit(session.parameters, config)
     metrics |= session.add_cost(client)
     describe(client, session.model_card(), metrics)
@@ -62,12 +76,18 @@ def evaluate(session: ClientSession, client: SiloClient) -> Result:
     config = session.config
     if NEWCOMER in config:
         return [], evaluate_newcomer(client, config)
-    kept = client.state.copy()  # changes that the method makes in order to evaluate are discarded
+    kept = (
+        client.state.copy()
+    )  # changes that the method makes in order to evaluate are discarded
     _, _, metrics = client.evaluate(session.parameters, config)
-    if session.info.trains and keep_evaluated(client, metrics, kept, session.info.reports, config):
+    if session.info.trains and keep_evaluated(
+        client, metrics, kept, session.info.reports, config
+    ):
         closing = not config["personal"]
         describe_evaluated(client, kept, session.model_card(), closing=closing)
-        session.store.save(kept, kept.numbers.get("round", 0), to_disk=config["save"] or closing)
+        session.store.save(
+            kept, kept.numbers.get("round", 0), to_disk=config["save"] or closing
+        )
     return [], metrics
 
 

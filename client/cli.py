@@ -26,7 +26,9 @@ def request(args: argparse.Namespace) -> None:
 
     key, file, asked = make_request(args.name, args.folder, args.out)
     print(f"{key}: the private key of {asked.name}; it stays here, and is worth a backup")
-    print(f"{file}: send it to the server's operator, and tell them the key's fingerprint another way, to compare:")
+    print(
+        f"{file}: send it to the server's operator, and tell them the key's fingerprint another way, to compare:"
+    )
     print(asked.fingerprint)
 
 
@@ -90,7 +92,10 @@ SIGNED_BY = (
         "nobody: the bundle may be unsigned (default: who signed this site's bundles before)",
         default="",
     ),
-    flag("--allow-older", "take a signed bundle that is older than the newest that this site has taken"),
+    flag(
+        "--allow-older",
+        "take a signed bundle that is older than the newest that this site has taken",
+    ),
 )
 
 COMMANDS = (
@@ -107,7 +112,10 @@ COMMANDS = (
                 type=Path,
             ),
         ),
-        examples=("silofl check-data ours.npz", "silofl check-data ours.npz --schema north.tar"),
+        examples=(
+            "silofl check-data ours.npz",
+            "silofl check-data ours.npz --schema north.tar",
+        ),
     ),
     Command(
         "request",
@@ -116,7 +124,9 @@ COMMANDS = (
         (
             option("name", "NAME", "the silo's name, as agreed with the server's operator"),
             option("--out", "FILE", "the request to write (default: NAME.request)", type=Path),
-            option("--folder", "DIR", "for Docker: where key, request and bundle go", type=Path),
+            option(
+                "--folder", "DIR", "for Docker: where key, request and bundle go", type=Path
+            ),
         ),
         examples=("silofl request north",),
         description="Make the site's private key, which stays here, and NAME.request for the server's "
@@ -127,7 +137,12 @@ COMMANDS = (
         "check-bundle",
         "whose bundle this is, and whether Docker has the image that they signed",
         check_bundle,
-        (option("bundle", "BUNDLE", "NAME.tar from silofl add-silo, or its folder", type=Path), *SIGNED_BY),
+        (
+            option(
+                "bundle", "BUNDLE", "NAME.tar from silofl add-silo, or its folder", type=Path
+            ),
+            *SIGNED_BY,
+        ),
         examples=("silofl check-bundle north.tar --signed-by SHA256:...",),
         description="Check the consortium's signature over a bundle, or over the folder unpacked from it, and "
         "that the image that its containers start is the one that was signed. Who signed is "
@@ -139,10 +154,17 @@ COMMANDS = (
         "take part as the silo of a bundle, without Docker",
         join,
         (
-            option("bundle", "BUNDLE", "NAME.tar from silofl add-silo, or its folder", type=Path),
+            option(
+                "bundle", "BUNDLE", "NAME.tar from silofl add-silo, or its folder", type=Path
+            ),
             option("--data", "FILE", "this hospital's .npz file", type=Path, required=True),
             option("--device", "DEVICE", "cpu or cuda:N (default: the bundle's)", default=""),
-            option("--policy", "FILE", "this hospital's policy.toml (default: the bundle's)", type=Path),
+            option(
+                "--policy",
+                "FILE",
+                "this hospital's policy.toml (default: the bundle's)",
+                type=Path,
+            ),
             *SIGNED_BY,
         ),
         examples=("silofl join north.tar --data ours.npz --policy policy.toml",),
@@ -181,20 +203,47 @@ COMMANDS = (
             ),
             option("--month", "YYYY-MM", "which month (default: the last one)", default=""),
             flag("--all-settings", "each run's settings that are silofl's defaults, too"),
-            option("--seen", "HASH", "a last hash from before: is that line still there?", default=""),
-            option("--first", "N", "the first line here: earlier ones lie elsewhere", type=int, default=1),
+            option(
+                "--seen",
+                "HASH",
+                "a last hash from before: is that line still there?",
+                default="",
+            ),
+            option(
+                "--first",
+                "N",
+                "the first line here: earlier ones lie elsewhere",
+                type=int,
+                default=1,
+            ),
             several(
                 "--receipts",
                 "FILE",
                 "the server's own copy of its receipts, receipts.jsonl of a run: does the log have what it signed?",
                 type=Path,
             ),
-            option("--study", "NAME", "what left in a study, as a committee gets it", default=""),
+            option(
+                "--study", "NAME", "what left in a study, as a committee gets it", default=""
+            ),
             option("--export", "FILE", "with --study: write that as JSON, signed", type=Path),
-            option("--sign-with", "FILE", "the silo's private key (default: the one here)", type=Path),
-            option("--check", "FILE", "a file of --export: who signed it, and what it says", type=Path),
+            option(
+                "--sign-with",
+                "FILE",
+                "the silo's private key (default: the one here)",
+                type=Path,
+            ),
+            option(
+                "--check",
+                "FILE",
+                "a file of --export: who signed it, and what it says",
+                type=Path,
+            ),
         ),
-        examples=("silofl audit", "silofl audit --month 2026-11", "silofl audit --study sepsis --export sepsis.json"),
+        examples=(
+            "silofl audit",
+            "silofl audit --month 2026-11",
+            "silofl audit --study sepsis --export sepsis.json",
+        ),
         description="Follow the chain of the site's audit log, and print a month of it: per run who asked, "
         "when, how often, what, how many bytes. Exit code 2 where a line was changed, taken out, "
         "moved or cut off.",

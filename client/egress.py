@@ -30,18 +30,33 @@ from strategies.base.state import BUFFERS
 from strategies.base.survey import RECORD as SURVEY_RECORD
 from strategies.base.survey import Answer, written_answer
 from strategies.base.transport.payload import Model, Number, Payload, Wire, encode
-from strategies.base.transport.reporting import PRIVACY, SCHEMA, SECONDS, SUMMARY, SUMS, WITHHELD, allowed_metrics
+from strategies.base.transport.reporting import (
+    PRIVACY,
+    SCHEMA,
+    SECONDS,
+    SUMMARY,
+    SUMS,
+    WITHHELD,
+    allowed_metrics,
+)
 
 
 def release_summary(summary: Mapping[str, Number]) -> RecordDict:
     """Return the content of the reply to a query. Raises UserError for an entry that is not on the list."""
     unknown = sorted(set(summary) - set(SUMMARY))
     if unknown:
-        raise UserError(f"{', '.join(unknown)}: not on the list of what a data summary may tell")
-    shown = {name: f"of {len(cast(list[float], v))} columns" if name in SUMS else v for name, v in summary.items()}
+        raise UserError(
+            f"{', '.join(unknown)}: not on the list of what a data summary may tell"
+        )
+    shown = {
+        name: f"of {len(cast(list[float], v))} columns" if name in SUMS else v
+        for name, v in summary.items()
+    }
     if SCHEMA in summary:
         schema = read_schema(str(summary[SCHEMA]))
-        shown[SCHEMA] = f"{len(schema.features)} columns, {len(schema.labels)} labels, SHA-256 {schema.digest[:16]}"
+        shown[SCHEMA] = (
+            f"{len(schema.features)} columns, {len(schema.labels)} labels, SHA-256 {schema.digest[:16]}"
+        )
     log(INFO, "%s sent its data summary: %s", summary["name"], shown)
     records = RecordDict({"summary": ConfigRecord({**summary})})
     tell_site(records, {"sums": [str(summary[WITHHELD])]} if WITHHELD in summary else {})
@@ -51,11 +66,16 @@ def release_summary(summary: Mapping[str, Number]) -> RecordDict:
 def tell_site(records: RecordDict, withheld: Mapping[str, Collection[str]]) -> None:
     """Add what was withheld, by rule; the site's process removes it from the reply. Skipped in a simulation."""
     if site_takes():
-        records[RECORD] = ConfigRecord({rule: sorted(items) for rule, items in withheld.items()})
+        records[RECORD] = ConfigRecord(
+            {rule: sorted(items) for rule, items in withheld.items()}
+        )
 
 
 def sift_metrics(
-    metrics: Mapping[str, float], counts: Mapping[str, int], least: float, released: Collection[str]
+    metrics: Mapping[str, float],
+    counts: Mapping[str, int],
+    least: float,
+    released: Collection[str],
 ) -> tuple[dict[str, float], dict[str, set[str]]]:
     """Return the metrics that may leave, and the withheld metrics or splits by rule.
 
@@ -83,9 +103,14 @@ def sift_metrics(
 
 def check_sent(client: SiloClient, vectors: Sequence[Tensor], policy: Policy) -> None:
     """Raise PolicyRefusedError if these vectors contain more than the silo's policy allows, whatever the method is."""
-    size, largest = client.model.layout.size, max((vector.numel() for vector in vectors), default=0)
+    size, largest = (
+        client.model.layout.size,
+        max((vector.numel() for vector in vectors), default=0),
+    )
     if not policy.whole_model and largest >= client.info.whole_from * size:
-        most = f": {client.info.whole_from:.0%} count as all" if client.info.whole_from < 1 else ""
+        most = (
+            f": {client.info.whole_from:.0%} count as all" if client.info.whole_from < 1 else ""
+        )
         raise PolicyRefusedError(
             f"{client.silo.name} refuses: its policy has {policy.line('whole_model')}, the run strategy = "
             f"{client.common.strategy}, which would send {largest} numbers of a model of {size}{most}"
@@ -114,15 +139,30 @@ def release(
     }
     for name in client.replies:
         if name not in client.info.sends_numbers:
-            raise UserError(f"{type(client).__name__} may not send '{name}': it is not in sends_numbers")
-    config: dict[str, Number] = {"round": client.round, "silo": client.silo.name, "samples": len(client.silo.train)}
-    records = encode(Payload(models, client.replies), config, Wire(client.common.wire_dtype), client.encoded)
-    released = set(policy.metrics) | ({client.silo.task.score, *ENDS} if SCORE in policy.metrics else set())
-    kept, withheld = sift_metrics(metrics, counts, max(min_samples, policy.min_metric_samples), released)
+            raise UserError(
+                f"{type(client).__name__} may not send '{name}': it is not in sends_numbers"
+            )
+    config: dict[str, Number] = {
+        "round": client.round,
+        "silo": client.silo.name,
+        "samples": len(client.silo.train),
+    }
+    records = encode(
+        Payload(models, client.replies), config, Wire(client.common.wire_dtype), client.encoded
+    )
+    released = set(policy.metrics) | (
+        {client.silo.task.score, *ENDS} if SCORE in policy.metrics else set()
+    )
+    kept, withheld = sift_metrics(
+        metrics, counts, max(min_samples, policy.min_metric_samples), released
+    )
     tell_site(records, withheld)
     records["metrics"] = MetricRecord({name: float(value) for name, value in kept.items()})
     size: dict[str, int | str] = {name: m.vector.numel() for name, m in models.items()}
-    size |= {name: f"{size[name]} as {c.dtype} {c.form} in {c.bytes} bytes" for name, c in client.encoded.items()}
+    size |= {
+        name: f"{size[name]} as {c.dtype} {c.form} in {c.bytes} bytes"
+        for name, c in client.encoded.items()
+    }
     log(
         INFO,
         "%s round %d sent: vectors %s, numbers %s, metrics %s",
@@ -138,18 +178,33 @@ def release(
 def release_own_model(client: SiloClient) -> RecordDict:
     """Return the content of the reply with the silo's own model, which the client's network holds, unchanged."""
     silo, model = client.silo.name, client.model
-    found = {OWN: model.vector.clone(), **({BUFFERS: model.buffers.clone()} if model.buffers.numel() else {})}
-    log(INFO, "%s sent its own model: %s numbers", silo, sum(vector.numel() for vector in found.values()))
+    found = {
+        OWN: model.vector.clone(),
+        **({BUFFERS: model.buffers.clone()} if model.buffers.numel() else {}),
+    }
+    log(
+        INFO,
+        "%s sent its own model: %s numbers",
+        silo,
+        sum(vector.numel() for vector in found.values()),
+    )
     models = {name: Model(vector, silo, client.round) for name, vector in found.items()}
     records = encode(Payload(models), {"round": client.round, "silo": silo})
     tell_site(records, {})
     return records
 
 
-def release_survey(silo: str, answer: Answer, withheld: Mapping[str, Collection[str]]) -> RecordDict:
+def release_survey(
+    silo: str, answer: Answer, withheld: Mapping[str, Collection[str]]
+) -> RecordDict:
     """Return the content of the reply to a survey. ``withheld``: what stays, by rule, for the audit log."""
     shown = [*answer["columns"], *answer["labels"]]
-    log(INFO, "%s sent a survey of %s", silo, ", ".join(shown) or "nothing but its number of samples")
+    log(
+        INFO,
+        "%s sent a survey of %s",
+        silo,
+        ", ".join(shown) or "nothing but its number of samples",
+    )
     records = RecordDict({SURVEY_RECORD: written_answer(answer)})
     tell_site(records, withheld)
     return records

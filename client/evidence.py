@@ -18,7 +18,14 @@ from client.exchange.disclosure import Question, claim, people_of
 from client.local_data import agreed_schema, is_own_file
 from client.reported import load_reported
 from client.session import ClientSession
-from models.evidence.measure import EVIDENCE, Ask, Evidence, conformal_intervals, conformal_sets, evidence_of
+from models.evidence.measure import (
+    EVIDENCE,
+    Ask,
+    Evidence,
+    conformal_intervals,
+    conformal_sets,
+    evidence_of,
+)
 from models.evidence.subgroups import subgroup_scores, suppressed
 from models.evidence.values import enough
 from models.privacy.noise import digest_of
@@ -40,17 +47,30 @@ def answer_evidence(message: Message, session: ClientSession) -> RecordDict:
     allowed = set(session.policy.metrics) & set(EVIDENCE)
     wanted, least = int(config["min_metric_samples"]), session.policy.min_metric_samples
     if not is_own_file(session.context) or session.policy.public:
-        least = max(wanted, least)  # at a hospital the run chooses no bins: two sizes would give the difference
+        least = max(
+            wanted, least
+        )  # at a hospital the run chooses no bins: two sizes would give the difference
     test = session.used_data.test
-    values, held = Evidence(), list[str]()  # with differential privacy nothing: evidence has no mechanism of its own
+    values, held = (
+        Evidence(),
+        list[str](),
+    )  # with differential privacy nothing: evidence has no mechanism of its own
     if allowed and not client.common.dp and test.people >= max(wanted, least):
         if not load_reported(client, reported := config.get("reported"), session.info.reports):
-            raise UserError(f"{client.silo.name} kept no model of round {reported!r:.20}, whose evidence is asked for")
+            raise UserError(
+                f"{client.silo.name} kept no model of round {reported!r:.20}, whose evidence is asked for"
+            )
         claim_evidence(client, session, least)
         values = measured(client, session, least)
-        if "subgroups" in allowed and test.subgroup is not None and COMMON not in config["numbers"]:
+        if (
+            "subgroups" in allowed
+            and test.subgroup is not None
+            and COMMON not in config["numbers"]
+        ):
             held = suppressed(test.subgroup, values)
-    return release_evidence(client, values, test.people, min_samples=least, policy=session.policy, suppressed=held)
+    return release_evidence(
+        client, values, test.people, min_samples=least, policy=session.policy, suppressed=held
+    )
 
 
 def measured(client: SiloClient, session: ClientSession, least: int) -> Evidence:
@@ -63,12 +83,16 @@ def measured(client: SiloClient, session: ClientSession, least: int) -> Evidence
         if not enough(data.units, least):
             return {}
         if isinstance(task, Regression):
-            return conformal_intervals(task, client.predicting(), test, data.units, thresholds, labels)
+            return conformal_intervals(
+                task, client.predicting(), test, data.units, thresholds, labels
+            )
         return conformal_sets(client.predicting(), test, data.units, thresholds[0])
     ask = Ask(least, client.common.evidence_horizon, labels)
     values = evidence_of(task, client.predicting(), test, client.silo.train, data.units, ask)
     if data.subgroup is not None:
-        values |= subgroup_scores(task, client.predicting(), test, data.subgroup, data.patient, least)
+        values |= subgroup_scores(
+            task, client.predicting(), test, data.subgroup, data.patient, least
+        )
     return values
 
 
@@ -76,9 +100,15 @@ def thresholds_of(common: object, task: Task, test: Samples) -> list[float]:
     """Return the common threshold, one per measurement if there are several. Raises UserError if it does not fit."""
     count, most = (test.y.shape[1], LARGEST_VALUE) if isinstance(task, Regression) else (1, 1.0)
     values: Any = common if count > 1 else [common]
-    fits = isinstance(values, list) and len(values) == count and (isinstance(task, Regression) or task.single_label)
+    fits = (
+        isinstance(values, list)
+        and len(values) == count
+        and (isinstance(task, Regression) or task.single_label)
+    )
     if not fits or not all(isinstance(v, float) and 0 <= v <= most for v in values):
-        raise UserError(f"the server sends {common!r:.80} as the common threshold, which does not fit {task.name}")
+        raise UserError(
+            f"the server sends {common!r:.80} as the common threshold, which does not fit {task.name}"
+        )
     return list(values)
 
 
@@ -86,7 +116,9 @@ def check_asked(session: ClientSession) -> None:
     """Raise UserError if a message asks for evidence that the run's settings do not have for this silo."""
     wanted = session.settings.common.evidence
     if wanted == "off" or (wanted == "auto" and is_own_file(session.context)):
-        raise UserError(f"{session.name} refuses: the run has evidence = {wanted}, and a message asks for it")
+        raise UserError(
+            f"{session.name} refuses: the run has evidence = {wanted}, and a message asks for it"
+        )
 
 
 def claim_evidence(client: SiloClient, session: ClientSession, least: int) -> None:
@@ -101,14 +133,31 @@ def claim_evidence(client: SiloClient, session: ClientSession, least: int) -> No
     common: Number | None = session.config["numbers"].get(COMMON)
     state = client.state
     arrays = [state.arrays[key] for key in client.needed_to_predict if key in state.arrays]
-    numbers = torch.tensor([float(state.numbers[key]) for key in client.needed_to_predict if key in state.numbers])
+    numbers = torch.tensor(
+        [float(state.numbers[key]) for key in client.needed_to_predict if key in state.numbers]
+    )
     model = digest_of(
-        [client.model.vector, client.model.buffers, *arrays, *([numbers] if client.needed_to_predict else [])]
+        [
+            client.model.vector,
+            client.model.buffers,
+            *arrays,
+            *([numbers] if client.needed_to_predict else []),
+        ]
     ).hex()
     asked, people = (
         f"{session.input_digest()} {least} {client.common.evidence_horizon!r}",
         people_of(session.used_data.test),
     )
-    claim(session, Question("evidence", model, hashlib.sha256(asked.encode()).hexdigest(), people))
+    claim(
+        session, Question("evidence", model, hashlib.sha256(asked.encode()).hexdigest(), people)
+    )
     if common is not None:
-        claim(session, Question("coverage", model, hashlib.sha256(f"{asked} {common!r}".encode()).hexdigest(), people))
+        claim(
+            session,
+            Question(
+                "coverage",
+                model,
+                hashlib.sha256(f"{asked} {common!r}".encode()).hexdigest(),
+                people,
+            ),
+        )

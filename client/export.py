@@ -90,11 +90,15 @@ def export_model(
     if which not in ("best", "last", "reported"):
         raise UserError(f"--which {which}: best, last or reported is needed here")
     if round is not None and which != "reported":
-        raise UserError(f"--round {round}: only of the reported model there are several rounds; leave it away")
+        raise UserError(
+            f"--round {round}: only of the reported model there are several rounds; leave it away"
+        )
     folder = find_states(source, silo, strategy, seed, run_id)
     state, chosen, about = choose(folder, source, which, round)
     if about.get("networks", 1) > 1:
-        raise UserError(f"the personal model of {about['method']} is {about['networks']} networks here: no file of one")
+        raise UserError(
+            f"the personal model of {about['method']} is {about['networks']} networks here: no file of one"
+        )
     more = about_recipe(about.get("recipe", "")) if recipe else {}
     card = checked_card(describe(state, chosen, about, which) | more, folder)
     parts = model_in(state.arrays, chosen.array)
@@ -104,13 +108,19 @@ def export_model(
         net = trained_network(card)
         net.load(parts[0], *parts[1:])
         if temperature is not None:
-            card = card.model_copy(update={"temperature": temperature_for(card, net, temperature)})
+            card = card.model_copy(
+                update={"temperature": temperature_for(card, net, temperature)}
+            )
         if conformal is not None:  # computed from the calibrated probabilities
-            card = card.model_copy(update={"conformal": conformal_for(card, net, conformal, coverage)})
+            card = card.model_copy(
+                update={"conformal": conformal_for(card, net, conformal, coverage)}
+            )
     return write_model(out, card, parts, onnx)
 
 
-def describe(state: State, chosen: Which, about: Mapping[str, Any], which: str) -> dict[str, Any]:
+def describe(
+    state: State, chosen: Which, about: Mapping[str, Any], which: str
+) -> dict[str, Any]:
     """Return the content of a card of a model in a silo's state, without a recipe."""
     return {
         "method": about["method"],
@@ -148,11 +158,15 @@ def write_model(out: Path, card: Card, parts: Parts, onnx: bool = False) -> Card
         raise UserError(f"{out} is a directory: give --out a file")
     if onnx:
         if onnx_file(out) == out:
-            raise UserError(f"--out {out}: the model itself is a .safetensors file; --onnx writes the .onnx beside it")
+            raise UserError(
+                f"--out {out}: the model itself is a .safetensors file; --onnx writes the .onnx beside it"
+            )
         whole = network(card)
         whole.module.load_state_dict(tensors)
         content, apart = onnx_of(card, whole)
-        made = Onnx(file=onnx_file(out).name, sha256=hashlib.sha256(content).hexdigest(), apart=apart)
+        made = Onnx(
+            file=onnx_file(out).name, sha256=hashlib.sha256(content).hexdigest(), apart=apart
+        )
         card = card.model_copy(update={"onnx": made})
         write_atomically(onnx_file(out), content)
     text = card.text
@@ -172,24 +186,38 @@ def when(snapshot: str, round: int, rounds: int) -> str:
     """Describe when a model was evaluated; the one received in the closing exchange is from after all rounds."""
     if round > rounds:
         return f"received after round {rounds}, the last"
-    return f"received at the start of round {round}" if snapshot == "received" else f"after training in round {round}"
+    return (
+        f"received at the start of round {round}"
+        if snapshot == "received"
+        else f"after training in round {round}"
+    )
 
 
-def choose(folder: Path, source: Path, which: str, round: int | None) -> tuple[State, Which, dict[str, Any]]:
+def choose(
+    folder: Path, source: Path, which: str, round: int | None
+) -> tuple[State, Which, dict[str, Any]]:
     """Return the state with the model, which of its models that is, and its description in the state."""
     files = sorted(folder.glob("round-*.safetensors"), reverse=True)
     newest = State.load(files[0])
     about = newest.numbers.get("model")
     if about is None:
-        raise UserError(f"{files[0]} does not say what model it holds: it is not a silo's state of this version")
+        raise UserError(
+            f"{files[0]} does not say what model it holds: it is not a silo's state of this version"
+        )
     numbers = newest.numbers
     if which != "reported":
         if "best_round" not in numbers:
-            raise UserError(f"{about['silo']} has not trained in this run, so it has no personal model; see --which")
+            raise UserError(
+                f"{about['silo']} has not trained in this run, so it has no personal model; see --which"
+            )
         rounds = {"best": "best_round", "last": "round"}
         metrics = {"best": "best_metrics", "last": "metrics"}
         array = "best" if which == "best" else "personal"
-        return newest, Which(array, "personal", numbers[rounds[which]], numbers.get(metrics[which], {})), about
+        return (
+            newest,
+            Which(array, "personal", numbers[rounds[which]], numbers.get(metrics[which], {})),
+            about,
+        )
     wanted = reported_round(source, about, round)
     kept: dict[int, tuple[State, Which]] = {}
     for state in [newest, *(State.load(file) for file in files[1:] if wanted is not None)]:
@@ -197,7 +225,9 @@ def choose(folder: Path, source: Path, which: str, round: int | None) -> tuple[S
             if entry in state.numbers:
                 of, metrics_of = state.numbers[entry]["round"], state.numbers[entry]["metrics"]
                 snapshot = about["reports"]
-                kept.setdefault(of, (state, Which(array_of(entry, snapshot), snapshot, of, metrics_of)))
+                kept.setdefault(
+                    of, (state, Which(array_of(entry, snapshot), snapshot, of, metrics_of))
+                )
     if not kept:
         raise UserError(
             f"{files[0]} holds no model that a report shows: no round was evaluated, or an earlier version wrote it; "
@@ -205,7 +235,9 @@ def choose(folder: Path, source: Path, which: str, round: int | None) -> tuple[S
         )
     known = " and ".join(map(str, sorted(kept)))
     if wanted is None and len(kept) > 1:
-        raise UserError(f"the report shows one of the models of rounds {known} of {about['silo']}: name it by --round")
+        raise UserError(
+            f"the report shows one of the models of rounds {known} of {about['silo']}: name it by --round"
+        )
     if wanted is not None and wanted not in kept:
         raise UserError(
             f"{about['silo']} kept no model of round {wanted}, but of {known}: a later reply of it did not count"
@@ -219,12 +251,23 @@ def reported_round(source: Path, about: Mapping[str, Any], round: int | None) ->
     if (source / "summary.json").is_file():
         try:
             runs = json.loads((source / "summary.json").read_text())["runs"]
-            run = next((r for r in runs if (r["strategy"], r["seed"]) == (about["method"], about["seed"])), None)
+            run = next(
+                (
+                    r
+                    for r in runs
+                    if (r["strategy"], r["seed"]) == (about["method"], about["seed"])
+                ),
+                None,
+            )
             found = run and run["per_silo"].get(about["silo"], {}).get("round")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{source / 'summary.json'} cannot be read: {error!r}; make the run again") from None
+            raise UserError(
+                f"{source / 'summary.json'} cannot be read: {error!r}; make the run again"
+            ) from None
     if round is not None and found not in (None, round):
-        raise UserError(f"--round {round}: the report of {source} shows {about['silo']} at round {found}")
+        raise UserError(
+            f"--round {round}: the report of {source} shows {about['silo']} at round {found}"
+        )
     return found if round is None else round
 
 
@@ -257,7 +300,9 @@ def described(card: Card) -> tuple[str, tuple[int, ...], Any, Head]:
     if is_custom(name):
         settings = CustomSettings(**given)
     elif own:
-        settings = build_settings(own, {key: given[f.name] for key, f in keys_of(own, name).items()}, name)
+        settings = build_settings(
+            own, {key: given[f.name] for key, f in keys_of(own, name).items()}, name
+        )
     return name, shape, settings, strategies()[head].head if head else None
 
 
@@ -271,7 +316,9 @@ def read_model(file: Path, allowed: str = "") -> tuple[Card, FlatModel]:
     except FileNotFoundError:
         raise UserError(f"there is no model {file}: silofl export makes one") from None
     except (OSError, ValueError) as error:
-        raise UserError(f"{file} is no exported model, or damaged ({error}); export it again") from None
+        raise UserError(
+            f"{file} is no exported model, or damaged ({error}); export it again"
+        ) from None
     beside = card_file(file)
     try:
         text = beside.read_bytes()
@@ -279,17 +326,25 @@ def read_model(file: Path, allowed: str = "") -> tuple[Card, FlatModel]:
         net = network(card)
         net.module.load_state_dict(tensors)
     except FileNotFoundError:
-        raise UserError(f"{file} lacks its card {beside.name}, which silofl export writes beside it") from None
+        raise UserError(
+            f"{file} lacks its card {beside.name}, which silofl export writes beside it"
+        ) from None
     except UserError:
         raise
     except DataError as error:
         raise UserError(str(error)) from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(f"the card {beside} cannot be used ({error!r}); export the model again") from None
+        raise UserError(
+            f"the card {beside} cannot be used ({error!r}); export the model again"
+        ) from None
     except RuntimeError:  # torch lists every tensor that does not fit, over many lines
-        raise UserError(f"the card {beside} is of another model than {file.name}; export it again") from None
+        raise UserError(
+            f"the card {beside} is of another model than {file.name}; export it again"
+        ) from None
     if texts.get(CARD, own := hashlib.sha256(text).hexdigest()) != own:
-        raise UserError(f"the card {beside} is damaged, or not the one that {file.name} came with; export it again")
+        raise UserError(
+            f"the card {beside} is damaged, or not the one that {file.name} came with; export it again"
+        )
     return card, net
 
 
@@ -300,27 +355,49 @@ def read_model(file: Path, allowed: str = "") -> tuple[Card, FlatModel]:
 FOLDERS = ("checkpoint/*/silos/*", "*/*/*/*", "*/*/*", "*/*", "*", ".")
 
 
-def find_states(source: Path, silo: str, strategy: str | None, seed: int | None, run_id: str = "") -> Path:
+def find_states(
+    source: Path, silo: str, strategy: str | None, seed: int | None, run_id: str = ""
+) -> Path:
     """Return the only folder below ``source`` with this silo's states, ``.../STRATEGY-SEED/[silos/]NAME[/run-ID]``."""
     if not source.is_dir():
-        raise UserError(f"there is no directory {source}: name a run directory, or a silo's state directory")
+        raise UserError(
+            f"there is no directory {source}: name a run directory, or a silo's state directory"
+        )
     root = source.resolve()
-    found = {file.parent for pattern in FOLDERS for file in root.glob(f"{pattern}/round-*.safetensors")}
+    found = {
+        file.parent
+        for pattern in FOLDERS
+        for file in root.glob(f"{pattern}/round-*.safetensors")
+    }
     if not found:
-        raise UserError(f"{source} holds no silo's state: name a run directory, or a silo's state directory")
+        raise UserError(
+            f"{source} holds no silo's state: name a run directory, or a silo's state directory"
+        )
     of_silo = sorted(folder for folder in found if silo_folder(folder).name == silo)
     if not of_silo:
         known = {silo_folder(folder).name for folder in found}
         raise UserError(str(unknown_name(f"silo in {source}:", silo, known)))
-    chosen = [folder for folder in of_silo if matches(run_key(folder), strategy, seed) and of_run(folder, run_id)]
+    chosen = [
+        folder
+        for folder in of_silo
+        if matches(run_key(folder), strategy, seed) and of_run(folder, run_id)
+    ]
     if len(chosen) == 1:
         return chosen[0]
     twins = Counter(run_label(folder, root) for folder in (chosen or of_silo))
     names = ", ".join(distinct_label(folder, root, twins) for folder in (chosen or of_silo))
     if chosen:
-        how = "--run-id" if len(twins) == 1 else "--strategy and --seed, or name one run's directory"
+        how = (
+            "--run-id"
+            if len(twins) == 1
+            else "--strategy and --seed, or name one run's directory"
+        )
         raise UserError(f"{source} holds several models of {silo}: {names}; choose with {how}")
-    asked = (strategy, None if seed is None else f"seed {seed}", f"run-id {run_id}" if run_id else None)
+    asked = (
+        strategy,
+        None if seed is None else f"seed {seed}",
+        f"run-id {run_id}" if run_id else None,
+    )
     wanted = " ".join(str(v) for v in asked if v is not None)
     raise UserError(f"{source} holds no model of {silo} by {wanted}; there are: {names}")
 
@@ -335,7 +412,9 @@ def run_label(folder: Path, root: Path) -> str:
     """Return a folder's label for messages: ``RUN/STRATEGY-SEED``, with RUN only if it is below ``root``."""
     above = silo_folder(folder).parent
     parts = above.relative_to(root).parts if above.is_relative_to(root) else ()
-    return "/".join(part for part in parts if part not in ("checkpoint", "silos")) or run_key(folder)
+    return "/".join(part for part in parts if part not in ("checkpoint", "silos")) or run_key(
+        folder
+    )
 
 
 def distinct_label(folder: Path, root: Path, twins: Mapping[str, int]) -> str:

@@ -30,7 +30,9 @@ ASKED = re.compile(r"allocate ([\d.]+ ?[KMGT]?i?B|\d+ bytes)")
 
 def is_users(error: BaseException) -> bool:
     """Return whether the user can fix the error: one line, exit code 2."""
-    return isinstance(error, UserError | DataError | SiteError | OSError) or is_out_of_memory(error)
+    return isinstance(error, UserError | DataError | SiteError | OSError) or is_out_of_memory(
+        error
+    )
 
 
 def line_of(error: BaseException, batch_size: int | None = None) -> str:
@@ -39,7 +41,11 @@ def line_of(error: BaseException, batch_size: int | None = None) -> str:
         return str(error)
     text = str(error)
     gpu = re.search(r"cuda|cublas|cudnn|gpu", text, re.I)
-    device = "the GPU (device = cuda)" if gpu else "this machine, or its container or job (device = cpu)"
+    device = (
+        "the GPU (device = cuda)"
+        if gpu
+        else "this machine, or its container or job (device = cpu)"
+    )
     batches = "batch-size" if batch_size is None else f"batch-size (it is {batch_size})"
     return (
         f"out of memory on {device}: lower {batches}, take a smaller network or smaller samples, run fewer processes "
@@ -58,24 +64,37 @@ def explain(error: Exception) -> tuple[int, str]:
     2: the user can fix it. 1: a run failed, or a fault of the program.
     """
     if is_fault(error):
-        logging.getLogger("silofl").error("a fault of silofl; please report it with these lines", exc_info=error)
+        logging.getLogger("silofl").error(
+            "a fault of silofl; please report it with these lines", exc_info=error
+        )
         return 1, f"{type(error).__name__}: {error}"
     if isinstance(error, OSError) and not is_out_of_memory(error):
-        return 2, ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
+        return 2, ": ".join(
+            str(part) for part in (error.filename, error.strerror or error) if part
+        )
     return 2 if is_users(error) else 1, line_of(error)
 
 
 def report(error: Exception, batch_size: int | None = None) -> str:
     """Log an error at ERROR, a fault of the program with its traceback; return the server's line."""
-    if is_out_of_memory(error):  # the server is not told how much was asked for: it may follow from the data's size
+    if is_out_of_memory(
+        error
+    ):  # the server is not told how much was asked for: it may follow from the data's size
         asked = ASKED.search(str(error))
-        log(ERROR, "%s%s", line := line_of(error, batch_size), f" (it asked for {asked[1]})" if asked else "")
+        log(
+            ERROR,
+            "%s%s",
+            line := line_of(error, batch_size),
+            f" (it asked for {asked[1]})" if asked else "",
+        )
         return line
     if is_users(error):
         log(ERROR, "%s", error)
         return f"{type(error).__name__}: {error}" if isinstance(error, OSError) else str(error)
     log(ERROR, "%s: %s", FAULT, error, exc_info=error)
-    return f"{type(error).__name__}{place_of(error)}: {FAULT}; its traceback is in the silo's log"
+    return (
+        f"{type(error).__name__}{place_of(error)}: {FAULT}; its traceback is in the silo's log"
+    )
 
 
 def place_of(error: BaseException) -> str:

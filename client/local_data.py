@@ -47,8 +47,12 @@ def silo_name(context: Context) -> str:
     if "partition-id" in config:
         index, parts = int(config["partition-id"]), int(config["num-partitions"])
         names = names_of(str(run.get("dataset", "")), str(run.get("partition", "")), parts)
-        return names[index] if index < len(names) else simulated_name(index)  # `open_data` refuses a surplus silo
-    raise UserError('this silo has no name: give its SuperNode --node-config \'name="hospital-01" data="FILE.npz"\'')
+        return (
+            names[index] if index < len(names) else simulated_name(index)
+        )  # `open_data` refuses a surplus silo
+    raise UserError(
+        'this silo has no name: give its SuperNode --node-config \'name="hospital-01" data="FILE.npz"\''
+    )
 
 
 def device_of(settings: RunSettings, context: Context) -> torch.device:
@@ -60,13 +64,18 @@ def device_of(settings: RunSettings, context: Context) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cpu":
         return torch.device(name)
-    if name.partition(":")[0] not in ("cpu", "cuda"):  # PyTorch has more, and some of them store no numbers
+    if name.partition(":")[0] not in (
+        "cpu",
+        "cuda",
+    ):  # PyTorch has more, and some of them store no numbers
         raise UserError(f"device '{name}' is unknown: auto, cpu, cuda or cuda:N is needed here")
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f"device '{name}' cannot be used here: {str(error).splitlines()[0]}") from error
+        raise UserError(
+            f"device '{name}' cannot be used here: {str(error).splitlines()[0]}"
+        ) from error
     return device
 
 
@@ -102,7 +111,9 @@ def _own_file(path: Path, stamp: int, validation: bool, task: str) -> SiloData:
     n - 1 samples would reveal one. It may not treat classes as measurements: their sums would reveal the class counts.
     """
     if task not in ("auto", *ONE_CLASS) and (own := read_silo_file(path).task) != task:
-        raise UserError(f"task = {task}: this silo's data file is for {own}, and only the file can say otherwise")
+        raise UserError(
+            f"task = {task}: this silo's data file is for {own}, and only the file can say otherwise"
+        )
     data = read_silo_file(path, task)
     return data if validation else replace(data, val=rows_of(data.val, np.arange(0)))
 
@@ -141,11 +152,17 @@ def pooled(data: SiloData, settings: RunSettings, context: Context) -> SiloData:
     Raises UserError outside a simulation.
     """
     if is_own_file(context):
-        raise UserError(f"{settings.common.strategy} needs all silos' data in one place: it runs in simulations only")
+        raise UserError(
+            f"{settings.common.strategy} needs all silos' data in one place: it runs in simulations only"
+        )
     c = settings.common
     names = names_of(c.dataset, c.partition, c.silos)
     trains = tuple(i for i, name in enumerate(names) if name not in c.held_out)
-    return pool_of(settings.division, trains) if int(context.node_config["partition-id"]) == trains[0] else data
+    return (
+        pool_of(settings.division, trains)
+        if int(context.node_config["partition-id"]) == trains[0]
+        else data
+    )
 
 
 def silo_policy(context: Context) -> Policy:
@@ -164,7 +181,9 @@ def agreed_classes(config: Mapping[str, Any], data: SiloData) -> int:
     """Return the number of classes that the server sends for all silos. Raises UserError if it is not possible."""
     classes = int(config["classes"])
     if config.get("task", data.task) != data.task:
-        raise UserError(f"the server says that the task is {config['task']}: this silo's labels are for {data.task}")
+        raise UserError(
+            f"the server says that the task is {config['task']}: this silo's labels are for {data.task}"
+        )
     if not data.classes <= classes <= MOST_CLASSES:
         raise UserError(
             f"the server says that there are {classes} classes: this silo has {data.classes}, and takes at most "
@@ -178,10 +197,19 @@ def weights_file(settings: RunSettings, context: Context) -> Path | None:
     named = settings.common.init_weights
     if not named or not is_own_file(context):
         return None
-    folder, name = str(context.node_config.get("weights") or os.environ.get("SILOFL_WEIGHTS", "")), Path(named).name
+    folder, name = (
+        str(context.node_config.get("weights") or os.environ.get("SILOFL_WEIGHTS", "")),
+        Path(named).name,
+    )
     if not folder or not (Path(folder) / name).is_file():
-        where = f"not in SILOFL_WEIGHTS={folder}" if folder else "and no SILOFL_WEIGHTS, the folder to put it into"
-        raise UserError(f"{silo_name(context)} lacks the weights that the run starts from: no {name[:80]}, {where}")
+        where = (
+            f"not in SILOFL_WEIGHTS={folder}"
+            if folder
+            else "and no SILOFL_WEIGHTS, the folder to put it into"
+        )
+        raise UserError(
+            f"{silo_name(context)} lacks the weights that the run starts from: no {name[:80]}, {where}"
+        )
     return Path(folder) / name
 
 
@@ -191,14 +219,20 @@ def tensors(given: tuple[Columns, Columns]) -> tuple[Tensor | None, Tensor | Non
 
 
 def samples_on(
-    data: SiloData, device: torch.device, inputs: tuple[Columns, Columns], labels: tuple[Columns, Columns]
+    data: SiloData,
+    device: torch.device,
+    inputs: tuple[Columns, Columns],
+    labels: tuple[Columns, Columns],
 ) -> OnDevice:
     """Return the three splits on the device, and a cache for models on them (see :class:`Silo`)."""
     wanted, kept = (device, inputs, labels), _ON_DEVICE.get(data)
     if kept is not None and kept[0] == wanted:
         return kept[1]
     (mean, std), of_labels = (tensors(given) for given in (inputs, labels))
-    train, val, test = (Samples(s.x, s.y, device, mean, std, of_labels) for s in (data.train, data.val, data.test))
+    train, val, test = (
+        Samples(s.x, s.y, device, mean, std, of_labels)
+        for s in (data.train, data.val, data.test)
+    )
     made: OnDevice = (train, val, test), {}
     _ON_DEVICE[data] = wanted, made
     return made

@@ -33,7 +33,9 @@ def answer_own_model(message: Message, session: ClientSession) -> RecordDict:
     for fault in own_model_faults(session.policy, context.run_config, sent):
         raise PolicyRefusedError(f"{session.name} refuses: {fault}")
     if not session.sends_own_model:
-        raise UserError(f"{session.name} sends no model of its own: {session.info.name} has one for all silos")
+        raise UserError(
+            f"{session.name} sends no model of its own: {session.info.name} has one for all silos"
+        )
     client, config = session.open_client(message), session.config
     client.round = int(config["round"])
     if client.networks > 1:
@@ -49,11 +51,15 @@ def answer_own_model(message: Message, session: ClientSession) -> RecordDict:
             f"{session.name} refuses: its model was also trained without keep-models = reported, or under another study"
         )
     if not load_reported(client, wanted := config.get("reported"), session.info.reports):
-        raise UserError(f"{session.name} kept no model of round {wanted!r:.20}, which is asked for")
+        raise UserError(
+            f"{session.name} kept no model of round {wanted!r:.20}, which is asked for"
+        )
     if is_own_file(context) and not session.policy.public:
         names = names_of(sent, int(context.run_id), client.state.numbers[TERMS]["runs"])
         model = digest_of([client.model.vector, client.model.buffers]).hex()
         data = cohort_of(context.node_config)
-        if fault := claim(context.node_config.get("state-dir"), names, session.name, data, model):
+        if fault := claim(
+            context.node_config.get("state-dir"), names, session.name, data, model
+        ):
             raise PolicyRefusedError(f"{session.name} refuses: {fault}")
     return release_own_model(client)

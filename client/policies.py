@@ -7,7 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from client.site.trust.bundle import joined_silos, read_bundle
-from client.site.trust.message_rules import method_faults, own_model_faults, privacy_faults, sends_whole, setting_faults
+from client.site.trust.message_rules import (
+    method_faults,
+    own_model_faults,
+    privacy_faults,
+    sends_whole,
+    setting_faults,
+)
 from client.site.trust.policy import EVIDENCE as SITE_EVIDENCE
 from client.site.trust.policy import RETIRED, Policy, Rules, parse_policy, read_policy
 from client.studies import place_of
@@ -28,7 +34,11 @@ def policy_at(what: Path | None) -> Policy:
         return place_of(None).policy
     if what.suffix == ".tar" or what.is_dir():
         text = read_bundle(what).get("policy.toml")
-        return Policy() if text is None else parse_policy(text.decode(errors="replace"), f"{what}/policy.toml")
+        return (
+            Policy()
+            if text is None
+            else parse_policy(text.decode(errors="replace"), f"{what}/policy.toml")
+        )
     return read_policy(str(what))
 
 
@@ -36,15 +46,31 @@ def policy_page(policy: Policy) -> str:
     """Return the page with the rules and their meaning, then the methods."""
     lines = [f"{policy.where}:", ""]
     width = max(len(policy.line(name)) for name in Rules.model_fields if name != "methods")
-    lines += [f"  {policy.line(name):<{width}}  # {found.description}" for name, found in Rules.model_fields.items()]
-    lines += [f"\n  {key} is no rule any more: {RETIRED[key]}; remove the line" for key in policy.retired]
-    lines += ["", "What each method sends from here in a round, with its default settings (Σ: a whole model):", ""]
+    lines += [
+        f"  {policy.line(name):<{width}}  # {found.description}"
+        for name, found in Rules.model_fields.items()
+    ]
+    lines += [
+        f"\n  {key} is no rule any more: {RETIRED[key]}; remove the line"
+        for key in policy.retired
+    ]
+    lines += [
+        "",
+        "What each method sends from here in a round, with its default settings (Σ: a whole model):",
+        "",
+    ]
     run = defaults()
     private = {"dp": policy.private_only, "dp.unit": policy.privacy_unit}
     for name, strategy in sorted(strategies().items()):
         asked = {**run, **private, "strategy": name}
-        faults = [*method_faults(policy, name, asked), *privacy_faults(policy, asked), *setting_faults(policy, asked)]
-        lines.append(f"  {name:<16}  {f'refused: {faults[0]}' if faults else sent(name, strategy, run)}")
+        faults = [
+            *method_faults(policy, name, asked),
+            *privacy_faults(policy, asked),
+            *setting_faults(policy, asked),
+        ]
+        lines.append(
+            f"  {name:<16}  {f'refused: {faults[0]}' if faults else sent(name, strategy, run)}"
+        )
         lines.append(f"  {'':<16}  {with_privacy(strategy.info)}")
     lines += [
         "",
@@ -66,7 +92,9 @@ def own_model(policy: Policy) -> str:
     if faults := own_model_faults(policy, run, {"round": 2}):
         return f"stays: {faults[0]}"
     whose = (
-        "and goes to other hospitals" if policy.peers else "and no evaluation of it is answered here (peers = false)"
+        "and goes to other hospitals"
+        if policy.peers
+        else "and no evaluation of it is answered here (peers = false)"
     )
     return f"leaves, with all its layers, to the server {whose}"
 
@@ -76,8 +104,16 @@ def evaluation(policy: Policy) -> str:
     if faults := method_faults(policy, EVALUATE, {**defaults(), "strategy": EVALUATE}):
         return f"refused: {faults[0]}"
     metrics = ", ".join(m for m in policy.metrics if m not in SITE_EVIDENCE) or "none"
-    few = "all" if policy.public else f"{metrics}, over at least {policy.min_metric_samples} patients"
-    whose = "models that" if policy.peers else "models that are no silo's own (peers = false), and that"
+    few = (
+        "all"
+        if policy.public
+        else f"{metrics}, over at least {policy.min_metric_samples} patients"
+    )
+    whose = (
+        "models that"
+        if policy.peers
+        else "models that are no silo's own (peers = false), and that"
+    )
     return f"metrics of {whose} the run's settings name by SHA-256 ({few}); no model leaves, none is kept"
 
 
@@ -88,18 +124,30 @@ def survey(policy: Policy) -> str:
         return f"refused: {faults[0]}"
     if policy.public:
         return "counts, means and deviations of each column, and class counts, as they are"
-    sums = f"mean and deviation over {policy.min_sum_samples} patients or more" if policy.sums else "no mean"
+    sums = (
+        f"mean and deviation over {policy.min_sum_samples} patients or more"
+        if policy.sums
+        else "no mean"
+    )
     classes = "class counts too" if policy.class_means else "no class counts (class-means)"
     return f"of each column counts of {policy.min_cell} patients or more, rounded; {sums}; {classes}; no model"
 
 
-def sent(name: str, strategy: type[PersonalizedStrategy], run: dict[str, bool | int | float | str]) -> str:
+def sent(
+    name: str, strategy: type[PersonalizedStrategy], run: dict[str, bool | int | float | str]
+) -> str:
     if not strategy.info.uploads:
         return "nothing but metrics"
     share = strategy.info.whole_from
-    few = "never all layers" if share == 1 else f"counts as all layers from {share:.0%} of their numbers on"
+    few = (
+        "never all layers"
+        if share == 1
+        else f"counts as all layers from {share:.0%} of their numbers on"
+    )
     words = [strategy.info.sends[1], "may be all layers" if sends_whole(name, run) else few]
-    words += ["handed to other hospitals under this one's name"] * (strategy.info.receives == "models")
+    words += ["handed to other hospitals under this one's name"] * (
+        strategy.info.receives == "models"
+    )
     words += ["means and sizes of each class"] * strategy.info.per_class
     words += [", ".join(strategy.info.sends_numbers)] * bool(strategy.info.sends_numbers)
     return "; ".join(words)
@@ -111,7 +159,11 @@ def with_privacy(info: MethodInfo) -> str:
         return f"dp = true: not possible, {info.not_dp}"
     if info.dp == "nothing":
         return "dp = true: nothing of the data leaves"
-    alone = " A model that never leaves is trained without noise." if info.own_model == "kept" else ""
+    alone = (
+        " A model that never leaves is trained without noise."
+        if info.own_model == "kept"
+        else ""
+    )
     return f"dp = true: what leaves is made of clipped gradients with noise.{alone}"
 
 
@@ -121,7 +173,9 @@ WEAK = 10.0  # a larger epsilon hardly protects (docs/differential-privacy.md)
 def footnote(policy: Policy) -> str:
     if policy.public:
         return "The data are public: nothing is held back."
-    leaves = "Seconds, and no metrics, leave" if policy.private_only else "Metrics and seconds leave"
+    leaves = (
+        "Seconds, and no metrics, leave" if policy.private_only else "Metrics and seconds leave"
+    )
     return (
         f"{''.join(warnings(policy))}{leaves} with every method. The rules bind this site's own process and the app "
         "that it runs; what the server does with a model that it was given, no rule here can say."

@@ -54,14 +54,24 @@ class OwnProgress:
         rounds = self.session.settings.common.rounds
         number = config["round"] - self.closing
         asked = {self.session.name: self.kind}
-        self._add("begin", number=number, rounds=rounds, closing=self.closing, time=self.started, silos=asked)
+        self._add(
+            "begin",
+            number=number,
+            rounds=rounds,
+            closing=self.closing,
+            time=self.started,
+            silos=asked,
+        )
 
     def ends(self, server_round: int, metrics: Mapping[str, Any], sent: RecordDict) -> None:
         """Note the round's scores, and the bytes of the vectors sent and received."""
         if self.folder is None:
             return
         score, snapshot = self.session.silo.task.score, self.session.info.reports
-        found = {part: metrics.get(f"{snapshot}.{part}.{score}", math.nan) for part in ("val", "test")}
+        found = {
+            part: metrics.get(f"{snapshot}.{part}.{score}", math.nan)
+            for part in ("val", "test")
+        }
         scores = {part: float(value) for part, value in found.items() if math.isfinite(value)}
         down, up = wire_bytes(self.message.content), wire_bytes(sent)
         common = {"score": score, "per_silo": {self.session.name: scores}}
@@ -81,10 +91,14 @@ class OwnProgress:
             common = self.session.settings.common
             with contextlib.suppress(OSError):
                 self.folder.mkdir(parents=True, exist_ok=True)
-                add_event(self.folder, event, strategy=common.strategy, seed=common.seed, **values)
+                add_event(
+                    self.folder, event, strategy=common.strategy, seed=common.seed, **values
+                )
 
 
-def note_failure(message: Message, context: Context, settings: RunSettings, reason: str) -> None:
+def note_failure(
+    message: Message, context: Context, settings: RunSettings, reason: str
+) -> None:
     """Note why a message has failed, if its run has begun here; otherwise nothing is written.
 
     The message may lack anything; the cause is also in the silo's log and in its audit log.
@@ -97,7 +111,14 @@ def note_failure(message: Message, context: Context, settings: RunSettings, reas
         if store.folder is not None and store.folder.is_dir():
             when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             which = {"strategy": settings.common.strategy, "seed": settings.common.seed}
-            add_event(store.folder, "left_out", **which, silo=silo_name(context), time=when, message=reason)
+            add_event(
+                store.folder,
+                "left_out",
+                **which,
+                silo=silo_name(context),
+                time=when,
+                message=reason,
+            )
 
 
 def add_event(folder: Path, event: str, **values: Any) -> None:

@@ -18,7 +18,10 @@ from strategies.base.client import SiloClient
 from strategies.base.state import State, model_in, put_model
 
 TERMS = "own_model_terms"  # in the numbers: study of all trainings ("": none), and the Flower run numbers
-REPORTED, CANDIDATE = "reported", "candidate"  # names of arrays, and of {"round", "metrics"} in the numbers
+REPORTED, CANDIDATE = (
+    "reported",
+    "candidate",
+)  # names of arrays, and of {"round", "metrics"} in the numbers
 
 
 def note_terms(state: State, study: str, run: str, *, may_leave: bool) -> None:
@@ -41,7 +44,11 @@ def array_of(entry: str, snapshot: str) -> str:
 
 
 def keep_reported(
-    state: State, wanted: object, snapshot: str, entries: Sequence[str] = (), first: tuple[Tensor, Tensor] | None = None
+    state: State,
+    wanted: object,
+    snapshot: str,
+    entries: Sequence[str] = (),
+    first: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     """Keep the model of round ``wanted`` (the candidate or the reported one); drop a reported one of another round.
 
@@ -78,7 +85,9 @@ def load_reported(client: SiloClient, wanted: object, snapshot: str) -> bool:
             name = array_of(entry, snapshot)
             client.model.reset_buffers()
             client.model.load(state.arrays[name], *model_in(state.arrays, name)[1:])
-            if entry == REPORTED and snapshot == "personal":  # the candidate's entries are those of the state
+            if (
+                entry == REPORTED and snapshot == "personal"
+            ):  # the candidate's entries are those of the state
                 _load_entries(state, client.needed_to_predict)
             return True
     return False
@@ -111,7 +120,9 @@ def _move(arrays: dict[str, Tensor], source: str, target: str) -> None:
         arrays.pop(target, None)
 
 
-def note_candidate(client: SiloClient, metrics: Mapping[str, Any], snapshot: str, state: State) -> None:
+def note_candidate(
+    client: SiloClient, metrics: Mapping[str, Any], snapshot: str, state: State
+) -> None:
     """Store the model that this round evaluated, if any, as the candidate in ``state``."""
     own = f"{snapshot}."
     found = {k.removeprefix(own): float(v) for k, v in metrics.items() if k.startswith(own)}
@@ -119,11 +130,19 @@ def note_candidate(client: SiloClient, metrics: Mapping[str, Any], snapshot: str
         return
     state.numbers[CANDIDATE] = {"round": client.round, "metrics": found}
     if snapshot == "received":
-        put_model(state.arrays, CANDIDATE, (client.received, client.received_buffers, client.received_integers))
+        put_model(
+            state.arrays,
+            CANDIDATE,
+            (client.received, client.received_buffers, client.received_integers),
+        )
 
 
 def keep_evaluated(
-    client: SiloClient, metrics: Mapping[str, Any], state: State, snapshot: str, config: Mapping[str, Any]
+    client: SiloClient,
+    metrics: Mapping[str, Any],
+    state: State,
+    snapshot: str,
+    config: Mapping[str, Any],
 ) -> bool:
     """Keep the reported model and the candidate after an exchange without training; return whether to save ``state``.
 
@@ -144,12 +163,16 @@ def describe(client: SiloClient, card: dict[str, Any], metrics: Mapping[str, Any
     """Add the descriptions and metrics of the silo's last and best personal models to its state."""
     numbers, own = client.state.numbers, "personal."
     numbers["model"] = {**card, "networks": client.networks} if client.networks > 1 else card
-    numbers["metrics"] = {k.removeprefix(own): float(v) for k, v in metrics.items() if k.startswith(own)}
+    numbers["metrics"] = {
+        k.removeprefix(own): float(v) for k, v in metrics.items() if k.startswith(own)
+    }
     if numbers["best_round"] == client.round:
         numbers["best_metrics"] = numbers["metrics"]
 
 
-def describe_evaluated(client: SiloClient, state: State, card: dict[str, Any], *, closing: bool) -> None:
+def describe_evaluated(
+    client: SiloClient, state: State, card: dict[str, Any], *, closing: bool
+) -> None:
     """Add the silo's model card to ``state``, the state before an evaluation, if the silo has not trained yet."""
     described = state.numbers.setdefault("model", card)
     if closing:  # after the last round, which may be earlier than planned

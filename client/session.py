@@ -36,7 +36,13 @@ from client.local_data import (
     silo_policy,
     weights_file,
 )
-from client.privacy.checks import check_floor, check_records, check_statistics, claim_statistics, released_sums
+from client.privacy.checks import (
+    check_floor,
+    check_records,
+    check_statistics,
+    claim_statistics,
+    released_sums,
+)
 from client.privacy.private_round import noise_key, private_round, units_of
 from client.reported import note_terms
 from client.site.audit_gate import folder_of
@@ -64,7 +70,13 @@ from strategies.base.transport.payload import Number, decode
 from strategies.base.transport.reporting import SCHEMA, WITHHELD
 
 # A silo's defaults for values that the server's round loop sends, and Flower's own ``Strategy.start`` does not.
-DEFAULTS = {"run": "", "run_id": "", "save": True, "min_metric_samples": 10, "state_lost": sys.maxsize}
+DEFAULTS = {
+    "run": "",
+    "run_id": "",
+    "save": True,
+    "min_metric_samples": 10,
+    "state_lost": sys.maxsize,
+}
 Statistics = tuple[tuple[Columns, Columns], tuple[Columns, Columns]]
 
 
@@ -130,8 +142,13 @@ class ClientSession:
     def check_role(self, *, newcomer: bool) -> None:
         """Raise UserError if the message and the run's settings disagree about whether this silo is held out."""
         if newcomer != (self.name in self.settings.common.held_out):
-            held, asked = self.settings.common.hold_out, "as a newcomer" if newcomer else "as one that takes part"
-            raise UserError(f"{self.name} refuses: the run has hold-out = {held!r}, and a message takes it {asked}")
+            held, asked = (
+                self.settings.common.hold_out,
+                "as a newcomer" if newcomer else "as one that takes part",
+            )
+            raise UserError(
+                f"{self.name} refuses: the run has hold-out = {held!r}, and a message takes it {asked}"
+            )
 
     def first_round(self) -> int:
         """Return the round in which this silo joined the run; 1 for a silo that was there from the start.
@@ -142,7 +159,11 @@ class ClientSession:
             return 1
         common = self.settings.common
         joins = common.late_joiners == ANY or self.name in common.late
-        if not (joins and isinstance(late, int) and common.late.get(self.name, 1) <= late <= self.config["round"]):
+        if not (
+            joins
+            and isinstance(late, int)
+            and common.late.get(self.name, 1) <= late <= self.config["round"]
+        ):
             raise UserError(
                 f"{self.name} refuses: the run has late-joiners = {common.late_joiners!r}, and a message of round "
                 f"{self.config['round']} takes it as one that joined in round {late!r:.20}"
@@ -209,7 +230,9 @@ class ClientSession:
         """Return the data to train and evaluate on: the silo's own, or all silos' for a method that pools them."""
         if not self.info.pooled:
             return self.own_data
-        return agreed_data(pooled(self.data, self.settings, self.context), self.context, self.config)
+        return agreed_data(
+            pooled(self.data, self.settings, self.context), self.context, self.config
+        )
 
     @cached_property
     def classes(self) -> int:
@@ -228,7 +251,9 @@ class ClientSession:
         by = "silo" if alone else self.settings.common.normalization
         mean, std = standardisation(columns, by, self.config)
         agreed = self.settings.common.normalization == "agreed"
-        if agreed and self.study is not None and self.info.trains:  # a given model has its own statistics
+        if (
+            agreed and self.study is not None and self.info.trains
+        ):  # a given model has its own statistics
             if not alone:
                 check_statistics(columns, mean, std, self.study, self.name)
             state, run = self.context.node_config.get("state-dir"), int(self.context.run_id)
@@ -244,8 +269,15 @@ class ClientSession:
         A deployed silo never opens a path that the server sends. It reads the site's file of that name and compares its
         SHA-256 with the server's.
         """
-        part, agreed = self.settings.part(weights_file(self.settings, self.context)), self.config.get("weights")
-        if self.study is not None and part.weights is not None and part.weights.sha256 != self.study.weights:
+        part, agreed = (
+            self.settings.part(weights_file(self.settings, self.context)),
+            self.config.get("weights"),
+        )
+        if (
+            self.study is not None
+            and part.weights is not None
+            and part.weights.sha256 != self.study.weights
+        ):
             raise PolicyRefusedError(
                 f"{self.name} refuses: the study {self.study.name} has weights = {self.study.weights[:16]}..., and "
                 f"{part.weights.file} has SHA-256 {part.weights.sha256[:16]}..."
@@ -265,13 +297,22 @@ class ClientSession:
     @cached_property
     def silo(self) -> Silo:
         """Return what the method works with: the data on the device, one network, seeded initial models."""
-        data, settings, classes, device = self.used_data, self.settings, self.classes, self.device
+        data, settings, classes, device = (
+            self.used_data,
+            self.settings,
+            self.classes,
+            self.device,
+        )
         inputs, labels = self.statistics
         (train, val, test), known = samples_on(data, device, inputs, labels)
         name, options = self.network
         head = settings.head
-        model = flat_model(name, data.input_shape, classes, options, str(device), head, self.part)
-        initial = initial_model(name, data.input_shape, classes, options, settings.common.seed, head, self.part)
+        model = flat_model(
+            name, data.input_shape, classes, options, str(device), head, self.part
+        )
+        initial = initial_model(
+            name, data.input_shape, classes, options, settings.common.seed, head, self.part
+        )
         return Silo(
             name=self.name,
             train=train,
@@ -295,7 +336,9 @@ class ClientSession:
 
     @cached_property
     def store(self) -> StateStore:
-        return StateStore(self.context, self.config["run"], self.settings.run_key, self.config["run_id"])
+        return StateStore(
+            self.context, self.config["run"], self.settings.run_key, self.config["run_id"]
+        )
 
     def open_client(self, message: Message) -> SiloClient:
         """Decode the message into ``config``; return the method's client with its state loaded."""
@@ -310,12 +353,17 @@ class ClientSession:
         state, first = State(), self.first_round()
         if not newcomer and self.info.trains:
             state = self.store.load(self.config["round"], self.config["state_lost"], first)
-            study, number = self.study.digest if self.study else "", number_of(int(self.context.run_id))
+            study, number = (
+                self.study.digest if self.study else "",
+                number_of(int(self.context.run_id)),
+            )
             note_terms(state, study, number, may_leave=self.sends_own_model)
         silo, settings, common = self.silo, self.settings, self.settings.common
         if newcomer:
             common = replace(common, local_epochs=common.hold_out_epochs)
-        state.arrays = {name: tensor.to(silo.model.device) for name, tensor in state.arrays.items()}
+        state.arrays = {
+            name: tensor.to(silo.model.device) for name, tensor in state.arrays.items()
+        }
         client = settings.client(silo, common, settings.method, state, self.info)
         if settings.privacy is not None and self.info.dp == "gradient":
             check_records(settings, self.data, self.name)
@@ -359,7 +407,11 @@ class ClientSession:
             "rounds": c.rounds,
             "reports": self.info.reports,
             "samples": {"train": len(data.train), "val": len(data.val), "test": len(data.test)},
-            "model": {"name": name, "settings": {} if options is None else asdict(options), **more},
+            "model": {
+                "name": name,
+                "settings": {} if options is None else asdict(options),
+                **more,
+            },
             "input": {"shape": written(data.input_shape), "dtype": data.dtype},
             "task": data.task,
             "classes": self.classes,
@@ -375,4 +427,6 @@ class ClientSession:
             return {}
         kept = is_own_file(self.context) and not self.policy.public
         ledger = folder_of(self.context.node_config).parent if kept else None
-        return add_cost(client.privacy.plan, client.state.numbers, ledger, self.config["run_id"], self.name)
+        return add_cost(
+            client.privacy.plan, client.state.numbers, ledger, self.config["run_id"], self.name
+        )

@@ -40,7 +40,9 @@ from strategies.base.transport.payload import array_record, tensor_of
 KEPT_ROUNDS = 3  # the server's two checkpoints, and its current round
 BETWEEN = "between"  # prefix of states without a server checkpoint
 RUN_FOLDER = re.compile(r"run-[0-9a-f]{16}")
-_WRITTEN: dict[Path, tuple[tuple[int, ...], State]] = {}  # the last written file, its stamp then, and its content
+_WRITTEN: dict[
+    Path, tuple[tuple[int, ...], State]
+] = {}  # the last written file, its stamp then, and its content
 
 
 class StateStore:
@@ -48,10 +50,14 @@ class StateStore:
 
     def __init__(self, context: Context, run: str, key: str, run_id: str) -> None:
         self.context = context
-        self.run_id = run_id or f"{context.run_id:016x}"  # Flower's own number, if the server's loop is not ours
+        self.run_id = (
+            run_id or f"{context.run_id:016x}"
+        )  # Flower's own number, if the server's loop is not ours
         config = context.node_config
         self.folder: Path | None = None
-        self.older: Path | None = None  # where earlier versions kept the states of all runs of this name
+        self.older: Path | None = (
+            None  # where earlier versions kept the states of all runs of this name
+        )
         if "state-path" in config:  # set by the in-process engine
             self.folder = Path(str(config["state-path"])) / silo_name(context)
         elif "state-dir" in config:
@@ -98,10 +104,16 @@ class StateStore:
 
     def _candidates(self, server_round: int, lost: int) -> Iterator[State]:
         if self.in_memory and "numbers" in self.context.state:
-            numbers = json.loads(cast(str, cast(ConfigRecord, self.context.state["numbers"])["json"]))
+            numbers = json.loads(
+                cast(str, cast(ConfigRecord, self.context.state["numbers"])["json"])
+            )
             record = cast(ArrayRecord, self.context.state["arrays"])
             yield State({name: tensor_of(array) for name, array in record.items()}, numbers)
-        files = [] if self.folder is None else states_in(self.folder) + (states_in(self.older) if self.older else [])
+        files = (
+            []
+            if self.folder is None
+            else states_in(self.folder) + (states_in(self.older) if self.older else [])
+        )
         for place, file in enumerate(files):
             try:
                 state = _read(file)
@@ -113,12 +125,18 @@ class StateStore:
 
     def _damage(self, files: Sequence[Path], place: int, error: Exception) -> DamagedStateError:
         """Describe the damaged state ``files[place]``, and the states before it, for the server."""
-        good = next((i for i in range(place + 1, len(files)) if self._is_readable(files[i])), place + 1)
+        good = next(
+            (i for i in range(place + 1, len(files)) if self._is_readable(files[i])), place + 1
+        )
         kept = [_round(file) for file in itertools.takewhile(self._is_readable, files[good:])]
-        if len(files) == 1:  # states are only removed when there are later ones, so this is the first
+        if (
+            len(files) == 1
+        ):  # states are only removed when there are later ones, so this is the first
             kept = [0]
         reason = str(error)
-        if "state-path" not in self.context.node_config:  # the path goes only to the hospital's own log
+        if (
+            "state-path" not in self.context.node_config
+        ):  # the path goes only to the hospital's own log
             log(WARNING, "%s", error)
             reason = f"{files[place].name} cannot be read"
         return DamagedStateError(_round(files[good - 1]), kept, reason)
@@ -135,7 +153,11 @@ def _prune(folder: Path, file: Path, server_round: int) -> None:
     for left in folder.glob(".*.tmp"):  # left by a process that was killed while writing
         left.unlink(missing_ok=True)
     files = states_in(folder)
-    saved = [f for f in files if f.name.startswith("round-") and (f == file or _round(f) < server_round)]
+    saved = [
+        f
+        for f in files
+        if f.name.startswith("round-") and (f == file or _round(f) < server_round)
+    ]
     before = [f for f in files if _round(f) < server_round]  # for a message that arrives twice
     for old in set(files) - {file, *before[:1], *saved[:KEPT_ROUNDS]}:
         old.unlink(missing_ok=True)
@@ -149,7 +171,10 @@ def _read(file: Path) -> State:
 
 def _copy(state: State) -> State:
     """Return a copy as if read from its file, with its tensors on their current device."""
-    return State({name: t.detach().clone() for name, t in state.arrays.items()}, json.loads(json.dumps(state.numbers)))
+    return State(
+        {name: t.detach().clone() for name, t in state.arrays.items()},
+        json.loads(json.dumps(state.numbers)),
+    )
 
 
 def _stamp(file: Path) -> tuple[int, ...]:

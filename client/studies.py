@@ -56,11 +56,19 @@ def place_of(state: Path | None, policy: Path | None = None) -> JoinedSilo:
             f"--state-dir {state}: there is no such directory; it is the one that the silo keeps its state in"
         )
     state = state.absolute()
-    folder = state.parent if state.name == "state" else state  # the first by `silofl join`, the second by `silofl up`
+    folder = (
+        state.parent if state.name == "state" else state
+    )  # the first by `silofl join`, the second by `silofl up`
     asked = folder / POLICY_ASKED  # what `silofl join --policy` named
     named = asked.read_text("utf-8") if asked.is_file() else ""
-    own = policy or named or (folder / "policy.toml" if (folder / "policy.toml").is_file() else "")
-    return JoinedSilo(folder.name, state, read_policy(str(own)), read_signer(folder / "signed-by"))
+    own = (
+        policy
+        or named
+        or (folder / "policy.toml" if (folder / "policy.toml").is_file() else "")
+    )
+    return JoinedSilo(
+        folder.name, state, read_policy(str(own)), read_signer(folder / "signed-by")
+    )
 
 
 def read_file(file: Path) -> tuple[str, StudyProtocol]:
@@ -79,7 +87,13 @@ def study_page(study: StudyProtocol, signer: str) -> str:
         f"Study {study.name}",
         f"  {'signed by ' + signer if signer else 'NOT SIGNED'}; SHA-256 {study.digest}",
         "",
-        *_pairs({"purpose": study.purpose, "contact": study.contact, "runs from": f"{study.start} to {study.end}"}),
+        *_pairs(
+            {
+                "purpose": study.purpose,
+                "contact": study.contact,
+                "runs from": f"{study.start} to {study.end}",
+            }
+        ),
         *_pairs({"results": study.results, "retention": study.retention}),
         "",
         "What leaves the hospital, and what can be inferred from it",
@@ -93,13 +107,23 @@ def study_page(study: StudyProtocol, signer: str) -> str:
         f"  No training with fewer than {study.participants} hospitals in a round.",
         f"  No first model but {'that of the approved weights' if study.weights else 'the seed'}; later none that is",
         f"  more than {study.step:g} lengths away from this hospital's last one.",
-        *(["  With dp = true later ones are not checked; only epsilon bounds what they can read."] if private else []),
+        *(
+            [
+                "  With dp = true later ones are not checked; only epsilon bounds what they can read."
+            ]
+            if private
+            else []
+        ),
         "",
         f"Software: {len(study.apps)} build(s), SHA-256 of what it holds, or of how it is shipped",
         *(f"  {one}" for one in study.apps),
         *(["Data schema, SHA-256", f"  {study.schema_digest}"] if study.schema_digest else []),
         *(["Initial weights, SHA-256", f"  {study.weights}"] if study.weights else []),
-        *([f"Evaluated and not trained on: {', '.join(study.held_out)}"] if study.held_out else []),
+        *(
+            [f"Evaluated and not trained on: {', '.join(study.held_out)}"]
+            if study.held_out
+            else []
+        ),
         "",
         "Settings (every other setting has silofl's default)",
         *(f"  {key} = {words(allowed)}" for key, allowed in study.settings.items()),
@@ -112,7 +136,11 @@ def study_page(study: StudyProtocol, signer: str) -> str:
 def noise_text(study: StudyProtocol) -> str:
     """Describe whether noise protects what leaves: only if the study's settings require it in every run."""
     if all(value is True for value in values(study, "dp")):
-        given = {key: words(study.settings.get(key, DEFAULTS[key])) for key in DEFAULTS if owner(key) == "dp"}
+        given = {
+            key: words(study.settings.get(key, DEFAULTS[key]))
+            for key in DEFAULTS
+            if owner(key) == "dp"
+        }
         return (
             f"Training adds noise here (dp = true; {', '.join(f'{key} = {value}' for key, value in given.items())}). "
             "docs/differential-privacy.md says what that promises, and what else leaves without noise."
@@ -125,7 +153,9 @@ def noise_text(study: StudyProtocol) -> str:
 
 def _pairs(fields: Mapping[str, str]) -> Iterator[str]:
     for name, text in fields.items():
-        yield from textwrap.wrap(text, WIDTH, initial_indent=f"  {name:<10} ", subsequent_indent=" " * 13)
+        yield from textwrap.wrap(
+            text, WIDTH, initial_indent=f"  {name:<10} ", subsequent_indent=" " * 13
+        )
 
 
 def _leaves(study: StudyProtocol) -> Iterator[str]:
@@ -133,7 +163,12 @@ def _leaves(study: StudyProtocol) -> Iterator[str]:
         info = strategies()[name].info
         vectors = [VECTORS[one] for one in info.uploads]
         inferred = dict.fromkeys(word for _, found in vectors for word in found)
-        sent = "; ".join([*(text for text, _ in vectors), *(NUMBERS[n] for n in info.sends_numbers)]) or "no model"
+        sent = (
+            "; ".join(
+                [*(text for text, _ in vectors), *(NUMBERS[n] for n in info.sends_numbers)]
+            )
+            or "no model"
+        )
         text = f"{name}: {sent}. Can be inferred: {', '.join(inferred) or 'nothing'}."
         yield from textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
     if "reported" in values(study, "keep-models"):
@@ -141,7 +176,9 @@ def _leaves(study: StudyProtocol) -> Iterator[str]:
         text += f" inferred: {', '.join(VECTORS['model'][1])}."
         yield from textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
     text = METRIC_WORDS.format(metrics=", ".join(study.metrics) or "(none)")
-    yield from textwrap.wrap(f"with every method: {text}.", WIDTH, initial_indent="  ", subsequent_indent="    ")
+    yield from textwrap.wrap(
+        f"with every method: {text}.", WIDTH, initial_indent="  ", subsequent_indent="    "
+    )
 
 
 # --- a hospital decides -----------------------------------------------------------------------------------------------
@@ -154,7 +191,9 @@ def review(study: StudyProtocol, place: JoinedSilo, samples: int | None = None) 
         faults = [run_faults(place.policy, corner) for corner in corners(study, name)]
         if all(faults):
             raise UserError(f"the study cannot run under {place.policy.where}: {faults[0][0]}")
-        lines += [f"your policy refuses a part of it: {fault}" for found in faults for fault in found]
+        lines += [
+            f"your policy refuses a part of it: {fault}" for found in faults for fault in found
+        ]
     earlier = approvals.list_approved(place.state)
     return [*dict.fromkeys(lines), *dangers(study, place.policy, earlier, samples)]
 
@@ -163,7 +202,11 @@ def corners(study: StudyProtocol, method: str) -> list[dict[str, Any]]:
     """Return two runs of a method: every setting at its first or least value, and at its last or largest."""
     found = []
     for end in (0, -1):
-        run = {**DEFAULTS, **{key: values(study, key)[end] for key in study.settings}, "strategy": method}
+        run = {
+            **DEFAULTS,
+            **{key: values(study, key)[end] for key in study.settings},
+            "strategy": method,
+        }
         found.append({**run, "study": study.name})
     return found
 
@@ -188,12 +231,20 @@ def approve(
     signer = signer_of(text)
     check_signer(signer, place, signed_by)
     echo(study_page(study, signer))
-    warnings = review(study, place, samples) + (of_weights(weights, study.weights) if weights else [])
+    warnings = review(study, place, samples) + (
+        of_weights(weights, study.weights) if weights else []
+    )
     echo(f"\nChecked against {place.policy.where}: {len(warnings)} warnings")
     for line in warnings:
-        echo("\n".join(textwrap.wrap(line, WIDTH, initial_indent="  ! ", subsequent_indent="    ")))
+        echo(
+            "\n".join(
+                textwrap.wrap(line, WIDTH, initial_indent="  ! ", subsequent_indent="    ")
+            )
+        )
     if samples is None:
-        echo("  note: --samples N, your number of training samples, also warns of a cohort that is too small")
+        echo(
+            "  note: --samples N, your number of training samples, also warns of a cohort that is too small"
+        )
     if ask is not None:
         by = by or ask("\nYour name, for the audit log: ").strip()
         if ask(f"Type the study's name to approve it for {place.name}: ").strip() != study.name:
@@ -213,7 +264,9 @@ def check_signer(signer: str, place: JoinedSilo, signed_by: str) -> None:
             f"this study is not signed: ask for a signed one (--signed-by {UNSIGNED} takes it all the same)"
         )
     if wanted and signer != wanted:
-        raise DataError(f"this study is signed by {signer}, not by {wanted}: somebody else made it")
+        raise DataError(
+            f"this study is signed by {signer}, not by {wanted}: somebody else made it"
+        )
 
 
 def overview(state: Path | None) -> list[dict[str, Any]]:
@@ -222,7 +275,15 @@ def overview(state: Path | None) -> list[dict[str, Any]]:
     found = []
     for one in approvals.list_approved(place.state):
         study = one.study
-        now = "revoked" if one.revoked else "ended" if today > study.end else "waits" if today < study.start else "open"
+        now = (
+            "revoked"
+            if one.revoked
+            else "ended"
+            if today > study.end
+            else "waits"
+            if today < study.start
+            else "open"
+        )
         found.append(
             {
                 "name": study.name,
@@ -243,16 +304,27 @@ def overview(state: Path | None) -> list[dict[str, Any]]:
 
 def released(state: Path | None) -> list[dict[str, Any]]:
     """Return what left of each data file of this silo, by its SHA-256, the oldest first. Raises SiteError."""
-    found = [{"cohort": cohort, **one} for cohort, one in read_released(place_of(state).state).items()]
+    found = [
+        {"cohort": cohort, **one}
+        for cohort, one in read_released(place_of(state).state).items()
+    ]
     return sorted(found, key=lambda one: str(one["from"]))
 
 
 def released_page(found: list[dict[str, Any]]) -> str:
     """Return the page with what left of each data file, a line each."""
-    lines = ["", "Training replies of this silo, answers to surveys, and models of its own, ever"] if found else []
+    lines = (
+        ["", "Training replies of this silo, answers to surveys, and models of its own, ever"]
+        if found
+        else []
+    )
     for one in found:
         data = f"data {one['cohort'][:16]}" if one["cohort"] else "data not noted"
-        names = ", ".join(f"{count} in {name or 'no study'}" for name, count in sorted(one["studies"].items()) if count)
+        names = ", ".join(
+            f"{count} in {name or 'no study'}"
+            for name, count in sorted(one["studies"].items())
+            if count
+        )
         asked = f" and {one['surveys']:,} to surveys" if one["surveys"] else ""
         asked += f" and {one['own_models']:,} own models" if one["own_models"] else ""
         span = f"{one['from'][:10]} to {one['to'][:10]}, {len(one['runs'])} runs"
@@ -271,8 +343,12 @@ def overview_page(studies: list[dict[str, Any]]) -> str:
         ended = f", revoked {one['revoked'][:10]}" if one["revoked"] else ""
         lines.append(f"{one['name']}: {one['state']} ({one['start']} to {one['end']}){ended}")
         lines.append(f"  approved {one['approved'][:10]} by {one['by']}")
-        used = (f"{name} {one['used'][name]:,} of {most:,}" for name, most in one["limits"].items())
-        lines += textwrap.wrap(f"used: {', '.join(used)}", WIDTH, initial_indent="  ", subsequent_indent="    ")
+        used = (
+            f"{name} {one['used'][name]:,} of {most:,}" for name, most in one["limits"].items()
+        )
+        lines += textwrap.wrap(
+            f"used: {', '.join(used)}", WIDTH, initial_indent="  ", subsequent_indent="    "
+        )
     return "\n".join(map(escaped, lines))
 
 

@@ -21,7 +21,13 @@ from client.site.errors import SiteError
 from client.site.node import Site
 from client.site.study import approvals
 from client.site.trust.audit import settings_of
-from client.site.trust.audit_page import cause, check_receipts, kinds, receipt_text, withheld_text
+from client.site.trust.audit_page import (
+    cause,
+    check_receipts,
+    kinds,
+    receipt_text,
+    withheld_text,
+)
 from client.site.trust.chain import ChainVerdict, utc_now
 from client.site.trust.envelope import RECORD, fingerprint, public_pem, seal, unseal
 from client.site.trust.keys import load_key, own_key
@@ -33,31 +39,54 @@ WIDTH = 110
 Entry = Mapping[str, Any]
 
 
-def study_record(found: ChainVerdict, folder: Path, name: str, receipts: Sequence[Path] = ()) -> dict[str, Any]:
+def study_record(
+    found: ChainVerdict, folder: Path, name: str, receipts: Sequence[Path] = ()
+) -> dict[str, Any]:
     """Return a log's record of a study. ``found``: the verified log; ``receipts``: the server's own copies, if any.
 
     Raises UserError if the log has no line of the study.
     """
     of_study = [entry for entry in found.entries if entry.get("study", {}).get("name") == name]
     if not of_study:
-        raise UserError(f"the audit log in {folder} has nothing of a study {name!r}; `silofl studies` lists them")
+        raise UserError(
+            f"the audit log in {folder} has nothing of a study {name!r}; `silofl studies` lists them"
+        )
     decided = [entry for entry in of_study if "warnings" in entry]
     left = [entry for entry in of_study if "warnings" not in entry]
     checked, settings = check_receipts(found, folder, receipts), settings_of(found.entries)
-    outside = [e for e in found.entries if "study" not in e and settings.get(e["line"], {}).get("study") == name]
+    outside = [
+        e
+        for e in found.entries
+        if "study" not in e and settings.get(e["line"], {}).get("study") == name
+    ]
     return {
         "made": utc_now(),
         "study": name,
         "silos": sorted({entry["silo"] for entry in of_study}),
-        "protocols": sorted({entry["study"]["digest"] for entry in of_study if entry["study"]["digest"]}),
+        "protocols": sorted(
+            {entry["study"]["digest"] for entry in of_study if entry["study"]["digest"]}
+        ),
         **_of_approval(folder.parent, name),
         "decisions": [
-            {"what": e["asked"], "by": e["asked-by"], "when": e["time"], "warnings": e["warnings"]} for e in decided
+            {
+                "what": e["asked"],
+                "by": e["asked-by"],
+                "when": e["time"],
+                "warnings": e["warnings"],
+            }
+            for e in decided
         ],
         "runs": list(_runs(left, settings)),
         "messages": len(left),
         "bytes": sum(entry["bytes"] for entry in left),
-        "errors": dict(Counter(cause(r["text"]) for e in [*left, *outside] for r in e["sent"] if r["name"] == "error")),
+        "errors": dict(
+            Counter(
+                cause(r["text"])
+                for e in [*left, *outside]
+                for r in e["sent"]
+                if r["name"] == "error"
+            )
+        ),
         "withheld": withheld_text(left),
         "data": sorted({entry["cohort"] for entry in left if entry.get("cohort")}),
         "apps": sorted({entry["app"] for entry in left}),
@@ -92,7 +121,9 @@ def _of_approval(state: Path, name: str) -> dict[str, Any]:
     }
 
 
-def _runs(left: Sequence[Entry], settings: Mapping[int, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def _runs(
+    left: Sequence[Entry], settings: Mapping[int, Mapping[str, Any]]
+) -> Iterator[dict[str, Any]]:
     runs: dict[tuple[str, str], list[Entry]] = {}
     for entry in left:
         runs.setdefault((entry["run-id"], entry["settings"]), []).append(entry)
@@ -108,8 +139,13 @@ def _runs(left: Sequence[Entry], settings: Mapping[int, Mapping[str, Any]]) -> I
             "rounds": [rounds[0], rounds[-1]] if rounds else [],
             "messages": dict(Counter(entry["asked"] for entry in sent)),
             "bytes": sum(entry["bytes"] for entry in sent),
-            "left": {what: {"count": count, "bytes": size} for what, (count, size) in kinds(sent).items()},
-            "settings": next((dict(settings[e["line"]]) for e in sent if e["line"] in settings), {}),
+            "left": {
+                what: {"count": count, "bytes": size}
+                for what, (count, size) in kinds(sent).items()
+            },
+            "settings": next(
+                (dict(settings[e["line"]]) for e in sent if e["line"] in settings), {}
+            ),
             "settings-sha256": digest,
         }
 
@@ -119,7 +155,9 @@ def _policies(left: Iterable[Entry], entries: Sequence[Entry]) -> Iterator[dict[
     by_line, seen = {entry["line"]: entry for entry in entries}, list[dict[str, Any]]()
     for entry in left:
         whole = by_line.get(entry.get("settings-line", entry["line"]), entry)
-        rules = {"policy": entry.get("policy", "")} | {key: whole.get(key, {}) for key in ("rules", "versions")}
+        rules = {"policy": entry.get("policy", "")} | {
+            key: whole.get(key, {}) for key in ("rules", "versions")
+        }
         if rules not in seen:
             seen.append(rules)
             yield {"from-line": entry["line"], **rules}
@@ -140,16 +178,38 @@ def record_page(record: Mapping[str, Any]) -> str:
     lines += ["", f"What left: {record['messages']:,} messages, {record['bytes']:,} bytes"]
     for run in record["runs"]:
         span = f", rounds {run['rounds'][0]} to {run['rounds'][-1]}" if run["rounds"] else ""
-        lines.append(f"  {run['run'] or 'a run without a name'} ({run['method']}; run {run['run-id']}){span}")
+        lines.append(
+            f"  {run['run'] or 'a run without a name'} ({run['method']}; run {run['run-id']}){span}"
+        )
         lines.append(f"    asked by {', '.join(run['asked-by'])}, {run['from']} to {run['to']}")
         for what, one in run["left"].items():
             lines += _wrapped(f"{one['count']} x {what}, {one['bytes']} bytes", "    ")
     lines += ["", "What was refused or failed"] if record["errors"] else []
-    lines += (line for text, count in record["errors"].items() for line in _wrapped(f"{count} x {text}", "  "))
-    lines += ["", "What the rules held back", *_wrapped(record["withheld"] or "nothing that the app reported", "  ")]
-    lines += ["", "Used of the study's limits" if "limits" in record else "Limits: the study's file is not here"]
-    lines += [f"  {name:<12} {record['used'][name]:,} of {most:,}" for name, most in record.get("limits", {}).items()]
-    spent = {name: value for name, value in record["budget"].items() if name not in record.get("limits", {})}
+    lines += (
+        line
+        for text, count in record["errors"].items()
+        for line in _wrapped(f"{count} x {text}", "  ")
+    )
+    lines += [
+        "",
+        "What the rules held back",
+        *_wrapped(record["withheld"] or "nothing that the app reported", "  "),
+    ]
+    lines += [
+        "",
+        "Used of the study's limits"
+        if "limits" in record
+        else "Limits: the study's file is not here",
+    ]
+    lines += [
+        f"  {name:<12} {record['used'][name]:,} of {most:,}"
+        for name, most in record.get("limits", {}).items()
+    ]
+    spent = {
+        name: value
+        for name, value in record["budget"].items()
+        if name not in record.get("limits", {})
+    }
     lines += [f"  {name:<12} {value:g}" for name, value in spent.items()]
     lines += ["", "From which data, by which software, under which policy"]
     lines += [f"  data file  SHA-256 {one}" for one in record["data"]]
@@ -160,8 +220,13 @@ def record_page(record: Mapping[str, Any]) -> str:
 
 def _of_policy(policy: Mapping[str, Any]) -> Iterator[str]:
     yield f"  policy     {policy['policy'] or 'no file'}, from line {policy['from-line']}"
-    yield from _wrapped(", ".join(f"{key} = {json.dumps(value)}" for key, value in policy["rules"].items()), " " * 13)
-    yield from _wrapped(", ".join(f"{name} {version}" for name, version in policy["versions"].items()), " " * 13)
+    yield from _wrapped(
+        ", ".join(f"{key} = {json.dumps(value)}" for key, value in policy["rules"].items()),
+        " " * 13,
+    )
+    yield from _wrapped(
+        ", ".join(f"{name} {version}" for name, version in policy["versions"].items()), " " * 13
+    )
 
 
 def _of_log(record: Mapping[str, Any]) -> Iterator[str]:
@@ -181,7 +246,11 @@ def _of_log(record: Mapping[str, Any]) -> Iterator[str]:
 
 def _wrapped(text: str, indent: str) -> list[str]:
     return textwrap.wrap(
-        text, WIDTH, initial_indent=indent, subsequent_indent=" " * len(indent), break_long_words=False
+        text,
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=" " * len(indent),
+        break_long_words=False,
     )
 
 
@@ -199,7 +268,9 @@ def key_file(folder: Path, given: Path | None) -> Path:
         return Path(Site.from_environment(os.environ).node_key)
     own = own_key(folder.parent.parent)
     if not own.is_file():
-        raise UserError(f"there is no {own} to sign with: name the silo's private key with --sign-with FILE")
+        raise UserError(
+            f"there is no {own} to sign with: name the silo's private key with --sign-with FILE"
+        )
     return own
 
 

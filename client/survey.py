@@ -56,19 +56,28 @@ def answer_survey(session: ClientSession) -> RecordDict:
     limits = limits_of(policy)
     rule = max(("min_cell", "floor"), key=lambda name: int(getattr(policy, name)))
     if split.people < getattr(policy, rule):
-        raise PolicyRefusedError(f"{session.name} refuses: its policy has {policy.line(rule)}, it has fewer patients")
+        raise PolicyRefusedError(
+            f"{session.name} refuses: its policy has {policy.line(rule)}, it has fewer patients"
+        )
     recipe = recipe_of(contents.recipe)
 
     def made() -> Answer:
         day = time.strftime("%Y-%m-%d", time.gmtime())
-        found = survey(split, gaps, contents.schema, recipe, contents.classes, contents.task, limits)
+        found = survey(
+            split, gaps, contents.schema, recipe, contents.classes, contents.task, limits
+        )
         return {"day": "" if policy.public else day, **found}
 
     if policy.public:
         return release_survey(session.name, made(), {})
     state = str(session.context.node_config.get("state-dir", ""))
     answer, note = remembered(
-        made, digests_of(split, gaps), how_of(contents.schema, recipe, limits), policy, state, session.name
+        made,
+        digests_of(split, gaps),
+        how_of(contents.schema, recipe, limits),
+        policy,
+        state,
+        session.name,
     )
     return release_survey(session.name, answer, withheld(answer, policy, note))
 
@@ -81,14 +90,20 @@ def samples_of(session: ClientSession) -> tuple[Split, Array | None, Contents]:
         return _own(path, path.stat().st_mtime_ns if path.exists() else 0)
     data = session.data
     parts = {"train": data.train, "val": data.val, "test": data.test}
-    contents = Contents(parts, data.classes, data.task, data.vocabulary, data.schema, data.recipe)
+    contents = Contents(
+        parts, data.classes, data.task, data.vocabulary, data.schema, data.recipe
+    )
     return joined([*parts.values()]), None, contents
 
 
 @functools.lru_cache(maxsize=2)
 def _own(path: Path, stamp: int) -> tuple[Split, Array | None, Contents]:
     contents = read_contents(path)
-    gaps = np.concatenate([contents.gaps[part] for part in contents.splits]) if contents.gaps else None
+    gaps = (
+        np.concatenate([contents.gaps[part] for part in contents.splits])
+        if contents.gaps
+        else None
+    )
     return joined([*contents.splits.values()]), gaps, contents
 
 
@@ -105,7 +120,9 @@ def limits_of(policy: Policy) -> ReleaseLimits:
     """Return the limits that a policy sets for a survey's statistics."""
     if policy.public:
         return ReleaseLimits(1, 1, True, True)
-    return ReleaseLimits(policy.min_cell, policy.min_sum_samples if policy.sums else 0, policy.class_means)
+    return ReleaseLimits(
+        policy.min_cell, policy.min_sum_samples if policy.sums else 0, policy.class_means
+    )
 
 
 def digests_of(split: Split, gaps: Array | None) -> list[str]:
@@ -117,23 +134,36 @@ def digests_of(split: Split, gaps: Array | None) -> list[str]:
     known = table if gaps is None else np.where(gaps, np.float32(0), table)
     others = [x for x in inputs_of(split.x).values() if not is_table(x)]
     parts = [known, *others, split.y, *([] if gaps is None else [gaps])]
-    return people_digests(sample_digests(np.stack([sample_digests(part) for part in parts], axis=1)), split)
+    return people_digests(
+        sample_digests(np.stack([sample_digests(part) for part in parts], axis=1)), split
+    )
 
 
 def how_of(schema: Schema, recipe: Recipe | None, limits: ReleaseLimits) -> str:
     """Return a digest of what, beside the samples, the answer depends on; no statistic uses fill values."""
     content = recipe.content if recipe else {}
-    columns = [{key: v for key, v in own.items() if key != "fill-value"} for own in content.get("columns", ())]
+    columns = [
+        {key: v for key, v in own.items() if key != "fill-value"}
+        for own in content.get("columns", ())
+    ]
     content_parts = [schema.text, content | {"columns": columns}, asdict(limits)]
     return hashlib.sha256(json.dumps(content_parts, sort_keys=True).encode()).hexdigest()
 
 
-def withheld(answer: Answer, policy: Policy, note: dict[str, list[str]]) -> dict[str, list[str]]:
+def withheld(
+    answer: Answer, policy: Policy, note: dict[str, list[str]]
+) -> dict[str, list[str]]:
     """Return what is withheld, by rule, for the hospital's audit log."""
     columns = {**answer["columns"], **answer["labels"]}
     found = {"min-cell": [name for name, item in columns.items() if is_suppressed(item)]}
-    numeric = [name for name, item in answer["columns"].items() if item["kind"] != "category" and "mean" not in item]
-    found["sums" if not policy.sums else "min-sum-samples"] = [n for n in numeric if "range" in answer["columns"][n]]
+    numeric = [
+        name
+        for name, item in answer["columns"].items()
+        if item["kind"] != "category" and "mean" not in item
+    ]
+    found["sums" if not policy.sums else "min-sum-samples"] = [
+        n for n in numeric if "range" in answer["columns"][n]
+    ]
     found["range"] = [name for name in numeric if "range" not in answer["columns"][name]]
     if not policy.class_means:
         found["class-means"] = ["class counts"]
@@ -147,7 +177,12 @@ KIND = "survey"  # of the rows of `disclosed` in the record
 
 
 def remembered(
-    make: Callable[[], Answer], samples: Sequence[str], how: str, policy: Policy, state: str, silo: str
+    make: Callable[[], Answer],
+    samples: Sequence[str],
+    how: str,
+    policy: Policy,
+    state: str,
+    silo: str,
 ) -> tuple[Answer, dict[str, list[str]]]:
     """Return the answer and what more of it is withheld, by rule. ``samples``: the patients' digests, sorted.
 
@@ -155,12 +190,17 @@ def remembered(
     patients, if ``max-surveys`` is reached, or if answers cannot be saved.
     """
     if not state:
-        raise PolicyRefusedError(f"{silo} refuses: it has no state-dir to remember what it told in surveys")
+        raise PolicyRefusedError(
+            f"{silo} refuses: it has no state-dir to remember what it told in surveys"
+        )
     try:
         with Record(Path(state)).writing() as db:
-            rows = db.execute("SELECT question, people, answer FROM disclosed WHERE kind = ?", (KIND,)).fetchall()
+            rows = db.execute(
+                "SELECT question, people, answer FROM disclosed WHERE kind = ?", (KIND,)
+            ).fetchall()
             given = [
-                {"how": asked, "samples": people.split(), "answer": json.loads(text)} for asked, people, text in rows
+                {"how": asked, "samples": people.split(), "answer": json.loads(text)}
+                for asked, people, text in rows
             ]
             answer, note, new = _answer(make, Counter(samples), how, policy, silo, given)
             if new:
@@ -190,7 +230,11 @@ def _answer(
     for earlier in near:
         if earlier["how"] == how:
             day = earlier["answer"]["day"]
-            return earlier["answer"], {"min-sum-samples": [f"changes of the data since {day}"]}, False
+            return (
+                earlier["answer"],
+                {"min-sum-samples": [f"changes of the data since {day}"]},
+                False,
+            )
     if near:
         day = near[0]["answer"]["day"]
         raise PolicyRefusedError(

@@ -26,7 +26,9 @@ READY_SECONDS = 600.0  # `setup` may download public data first
 def main(command: list[str]) -> int:
     from client.site.runtime.launch import reach_without_proxy
 
-    reach_without_proxy(os.environ, "control", "superlink")  # Docker passes on the host's proxies
+    reach_without_proxy(
+        os.environ, "control", "superlink"
+    )  # Docker passes on the host's proxies
     if command[:1] == ["setup"]:
         give_away()
         from server.deploy.setup import set_up
@@ -41,8 +43,12 @@ def main(command: list[str]) -> int:
 
         command = in_place_of(command)
         wait_for_setup(Path("/server/ready"), os.environ["SILOFL_HOSTS"])
-        subprocess.Popen([sys.executable, "-P", __file__, "registrar"])  # ends with this container
-        os.umask(0)  # with SILOFL_SHARED of this image: the run directories are the host's user's to tidy up
+        subprocess.Popen(
+            [sys.executable, "-P", __file__, "registrar"]
+        )  # ends with this container
+        os.umask(
+            0
+        )  # with SILOFL_SHARED of this image: the run directories are the host's user's to tidy up
     elif command[:1] == ["registrar"]:
         from server.deploy.control import Connection
         from server.deploy.registrar import keep_registrations
@@ -57,10 +63,18 @@ def main(command: list[str]) -> int:
 
         keep_private()  # what this silo writes, and everything that it starts
         site = Site.from_environment(os.environ)
-        sharing = int(os.environ.get("SILOFL_SHARING") or 1)  # silos that share this machine's cores
+        sharing = int(
+            os.environ.get("SILOFL_SHARING") or 1
+        )  # silos that share this machine's cores
         os.environ.setdefault("OMP_NUM_THREADS", threads(sharing))
         command = [*own_supernode(), *command[1:]]
-        return run(site, command, os.environ, online=Path("/tmp/online"), echo=lambda line: print(line, flush=True))
+        return run(
+            site,
+            command,
+            os.environ,
+            online=Path("/tmp/online"),
+            echo=lambda line: print(line, flush=True),
+        )
     os.execvp(command[0], command)
 
 
@@ -69,15 +83,21 @@ def give_away() -> None:
     folders = [*Path("/volumes").glob("*/*"), *map(Path, ("/setup", "/server", "/runs"))]
     if os.geteuid() == 0:
         for folder in [*folders, *Path("/").glob("datasets")]:
-            if folder.stat().st_uid == 0 and not any(folder.iterdir()):  # a folder in use is somebody's
-                folder.chmod(0o777 if folder.name == "runs" else 0o700)  # the host's user works in `runs` too
+            if folder.stat().st_uid == 0 and not any(
+                folder.iterdir()
+            ):  # a folder in use is somebody's
+                folder.chmod(
+                    0o777 if folder.name == "runs" else 0o700
+                )  # the host's user works in `runs` too
                 os.chown(folder, USER, USER)
         os.setgroups([])
         os.setgid(USER)
         os.setuid(USER)
     for folder in folders:
         if not os.access(folder, os.W_OK):
-            raise UserError(f"user {USER} cannot write to {folder}: chmod 777 the host's folder that is mounted there")
+            raise UserError(
+                f"user {USER} cannot write to {folder}: chmod 777 the host's folder that is mounted there"
+            )
 
 
 def install(root: Path = Path("/"), *, allow_older: bool = False) -> None:
@@ -116,7 +136,9 @@ def wait_for_setup(ready: Path, hosts: str) -> None:
     deadline = time.monotonic() + READY_SECONDS
     while not ready.exists() or ready.read_text() != hosts:
         if time.monotonic() > deadline:
-            raise UserError(f"no credentials in {ready.parent} after {READY_SECONDS:.0f} s: see the log of `setup`")
+            raise UserError(
+                f"no credentials in {ready.parent} after {READY_SECONDS:.0f} s: see the log of `setup`"
+            )
         time.sleep(0.1)
 
 

@@ -27,7 +27,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for source, place in OUTSIDE.items():
         files.append(File.generated(config, place, content=(ROOT / source).read_text("utf-8")))
     for name in PLAIN:
-        files.append(File.generated(config, f"{name}.txt", content=(ROOT / name).read_text("utf-8")))
+        files.append(
+            File.generated(config, f"{name}.txt", content=(ROOT / name).read_text("utf-8"))
+        )
     return files
 
 
@@ -41,7 +43,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         if "://" in target:
             return match[0]
         path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
-        known = OUTSIDE.get(path) or (f"{path}.txt" if path in PLAIN else path.removeprefix("docs/"))
+        known = OUTSIDE.get(path) or (
+            f"{path}.txt" if path in PLAIN else path.removeprefix("docs/")
+        )
         return f"{match[1]}{posixpath.relpath(known, posixpath.dirname(place) or '.')}{match[3] or ''}{match[4]}"
 
     return LINK.sub(moved, markdown)

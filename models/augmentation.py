@@ -40,7 +40,12 @@ from models.shapes import Shape, inputs_of, kind_of
 from partitions.common.errors import UserError
 
 COLUMNS = 19  # numbers drawn for each picture, always all: each change uses fixed columns
-CORNERS = ((-1.0, -1.0), (1.0, -1.0), (1.0, 1.0), (-1.0, 1.0))  # of a picture, in half sides, x before y
+CORNERS = (
+    (-1.0, -1.0),
+    (1.0, -1.0),
+    (1.0, 1.0),
+    (-1.0, 1.0),
+)  # of a picture, in half sides, x before y
 PLACE = ("flip", "flip_vertical", "crop", "shift", "rotate", "scale", "perspective")
 # The largest strengths; those in pixels are limited by the picture. A perspective from about 0.47 can show its horizon.
 MOST = {"rotate": 180.0, "scale": 0.5, "perspective": 0.4, "contrast": 1.0, "brightness": 1.0}
@@ -63,13 +68,19 @@ class Augmentation:
 
     def check(self, shape: Shape) -> None:
         """Raise UserError, in one line, where samples of this shape cannot be augmented so."""
-        pictures = [own for own in inputs_of(shape).values() if kind_of(own) in ("picture", "volume")]
+        pictures = [
+            own for own in inputs_of(shape).values() if kind_of(own) in ("picture", "volume")
+        ]
         if not pictures:
-            raise UserError("augment changes pictures: for tables, texts and signals leave it empty")
+            raise UserError(
+                "augment changes pictures: for tables, texts and signals leave it empty"
+            )
         for name, pixels in (("crop", self.crop), ("shift", self.shift)):
             for *_, height, width in pictures:
                 if pixels >= min(height, width):
-                    raise UserError(f"augment = {name}:{pixels:g} moves pictures of {height} x {width} out of sight")
+                    raise UserError(
+                        f"augment = {name}:{pixels:g} moves pictures of {height} x {width} out of sight"
+                    )
 
     def changed(
         self, batches: Iterable[tuple[Any, Tensor]], n: int, rng: torch.Generator
@@ -82,10 +93,17 @@ class Augmentation:
         maps: dict[str, Tensor] = {}
         for x, y in batches:
             alone = isinstance(x, Tensor)
-            pictures = {"": x} if alone else {name: own for name, own in x._asdict().items() if own.dim() > 3}
+            pictures = (
+                {"": x}
+                if alone
+                else {name: own for name, own in x._asdict().items() if own.dim() > 3}
+            )
             if not done:  # the maps of the whole epoch, in one copy to the device
                 light = drawn[:, 17:].to(y.device)
-                maps = {name: self._maps(drawn, *p.shape[-2:]).to(y.device) for name, p in pictures.items()}
+                maps = {
+                    name: self._maps(drawn, *p.shape[-2:]).to(y.device)
+                    for name, p in pictures.items()
+                }
             part, done = slice(done, done + len(y)), done + len(y)
             for name, picture in pictures.items():
                 if any(getattr(self, change) for change in PLACE):
@@ -112,8 +130,12 @@ class Augmentation:
         maps = mirror @ turn @ move
         if self.perspective:
             half = torch.tensor([width / 2, height / 2], dtype=torch.float64)
-            ends = torch.tensor(CORNERS, dtype=torch.float64) * (1 - self.perspective * d[:, 9:17].view(-1, 4, 2))
-            slanted = projections(ends * half, torch.tensor(CORNERS, dtype=torch.float64) * half)
+            ends = torch.tensor(CORNERS, dtype=torch.float64) * (
+                1 - self.perspective * d[:, 9:17].view(-1, 4, 2)
+            )
+            slanted = projections(
+                ends * half, torch.tensor(CORNERS, dtype=torch.float64) * half
+            )
             maps = torch.where((d[:, 8] < 0.5)[:, None, None], maps @ slanted, maps)
         return maps.float()
 
@@ -139,7 +161,9 @@ def read_augmentation(text: str) -> Augmentation | None:
     for part in (part.strip() for part in text.split(",") if part.strip()):
         name, colon, strength = part.partition(":")
         if name not in known:
-            raise UserError(f"augment: unknown change {name[:80]!r}; there are: {', '.join(known)}")
+            raise UserError(
+                f"augment: unknown change {name[:80]!r}; there are: {', '.join(known)}"
+            )
         if name in found:
             raise UserError(f"augment names {name} twice")
         if name.startswith("flip"):
@@ -157,7 +181,11 @@ def read_augmentation(text: str) -> Augmentation | None:
             wanted = f"{kind} above 0, at most {most:g}, is needed there"
             raise UserError(f"augment: {name}{colon}{strength[:80]}: {wanted}, as in {FORM}")
         found[name] = value
-    return Augmentation(**{name.replace("-", "_"): value for name, value in found.items()}) if found else None
+    return (
+        Augmentation(**{name.replace("-", "_"): value for name, value in found.items()})
+        if found
+        else None
+    )
 
 
 def projections(start: Tensor, end: Tensor) -> Tensor:
@@ -180,14 +208,21 @@ def moved(x: Tensor, y: Tensor, maps: Tensor) -> tuple[Tensor, Tensor]:
     """
     height, width = x.shape[-2:]
     rows, columns = (torch.arange(n, device=x.device) - (n - 1) / 2 for n in (height, width))
-    target = torch.stack([*torch.meshgrid(columns, rows, indexing="xy"), torch.ones(height, width, device=x.device)])
+    target = torch.stack(
+        [
+            *torch.meshgrid(columns, rows, indexing="xy"),
+            torch.ones(height, width, device=x.device),
+        ]
+    )
     source = maps @ target.flatten(1)  # (b, 3, h w)
     size = source.new_tensor([width / 2, height / 2])
     grid = (source[:, :2] / source[:, 2:]).mT.reshape(-1, height, width, 2) / size
 
     def sample(values: Tensor, mode: str) -> Tensor:
         planes = values.reshape(len(values), -1, height, width)
-        return F.grid_sample(planes, grid, mode, "reflection", align_corners=False).view(values.shape)
+        return F.grid_sample(planes, grid, mode, "reflection", align_corners=False).view(
+            values.shape
+        )
 
     if y.dim() == x.dim() - 1:
         y = sample(y.float(), "nearest").to(y.dtype)

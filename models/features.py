@@ -32,7 +32,9 @@ def rows_looked_up(model: FlatModel) -> Iterator[dict[str, list[Tensor]]]:
     """
     found: dict[str, list[Tensor]] = {name: [] for name in model.embeddings}
     hooks = [
-        layer.register_forward_pre_hook(lambda _, given, rows=found[name]: rows.append(given[0].flatten()))
+        layer.register_forward_pre_hook(
+            lambda _, given, rows=found[name]: rows.append(given[0].flatten())
+        )
         for name, layer in model.embeddings.items()
     ]
     try:

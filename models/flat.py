@@ -21,7 +21,16 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from models.layout import Layout, _blocks, _entries, _ties, check_tensors, frozen_modules, named_tensors, other_names
+from models.layout import (
+    Layout,
+    _blocks,
+    _entries,
+    _ties,
+    check_tensors,
+    frozen_modules,
+    named_tensors,
+    other_names,
+)
 from models.lora import merged
 from partitions.common.errors import UserError
 
@@ -46,11 +55,19 @@ class FlatModel:
 
     def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
         check_tensors(module)
-        self._first_names = other_names(module)  # by a tensor's other names; ``to`` makes buffers anew
+        self._first_names = other_names(
+            module
+        )  # by a tensor's other names; ``to`` makes buffers anew
         self.module = module.to(device=device)
         parameters = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
-        batch_norms = [n for n, m in module.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        frozen = frozen_modules(module).intersection(batch_norms)  # other frozen modules may change their buffers
+        batch_norms = [
+            n
+            for n, m in module.named_modules()
+            if isinstance(m, nn.modules.batchnorm._BatchNorm)
+        ]
+        frozen = frozen_modules(module).intersection(
+            batch_norms
+        )  # other frozen modules may change their buffers
         buffers, integers = _state_buffers(module, frozen, self._first_names)
         entries = _entries(parameters)
         self.parameters = [p for _, p in parameters]
@@ -60,7 +77,9 @@ class FlatModel:
         self.layout = Layout(entries, statistics, blocks, norms, ties)
         self.vector = torch.cat([p.detach().reshape(-1) for _, p in parameters])
         self.gradient = torch.zeros_like(self.vector)
-        self.buffers = torch.cat([b.reshape(-1) for _, b in buffers] or [self.vector.new_empty(0)])
+        self.buffers = torch.cat(
+            [b.reshape(-1) for _, b in buffers] or [self.vector.new_empty(0)]
+        )
         for entry, (_, parameter) in zip(entries, parameters, strict=True):
             parameter.data = self.vector[entry.start : entry.stop].view(entry.shape)
             parameter.grad = self.gradient[entry.start : entry.stop].view(entry.shape)
@@ -68,15 +87,23 @@ class FlatModel:
             buffer.data = self.buffers[entry.start : entry.stop].view(entry.shape)
         self.integers, self._integer_views = _as_bytes(integers, self.vector.device)
         for name, buffer in (*buffers, *integers):
-            for known in (name, *(other for other, first in self._first_names.items() if first == name)):
+            for known in (
+                name,
+                *(other for other, first in self._first_names.items() if first == name),
+            ):
                 owner, _, leaf = known.rpartition(".")
                 module.get_submodule(owner)._buffers[leaf] = buffer
-        self._initial_buffers, self._initial_integers = self.buffers.clone(), self.integers.clone()
+        self._initial_buffers, self._initial_integers = (
+            self.buffers.clone(),
+            self.integers.clone(),
+        )
         self._places = self._tensor_places()
         # The head maps features to logits: the last block, or a method's own head of several blocks.
         self.head_name: str = getattr(module, "head_name", self.layout.blocks[-1].name)
         self.last_block = module.get_submodule(self.head_name)
-        inside = [b for b in self.layout.blocks if f"{b.name}.".startswith(f"{self.head_name}.")]
+        inside = [
+            b for b in self.layout.blocks if f"{b.name}.".startswith(f"{self.head_name}.")
+        ]
         self.head = slice(inside[0].start, inside[-1].stop)
         self._watch_embeddings()
         # Dropout is a module, or a call in the forward pass of a network, which then sets ``has_dropout``.
@@ -100,9 +127,16 @@ class FlatModel:
             # On a GPU the dense one is cheap, and sums each row in a fixed order.
             layer.sparse = self.vector.device.type == "cpu" and not layer.scale_grad_by_freq
             layer.weight.register_hook(partial(self._note_rows, name))  # type: ignore[no-untyped-call]
-        tables = [slice(e.start, e.stop) for e in self.layout.parameters if e.name in self.embeddings]
-        starts, stops = [0, *(t.stop for t in tables)], [*(t.start for t in tables), self.layout.size]
-        self._others = [slice(a, b) for a, b in zip(starts, stops, strict=True) if a < b]  # all but embeddings
+        tables = [
+            slice(e.start, e.stop) for e in self.layout.parameters if e.name in self.embeddings
+        ]
+        starts, stops = (
+            [0, *(t.stop for t in tables)],
+            [*(t.start for t in tables), self.layout.size],
+        )
+        self._others = [
+            slice(a, b) for a, b in zip(starts, stops, strict=True) if a < b
+        ]  # all but embeddings
         # Rows of embeddings with a gradient (None: any may have one); the gradient's version after ``one_gradient``.
         self._rows: dict[str, list[Tensor]] | None = None
         self._known = -1
@@ -111,10 +145,14 @@ class FlatModel:
     def device(self) -> torch.device:
         return self.vector.device
 
-    def load(self, vector: Tensor, buffers: Tensor | None = None, integers: Tensor | None = None) -> None:
+    def load(
+        self, vector: Tensor, buffers: Tensor | None = None, integers: Tensor | None = None
+    ) -> None:
         """Copy a vector of shape (Σ,), and buffers where given, into the model. Raises UserError on a wrong length."""
         if vector.shape != self.vector.shape:
-            raise UserError(f"a model of {self.layout.size} parameters cannot take {vector.numel()}")
+            raise UserError(
+                f"a model of {self.layout.size} parameters cannot take {vector.numel()}"
+            )
         if vector is not self.vector:
             self.vector.copy_(vector)
         if buffers is not None and buffers.numel():
@@ -125,12 +163,18 @@ class FlatModel:
     def _tensor_places(self) -> dict[str, int]:
         """Return the address of each tensor of the state, by all its names."""
         passing = self.module.state_dict(keep_vars=True).keys()
-        return {name: tensor.data_ptr() for name, tensor in named_tensors(self.module) if name in passing}
+        return {
+            name: tensor.data_ptr()
+            for name, tensor in named_tensors(self.module)
+            if name in passing
+        }
 
     def replaced(self) -> list[str]:
         """Return the names of the tensors that are no views of this model any more, or are new: forward set them."""
         now = self._tensor_places()
-        return [name for name in {**self._places, **now} if self._places.get(name) != now.get(name)]
+        return [
+            name for name in {**self._places, **now} if self._places.get(name) != now.get(name)
+        ]
 
     @contextmanager
     def kept_buffers(self) -> Iterator[None]:
@@ -155,7 +199,9 @@ class FlatModel:
         """
         if not self.embeddings or self._rows is None or self.gradient._version != self._known:
             return None
-        return {name: torch.unique(torch.cat(rows)) for name, rows in self._rows.items() if rows}
+        return {
+            name: torch.unique(torch.cat(rows)) for name, rows in self._rows.items() if rows
+        }
 
     @contextmanager
     def one_gradient(self) -> Iterator[None]:
@@ -197,15 +243,23 @@ class FlatModel:
 
     def _integers_of(self, integers: Tensor) -> dict[str, Tensor]:
         """Return the integer buffers as views of these bytes, by name."""
-        return {n: integers[start:stop].view(t).view(shape) for n, start, stop, t, shape in self._integer_views}
+        return {
+            n: integers[start:stop].view(t).view(shape)
+            for n, start, stop, t, shape in self._integer_views
+        }
 
     def freeze(self, *parts: slice) -> None:
         """Leave the parameters inside these parts out of the backward pass; without parts, train all again."""
         for entry, parameter in zip(self.layout.parameters, self.parameters, strict=True):
-            parameter.requires_grad_(not (parts and any(p.start <= entry.start < p.stop for p in parts)))
+            parameter.requires_grad_(
+                not (parts and any(p.start <= entry.start < p.stop for p in parts))
+            )
 
     def state_dict(
-        self, vector: Tensor | None = None, buffers: Tensor | None = None, integers: Tensor | None = None
+        self,
+        vector: Tensor | None = None,
+        buffers: Tensor | None = None,
+        integers: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Return an ordinary ``state_dict`` (contiguous copies on the CPU) of this model, or of the given vectors.
 
@@ -213,7 +267,8 @@ class FlatModel:
         into the weights.
         """
         named = self.layout.unflatten(
-            self.vector if vector is None else vector, self.buffers if buffers is None else buffers
+            self.vector if vector is None else vector,
+            self.buffers if buffers is None else buffers,
         )
         named |= self._integers_of(self.integers if integers is None else integers)
         whole: Mapping[str, Tensor] = self.module.state_dict()
@@ -234,7 +289,9 @@ def _state_buffers(
         for name, buffer in module.named_buffers()
         if name in lasting and name not in first_names and name.rpartition(".")[0] not in frozen
     ]
-    return [(n, b) for n, b in found if b.is_floating_point()], [(n, b) for n, b in found if not b.is_floating_point()]
+    return [(n, b) for n, b in found if b.is_floating_point()], [
+        (n, b) for n, b in found if not b.is_floating_point()
+    ]
 
 
 def _as_bytes(
@@ -243,7 +300,10 @@ def _as_bytes(
     """Move these tensors into one vector of bytes; return it with their names, places, types and shapes."""
     starts = [0, *accumulate(-(-buffer.nbytes // ALIGNED) * ALIGNED for _, buffer in named)]
     content = torch.zeros(starts[-1], dtype=torch.uint8, device=device)
-    views = [(n, s, s + b.nbytes, b.dtype, b.shape) for (n, b), s in zip(named, starts[:-1], strict=True)]
+    views = [
+        (n, s, s + b.nbytes, b.dtype, b.shape)
+        for (n, b), s in zip(named, starts[:-1], strict=True)
+    ]
     for (_, buffer), (_, start, stop, dtype, shape) in zip(named, views, strict=True):
         buffer.data = content[start:stop].view(dtype).view(shape).copy_(buffer)
     return content, views

@@ -23,7 +23,13 @@ Head = Callable[[torch.nn.Linear], torch.nn.Module] | None
 
 @lru_cache(maxsize=4)
 def flat_model(
-    name: str, shape: Shape, classes: int, options: Any, device: str, head: Head = None, part: Part = WHOLE
+    name: str,
+    shape: Shape,
+    classes: int,
+    options: Any,
+    device: str,
+    head: Head = None,
+    part: Part = WHOLE,
 ) -> FlatModel:
     """Return the network that all silos of this process use in turn; parameters outside ``part`` come from its seed."""
     return FlatModel(_seeded(name, shape, classes, options, part.seed, "", head, part), device)
@@ -31,19 +37,34 @@ def flat_model(
 
 @lru_cache(maxsize=4)
 def initial_model(
-    name: str, shape: Shape, classes: int, options: Any, seed: int, head: Head = None, part: Part = WHOLE
+    name: str,
+    shape: Shape,
+    classes: int,
+    options: Any,
+    seed: int,
+    head: Head = None,
+    part: Part = WHOLE,
 ) -> Callable[[str], Tensor]:
     """Return ``initial(purpose)``: the initial vector (Σ,) for (seed, purpose), equal in every process."""
 
     @lru_cache(maxsize=2)
     def initial(purpose: str) -> Tensor:
-        return FlatModel(_seeded(name, shape, classes, options, seed, purpose, head, part)).vector
+        return FlatModel(
+            _seeded(name, shape, classes, options, seed, purpose, head, part)
+        ).vector
 
     return initial
 
 
 def _seeded(
-    name: str, shape: Shape, classes: int, options: Any, seed: int, purpose: str, head: Head, part: Part
+    name: str,
+    shape: Shape,
+    classes: int,
+    options: Any,
+    seed: int,
+    purpose: str,
+    head: Head,
+    part: Part,
 ) -> torch.nn.Module:
     with torch.random.fork_rng(devices=[]):
         seed_torch(generator(seed, "model", purpose))

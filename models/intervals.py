@@ -30,18 +30,22 @@ def of_share(value: float, variance: float, n: int) -> tuple[float, float]:
         return UNKNOWN
     if not (0 < value < 1 and variance > 0):
         return wilson_interval(round(value * n), n)
-    centre, half = math.log(value / (1 - value)), Z * math.sqrt(variance) / (value * (1 - value))
+    centre = math.log(value / (1 - value))
+    half = Z * math.sqrt(variance) / (value * (1 - value))
     return _expit(centre - half), _expit(centre + half)
 
 
 def of_mean(value: float, variance: float, most: float) -> tuple[float, float]:
     """Return the 95 % interval of a score without a lower limit: a -+ z sqrt(V), up to ``most``."""
     half = Z * math.sqrt(variance)
-    return value - half, min(value + half, most)
+    highest = min(value + half, most)
+    return value - half, highest
 
 
 def _expit(x: float) -> float:
-    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
+    if x >= 0:
+        return 1 / (1 + math.exp(-x))
+    return math.exp(x) / (1 + math.exp(x))
 
 
 def areas(scores: Array, positive: npt.NDArray[np.bool_]) -> tuple[float, Array]:
@@ -59,8 +63,8 @@ def areas(scores: Array, positive: npt.NDArray[np.bool_]) -> tuple[float, Array]
     v10 = _placements(below, scores[positive])
     v01 = 1 - _placements(above, scores[~positive])
     area = float(v10.mean())
-    influence[positive] = (v10 - area) / math.sqrt(len(v10) * max(len(v10) - 1, 1))
-    influence[~positive] = (v01 - area) / math.sqrt(len(v01) * max(len(v01) - 1, 1))
+    for kind, share in ((positive, v10), (~positive, v01)):
+        influence[kind] = (share - area) / math.sqrt(len(share) * max(len(share) - 1, 1))
     return area, influence
 
 
@@ -71,7 +75,9 @@ def _placements(ordered: Array, values: Array) -> Array:
     return np.asarray((smaller + not_larger) / (2 * len(ordered)))
 
 
-def of_area(area: float, variance: float, positives: int, negatives: int) -> tuple[float, float]:
+def of_area(
+    area: float, variance: float, positives: int, negatives: int
+) -> tuple[float, float]:
     """Return the 95 % interval of an area under the ROC curve: DeLong's variance on the logit.
 
     Without a variance (all right) it is Wilson's interval of that share of the samples of the rarer kind.
@@ -91,5 +97,7 @@ def of_pairs(concordant: Array, comparable: Array) -> tuple[float, tuple[float, 
     share = float(concordant.sum() / 2 / pairs)
     left = pairs - comparable
     without = (share * pairs - concordant)[left > 0] / left[left > 0]
-    variance = (n - 1) / n * float(((without - without.mean()) ** 2).sum()) if len(without) else 0.0
+    variance = 0.0
+    if len(without):
+        variance = (n - 1) / n * float(((without - without.mean()) ** 2).sum())
     return share, of_share(share, variance, max(round(math.sqrt(pairs)), 1))

@@ -67,7 +67,9 @@ class Layout:
                 f"there is no layer block {', '.join(sorted(unknown))}; "
                 f"there are: {', '.join(b.name for b in self.blocks)}"
             )
-        for holder, other, tensor in self.ties if wanted and len(wanted) < len(self.blocks) else ():
+        for holder, other, tensor in (
+            self.ties if wanted and len(wanted) < len(self.blocks) else ()
+        ):
             if (holder in wanted) != (other in wanted):
                 raise UserError(
                     f"this method treats some layer blocks apart, and {holder} and {other} have {tensor} in common: "
@@ -78,7 +80,9 @@ class Layout:
     def outside(self, parts: Iterable[slice]) -> tuple[slice, ...]:
         """Return the parameters outside of all these parts, neighbours joined. A part may split a block."""
         inside = tuple(parts)
-        free = (e for e in self.parameters if not any(p.start <= e.start < p.stop for p in inside))
+        free = (
+            e for e in self.parameters if not any(p.start <= e.start < p.stop for p in inside)
+        )
         return _joined(slice(e.start, e.stop) for e in free)
 
     def buffer_parts(self, parts: Iterable[slice]) -> tuple[slice, ...]:
@@ -89,7 +93,9 @@ class Layout:
         if not self.buffers:
             return ()
         inside = tuple(parts)
-        names = [b.name for b in self.blocks if any(p.start <= b.start < p.stop for p in inside)]
+        names = [
+            b.name for b in self.blocks if any(p.start <= b.start < p.stop for p in inside)
+        ]
         everything = len(names) == len(self.blocks)
         return _joined(
             slice(e.start, e.stop)
@@ -100,12 +106,18 @@ class Layout:
     def norm_parts(self, norm: bool = True) -> tuple[slice, ...]:
         """Return the batch normalisation layers' parts of the vector, or (``norm=False``) all other parts."""
         return _joined(
-            slice(e.start, e.stop) for e in self.parameters if (e.name.rpartition(".")[0] in self.norms) == norm
+            slice(e.start, e.stop)
+            for e in self.parameters
+            if (e.name.rpartition(".")[0] in self.norms) == norm
         )
 
     def norm_buffers(self) -> tuple[slice, ...]:
         """Return the parts of the buffers that hold the batch normalisation layers' statistics."""
-        return _joined(slice(e.start, e.stop) for e in self.buffers if e.name.rpartition(".")[0] in self.norms)
+        return _joined(
+            slice(e.start, e.stop)
+            for e in self.buffers
+            if e.name.rpartition(".")[0] in self.norms
+        )
 
     def linear_head(self) -> tuple[Entry, Entry]:
         """Return weight (C, K) and bias (C,) of the last layer block.
@@ -115,10 +127,16 @@ class Layout:
         block = self.blocks[-1]
         for holder, other, tensor in self.ties:
             if other not in {b.name for b in self.blocks}:
-                raise UserError(f"this method needs a last layer of its own, and {other} has {tensor} of {holder}")
+                raise UserError(
+                    f"this method needs a last layer of its own, and {other} has {tensor} of {holder}"
+                )
         inside = [e for e in self.parameters if e.start >= block.start]
-        if [e.name for e in inside] != [f"{block.name}.weight", f"{block.name}.bias"] or len(inside[0].shape) != 2:
-            raise UserError(f"this method needs a linear last layer with a bias, which '{block.name}' is not")
+        if [e.name for e in inside] != [f"{block.name}.weight", f"{block.name}.bias"] or len(
+            inside[0].shape
+        ) != 2:
+            raise UserError(
+                f"this method needs a linear last layer with a bias, which '{block.name}' is not"
+            )
         return inside[0], inside[1]
 
     @property
@@ -159,7 +177,10 @@ def _entries(tensors: Iterable[tuple[str, Tensor]]) -> tuple[Entry, ...]:
 
 
 def _ties(
-    module: nn.Module, blocks: Iterable[Block], entries: Iterable[Entry], first_names: Mapping[str, str]
+    module: nn.Module,
+    blocks: Iterable[Block],
+    entries: Iterable[Entry],
+    first_names: Mapping[str, str],
 ) -> tuple[tuple[str, str, str], ...]:
     """Return :attr:`Layout.ties`; a block without a tensor of its own counts only where it is the last one."""
     names = block_names(module)
@@ -168,8 +189,16 @@ def _ties(
         return max((b for b in names if tensor.startswith(f"{b}.")), key=len, default="")
 
     named, held = {b.name for b in blocks} | set(names[-1:]), {e.name for e in entries}
-    found = ((block(first), block(other), first) for other, first in first_names.items() if first in held)
-    return tuple((holder, other, tensor) for holder, other, tensor in found if holder != other and other in named)
+    found = (
+        (block(first), block(other), first)
+        for other, first in first_names.items()
+        if first in held
+    )
+    return tuple(
+        (holder, other, tensor)
+        for holder, other, tensor in found
+        if holder != other and other in named
+    )
 
 
 def block_names(module: nn.Module) -> list[str]:
@@ -202,11 +231,17 @@ def _blocks(module: nn.Module, parameters: tuple[Entry, ...]) -> tuple[Block, ..
     names = block_names(module)
     blocks = []
     for name in names:
-        inside = [e for e in parameters if e.name.startswith(f"{name}.") or e.name.rpartition(".")[0] == name]
+        inside = [
+            e
+            for e in parameters
+            if e.name.startswith(f"{name}.") or e.name.rpartition(".")[0] == name
+        ]
         if inside:
             blocks.append(Block(name, inside[0].start, inside[-1].stop))
     stops = [0, *(b.stop for b in blocks)]
-    if [b.start for b in blocks] != stops[:-1] or stops[-1] != (parameters[-1].stop if parameters else 0):
+    if [b.start for b in blocks] != stops[:-1] or stops[-1] != (
+        parameters[-1].stop if parameters else 0
+    ):
         raise UserError(f"layer blocks {names} do not cover the parameters in order")
     return tuple(blocks)
 
@@ -232,14 +267,25 @@ def check_tensors(module: nn.Module) -> None:
     for name, part in module.named_modules():
         if type(part).get_extra_state is not nn.Module.get_extra_state:
             where = f"its module {name}" if name else "it"
-            raise UserError(f"{where} has get_extra_state, which no model's file holds: register buffers instead")
-    for kind, named in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
+            raise UserError(
+                f"{where} has get_extra_state, which no model's file holds: register buffers instead"
+            )
+    for kind, named in (
+        ("parameter", module.named_parameters()),
+        ("buffer", module.named_buffers()),
+    ):
         for name, tensor in named:
             if is_lazy(tensor):
-                raise UserError(f"its {kind} {name} has no shape yet: give its layer all sizes, as nn.Linear has them")
+                raise UserError(
+                    f"its {kind} {name} has no shape yet: give its layer all sizes, as nn.Linear has them"
+                )
             if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-                raise UserError(f"its {kind} {name} is no dense tensor with values: make it one")
-            if tensor.is_complex() or (tensor.is_floating_point() and tensor.dtype != torch.float32):
+                raise UserError(
+                    f"its {kind} {name} is no dense tensor with values: make it one"
+                )
+            if tensor.is_complex() or (
+                tensor.is_floating_point() and tensor.dtype != torch.float32
+            ):
                 raise UserError(f"its {kind} {name} is {tensor.dtype}, not float32")
     _check_memory(module)
 
@@ -254,10 +300,14 @@ def _check_memory(module: nn.Module) -> None:
     if both := [name for name, buffer in module.named_buffers() if id(buffer) in parameters]:
         raise UserError(f"its buffer {both[0]} is a parameter, too: let it be one of the two")
     end, before = 0, ""
-    for start, name, tensor in sorted((t.data_ptr(), name, t) for name, t in kept.values() if t.numel()):
+    for start, name, tensor in sorted(
+        (t.data_ptr(), name, t) for name, t in kept.values() if t.numel()
+    ):
         if start < end:
             raise UserError(
                 f"its tensors {before} and {name} share memory: make them one tensor with two names, or a copy"
             )
-        last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+        last = sum(
+            (size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+        )
         end, before = start + (last + 1) * tensor.element_size(), name

@@ -42,17 +42,25 @@ def adapt(network: nn.Module, rank: int, alpha: float) -> nn.Module:
     layers = [
         layer
         for layer in network.modules()
-        if isinstance(layer, nn.Linear) and not layer.weight.requires_grad and not parametrize.is_parametrized(layer)
+        if isinstance(layer, nn.Linear)
+        and not layer.weight.requires_grad
+        and not parametrize.is_parametrized(layer)
     ]
     if not layers:
-        raise UserError(f"lora-rank = {rank}: this network has no frozen linear layer that could learn a change")
-    owners = Counter(id(p) for module in network.modules() for p in module.parameters(recurse=False))
+        raise UserError(
+            f"lora-rank = {rank}: this network has no frozen linear layer that could learn a change"
+        )
+    owners = Counter(
+        id(p) for module in network.modules() for p in module.parameters(recurse=False)
+    )
     if any(owners[id(layer.weight)] > 1 for layer in layers):
         raise UserError(
             f"lora-rank = {rank}: a frozen weight of this network is in two layers, and each would change it"
         )
     for layer in layers:
-        parametrize.register_parametrization(layer, "weight", LowRank(layer.weight, rank, alpha))
+        parametrize.register_parametrization(
+            layer, "weight", LowRank(layer.weight, rank, alpha)
+        )
     return network
 
 
@@ -63,6 +71,9 @@ def merged(network: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             change = layer.get_submodule(PLACE)[0]
             if isinstance(change, LowRank):
                 below = f"{name}.{PLACE}"
-                parts = [tensors.pop(f"{below}.{part}") for part in ("original", "0.lora_a", "0.lora_b")]
+                parts = [
+                    tensors.pop(f"{below}.{part}")
+                    for part in ("original", "0.lora_a", "0.lora_b")
+                ]
                 tensors[f"{name}.weight"] = change.changed(*parts)
     return tensors

@@ -110,7 +110,8 @@ def classification_metrics(logits: Tensor, y: Tensor) -> dict[str, float]:
     predicted = scores.argmax(1)
     # Samples, predictions and hits of each class.
     counts, guesses, found = (
-        torch.bincount(values, minlength=classes) for values in (labels, predicted, labels[predicted == labels])
+        torch.bincount(values, minlength=classes)
+        for values in (labels, predicted, labels[predicted == labels])
     )
     return {
         "loss": float(F.nll_loss(log_p, labels)),
@@ -151,11 +152,15 @@ def _one_vs_rest_auc(p: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> f
     n, stops = len(labels), counts.cumsum()
     scores = p.T.copy()
     scores.sort()
-    own = p[np.arange(n), labels][labels.argsort(kind="stable")]  # the positives' scores, class by class
+    own = p[np.arange(n), labels][
+        labels.argsort(kind="stable")
+    ]  # the positives' scores, class by class
     areas = []
     for label in (present[1:] if p.shape[1] == 2 else present).tolist():
         k = int(counts[label])
-        positives = np.sort(own[stops[label] - k : stops[label]])  # sorted needles search several times faster
+        positives = np.sort(
+            own[stops[label] - k : stops[label]]
+        )  # sorted needles search several times faster
         below = scores[label].searchsorted(positives, side="left").sum()
         not_above = scores[label].searchsorted(positives, side="right").sum()
         areas.append((int(below) + int(not_above) - k * k) / (2 * (n - k) * k))
@@ -174,7 +179,9 @@ def fairness_variance(values: Sequence[float]) -> float:
     return float(np.var(known)) if known else math.nan
 
 
-def incentivised_rate(personal: Sequence[float], local: Sequence[float], fedavg: Sequence[float]) -> float:
+def incentivised_rate(
+    personal: Sequence[float], local: Sequence[float], fedavg: Sequence[float]
+) -> float:
     """Return the share of silos, in 0..1, with a better value than by training alone and than by FedAvg.
 
     #{c: P_c > max(S_c, G_c)} / C, strictly (PLayer-FL, "incentivised participation rate"). The three
@@ -182,8 +189,14 @@ def incentivised_rate(personal: Sequence[float], local: Sequence[float], fedavg:
     ``nan`` where none is left. Raises DataError where the lengths differ.
     """
     if not len(personal) == len(local) == len(fedavg):
-        raise DataError(f"not the same silos: {len(personal)}, {len(local)} and {len(fedavg)} values")
-    rows = [row for row in zip(personal, local, fedavg, strict=True) if not any(math.isnan(value) for value in row)]
+        raise DataError(
+            f"not the same silos: {len(personal)}, {len(local)} and {len(fedavg)} values"
+        )
+    rows = [
+        row
+        for row in zip(personal, local, fedavg, strict=True)
+        if not any(math.isnan(value) for value in row)
+    ]
     if not rows:
         return math.nan
     return sum(own > max(alone, shared) for own, alone, shared in rows) / len(rows)
@@ -211,7 +224,9 @@ def wilson_interval(correct: int, n: int, confidence: float = 0.95) -> tuple[flo
     return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
 
 
-def mean_rank(table: Mapping[str, Sequence[float]], higher_is_better: bool = True) -> dict[str, float]:
+def mean_rank(
+    table: Mapping[str, Sequence[float]], higher_is_better: bool = True
+) -> dict[str, float]:
     """Return the average rank of each method over data sets (or silos); 1 is best, ties share their mean rank.
 
     ``table[method]`` lists the method's values, one per data set, the same data sets for all. A data set
@@ -220,7 +235,9 @@ def mean_rank(table: Mapping[str, Sequence[float]], higher_is_better: bool = Tru
     """
     lengths = {len(values) for values in table.values()}
     if len(lengths) > 1:
-        raise DataError(f"every method needs one value per data set, got lists of {sorted(lengths)} values")
+        raise DataError(
+            f"every method needs one value per data set, got lists of {sorted(lengths)} values"
+        )
     values = np.array(list(table.values()), dtype=float).reshape(len(table), *lengths)
     values = values[..., ~np.isnan(values).any(axis=0)]
     if values.size == 0:

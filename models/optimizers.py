@@ -17,7 +17,9 @@ from partitions.common.errors import UserError
 class Optimizer(ABC):
     """Optimiser of a flat vector, element by element."""
 
-    only_where_gradient = False  # True where a step leaves an element with a zero gradient as it is
+    only_where_gradient = (
+        False  # True where a step leaves an element with a zero gradient as it is
+    )
 
     def __init__(self, lr: float) -> None:
         self.lr = lr
@@ -62,12 +64,21 @@ class Adam(Optimizer):
         eps: float = 1e-8,
     ) -> None:
         super().__init__(lr)
-        self.weight_decay, self.amsgrad, self.betas, self.eps = weight_decay, amsgrad, betas, eps
+        self.weight_decay, self.amsgrad, self.betas, self.eps = (
+            weight_decay,
+            amsgrad,
+            betas,
+            eps,
+        )
 
     @torch.no_grad()
     def step(self, vector: Tensor, gradient: Tensor) -> None:
         if not self.state:
-            self.state = {"steps": torch.zeros(()), "m": torch.zeros_like(vector), "v": torch.zeros_like(vector)}
+            self.state = {
+                "steps": torch.zeros(()),
+                "m": torch.zeros_like(vector),
+                "v": torch.zeros_like(vector),
+            }
             if self.amsgrad:
                 self.state["v_max"] = torch.zeros_like(vector)
         if self.weight_decay:
@@ -85,7 +96,11 @@ class Adam(Optimizer):
 
 
 def make_optimizer(
-    name: str, lr: float, momentum: float = 0.0, weight_decay: float = 0.0, amsgrad: bool = False
+    name: str,
+    lr: float,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    amsgrad: bool = False,
 ) -> Optimizer:
     """Return the optimiser of that name (``sgd`` or ``adam``), without state. Raises UserError for another name."""
     if name == "sgd":

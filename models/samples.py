@@ -52,7 +52,9 @@ class Samples:
                 self.x = (self.x - scale[0]) / scale[1]
             return
         inputs, done = [_tensor(x[name], device) for name in x.dtype.names], 0
-        self.missing = [_missing(part) for part in inputs]  # of each input (n,), or None where no sample lacks it
+        self.missing = [
+            _missing(part) for part in inputs
+        ]  # of each input (n,), or None where no sample lacks it
         for i, (part, missing) in enumerate(zip(inputs, self.missing, strict=True)):
             if scale is not None and part.dim() == 2 and part.is_floating_point():
                 own, done = slice(done, done + part.shape[1]), done + part.shape[1]
@@ -80,7 +82,9 @@ class Samples:
             return _as_networks_take(_rows(self.x, index)), self.labels(index)
         parts = [_as_networks_take(_rows(part, index)) for part in self.x]
         for stored, part, missing in zip(self.x, parts, self.missing, strict=True):
-            if missing is not None and stored.dtype == torch.uint8:  # other types are zeros already
+            if (
+                missing is not None and stored.dtype == torch.uint8
+            ):  # other types are zeros already
                 part[missing[index]] = 0.0
         return type(self.x)(*parts), self.labels(index)
 
@@ -91,10 +95,17 @@ class Samples:
 
 
 def _tensor(values: np.ndarray, device: torch.device | str) -> Tensor:
-    with warnings.catch_warnings():  # memory-mapped arrays are read-only; nothing here writes to them
+    with (
+        warnings.catch_warnings()
+    ):  # memory-mapped arrays are read-only; nothing here writes to them
         warnings.filterwarnings("ignore", message=".*not writable.*")
         # Through a flat view: an axis of length 1 may have any stride, and grey pictures would lose channels-last.
-        return torch.from_numpy(np.ascontiguousarray(values)).flatten().view(values.shape).to(device)
+        return (
+            torch.from_numpy(np.ascontiguousarray(values))
+            .flatten()
+            .view(values.shape)
+            .to(device)
+        )
 
 
 def _missing(part: Tensor) -> Tensor | None:

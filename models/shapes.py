@@ -40,11 +40,17 @@ def kind_of(shape: Shape) -> str:
         if len(shape) == 3 and all(_is_size(size) for size in shape[1:]):
             return "text"
     elif shape and all(isinstance(part, tuple) for part in shape):
-        if len(shape) <= MOST_INPUTS and all(len(part) == 2 and is_input_name(part[0]) for part in shape):
+        if len(shape) <= MOST_INPUTS and all(
+            len(part) == 2 and is_input_name(part[0]) for part in shape
+        ):
             kinds = [kind_of(own) for _, own in shape]
             if "several" not in kinds and len({name for name, _ in shape}) == len(shape):
                 return "several"
-    elif len(shape) in KINDS and all(_is_size(size) for size in shape) and math.prod(shape) <= MOST_VALUES:
+    elif (
+        len(shape) in KINDS
+        and all(_is_size(size) for size in shape)
+        and math.prod(shape) <= MOST_VALUES
+    ):
         return KINDS[len(shape)]
     raise UserError(
         "an input must be a table's row (d,), a signal (c, t), a picture (c, h, w), a volume (c, d, h, w), a text or "
@@ -70,7 +76,10 @@ def written(shape: Shape) -> list[int] | list[str]:
     """Write a shape as a list of numbers, or of texts: ``["tokens 200 65536"]``, ``["image 3 28 28", "age 1"]``."""
     if kind_of(shape) not in ("several", "text"):
         return list(shape)
-    return [" ".join(map(str, ((name,) if name else ()) + own)) for name, own in inputs_of(shape).items()]
+    return [
+        " ".join(map(str, ((name,) if name else ()) + own))
+        for name, own in inputs_of(shape).items()
+    ]
 
 
 def read_shape(value: Sequence[Any]) -> Shape:
@@ -78,7 +87,11 @@ def read_shape(value: Sequence[Any]) -> Shape:
     if value and all(isinstance(part, str) for part in value):
         parts = [part.split() or [""] for part in value]
         alone = len(parts) == 1 and parts[0][0] == TOKENS
-        shape = _sizes(parts[0]) if alone else tuple((words[0], _sizes(words[1:])) for words in parts)
+        shape = (
+            _sizes(parts[0])
+            if alone
+            else tuple((words[0], _sizes(words[1:])) for words in parts)
+        )
     else:
         shape = tuple(value)
     kind_of(shape)
@@ -94,7 +107,9 @@ def batch_type(names: tuple[str, ...]) -> Any:
 def example(shape: Shape, n: int) -> Any:
     """Return a batch of n random samples of this shape, drawn from torch's generator."""
     if kind_of(shape) == "several":
-        return batch_type(tuple(name for name, _ in shape))(*(example(own, n) for _, own in shape))
+        return batch_type(tuple(name for name, _ in shape))(
+            *(example(own, n) for _, own in shape)
+        )
     if shape[0] == TOKENS:
         return torch.randint(shape[2], (n, shape[1]), dtype=torch.int32)
     return torch.randn(n, *shape)

@@ -16,7 +16,9 @@ Array = npt.NDArray[Any]
 
 def column_sums(x: Array) -> tuple[list[float], list[float]]:
     """Return sum and sum of squares of each column of a table (n, d), for the statistics over all silos."""
-    columns = np.ascontiguousarray(x.T, "float64")  # numpy sums rows pairwise, which is more exact, but not columns
+    columns = np.ascontiguousarray(
+        x.T, "float64"
+    )  # numpy sums rows pairwise, which is more exact, but not columns
     return columns.sum(1).tolist(), (columns * columns).sum(1).tolist()
 
 
@@ -34,7 +36,10 @@ def rounded_sums(x: Array, records: int = 1) -> tuple[list[float], list[float]]:
     reach = np.abs(columns - mean[:, None]).max(1)
     reach = np.where(reach > 1e-9 * np.abs(mean), reach, np.where(mean == 0, 1.0, np.abs(mean)))
     steps = [2.0 ** np.ceil(np.log2(4 * records * most / n)) for most in (reach, reach * reach)]
-    mean, variance = np.rint(mean / steps[0]) * steps[0], np.rint(columns.var(1) / steps[1]) * steps[1]
+    mean, variance = (
+        np.rint(mean / steps[0]) * steps[0],
+        np.rint(columns.var(1) / steps[1]) * steps[1],
+    )
     variance = np.maximum(variance, steps[1])
     return (n * mean).tolist(), (n * (variance + mean * mean)).tolist()
 
@@ -51,7 +56,10 @@ def agreed_statistics(
     if not summaries:
         return {}
     counts = [(samples or {}).get(s["name"], s["n_train"]) for s in summaries]
-    shares = torch.tensor([[k / s["n_train"]] for k, s in zip(counts, summaries, strict=True)], dtype=torch.float64)
+    shares = torch.tensor(
+        [[k / s["n_train"]] for k, s in zip(counts, summaries, strict=True)],
+        dtype=torch.float64,
+    )
     n = sum(counts)
     total, square = (
         (torch.tensor([s[key] for s in summaries], dtype=torch.float64) * shares).sum(0) / n
@@ -61,7 +69,9 @@ def agreed_statistics(
     return {"mean": total.tolist(), "std": std.tolist()}
 
 
-def standardisation(x: Array, normalization: str, agreed: Mapping[str, Any]) -> tuple[Columns, Columns]:
+def standardisation(
+    x: Array, normalization: str, agreed: Mapping[str, Any]
+) -> tuple[Columns, Columns]:
     """Return mean and standard deviation that standardise a silo's inputs ``x`` (n, ...); empty: not standardised.
 
     ``agreed`` holds the ``mean`` and ``std`` of all silos, if there are any; ``normalization = "silo"`` uses the
@@ -69,7 +79,9 @@ def standardisation(x: Array, normalization: str, agreed: Mapping[str, Any]) -> 
     """
     if x.ndim == 2 and normalization == "silo":
         own = torch.from_numpy(x.copy())
-        return tuple(own.mean(0).tolist()), tuple(_spread(own.var(0, correction=0), own.square().mean(0)).tolist())
+        return tuple(own.mean(0).tolist()), tuple(
+            _spread(own.var(0, correction=0), own.square().mean(0)).tolist()
+        )
     return tuple(agreed.get("mean", ())), tuple(agreed.get("std", ()))
 
 

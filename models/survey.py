@@ -80,7 +80,10 @@ def survey(
     table = table_of(split)
     gone, units = np.zeros(table.shape, bool) if gaps is None else gaps, split.units
     columns = columns_of(schema, recipe, table.shape[1]) if table.shape[1] else []
-    found = {c.name: of_column(c, table[:, c.places], gone[:, c.places[0]], units, limits) for c in columns}
+    found = {
+        c.name: of_column(c, table[:, c.places], gone[:, c.places[0]], units, limits)
+        for c in columns
+    }
     labels = dict(of_labels(split.y, schema.labels, classes, task, units, limits))
     return {"n": rounded(len(np.unique(units)), limits), "columns": found, "labels": labels}
 
@@ -91,13 +94,23 @@ def table_of(split: Split) -> Array:
     return np.hstack(tables) if tables else np.empty((len(split), 0), np.float32)
 
 
-def of_column(column: TableColumn, values: Array, gone: Array, units: Array, limits: ReleaseLimits) -> Item:
+def of_column(
+    column: TableColumn, values: Array, gone: Array, units: Array, limits: ReleaseLimits
+) -> Item:
     """Return a column's :data:`Item`. ``values`` (n, places), ``gone`` (n,): missing, ``units`` (n,): patients."""
     item: Item = {"kind": column.kind}
     item |= {"unit": column.unit} if column.unit else {}
     if column.kind == "category":
-        place = values.argmax(1) if len(column.places) > 1 or len(column.levels) == 1 else values[:, 0].astype(int)
-        return item | {"levels": list(column.levels)} | cells(place, len(column.levels), gone, units, limits)
+        place = (
+            values.argmax(1)
+            if len(column.places) > 1 or len(column.levels) == 1
+            else values[:, 0].astype(int)
+        )
+        return (
+            item
+            | {"levels": list(column.levels)}
+            | cells(place, len(column.levels), gone, units, limits)
+        )
     if column.range is None:
         item |= cells(np.zeros(len(values), int), 0, gone, units, limits)
         return item | (moments(values[~gone, 0], units[~gone], limits) if limits.exact else {})
@@ -115,7 +128,9 @@ def cells(place: Array, count: int, gone: Array, units: Array, limits: ReleaseLi
     empty = 0 if limits.exact else None
     counts = {name: rounded(len(np.unique(units[names == name])), limits) for name in kept}
     missing = counts.get(MISSING, 0 if not gone.any() else None)
-    return {MISSING: missing} | ({"cells": [counts.get(str(i), empty) for i in range(count)]} if count else {})
+    return {MISSING: missing} | (
+        {"cells": [counts.get(str(i), empty) for i in range(count)]} if count else {}
+    )
 
 
 def moments(values: Array, units: Array, limits: ReleaseLimits) -> Item:
@@ -145,7 +160,10 @@ def of_labels(
         return
     if task in ONE_CLASS:
         levels = list(names) or [str(i) for i in range(classes)]
-        yield "label", {"kind": "category", "levels": levels} | cells(y, len(levels), none, units, limits)
+        yield (
+            "label",
+            {"kind": "category", "levels": levels} | cells(y, len(levels), none, units, limits),
+        )
     if task == "survival":
         item = cells(y[:, 1].astype(int), 2, none, units, limits)
         yield "event", {"kind": "category", "levels": ["censored", "event"]} | item
@@ -172,10 +190,14 @@ def columns_of(schema: Schema, recipe: Recipe | None, count: int) -> list[TableC
     """Return the columns of a table with ``count`` columns, by the schema and the recipe of the hospital's own file."""
     features = schema.features or tuple(Feature(f"column {i + 1}") for i in range(count))
     if recipe is None or not recipe.used:
-        return [TableColumn(f.name, "number", (i,), f.unit, f.range) for i, f in enumerate(features)]
+        return [
+            TableColumn(f.name, "number", (i,), f.unit, f.range) for i, f in enumerate(features)
+        ]
     found, at = [], 0
     for own in recipe.used:
-        places = tuple(range(at, at + len(own.features) - own.mark_gaps))  # the column that marks gaps follows
+        places = tuple(
+            range(at, at + len(own.features) - own.mark_gaps)
+        )  # the column that marks gaps follows
         at += len(own.features)
         feature = features[places[0]]
         range_ = None if own.kind == "category" else feature.range

@@ -49,7 +49,9 @@ def freeze(network: nn.Module, part: Part) -> nn.Module:
     if part.whole:
         return network
     head = getattr(network, "head_name", block_names(network)[-1])
-    names = [name for name, _ in network.named_parameters(remove_duplicate=False)]  # tied tensors under each name
+    names = [
+        name for name, _ in network.named_parameters(remove_duplicate=False)
+    ]  # tied tensors under each name
     trained: set[str] = set()
     for word in filter(None, (word.strip() for word in part.trainable.split(","))):
         pattern = f"{head}.*" if word == "head" else word
@@ -60,7 +62,9 @@ def freeze(network: nn.Module, part: Part) -> nn.Module:
                 f"{names[0]}, ..., {names[-1]}, in the layer blocks {', '.join(block_names(network))}"
             )
         trained |= found
-    if left_out := [name for name in names if name.startswith(f"{head}.") and name not in trained]:
+    if left_out := [
+        name for name in names if name.startswith(f"{head}.") and name not in trained
+    ]:
         raise UserError(
             f"trainable = {part.trainable[:200]!r} leaves out {', '.join(left_out)}: add head, for the last layer is "
             "always trained"

@@ -48,7 +48,13 @@ def seed_torch(rng: torch.Generator) -> None:
 
 
 def batches(
-    n: int, size: int, epochs: int, rng: torch.Generator, *, least: int = 1, device: torch.device | str = "cpu"
+    n: int,
+    size: int,
+    epochs: int,
+    rng: torch.Generator,
+    *,
+    least: int = 1,
+    device: torch.device | str = "cpu",
 ) -> Iterator[Tensor]:
     """Yield index tensors of shuffled mini-batches: every sample once per epoch, the last batch may be smaller.
 
@@ -62,7 +68,11 @@ def batches(
 
 
 def loss_gradient(
-    model: FlatModel, x: Tensor, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None = None
+    model: FlatModel,
+    x: Tensor,
+    y: Tensor,
+    loss: Loss | OnFeatures,
+    network: nn.Module | None = None,
 ) -> Tensor:
     """Fill ``model.gradient`` with the gradient of the mean loss of one batch; return the loss (scalar tensor).
 
@@ -74,7 +84,11 @@ def loss_gradient(
 
 
 def own_gradient(
-    model: FlatModel, x: Tensor, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None = None
+    model: FlatModel,
+    x: Tensor,
+    y: Tensor,
+    loss: Loss | OnFeatures,
+    network: nn.Module | None = None,
 ) -> Tensor:
     """Compute :func:`loss_gradient` without privacy."""
     with model.one_gradient():
@@ -112,7 +126,9 @@ class Network(Protocol):
 
 
 @torch.no_grad()
-def by_batch(model: Network, samples: Samples, batch_size: int, of: Callable[[Tensor, Tensor], T]) -> list[T]:
+def by_batch(
+    model: Network, samples: Samples, batch_size: int, of: Callable[[Tensor, Tensor], T]
+) -> list[T]:
     """Apply ``of`` to the outputs and the labels of each batch of a split, in evaluation mode."""
     size = min(batch_size, samples.at_once)
     parts = (samples.take(slice(i, i + size)) for i in range(0, len(samples), size))

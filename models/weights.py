@@ -76,7 +76,9 @@ def renamed(name: str, published: tuple[tuple[str, str], ...]) -> str:
 
 
 @torch.no_grad()
-def start_from(network: nn.Module, weights: Weights, published: tuple[tuple[str, str], ...]) -> nn.Module:
+def start_from(
+    network: nn.Module, weights: Weights, published: tuple[tuple[str, str], ...]
+) -> nn.Module:
     """Load the file's weights and running statistics. Raises DataError, one line, where they do not fit.
 
     Counts of batches are ignored; of a tensor with several names, one is enough.
@@ -88,7 +90,11 @@ def start_from(network: nn.Module, weights: Weights, published: tuple[tuple[str,
     for name, tensor in _tensors(weights).items():
         ours = renamed(name, published)
         if not tensor.is_floating_point():
-            if ours in held and not ours.endswith("num_batches_tracked") and not torch.equal(tensor, held[ours]):
+            if (
+                ours in held
+                and not ours.endswith("num_batches_tracked")
+                and not torch.equal(tensor, held[ours])
+            ):
                 faults.append(f"{name} has other integers, which this network does not take")
             continue
         if ours not in wanted:
@@ -96,14 +102,20 @@ def start_from(network: nn.Module, weights: Weights, published: tuple[tuple[str,
         elif ours in given:
             faults.append(f"{name} is there twice")
         elif tensor.shape != wanted[ours].shape:
-            faults.append(f"{name} is of shape {tuple(tensor.shape)}, not {tuple(wanted[ours].shape)}")
+            faults.append(
+                f"{name} is of shape {tuple(tensor.shape)}, not {tuple(wanted[ours].shape)}"
+            )
         given[ours] = tensor
     tied = {pair for pair in other_names(network).items() if pair[0] in wanted}
     for other, first in tied:
-        if other in given and not torch.equal(given[other], given.setdefault(first, given[other])):
+        if other in given and not torch.equal(
+            given[other], given.setdefault(first, given[other])
+        ):
             faults.append(f"{other} and {first} are one tensor here, and two in the file")
     given |= {other: given[first] for other, first in tied if first in given}
-    last = {name for name in wanted if name.startswith(f"{block_names(network)[-1]}.")} - dict(tied).keys()
+    last = {name for name in wanted if name.startswith(f"{block_names(network)[-1]}.")} - dict(
+        tied
+    ).keys()
     missing = [name for name in wanted if name not in given]
     if set(missing) == last:
         _tell(weights, ", ".join(missing))
@@ -123,4 +135,6 @@ def start_from(network: nn.Module, weights: Weights, published: tuple[tuple[str,
 @cache
 def _tell(weights: Weights, missing: str) -> None:
     """Log that the last layer is missing, once per process, which makes many initial models."""
-    logging.getLogger("flwr").info("%s has no %s: the last layer starts from the seed", weights.file, missing)
+    logging.getLogger("flwr").info(
+        "%s has no %s: the last layer starts from the seed", weights.file, missing
+    )

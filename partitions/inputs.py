@@ -63,7 +63,9 @@ def _read_bytes(name: str, x: Array) -> Array:
     x = x[..., np.newaxis] if grey else x
     if x.shape[-1] > 4 >= x.shape[1]:
         last = "volumes are (n, d, h, w, c)" if x.ndim == 5 else "pictures are (n, h, w, c)"
-        raise Fault(f"{name} is {x.shape}, with its channels first", f"uint8 {last}: transpose them")
+        raise Fault(
+            f"{name} is {x.shape}, with its channels first", f"uint8 {last}: transpose them"
+        )
     return x
 
 
@@ -72,12 +74,17 @@ def _read_numbers(name: str, x: Array) -> Array:
         raise Fault(f"{name} is float32 {x.shape}", FORMS)
     if x.ndim > 3 and x.shape[1] > 4 >= x.shape[-1]:
         first = "volumes are (n, c, d, h, w)" if x.ndim == 5 else "pictures are (n, c, h, w)"
-        raise Fault(f"{name} is {x.shape}, with its channels last", f"float32 {first}: transpose them")
+        raise Fault(
+            f"{name} is {x.shape}, with its channels last", f"float32 {first}: transpose them"
+        )
     if x.ndim > 2:
         x = np.ascontiguousarray(np.moveaxis(x, 1, -1))
     if not np.isfinite(x).all():
         row = int(np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(axis=1))[0])
-        raise Fault(f"{name} has a value that is no finite number, first in sample {row}", "fill or drop such samples")
+        raise Fault(
+            f"{name} has a value that is no finite number, first in sample {row}",
+            "fill or drop such samples",
+        )
     return x
 
 
@@ -96,8 +103,15 @@ def read_vocabulary(arrays: Mapping[str, Array]) -> int:
     if "vocabulary" not in arrays:
         return 0
     stated = arrays["vocabulary"]
-    if stated.size != 1 or stated.dtype.kind not in "iu" or not 1 <= int(stated.item()) <= MOST_TOKENS:
-        raise Fault(f"vocabulary is no whole number up to {MOST_TOKENS}", "save how many tokens there are, with 0")
+    if (
+        stated.size != 1
+        or stated.dtype.kind not in "iu"
+        or not 1 <= int(stated.item()) <= MOST_TOKENS
+    ):
+        raise Fault(
+            f"vocabulary is no whole number up to {MOST_TOKENS}",
+            "save how many tokens there are, with 0",
+        )
     return int(stated.item())
 
 
@@ -120,7 +134,10 @@ def check_alike(xs: Mapping[str, Array]) -> None:
 
 def describe_inputs(x: Array) -> str:
     """Describe the samples in words."""
-    return "; ".join(f"{name}: {_described(own)}" if name else _described(own) for name, own in inputs_of(x).items())
+    return "; ".join(
+        f"{name}: {_described(own)}" if name else _described(own)
+        for name, own in inputs_of(x).items()
+    )
 
 
 def _described(x: Array) -> str:
@@ -130,13 +147,17 @@ def _described(x: Array) -> str:
         return f"a table of {x.shape[1]} columns, {x.dtype}"
     if x.ndim == 3:
         few = x.shape[2] <= 16
-        hint = "" if few else "; pictures are float32 (n, c, h, w), with c = 1 where they are grey"
+        hint = (
+            "" if few else "; pictures are float32 (n, c, h, w), with c = 1 where they are grey"
+        )
         return f"signals of {x.shape[2]} channel{'s' * (x.shape[2] > 1)}, {x.shape[1]} steps, {x.dtype}{hint}"
     kind, channels = "volumes" if x.ndim == 5 else "pictures", x.shape[-1]
     size = " x ".join(map(str, x.shape[1:-1]))
     hint = ""
     if x.ndim == 4 and channels > 4:
-        hint = f"; volumes are {'(n, d, h, w, c)' if x.dtype == np.uint8 else '(n, c, d, h, w)'}"
+        hint = (
+            f"; volumes are {'(n, d, h, w, c)' if x.dtype == np.uint8 else '(n, c, d, h, w)'}"
+        )
     return f"{kind} of {size}, {channels} channel{'s' * (channels > 1)}, {x.dtype}{hint}"
 
 
@@ -152,5 +173,8 @@ def read_gaps(arrays: Mapping[str, Array], xs: Mapping[str, Array]) -> dict[str,
     for part, key in wanted.items():
         found, shape = arrays[key], (len(xs[part]), count_columns(xs[part]))
         if found.dtype != np.bool_ or found.shape != shape:
-            raise Fault(f"{key} is {found.dtype} {found.shape}", f"save booleans {shape}, or leave the gaps out")
+            raise Fault(
+                f"{key} is {found.dtype} {found.shape}",
+                f"save booleans {shape}, or leave the gaps out",
+            )
     return {part: arrays[key] for part, key in wanted.items()}

@@ -62,7 +62,11 @@ def keys_by_part(
     wanted = {part: key for key, part in names.items() if part in parts}
     for key in (*wanted.values(), *present):
         if key not in arrays or key not in wanted.values():
-            has = f"has {present[0]}, but no {key}" if key not in arrays else f"has {key}, but no such samples"
+            has = (
+                f"has {present[0]}, but no {key}"
+                if key not in arrays
+                else f"has {key}, but no such samples"
+            )
             raise Fault(has, f"{fix}: {', '.join(wanted.values())}")
     return wanted
 
@@ -76,16 +80,28 @@ def join_survival(arrays: Mapping[str, Array]) -> dict[str, Array]:
             continue
         for one, other in ((time, event), (event, time)):
             if one not in arrays:
-                raise Fault(f"has {other}, but no {one}", "survival needs both: time, and event 1 or 0 (censored)")
+                raise Fault(
+                    f"has {other}, but no {one}",
+                    "survival needs both: time, and event 1 or 0 (censored)",
+                )
         if y in arrays:
             raise Fault(f"has both {y} and {time}", "labels are one or the other")
         t, e = (arrays[name].reshape(-1) for name in (time, event))
         if len(t) != len(e):
-            raise Fault(f"{time} holds {len(t)} times, {event} {len(e)} events", "save one of each for a sample")
+            raise Fault(
+                f"{time} holds {len(t)} times, {event} {len(e)} events",
+                "save one of each for a sample",
+            )
         if t.dtype.kind not in "iuf" or not np.isfinite(t).all() or (len(t) and t.min() < 0):
-            raise Fault(f"{time} is not of finite numbers from 0 on", "times count from when a patient was first seen")
+            raise Fault(
+                f"{time} is not of finite numbers from 0 on",
+                "times count from when a patient was first seen",
+            )
         if e.dtype.kind not in "iubf" or not np.isin(e, (0, 1)).all():
-            raise Fault(f"{event} is not of 0 and 1", "1: the event took place then; 0: not known (censored)")
+            raise Fault(
+                f"{event} is not of 0 and 1",
+                "1: the event took place then; 0: not known (censored)",
+            )
         del joined[time], joined[event]
         joined[y] = np.column_stack([t, e]).astype(np.float32)
     return joined
@@ -99,10 +115,14 @@ def stated_task(arrays: Mapping[str, Array], asked: str) -> str:
     task = str(stated.item()) if stated.size == 1 and stated.dtype.kind == "U" else "?"
     if task not in TASKS:
         raise Fault(
-            f"task is no text of {', '.join(TASKS)}{nearest(task, TASKS)}", "save task=numpy.array('multilabel')"
+            f"task is no text of {', '.join(TASKS)}{nearest(task, TASKS)}",
+            "save task=numpy.array('multilabel')",
         )
     if asked not in ("auto", task):
-        raise Fault(f"says that its task is {task}, and not {asked}", f"run with task={task}, or leave task out")
+        raise Fault(
+            f"says that its task is {task}, and not {asked}",
+            f"run with task={task}, or leave task out",
+        )
     return task
 
 
@@ -114,7 +134,9 @@ def find_task(ys: Mapping[str, Array], xs: Mapping[str, Array], survival: bool) 
     if all(y.ndim > 2 for y in parts) and x.ndim > 2:
         return "segmentation"
     if all(y.ndim == 2 and y.shape[1] > 1 for y in parts):
-        return "multilabel" if all(np.isin(y, (-1, 0, 1)).all() for y in parts) else "regression"
+        return (
+            "multilabel" if all(np.isin(y, (-1, 0, 1)).all() for y in parts) else "regression"
+        )
     measured = all(y.dtype.kind == "f" for y in parts) and not all(_whole(y) for y in parts)
     return "regression" if measured else "multiclass"
 
@@ -138,12 +160,21 @@ def read_labels(task: str, name: str, y: Array, x: Array) -> Array:
         }
         raise Fault(f"{name} is {y.dtype} {y.shape}", f"labels of {task} are {wanted[task]}")
     if task == "survival" and y.shape[1] != 2:
-        raise Fault(f"{name} is {y.shape}", "survival needs time_train and event_train in place of y_train, and so on")
+        raise Fault(
+            f"{name} is {y.shape}",
+            "survival needs time_train and event_train in place of y_train, and so on",
+        )
     if not np.isfinite(y.astype(np.float64)).all():
         row = int(np.flatnonzero(~np.isfinite(y).all(axis=1))[0])
-        raise Fault(f"{name} has a label that is no finite number, first in sample {row}", "fill or drop such samples")
+        raise Fault(
+            f"{name} has a label that is no finite number, first in sample {row}",
+            "fill or drop such samples",
+        )
     if task == "multilabel" and not np.isin(y, (-1, 0, 1)).all():
-        raise Fault(f"{name} has labels besides 0, 1 and -1 (not known)", "save one column of 0 and 1 for each finding")
+        raise Fault(
+            f"{name} has labels besides 0, 1 and -1 (not known)",
+            "save one column of 0 and 1 for each finding",
+        )
     with np.errstate(over="ignore"):
         kept = y.astype(np.float32)
     if not np.isfinite(kept).all():
@@ -156,27 +187,44 @@ def read_classes(name: str, y: Array) -> Array:
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.ndim != 1:
-        raise Fault(f"{name} is {y.shape}", "give one label per sample, (n,); several are (n, L) in all parts")
+        raise Fault(
+            f"{name} is {y.shape}",
+            "give one label per sample, (n,); several are (n, L) in all parts",
+        )
     if y.dtype.kind not in "iubf":
         raise Fault(
-            f"{name} is {y.dtype}", "labels are whole numbers 0, 1, 2, ...; `silofl import` numbers text labels"
+            f"{name} is {y.dtype}",
+            "labels are whole numbers 0, 1, 2, ...; `silofl import` numbers text labels",
         )
     if y.dtype.kind == "f" and not _whole(y):
-        raise Fault(f"{name} has labels that are no whole numbers", "labels are whole numbers 0, 1, 2, ...")
+        raise Fault(
+            f"{name} has labels that are no whole numbers",
+            "labels are whole numbers 0, 1, 2, ...",
+        )
     if len(y) and y.min() < 0:
         raise Fault(f"{name} has a label {int(y.min())}", "labels count from 0")
     if len(y) and y.max() >= MOST_CLASSES:
-        raise Fault(f"{name} has a label {y.max():.15g}", "labels are class numbers 0, 1, 2, ..., not codes")
+        raise Fault(
+            f"{name} has a label {y.max():.15g}",
+            "labels are class numbers 0, 1, 2, ..., not codes",
+        )
     return y.astype(np.int64)
 
 
 def _read_masks(name: str, y: Array, x: Array) -> Array:
     if x.ndim < 4:
         what = "a table, which has" if x.ndim == 2 else "no pictures, and have"
-        raise Fault(f"{name} is {y.shape}", f"the samples are {what} no outlines: save one label for each")
+        raise Fault(
+            f"{name} is {y.shape}",
+            f"the samples are {what} no outlines: save one label for each",
+        )
     if y.shape != x.shape[:-1]:
         wanted = f"a mask has a class for each pixel of its picture: {x.shape[:-1]} here"
-        hint = "; volumes have channels, too: save x as (n, d, h, w, 1)" if y.ndim == x.ndim == 4 else ""
+        hint = (
+            "; volumes have channels, too: save x as (n, d, h, w, 1)"
+            if y.ndim == x.ndim == 4
+            else ""
+        )
         raise Fault(f"{name} is {y.shape}", wanted + hint)
     if y.dtype.kind not in "iub" or (y.size and (y.min() < 0 or y.max() > VOID)):
         raise Fault(
@@ -194,13 +242,16 @@ def read_count(task: str, arrays: Mapping[str, Array], ys: Mapping[str, Array]) 
         widths = {y.shape[1] for y in ys.values()}
         if len(widths) > 1:
             raise Fault(
-                f"has {' and '.join(map(str, sorted(widths)))} labels per sample", "all parts have the same labels"
+                f"has {' and '.join(map(str, sorted(widths)))} labels per sample",
+                "all parts have the same labels",
             )
         return _stated_count(arrays, widths.pop(), exactly=True)
     if task == "segmentation" and "classes" not in arrays:
         check_masks(np.any([values_of_mask(mask) for y in ys.values() for mask in y], axis=0))
     largest = max(
-        int(y[y != VOID].max(initial=0) if task == "segmentation" else y.max()) for y in ys.values() if len(y)
+        int(y[y != VOID].max(initial=0) if task == "segmentation" else y.max())
+        for y in ys.values()
+        if len(y)
     )
     classes = _stated_count(arrays, largest + 1 if task in ONE_CLASS else max(largest + 1, 2))
     if task in ONE_CLASS and "classes" not in arrays:
@@ -208,7 +259,10 @@ def read_count(task: str, arrays: Mapping[str, Array], ys: Mapping[str, Array]) 
     if largest >= classes:
         kept = {split: y[y != VOID] if task == "segmentation" else y for split, y in ys.items()}
         split = next(split for split, y in kept.items() if y.size and int(y.max()) == largest)
-        raise Fault(f"{split} has a label {largest} where classes is {classes}", "labels are 0 .. classes - 1")
+        raise Fault(
+            f"{split} has a label {largest} where classes is {classes}",
+            "labels are 0 .. classes - 1",
+        )
     return classes
 
 
@@ -220,7 +274,8 @@ def check_classes(ys: Mapping[str, Array]) -> None:
         raise Fault(f"has one class alone, {found[0]}", f"there must be two or more; {save}")
     if len(found) != found[-1] + 1:
         raise Fault(
-            f"has labels {short_numbers(found)}, which leave numbers out", f"number classes 0, 1, 2, ...; or, {save}"
+            f"has labels {short_numbers(found)}, which leave numbers out",
+            f"number classes 0, 1, 2, ...; or, {save}",
         )
 
 
@@ -271,12 +326,19 @@ def _stated_count(arrays: Mapping[str, Array], found: int, *, exactly: bool = Fa
         return found
     stated = arrays["classes"]
     if stated.size != 1 or stated.dtype.kind not in "iu" or int(stated.item()) < 1:
-        raise Fault("classes is no positive whole number", "save for example classes=numpy.array(2), or leave it out")
+        raise Fault(
+            "classes is no positive whole number",
+            "save for example classes=numpy.array(2), or leave it out",
+        )
     classes = int(stated.item())
     if classes > MOST_CLASSES:
-        raise Fault(f"classes is {classes}", f"it is the number of classes, at most {MOST_CLASSES}")
+        raise Fault(
+            f"classes is {classes}", f"it is the number of classes, at most {MOST_CLASSES}"
+        )
     if exactly and classes != found:
-        raise Fault(f"classes is {classes}, where each sample has {found} labels", "leave classes out")
+        raise Fault(
+            f"classes is {classes}, where each sample has {found} labels", "leave classes out"
+        )
     return classes
 
 
@@ -286,9 +348,14 @@ def describe_labels(task: str, ys: Mapping[str, Array], classes: int) -> str:
         kind = f"{classes} {'classes' if task == 'multiclass' else 'grades (ordinal)'}"
         if classes > 20:
             return kind
-        counts = (f"{split} {np.bincount(y, minlength=classes).tolist()}" for split, y in ys.items())
+        counts = (
+            f"{split} {np.bincount(y, minlength=classes).tolist()}" for split, y in ys.items()
+        )
         alone = len(np.unique(np.concatenate(list(ys.values())))) == 1
-        return f"{kind}; samples of each: {', '.join(counts)}" + "; there is ONE class here" * alone
+        return (
+            f"{kind}; samples of each: {', '.join(counts)}"
+            + "; there is ONE class here" * alone
+        )
     if task == "multilabel":
         counts = (f"{split} {(y == 1).sum(0).tolist()}" for split, y in ys.items())
         return f"{classes} findings (multilabel)" + (

@@ -24,7 +24,12 @@ MANIFEST = "manifest.json"
 
 
 def describe(
-    dataset: Dataset, silos: Sequence[SiloIndices], *, name: str, seed: int, settings: Any = None
+    dataset: Dataset,
+    silos: Sequence[SiloIndices],
+    *,
+    name: str,
+    seed: int,
+    settings: Any = None,
 ) -> dict[str, Any]:
     """Return the content of `manifest.json` for a partition, without files and checksums.
 
@@ -40,7 +45,9 @@ def describe(
             entry["origin"] = silo.origin
         entry |= {f"n_{split}": len(indices) for split, indices in splits.items()}
         if dataset.task in ONE_CLASS:
-            entry["labels"] = {split: count_labels(labels[indices]) for split, indices in splits.items()}
+            entry["labels"] = {
+                split: count_labels(labels[indices]) for split, indices in splits.items()
+            }
         entries.append(entry)
     return {
         "dataset": dataset.name,
@@ -48,7 +55,9 @@ def describe(
         "seed": seed,
         "settings": {
             f"{name}.{key.replace('_', '-')}": value
-            for key, value in dataclasses.asdict(settings or PARTITIONS[name].settings()).items()
+            for key, value in dataclasses.asdict(
+                settings or PARTITIONS[name].settings()
+            ).items()
         },
         "task": dataset.task,
         "classes": dataset.classes,
@@ -82,7 +91,9 @@ def write_partition(
     """
     out = Path(out_dir).resolve()
     refuse_other_content(out)
-    indices = partition(dataset, name, silos=silos, seed=seed, settings=settings, validation=validation)
+    indices = partition(
+        dataset, name, silos=silos, seed=seed, settings=settings, validation=validation
+    )
     manifest = describe(dataset, indices, name=name, seed=seed, settings=settings)
     manifest["settings"] |= {} if validation < 0 else {"validation": validation}
     temporary: Path | None = None
@@ -93,7 +104,10 @@ def write_partition(
             path = temporary / f"{silo.name}.npz"
             write_silo_file(path, silo_data(dataset, silo))
             with path.open("rb") as file:
-                entry["file"], entry["sha256"] = path.name, hashlib.file_digest(file, "sha256").hexdigest()
+                entry["file"], entry["sha256"] = (
+                    path.name,
+                    hashlib.file_digest(file, "sha256").hexdigest(),
+                )
         (temporary / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", "utf-8")
         if out.exists():
             replaced = temporary.with_suffix(".old")
@@ -118,11 +132,15 @@ def refuse_other_content(out: Path) -> None:
         raise DataError(f"{out} is a file; name a directory for the partition")
     own = {MANIFEST}
     try:
-        own |= {silo["file"] for silo in json.loads((out / MANIFEST).read_text("utf-8"))["silos"]}
+        own |= {
+            silo["file"] for silo in json.loads((out / MANIFEST).read_text("utf-8"))["silos"]
+        }
     except (OSError, ValueError, KeyError, TypeError):
         own = set()
     if other := sorted(path.name for path in out.iterdir() if path.name not in own):
-        raise DataError(f"{out} holds something else ({other[0]}); name a new or empty directory")
+        raise DataError(
+            f"{out} holds something else ({other[0]}); name a new or empty directory"
+        )
 
 
 def check_plot(path: str | Path) -> Path:
@@ -136,7 +154,9 @@ def check_plot(path: str | Path) -> Path:
 def check_drawn(manifest: Mapping[str, Any]) -> None:
     """Raise DataError where samples have no class, so that there is nothing to plot."""
     if (task := manifest.get("task", ONE_CLASS[0])) not in ONE_CLASS:
-        raise DataError(f"there is nothing to draw: samples of {manifest['dataset']} have no class each ({task})")
+        raise DataError(
+            f"there is nothing to draw: samples of {manifest['dataset']} have no class each ({task})"
+        )
 
 
 def plot_partition(manifest: Mapping[str, Any], path: str | Path) -> None:
@@ -159,14 +179,20 @@ def plot_partition(manifest: Mapping[str, Any], path: str | Path) -> None:
             for label, count in silo["labels"][split].items():
                 counts[int(label), column] += count
 
-    cell = min(0.42, 40 / max(len(silos), classes))  # inches; the largest circle fills nine tenths of a cell
-    figure = Figure(figsize=(cell * len(silos) + 2.6, cell * classes + 1.9), layout="constrained")
+    cell = min(
+        0.42, 40 / max(len(silos), classes)
+    )  # inches; the largest circle fills nine tenths of a cell
+    figure = Figure(
+        figsize=(cell * len(silos) + 2.6, cell * classes + 1.9), layout="constrained"
+    )
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     largest = (0.9 * cell * 72) ** 2 / counts.max()  # points squared per sample
     rows, columns = np.nonzero(counts)
     held = counts[rows, columns]
-    axes.scatter(columns, rows, s=np.maximum(held * largest, 1.0), color="#0072B2", linewidths=0)
+    axes.scatter(
+        columns, rows, s=np.maximum(held * largest, 1.0), color="#0072B2", linewidths=0
+    )
     axes.set(
         xlim=(-0.7, len(silos) - 0.3),
         ylim=(classes - 0.3, -0.7),
@@ -179,11 +205,20 @@ def plot_partition(manifest: Mapping[str, Any], path: str | Path) -> None:
     axes.set_axisbelow(True)
     axes.grid(color="0.9", linewidth=0.6)
     for samples in legend_sizes(int(counts.max())):
-        axes.scatter([], [], s=samples * largest, color="#0072B2", linewidths=0, label=f"{samples:,}")
+        axes.scatter(
+            [], [], s=samples * largest, color="#0072B2", linewidths=0, label=f"{samples:,}"
+        )
     axes.legend(
-        title="samples", loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, labelspacing=1.1, borderpad=1.0
+        title="samples",
+        loc="upper left",
+        bbox_to_anchor=(1.0, 1.0),
+        frameon=False,
+        labelspacing=1.1,
+        borderpad=1.0,
     )
-    write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=150, format=path.suffix[1:]))
+    write_atomically(
+        path, lambda temporary: figure.savefig(temporary, dpi=150, format=path.suffix[1:])
+    )
 
 
 def thinned(names: Sequence[str]) -> tuple[list[int], list[str]]:
@@ -196,4 +231,7 @@ def legend_sizes(largest: int) -> list[int]:
     """Return up to three round numbers of samples up to the largest: 1, 2 or 5 times a power of ten."""
     round_numbers = [digit * 10**power for power in range(9) for digit in (1, 2, 5)]
     fitting = [number for number in round_numbers if number <= largest]
-    return [fitting[i] for i in sorted({max(len(fitting) - 7, 0), max(len(fitting) - 4, 0), len(fitting) - 1})]
+    return [
+        fitting[i]
+        for i in sorted({max(len(fitting) - 7, 0), max(len(fitting) - 4, 0), len(fitting) - 1})
+    ]

@@ -18,12 +18,18 @@ from partitions.common.memory import available
 from partitions.labels import Fault
 from partitions.splits import Array
 
-LARGEST_UNPACKED = 1 << 27  # bytes; a file that unpacks to more, and to so many times its own size, is a trap:
+LARGEST_UNPACKED = (
+    1 << 27
+)  # bytes; a file that unpacks to more, and to so many times its own size, is a trap:
 
 MOST_TIMES = 100
 
 
-def write_npz(path: Path, arrays: Mapping[str, Array], samples: Mapping[str, Iterable[Array]] | None = None) -> None:
+def write_npz(
+    path: Path,
+    arrays: Mapping[str, Array],
+    samples: Mapping[str, Iterable[Array]] | None = None,
+) -> None:
     """Write an uncompressed ``.npz`` under a temporary name and rename it. Unlike numpy.savez, it stores no time.
 
     ``samples``: for an array's name, samples that are written in its place one by one; at most one is in memory.
@@ -37,7 +43,9 @@ def write_npz(path: Path, arrays: Mapping[str, Array], samples: Mapping[str, Ite
                     if samples and name in samples:
                         write_stream(out, array, samples[name])
                     else:
-                        np.lib.format.write_array(out, np.ascontiguousarray(array), allow_pickle=False)
+                        np.lib.format.write_array(
+                            out, np.ascontiguousarray(array), allow_pickle=False
+                        )
 
     write_atomically(path, write)
 
@@ -45,7 +53,12 @@ def write_npz(path: Path, arrays: Mapping[str, Array], samples: Mapping[str, Ite
 def write_stream(out: IO[bytes], like: Array, samples: Iterable[Array]) -> None:
     """Write the samples in the format of numpy's write_array, as an array with the shape and type of ``like``."""
     np.lib.format.write_array_header_1_0(
-        out, {"descr": np.lib.format.dtype_to_descr(like.dtype), "fortran_order": False, "shape": like.shape}
+        out,
+        {
+            "descr": np.lib.format.dtype_to_descr(like.dtype),
+            "fortran_order": False,
+            "shape": like.shape,
+        },
     )
     for sample in samples:
         out.write(sample.astype(like.dtype, copy=False).tobytes())
@@ -56,7 +69,10 @@ def read_arrays(path: Path) -> dict[str, Array]:
     make = "make one with `silofl import`, or with numpy.savez"
     try:
         if not path.exists():
-            raise Fault("there is no such file", "check the path, and in a container that the folder is mounted")
+            raise Fault(
+                "there is no such file",
+                "check the path, and in a container that the folder is mounted",
+            )
         if not path.is_file():
             raise Fault("is no file", f"name the .npz file itself, or {make}")
         with path.open("rb") as file:
@@ -64,15 +80,33 @@ def read_arrays(path: Path) -> dict[str, Array]:
         if not start:
             raise Fault("the file is empty", make)
         if start == b"\x93NUMPY":
-            raise Fault("is a single .npy array", "an .npz with inputs and labels is needed; " + make)
+            raise Fault(
+                "is a single .npy array", "an .npz with inputs and labels is needed; " + make
+            )
         if not zipfile.is_zipfile(path):
             raise Fault("is no .npz file, or is cut short", make)
         with zipfile.ZipFile(path) as archive:
             check_size(archive, path.stat().st_size)
-            return {member.filename.removesuffix(".npy"): read_array(archive, member) for member in archive.infolist()}
-    except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError) as error:
-        raise Fault(f"is damaged or not readable ({error})", "copy it again, or " + make) from error
-    except (ValueError, OverflowError, struct.error) as error:  # of zipfile's, about its own header
+            return {
+                member.filename.removesuffix(".npy"): read_array(archive, member)
+                for member in archive.infolist()
+            }
+    except (
+        OSError,
+        EOFError,
+        RuntimeError,
+        zipfile.BadZipFile,
+        zlib.error,
+        lzma.LZMAError,
+    ) as error:
+        raise Fault(
+            f"is damaged or not readable ({error})", "copy it again, or " + make
+        ) from error
+    except (
+        ValueError,
+        OverflowError,
+        struct.error,
+    ) as error:  # of zipfile's, about its own header
         if isinstance(error, Fault):
             raise
         raise Fault(f"is damaged ({error})", "copy it again, or " + make) from error
@@ -97,7 +131,10 @@ def read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
     """Read one array. Its header is checked first: its size must not be larger than the values in the file."""
     name = member.filename.removesuffix(".npy")
     again = "copy it again, or make it with `silofl import`, or with numpy.savez"
-    read = {b"\1\0": np.lib.format.read_array_header_1_0, b"\2\0": np.lib.format.read_array_header_2_0}
+    read = {
+        b"\1\0": np.lib.format.read_array_header_1_0,
+        b"\2\0": np.lib.format.read_array_header_2_0,
+    }
     with archive.open(member) as file:
         start = file.read(8)  # the magic bytes, and the version of the header
         if start[:6] != b"\x93NUMPY":
@@ -112,7 +149,9 @@ def read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
             "save plain arrays of numbers",
         )
     if any(n < 0 for n in shape) or math.prod(shape) * dtype.itemsize > member.file_size:
-        raise Fault(f"{name} is damaged (its header says {dtype} {shape}, more than there is)", again)
+        raise Fault(
+            f"{name} is damaged (its header says {dtype} {shape}, more than there is)", again
+        )
     try:
         with archive.open(member) as file:
             array: Array = np.lib.format.read_array(file, allow_pickle=False)
@@ -121,4 +160,7 @@ def read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
         raise Fault(f"{name} is damaged ({error})", again) from error
     except MemoryError:
         need = math.prod(shape) * dtype.itemsize / 1e9
-        raise Fault(f"{name} needs {need:.1f} GB of memory, which is not here", "use a machine with more") from None
+        raise Fault(
+            f"{name} needs {need:.1f} GB of memory, which is not here",
+            "use a machine with more",
+        ) from None

@@ -59,7 +59,11 @@ def parse_source(text: str) -> DatasetSource:
         return DatasetSource(text)
     options = dict(pairs)
     count = options.get("subsample", "0")
-    if not count.isascii() or not count.isdigit() or (("subsample" in options) and int(count) < 1):
+    if (
+        not count.isascii()
+        or not count.isdigit()
+        or (("subsample" in options) and int(count) < 1)
+    ):
         raise DataError(f"subsample is {count[:20]!r}; it is a number of samples, 1 or more")
     made = DatasetSource(name, options.get("recipe", ""), options.get("by", ""), int(count))
     if bool(made.by) != name.endswith(".csv") or bool(made.by) != bool(made.recipe):
@@ -71,7 +75,9 @@ def hospitals_of(source: DatasetSource) -> list[str]:
     """Return the silo names of a source's hospitals; [] for a source without hospitals. Raises DataError."""
     if not source.is_path or source.name.endswith(".npz"):
         return []
-    return silo_names([*rows_by(source)] if source.by else [path.stem for path in files_of(Path(source.name))])
+    return silo_names(
+        [*rows_by(source)] if source.by else [path.stem for path in files_of(Path(source.name))]
+    )
 
 
 def read_hospitals(source: DatasetSource, seed: int, task: str = "auto") -> Dataset:
@@ -79,14 +85,20 @@ def read_hospitals(source: DatasetSource, seed: int, task: str = "auto") -> Data
     if source.by:
         return join(Path(source.name).stem, import_by(source, seed))
     files = files_of(Path(source.name))
-    return join(Path(source.name).name, {path.stem: read_silo_file(path, task) for path in files})
+    return join(
+        Path(source.name).name, {path.stem: read_silo_file(path, task) for path in files}
+    )
 
 
 def files_of(folder: Path) -> list[Path]:
     """Return the data files in a folder, in the order of their names. Raises DataError where there are none."""
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}")
-    files = sorted(path for path in folder.iterdir() if path.suffix == ".npz" and not path.name.startswith("."))
+    files = sorted(
+        path
+        for path in folder.iterdir()
+        if path.suffix == ".npz" and not path.name.startswith(".")
+    )
     if not files:
         raise DataError(f"{folder} has no .npz file; silofl import makes one for each hospital")
     return files
@@ -107,13 +119,17 @@ def join(name: str, silos: Mapping[str, SiloData]) -> Dataset:
             ("samples of", dtype_of(data.train.x), dtype_of(first.train.x)),
         ):
             if here != there:
-                raise DataError(f"{own} has {what} {here}, and {next(iter(silos))} {there}: hospitals need the same")
+                raise DataError(
+                    f"{own} has {what} {here}, and {next(iter(silos))} {there}: hospitals need the same"
+                )
         made[own] = data
     trains = [joined([data.train, data.val]) for data in made.values()]
     tests = [data.test for data in made.values()]
     sizes, held = [len(part) for part in trains], [len(part) for part in tests]
     groups = {
-        own: np.concatenate([np.arange(n) + sum(sizes[:i]), np.arange(m) + sum(sizes) + sum(held[:i])])
+        own: np.concatenate(
+            [np.arange(n) + sum(sizes[:i]), np.arange(m) + sum(sizes) + sum(held[:i])]
+        )
         for i, (own, n, m) in enumerate(zip(made, sizes, held, strict=True))
     }
     train, test = with_patients(trains, tests)
@@ -137,10 +153,15 @@ def with_patients(trains: list[Split], tests: list[Split]) -> tuple[Split, Split
         return joined(trains), joined(tests)
     start, numbered = 0, []
     for train, test in zip(trains, tests, strict=True):
-        parts = [part.patient if part.patient is not None else np.arange(len(part)) for part in (train, test)]
+        parts = [
+            part.patient if part.patient is not None else np.arange(len(part))
+            for part in (train, test)
+        ]
         if train.patient is None:
             parts[1] = parts[1] + len(train)
-        numbered.append([replace(s, patient=p + start) for s, p in zip((train, test), parts, strict=True)])
+        numbered.append(
+            [replace(s, patient=p + start) for s, p in zip((train, test), parts, strict=True)]
+        )
         start += int(max(part.max(initial=-1) for part in parts)) + 1
     return joined([own[0] for own in numbered]), joined([own[1] for own in numbered])
 
@@ -159,14 +180,20 @@ def rows_by(source: DatasetSource) -> dict[str, list[int]]:
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror or error})") from None
     if source.by not in lines.columns:
-        raise DataError(f"--by {source.by}: {path} has the columns {list_columns(lines.header)}")
+        raise DataError(
+            f"--by {source.by}: {path} has the columns {list_columns(lines.header)}"
+        )
     found: dict[str, list[int]] = {}
     for i, cell in enumerate(lines.columns[source.by]):
         if cell in recipe.file.gaps:
-            raise DataError(f"{lines.where(i)} has no {source.by}, which says whose the row is; fill or drop such rows")
+            raise DataError(
+                f"{lines.where(i)} has no {source.by}, which says whose the row is; fill or drop such rows"
+            )
         found.setdefault(cell, []).append(i)
     if len(found) > MOST_HOSPITALS or source.by in (*recipe.label, recipe.patient):
-        raise DataError(f"--by {source.by}: name the column of hospitals; this one has {len(found)} values")
+        raise DataError(
+            f"--by {source.by}: name the column of hospitals; this one has {len(found)} values"
+        )
     return dict(sorted(found.items()))
 
 
@@ -181,7 +208,9 @@ def import_by(source: DatasetSource, seed: int) -> dict[str, SiloData]:
     for own, rows in rows_by(source).items():
         try:
             made[own] = read_rows(
-                Path(source.name), ImportOptions(recipe=recipe.model_copy(update={"seed": seed})), rows
+                Path(source.name),
+                ImportOptions(recipe=recipe.model_copy(update={"seed": seed})),
+                rows,
             )
         except DataError as error:
             raise DataError(f"{source.by} = {own}: {error}") from None
@@ -209,9 +238,12 @@ def subsampled(dataset: Dataset, count: int, seed: int) -> Dataset:
         for part in (rows[rows < n_train], rows[rows >= n_train]):
             keep[drawn(part, count / total, patients, rng)] = True
     place = np.cumsum(keep) - 1
-    groups = dataset.groups and {own: place[rows[keep[rows]]] for own, rows in dataset.groups.items()}
+    groups = dataset.groups and {
+        own: place[rows[keep[rows]]] for own, rows in dataset.groups.items()
+    }
     train, test = (
-        rows_of(part, kept) for part, kept in ((dataset.train, keep[:n_train]), (dataset.test, keep[n_train:]))
+        rows_of(part, kept)
+        for part, kept in ((dataset.train, keep[:n_train]), (dataset.test, keep[n_train:]))
     )
     return replace(dataset, train=train, test=test, groups=groups)
 
@@ -220,6 +252,10 @@ def drawn(rows: Array, share: float, patients: Array | None, rng: np.random.Gene
     """Draw a share of the rows, by whole patients."""
     if not len(rows):
         return rows
-    unit = np.arange(len(rows)) if patients is None else np.unique(patients[rows], return_inverse=True)[1]
+    unit = (
+        np.arange(len(rows))
+        if patients is None
+        else np.unique(patients[rows], return_inverse=True)[1]
+    )
     count = max(1, round(share * (unit.max() + 1)))
     return rows[np.isin(unit, rng.permutation(unit.max() + 1)[:count])]

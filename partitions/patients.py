@@ -21,20 +21,67 @@ from partitions.recipes.cells import identifier
 from partitions.recipes.lines import Cells, Lines, cells_in
 from partitions.splits import Array, Dataset
 
-ROUNDED = re.compile(r"\d([.,]\d+)?E\+\d+", re.ASCII)  # 1,23457E+11, as Excel shows numbers of 12 digits
+ROUNDED = re.compile(
+    r"\d([.,]\d+)?E\+\d+", re.ASCII
+)  # 1,23457E+11, as Excel shows numbers of 12 digits
 PATIENT_NAMES = names_by_part("patient")
 
 # Names of a column of patients, in lower case without punctuation: a word, or a person with a kind of identifier.
-WORDS = {"id", "mrn", "pid", "patid", "subjid", "medicalrecordnumber", "nhsnumber", "pseudonym", "participantid"}
+WORDS = {
+    "id",
+    "mrn",
+    "pid",
+    "patid",
+    "subjid",
+    "medicalrecordnumber",
+    "nhsnumber",
+    "pseudonym",
+    "participantid",
+}
 PERSONS = (
-    *("patient", "patients", "pat", "subject", "subj", "case", "person", "participant", "individual"),
-    *("patienten", "patientin", "fall", "proband", "probanden", "versicherten", "personen", "dossier"),  # German
+    *(
+        "patient",
+        "patients",
+        "pat",
+        "subject",
+        "subj",
+        "case",
+        "person",
+        "participant",
+        "individual",
+    ),
+    *(
+        "patienten",
+        "patientin",
+        "fall",
+        "proband",
+        "probanden",
+        "versicherten",
+        "personen",
+        "dossier",
+    ),  # German
 )
 KINDS = (
-    *("id", "ids", "no", "nr", "num", "number", "key", "code", "uid", "name", "identifier", "pseudonym", "mrn"),
+    *(
+        "id",
+        "ids",
+        "no",
+        "nr",
+        "num",
+        "number",
+        "key",
+        "code",
+        "uid",
+        "name",
+        "identifier",
+        "pseudonym",
+        "mrn",
+    ),
     *("nummer", "kennung", "schlüssel"),
 )
-WORDS |= {"patient", "patients", "subject", "person", "participant"} | {p + kind for p in PERSONS for kind in KINDS}
+WORDS |= {"patient", "patients", "subject", "person", "participant"} | {
+    p + kind for p in PERSONS for kind in KINDS
+}
 
 # Names of a column that names people or says where they are, in the same form.
 PEOPLE = frozenset(
@@ -106,13 +153,19 @@ def names_patients(column: str) -> bool:
 
 def words_of(column: str) -> list[str]:
     """Return the words of a column's name, in lower case: ``LastName`` and ``last_name`` have two."""
-    return [word for word in re.split(r"[\W\d_]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", column).lower()) if word]
+    return [
+        word
+        for word in re.split(r"[\W\d_]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", column).lower())
+        if word
+    ]
 
 
 def names_people(column: str, cells: Collection[str] = ()) -> bool:
     """Return whether a column has names or addresses of people, by its own name or by most of its ``cells``."""
     words = words_of(column)
-    ends = {"".join(words[i:]) for i in range(len(words))} - ({"name", "names"} if len(words) > 1 else set())
+    ends = {"".join(words[i:]) for i in range(len(words))} - (
+        {"name", "names"} if len(words) > 1 else set()
+    )
     most = MOST_PERSONS * max(len(cells), 1)
     persons = sum(bool(PERSON.fullmatch(cell)) for cell in cells)
     names = sum(map(is_capitalised, cells))
@@ -122,7 +175,9 @@ def names_people(column: str, cells: Collection[str] = ()) -> bool:
 def is_capitalised(cell: str) -> bool:
     """Return whether a text is one to three words as in a name: Meier, O'Brien, Anna Meier-Rust, MEIER."""
     words = re.split(r"[ '\u2019-]", cell)
-    return len(words) < 4 and all(w.isalpha() and (w.istitle() or (w.isupper() and len(w) > 3)) for w in words)
+    return len(words) < 4 and all(
+        w.isalpha() and (w.istitle() or (w.isupper() and len(w) > 3)) for w in words
+    )
 
 
 def numbers_rows(column: str, cells: Cells) -> bool:
@@ -165,13 +220,17 @@ def identifiers(lines: Lines, used: Sequence[str]) -> Iterator[str]:
         last = (words_of(column) or [""])[-1]
         if column in used or not (names_patients(column) or last in (*KINDS, "mrn")):
             continue
-        if names_patients(column) or len(cells) / MOST_REPEATS <= len(cells.different) < len(cells):
+        if names_patients(column) or len(cells) / MOST_REPEATS <= len(cells.different) < len(
+            cells
+        ):
             yield column
 
 
 def counted(lines: Lines, columns: Sequence[str]) -> str:
     """Return the number of different values of each column as text."""
-    return ", ".join(f"{column} has {len(lines.columns[column].different)}" for column in columns)
+    return ", ".join(
+        f"{column} has {len(lines.columns[column].different)}" for column in columns
+    )
 
 
 def divided_patients(lines: Lines, patient: str, used: Sequence[str]) -> tuple[str, ...]:
@@ -179,7 +238,11 @@ def divided_patients(lines: Lines, patient: str, used: Sequence[str]) -> tuple[s
     identifier repeats."""
     if patient and len(set(map(identifier, lines.columns[patient].different))) < len(lines):
         return ()
-    repeating = [c for c in identifiers(lines, (*used, patient)) if len(lines.columns[c].different) < len(lines)]
+    repeating = [
+        c
+        for c in identifiers(lines, (*used, patient))
+        if len(lines.columns[c].different) < len(lines)
+    ]
     if not repeating:
         return ()
     by = f"by {patient} " if patient else ""
@@ -203,7 +266,9 @@ def patient_column(lines: Lines, asked: str | None, labels: Sequence[str]) -> st
         if asked not in lines.columns:
             raise unknown_name(f"column of {lines.path}", asked, lines.columns)
         if asked in labels:
-            raise DataError(f"{lines.path}: {asked} is named as the patients' column and as a label or number, too")
+            raise DataError(
+                f"{lines.path}: {asked} is named as the patients' column and as a label or number, too"
+            )
         return asked
     if "patient" in lines.columns:
         return "patient"
@@ -233,7 +298,10 @@ def read_patients(arrays: Mapping[str, Array], ys: Mapping[str, Array]) -> dict[
                 "save whole numbers (n,), as numpy.unique(ids, return_inverse=True)[1] makes them: no identifiers",
             )
         if len(found) != len(ys[part]):
-            raise Fault(f"{key} has {len(found)} patients, {part} {len(ys[part])} samples", "save one for each sample")
+            raise Fault(
+                f"{key} has {len(found)} patients, {part} {len(ys[part])} samples",
+                "save one for each sample",
+            )
     # uint64 wraps around, so that different numbers stay different
     pooled = np.concatenate([arrays[key].astype(np.int64) for key in wanted.values()])
     numbers = np.unique(pooled, return_inverse=True)[1].astype(np.int64)
@@ -242,7 +310,8 @@ def read_patients(arrays: Mapping[str, Array], ys: Mapping[str, Array]) -> dict[
     several = sum(len(np.unique(part)) for part in parts.values()) - len(np.unique(numbers))
     if several:
         raise Fault(
-            f"{several} patients are in more than one part", "put all of a patient's samples into one part of the file"
+            f"{several} patients are in more than one part",
+            "put all of a patient's samples into one part of the file",
         )
     return parts
 
@@ -274,7 +343,10 @@ def rows_of_patients(dataset: Dataset) -> list[Array] | None:
     if dataset.train.patient is None or dataset.test.patient is None:
         return None
     rows: list[Array] = []
-    for part, offset in ((dataset.train.patient, 0), (dataset.test.patient, len(dataset.train))):
+    for part, offset in (
+        (dataset.train.patient, 0),
+        (dataset.test.patient, len(dataset.train)),
+    ):
         _, counts = np.unique(part, return_counts=True)
         rows += np.split(np.argsort(part, kind="stable") + offset, np.cumsum(counts)[:-1])
     return rows
@@ -306,10 +378,14 @@ def read_subgroups(arrays: Mapping[str, Array], ys: Mapping[str, Array]) -> dict
         found = arrays[key]
         if found.ndim != 1 or found.dtype.kind != "U":
             raise Fault(
-                f"{key} is {found.dtype} {found.shape}", 'save texts (n,), as numpy.array(["female", "male"]) is'
+                f"{key} is {found.dtype} {found.shape}",
+                'save texts (n,), as numpy.array(["female", "male"]) is',
             )
         if len(found) != len(ys[part]):
-            raise Fault(f"{key} has {len(found)} subgroups, {part} {len(ys[part])} samples", "save one for each sample")
+            raise Fault(
+                f"{key} has {len(found)} subgroups, {part} {len(ys[part])} samples",
+                "save one for each sample",
+            )
     check_names(name for key in wanted.values() for name in np.unique(arrays[key]))
     return {part: arrays[key] for part, key in wanted.items()}
 
@@ -318,10 +394,16 @@ def check_names(given: Iterable[str]) -> None:
     """Raise Fault where there are too many subgroups, or a name is too long or not printable."""
     names = sorted({str(name) for name in given} - {""})
     if len(names) > MOST_GROUPS:
-        raise Fault(f"names {len(names)} subgroups", f"at most {MOST_GROUPS} can be compared: make bands of them")
+        raise Fault(
+            f"names {len(names)} subgroups",
+            f"at most {MOST_GROUPS} can be compared: make bands of them",
+        )
     for name in names:
         if not name.isprintable() or len(name) > LONGEST or name != name.strip():
-            raise Fault(f"has a subgroup {name[:80]!r}", f"name each by at most {LONGEST} printable characters")
+            raise Fault(
+                f"has a subgroup {name[:80]!r}",
+                f"name each by at most {LONGEST} printable characters",
+            )
 
 
 def describe_subgroups(parts: Mapping[str, Array]) -> str:
@@ -329,7 +411,9 @@ def describe_subgroups(parts: Mapping[str, Array]) -> str:
     found = []
     for part, groups in parts.items():
         names, counts = np.unique(groups, return_counts=True)
-        each = (f"{name or 'not known'} {count}" for name, count in zip(names, counts, strict=True))
+        each = (
+            f"{name or 'not known'} {count}" for name, count in zip(names, counts, strict=True)
+        )
         found.append(f"{part}: {', '.join(each)}")
     return "; ".join(found)
 
@@ -344,7 +428,9 @@ def parse_column(option: str) -> tuple[str, tuple[float, ...]]:
     except ValueError:
         limits = ()
     if not column or not limits or list(limits) != sorted(set(limits)):
-        raise DataError(f"--subgroup is {option[:80]!r}; write COLUMN, or COLUMN:LIMIT,LIMIT with ascending numbers")
+        raise DataError(
+            f"--subgroup is {option[:80]!r}; write COLUMN, or COLUMN:LIMIT,LIMIT with ascending numbers"
+        )
     return column, limits
 
 
@@ -357,7 +443,9 @@ def name_of(cell: str, column: str, limits: Sequence[float], where: str) -> str:
     try:
         place = bisect.bisect_right(limits, float(cell))
     except ValueError:
-        raise DataError(f"{where}: {column} is {cell[:LONGEST]!r}, no number, and --subgroup has bands") from None
+        raise DataError(
+            f"{where}: {column} is {cell[:LONGEST]!r}, no number, and --subgroup has bands"
+        ) from None
     if place == 0:
         return f"{column} under {limits[0]:g}"
     if place == len(limits):

@@ -23,11 +23,18 @@ def reorder_data(data: SiloData, agreed: Schema) -> SiloData:
     """
     own, one = data.schema, data.task in (*ONE_CLASS, "segmentation")
     columns = order_of(own.names, agreed.names)
-    numbers = numbers_of(own.labels, agreed.labels) if one else order_of(own.labels, agreed.labels)
+    numbers = (
+        numbers_of(own.labels, agreed.labels) if one else order_of(own.labels, agreed.labels)
+    )
     if not columns and not numbers:
         return data
     parts = [
-        Split(reorder_columns(split.x, columns), relabel(split.y, numbers, data.task), split.patient, split.subgroup)
+        Split(
+            reorder_columns(split.x, columns),
+            relabel(split.y, numbers, data.task),
+            split.patient,
+            split.subgroup,
+        )
         for split in (data.train, data.val, data.test)
     ]
     features = {feature.name: feature for feature in own.features}
@@ -37,7 +44,9 @@ def reorder_data(data: SiloData, agreed: Schema) -> SiloData:
         labels=agreed.labels if numbers else own.labels,
     )
     classes = max(data.classes, len(agreed.labels)) if one and numbers else data.classes
-    return replace(data, train=parts[0], val=parts[1], test=parts[2], classes=classes, schema=schema)
+    return replace(
+        data, train=parts[0], val=parts[1], test=parts[2], classes=classes, schema=schema
+    )
 
 
 def reorder_columns(x: Array, order: list[int]) -> Array:
@@ -47,7 +56,9 @@ def reorder_columns(x: Array, order: list[int]) -> Array:
     tables = tables_of(x)
     whole = np.hstack(list(tables.values()))[:, order]
     ends = np.cumsum([own.shape[1] for own in tables.values()])[:-1]
-    moved = dict(zip(tables, map(np.ascontiguousarray, np.split(whole, ends, axis=1)), strict=True))
+    moved = dict(
+        zip(tables, map(np.ascontiguousarray, np.split(whole, ends, axis=1)), strict=True)
+    )
     return together({**inputs_of(x), **moved}) if x.dtype.names else moved[""]
 
 

@@ -89,7 +89,9 @@ class Schema:
             check_name("dtype", self.dtype)
         text = json.dumps(self.content, sort_keys=True, separators=(",", ":"))
         if len(text) > LONGEST_SCHEMA:
-            raise DataError(f"the names come to {len(text)} characters; a schema has at most {LONGEST_SCHEMA}")
+            raise DataError(
+                f"the names come to {len(text)} characters; a schema has at most {LONGEST_SCHEMA}"
+            )
         object.__setattr__(self, "text", text)
 
     @property
@@ -102,7 +104,12 @@ class Schema:
         """The schema for JSON, without parts that are not stated."""
         features = [feature.content for feature in self.features]
         table = json.loads(self.table) if self.table else {}
-        stated = {"features": features, "labels": list(self.labels), "dtype": self.dtype, "table": table}
+        stated = {
+            "features": features,
+            "labels": list(self.labels),
+            "dtype": self.dtype,
+            "table": table,
+        }
         return {key: value for key, value in stated.items() if value}
 
     @property
@@ -119,7 +126,12 @@ class Schema:
         """Return the stated parts in one line, with the digest."""
         features = few([str(feature) for feature in self.features], 20, 60)
         parts = {"columns": features, "labels": few(self.labels, 20, 60), "dtype": self.dtype}
-        return "; ".join([*(f"{key} {value}" for key, value in parts.items() if value), f"SHA-256 {self.digest}"])
+        return "; ".join(
+            [
+                *(f"{key} {value}" for key, value in parts.items() if value),
+                f"SHA-256 {self.digest}",
+            ]
+        )
 
 
 NO_SCHEMA = Schema()  # nothing is stated
@@ -127,7 +139,12 @@ NO_SCHEMA = Schema()  # nothing is stated
 
 def check_name(kind: str, name: object) -> None:
     """Raise DataError where a column, label or unit cannot have this name."""
-    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable() or tidy(name) != name:
+    if (
+        not isinstance(name, str)
+        or not 0 < len(name) <= LONGEST_NAME
+        or not name.isprintable()
+        or tidy(name) != name
+    ):
         raise DataError(
             f"the {kind} {str(name)[:40]!r} has no usable name: 1 to {LONGEST_NAME} printable characters are wanted"
         )
@@ -144,7 +161,9 @@ def check_range(feature: Feature) -> None:
         all(map(math.isfinite, feature.range)) and feature.range[0] < feature.range[1]
     ):
         low, high = feature.range
-        raise DataError(f"the range of {feature.name!r} is [{low}, {high}]: two numbers, the smaller one first")
+        raise DataError(
+            f"the range of {feature.name!r} is [{low}, {high}]: two numbers, the smaller one first"
+        )
 
 
 def tidy(name: str) -> str:
@@ -155,7 +174,9 @@ def tidy(name: str) -> str:
 def few(names: Iterable[str], most: int = SHOWN, longest: int = 30) -> str:
     """Return the first names as text, each shortened, and the number of further ones."""
     every = list(names)
-    shown = ", ".join(name if len(name) <= longest else f"{name[: longest - 3]}..." for name in every[:most])
+    shown = ", ".join(
+        name if len(name) <= longest else f"{name[: longest - 3]}..." for name in every[:most]
+    )
     return f"{shown} and {len(every) - most} more" if len(every) > most else shown
 
 
@@ -166,13 +187,28 @@ def parse_schema(content: object) -> Schema:
     """Return the schema of a TOML, YAML or JSON mapping. Raises DataError, one line, for invalid content."""
     if not isinstance(content, Mapping) or not set(content) <= set(KEYS):
         raise DataError(f"a schema has the keys {', '.join(KEYS)}")
-    features, labels, dtype = content.get("features", []), content.get("labels", []), content.get("dtype", "")
-    if not isinstance(features, list) or not isinstance(labels, list) or not isinstance(dtype, str):
+    features, labels, dtype = (
+        content.get("features", []),
+        content.get("labels", []),
+        content.get("dtype", ""),
+    )
+    if (
+        not isinstance(features, list)
+        or not isinstance(labels, list)
+        or not isinstance(dtype, str)
+    ):
         raise DataError("features and labels are lists, dtype is a text")
     for label in labels:
         if not isinstance(label, str):
-            raise DataError(f"the label {str(label)[:40]} is no text: write it in quotation marks")
-    return Schema(tuple(map(_feature, features)), tuple(map(tidy, labels)), dtype, _table(content.get("table", {})))
+            raise DataError(
+                f"the label {str(label)[:40]} is no text: write it in quotation marks"
+            )
+    return Schema(
+        tuple(map(_feature, features)),
+        tuple(map(tidy, labels)),
+        dtype,
+        _table(content.get("table", {})),
+    )
 
 
 def _table(content: object) -> str:
@@ -180,7 +216,11 @@ def _table(content: object) -> str:
     if not isinstance(content, Mapping):
         raise DataError("table is a table of keys")
     try:
-        return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False) if content else ""
+        return (
+            json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+            if content
+            else ""
+        )
     except (TypeError, ValueError):
         raise DataError("table holds what JSON cannot") from None
 
@@ -188,18 +228,30 @@ def _table(content: object) -> str:
 def _feature(content: object) -> Feature:
     """Parse a column: its name, or a mapping of name, unit and range. Raises DataError."""
     content = {"name": content} if isinstance(content, str) else content
-    if not isinstance(content, Mapping) or not {"name"} <= set(content) <= {"name", "unit", "range"}:
+    if not isinstance(content, Mapping) or not {"name"} <= set(content) <= {
+        "name",
+        "unit",
+        "range",
+    }:
         raise DataError("a feature is a text, or a mapping of name, unit and range")
     name, unit, range_ = content["name"], content.get("unit", ""), content.get("range")
     if not isinstance(name, str) or not isinstance(unit, str):
-        raise DataError(f"name and unit of the feature {str(name)[:40]} are texts: write them in quotation marks")
+        raise DataError(
+            f"name and unit of the feature {str(name)[:40]} are texts: write them in quotation marks"
+        )
     if range_ is not None:
-        if not isinstance(range_, list) or len(range_) != 2 or not all(type(n) in (int, float) for n in range_):
+        if (
+            not isinstance(range_, list)
+            or len(range_) != 2
+            or not all(type(n) in (int, float) for n in range_)
+        ):
             raise DataError(f"the range of {name[:40]!r} is a list of two numbers")
         try:
             range_ = (float(range_[0]), float(range_[1]))
         except OverflowError:
-            raise DataError(f"the range of {name[:40]!r} is beyond what a number can hold") from None
+            raise DataError(
+                f"the range of {name[:40]!r} is beyond what a number can hold"
+            ) from None
     return Feature(tidy(name), tidy(unit), range_)
 
 
@@ -250,7 +302,9 @@ def majority(schemas: Sequence[Schema]) -> Schema:
     units = {name: _first([own[name].unit for own in stated]) or "" for name in features}
     ranges = {name: _first([own[name].range for own in stated]) for name in features}
     dtype = _first([s.dtype for s in schemas]) or ""
-    return Schema(tuple(Feature(name, units[name], ranges[name]) for name in features), labels, dtype)
+    return Schema(
+        tuple(Feature(name, units[name], ranges[name]) for name in features), labels, dtype
+    )
 
 
 def _most(orders: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
@@ -263,14 +317,22 @@ def _most(orders: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
 
 def _first(values: Sequence[Any]) -> Any:
     """Return the most frequent stated value; in a tie the first."""
-    return next((value for value, _ in Counter(value for value in values if value).most_common(1)), None)
+    return next(
+        (value for value, _ in Counter(value for value in values if value).most_common(1)), None
+    )
 
 
 MEND = "rename them in the data file, or set `schema` in the federation file"
 
 
 def difference(
-    own: Schema, agreed: Schema, source: str, *, required: bool = False, subset: bool = True, mend: str = MEND
+    own: Schema,
+    agreed: Schema,
+    source: str,
+    *,
+    required: bool = False,
+    subset: bool = True,
+    mend: str = MEND,
 ) -> str:
     """Return the first difference by name between ``own`` and ``agreed``, and how to mend it; empty without one.
 
@@ -307,7 +369,11 @@ def difference(
 def moved(own: Schema, agreed: Schema) -> list[str]:
     """Return which parts of two matching schemas are reordered by name: "columns", "labels"."""
     pairs = {"columns": (own.names, agreed.names), "labels": (own.labels, agreed.labels)}
-    return [what for what, (names, known) in pairs.items() if names and known and names != known[: len(names)]]
+    return [
+        what
+        for what, (names, known) in pairs.items()
+        if names and known and names != known[: len(names)]
+    ]
 
 
 def order_of(own: Sequence[str], agreed: Sequence[str]) -> list[int]:
@@ -319,7 +385,10 @@ def order_of(own: Sequence[str], agreed: Sequence[str]) -> list[int]:
         return []
     place = {name: i for i, name in enumerate(own)}
     if set(place) != set(agreed):
-        foreign, missing = (few([name for name in a if name not in set(b)]) for a, b in ((own, agreed), (agreed, own)))
+        foreign, missing = (
+            few([name for name in a if name not in set(b)])
+            for a, b in ((own, agreed), (agreed, own))
+        )
         raise DataError(f"it has {foreign or 'nothing'} where {missing or 'nothing'} is wanted")
     return [place[name] for name in agreed]
 

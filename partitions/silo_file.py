@@ -38,7 +38,14 @@ import numpy as np
 
 from partitions.array_names import names_of, sort_names
 from partitions.common.errors import DataError
-from partitions.inputs import check_alike, describe_inputs, is_input_name, read_gaps, read_inputs, read_vocabulary
+from partitions.inputs import (
+    check_alike,
+    describe_inputs,
+    is_input_name,
+    read_gaps,
+    read_inputs,
+    read_vocabulary,
+)
 from partitions.labels import (
     ONE_CLASS,
     Fault,
@@ -50,13 +57,28 @@ from partitions.labels import (
     stated_task,
 )
 from partitions.npz import read_arrays, write_npz
-from partitions.patients import describe_patients, describe_subgroups, read_patients, read_subgroups
+from partitions.patients import (
+    describe_patients,
+    describe_subgroups,
+    read_patients,
+    read_subgroups,
+)
 from partitions.recipes.pictures import read_any
 from partitions.reorder import count_columns
 from partitions.schema import NO_SCHEMA, Feature, Schema, difference, moved, tidy
 from partitions.schemes.pool import hold_out
 from partitions.site_split import TEST_SHARE, describe_division, divide_own, rows_of
-from partitions.splits import Array, Dataset, SiloData, Split, dtype_of, inputs_of, joined, tables_of, together
+from partitions.splits import (
+    Array,
+    Dataset,
+    SiloData,
+    Split,
+    dtype_of,
+    inputs_of,
+    joined,
+    tables_of,
+    together,
+)
 
 LONGEST_COHORT = 100  # characters
 
@@ -82,7 +104,9 @@ class Contents:
     schema: Schema = NO_SCHEMA
     recipe: str = ""
     cohort: str = ""
-    gaps: Mapping[str, Array] = field(default_factory=dict)  # per split, of a table: which values are filled
+    gaps: Mapping[str, Array] = field(
+        default_factory=dict
+    )  # per split, of a table: which values are filled
 
     def divided(self) -> SiloData:
         """Return the parts of the file, or parts drawn by its samples' values. Raises DataError for too few samples."""
@@ -90,7 +114,9 @@ class Contents:
         return replace(made, schema=self.schema, recipe=self.recipe, cohort=self.cohort)
 
 
-def check_silo_file(path: str | Path, task: str = "auto", agreed: Schema | None = None) -> list[Check]:
+def check_silo_file(
+    path: str | Path, task: str = "auto", agreed: Schema | None = None
+) -> list[Check]:
     """Check everything in a silo data file, in order, up to the first fault; the last check is its division.
 
     ``agreed``: the federation's schema, against which the file is checked.
@@ -103,14 +129,18 @@ def check_silo_file(path: str | Path, task: str = "auto", agreed: Schema | None 
             data = contents.divided()
             checks.append(Check("split", True, describe_division(contents.splits, data)))
         except ValueError as error:
-            checks.append(Check("split", False, str(error), "give samples for training and for testing"))
+            checks.append(
+                Check("split", False, str(error), "give samples for training and for testing")
+            )
     return checks
 
 
 def check_agreed(contents: Contents, agreed: Schema) -> Check:
     """Check whether a file fits the federation's schema, by name."""
     own, name = contents.schema, "federation's schema"
-    if reason := difference(own, agreed, "the federation has", required=True, subset=contents.task in ONE_CLASS):
+    if reason := difference(
+        own, agreed, "the federation has", required=True, subset=contents.task in ONE_CLASS
+    ):
         detail, _, fix = reason.rpartition(": ")
         return Check(name, False, f"has {detail}", fix)
     what = " and ".join(moved(own, agreed))
@@ -146,7 +176,10 @@ def read_dataset_file(path: str | Path, *, seed: int = 42, task: str = "auto") -
         whole = splits["all"]
         _, held = hold_out(np.unique(whole.units), TEST_SHARE, np.random.default_rng(seed))
         in_test = np.isin(whole.units, held)
-        splits = {"train": rows_of(whole, np.flatnonzero(~in_test)), "test": rows_of(whole, np.flatnonzero(in_test))}
+        splits = {
+            "train": rows_of(whole, np.flatnonzero(~in_test)),
+            "test": rows_of(whole, np.flatnonzero(in_test)),
+        }
     train = splits["train"]
     if "val" in splits:
         train = joined([train, splits["val"]])
@@ -201,10 +234,18 @@ def write_silo_file(
 def written_schema(schema: Schema) -> dict[str, Array]:
     """Return a file's arrays for a schema, without parts that are not stated."""
     units = [feature.unit for feature in schema.features]
-    texts = {"label_names": schema.labels, "feature_names": schema.names, "feature_units": units if any(units) else ()}
-    arrays: dict[str, Array] = {key: np.array(names, dtype=np.str_) for key, names in texts.items() if names}
+    texts = {
+        "label_names": schema.labels,
+        "feature_names": schema.names,
+        "feature_units": units if any(units) else (),
+    }
+    arrays: dict[str, Array] = {
+        key: np.array(names, dtype=np.str_) for key, names in texts.items() if names
+    }
     if any(feature.range for feature in schema.features):
-        arrays["feature_ranges"] = np.array([feature.range or (np.nan, np.nan) for feature in schema.features])
+        arrays["feature_ranges"] = np.array(
+            [feature.range or (np.nan, np.nan) for feature in schema.features]
+        )
     return arrays
 
 
@@ -231,7 +272,9 @@ def examine(path: Path, asked: str = "auto") -> tuple[list[Check], Contents | No
     name = "file"
     try:
         found = read_arrays(path)
-        checks.append(Check(name, True, f"{len(found)} arrays, {path.stat().st_size / 1e6:.1f} MB"))
+        checks.append(
+            Check(name, True, f"{len(found)} arrays, {path.stat().st_size / 1e6:.1f} MB")
+        )
         name = "names"
         arrays = join_survival(found)
         named, vocabulary = sort_names(arrays), read_vocabulary(arrays)
@@ -241,20 +284,29 @@ def examine(path: Path, asked: str = "auto") -> tuple[list[Check], Contents | No
         counts = (f"{split} {len(y)}" for (kind, split), y in named.items() if kind == "y")
         checks.append(Check(name, True, ", ".join(counts)))
         name = "inputs"
-        xs = {split: read_x(split, named, arrays, vocabulary) for kind, split in named if kind == "y"}
+        xs = {
+            split: read_x(split, named, arrays, vocabulary)
+            for kind, split in named
+            if kind == "y"
+        }
         check_alike(xs)
         first = next(iter(xs.values()))
         features = read_features(arrays, count_columns(first))
         check_ranges(features, xs)
         gaps = read_gaps(arrays, xs)
-        detail = describe_inputs(first) + (f" ({', '.join(f.name for f in features)})" if features else "")
+        detail = describe_inputs(first) + (
+            f" ({', '.join(f.name for f in features)})" if features else ""
+        )
         checks.append(Check(name, True, detail))
         name = "labels"
         raw = {split: y for (kind, split), y in named.items() if kind == "y"}
         task = stated_task(arrays, asked)
         if task == "auto":
             task = find_task(raw, xs, survival=arrays.keys() != found.keys())
-        ys = {split: read_labels(task, names_of(split, "y", arrays), y, xs[split]) for split, y in raw.items()}
+        ys = {
+            split: read_labels(task, names_of(split, "y", arrays), y, xs[split])
+            for split, y in raw.items()
+        }
         classes = read_count(task, arrays, ys)
         labels = read_names(arrays, "label_names", classes)
         checks.append(Check(name, True, describe_labels(task, ys, classes)))
@@ -273,11 +325,19 @@ def examine(path: Path, asked: str = "auto") -> tuple[list[Check], Contents | No
     except Fault as fault:
         checks.append(Check(name, False, fault.detail, fault.fix))
         return checks, None
-    splits = {split: Split(xs[split], ys[split], patients.get(split), groups.get(split)) for split in xs}
+    splits = {
+        split: Split(xs[split], ys[split], patients.get(split), groups.get(split))
+        for split in xs
+    }
     return checks, Contents(splits, classes, task, vocabulary, schema, recipe, cohort, gaps)
 
 
-def read_x(split: str, named: Mapping[tuple[str, str], Array], arrays: Mapping[str, Array], vocabulary: int) -> Array:
+def read_x(
+    split: str,
+    named: Mapping[tuple[str, str], Array],
+    arrays: Mapping[str, Array],
+    vocabulary: int,
+) -> Array:
     """Read and check the inputs of a split; several become one structured array."""
     found: dict[str, Array] = {}
     for (kind, part), x in named.items():
@@ -285,7 +345,10 @@ def read_x(split: str, named: Mapping[tuple[str, str], Array], arrays: Mapping[s
             name = names_of(split, kind, arrays)
             own = kind.partition(":")[2]
             if own and not is_input_name(own):
-                raise Fault(f"has an input {own!r}", "an input's name is in small letters, as `image` in x_image_train")
+                raise Fault(
+                    f"has an input {own!r}",
+                    "an input's name is in small letters, as `image` in x_image_train",
+                )
             found[own] = read_inputs(name, x, vocabulary)
     return together(found) if "" not in found else found[""]
 
@@ -297,11 +360,21 @@ def check_samples(named: Mapping[tuple[str, str], Array]) -> None:
             continue
         y = named["y", split]
         if x.ndim == 0 or y.ndim == 0:
-            raise Fault(f"{split} has a single number where an array is wanted", "save arrays of n samples")
+            raise Fault(
+                f"{split} has a single number where an array is wanted",
+                "save arrays of n samples",
+            )
         if len(x) != len(y):
-            raise Fault(f"{split} has {len(x)} inputs but {len(y)} labels", "save one label for each input")
+            raise Fault(
+                f"{split} has {len(x)} inputs but {len(y)} labels",
+                "save one label for each input",
+            )
         if len(y) < (3 if split == "all" else 1) and split != "val":
-            few = f"only {len(y)} samples, too few to split" if split == "all" else f"no samples in {split}"
+            few = (
+                f"only {len(y)} samples, too few to split"
+                if split == "all"
+                else f"no samples in {split}"
+            )
             raise Fault(f"has {few}", "give samples for training and for testing")
 
 
@@ -311,10 +384,15 @@ def read_names(arrays: Mapping[str, Array], key: str, count: int | None) -> tupl
         return ()
     names = arrays[key]
     if names.ndim != 1 or names.dtype.kind != "U" or count not in (None, len(names)):
-        raise Fault(f"{key} does not hold {count} texts", "save one name for each, or leave them out")
+        raise Fault(
+            f"{key} does not hold {count} texts", "save one name for each, or leave them out"
+        )
     for name in names.tolist():
         if not name.isprintable():
-            raise Fault(f"{key} holds {name[:80]!r}", "leave control characters out: names are shown on terminals")
+            raise Fault(
+                f"{key} holds {name[:80]!r}",
+                "leave control characters out: names are shown on terminals",
+            )
     return tuple(tidy(str(name)) for name in names)
 
 
@@ -323,7 +401,10 @@ def read_cohort(arrays: Mapping[str, Array]) -> str:
     found = arrays.get("cohort", np.array(""))
     name = str(found.item()) if found.size == 1 and found.dtype.kind == "U" else "\n"
     if not name.isprintable() or len(name) > LONGEST_COHORT:
-        raise Fault("cohort is no short text", f"save a name of at most {LONGEST_COHORT} characters, or leave it out")
+        raise Fault(
+            "cohort is no short text",
+            f"save a name of at most {LONGEST_COHORT} characters, or leave it out",
+        )
     return tidy(name)
 
 
@@ -332,17 +413,25 @@ def read_features(arrays: Mapping[str, Array], columns: int) -> tuple[Feature, .
     names = read_names(arrays, "feature_names", columns)
     for key in ("feature_units", "feature_ranges"):
         if key in arrays and not names:
-            raise Fault(f"has {key}, but no feature_names", "save the names of the columns, too")
+            raise Fault(
+                f"has {key}, but no feature_names", "save the names of the columns, too"
+            )
     if not names:
         return ()
     units = read_names(arrays, "feature_units", columns) or ("",) * columns
     ranges = arrays.get("feature_ranges", np.full((columns, 2), np.nan))
-    if ranges.shape != (columns, 2) or ranges.dtype.kind not in "iuf" or np.isnan(ranges).sum(1).tolist().count(1):
+    if (
+        ranges.shape != (columns, 2)
+        or ranges.dtype.kind not in "iuf"
+        or np.isnan(ranges).sum(1).tolist().count(1)
+    ):
         raise Fault(
             f"feature_ranges is not of {columns} x 2 numbers",
             "save smallest and largest value of each column, or NaN for both",
         )
-    stated = [None if np.isnan(pair).any() else (float(pair[0]), float(pair[1])) for pair in ranges]
+    stated = [
+        None if np.isnan(pair).any() else (float(pair[0]), float(pair[1])) for pair in ranges
+    ]
     return tuple(map(Feature, names, units, stated))
 
 
@@ -358,17 +447,23 @@ def read_stored_recipe(arrays: Mapping[str, Array], features: Sequence[Feature])
         recipe = read_any(text)
     except DataError as error:
         raise Fault(str(error), again) from None
-    if recipe.features and [feature.name for feature in recipe.features] != [feature.name for feature in features]:
+    if recipe.features and [feature.name for feature in recipe.features] != [
+        feature.name for feature in features
+    ]:
         raise Fault("holds a recipe of other columns than its own", again)
     return text
 
 
-def make_schema(features: tuple[Feature, ...], labels: tuple[str, ...], dtype: str = "") -> Schema:
+def make_schema(
+    features: tuple[Feature, ...], labels: tuple[str, ...], dtype: str = ""
+) -> Schema:
     """Make the schema of a file. Raises Fault for invalid names."""
     try:
         return Schema(features, labels, dtype)
     except ValueError as error:
-        raise Fault(str(error), "give each column and label a name of its own, or leave the names out") from None
+        raise Fault(
+            str(error), "give each column and label a name of its own, or leave the names out"
+        ) from None
 
 
 def check_ranges(features: Sequence[Feature], xs: Mapping[str, Array]) -> None:

@@ -59,7 +59,12 @@ def divide(division: Division) -> tuple[Dataset, list[SiloIndices]]:
     d = division
     whole = open_dataset(d.dataset, d.data_dir, d.seed, d.task)
     return whole, partition(
-        whole, d.partition, silos=d.silos, seed=d.seed, settings=d.settings, validation=d.validation
+        whole,
+        d.partition,
+        silos=d.silos,
+        seed=d.seed,
+        settings=d.settings,
+        validation=d.validation,
     )
 
 
@@ -74,4 +79,7 @@ def part_of(division: Division, index: int) -> SiloData:
 def pool_of(division: Division, silos: tuple[int, ...]) -> SiloData:
     """Return the first silo's data, with the training samples of all these silos in place of its own."""
     whole, parts = divide(division)
-    return replace(part_of(division, silos[0]), train=take(whole, np.concatenate([parts[i].train for i in silos])))
+    return replace(
+        part_of(division, silos[0]),
+        train=take(whole, np.concatenate([parts[i].train for i in silos])),
+    )

@@ -30,13 +30,18 @@ VAL_SHARE = 0.2  # of the rest of it
 VAL_SHARE_OF_TRAIN = 0.15  # of the training samples, where the file has train and test only
 
 
-def divide_own(splits: Mapping[str, Split], classes: int, task: str = "multiclass", vocabulary: int = 0) -> SiloData:
+def divide_own(
+    splits: Mapping[str, Split], classes: int, task: str = "multiclass", vocabulary: int = 0
+) -> SiloData:
     """Divide a file with these ``splits`` (``train``, ``test`` and maybe ``val``, or ``all``) into its parts.
 
     Raises DataError where it has too few different samples to be divided.
     """
     parts = parts_of(splits)
-    made = {name: splits[own] if rows is None else rows_of(splits[own], rows) for name, (own, rows) in parts.items()}
+    made = {
+        name: splits[own] if rows is None else rows_of(splits[own], rows)
+        for name, (own, rows) in parts.items()
+    }
     return SiloData(made["train"], made["val"], made["test"], classes, task, vocabulary)
 
 
@@ -55,7 +60,9 @@ def parts_of(splits: Mapping[str, Split]) -> dict[str, tuple[str, Array | None]]
     digests = digests_of(whole)
     different = len(np.unique(digests))
     if different < 3:
-        what = "different samples" if whole.patient is None else "patients with different samples"
+        what = (
+            "different samples" if whole.patient is None else "patients with different samples"
+        )
         raise DataError(f"has only {different} {what}, too few to divide")
     rest, test = lowest(digests, np.arange(len(whole)), TEST_SHARE)
     train, val = lowest(digests, rest, VAL_SHARE)
@@ -90,13 +97,17 @@ def sample_digests(x: Array) -> Array:
 def people_digests(digests: Array, split: Split) -> list[str]:
     """Return a text per patient, sorted, from the samples' digests (n,); per sample where there are no patients."""
     if split.patient is not None and len(digests):
-        digests = patient_digests(digests, split.patient)[np.unique(split.patient, return_index=True)[1]]
+        digests = patient_digests(digests, split.patient)[
+            np.unique(split.patient, return_index=True)[1]
+        ]
     return sorted(f"{digest:016x}" for digest in digests.tolist())
 
 
 def rows_of(split: Split, rows: Array) -> Split:
     """Copy these rows."""
-    groups = (None if group is None else group[rows] for group in (split.patient, split.subgroup))
+    groups = (
+        None if group is None else group[rows] for group in (split.patient, split.subgroup)
+    )
     return Split(split.x[rows], split.y[rows], *groups)
 
 

@@ -48,7 +48,9 @@ class Split:
         return len(self) if self.patient is None else len(np.unique(self.patient))
 
 
-@dataclass(frozen=True, eq=False)  # compared by identity, because == of arrays is an array, and caches use it as key
+@dataclass(
+    frozen=True, eq=False
+)  # compared by identity, because == of arrays is an array, and caches use it as key
 class SiloData:
     """All samples of one silo. ``val`` may be empty, ``train`` and ``test`` are not.
 
@@ -150,7 +152,9 @@ def together(inputs: Mapping[str, Array]) -> Array:
     Fields are in the order of their names, so that their order in a hospital's file has no effect.
     """
     n = len(next(iter(inputs.values())))
-    joined = np.empty(n, [(name, inputs[name].dtype, inputs[name].shape[1:]) for name in sorted(inputs)])
+    joined = np.empty(
+        n, [(name, inputs[name].dtype, inputs[name].shape[1:]) for name in sorted(inputs)]
+    )
     for name, x in inputs.items():
         joined[name] = x
     return joined
@@ -162,10 +166,16 @@ def take(dataset: Dataset, indices: Array) -> Split:
     from_train = indices < n_train
     x = np.empty((len(indices), *dataset.train.x.shape[1:]), dataset.train.x.dtype)
     y = np.empty((len(indices), *dataset.train.y.shape[1:]), dataset.train.y.dtype)
-    for split, rows, offset in ((dataset.train, from_train, 0), (dataset.test, ~from_train, n_train)):
+    for split, rows, offset in (
+        (dataset.train, from_train, 0),
+        (dataset.test, ~from_train, n_train),
+    ):
         x[rows] = split.x[indices[rows] - offset]
         y[rows] = split.y[indices[rows] - offset]
-    groups = (both(getattr(dataset.train, key), getattr(dataset.test, key)) for key in ("patient", "subgroup"))
+    groups = (
+        both(getattr(dataset.train, key), getattr(dataset.test, key))
+        for key in ("patient", "subgroup")
+    )
     return Split(x, y, *(None if group is None else group[indices] for group in groups))
 
 
@@ -176,13 +186,20 @@ def both(first: Array | None, second: Array | None) -> Array | None:
 
 def joined(parts: Sequence[Split]) -> Split:
     """Concatenate the samples of several parts."""
-    patient, subgroup = (reduce(both, [getattr(part, key) for part in parts]) for key in ("patient", "subgroup"))
+    patient, subgroup = (
+        reduce(both, [getattr(part, key) for part in parts]) for key in ("patient", "subgroup")
+    )
     x, y = (np.concatenate([getattr(part, key) for part in parts]) for key in ("x", "y"))
     return Split(x, y, patient, subgroup)
 
 
 def split_table(
-    name: str, x: Array, y: Array, classes: int, groups: Array | None = None, vocabulary: int = 0
+    name: str,
+    x: Array,
+    y: Array,
+    classes: int,
+    groups: Array | None = None,
+    vocabulary: int = 0,
 ) -> Dataset:
     """Split samples without parts 80 / 20 into train and test, class by class, with a fixed seed.
 

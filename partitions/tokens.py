@@ -31,7 +31,13 @@ LENGTH = 200  # tokens of a text; longer texts are cut
 BUCKETS = 1 << 16
 MOST_BUCKETS = 1 << 24
 MOST_LENGTH = 1 << 16
-CHINESE = ((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x2CEAF), (0x2F800, 0x2FA1F))
+CHINESE = (
+    (0x3400, 0x4DBF),
+    (0x4E00, 0x9FFF),
+    (0xF900, 0xFAFF),
+    (0x20000, 0x2CEAF),
+    (0x2F800, 0x2FA1F),
+)
 LONGEST_WORD = 100  # characters; for BERT a longer word is unknown
 SPACED = (  # what torchtext's basic_english replaces, in its order
     ("'", " ' "),
@@ -100,7 +106,9 @@ class Hashed:
 
     def __init__(self, buckets: int = BUCKETS) -> None:
         if not 1 <= buckets <= MOST_BUCKETS:
-            raise DataError(f"a vocabulary is hashed into 1 to {MOST_BUCKETS} numbers, not {buckets}")
+            raise DataError(
+                f"a vocabulary is hashed into 1 to {MOST_BUCKETS} numbers, not {buckets}"
+            )
         self.buckets, self.size = buckets, FIRST_WORD + buckets
         self.number: dict[str, int] = {}
 
@@ -126,20 +134,36 @@ class Pieces:
     def __init__(self, pieces: Sequence[str]) -> None:
         self.number = {piece: i for i, piece in enumerate(pieces)}
         if pieces[:1] != ["[PAD]"] or not {"[UNK]", "[CLS]", "[SEP]"} <= set(pieces):
-            raise DataError("is no vocab.txt of BERT's: it begins with [PAD], and has [UNK], [CLS] and [SEP]")
+            raise DataError(
+                "is no vocab.txt of BERT's: it begins with [PAD], and has [UNK], [CLS] and [SEP]"
+            )
         self.size, self.unknown = len(pieces), self.number["[UNK]"]
         self.start: int = self.number["[CLS]"]
         self.end: tuple[int, ...] = (self.number["[SEP]"],)
-        self.cased = any(piece != piece.lower() for piece in pieces if not piece.startswith("["))
+        self.cased = any(
+            piece != piece.lower() for piece in pieces if not piece.startswith("[")
+        )
 
     def tokens(self, text: str) -> list[int]:
-        return [self.start, *(n for word in self.words(text) for n in self.pieces(word)), *self.end]
+        return [
+            self.start,
+            *(n for word in self.words(text) for n in self.pieces(word)),
+            *self.end,
+        ]
 
     def words(self, text: str) -> list[str]:
         """Return a text's words; marks and Chinese characters are separate words."""
-        kept = "".join(" " if character.isspace() else character for character in text if not _is_control(character))
+        kept = "".join(
+            " " if character.isspace() else character
+            for character in text
+            if not _is_control(character)
+        )
         if not self.cased:
-            kept = "".join(c for c in unicodedata.normalize("NFD", kept.lower()) if unicodedata.category(c) != "Mn")
+            kept = "".join(
+                c
+                for c in unicodedata.normalize("NFD", kept.lower())
+                if unicodedata.category(c) != "Mn"
+            )
         return "".join(f" {c} " if _is_mark(c) or _is_chinese(c) else c for c in kept).split()
 
     def pieces(self, word: str) -> list[int]:
@@ -188,7 +212,9 @@ def read_vocabulary(path: Path) -> Words | Pieces:
     try:
         lines = path.read_text("utf-8").removeprefix("\ufeff").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read ({error}); a vocabulary has one word per line, in UTF-8") from error
+        raise DataError(
+            f"{path} cannot be read ({error}); a vocabulary has one word per line, in UTF-8"
+        ) from error
     words = [line.removesuffix("\r") for line in (lines if lines[-1] else lines[:-1])]
     if words[:1] == ["[PAD]"]:
         try:
@@ -200,7 +226,9 @@ def read_vocabulary(path: Path) -> Words | Pieces:
     seen: dict[str, int] = {}
     for number, word in enumerate(words, 1):
         if basic_english(word) != [word]:
-            raise DataError(f"{path}, line {number}, is no single word in small letters, so that no text could have it")
+            raise DataError(
+                f"{path}, line {number}, is no single word in small letters, so that no text could have it"
+            )
         if word in seen:
             raise DataError(f"{path}, line {number}, has the word of line {seen[word]} again")
         seen[word] = number
@@ -212,16 +240,26 @@ def parse_vocabulary(asked: str) -> tuple[Vocabulary, str]:
     kind, _, number = asked.partition(":")
     if kind == "hashed":
         if number and not (number.isascii() and number.isdigit()):
-            raise DataError(f"--vocabulary is {asked[:40]!r}; write hashed:{BUCKETS}, or the path of a file of words")
+            raise DataError(
+                f"--vocabulary is {asked[:40]!r}; write hashed:{BUCKETS}, or the path of a file of words"
+            )
         hashed = Hashed(int(number or BUCKETS))
-        return hashed, f"words are hashed into {hashed.buckets} numbers (hashed:{hashed.buckets})"
+        return (
+            hashed,
+            f"words are hashed into {hashed.buckets} numbers (hashed:{hashed.buckets})",
+        )
     path = Path(asked)
     if not path.is_file():
-        raise DataError(f"there is no vocabulary {path}; name a file of one word per line, or hashed:{BUCKETS}")
+        raise DataError(
+            f"there is no vocabulary {path}; name a file of one word per line, or hashed:{BUCKETS}"
+        )
     found = read_vocabulary(path)
     what = "pieces of words" if isinstance(found, Pieces) else "words"
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return found, f"{len(found.number)} {what} in {path.name}, SHA-256 {digest}: every hospital must have the same"
+    return (
+        found,
+        f"{len(found.number)} {what} in {path.name}, SHA-256 {digest}: every hospital must have the same",
+    )
 
 
 @dataclass(frozen=True)

@@ -27,13 +27,21 @@ from typing import Any
 from uv import find_uv_bin
 
 FOLDER = Path(__file__).resolve().parent
-PARTS = ("silo", "server", "dev")  # each holds the one before; the last one's versions are everybody's
+PARTS = (
+    "silo",
+    "server",
+    "dev",
+)  # each holds the one before; the last one's versions are everybody's
 # A silo reads its own file and trains; it downloads no public data set and draws no report.
 LEFT_OUT = {
     "server": {"ray"},
     "silo": {"ray", "torchvision", "medmnist", "scikit-learn", "scipy", "pandas", "matplotlib"},
 }
-TOLD = {"silo": "A silo.", "server": "The server, beyond silo.txt.", "dev": "`make install`, beyond server.txt."}
+TOLD = {
+    "silo": "A silo.",
+    "server": "The server, beyond silo.txt.",
+    "dev": "`make install`, beyond server.txt.",
+}
 OLDEST = "3.11"
 LINUX = "sys_platform == 'linux'"  # in the markers of what PyTorch needs for CUDA, and of nothing else it needs
 
@@ -58,24 +66,49 @@ def requirements(part: str, pyproject: str) -> list[str]:
 
 def name_of(requirement: str) -> str:
     """The normalised name of the package that a requirement, or a line of a lock file, is for."""
-    return re.sub(r"[-_.]+", "-", re.split(r"[^A-Za-z0-9_.-]", requirement.strip(), maxsplit=1)[0]).lower()
+    return re.sub(
+        r"[-_.]+", "-", re.split(r"[^A-Za-z0-9_.-]", requirement.strip(), maxsplit=1)[0]
+    ).lower()
 
 
 def entries(text: str) -> list[str]:
     """A lock file's entries: a line with name, version and marker, and the lines of its sums below it."""
-    lines = "".join(line for line in text.splitlines(keepends=True) if line.strip() and not line.startswith("#"))
+    lines = "".join(
+        line
+        for line in text.splitlines(keepends=True)
+        if line.strip() and not line.startswith("#")
+    )
     return re.findall(r"^\S.*\n(?:[ \t].*\n)*", lines, flags=re.MULTILINE)
 
 
 def resolve(wanted: Iterable[str], before: Iterable[str], *options: str) -> list[str]:
     """The entries of all that these requirements need; the versions of `before` stay where they fit."""
-    uniform = ["--universal", "--python-version", OLDEST, "--generate-hashes", "--only-binary", ":all:"]
-    command = [find_uv_bin(), "pip", "compile", "-", *uniform, "--no-header", "--no-annotate", "--quiet", *options]
+    uniform = [
+        "--universal",
+        "--python-version",
+        OLDEST,
+        "--generate-hashes",
+        "--only-binary",
+        ":all:",
+    ]
+    command = [
+        find_uv_bin(),
+        "pip",
+        "compile",
+        "-",
+        *uniform,
+        "--no-header",
+        "--no-annotate",
+        "--quiet",
+        *options,
+    ]
     with tempfile.TemporaryDirectory(prefix="silofl-") as folder:
         made = Path(folder, "made.txt")
         made.write_text("".join(before))
         command += ["--output-file", str(made)]
-        done = subprocess.run(command, input="\n".join(wanted), capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, input="\n".join(wanted), capture_output=True, text=True, check=False
+        )
         if done.returncode:
             raise ValueError(f"uv pip compile: {done.stderr.strip()}")
         return entries(made.read_text())
@@ -90,7 +123,9 @@ def lock(pyproject: str, torch_index: str = "", *options: str) -> None:
     cpu = cpu_build(re.split(r"[=\s]+", torch)[1], torch_index)
     every = resolve(requirements("dev", pyproject), locked(*PARTS), *options)
     extras = tomllib.loads(pyproject)["project"]["optional-dependencies"]
-    write("docs", resolve(extras.get("docs", ()), locked("docs"), *options), "", by="`make docs`")
+    write(
+        "docs", resolve(extras.get("docs", ()), locked("docs"), *options), "", by="`make docs`"
+    )
     write("torch-cpu", cpu, "PyTorch for CPUs.")
     write("torch-cuda", cuda, "PyTorch for CUDA; of macOS too.")
     elsewhere = {name_of(entry) for entry in cuda}
@@ -109,7 +144,9 @@ def locked(*names: str) -> list[str]:
     return [entry for file in files if file.exists() for entry in entries(file.read_text())]
 
 
-def write(name: str, found: Iterable[str], told: str, *, by: str = "requirements/install.sh") -> None:
+def write(
+    name: str, found: Iterable[str], told: str, *, by: str = "requirements/install.sh"
+) -> None:
     """One lock file."""
     head = f"# Made by `make lock`; {by} installs it. {told}".rstrip() + "\n"
     (FOLDER / f"{name}.txt").write_text(head + "".join(found))
@@ -121,13 +158,19 @@ def cpu_build(version: str, torch_index: str) -> list[str]:
         return resolve([f"torch=={version}+cpu"], [], "--no-deps", "--index", torch_index)
     if (before := locked("torch-cpu")) and before[0].startswith(f"torch=={version}+cpu "):
         return before
-    raise ValueError(f"PyTorch is {version} now: make lock TORCH_INDEX=URL asks for the sums of its CPU builds too")
+    raise ValueError(
+        f"PyTorch is {version} now: make lock TORCH_INDEX=URL asks for the sums of its CPU builds too"
+    )
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--upgrade", action="store_true", help="move every version to the newest that fits")
-    parser.add_argument("--torch-index", metavar="URL", default="", help="the index of PyTorch's CPU builds")
+    parser.add_argument(
+        "--upgrade", action="store_true", help="move every version to the newest that fits"
+    )
+    parser.add_argument(
+        "--torch-index", metavar="URL", default="", help="the index of PyTorch's CPU builds"
+    )
     given = parser.parse_args()
     try:
         lock(

@@ -24,21 +24,44 @@ from packaging.markers import Marker
 from requirements.lock import FOLDER, OLDEST, entries, name_of
 
 # The lock files that requirements/install.sh installs into each image (server/deploy/compose.py).
-IMAGES = {"silo": ("torch-cpu", "silo"), "silo-gpu": ("torch-cuda", "silo"), "server": ("torch-cpu", "silo", "server")}
-PYTHON = {"implementation_name": "cpython", "platform_python_implementation": "CPython", "os_name": "posix"}
+IMAGES = {
+    "silo": ("torch-cpu", "silo"),
+    "silo-gpu": ("torch-cuda", "silo"),
+    "server": ("torch-cpu", "silo", "server"),
+}
+PYTHON = {
+    "implementation_name": "cpython",
+    "platform_python_implementation": "CPython",
+    "os_name": "posix",
+}
 PYTHON |= {"sys_platform": "linux", "platform_system": "Linux", "platform_machine": "x86_64"}
-PYTHON |= {"python_version": OLDEST, "python_full_version": f"{OLDEST}.0"}  # the images' (docker/Dockerfile)
+PYTHON |= {
+    "python_version": OLDEST,
+    "python_full_version": f"{OLDEST}.0",
+}  # the images' (docker/Dockerfile)
 LONGEST = 60  # characters of a licence's name; some packages give the whole text
 
 
 def sbom(image: str, folder: Path = FOLDER) -> dict[str, Any]:
     """Return the CycloneDX document of an image; ``folder`` has the lock files, and pyproject.toml lies above it."""
     project = tomllib.loads((folder.parent / "pyproject.toml").read_text("utf-8"))["project"]
-    own = {"type": "application", "bom-ref": "silofl", "name": "silofl", "version": project["version"]}
+    own = {
+        "type": "application",
+        "bom-ref": "silofl",
+        "name": "silofl",
+        "version": project["version"],
+    }
     own |= {"licenses": [{"expression": project["license"]}]}
     texts = ((folder / f"{name}.txt").read_text("utf-8") for name in IMAGES[image])
-    packages = [component(entry) for text in texts for entry in entries(text) if is_installed(entry)]
-    subject = {"type": "container", "bom-ref": "image", "name": f"silofl-{image}", "version": project["version"]}
+    packages = [
+        component(entry) for text in texts for entry in entries(text) if is_installed(entry)
+    ]
+    subject = {
+        "type": "container",
+        "bom-ref": "image",
+        "name": f"silofl-{image}",
+        "version": project["version"],
+    }
     return {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
         "bomFormat": "CycloneDX",
@@ -72,7 +95,11 @@ def component(entry: str) -> dict[str, Any]:
     sums = re.findall(r"--hash=sha256:([0-9a-f]{64})", entry)
     found = {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}
     hashes = [{"alg": "SHA-256", "content": content} for content in sums]
-    return found | {"hashes": hashes} | ({"licenses": named} if (named := list(licences(name, version))) else {})
+    return (
+        found
+        | {"hashes": hashes}
+        | ({"licenses": named} if (named := list(licences(name, version))) else {})
+    )
 
 
 def licences(name: str, version: str) -> Iterator[dict[str, Any]]:
@@ -83,7 +110,9 @@ def licences(name: str, version: str) -> Iterator[dict[str, Any]]:
         return
     if stated["Version"].partition("+")[0] != version.partition("+")[0]:
         return
-    classifiers = [line for line in stated.get_all("Classifier") or () if line.startswith("License :: ")]
+    classifiers = [
+        line for line in stated.get_all("Classifier") or () if line.startswith("License :: ")
+    ]
     short = stated["License"].strip() if "License" in stated else ""
     if "License-Expression" in stated:
         yield {"expression": stated["License-Expression"]}

@@ -35,11 +35,16 @@ def main(grid: Grid, context: Context) -> None:
     out = Path(c.out) if c.out else default_out(c.strategy)
     # A study (several methods or seeds) writes its config before its first run starts.
     member = bool(c.out) and (out / "study").exists()
-    with private(), RunDirectory.open(out, settings.flat(), resume=c.resume, member=member) as directory:
+    with (
+        private(),
+        RunDirectory.open(out, settings.flat(), resume=c.resume, member=member) as directory,
+    ):
         info = settings.strategy.info
         try:
             with errors_recorded(directory, settings):
-                (train if info.trains else survey if info.asks == "survey" else evaluate)(grid, settings, directory)
+                (train if info.trains else survey if info.asks == "survey" else evaluate)(
+                    grid, settings, directory
+                )
         except Exception as error:
             log(ERROR, "%s", line_of(error), exc_info=error if is_fault(error) else None)
             raise

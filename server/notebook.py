@@ -74,9 +74,15 @@ class Run:
                     "silos": len(run["silos"]),
                     "score": score,
                     "chosen": final["round"],
-                    **{kind: final.get(f"{score}_{kind}") for kind in ("mean", "weighted", "worst")},
+                    **{
+                        kind: final.get(f"{score}_{kind}")
+                        for kind in ("mean", "weighted", "worst")
+                    },
                     "fairness_variance": final["fairness_variance"],
-                    **{key: run[key] for key in ("bmcta", "incentivized_rate", "bytes_down", "bytes_up")},
+                    **{
+                        key: run[key]
+                        for key in ("bmcta", "incentivized_rate", "bytes_down", "bytes_up")
+                    },
                     "seconds": run["seconds"]["total"],
                 }
             )
@@ -89,7 +95,15 @@ class Run:
         for run in self._study.summarised:
             for name, values in run["per_silo"].items():
                 score = values[run.get("score", "accuracy")]
-                rows.append({"strategy": run["strategy"], "seed": run["seed"], "silo": name, "score": score, **values})
+                rows.append(
+                    {
+                        "strategy": run["strategy"],
+                        "seed": run["seed"],
+                        "silo": name,
+                        "score": score,
+                        **values,
+                    }
+                )
         return pd.DataFrame(rows)
 
     @cached_property
@@ -100,18 +114,35 @@ class Run:
         earlier round, or of its first, as in the report. The round after the last is the closing evaluation.
         """
         rows: list[dict[str, Any]] = []
-        for strategy, seed in dict.fromkeys((r.strategy, r.seed) for r in self._study.history.rows):
+        for strategy, seed in dict.fromkeys(
+            (r.strategy, r.seed) for r in self._study.history.rows
+        ):
             own = self._study.history.of(strategy, seed)
             found: dict[int, dict[str, Any]] = {r.round: {} for r in own}
-            snapshot = strategies()[strategy].info.reports if strategy in strategies() else "personal"
+            snapshot = (
+                strategies()[strategy].info.reports if strategy in strategies() else "personal"
+            )
             for part, name in PARTS.items():
-                for number, values in values_by_round(own, part, snapshot, self._study.task.score).items():
+                for number, values in values_by_round(
+                    own, part, snapshot, self._study.task.score
+                ).items():
                     found[number][name] = sum(values.values()) / len(values)
             for row in own:
                 if not row.silo:
                     found[row.round][row.metric] = row.value
-            rows += [{"strategy": strategy, "seed": seed, "round": number, **found[number]} for number in sorted(found)]
-        columns = ["strategy", "seed", "round", *PARTS.values(), "round_seconds", "bytes_down", "bytes_up"]
+            rows += [
+                {"strategy": strategy, "seed": seed, "round": number, **found[number]}
+                for number in sorted(found)
+            ]
+        columns = [
+            "strategy",
+            "seed",
+            "round",
+            *PARTS.values(),
+            "round_seconds",
+            "bytes_down",
+            "bytes_up",
+        ]
         return pd.DataFrame(rows, columns=columns)
 
     @cached_property
@@ -139,7 +170,9 @@ class Run:
         folder = tempfile.TemporaryDirectory(prefix="silofl-")
         file = Path(folder.name, "model.safetensors")
         if silo:
-            card = export_model(self.path, silo, which or "reported", file, strategy, seed, round=round)
+            card = export_model(
+                self.path, silo, which or "reported", file, strategy, seed, round=round
+            )
         else:
             card = export_shared(self.path, file, strategy, seed, round)
         return LoadedModel(file, folder, card.model.name)
@@ -147,7 +180,9 @@ class Run:
     def plot_rounds(self, part: str = "validation") -> Plot:
         """Return a plot of the mean score over silos by round: per method the mean of its seeds, and their range."""
         if part not in PARTS.values():
-            raise UserError(f"part = {part!r}: one of {', '.join(PARTS.values())} is needed here")
+            raise UserError(
+                f"part = {part!r}: one of {', '.join(PARTS.values())} is needed here"
+            )
         plot, looks = Plot(), styles(self._study)
         axes = plot.add_subplot()
         for strategy, own in self.rounds.dropna(subset=[part]).groupby("strategy", sort=False):
@@ -155,7 +190,9 @@ class Run:
             by_round = own.groupby("round")[part].agg(["mean", "min", "max"])
             colour = looks[name].colour if name in looks else None
             axes.plot(by_round.index, by_round["mean"], label=spelled(name), color=colour)
-            axes.fill_between(by_round.index, by_round["min"], by_round["max"], alpha=0.15, color=colour)
+            axes.fill_between(
+                by_round.index, by_round["min"], by_round["max"], alpha=0.15, color=colour
+            )
         axes.set_xlabel("round")
         axes.set_ylabel(f"mean {part} {self._study.task.score_label}")
         return plot.finished()
@@ -165,11 +202,17 @@ class Run:
         plot, looks = Plot(), styles(self._study)
         axes = plot.add_subplot()
         if not self.silos.empty:
-            means = self.silos.groupby(["strategy", "silo"], sort=False)["score"].mean().unstack("strategy")
+            means = (
+                self.silos.groupby(["strategy", "silo"], sort=False)["score"]
+                .mean()
+                .unstack("strategy")
+            )
             for name in means:
                 look = looks.get(str(name))
                 colour, marker = (look.colour, look.marker) if look else (None, "o")
-                axes.plot(means.index, means[name], marker, label=spelled(str(name)), color=colour)
+                axes.plot(
+                    means.index, means[name], marker, label=spelled(str(name)), color=colour
+                )
             axes.tick_params(axis="x", rotation=90)
         axes.set_ylabel(f"test {self._study.task.score_label}")
         return plot.finished()
@@ -181,7 +224,12 @@ class Run:
 class LoadedModel:
     """An exported model. ``card``: its model card; ``module``: the network with its weights, in evaluation mode."""
 
-    def __init__(self, file: Path, folder: tempfile.TemporaryDirectory[str] | None = None, network: str = "") -> None:
+    def __init__(
+        self,
+        file: Path,
+        folder: tempfile.TemporaryDirectory[str] | None = None,
+        network: str = "",
+    ) -> None:
         self._file, self._network = file, network
         if folder is not None:
             weakref.finalize(self, folder.cleanup)

@@ -44,7 +44,9 @@ SCANS = ("application/dicom", "application/zip", "application/gzip", "applicatio
 HINT = "send the header Authorization: Bearer TOKEN; silofl predict --serve printed it, or keeps it in its --token-file"
 
 
-def serve_model(model: Path, recipe: Path | None, host: str, port: int, token: Token, network: str = "") -> None:
+def serve_model(
+    model: Path, recipe: Path | None, host: str, port: int, token: Token, network: str = ""
+) -> None:
     """Serve a model until Ctrl-C. Raises UserError if it cannot be read or has no recipe."""
     card, net = read_model(model, network)
     try:
@@ -59,7 +61,12 @@ def application(card: Card, net: FlatModel, recipe: AnyRecipe, token: str = "") 
     """Return the ASGI application. ``token``: required from clients; empty: only loopback names are answered."""
 
     async def about(request: Request) -> Response:
-        what = {"method": card.method, "silo": card.silo, "task": card.task, "round": card.round}
+        what = {
+            "method": card.method,
+            "silo": card.silo,
+            "task": card.task,
+            "round": card.round,
+        }
         return JSONResponse({"model": what, **taken_by(recipe), "answers": uncertainty(card)})
 
     async def of_rows(request: Request, used: Recipe) -> Response:
@@ -67,32 +74,55 @@ def application(card: Card, net: FlatModel, recipe: AnyRecipe, token: str = "") 
             return fault("the request has no Content-Type: application/json", 415)
         body = io.BytesIO()  # a table's rows are never written to a file
         if not await receive(request, body, MOST_BYTES):
-            return fault(f"the request has more than {MOST_BYTES} bytes; send fewer rows at once", 413)
+            return fault(
+                f"the request has more than {MOST_BYTES} bytes; send fewer rows at once", 413
+            )
         as_gaps = request.query_params.get("as-gaps") == "1"
         return JSONResponse(predict_rows(card, net, used, body.getvalue(), as_gaps))
 
     async def of_scans(request: Request, used: PictureRecipe) -> Response:
-        if not kind_of(request).startswith(("image/", *SCANS)):  # a form of another site cannot send these types
-            return fault(f"the request has no Content-Type of a picture or scan: image/png, {', '.join(SCANS)}", 415)
+        if not kind_of(request).startswith(
+            ("image/", *SCANS)
+        ):  # a form of another site cannot send these types
+            return fault(
+                f"the request has no Content-Type of a picture or scan: image/png, {', '.join(SCANS)}",
+                415,
+            )
         with work_folder() as folder:
             with (folder / "body").open("xb") as file:
                 whole = await receive(request, file, MOST_SCAN_BYTES)
             if not whole:
-                return fault(f"the request has more than {MOST_SCAN_BYTES} bytes; send less at once", 413)
-            return JSONResponse(predict_scans(card, net, used, folder / "body", request.query_params.get("key", "")))
+                return fault(
+                    f"the request has more than {MOST_SCAN_BYTES} bytes; send less at once", 413
+                )
+            return JSONResponse(
+                predict_scans(
+                    card, net, used, folder / "body", request.query_params.get("key", "")
+                )
+            )
 
     async def predict(request: Request) -> Response:
         try:
-            return await (of_rows(request, recipe) if isinstance(recipe, Recipe) else of_scans(request, recipe))
+            return await (
+                of_rows(request, recipe)
+                if isinstance(recipe, Recipe)
+                else of_scans(request, recipe)
+            )
         except UserError as error:
             return fault(str(error), 422)
         except ClientDisconnect:
             return fault("the request was cut short", 400)
-        except Exception as error:  # its text may contain a patient's value, so only the type is printed
+        except (
+            Exception
+        ) as error:  # its text may contain a patient's value, so only the type is printed
             if is_out_of_memory(error):
                 print("out of memory: a request is not answered", file=sys.stderr, flush=True)
                 return fault("out of memory: send less at once", 503)
-            print(f"a fault of silofl: {type(error).__name__}; please report it", file=sys.stderr, flush=True)
+            print(
+                f"a fault of silofl: {type(error).__name__}; please report it",
+                file=sys.stderr,
+                flush=True,
+            )
             return fault("a fault of silofl; the request is not answered", 500)
 
     routes = [Route("/", about), Route("/predict", predict, methods=["POST"])]
@@ -107,9 +137,16 @@ def kind_of(request: Request) -> str:
 def taken_by(recipe: AnyRecipe) -> dict[str, Any]:
     """Return the description of a request's allowed content."""
     if isinstance(recipe, Recipe):
-        columns = [{"name": c.origin, "kind": c.kind, "categories": list(c.levels)} for c in recipe.used]
+        columns = [
+            {"name": c.origin, "kind": c.kind, "categories": list(c.levels)}
+            for c in recipe.used
+        ]
         roles = [name for name in (recipe.patient, recipe.text.column) if name]
-        return {"columns": columns, "also": roles, "limits": {"rows": MOST_ROWS, "bytes": MOST_BYTES}}
+        return {
+            "columns": columns,
+            "also": roles,
+            "limits": {"rows": MOST_ROWS, "bytes": MOST_BYTES},
+        }
     made = {key: recipe.content[key] for key in ("pictures", "expected")}
     return {**made, "limits": {"files": MOST_FILES, "bytes": MOST_SCAN_BYTES}}
 

@@ -36,7 +36,9 @@ from strategies.base.strategy import PersonalizedStrategy
 class ApflSettings:
     """Settings of APFL."""
 
-    alpha: float = setting(0.5, "share of the private model at the start", symbol="α", minimum=0, maximum=1)
+    alpha: float = setting(
+        0.5, "share of the private model at the start", symbol="α", minimum=0, maximum=1
+    )
     adapt: str = setting("round", "when α is learned", choices=("round", "batch", "never"))
     mix: str = setting("parameters", "what is mixed", choices=("parameters", "logits"))
 
@@ -72,10 +74,15 @@ class ApflClient(SiloClient):
         for x, y in self.batches():
             model.load(w, w_buffers)
             self.gradient(x, y)
-            grad, w_buffers = model.gradient.clone(), w_buffers if self.frozen else model.buffers.clone()
+            grad, w_buffers = (
+                model.gradient.clone(),
+                w_buffers if self.frozen else model.buffers.clone(),
+            )
             if len(y):  # a Poisson sample may be empty
                 mixed = v, w, alpha, v_buffers
-                alpha = quietly(self.privacy, alpha, self.own_step, mixed, (x, y), v_step, losses)
+                alpha = quietly(
+                    self.privacy, alpha, self.own_step, mixed, (x, y), v_step, losses
+                )
                 v_buffers = model.buffers.clone()
             if not self.frozen:
                 w_step.step(w, grad)
@@ -101,13 +108,17 @@ class ApflClient(SiloClient):
         with private_gradients(self.privacy, False):
             losses.add(self.mixed_gradient(*mixed, *batch))
         share = alpha
-        if self.settings.adapt == "batch" or (self.settings.adapt == "round" and losses.steps == 1):
+        if self.settings.adapt == "batch" or (
+            self.settings.adapt == "round" and losses.steps == 1
+        ):
             alpha -= self.learning_rate() * self.alpha_gradient(v, w, batch[1], alpha)
             alpha = min(max(alpha, 0.0), 1.0)
         optimizer.step(v, self.model.gradient.mul_(share))
         return alpha
 
-    def mixed_gradient(self, v: Tensor, w: Tensor, alpha: float, buffers: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    def mixed_gradient(
+        self, v: Tensor, w: Tensor, alpha: float, buffers: Tensor, x: Tensor, y: Tensor
+    ) -> Tensor:
         """Write ∇f_i at v̄ to the gradient (for logits: of f_i with respect to the mixed model's v, over α)."""
         model = self.model
         if self.settings.mix == "parameters":

@@ -65,13 +65,21 @@ class AppleSettings:
     dr_learning_rate: float = setting(
         0.001, "learning rate of the DR vector", symbol="η2", minimum=0, kind="learning-rate"
     )
-    mu: float = setting(0.01, "weight of the proximal term on the DR vector", symbol="μ", minimum=0)
+    mu: float = setting(
+        0.01, "weight of the proximal term on the DR vector", symbol="μ", minimum=0
+    )
     scheduler: str = setting("cos", "how λ(r) falls", symbol="λ", choices=("cos", "exp"))
-    prox_share: float = setting(0.3, "share of the rounds after which λ is 0", symbol="L", minimum=0, maximum=1)
-    max_downloads: int = setting(0, "core models a silo may download per round, 0: all others", symbol="M", minimum=0)
+    prox_share: float = setting(
+        0.3, "share of the rounds after which λ is 0", symbol="L", minimum=0, maximum=1
+    )
+    max_downloads: int = setting(
+        0, "core models a silo may download per round, 0: all others", symbol="M", minimum=0
+    )
     common_init: bool = setting(False, "all core models start from one initial model")
     initial_dr: str = setting(
-        "samples", "p_i at the start: p_0, 1/N, or one-hot", choices=("samples", "uniform", "own")
+        "samples",
+        "p_i at the start: p_0, 1/N, or one-hot",
+        choices=("samples", "uniform", "own"),
     )
 
 
@@ -84,10 +92,14 @@ def loss_schedule(r: int, last: int, kind: str) -> float:
 
 class AppleClientState(ClientState):
     dr = Array()  # p_i (N,)
-    cores = Arrays("core.")  # w_i^c (Σ,) and, under a budget, the others' as they were last downloaded
+    cores = Arrays(
+        "core."
+    )  # w_i^c (Σ,) and, under a budget, the others' as they were last downloaded
     dr_history = Array()  # p_i after each round of dr_rounds (rounds, N)
     dr_rounds = Item[list[int]](list)
-    dr_names = Item[list[str]](list)  # the silos that p_i is over; [] in a state of an earlier version
+    dr_names = Item[list[str]](
+        list
+    )  # the silos that p_i is over; [] in a state of an earlier version
     downloaded = Item[list[str]](list)  # silos whose core models were downloaded once
 
 
@@ -107,10 +119,16 @@ class AppleClient(SiloClient):
         self.names = sorted(samples)
         self.me = self.names.index(self.silo.name)
         total = sum(samples.values())
-        self.p0 = torch.tensor([samples[n] / total for n in self.names], device=self.model.device)
+        self.p0 = torch.tensor(
+            [samples[n] / total for n in self.names], device=self.model.device
+        )
         self.cores = torch.stack([self._core(name) for name in self.names])
         dr = self.state.dr
-        self.dr = self._initial_dr() if dr is None else self._grown(dr.to(self.model.device, copy=True))
+        self.dr = (
+            self._initial_dr()
+            if dr is None
+            else self._grown(dr.to(self.model.device, copy=True))
+        )
         return torch.mv(self.cores.t(), self.dr)
 
     def first_model(self) -> Tensor:
@@ -191,10 +209,14 @@ class AppleClient(SiloClient):
         state.dr_rounds = [*(state.dr_rounds or [self.round - 1]), self.round]
         budget = self.settings.max_downloads
         if 0 < budget < len(self.names) - 1:
-            arrived = [n for n in self.names if model_of(n) in self.models and n != self.silo.name]
+            arrived = [
+                n for n in self.names if model_of(n) in self.models and n != self.silo.name
+            ]
             state.cores.update({n: self.models[model_of(n)].vector for n in arrived})
             seen = set(state.downloaded)
-            if len(arrived) < len(self.names) - 1:  # not the initial cores, which come all at once
+            if (
+                len(arrived) < len(self.names) - 1
+            ):  # not the initial cores, which come all at once
                 seen |= set(arrived)
             state.downloaded = sorted(seen)
             self.replies["wanted"] = self.wanted(seen, budget)
@@ -204,13 +226,23 @@ class AppleClient(SiloClient):
         rng = generator(self.common.seed, self.silo.name, self.round, "downloads")
         others = [n for n in self.names if n != self.silo.name]
         unseen = [n for n in others if n not in seen]
-        chosen = [unseen[i] for i in torch.randperm(len(unseen), generator=rng)[:budget].tolist()]
+        chosen = [
+            unseen[i] for i in torch.randperm(len(unseen), generator=rng)[:budget].tolist()
+        ]
         rest = [n for n in others if n not in chosen]
         if len(chosen) < budget:
-            base = max(1.5, self.round * budget / len(self.names))  # of the next round: r counts from 0 there
-            strength = torch.tensor([float(self.dr[self.names.index(n)].abs()) for n in rest], dtype=torch.float64)
-            weights = (strength * math.log(base)).softmax(0)  # base ** |p|, normalised; no overflow
-            drawn = torch.multinomial(weights, budget - len(chosen), replacement=False, generator=rng)
+            base = max(
+                1.5, self.round * budget / len(self.names)
+            )  # of the next round: r counts from 0 there
+            strength = torch.tensor(
+                [float(self.dr[self.names.index(n)].abs()) for n in rest], dtype=torch.float64
+            )
+            weights = (strength * math.log(base)).softmax(
+                0
+            )  # base ** |p|, normalised; no overflow
+            drawn = torch.multinomial(
+                weights, budget - len(chosen), replacement=False, generator=rng
+            )
             chosen += [rest[i] for i in drawn.tolist()]
         return sorted(chosen)
 
@@ -271,10 +303,18 @@ class Apple(PersonalizedStrategy):
         state = self.state
         names = state.wanted.get(silo) or [n for n in self.silos if n != silo]
         if silo not in state.rounds or silo in state.missed:
-            names = list(self.silos)  # including its own core: it has none yet, or may have lost it
+            names = list(
+                self.silos
+            )  # including its own core: it has none yet, or may have lost it
         new = [n for n, first in self.plan.joined.items() if state.rounds.get(silo, 0) < first]
-        names = [*names, *(n for n in new if n not in names and n != silo)]  # whatever the budget: it has none of these
-        models = {model_of(n): Model(state.models[n], n, state.rounds.get(n, 0), self.samples[n]) for n in names}
+        names = [
+            *names,
+            *(n for n in new if n not in names and n != silo),
+        ]  # whatever the budget: it has none of these
+        models = {
+            model_of(n): Model(state.models[n], n, state.rounds.get(n, 0), self.samples[n])
+            for n in names
+        }
         return Payload(models, {"samples": samples})
 
     def check(self, update: Update) -> None:

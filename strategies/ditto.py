@@ -39,15 +39,23 @@ class DittoClient(SiloClient):
     settings: DittoSettings
 
     def personal(self) -> Tensor:
-        centre, s, buffers = self.models[GLOBAL].vector, self.settings, self.state.personal_buffers
+        centre, s, buffers = (
+            self.models[GLOBAL].vector,
+            self.settings,
+            self.state.personal_buffers,
+        )
         self.model.load(self.own(), self.received_buffers if buffers is None else buffers)
         epochs = s.personal_epochs or None
-        self.train(correction=proximal(centre, s.lambda_), epochs=epochs, optimizer_key="personal")
+        self.train(
+            correction=proximal(centre, s.lambda_), epochs=epochs, optimizer_key="personal"
+        )
         return self.model.vector
 
     def personalise(self) -> Tensor:
         """Train v from w, with the proximal term."""
-        self.train(correction=proximal(self.received, self.settings.lambda_), optimizer_key="personal")
+        self.train(
+            correction=proximal(self.received, self.settings.lambda_), optimizer_key="personal"
+        )
         return self.model.vector
 
 

@@ -31,7 +31,9 @@ from strategies.fedamp import MixingSettings, MixingStrategy, squared_distances
 class DiversifedSettings(MixingSettings):
     """Settings of DiversiFed; λ and a of the paper, τ tuned there in {0.5, ..., 1.1}."""
 
-    lambda_: float = setting(2.0, "weight of the diversity term", symbol="λ", minimum=0, kind="decay")
+    lambda_: float = setting(
+        2.0, "weight of the diversity term", symbol="λ", minimum=0, kind="decay"
+    )
     start: str = setting("own", "where local training starts", choices=("received", "own"))
     tau: float = setting(1.0, "temperature of the distances", symbol="τ", above=0)
 
@@ -56,5 +58,7 @@ class DiversiFed(MixingStrategy):
         others = ~torch.eye(n, dtype=torch.bool, device=models.device)
         softmax = distance.masked_fill(~others, -torch.inf).softmax(1)
         apart = others & (distance > 0)  # identical models neither attract nor repel
-        force = torch.where(apart, (1 / (n - 1) - softmax) / (s.tau**2 * distance.clamp(min=1e-12)), 0.0)
+        force = torch.where(
+            apart, (1 / (n - 1) - softmax) / (s.tau**2 * distance.clamp(min=1e-12)), 0.0
+        )
         return torch.eye(n, device=models.device) + s.step * (force - torch.diag(force.sum(1)))

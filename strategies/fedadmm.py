@@ -50,8 +50,12 @@ class AdmmSettings:
     later: float = setting(0.5, "the server's step from round later-from on", minimum=0)
     later_from: int = setting(0, "round from which later stands for η, 0: never", minimum=0)
     start: str = setting("received", "where local training starts", choices=("received", "own"))
-    since: str = setting("own", "what a silo's change is measured from", choices=("own", "received"))
-    random_epochs: bool = setting(False, "a silo's epochs are drawn from 1 to local-epochs each round")
+    since: str = setting(
+        "own", "what a silo's change is measured from", choices=("own", "received")
+    )
+    random_epochs: bool = setting(
+        False, "a silo's epochs are drawn from 1 to local-epochs each round"
+    )
 
 
 class AdmmClientState(ClientState):
@@ -77,7 +81,10 @@ class FedADMMClient(SiloClient):
     def local_update(self) -> list[Tensor]:
         s, theta, w = self.settings, self.models[GLOBAL].vector, self.model.vector
         dual = torch.zeros_like(w) if self.state.dual is None else self.state.dual
-        self.train(correction=lambda v, g: g.add_(v - theta, alpha=s.rho).add_(dual), epochs=self.epochs())
+        self.train(
+            correction=lambda v, g: g.add_(v - theta, alpha=s.rho).add_(dual),
+            epochs=self.epochs(),
+        )
         new = dual + s.rho * (w - theta)
         before = self.last() if s.since == "own" else theta
         change = (w - before) + (new - dual) / s.rho

@@ -56,16 +56,24 @@ class Ala:
     sample_percent: float = setting(
         80.0, "share of the training part used to learn them", symbol="s", above=0, maximum=100
     )
-    layers: int = setting(1, "how many of the highest layers are mixed element-wise", symbol="p", minimum=0)
-    threshold: float = setting(0.1, "first stage: standard deviation under which the loss has settled", minimum=0)
+    layers: int = setting(
+        1, "how many of the highest layers are mixed element-wise", symbol="p", minimum=0
+    )
+    threshold: float = setting(
+        0.1, "first stage: standard deviation under which the loss has settled", minimum=0
+    )
     window: int = setting(10, "first stage: epochs over which it is taken", minimum=2)
-    max_epochs: int = setting(100, "first stage: upper limit of epochs", minimum=1, kind="mixing-epochs")
+    max_epochs: int = setting(
+        100, "first stage: upper limit of epochs", minimum=1, kind="mixing-epochs"
+    )
 
 
 class AlaClientState(ClientState):
     weights = Array()  # W_i, of the layers that are mixed
     settled = Item(bool)  # whether the first stage is done
-    local = Array()  # ALA as a module: the silo's copy of the global model (Σ,) after its training
+    local = (
+        Array()
+    )  # ALA as a module: the silo's copy of the global model (Σ,) after its training
 
 
 class AlaClient(SiloClient):
@@ -76,7 +84,10 @@ class AlaClient(SiloClient):
     ala: Ala
 
     def receive(self) -> Tensor:
-        received, old = super().receive(), self.state.personal if self.state.local is None else self.state.local
+        received, old = (
+            super().receive(),
+            self.state.personal if self.state.local is None else self.state.local,
+        )
         return received if old is None else self.adapt(received, old)
 
     def adapt(self, received: Tensor, old: Tensor) -> Tensor:
@@ -96,7 +107,9 @@ class AlaClient(SiloClient):
             with self.model.kept_buffers():
                 network, take = self._network(parts)
                 while len(losses) < self._epochs(losses):
-                    losses.append(self._epoch(network, take, parts, weights, own, difference, len(losses)))
+                    losses.append(
+                        self._epoch(network, take, parts, weights, own, difference, len(losses))
+                    )
         finally:  # the silos of a process share the network
             self.model.freeze()
         self.state.weights = weights
@@ -108,7 +121,10 @@ class AlaClient(SiloClient):
         if self.state.settled:
             return 1
         window = self.ala.window
-        if len(losses) > window and torch.tensor(losses[-window:]).std(correction=0) < self.ala.threshold:
+        if (
+            len(losses) > window
+            and torch.tensor(losses[-window:]).std(correction=0) < self.ala.threshold
+        ):
             return len(losses)
         return self.ala.max_epochs
 
@@ -123,7 +139,9 @@ class AlaClient(SiloClient):
         """
         model, train = self.model, self.silo.train
         rng = generator(self.common.seed, self.silo.name, self.round, "ala-sample")
-        sample = torch.randperm(len(train), generator=rng)[: self._sample_size()].to(train.y.device)
+        sample = torch.randperm(len(train), generator=rng)[: self._sample_size()].to(
+            train.y.device
+        )
         last = model.head
         if parts != (last,) or last.start == 0 or model.has_dropout or model.has_batch_norm:
             return model.module, lambda index: train.take(sample[index])
@@ -143,7 +161,9 @@ class AlaClient(SiloClient):
         """Make one pass over the sample; change ``weights`` and the mixed model; return the last batch's loss."""
         model, of = self.model, (self.common.seed, self.silo.name, self.round)
         seed_torch(generator(*of, "ala-dropout", epoch))
-        rng = generator(*of, "ala-batches")  # the same batches in every epoch: see the module's docstring
+        rng = generator(
+            *of, "ala-batches"
+        )  # the same batches in every epoch: see the module's docstring
         loss = torch.zeros(())
         for index in shuffled(self.silo, self.common, self._sample_size(), rng):
             loss = loss_gradient(model, *take(index), self.loss, network)
@@ -174,7 +194,9 @@ def with_ala(client: type[SiloClient], settings: Ala) -> type[SiloClient]:
 
         def local_update(self) -> list[Tensor]:
             vectors: list[Tensor] = super().local_update()
-            if self.info.uploads == ("model",):  # its copy of the global one; a part's is in the personal model
+            if self.info.uploads == (
+                "model",
+            ):  # its copy of the global one; a part's is in the personal model
                 self.state.local = vectors[0]
             return vectors
 

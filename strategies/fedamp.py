@@ -58,8 +58,12 @@ ROWS_AT_ONCE = 8  # models per step of the distance computation
 class MixingSettings:
     """Settings of all mixing methods."""
 
-    lambda_: float = setting(1.0, "weight of the proximal term", symbol="λ", minimum=0, kind="decay")
-    step: float = setting(1.0, "the server's step, which divides λ", symbol="a", above=0, kind="decay-divisor")
+    lambda_: float = setting(
+        1.0, "weight of the proximal term", symbol="λ", minimum=0, kind="decay"
+    )
+    step: float = setting(
+        1.0, "the server's step, which divides λ", symbol="a", above=0, kind="decay-divisor"
+    )
     start: str = setting("received", "where local training starts", choices=("received", "own"))
 
 
@@ -98,14 +102,20 @@ class MixingStrategy(PersonalizedStrategy):
     def welcome(self, silo: str, *, trains: bool) -> None:
         """Store the mean of the others' models as this silo's model, which is mixed with theirs from now on."""
         if self.state.models:
-            self.state.models[silo] = weighted_mean(self.state.models.values(), [1.0] * len(self.state.models))
+            self.state.models[silo] = weighted_mean(
+                self.state.models.values(), [1.0] * len(self.state.models)
+            )
 
     def begin_round(self) -> None:
         self._mixtures = self.mixtures()
 
     def payload(self, silo: str) -> Payload:
         mixed = self._mixtures.get(silo)
-        return Payload() if mixed is None else Payload({"mixture": Model(mixed, silo, self.round - 1)})
+        return (
+            Payload()
+            if mixed is None
+            else Payload({"mixture": Model(mixed, silo, self.round - 1)})
+        )
 
     def mixtures(self) -> dict[str, Tensor]:
         """Return u_i for this round's participants that have sent a model."""
@@ -164,7 +174,9 @@ def squared_distances(models: Tensor) -> Tensor:
     above = models.new_zeros(n, n)
     for i in range(0, n, ROWS_AT_ONCE):
         rows = models[i : i + ROWS_AT_ONCE]
-        above[i : i + ROWS_AT_ONCE, i:] = torch.cdist(rows, models[i:], compute_mode="donot_use_mm_for_euclid_dist")
+        above[i : i + ROWS_AT_ONCE, i:] = torch.cdist(
+            rows, models[i:], compute_mode="donot_use_mm_for_euclid_dist"
+        )
     return (above.triu() + above.triu(1).T).square()
 
 
@@ -173,8 +185,12 @@ class AmpSettings(MixingSettings):
     """Settings of FedAMP; defaults as in FedALA's experiments."""
 
     sigma: float = setting(0.1, "width of the attention", symbol="σ", above=0)
-    step: float = setting(1000.0, "the server's step", symbol="a", above=0, kind="decay-divisor")
-    convex: bool = setting(True, "a silo's step is shortened to where its own weight would be negative")
+    step: float = setting(
+        1000.0, "the server's step", symbol="a", above=0, kind="decay-divisor"
+    )
+    convex: bool = setting(
+        True, "a silo's step is shortened to where its own weight would be negative"
+    )
 
 
 class FedAMP(MixingStrategy):
@@ -206,7 +222,9 @@ class HeurSettings(MixingSettings):
     """Settings of HeurFedAMP."""
 
     sigma: float = setting(0.1, "sharpness of the attention", symbol="σ", minimum=0)
-    self_weight: float = setting(0.1, "a silo's attention to its own model", symbol="ξ", minimum=0, maximum=1)
+    self_weight: float = setting(
+        0.1, "a silo's attention to its own model", symbol="ξ", minimum=0, maximum=1
+    )
 
 
 class HeurFedAMP(MixingStrategy):
@@ -230,4 +248,6 @@ class HeurFedAMP(MixingStrategy):
             return torch.ones(1, 1, device=models.device)
         unit = torch.nn.functional.normalize(models, dim=1)
         scores = (s.sigma * unit @ unit.T).fill_diagonal_(-torch.inf)
-        return (1 - s.self_weight) * scores.softmax(1) + s.self_weight * torch.eye(len(models), device=models.device)
+        return (1 - s.self_weight) * scores.softmax(1) + s.self_weight * torch.eye(
+            len(models), device=models.device
+        )

@@ -36,7 +36,12 @@ from torch import Tensor
 
 from models.flat import gather, scatter
 from strategies.base.info import OWN_LAYERS
-from strategies.base.partial import ALL_LAYERS_AT, PartialClient, PartialSettings, PartialStrategy
+from strategies.base.partial import (
+    ALL_LAYERS_AT,
+    PartialClient,
+    PartialSettings,
+    PartialStrategy,
+)
 from strategies.base.settings import setting
 from strategies.base.state import GLOBAL, Array, Arrays, ClientState, Item, ServerState
 from strategies.base.transport.payload import Payload, Update
@@ -47,18 +52,29 @@ class ApmSettings(PartialSettings):
     """Settings of FedAPM; defaults of the paper's experiments."""
 
     rho: float = setting(0.01, "penalty", symbol="ρ", minimum=0, kind="decay")
-    sigma: float = setting(0.01, "weight of the proximal term on the personal part", symbol="σ", minimum=0)
-    alpha: str = setting("uniform", "weight of a silo: 1/m or n_i/n", symbol="α", choices=("uniform", "samples"))
-    v_start: str = setting("own", "shared part during the personal step", choices=("own", "server"))
+    sigma: float = setting(
+        0.01, "weight of the proximal term on the personal part", symbol="σ", minimum=0
+    )
+    alpha: str = setting(
+        "uniform", "weight of a silo: 1/m or n_i/n", symbol="α", choices=("uniform", "samples")
+    )
+    v_start: str = setting(
+        "own", "shared part during the personal step", choices=("own", "server")
+    )
     accuracy: float = setting(
-        0.0, "squared gradient norm that ends the shared step, 0: local-epochs", symbol="ε", minimum=0
+        0.0,
+        "squared gradient norm that ends the shared step, 0: local-epochs",
+        symbol="ε",
+        minimum=0,
     )
     shrink: float = setting(0.95, "factor on ε per round", symbol="ν", above=0, maximum=1)
 
 
 class ApmClientState(ClientState):
     dual = Array()  # π_i (Σ_s,); None: 0
-    epsilon = Item[float | None](lambda: None)  # the accuracy that the local problem is solved to
+    epsilon = Item[float | None](
+        lambda: None
+    )  # the accuracy that the local problem is solved to
 
 
 class ApmServerState(ServerState):
@@ -106,7 +122,9 @@ class FedAPMClient(PartialClient):
                 g[part].add_(w[part] - centre[part], alpha=sigma)
 
         purpose = "personal" if self.shared else "train"
-        self.train(parts=self.private, correction=correct, purpose=purpose, optimizer_key="personal")
+        self.train(
+            parts=self.private, correction=correct, purpose=purpose, optimizer_key="personal"
+        )
 
     def _shared_step(self, u: Tensor, dual: Tensor) -> None:
         """Make the steps of eq. 11, from the current model."""
@@ -169,7 +187,11 @@ class FedAPM(PartialStrategy):
 
     def payload(self, silo: str) -> Payload:
         total = sum(self.samples.values())
-        alpha = self.samples[silo] / total if self.settings.alpha == "samples" else 1 / len(self.silos)
+        alpha = (
+            self.samples[silo] / total
+            if self.settings.alpha == "samples"
+            else 1 / len(self.silos)
+        )
         return Payload(super().payload(silo).models, {"alpha": alpha})
 
     def aggregate(self, updates: Sequence[Update]) -> None:

@@ -40,7 +40,9 @@ class FedAvg(PersonalizedStrategy):
 class FineTuning:
     """Settings of the -ft methods."""
 
-    epochs: int = setting(1, "epochs of fine-tuning of the received model", minimum=0, kind="epochs")
+    epochs: int = setting(
+        1, "epochs of fine-tuning of the received model", minimum=0, kind="epochs"
+    )
 
 
 class FineTuningClient(SiloClient):

@@ -28,7 +28,12 @@ from torch import Tensor
 
 from models.flat import gather, scatter
 from strategies.base.info import OWN_LAYERS
-from strategies.base.partial import ALL_LAYERS_AT, PartialClient, PartialSettings, PartialStrategy
+from strategies.base.partial import (
+    ALL_LAYERS_AT,
+    PartialClient,
+    PartialSettings,
+    PartialStrategy,
+)
 from strategies.base.settings import Averaging, setting
 from strategies.base.state import GLOBAL, Array, ClientState
 

@@ -34,7 +34,9 @@ class BnSettings(Averaging):
     """Settings of FedBN."""
 
     average: str = setting(
-        "silos", "what silos count in the mean: as their samples, or alike", choices=("samples", "silos")
+        "silos",
+        "what silos count in the mean: as their samples, or alike",
+        choices=("samples", "silos"),
     )
 
 

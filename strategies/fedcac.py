@@ -45,8 +45,12 @@ from strategies.base.transport.payload import Model, Payload, Update
 class CacSettings:
     """Settings of FedCAC; defaults of its official CIFAR-10 runs."""
 
-    tau: float = setting(0.5, "share of critical parameters in a tensor", symbol="τ", minimum=0, maximum=1)
-    beta: int = setting(100, "rounds over which ever fewer silos are like enough", symbol="β", minimum=1)
+    tau: float = setting(
+        0.5, "share of critical parameters in a tensor", symbol="τ", minimum=0, maximum=1
+    )
+    beta: int = setting(
+        100, "rounds over which ever fewer silos are like enough", symbol="β", minimum=1
+    )
 
 
 def critical(layout: Layout, before: Tensor, after: Tensor, tau: float) -> Tensor:
@@ -134,7 +138,9 @@ class FedCAC(PersonalizedStrategy):
             return payload
         like = self._like[silo]
         mean = weighted_mean((self.state.models[n] for n in like), [1.0] * len(like))
-        return Payload({**payload.models, "customised": Model(mean, round=self.round - 1)}, payload.numbers)
+        return Payload(
+            {**payload.models, "customised": Model(mean, round=self.round - 1)}, payload.numbers
+        )
 
     def like(self) -> dict[str, list[str]]:
         """Return C_i of every silo that has sent a model, by name."""
@@ -145,7 +151,9 @@ class FedCAC(PersonalizedStrategy):
         overlaps = overlap(torch.stack(masks).float())
         own = torch.eye(len(names), dtype=torch.bool, device=overlaps.device)
         mean, most = overlaps[~own].mean(), overlaps[~own].max()
-        threshold = torch.minimum(mean + (self.round - 1) / self.settings.beta * (most - mean), most)
+        threshold = torch.minimum(
+            mean + (self.round - 1) / self.settings.beta * (most - mean), most
+        )
         near = (overlaps >= threshold) | own
         return {
             i: [j for j, is_near in zip(names, row.tolist(), strict=True) if is_near]
@@ -161,7 +169,9 @@ class FedCAC(PersonalizedStrategy):
         return torch.where(unpack(mask, len(found)), customised.vector, found)
 
     def upload_size(self, name: str, silo: str = "") -> int:
-        return -(-self.layout.size // 8) if name == "critical" else super().upload_size(name, silo)
+        return (
+            -(-self.layout.size // 8) if name == "critical" else super().upload_size(name, silo)
+        )
 
     def check(self, update: Update) -> None:
         whole = update.vectors["critical"] * 256
@@ -169,7 +179,9 @@ class FedCAC(PersonalizedStrategy):
             raise DataError("'critical' holds other numbers than those that bits are packed in")
 
     def aggregate(self, updates: Sequence[Update]) -> None:
-        mean = weighted_mean((u.vectors["model"] for u in updates), [u.samples for u in updates])
+        mean = weighted_mean(
+            (u.vectors["model"] for u in updates), [u.samples for u in updates]
+        )
         self.state.model = mean
         for update in updates:
             self.state.models[update.silo] = update.vectors["model"]

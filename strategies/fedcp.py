@@ -35,7 +35,13 @@ from models.metrics import mmd
 from models.networks.blocks import Values
 from models.training import feature_gradient, generator
 from strategies.base.info import MethodInfo
-from strategies.base.partial import PartialClient, PartialStrategy, Split, head_blocks, split_parts
+from strategies.base.partial import (
+    PartialClient,
+    PartialStrategy,
+    Split,
+    head_blocks,
+    split_parts,
+)
 from strategies.base.settings import RULES, setting
 
 
@@ -43,7 +49,9 @@ from strategies.base.settings import RULES, setting
 class CpSettings:
     """Settings of FedCP."""
 
-    lambda_: float = setting(5.0, "weight of the distance to the received body", symbol="λ", minimum=0)
+    lambda_: float = setting(
+        5.0, "weight of the distance to the received body", symbol="λ", minimum=0
+    )
 
 
 class PolicyHead(nn.Module):
@@ -56,12 +64,16 @@ class PolicyHead(nn.Module):
         super().__init__()
         features = layer.in_features
         self.own, self.shared = layer, copy.deepcopy(layer)
-        self.policy = nn.Sequential(nn.Linear(features, 2 * features), nn.LayerNorm(2 * features))
+        self.policy = nn.Sequential(
+            nn.Linear(features, 2 * features), nn.LayerNorm(2 * features)
+        )
         self.context = Values(features)
 
     def masks(self, h: Tensor) -> Tensor:
         """Return r and s of each sample (b, 2, K)."""
-        scores: Tensor = self.policy(h * F.normalize(self.context(), dim=0)).relu().unflatten(1, (2, -1))
+        scores: Tensor = (
+            self.policy(h * F.normalize(self.context(), dim=0)).relu().unflatten(1, (2, -1))
+        )
         return (scores + gumbel(scores) if self.training else scores).softmax(1)
 
     def forward(self, h: Tensor) -> Tensor:
@@ -104,7 +116,10 @@ class FedCPClient(PartialClient):
 
     def newcomer(self) -> Tensor:
         """Return the received model with P = G, as in round 1."""
-        own, shared = (self.model.layout.parts(head_blocks(self.model.layout, name)) for name in ("own", "shared"))
+        own, shared = (
+            self.model.layout.parts(head_blocks(self.model.layout, name))
+            for name in ("own", "shared")
+        )
         return scatter(self.received, own, gather(self.received, shared))
 
     def newcomer_parts(self) -> Sequence[slice]:
@@ -125,7 +140,9 @@ class FedCPClient(PartialClient):
         if not weight:
             return super().gradient(x, y)
         fixed = features_at(self.model, self.start, x)
-        return feature_gradient(self.model, x, y, lambda logits, h, y: self.loss(logits, y) + weight * mmd(h, fixed))
+        return feature_gradient(
+            self.model, x, y, lambda logits, h, y: self.loss(logits, y) + weight * mmd(h, fixed)
+        )
 
 
 class FedCP(PartialStrategy):

@@ -44,10 +44,16 @@ class DbeSettings:
 
     kappa: float = setting(50.0, "weight of the mean regularisation", symbol="κ", minimum=0)
     momentum: float = setting(
-        1.0, "share of a batch in the running mean of the features", symbol="m", above=0, maximum=1
+        1.0,
+        "share of a batch in the running mean of the features",
+        symbol="m",
+        above=0,
+        maximum=1,
     )
     bias: bool = setting(True, "learn the personalised bias memory u")
-    warm_up: str = setting("discard", "what becomes of round 1's models", choices=("discard", "keep"))
+    warm_up: str = setting(
+        "discard", "what becomes of round 1's models", choices=("discard", "keep")
+    )
 
 
 class DbeClientState(ClientState):
@@ -66,7 +72,11 @@ class FedDBEClient(SiloClient):
     def receive(self) -> Tensor:
         self.warms_up = MEAN not in self.models
         u = self.state.bias
-        self.u = torch.zeros(self.model.layout.features, device=self.model.device) if u is None else u
+        self.u = (
+            torch.zeros(self.model.layout.features, device=self.model.device)
+            if u is None
+            else u
+        )
         return self.folded(self.models[GLOBAL].vector)
 
     def local_update(self) -> list[Tensor]:
@@ -78,7 +88,9 @@ class FedDBEClient(SiloClient):
             if self.settings.bias:
                 self.state.bias = self.u
             return [sent]
-        return [self.mean if self.settings.warm_up == "discard" else torch.cat([sent, self.mean])]
+        return [
+            self.mean if self.settings.warm_up == "discard" else torch.cat([sent, self.mean])
+        ]
 
     def personal(self) -> Tensor:
         return self.folded(self.model.vector)
@@ -91,7 +103,9 @@ class FedDBEClient(SiloClient):
         for x, y in self.batches() if self.settings.bias else ():
             model.load(self.folded(w))
             loss_gradient(model, x, y, self.loss)
-            self.u = self.u - self.learning_rate() * (model.gradient[bias.start : bias.stop] @ matrix)
+            self.u = self.u - self.learning_rate() * (
+                model.gradient[bias.start : bias.stop] @ matrix
+            )
         model.load(self.folded(w), self.received_buffers)
         return model.vector
 
@@ -104,7 +118,10 @@ class FedDBEClient(SiloClient):
         if self.warms_up or not self.settings.bias:
             return feature_gradient(model, x, y, self.regularised)
         weight, bias = model.layout.linear_head()
-        w, b = (model.vector[weight.start : weight.stop].view(weight.shape), model.vector[bias.start : bias.stop])
+        w, b = (
+            model.vector[weight.start : weight.stop].view(weight.shape),
+            model.vector[bias.start : bias.stop],
+        )
         plain = b.clone()
         b += w @ u
         loss = feature_gradient(model, x, y, self.regularised)
@@ -129,7 +146,9 @@ class FedDBEClient(SiloClient):
             return vector
         weight, bias = self.model.layout.linear_head()
         result = vector.clone()
-        result[bias.start : bias.stop] += vector[weight.start : weight.stop].view(weight.shape) @ self.u
+        result[bias.start : bias.stop] += (
+            vector[weight.start : weight.stop].view(weight.shape) @ self.u
+        )
         return result
 
 

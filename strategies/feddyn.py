@@ -45,7 +45,9 @@ class DynSettings:
     """Settings of FedDyn; α of its official CIFAR-10 runs."""
 
     alpha: float = setting(0.01, "weight of the regulariser", symbol="α", above=0, kind="decay")
-    weights: str = setting("uniform", "how silos' losses are weighted", choices=("uniform", "samples"))
+    weights: str = setting(
+        "uniform", "how silos' losses are weighted", choices=("uniform", "samples")
+    )
     clip: float = setting(0.0, "largest norm of a step's gradient, 0: any", minimum=0)
 
 
@@ -66,8 +68,12 @@ class FedDynClient(SiloClient):
         centre, clip = self.models[GLOBAL].vector, self.settings.clip
         alpha = self.settings.alpha * cast(float, self.numbers["scale"])
         share, most = self.learning_rate() * alpha, self.silo.max_decay
-        if not 0 <= share <= most:  # the server's message changes α; the policy checks settings before the run
-            raise UserError(f"{self.silo.name}: max-decay = {most:g}, and learning rate x proximal weight = {share:g}")
+        if (
+            not 0 <= share <= most
+        ):  # the server's message changes α; the policy checks settings before the run
+            raise UserError(
+                f"{self.silo.name}: max-decay = {most:g}, and learning rate x proximal weight = {share:g}"
+            )
         own = torch.zeros_like(centre) if self.state.dual is None else self.state.dual
 
         def correct(w: Tensor, g: Tensor) -> None:
@@ -104,7 +110,9 @@ class FedDyn(PersonalizedStrategy):
             return
         n, total = len(self.silos), sum(self.samples.values())
         samples = self.settings.weights == "samples"
-        self.state.h = self.state.h * (1 - self.samples[silo] / total if samples else (n - 1) / n)
+        self.state.h = self.state.h * (
+            1 - self.samples[silo] / total if samples else (n - 1) / n
+        )
 
     def payload(self, silo: str) -> Payload:
         payload, scale = super().payload(silo), 1.0

@@ -43,29 +43,39 @@ from strategies.base.transport.payload import Model, Payload, Update, is_number,
 class FomoSettings:
     """Settings of FedFomo."""
 
-    max_downloads: int = setting(0, "models a silo gets per round, 0: all others", symbol="M", minimum=0)
-    epsilon: float = setting(0.3, "probability that a download is random", symbol="ε", minimum=0, maximum=1)
+    max_downloads: int = setting(
+        0, "models a silo gets per round, 0: all others", symbol="M", minimum=0
+    )
+    epsilon: float = setting(
+        0.3, "probability that a download is random", symbol="ε", minimum=0, maximum=1
+    )
     epsilon_decay: float = setting(0.95, "factor on ε per round", above=0, maximum=1)
 
 
 class FedFomoClient(SiloClient):
     def receive(self) -> Tensor:
         own = self.own()
-        others = {m.silo: m.vector for key, m in self.models.items() if key.startswith(MODEL_OF)}
+        others = {
+            m.silo: m.vector for key, m in self.models.items() if key.startswith(MODEL_OF)
+        }
         others.pop(self.silo.name, None)
         if not others or not len(self.silo.val):
             return own
         mine = self.validation_loss(own)
         weights = {}
         for name, other in others.items():
-            gain = (mine - self.validation_loss(other)) / max(float(torch.dist(other, own)), 1e-5)
+            gain = (mine - self.validation_loss(other)) / max(
+                float(torch.dist(other, own)), 1e-5
+            )
             if gain > 0:
                 weights[name] = gain
         total = sum(weights.values())
         mixed = own.clone()
         for name, weight in weights.items():
             mixed.add_(others[name] - own, alpha=weight / total)
-        self.replies["weights"] = json.dumps({name: weight / total for name, weight in weights.items()})
+        self.replies["weights"] = json.dumps(
+            {name: weight / total for name, weight in weights.items()}
+        )
         return mixed
 
     def newcomer(self) -> Tensor:
@@ -86,7 +96,9 @@ class FedFomoClient(SiloClient):
 
 
 class FomoServerState(ServerState):
-    affinity = Item[dict[str, dict[str, float]]](dict)  # P: silo -> other silo -> sum of its weights
+    affinity = Item[dict[str, dict[str, float]]](
+        dict
+    )  # P: silo -> other silo -> sum of its weights
     made = Item[dict[str, int]](dict)  # silo -> round of its last model
 
 
@@ -115,9 +127,15 @@ class FedFomo(PersonalizedStrategy):
         names = list(self.silos)
         blind = [name for name, info in self.silos.items() if not info.n_val]
         if len(blind) == len(names):
-            raise UserError("fedfomo weighs models on validation data, and no silo has any: set validation > 0")
+            raise UserError(
+                "fedfomo weighs models on validation data, and no silo has any: set validation > 0"
+            )
         if blind:
-            log(WARNING, "without validation data, and so without others' models: %s", ", ".join(blind))
+            log(
+                WARNING,
+                "without validation data, and so without others' models: %s",
+                ", ".join(blind),
+            )
         self.state.affinity = {i: {j: float(i == j) for j in names} for i in names}
         self.state.made = {}
 
@@ -135,7 +153,10 @@ class FedFomo(PersonalizedStrategy):
             return Payload()
         made = self.state.made
         return Payload(
-            {model_of(n): Model(self.state.models[n], n, made[n], self.samples[n]) for n in self.chosen(silo)}
+            {
+                model_of(n): Model(self.state.models[n], n, made[n], self.samples[n])
+                for n in self.chosen(silo)
+            }
         )
 
     def chosen(self, silo: str) -> list[str]:
@@ -145,7 +166,9 @@ class FedFomo(PersonalizedStrategy):
         affinity = self.state.affinity[silo]
         rng = generator(self.common.seed, "fomo", silo, self.round)
         epsilon = self.settings.epsilon * self.settings.epsilon_decay ** (self.round - 1)
-        order = torch.randperm(len(others), generator=rng).tolist()  # among equals at random, not by name
+        order = torch.randperm(
+            len(others), generator=rng
+        ).tolist()  # among equals at random, not by name
         ranked = sorted((others[k] for k in order), key=lambda n: -affinity[n])
         picked: list[str] = []
         while ranked and len(picked) < budget:
@@ -160,7 +183,9 @@ class FedFomo(PersonalizedStrategy):
             weights = json.loads(cast(str, sent))
         except (TypeError, ValueError, RecursionError):
             weights = None
-        if not isinstance(weights, dict) or not all(is_number(w) and w >= 0 for w in weights.values()):
+        if not isinstance(weights, dict) or not all(
+            is_number(w) and w >= 0 for w in weights.values()
+        ):
             raise DataError(f"'weights' is {sent!r}, not finite numbers from 0 on by silo")
         if sum(weights.values()) > 1.001:
             raise DataError(f"'weights' is {sent!r}, which is more than 1 in all")

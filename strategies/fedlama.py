@@ -105,7 +105,11 @@ class FedLAMA(PersonalizedStrategy):
     def start_state(self, initial: Callable[[str], Tensor]) -> None:
         super().start_state(initial)
         count = len(self.layout.parameters)
-        self.state.intervals, self.state.averaged, self.state.heard = [1] * count, [0] * count, {}
+        self.state.intervals, self.state.averaged, self.state.heard = (
+            [1] * count,
+            [0] * count,
+            {},
+        )
 
     def due(self) -> list[int]:
         """Return 1 for every tensor that is averaged in this round, else 0."""
@@ -117,7 +121,9 @@ class FedLAMA(PersonalizedStrategy):
         return super().upload_size(name, silo)
 
     def begin_round(self) -> None:
-        self._packed: dict[int, Tensor] = {}  # what silos that were last heard of in that round get
+        self._packed: dict[
+            int, Tensor
+        ] = {}  # what silos that were last heard of in that round get
 
     def payload(self, silo: str) -> Payload:
         heard = self.state.heard.get(silo, 0)
@@ -137,10 +143,16 @@ class FedLAMA(PersonalizedStrategy):
         weights = self.weights(updates)
         mean = self.mean((u.vector for u in updates), weights)
         state.model = scatter(state.model, flagged(self.layout, due), mean)
-        state.averaged = [self.round if now else r for now, r in zip(due, state.averaged, strict=True)]
+        state.averaged = [
+            self.round if now else r for now, r in zip(due, state.averaged, strict=True)
+        ]
         state.heard = {**state.heard, **{u.silo: self.round for u in updates}}
         # A single silo cannot differ from others: its layers' excess is meaningless.
-        if self.round % self.settings.phi == 0 and self.round > self.settings.wait and len(updates) > 1:
+        if (
+            self.round % self.settings.phi == 0
+            and self.round > self.settings.wait
+            and len(updates) > 1
+        ):
             squares = self.mean(((u.vector - mean).square() for u in updates), weights)
             sums = [squares[e.start : e.stop].sum() for e in self.layout.parameters]
             excess = [float(x) / tau for x, tau in zip(sums, state.intervals, strict=True)]

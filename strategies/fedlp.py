@@ -37,17 +37,27 @@ from strategies.base.transport.payload import Update
 class LpSettings:
     """Settings of FedLP; p of its authors' best runs."""
 
-    keep: float = setting(0.7, "probability that a layer is sent", symbol="p", minimum=0, maximum=1)
+    keep: float = setting(
+        0.7, "probability that a layer is sent", symbol="p", minimum=0, maximum=1
+    )
     unit: str = setting("layer", "what is sent or not as a whole", choices=("layer", "tensor"))
     weights: str = setting("uniform", "how silos are weighted", choices=("uniform", "samples"))
 
 
-def sent(layout: Layout, settings: LpSettings, common: Common, silo: str, server_round: int) -> list[slice]:
+def sent(
+    layout: Layout, settings: LpSettings, common: Common, silo: str, server_round: int
+) -> list[slice]:
     """Return the parts of the vector that this silo sends in this round."""
-    units: Sequence[Block | Entry] = layout.blocks if settings.unit == "layer" else layout.parameters
+    units: Sequence[Block | Entry] = (
+        layout.blocks if settings.unit == "layer" else layout.parameters
+    )
     rng = generator(common.seed, silo, server_round, "layers")
     kept = torch.rand(len(units), generator=rng) < settings.keep
-    return [slice(u.start, u.stop) for u, is_kept in zip(units, kept.tolist(), strict=True) if is_kept]
+    return [
+        slice(u.start, u.stop)
+        for u, is_kept in zip(units, kept.tolist(), strict=True)
+        if is_kept
+    ]
 
 
 class FedLPClient(SiloClient):
@@ -90,11 +100,17 @@ class FedLP(PersonalizedStrategy):
         return super().centre(name, update)
 
     def aggregate(self, updates: Sequence[Update]) -> None:
-        weights = {u.silo: u.samples if self.settings.weights == "samples" else 1 for u in updates}
-        layers: dict[tuple[int, int], dict[str, Tensor]] = {}  # (start, stop) -> silo -> its parameters
+        weights = {
+            u.silo: u.samples if self.settings.weights == "samples" else 1 for u in updates
+        }
+        layers: dict[
+            tuple[int, int], dict[str, Tensor]
+        ] = {}  # (start, stop) -> silo -> its parameters
         for update in updates:
             parts = self.sent_parts(update.silo)
-            pieces = torch.split(update.vectors["layers"], [part.stop - part.start for part in parts])
+            pieces = torch.split(
+                update.vectors["layers"], [part.stop - part.start for part in parts]
+            )
             for part, piece in zip(parts, pieces, strict=True):
                 layers.setdefault((part.start, part.stop), {})[update.silo] = piece
         w = self.state.model.clone()

@@ -69,14 +69,20 @@ class PacSettings:
     lambda_: float = setting(1.0, "weight of the alignment of features", symbol="λ", minimum=0)
     head_epochs: int = setting(1, "epochs on the head", minimum=0, kind="epochs")
     head_learning_rate: float = setting(
-        0.1, "learning rate of the head, 0: learning-rate", symbol="η_g", minimum=0, kind="learning-rate"
+        0.1,
+        "learning rate of the head, 0: learning-rate",
+        symbol="η_g",
+        minimum=0,
+        kind="learning-rate",
     )
     mix: bool = setting(True, "mix the silos' heads")
     min_count: int = setting(1, "fewest samples of a class that are told of", minimum=1)
 
 
 class PacServerState(ServerState):
-    prototypes = Array(PROTOTYPES)  # c (C (K + 1),): see strategies/fedproto.py; None in round 1
+    prototypes = Array(
+        PROTOTYPES
+    )  # c (C (K + 1),): see strategies/fedproto.py; None in round 1
     heads = Arrays("head.")  # ψ_i, by the silo's name
 
 
@@ -98,7 +104,12 @@ class FedPACClient(SiloClient):
             prototypes, known = read_table(self.models[PROTOTYPES].vector, classes)
             self.targets = torch.where(known[:, None] > 0, prototypes, self.targets)
         self.aligned = False
-        self.train(parts=[model.head], epochs=s.head_epochs, purpose="personal", optimizer_key="personal")
+        self.train(
+            parts=[model.head],
+            epochs=s.head_epochs,
+            purpose="personal",
+            optimizer_key="personal",
+        )
         if model.head.start:
             self.aligned = PROTOTYPES in self.models and s.lambda_ > 0
             self.train(parts=model.layout.outside([model.head]), optimizer_key="shared")
@@ -124,7 +135,9 @@ class FedPACClient(SiloClient):
         return feature_gradient(self.model, x, y, self.aligned_loss)
 
     def aligned_loss(self, logits: Tensor, z: Tensor, y: Tensor) -> Tensor:
-        return self.loss(logits, y) + self.settings.lambda_ * (z - self.targets[y]).square().mean()
+        return (
+            self.loss(logits, y) + self.settings.lambda_ * (z - self.targets[y]).square().mean()
+        )
 
 
 def combination(gram: np.ndarray, variance: np.ndarray, silo: int) -> np.ndarray:
@@ -146,7 +159,9 @@ def on_simplex(matrix: np.ndarray) -> np.ndarray:
     n = len(matrix)
     scale = max(float(np.diag(matrix).max()), np.finfo(float).tiny)
     values, vectors = np.linalg.eigh(matrix / scale)
-    root = np.sqrt(values.clip(min=0) + 1e-12)[:, None] * vectors.T  # rounding makes an eigenvalue of 0 negative
+    root = (
+        np.sqrt(values.clip(min=0) + 1e-12)[:, None] * vectors.T
+    )  # rounding makes an eigenvalue of 0 negative
     a, _ = nnls(np.vstack([root, np.ones(n)]), np.append(np.zeros(n), 1.0))
     return cast(np.ndarray, a / a.sum())
 
@@ -198,7 +213,10 @@ class FedPAC(PersonalizedStrategy):
         return Payload(models)
 
     def upload_size(self, name: str, silo: str = "") -> int:
-        sizes = {PROTOTYPES: table_size(self.layout), STATISTICS: table_size(self.layout) - self.layout.classes}
+        sizes = {
+            PROTOTYPES: table_size(self.layout),
+            STATISTICS: table_size(self.layout) - self.layout.classes,
+        }
         return sizes[name] if name in sizes else super().upload_size(name, silo)
 
     def check(self, update: Update) -> None:
@@ -214,10 +232,14 @@ class FedPAC(PersonalizedStrategy):
         state.prototypes = average(tables, samples, self.layout.classes, state.prototypes)
         heads = torch.stack([u.vectors["model"][self.last] for u in updates])
         if not self.settings.mix:
-            state.heads.update({u.silo: head.clone() for u, head in zip(updates, heads, strict=True)})
+            state.heads.update(
+                {u.silo: head.clone() for u, head in zip(updates, heads, strict=True)}
+            )
             return
         h = torch.stack([u.vectors[STATISTICS] for u in updates]).double()
         gram = np.array([row.tolist() for row in h @ h.T])
         variance = np.array([max(cast(float, u.numbers["variance"]), 0.0) for u in updates])
         for i, update in enumerate(updates):
-            state.heads[update.silo] = weighted_mean(heads, combination(gram, variance, i).tolist())
+            state.heads[update.silo] = weighted_mean(
+                heads, combination(gram, variance, i).tolist()
+            )

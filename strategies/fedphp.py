@@ -45,8 +45,12 @@ TEMPERATURE = 4.0
 class PhpSettings:
     """Settings of FedPHP; defaults of its first author's code."""
 
-    mu: float = setting(0.9, "largest share of the history in its update", symbol="μ", minimum=0, maximum=1)
-    lambda_: float = setting(0.1, "share of the transfer term in the loss", symbol="λ", minimum=0, maximum=1)
+    mu: float = setting(
+        0.9, "largest share of the history in its update", symbol="μ", minimum=0, maximum=1
+    )
+    lambda_: float = setting(
+        0.1, "share of the transfer term in the loss", symbol="λ", minimum=0, maximum=1
+    )
     transfer: str = setting("mmd", "what the history teaches", choices=("mmd", "distillation"))
     clip: float = setting(0.0, "largest norm of a step's gradient, 0: any", minimum=0)
 
@@ -79,7 +83,9 @@ class FedPHPClient(SiloClient):
             transfer = self.term(found[1].flatten(1), logits, found[0].flatten(1), taught)
             return (1 - share) * self.loss(logits, y) + share * transfer
 
-        hook = model.last_block.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
+        hook = model.last_block.register_forward_pre_hook(
+            lambda _, inputs: found.append(inputs[0])
+        )
         try:
             model.module.eval()
             with torch.no_grad():
@@ -89,7 +95,9 @@ class FedPHPClient(SiloClient):
         finally:
             hook.remove()
 
-    def term(self, features: Tensor, logits: Tensor, old_features: Tensor, old_logits: Tensor) -> Tensor:
+    def term(
+        self, features: Tensor, logits: Tensor, old_features: Tensor, old_logits: Tensor
+    ) -> Tensor:
         if self.settings.transfer == "mmd":
             return mmd(features, old_features)
         soft = (old_logits / TEMPERATURE).softmax(1)

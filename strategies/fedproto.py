@@ -104,7 +104,10 @@ def average(
 
     ``rule`` may replace that mean. A class that no silo has keeps its prototype of ``before``.
     """
-    total, mass = 0.0 * read_table(tables[0], classes)[0], 0.0 * read_table(tables[0], classes)[1]
+    total, mass = (
+        0.0 * read_table(tables[0], classes)[0],
+        0.0 * read_table(tables[0], classes)[1],
+    )
     for table, weight in zip(tables, weights, strict=True):
         prototypes, marks = read_table(table, classes)
         total += prototypes * (marks * weight)[:, None]
@@ -112,13 +115,19 @@ def average(
     known = mass > 0
     prototypes = total / torch.where(known, mass, 1.0)[:, None]
     for k in range(classes) if rule is not None else ():
-        held = [rows[k] for rows, marks in (read_table(table, classes) for table in tables) if marks[k] > 0]
+        held = [
+            rows[k]
+            for rows, marks in (read_table(table, classes) for table in tables)
+            if marks[k] > 0
+        ]
         if rule is not None and held:
             prototypes[k] = rule(held)
     mean = make_table(prototypes, known.float())
     if before is None:
         return mean
-    return torch.where(known[:, None], mean.view(classes, -1), before.view(classes, -1)).flatten()
+    return torch.where(
+        known[:, None], mean.view(classes, -1), before.view(classes, -1)
+    ).flatten()
 
 
 NEVER = -1e9  # the output of a class that is left out
@@ -128,16 +137,22 @@ NEVER = -1e9  # the output of a class that is left out
 class ProtoSettings:
     """Settings of FedProto."""
 
-    lambda_: float = setting(1.0, "weight of the distance to the prototypes", symbol="λ", minimum=0)
+    lambda_: float = setting(
+        1.0, "weight of the distance to the prototypes", symbol="λ", minimum=0
+    )
     weighting: str = setting(
-        "samples", "of the silos in a class's mean, by their samples of it", choices=("samples", "uniform")
+        "samples",
+        "of the silos in a class's mean, by their samples of it",
+        choices=("samples", "uniform"),
     )
     features: str = setting(
         "last-epoch",
         "what prototypes are the mean of: features during training, or of the trained model",
         choices=("last-epoch", "all-epochs", "trained"),
     )
-    predict: str = setting("prototypes", "nearest prototype, or the head", choices=("prototypes", "head"))
+    predict: str = setting(
+        "prototypes", "nearest prototype, or the head", choices=("prototypes", "head")
+    )
     classes: str = setting("own", "among which the nearest is searched", choices=("own", "all"))
 
 
@@ -176,7 +191,9 @@ class FedProtoClient(SiloClient):
             self.sums, self.counts = class_sums(z, self.silo.train.y, len(self.known))
         means = means_of(self.sums, self.counts)
         shares = self.counts / self.counts.sum()
-        table = self.state.prototypes = make_table(means, shares if s.weighting == "samples" else self.own_classes)
+        table = self.state.prototypes = make_table(
+            means, shares if s.weighting == "samples" else self.own_classes
+        )
         return [table]
 
     def personal(self) -> Tensor:
@@ -255,14 +272,22 @@ class FedProto(PersonalizedStrategy):
     settings: ProtoSettings
 
     def start_state(self, initial: Callable[[str], Tensor]) -> None:
-        table_size(self.layout)  # refuses a network without a linear head before anything is trained
+        table_size(
+            self.layout
+        )  # refuses a network without a linear head before anything is trained
 
     def upload_size(self, name: str, silo: str = "") -> int:
-        return table_size(self.layout) if name == PROTOTYPES else super().upload_size(name, silo)
+        return (
+            table_size(self.layout) if name == PROTOTYPES else super().upload_size(name, silo)
+        )
 
     def payload(self, silo: str) -> Payload:
         table = self.state.prototypes
-        return Payload() if table is None else Payload({PROTOTYPES: Model(table, round=self.round - 1)})
+        return (
+            Payload()
+            if table is None
+            else Payload({PROTOTYPES: Model(table, round=self.round - 1)})
+        )
 
     def check(self, update: Update) -> None:
         check_table(update.vector, self.layout.classes)
@@ -272,4 +297,6 @@ class FedProto(PersonalizedStrategy):
         weights = [float(u.samples) if by_samples else 1.0 for u in updates]
         tables = [u.vector for u in updates]
         before = self.state.prototypes
-        self.state.prototypes = average(tables, weights, self.layout.classes, before, replacement(self.common))
+        self.state.prototypes = average(
+            tables, weights, self.layout.classes, before, replacement(self.common)
+        )

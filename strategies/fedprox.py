@@ -26,7 +26,9 @@ from strategies.fedavg import FineTuning, FineTuningClient
 class Prox:
     """Settings of FedProx."""
 
-    mu: float = setting(0.001, "weight of the proximal term", symbol="μ", minimum=0, kind="decay")
+    mu: float = setting(
+        0.001, "weight of the proximal term", symbol="μ", minimum=0, kind="decay"
+    )
 
 
 class FedProxClient(SiloClient):

@@ -40,9 +40,23 @@ class RodSettings:
     """Settings of FedRoD."""
 
     # Beyond 1 the rarest class outweighs all others: it may be one patient.
-    gamma: float = setting(1.0, "exponent of the class counts in the balanced loss", symbol="γ", minimum=0, maximum=1)
-    start: str = setting("copy", "the personal head starts as the generic one, or at 0", choices=("copy", "zeros"))
-    predict: str = setting("personal", "both heads together, or the generic one alone", choices=("personal", "generic"))
+    gamma: float = setting(
+        1.0,
+        "exponent of the class counts in the balanced loss",
+        symbol="γ",
+        minimum=0,
+        maximum=1,
+    )
+    start: str = setting(
+        "copy",
+        "the personal head starts as the generic one, or at 0",
+        choices=("copy", "zeros"),
+    )
+    predict: str = setting(
+        "personal",
+        "both heads together, or the generic one alone",
+        choices=("personal", "generic"),
+    )
 
 
 class RodClientState(ClientState):
@@ -65,7 +79,9 @@ class FedRoDClient(SiloClient):
         model.load(self.models[GLOBAL].vector)
         own, own_step = self.head().clone(), self.optimizer("personal")
         counts = members(self.silo.train.y, model.layout.classes).sum(0)
-        offset = s.gamma * (counts / counts.max()).log() if s.gamma else torch.zeros_like(counts)
+        offset = (
+            s.gamma * (counts / counts.max()).log() if s.gamma else torch.zeros_like(counts)
+        )
 
         def loss(logits: Tensor, z: Tensor, y: Tensor) -> Tensor:
             self.own_grad = self.head_gradient(own, logits.detach(), z.detach(), y)

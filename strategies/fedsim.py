@@ -22,7 +22,12 @@ from torch import Tensor
 
 from models.flat import gather
 from strategies.base.info import OWN_LAYERS
-from strategies.base.partial import ALL_LAYERS_AT, PartialClient, PartialSettings, PartialStrategy
+from strategies.base.partial import (
+    ALL_LAYERS_AT,
+    PartialClient,
+    PartialSettings,
+    PartialStrategy,
+)
 from strategies.base.settings import setting
 
 
@@ -52,7 +57,11 @@ class AltSettings(PartialSettings):
     """Settings of FedAlt."""
 
     personal_epochs: int = setting(
-        0, "epochs on the personal part, 0: local-epochs", symbol="τ_v", minimum=0, kind="epochs"
+        0,
+        "epochs on the personal part, 0: local-epochs",
+        symbol="τ_v",
+        minimum=0,
+        kind="epochs",
     )
     shared_epochs: int = setting(
         0, "epochs on the shared part, 0: local-epochs", symbol="τ_u", minimum=0, kind="epochs"
@@ -74,7 +83,9 @@ class FedAltClient(PartialClient):
         personal, shared = self.epochs()
         if self.private:  # without a shared part this is Local, batch for batch
             purpose = "personal" if self.shared else "train"
-            self.train(parts=self.private, epochs=personal, purpose=purpose, optimizer_key="personal")
+            self.train(
+                parts=self.private, epochs=personal, purpose=purpose, optimizer_key="personal"
+            )
         if self.shared:
             self.train(parts=self.shared, epochs=shared, optimizer_key="shared")
         return [gather(self.model.vector, self.shared)]

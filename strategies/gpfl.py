@@ -37,7 +37,13 @@ from models.layout import Layout
 from models.networks.blocks import Values
 from models.training import feature_gradient
 from strategies.base.info import MethodInfo
-from strategies.base.partial import PartialClient, PartialStrategy, Split, head_blocks, split_parts
+from strategies.base.partial import (
+    PartialClient,
+    PartialStrategy,
+    Split,
+    head_blocks,
+    split_parts,
+)
 from strategies.base.settings import RULES, setting
 from strategies.fedproto import members
 
@@ -46,10 +52,16 @@ from strategies.fedproto import members
 class GpflSettings:
     """Settings of GPFL."""
 
-    lambda_: float = setting(0.01, "weight of the distance to the received embeddings", symbol="λ", minimum=0)
-    mu: float = setting(0.1, "L2 weight on the embeddings and the valve", symbol="μ", minimum=0, kind="decay")
+    lambda_: float = setting(
+        0.01, "weight of the distance to the received embeddings", symbol="λ", minimum=0
+    )
+    mu: float = setting(
+        0.1, "L2 weight on the embeddings and the valve", symbol="μ", minimum=0, kind="decay"
+    )
     contexts: str = setting(
-        "received", "which embeddings make the contexts: those that arrive or the own", choices=("received", "own")
+        "received",
+        "which embeddings make the contexts: those that arrive or the own",
+        choices=("received", "own"),
     )
 
 
@@ -105,7 +117,9 @@ class GPFLClient(PartialClient):
         embeddings = self.targets
         if self.settings.contexts == "own":
             previous = self.state.personal
-            embeddings = 0 * embeddings if previous is None else previous[place].view(-1, features)
+            embeddings = (
+                0 * embeddings if previous is None else previous[place].view(-1, features)
+            )
         self.general = embeddings.mean(0)
         vector[context] = members(self.silo.train.y, len(embeddings)).mean(0) @ embeddings
         return vector

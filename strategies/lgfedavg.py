@@ -39,7 +39,9 @@ from strategies.base.transport.payload import Model, Payload, Update
 class LgSettings(Averaging):
     """Settings of LG-FedAvg; default of its official CNN runs."""
 
-    layers: int = setting(2, "how many of the highest blocks are averaged, the rest stay", minimum=0)
+    layers: int = setting(
+        2, "how many of the highest blocks are averaged, the rest stay", minimum=0
+    )
     pretrain: int = setting(0, "rounds of FedAvg at the start", minimum=0)
 
 
@@ -52,7 +54,11 @@ class LGFedAvgClient(PartialClient):
 
     @staticmethod
     def split(layout: Layout, settings: LgSettings, server_round: int, *_: object) -> Split:
-        count = 0 if server_round <= settings.pretrain else max(len(layout.blocks) - settings.layers, 0)
+        count = (
+            0
+            if server_round <= settings.pretrain
+            else max(len(layout.blocks) - settings.layers, 0)
+        )
         return split_parts(layout, [b.name for b in layout.blocks[:count]])
 
     def receive(self) -> Tensor:
@@ -114,6 +120,8 @@ class LGFedAvg(PartialStrategy):
         if self.round > pretrain > 0:
             state.own = sorted({*state.own, *(u.silo for u in updates)})
         if self.round == pretrain and state.buffers is not None:
-            shared = self.client.split(self.layout, self.settings, self.round + 1, state.numbers)[0]
+            shared = self.client.split(
+                self.layout, self.settings, self.round + 1, state.numbers
+            )[0]
             above = self.layout.buffer_parts(shared)
             state.buffers = gather(state.buffers, above) if above else None

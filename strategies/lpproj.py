@@ -43,14 +43,20 @@ from strategies.base.transport.payload import Update
 class ProjSettings:
     """Settings of lp-proj; defaults of its official code."""
 
-    lambda_: float = setting(15.0, "weight of the distance to the reference", symbol="λ", minimum=0)
+    lambda_: float = setting(
+        15.0, "weight of the distance to the reference", symbol="λ", minimum=0
+    )
     dimension: int = setting(10, "numbers that travel", symbol="d", minimum=1)
     distance: str = setting(
-        "norm", "p-norm, its p-th power over p, or half the square", choices=("norm", "unscaled", "squared")
+        "norm",
+        "p-norm, its p-th power over p, or half the square",
+        choices=("norm", "unscaled", "squared"),
     )
     p: float = setting(1.0, "which norm", symbol="p", minimum=1)
     projection: str = setting("gaussian", "rows of P", choices=("gaussian", "orthogonal"))
-    inner_steps: int = setting(20, "batches per step of the reference", symbol="K", minimum=1, kind="steps")
+    inner_steps: int = setting(
+        20, "batches per step of the reference", symbol="K", minimum=1, kind="steps"
+    )
     reference_learning_rate: float = setting(
         0.1, "learning rate of the reference", symbol="η_w", above=0, kind="learning-rate"
     )
@@ -79,7 +85,9 @@ class LpProjClient(SiloClient):
 
     def local_update(self) -> list[Tensor]:
         s, w, theta = self.settings, self.models[GLOBAL].vector, self.model.vector
-        matrix = projection(self.common.seed, s.projection, s.dimension, len(theta), theta.device)
+        matrix = projection(
+            self.common.seed, s.projection, s.dimension, len(theta), theta.device
+        )
         step = self.learning_rate(s.reference_learning_rate) * s.lambda_
         steps = 0
 
@@ -98,8 +106,14 @@ class LpProjClient(SiloClient):
     def personalise(self) -> Tensor:
         """Train θ, with w as received."""
         s, w, theta = self.settings, self.models[GLOBAL].vector, self.model.vector
-        matrix = projection(self.common.seed, s.projection, s.dimension, len(theta), theta.device)
-        pull = (lambda v, g: g.addmv_(matrix.T, self.grad(w - matrix @ v), alpha=-s.lambda_)) if s.lambda_ else None
+        matrix = projection(
+            self.common.seed, s.projection, s.dimension, len(theta), theta.device
+        )
+        pull = (
+            (lambda v, g: g.addmv_(matrix.T, self.grad(w - matrix @ v), alpha=-s.lambda_))
+            if s.lambda_
+            else None
+        )
         self.train(correction=pull)
         return theta
 
@@ -144,7 +158,9 @@ class LpProj(PersonalizedStrategy):
         self.state.model = torch.zeros(self.settings.dimension)
 
     def upload_size(self, name: str, silo: str = "") -> int:
-        return self.settings.dimension if name == "projection" else super().upload_size(name, silo)
+        return (
+            self.settings.dimension if name == "projection" else super().upload_size(name, silo)
+        )
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         w, beta = self.state.model, self.settings.beta

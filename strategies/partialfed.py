@@ -33,7 +33,14 @@ from models.flat import gather, scatter, write
 from models.layout import Layout
 from strategies.base.client import SiloClient
 from strategies.base.info import OWN_COPY, OWN_START
-from strategies.base.partial import PartialClient, PartialSettings, Split, norm_parts, personal_blocks, split_parts
+from strategies.base.partial import (
+    PartialClient,
+    PartialSettings,
+    Split,
+    norm_parts,
+    personal_blocks,
+    split_parts,
+)
 from strategies.base.settings import setting
 from strategies.base.state import GLOBAL
 from strategies.base.strategy import PersonalizedStrategy
@@ -44,7 +51,9 @@ class PartialFedSettings(PartialSettings):
     """Settings of PartialFed-Fix."""
 
     personal: str = setting(
-        "output", "what is not loaded: output, input, norm, all, none, or block names with commas", symbol="v"
+        "output",
+        "what is not loaded: output, input, norm, all, none, or block names with commas",
+        symbol="v",
     )
 
 

@@ -34,7 +34,9 @@ from strategies.base.transport.payload import Update
 class PerFedAvgSettings:
     """Settings of Per-FedAvg."""
 
-    step: float = setting(0.01, "step of the adaptation", symbol="a", minimum=0, kind="learning-rate")
+    step: float = setting(
+        0.01, "step of the adaptation", symbol="a", minimum=0, kind="learning-rate"
+    )
     variant: str = setting("fo", "first-order, or Hessian-free", choices=("fo", "hf"))
     delta: float = setting(0.001, "width of the finite difference", symbol="δ", above=0)
     weighting: str = setting("uniform", "of the server's mean", choices=("uniform", "samples"))
@@ -46,7 +48,9 @@ class PerFedAvgClient(SiloClient):
     def noised_passes(self) -> tuple[int, ...]:
         s, epochs = self.settings, self.common.local_epochs
         if s.variant == "hf" and s.step:
-            raise UserError("dp = true: per-fedavg.variant = hf divides noise by a small number: take fo")
+            raise UserError(
+                "dp = true: per-fedavg.variant = hf divides noise by a small number: take fo"
+            )
         return (epochs, epochs) if s.step else (epochs,)
 
     def local_update(self) -> list[Tensor]:
@@ -112,5 +116,7 @@ class PerFedAvg(PersonalizedStrategy):
     settings: PerFedAvgSettings
 
     def aggregate(self, updates: Sequence[Update]) -> None:
-        weights = [float(u.samples) if self.settings.weighting == "samples" else 1.0 for u in updates]
+        weights = [
+            float(u.samples) if self.settings.weighting == "samples" else 1.0 for u in updates
+        ]
         self.state.model = self.mean((u.vector for u in updates), weights)

@@ -46,7 +46,9 @@ class LaSettings:
 
     embedding: int = setting(100, "size of a silo's embedding", minimum=1)
     hidden: int = setting(100, "hidden units of a hypernetwork", minimum=1)
-    hyper_learning_rate: float = setting(0.005, "learning rate of the hypernetworks", symbol="η_hn", minimum=0)
+    hyper_learning_rate: float = setting(
+        0.005, "learning rate of the hypernetworks", symbol="η_hn", minimum=0
+    )
 
 
 def shapes(settings: LaSettings, layers: int, silos: int) -> list[tuple[int, ...]]:
@@ -55,7 +57,9 @@ def shapes(settings: LaSettings, layers: int, silos: int) -> list[tuple[int, ...
     return [(size,), (hidden, size), (hidden,), (out, hidden), (out,)]
 
 
-def first_hypernetwork(settings: LaSettings, layers: int, silos: int, rng: torch.Generator) -> Tensor:
+def first_hypernetwork(
+    settings: LaSettings, layers: int, silos: int, rng: torch.Generator
+) -> Tensor:
     """Return an initial φ as one vector: v standard normal, weights and biases uniform within 1/√inputs."""
     size, *sizes = [math.prod(shape) for shape in shapes(settings, layers, silos)]
     inputs = (settings.embedding, settings.embedding, settings.hidden, settings.hidden)
@@ -69,13 +73,17 @@ def layer_weights(phi: Tensor, settings: LaSettings, layers: int, silos: int) ->
     """Return α (layers, silos) from φ."""
     wanted = shapes(settings, layers, silos)
     pieces = torch.split(phi, [math.prod(shape) for shape in wanted])
-    v, weight, bias, out, out_bias = (p.view(shape) for p, shape in zip(pieces, wanted, strict=True))
+    v, weight, bias, out, out_bias = (
+        p.view(shape) for p, shape in zip(pieces, wanted, strict=True)
+    )
     scores = (out @ (weight @ v + bias).relu() + out_bias).view(layers, silos).relu()
     total = scores.sum(1, keepdim=True)
     return torch.where(total > 0, scores / total.clamp(min=1e-12), 1 / silos)
 
 
-def grown(phi: Tensor, fresh: Tensor, settings: LaSettings, layers: int, silos: int, place: int) -> Tensor:
+def grown(
+    phi: Tensor, fresh: Tensor, settings: LaSettings, layers: int, silos: int, place: int
+) -> Tensor:
     """Return φ with outputs for ``silos``: at ``place`` from ``fresh``, all others from φ, which has one silo fewer."""
     old = torch.split(phi, [math.prod(shape) for shape in shapes(settings, layers, silos - 1)])
     new = torch.split(fresh, [math.prod(shape) for shape in shapes(settings, layers, silos)])
@@ -111,7 +119,9 @@ class PFedLA(PersonalizedStrategy):
         for name in self.silos:
             rng = generator(self.common.seed, "hypernetwork", name)
             self.state.models[name] = start
-            self.state.hyper[name] = first_hypernetwork(self.settings, len(self.layout.blocks), len(self.silos), rng)
+            self.state.hyper[name] = first_hypernetwork(
+                self.settings, len(self.layout.blocks), len(self.silos), rng
+            )
 
     def alphas(self, phi: Tensor) -> Tensor:
         return layer_weights(phi, self.settings, len(self.layout.blocks), len(self.silos))
@@ -140,7 +150,9 @@ class PFedLA(PersonalizedStrategy):
         layers, n = len(self.layout.blocks), len(self.silos)
         place = sorted(self.silos).index(silo)
         for name, phi in self.state.hyper.items():
-            fresh = first_hypernetwork(self.settings, layers, n, generator(self.common.seed, "grown", name, silo))
+            fresh = first_hypernetwork(
+                self.settings, layers, n, generator(self.common.seed, "grown", name, silo)
+            )
             self.state.hyper[name] = grown(phi, fresh, self.settings, layers, n, place)
         rng = generator(self.common.seed, "hypernetwork", silo)
         self.state.hyper[silo] = first_hypernetwork(self.settings, layers, n, rng)
@@ -162,6 +174,8 @@ class PFedLA(PersonalizedStrategy):
         phi = self.state.hyper[silo].clone().requires_grad_()
         alphas, differences = self.alphas(phi), self.differences(silo)
         moved = self.mixture(silo, alphas.detach(), differences) - trained
-        grads = torch.stack([differences[:, b.slice] @ moved[b.slice] for b in self.layout.blocks])
+        grads = torch.stack(
+            [differences[:, b.slice] @ moved[b.slice] for b in self.layout.blocks]
+        )
         (gradient,) = torch.autograd.grad(alphas, phi, grads)
         return phi.detach() - self.settings.hyper_learning_rate * gradient

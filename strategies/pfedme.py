@@ -33,8 +33,12 @@ class PFedMeSettings:
     """Settings of pFedMe; defaults of its official code."""
 
     lambda_: float = setting(15.0, "weight of the proximal term", symbol="λ", minimum=0)
-    inner_steps: int = setting(5, "gradient steps on θ per mini-batch", symbol="K", minimum=1, kind="steps")
-    personal_learning_rate: float = setting(0.1, "learning rate of θ", symbol="η_p", above=0, kind="learning-rate")
+    inner_steps: int = setting(
+        5, "gradient steps on θ per mini-batch", symbol="K", minimum=1, kind="steps"
+    )
+    personal_learning_rate: float = setting(
+        0.1, "learning rate of θ", symbol="η_p", above=0, kind="learning-rate"
+    )
     mu: float = setting(0.001, "L2 weight on θ", symbol="μ", minimum=0, kind="decay")
     beta: float = setting(1.0, "the server's step towards the mean", symbol="β", minimum=0)
 

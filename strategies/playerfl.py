@@ -51,11 +51,19 @@ from strategies.base.transport.payload import Payload, Update, is_number
 class PLayerSettings:
     """Settings of PLayer-FL."""
 
-    threshold: float = setting(2.0, "ratio of adjacent sensitivities above which the cut is made", symbol="t", above=0)
-    ratio: str = setting("layer", "which sensitivities are compared", choices=("layer", "cumulative"))
+    threshold: float = setting(
+        2.0, "ratio of adjacent sensitivities above which the cut is made", symbol="t", above=0
+    )
+    ratio: str = setting(
+        "layer", "which sensitivities are compared", choices=("layer", "cumulative")
+    )
     combine: str = setting("median", "over silos", choices=("median", "mean"))
-    batches: int = setting(8, "random batches of the sensitivity's gradient", minimum=1, kind="steps")
-    without_cut: str = setting("all", "where no ratio is above t", choices=("all", "all-but-last"))
+    batches: int = setting(
+        8, "random batches of the sensitivity's gradient", minimum=1, kind="steps"
+    )
+    without_cut: str = setting(
+        "all", "where no ratio is above t", choices=("all", "all-but-last")
+    )
     cut: int = setting(0, "fixed cut, 0: decide at run time", symbol="l*", minimum=0)
 
 
@@ -63,9 +71,13 @@ class PLayerClient(PartialClient):
     settings: PLayerSettings
 
     @staticmethod
-    def split(layout: Layout, settings: PLayerSettings, _: int, numbers: Mapping[str, Any], /) -> Split:
+    def split(
+        layout: Layout, settings: PLayerSettings, _: int, numbers: Mapping[str, Any], /
+    ) -> Split:
         cut = cast(int, numbers["cut"])
-        return split_parts(layout, [b.name for b in layout.blocks[len(layout.blocks) if cut < 0 else cut :]])
+        return split_parts(
+            layout, [b.name for b in layout.blocks[len(layout.blocks) if cut < 0 else cut :]]
+        )
 
     def local_update(self) -> list[Tensor]:
         vectors = super().local_update()
@@ -80,10 +92,14 @@ class PLayerClient(PartialClient):
         train, count = self.silo.train, self.settings.batches
         size = min(self.common.batch_size, len(train))
         with rows_looked_up(self.model) as rows, self.model.kept_buffers():
-            for index in torch.randint(len(train), (count, size), generator=rng).to(train.y.device):
+            for index in torch.randint(len(train), (count, size), generator=rng).to(
+                train.y.device
+            ):
                 self.gradient(*train.take(index))
                 gradient.add_(self.model.gradient, alpha=1 / count)
-        squares: dict[str, list[Tensor]] = {block.name: [] for block in self.model.layout.blocks}
+        squares: dict[str, list[Tensor]] = {
+            block.name: [] for block in self.model.layout.blocks
+        }
         for e in self.model.layout.parameters:
             if e.name.endswith("bias"):
                 continue
@@ -102,7 +118,9 @@ def choose_cut(sensitivities: Sequence[Sequence[float]], settings: PLayerSetting
     table = torch.tensor(sensitivities, dtype=torch.float64)
     layers = table.quantile(0.5, dim=0) if settings.combine == "median" else table.mean(0)
     values = layers.cumsum(0) if settings.ratio == "cumulative" else layers
-    for cut, (lower, upper) in enumerate(zip(values[:-1].tolist(), values[1:].tolist(), strict=True), start=1):
+    for cut, (lower, upper) in enumerate(
+        zip(values[:-1].tolist(), values[1:].tolist(), strict=True), start=1
+    ):
         if upper > settings.threshold * lower:
             return cut
     return len(layers) - (settings.without_cut == "all-but-last")
@@ -158,7 +176,11 @@ class PLayerFL(PartialStrategy):
         if self.state.cut >= 0:
             return
         values, layers = update.numbers.get("sensitivity"), len(self.layout.blocks)
-        if not isinstance(values, list) or len(values) != layers or not all(map(is_number, values)):
+        if (
+            not isinstance(values, list)
+            or len(values) != layers
+            or not all(map(is_number, values))
+        ):
             raise DataError(f"'sensitivity' is {values!r}, not {layers} finite numbers")
 
     def aggregate(self, updates: Sequence[Update]) -> None:
@@ -168,7 +190,9 @@ class PLayerFL(PartialStrategy):
             self.state.cut = self.cut_for(self.decide(table))
             mean = gather(mean, self.shared_parts())
             buffers, shared = self.state.buffers, self.shared_buffers()
-            self.state.buffers = gather(buffers, shared) if buffers is not None and shared else None
+            self.state.buffers = (
+                gather(buffers, shared) if buffers is not None and shared else None
+            )
         self.state.model = mean
 
     def decide(self, sensitivities: Sequence[Sequence[float]]) -> int:
@@ -181,7 +205,10 @@ class PLayerFL(PartialStrategy):
 
 class PLayerFLRandom(PLayerFL):
     info = replace(
-        PLayerFL.info, name="player-fl-random", title="PLayer-FL with a random cut", spelling="PLayer-FL random"
+        PLayerFL.info,
+        name="player-fl-random",
+        title="PLayer-FL with a random cut",
+        spelling="PLayer-FL random",
     )
 
     def cut_for(self, principled: int) -> int:

@@ -46,10 +46,16 @@ class ScaffoldSettings:
     """Settings of SCAFFOLD."""
 
     option: str = setting(
-        "II", "new control variate: the gradient at the received model, or the steps' mean", choices=("I", "II")
+        "II",
+        "new control variate: the gradient at the received model, or the steps' mean",
+        choices=("I", "II"),
     )
     server_learning_rate: float = setting(1.0, "the server's step", symbol="η_g", above=0)
-    up: str = setting("both", "what a silo sends: model and control variate, or the model", choices=("both", "model"))
+    up: str = setting(
+        "both",
+        "what a silo sends: model and control variate, or the model",
+        choices=("both", "model"),
+    )
 
     @property
     def uploads(self) -> tuple[str, ...]:
@@ -116,7 +122,9 @@ class Scaffold(PersonalizedStrategy):
 
     def start_state(self, initial: Callable[[str], Tensor]) -> None:
         c = self.common
-        plain = c.optimizer == "sgd" and c.momentum == 0 and c.wire_dtype == "float32" and not c.ala
+        plain = (
+            c.optimizer == "sgd" and c.momentum == 0 and c.wire_dtype == "float32" and not c.ala
+        )
         if self.settings.up == "model" and (not plain or self.settings.option == "I"):
             raise UserError(
                 "scaffold.up = model: the server can tell the control variates of plain SGD only: it needs "
@@ -143,8 +151,13 @@ class Scaffold(PersonalizedStrategy):
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         x, c, equal = self.state.model, self.state.control, [1.0] * len(updates)
-        changes = [u.vectors["control"] if "control" in u.vectors else self.change(u) for u in updates]
-        mean, step = self.mean((u.vector for u in updates), equal), self.settings.server_learning_rate
+        changes = [
+            u.vectors["control"] if "control" in u.vectors else self.change(u) for u in updates
+        ]
+        mean, step = (
+            self.mean((u.vector for u in updates), equal),
+            self.settings.server_learning_rate,
+        )
         self.state.model = mean if step == 1 else x + step * (mean - x)
         share = len(updates) / len(self.silos)
         self.state.control = c + share * self.mean(changes, equal)

@@ -23,7 +23,9 @@ gc.disable()  # until everything is imported: see pytest_collection_finish
 # A line per silo and round would bury what a failure says.
 logging.getLogger("flwr").setLevel(logging.WARNING)
 # As in an activated environment: Flower looks for its own programs on PATH.
-os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+os.environ["PATH"] = os.pathsep.join(
+    [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+)
 # Two threads each of several tests that run side by side spend most of their time waiting for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
@@ -33,10 +35,33 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # What begins first where several processes run the suite: what takes longest, much of it waiting; then other
 # federations. Of the rest no file takes ten seconds, so no process works long when the others have ended.
 FIRST = (
-    *("test_deployed.py", "test_answering.py", "test_local_federation.py", "test_policy_deployed.py"),
-    *("test_every_method.py", "test_every_task.py", "test_tasks_deployed.py", "test_resume.py", "test_workers.py"),
-    *("test_fresh_machine.py", "test_robust.py", "test_persistent.py", "test_device.py", "test_tune.py"),
-    *("test_info.py", "test_reported.py", "test_release.py", "test_architectures.py", "test_private.py"),
+    *(
+        "test_deployed.py",
+        "test_answering.py",
+        "test_local_federation.py",
+        "test_policy_deployed.py",
+    ),
+    *(
+        "test_every_method.py",
+        "test_every_task.py",
+        "test_tasks_deployed.py",
+        "test_resume.py",
+        "test_workers.py",
+    ),
+    *(
+        "test_fresh_machine.py",
+        "test_robust.py",
+        "test_persistent.py",
+        "test_device.py",
+        "test_tune.py",
+    ),
+    *(
+        "test_info.py",
+        "test_reported.py",
+        "test_release.py",
+        "test_architectures.py",
+        "test_private.py",
+    ),
     *("test_tutorial.py", "test_cli.py", "test_speed.py", "test_report.py"),
     *("test_coded_runs.py", "test_every_input.py", "test_screening.py", "test_lock.py", ""),
 )
@@ -143,7 +168,11 @@ class TinyBatchNorm(nn.Module):
 
     def __init__(self, inputs: int, classes: int) -> None:
         super().__init__()
-        self.fc1, self.norm, self.fc2 = nn.Linear(inputs, 4), nn.BatchNorm1d(4), nn.Linear(4, classes)
+        self.fc1, self.norm, self.fc2 = (
+            nn.Linear(inputs, 4),
+            nn.BatchNorm1d(4),
+            nn.Linear(4, classes),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.fc2(torch.relu(self.norm(self.fc1(x.flatten(1)))))

@@ -15,7 +15,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = sorted([*(ROOT / n for n in ("README.md", "CONTRIBUTING.md", "SECURITY.md")), *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted(
+    [
+        *(ROOT / n for n in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+        *(ROOT / "docs").rglob("*.md"),
+    ]
+)
 LINKED = [*PAGES, ROOT / "benchmarks" / "README.md"]
 CHANGES = ROOT / "CHANGELOG.md"  # its links are followed; what it names may be gone
 PACKAGES = ("models", "partitions", "strategies", "client", "server")
@@ -23,7 +28,13 @@ ROOMS = (*PACKAGES, "benchmarks", "docker", "requirements", "tests", "experiment
 LONGEST = 25  # words of a sentence
 GENERATED = {"docs/settings.md"}  # its sentences are those of the settings' own declarations
 # A key of federation.yaml, files of FLamby, files that a test writes.
-NOT_OURS = {"server.address", "fed_ixi/common.py", "dataset.py", "probe_client.py", "probe_server.py"}
+NOT_OURS = {
+    "server.address",
+    "fed_ixi/common.py",
+    "dataset.py",
+    "probe_client.py",
+    "probe_server.py",
+}
 PLACEHOLDER = re.compile(r"[/-][A-Z]{3,}\b")  # heart-METHOD.toml stands for several files
 FENCE = re.compile(r"^ *```.*?^ *```\n?", re.MULTILINE | re.DOTALL)
 
@@ -40,7 +51,9 @@ def ids(pages: list[Path]) -> list[str]:
 def tracked() -> frozenset[str]:
     """The files of the checkout that git does not ignore."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+    names = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split("\0")
     return frozenset(name for name in names if name and (ROOT / name).is_file())
 
 
@@ -50,7 +63,9 @@ def tracked() -> frozenset[str]:
 def links(text: str) -> list[str]:
     """The targets of a page's links and pictures that lie in the repository."""
     targets = re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", text))
-    return [target for target in targets if "://" not in target and not target.startswith("mailto:")]
+    return [
+        target for target in targets if "://" not in target and not target.startswith("mailto:")
+    ]
 
 
 @cache
@@ -58,7 +73,9 @@ def anchors(page: Path) -> frozenset[str]:
     """The anchors of a page's headings, as GitHub makes them; MkDocs makes the same of ours."""
     headings = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text("utf-8")), re.MULTILINE)
     plain = (re.sub(r"\]\([^)]*\)", "", heading).lower() for heading in headings)
-    return frozenset(re.sub(r"[^\w\- ]", "", heading).strip().replace(" ", "-") for heading in plain)
+    return frozenset(
+        re.sub(r"[^\w\- ]", "", heading).strip().replace(" ", "-") for heading in plain
+    )
 
 
 def resolve(page: Path, target: str) -> tuple[Path, str]:
@@ -187,7 +204,9 @@ def stale(text: str, file: Path, *, plain: bool = False) -> list[str]:
             word = match[0].rstrip(".")
             if word in NOT_OURS or PLACEHOLDER.search(word):
                 continue
-            if FILE.fullmatch(word) or (PATH.fullmatch(word) and "." in word.rsplit("/", 1)[-1]):
+            if FILE.fullmatch(word) or (
+                PATH.fullmatch(word) and "." in word.rsplit("/", 1)[-1]
+            ):
                 good = file_exists(word, file)
             elif DOTTED.fullmatch(word):
                 good = dotted(word) or (ROOT / word).exists()
@@ -198,7 +217,9 @@ def stale(text: str, file: Path, *, plain: bool = False) -> list[str]:
     return wrong
 
 
-DOCSTRING = re.compile(r'^ *r?"""(.*?)"""', re.MULTILINE | re.DOTALL)  # parsing every file would take seconds
+DOCSTRING = re.compile(
+    r'^ *r?"""(.*?)"""', re.MULTILINE | re.DOTALL
+)  # parsing every file would take seconds
 
 
 def python_files() -> list[Path]:
@@ -218,7 +239,8 @@ def test_docstrings_name_what_exists() -> None:
         for path in python_files()
         if path != Path(__file__).resolve()
         for text in DOCSTRING.findall(path.read_text("utf-8"))
-        for word in stale(text, path) + [w for w in stale(text, path, plain=True) if w.endswith((".py", ".md"))]
+        for word in stale(text, path)
+        + [w for w in stale(text, path, plain=True) if w.endswith((".py", ".md"))]
     ]
     assert sorted(set(wrong)) == []
 
@@ -226,7 +248,12 @@ def test_docstrings_name_what_exists() -> None:
 def test_a_stale_name_is_found() -> None:
     here = ROOT / "server" / "app.py"
     text = "`server.nothing`, ``server/nothing.py``, `nothing.py`, `models.flat.Nothing`, `server/app.py`, `app.py`"
-    assert stale(text, here) == ["server.nothing", "server/nothing.py", "nothing.py", "models.flat.Nothing"]
+    assert stale(text, here) == [
+        "server.nothing",
+        "server/nothing.py",
+        "nothing.py",
+        "models.flat.Nothing",
+    ]
 
 
 TEST = re.compile(r"(tests/[\w/]+\.py)::(\w+)")
@@ -235,7 +262,11 @@ TEST = re.compile(r"(tests/[\w/]+\.py)::(\w+)")
 def missing_tests(text: str) -> list[str]:
     """The tests that a text names by file and function, and that do not exist."""
     found = sorted({match.groups() for match in TEST.finditer(text)})
-    return [f"{file}::{name}" for file, name in found if name not in names_of(module(ROOT / file).body)]
+    return [
+        f"{file}::{name}"
+        for file, name in found
+        if name not in names_of(module(ROOT / file).body)
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=ids(PAGES))
@@ -262,11 +293,17 @@ def paragraphs(text: str) -> Iterator[tuple[int, str]]:
             yield start, kept
             kept = ""
         if not skipped:
-            start, kept = (start, f"{kept} {bare}") if kept else (number, bare[item.end() :] if item else bare)
+            start, kept = (
+                (start, f"{kept} {bare}")
+                if kept
+                else (number, bare[item.end() :] if item else bare)
+            )
 
 
 # Some names begin a sentence with a small letter.
-END = re.compile(r"(?<=[.!?])[\")]*\s+(?=[\"(]?(?:[A-Z0-9]|(?:code|silofl|pip|pydicom|torchvision|uv)\b))")
+END = re.compile(
+    r"(?<=[.!?])[\")]*\s+(?=[\"(]?(?:[A-Z0-9]|(?:code|silofl|pip|pydicom|torchvision|uv)\b))"
+)
 
 
 def sentences(paragraph: str) -> list[str]:
@@ -276,7 +313,8 @@ def sentences(paragraph: str) -> list[str]:
     return [
         part
         for part in re.split(
-            r"(?<=[.!?])[\")]*\s+(?=[\"(]?(?:[A-Z0-9]|(?:code|silofl|pip|pydicom|torchvision|uv)\b))", text
+            r"(?<=[.!?])[\")]*\s+(?=[\"(]?(?:[A-Z0-9]|(?:code|silofl|pip|pydicom|torchvision|uv)\b))",
+            text,
         )
         if part.strip()
     ]
@@ -309,7 +347,9 @@ def test_a_long_sentence_is_found() -> None:
 
 def test_images_are_named_by_the_version_that_is_built() -> None:
     """A page's command names an image by its tag: with an old one it finds none."""
-    (version,) = re.findall(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    (version,) = re.findall(
+        r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
+    )
     for page in PAGES:
         tags = re.findall(r"silofl-(?:silo|server):(\d[\d.]*\d)", page.read_text())
         assert set(tags) <= {version}, f"{relative(page)} names images of {set(tags)}"

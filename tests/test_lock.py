@@ -20,7 +20,9 @@ from requirements.lock import PARTS, entries, locked, name_of, requirements
 ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
 TORCH = ("torch-cpu", "torch-cuda")
-ENTRY = re.compile(r"([a-z0-9-]+)==(\S+)(?: ; ([^\\\n]+?))?(?: \\\n    --hash=sha256:[0-9a-f]{64})+\n")
+ENTRY = re.compile(
+    r"([a-z0-9-]+)==(\S+)(?: ; ([^\\\n]+?))?(?: \\\n    --hash=sha256:[0-9a-f]{64})+\n"
+)
 
 
 def pins(*files: str) -> dict[str, set[Version]]:
@@ -39,12 +41,18 @@ def lacking(part: str, pyproject: str, locked_versions: dict[str, set[Version]])
     Requirements of requirements are those of the installed packages, where a lock file has the installed version: the
     CUDA build of PyTorch needs more than the CPU build. What other Pythons and platforms need is up to uv.
     """
-    wanted, seen, missing = [Requirement(one) for one in requirements(part, pyproject)], set(), []
+    wanted, seen, missing = (
+        [Requirement(one) for one in requirements(part, pyproject)],
+        set(),
+        [],
+    )
     while wanted:
         one = wanted.pop()
         name = canonicalize_name(one.name)
         versions = locked_versions.get(name, set())
-        if not versions or not all(one.specifier.contains(version, prereleases=True) for version in versions):
+        if not versions or not all(
+            one.specifier.contains(version, prereleases=True) for version in versions
+        ):
             missing.append(str(one))
         if (name, *one.extras) in seen:
             continue
@@ -56,7 +64,9 @@ def lacking(part: str, pyproject: str, locked_versions: dict[str, set[Version]])
         except metadata.PackageNotFoundError:
             continue
         for extra in one.extras or {""}:
-            wanted += [f for f in further if f.marker is None or f.marker.evaluate({"extra": extra})]
+            wanted += [
+                f for f in further if f.marker is None or f.marker.evaluate({"extra": extra})
+            ]
     return missing
 
 
@@ -69,7 +79,9 @@ def test_the_locks_cover_pyproject(part: str, torch: str) -> None:
 
 def test_a_dependency_that_nobody_locked_is_found() -> None:
     """And one whose version in the lock file is not wanted any more."""
-    more = PYPROJECT.replace('"numpy",', '"numpy", "left-pad>=1",').replace('"scipy"', '"scipy>=99"')
+    more = PYPROJECT.replace('"numpy",', '"numpy", "left-pad>=1",').replace(
+        '"scipy"', '"scipy>=99"'
+    )
     assert more.count("left-pad") == 1
     found = lacking("dev", more, pins("torch-cpu", *PARTS))
     assert set(found) == {"left-pad>=1", "scipy>=99"}
@@ -90,7 +102,9 @@ def test_every_line_of_a_lock_file_is_a_version_with_sums_and_nothing_else() -> 
 
 def test_torch_is_one_version_in_both_builds() -> None:
     cpu, cuda = locked("torch-cpu"), locked("torch-cuda")
-    assert [name_of(entry) for entry in cpu] == ["torch"] == [name_of(entry) for entry in cuda[:1]]
+    assert (
+        [name_of(entry) for entry in cpu] == ["torch"] == [name_of(entry) for entry in cuda[:1]]
+    )
     assert cpu[0].split()[0] == cuda[0].split()[0] + "+cpu"
     assert not {name_of(entry) for entry in cuda} & {name_of(entry) for entry in locked(*PARTS)}
 
@@ -129,20 +143,34 @@ def installed(folder: Path, wheels: Path, lock: str) -> subprocess.CompletedProc
         (copy / f"{name}.txt").write_text(lock if name == "silo" else "")
     (copy / "torch-cpu.txt").write_text(lock)  # in PyTorch's place
     clean = {key: value for key, value in os.environ.items() if not key.startswith("PIP_")}
-    alone = {"PYTHON": sys.executable, "WHEELS": str(wheels), "PIP_NO_INDEX": "1", "PIP_TARGET": str(folder / "site")}
+    alone = {
+        "PYTHON": sys.executable,
+        "WHEELS": str(wheels),
+        "PIP_NO_INDEX": "1",
+        "PIP_TARGET": str(folder / "site"),
+    }
     command = ["sh", str(copy / "install.sh"), "silo"]
     quiet = {"PIP_CONFIG_FILE": os.devnull, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    return subprocess.run(command, env=clean | alone | quiet, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, env=clean | alone | quiet, capture_output=True, text=True, check=False
+    )
 
 
-def test_what_has_the_sum_is_installed_and_what_has_not_is_refused(wheels: Path, tmp_path: Path) -> None:
+def test_what_has_the_sum_is_installed_and_what_has_not_is_refused(
+    wheels: Path, tmp_path: Path
+) -> None:
     wheel = wheels / "probe-1.0-py3-none-any.whl"
     right = hashlib.sha256(wheel.read_bytes()).hexdigest()
     for folder, lock, code, reason in (
         ("right", f"probe==1.0 --hash=sha256:{right}\n", "VALUE = 1\n", ""),
         ("none", "probe==1.0\n", "VALUE = 1\n", "Hashes are required in --require-hashes mode"),
         # The same name and version, another content.
-        ("changed", f"probe==1.0 --hash=sha256:{right}\n", "VALUE = 2\n", "DO NOT MATCH THE HASHES"),
+        (
+            "changed",
+            f"probe==1.0 --hash=sha256:{right}\n",
+            "VALUE = 2\n",
+            "DO NOT MATCH THE HASHES",
+        ),
     ):
         write_wheel(wheel, code)
         (tmp_path / folder).mkdir()
@@ -163,10 +191,17 @@ def test_nothing_of_ours_installs_packages_another_way() -> None:
     """Makefile and images: the lock files' script, and silofl itself without its dependencies."""
     for name in ("Makefile", "docker/Dockerfile"):
         text = re.sub(r"\\\n", " ", (ROOT / name).read_text())
-        for line in (line for line in text.splitlines() if re.search(r"\bpip install\b", line) and line[:1] != "#"):
+        for line in (
+            line
+            for line in text.splitlines()
+            if re.search(r"\bpip install\b", line) and line[:1] != "#"
+        ):
             assert "--no-deps" in line and "--no-build-isolation" in line, f"{name}: {line}"
     script = (ROOT / "requirements/install.sh").read_text()
-    assert "--no-deps --only-binary :all:" in script and 'install() { pip --require-hashes "$@"; }' in script
+    assert (
+        "--no-deps --only-binary :all:" in script
+        and 'install() { pip --require-hashes "$@"; }' in script
+    )
     assert "requirements/install.sh dev" in (ROOT / "Makefile").read_text()
 
 
@@ -178,13 +213,21 @@ def test_the_base_is_named_once_and_its_digest_is_one() -> None:
     assert re.findall(r"^ARG SILOFL_BASE=\S+$", text, flags=re.MULTILINE) == [
         line for line in text.splitlines() if "SILOFL_BASE=" in line and line.startswith("ARG")
     ]
-    assert re.search(r"^ARG SILOFL_BASE=[a-z0-9./:-]+(@sha256:[0-9a-f]{64})?$", text, flags=re.MULTILINE)
-    outside = [line for line in text.splitlines() if line.startswith("FROM ") and "SILOFL_BASE" not in line]
+    assert re.search(
+        r"^ARG SILOFL_BASE=[a-z0-9./:-]+(@sha256:[0-9a-f]{64})?$", text, flags=re.MULTILINE
+    )
+    outside = [
+        line
+        for line in text.splitlines()
+        if line.startswith("FROM ") and "SILOFL_BASE" not in line
+    ]
     stages = set(re.findall(r"^FROM .* AS (\S+)$", text, flags=re.MULTILINE))
     assert all(line.split()[1] in stages | {"scratch"} for line in outside)
 
 
-@pytest.mark.parametrize(("answer", "moved"), [("sha256:" + "ab" * 32, True), ("latest", False), ("", False)])
+@pytest.mark.parametrize(
+    ("answer", "moved"), [("sha256:" + "ab" * 32, True), ("latest", False), ("", False)]
+)
 def test_pinning_the_base_is_one_command(tmp_path: Path, answer: str, moved: bool) -> None:
     """`docker` here is a stand-in for what asks the registry; it notes what it was asked."""
     (tmp_path / "docker").mkdir()
@@ -202,8 +245,23 @@ def test_pinning_the_base_is_one_command(tmp_path: Path, answer: str, moved: boo
     tag = re.search(r"^ARG SILOFL_BASE=([^@\s]+)", before, flags=re.MULTILINE)[1]  # type: ignore[index]
     assert (tmp_path / "asked").read_text().split()[-1] == tag
     assert (done.returncode == 0) == moved, done.stderr
-    expected = re.sub(r"(?m)^ARG SILOFL_BASE=\S+", f"ARG SILOFL_BASE={tag}@{answer}", before) if moved else before
+    expected = (
+        re.sub(r"(?m)^ARG SILOFL_BASE=\S+", f"ARG SILOFL_BASE={tag}@{answer}", before)
+        if moved
+        else before
+    )
     assert after == expected
-    assert sorted(path.name for path in (tmp_path / "docker").iterdir()) == ["Dockerfile", "pin-base.sh"]
-    again = subprocess.run([*command, "python:3.12-slim"], env=environment, capture_output=True, text=True, check=False)
-    assert (f"python:3.12-slim@{answer}" in (tmp_path / "docker/Dockerfile").read_text()) == moved, again.stderr
+    assert sorted(path.name for path in (tmp_path / "docker").iterdir()) == [
+        "Dockerfile",
+        "pin-base.sh",
+    ]
+    again = subprocess.run(
+        [*command, "python:3.12-slim"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (
+        f"python:3.12-slim@{answer}" in (tmp_path / "docker/Dockerfile").read_text()
+    ) == moved, again.stderr

@@ -34,9 +34,23 @@ def write(folder: Path, method: str, shift: float = 0.0, seeds: tuple[int, ...] 
     for seed in seeds:
         for number, silos in ONE.items():
             for silo, (loss, f1) in silos.items():
-                given = (("val", "loss", loss), ("test", "macro_f1", f1 + shift), ("test", "accuracy", f1 / 2))
+                given = (
+                    ("val", "loss", loss),
+                    ("test", "macro_f1", f1 + shift),
+                    ("test", "accuracy", f1 / 2),
+                )
                 rows += [
-                    Row(method, seed, number, silo, split, "personal", metric, value, TESTED[silo])
+                    Row(
+                        method,
+                        seed,
+                        number,
+                        silo,
+                        split,
+                        "personal",
+                        metric,
+                        value,
+                        TESTED[silo],
+                    )
                     for split, metric, value in given
                 ]
     rows.append(Row(method, seeds[0], 4, "a", "test", "personal", "accuracy", math.nan, 3))
@@ -54,7 +68,10 @@ def test_by_hand(tmp_path: Path) -> None:
     assert best_round(rows, "personal") == (3, 0.5)
     assert best_round(rows, "received")[0] == 0
     chosen = selected(rows)
-    assert {silo: (r.round, r.value) for silo, r in chosen.items()} == {"a": (2, 0.6), "b": (1, 0.8)}
+    assert {silo: (r.round, r.value) for silo, r in chosen.items()} == {
+        "a": (2, 0.6),
+        "b": (1, 0.8),
+    }
     assert weighted(chosen) == pytest.approx(0.65)
 
 
@@ -81,7 +98,8 @@ def test_fedalas_and_fedapms_statistics() -> None:
 def test_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """apple is 0.05 above local and fedavg in both silos: IPR 100. Fairness: F1 0.6 and 0.8 have variance 0.01."""
     folders = [
-        write(tmp_path / name, name, shift) for name, shift in (("local", 0.0), ("fedavg", 0.0), ("apple", 0.05))
+        write(tmp_path / name, name, shift)
+        for name, shift in (("local", 0.0), ("fedavg", 0.0), ("apple", 0.05))
     ]
     main([str(folder) for folder in folders])
     lines = capsys.readouterr().out.splitlines()
@@ -92,7 +110,10 @@ def test_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_several_seeds(tmp_path: Path) -> None:
     """The median over seeds; its bootstrap interval lies inside the range and holds the median."""
-    one, two = (write(tmp_path / "one", "fedavg", seeds=(1, 2)), write(tmp_path / "two", "fedavg", 0.1, seeds=(3,)))
+    one, two = (
+        write(tmp_path / "one", "fedavg", seeds=(1, 2)),
+        write(tmp_path / "two", "fedavg", 0.1, seeds=(3,)),
+    )
     runs = read_runs([one, two])
     assert sorted(runs["fedavg"]) == [1, 2, 3]
     assert silo_medians(runs["fedavg"]) == pytest.approx({"a": 0.6, "b": 0.8})

@@ -48,7 +48,14 @@ from server.simulation.engine import flower_identity
 from strategies.base.run_settings import RunSettings, defaults, parse_settings, toml_text
 from strategies.base.state import State
 from strategies.base.survey import read_answer, written_answer
-from strategies.base.transport.payload import ExpectedReply, Model, Payload, Update, encode, read_update
+from strategies.base.transport.payload import (
+    ExpectedReply,
+    Model,
+    Payload,
+    Update,
+    encode,
+    read_update,
+)
 from strategies.base.transport.reporting import read_data_summary
 
 
@@ -65,7 +72,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @example(values={"\n": None})
 @example(values={"rounds": 16**5000})
 @example(values={"strategy": "\n", "loss": "\n" * 999})
-@given(values=st.dictionaries(st.sampled_from(sorted(defaults())) | WORDS, PLAIN | VALUES, max_size=4))
+@given(
+    values=st.dictionaries(
+        st.sampled_from(sorted(defaults())) | WORDS, PLAIN | VALUES, max_size=4
+    )
+)
 def test_settings(values: dict[str, Any]) -> None:
     try:
         assert isinstance(parse_settings(values), RunSettings)
@@ -130,10 +141,16 @@ def test_federation_yaml(place: Path, edits: Edits) -> None:
 @example(top={}, silo={"policy": "\0"})
 @example(top={}, silo={"policy": "\ud800"})
 @given(
-    top=st.fixed_dictionaries({}, optional=dict.fromkeys(("name", "server", "demo", "silos"), VALUES)),
-    silo=st.fixed_dictionaries({}, optional=dict.fromkeys(("name", "device", "data", "memory", "policy"), VALUES)),
+    top=st.fixed_dictionaries(
+        {}, optional=dict.fromkeys(("name", "server", "demo", "silos"), VALUES)
+    ),
+    silo=st.fixed_dictionaries(
+        {}, optional=dict.fromkeys(("name", "device", "data", "memory", "policy"), VALUES)
+    ),
 )
-def test_federation_yaml_of_any_values(place: Path, top: dict[str, Any], silo: dict[str, Any]) -> None:
+def test_federation_yaml_of_any_values(
+    place: Path, top: dict[str, Any], silo: dict[str, Any]
+) -> None:
     whole = {"name": "demo", "silos": [{"name": "a", "data": "x.npz", **silo}], **top}
     place.write_text(yaml.safe_dump(whole), encoding="utf-8", errors="surrogatepass")
     read_as_federation(place)
@@ -146,7 +163,9 @@ def test_federation_yaml_of_any_values(place: Path, top: dict[str, Any], silo: d
 @given(edits=EDITS)
 def test_a_policy(edits: Edits) -> None:
     try:
-        policy = parse_policy(edited(default_file().encode(), edits).decode(errors="replace"), "policy.toml")
+        policy = parse_policy(
+            edited(default_file().encode(), edits).decode(errors="replace"), "policy.toml"
+        )
         assert isinstance(policy, Policy)
     except ValueError as error:
         one_line(error)
@@ -154,7 +173,10 @@ def test_a_policy(edits: Edits) -> None:
 
 
 @FEW
-@given(key=st.sampled_from([*map(key_of, Rules.model_fields)]), value=VALUES.filter(lambda value: value is not None))
+@given(
+    key=st.sampled_from([*map(key_of, Rules.model_fields)]),
+    value=VALUES.filter(lambda value: value is not None),
+)
 def test_a_policy_of_any_values(key: str, value: Any) -> None:
     """JSON's scalars and lists are TOML's too."""
     try:
@@ -241,7 +263,9 @@ def test_a_state(place: Path, edits: Edits) -> None:
 @FEW
 @given(edits=EDITS)
 def test_a_state_of_before_there_were_seals(place: Path, edits: Edits) -> None:
-    data = safetensors.torch.save({"w": torch.arange(20.0)}, metadata={"numbers": '{"round": 3}'})
+    data = safetensors.torch.save(
+        {"w": torch.arange(20.0)}, metadata={"numbers": '{"round": 3}'}
+    )
     place.write_bytes(edited(data, edits))
     try:
         assert isinstance(State.load(place).numbers, dict)
@@ -254,13 +278,19 @@ def test_a_state_of_before_there_were_seals(place: Path, edits: Edits) -> None:
 def test_a_history(place: Path, edits: Edits) -> None:
     """What is read can be written, and read again."""
     place.unlink(missing_ok=True)
-    rows = [Row("fedavg", 7, r, s, "test", "received", "loss", r / 3, 10) for r in (1, 2) for s in ("", "a")]
+    rows = [
+        Row("fedavg", 7, r, s, "test", "received", "loss", r / 3, 10)
+        for r in (1, 2)
+        for s in ("", "a")
+    ]
     History(place).add(rows)
     place.write_bytes(edited(place.read_bytes(), edits))
     try:
         history = History(place)
         history.forget("fedavg", 7, after=1)
-        assert [row.cells() for row in History(place).rows] == [row.cells() for row in history.rows]
+        assert [row.cells() for row in History(place).rows] == [
+            row.cells() for row in history.rows
+        ]
     except ValueError as error:
         one_line(error)
         assert str(place) in str(error)
@@ -297,7 +327,9 @@ def test_an_audit_log(log_folder: Path, edits: Edits) -> None:
     whole = file.read_bytes()
     file.write_bytes(edited(whole, edits))
     found = verify(log_folder)
-    changed = [line for line in file.read_bytes().split(b"\n") if line] != whole.split(b"\n")[:-1]
+    changed = [line for line in file.read_bytes().split(b"\n") if line] != whole.split(b"\n")[
+        :-1
+    ]
     assert not changed or found.faults or found.notes
     Log(log_folder).append({**dict.fromkeys(fields, 9), "sent": []})
     assert verify(log_folder).entries[-1]["time"] == 9
@@ -324,9 +356,18 @@ def test_a_data_file(place: Path, edits: Edits) -> None:
 # ---- Replies and summaries -------------------------------------------------------------------------------------------
 
 # What Flower's records can hold.
-SCALARS = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | WORDS | st.binary(max_size=8)
+SCALARS = (
+    st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats()
+    | WORDS
+    | st.binary(max_size=8)
+)
 CELLS = (
-    SCALARS | st.lists(st.floats(), max_size=4) | st.lists(st.integers(0, 9), max_size=4) | st.lists(WORDS, max_size=3)
+    SCALARS
+    | st.lists(st.floats(), max_size=4)
+    | st.lists(st.integers(0, 9), max_size=4)
+    | st.lists(WORDS, max_size=3)
 )
 MODEL = {"name": "model", "silo": "a", "round": 1, "samples": 6, "dtype": "float32"}
 
@@ -344,10 +385,14 @@ EXPECTED = ExpectedReply("fedavg", 1, {"a": 6}, ("model",), lambda name, silo: 4
     manifest=st.one_of(
         st.just(json.dumps([MODEL])),
         VALUES.map(json.dumps),
-        st.lists(st.fixed_dictionaries({}, optional=dict.fromkeys(MODEL, VALUES)), max_size=2).map(json.dumps),
+        st.lists(
+            st.fixed_dictionaries({}, optional=dict.fromkeys(MODEL, VALUES)), max_size=2
+        ).map(json.dumps),
         WORDS,
     ),
-    config=st.dictionaries(st.sampled_from(["round", "silo", "number.steps", "x"]), CELLS, max_size=3),
+    config=st.dictionaries(
+        st.sampled_from(["round", "silo", "number.steps", "x"]), CELLS, max_size=3
+    ),
     array=st.builds(
         Array,
         dtype=st.sampled_from(["float32", "float64", "int64", "object", "nonsense", "<U3"]),
@@ -356,12 +401,22 @@ EXPECTED = ExpectedReply("fedavg", 1, {"a": 6}, ("model",), lambda name, silo: 4
         data=st.binary(max_size=200) | st.just(b"\x93NUMPY" + b"\1\0" + b"v\0" + b"{" * 118),
     )
     | st.just(Array(np.ones(4, np.float32))),
-    metrics=st.dictionaries(st.sampled_from(["received.test.loss", "personal.val.accuracy", "x"]), NUMBERS, max_size=2),
+    metrics=st.dictionaries(
+        st.sampled_from(["received.test.loss", "personal.val.accuracy", "x"]),
+        NUMBERS,
+        max_size=2,
+    ),
 )
-def test_a_reply(manifest: str, config: dict[str, Any], array: Array, metrics: dict[str, Any]) -> None:
+def test_a_reply(
+    manifest: str, config: dict[str, Any], array: Array, metrics: dict[str, Any]
+) -> None:
     whole: dict[str, Any] = {"round": 1, "silo": "a", "manifest": manifest, **config}
-    content = RecordDict({"config": ConfigRecord(whole), "model.model": ArrayRecord({"vector": array})})
-    with contextlib.suppress(TypeError, ValueError, OverflowError):  # numbers that Flower itself does not carry
+    content = RecordDict(
+        {"config": ConfigRecord(whole), "model.model": ArrayRecord({"vector": array})}
+    )
+    with contextlib.suppress(
+        TypeError, ValueError, OverflowError
+    ):  # numbers that Flower itself does not carry
         content["metrics"] = MetricRecord(metrics)
     try:
         found = read_update(reply_of(content), "a", EXPECTED)
@@ -372,10 +427,14 @@ def test_a_reply(manifest: str, config: dict[str, Any], array: Array, metrics: d
 
 def test_a_reply_that_is_right_is_read() -> None:
     """The property above is not about refusals alone."""
-    content = encode(Payload({"model": Model(torch.ones(4), "a", 1, 6)}), {"round": 1, "silo": "a"})
+    content = encode(
+        Payload({"model": Model(torch.ones(4), "a", 1, 6)}), {"round": 1, "silo": "a"}
+    )
     content["metrics"] = MetricRecord({"received.test.loss": 0.5})
     found = read_update(reply_of(content), "a", EXPECTED)
-    assert found.vector.tolist() == [1, 1, 1, 1] and found.metrics == {"received.test.loss": 0.5}
+    assert found.vector.tolist() == [1, 1, 1, 1] and found.metrics == {
+        "received.test.loss": 0.5
+    }
 
 
 SUMMARY: dict[str, Any] = {
@@ -391,7 +450,9 @@ SUMMARY: dict[str, Any] = {
     left_out=st.sets(st.sampled_from(sorted(SUMMARY)), max_size=2),
 )
 def test_a_summary(changes: dict[str, Any], left_out: set[str]) -> None:
-    summary = {key: value for key, value in {**SUMMARY, **changes}.items() if key not in left_out}
+    summary = {
+        key: value for key, value in {**SUMMARY, **changes}.items() if key not in left_out
+    }
     try:
         assert read_data_summary(ConfigRecord(summary))["name"]
     except ValueError as error:
@@ -408,7 +469,12 @@ SURVEYED = {
         "sd": 11.2,
         "cells": [20] * 10,
     },
-    "sex": {"kind": "category", "levels": ["female", "male"], "missing": None, "cells": [20, None]},
+    "sex": {
+        "kind": "category",
+        "levels": ["female", "male"],
+        "missing": None,
+        "cells": [20, None],
+    },
 }
 
 
@@ -421,7 +487,9 @@ def test_a_survey(edits: Edits) -> None:
     answer = {"n": 200, "day": "", "columns": SURVEYED, "labels": {}}
     record = written_answer(answer)
     for name in SURVEYED:
-        record[f"column.{name}"] = edited(json.dumps(SURVEYED[name]).encode(), edits).decode(errors="replace")
+        record[f"column.{name}"] = edited(json.dumps(SURVEYED[name]).encode(), edits).decode(
+            errors="replace"
+        )
     try:
         found = read_answer(record)
     except ValueError as error:
@@ -454,7 +522,14 @@ RECIPE = Recipe(
             other="other",
             fill="most-frequent",
         ),
-        Column(name="since", kind="date", format="%d.%m.%Y", per="days", fill="refuse", mark_gaps=True),
+        Column(
+            name="since",
+            kind="date",
+            format="%d.%m.%Y",
+            per="days",
+            fill="refuse",
+            mark_gaps=True,
+        ),
         Column(name="ward", kind="skip"),
     ),
     label=("state",),
@@ -470,18 +545,29 @@ def test_a_recipe(place: Path, edits: Edits) -> None:
         place.write_bytes(edited(text.encode(), edits))
         try:
             is_json = text == RECIPE.as_json
-            found = read(place.read_bytes().decode(errors="replace"), parse_recipe) if is_json else load_recipe(place)
+            found = (
+                read(place.read_bytes().decode(errors="replace"), parse_recipe)
+                if is_json
+                else load_recipe(place)
+            )
         except ValueError as error:
             one_line(error)
         else:
-            assert read(found.as_json, parse_recipe) == found == parse_recipe(tomllib.loads(found.toml()))
+            assert (
+                read(found.as_json, parse_recipe)
+                == found
+                == parse_recipe(tomllib.loads(found.toml()))
+            )
 
 
 @FEW
 @given(key=st.sampled_from(sorted(RECIPE.content["columns"][0])), value=VALUES)
 def test_a_recipe_of_any_values(key: str, value: Any) -> None:
     content = RECIPE.content
-    for changed in ({**content, "file": value}, {**content, "columns": [{**content["columns"][0], key: value}]}):
+    for changed in (
+        {**content, "file": value},
+        {**content, "columns": [{**content["columns"][0], key: value}]},
+    ):
         with contextlib.suppress(DataError):
             parse_recipe(changed)
 
@@ -491,7 +577,11 @@ PICTURES = PictureRecipe(
         (8, 32, 32, 1),
         "float32",
         ReadOptions(
-            window=(40, 400), series="T1*", volume=(8, 32, 32), voxel=(3, 1.5, 1.5), outlines=("liver", "core?")
+            window=(40, 400),
+            series="T1*",
+            volume=(8, 32, 32),
+            voxel=(3, 1.5, 1.5),
+            outlines=("liver", "core?"),
         ),
     ),
     expected=PicturesExpected(
@@ -517,7 +607,11 @@ def test_a_recipe_of_pictures(place: Path, edits: Edits) -> None:
         place.write_bytes(edited(text.encode(), edits))
         try:
             is_json = text == PICTURES.as_json
-            found = read_any(place.read_bytes().decode(errors="replace")) if is_json else load_any(place)
+            found = (
+                read_any(place.read_bytes().decode(errors="replace"))
+                if is_json
+                else load_any(place)
+            )
         except ValueError as error:
             one_line(error)
         else:
@@ -525,14 +619,21 @@ def test_a_recipe_of_pictures(place: Path, edits: Edits) -> None:
 
 
 @FEW
-@given(key=st.sampled_from(["pictures", "expected", "classes", "label"]), inner=st.text(), value=VALUES)
+@given(
+    key=st.sampled_from(["pictures", "expected", "classes", "label"]),
+    inner=st.text(),
+    value=VALUES,
+)
 @example(key="pictures", inner="shape", value=[8, 8, float("nan"), 1])
 @example(key="pictures", inner="shape", value=[8, 8, 10**400])
 @example(key="pictures", inner="window", value=[1, 10**400])
 def test_a_recipe_of_pictures_of_any_values(key: str, inner: str, value: Any) -> None:
     content = PICTURES.content
     own = content[key]
-    for changed in ({**content, key: value}, {**content, key: {**own, inner: value} if isinstance(own, dict) else own}):
+    for changed in (
+        {**content, key: value},
+        {**content, key: {**own, inner: value} if isinstance(own, dict) else own},
+    ):
         with contextlib.suppress(DataError):
             parse_any(changed)
 
@@ -541,19 +642,30 @@ def reads_or_says_one_line(file: Path, reading: Callable[[], Any]) -> None:
     """And says nothing of what is in the file, whose every text field names somebody."""
     try:
         picture = reading()
-        assert picture.dtype in (np.uint8, np.float32) and picture.ndim == 3 and np.isfinite(picture).all()
+        assert (
+            picture.dtype in (np.uint8, np.float32)
+            and picture.ndim == 3
+            and np.isfinite(picture).all()
+        )
     except ValueError as error:
         one_line(error, 200)
-        assert leaks(str(error)) == [] and str(file) not in str(error) and error.__cause__ is None
+        assert (
+            leaks(str(error)) == [] and str(file) not in str(error) and error.__cause__ is None
+        )
 
 
 @FEW
 @given(edits=EDITS)
 def test_dicom(place: Path, edits: Edits) -> None:
-    write_dicom(place, np.arange(64, dtype=np.uint16).reshape(8, 8), RescaleSlope=2, RescaleIntercept=-9)
+    write_dicom(
+        place, np.arange(64, dtype=np.uint16).reshape(8, 8), RescaleSlope=2, RescaleIntercept=-9
+    )
     place.write_bytes(edited(place.read_bytes(), edits))
     options = ReadOptions(size=4)
-    reads_or_says_one_line(place, lambda: (dicom.probe(place, "here", options), dicom.read(place, "here", options))[1])
+    reads_or_says_one_line(
+        place,
+        lambda: (dicom.probe(place, "here", options), dicom.read(place, "here", options))[1],
+    )
     with contextlib.suppress(ValueError):
         assert isinstance(dicom.read_header(place, "here"), dicom.Header | str)
 
@@ -561,9 +673,14 @@ def test_dicom(place: Path, edits: Edits) -> None:
 @FEW
 @given(edits=EDITS, suffix=st.sampled_from([".nii", ".nii.gz"]))
 def test_nifti(place: Path, edits: Edits, suffix: str) -> None:
-    file = write_nifti(place.with_suffix(suffix), np.arange(64, dtype=np.int16).reshape(4, 4, 4))
+    file = write_nifti(
+        place.with_suffix(suffix), np.arange(64, dtype=np.int16).reshape(4, 4, 4)
+    )
     file.write_bytes(edited(file.read_bytes(), edits))
     options = ReadOptions(size=4)
     reads_or_says_one_line(
-        file, lambda: (volume.probe([file], "here", options), volume.read([file], "here", options))[1]
+        file,
+        lambda: (volume.probe([file], "here", options), volume.read([file], "here", options))[
+            1
+        ],
     )

@@ -25,7 +25,10 @@ def test_the_oldest_and_the_newest_version_are_the_same_everywhere() -> None:
     oldest, newest = f"3.{matched[1]}", f"3.{int(matched[2]) - 1}"
     assert oldest == OLDEST == PROJECT["tool"]["mypy"]["python_version"]
     assert PROJECT["tool"]["ruff"]["target-version"] == "py" + oldest.replace(".", "")
-    assert f"(3, {matched[1]}) <= sys.version_info < (3, {matched[2]})" in (ROOT / "Makefile").read_text()
+    assert (
+        f"(3, {matched[1]}) <= sys.version_info < (3, {matched[2]})"
+        in (ROOT / "Makefile").read_text()
+    )
     for page in ("README.md", "Makefile"):
         assert f"Python {oldest} to {newest}" in (ROOT / page).read_text(), page
 
@@ -35,24 +38,40 @@ PATCHES = {r"extractall\([^)]*filter": "3.11.4"}  # what Debian 12's 3.11.2 lack
 
 def test_nothing_is_used_that_only_a_patch_release_brought() -> None:
     own = Path(__file__).resolve()
-    listed = subprocess.run(["git", "ls-files", "-z", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     for path in (ROOT / name for name in listed.stdout.split("\0") if name):
         if path.exists() and path not in (own, ROOT / "tests/helpers/archives.py"):
             for pattern, version in PATCHES.items():
-                assert not re.search(pattern, path.read_text("utf-8")), f"{path}: {pattern} needs Python {version}"
+                assert not re.search(pattern, path.read_text("utf-8")), (
+                    f"{path}: {pattern} needs Python {version}"
+                )
 
 
 @pytest.mark.parametrize(
-    ("version", "accepted"), [((3, 10), False), ((3, 11), True), ((3, 13), True), ((3, 14), False)]
+    ("version", "accepted"),
+    [((3, 10), False), ((3, 11), True), ((3, 13), True), ((3, 14), False)],
 )
-def test_make_install_refuses_another_version(tmp_path: Path, version: tuple[int, int], accepted: bool) -> None:
+def test_make_install_refuses_another_version(
+    tmp_path: Path, version: tuple[int, int], accepted: bool
+) -> None:
     """`python` is a stand-in that says it is of this version; it makes no environment."""
     python = tmp_path / "python"
     code = f"import sys; sys.version_info = (*{version}, 0); exec(sys.argv[1])"
-    python.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exec {sys.executable} -c \'{code}\' "$2"\necho made; exit 9\n')
+    python.write_text(
+        f'#!/bin/sh\n[ "$1" = -c ] && exec {sys.executable} -c \'{code}\' "$2"\necho made; exit 9\n'
+    )
     python.chmod(0o755)
-    command = ["make", f"PYTHON={python}", f"VENV={tmp_path / 'venv'}", f"{tmp_path / 'venv'}/bin/python"]
+    command = [
+        "make",
+        f"PYTHON={python}",
+        f"VENV={tmp_path / 'venv'}",
+        f"{tmp_path / 'venv'}/bin/python",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert ("made" in done.stdout) == accepted, done.stderr
-    assert ("is not Python 3.11 to 3.13: make PYTHON=python3.12 names another" in done.stderr) != accepted
+    assert (
+        "is not Python 3.11 to 3.13: make PYTHON=python3.12 names another" in done.stderr
+    ) != accepted

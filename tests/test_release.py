@@ -37,22 +37,33 @@ def test_silofl_is_imported_and_run_above_a_clone(tmp_path: Path) -> None:
     for name in ("models", "strategies", "partitions", "client", "server"):
         (source / name).symlink_to(ROOT / name)
     with zipfile.ZipFile(build("editable", source, tmp_path)) as wheel:
-        paths = [wheel.read(name).decode() for name in wheel.namelist() if name.endswith(".pth")]
-    assert paths == [f"{source}\n"]  # a path, and no import of a finder, which is asked after all paths
+        paths = [
+            wheel.read(name).decode() for name in wheel.namelist() if name.endswith(".pth")
+        ]
+    assert paths == [
+        f"{source}\n"
+    ]  # a path, and no import of a finder, which is asked after all paths
     site = f"import site, sys; site.addsitedir({str(tmp_path / 'site')!r}); import silofl; print(silofl.__file__)"
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "silofl.pth").write_text(paths[0])
-    found = subprocess.run([sys.executable, "-c", site], cwd=tmp_path, check=True, capture_output=True, text=True)
+    found = subprocess.run(
+        [sys.executable, "-c", site], cwd=tmp_path, check=True, capture_output=True, text=True
+    )
     assert found.stdout.strip().endswith("silofl.py")
     command = [sys.executable, "-m", "silofl", "--version"]
-    assert subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout == f"silofl {VERSION}\n"
+    assert (
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+        == f"silofl {VERSION}\n"
+    )
 
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A new environment with the wheel that is built from the sdist; the sdist is built from what git tracks."""
     folder = tmp_path_factory.mktemp("release")
-    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True).stdout
+    tracked = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True
+    ).stdout
     for name in filter(None, tracked.decode().split("\0")):
         if (ROOT / name).is_file():
             (folder / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +75,17 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     site = next((folder / "venv").glob("lib/python*/site-packages"))
     (site / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
     python = str(folder / "venv" / "bin" / "python")
-    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+    ]
     subprocess.run([*pip, "--ignore-installed", str(wheel)], check=True)
     return folder / "venv"
 
@@ -73,7 +94,9 @@ def run(environment: Path, command: Sequence[str], folder: Path) -> str:
     """Run an installed program in an empty folder with an empty HOME; what it prints."""
     clean = {"PATH": "/usr/bin:/bin", "HOME": str(folder)}
     program = [str(environment / "bin" / command[0]), *command[1:]]
-    return subprocess.run(program, cwd=folder, env=clean, check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        program, cwd=folder, env=clean, check=True, capture_output=True, text=True
+    ).stdout
 
 
 @pytest.fixture(scope="module")
@@ -84,16 +107,23 @@ def directory(environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return folder / run(environment, command, folder).splitlines()[-1]
 
 
-def test_the_wheel_is_this_version_and_holds_the_code(environment: Path, tmp_path: Path) -> None:
+def test_the_wheel_is_this_version_and_holds_the_code(
+    environment: Path, tmp_path: Path
+) -> None:
     code = "import server, importlib.metadata as m; print(server.__file__, m.version('silofl'))"
     place, version = run(environment, ["python", "-c", code], tmp_path).split()
     assert Path(place).is_relative_to(environment) and version == VERSION
 
 
-def test_the_wheel_simulates_and_reports(environment: Path, directory: Path, tmp_path: Path) -> None:
+def test_the_wheel_simulates_and_reports(
+    environment: Path, directory: Path, tmp_path: Path
+) -> None:
     """`silofl simulate`, with the report and every method's file."""
     summary = json.loads((directory / "summary.json").read_text())
-    assert summary["runs"][0]["final"]["accuracy_mean"] > 0.1 and (directory / "report.html").exists()
+    assert (
+        summary["runs"][0]["final"]["accuracy_mean"] > 0.1
+        and (directory / "report.html").exists()
+    )
     methods = json.loads(run(environment, ["silofl", "strategies", "--json"], tmp_path))
     files = [path for path in (ROOT / "strategies").glob("*.py") if path.name != "__init__.py"]
     assert len(methods) >= len(files)
@@ -107,9 +137,13 @@ print(silofl.__file__, run.runs.loc[0, "strategy"], len(run.silos), run.model("h
 
 
 @pytest.mark.exhaustive
-def test_the_wheel_reads_a_run_in_a_script(environment: Path, directory: Path, tmp_path: Path) -> None:
+def test_the_wheel_reads_a_run_in_a_script(
+    environment: Path, directory: Path, tmp_path: Path
+) -> None:
     """`import silofl` is the installed module, and reads the run that the installed command has made."""
-    place, *found = run(environment, ["python", "-c", NOTEBOOK, str(directory)], tmp_path).split()
+    place, *found = run(
+        environment, ["python", "-c", NOTEBOOK, str(directory)], tmp_path
+    ).split()
     assert Path(place).is_relative_to(environment) and found == ["fedavg", "2", "hospital-01"]
 
 

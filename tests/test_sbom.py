@@ -16,7 +16,11 @@ import pytest
 from requirements.sbom import IMAGES, component, licences, sbom
 
 ROOT = Path(__file__).resolve().parents[1]
-FILES = {"silo": ["torch-cpu", "silo"], "silo-gpu": ["torch-cuda", "silo"], "server": ["torch-cpu", "silo", "server"]}
+FILES = {
+    "silo": ["torch-cpu", "silo"],
+    "silo-gpu": ["torch-cuda", "silo"],
+    "server": ["torch-cpu", "silo", "server"],
+}
 # Not for Python 3.11 on Linux, which the images have.
 ELSEWHERE = ("sys_platform == 'win32'", "python_full_version >= '3.12'")
 
@@ -32,14 +36,18 @@ def locked(image: str) -> dict[tuple[str, str], list[str]]:
                 if not any(marker in head[3] for marker in ELSEWHERE):
                     found[head[1], head[2]] = sums
             elif "--hash" in line:
-                sums.append(line.strip().removesuffix("\\").strip().removeprefix("--hash=sha256:"))
+                sums.append(
+                    line.strip().removesuffix("\\").strip().removeprefix("--hash=sha256:")
+                )
     return found
 
 
 def packages(content: dict[str, Any]) -> dict[tuple[str, str], list[str]]:
     """The same of a document."""
     listed = [one for one in content["components"] if one["type"] == "library"]
-    return {(one["name"], one["version"]): [h["content"] for h in one["hashes"]] for one in listed}
+    return {
+        (one["name"], one["version"]): [h["content"] for h in one["hashes"]] for one in listed
+    }
 
 
 @pytest.mark.parametrize("image", IMAGES)
@@ -59,7 +67,11 @@ def test_the_images_are_those_of_the_build() -> None:
 @pytest.mark.parametrize("image", IMAGES)
 def test_the_fields_that_cyclonedx_requires(image: str) -> None:
     content = sbom(image)
-    assert (content["bomFormat"], content["specVersion"], content["version"]) == ("CycloneDX", "1.6", 1)
+    assert (content["bomFormat"], content["specVersion"], content["version"]) == (
+        "CycloneDX",
+        "1.6",
+        1,
+    )
     every = [content["metadata"]["component"], *content["components"]]
     assert {one["type"] for one in every} == {"application", "container", "library"}
     assert all(one["name"] and one["version"] for one in every)
@@ -69,7 +81,9 @@ def test_the_fields_that_cyclonedx_requires(image: str) -> None:
         purl = f"pkg:pypi/{one[0]}@{one[1].replace('+', '%2B')}"
         assert [c["purl"] for c in content["components"] if c["bom-ref"] == purl] == [purl]
     hashes = [h for one in content["components"] for h in one.get("hashes", ())]
-    assert all(h["alg"] == "SHA-256" and re.fullmatch(r"[0-9a-f]{64}", h["content"]) for h in hashes)
+    assert all(
+        h["alg"] == "SHA-256" and re.fullmatch(r"[0-9a-f]{64}", h["content"]) for h in hashes
+    )
     [composition] = content["compositions"]  # the base image's packages are not in it
     assert composition == {"aggregate": "incomplete", "assemblies": [every[0]["bom-ref"]]}
 
@@ -78,7 +92,11 @@ def test_silofl_itself_with_its_licence() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     [own] = [one for one in sbom("silo")["components"] if one["name"] == "silofl"]
     assert own["version"] == project["version"]
-    assert own["licenses"] == [{"expression": "Apache-2.0"}] == [{"expression": project["license"]}]
+    assert (
+        own["licenses"]
+        == [{"expression": "Apache-2.0"}]
+        == [{"expression": project["license"]}]
+    )
     assert "Apache License" in (ROOT / "LICENSE").read_text()
 
 
@@ -86,7 +104,9 @@ def made(folder: Path, **variables: str) -> dict[str, bytes]:
     """What `make sbom` writes."""
     clean = {key: value for key, value in os.environ.items() if key != "SOURCE_DATE_EPOCH"}
     command = [sys.executable, "-m", "requirements.sbom", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, env=clean | variables, check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=ROOT, env=clean | variables, check=True, capture_output=True, text=True
+    )
     return {Path(name).name: Path(name).read_bytes() for name in done.stdout.split()}
 
 
@@ -104,15 +124,23 @@ def test_the_same_packages_give_the_same_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "images"), [("silo", {*IMAGES}), ("server", {"server"}), ("torch-cuda", {"silo-gpu"}), ("dev", set())]
+    ("file", "images"),
+    [("silo", {*IMAGES}), ("server", {"server"}), ("torch-cuda", {"silo-gpu"}), ("dev", set())],
 )
-def test_a_package_that_is_planted_into_a_lock_file_is_found(tmp_path: Path, file: str, images: set[str]) -> None:
+def test_a_package_that_is_planted_into_a_lock_file_is_found(
+    tmp_path: Path, file: str, images: set[str]
+) -> None:
     shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    planted = f"left-pad==1.3.0 \\\n    --hash=sha256:{'ab' * 32} \\\n    --hash=sha256:{'cd' * 32}\n"
+    planted = (
+        f"left-pad==1.3.0 \\\n    --hash=sha256:{'ab' * 32} \\\n    --hash=sha256:{'cd' * 32}\n"
+    )
     with (tmp_path / f"requirements/{file}.txt").open("a") as lock:
         lock.write(planted)
-    found = {image: packages(sbom(image, tmp_path / "requirements")).get(("left-pad", "1.3.0")) for image in IMAGES}
+    found = {
+        image: packages(sbom(image, tmp_path / "requirements")).get(("left-pad", "1.3.0"))
+        for image in IMAGES
+    }
     assert {image for image, sums in found.items() if sums} == images
     assert all(sums == ["ab" * 32, "cd" * 32] for sums in found.values() if sums)
 

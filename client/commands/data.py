@@ -38,7 +38,9 @@ def predict(args: argparse.Namespace) -> None:
     from partitions.common.output import print_document
 
     masks, model = Path(args.masks) if args.masks else None, Path(args.model)
-    text = predict_file(model, Path(args.data), masks, args.recipe, args.as_gaps, args.key, args.network)
+    text = predict_file(
+        model, Path(args.data), masks, args.recipe, args.as_gaps, args.key, args.network
+    )
     if args.out:
         write_atomically(Path(args.out), text)
         print(args.out)
@@ -49,12 +51,19 @@ def predict(args: argparse.Namespace) -> None:
 
 
 RECIPE = (
-    option("--recipe", "FILE", "read the source as this recipe says, in place of other options", type=Path),
+    option(
+        "--recipe",
+        "FILE",
+        "read the source as this recipe says, in place of other options",
+        type=Path,
+    ),
     flag(
         "--propose",
         "print what the source holds and a first draft of its recipe, explained, with questions; write nothing",
     ),
-    flag("--as-gaps", "a table: cells that do not fit the recipe are missing values, each named"),
+    flag(
+        "--as-gaps", "a table: cells that do not fit the recipe are missing values, each named"
+    ),
     option(
         "--schema",
         "BUNDLE|FOLDER|FILE",
@@ -63,7 +72,9 @@ RECIPE = (
     ),
     several("--map", "NAME=COLUMN", "--schema: the csv's column for one of it"),
     several(
-        "--codes", "NAME:CELL=CATEGORY", "--schema: which of a column's categories, or of the classes, a cell means"
+        "--codes",
+        "NAME:CELL=CATEGORY",
+        "--schema: which of a column's categories, or of the classes, a cell means",
     ),
 )
 
@@ -79,12 +90,24 @@ TEXTS = (
 )
 
 TABLE = (
-    option("--columns", "A,B...", "a csv: these columns of numbers (default: all; of texts: none)"),
-    option("--separator", "SIGN", "a csv: ',', ';', '|' or tab (default: by line 1)", default=""),
-    option("--decimal", "SIGN", "a csv: , where 1,5 is a number (default: as it shows)", default=""),
-    option("--thousands", "SIGN", "a csv: the sign in 1.234,5 (default: as it shows)", default=""),
-    option("--encoding", "NAME", "a csv: its encoding (default: UTF-8, or as it shows)", default=""),
-    option("--dates", "FORMAT", "a csv: how dates are written, for example %d/%m/%Y", default=""),
+    option(
+        "--columns", "A,B...", "a csv: these columns of numbers (default: all; of texts: none)"
+    ),
+    option(
+        "--separator", "SIGN", "a csv: ',', ';', '|' or tab (default: by line 1)", default=""
+    ),
+    option(
+        "--decimal", "SIGN", "a csv: , where 1,5 is a number (default: as it shows)", default=""
+    ),
+    option(
+        "--thousands", "SIGN", "a csv: the sign in 1.234,5 (default: as it shows)", default=""
+    ),
+    option(
+        "--encoding", "NAME", "a csv: its encoding (default: UTF-8, or as it shows)", default=""
+    ),
+    option(
+        "--dates", "FORMAT", "a csv: how dates are written, for example %d/%m/%Y", default=""
+    ),
     several("--gaps", "CELL", "a csv: a cell that means missing; may be repeated"),
 )
 
@@ -107,7 +130,9 @@ SCANS = (
         "--window=-600,1500 (default: the file's own)",
     ),
     option(
-        "--spacing", "MM", "scans: a pixel is MM wide and high; --size then cuts, or widens; of a volume also Z,Y,X"
+        "--spacing",
+        "MM",
+        "scans: a pixel is MM wide and high; --size then cuts, or widens; of a volume also Z,Y,X",
     ),
     option("--slices", "N", "scans: slices of each volume", type=int, default=1),
     option(
@@ -121,12 +146,22 @@ SCANS = (
         "A,B...",
         "DICOM volumes: these outlines of SEG and RTSTRUCT objects are the classes 1, 2, ...; A? may be missing",
     ),
-    option("--series", "PATTERN", "DICOM: part of a series' description, or with * and ? all of it", default=""),
+    option(
+        "--series",
+        "PATTERN",
+        "DICOM: part of a series' description, or with * and ? all of it",
+        default="",
+    ),
 )
 
 PREDICT = (  # --serve belongs to the server: server/cli/models.py
     option("--model", "FILE", "a model from silofl export", required=True),
-    option("--network", "MODULE:FACTORY", "of a model of your own network: run this code", default=""),
+    option(
+        "--network",
+        "MODULE:FACTORY",
+        "of a model of your own network: run this code",
+        default="",
+    ),
     option(
         "--data",
         "FILE",
@@ -140,9 +175,17 @@ PREDICT = (  # --serve belongs to the server: server/cli/models.py
         "(default: standard output)",
     ),
     choice(
-        "--key", KEYS, "pictures and scans: call them by this (default: of DICOM the patient, and else the file)", ""
+        "--key",
+        KEYS,
+        "pictures and scans: call them by this (default: of DICOM the patient, and else the file)",
+        "",
     ),
-    option("--recipe", "FILE", "a csv or pictures: this recipe, where the model's card has none", type=Path),
+    option(
+        "--recipe",
+        "FILE",
+        "a csv or pictures: this recipe, where the model's card has none",
+        type=Path,
+    ),
     flag("--as-gaps", "a csv: cells that do not fit are missing values, each named"),
     option(
         "--masks",
@@ -160,7 +203,11 @@ COMMANDS = (
         (
             option("source", "SOURCE", "a folder, or a csv"),
             option("--out", "FILE.npz", "the file to write, and FILE.recipe.toml beside it"),
-            option("--label", "COLUMN", "a csv: the label's column, or several: A,B (default: the column label)"),
+            option(
+                "--label",
+                "COLUMN",
+                "a csv: the label's column, or several: A,B (default: the column label)",
+            ),
             OneOf(
                 (
                     option(
@@ -171,7 +218,9 @@ COMMANDS = (
                         "not names",
                         default="",
                     ),
-                    flag("--no-patient", "no column tells patients apart: each row is of another"),
+                    flag(
+                        "--no-patient", "no column tells patients apart: each row is of another"
+                    ),
                 )
             ),
             option(
@@ -182,7 +231,12 @@ COMMANDS = (
             ),
             option("--time", "COLUMN", "survival: the column of times ..."),
             option("--event", "COLUMN", "... and that of events, 1 or 0 (censored)"),
-            option("--task", "TASK", "what there is to learn, where the labels do not tell", default="auto"),
+            option(
+                "--task",
+                "TASK",
+                "what there is to learn, where the labels do not tell",
+                default="auto",
+            ),
             option("--labels", "A,B...", "all classes in order, the same in every hospital"),
             option("--seed", "S", "seed of the split", type=int, default=42),
             flag("--overwrite", "replace FILE.npz, and with it who is for testing"),

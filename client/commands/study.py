@@ -16,7 +16,9 @@ def approve(args: argparse.Namespace) -> None:
     from client.studies import approve as approve_study
 
     if not args.yes and not sys.stdin.isatty():
-        raise UserError("there is no terminal to ask at: --yes --by NAME approves without a question")
+        raise UserError(
+            "there is no terminal to ask at: --yes --by NAME approves without a question"
+        )
     study = approve_study(
         args.file,
         args.state_dir,
@@ -46,7 +48,12 @@ def studies(args: argparse.Namespace) -> None:
 def revoke(args: argparse.Namespace) -> None:
     from client.studies import revoke as revoke_study
 
-    by = args.by or os.environ.get("SUDO_USER") or os.environ.get("USER") or f"user {os.getuid()}"
+    by = (
+        args.by
+        or os.environ.get("SUDO_USER")
+        or os.environ.get("USER")
+        or f"user {os.getuid()}"
+    )
     revoke_study(args.name, args.state_dir, by)
     print(f"revoked: {args.name}; its next message is refused")
 
@@ -70,7 +77,12 @@ COMMANDS = (
         (
             option("file", "FILE", "the study, study.toml", type=Path),
             *STATE_DIR,
-            option("--policy", "FILE", "this hospital's policy.toml (default: the silo's, as far as known)", type=Path),
+            option(
+                "--policy",
+                "FILE",
+                "this hospital's policy.toml (default: the silo's, as far as known)",
+                type=Path,
+            ),
             flag("--yes", "approve without a question; needs --by"),
             *BY,
             option(
@@ -80,8 +92,15 @@ COMMANDS = (
                 "unsigned one (default: who signed this silo's bundle)",
                 default="",
             ),
-            option("--samples", "N", "this hospital's training samples, for the warnings", type=int),
-            option("--weights", "FILE", "the study's initial weights: is a layer made to read records?", type=Path),
+            option(
+                "--samples", "N", "this hospital's training samples, for the warnings", type=int
+            ),
+            option(
+                "--weights",
+                "FILE",
+                "the study's initial weights: is a layer made to read records?",
+                type=Path,
+            ),
         ),
         examples=("silofl approve study.toml",),
         description="Show a study, check its signature and this hospital's policy, warn of what is known to be"

@@ -71,12 +71,17 @@ def choice(name: str, choices: Sequence[str], help: str, default: str) -> Option
 
 def several(name: str, metavar: str, help: str, **values: Any) -> Option:
     """Return an option that may be repeated, with a value each time."""
-    return Option(name, {"metavar": metavar, "help": help, "action": "append", "default": [], **values})
+    return Option(
+        name, {"metavar": metavar, "help": help, "action": "append", "default": [], **values}
+    )
 
 
 def pairs(name: str, metavar: str, help: str) -> Option:
     """Return an option with one or more values, which may be repeated, too."""
-    return Option(name, {"metavar": metavar, "help": help, "nargs": "+", "action": "extend", "default": []})
+    return Option(
+        name,
+        {"metavar": metavar, "help": help, "nargs": "+", "action": "extend", "default": []},
+    )
 
 
 class Parser(argparse.ArgumentParser):
@@ -88,11 +93,15 @@ class Parser(argparse.ArgumentParser):
     examples: Sequence[str] = ()
     settings: Iterable[str] = ()
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+    def parse_known_args(
+        self, args: Any = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
         """Refuse what this parser does not know here, where the command is known: argparse does it at the top."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{self.remedy(unknown[0].partition('=')[0])}")
+            self.error(
+                f"unrecognized arguments: {' '.join(unknown)}{self.remedy(unknown[0].partition('=')[0])}"
+            )
         return found, unknown
 
     def remedy(self, option: str) -> str:
@@ -101,7 +110,11 @@ class Parser(argparse.ArgumentParser):
 
         if (key := option.removeprefix("--")) != option and key in self.settings:
             return f": {key} is a setting of a run, write --set {key}=VALUE"
-        known = [name.removeprefix("--") for name in self._option_string_actions if name.startswith("--")]
+        known = [
+            name.removeprefix("--")
+            for name in self._option_string_actions
+            if name.startswith("--")
+        ]
         return nearest(key, known).replace("'", "'--", 1)
 
     def error(self, message: str) -> NoReturn:
@@ -114,7 +127,9 @@ class Parser(argparse.ArgumentParser):
 
 def add_command(commands: Any, command: Command, settings: Iterable[str] = ()) -> None:
     """Add a command, with its subcommands, to a parser's subparsers."""
-    parser: Parser = commands.add_parser(command.name, help=command.help, description=command.description or None)
+    parser: Parser = commands.add_parser(
+        command.name, help=command.help, description=command.description or None
+    )
     parser.examples, parser.settings = command.examples, settings
     if command.actions:
         actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")

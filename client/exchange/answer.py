@@ -37,7 +37,9 @@ Work = Callable[[ClientSession, SiloClient], Result]
 
 
 @functools.lru_cache(maxsize=4)
-def settings_of(keys: tuple[str, ...], values: tuple[Any, ...], types: tuple[type, ...]) -> RunSettings:
+def settings_of(
+    keys: tuple[str, ...], values: tuple[Any, ...], types: tuple[type, ...]
+) -> RunSettings:
     """Parse the run's settings, once for all its messages. The types are part of the cache key, since True equals 1."""
     return parse_settings(dict(zip(keys, values, strict=True)))
 
@@ -56,7 +58,9 @@ def answer(handler: Handler) -> Callable[[Message, Context], Message]:
         try:
             return Message(handler(message, open_session(message, context)), reply_to=message)
         except Exception as error:
-            if (is_full(error) or is_out_of_memory(error)) and "state-path" in context.node_config:
+            if (
+                is_full(error) or is_out_of_memory(error)
+            ) and "state-path" in context.node_config:
                 # A simulation's silos share the user's disk and memory: the run fails instead of leaving silos out.
                 if is_full(error):
                     raise
@@ -77,9 +81,15 @@ def local_round(work: Work) -> Handler:
         vectors, metrics = work(session, client)
         counts = {split: getattr(session.used_data, split).people for split in SPLITS}
         least = session.min_samples
-        if least < math.inf and any("." in name for name in metrics.keys() - {*SECONDS}) and not may_measure(session):
+        if (
+            least < math.inf
+            and any("." in name for name in metrics.keys() - {*SECONDS})
+            and not may_measure(session)
+        ):
             least = math.inf
-        sent = release(client, vectors, metrics, counts, min_samples=least, policy=session.policy)
+        sent = release(
+            client, vectors, metrics, counts, min_samples=least, policy=session.policy
+        )
         progress.ends(client.round, metrics, sent)
         return sent
 
@@ -93,7 +103,9 @@ def open_session(message: Message, context: Context) -> ClientSession:
     """
     terms = take_terms(context.node_config)
     if terms is None:
-        if Path(sys.argv[0]).name == "flwr-clientapp":  # the process of a SuperNode that is not ours
+        if (
+            Path(sys.argv[0]).name == "flwr-clientapp"
+        ):  # the process of a SuperNode that is not ours
             raise UserError(NO_GATE)
         terms = read_terms(context.node_config, context.run_config)
         check_message(message, context, terms)
@@ -117,4 +129,6 @@ def error_reply(error: Exception, message: Message, context: Context) -> Message
     reason = report(error, batch_size_in(context))
     with contextlib.suppress(UserError, DataError):  # the settings themselves may be the error
         note_failure(message, context, settings_in(context), reason)
-    return Message(Error(internal("ErrorCode").CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+    return Message(
+        Error(internal("ErrorCode").CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message
+    )

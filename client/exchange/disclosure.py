@@ -50,7 +50,9 @@ class Question:
 
 def people_of(part: Split) -> list[str]:
     """Return a digest per patient of a part of the data, sorted; per sample where the file names no patients."""
-    return people_digests(sample_digests(np.stack([sample_digests(part.x), sample_digests(part.y)], axis=1)), part)
+    return people_digests(
+        sample_digests(np.stack([sample_digests(part.x), sample_digests(part.y)], axis=1)), part
+    )
 
 
 def may_measure(session: ClientSession) -> bool:
@@ -72,9 +74,21 @@ def may_measure(session: ClientSession) -> bool:
         find = "SELECT people FROM disclosed WHERE kind = 'people' AND silo = ? AND model = '' AND data = ?"
         if db.execute(find, (silo, data)).fetchone() is None:
             parts = (session.data.train, session.data.val, session.data.test)
-            disclose(db, "people", silo=silo, data=data, people=[one for part in parts for one in people_of(part)])
-        people = {one: Counter(db.execute(find, (silo, one)).fetchone()[0].split()) for one in (data, *sorted(before))}
-        if any(0 < fewest_changed(people[data], people[one]) < policy.min_sum_samples for one in before):
+            disclose(
+                db,
+                "people",
+                silo=silo,
+                data=data,
+                people=[one for part in parts for one in people_of(part)],
+            )
+        people = {
+            one: Counter(db.execute(find, (silo, one)).fetchone()[0].split())
+            for one in (data, *sorted(before))
+        }
+        if any(
+            0 < fewest_changed(people[data], people[one]) < policy.min_sum_samples
+            for one in before
+        ):
             return False
         disclose(db, "metrics", silo=silo, data=data, model=model)
     return True
@@ -82,9 +96,15 @@ def may_measure(session: ClientSession) -> bool:
 
 def claim(session: ClientSession, question: Question) -> None:
     """Note that this answer is about to leave. Raises PolicyRefusedError where the rule refuses it, else SiteError."""
-    state, silo, run = session.context.node_config.get("state-dir"), session.name, str(int(session.context.run_id))
+    state, silo, run = (
+        session.context.node_config.get("state-dir"),
+        session.name,
+        str(int(session.context.run_id)),
+    )
     if not state:
-        raise PolicyRefusedError(f"{silo} refuses: it has no state-dir to remember what it gave")
+        raise PolicyRefusedError(
+            f"{silo} refuses: it has no state-dir to remember what it gave"
+        )
     kind, own = question.kind, (question.model, question.asked)
     with Record(Path(str(state))).writing() as db:
         find = "SELECT model, question FROM disclosed WHERE kind = ? AND silo = ? AND run = ?"
@@ -102,7 +122,9 @@ def claim(session: ClientSession, question: Question) -> None:
             disclose(db, kind, silo=silo, run=run, people=question.people, **about)
 
 
-def check_earlier(session: ClientSession, question: Question, asked: str, data: str, people: str) -> None:
+def check_earlier(
+    session: ClientSession, question: Question, asked: str, data: str, people: str
+) -> None:
     """Raise PolicyRefusedError if an earlier answer about the same model, and this one, would give more together."""
     if data == question.data:
         if asked != question.asked:

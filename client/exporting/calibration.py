@@ -50,7 +50,9 @@ def temperature_for(card: Card, net: FlatModel, file: Path) -> Temperature:
     Raises UserError if the task has no probabilities, the file does not fit, or it has too few validation samples.
     """
     if card.task not in TASKS:
-        raise UserError(f"--temperature: {card.task} has no probabilities to scale; it is for {', '.join(TASKS)}")
+        raise UserError(
+            f"--temperature: {card.task} has no probabilities to scale; it is for {', '.join(TASKS)}"
+        )
     data = fitting(card, file, "--temperature")
     if len(data.val) < FEWEST:
         raise UserError(
@@ -71,7 +73,11 @@ def temperature_for(card: Card, net: FlatModel, file: Path) -> Temperature:
 
 def is_as_trained(card: Card, data: SiloData) -> bool:
     """Return whether a file's parts have the sizes of the run's parts: a simulation draws its own parts."""
-    return {"train": len(data.train), "val": len(data.val), "test": len(data.test)} == card.samples
+    return {
+        "train": len(data.train),
+        "val": len(data.val),
+        "test": len(data.test),
+    } == card.samples
 
 
 def fitting(card: Card, file: Path, option: str) -> SiloData:
@@ -86,7 +92,9 @@ def fitting(card: Card, file: Path, option: str) -> SiloData:
             f"{card.input.dtype} of shape {card.shape}"
         )
     if data.task != card.task or data.classes > card.classes:
-        raise UserError(f"{option}: {file} is for {data.task} with {data.classes} outputs, the model for another")
+        raise UserError(
+            f"{option}: {file} is for {data.task} with {data.classes} outputs, the model for another"
+        )
     return data
 
 
@@ -94,13 +102,21 @@ def outputs_and_labels(card: Card, net: FlatModel, split: Split) -> tuple[Tensor
     """Return the model's outputs (n, C) in double precision, and the labels."""
     scale = card.normalisation
     bytes_ = scale is not None and scale.mean == BYTE_MEAN and scale.std == BYTE_STD
-    mean, std = (None, None) if scale is None or bytes_ else (torch.tensor(scale.mean), torch.tensor(scale.std))
+    mean, std = (
+        (None, None)
+        if scale is None or bytes_
+        else (torch.tensor(scale.mean), torch.tensor(scale.std))
+    )
     samples = Samples(split.x, split.y, "cpu", mean, std)
     return predict(net, samples).double(), samples.labels()
 
 
 def loss_of(task: str, outputs: Tensor, labels: Tensor) -> Tensor:
-    return binary_loss(outputs, labels.double()) if task == "multilabel" else F.cross_entropy(outputs, labels)
+    return (
+        binary_loss(outputs, labels.double())
+        if task == "multilabel"
+        else F.cross_entropy(outputs, labels)
+    )
 
 
 def fitted(task: str, outputs: Tensor, labels: Tensor) -> float:
@@ -129,9 +145,13 @@ def conformal_for(card: Card, net: FlatModel, file: Path, coverage: float) -> Co
     Raises UserError if the task has neither, if the file does not fit, or if it has too few test samples.
     """
     if card.task not in (*SETS, *INTERVALS):
-        raise UserError(f"--conformal: {card.task} has no sets or intervals; it is for {', '.join(SETS + INTERVALS)}")
+        raise UserError(
+            f"--conformal: {card.task} has no sets or intervals; it is for {', '.join(SETS + INTERVALS)}"
+        )
     if not COVERAGE[0] <= coverage <= COVERAGE[1]:
-        raise UserError(f"--coverage {coverage:g}: from {COVERAGE[0]} to {COVERAGE[1]}, for example 0.9")
+        raise UserError(
+            f"--coverage {coverage:g}: from {COVERAGE[0]} to {COVERAGE[1]}, for example 0.9"
+        )
     data = fitting(card, file, "--conformal")
     test, patients = one_per_patient(data.test)
     least = math.ceil(coverage / (1 - coverage) - 1e-9)
@@ -151,7 +171,9 @@ def conformal_for(card: Card, net: FlatModel, file: Path, coverage: float) -> Co
         errors = np.abs(predicted - np.asarray(test.y, np.float64))
         found = {"half_widths": [quantile(column, 1 - coverage) for column in errors.T]}
     as_trained = is_as_trained(card, data)
-    return Conformal(coverage=coverage, records=len(test), patients=patients, as_trained=as_trained, **found)
+    return Conformal(
+        coverage=coverage, records=len(test), patients=patients, as_trained=as_trained, **found
+    )
 
 
 def one_per_patient(split: Split) -> tuple[Split, bool]:
@@ -175,11 +197,17 @@ def bounds_of(card: Card, outputs: Tensor) -> tuple[list[str], list[list[float]]
     half = np.array(known.half_widths)
     predicted = np.array(card.answering.answers(outputs)[1])
     names = [f"{end}_{k}" for k in range(len(half)) for end in ("low", "high")]
-    return names, np.stack([predicted - half, predicted + half], axis=2).reshape(len(predicted), -1).tolist()
+    return names, np.stack([predicted - half, predicted + half], axis=2).reshape(
+        len(predicted), -1
+    ).tolist()
 
 
 def in_words(known: Conformal) -> str:
     """Return a sentence with the guarantee of a card's threshold or widths, and the number of records behind it."""
-    what = "each set holds the true class" if known.threshold is not None else "each interval holds the measurement"
+    what = (
+        "each set holds the true class"
+        if known.threshold is not None
+        else "each interval holds the measurement"
+    )
     whose = "patients, one record of each" if known.patients else "records"
     return f"{what} of {known.coverage:.0%} of new patients like these, as computed on {known.records} test {whose}"

@@ -49,7 +49,9 @@ class Input(Frozen):
     """Shape (``models.shapes.written``) and number format of a sample."""
 
     shape: list[int] | list[str]
-    dtype: Name | None  # of several inputs one each, as ``partitions.splits.dtype_of`` writes them
+    dtype: (
+        Name | None
+    )  # of several inputs one each, as ``partitions.splits.dtype_of`` writes them
 
 
 class Scale(Frozen):
@@ -119,7 +121,9 @@ class Card(Frozen):
     samples: dict[Literal["train", "val", "test"], Count]
     model: Architecture
     input: Input
-    task: Literal["multiclass", "ordinal", "multilabel", "regression", "survival", "segmentation"] = "multiclass"
+    task: Literal[
+        "multiclass", "ordinal", "multilabel", "regression", "survival", "segmentation"
+    ] = "multiclass"
     classes: Annotated[int, Field(ge=1, le=MOST_CLASSES)]
     columns_and_labels: dict[str, Any] = Field(default={}, alias="schema")
     normalisation: Scale | None
@@ -155,7 +159,9 @@ class Card(Frozen):
     def text(self) -> bytes:
         """The content of the card's file."""
         content = self.model_dump(by_alias=True, exclude_unset=True)
-        return (json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+        return (
+            json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        ).encode()
 
 
 def checked_card(content: dict[str, Any], source: Path) -> Card:
@@ -174,7 +180,9 @@ def parse_card(text: bytes, file: Path, network: str = "") -> Card:
     Raises DataError, one line, for invalid content, and UserError for a network that the user has not named.
     """
     if len(text) > MOST_BYTES:
-        raise DataError(f"{file} has {len(text)} bytes, a model card has at most {MOST_BYTES}; {MEND}")
+        raise DataError(
+            f"{file} has {len(text)} bytes, a model card has at most {MOST_BYTES}; {MEND}"
+        )
     card = parse_json(Card, text, file, MEND)
     try:
         _ = card.schema_parsed
@@ -205,7 +213,9 @@ def note_export(text: bytes) -> None:
 def was_made_here(text: bytes) -> bool:
     """Return whether this user has exported this card on this machine."""
     try:
-        return hashlib.sha256(text).hexdigest() in _exports().read_text("ascii", "replace").split()
+        return (
+            hashlib.sha256(text).hexdigest() in _exports().read_text("ascii", "replace").split()
+        )
     except OSError:
         return False
 

@@ -58,16 +58,22 @@ def onnx_of(card: Card, net: FlatModel) -> tuple[bytes, float]:
         import onnx
         import onnxruntime
     except ModuleNotFoundError as error:
-        raise UserError(f"--onnx needs the package {error.name}: pip install 'silofl[onnx]'") from None
+        raise UserError(
+            f"--onnx needs the package {error.name}: pip install 'silofl[onnx]'"
+        ) from None
     shape, name = card.shape, card.model.name
     if not isinstance(shape[0], int) and shape[0] != "tokens":
-        raise UserError(f"--onnx: {name} takes several inputs, which an ONNX file of ours has not")
+        raise UserError(
+            f"--onnx: {name} takes several inputs, which an ONNX file of ours has not"
+        )
     module = Answering(card, net.module).eval()
     output = "probabilities" if card.task in (*PROBABILITIES, "segmentation") else "values"
     written: Any = io.BytesIO()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the exporter is the older one; shapes are constants
+            warnings.simplefilter(
+                "ignore"
+            )  # the exporter is the older one; shapes are constants
             torch.onnx.export(
                 module,
                 (inputs(card, shape, 2),),
@@ -81,16 +87,25 @@ def onnx_of(card: Card, net: FlatModel) -> tuple[bytes, float]:
         made = onnx.load_from_string(written.getvalue())
         schema = card.schema_parsed
         onnx.helper.set_model_props(
-            made, {"columns": json.dumps(schema.names), "labels": json.dumps(schema.labels), "model": name}
+            made,
+            {
+                "columns": json.dumps(schema.names),
+                "labels": json.dumps(schema.labels),
+                "model": name,
+            },
         )
         content: bytes = made.SerializeToString()
         session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-        return content, max(difference(session, module, inputs(card, shape, n), name) for n in CHECKED)
+        return content, max(
+            difference(session, module, inputs(card, shape, n), name) for n in CHECKED
+        )
     except UserError:
         raise
     except Exception as error:  # the exceptions of the two packages have no common type
         reason = str(error).strip().partition("\n")[0]
-        raise UserError(f"--onnx: {name} cannot be written as ONNX ({reason[:200]}); leave --onnx out") from None
+        raise UserError(
+            f"--onnx: {name} cannot be written as ONNX ({reason[:200]}); leave --onnx out"
+        ) from None
 
 
 def difference(session: Any, module: nn.Module, x: Tensor, name: str) -> float:
@@ -98,8 +113,12 @@ def difference(session: Any, module: nn.Module, x: Tensor, name: str) -> float:
     with torch.no_grad():
         ours = module(x).numpy()
     theirs = session.run(None, {"x": x.numpy()})[0]
-    if ours.shape != theirs.shape or not np.allclose(ours, theirs, atol=TOLERANCE, rtol=TOLERANCE):
-        raise UserError(f"--onnx: {name} gives other answers in onnxruntime than in PyTorch; leave --onnx out")
+    if ours.shape != theirs.shape or not np.allclose(
+        ours, theirs, atol=TOLERANCE, rtol=TOLERANCE
+    ):
+        raise UserError(
+            f"--onnx: {name} gives other answers in onnxruntime than in PyTorch; leave --onnx out"
+        )
     return float(np.abs(ours - theirs).max())
 
 

@@ -34,7 +34,10 @@ from partitions.recipes.recipe import Recipe
 
 MOST_SCAN_BYTES = 1 << 28  # of a request
 MOST_FILES = 10_000  # in a zip
-LARGEST_UNPACKED, MOST_TIMES = 1 << 27, 100  # a zip that unpacks to more, and to that many times its size, is refused
+LARGEST_UNPACKED, MOST_TIMES = (
+    1 << 27,
+    100,
+)  # a zip that unpacks to more, and to that many times its size, is refused
 ZIP, GZIP = b"PK", b"\x1f\x8b"
 NIFTI_MAGIC = {344: (b"ni1\0", b"n+1\0"), 4: (b"ni2\0", b"n+2\0")}
 THE_REQUEST = "the request"
@@ -47,7 +50,9 @@ def work_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def predict_scans(card: Card, net: FlatModel, recipe: PictureRecipe, body: Path, key: str = "") -> dict[str, Any]:
+def predict_scans(
+    card: Card, net: FlatModel, recipe: PictureRecipe, body: Path, key: str = ""
+) -> dict[str, Any]:
     """Return ``{"rows": [{key, answers...}], "notes": [...]}`` for a request's body, a file in a work folder.
 
     ``key``: patient, study or accession of DICOM; "": the patient for DICOM, otherwise ``index``. Raises UserError, one
@@ -62,7 +67,9 @@ def predict_scans(card: Card, net: FlatModel, recipe: PictureRecipe, body: Path,
             found = asked_pictures(source, recipe, key)
             answers = answer(card, net, found, THE_REQUEST, "the model")
     except (UserError, DataError) as error:
-        text = str(error).replace(str(source), THE_REQUEST).replace(str(body.parent), THE_REQUEST)
+        text = (
+            str(error).replace(str(source), THE_REQUEST).replace(str(body.parent), THE_REQUEST)
+        )
         raise UserError(text) from None
     column = INDEX if found.key == FILE else found.key
     keys = [str(i) for i in range(len(found.keys))] if found.key == FILE else found.keys
@@ -70,7 +77,10 @@ def predict_scans(card: Card, net: FlatModel, recipe: PictureRecipe, body: Path,
         {column: own, **dict(zip(answers.columns, row, strict=True))}
         for own, row in zip(keys, answers.rows, strict=True)
     ]
-    return {"rows": rows, "notes": [note.replace(str(source), THE_REQUEST) for note in found.notes]}
+    return {
+        "rows": rows,
+        "notes": [note.replace(str(source), THE_REQUEST) for note in found.notes],
+    }
 
 
 def laid_out(body: Path, source: Path) -> Path:
@@ -95,11 +105,23 @@ def unpack(body: Path, folder: Path) -> None:
             for number, member in enumerate(members, 1):
                 name = member.filename.lower()
                 ending = next((own for own in (*NIFTI, *PICTURES) if name.endswith(own)), "")
-                with archive.open(member) as file, (folder / f"{number:06}{ending}").open("xb") as out:
-                    shutil.copyfileobj(file, out, BLOCK)  # raises if there is more than the directory states
+                with (
+                    archive.open(member) as file,
+                    (folder / f"{number:06}{ending}").open("xb") as out,
+                ):
+                    shutil.copyfileobj(
+                        file, out, BLOCK
+                    )  # raises if there is more than the directory states
     except (UserError, DataError):
         raise
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, ValueError) as error:
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        EOFError,
+        RuntimeError,
+        NotImplementedError,
+        ValueError,
+    ) as error:
         raise UserError(
             f"the request's zip cannot be read ({type(error).__name__}): pack it anew, unencrypted"
         ) from None
@@ -114,13 +136,17 @@ def is_wanted(member: zipfile.ZipInfo) -> bool:
 def check_archive(members: list[zipfile.ZipInfo], body: Path) -> None:
     """Raise DataError or UserError if a zip contains too much, or nothing."""
     if not 0 < len(members) <= MOST_FILES:
-        raise UserError(f"the request's zip has {len(members)} files; 1 to {MOST_FILES} are read")
+        raise UserError(
+            f"the request's zip has {len(members)} files; 1 to {MOST_FILES} are read"
+        )
     size, packed = sum(member.file_size for member in members), body.stat().st_size
     if size > LARGEST_UNPACKED and size > MOST_TIMES * packed:
         raise UserError(f"the request's zip would unpack to {size / packed:.0f} times its size")
     check_size(size, "the request's zip, unpacked,")
     if size > (free := shutil.disk_usage(body.parent).free):
-        raise UserError(f"the request's zip would take {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free here")
+        raise UserError(
+            f"the request's zip would take {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free here"
+        )
 
 
 # Rows
@@ -130,7 +156,9 @@ MOST_ROWS = 1000
 MOST_BYTES = 2**20
 
 
-def predict_rows(card: Card, net: FlatModel, recipe: Recipe, body: bytes, as_gaps: bool = False) -> dict[str, Any]:
+def predict_rows(
+    card: Card, net: FlatModel, recipe: Recipe, body: bytes, as_gaps: bool = False
+) -> dict[str, Any]:
     """Return ``{"rows": [{key, answers...}], "notes": [...]}`` for the rows in a request's body.
 
     Raises UserError, one line without a path, for a body that is no such JSON or does not fit the recipe.
@@ -150,20 +178,29 @@ def predict_rows(card: Card, net: FlatModel, recipe: Recipe, body: bytes, as_gap
 def lines_of(body: bytes, recipe: Recipe) -> Lines:
     """Return the rows of a request as a csv's lines. Raises DataError, one line."""
     try:
-        content = json.loads(body, parse_constant=refuse_constant, object_pairs_hook=without_repeats)
+        content = json.loads(
+            body, parse_constant=refuse_constant, object_pairs_hook=without_repeats
+        )
     except (ValueError, RecursionError) as error:
         reason = error.msg if isinstance(error, json.JSONDecodeError) else error
         raise DataError(f"the request is no JSON ({str(reason)[:80]})") from None
-    rows = content.get("rows") if isinstance(content, dict) and set(content) == {"rows"} else None
+    rows = (
+        content.get("rows") if isinstance(content, dict) and set(content) == {"rows"} else None
+    )
     if not isinstance(rows, list) or not all(isinstance(row, dict) and row for row in rows):
         raise DataError('the request is no {"rows": [{"COLUMN": cell, ...}, ...]}')
     if not 0 < len(rows) <= MOST_ROWS:
-        raise DataError(f"the request has {len(rows)} rows; 1 to {MOST_ROWS} are answered at once")
+        raise DataError(
+            f"the request has {len(rows)} rows; 1 to {MOST_ROWS} are answered at once"
+        )
     signs = {column.origin: column.decimal for column in recipe.used}
     read = list[dict[str, str]]()
     for number, row in enumerate(rows, 1):
         check_columns(f"row {number}", list(row), recipe)
-        cells = {name: cell_of(cell, signs.get(name, "."), f"row {number}, {name[:40]}") for name, cell in row.items()}
+        cells = {
+            name: cell_of(cell, signs.get(name, "."), f"row {number}, {name[:40]}")
+            for name, cell in row.items()
+        }
         read.append(cells)
     names = dict.fromkeys(name for cells in read for name in cells)
     columns = {name: [cells.get(name, "") for cells in read] for name in names}

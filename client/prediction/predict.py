@@ -37,7 +37,9 @@ from partitions.schema import Schema, difference, few, moved, order_of
 from partitions.splits import Array, dtype_of, input_shape
 
 BATCH = 512
-MOST_VALUES = 1 << 22  # of pictures and volumes per batch; a U-Net's outputs are several times that
+MOST_VALUES = (
+    1 << 22
+)  # of pictures and volumes per batch; a U-Net's outputs are several times that
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,9 @@ def predict_file(
         if masks is None:
             deque(outlines(), maxlen=0)
         elif masks.suffix == ".npz":
-            write_npz(masks, {"masks": blank(asked.x.shape[:-1], np.uint8)}, {"masks": outlines()})
+            write_npz(
+                masks, {"masks": blank(asked.x.shape[:-1], np.uint8)}, {"masks": outlines()}
+            )
         else:
             names = write_outlines(masks, asked, outlines(), classes_of(card))
     except DataError as error:
@@ -109,19 +113,27 @@ def classes_of(card: Card) -> Sequence[str]:
     return card.schema_parsed.labels or [f"class {i}" for i in range(card.classes)]
 
 
-def answer(card: Card, net: FlatModel, asked: NewSamples, data: str, model: str) -> ModelAnswers:
+def answer(
+    card: Card, net: FlatModel, asked: NewSamples, data: str, model: str
+) -> ModelAnswers:
     """Return the model's answers for all samples, without outlines; as :func:`answers_of`."""
-    return together([replace(part, outlines=()) for part in answers_of(card, net, asked, data, model)])
+    return together(
+        [replace(part, outlines=()) for part in answers_of(card, net, asked, data, model)]
+    )
 
 
 def together(parts: Sequence[ModelAnswers]) -> ModelAnswers:
     """Return the answers of all batches as one."""
     return (
-        ModelAnswers(parts[0].columns, tuple(row for part in parts for row in part.rows)) if parts else ModelAnswers()
+        ModelAnswers(parts[0].columns, tuple(row for part in parts for row in part.rows))
+        if parts
+        else ModelAnswers()
     )
 
 
-def answers_of(card: Card, net: FlatModel, asked: NewSamples, data: str, model: str) -> Iterator[ModelAnswers]:
+def answers_of(
+    card: Card, net: FlatModel, asked: NewSamples, data: str, model: str
+) -> Iterator[ModelAnswers]:
     """Yield the model's answers batch by batch, so that memory does not grow with pictures and scans.
 
     ``data`` and ``model``: their names in messages. Raises UserError if the samples do not fit the model, and DataError
@@ -130,7 +142,10 @@ def answers_of(card: Card, net: FlatModel, asked: NewSamples, data: str, model: 
     x, own = asked.x, asked.schema
     shape, dtype = card.shape, card.input.dtype
     here, kind = input_shape(x, asked.vocabulary), dtype_of(x)
-    if here != shape or dtype not in (None, kind):  # None: a shared model accepts each silo's own type
+    if here != shape or dtype not in (
+        None,
+        kind,
+    ):  # None: a shared model accepts each silo's own type
         raise UserError(
             f"{data} holds {kind} samples of shape {here}; {model} takes {dtype or 'samples'} of shape {shape}"
         )
@@ -141,12 +156,18 @@ def answers_of(card: Card, net: FlatModel, asked: NewSamples, data: str, model: 
     mean, std = (torch.tensor(scale.mean), torch.tensor(scale.std)) if scale else (None, None)
     for batch in batches_of(asked, data):
         part = reorder_columns(batch, order)
-        part = part.astype(np.float32) if part.dtype == np.uint8 else part  # scaled below, as in the card
+        part = (
+            part.astype(np.float32) if part.dtype == np.uint8 else part
+        )  # scaled below, as in the card
         outputs = logits_of(net, Samples(part, np.zeros(len(part), np.int64), "cpu", mean, std))
         if not bool(outputs.isfinite().all()):
-            raise UserError(f"{model} answers with no number for a sample of {data}: it is damaged, or did not learn")
+            raise UserError(
+                f"{model} answers with no number for a sample of {data}: it is damaged, or did not learn"
+            )
         names, rows = rows_of(card, outputs)
-        drawn = [*outputs.argmax(1).numpy().astype(np.uint8)] if card.answering.per_pixel else []
+        drawn = (
+            [*outputs.argmax(1).numpy().astype(np.uint8)] if card.answering.per_pixel else []
+        )
         yield ModelAnswers(names, tuple(rows), drawn)
 
 
@@ -172,7 +193,9 @@ def rows_of(card: Card, outputs: Tensor) -> tuple[tuple[str, ...], list[list[flo
     names = tuple(named_columns([*columns, *more], labels))
     classes = labels if names[: len(columns)] != tuple(columns) else ()
     at = columns.index("label") if classes and "label" in columns else -1
-    rows: list[list[float | str]] = [[*own, *(ends[i] if ends else ())] for i, own in enumerate(values)]
+    rows: list[list[float | str]] = [
+        [*own, *(ends[i] if ends else ())] for i, own in enumerate(values)
+    ]
     for row in rows if at >= 0 else ():
         row[at] = classes[int(row[at])]
     return names, rows
@@ -182,12 +205,16 @@ def uncertainty(card: Card) -> list[str]:
     """Return lines on the reliability of a model's answers by its card, including what the card lacks."""
     task, found = card.task, []
     if task in PROBABILITIES and not card.temperature:
-        found.append("the model card has no temperature, so the probabilities are not calibrated: export --temperature")
+        found.append(
+            "the model card has no temperature, so the probabilities are not calibrated: export --temperature"
+        )
     if known := card.conformal:
         found.append(in_words(known))
     elif task in (*SETS, *INTERVALS):
         what = "sets of classes" if task in SETS else "intervals"
-        found.append(f"the model card has no conformal threshold, so there are no {what}: export --conformal")
+        found.append(
+            f"the model card has no conformal threshold, so there are no {what}: export --conformal"
+        )
     else:
         found.append(f"there are no sets or intervals for {task}")
     return found
@@ -200,12 +227,20 @@ def check_schema(own: Schema, card: Card, data: str) -> list[int]:
     """
     agreed = card.schema_parsed
     one = card.task in (*ONE_CLASS, "segmentation")
-    if reason := difference(own, agreed, "the model has", subset=one, mend="rename them in the data file"):
+    if reason := difference(
+        own, agreed, "the model has", subset=one, mend="rename them in the data file"
+    ):
         raise UserError(f"{data} has {reason}")
     if agreed.names and not own.names:
-        print(f"note: {data} names no columns: they are taken to be {few(agreed.names, 8)}", file=sys.stderr)
+        print(
+            f"note: {data} names no columns: they are taken to be {few(agreed.names, 8)}",
+            file=sys.stderr,
+        )
     if what := moved(own, agreed):
-        print(f"note: {data} has its {' and '.join(what)} in another order: mapped by name", file=sys.stderr)
+        print(
+            f"note: {data} has its {' and '.join(what)} in another order: mapped by name",
+            file=sys.stderr,
+        )
     return order_of(own.names, agreed.names)
 
 
@@ -215,16 +250,22 @@ def check_schema(own: Schema, card: Card, data: str) -> list[int]:
 def check_folder(folder: Path, asked: NewSamples) -> None:
     """Raise UserError if outlines cannot be written to this folder, before anything is predicted."""
     if asked.pictures is None or asked.pictures.recipe.reading.volume is None:
-        raise UserError(f"--masks {folder}: a folder is for volumes, which scans give; name a file that ends in .npz")
+        raise UserError(
+            f"--masks {folder}: a folder is for volumes, which scans give; name a file that ends in .npz"
+        )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"--masks {folder} is there already, and not an empty folder: name another one")
+        raise UserError(
+            f"--masks {folder} is there already, and not an empty folder: name another one"
+        )
     try:
         check_writable(sample.files for sample in asked.pictures.samples)
     except DataError as error:
         raise UserError(str(error)) from None
 
 
-def write_outlines(folder: Path, asked: NewSamples, outlines: Iterable[Array], classes: Sequence[str]) -> list[str]:
+def write_outlines(
+    folder: Path, asked: NewSamples, outlines: Iterable[Array], classes: Sequence[str]
+) -> list[str]:
     """Write the outlines, each (d, h, w), as 0001.nii.gz, for a series also 0001.dcm; return the NIfTI files.
 
     ``classes``: names of the classes 0, 1, .... Raises UserError, one line, also where a volume cannot be read.
@@ -234,7 +275,9 @@ def write_outlines(folder: Path, asked: NewSamples, outlines: Iterable[Array], c
     try:
         for sample, mask in zip(samples, outlines, strict=True):
             to = folder / f"{len(names) + 1:04}"
-            names.append(write_masks(to, mask, sample.files, classes, sample.where, reading)[0].name)
+            names.append(
+                write_masks(to, mask, sample.files, classes, sample.where, reading)[0].name
+            )
     except DataError as error:
         done = f"; {len(names)} of {len(samples)} outlines are in {folder}" if names else ""
         raise UserError(f"{error}{done}") from None

@@ -50,7 +50,11 @@ def too_few(part: Split, policy: Policy, rule: str) -> str:
     """
     if part.people >= getattr(policy, rule):
         return ""
-    has = f"it has {len(part)} training samples" if part.patient is None else "its training part has fewer patients"
+    has = (
+        f"it has {len(part)} training samples"
+        if part.patient is None
+        else "its training part has fewer patients"
+    )
     return f"its policy has {policy.line(rule)}, {has}"
 
 
@@ -65,7 +69,9 @@ def check_records(settings: RunSettings, data: SiloData, name: str) -> None:
             "are the records' own; scale tables and measurements by fixed ranges, and take normalization = none"
         )
     if data.task == "survival":
-        raise UserError("dp = true: not for survival: Cox's loss is no sum over records, each needs the others")
+        raise UserError(
+            "dp = true: not for survival: Cox's loss is no sum over records, each needs the others"
+        )
     if s.unit == "patient" and data.train.patient is None:
         raise UserError(
             f"dp.unit = patient: {name}'s training samples name no patients; `silofl import` notes them, or "
@@ -79,14 +85,18 @@ def check_records(settings: RunSettings, data: SiloData, name: str) -> None:
 LARGEST = 10.0  # root mean square of a standardised column: the bound for a silo with 1 % of all samples
 
 
-def check_statistics(columns: Array, mean: Columns, std: Columns, study: StudyProtocol, silo: str) -> None:
+def check_statistics(
+    columns: Array, mean: Columns, std: Columns, study: StudyProtocol, silo: str
+) -> None:
     """Raise PolicyRefusedError if the server's ``mean`` and ``std`` (d,) do not fit data like ``columns``.
 
     ``columns`` (n, d): the silo's training part.
     """
     refuses = f"{silo} refuses: under the study {study.name} tables are standardised by all hospitals' statistics"
     if not len(mean) == len(std) == columns.shape[1]:
-        raise PolicyRefusedError(f"{refuses}, and the message has {len(mean)} means for {columns.shape[1]} columns")
+        raise PolicyRefusedError(
+            f"{refuses}, and the message has {len(mean)} means for {columns.shape[1]} columns"
+        )
     with np.errstate(all="ignore"):
         standardised = (columns.astype(np.float64) - np.array(mean)) / np.array(std)
         size = np.sqrt((standardised * standardised).mean(0))
@@ -109,7 +119,9 @@ def claim_statistics(mean: Columns, std: Columns, silo: str, state: Any, run_id:
     with Record(Path(str(state))).writing() as db:
         before = {question for (question,) in db.execute(find, (silo, run))}
         if before - {own}:
-            raise PolicyRefusedError(f"{silo} refuses: the run has standardised tables by other statistics before")
+            raise PolicyRefusedError(
+                f"{silo} refuses: the run has standardised tables by other statistics before"
+            )
         if not before:
             disclose(db, "statistics", silo=silo, run=run, question=own)
 
@@ -143,26 +155,45 @@ def released_sums(x: Array, part: Split, policy: Policy, state: str) -> tuple[Su
     try:
         with Record(Path(state)).writing() as db:
             return _release(x, part.units, policy, rule, db)
-    except (OSError, ValueError, KeyError, TypeError) as error:  # the record is unreadable: release nothing more
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+    ) as error:  # the record is unreadable: release nothing more
         return None, f"what it gave before cannot be remembered ({error})"
 
 
-def _release(x: Array, units: Array, policy: Policy, rule: str, db: sqlite3.Connection) -> tuple[Sums | None, str]:
-    digests, (_, patients, records) = sample_digests(x), np.unique(units, return_inverse=True, return_counts=True)
+def _release(
+    x: Array, units: Array, policy: Policy, rule: str, db: sqlite3.Connection
+) -> tuple[Sums | None, str]:
+    digests, (_, patients, records) = (
+        sample_digests(x),
+        np.unique(units, return_inverse=True, return_counts=True),
+    )
     order = np.argsort(digests, kind="stable")
     samples = [f"{digest:016x}" for digest in digests[order].tolist()]
-    for people, text in db.execute("SELECT people, answer FROM disclosed WHERE kind = ?", (KIND,)).fetchall():
+    for people, text in db.execute(
+        "SELECT people, answer FROM disclosed WHERE kind = ?", (KIND,)
+    ).fetchall():
         release = json.loads(text)
         if people.split() == samples:
             return (release["sum"], release["square_sum"]), ""
         before = np.array([int(digest, 16) for digest in people.split()], np.uint64)
         came = np.unique(patients[~np.isin(digests, before)])
         # Earlier versions noted no patients: the number that left is then unknown, and counts as zero.
-        gone = np.unique(np.array(release.get("patients", np.zeros(len(before))))[~np.isin(before, digests)])
+        gone = np.unique(
+            np.array(release.get("patients", np.zeros(len(before))))[~np.isin(before, digests)]
+        )
         if max(len(came), len(gone)) < getattr(policy, rule):
             rule_line = policy.line(rule)
-            return None, f"its policy has {rule_line}, and fewer patients differ from those it gave sums of before"
+            return (
+                None,
+                f"its policy has {rule_line}, and fewer patients differ from those it gave sums of before",
+            )
     sums = rounded_sums(x, int(records.max()))
-    answer = json.dumps({"patients": patients[order].tolist(), "sum": sums[0], "square_sum": sums[1]})
+    answer = json.dumps(
+        {"patients": patients[order].tolist(), "sum": sums[0], "square_sum": sums[1]}
+    )
     disclose(db, KIND, answer=answer, people=samples)
     return sums, ""

@@ -27,7 +27,14 @@ from partitions.common.errors import DataError, UserError
 from partitions.common.files import locked
 from partitions.splits import Split
 from strategies.base.client import SiloClient
-from strategies.base.privacy import Privacy, PrivateTraining, Sampling, Units, plan_of, round_digest
+from strategies.base.privacy import (
+    Privacy,
+    PrivateTraining,
+    Sampling,
+    Units,
+    plan_of,
+    round_digest,
+)
 from strategies.base.settings import values_of
 from strategies.base.transport.payload import Model, Number
 
@@ -39,7 +46,14 @@ LARGEST = 1e6
 # same sample with other noise each, charged as if each were of a sample of its own.
 ELSEWHERE = {
     *("out", "resume", "data-dir", "dataset", "partition", "silos", "agreed", "study"),
-    *("min-metric-samples", "checkpoint-every", "round-timeout", "straggler-factor", "straggler-floor", "lost-silo"),
+    *(
+        "min-metric-samples",
+        "checkpoint-every",
+        "round-timeout",
+        "straggler-factor",
+        "straggler-floor",
+        "lost-silo",
+    ),
     *("min-silos", "evaluate-every", "validation"),
 }
 # Entries of a silo's state that evaluation writes, or that name the run: no training depends on them.
@@ -52,7 +66,12 @@ def units_of(s: Privacy, train: Split) -> Units:
 
 
 def private_round(
-    client: SiloClient, s: Privacy, units: Units, key: bytes, config: Mapping[str, Any], network: object = None
+    client: SiloClient,
+    s: Privacy,
+    units: Units,
+    key: bytes,
+    config: Mapping[str, Any],
+    network: object = None,
 ) -> None:
     """Make the gradients of the client's next round private.
 
@@ -65,7 +84,9 @@ def private_round(
     sampling = Sampling(units.records, units.count, client.common.batch_size)
     digest = _digest(client, s, units, config, network)
     plan = plan_of(s, client.common, sampling, client.noised_passes(), digest.hex())
-    uses = getattr(client.settings, "gradients_per_batch", 1)  # gradients of each batch in a round
+    uses = getattr(
+        client.settings, "gradients_per_batch", 1
+    )  # gradients of each batch in a round
     from_here = derived(key, "round", client.round, digest)
     client.privacy = PrivateTraining(plan, sampling, units, from_here, client.model, uses)
 
@@ -80,21 +101,38 @@ def check_sizes(models: Mapping[str, Model], silo: str) -> None:
             )
 
 
-def _digest(client: SiloClient, s: Privacy, units: Units, config: Mapping[str, Any], network: object) -> bytes:
+def _digest(
+    client: SiloClient, s: Privacy, units: Units, config: Mapping[str, Any], network: object
+) -> bytes:
     models: Mapping[str, Model] = config["models"]
     numbers: Mapping[str, Number] = config["numbers"]
     train, state = client.silo.train, client.state
     inputs = (train.x,) if isinstance(train.x, Tensor) else tuple(train.x)
     given = {f"model {name}": m.vector for name, m in models.items()}
-    given |= {f"state {k}": array for k, array in state.arrays.items() if not k.startswith(EVALUATED)}
+    given |= {
+        f"state {k}": array for k, array in state.arrays.items() if not k.startswith(EVALUATED)
+    }
     given |= {f"x {i}": part for i, part in enumerate(inputs)} | {"y": train.y}
     if units.patient is not None:
         given["patient"] = torch.from_numpy(units.patient)
     kept = {k: v for k, v in state.numbers.items() if not k.startswith(EVALUATED)}
-    settings = values_of(client.common) | values_of(client.settings, client.common.strategy) | values_of(s, "dp")
+    settings = (
+        values_of(client.common)
+        | values_of(client.settings, client.common.strategy)
+        | values_of(s, "dp")
+    )
     used = {k: v for k, v in settings.items() if k not in ELSEWHERE}
-    values = [client.silo.name, client.round, network, sorted(numbers.items()), sorted(kept.items()), used]
-    return round_digest(given, [*values, bool(config.get("late"))])  # a late joiner starts from another model
+    values = [
+        client.silo.name,
+        client.round,
+        network,
+        sorted(numbers.items()),
+        sorted(kept.items()),
+        used,
+    ]
+    return round_digest(
+        given, [*values, bool(config.get("late"))]
+    )  # a late joiner starts from another model
 
 
 # The key of the noise
@@ -113,7 +151,11 @@ def noise_key(context: Context, seed: int, run_id: str) -> bytes:
         raise UserError(f"dp = true: {name} has no state-dir to keep the key of its noise in")
     if name not in _LOGGED:
         _LOGGED.add(name)
-        log(INFO, "%s: a simulation, its noise is made of the seed: it protects no data that matter", name)
+        log(
+            INFO,
+            "%s: a simulation, its noise is made of the seed: it protects no data that matter",
+            name,
+        )
     return derived(b"", "simulation", seed, name)
 
 
@@ -121,7 +163,9 @@ def kept_key(state: Path) -> bytes:
     """Return the key in this state directory; create it if there is none."""
     file = state / FILE
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with locked(state / f".{FILE}.lock", "another process of this silo makes the key of its noise"):
+    with locked(
+        state / f".{FILE}.lock", "another process of this silo makes the key of its noise"
+    ):
         if not file.exists():
             part = state / f".{FILE}.tmp"
             part.unlink(missing_ok=True)
@@ -131,8 +175,14 @@ def kept_key(state: Path) -> bytes:
                 out.flush()
                 os.fsync(out.fileno())
             part.rename(file)
-            log(WARNING, "%s: made the key of this silo's noise; it must not leave the site", file)
+            log(
+                WARNING,
+                "%s: made the key of this silo's noise; it must not leave the site",
+                file,
+            )
     key = file.read_bytes()
     if len(key) != LENGTH:
-        raise DataError(f"{file} is damaged: {len(key)} bytes, not {LENGTH}; remove it, and a new key is made")
+        raise DataError(
+            f"{file} is damaged: {len(key)} bytes, not {LENGTH}; remove it, and a new key is made"
+        )
     return key

@@ -32,7 +32,16 @@ BY_SITE_VALUE = f"1 {TAKEN}"
 MOST_TEXT = 300  # characters of an error in the log
 # The arguments of Flower's `Metadata`, which identify the message that a reply belongs to.
 METADATA = (
-    *("run_id", "message_id", "src_node_id", "dst_node_id", "reply_to_message_id", "group_id", "created_at", "ttl"),
+    *(
+        "run_id",
+        "message_id",
+        "src_node_id",
+        "dst_node_id",
+        "reply_to_message_id",
+        "group_id",
+        "created_at",
+        "ttl",
+    ),
     "message_type",
 )
 
@@ -62,8 +71,12 @@ class MessageInfo:
     versions: Mapping[str, str]
     cohort: str
     study: Mapping[str, Any] | None = None  # name, digest, and how many bytes may leave
-    receipt: Mapping[str, Any] | None = None  # the log's entry about the server's receipt (`take_receipt`)
-    charged: Charged | None = None  # the charge to the privacy budget (`messages.charge_message`)
+    receipt: Mapping[str, Any] | None = (
+        None  # the log's entry about the server's receipt (`take_receipt`)
+    )
+    charged: Charged | None = (
+        None  # the charge to the privacy budget (`messages.charge_message`)
+    )
 
     @property
     def state(self) -> Path:
@@ -72,7 +85,11 @@ class MessageInfo:
 
     def fields(self) -> dict[str, Any]:
         """Return the message's fields in a log line; its study without the limit."""
-        own = {key.replace("_", "-"): value for key, value in vars(self).items() if key not in ("folder", "charged")}
+        own = {
+            key.replace("_", "-"): value
+            for key, value in vars(self).items()
+            if key not in ("folder", "charged")
+        }
         if self.study:
             own["study"] = {key: self.study[key] for key in ("name", "digest")}
         return {key: value for key, value in own.items() if value is not None}
@@ -144,13 +161,17 @@ def take_receipt(message: Any, context: Any, terms: Terms) -> dict[str, Any] | N
         return None
     kind, run_id = message.metadata.message_type.partition(".")[0], str(context.run_id)
     silo = str(node.get("name", ""))
-    return receipts.keep_receipt(config_of(message), kind, run_id, silo, folder_of(node), terms.rules)
+    return receipts.keep_receipt(
+        config_of(message), kind, run_id, silo, folder_of(node), terms.rules
+    )
 
 
 def rule_of(terms: Terms) -> str:
     """Return a text of the rules that a message passed: the list of builds, the policy's digest."""
     pins = os.environ.get("SILOFL_ALLOWED_APPS", "")
-    builds = "allowed-apps: this build is listed" if pins else "no allowed-apps: any build may send"
+    builds = (
+        "allowed-apps: this build is listed" if pins else "no allowed-apps: any build may send"
+    )
     if (policy := terms.policy) is None:
         return f"{builds}; no policy can be read, so only refusals leave: {terms.error}"
     return f"{builds}; policy: {policy.where} (rules {digest(plain(rule_values(policy)))[:16]})"
@@ -176,7 +197,11 @@ def release_reply(reply: Any, info: MessageInfo, message: Any) -> Any:
             reply.content[receipts.RECORD] = ConfigRecord(receipts.head(number, own, info.silo))
         return reply
     except Exception as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
+        reason = (
+            error.strerror
+            if isinstance(error, OSError) and error.strerror
+            else f"{type(error).__name__}: {error}"
+        )
         reason = f"the audit log cannot be written: {' '.join(str(reason).split())}"
         line = f"nothing leaves: {error if isinstance(error, SiteError) else reason}"
         print(f"ERROR: {line} ({info.folder})", file=sys.stderr, flush=True)
@@ -190,12 +215,17 @@ def refuse(message: Any, reason: str, code: str = "CLIENT_APP_RAISED_EXCEPTION")
     sent = message.metadata
     if time.time() > sent.created_at + sent.ttl - 1.0:
         # Flower makes no reply to a message whose time is over, but the SuperNode waits for one. The server drops it.
-        fields = {key: getattr(sent, key) for key in METADATA} | {"created_at": time.time(), "ttl": 60.0}
+        fields = {key: getattr(sent, key) for key in METADATA} | {
+            "created_at": time.time(),
+            "ttl": 60.0,
+        }
         message = internal("make_message")(metadata=Metadata(**fields), content=RecordDict())
     return Message(Error(getattr(internal("ErrorCode"), code), reason), reply_to=message)
 
 
-def write_down(reply: Any, info: MessageInfo, spent: SpentEpsilon | None = None) -> tuple[int, str]:
+def write_down(
+    reply: Any, info: MessageInfo, spent: SpentEpsilon | None = None
+) -> tuple[int, str]:
     """Append a reply to log and record, count its bytes in its study, and remove the app's report to the site.
 
     Returns the line's number and hash; they leave with the reply if the server gives receipts. Raises OSError or

@@ -17,8 +17,15 @@ from .study.protocol import StudyLimits, StudyProtocol
 from .trust.policy import Policy
 
 BYTES = "bytes"
-RULES = {"train": "max_rounds", "evaluate": "max_evaluations"}  # for a kind of message, besides `max_messages`
-LIMITS = {"train": "rounds", "evaluate": "evaluations", "query": "queries"}  # of a study, besides `messages`
+RULES = {
+    "train": "max_rounds",
+    "evaluate": "max_evaluations",
+}  # for a kind of message, besides `max_messages`
+LIMITS = {
+    "train": "rounds",
+    "evaluate": "evaluations",
+    "query": "queries",
+}  # of a study, besides `messages`
 
 
 def limits_of(policy: Policy, kind: str) -> dict[str, int]:
@@ -27,25 +34,39 @@ def limits_of(policy: Policy, kind: str) -> dict[str, int]:
     return {name: limit for name in names if (limit := getattr(policy, name))}
 
 
-def count_faults(db: sqlite3.Connection, policy: Policy, run: str, silo: str, kind: str, day: str) -> list[str]:
+def count_faults(
+    db: sqlite3.Connection, policy: Policy, run: str, silo: str, kind: str, day: str
+) -> list[str]:
     """Return which rules do not allow another message of this run to this silo on this day."""
     faults, limits = [], limits_of(policy, kind)
     if "runs_per_day" in limits:
-        runs = {found for (found,) in db.execute("SELECT DISTINCT run FROM messages WHERE day = ?", (day,))}
+        runs = {
+            found
+            for (found,) in db.execute(
+                "SELECT DISTINCT run FROM messages WHERE day = ?", (day,)
+            )
+        }
         if run not in runs and len(runs) >= policy.runs_per_day:
             rule = policy.line("runs_per_day")
             faults.append(f"its policy has {rule}, and this is run {len(runs) + 1} of {day}")
     counts = dict(
-        db.execute("SELECT kind, count(*) FROM messages WHERE run = ? AND silo = ? GROUP BY kind", (run, silo))
+        db.execute(
+            "SELECT kind, count(*) FROM messages WHERE run = ? AND silo = ? GROUP BY kind",
+            (run, silo),
+        )
     )
     for name in [name for name in limits if name != "runs_per_day"]:
         count = sum(counts.values()) if name == "max_messages" else counts.get(kind, 0)
         if count >= limits[name]:
-            faults.append(f"its policy has {policy.line(name)}, and this is number {count + 1} of run {run}")
+            faults.append(
+                f"its policy has {policy.line(name)}, and this is number {count + 1} of run {run}"
+            )
     return faults
 
 
-def study_faults(db: sqlite3.Connection, study: StudyProtocol, silo: str, run: str, kind: str, day: str) -> list[str]:
+def study_faults(
+    db: sqlite3.Connection, study: StudyProtocol, silo: str, run: str, kind: str, day: str
+) -> list[str]:
     """Return which limits of a study do not allow another message to this silo."""
     limits, before = dict(study.limits), count_used(db, study.name, silo)
     has = "SELECT 1 FROM messages WHERE study = ? AND silo = ? AND {} = ? LIMIT 1"
@@ -61,9 +82,13 @@ def study_faults(db: sqlite3.Connection, study: StudyProtocol, silo: str, run: s
     ]
 
 
-def count_used(db: sqlite3.Connection, study: str, silo: str, before: int | None = None) -> dict[str, int]:
+def count_used(
+    db: sqlite3.Connection, study: str, silo: str, before: int | None = None
+) -> dict[str, int]:
     """Count what a silo has answered in a study, by the names of the limits; ``before``: a row of `messages`."""
-    own = "FROM messages WHERE study = ? AND study != '' AND silo = ?" + ("" if before is None else " AND rowid < ?")
+    own = "FROM messages WHERE study = ? AND study != '' AND silo = ?" + (
+        "" if before is None else " AND rowid < ?"
+    )
     place = (study, silo) if before is None else (study, silo, before)
     runs, days, messages = db.execute(
         f"SELECT count(DISTINCT run), count(DISTINCT day), count(*) {own}", place
@@ -84,14 +109,22 @@ def budget_of(
     own = "FROM messages WHERE study = ? AND study != '' AND silo = ?"
     (last,) = db.execute(f"SELECT max(rowid) {own}", (name, silo)).fetchone()
     sent = sent_bytes(db, name)
-    return {**count_used(db, name, silo, last), BYTES: sent}, {**count_used(db, name, silo), BYTES: sent + size}
+    return {**count_used(db, name, silo, last), BYTES: sent}, {
+        **count_used(db, name, silo),
+        BYTES: sent + size,
+    }
 
 
 def count_used_up(state: Path, study: StudyProtocol, silo: str = "") -> dict[str, int]:
     """Return the use of each limit; the largest of all silos in this state directory, if ``silo`` is empty."""
     found = dict.fromkeys(StudyLimits.model_fields, 0)
     with Record(state).reading() as db:
-        names = db.execute("SELECT DISTINCT silo FROM messages WHERE study = ? AND study != ''", (study.name,))
+        names = db.execute(
+            "SELECT DISTINCT silo FROM messages WHERE study = ? AND study != ''", (study.name,)
+        )
         for one in [silo] if silo else [name for (name,) in names]:
-            found |= {name: max(found[name], count) for name, count in count_used(db, study.name, one).items()}
+            found |= {
+                name: max(found[name], count)
+                for name, count in count_used(db, study.name, one).items()
+            }
         return {**found, BYTES: sent_bytes(db, study.name)}

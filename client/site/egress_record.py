@@ -26,7 +26,10 @@ from .trust.policy import Policy, Rules
 TAKEN = "withheld"  # in `SILOFL_SITE_AUDITS`: the site accepts this record from the app
 RECORD = "site"  # in a reply: the app's report to the site, removed before the reply leaves
 TOOLS = ("silofl", "flwr", "torch", "numpy", "cryptography")
-MOST_ITEMS, MOST_TEXT = 100, 200  # limits of an app's report: items per rule; characters per item
+MOST_ITEMS, MOST_TEXT = (
+    100,
+    200,
+)  # limits of an app's report: items per rule; characters per item
 
 
 def rule_values(policy: Policy) -> dict[str, Any]:
@@ -60,7 +63,9 @@ def take_withheld(reply: Any) -> dict[str, list[str]] | None:
         return None
     record = reply.content.config_records.get(RECORD, {})
     del reply.content[RECORD]
-    lists = {rule: value if isinstance(value, list) else [value] for rule, value in record.items()}
+    lists = {
+        rule: value if isinstance(value, list) else [value] for rule, value in record.items()
+    }
     return {
         str(rule)[:MOST_TEXT]: [str(one)[:MOST_TEXT] for one in lists[rule][:MOST_ITEMS]]
         for rule in sorted(lists)[:MOST_ITEMS]
@@ -68,7 +73,11 @@ def take_withheld(reply: Any) -> dict[str, list[str]] | None:
 
 
 def budget(
-    db: sqlite3.Connection, study: Mapping[str, Any] | None, spent: SpentEpsilon | None, silo: str, size: int
+    db: sqlite3.Connection,
+    study: Mapping[str, Any] | None,
+    spent: SpentEpsilon | None,
+    silo: str,
+    size: int,
 ) -> dict[str, dict[str, float]]:
     """Return `before` and `after`: what was used of each limit, by name, without and with this message.
 

@@ -34,25 +34,39 @@ NO_REFUSAL = "a reply that is too large is awaited until the round's time is up"
 NO_KEY_CHECK = "`doctor` and `join` cannot say whether the server knows the silo's key"
 
 # Log lines of Flower's SuperNode: registered, connection lost, connection back, and refused by the server.
-REGISTERED, LOST, BACK = ("SuperNode ID: ", "Connection attempt failed, retrying in", "Connection successful after")
+REGISTERED, LOST, BACK = (
+    "SuperNode ID: ",
+    "Connection attempt failed, retrying in",
+    "Connection successful after",
+)
 REFUSED = "Failed to activate SuperNode"
 
 INTERNALS = {
     # A message at the SuperNode, and the process that runs the app.
-    "load_client_app": Internal("flwr.clientapp.utils:get_load_client_app_fn", "loads the app in its process", NO_TASK),
-    "install_from_fab": Internal("flwr.cli.install:install_from_fab", "unpacks an app whose pin was checked", NO_TASK),
+    "load_client_app": Internal(
+        "flwr.clientapp.utils:get_load_client_app_fn", "loads the app in its process", NO_TASK
+    ),
+    "install_from_fab": Internal(
+        "flwr.cli.install:install_from_fab", "unpacks an app whose pin was checked", NO_TASK
+    ),
     "inflate_object_from_contents": Internal(
         "flwr.supercore.inflatable.inflatable_utils:inflate_object_from_contents",
         "a message with its content, from its parts",
         NO_TASK,
     ),
     "get_flwr_home": Internal(
-        "flwr.supercore.utils:get_flwr_home", "where apps are unpacked and where `config.toml` lies", NO_TASK
+        "flwr.supercore.utils:get_flwr_home",
+        "where apps are unpacked and where `config.toml` lies",
+        NO_TASK,
     ),
-    "make_message": Internal("flwr.app.message:make_message", "the message that a reply refers to", NO_TASK),
+    "make_message": Internal(
+        "flwr.app.message:make_message", "the message that a reply refers to", NO_TASK
+    ),
     "SubStatus": Internal("flwr.common.constant:SubStatus", "how a task ended", NO_TASK),
     "RuntimeVersionHttpInterceptor": Internal(
-        "flwr.supercore.interceptors:RuntimeVersionHttpInterceptor", "names Flower's version in calls", NO_CONTROL
+        "flwr.supercore.interceptors:RuntimeVersionHttpInterceptor",
+        "names Flower's version in calls",
+        NO_CONTROL,
     ),
     "ErrorCode": Internal(
         "flwr.common.constant:ErrorCode",
@@ -61,7 +75,9 @@ INTERNALS = {
     ),
     # The server.
     "flower_superlink": Internal(
-        "flwr.superlink.cli.flower_superlink:flower_superlink", "the entry that a server runs", "no server starts"
+        "flwr.superlink.cli.flower_superlink:flower_superlink",
+        "the entry that a server runs",
+        "no server starts",
     ),
     "FleetServicer": Internal(
         "flwr.server.superlink.fleet.grpc_rere.fleet_servicer:FleetServicer",
@@ -78,20 +94,30 @@ INTERNALS = {
         "its `GRPC_MAX_MESSAGE_LENGTH`: the largest call that a silo may make",
         "a silo may fill the server's memory with one call",
     ),
-    "fleet_pb2": Internal("flwr.proto.fleet_pb2", "the answer to a reply that is refused by its size", NO_REFUSAL),
-    "message_pb2": Internal("flwr.proto.message_pb2", "the answer to a part of it; messages as bytes", NO_REFUSAL),
+    "fleet_pb2": Internal(
+        "flwr.proto.fleet_pb2", "the answer to a reply that is refused by its size", NO_REFUSAL
+    ),
+    "message_pb2": Internal(
+        "flwr.proto.message_pb2", "the answer to a part of it; messages as bytes", NO_REFUSAL
+    ),
     "NoObjectInStoreError": Internal(
-        "flwr.supercore.object_store:NoObjectInStoreError", "a message has been confirmed", "silos get no messages"
+        "flwr.supercore.object_store:NoObjectInStoreError",
+        "a message has been confirmed",
+        "silos get no messages",
     ),
     "ObjectPushError": Internal(
         "flwr.supercore.inflatable.inflatable_utils:ObjectPushError",
         "a part of a message did not reach the SuperLink, and goes again",
         "no run starts",
     ),
-    "ControlHttpClient": Internal("flwr.supercore.control:ControlHttpClient", "the Control API", NO_CONTROL),
+    "ControlHttpClient": Internal(
+        "flwr.supercore.control:ControlHttpClient", "the Control API", NO_CONTROL
+    ),
     "control_pb2": Internal("flwr.proto.control_pb2", "the Control API's requests", NO_CONTROL),
     "CliClientHttpInterceptor": Internal(
-        "flwr.cli.cli_client_interceptor:CliClientHttpInterceptor", "makes a call look like `flwr`'s own", NO_CONTROL
+        "flwr.cli.cli_client_interceptor:CliClientHttpInterceptor",
+        "makes a call look like `flwr`'s own",
+        NO_CONTROL,
     ),
     "DEFAULT_FLOWER_CONFIG_TOML": Internal(
         "flwr.cli.constant:DEFAULT_FLOWER_CONFIG_TOML",
@@ -104,10 +130,14 @@ INTERNALS = {
         "`run` and `add-silo` fail",
     ),
     "user_config_to_proto": Internal(
-        "flwr.common.serde:user_config_to_proto", "a run's settings in the request that starts it", "`run` fails"
+        "flwr.common.serde:user_config_to_proto",
+        "a run's settings in the request that starts it",
+        "`run` fails",
     ),
     "serde": Internal(
-        "flwr.common.serde", "messages and contexts as bytes, for the process that runs the app", NO_TASK
+        "flwr.common.serde",
+        "messages and contexts as bytes, for the process that runs the app",
+        NO_TASK,
     ),
     "recorddict_pb2": Internal("flwr.proto.recorddict_pb2", "the same bytes, read", NO_TASK),
     "TaskIdentity": Internal(
@@ -122,7 +152,9 @@ INTERNALS = {
     ),
     # The SuperNode.
     "flower_supernode": Internal(
-        "flwr.supernode.cli.flower_supernode:flower_supernode", "the entry that a silo runs", "no silo starts"
+        "flwr.supernode.cli.flower_supernode:flower_supernode",
+        "the entry that a silo runs",
+        "no silo starts",
     ),
     "supernode_loop": Internal(
         "flwr.supernode.start_client_internal",
@@ -130,27 +162,47 @@ INTERNALS = {
         "SuperExec; its `_pull_and_store_message`, `_push_messages` and `pull_objects` are wrapped; `_insert_message`",
         "every round takes 3 s more; no message is answered; no silo starts",
     ),
-    "heartbeat": Internal("flwr.supercore.heartbeat", "how often a SuperNode says that it is alive", "no silo starts"),
+    "heartbeat": Internal(
+        "flwr.supercore.heartbeat",
+        "how often a SuperNode says that it is alive",
+        "no silo starts",
+    ),
     "fleet_connection": Internal(
-        "flwr.client.grpc_rere_client.connection", "how long the SuperLink believes it then", "no silo starts"
+        "flwr.client.grpc_rere_client.connection",
+        "how long the SuperLink believes it then",
+        "no silo starts",
     ),
     "http_grid": Internal(
-        "flwr.superlink.grid.http_grid", "its `pull_objects` is wrapped: how far a long reply is", "no run starts"
+        "flwr.superlink.grid.http_grid",
+        "its `pull_objects` is wrapped: how far a long reply is",
+        "no run starts",
     ),
     "Status": Internal("flwr.common.constant:Status", "which tasks are waiting", NO_TASK),
     # The doctor.
     "headers": Internal(
-        "flwr.common.constant", "under which names a call carries key, time and signature", NO_KEY_CHECK
+        "flwr.common.constant",
+        "under which names a call carries key, time and signature",
+        NO_KEY_CHECK,
     ),
     "sign_message": Internal(
-        "flwr.supercore.primitives.asymmetric:sign_message", "signs a call with the silo's key", NO_KEY_CHECK
+        "flwr.supercore.primitives.asymmetric:sign_message",
+        "signs a call with the silo's key",
+        NO_KEY_CHECK,
     ),
     "FleetStub": Internal("flwr.proto.fleet_pb2_grpc:FleetStub", "the Fleet API", NO_KEY_CHECK),
-    "ActivateNodeRequest": Internal("flwr.proto.fleet_pb2:ActivateNodeRequest", "the call that is made", NO_KEY_CHECK),
-    "ApiErrorCode": Internal("flwr.supercore.error:ApiErrorCode", "which refusal it was", NO_KEY_CHECK),
-    "FlowerError": Internal("flwr.supercore.error:FlowerError", "a refusal in Flower's own words", NO_KEY_CHECK),
+    "ActivateNodeRequest": Internal(
+        "flwr.proto.fleet_pb2:ActivateNodeRequest", "the call that is made", NO_KEY_CHECK
+    ),
+    "ApiErrorCode": Internal(
+        "flwr.supercore.error:ApiErrorCode", "which refusal it was", NO_KEY_CHECK
+    ),
+    "FlowerError": Internal(
+        "flwr.supercore.error:FlowerError", "a refusal in Flower's own words", NO_KEY_CHECK
+    ),
     "public_key_to_bytes": Internal(
-        "flwr.supercore.primitives.asymmetric:public_key_to_bytes", "the key as Flower writes it", NO_KEY_CHECK
+        "flwr.supercore.primitives.asymmetric:public_key_to_bytes",
+        "the key as Flower writes it",
+        NO_KEY_CHECK,
     ),
 }
 
@@ -237,8 +289,15 @@ def internal(name: str) -> Any:
 def markdown() -> str:
     """Return both tables in Markdown, as in docs/decisions.md."""
     rows = ["| name | in Flower | what for | when Flower moves it |", "|---|---|---|---|"]
-    rows += [f"| `{name}` | `{row.where}` | {row.why} | {row.breaks} |" for name, row in INTERNALS.items()]
-    rows += ["", "| how it behaves | who relies on it | when it changes | the test that sees it |", "|---|---|---|---|"]
+    rows += [
+        f"| `{name}` | `{row.where}` | {row.why} | {row.breaks} |"
+        for name, row in INTERNALS.items()
+    ]
+    rows += [
+        "",
+        "| how it behaves | who relies on it | when it changes | the test that sees it |",
+        "|---|---|---|---|",
+    ]
     rows += [f"| {r.what} | {r.who} | {r.breaks} | {r.test} |" for r in ASSUMPTIONS]
     return "\n".join(rows) + "\n"
 

@@ -11,7 +11,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from .audit_gate import cohort_of, describe_message, folder_of, in_study, refuse, release_reply, take_receipt
+from .audit_gate import (
+    cohort_of,
+    describe_message,
+    folder_of,
+    in_study,
+    refuse,
+    release_reply,
+    take_receipt,
+)
 from .budget.cohort import Reader, read_by_process
 from .budget.release import Charged, charge
 from .counts import count_faults, limits_of, study_faults
@@ -27,7 +35,11 @@ from .trust.policy import Policy, PolicyRefusedError
 
 
 def pass_gate(
-    message: Any, context: Any, build: str, answer: Callable[[Terms], Any], check_app: Callable[[], Iterable[str]]
+    message: Any,
+    context: Any,
+    build: str,
+    answer: Callable[[Terms], Any],
+    check_app: Callable[[], Iterable[str]],
 ) -> Any:
     """Return the reply to a message: checked, counted and charged, then answered, then written down.
 
@@ -71,7 +83,11 @@ def check_message(message: Any, context: Any, terms: Terms, *, app: Iterable[str
     asked, run_config = message.metadata.message_type, context.run_config
     kind = asked.partition(".")[0]
     sent = dict(message.content["config"]) if "config" in message.content else {}
-    state, run, today = node.get("state-dir"), str(int(context.run_id)), datetime.now(UTC).date()
+    state, run, today = (
+        node.get("state-dir"),
+        str(int(context.run_id)),
+        datetime.now(UTC).date(),
+    )
     try:
         left = kind == "train" and has_left(state, names_of(sent, int(run)), silo)
     except SiteError as error:
@@ -82,26 +98,42 @@ def check_message(message: Any, context: Any, terms: Terms, *, app: Iterable[str
     if asked == OWN_MODEL:
         faults += own_model_faults(policy, run_config, sent)
     if left:
-        faults.append("its own model has left in this run (keep-models), which trains no further here")
-    for fault in (*run_faults(policy, run_config), *faults, *round_faults(policy, run_config, kind, sent)):
+        faults.append(
+            "its own model has left in this run (keep-models), which trains no further here"
+        )
+    for fault in (
+        *run_faults(policy, run_config),
+        *faults,
+        *round_faults(policy, run_config, kind, sent),
+    ):
         raise PolicyRefusedError(f"{silo} refuses: {fault}")
     count_message(policy, study, state, run, silo, kind, today.isoformat())
 
 
 def count_message(
-    policy: Policy, study: StudyProtocol | None, state: Any, run: str, silo: str, kind: str, day: str
+    policy: Policy,
+    study: StudyProtocol | None,
+    state: Any,
+    run: str,
+    silo: str,
+    kind: str,
+    day: str,
 ) -> None:
     """Note a message of this run in the record. Raises PolicyRefusedError if policy or study do not allow another."""
     faults, limits = list[str](), limits_of(policy, kind)
     if not state and limits:
-        faults = [f"its policy has {policy.line(next(iter(limits)))}, and this silo no state-dir to count in"]
+        faults = [
+            f"its policy has {policy.line(next(iter(limits)))}, and this silo no state-dir to count in"
+        ]
     elif state:
         try:
             with Record(Path(str(state))).writing() as db:
                 faults = [] if study is None else study_faults(db, study, silo, run, kind, day)
                 faults += count_faults(db, policy, run, silo, kind, day)
                 if not faults:
-                    db.execute(MESSAGE, (day, run, silo, kind, "" if study is None else study.name))
+                    db.execute(
+                        MESSAGE, (day, run, silo, kind, "" if study is None else study.name)
+                    )
         except SiteError as error:
             faults = [str(error)]
         except OSError as error:
@@ -110,7 +142,9 @@ def count_message(
         raise PolicyRefusedError(f"{silo} refuses: {fault}")
 
 
-def charge_message(message: Any, context: Any, terms: Terms, *, read: Reader = read_by_process) -> Charged | None:
+def charge_message(
+    message: Any, context: Any, terms: Terms, *, read: Reader = read_by_process
+) -> Charged | None:
     """Charge an allowed message, before it is answered, to the privacy budget of the people in the data.
 
     Returns what the audit gate needs of the charge. Returns None if the message costs nothing: a run without
@@ -122,4 +156,6 @@ def charge_message(message: Any, context: Any, terms: Terms, *, read: Reader = r
         return None
     if terms.rules.public:
         return None
-    return charge(message, context, terms.rules, cohort_of(node), folder_of(node).parent, read=read)
+    return charge(
+        message, context, terms.rules, cohort_of(node), folder_of(node).parent, read=read
+    )

@@ -15,11 +15,20 @@ from partitions.common.errors import UserError
 
 # Names that a bundle's .env may set. Docker Compose reads the file too: COMPOSE_FILE would start another file.
 VARIABLES = (
-    *("SILOFL_NAME", "SILOFL_SERVER", "SILOFL_DATA", "SILOFL_USER", "SILOFL_DEVICE", "SILOFL_RESIDENT_MINUTES"),
+    *(
+        "SILOFL_NAME",
+        "SILOFL_SERVER",
+        "SILOFL_DATA",
+        "SILOFL_USER",
+        "SILOFL_DEVICE",
+        "SILOFL_RESIDENT_MINUTES",
+    ),
     *("SILOFL_IMAGE", "SILOFL_FLWR", "SILOFL_KEY"),
 )
 
-VARIABLE = re.compile(r"""(?P<key>[A-Z][A-Z0-9_]*)=(?P<quote>["']?)(?P<value>[^'"$`\\#]*)(?P=quote) *""")
+VARIABLE = re.compile(
+    r"""(?P<key>[A-Z][A-Z0-9_]*)=(?P<quote>["']?)(?P<value>[^'"$`\\#]*)(?P=quote) *"""
+)
 
 
 @dataclass(frozen=True)
@@ -33,7 +42,9 @@ class Site:
     data: Path
     state: Path
     device: str = "cpu"
-    allowed_apps: str = ""  # SHA-256 sums, or a file of them; empty: every app that the server sends
+    allowed_apps: str = (
+        ""  # SHA-256 sums, or a file of them; empty: every app that the server sends
+    )
     policy: str = ""  # the file with the rules for what may leave (policy.py), or `public`; empty: the defaults
     flwr: str = ""  # the server's version of Flower; empty: unknown
     schema: Path | None = None  # the file with the federation's schema, if it declares one
@@ -43,7 +54,9 @@ class Site:
         """Return the silo of a container. Raises UserError if a variable is missing."""
         for key in ("SILOFL_NAME", "SILOFL_SERVER"):
             if not environment.get(key):
-                raise UserError(f"{key} is not set: name a bundle, or run this in a silo's container")
+                raise UserError(
+                    f"{key} is not set: name a bundle, or run this in a silo's container"
+                )
         return cls(
             name=environment["SILOFL_NAME"],
             server=environment["SILOFL_SERVER"],
@@ -61,7 +74,12 @@ class Site:
     @property
     def node_config(self) -> dict[str, str]:
         """Return the node config that the app gets."""
-        return {"name": self.name, "data": str(self.data), "device": self.device, "state-dir": str(self.state)}
+        return {
+            "name": self.name,
+            "data": str(self.data),
+            "device": self.device,
+            "state-dir": str(self.state),
+        }
 
 
 def read_variables(text: str) -> dict[str, str]:
@@ -83,9 +101,13 @@ def read_variables(text: str) -> dict[str, str]:
             )
         key, value = match["key"], match["value"].strip()
         if key not in VARIABLES:
-            raise UserError(f"the bundle's .env, line {number} sets {key}; it may set {', '.join(VARIABLES)}")
+            raise UserError(
+                f"the bundle's .env, line {number} sets {key}; it may set {', '.join(VARIABLES)}"
+            )
         if key in found:
-            raise UserError(f"the bundle's .env, line {number} sets {key} a second time: leave one line of them")
+            raise UserError(
+                f"the bundle's .env, line {number} sets {key} a second time: leave one line of them"
+            )
         found[key] = value
     return found
 
@@ -95,4 +117,6 @@ def variables_of(files: Mapping[str, bytes]) -> dict[str, str]:
     try:
         return read_variables(files[".env"].decode())
     except UnicodeDecodeError:
-        raise UserError("the bundle's .env is not in UTF-8: save it as a plain text file") from None
+        raise UserError(
+            "the bundle's .env is not in UTF-8: save it as a plain text file"
+        ) from None

@@ -55,5 +55,9 @@ def has_left(state: Any, run: Names, silo: str) -> bool:
 
 def _models(db: sqlite3.Connection, run: Names, silo: str) -> set[str]:
     """Return the models of a silo that have left under one of the run's names."""
-    rows = db.execute("SELECT model, run, question FROM disclosed WHERE kind = ? AND silo = ?", (KIND, silo))
-    return {model for model, own, numbers in rows if own == run[0] or run[1] & {*numbers.split(",")}}
+    rows = db.execute(
+        "SELECT model, run, question FROM disclosed WHERE kind = ? AND silo = ?", (KIND, silo)
+    )
+    return {
+        model for model, own, numbers in rows if own == run[0] or run[1] & {*numbers.split(",")}
+    }

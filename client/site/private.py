@@ -20,7 +20,9 @@ PACKAGE = "silofl_site"
 def load_site() -> None:
     """Make this folder importable as `silofl_site`."""
     folder = Path(__file__).resolve().parent
-    spec = spec_from_file_location(PACKAGE, folder / "__init__.py", submodule_search_locations=[str(folder)])
+    spec = spec_from_file_location(
+        PACKAGE, folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
     assert spec is not None and spec.loader is not None
     sys.modules[PACKAGE] = package = module_from_spec(spec)
     spec.loader.exec_module(package)

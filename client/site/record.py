@@ -37,7 +37,18 @@ from .trust.chain import sync_folder, utc_now, write_whole
 FILE = "record.sqlite"
 VERSION = 2  # 1 was never released
 WAIT_SECONDS = 60.0  # for another process of this silo
-REMOTE = ("nfs", "cifs", "smb", "9p", "fuse", "lustre", "gpfs", "ceph", "afs", "beegfs")  # no shared memory for a WAL
+REMOTE = (
+    "nfs",
+    "cifs",
+    "smb",
+    "9p",
+    "fuse",
+    "lustre",
+    "gpfs",
+    "ceph",
+    "afs",
+    "beegfs",
+)  # no shared memory for a WAL
 TABLES = """
 CREATE TABLE meta (id TEXT NOT NULL, replies INTEGER NOT NULL, ledger INTEGER NOT NULL, hash TEXT NOT NULL,
     files TEXT NOT NULL);
@@ -78,7 +89,9 @@ class OpenConnections(threading.local):
 
 
 KEPT = OpenConnections()
-INHERITED: list[sqlite3.Connection] = []  # by a fork: to close them would release the parent's locks
+INHERITED: list[
+    sqlite3.Connection
+] = []  # by a fork: to close them would release the parent's locks
 
 
 def close_records(*modes: str) -> None:
@@ -161,7 +174,9 @@ class Record:
                 raise sqlite3.DatabaseError("it is no record of this version")
             self._check(db)
             if mode == "rw":
-                db.execute(f"PRAGMA journal_mode={'DELETE' if is_remote(self.state) else 'WAL'}")
+                db.execute(
+                    f"PRAGMA journal_mode={'DELETE' if is_remote(self.state) else 'WAL'}"
+                )
                 db.execute("PRAGMA synchronous=FULL")
         except BaseException:
             db.close()
@@ -172,7 +187,9 @@ class Record:
     def _create(self) -> None:
         """Make the record under another name, and rename it. One process does so, others wait."""
         self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = os.open(self.state / ".record.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(
+            self.state / ".record.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+        )
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if self.path.exists():
@@ -187,13 +204,18 @@ class Record:
                 (own,) = db.execute("SELECT id FROM meta").fetchone()
             (self.state / "audit").mkdir(exist_ok=True, mode=0o700)
             close_records()
-            for ending in ("-wal", "-shm"):  # of a record that is gone: they would change this one
+            for ending in (
+                "-wal",
+                "-shm",
+            ):  # of a record that is gone: they would change this one
                 (self.state / f"{FILE}{ending}").unlink(missing_ok=True)
             os.replace(new, self.path)
             sync_folder(self.state)
             write_whole(self.state / "audit" / "record", own + "\n")
             for name in moved:  # kept, and never read again
-                (self.state / PLACE / name).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                (self.state / PLACE / name).parent.mkdir(
+                    parents=True, exist_ok=True, mode=0o700
+                )
                 os.replace(self.state / name, self.state / PLACE / name)
         finally:
             os.close(lock)
@@ -212,14 +234,18 @@ class Record:
     def _check_new(self) -> None:
         """Raise SiteError if a record was here before: a missing one is no fresh allowance."""
         if self._noted():
-            raise SiteError(f"{FILE} is missing, and tells what this site has released: restore it from a backup")
+            raise SiteError(
+                f"{FILE} is missing, and tells what this site has released: restore it from a backup"
+            )
 
     def _check(self, db: sqlite3.Connection) -> None:
         """Raise SiteError if the audit log has been written beside another record, or a newer copy of this one."""
         own, count = db.execute("SELECT id, replies FROM meta").fetchone()
         noted = self._noted() or {"id": own, "replies": count}
         if noted["id"] != own:
-            raise SiteError(f"{FILE} is not the record that belongs to this audit log: restore it from a backup")
+            raise SiteError(
+                f"{FILE} is not the record that belongs to this audit log: restore it from a backup"
+            )
         if noted["replies"] > count + 1:
             raise SiteError(
                 f"{FILE} is an older copy: it has {count} replies, and the audit log {noted['replies']}; restore "
@@ -241,17 +267,23 @@ class Record:
             yield
         except sqlite3.OperationalError as error:
             close_records()
-            raise SiteError(f"{FILE} cannot be written or read ({error}): nothing is answered without it") from None
+            raise SiteError(
+                f"{FILE} cannot be written or read ({error}): nothing is answered without it"
+            ) from None
         except sqlite3.Error as error:
             close_records()
             raise SiteError(f"{FILE} is damaged ({error}): restore it from a backup") from None
 
 
-def disclose(db: sqlite3.Connection, kind: str, *, people: Iterable[str] = (), **fields: str) -> None:
+def disclose(
+    db: sqlite3.Connection, kind: str, *, people: Iterable[str] = (), **fields: str
+) -> None:
     """Note an answer that is about to leave. ``fields``: silo, run, data, model, question, answer; empty if missing."""
     now = utc_now()
     names = ("silo", "run", "data", "model", "question", "answer")
-    db.execute(DISCLOSED, (now, kind, *(fields.get(name, "") for name in names), "\n".join(people)))
+    db.execute(
+        DISCLOSED, (now, kind, *(fields.get(name, "") for name in names), "\n".join(people))
+    )
 
 
 def connect(uri: str) -> sqlite3.Connection:
@@ -264,7 +296,9 @@ def is_remote(folder: Path) -> bool:
     """Return whether a folder is on a file system of the network, where a WAL's shared memory does not work."""
     own, found = str(folder.resolve()), ("", "")
     with contextlib.suppress(OSError):
-        for line in Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in (
+            Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+        ):
             place, kind = line.split()[1:3]
             place = place.replace("\\040", " ")
             if (own + "/").startswith(place.rstrip("/") + "/") and len(place) >= len(found[0]):

@@ -75,11 +75,21 @@ def _replies(db: sqlite3.Connection, state: Path) -> Iterator[str]:
         for entry in verify(state / "audit").entries:
             if kind := kind_of(entry):
                 study = entry.get("study", {}).get("name", "")
-                what = entry["time"], kind, 1, entry.get("cohort", ""), entry["run-id"], entry["silo"], study
+                what = (
+                    entry["time"],
+                    kind,
+                    1,
+                    entry.get("cohort", ""),
+                    entry["run-id"],
+                    entry["silo"],
+                    study,
+                )
                 db.execute(REPLY, (*what, entry["bytes"], entry["line"], entry["hash"]))
                 logged[study] += entry["bytes"]
     for file in sorted(state.glob("studies/*/bytes")):
-        sent = sum(int(size) for (size,) in _words(file, 1))  # also of replies without a row of their own
+        sent = sum(
+            int(size) for (size,) in _words(file, 1)
+        )  # also of replies without a row of their own
         _total(db, study=file.parent.name, size=max(sent - logged[file.parent.name], 0))
 
 
@@ -113,35 +123,61 @@ def _disclosed(db: sqlite3.Connection, state: Path) -> Iterator[str]:
     """Take over the answers that leave once per run; of evidence the earlier versions noted no model."""
     now = utc_now()
     for model, run, numbers, *silo in _words(state / "own-models", 4):
-        db.execute(DISCLOSED, (now, "own model", " ".join(silo), run, "", model, numbers, "", ""))
+        db.execute(
+            DISCLOSED, (now, "own model", " ".join(silo), run, "", model, numbers, "", "")
+        )
     yield "own-models"
     for file in sorted(state.glob("evidence/*")):
         for _, question, *silo in _words(file, 3):
-            db.execute(DISCLOSED, (now, "evidence", " ".join(silo), file.name, "", "", question, "", ""))
+            db.execute(
+                DISCLOSED,
+                (now, "evidence", " ".join(silo), file.name, "", "", question, "", ""),
+            )
     yield "evidence"
     for file in sorted(state.glob("statistics/*")):
         for own, *silo in _words(file, 2):
-            db.execute(DISCLOSED, (now, "statistics", " ".join(silo), file.name, "", "", own, "", ""))
+            db.execute(
+                DISCLOSED, (now, "statistics", " ".join(silo), file.name, "", "", own, "", "")
+            )
     yield "statistics"
-    for name, kind, asked in (("released-sums.json", "sums", ""), ("released-surveys.json", "survey", "how")):
-        given = json.loads((state / name).read_text(encoding="utf-8")) if (state / name).exists() else []
+    for name, kind, asked in (
+        ("released-sums.json", "sums", ""),
+        ("released-surveys.json", "survey", "how"),
+    ):
+        given = (
+            json.loads((state / name).read_text(encoding="utf-8"))
+            if (state / name).exists()
+            else []
+        )
         for one in given:
             people, question = "\n".join(one["samples"]), str(one[asked]) if asked else ""
-            answer = one["answer"] if asked else {key: one[key] for key in one.keys() - {"day", "samples"}}
-            db.execute(DISCLOSED, (now, kind, "", "", "", "", question, json.dumps(answer), people))
+            answer = (
+                one["answer"]
+                if asked
+                else {key: one[key] for key in one.keys() - {"day", "samples"}}
+            )
+            db.execute(
+                DISCLOSED, (now, kind, "", "", "", "", question, json.dumps(answer), people)
+            )
         yield name
 
 
 def _approvals(db: sqlite3.Connection, state: Path) -> Iterator[str]:
     """Take over the approved studies, as they were approved."""
     for file in sorted(state.glob("studies/*/approval.json")):
-        protocol, approval = (file.parent / "study.toml").read_text(encoding="utf-8"), json.loads(file.read_text())
+        protocol, approval = (
+            (file.parent / "study.toml").read_text(encoding="utf-8"),
+            json.loads(file.read_text()),
+        )
         if digest(body_of(protocol).encode()) != approval["digest"]:
             raise SiteError(f"{file.parent.name}/study.toml is not what was approved")
         ended = file.parent / "revoked.json"
         revoked = str(json.loads(ended.read_text())["when"]) if ended.exists() else ""
         own = (str(approval[key]) for key in ("by", "when", "signer"))
-        db.execute(APPROVAL, (file.parent.name, protocol, *own, json.dumps(approval["warnings"]), revoked))
+        db.execute(
+            APPROVAL,
+            (file.parent.name, protocol, *own, json.dumps(approval["warnings"]), revoked),
+        )
     yield "studies"
 
 
@@ -150,14 +186,24 @@ def _data_files(db: sqlite3.Connection, state: Path) -> Iterator[str]:
     lines = verify_chain(state / "budget", 1, "budget", EVERY).entries
     bound = {line["data"]: line["note"] for line in lines if line.get("note")}
     for file in sorted(state.glob("budget/data/*.json")):
-        text, samples = file.read_text(encoding="utf-8"), file.with_suffix(".samples").read_text(encoding="utf-8")
+        text, samples = (
+            file.read_text(encoding="utf-8"),
+            file.with_suffix(".samples").read_text(encoding="utf-8"),
+        )
         note = json.loads(text)
-        if bound.get(file.stem) not in (None, digest(text.encode())) or digest(samples.encode()) != note["samples"]:
+        if (
+            bound.get(file.stem) not in (None, digest(text.encode()))
+            or digest(samples.encode()) != note["samples"]
+        ):
             raise SiteError(f"budget/data/{file.stem}: it was changed")
         if not lines:
-            raise SiteError("its ledger is missing; remove budget/data where no run had dp = true")
+            raise SiteError(
+                "its ledger is missing; remove budget/data where no run had dp = true"
+            )
         counts = str(note["cohort"]), int(note["records"]), note["patients"]
-        db.execute(DATA_FILE, (file.stem, str(note["silo"]), *counts, " ".join(note["links"]), samples))
+        db.execute(
+            DATA_FILE, (file.stem, str(note["silo"]), *counts, " ".join(note["links"]), samples)
+        )
     yield "budget/data"
 
 

@@ -14,7 +14,9 @@ from .study.approvals import study_for
 from .study.protocol import StudyProtocol, narrow_policy
 from .trust.policy import Policy, PolicyRefusedError, policy_of
 
-GIVEN = "terms"  # in the node config of a message that the gate has checked, charged and counted
+GIVEN = (
+    "terms"  # in the node config of a message that the gate has checked, charged and counted
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,11 @@ def read_terms(node: Mapping[str, Any], run: Mapping[str, Any]) -> Terms:
     policy = None
     try:
         policy = policy_of(node)
-        study = None if "data" not in node or policy.public else study_for(policy, node.get("state-dir"), run)
+        study = (
+            None
+            if "data" not in node or policy.public
+            else study_for(policy, node.get("state-dir"), run)
+        )
     except SiteError as error:
         refused = f"{node.get('name', 'this silo')} refuses: {error}"
         return Terms(policy, error=error if policy is None else PolicyRefusedError(refused))
@@ -55,7 +61,9 @@ def read_terms(node: Mapping[str, Any], run: Mapping[str, Any]) -> Terms:
 def written_terms(terms: Terms) -> str:
     """Return terms as a text for the app's process."""
     assert terms.policy is not None  # else the gate has refused the message
-    return json.dumps([terms.policy.model_dump_json(), terms.study and terms.study.model_dump_json()])
+    return json.dumps(
+        [terms.policy.model_dump_json(), terms.study and terms.study.model_dump_json()]
+    )
 
 
 def take_terms(node: MutableMapping[str, Any]) -> Terms | None:
@@ -64,4 +72,6 @@ def take_terms(node: MutableMapping[str, Any]) -> Terms | None:
     if given is None:
         return None
     policy, study = json.loads(str(given))
-    return Terms(Policy.model_validate_json(policy), study and StudyProtocol.model_validate_json(study))
+    return Terms(
+        Policy.model_validate_json(policy), study and StudyProtocol.model_validate_json(study)
+    )

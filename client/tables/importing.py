@@ -31,14 +31,28 @@ from partitions.schema import Schema, few, load_schema, read_schema
 REPLACED: dict[str, Any] = {
     **dict.fromkeys(("label", "time", "event", "labels", "vocabulary", "length", "columns")),
     **dict.fromkeys(("size", "window", "spacing", "volume", "outlines")),
-    **dict.fromkeys(("patient", "text", "separator", "decimal", "thousands", "encoding", "dates", "series"), ""),
+    **dict.fromkeys(
+        ("patient", "text", "separator", "decimal", "thousands", "encoding", "dates", "series"),
+        "",
+    ),
     "no_patient": False,
     "task": "auto",
     "gaps": [],
     "slices": 1,
     "seed": 42,
 }
-OF_SCHEMA = ("label", "time", "event", "labels", "labels_from", "vocabulary", "length", "columns", "text", "task")
+OF_SCHEMA = (
+    "label",
+    "time",
+    "event",
+    "labels",
+    "labels_from",
+    "vocabulary",
+    "length",
+    "columns",
+    "text",
+    "task",
+)
 ABOUT = """How silofl makes a data file of a table. Correct what is wrong, then use it:
 silofl import FILE.csv --recipe THIS.toml --out FILE.npz
 A statistic fills gaps; it is taken from the training part, at the import. Ranges and units are yours to add:
@@ -56,10 +70,15 @@ def options_of(args: argparse.Namespace) -> ImportOptions:
     if args.recipe:
         return _options_with_recipe(args)
     if args.as_gaps:
-        raise UserError("--as-gaps goes with --recipe; --gaps CELL names a cell that means missing")
+        raise UserError(
+            "--as-gaps goes with --recipe; --gaps CELL names a cell that means missing"
+        )
     return replace(
         kept_of(args),
-        **{key: getattr(args, key) for key in ("size", "label", "labels_from", "seed", "task", "slices", "series")},
+        **{
+            key: getattr(args, key)
+            for key in ("size", "label", "labels_from", "seed", "task", "slices", "series")
+        },
         labels=[name.strip() for name in args.labels.split(",")] if args.labels else [],
         survival=(args.time, args.event) if args.time else None,
         window=parse_window(args.window) if args.window else None,
@@ -72,7 +91,9 @@ def options_of(args: argparse.Namespace) -> ImportOptions:
 def kept_of(args: argparse.Namespace) -> ImportOptions:
     """Return the options that no recipe replaces."""
     faults = Faults(args.skip_bad)
-    return ImportOptions(overwrite=args.overwrite, cohort=args.cohort, subgroup=args.subgroup, faults=faults)
+    return ImportOptions(
+        overwrite=args.overwrite, cohort=args.cohort, subgroup=args.subgroup, faults=faults
+    )
 
 
 def names_in(text: str | None) -> tuple[str, ...]:
@@ -89,17 +110,23 @@ def _check_options(args: argparse.Namespace) -> None:
     if not args.text and (args.vocabulary is not None or args.length is not None):
         raise UserError("--vocabulary and --length are of texts: name their column with --text")
     if args.recipe and (args.schema or args.map or args.codes):
-        raise UserError("--schema, --map and --codes make a recipe: leave out --recipe, or them")
+        raise UserError(
+            "--schema, --map and --codes make a recipe: leave out --recipe, or them"
+        )
 
 
 def _options_with_recipe(args: argparse.Namespace) -> ImportOptions:
     """Return the options beside --recipe: those that a recipe of this kind does not replace."""
     if needless := [key for key, default in REPLACED.items() if getattr(args, key) != default]:
-        raise UserError(f"--{needless[0].replace('_', '-')} beside --recipe: the recipe says that; change it there")
+        raise UserError(
+            f"--{needless[0].replace('_', '-')} beside --recipe: the recipe says that; change it there"
+        )
     recipe, kept = load_any(args.recipe), kept_of(args)
     if isinstance(recipe, Recipe):
         if args.labels_from:
-            raise UserError("--labels-from is of pictures and scans: the labels of a table are in it")
+            raise UserError(
+                "--labels-from is of pictures and scans: the labels of a table are in it"
+            )
         return replace(kept, recipe=recipe, as_gaps=args.as_gaps)
     if args.as_gaps:
         raise UserError("--as-gaps is of a table: pictures have no cells")
@@ -125,13 +152,17 @@ def mapped_of(args: argparse.Namespace) -> Mapped:
     for pair in args.map:
         name, sign, source = pair.partition("=")
         if not sign or not name or not source or name in columns:
-            raise UserError(f"--map {pair}: the schema's column and yours are wanted once, for example sex=Geschlecht")
+            raise UserError(
+                f"--map {pair}: the schema's column and yours are wanted once, for example sex=Geschlecht"
+            )
         columns[name] = source
     for pair in args.codes:
         name, sign, rest = pair.partition(":")
         cell, equals, level = rest.rpartition("=")
         if not sign or not equals or not name or not level:
-            raise UserError(f"--codes {pair}: COLUMN:CELL=CATEGORY is wanted, for example sex:W=female")
+            raise UserError(
+                f"--codes {pair}: COLUMN:CELL=CATEGORY is wanted, for example sex:W=female"
+            )
         cells.setdefault(name, {})[cell] = level
     return Mapped(columns, cells)
 
@@ -144,7 +175,9 @@ def with_schema(args: argparse.Namespace, options: ImportOptions) -> ImportOptio
             raise UserError("--map and --codes go with --schema")
         return options
     if needless := [key for key in OF_SCHEMA if getattr(args, key) != REPLACED.get(key)]:
-        raise UserError(f"--{needless[0].replace('_', '-')} beside --schema: the schema says that")
+        raise UserError(
+            f"--{needless[0].replace('_', '-')} beside --schema: the schema says that"
+        )
     source = Path(args.source)
     if not source.is_file():
         raise UserError(f"--schema is of a csv table; {source} is none")
@@ -157,9 +190,13 @@ def propose(args: argparse.Namespace) -> str:
     """Return the first draft of a recipe as TOML, with comments. Raises UserError, DataError."""
     options, path = options_of(args), Path(args.source)
     if args.recipe or args.out:
-        raise UserError("--propose prints a draft, and takes no --recipe and no --out: send it to a file with >")
+        raise UserError(
+            "--propose prints a draft, and takes no --recipe and no --out: send it to a file with >"
+        )
     if not path.exists():
-        raise UserError(f"there is no {path}; name a folder of pictures or scans, or a csv file")
+        raise UserError(
+            f"there is no {path}; name a folder of pictures or scans, or a csv file"
+        )
     options = with_schema(args, options)
     if path.is_dir():
         with reading(path):
@@ -167,14 +204,22 @@ def propose(args: argparse.Namespace) -> str:
     if options.recipe:
         return options.recipe.toml(ABOUT)
     with reading(path):
-        lines = read_lines(path, options.take.separator, options.take.encoding, options.take.gaps)
+        lines = read_lines(
+            path, options.take.separator, options.take.encoding, options.take.gaps
+        )
         if "file" in lines.columns:
             return propose_pictures(path, options)
         recipe, notes, problems = draft_recipe(lines, options)
-    whose = f"{recipe.patient} says whose each row is" if recipe.patient else "each row is of another patient"
+    whose = (
+        f"{recipe.patient} says whose each row is"
+        if recipe.patient
+        else "each row is of another patient"
+    )
     roles = f"The label is {', '.join(recipe.label)}. For the parts, {whose}. Missing are the cells of `gaps`."
     questions = [f"QUESTION. {text}" for text in problems]
-    ask = ["Answer each question below, in the csv or here in place of '?': until then nothing is imported."]
+    ask = [
+        "Answer each question below, in the csv or here in place of '?': until then nothing is imported."
+    ]
     draft = recipe.toml("\n".join([ABOUT, roles, *notes, *(ask * bool(questions)), *questions]))
     return without_cells(draft, lines) if questions else draft
 
@@ -187,7 +232,11 @@ def describe_mapping(recipe: Recipe) -> Iterator[str]:
             yield f"{column.origin}: {'; '.join(filter(None, (f'becomes {column.name}', codes)))}"
     if recipe.label_values:
         yield f"{recipe.label[0]}: {', '.join(f'{cell} = {level}' for cell, level in recipe.label_values.items())}"
-    if left := [column.source for column in recipe.columns if column.kind == "skip" and not column.format]:
+    if left := [
+        column.source
+        for column in recipe.columns
+        if column.kind == "skip" and not column.format
+    ]:
         yield f"left out, as the schema does not have them: {few(left, 20)}"
 
 
@@ -196,9 +245,13 @@ def import_from(args: argparse.Namespace) -> Iterator[str]:
     out, options = Path(args.out), options_of(args)
     beside, given = recipe_file(out), options.recipe or options.pictures
     if args.recipe is None and beside.exists() and not args.overwrite:
-        raise UserError(f"{beside} is there already: use it with --recipe {beside}, name another file, or --overwrite")
+        raise UserError(
+            f"{beside} is there already: use it with --recipe {beside}, name another file, or --overwrite"
+        )
     if args.recipe and given and is_open(given) and args.recipe.resolve() == beside.resolve():
-        raise UserError(f"{beside} is what --out {out} writes, with the values for gaps: give the draft another name")
+        raise UserError(
+            f"{beside} is what --out {out} writes, with the values for gaps: give the draft another name"
+        )
     options = with_schema(args, options)
     made = import_source(args.source, out, options)
     yield from str(made).splitlines()
@@ -217,17 +270,25 @@ def import_from(args: argparse.Namespace) -> Iterator[str]:
 
 def is_open(recipe: AnyRecipe) -> bool:
     """Return whether a recipe has columns whose gaps have no value yet."""
-    return isinstance(recipe, Recipe) and any(own.fill != "refuse" and own.fill_value is None for own in recipe.used)
+    return isinstance(recipe, Recipe) and any(
+        own.fill != "refuse" and own.fill_value is None for own in recipe.used
+    )
 
 
 def spacing_of(args: argparse.Namespace) -> dict[str, Any]:
     """Return the values of --volume and --spacing. Raises UserError."""
     sides = [part.strip() for part in (args.volume or "").split(",")]
-    if args.volume and (len(sides) != 3 or not all(part.isascii() and part.isdigit() for part in sides)):
-        raise UserError(f"--volume is {args.volume[:40]!r}; it is depth, height and width, for example 32,128,128")
+    if args.volume and (
+        len(sides) != 3 or not all(part.isascii() and part.isdigit() for part in sides)
+    ):
+        raise UserError(
+            f"--volume is {args.volume[:40]!r}; it is depth, height and width, for example 32,128,128"
+        )
     wide = [part.strip() for part in (args.spacing or "").split(",")]
     if args.spacing and (len(wide) not in (1, 3) or not all(map(is_number, wide))):
-        raise UserError(f"--spacing is {args.spacing[:40]!r}; it is mm, for example 1.5, or of a volume 3,1,1")
+        raise UserError(
+            f"--spacing is {args.spacing[:40]!r}; it is mm, for example 1.5, or of a volume 3,1,1"
+        )
     mm = [float(part) for part in wide] if args.spacing else []
     if not args.volume:
         return {"spacing": mm[0]} if len(mm) == 1 else {"voxel": tuple(mm)} if mm else {}
@@ -238,7 +299,9 @@ def parse_window(text: str) -> tuple[float, float]:
     """Parse CENTRE,WIDTH as two numbers."""
     parts = [part.strip() for part in text.split(",")]
     if len(parts) != 2 or not all(map(is_number, parts)):
-        raise UserError(f"--window is {text[:40]!r}; it is a centre and a width, for example --window=40,400")
+        raise UserError(
+            f"--window is {text[:40]!r}; it is a centre and a width, for example --window=40,400"
+        )
     return float(parts[0]), float(parts[1])
 
 

@@ -38,7 +38,9 @@ from partitions.splits import Array, dtype_of
 TO_PREDICT = ("test", "all")  # the first of these parts in a file is used
 INDEX, FILE = "index", "file"
 KEYS = (FILE, "patient", "study", "accession")  # possible keys of a picture
-NUMBERED = re.compile(r"(p|y|pixels|set|low|high)_(\d+)")  # columns of the answers, by class or measurement
+NUMBERED = re.compile(
+    r"(p|y|pixels|set|low|high)_(\d+)"
+)  # columns of the answers, by class or measurement
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,15 @@ class NewSamples:
     schema: Schema
     keys: Sequence[str]
     key: str = INDEX
-    pictures: NewPictures | None = None  # the source of pictures or scans; ``x`` has only their shape and type
+    pictures: NewPictures | None = (
+        None  # the source of pictures or scans; ``x`` has only their shape and type
+    )
     notes: Sequence[str] = ()
 
 
-def read_asked(data: Path, card: Card, recipe: Path | None = None, as_gaps: bool = False, key: str = "") -> NewSamples:
+def read_asked(
+    data: Path, card: Card, recipe: Path | None = None, as_gaps: bool = False, key: str = ""
+) -> NewSamples:
     """Return the samples of a data file, or of a csv, pictures or scans by the ``recipe`` or else the card's.
 
     ``key``: the key of pictures (KEYS). Raises UserError, one line.
@@ -65,7 +71,9 @@ def read_asked(data: Path, card: Card, recipe: Path | None = None, as_gaps: bool
     if not needs_recipe(data):
         if recipe or as_gaps or key:
             option = "--recipe" if recipe else "--as-gaps" if as_gaps else "--key"
-            raise UserError(f"{option} is of new rows or pictures; an .npz file has gone through its recipe already")
+            raise UserError(
+                f"{option} is of new rows or pictures; an .npz file has gone through its recipe already"
+            )
         x, vocabulary, schema = read_samples(data)
         return NewSamples(x, vocabulary, schema, [str(i) for i in range(len(x))])
     try:
@@ -74,7 +82,9 @@ def read_asked(data: Path, card: Card, recipe: Path | None = None, as_gaps: bool
         raise UserError(str(error)) from None
     if isinstance(used, Recipe):
         if key:
-            raise UserError("--key is of pictures and scans; a table has its column of patients")
+            raise UserError(
+                "--key is of pictures and scans; a table has its column of patients"
+            )
         made = asked_rows(data, used, as_gaps)
     elif as_gaps:
         raise UserError("--as-gaps is of a table: pictures have no cells")
@@ -87,7 +97,11 @@ def read_asked(data: Path, card: Card, recipe: Path | None = None, as_gaps: bool
 
 def needs_recipe(data: Path) -> bool:
     """Return whether this is a csv, a folder, a picture or a scan; anything else is a data file."""
-    return data.is_dir() or data.name.lower().endswith((".csv", *PICTURES)) or kind_of(data) != "picture"
+    return (
+        data.is_dir()
+        or data.name.lower().endswith((".csv", *PICTURES))
+        or kind_of(data) != "picture"
+    )
 
 
 def asked_rows(data: Path, used: Recipe, as_gaps: bool) -> NewSamples:
@@ -101,7 +115,14 @@ def asked_rows(data: Path, used: Recipe, as_gaps: bool) -> NewSamples:
     except DataError as error:
         raise UserError(str(error)) from None
     without = sum(not key for key in made.keys)
-    return replace(made, notes=[*notes, *made.notes, *[f"{without} rows of {data} have no {made.key}"] * (without > 0)])
+    return replace(
+        made,
+        notes=[
+            *notes,
+            *made.notes,
+            *[f"{without} rows of {data} have no {made.key}"] * (without > 0),
+        ],
+    )
 
 
 def asked_of(found: Found, used: Recipe) -> NewSamples:
@@ -109,7 +130,9 @@ def asked_of(found: Found, used: Recipe) -> NewSamples:
     x, vocabulary, notes = new_inputs(found.rows, found.table, used)
     keys = [row.key for row in found.rows] if used.patient else [str(i) for i in range(len(x))]
     schema = make_schema(used.features, (), dtype_of(x))
-    return NewSamples(x, vocabulary, schema, keys, used.patient or INDEX, notes=[*found.notes, *notes])
+    return NewSamples(
+        x, vocabulary, schema, keys, used.patient or INDEX, notes=[*found.notes, *notes]
+    )
 
 
 def asked_pictures(data: Path, recipe: PictureRecipe, key: str = "") -> NewSamples:
@@ -121,7 +144,9 @@ def asked_pictures(data: Path, recipe: PictureRecipe, key: str = "") -> NewSampl
     if key and key not in KEYS:
         raise unknown_name("--key", key, KEYS)
     if not data.exists():
-        raise UserError(f"there is no {data}; name a folder of pictures or scans, a csv, or an .npz file")
+        raise UserError(
+            f"there is no {data}; name a folder of pictures or scans, a csv, or an .npz file"
+        )
     try:
         with reading(data):
             options = with_recipe(ImportOptions(pictures=recipe, faults=Faults(None)))
@@ -130,33 +155,50 @@ def asked_pictures(data: Path, recipe: PictureRecipe, key: str = "") -> NewSampl
             column, keys = keys_of(data, pictures.samples, found.patient, key)
     except DataError as error:
         raise UserError(str(error)) from None
-    if data.is_dir() and (lists := sum(path.suffix.lower() == ".csv" for path in data.iterdir())):
-        notes = (*notes, f"{lists} csv files in {data} are not read; --data FILE.csv asks about what one lists")
+    if data.is_dir() and (
+        lists := sum(path.suffix.lower() == ".csv" for path in data.iterdir())
+    ):
+        notes = (
+            *notes,
+            f"{lists} csv files in {data} are not read; --data FILE.csv asks about what one lists",
+        )
     if without := keys.count(""):
         notes = (*notes, f"{without} of {len(keys)} pictures have no {column}")
     schema = make_schema((), (), dtype_of(pictures.like))
     return NewSamples(pictures.like, 0, schema, keys, column, pictures, (*found.notes, *notes))
 
 
-def keys_of(data: Path, samples: Sequence[SampleSource], patient: str, wanted: str) -> tuple[str, list[str]]:
+def keys_of(
+    data: Path, samples: Sequence[SampleSource], patient: str, wanted: str
+) -> tuple[str, list[str]]:
     """Return the name of the keys' column, and each picture's key. ``patient``: the csv's column of patients, or ""."""
     if wanted in ("", "patient") and patient:
         return patient, [sample.key for sample in samples]
-    scans = all(sample.file is not None and kind_of(sample.file) == "dicom" for sample in samples)
+    scans = all(
+        sample.file is not None and kind_of(sample.file) == "dicom" for sample in samples
+    )
     wanted = wanted or ("patient" if scans else FILE)
     if wanted == FILE:
         return FILE, [name_below(data, sample) for sample in samples]
     if not scans:
-        raise UserError(f"--key {wanted} is of DICOM files, and of a csv's column patient; here it is --key file")
+        raise UserError(
+            f"--key {wanted} is of DICOM files, and of a csv's column patient; here it is --key file"
+        )
     assert wanted in IDENTITY
-    return wanted, [read_key(sample.file, sample.where, wanted) for sample in samples if sample.file]
+    return wanted, [
+        read_key(sample.file, sample.where, wanted) for sample in samples if sample.file
+    ]
 
 
 def name_below(data: Path, sample: SampleSource) -> str:
     """Return a picture's path below the source, or its own name."""
     assert sample.file is not None
     below = data if data.is_dir() else data.parent
-    return sample.file.relative_to(below).as_posix() if sample.file.is_relative_to(below) else sample.file.name
+    return (
+        sample.file.relative_to(below).as_posix()
+        if sample.file.is_relative_to(below)
+        else sample.file.name
+    )
 
 
 def recipe_of(card: Card) -> AnyRecipe:
@@ -195,18 +237,23 @@ def named_columns(columns: Sequence[str], labels: Sequence[str]) -> list[str]:
     if {int(match[2]) for match in found if match} != set(range(len(labels))):
         return list(columns)
     return [
-        f"{match[1]}_{labels[int(match[2])]}" if match else name for name, match in zip(columns, found, strict=True)
+        f"{match[1]}_{labels[int(match[2])]}" if match else name
+        for name, match in zip(columns, found, strict=True)
     ]
 
 
-def answers_csv(asked: NewSamples, columns: Sequence[str], rows: Sequence[Sequence[float | str]]) -> str:
+def answers_csv(
+    asked: NewSamples, columns: Sequence[str], rows: Sequence[Sequence[float | str]]
+) -> str:
     """Return the answers as csv, a row for each sample."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([asked.key, *columns])
     for key, row in zip(asked.keys, rows, strict=True):
         own = guarded(key) if is_formula(key) else key
-        writer.writerow([own, *(value if isinstance(value, str) else f"{value:.6g}" for value in row)])
+        writer.writerow(
+            [own, *(value if isinstance(value, str) else f"{value:.6g}" for value in row)]
+        )
     return out.getvalue()
 
 
@@ -219,18 +266,33 @@ def read_samples(file: Path) -> tuple[Array, int, Schema]:
         for key, meaning in known_names(arrays).items():
             if key in arrays and meaning[0] != "y":
                 found.setdefault(meaning, arrays[key])  # the first of two names counts
-        part = next((part for part in TO_PREDICT if part in (split for _, split in found)), None)
+        part = next(
+            (part for part in TO_PREDICT if part in (split for _, split in found)), None
+        )
         if part is None:
             names = ", ".join(key for key in arrays if key not in EXTRA_NAMES) or "nothing"
-            raise Fault(f"has no samples to predict, but {names}", "name them x_test or test_images or x")
+            raise Fault(
+                f"has no samples to predict, but {names}",
+                "name them x_test or test_images or x",
+            )
         for (kind, split), x in found.items():
             if split == part and (x.ndim == 0 or not len(x)):
-                raise Fault(f"{names_of(split, kind, arrays)} holds no samples", "save an array of n samples")
+                raise Fault(
+                    f"{names_of(split, kind, arrays)} holds no samples",
+                    "save an array of n samples",
+                )
         if len({len(x) for (_, split), x in found.items() if split == part}) > 1:
-            raise Fault("has inputs of different numbers of samples", "save one row of each for each sample")
+            raise Fault(
+                "has inputs of different numbers of samples",
+                "save one row of each for each sample",
+            )
         x = read_x(part, found, arrays, vocabulary)
         features = read_features(arrays, count_columns(x))
         check_ranges(features, {part: x})
-        return x, vocabulary, make_schema(features, read_names(arrays, "label_names", None), dtype_of(x))
+        return (
+            x,
+            vocabulary,
+            make_schema(features, read_names(arrays, "label_names", None), dtype_of(x)),
+        )
     except Fault as fault:
         raise UserError(f"{file}: {fault.detail}; {fault.fix}") from None

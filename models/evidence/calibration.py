@@ -15,11 +15,17 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
-Units = npt.NDArray[np.int64]  # the patient of each prediction (n,); without patients, the sample
+Units = npt.NDArray[
+    np.int64
+]  # the patient of each prediction (n,); without patients, the sample
 
 BINS = 10
-FEWEST = 5  # least samples per bin on average, because the share of events in a bin of one is 0 or 1
-NEAREST = 1e-12  # least distance of a probability from 0 and 1, where its logit would be infinite
+FEWEST = (
+    5  # least samples per bin on average, because the share of events in a bin of one is 0 or 1
+)
+NEAREST = (
+    1e-12  # least distance of a probability from 0 and 1, where its logit would be infinite
+)
 STEPS = 50  # of Newton's method
 LARGEST = 1e3  # a larger coefficient has no finite estimate: the events are separated
 
@@ -68,7 +74,9 @@ def reliability(p: Array, event: Array, least: int = 1, units: Units | None = No
         return Bins(*(np.empty(0),) * 3)
     own = groups_of(p, least, units)
     counts = np.bincount(own)
-    return Bins(counts.astype(float), np.bincount(own, p) / counts, np.bincount(own, event) / counts)
+    return Bins(
+        counts.astype(float), np.bincount(own, p) / counts, np.bincount(own, event) / counts
+    )
 
 
 def groups_of(p: Array, least: int, units: Units | None = None) -> npt.NDArray[np.intp]:
@@ -83,7 +91,11 @@ def groups_of(p: Array, least: int, units: Units | None = None) -> npt.NDArray[n
 def expected_calibration_error(bins: Bins) -> float:
     """Return sum_b n_b / n |observed_b - predicted_b|: biased upwards where bins are small."""
     n = bins.counts.sum()
-    return float((bins.counts * np.abs(bins.observed - bins.predicted)).sum() / n) if n else math.nan
+    return (
+        float((bins.counts * np.abs(bins.observed - bins.predicted)).sum() / n)
+        if n
+        else math.nan
+    )
 
 
 def joined(bins: Sequence[Sequence[Units]], least: int) -> npt.NDArray[np.intp]:
@@ -129,7 +141,9 @@ def _newton(x: Array, offset: Array, event: Array) -> Array | None:
 # Net benefit of decisions by a model's probabilities (Vickers and Elkin, Med. Decis. Making 2006)
 
 
-THRESHOLDS = tuple(round(0.05 * k, 2) for k in range(1, 20))  # probabilities from which a patient is treated
+THRESHOLDS = tuple(
+    round(0.05 * k, 2) for k in range(1, 20)
+)  # probabilities from which a patient is treated
 
 
 def net_benefit(p: Array, event: Array, thresholds: tuple[float, ...] = THRESHOLDS) -> Array:

@@ -72,7 +72,14 @@ from models.training import Network, predict
 CALIBRATION = ("brier", "calibration_slope", "calibration_in_the_large", "ece")
 # The names by which a hospital's policy allows each kind of evidence (equal in client/site/trust/policy.py).
 EVIDENCE = (
-    *(*CALIBRATION, "calibration_intercept", "agreement", "reliability", "net_benefit", "conformal"),
+    *(
+        *CALIBRATION,
+        "calibration_intercept",
+        "agreement",
+        "reliability",
+        "net_benefit",
+        "conformal",
+    ),
     *("dice_worst_decile", "subgroups"),
 )
 PREFIX = "subgroup."  # of the name of a subgroup's value, which `subgroups` allows
@@ -94,7 +101,9 @@ class Ask:
     labels: tuple[str, ...] = ()
 
 
-def evidence_of(task: Task, model: Network, test: Samples, train: Samples, units: Units, ask: Ask) -> Evidence:
+def evidence_of(
+    task: Task, model: Network, test: Samples, train: Samples, units: Units, ask: Ask
+) -> Evidence:
     """Return the evidence of the model in its present state.
 
     ``units`` (n,): the patient of each test sample; without patients, the sample.
@@ -109,7 +118,9 @@ def evidence_of(task: Task, model: Network, test: Samples, train: Samples, units
     elif isinstance(task, Regression):
         each = _measured(task, model, test, ask.labels)
         found = {
-            prefix + k: v for prefix, output, truth in each for k, v in _of_values(output, truth, units, ask).items()
+            prefix + k: v
+            for prefix, output, truth in each
+            for k, v in _of_values(output, truth, units, ask).items()
         }
     else:
         found = _of_outputs(task, predict(model, test), test.labels(), units, ask)
@@ -133,14 +144,21 @@ def measurements(labels: Sequence[str], outputs: int) -> list[str]:
 
 
 def conformal_intervals(
-    task: Regression, model: Network, test: Samples, units: Units, common: Sequence[float], labels: Sequence[str] = ()
+    task: Regression,
+    model: Network,
+    test: Samples,
+    units: Units,
+    common: Sequence[float],
+    labels: Sequence[str] = (),
 ) -> Evidence:
     """Return coverage and width of the intervals with the hospital's own half width, the common and the shrunk one.
 
     ``common``: one for each measurement.
     """
     found: Evidence = {}
-    for (prefix, output, truth), half in zip(_measured(task, model, test, labels), common, strict=True):
+    for (prefix, output, truth), half in zip(
+        _measured(task, model, test, labels), common, strict=True
+    ):
         values = interval_shares(np.abs(truth - output), units, half)
         found |= {f"{prefix}conformal_intervals": values} if _finite(values) else {}
     return found
@@ -199,13 +217,18 @@ def _of_outputs(task: Task, outputs: Tensor, y: Tensor, units: Units, ask: Ask) 
     return values
 
 
-def _of_survival(model: Network, test: Samples, train: Samples, units: Units, ask: Ask) -> Evidence:
+def _of_survival(
+    model: Network, test: Samples, train: Samples, units: Units, ask: Ask
+) -> Evidence:
     def columns(samples: Samples) -> tuple[Array, Array, Array]:
         y = samples.labels().double().cpu().numpy()
         return predict(model, samples).double().cpu().numpy()[:, 0], y[:, 0], y[:, 1]
 
     (s, time, event), risks = columns(test), columns(train)
-    if not np.isfinite(s).all() or fewest_units([kinds_until(time, event, ask.horizon, units)]) < ask.least:
+    if (
+        not np.isfinite(s).all()
+        or fewest_units([kinds_until(time, event, ask.horizon, units)]) < ask.least
+    ):
         return {}
     risk = predicted_risk(s, baseline_hazard(*risks, ask.horizon))
     observed, expected = observed_risk(time, event, ask.horizon), float(risk.mean())
@@ -213,7 +236,9 @@ def _of_survival(model: Network, test: Samples, train: Samples, units: Units, as
     return {
         "brier": brier_of_survival(risk, time, event, ask.horizon),
         "calibration_slope": cox_slope(s, time, event),
-        "calibration_in_the_large": math.log(observed / expected) if observed > 0 and expected > 0 else math.nan,
+        "calibration_in_the_large": math.log(observed / expected)
+        if observed > 0 and expected > 0
+        else math.nan,
         "ece": expected_calibration_error(bins),
         "reliability": flat(bins),
     }
@@ -230,7 +255,11 @@ def _of_cases(dice: Tensor, units: Units, ask: Ask) -> Evidence:
 
 def flat(bins: Bins) -> list[float]:
     """Return bins as one list, bin after bin: samples, mean probability, share of events."""
-    return [float(v) for row in zip(bins.counts, bins.predicted, bins.observed, strict=True) for v in row]
+    return [
+        float(v)
+        for row in zip(bins.counts, bins.predicted, bins.observed, strict=True)
+        for v in row
+    ]
 
 
 def unflat(values: list[float]) -> npt.NDArray[np.float64]:

@@ -44,11 +44,20 @@ def released(groups: Texts, patients: npt.NDArray[np.int64] | None, least: int) 
 
 def suppressed(groups: Texts, values: Evidence) -> list[str]:
     """Return the subgroups that ``values`` lack, by the names of their values."""
-    return [name for group in np.unique(groups) if group and (name := f"{PREFIX}{group}") not in values]
+    return [
+        name
+        for group in np.unique(groups)
+        if group and (name := f"{PREFIX}{group}") not in values
+    ]
 
 
 def subgroup_scores(
-    task: Task, model: Network, test: Samples, groups: Texts, patients: npt.NDArray[np.int64] | None, least: int
+    task: Task,
+    model: Network,
+    test: Samples,
+    groups: Texts,
+    patients: npt.NDArray[np.int64] | None,
+    least: int,
 ) -> Evidence:
     """Return ``subgroup.NAME``: samples, score and its 95 % interval's ends, of each subgroup that may leave.
 
@@ -56,13 +65,18 @@ def subgroup_scores(
     """
     if isinstance(task, Segmentation):
         dice = task.dice_by_case(model, test)
-        known = (~dice.isnan()).numpy()  # a case without foreground is in no number, so its patient does not count
+        known = (
+            ~dice.isnan()
+        ).numpy()  # a case without foreground is in no number, so its patient does not count
         names = released(groups[known], None if patients is None else patients[known], least)
         each = {name: _of_cases(dice[torch.from_numpy(groups == name)]) for name in names}
     else:
         names = released(groups, patients, least)
         outputs, labels = predict(model, test), test.labels()
-        each = {name: _of_rows(task, outputs, labels, torch.from_numpy(groups == name)) for name in names}
+        each = {
+            name: _of_rows(task, outputs, labels, torch.from_numpy(groups == name))
+            for name in names
+        }
     if not all(math.isfinite(v) for values in each.values() for v in values):
         return {}  # a missing one would follow as the difference to the whole
     return {f"{PREFIX}{name}": values for name, values in each.items()}
@@ -81,9 +95,13 @@ def _of_rows(task: Task, outputs: Tensor, labels: Tensor, rows: Tensor) -> list[
 
 def _of_errors(task: Regression, outputs: Tensor, labels: Tensor) -> list[float]:
     """Return the mean absolute error, mean over measurements in their own units, and its 95 % interval's ends."""
-    errors = (outputs - labels).double().cpu().abs() * torch.tensor(task.std or (1.0,), dtype=torch.float64)
+    errors = (outputs - labels).double().cpu().abs() * torch.tensor(
+        task.std or (1.0,), dtype=torch.float64
+    )
     each = errors.mean(1)
-    low, high = of_mean(mean := float(each.mean()), float(each.var()) / len(each), most=math.inf)
+    low, high = of_mean(
+        mean := float(each.mean()), float(each.var()) / len(each), most=math.inf
+    )
     return [mean, max(low, 0.0), high]
 
 

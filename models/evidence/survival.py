@@ -24,7 +24,8 @@ def baseline_hazard(s: Array, time: Array, event: Array, at: float) -> float:
     """Return H0(at) = sum over events until ``at`` of 1 / sum of exp(s) over those at risk."""
     total = 0.0
     for t in np.unique(time[(event > 0) & (time <= at)]):
-        total += float((event[time == t] > 0).sum()) / float(np.exp(s[time >= t]).sum())
+        events = float((event[time == t] > 0).sum())
+        total += events / float(np.exp(s[time >= t]).sum())
     return total
 
 
@@ -38,7 +39,8 @@ def observed_risk(time: Array, event: Array, at: float) -> float:
         return math.nan
     alive = 1.0
     for t in np.unique(time[(event > 0) & (time <= at)]):
-        alive *= 1 - float((event[time == t] > 0).sum()) / float((time >= t).sum())
+        events = float((event[time == t] > 0).sum())
+        alive *= 1 - events / float((time >= t).sum())
     return 1 - alive
 
 
@@ -56,13 +58,14 @@ def brier_of_survival(risk: Array, time: Array, event: Array, at: float) -> floa
     """
     if not len(time) or (time.max() <= at and not event[time == time.max()].all()):
         return math.nan
-    weights, uncensored = np.zeros_like(risk), 1.0
+    uncensored = 1.0
+    weights = np.zeros_like(risk)
     for t in np.unique(time[time <= at]):
         here = time == t
         weights[here & (event > 0)] = 1 / uncensored
-        at_risk = float((time > t).sum() + (event[here] == 0).sum())
-        if at_risk:
-            uncensored *= 1 - float((event[here] == 0).sum()) / at_risk
+        censored = float((event[here] == 0).sum())
+        if at_risk := float((time > t).sum()) + censored:
+            uncensored *= 1 - censored / at_risk
     if (time > at).any():
         weights[time > at] = 1 / uncensored
     return float((weights * (risk - (time <= at)) ** 2).mean())
@@ -73,18 +76,25 @@ def kinds_until(time: Array, event: Array, at: float, units: Units) -> tuple[Uni
     return units[(time <= at) & (event > 0)], units[time > at]
 
 
-def risk_bins(risk: Array, time: Array, event: Array, at: float, least: int, units: Units) -> Bins:
+def risk_bins(
+    risk: Array, time: Array, event: Array, at: float, least: int, units: Units
+) -> Bins:
     """Return groups of about equally many samples by predicted risk, with the observed risk of each until ``at``.
 
     A group needs events of ``least`` different ``units`` (n,), and samples followed beyond ``at`` of as many; otherwise
     it joins its neighbour. With one event among n, the observed risk shows how many were at risk at that time, and so
     the time of one patient's event.
     """
-    groups = max(1, min(BINS, len(risk) // max(least, 20)))
-    parts = np.array_split(np.argsort(risk, kind="stable"), groups) if len(risk) else []
-    if parts:
-        own = joined([kinds_until(time[rows], event[rows], at, units[rows]) for rows in parts], least)
-        parts = [np.concatenate([parts[i] for i in np.flatnonzero(own == k)]) for k in np.unique(own)]
+    parts: list[npt.NDArray[np.intp]] = []
+    if len(risk):
+        groups = max(1, min(BINS, len(risk) // max(least, 20)))
+        parts = np.array_split(np.argsort(risk, kind="stable"), groups)
+        own = joined(
+            [kinds_until(time[rows], event[rows], at, units[rows]) for rows in parts], least
+        )
+        parts = [
+            np.concatenate([parts[i] for i in np.flatnonzero(own == k)]) for k in np.unique(own)
+        ]
     return Bins(
         np.array([float(len(rows)) for rows in parts]),
         np.array([float(risk[rows].mean()) for rows in parts]),
@@ -102,10 +112,11 @@ def cox_slope(s: Array, time: Array, event: Array) -> float:
         weights = at_risk * np.exp(np.clip(b * centred, -500, 500))[None, :]
         total = weights.sum(1)
         mean = (weights * centred).sum(1) / total
-        variance = (weights * centred**2).sum(1) / total - mean**2
-        if variance.sum() <= 0:
+        variance = ((weights * centred**2).sum(1) / total - mean**2).sum()
+        if variance <= 0:
             return math.nan
-        step = float((centred[event > 0] - mean).sum() / variance.sum())
+        score = (centred[event > 0] - mean).sum()
+        step = float(score / variance)
         b += step * min(1.0, 5.0 / max(abs(step), 1e-300))
         if abs(b) > LARGEST:
             return math.nan

@@ -32,7 +32,9 @@ def recalibration(predicted: Array, truth: Array) -> tuple[float, float]:
 
     ``nan`` where all predictions are equal. Source: Stevens and Poppe, J. Clin. Epidemiol. 2020.
     """
-    if len(predicted) < 2 or np.ptp(predicted) <= 1e-9 * max(1.0, float(np.abs(predicted).max())):
+    if len(predicted) < 2 or np.ptp(predicted) <= 1e-9 * max(
+        1.0, float(np.abs(predicted).max())
+    ):
         return math.nan, math.nan
     centred = predicted - predicted.mean()
     slope = float(centred @ truth / (centred @ centred))
@@ -44,11 +46,14 @@ def agreement(predicted: Array, truth: Array) -> tuple[float, float, float]:
     if len(predicted) < 2:
         return (math.nan,) * 3
     difference = truth - predicted
-    mean, half = float(difference.mean()), SPREAD * float(difference.std(ddof=1))
+    mean = float(difference.mean())
+    half = SPREAD * float(difference.std(ddof=1))
     return mean, mean - half, mean + half
 
 
-def value_bins(predicted: Array, truth: Array, least: int, units: Units | None = None) -> list[float]:
+def value_bins(
+    predicted: Array, truth: Array, least: int, units: Units | None = None
+) -> list[float]:
     """Return samples, mean prediction, mean measurement and mean absolute error of each bin, bin after bin.
 
     The bins are those of a reliability diagram: of about equally many samples, none with fewer than ``least`` of
@@ -56,7 +61,10 @@ def value_bins(predicted: Array, truth: Array, least: int, units: Units | None =
     """
     own = groups_of(predicted, least, units)
     counts = np.bincount(own)
-    sums = [np.bincount(own, values) / counts for values in (predicted, truth, np.abs(truth - predicted))]
+    sums = [
+        np.bincount(own, values) / counts
+        for values in (predicted, truth, np.abs(truth - predicted))
+    ]
     return [float(v) for row in zip(counts, *sums, strict=True) for v in row]
 
 
@@ -69,10 +77,12 @@ def own_width(errors: Array, units: Units, least: int) -> tuple[int, float]:
 def interval_shares(errors: Array, units: Units, common: float) -> list[float]:
     """Return the number of samples for coverage, then coverage and width with own, common and shrunk half width."""
     fits, held = halves(units)
-    own, rest = quantile(errors[fits]), errors[held]
+    own = quantile(errors[fits])
+    rest = errors[held]
     values = [float(len(rest))]
     for half in (own, common, shrunk(own, int(fits.sum()), common)):
-        values += [float((rest <= half).mean()) if len(rest) else math.nan, 2 * half]
+        covered = float((rest <= half).mean()) if len(rest) else math.nan
+        values += [covered, 2 * half]
     return values
 
 
@@ -107,7 +117,8 @@ def sets_of(p: Array, y: npt.NDArray[np.int64], threshold: float) -> tuple[float
     if not len(y):
         return math.nan, math.nan
     inside = 1 - p <= threshold
-    return float(inside[np.arange(len(y)), y].mean()), float(inside.sum(1).mean())
+    covered = inside[np.arange(len(y)), y]
+    return float(covered.mean()), float(inside.sum(1).mean())
 
 
 def halves(units: Units) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:

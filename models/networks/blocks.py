@@ -30,7 +30,9 @@ def batch_norm(volume: bool) -> type[nn.BatchNorm2d] | type[nn.BatchNorm3d]:
 def max_pool(x: Tensor, kernel: int, stride: int | None = None, padding: int = 0) -> Tensor:
     """Max-pool a batch (b, c, [d,] h, w)."""
     # torch.nn.functional's are slower: they check first whether indices are requested.
-    return (torch.max_pool2d if x.dim() == 4 else torch.max_pool3d)(x, kernel, stride or kernel, padding)
+    return (torch.max_pool2d if x.dim() == 4 else torch.max_pool3d)(
+        x, kernel, stride or kernel, padding
+    )
 
 
 def mean_over_places(x: Tensor) -> Tensor:
@@ -40,7 +42,9 @@ def mean_over_places(x: Tensor) -> Tensor:
 
 def enlarged(x: Tensor, size: Sequence[int]) -> Tensor:
     """Interpolate a batch (b, c, [d,] h, w) linearly to ``size``."""
-    return F.interpolate(x, list(size), mode="bilinear" if x.dim() == 4 else "trilinear", align_corners=False)
+    return F.interpolate(
+        x, list(size), mode="bilinear" if x.dim() == 4 else "trilinear", align_corners=False
+    )
 
 
 def initialise_kaiming(module: nn.Module) -> None:
@@ -109,16 +113,28 @@ def with_head(network: nn.Module, make: Callable[[nn.Linear], nn.Module] | None)
     *body, last = block_names(network)
     layer = network.get_submodule(last)
     if type(layer) is not nn.Linear or layer.bias is None:
-        raise UserError(f"this method needs a linear last layer with a bias, which '{last}' is not")
-    if tied := [pair for pair in other_names(network).items() if any(name.startswith(f"{last}.") for name in pair)]:
-        raise UserError(f"this method replaces the last layer, and {' and '.join(tied[0])} are one tensor")
+        raise UserError(
+            f"this method needs a linear last layer with a bias, which '{last}' is not"
+        )
+    if tied := [
+        pair
+        for pair in other_names(network).items()
+        if any(name.startswith(f"{last}.") for name in pair)
+    ]:
+        raise UserError(
+            f"this method replaces the last layer, and {' and '.join(tied[0])} are one tensor"
+        )
     head = make(layer)
     owner, _, leaf = last.rpartition(".")
     setattr(network.get_submodule(owner), leaf, head)
     parts = tuple(f"{last}.{part}" for part in block_names(head))
     own: dict[str, Any] = {"block_names": (*body, *parts), "head_name": last}
-    own["has_dropout"] = getattr(network, "has_dropout", False) or getattr(head, "has_dropout", False)
-    own["any_batch"] = getattr(network, "any_batch", False) and getattr(head, "any_batch", False)
+    own["has_dropout"] = getattr(network, "has_dropout", False) or getattr(
+        head, "has_dropout", False
+    )
+    own["any_batch"] = getattr(network, "any_batch", False) and getattr(
+        head, "any_batch", False
+    )
     for name, value in own.items():
         setattr(network, name, value)
     return network

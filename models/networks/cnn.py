@@ -35,7 +35,10 @@ class ConvNet(nn.Module):
         convolutions, layers = [], []
         for index, out in enumerate(channels, start=1):
             convolutions.append(f"conv{index}")
-            self.add_module(convolutions[-1], convolution(is_volume(input_shape))(width, out, kernel, padding=padding))
+            self.add_module(
+                convolutions[-1],
+                convolution(is_volume(input_shape))(width, out, kernel, padding=padding),
+            )
             width = out
             sides = [(side + 2 * padding - kernel + 1) // 2 for side in sides]
         features = width * math.prod(sides)
@@ -70,10 +73,28 @@ class PlayerLayout:
 PLAYER_LAYOUTS = {
     "fmnist": PlayerLayout(5, 2, ((64, True, 0.0), (128, True, 0.0), (256, True, 0.0)), 100),
     "cifar": PlayerLayout(
-        3, 2, ((64, False, 0.3), (128, True, 0.3), (256, False, 0.3), (512, True, 0.3), (512, False, 0.3)), 100
+        3,
+        2,
+        (
+            (64, False, 0.3),
+            (128, True, 0.3),
+            (256, False, 0.3),
+            (512, True, 0.3),
+            (512, False, 0.3),
+        ),
+        100,
     ),
     "isic": PlayerLayout(
-        3, 1, ((32, False, 0.0), (64, False, 0.0), (128, True, 0.2), (256, True, 0.2), (512, True, 0.2)), 256
+        3,
+        1,
+        (
+            (32, False, 0.0),
+            (64, False, 0.0),
+            (128, True, 0.2),
+            (256, True, 0.2),
+            (512, True, 0.2),
+        ),
+        256,
     ),
 }
 
@@ -89,7 +110,9 @@ class PlayerNet(nn.Module):
         self.layout = layout
         self.has_dropout = any(dropout for _, _, dropout in layout.convolutions)
         width = input_shape[0]
-        self.convolutions = tuple(f"conv{index + 1}" for index in range(len(layout.convolutions)))
+        self.convolutions = tuple(
+            f"conv{index + 1}" for index in range(len(layout.convolutions))
+        )
         for name, (out, _, _) in zip(self.convolutions, layout.convolutions, strict=True):
             self.add_module(name, nn.Conv2d(width, out, layout.kernel, padding=layout.padding))
             width = out
@@ -99,7 +122,9 @@ class PlayerNet(nn.Module):
         initialise_kaiming(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        for name, (_, pooled, dropout) in zip(self.convolutions, self.layout.convolutions, strict=True):
+        for name, (_, pooled, dropout) in zip(
+            self.convolutions, self.layout.convolutions, strict=True
+        ):
             x = self.get_submodule(name)(x)
             if pooled:
                 x = F.max_pool2d(x, 2)

@@ -26,7 +26,9 @@ from partitions.common.errors import UserError
 Factory = Callable[[Shape, int], Any]
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 STEP = 0.01  # of the step that tries a network, relative to its weights
-HIDDEN = "what training changes has to be a parameter or a buffer, and what is drawn at random, too"
+HIDDEN = (
+    "what training changes has to be a parameter or a buffer, and what is drawn at random, too"
+)
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,15 @@ class CustomSettings:
 def is_custom(name: str) -> bool:
     """Return whether this names a user's own network. Raises UserError for a name with a colon in another form."""
     if ":" in name and not NAME.fullmatch(name):
-        raise UserError(f"model = {name[:80]!r}: package.module:factory is needed here, or the name of a network")
+        raise UserError(
+            f"model = {name[:80]!r}: package.module:factory is needed here, or the name of a network"
+        )
     return ":" in name
 
 
-def custom_network(name: str, shape: Shape, outputs: int, settings: CustomSettings) -> nn.Module:
+def custom_network(
+    name: str, shape: Shape, outputs: int, settings: CustomSettings
+) -> nn.Module:
     """Return the network, freshly initialised. Raises UserError, one line, where it cannot be made or used."""
     drops = _check_factory(name, shape, outputs, settings.per_pixel)
     network = _made(name, shape, outputs)
@@ -58,10 +64,18 @@ def factory_of(name: str) -> Factory:
     try:
         found = getattr(importlib.import_module(module), function, None)
     except Exception as error:
-        hint = "; in a simulation PYTHONPATH says where it is" if isinstance(error, ImportError) else ""
-        raise UserError(f"model = {name!r}: {module} cannot be imported: {_line(error)}{hint}") from None
+        hint = (
+            "; in a simulation PYTHONPATH says where it is"
+            if isinstance(error, ImportError)
+            else ""
+        )
+        raise UserError(
+            f"model = {name!r}: {module} cannot be imported: {_line(error)}{hint}"
+        ) from None
     if not callable(found) or getattr(found, "__module__", None) != module:
-        raise UserError(f"model = {name!r}: {module} defines no function {function}(input_shape, outputs)")
+        raise UserError(
+            f"model = {name!r}: {module} defines no function {function}(input_shape, outputs)"
+        )
     return found  # type: ignore[no-any-return]
 
 
@@ -69,16 +83,28 @@ def _made(name: str, shape: Shape, outputs: int) -> nn.Module:
     try:
         network = factory_of(name)(shape, outputs)
     except ValueError as error:
-        raise error if str(error).startswith("model = ") else _fault(name, shape, _line(error)) from None
+        raise (
+            error if str(error).startswith("model = ") else _fault(name, shape, _line(error))
+        ) from None
     except Exception as error:
         raise _fault(name, shape, _line(error)) from None
     if not isinstance(network, nn.Module):
         raise _fault(name, shape, f"it gives {type(network).__name__}, not an nn.Module")
     if not hasattr(network, "block_names"):
-        children = [child for child, module in network.named_children() if any(True for _ in module.parameters())]
+        children = [
+            child
+            for child, module in network.named_children()
+            if any(True for _ in module.parameters())
+        ]
         network.block_names = tuple(children)  # type: ignore[assignment]
-        if alone := [parameter for parameter, _ in network.named_parameters() if "." not in parameter]:
-            raise _fault(name, shape, f"its parameter {alone[0]} is in no child module: give it one, or block_names")
+        if alone := [
+            parameter for parameter, _ in network.named_parameters() if "." not in parameter
+        ]:
+            raise _fault(
+                name,
+                shape,
+                f"its parameter {alone[0]} is in no child module: give it one, or block_names",
+            )
     return network
 
 
@@ -89,7 +115,9 @@ def _check_factory(name: str, shape: Shape, outputs: int, per_pixel: bool) -> bo
     return check_network(name, shape, outputs, per_pixel, lambda: _made(name, shape, outputs))
 
 
-def check_network(name: str, shape: Shape, outputs: int, per_pixel: bool, make: Callable[[], nn.Module]) -> bool:
+def check_network(
+    name: str, shape: Shape, outputs: int, per_pixel: bool, make: Callable[[], nn.Module]
+) -> bool:
     """Raise UserError where methods cannot use the network; return whether it draws random numbers in training."""
     with torch.random.fork_rng(devices=[]):
         made = []
@@ -106,7 +134,9 @@ def check_network(name: str, shape: Shape, outputs: int, per_pixel: bool, make: 
         try:
             flat = FlatModel(network)
         except Exception as error:
-            raise _fault(name, shape, f"its layer blocks cannot be used: {_line(error)}") from None
+            raise _fault(
+                name, shape, f"its layer blocks cannot be used: {_line(error)}"
+            ) from None
         x = example(shape, 2)
         wanted = (2, outputs, *(shape[1:] if per_pixel else ()))
         try:
@@ -118,13 +148,23 @@ def check_network(name: str, shape: Shape, outputs: int, per_pixel: bool, make: 
             moved = _seen(network, x, 1)
             flat.load(start)
         except Exception as error:
-            raise _fault(name, shape, f"it takes no inputs of this shape: {_line(error)}") from None
+            raise _fault(
+                name, shape, f"it takes no inputs of this shape: {_line(error)}"
+            ) from None
     for found in (*trained, *seen):
         if not isinstance(found, Tensor) or tuple(found.shape) != wanted:
             given = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-            raise _fault(name, shape, f"of two inputs it makes {given}, where outputs of shape {wanted} are wanted")
+            raise _fault(
+                name,
+                shape,
+                f"of two inputs it makes {given}, where outputs of shape {wanted} are wanted",
+            )
     if not torch.equal(*seen):
-        raise _fault(name, shape, "in evaluation it says two things of the same input: it must not draw numbers there")
+        raise _fault(
+            name,
+            shape,
+            "in evaluation it says two things of the same input: it must not draw numbers there",
+        )
     if torch.equal(moved, seen[0]):
         raise _fault(name, shape, "its outputs stay the same whatever its parameters are")
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
@@ -157,8 +197,13 @@ def _lost(flat: FlatModel, other: nn.Module, x: Any) -> str:
             return f"it cannot be trained: {_line(error)}"
         if flat.replaced():
             return f"its forward sets {flat.replaced()[0]} anew: change it in place, as copy_ or add_ does"
-        flat.vector.sub_(flat.gradient, alpha=STEP * float(vector.norm()) / max(float(flat.gradient.norm()), 1e-12))
-        ends.append((found.detach(), flat.vector.clone(), flat.buffers.clone(), flat.integers.clone()))
+        flat.vector.sub_(
+            flat.gradient,
+            alpha=STEP * float(vector.norm()) / max(float(flat.gradient.norm()), 1e-12),
+        )
+        ends.append(
+            (found.detach(), flat.vector.clone(), flat.buffers.clone(), flat.integers.clone())
+        )
     if not all(map(_alike, *ends)):
         return f"a step of training from the same state is another the second time: {HIDDEN}"
     try:
@@ -194,15 +239,31 @@ def _in_numbers(network: nn.Module, again: nn.Module, other: nn.Module) -> list[
     faults = []
     for name, parameter in parameters.items():
         if not parameter.requires_grad:
-            faults.append(f"its parameter {name} is frozen, which is the setting trainable's to say")
+            faults.append(
+                f"its parameter {name} is frozen, which is the setting trainable's to say"
+            )
     if any(p is q for p, q in zip(network.parameters(), again.parameters(), strict=False)):
         faults.append("it gives the same module twice: it has to make a new one")
     one, same = network.state_dict(), again.state_dict()
-    if one.keys() != same.keys() or not all(torch.equal(tensor, same[key]) for key, tensor in one.items()):
-        faults.append("made twice under one seed it differs: its weights may come from torch's generator alone")
-    integers = {key: tensor for key, tensor in other.state_dict().items() if not tensor.is_floating_point()}
-    if drawn := [key for key, tensor in integers.items() if key in one and not torch.equal(tensor, one[key])]:
-        faults.append(f"its integer buffer {drawn[0]} is drawn at random, and hospitals do not exchange it: fix it")
+    if one.keys() != same.keys() or not all(
+        torch.equal(tensor, same[key]) for key, tensor in one.items()
+    ):
+        faults.append(
+            "made twice under one seed it differs: its weights may come from torch's generator alone"
+        )
+    integers = {
+        key: tensor
+        for key, tensor in other.state_dict().items()
+        if not tensor.is_floating_point()
+    }
+    if drawn := [
+        key
+        for key, tensor in integers.items()
+        if key in one and not torch.equal(tensor, one[key])
+    ]:
+        faults.append(
+            f"its integer buffer {drawn[0]} is drawn at random, and hospitals do not exchange it: fix it"
+        )
     return faults
 
 

@@ -42,7 +42,9 @@ class Stage(nn.Module):
         width = inputs + depth * GROWTH
         self.outputs = width if last else width // 2
         self.norm = nn.BatchNorm2d(width)
-        self.conv: nn.Module | None = None if last else nn.Conv2d(width, self.outputs, 1, bias=False)
+        self.conv: nn.Module | None = (
+            None if last else nn.Conv2d(width, self.outputs, 1, bias=False)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         for name in self.layers:

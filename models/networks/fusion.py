@@ -49,19 +49,41 @@ class SignalsSettings:
 
     width: int = field(
         default=128,
-        metadata={"help": "of the states that attention weighs", "symbol": "d_hid", "minimum": 1, "maximum": WIDEST},
+        metadata={
+            "help": "of the states that attention weighs",
+            "symbol": "d_hid",
+            "minimum": 1,
+            "maximum": WIDEST,
+        },
     )
     heads: int = field(
-        default=6, metadata={"help": "times that attention weighs", "symbol": "d_head", "minimum": 1, "maximum": 64}
+        default=6,
+        metadata={
+            "help": "times that attention weighs",
+            "symbol": "d_head",
+            "minimum": 1,
+            "maximum": 64,
+        },
     )
     filters: int = field(
-        default=32, metadata={"help": "channels of the first convolution of a signal", "minimum": 1, "maximum": WIDEST}
+        default=32,
+        metadata={
+            "help": "channels of the first convolution of a signal",
+            "minimum": 1,
+            "maximum": WIDEST,
+        },
     )
     projection: int = field(
-        default=1, metadata={"help": "fully connected layers that a vector goes through", "minimum": 1, "maximum": 8}
+        default=1,
+        metadata={
+            "help": "fully connected layers that a vector goes through",
+            "minimum": 1,
+            "maximum": 8,
+        },
     )
     dropout: float = field(
-        default=0.1, metadata={"help": "probability that a unit is dropped", "minimum": 0, "below": 1}
+        default=0.1,
+        metadata={"help": "probability that a unit is dropped", "minimum": 0, "below": 1},
     )
 
 
@@ -69,8 +91,12 @@ class SignalsSettings:
 class ImageTextSettings(SignalsSettings):
     """Widths of the network for pictures and texts; the defaults are those of CrisisMMD in the paper."""
 
-    width: int = field(default=64, metadata=SignalsSettings.__dataclass_fields__["width"].metadata)
-    heads: int = field(default=4, metadata=SignalsSettings.__dataclass_fields__["heads"].metadata)
+    width: int = field(
+        default=64, metadata=SignalsSettings.__dataclass_fields__["width"].metadata
+    )
+    heads: int = field(
+        default=4, metadata=SignalsSettings.__dataclass_fields__["heads"].metadata
+    )
 
 
 def is_signal(shape: Shape) -> bool:
@@ -121,14 +147,21 @@ class Gru(nn.Module):
             nn.init.uniform_(parameter, -(width**-0.5), width**-0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        weights: list[Tensor] = [self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0]
+        weights: list[Tensor] = [
+            self.weight_ih_l0,
+            self.weight_hh_l0,
+            self.bias_ih_l0,
+            self.bias_hh_l0,
+        ]
         start = x.new_zeros(1, len(x), self.width)
         # Always train=True: without dropout the numbers are the same, and on a GPU a gradient needs it.
         states: Tensor = torch.gru(x, start, weights, True, 1, 0.0, True, False, True)[0]
         return states
 
     @torch.no_grad()
-    def linear_maps(self, x: Tensor, d: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    def linear_maps(
+        self, x: Tensor, d: Tensor
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Yield the two linear maps, of the inputs and of the previous states (models/privacy/layers.py).
 
         Each is weight, bias, inputs (b, t, ...) and the gradient of its outputs (b, t, 3 width). The latter follows,
@@ -143,11 +176,15 @@ class Gru(nn.Module):
         r, z = ((a + b).sigmoid_() for a, b in zip(of_x[:2], of_h[:2], strict=True))
         n = (of_x[2] + r * of_h[2]).tanh_()
         to_n = (1 - z) * (1 - n * n)
-        shares = torch.stack([to_n * of_h[2] * r * (1 - r), (before - n) * z * (1 - z), to_n * r], 2)
+        shares = torch.stack(
+            [to_n * of_h[2] * r * (1 - r), (before - n) * z * (1 - z), to_n * r], 2
+        )
         found, later = torch.empty_like(d), torch.zeros_like(d[:, 0])
         for t in range(d.shape[1] - 1, -1, -1):
             own = found[:, t].copy_(d[:, t]).add_(later)
-            later = torch.addmm(own * z[:, t], (shares[:, t] * own.unsqueeze(1)).flatten(1), self.weight_hh_l0)
+            later = torch.addmm(
+                own * z[:, t], (shares[:, t] * own.unsqueeze(1)).flatten(1), self.weight_hh_l0
+            )
         of_states = (shares * found.unsqueeze(2)).flatten(2)
         of_inputs = torch.cat([of_states[..., : 2 * self.width], to_n * found], -1)
         yield self.weight_ih_l0, self.bias_ih_l0, x, of_inputs
@@ -178,7 +215,11 @@ class Projection(nn.Sequential):
     def __init__(self, features: int, width: int, layers: int, dropout: float) -> None:
         parts: list[nn.Module] = []
         for _ in range(max(1, layers - 1)):
-            parts += [nn.Linear(features, width), nn.ReLU(), *([nn.Dropout(dropout)] if dropout else [])]
+            parts += [
+                nn.Linear(features, width),
+                nn.ReLU(),
+                *([nn.Dropout(dropout)] if dropout else []),
+            ]
             features = width
         super().__init__(*parts, *([nn.Linear(width, width)] if layers > 1 else []))
 
@@ -210,27 +251,39 @@ class Fusion(nn.Module):
     def __init__(self, input_shape: Shape, classes: int, settings: SignalsSettings) -> None:
         super().__init__()
         s, width = settings, settings.width
-        self.kinds: list[tuple[str, str]] = []  # of each input: the prefix of its blocks' names, and its kind
+        self.kinds: list[
+            tuple[str, str]
+        ] = []  # of each input: the prefix of its blocks' names, and its kind
         second: dict[str, nn.Module] = {}
         for name, shape in inputs_of(input_shape).items():
             start, kind = f"{name}_" if name else "", kind_of(shape)
             self.kinds.append((start, kind))
             if kind == "table":
-                self.add_module(f"{start}fc", Projection(shape[0], width, s.projection, s.dropout))
+                self.add_module(
+                    f"{start}fc", Projection(shape[0], width, s.projection, s.dropout)
+                )
             elif kind == "text":
-                self.add_module(f"{start}embedding", nn.Embedding(shape[2], width, padding_idx=0))
+                self.add_module(
+                    f"{start}embedding", nn.Embedding(shape[2], width, padding_idx=0)
+                )
                 second[f"{start}gru"] = Gru(width, width)
             elif kind == "signal":
                 convolved = is_signal(shape) and shape[1] >= FEWEST_STEPS
                 if convolved:
-                    self.add_module(f"{start}conv", SignalConvolutions(shape[0], s.filters, s.dropout))
+                    self.add_module(
+                        f"{start}conv", SignalConvolutions(shape[0], s.filters, s.dropout)
+                    )
                 second[f"{start}gru"] = Gru(4 * s.filters if convolved else shape[0], width)
             else:
                 if min(shape[1:]) < SMALLEST_SIDE:
-                    raise UserError(f"pictures of {shape[1:]} are too small: {SMALLEST_SIDE} pixels a side are needed")
+                    raise UserError(
+                        f"pictures of {shape[1:]} are too small: {SMALLEST_SIDE} pixels a side are needed"
+                    )
                 pictures = PictureConvolutions(shape)
                 self.add_module(f"{start}conv", pictures)
-                second[f"{start}fc"] = Projection(pictures.features, width, s.projection, s.dropout)
+                second[f"{start}fc"] = Projection(
+                    pictures.features, width, s.projection, s.dropout
+                )
         for name, module in second.items():
             self.add_module(name, module)
         self.attention = FusedAttention(width, s.heads)
@@ -241,7 +294,9 @@ class Fusion(nn.Module):
 
     def forward(self, x: Any) -> Tensor:
         inputs = (x,) if isinstance(x, Tensor) else x
-        found = [self.encoded(*kind, part) for kind, part in zip(self.kinds, inputs, strict=True)]
+        found = [
+            self.encoded(*kind, part) for kind, part in zip(self.kinds, inputs, strict=True)
+        ]
         states, real = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
         hidden = self.fc1(self.attention(states, real)).relu()
         hidden = F.dropout(hidden, self.dropout, self.training)

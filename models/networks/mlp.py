@@ -19,7 +19,9 @@ class Mlp(nn.Module):
 
     any_batch = True  # inputs may have any leading dimensions, such as (silos, batch)
 
-    def __init__(self, input_shape: Shape, classes: int, hidden: tuple[int, ...], dropout: float = 0.0) -> None:
+    def __init__(
+        self, input_shape: Shape, classes: int, hidden: tuple[int, ...], dropout: float = 0.0
+    ) -> None:
         super().__init__()
         self.dropout, self.has_dropout = dropout, dropout > 0
         self.input_dimensions = len(input_shape)
@@ -41,16 +43,27 @@ class Mlp(nn.Module):
         return x
 
 
-MOST_LAYERS, MOST_UNITS = 8, 10_000  # limits, because a silo builds the network from a server's settings
+MOST_LAYERS, MOST_UNITS = (
+    8,
+    10_000,
+)  # limits, because a silo builds the network from a server's settings
 
 
 @dataclass(frozen=True)
 class MlpSettings:
     """Widths of the hidden layers, input to output, and the dropout after each of them."""
 
-    hidden: str = field(default="64", metadata={"help": "widths of the hidden layers, e.g. '128,64'; '' for none"})
+    hidden: str = field(
+        default="64",
+        metadata={"help": "widths of the hidden layers, e.g. '128,64'; '' for none"},
+    )
     dropout: float = field(
-        default=0.0, metadata={"help": "probability that a hidden unit is dropped", "minimum": 0, "below": 1}
+        default=0.0,
+        metadata={
+            "help": "probability that a hidden unit is dropped",
+            "minimum": 0,
+            "below": 1,
+        },
     )
 
     def __post_init__(self) -> None:
@@ -59,8 +72,13 @@ class MlpSettings:
     def widths(self) -> tuple[int, ...]:
         """Return ``hidden`` as integers. Raises UserError for too many, or for one that is not in the allowed range."""
         parts = [part.strip() for part in self.hidden.split(",") if part.strip()]
-        widths = [part.isdecimal() and len(part) <= 5 and 0 < int(part) <= MOST_UNITS for part in parts]
+        widths = [
+            part.isdecimal() and len(part) <= 5 and 0 < int(part) <= MOST_UNITS
+            for part in parts
+        ]
         if not all(widths) or len(parts) > MOST_LAYERS:
             limits = f"at most {MOST_LAYERS}, of at most {MOST_UNITS} each"
-            raise UserError(f"mlp.hidden must be widths such as '128,64', not {self.hidden[:80]!r}: {limits}")
+            raise UserError(
+                f"mlp.hidden must be widths such as '128,64', not {self.hidden[:80]!r}: {limits}"
+            )
         return tuple(int(part) for part in parts)

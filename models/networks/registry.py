@@ -37,7 +37,12 @@ from models.networks.densenet import DenseNet
 from models.networks.fusion import Fusion, ImageTextSettings, SignalsSettings, is_signal
 from models.networks.mlp import Mlp, MlpSettings
 from models.networks.resnet import RESNET_PUBLISHED, Bottleneck, ResNet
-from models.networks.text import FastText, FastTextSettings, PlayerTransformer, PlayerTransformerSettings
+from models.networks.text import (
+    FastText,
+    FastTextSettings,
+    PlayerTransformer,
+    PlayerTransformerSettings,
+)
 from models.networks.unet import Unet, UnetSettings
 from models.networks.vit import PUBLISHED as VIT_PUBLISHED
 from models.networks.vit import VisionTransformer, VitSettings
@@ -48,7 +53,11 @@ from partitions.common.plugins import NETWORKS, plugins
 Make = Callable[[Shape, int, Any], nn.Module]
 FLATTENED = ("table", "signal", "picture", "volume")
 EVERY = (*FLATTENED, "text", "several")
-AUTO = {"table": "mlp", "text": "fasttext", "signal": "fedapm-signals"}  # "auto" for these kinds of inputs
+AUTO = {
+    "table": "mlp",
+    "text": "fasttext",
+    "signal": "fedapm-signals",
+}  # "auto" for these kinds of inputs
 
 
 @dataclass(frozen=True)
@@ -67,10 +76,14 @@ class ModelSpec:
     smallest: int = 1
     settings: type | None = None
     per_pixel: bool = False  # outputs for every pixel of the picture
-    published: tuple[tuple[str, str], ...] = ()  # (pattern, replacement): names in published files, and ours
+    published: tuple[
+        tuple[str, str], ...
+    ] = ()  # (pattern, replacement): names in published files, and ours
 
 
-def _conv_net(channels: tuple[int, ...], kernel: int, padding: int, hidden: tuple[int, ...]) -> Make:
+def _conv_net(
+    channels: tuple[int, ...], kernel: int, padding: int, hidden: tuple[int, ...]
+) -> Make:
     return lambda shape, classes, _: ConvNet(
         shape, classes, channels=channels, kernel=kernel, padding=padding, hidden=hidden
     )
@@ -83,7 +96,9 @@ def _player_cnn(shape: Shape, classes: int, settings: PlayerCnnSettings) -> nn.M
     return PlayerNet(shape, classes, PLAYER_LAYOUTS[layout])
 
 
-def _player_transformer(shape: Shape, classes: int, settings: PlayerTransformerSettings) -> nn.Module:
+def _player_transformer(
+    shape: Shape, classes: int, settings: PlayerTransformerSettings
+) -> nn.Module:
     network = PlayerTransformer(shape, classes, settings)
     initialise_kaiming(network)
     return network
@@ -267,8 +282,14 @@ def add_plugins() -> None:
     """
     for name, package, found in plugins(NETWORKS):
         if name in MODELS or name == "auto" or not isinstance(found, ModelSpec):
-            what = "is no ModelSpec" if not isinstance(found, ModelSpec) else "has the name of a network of silofl"
-            raise UserError(f"{name} of {package} ({NETWORKS}) {what}; update {package}, or uninstall it")
+            what = (
+                "is no ModelSpec"
+                if not isinstance(found, ModelSpec)
+                else "has the name of a network of silofl"
+            )
+            raise UserError(
+                f"{name} of {package} ({NETWORKS}) {what}; update {package}, or uninstall it"
+            )
         MODELS[name] = found
 
 
@@ -287,7 +308,14 @@ def spec_of(name: str) -> ModelSpec:
     def make(shape: Shape, outputs: int, settings: CustomSettings) -> nn.Module:
         return custom_network(name, shape, outputs, settings)
 
-    return ModelSpec("a network of one's own", name, "what it can", make, kinds=EVERY, settings=CustomSettings)
+    return ModelSpec(
+        "a network of one's own",
+        name,
+        "what it can",
+        make,
+        kinds=EVERY,
+        settings=CustomSettings,
+    )
 
 
 def resolve(name: str, input_shape: Shape, *, per_pixel: bool = False) -> str:
@@ -306,7 +334,9 @@ def resolve(name: str, input_shape: Shape, *, per_pixel: bool = False) -> str:
     add_plugins()
     names = ("auto", *MODELS)
     if name not in names and not is_custom(name):
-        raise UserError(f"unknown model {name!r}; there are: {', '.join(names)}; or package.module:factory")
+        raise UserError(
+            f"unknown model {name!r}; there are: {', '.join(names)}; or package.module:factory"
+        )
     if name != "auto":
         return name
     kind = kind_of(input_shape)
@@ -341,7 +371,9 @@ def build(name: str, input_shape: Shape, classes: int, settings: Any = None) -> 
     spec, kind = spec_of(name), kind_of(input_shape)
     too_small = kind in ("picture", "volume") and min(input_shape[1:]) < spec.smallest
     if kind not in spec.kinds or too_small:
-        raise UserError(f"model {name!r} cannot take inputs of shape {input_shape}: it takes {spec.takes}")
+        raise UserError(
+            f"model {name!r} cannot take inputs of shape {input_shape}: it takes {spec.takes}"
+        )
     own = spec.settings() if settings is None and spec.settings is not None else settings
     if name not in BUILT_IN and not is_custom(name):
         _check_plugin(name, input_shape, classes, own)
@@ -352,4 +384,6 @@ def build(name: str, input_shape: Shape, classes: int, settings: Any = None) -> 
 def _check_plugin(name: str, shape: Shape, classes: int, settings: Any) -> None:
     """Raise UserError where methods cannot use another package's network."""
     spec = MODELS[name]
-    check_network(name, shape, classes, spec.per_pixel, lambda: spec.make(shape, classes, settings))
+    check_network(
+        name, shape, classes, spec.per_pixel, lambda: spec.make(shape, classes, settings)
+    )

@@ -22,7 +22,9 @@ class BasicBlock(nn.Module):
         self.bn2 = norm(outputs)
         self.downsample: nn.Module | None = None
         if stride != 1 or inputs != outputs:
-            self.downsample = nn.Sequential(conv(inputs, outputs, 1, stride, bias=False), norm(outputs))
+            self.downsample = nn.Sequential(
+                conv(inputs, outputs, 1, stride, bias=False), norm(outputs)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
@@ -50,7 +52,9 @@ class Bottleneck(nn.Module):
         self.bn3 = norm(outputs)
         self.downsample: nn.Module | None = None
         if stride != 1 or inputs != outputs:
-            self.downsample = nn.Sequential(conv(inputs, outputs, 1, stride, bias=False), norm(outputs))
+            self.downsample = nn.Sequential(
+                conv(inputs, outputs, 1, stride, bias=False), norm(outputs)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)

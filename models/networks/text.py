@@ -23,7 +23,12 @@ class FastTextSettings:
     """Width of the embeddings, and the mean's denominator."""
 
     width: int = field(
-        default=32, metadata={"help": "width of the embedding and of the hidden layer", "minimum": 1, "maximum": WIDEST}
+        default=32,
+        metadata={
+            "help": "width of the embedding and of the hidden layer",
+            "minimum": 1,
+            "maximum": WIDEST,
+        },
     )
     mean: str = field(
         default="all",
@@ -65,12 +70,25 @@ class FastText(nn.Module):
 class PlayerTransformerSettings:
     """Widths of PLayer-FL's transformer."""
 
-    width: int = field(default=768, metadata={"help": "width of the embeddings", "minimum": 1, "maximum": WIDEST})
+    width: int = field(
+        default=768,
+        metadata={"help": "width of the embeddings", "minimum": 1, "maximum": WIDEST},
+    )
     feed_forward: int = field(
-        default=3072, metadata={"help": "width of the layer behind attention", "minimum": 1, "maximum": 4 * WIDEST}
+        default=3072,
+        metadata={
+            "help": "width of the layer behind attention",
+            "minimum": 1,
+            "maximum": 4 * WIDEST,
+        },
     )
     heads: int = field(
-        default=1, metadata={"help": "of the attention; they divide the width", "minimum": 1, "maximum": 64}
+        default=1,
+        metadata={
+            "help": "of the attention; they divide the width",
+            "minimum": 1,
+            "maximum": 64,
+        },
     )
 
 
@@ -103,12 +121,17 @@ class FirstAttention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.query, self.key, self.value = (nn.Linear(width, width, bias=False) for _ in range(3))
+        self.query, self.key, self.value = (
+            nn.Linear(width, width, bias=False) for _ in range(3)
+        )
         self.proj = nn.Linear(width, width)
 
     def forward(self, x: Tensor, real: Tensor) -> Tensor:
         query = self.query(x[..., :1, :])
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).movedim(-2, -3) for part in (query, self.key(x), self.value(x)))
+        q, k, v = (
+            part.unflatten(-1, (self.heads, -1)).movedim(-2, -3)
+            for part in (query, self.key(x), self.value(x))
+        )
         weights = q @ k.mT * k.shape[-1] ** -0.5
         weights = weights.masked_fill(~real[..., None, None, :], -torch.inf).softmax(-1)
         found: Tensor = self.proj((weights @ v).movedim(-2, -3).flatten(-2).squeeze(-2))
@@ -144,12 +167,16 @@ class PlayerTransformer(nn.Module):
 
     block_names = ("embedding", "attention", "feedforward", "fc2")
 
-    def __init__(self, input_shape: Shape, classes: int, settings: PlayerTransformerSettings) -> None:
+    def __init__(
+        self, input_shape: Shape, classes: int, settings: PlayerTransformerSettings
+    ) -> None:
         super().__init__()
         _, length, vocabulary = input_shape
         width = settings.width
         if width % settings.heads:
-            raise UserError(f"player-transformer.heads = {settings.heads} does not divide a width of {width}")
+            raise UserError(
+                f"player-transformer.heads = {settings.heads} does not divide a width of {width}"
+            )
         self.embedding = Embeddings(length, vocabulary, width)
         self.attention = FirstAttention(width, settings.heads)
         self.feedforward = FeedForward(width, settings.feed_forward)

@@ -22,10 +22,17 @@ MOST_GROUPS = 8
 class UnetSettings:
     """Depth and width of the network."""
 
-    levels: int = field(default=3, metadata={"help": "how often the picture is halved", "minimum": 1, "maximum": 6})
+    levels: int = field(
+        default=3,
+        metadata={"help": "how often the picture is halved", "minimum": 1, "maximum": 6},
+    )
     width: int = field(
         default=16,
-        metadata={"help": "channels of the first level; each level doubles them", "minimum": 1, "maximum": 256},
+        metadata={
+            "help": "channels of the first level; each level doubles them",
+            "minimum": 1,
+            "maximum": 256,
+        },
     )
 
 
@@ -54,7 +61,9 @@ class Unet(nn.Module):
     the size of the down block's output at its level, and takes both.
     """
 
-    def __init__(self, input_shape: tuple[int, ...], classes: int, settings: UnetSettings) -> None:
+    def __init__(
+        self, input_shape: tuple[int, ...], classes: int, settings: UnetSettings
+    ) -> None:
         super().__init__()
         if min(input_shape[1:]) < 2**settings.levels:
             raise UserError(
@@ -64,7 +73,9 @@ class Unet(nn.Module):
         widths = [settings.width * 2**level for level in range(settings.levels + 1)]
         self.ways_down = tuple(f"down{level}" for level in range(len(widths)))
         self.ways_up = tuple(f"up{level}" for level in reversed(range(settings.levels)))
-        for name, (inputs, outputs) in zip(self.ways_down, pairwise([input_shape[0], *widths]), strict=True):
+        for name, (inputs, outputs) in zip(
+            self.ways_down, pairwise([input_shape[0], *widths]), strict=True
+        ):
             self.add_module(name, TwoConvolutions(inputs, outputs, volume))
         for name, (below, beside) in zip(self.ways_up, pairwise(reversed(widths)), strict=True):
             self.add_module(name, TwoConvolutions(below + beside, beside, volume))

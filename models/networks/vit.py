@@ -62,7 +62,9 @@ class Attention(nn.Module):
         self.proj = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        q, k, v = (
+            part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1)
+        )
         seen = F.scaled_dot_product_attention(q, k, v)
         found: Tensor = self.proj(seen.transpose(1, 2).flatten(2))
         return found
@@ -98,13 +100,19 @@ class TransformerBlock(nn.Module):
 class VisionTransformer(nn.Module):
     """ViT-S. Blocks: embed, block0, ..., block11, norm, head."""
 
-    def __init__(self, input_shape: tuple[int, ...], classes: int, settings: VitSettings) -> None:
+    def __init__(
+        self, input_shape: tuple[int, ...], classes: int, settings: VitSettings
+    ) -> None:
         super().__init__()
         channels, height, width = input_shape
         patch = settings.patch
         if height % patch or width % patch:
-            fitting = ", ".join(str(p) for p in range(64, 0, -1) if height % p == width % p == 0)
-            raise UserError(f"vit-s.patch = {patch} does not divide pictures of {(height, width)}; these do: {fitting}")
+            fitting = ", ".join(
+                str(p) for p in range(64, 0, -1) if height % p == width % p == 0
+            )
+            raise UserError(
+                f"vit-s.patch = {patch} does not divide pictures of {(height, width)}; these do: {fitting}"
+            )
         patches = (height // patch) * (width // patch)
         if patches > MOST_PATCHES:
             raise UserError(

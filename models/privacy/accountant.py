@@ -65,12 +65,19 @@ def _rdp(noise_multiplier: float, sample_rate: float) -> tuple[float, ...]:
         return (0.0,) * len(ORDERS)
     step, margin = min(noise_multiplier, variance) / 4, 12 * noise_multiplier
     z = np.arange(-margin, ORDERS[-1] + margin, step)
-    density = -(z**2) / (2 * variance) + math.log(step / (noise_multiplier * math.sqrt(2 * math.pi)))
-    ratio = np.logaddexp(math.log1p(-sample_rate), math.log(sample_rate) + (2 * z - 1) / (2 * variance))
+    density = -(z**2) / (2 * variance) + math.log(
+        step / (noise_multiplier * math.sqrt(2 * math.pi))
+    )
+    ratio = np.logaddexp(
+        math.log1p(-sample_rate), math.log(sample_rate) + (2 * z - 1) / (2 * variance)
+    )
     found = []
     for order in ORDERS:
         end = np.searchsorted(z, order + margin)
-        found.append(max(float(np.logaddexp.reduce(density[:end] + order * ratio[:end])), 0.0) / (order - 1))
+        found.append(
+            max(float(np.logaddexp.reduce(density[:end] + order * ratio[:end])), 0.0)
+            / (order - 1)
+        )
     return tuple(found)
 
 
@@ -85,7 +92,10 @@ def composed_epsilon(releases: Iterable[Releases], delta: float) -> float:
             total = [sum_ + r.steps * value for sum_, value in zip(total, one, strict=True)]
     if not any(total):
         return 0.0
-    return max(min(_converted(order, rdp, delta) for order, rdp in zip(ORDERS, total, strict=True)), 0.0)
+    return max(
+        min(_converted(order, rdp, delta) for order, rdp in zip(ORDERS, total, strict=True)),
+        0.0,
+    )
 
 
 def _converted(order: float, rdp: float, delta: float) -> float:
@@ -97,7 +107,9 @@ def epsilon(noise_multiplier: float, sample_rate: float, steps: int, delta: floa
     return composed_epsilon([Releases(noise_multiplier, sample_rate, steps)], delta)
 
 
-def noise_multiplier_for(target_epsilon: float, sample_rate: float, steps: int, delta: float) -> float:
+def noise_multiplier_for(
+    target_epsilon: float, sample_rate: float, steps: int, delta: float
+) -> float:
     """Return the smallest noise multiplier, within one part in ten thousand, with ε at most ``target_epsilon``.
 
     Raises OutOfRangeError where no noise reaches it.
@@ -110,7 +122,9 @@ def noise_multiplier_for(target_epsilon: float, sample_rate: float, steps: int, 
     while not reaches(high):
         low, high = high, 2 * high
         if high > MOST_NOISE:
-            raise OutOfRangeError(f"epsilon = {target_epsilon:g} at delta = {delta:g} is out of reach of any noise")
+            raise OutOfRangeError(
+                f"epsilon = {target_epsilon:g} at delta = {delta:g} is out of reach of any noise"
+            )
     while high > low * (1 + 1e-4):
         middle = math.sqrt(low * high)
         low, high = (low, middle) if reaches(middle) else (middle, high)

@@ -42,11 +42,18 @@ from partitions.common.errors import UserError
 from partitions.common.memory import is_out_of_memory
 
 MIXING = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
-TRIED, TOLERANCE = 3, 1e-3  # records of the trial, and the relative error that rounding explains
+TRIED, TOLERANCE = (
+    3,
+    1e-3,
+)  # records of the trial, and the relative error that rounding explains
 ROUNDED = 1 + 1e-3  # how much longer rounding may make a sum
 CHUNK = 2**17  # input values in a chunk,
 FEWEST, MOST = 16, 256  # within these limits of its records
-MEANS = (F.cross_entropy, square_loss, segmentation_loss)  # losses that are means of the records' losses
+MEANS = (
+    F.cross_entropy,
+    square_loss,
+    segmentation_loss,
+)  # losses that are means of the records' losses
 
 
 class Clipping:
@@ -56,12 +63,19 @@ class Clipping:
         check_network(model.module)
         self.model, self.clip_norm = model, clip_norm
         self.together = together  # False: one by one, for every network
-        self.tried: dict[tuple[Any, ...], bool] = {}  # results of the trial, by trained parameters and kind of loss
+        self.tried: dict[
+            tuple[Any, ...], bool
+        ] = {}  # results of the trial, by trained parameters and kind of loss
         self.clipped: Tensor | int = 0  # number of units whose gradients were clipped,
         self.units = 0  # of this number
 
     def total(
-        self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None, groups: Sequence[Tensor] | None
+        self,
+        x: Any,
+        y: Tensor,
+        loss: Loss | OnFeatures,
+        network: nn.Module | None,
+        groups: Sequence[Tensor] | None,
     ) -> tuple[Tensor, Tensor]:
         """Return the sum (Σ,) over units of their clipped gradients, and the sum of their losses.
 
@@ -69,12 +83,25 @@ class Clipping:
         """
         if not len(y):
             return torch.zeros_like(self.model.gradient), self.model.gradient.new_zeros(())
-        units = [torch.arange(len(y), device=y.device).unsqueeze(1)] if groups is None else by_size(groups)
-        most = chunk_size(x) if self.together and self._may_go_together(x, y, loss, network) else 0
+        units = (
+            [torch.arange(len(y), device=y.device).unsqueeze(1)]
+            if groups is None
+            else by_size(groups)
+        )
+        most = (
+            chunk_size(x) if self.together and self._may_go_together(x, y, loss, network) else 0
+        )
         found = self._summed(x, y, loss, network, units, most)
         if found is None:
-            log(WARNING, "a sum of clipped gradients is too long or not finite: its units are added one by one")
-            alone = (self._summed(x, y, loss, network, [one], most) for same in units for one in torch.split(same, 1))
+            log(
+                WARNING,
+                "a sum of clipped gradients is too long or not finite: its units are added one by one",
+            )
+            alone = (
+                self._summed(x, y, loss, network, [one], most)
+                for same in units
+                for one in torch.split(same, 1)
+            )
             nothing = torch.zeros_like(self.model.gradient), self.model.gradient.new_zeros(())
             for one in alone:
                 if one is not None:
@@ -83,7 +110,13 @@ class Clipping:
         return found
 
     def _summed(
-        self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None, units: Sequence[Tensor], most: int
+        self,
+        x: Any,
+        y: Tensor,
+        loss: Loss | OnFeatures,
+        network: nn.Module | None,
+        units: Sequence[Tensor],
+        most: int,
     ) -> tuple[Tensor, Tensor] | None:
         """Return :meth:`total` of units (n, k) of equal size, in chunks of ``most`` records; None if it fails."""
         total, value = torch.zeros_like(self.model.gradient), self.model.gradient.new_zeros(())
@@ -99,7 +132,12 @@ class Clipping:
         except Exception as error:  # of a record: an error reply would disclose it
             if is_out_of_memory(error):
                 raise
-            log(WARNING, "a batch of private gradients failed with %s: %s", type(error).__name__, error)
+            log(
+                WARNING,
+                "a batch of private gradients failed with %s: %s",
+                type(error).__name__,
+                error,
+            )
             return None
         # The one condition of all ways; a comparison with nan is false.
         most_length = sum(map(len, units)) * self.clip_norm * ROUNDED
@@ -107,11 +145,23 @@ class Clipping:
 
     def _factors(self, norms: Tensor) -> Tensor:
         """Return the factor of each unit, 0 for one that leaves."""
-        factors = torch.where(norms.isfinite(), (self.clip_norm / (norms + 1e-6)).clamp(max=1.0), 0.0)
-        self.clipped, self.units = self.clipped + (factors < 1).sum(), self.units + norms.numel()
+        factors = torch.where(
+            norms.isfinite(), (self.clip_norm / (norms + 1e-6)).clamp(max=1.0), 0.0
+        )
+        self.clipped, self.units = (
+            self.clipped + (factors < 1).sum(),
+            self.units + norms.numel(),
+        )
         return factors
 
-    def _single(self, x: Any, y: Tensor, index: Tensor, loss: Loss | OnFeatures, network: nn.Module | None) -> Tensor:
+    def _single(
+        self,
+        x: Any,
+        y: Tensor,
+        index: Tensor,
+        loss: Loss | OnFeatures,
+        network: nn.Module | None,
+    ) -> Tensor:
         """Fill the model's gradient with that of the mean of these records' losses; return that mean."""
         return own_gradient(self.model, rows(x, index), y[index], averaged(loss), network)
 
@@ -124,7 +174,13 @@ class Clipping:
         return norm
 
     def _chunk(
-        self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None, total: Tensor, k: int = 1
+        self,
+        x: Any,
+        y: Tensor,
+        loss: Loss | OnFeatures,
+        network: nn.Module | None,
+        total: Tensor,
+        k: int = 1,
     ) -> tuple[Tensor, Tensor]:
         """Add the clipped gradients of a chunk's units, of k consecutive records each, to ``total``.
 
@@ -140,7 +196,12 @@ class Clipping:
             norms = sum(squares, start=total.new_zeros(len(y) // k)).sqrt()
             factors = self._factors(norms).repeat_interleave(k)
             kept = (factors > 0).nonzero().squeeze(1)
-            views = {id(p): e for p, e in zip(self.model.parameters, self.model.layout.parameters, strict=True)}
+            views = {
+                id(p): e
+                for p, e in zip(
+                    self.model.parameters, self.model.layout.parameters, strict=True
+                )
+            }
             for part in parts:
                 own = part if len(kept) == len(factors) else part.only(kept)
                 gradient, entry = own.weighted(factors[kept]), views[id(part.parameter)]
@@ -155,24 +216,42 @@ class Clipping:
         self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None, k: int
     ) -> tuple[Tensor, list[ParameterGradients]]:
         """Return the sum of the losses of units of k records, and the gradients of each layer's parameters."""
-        with seen_layers(network or self.model.module) as seen, seen_features(self.model) as features:
+        with (
+            seen_layers(network or self.model.module) as seen,
+            seen_features(self.model) as features,
+        ):
             logits = (network or self.model.module)(x)
         if loss in MEANS:
             value = loss(logits, y) * (len(y) / k)
         else:
-            value = each_loss(loss, logits, features[-1] if isinstance(loss, OnFeatures) else None, y).sum() / k
-        found = torch.autograd.grad(value, [output for _, _, _, output in seen], allow_unused=True)
+            value = (
+                each_loss(
+                    loss, logits, features[-1] if isinstance(loss, OnFeatures) else None, y
+                ).sum()
+                / k
+            )
+        found = torch.autograd.grad(
+            value, [output for _, _, _, output in seen], allow_unused=True
+        )
         with torch.no_grad():
-            used = ((parts, m, a, d) for (parts, m, a, _), d in zip(seen, found, strict=True) if d is not None)
+            used = (
+                (parts, m, a, d)
+                for (parts, m, a, _), d in zip(seen, found, strict=True)
+                if d is not None
+            )
             return value.detach(), [part for parts, m, a, d in used for part in parts(m, a, d)]
 
-    def _may_go_together(self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None) -> bool:
+    def _may_go_together(
+        self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None
+    ) -> bool:
         trained = tuple(is_trained(p) for p in self.model.parameters)
         key = (trained, type(loss), code_of(loss), network is None)
         if key not in self.tried:
             with random_weights(self.model) as rng:
                 x, y = (random_like(v, rng) for v in (x, y))
-                before = {name: buffer.clone() for name, buffer in self.model.module.named_buffers()}
+                before = {
+                    name: buffer.clone() for name, buffer in self.model.module.named_buffers()
+                }
                 try:
                     self.tried[key] = self._trial(x, y, loss, network, rng)
                 except Exception as error:  # of a network of the user's own: any
@@ -180,12 +259,20 @@ class Clipping:
                     self.tried[key] = False
                 else:
                     if not self.tried[key]:
-                        log(INFO, "this network's gradients go one by one: together, they are not each record's own")
+                        log(
+                            INFO,
+                            "this network's gradients go one by one: together, they are not each record's own",
+                        )
                 check_buffers(self.model.module, before)
         return self.tried[key]
 
     def _trial(
-        self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None, rng: torch.Generator
+        self,
+        x: Any,
+        y: Tensor,
+        loss: Loss | OnFeatures,
+        network: nn.Module | None,
+        rng: torch.Generator,
     ) -> bool:
         """Return whether gradients of these records are each record's own, and equal those of single backward passes.
 
@@ -194,12 +281,20 @@ class Clipping:
         module, count = network or self.model.module, (self.clipped, self.units)
         index = torch.arange(TRIED, device=y.device)
         training = [m for m in module.modules() if m.training]
-        parts = [self._first(with_others(x, others), y, loss, network) for others in (x, random_like(x, rng))]
-        if not all(torch.allclose(a, b, rtol=TOLERANCE, atol=1e-6) for a, b in zip(*parts, strict=True)):
+        parts = [
+            self._first(with_others(x, others), y, loss, network)
+            for others in (x, random_like(x, rng))
+        ]
+        if not all(
+            torch.allclose(a, b, rtol=TOLERANCE, atol=1e-6) for a, b in zip(*parts, strict=True)
+        ):
             return False
         module.eval()
         try:
-            together, single = torch.zeros_like(self.model.gradient), torch.zeros_like(self.model.gradient)
+            together, single = (
+                torch.zeros_like(self.model.gradient),
+                torch.zeros_like(self.model.gradient),
+            )
             norms = self._chunk(x, y, loss, network, together)[1]
             lengths = []
             for one in torch.split(index, 1):
@@ -210,13 +305,21 @@ class Clipping:
                 m.training = True
             self.clipped, self.units = count
         alone = torch.stack(lengths)
-        close = torch.allclose(norms, alone, rtol=TOLERANCE, atol=TOLERANCE * float(alone.max()))
+        close = torch.allclose(
+            norms, alone, rtol=TOLERANCE, atol=TOLERANCE * float(alone.max())
+        )
         return close and bool(length(together - single) <= TOLERANCE * length(single) + 1e-7)
 
-    def _first(self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None) -> list[Tensor]:
+    def _first(
+        self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None
+    ) -> list[Tensor]:
         """Return the first record's numbers in all parts, with the same dropout at each call."""
         seed_torch(torch.Generator().manual_seed(0))
-        return [v[0] for part in self._parts(x, y, loss, network, 1)[1] for v in (part.d, getattr(part, "a", part.d))]
+        return [
+            v[0]
+            for part in self._parts(x, y, loss, network, 1)[1]
+            for v in (part.d, getattr(part, "a", part.d))
+        ]
 
 
 @contextmanager
@@ -330,7 +433,9 @@ def parameters_of(module: Any) -> Iterator[Tensor]:
         yield from module.parametrizations.parameters()
 
 
-def each_loss(loss: Loss | OnFeatures, logits: Tensor, features: Tensor | None, y: Tensor) -> Tensor:
+def each_loss(
+    loss: Loss | OnFeatures, logits: Tensor, features: Tensor | None, y: Tensor
+) -> Tensor:
     """Return the loss (b,) of each record by itself."""
     if len(y) == 1 and not isinstance(loss, OnFeatures):
         return loss(logits, y).reshape(1)
@@ -353,7 +458,9 @@ def averaged(loss: Loss | OnFeatures) -> Loss | OnFeatures:
     if loss in MEANS:
         return loss
     if isinstance(loss, OnFeatures):
-        return OnFeatures(lambda logits, features, y: each_loss(loss, logits, features, y).mean())
+        return OnFeatures(
+            lambda logits, features, y: each_loss(loss, logits, features, y).mean()
+        )
     return lambda logits, y: each_loss(loss, logits, None, y).mean()
 
 

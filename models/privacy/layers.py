@@ -34,7 +34,9 @@ UNFOLDED = 2**18  # numbers of unfolded inputs at once
 DOUBLES = 2**16  # numbers of float64 at once
 SHORT = 1e-18  # least norm of a term: squares of shorter vectors underflow in float32
 LONG = 1e15  # largest norm of an input: f d of longer ones would underflow in float32
-CANCELLED = 1000  # largest ratio of the sum of the terms' norms to the norm of their sum; see at_least
+CANCELLED = (
+    1000  # largest ratio of the sum of the terms' norms to the norm of their sum; see at_least
+)
 
 
 class Rows(NamedTuple):
@@ -79,7 +81,11 @@ def parts_of(module: Any) -> Parts | None:
         return _linear
     if type(module) in CONVOLUTIONS and _is_plain(module):
         return _convolution
-    if type(module) is nn.Embedding and module.max_norm is None and not module.scale_grad_by_freq:
+    if (
+        type(module) is nn.Embedding
+        and module.max_norm is None
+        and not module.scale_grad_by_freq
+    ):
         return _embedding
     if type(module) in (nn.GroupNorm, nn.LayerNorm):
         return _norm
@@ -129,7 +135,9 @@ def linear_square(a: Tensor, d: Tensor) -> Tensor:
     """Return |d_iᵀ a_i|² (b,) for a (b, [T,] I) and d (b, [T,] O); see :func:`at_least`."""
     a, d = (v.flatten(1, -2) if v.dim() > 2 else v.unsqueeze(1) for v in (a, d))
     positions = a.shape[1]
-    if positions == 1:  # float64 holds the squares of all float32; for 1e-23 times 1e19 one would underflow to 0
+    if (
+        positions == 1
+    ):  # float64 holds the squares of all float32; for 1e-23 times 1e19 one would underflow to 0
         inputs, back = (torch.linalg.vector_norm(v, dim=2, dtype=torch.float64) for v in (a, d))
         return _of_short(inputs, (inputs * back).square().sum(1))
     inputs, back = (_lengths(v).clamp(min=SHORT) for v in (a, d))
@@ -215,7 +223,9 @@ class Convolved(LinearMap):
         d = by_unit(self.d.flatten(2).mT, k)  # (b, [k,] positions, O)
         each = max(1, UNFOLDED // (k * d.shape[-2] * self.conv.weight[0].numel()))
         parts = zip(torch.split(self.a, each * k), torch.split(d, each), strict=True)
-        return torch.cat([linear_square(by_unit(unfolded(self.conv, x), k), y) for x, y in parts])
+        return torch.cat(
+            [linear_square(by_unit(unfolded(self.conv, x), k), y) for x, y in parts]
+        )
 
     def weighted(self, factors: Tensor) -> Tensor | Rows:
         conv = self.conv
@@ -281,7 +291,9 @@ class LookedUp(LinearMap):
         tokens, rows = by_unit(self.a, k).flatten(1), by_unit(d, k).flatten(1, -2)
         unit = torch.arange(len(tokens), device=tokens.device).unsqueeze(1)
         key, place = torch.unique(unit * count + tokens, return_inverse=True)
-        sums = d.new_zeros(len(key), d.shape[-1]).index_add_(0, place.flatten(), rows.flatten(0, 1))
+        sums = d.new_zeros(len(key), d.shape[-1]).index_add_(
+            0, place.flatten(), rows.flatten(0, 1)
+        )
         which = torch.div(key, count, rounding_mode="floor")
         squares = d.new_zeros(len(tokens)).index_add_(0, which, sums.square().sum(1))
         return at_least(squares, rows.square().sum(2).sqrt().sum(1))
@@ -320,7 +332,10 @@ class SummedTerms(ParameterGradients):
 
 def _norm(layer: Any, a: Tensor, d: Tensor) -> Iterator[ParameterGradients]:
     if isinstance(layer, nn.GroupNorm):
-        scaled, dims = F.group_norm(a, layer.num_groups, eps=layer.eps), tuple(range(2, d.dim()))
+        scaled, dims = (
+            F.group_norm(a, layer.num_groups, eps=layer.eps),
+            tuple(range(2, d.dim())),
+        )
     else:
         scaled = F.layer_norm(a, layer.normalized_shape, eps=layer.eps)
         dims = tuple(range(1, d.dim() - len(layer.normalized_shape)))

@@ -60,7 +60,9 @@ def key_stream(key: bytes) -> CipherContext:
 
 def _drawn(stream: CipherContext, count: int) -> np.ndarray:
     """Return the next numbers of a key stream."""
-    numbers: np.ndarray = np.frombuffer(stream.update(bytes(8 * count)), dtype="<u8") >> np.uint64(64 - BITS)
+    numbers: np.ndarray = np.frombuffer(
+        stream.update(bytes(8 * count)), dtype="<u8"
+    ) >> np.uint64(64 - BITS)
     return numbers
 
 
@@ -94,8 +96,12 @@ def noised(total: Tensor, deviation: float, key: bytes) -> Tensor:
     for sum_, values, noise in blocks:
         on_grid = sum_.double().div_(step).round_()
         if not bool((on_grid.abs() <= LARGEST).all()):
-            raise OverflowError("a sum of clipped gradients that is not finite, or too large for its noise")
-        values.copy_(on_grid.long().add_(noise.mul_(1 / GRID).round_().long()).double().mul_(step))
+            raise OverflowError(
+                "a sum of clipped gradients that is not finite, or too large for its noise"
+            )
+        values.copy_(
+            on_grid.long().add_(noise.mul_(1 / GRID).round_().long()).double().mul_(step)
+        )
     return found.to(total.device)
 
 

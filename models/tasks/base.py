@@ -17,7 +17,9 @@ from partitions.common.errors import DataError
 
 ENDS = ("score_low", "score_high")
 Array = npt.NDArray[np.float64]
-Chances = tuple[Array, Array, npt.NDArray[np.intp]]  # probabilities; 1 where the event happened, else 0; sample indices
+Chances = tuple[
+    Array, Array, npt.NDArray[np.intp]
+]  # probabilities; 1 where the event happened, else 0; sample indices
 
 
 def probabilities(outputs: Tensor) -> Array:
@@ -47,7 +49,9 @@ class Task:
     def check_outputs(self, outputs: int) -> None:
         """Raise DataError where a network for this task cannot have this number of outputs."""
         if outputs < self.minimum_outputs:
-            raise DataError(f"a classifier needs at least {self.minimum_outputs} classes, not {outputs}")
+            raise DataError(
+                f"a classifier needs at least {self.minimum_outputs} classes, not {outputs}"
+            )
 
     def loss(self, name: str, gamma: float) -> Loss:
         """Return the training loss of outputs and labels, averaged over the batch.
@@ -82,7 +86,9 @@ class Task:
     def answers(self, outputs: Tensor) -> tuple[list[str], list[list[float]]]:
         """Return the table that ``predict`` writes: the columns' names, and a row for each sample."""
         p = self.predictions(outputs)
-        rows = [[label, *row] for label, row in zip(p.argmax(1).tolist(), p.tolist(), strict=True)]
+        rows = [
+            [label, *row] for label, row in zip(p.argmax(1).tolist(), p.tolist(), strict=True)
+        ]
         return ["label", *(f"p_{c}" for c in range(p.shape[1]))], rows
 
 
@@ -101,11 +107,15 @@ class SingleLossTask(Task):
 
     def check_outputs(self, outputs: int) -> None:
         if outputs < self.minimum_outputs:
-            raise DataError(f"{self.name} needs at least {self.minimum_outputs} outputs, not {outputs}")
+            raise DataError(
+                f"{self.name} needs at least {self.minimum_outputs} outputs, not {outputs}"
+            )
 
     def loss(self, name: str, gamma: float) -> Loss:
         if name != "cross-entropy":
-            raise DataError(f"loss = {name}: {self.name} has one loss of its own; leave loss as it is")
+            raise DataError(
+                f"loss = {name}: {self.name} has one loss of its own; leave loss as it is"
+            )
         return self.own_loss
 
     @staticmethod

@@ -30,7 +30,10 @@ class Multilabel(SingleLossTask):
     metrics: ClassVar[tuple[str, ...]] = ("loss", "auc", "accuracy", "macro_f1", *ENDS)
     score: ClassVar[str] = "auc"
     score_label: ClassVar[str] = "AUC"
-    secondary_metrics: ClassVar[dict[str, str]] = {"accuracy": "Accuracy", "macro_f1": "Macro F1"}
+    secondary_metrics: ClassVar[dict[str, str]] = {
+        "accuracy": "Accuracy",
+        "macro_f1": "Macro F1",
+    }
     secondary_text: ClassVar[str] = (
         "At a probability of one half, mean over findings and silos. Of rare findings, always saying no is very "
         "accurate."
@@ -48,7 +51,11 @@ class Multilabel(SingleLossTask):
         if not len(y):
             return dict.fromkeys(self.metrics, math.nan)
         logits, labels = outputs.detach().double().cpu(), y.double().cpu()
-        known, truth, predicted = (labels >= 0).numpy(), (labels == 1).numpy(), (logits > 0).numpy()
+        known, truth, predicted = (
+            (labels >= 0).numpy(),
+            (labels == 1).numpy(),
+            (logits > 0).numpy(),
+        )
         found, effects, counts = [], [], []
         scores = logits.numpy()
         for k in range(labels.shape[1]):
@@ -63,21 +70,31 @@ class Multilabel(SingleLossTask):
         variance = float((np.mean(effects, axis=0) ** 2).sum()) if effects else 0.0
         ends = of_area(area, variance, *min(counts, key=min, default=(1, 1)))
         right = [
-            float((predicted == truth)[known[:, k], k].mean()) for k in range(labels.shape[1]) if known[:, k].any()
+            float((predicted == truth)[known[:, k], k].mean())
+            for k in range(labels.shape[1])
+            if known[:, k].any()
         ]
-        hits, all_ = (truth & predicted & known).sum(0), (truth & known).sum(0) + (predicted & known).sum(0)
+        hits, all_ = (
+            (truth & predicted & known).sum(0),
+            (truth & known).sum(0) + (predicted & known).sum(0),
+        )
         occur = all_ > 0
         return {
             "loss": float(binary_loss(logits, labels)),
             "auc": area,
             "accuracy": float(np.mean(right)) if right else math.nan,
-            "macro_f1": float((2 * hits[occur] / all_[occur]).mean()) if occur.any() else math.nan,
+            "macro_f1": float((2 * hits[occur] / all_[occur]).mean())
+            if occur.any()
+            else math.nan,
             **dict(zip(ENDS, ends, strict=True)),
         }
 
     def chances(self, outputs: Tensor, y: Tensor) -> Chances | None:
         """Return :meth:`Task.chances`, with one event for every known label of every sample."""
-        p, labels = torch.sigmoid(outputs.detach().double()).cpu().numpy(), y.detach().cpu().numpy()
+        p, labels = (
+            torch.sigmoid(outputs.detach().double()).cpu().numpy(),
+            y.detach().cpu().numpy(),
+        )
         known = labels >= 0
         return p[known], (labels[known] > 0).astype(np.float64), np.nonzero(known)[0]
 

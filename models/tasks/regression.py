@@ -56,7 +56,9 @@ class Regression(SingleLossTask):
             a, b = squares.mean(0)[varies], spread.mean(0)[varies]
             r2 = float((1 - a / b).mean())
             effect = (a / b**2 * spread[:, varies] - squares[:, varies] / b).mean(1)
-            ends = of_mean(r2, float(effect.var()) / len(y), most=1.0) if len(y) > 1 else UNKNOWN
+            ends = (
+                of_mean(r2, float(effect.var()) / len(y), most=1.0) if len(y) > 1 else UNKNOWN
+            )
         units = torch.tensor(self.std or (1.0,), dtype=torch.float64)
         return {
             "loss": float(squares.mean()),

@@ -69,7 +69,10 @@ class Segmentation(SingleLossTask):
 
     def dice_by_case(self, model: Network, samples: Samples) -> Tensor:
         """Return the Dice (n,) of each picture; ``nan`` where neither picture nor prediction has any foreground."""
-        return torch.cat([dice for _, dice in by_batch(model, samples, self.BATCH, self._each)] or [torch.empty(0)])
+        return torch.cat(
+            [dice for _, dice in by_batch(model, samples, self.BATCH, self._each)]
+            or [torch.empty(0)]
+        )
 
     def _each(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return loss (n,) and Dice (n,) of each picture."""
@@ -79,10 +82,16 @@ class Segmentation(SingleLossTask):
             a, b = (predicted == c).flatten(1), (y == c).flatten(1)
             total = (a.sum(1) + b.sum(1)).double()
             dice.append(torch.where(total > 0, 2 * (a & b).sum(1) / total, torch.nan))
-        return pixel_losses(outputs.detach().double(), y).cpu(), torch.stack(dice, 1).nanmean(1).cpu()
+        return pixel_losses(outputs.detach().double(), y).cpu(), torch.stack(dice, 1).nanmean(
+            1
+        ).cpu()
 
     def _summary(self, found: Sequence[tuple[Tensor, Tensor]]) -> dict[str, float]:
-        losses, dice = (torch.cat(parts) for parts in zip(*found, strict=True)) if found else (torch.empty(0),) * 2
+        losses, dice = (
+            (torch.cat(parts) for parts in zip(*found, strict=True))
+            if found
+            else (torch.empty(0),) * 2
+        )
         known = dice[~dice.isnan()].double()
         mean = float(known.mean()) if len(known) else math.nan
         variance = float(known.var()) / len(known) if len(known) > 1 else 0.0

@@ -26,7 +26,9 @@ def cox_loss(outputs: Tensor, y: Tensor) -> Tensor:
     order = torch.argsort(y[:, 0], descending=True, stable=True)
     s, time, event = outputs[order, 0], y[order, 0], y[order, 1]
     at_risk = torch.logcumsumexp(s, 0)
-    last = torch.searchsorted(-time.contiguous(), -time.contiguous(), right=True) - 1  # of those with an equal time
+    last = (
+        torch.searchsorted(-time.contiguous(), -time.contiguous(), right=True) - 1
+    )  # of those with an equal time
     return -(event * (s - at_risk[last])).sum() / event.sum().clamp(min=1)
 
 
@@ -56,9 +58,15 @@ class Survival(SingleLossTask):
         if not len(y):
             return dict.fromkeys(self.metrics, math.nan)
         risks, labels = outputs.detach().double().cpu(), y.double().cpu()
-        concordant, comparable = concordance(risks[:, 0].numpy(), labels[:, 0].numpy(), labels[:, 1].numpy() > 0)
+        concordant, comparable = concordance(
+            risks[:, 0].numpy(), labels[:, 0].numpy(), labels[:, 1].numpy() > 0
+        )
         share, ends = of_pairs(concordant, comparable)
-        return {"loss": float(cox_loss(risks, labels)), "c_index": share, **dict(zip(ENDS, ends, strict=True))}
+        return {
+            "loss": float(cox_loss(risks, labels)),
+            "c_index": share,
+            **dict(zip(ENDS, ends, strict=True)),
+        }
 
     def predictions(self, outputs: Tensor) -> Tensor:
         return outputs
@@ -67,7 +75,9 @@ class Survival(SingleLossTask):
         return ["risk"], outputs.tolist()
 
 
-def concordance(risk: np.ndarray, time: np.ndarray, event: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def concordance(
+    risk: np.ndarray, time: np.ndarray, event: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Return for each sample (n,) the numbers of concordant and of comparable pairs that it is in."""
     concordant, comparable = np.zeros(len(risk)), np.zeros(len(risk))
     for i in np.flatnonzero(event):

@@ -77,7 +77,9 @@ def write_atomically(
     * ``keep``: the path to which the old file is moved, once the new one is written; None: it is replaced.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=".", suffix=f".{path.name}.tmp", dir=path.parent)  # permissions 0600
+    descriptor, name = tempfile.mkstemp(
+        prefix=".", suffix=f".{path.name}.tmp", dir=path.parent
+    )  # permissions 0600
     temporary = Path(name)
     try:
         os.close(descriptor)
@@ -120,7 +122,11 @@ def named(error: OSError, path: Path) -> OSError:
 
 def is_full(error: BaseException) -> TypeGuard[OSError]:
     """Return whether a file could not be written because the disk, or its user's quota, is full."""
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return isinstance(error, OSError) and error.errno in (
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EFBIG,
+    )
 
 
 def sync(path: Path) -> None:

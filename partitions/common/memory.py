@@ -24,7 +24,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that memory ran out, of the machine, of its container, or of a GPU."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(ALLOCATION.search(str(error))))
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and bool(ALLOCATION.search(str(error)))
+    )
 
 
 def available(root: Path = Path("/")) -> int:
@@ -40,29 +42,47 @@ def available_share(root: Path = Path("/")) -> float:
 def bounds(root: Path) -> Iterator[tuple[int, int]]:
     """Yield free and all bytes of the machine, and of each group with a limit that this process is in."""
     with suppress(OSError, ValueError, KeyError, IndexError):
-        lines = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
-        free, total = (int(lines[key].split()[0]) * 1024 for key in ("MemAvailable", "MemTotal"))
+        lines = dict(
+            line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines()
+        )
+        free, total = (
+            int(lines[key].split()[0]) * 1024 for key in ("MemAvailable", "MemTotal")
+        )
         yield free, total
     for group in groups(root):
         for limit, use, inactive in NAMES:
             with suppress(OSError, ValueError, KeyError):
-                most, used = (int((group / name).read_text()) for name in (limit, use))  # "max": no limit
-                parts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+                most, used = (
+                    int((group / name).read_text()) for name in (limit, use)
+                )  # "max": no limit
+                parts = dict(
+                    line.split() for line in (group / "memory.stat").read_text().splitlines()
+                )
                 if most < UNKNOWN:
                     yield most - used + int(parts[inactive]), most
 
 
 def groups(root: Path) -> Iterator[Path]:
     """Yield the folders of this process's memory groups, each with the groups around it."""
-    tops = {root / "sys/fs/cgroup": "", root / "sys/fs/cgroup/unified": "", root / "sys/fs/cgroup/memory": ""}
+    tops = {
+        root / "sys/fs/cgroup": "",
+        root / "sys/fs/cgroup/unified": "",
+        root / "sys/fs/cgroup/memory": "",
+    }
     with suppress(OSError, ValueError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, kinds, path = line.split(":", 2)
             if kinds == "":
-                tops |= dict.fromkeys([root / "sys/fs/cgroup", root / "sys/fs/cgroup/unified"], path)
+                tops |= dict.fromkeys(
+                    [root / "sys/fs/cgroup", root / "sys/fs/cgroup/unified"], path
+                )
             elif "memory" in kinds.split(","):
                 tops[root / "sys/fs/cgroup/memory"] = path
     for top, path in tops.items():
         # In a container without a namespace of its own, the path is the host's: only the top is there.
         inner = top / path.strip("/")
-        yield from (folder for folder in (inner, *inner.parents) if folder.is_relative_to(top) and folder.is_dir())
+        yield from (
+            folder
+            for folder in (inner, *inner.parents)
+            if folder.is_relative_to(top) and folder.is_dir()
+        )

@@ -9,9 +9,13 @@ from collections.abc import Iterable, Sequence
 
 from .errors import DataError, UserError
 
-FORMULA = re.compile(r"'*[=+\-@\t\r]")  # text that a spreadsheet would compute, also if guarded already
+FORMULA = re.compile(
+    r"'*[=+\-@\t\r]"
+)  # text that a spreadsheet would compute, also if guarded already
 NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
-SILO = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")  # also a host name, a file name, a TOML key
+SILO = re.compile(
+    r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
+)  # also a host name, a file name, a TOML key
 
 LOOK_ALIKE = str.maketrans("авекмнорстухіјѕ‐‑‒–—−", "abekmhopctyxijs------")
 
@@ -19,7 +23,9 @@ LOOK_ALIKE = str.maketrans("авекмнорстухіјѕ‐‑‒–—−", "
 def check_silo_name(name: str) -> None:
     """Raise DataError, one line, where a silo of a deployment cannot have this name."""
     if not isinstance(name, str) or not SILO.fullmatch(name):
-        raise DataError(f"{name!r} is no name: use 1 to 63 lower-case letters, digits and hyphens, a letter first")
+        raise DataError(
+            f"{name!r} is no name: use 1 to 63 lower-case letters, digits and hyphens, a letter first"
+        )
 
 
 def escaped(text: str) -> str:
@@ -72,7 +78,9 @@ def silo_names(hospitals: Sequence[str]) -> list[str]:
         if not SILO.fullmatch(name):
             check_silo_name(own)
         if name in names:
-            raise DataError(f"{own!r} and {names[name]!r} would both be the silo {name}; rename one of them")
+            raise DataError(
+                f"{own!r} and {names[name]!r} would both be the silo {name}; rename one of them"
+            )
         names[name] = own
     return list(names)
 
@@ -99,4 +107,7 @@ def short_list(names: Sequence[str]) -> list[str]:
         if number.isdecimal() and base in numbers:
             numbers[base].append(int(number))
             del numbers[name]
-    return [f"{name}[{'|'.join(f'-{n}' for n in sorted(of))}]" if of else name for name, of in numbers.items()]
+    return [
+        f"{name}[{'|'.join(f'-{n}' for n in sorted(of))}]" if of else name
+        for name, of in numbers.items()
+    ]

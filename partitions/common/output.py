@@ -45,7 +45,9 @@ def open_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.dup2(os.open(os.devnull, os.O_RDWR), number)  # else the first file to be written would get its number
+            os.dup2(
+                os.open(os.devnull, os.O_RDWR), number
+            )  # else the first file to be written would get its number
         if number:
             old = getattr(sys, name) or open(number, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
             buffered, through = old.line_buffering, old.write_through
@@ -85,7 +87,8 @@ def columns(lines: Iterable[Sequence[str]], left: int = 1) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
-            cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+            cell.ljust(w) if i < left else cell.rjust(w)
+            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
     ]

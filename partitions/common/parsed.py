@@ -20,13 +20,18 @@ from .names import nearest
 class Frozen(BaseModel):
     """Base of all parsed values: strict types, finite numbers, no unknown keys, never changed."""
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(
+        strict=True, frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=()
+    )
 
 
 Parsed = TypeVar("Parsed", bound=Frozen)
 
 
-NO_KEY = ("extra_forbidden", "invalid_key")  # named first: for a key that is missing, another is misspelt
+NO_KEY = (
+    "extra_forbidden",
+    "invalid_key",
+)  # named first: for a key that is missing, another is misspelt
 SHORT = reprlib.Repr()  # whatever the size of a value, which YAML's aliases can make unlimited
 SHORT.maxlevel, SHORT.maxstring, SHORT.maxother = 2, 80, 80
 
@@ -39,7 +44,9 @@ def parse_json(kind: type[Parsed], text: bytes, file: Path, mend: str) -> Parsed
         raise DataError(f"{file}: {first_fault(error, kind)}; {mend}") from None
 
 
-def parse_values(kind: type[Parsed], content: object, file: Path, mend: str, context: object = None) -> Parsed:
+def parse_values(
+    kind: type[Parsed], content: object, file: Path, mend: str, context: object = None
+) -> Parsed:
     """Return a file's content, of another format than JSON, as values. ``mend``, errors: as of :func:`parse_json`."""
     try:
         return kind.model_validate(content, context=context, by_alias=True, by_name=False)
@@ -53,8 +60,14 @@ def parse_content(kind: type[Parsed], content: object, mend: str) -> Parsed:
         return kind.model_validate_json(json.dumps(content), by_alias=True, by_name=False)
     except ValidationError as error:
         raise DataError(f"{first_fault(error, kind)}; {mend}") from None
-    except (TypeError, ValueError, RecursionError) as error:  # such as a date without quotation marks
-        raise DataError(f"a value is no text, number, list or table ({str(error)[:80]}); {mend}") from None
+    except (
+        TypeError,
+        ValueError,
+        RecursionError,
+    ) as error:  # such as a date without quotation marks
+        raise DataError(
+            f"a value is no text, number, list or table ({str(error)[:80]}); {mend}"
+        ) from None
 
 
 def matching(pattern: str, allowed: str) -> AfterValidator:
@@ -73,7 +86,9 @@ def first_fault(error: ValidationError, kind: type[Frozen]) -> str:
     faults = error.errors(include_url=False)
     fault = next((one for one in faults if one["type"] in NO_KEY), faults[0])
     first = fault["type"] != "invalid_key"  # of a list
-    key = ".".join(str(part + first) if isinstance(part, int) else part for part in fault["loc"])
+    key = ".".join(
+        str(part + first) if isinstance(part, int) else part for part in fault["loc"]
+    )
     if fault["type"] == "json_invalid":
         return f"it is no JSON ({fault['msg'].removeprefix('Invalid JSON: ')})"
     if fault["type"] in NO_KEY:
@@ -83,16 +98,26 @@ def first_fault(error: ValidationError, kind: type[Frozen]) -> str:
         return f"the key {key} is missing"
     allowed = fault["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     allowed = (
-        allowed.replace("a valid boolean", "true or false").replace("a valid tuple", "a list").replace("Tuple", "List")
+        allowed.replace("a valid boolean", "true or false")
+        .replace("a valid tuple", "a list")
+        .replace("Tuple", "List")
     )
-    allowed = re.sub(r"a valid dictionary( or instance of \w+)?", "keys and values", " ".join(allowed.split()))
+    allowed = re.sub(
+        r"a valid dictionary( or instance of \w+)?",
+        "keys and values",
+        " ".join(allowed.split()),
+    )
     return f"{key} = {shown(fault['input'])}: {allowed}" if key else allowed
 
 
 def keys_of(kind: type[BaseModel]) -> set[str]:
     """Return the keys of a model and of the models in it."""
     schema = kind.model_json_schema()
-    return {key for one in (schema, *schema.get("$defs", {}).values()) for key in one.get("properties", ())}
+    return {
+        key
+        for one in (schema, *schema.get("$defs", {}).values())
+        for key in one.get("properties", ())
+    }
 
 
 def shown(value: object) -> str:

@@ -50,7 +50,9 @@ def check_size(size: int, what: str) -> None:
             f"you mean, set {VARIABLE}={gib}"
         )
     if size > (free := available()):
-        raise TooLargeError(f"{what} would take {size / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB is free here")
+        raise TooLargeError(
+            f"{what} would take {size / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB is free here"
+        )
 
 
 def unpacked(file: IO[bytes], what: str, *, wbits: int = 31, keep: bool = True) -> bytes:
@@ -75,14 +77,18 @@ def bounded_lines(file: IO[str], path: Path) -> Iterator[str]:
     """Yield the lines of a text file. Raises TooLargeError at one of more than :data:`MOST_LINE` characters."""
     while line := file.readline(MOST_LINE + 1):
         if len(line) > MOST_LINE:
-            raise TooLargeError(f"{path} has a line of more than {MOST_LINE} characters: is it a csv?")
+            raise TooLargeError(
+                f"{path} has a line of more than {MOST_LINE} characters: is it a csv?"
+            )
         yield line
 
 
 def check_columns(count: int, path: Path) -> None:
     """Raise TooLargeError where a csv has too many columns."""
     if count > MOST_COLUMNS:
-        raise TooLargeError(f"{path} has {count} columns, and {MOST_COLUMNS} are the most: leave some out")
+        raise TooLargeError(
+            f"{path} has {count} columns, and {MOST_COLUMNS} are the most: leave some out"
+        )
 
 
 def check_picture(shape: tuple[Any, ...], what: str = "its picture") -> None:

@@ -30,8 +30,15 @@ def load_cifar(name: str, data_dir: str) -> Dataset:
     classes = 10 if name == "cifar10" else 100
     archive = f"cifar-{classes}-binary.tar.gz"
     folders = places(data_dir, (name, name.upper(), f"cifar-{classes}"))
-    names = [f"{name}.npz", archive, archive.replace("binary", "python"), *(["train_00.webp"] if classes == 10 else [])]
-    remote = RemoteFile(archive, f"https://www.cs.toronto.edu/~kriz/{archive}", CIFAR_MD5[classes])
+    names = [
+        f"{name}.npz",
+        archive,
+        archive.replace("binary", "python"),
+        *(["train_00.webp"] if classes == 10 else []),
+    ]
+    remote = RemoteFile(
+        archive, f"https://www.cs.toronto.edu/~kriz/{archive}", CIFAR_MD5[classes]
+    )
     found = find(names, folders) or download(name, remote, data_dir, name)
     tiles, sources = found.suffix == ".webp", [found]
     if tiles:
@@ -47,14 +54,21 @@ def load_cifar(name: str, data_dir: str) -> Dataset:
 
     try:
         arrays = decoded(name, sources, decode)
-        splits = [Split(arrays[f"x_{s}"], arrays[f"y_{s}"].reshape(-1).astype(np.int64)) for s in ("train", "test")]
+        splits = [
+            Split(arrays[f"x_{s}"], arrays[f"y_{s}"].reshape(-1).astype(np.int64))
+            for s in ("train", "test")
+        ]
         for split in splits:
             if split.x.dtype != np.uint8 or split.x.shape != (len(split.y), 32, 32, 3):
-                raise DataError(f"pictures are {split.x.dtype} {split.x.shape} for {len(split.y)} labels")
+                raise DataError(
+                    f"pictures are {split.x.dtype} {split.x.shape} for {len(split.y)} labels"
+                )
             if len(split) and not 0 <= split.y.min() <= split.y.max() < classes:
                 raise DataError(f"labels are not all in 0..{classes - 1}")
     except (OSError, EOFError, KeyError, TypeError, ValueError, tarfile.TarError) as error:
-        raise DataError(f"{name}: {found} cannot be read ({error}); replace or delete it") from error
+        raise DataError(
+            f"{name}: {found} cannot be read ({error}); replace or delete it"
+        ) from error
     return Dataset(name, splits[0], splits[1], classes)
 
 
@@ -69,7 +83,9 @@ def read_tiles(folder: Path) -> dict[str, Array]:
             x = np.empty((len(y), 32, 32, 3), np.uint8)
             sheets = sorted(folder.glob(f"{split}_*.webp"))
             if len(sheets) * 2500 != len(y):
-                raise DataError(f"{folder} has {len(sheets)} {split} sheets of 2500 pictures for {len(y)} labels")
+                raise DataError(
+                    f"{folder} has {len(sheets)} {split} sheets of 2500 pictures for {len(y)} labels"
+                )
             for i, path in enumerate(sheets):
                 with Image.open(path) as picture:
                     sheet = np.asarray(picture.convert("RGB"))
@@ -93,14 +109,23 @@ def read_archive(path: Path, classes: int) -> dict[str, Array]:
             wanted = [name.removesuffix(".bin") if in_python else name for name in names]
             if missing := [name for name in wanted if name not in members]:
                 raise DataError(f"it has no member {missing[0]}")
-            pieces = [file.read() for name in wanted if (file := archive.extractfile(members[name]))]
+            pieces = [
+                file.read() for name in wanted if (file := archive.extractfile(members[name]))
+            ]
             if in_python:
                 batches = [read_pickle(piece, encoding="bytes") for piece in pieces]
                 key = b"labels" if classes == 10 else b"fine_labels"
-                rows, labels = (np.concatenate([np.asarray(one[k]) for one in batches]) for k in (b"data", key))
+                rows, labels = (
+                    np.concatenate([np.asarray(one[k]) for one in batches])
+                    for k in (b"data", key)
+                )
             else:
-                records = np.frombuffer(b"".join(pieces), np.uint8).reshape(-1, label_bytes + 3072)
+                records = np.frombuffer(b"".join(pieces), np.uint8).reshape(
+                    -1, label_bytes + 3072
+                )
                 rows, labels = records[:, label_bytes:], records[:, label_bytes - 1]
-            arrays[f"x_{split}"] = np.ascontiguousarray(rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+            arrays[f"x_{split}"] = np.ascontiguousarray(
+                rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+            )
             arrays[f"y_{split}"] = labels.astype(np.int64)
     return arrays

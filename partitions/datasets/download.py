@@ -41,24 +41,41 @@ def named_folder(folder: str) -> Path:
     path = Path(folder).expanduser()
     if not path.is_dir():
         what = "SILOFL_DATA" if folder == os.environ.get("SILOFL_DATA") else "data-dir"
-        raise DataError(f"{what} = {folder}: there is no such folder; make it, or name the one where data sets lie")
+        raise DataError(
+            f"{what} = {folder}: there is no such folder; make it, or name the one where data sets lie"
+        )
     return path
 
 
 def places(data_dir: str, sub_folders: Sequence[str]) -> list[Path]:
     """Return the folders to search: of data-dir, SILOFL_DATA and our cache the sub-folders, then the folder itself."""
-    bases = [named_folder(folder) for folder in (data_dir, os.environ.get("SILOFL_DATA", "")) if folder]
-    return [folder for base in (*bases, cache_dir()) for folder in (*(base / sub for sub in sub_folders), base)]
+    bases = [
+        named_folder(folder)
+        for folder in (data_dir, os.environ.get("SILOFL_DATA", ""))
+        if folder
+    ]
+    return [
+        folder
+        for base in (*bases, cache_dir())
+        for folder in (*(base / sub for sub in sub_folders), base)
+    ]
 
 
 def find(names: Sequence[str], folders: Sequence[Path]) -> Path | None:
     """Return the first of these files (in order of folders, then of names) that exists, or None."""
-    return next((folder / name for folder in folders for name in names if (folder / name).is_file()), None)
+    return next(
+        (folder / name for folder in folders for name in names if (folder / name).is_file()),
+        None,
+    )
 
 
-def found_or_downloaded(dataset: str, file: RemoteFile, data_dir: str, sub_folders: Sequence[str]) -> Path:
+def found_or_downloaded(
+    dataset: str, file: RemoteFile, data_dir: str, sub_folders: Sequence[str]
+) -> Path:
     """Return the file from the folders of :func:`places`, or else download it into the first of ``sub_folders``."""
-    return find([file.name], places(data_dir, sub_folders)) or download(dataset, file, data_dir, sub_folders[0])
+    return find([file.name], places(data_dir, sub_folders)) or download(
+        dataset, file, data_dir, sub_folders[0]
+    )
 
 
 def md5_of(path: Path) -> str:
@@ -106,7 +123,9 @@ def download(dataset: str, file: RemoteFile, data_dir: str, sub_folder: str) -> 
             Path(temporary).unlink(missing_ok=True)
 
 
-def decoded(name: str, sources: Sequence[Path], decode: Callable[[], Mapping[str, Array]]) -> dict[str, Array]:
+def decoded(
+    name: str, sources: Sequence[Path], decode: Callable[[], Mapping[str, Array]]
+) -> dict[str, Array]:
     """Decode slow files once; later calls map the decoded arrays from our cache, shared between processes.
 
     Where the cache cannot be written, the arrays stay in memory.
@@ -122,16 +141,23 @@ def decoded(name: str, sources: Sequence[Path], decode: Callable[[], Mapping[str
     folder = cached_folder(name, sources, fill)
     if folder is None:
         return arrays
-    return {path.stem: np.load(path, mmap_mode="r", allow_pickle=False) for path in folder.glob("*.npy")}
+    return {
+        path.stem: np.load(path, mmap_mode="r", allow_pickle=False)
+        for path in folder.glob("*.npy")
+    }
 
 
 def cache_entry(name: str, sources: Sequence[Path]) -> Path:
     """Return the cache folder for the arrays decoded from these files; its key is their names and sizes."""
-    key = hashlib.sha256("\n".join(f"{p.name} {p.stat().st_size}" for p in sources).encode()).hexdigest()[:16]
+    key = hashlib.sha256(
+        "\n".join(f"{p.name} {p.stat().st_size}" for p in sources).encode()
+    ).hexdigest()[:16]
     return cache_dir() / "decoded" / f"{name}-{key}"
 
 
-def cached_folder(name: str, sources: Sequence[Path], fill: Callable[[Path], object]) -> Path | None:
+def cached_folder(
+    name: str, sources: Sequence[Path], fill: Callable[[Path], object]
+) -> Path | None:
     """Return :func:`cache_entry`, written by ``fill`` where it does not exist; None where it cannot be written."""
     folder = cache_entry(name, sources)
     if folder.is_dir():
@@ -151,7 +177,9 @@ def cached_folder(name: str, sources: Sequence[Path], fill: Callable[[Path], obj
     return folder
 
 
-def require(dataset: str, names: Sequence[str], sub_folders: Sequence[str], data_dir: str, whence: str) -> Path:
+def require(
+    dataset: str, names: Sequence[str], sub_folders: Sequence[str], data_dir: str, whence: str
+) -> Path:
     """Return the first of these files or folders that exists; none is downloaded. ``whence``: its source, for messages.
 
     Raises DataError, one line, where none exists.

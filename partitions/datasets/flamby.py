@@ -16,7 +16,13 @@ import numpy as np
 from tqdm import tqdm
 
 from partitions.common.errors import DataError
-from partitions.datasets.download import RemoteFile, decoded, found_or_downloaded, places, require
+from partitions.datasets.download import (
+    RemoteFile,
+    decoded,
+    found_or_downloaded,
+    places,
+    require,
+)
 from partitions.splits import Array, Dataset, Split
 
 # Heart disease
@@ -28,7 +34,18 @@ HEART_MD5 = {
     "switzerland": "9a87f7577310b3917730d06ba9349e20",
     "va": "4249d03ca7711e84f4444768c9426170",
 }
-HEART_FEATURES = ("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak")
+HEART_FEATURES = (
+    "age",
+    "sex",
+    "cp",
+    "trestbps",
+    "chol",
+    "fbs",
+    "restecg",
+    "thalach",
+    "exang",
+    "oldpeak",
+)
 
 HEART_TEST = 0.34
 HEART_SEED = 43
@@ -47,12 +64,19 @@ def load_heart(name: str, data_dir: str) -> Dataset:
     tables = read_tables(name, data_dir)
     whole = np.concatenate(list(tables.values()))
     kept = [whole[:, i] for i in range(len(HEART_FEATURES)) if i not in (CHEST_PAIN, ECG)]
-    dummies = [whole[:, i] == value for i in (CHEST_PAIN, ECG) for value in np.unique(whole[:, i])[1:]]
-    x, y = np.column_stack([*kept, *dummies]).astype(np.float32), (whole[:, -1] > 0).astype(np.int64)
+    dummies = [
+        whole[:, i] == value for i in (CHEST_PAIN, ECG) for value in np.unique(whole[:, i])[1:]
+    ]
+    x, y = (
+        np.column_stack([*kept, *dummies]).astype(np.float32),
+        (whole[:, -1] > 0).astype(np.int64),
+    )
     centre = np.repeat(list(tables), [len(table) for table in tables.values()])
     in_test = heart_test(y, centre)
     order = np.argsort(in_test, kind="stable")
-    return by_centre(name, x[order], y[order], centre[order], int((~in_test).sum()), list(tables), classes=2)
+    return by_centre(
+        name, x[order], y[order], centre[order], int((~in_test).sum()), list(tables), classes=2
+    )
 
 
 def read_tables(name: str, data_dir: str) -> dict[str, Array]:
@@ -61,7 +85,9 @@ def read_tables(name: str, data_dir: str) -> dict[str, Array]:
     for hospital, md5 in HEART_MD5.items():
         file = f"processed.{hospital}.data"
         tables[hospital] = read_table(
-            found_or_downloaded(name, RemoteFile(file, HEART_URL + file, md5), data_dir, folders)
+            found_or_downloaded(
+                name, RemoteFile(file, HEART_URL + file, md5), data_dir, folders
+            )
         )
     return tables
 
@@ -83,7 +109,9 @@ def read_table(path: Path) -> Array:
             if rows[-1][-1] not in range(5):
                 raise DataError(f"the label is {kept[-1]}, not 0..4")
         except ValueError as error:
-            raise DataError(f"heart-disease: {path}, line {number}: {error}; replace or delete the file") from error
+            raise DataError(
+                f"heart-disease: {path}, line {number}: {error}; replace or delete the file"
+            ) from error
     return np.array(rows).reshape(-1, len(HEART_FEATURES) + 1)
 
 
@@ -97,7 +125,9 @@ def heart_test(y: Array, centre: Array) -> Array:
         counts = np.unique(y[rows], return_counts=True)[1]
         by_class = y[rows] if len(counts) > 1 and counts.min() > 2 else None
         sizes = {"test_size": HEART_TEST, "train_size": 1 - HEART_TEST}
-        in_test[train_test_split(rows, random_state=HEART_SEED, stratify=by_class, **sizes)[1]] = True
+        in_test[
+            train_test_split(rows, random_state=HEART_SEED, stratify=by_class, **sizes)[1]
+        ] = True
     return in_test
 
 
@@ -125,9 +155,19 @@ def by_centre(
 
 ISIC_PLACES = ("isic2019", "ISIC2019", "fed_isic2019")
 ISIC_PICTURES = "ISIC_2019_Training_Input"  # the challenge's folder; the name of FLamby's begins with it, too
-ISIC_CENTRES = ("BCN", "HAM_vidir_molemax", "HAM_vidir_modern", "HAM_rosendahl", "MSK", "HAM_vienna_dias")
+ISIC_CENTRES = (
+    "BCN",
+    "HAM_vidir_molemax",
+    "HAM_vidir_modern",
+    "HAM_rosendahl",
+    "MSK",
+    "HAM_vienna_dias",
+)
 ISIC_CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
-ISIC_SHORT, ISIC_SIDE = 224, 200  # pixels: the shorter side after resizing, and the side of the central crop
+ISIC_SHORT, ISIC_SIDE = (
+    224,
+    200,
+)  # pixels: the shorter side after resizing, and the side of the central crop
 
 
 def load_isic(name: str, data_dir: str) -> Dataset:
@@ -148,10 +188,14 @@ def load_isic(name: str, data_dir: str) -> Dataset:
     found = [table.parent / f"{ISIC_PICTURES}{ending}" for ending in ("_preprocessed", "")]
     folder = next((one for one in found if one.is_dir()), None)
     if folder is None:
-        raise DataError(f"{name}: there is no folder {found[1]}; unpack the challenge's {ISIC_PICTURES}.zip there")
+        raise DataError(
+            f"{name}: there is no folder {found[1]}; unpack the challenge's {ISIC_PICTURES}.zip there"
+        )
     pictures = [folder / f"{row.picture}.jpg" for row in rows]
     if missing := [picture for picture in pictures if not picture.is_file()]:
-        raise DataError(f"{name}: {len(missing)} of {len(rows)} pictures are missing, first {missing[0]}")
+        raise DataError(
+            f"{name}: {len(missing)} of {len(rows)} pictures are missing, first {missing[0]}"
+        )
 
     def decode() -> dict[str, Array]:
         x = np.empty((len(pictures), ISIC_SIDE, ISIC_SIDE, 3), np.uint8)
@@ -162,7 +206,9 @@ def load_isic(name: str, data_dir: str) -> Dataset:
     x = decoded(name, [table, *pictures], decode)["x"]
     y = np.array([row.label for row in rows], np.int64)
     centre = np.array([row.centre for row in rows])
-    return by_centre(name, x, y, centre, sum(not row.test for row in rows), ISIC_CENTRES, len(ISIC_CLASSES))
+    return by_centre(
+        name, x, y, centre, sum(not row.test for row in rows), ISIC_CENTRES, len(ISIC_CLASSES)
+    )
 
 
 class IsicRow(NamedTuple):
@@ -188,7 +234,9 @@ def isic_rows(name: str, table: Path) -> list[IsicRow]:
                     raise DataError(f"class {label} of centre {place}")
                 rows.append(IsicRow(row["image"], label, ISIC_CENTRES[place], part == "test"))
             except (KeyError, TypeError, ValueError) as error:
-                raise DataError(f"{name}: {table}, line {number}, cannot be read ({error}); copy it again") from error
+                raise DataError(
+                    f"{name}: {table}, line {number}, cannot be read ({error}); copy it again"
+                ) from error
     return sorted(rows, key=lambda row: row.test)
 
 
@@ -203,7 +251,9 @@ def read_isic(name: str, path: Path, prepared: bool) -> Array:
         raise DataError(f"{name}: {path} cannot be read ({error}); copy it again") from error
     if not prepared:
         ratio = ISIC_SHORT / min(picture.size)
-        picture = picture.resize((int(picture.width * ratio), int(picture.height * ratio)), Image.Resampling.BILINEAR)
+        picture = picture.resize(
+            (int(picture.width * ratio), int(picture.height * ratio)), Image.Resampling.BILINEAR
+        )
     array = np.asarray(picture) if prepared else shades_of_grey(np.asarray(picture))
     top, left = (array.shape[0] - ISIC_SIDE) // 2, (array.shape[1] - ISIC_SIDE) // 2
     if min(top, left) < 0:
@@ -230,7 +280,11 @@ def shades_of_grey(picture: Array, power: int = 6) -> Array:
 # Brains
 
 IXI_PLACES = ("ixi-tiny", "ixi", "fed_ixi", "IXI-Dataset")
-IXI_SIZES = {"HH": 181, "Guys": 311, "IOP": 74}  # subjects; in the order in which FLamby draws the test parts
+IXI_SIZES = {
+    "HH": 181,
+    "Guys": 311,
+    "IOP": 74,
+}  # subjects; in the order in which FLamby draws the test parts
 IXI_CENTRES = ("Guys", "HH", "IOP")
 IXI_SHAPE = (48, 60, 48)
 IXI_SUBJECT = re.compile(r"IXI(\d{3})-(HH|Guys|IOP)-\d+")
@@ -247,7 +301,11 @@ def load_ixi(name: str, data_dir: str) -> Dataset:
     are read once, then mapped from the cache.
     """
     folders = [*places(data_dir, IXI_PLACES)]
-    found = (one for folder in folders for one in (folder / "IXI_sample", *sorted(folder.glob("*/IXI_sample"))))
+    found = (
+        one
+        for folder in folders
+        for one in (folder / "IXI_sample", *sorted(folder.glob("*/IXI_sample")))
+    )
     root = next((one for one in found if one.is_dir()), None)
     if root is None:
         raise DataError(
@@ -257,7 +315,10 @@ def load_ixi(name: str, data_dir: str) -> Dataset:
     subjects = sorted(path.name for path in root.iterdir() if IXI_SUBJECT.fullmatch(path.name))
     tested = ixi_test(name, root, subjects)
     subjects.sort(key=tested.__contains__)
-    files = [tuple(one_file(name, root / subject / kind) for kind in ("T1", "label")) for subject in subjects]
+    files = [
+        tuple(one_file(name, root / subject / kind) for kind in ("T1", "label"))
+        for subject in subjects
+    ]
 
     def decode() -> dict[str, Array]:
         from partitions.importing.volumes.nifti import read_stored
@@ -265,7 +326,10 @@ def load_ixi(name: str, data_dir: str) -> Dataset:
         x = np.empty((len(files), *IXI_SHAPE, 1), np.float32)
         y = np.empty((len(files), *IXI_SHAPE), np.uint8)
         for i, (volume, mask) in enumerate(tqdm(files, desc=name, unit="")):
-            values, brain = (averaged(read_stored(path, f"{name}: {path}"), IXI_SHAPE) for path in (volume, mask))
+            values, brain = (
+                averaged(read_stored(path, f"{name}: {path}"), IXI_SHAPE)
+                for path in (volume, mask)
+            )
             x[i, ..., 0] = (values - values.mean()) / (values.std() or 1)
             y[i] = brain > 1 - 1e-6
         return {"x": x, "y": y}
@@ -273,7 +337,9 @@ def load_ixi(name: str, data_dir: str) -> Dataset:
     arrays = decoded(name, [path for pair in files for path in pair], decode)
     centre = np.array([centre_of(subject) for subject in subjects])
     n_train = len(subjects) - len(tested)
-    return by_centre(name, arrays["x"], arrays["y"], centre, n_train, IXI_CENTRES, 2, "segmentation")
+    return by_centre(
+        name, arrays["x"], arrays["y"], centre, n_train, IXI_CENTRES, 2, "segmentation"
+    )
 
 
 def ixi_test(name: str, root: Path, subjects: Sequence[str]) -> set[str]:
@@ -282,10 +348,17 @@ def ixi_test(name: str, root: Path, subjects: Sequence[str]) -> set[str]:
     if table.is_file():
         with table.open(encoding="utf-8", newline="") as file:
             parts = {row.get("Patient ID"): row.get("Split") for row in csv.DictReader(file)}
-        if strange := [s for s in subjects if parts.get(str(int(s[3:6]))) not in ("train", "test")]:
-            raise DataError(f"{name}: {table} says neither train nor test of {strange[0]}; copy it again")
+        if strange := [
+            s for s in subjects if parts.get(str(int(s[3:6]))) not in ("train", "test")
+        ]:
+            raise DataError(
+                f"{name}: {table} says neither train nor test of {strange[0]}; copy it again"
+            )
         return {subject for subject in subjects if parts[str(int(subject[3:6]))] == "test"}
-    own = {centre: [subject for subject in subjects if centre_of(subject) == centre] for centre in IXI_SIZES}
+    own = {
+        centre: [subject for subject in subjects if centre_of(subject) == centre]
+        for centre in IXI_SIZES
+    }
     for centre, number in IXI_SIZES.items():
         if len(own[centre]) != number:
             raise DataError(
@@ -311,7 +384,9 @@ def one_file(name: str, folder: Path) -> Path:
     """Return the only volume in a folder. Raises DataError for none or several."""
     found = sorted(folder.glob("*.nii.gz"))
     if len(found) != 1:
-        raise DataError(f"{name}: {folder} has {len(found)} files *.nii.gz, not one; unpack the archive again")
+        raise DataError(
+            f"{name}: {folder} has {len(found)} files *.nii.gz, not one; unpack the archive again"
+        )
     return found[0]
 
 
@@ -350,7 +425,9 @@ def load_tcga_brca(name: str, data_dir: str) -> Dataset:
     """
     tables, folders = [], ("fed_tcga_brca", "tcga-brca", "tcga_brca")
     for file, (folder, md5) in BRCA_FILES.items():
-        path = found_or_downloaded(name, RemoteFile(file, f"{BRCA_URL}{folder}{file}", md5), data_dir, folders)
+        path = found_or_downloaded(
+            name, RemoteFile(file, f"{BRCA_URL}{folder}{file}", md5), data_dir, folders
+        )
         with path.open(encoding="utf-8", newline="") as rows:
             tables.append((path, list(csv.DictReader(rows))))
     (path, patients), (_, places_of) = tables
@@ -361,11 +438,26 @@ def load_tcga_brca(name: str, data_dir: str) -> Dataset:
         x = np.array([[float(row[key]) for key in features] for row in known], np.float32)
         y = np.array([[float(row["T"]), float(row["E"])] for row in known], np.float32)
         part = np.array([centre[row["pid"]] for row in known])
-        if not (np.isin(part[:, 0], ("train", "test")).all() and np.isin(y[:, 1], (0, 1)).all() and (y >= 0).all()):
+        if not (
+            np.isin(part[:, 0], ("train", "test")).all()
+            and np.isin(y[:, 1], (0, 1)).all()
+            and (y >= 0).all()
+        ):
             raise DataError("parts are not train and test, or events not 0 and 1")
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise DataError(f"{name}: {path} cannot be read ({error}); replace or delete it") from error
+        raise DataError(
+            f"{name}: {path} cannot be read ({error}); replace or delete it"
+        ) from error
     train = part[:, 0] == "train"
     order = np.argsort(~train, kind="stable")
     regions = np.char.add("region-", part[order, 2])
-    return by_centre(name, x[order], y[order], regions, int(train.sum()), sorted(set(regions.tolist())), 1, "survival")
+    return by_centre(
+        name,
+        x[order],
+        y[order],
+        regions,
+        int(train.sum()),
+        sorted(set(regions.tolist())),
+        1,
+        "survival",
+    )

@@ -31,13 +31,19 @@ def load_emnist(name: str, data_dir: str) -> Dataset:
         for key, kind in (("x", "images-idx3"), ("y", "labels-idx1")):
             file_name = f"emnist-byclass-{part}-{kind}-ubyte"
             names = [f"{file_name}.gz", file_name]
-            paths[f"{key}_{part}"] = require(name, names, EMNIST_PLACES, data_dir, "it is in NIST's gzip.zip")
+            paths[f"{key}_{part}"] = require(
+                name, names, EMNIST_PLACES, data_dir, "it is in NIST's gzip.zip"
+            )
 
     def decode() -> dict[str, Array]:
         arrays = {key: read_idx(path, "copy it again") for key, path in paths.items()}
         for part in ("train", "test"):
             x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
-            if x.shape != (len(y), EMNIST_SIDE, EMNIST_SIDE) or y.ndim != 1 or y.max(initial=0) >= EMNIST_CLASSES:
+            if (
+                x.shape != (len(y), EMNIST_SIDE, EMNIST_SIDE)
+                or y.ndim != 1
+                or y.max(initial=0) >= EMNIST_CLASSES
+            ):
                 raise DataError(
                     f"{name}: {paths[f'x_{part}']} holds pictures {x.shape} for labels {y.shape}, up to "
                     f"{y.max(initial=0)}; copy both files again"
@@ -46,7 +52,10 @@ def load_emnist(name: str, data_dir: str) -> Dataset:
         return arrays
 
     arrays = decoded(name, list(paths.values()), decode)
-    splits = [Split(arrays[f"x_{part}"], arrays[f"y_{part}"].astype(np.int64)) for part in ("train", "test")]
+    splits = [
+        Split(arrays[f"x_{part}"], arrays[f"y_{part}"].astype(np.int64))
+        for part in ("train", "test")
+    ]
     return Dataset(name, splits[0], splits[1], EMNIST_CLASSES)
 
 
@@ -67,13 +76,21 @@ def load_tiny_imagenet(name: str, data_dir: str) -> Dataset:
     root = require(name, [TINY_FOLDER], TINY_PLACES, data_dir, TINY_WHENCE)
     classes = sorted(path.name for path in (root / "train").glob("n*") if path.is_dir())
     if len(classes) != TINY_CLASSES:
-        raise DataError(f"{name}: {root / 'train'} has {len(classes)} classes of {TINY_CLASSES}; {TINY_WHENCE} again")
+        raise DataError(
+            f"{name}: {root / 'train'} has {len(classes)} classes of {TINY_CLASSES}; {TINY_WHENCE} again"
+        )
     number = {wnid: i for i, wnid in enumerate(classes)}
-    train = [(path, number[wnid]) for wnid in classes for path in sorted((root / "train" / wnid).glob("images/*.JPEG"))]
+    train = [
+        (path, number[wnid])
+        for wnid in classes
+        for path in sorted((root / "train" / wnid).glob("images/*.JPEG"))
+    ]
     parts = {"train": train, "test": tiny_test(name, root, number)}
     for part, rows in parts.items():
         if len(np.unique([label for _, label in rows])) != TINY_CLASSES:
-            raise DataError(f"{name}: a class in {root} is without pictures for {part}; {TINY_WHENCE} again")
+            raise DataError(
+                f"{name}: a class in {root} is without pictures for {part}; {TINY_WHENCE} again"
+            )
 
     def decode() -> dict[str, Array]:
         arrays = {}
@@ -85,7 +102,10 @@ def load_tiny_imagenet(name: str, data_dir: str) -> Dataset:
         return arrays
 
     arrays = decoded(name, [path for rows in parts.values() for path, _ in rows], decode)
-    splits = [Split(arrays[part], np.array([label for _, label in rows], np.int64)) for part, rows in parts.items()]
+    splits = [
+        Split(arrays[part], np.array([label for _, label in rows], np.int64))
+        for part, rows in parts.items()
+    ]
     return Dataset(name, splits[0], splits[1], TINY_CLASSES)
 
 
@@ -100,9 +120,13 @@ def tiny_test(name: str, root: Path, number: dict[str, int]) -> list[tuple[Path,
                     raise DataError(f"line {line} is not a picture and its class")
                 rows.append((root / "val" / "images" / cells[0], number[cells[1]]))
     except (OSError, ValueError) as error:
-        raise DataError(f"{name}: {table} cannot be read ({error}); {TINY_WHENCE} again") from error
+        raise DataError(
+            f"{name}: {table} cannot be read ({error}); {TINY_WHENCE} again"
+        ) from error
     if missing := [path for path, _ in rows if not path.is_file()]:
-        raise DataError(f"{name}: {len(missing)} of {len(rows)} pictures are missing, first {missing[0]}")
+        raise DataError(
+            f"{name}: {len(missing)} of {len(rows)} pictures are missing, first {missing[0]}"
+        )
     return rows
 
 
@@ -114,9 +138,13 @@ def read_tiny(name: str, path: Path) -> Array:
         with Image.open(path) as opened:
             picture = np.asarray(opened.convert("RGB"))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"{name}: {path} cannot be read ({error}); {TINY_WHENCE} again") from error
+        raise DataError(
+            f"{name}: {path} cannot be read ({error}); {TINY_WHENCE} again"
+        ) from error
     if picture.shape != (TINY_SIDE, TINY_SIDE, 3):
-        raise DataError(f"{name}: {path} is {picture.shape[1]} x {picture.shape[0]}; {TINY_WHENCE} again")
+        raise DataError(
+            f"{name}: {path} is {picture.shape[1]} x {picture.shape[0]}; {TINY_WHENCE} again"
+        )
     return picture
 
 

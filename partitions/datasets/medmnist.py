@@ -45,7 +45,10 @@ MEDMNIST = {
     "vesselmnist3d": ("brain MRA, shape of vessels, aneurysms", 2),
     "synapsemnist3d": ("electron microscope, synapses", 2),
 }
-MEDMNIST_TASKS = {"chestmnist": "multilabel", "retinamnist": "ordinal"}  # the others are multiclass
+MEDMNIST_TASKS = {
+    "chestmnist": "multilabel",
+    "retinamnist": "ordinal",
+}  # the others are multiclass
 TRAIN, TEST = ("train", "val"), ("test",)
 
 
@@ -56,7 +59,10 @@ def medmnist_sets() -> dict[str, tuple[str, int]]:
         for flag, (title, classes) in MEDMNIST.items():
             sides = [str(size)] * (3 if flag.endswith("3d") else 2)
             if len(sides) == 2 or size <= 64:
-                found[flag if size == 28 else f"{flag}-{size}"] = (f"{title}, {'x'.join(sides)}", classes)
+                found[flag if size == 28 else f"{flag}-{size}"] = (
+                    f"{title}, {'x'.join(sides)}",
+                    classes,
+                )
     return found
 
 
@@ -68,7 +74,9 @@ def load_medmnist(name: str, data_dir: str) -> Dataset:
     flag, _, side = name.partition("-")
     size = int(side or 28)
     file_name = f"{flag}_{size}.npz" if side else f"{flag}.npz"
-    path = find([file_name], [*places(data_dir, ("medmnist", "MedMNIST")), Path.home() / ".medmnist"])
+    path = find(
+        [file_name], [*places(data_dir, ("medmnist", "MedMNIST")), Path.home() / ".medmnist"]
+    )
     if path is None:
         from medmnist.info import INFO  # imports torch
 
@@ -81,9 +89,13 @@ def load_medmnist(name: str, data_dir: str) -> Dataset:
         for parts, pictures in zip((TRAIN, TEST), x, strict=True):
             labels = sum(len(y[part]) for part in parts)
             if len(pictures) != labels:
-                raise DataError(f"{' and '.join(parts)}: {len(pictures)} pictures for {labels} labels")
+                raise DataError(
+                    f"{' and '.join(parts)}: {len(pictures)} pictures for {labels} labels"
+                )
     except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{name}: {path} cannot be read ({error}); replace or delete it") from error
+        raise DataError(
+            f"{name}: {path} cannot be read ({error}); replace or delete it"
+        ) from error
     train = Split(x[0], np.concatenate([y[part] for part in TRAIN]))
     return Dataset(name, train, Split(x[1], y["test"]), classes, task=task)
 
@@ -113,7 +125,9 @@ def _pictures(name: str, path: Path, size: tuple[int, ...]) -> tuple[Array, Arra
 
     folder = cached_folder(name, [path], unpack)
     if folder is not None:
-        train, test = (np.load(folder / f"{key}.npy", mmap_mode="r", allow_pickle=False) for key in parts)
+        train, test = (
+            np.load(folder / f"{key}.npy", mmap_mode="r", allow_pickle=False) for key in parts
+        )
         return train, test
     found = []
     for members in parts.values():
@@ -148,10 +162,16 @@ def _join(path: Path, parts: Sequence[str], size: tuple[int, ...], out: IO[bytes
 def _shape(part: str, file: IO[bytes], size: tuple[int, ...]) -> tuple[int, ...]:
     """Read the header of a part's array, and return the shape (n, *size, c) of its pictures."""
     version = np.lib.format.read_magic(file)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    read = (
+        np.lib.format.read_array_header_1_0
+        if version == (1, 0)
+        else np.lib.format.read_array_header_2_0
+    )
     shape, fortran, dtype = read(file)
     found = tuple(shape) if len(shape) == len(size) + 2 else (*shape, 1)
     if dtype != np.uint8 or fortran or found[1:-1] != size:
         wanted = " x ".join(map(str, size))
-        raise DataError(f"{part}: pictures are {dtype} {tuple(shape)}, and not uint8 of {wanted}")
+        raise DataError(
+            f"{part}: pictures are {dtype} {tuple(shape)}, and not uint8 of {wanted}"
+        )
     return found

@@ -35,7 +35,15 @@ def read_pickle(content: bytes, encoding: str = "ASCII") -> Any:
         return plain(ArrayUnpickler(io.BytesIO(content), encoding=encoding).load())
     except RecursionError:
         raise DataError("it is nested too deeply") from None
-    except (pickle.UnpicklingError, EOFError, AttributeError, IndexError, KeyError, TypeError, OverflowError) as error:
+    except (
+        pickle.UnpicklingError,
+        EOFError,
+        AttributeError,
+        IndexError,
+        KeyError,
+        TypeError,
+        OverflowError,
+    ) as error:
         raise DataError(str(error) or "it is cut short") from error
 
 
@@ -48,7 +56,9 @@ class Kind:
 
     def __setstate__(self, state: Any) -> None:
         order = state[1]
-        self.order = order.decode("ascii", "replace") if isinstance(order, bytes) else str(order)
+        self.order = (
+            order.decode("ascii", "replace") if isinstance(order, bytes) else str(order)
+        )
 
     def dtype(self) -> np.dtype[Any]:
         if not PLAIN.fullmatch(self.text) or self.order not in ("<", ">", "=", "|"):
@@ -76,7 +86,9 @@ class Noted:
         dtype = kind.dtype()
         if math.prod(shape) * dtype.itemsize != len(content) or order not in ("C", "F", "K"):
             raise DataError("it has an array of another size than it says")
-        array: Array = np.frombuffer(content, dtype).reshape(shape, order="F" if order == "F" else "C")
+        array: Array = np.frombuffer(content, dtype).reshape(
+            shape, order="F" if order == "F" else "C"
+        )
         return array if axes is None else array.transpose(axes)
 
 
@@ -91,13 +103,18 @@ class ArrayUnpickler(pickle.Unpickler):
     """Unpickler that provides the stand-ins, and no other class or function."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (name == "_reconstruct" and module in ARRAYS) or (module, name) == ("numpy", "ndarray"):
+        if (name == "_reconstruct" and module in ARRAYS) or (module, name) == (
+            "numpy",
+            "ndarray",
+        ):
             return Noted
         if name == "_frombuffer" and module in BUFFERS:
             return noted
         if (module, name) == ("numpy", "dtype"):
             return Kind
-        raise pickle.UnpicklingError(f"it holds {module}.{name}, which is not read: it could run code")
+        raise pickle.UnpicklingError(
+            f"it holds {module}.{name}, which is not read: it could run code"
+        )
 
 
 def plain(value: Any) -> Any:

@@ -21,7 +21,15 @@ import numpy as np
 from partitions.common.errors import DataError
 from partitions.common.names import unknown_name
 from partitions.datasets import cifar, flamby, images, signals, texts
-from partitions.datasets.download import RemoteFile, cache_dir, download, find, md5_of, named_folder, places
+from partitions.datasets.download import (
+    RemoteFile,
+    cache_dir,
+    download,
+    find,
+    md5_of,
+    named_folder,
+    places,
+)
 from partitions.datasets.images import read_idx
 from partitions.datasets.medmnist import load_medmnist, medmnist_sets
 from partitions.labels import ONE_CLASS
@@ -54,9 +62,14 @@ def load_dataset(name: str, data_dir: str = "", task: str = "auto") -> Dataset:
     if {task, dataset.task} <= set(ONE_CLASS):
         return replace(dataset, task=task)
     if (task, dataset.task) == ("multiclass", "multilabel"):
-        train, test = (Split(s.x, (s.y == 1).any(axis=1).astype(np.int64)) for s in (dataset.train, dataset.test))
+        train, test = (
+            Split(s.x, (s.y == 1).any(axis=1).astype(np.int64))
+            for s in (dataset.train, dataset.test)
+        )
         return Dataset(name, train, test, 2, dataset.groups)
-    raise DataError(f"task = {task}: the labels of {name} are for {dataset.task}; leave task = auto")
+    raise DataError(
+        f"task = {task}: the labels of {name} are for {dataset.task}; leave task = auto"
+    )
 
 
 @lru_cache(maxsize=4)
@@ -93,7 +106,12 @@ def load_digit_findings(name: str, data_dir: str) -> Dataset:
     """
     digits = load_digits(name, data_dir)
     train, test = (
-        Split(s.x, np.stack([s.y % 2 == 0, s.y >= 5, np.isin(s.y, (0, 6, 8, 9))], 1).astype(np.float32))
+        Split(
+            s.x,
+            np.stack([s.y % 2 == 0, s.y >= 5, np.isin(s.y, (0, 6, 8, 9))], 1).astype(
+                np.float32
+            ),
+        )
         for s in (digits.train, digits.test)
     )
     return Dataset(name, train, test, 3, task="multilabel")
@@ -121,12 +139,19 @@ def load_breast_cancer(name: str, data_dir: str) -> Dataset:
     from sklearn.datasets import load_breast_cancer as load
 
     bunch = load()
-    return split_table(name, bunch.data.astype(np.float32), bunch.target.astype(np.int64), classes=2)
+    return split_table(
+        name, bunch.data.astype(np.float32), bunch.target.astype(np.int64), classes=2
+    )
 
 
 # MNIST and Fashion-MNIST
 
-IDX_NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+IDX_NAMES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
 IDX_SOURCES = {
     "mnist": (
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -159,13 +184,22 @@ def load_idx(name: str, data_dir: str) -> Dataset:
     for file_name, md5 in zip(IDX_NAMES, sums, strict=True):
         path = find([f"{file_name}.gz", file_name], folders)
         # Outside a data set's own folder, a file of this name may be MNIST's or Fashion-MNIST's.
-        if path is None or (path.parent.name not in folder_names(sub_folders) and md5_of(path) != md5):
-            path = download(name, RemoteFile(f"{file_name}.gz", f"{base}{file_name}.gz", md5), data_dir, sub_folders[0])
+        if path is None or (
+            path.parent.name not in folder_names(sub_folders) and md5_of(path) != md5
+        ):
+            path = download(
+                name,
+                RemoteFile(f"{file_name}.gz", f"{base}{file_name}.gz", md5),
+                data_dir,
+                sub_folders[0],
+            )
         arrays.append(read_idx(path))
     x_train, y_train, x_test, y_test = arrays
     for x, y in ((x_train, y_train), (x_test, y_test)):
         if x.ndim != 3 or y.ndim != 1 or len(x) != len(y):
-            raise DataError(f"{name}: the files hold pictures {x.shape} for labels {y.shape}; download them again")
+            raise DataError(
+                f"{name}: the files hold pictures {x.shape} for labels {y.shape}; download them again"
+            )
     return Dataset(
         name,
         Split(x_train[..., np.newaxis], y_train.astype(np.int64)),
@@ -192,23 +226,39 @@ def load_heart_disease(name: str, data_dir: str) -> Dataset:
     tables = flamby.read_tables(name, data_dir)
     origins = np.repeat(list(tables), [len(table) for table in tables.values()])
     table = np.concatenate(list(tables.values()))
-    return split_table(name, table[:, :-1].astype(np.float32), table[:, -1].astype(np.int64), classes=5, groups=origins)
+    return split_table(
+        name,
+        table[:, :-1].astype(np.float32),
+        table[:, -1].astype(np.int64),
+        classes=5,
+        groups=origins,
+    )
 
 
 DATASETS: dict[str, DatasetInfo] = {
     "digits": DatasetInfo("handwritten digits, 8x8 grey", 10, load_digits),
     "breast-cancer": DatasetInfo("breast cancer, 30 features", 2, load_breast_cancer),
-    "digit-findings": DatasetInfo("handwritten digits, 8x8 grey, 3 findings", 3, load_digit_findings),
+    "digit-findings": DatasetInfo(
+        "handwritten digits, 8x8 grey, 3 findings", 3, load_digit_findings
+    ),
     "diabetes": DatasetInfo("diabetes, 10 features, its progression", 1, load_diabetes),
     "mnist": DatasetInfo("handwritten digits, 28x28 grey", 10, load_idx),
     "fashion-mnist": DatasetInfo("clothing, 28x28 grey", 10, load_idx),
     "cifar10": DatasetInfo("objects, 32x32 colour", 10, cifar.load_cifar),
     "cifar100": DatasetInfo("objects, 32x32 colour", 100, cifar.load_cifar),
-    "heart-disease": DatasetInfo("heart disease in four hospitals, 10 features", 5, load_heart_disease),
-    "heart-flamby": DatasetInfo("heart disease in four hospitals, yes or no, 13 features", 2, flamby.load_heart),
+    "heart-disease": DatasetInfo(
+        "heart disease in four hospitals, 10 features", 5, load_heart_disease
+    ),
+    "heart-flamby": DatasetInfo(
+        "heart disease in four hospitals, yes or no, 13 features", 2, flamby.load_heart
+    ),
     "isic2019": DatasetInfo("skin lesions in six centres, 200x200 colour", 8, flamby.load_isic),
-    "ixi-tiny": DatasetInfo("brains in three hospitals, 48x60x48 grey, outlines", 2, flamby.load_ixi),
-    "tcga-brca": DatasetInfo("breast cancer in six regions, 39 features, survival", 1, flamby.load_tcga_brca),
+    "ixi-tiny": DatasetInfo(
+        "brains in three hospitals, 48x60x48 grey, outlines", 2, flamby.load_ixi
+    ),
+    "tcga-brca": DatasetInfo(
+        "breast cancer in six regions, 39 features, survival", 1, flamby.load_tcga_brca
+    ),
     "emnist": DatasetInfo("handwritten digits and letters, 28x28 grey", 62, images.load_emnist),
     "tiny-imagenet": DatasetInfo("objects, 64x64 colour", 200, images.load_tiny_imagenet),
     "ag-news": DatasetInfo("news, texts", 4, texts.load_ag_news),
@@ -216,6 +266,11 @@ DATASETS: dict[str, DatasetInfo] = {
     "mimic": DatasetInfo("notes of MIMIC-III in four groups, texts", 2, texts.load_mimic),
     "ku-har": DatasetInfo("activities of 63 participants, two signals", 8, signals.load_ku_har),
     "crema-d": DatasetInfo("emotions of 72 speakers, audio and video", 4, signals.load_crema_d),
-    "crisis-mmd": DatasetInfo("tweets of disasters, picture and text", 8, signals.load_crisis_mmd),
-    **{name: DatasetInfo(title, classes, load_medmnist) for name, (title, classes) in medmnist_sets().items()},
+    "crisis-mmd": DatasetInfo(
+        "tweets of disasters, picture and text", 8, signals.load_crisis_mmd
+    ),
+    **{
+        name: DatasetInfo(title, classes, load_medmnist)
+        for name, (title, classes) in medmnist_sets().items()
+    },
 }

@@ -21,10 +21,23 @@ from partitions.splits import Array, Dataset, Split, split_table, together
 
 KUHAR_FOLDER = "Trimmed_interpolated_data"
 KUHAR_PLACES = ("ku-har", "ku_har", "KU-HAR", "kuhar")
-KUHAR_CLASSES = ("0.Stand", "1.Sit", "11.Walk", "5.Lay", "8.Jump", "14.Run", "15.Stair-up", "16.Stair-down")
+KUHAR_CLASSES = (
+    "0.Stand",
+    "1.Sit",
+    "11.Walk",
+    "5.Lay",
+    "8.Jump",
+    "14.Run",
+    "15.Stair-up",
+    "16.Stair-down",
+)
 KUHAR_COLUMNS = 8  # time, acceleration (3), time, angular velocity (3)
 KUHAR_WITHOUT = "1101"  # a participant whom FedMultimodal leaves out
-STEPS, STRIDE, FEWEST = 128, 2, 10  # of a window; every second row is taken; windows of a participant
+STEPS, STRIDE, FEWEST = (
+    128,
+    2,
+    10,
+)  # of a window; every second row is taken; windows of a participant
 
 
 def load_ku_har(name: str, data_dir: str) -> Dataset:
@@ -55,8 +68,14 @@ def load_ku_har(name: str, data_dir: str) -> Dataset:
         people = [person for person in sorted(set(who)) if who.count(person) >= FEWEST]
         order = [i for person in people for i, one in enumerate(who) if one == person]
         if not order:
-            raise DataError(f"{name}: no participant in {root} has {FEWEST} windows; unpack the whole archive")
-        return {"x": np.stack(windows)[order], "y": np.array(labels)[order], "who": np.array(who)[order]}
+            raise DataError(
+                f"{name}: no participant in {root} has {FEWEST} windows; unpack the whole archive"
+            )
+        return {
+            "x": np.stack(windows)[order],
+            "y": np.array(labels)[order],
+            "who": np.array(who)[order],
+        }
 
     arrays = decoded(name, [path for path, _ in files], decode)
     x = together({"acc": arrays["x"][..., :3], "gyro": arrays["x"][..., 3:]})
@@ -71,7 +90,9 @@ def kuhar_windows(name: str, path: Path) -> list[Array]:
             raise DataError("it is empty")
         rows = np.loadtxt(path, delimiter=",", ndmin=2, dtype=np.float64)
         if rows.shape[1] != KUHAR_COLUMNS or not np.isfinite(rows).all():
-            raise DataError(f"{rows.shape[1]} columns in place of {KUHAR_COLUMNS}, or a value that is no number")
+            raise DataError(
+                f"{rows.shape[1]} columns in place of {KUHAR_COLUMNS}, or a value that is no number"
+            )
     except (OSError, ValueError) as error:
         raise DataError(f"{name}: {path} cannot be read ({error}); unpack it again") from error
     values = rows[:, [1, 2, 3, 5, 6, 7]]
@@ -109,7 +130,9 @@ def load_crema_d(name: str, data_dir: str) -> Dataset:
     """
     kinds = {"audio": "audio/mfcc", "video": "video/mobilenet_v2"}
     folders = feature_folders(name, data_dir, kinds, ("crema_d", "crema-d"), "fold1")
-    clients = [client for client in feature_clients(name, folders) if client not in ("dev", "test")]
+    clients = [
+        client for client in feature_clients(name, folders) if client not in ("dev", "test")
+    ]
     files = [folder / f"{client}.pkl" for folder in folders.values() for client in clients]
 
     def decode() -> dict[str, Array]:
@@ -130,10 +153,14 @@ def load_crisis_mmd(name: str, data_dir: str) -> Dataset:
     training samples. The files are read once, then mapped from the cache.
     """
     kinds = {"image": "img/mobilenet_v2", "text": "text/mobilebert"}
-    folders = feature_folders(name, data_dir, kinds, ("crisis_mmd", "crisis-mmd"), "alpha10", "alpha50", "alpha01")
+    folders = feature_folders(
+        name, data_dir, kinds, ("crisis_mmd", "crisis-mmd"), "alpha10", "alpha50", "alpha01"
+    )
     clients = feature_clients(name, folders)
     if "test" not in clients or len(clients) < 2:
-        raise DataError(f"{name}: there is no test.pkl, or nothing else, in {folders['image']}; {WHENCE} again")
+        raise DataError(
+            f"{name}: there is no test.pkl, or nothing else, in {folders['image']}; {WHENCE} again"
+        )
     clients = [*(client for client in clients if client != "test"), "test"]
     files = [folder / f"{client}.pkl" for folder in folders.values() for client in clients]
 
@@ -143,7 +170,12 @@ def load_crisis_mmd(name: str, data_dir: str) -> Dataset:
 
     arrays = decoded(name, files, decode)
     n = int(arrays["size"][:-1].sum())
-    return Dataset(name, Split(arrays["x"][:n], arrays["y"][:n]), Split(arrays["x"][n:], arrays["y"][n:]), 8)
+    return Dataset(
+        name,
+        Split(arrays["x"][:n], arrays["y"][:n]),
+        Split(arrays["x"][n:], arrays["y"][n:]),
+        8,
+    )
 
 
 def feature_folders(
@@ -165,12 +197,18 @@ def feature_clients(name: str, folders: dict[str, Path]) -> list[str]:
     names = [sorted(path.stem for path in folder.glob("*.pkl")) for folder in folders.values()]
     if not names[0] or names[0] != names[1]:
         first, second = folders.values()
-        raise DataError(f"{name}: {first} and {second} have not the same files *.pkl, or none; {WHENCE} again")
+        raise DataError(
+            f"{name}: {first} and {second} have not the same files *.pkl, or none; {WHENCE} again"
+        )
     return names[0]
 
 
 def read_clients(
-    name: str, folders: dict[str, Path], clients: Sequence[str], classes: int, single: Sequence[str] = ()
+    name: str,
+    folders: dict[str, Path],
+    clients: Sequence[str],
+    classes: int,
+    single: Sequence[str] = (),
 ) -> tuple[Array, Array, list[int]]:
     """Return both inputs of all clients' samples as one array (n,), labels int64 (n,), and each client's sample count.
 
@@ -179,14 +217,25 @@ def read_clients(
     parts: dict[str, list[FeatureEntry]] = {own: [] for own in folders}
     sizes = []
     for client in tqdm(clients, desc=name, unit=""):
-        found = {own: read_features(name, folder / f"{client}.pkl", classes) for own, folder in folders.items()}
-        first, second = ([(feature.key, feature.label) for feature in features] for features in found.values())
+        found = {
+            own: read_features(name, folder / f"{client}.pkl", classes)
+            for own, folder in folders.items()
+        }
+        first, second = (
+            [(feature.key, feature.label) for feature in features]
+            for features in found.values()
+        )
         if first != second:
-            raise DataError(f"{name}: {client}.pkl has other samples in {folders[next(iter(found))]} than beside it")
+            raise DataError(
+                f"{name}: {client}.pkl has other samples in {folders[next(iter(found))]} than beside it"
+            )
         sizes.append(len(first))
         for own, features in found.items():
             parts[own] += features
-    inputs = {own: padded(name, folders[own], features, own in single) for own, features in parts.items()}
+    inputs = {
+        own: padded(name, folders[own], features, own in single)
+        for own, features in parts.items()
+    }
     labels = np.array([feature.label for feature in next(iter(parts.values()))], np.int64)
     return together(inputs), labels, sizes
 
@@ -195,10 +244,14 @@ def padded(name: str, folder: Path, features: Sequence[FeatureEntry], single: bo
     """Return the features, padded with zeros, float32 (n, steps, channels), or (n, channels) for a single step."""
     there = [feature.values.shape for feature in features if feature.values is not None]
     if not there or len({channels for _, channels in there}) > 1:
-        raise DataError(f"{name}: features in {folder} have different numbers of values, or there are none; {WHENCE}")
+        raise DataError(
+            f"{name}: features in {folder} have different numbers of values, or there are none; {WHENCE}"
+        )
     steps = max(steps for steps, _ in there)
     if single and steps > 1:
-        raise DataError(f"{name}: a sample in {folder} has {steps} steps in place of one; {WHENCE} again")
+        raise DataError(
+            f"{name}: a sample in {folder} has {steps} steps in place of one; {WHENCE} again"
+        )
     x = np.zeros((len(features), steps, there[0][1]), np.float32)
     for row, feature in zip(x, features, strict=True):
         if feature.values is not None:
@@ -220,9 +273,15 @@ def read_features(name: str, path: Path, classes: int) -> list[FeatureEntry]:
             if not isinstance(label, int) or not 0 <= label < classes:
                 raise DataError(f"a label is not one of 0 to {classes - 1}")
             if values is not None:
-                if not isinstance(values, np.ndarray) or values.ndim not in (1, 2, 3) or not values.size:
+                if (
+                    not isinstance(values, np.ndarray)
+                    or values.ndim not in (1, 2, 3)
+                    or not values.size
+                ):
                     raise DataError("features are no array of steps and channels")
-                values = np.atleast_2d(values[0] if values.ndim == 3 else values).astype(np.float32)
+                values = np.atleast_2d(values[0] if values.ndim == 3 else values).astype(
+                    np.float32
+                )
                 if not np.isfinite(values).all():
                     raise DataError("features have a value that is no finite number")
             found.append(FeatureEntry(str(key), label, values))

@@ -35,15 +35,23 @@ def load_ag_news(name: str, data_dir: str) -> Dataset:
     test = require(name, ["test.csv"], NEWS_PLACES, data_dir, whence)
     train = test.parent / "train.csv"
     tables = [read_news(name, path) for path in (train, test) if path.is_file()]
-    texts, labels = [text for table in tables for text, _ in table], [label for table in tables for _, label in table]
+    texts, labels = (
+        [text for table in tables for text, _ in table],
+        [label for table in tables for _, label in table],
+    )
     vocabulary = by_frequency(texts)
     x, y = encode(texts, vocabulary, LENGTH).x, np.array(labels, np.int64)
     if len(tables) == 1:
         made = split_table(name, x, y, NEWS_CLASSES, vocabulary=vocabulary.size)
-        remark(name, f"no train.csv beside {test}: its {len(y)} news alone are used, 80 % for training, 20 % for tests")
+        remark(
+            name,
+            f"no train.csv beside {test}: its {len(y)} news alone are used, 80 % for training, 20 % for tests",
+        )
         return made
     n = len(tables[0])
-    return Dataset(name, Split(x[:n], y[:n]), Split(x[n:], y[n:]), NEWS_CLASSES, vocabulary=vocabulary.size)
+    return Dataset(
+        name, Split(x[:n], y[:n]), Split(x[n:], y[n:]), NEWS_CLASSES, vocabulary=vocabulary.size
+    )
 
 
 def read_news(name: str, path: Path) -> list[tuple[str, int]]:
@@ -57,12 +65,16 @@ def read_news(name: str, path: Path) -> list[tuple[str, int]]:
             lines = csv.reader(file, strict=True)
             for cells in lines:
                 if len(cells) != 3 or cells[0] not in ("1", "2", "3", "4"):
-                    raise DataError(f"line {lines.line_num} is not class 1 to 4, title, description")
+                    raise DataError(
+                        f"line {lines.line_num} is not class 1 to 4, title, description"
+                    )
                 rows.append((f"{cells[1]} {cells[2]}", int(cells[0]) - 1))
         if not rows:
             raise DataError("it is empty")
     except (OSError, ValueError, csv.Error) as error:
-        raise DataError(f"{name}: {path} cannot be read ({error}); replace or delete it") from error
+        raise DataError(
+            f"{name}: {path} cannot be read ({error}); replace or delete it"
+        ) from error
     return rows
 
 
@@ -82,7 +94,13 @@ def load_sent140(name: str, data_dir: str) -> Dataset:
     Otherwise they are words by their frequency there. The choice is logged. The length is that of the longest tweet of
     the 50 users. For partitions other than `natural`, 20 % of each class are the test samples.
     """
-    path = require(name, [SENT_FILE], SENT_PLACES, data_dir, "unpack it from Stanford's trainingandtestdata.zip")
+    path = require(
+        name,
+        [SENT_FILE],
+        SENT_PLACES,
+        data_dir,
+        "unpack it from Stanford's trainingandtestdata.zip",
+    )
     bert = path.parent / BERT_FILE
     sources = [path, *([bert] if bert.is_file() else [])]
 
@@ -95,12 +113,18 @@ def load_sent140(name: str, data_dir: str) -> Dataset:
         x, size = own_tokens(texts, bert, 0)
         # Sorted by rank, each user's tweets in their order; silos have no account names.
         ranks = np.array([users.index(user) + 1 for user, _, _ in tweets])
-        rows = np.concatenate([np.flatnonzero(ranks == i + 1) for i in range(len(users))[-SENT_USERS:]])
+        rows = np.concatenate(
+            [np.flatnonzero(ranks == i + 1) for i in range(len(users))[-SENT_USERS:]]
+        )
         y = np.array([happy for _, _, happy in tweets], np.int64)
         return {"x": x[rows], "y": y[rows], "rank": ranks[rows], "vocabulary": np.array(size)}
 
     arrays = decoded(name, sources, decode)
-    used = "of BERT's vocab.txt" if len(sources) > 1 else f"words by frequency, as there is no {bert} of BERT's"
+    used = (
+        "of BERT's vocab.txt"
+        if len(sources) > 1
+        else f"words by frequency, as there is no {bert} of BERT's"
+    )
     remark(name, f"{len(arrays['y'])} tweets; tokens are {used}")
     users = np.array([f"user-{rank}" for rank in arrays["rank"]])
     return split_table(name, arrays["x"], arrays["y"], 2, users, int(arrays["vocabulary"]))
@@ -113,10 +137,14 @@ def read_tweets(name: str, path: Path) -> Iterator[tuple[str, str, int]]:
             lines = csv.reader(file)
             for cells in lines:
                 if len(cells) != 6 or cells[0] not in ("0", "4"):
-                    raise DataError(f"line {lines.line_num} is not target 0 or 4, id, date, flag, user, text")
+                    raise DataError(
+                        f"line {lines.line_num} is not target 0 or 4, id, date, flag, user, text"
+                    )
                 yield cells[4], cells[5], int(cells[0] == "4")
     except (OSError, ValueError, csv.Error) as error:
-        raise DataError(f"{name}: {path} cannot be read ({error}); replace or delete it") from error
+        raise DataError(
+            f"{name}: {path} cannot be read ({error}); replace or delete it"
+        ) from error
 
 
 def own_tokens(texts: Sequence[str], bert: Path, length: int) -> tuple[Array, int]:
@@ -130,7 +158,9 @@ def own_tokens(texts: Sequence[str], bert: Path, length: int) -> tuple[Array, in
         return encode(texts, words, length).x, words.size
     pieces = read_vocabulary(bert)
     if not isinstance(pieces, Pieces):
-        raise DataError(f"{bert} is no vocab.txt of BERT's: it begins with [PAD]; replace or delete it")
+        raise DataError(
+            f"{bert} is no vocab.txt of BERT's: it begins with [PAD]; replace or delete it"
+        )
     x = encode(texts, pieces, length).x
     found, places = np.unique(np.append(x, 0), return_inverse=True)
     return places[:-1].reshape(x.shape).astype(np.int32), len(found)
@@ -156,17 +186,31 @@ def load_mimic(name: str, data_dir: str) -> Dataset:
     bert = path.parent / BERT_FILE
     try:
         lines = read_lines(path)
-        if missing := [column for column in ("text", "mortality", "group") if column not in lines.columns]:
+        if missing := [
+            column for column in ("text", "mortality", "group") if column not in lines.columns
+        ]:
             raise DataError(f"it has no column {missing[0]}")
         for where, row in lines:
             number = where.rpartition(" ")[2]
-            if row["mortality"] not in ("0", "1") or row["group"] not in MIMIC_GROUPS or not row["text"]:
-                raise DataError(f"line {number} is not text, mortality 0 or 1, group {', '.join(MIMIC_GROUPS)}")
+            if (
+                row["mortality"] not in ("0", "1")
+                or row["group"] not in MIMIC_GROUPS
+                or not row["text"]
+            ):
+                raise DataError(
+                    f"line {number} is not text, mortality 0 or 1, group {', '.join(MIMIC_GROUPS)}"
+                )
     except (OSError, ValueError, csv.Error) as error:
-        raise DataError(f"{name}: {path} cannot be read ({error}); see docs/data-sets.md") from error
+        raise DataError(
+            f"{name}: {path} cannot be read ({error}); see docs/data-sets.md"
+        ) from error
     rows = [row for group in MIMIC_GROUPS for _, row in lines if row["group"] == group]
     x, size = own_tokens([row["text"] for row in rows], bert, MIMIC_LENGTH)
-    used = "of BERT's vocab.txt" if bert.is_file() else f"words by frequency, as there is no {bert} of BERT's"
+    used = (
+        "of BERT's vocab.txt"
+        if bert.is_file()
+        else f"words by frequency, as there is no {bert} of BERT's"
+    )
     remark(name, f"{len(rows)} notes; tokens are {used}")
     y = np.array([int(row["mortality"]) for row in rows], np.int64)
     return split_table(name, x, y, 2, np.array([row["group"] for row in rows]), size)

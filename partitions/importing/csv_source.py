@@ -83,7 +83,10 @@ def read_csv(path: Path, options: ImportOptions) -> Found:
         lines, notes = lines_by(path, options.recipe)
         found = rows_by_recipe(lines, options.recipe, options.as_gaps)
     else:
-        lines, notes = read_lines(path, options.take.separator, options.take.encoding, options.take.gaps), ()
+        lines, notes = (
+            read_lines(path, options.take.separator, options.take.encoding, options.take.gaps),
+            (),
+        )
         found = rows_of(lines, options)
     found = replace(found, notes=(*notes, *found.notes))
     return with_subgroups(lines, found, options) if options.subgroup else found
@@ -94,12 +97,23 @@ def with_subgroups(lines: Lines, found: Found, options: ImportOptions) -> Found:
     column, limits = parse_column(options.subgroup)
     if column not in lines.columns:
         raise unknown_name(f"column of {lines.path}", column, lines.header)
-    gaps, decimal = (found.recipe.file.gaps, found.recipe.file.decimal) if found.recipe else ((), options.take.decimal)
+    gaps, decimal = (
+        (found.recipe.file.gaps, found.recipe.file.decimal)
+        if found.recipe
+        else ((), options.take.decimal)
+    )
     names = {}
     for cell, where in cells_in(lines, column, gaps).items():
-        names[cell] = name_of(cell.replace(",", ".") if decimal == "," and limits else cell, column, limits, where)
+        names[cell] = name_of(
+            cell.replace(",", ".") if decimal == "," and limits else cell, column, limits, where
+        )
     groups = [names.get(cell, "") for cell in lines.columns[column]]
-    return replace(found, rows=[replace(own, subgroup=name) for own, name in zip(found.rows, groups, strict=True)])
+    return replace(
+        found,
+        rows=[
+            replace(own, subgroup=name) for own, name in zip(found.rows, groups, strict=True)
+        ],
+    )
 
 
 def rows_of(lines: Lines, options: ImportOptions) -> Found:
@@ -113,7 +127,9 @@ def rows_of(lines: Lines, options: ImportOptions) -> Found:
     if not recipe.used and not recipe.text.column:
         left = [f"{own.origin} is {own.why}" for own in recipe.columns if own.why]
         why = "; ".join(left[:3]) + "; ..." * (len(left) > 3)
-        raise DataError(f"{lines.path} has no column that can be an input ({why}); name others, or --text")
+        raise DataError(
+            f"{lines.path} has no column that can be an input ({why}); name others, or --text"
+        )
     found = table_rows(lines, recipe, recipe.label, options.as_gaps)
     return replace(found, notes=notes)  # what becomes `other` is in the draft's own comments
 
@@ -132,22 +148,38 @@ def read_others(lines: Lines, recipe: PictureRecipe, options: ImportOptions) -> 
     header = lines.header
     if "file" not in header:
         listed = list_columns(header)
-        raise DataError(f"{lines.path} has no column file; the recipe is of pictures: there are {listed}")
-    there = labels_there(lines, recipe.label or (("mask",) if recipe.task == "segmentation" else ()))
-    patient = recipe.patient if recipe.patient in header else "patient" if "patient" in header else None
-    return read_list(lines, recipe.label, replace(options.take, patient=patient), labelled=bool(there))
+        raise DataError(
+            f"{lines.path} has no column file; the recipe is of pictures: there are {listed}"
+        )
+    there = labels_there(
+        lines, recipe.label or (("mask",) if recipe.task == "segmentation" else ())
+    )
+    patient = (
+        recipe.patient
+        if recipe.patient in header
+        else "patient"
+        if "patient" in header
+        else None
+    )
+    return read_list(
+        lines, recipe.label, replace(options.take, patient=patient), labelled=bool(there)
+    )
 
 
 def read_list(lines: Lines, label: Label, take: Take, *, labelled: bool = True) -> Found:
     """Read the samples of a list of pictures."""
     path, header = lines.path, lines.header
     masks = labelled and "mask" in header and not label
-    columns = label_columns(path, header, label, () if masks else ("label",)) if labelled else ()
+    columns = (
+        label_columns(path, header, label, () if masks else ("label",)) if labelled else ()
+    )
     used = (*columns, *take.columns)
     patient = patient_column(lines, take.patient, used)
     check_identifiers(lines, patient)
     rows = []
-    for line in lines.only([name for name in ("file", "mask", "split", patient, *columns) if name in header]):
+    for line in lines.only(
+        [name for name in ("file", "mask", "split", patient, *columns) if name in header]
+    ):
         where, row = line
         if not row["file"] or (masks and not row["mask"]):
             raise DataError(f"{where} names no {'mask' if row['file'] else 'file'}")
@@ -155,18 +187,32 @@ def read_list(lines: Lines, label: Label, take: Take, *, labelled: bool = True) 
         key = row.get(patient, "")
         common = labels_of(line, columns, take.decimal), split_of(line), pseudonym(key)
         file = path.parent / row["file"]
-        rows.append(SampleSource(where, *common, file=file, mask=mask, spelling=hashed(key), key=key))
-    return Found(rows, columns, divided_patients(lines, patient, used), patient=patient, labelled=labelled)
+        rows.append(
+            SampleSource(where, *common, file=file, mask=mask, spelling=hashed(key), key=key)
+        )
+    return Found(
+        rows,
+        columns,
+        divided_patients(lines, patient, used),
+        patient=patient,
+        labelled=labelled,
+    )
 
 
 def lines_by(path: Path, recipe: Recipe) -> tuple[Lines, tuple[str, ...]]:
     """Return the lines of a table by a recipe's format, and notes."""
-    lines = read_lines(path, recipe.file.separator, recipe.file.encoding, recipe.file.gaps, or_utf8=True)
+    lines = read_lines(
+        path, recipe.file.separator, recipe.file.encoding, recipe.file.gaps, or_utf8=True
+    )
     utf8 = lines.encoding == UTF8 and not recipe.file.encoding.lower().startswith("utf")
-    return lines, (f"{path} is UTF-8, where the recipe has {recipe.file.encoding}: it is read as UTF-8",) * utf8
+    return lines, (
+        f"{path} is UTF-8, where the recipe has {recipe.file.encoding}: it is read as UTF-8",
+    ) * utf8
 
 
-def rows_by_recipe(lines: Lines, recipe: Recipe, as_gaps: bool, *, labelled: bool = True) -> Found:
+def rows_by_recipe(
+    lines: Lines, recipe: Recipe, as_gaps: bool, *, labelled: bool = True
+) -> Found:
     """Return the samples of a table by a recipe; without any of its label columns they have no labels.
 
     ``labelled``: False reads no labels, even where there are label columns. Raises DataError for columns that only the
@@ -181,7 +227,9 @@ def rows_by_recipe(lines: Lines, recipe: Recipe, as_gaps: bool, *, labelled: boo
     there = labels_there(lines, recipe.label)
     check_identifiers(lines, recipe.patient)
     found = table_rows(lines, recipe, there if labelled else (), as_gaps)
-    return replace(found, notes=(*found.notes, *divided_patients(lines, recipe.patient, recipe.label)))
+    return replace(
+        found, notes=(*found.notes, *divided_patients(lines, recipe.patient, recipe.label))
+    )
 
 
 def check_columns(where: str, header: Sequence[str], recipe: Recipe) -> None:
@@ -189,9 +237,13 @@ def check_columns(where: str, header: Sequence[str], recipe: Recipe) -> None:
     roles = (*recipe.label, *filter(None, (recipe.patient, recipe.split, recipe.text.column)))
     known = {column.origin for column in recipe.columns}
     dates = {column.origin for column in recipe.columns if column.format}
-    taken = [own.origin for own in recipe.used] + [own.since for own in recipe.used if own.since in dates]
+    taken = [own.origin for own in recipe.used] + [
+        own.since for own in recipe.used if own.since in dates
+    ]
     missing = [
-        name for name in dict.fromkeys((*taken, recipe.text.column, recipe.patient)) if name and name not in header
+        name
+        for name in dict.fromkeys((*taken, recipe.text.column, recipe.patient))
+        if name and name not in header
     ]
     if strange := [name for name in header if name not in known and name not in roles]:
         instead = f" and lacks {few(missing)}" if missing else ""
@@ -210,9 +262,13 @@ def table_rows(lines: Lines, recipe: Recipe, columns: tuple[str, ...], as_gaps: 
     notes = check_misfits(misfits, as_gaps)
     check_gaps(table, lines, recipe)
     empty = [""] * len(lines)
-    keys, texts = (lines.columns.get(name, empty) for name in (recipe.patient, recipe.text.column))
+    keys, texts = (
+        lines.columns.get(name, empty) for name in (recipe.patient, recipe.text.column)
+    )
     whose = {key: (pseudonym(key), hashed(key)) for key in dict.fromkeys(keys)}
-    known: dict[tuple[str, ...], tuple[tuple[str, ...], str]] = {}  # labels and split of each combination of cells
+    known: dict[
+        tuple[str, ...], tuple[tuple[str, ...], str]
+    ] = {}  # labels and split of each combination of cells
     names, rows = (*columns, "split"), list[SampleSource]()
     cells = zip(*(lines.columns.get(name, empty) for name in names), strict=True)
     for i, (own, key, text) in enumerate(zip(cells, keys, texts, strict=True)):
@@ -220,12 +276,21 @@ def table_rows(lines: Lines, recipe: Recipe, columns: tuple[str, ...], as_gaps: 
         if own not in known:
             line = where, dict(zip(names, own, strict=True))
             labels = labels_of(line, columns, recipe.file.decimal) if columns else ()
-            known[own] = tuple(recipe.label_values.get(label, label) for label in labels), split_of(line)
-        rows.append(SampleSource(where, *known[own], whose[key][0], text=text, spelling=whose[key][1], key=key))
+            known[own] = (
+                tuple(recipe.label_values.get(label, label) for label in labels),
+                split_of(line),
+            )
+        rows.append(
+            SampleSource(
+                where, *known[own], whose[key][0], text=text, spelling=whose[key][1], key=key
+            )
+        )
     return Found(rows, columns, notes, recipe, table)
 
 
-def draft_recipe(lines: Lines, options: ImportOptions) -> tuple[Recipe, tuple[str, ...], Problems]:
+def draft_recipe(
+    lines: Lines, options: ImportOptions
+) -> tuple[Recipe, tuple[str, ...], Problems]:
     """Return the first draft of a table's recipe, notes on columns that are left out, and problems, which stay open."""
     path, header, take = lines.path, lines.header, options.take
     if take.text and take.text not in header:
@@ -243,10 +308,16 @@ def draft_recipe(lines: Lines, options: ImportOptions) -> tuple[Recipe, tuple[st
     for column in found:
         if column.kind == "skip" and (name := column.origin) in take.columns:
             with problems.collected():
-                raise DataError(f"{path}: {name} is no number, date or category: {column.why}{long_text(lines, name)}")
+                raise DataError(
+                    f"{path}: {name} is no number, date or category: {column.why}{long_text(lines, name)}"
+                )
     with problems.collected():
         decimal = label_sign(lines, roles, gaps, asked, decimal)
-    left = [name for name in header if name not in (*features, *columns, "split", take.text, patient)]
+    left = [
+        name
+        for name in header
+        if name not in (*features, *columns, "split", take.text, patient)
+    ]
     skipped = tuple(drafted(name, "skip") for name in left)
     recipe = Recipe(
         columns=(*found, *skipped),
@@ -257,10 +328,15 @@ def draft_recipe(lines: Lines, options: ImportOptions) -> tuple[Recipe, tuple[st
         split="split" if "split" in header else "",
         seed=options.seed,
         file=file_format(lines, decimal, gaps),
-        text=TextInput(column=take.text, vocabulary=take.vocabulary, length=take.length) if take.text else NO_TEXT,
+        text=TextInput(column=take.text, vocabulary=take.vocabulary, length=take.length)
+        if take.text
+        else NO_TEXT,
     )
     if lines.encoding == FALLBACK and not take.encoding:
-        notes = (f"{path} is not UTF-8 and is read as {FALLBACK} (Windows){example(lines)}: --encoding", *notes)
+        notes = (
+            f"{path} is not UTF-8 and is read as {FALLBACK} (Windows){example(lines)}: --encoding",
+            *notes,
+        )
     return recipe, notes, problems
 
 
@@ -270,17 +346,28 @@ def file_format(lines: Lines, decimal: str, gaps: tuple[str, ...]) -> FileFormat
     return FileFormat(encoding=encoding, separator=lines.separator, decimal=decimal, gaps=gaps)
 
 
-def draft_roles(lines: Lines, options: ImportOptions, problems: Problems) -> tuple[tuple[str, ...], str]:
+def draft_roles(
+    lines: Lines, options: ImportOptions, problems: Problems
+) -> tuple[tuple[str, ...], str]:
     """Return the columns of labels and of patients; one not found is open, and ``problems`` gets the reason."""
-    path, header, take, label = lines.path, lines.header, options.take, options.survival or options.label
+    path, header, take, label = (
+        lines.path,
+        lines.header,
+        options.take,
+        options.survival or options.label,
+    )
     columns: tuple[str, ...] = (OPEN,)
     patient = OPEN
     with problems.collected():
         if not label and "label" not in header:
-            raise DataError(f"{path} has no column label; name the label's column with --label: {list_columns(header)}")
+            raise DataError(
+                f"{path} has no column label; name the label's column with --label: {list_columns(header)}"
+            )
         columns = label_columns(path, header, label, ("label",))
         if take.text in columns:
-            raise DataError(f"{path}: {take.text} is the text and the label; name another column with --label")
+            raise DataError(
+                f"{path}: {take.text} is the text and the label; name another column with --label"
+            )
         for name in columns:
             with problems.collected():
                 check_labelled(lines, name, name if len(columns) > 1 else "label")
@@ -313,7 +400,9 @@ def shared_recipe(path: Path, schema: Schema, mapped: Mapped, options: ImportOpt
     made = recipe_for(path, header, lines, shared, schema.labels, mapped, take.asked, gaps)
     taken = {own.name: own.origin for own in made.used if own.name not in mapped.columns}
     if asked_for := [
-        name for name, own in taken.items() if names_people(own, set(lines.columns[own].head(MOST_TRIED)))
+        name
+        for name, own in taken.items()
+        if names_people(own, set(lines.columns[own].head(MOST_TRIED)))
     ]:
         raise DataError(
             f"{path}: the schema asks for {few(asked_for, 20)}, and your column of that name may name people; if that "
@@ -321,7 +410,9 @@ def shared_recipe(path: Path, schema: Schema, mapped: Mapped, options: ImportOpt
         )
     roles = (*made.label, *filter(None, (patient, "split" if "split" in header else "")))
     own = {
-        "columns": tuple(c for c in made.columns if c.kind != "skip" or c.format or c.source not in roles),
+        "columns": tuple(
+            c for c in made.columns if c.kind != "skip" or c.format or c.source not in roles
+        ),
         "patient": patient,
         "split": "split" if "split" in header else "",
         "seed": options.seed,
@@ -330,10 +421,15 @@ def shared_recipe(path: Path, schema: Schema, mapped: Mapped, options: ImportOpt
     return made.model_copy(update=own)
 
 
-def chosen_columns(lines: Lines, labels: Sequence[str], patient: str, take: Take) -> tuple[list[str], tuple[str, ...]]:
+def chosen_columns(
+    lines: Lines, labels: Sequence[str], patient: str, take: Take
+) -> tuple[list[str], tuple[str, ...]]:
     """Return the columns that a draft examines, and notes on those that are left out without examination."""
     path, header = lines.path, lines.header
-    likely = left_out(lines, (n for n in header if n not in (*labels, *take.columns, take.text, patient, "split")))
+    likely = left_out(
+        lines,
+        (n for n in header if n not in (*labels, *take.columns, take.text, patient, "split")),
+    )
     others = [*labels, "split", "patient", *filter(None, (take.text, patient)), *likely]
     features = feature_columns(path, header, dict.fromkeys(others), take.columns)
     notes: tuple[str, ...] = ()
@@ -347,7 +443,9 @@ def chosen_columns(lines: Lines, labels: Sequence[str], patient: str, take: Take
             notes = (*notes, more)
         return [], notes
     if not features:
-        raise DataError(f"{path} has no column besides the label; what separates its columns? (--separator)")
+        raise DataError(
+            f"{path} has no column besides the label; what separates its columns? (--separator)"
+        )
     return features, notes
 
 
@@ -355,15 +453,25 @@ def long_text(lines: Lines, name: str) -> str:
     """Return the place of a column's first long text, and the option that reads it; the text itself is not shown."""
     cells = cells_in(lines, name, ())
     first = next((cell for cell in cells if len(cell) > LONGEST_SHOWN), None)
-    return f"; {cells[first]}: {name} is a text of {len(first)} characters; --text {name} takes it" if first else ""
+    return (
+        f"; {cells[first]}: {name} is a text of {len(first)} characters; --text {name} takes it"
+        if first
+        else ""
+    )
 
 
-def label_sign(lines: Lines, columns: Sequence[str], gaps: Collection[str], asked: Asked, decimal: str) -> str:
+def label_sign(
+    lines: Lines, columns: Sequence[str], gaps: Collection[str], asked: Asked, decimal: str
+) -> str:
     """Return the decimal sign of the labels: as requested, as their cells show, or else that of the columns."""
     for name in columns:
         cells = cells_in(lines, name, gaps)
         own = evidence_of(cells)
-        if share_of_numbers(cells) > MOST_NUMBERS and (own.decimal or own.unclear) and not all(map(is_number, cells)):
+        if (
+            share_of_numbers(cells) > MOST_NUMBERS
+            and (own.decimal or own.unclear)
+            and not all(map(is_number, cells))
+        ):
             return signs_of(name, own, Evidence(), asked).decimal
     return asked.decimal or (decimal if decimal != "," else ".")
 

@@ -32,7 +32,15 @@ from partitions.importing.dicom_file import (
     of_frame,
     pixels_of,
 )
-from partitions.importing.scans import ImageInfo, ScanError, fit, fitted, hashed, pseudonym, redacted_errors
+from partitions.importing.scans import (
+    ImageInfo,
+    ScanError,
+    fit,
+    fitted,
+    hashed,
+    pseudonym,
+    redacted_errors,
+)
 from partitions.recipes.pictures import MODALITIES, PHOTOMETRIC
 from partitions.recipes.reading import Acquisition, ReadOptions
 from partitions.splits import Array
@@ -46,20 +54,48 @@ IDENTITY = {
     "patient": "PatientID",
     "series": "SeriesInstanceUID",
 }
-PLACE = ("SeriesDescription", "InstanceNumber", "ImagePositionPatient", "ImageOrientationPatient")
+PLACE = (
+    "SeriesDescription",
+    "InstanceNumber",
+    "ImagePositionPatient",
+    "ImageOrientationPatient",
+)
 HINT = ": pip install python-gdcm may help"
-KIND = ("Modality", "Rows", "Columns", "NumberOfFrames", "PhotometricInterpretation", "ImageOrientationPatient")
+KIND = (
+    "Modality",
+    "Rows",
+    "Columns",
+    "NumberOfFrames",
+    "PhotometricInterpretation",
+    "ImageOrientationPatient",
+)
 PALETTE = tuple(
     f"{segmented}{colour}PaletteColorLookupTable{what}"
     for colour in ("Red", "Green", "Blue")
     for segmented, what in (("", "Descriptor"), ("", "Data"), ("Segmented", "Data"))
 )
 PIXELS = (
-    *("SamplesPerPixel", "PlanarConfiguration", "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation"),
-    *("PixelSpacing", "ImagerPixelSpacing", "PixelAspectRatio", "PixelPaddingValue", "PixelPaddingRangeLimit"),
+    *(
+        "SamplesPerPixel",
+        "PlanarConfiguration",
+        "BitsAllocated",
+        "BitsStored",
+        "HighBit",
+        "PixelRepresentation",
+    ),
+    *(
+        "PixelSpacing",
+        "ImagerPixelSpacing",
+        "PixelAspectRatio",
+        "PixelPaddingValue",
+        "PixelPaddingRangeLimit",
+    ),
     *("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence"),
     *("WindowCenter", "WindowWidth", "VOILUTFunction", "VOILUTSequence", *PALETTE),
-    *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"),  # where enhanced files have the above
+    *(
+        "SharedFunctionalGroupsSequence",
+        "PerFrameFunctionalGroupsSequence",
+    ),  # where enhanced files have the above
     *("BurnedInAnnotation", "ConversionType"),
 )
 NO_PICTURES = ("SEG", "PR", "KO", "SR", "REG", "RTDOSE", "RTSTRUCT", "RTPLAN")
@@ -87,13 +123,23 @@ def read_header(path: Path, where: str) -> Header | str:
     with redacted_errors(where, "DICOM"):
         dataset = load(path, (*IDENTITY.values(), *PLACE, *KIND))
         if (modality := _text(dataset, "Modality")) in NO_PICTURES or not dataset.get("Rows"):
-            return modality if modality in (*NO_PICTURES, *MODALITIES) else "DICOM without pixels"
+            return (
+                modality if modality in (*NO_PICTURES, *MODALITIES) else "DICOM without pixels"
+            )
         check_pixels(dataset)
-        identity = {key: pseudonym(_text(dataset, keyword)) for key, keyword in IDENTITY.items()}
+        identity = {
+            key: pseudonym(_text(dataset, keyword)) for key, keyword in IDENTITY.items()
+        }
         position, directions = place_of(dataset)
-        along = None if position is None or directions is None else float(np.cross(*directions) @ position)
+        along = (
+            None
+            if position is None or directions is None
+            else float(np.cross(*directions) @ position)
+        )
         number = int(dataset.get("InstanceNumber") or 0)
-        return Header(identity, _text(dataset, "SeriesDescription"), along, number, frames_of(dataset))
+        return Header(
+            identity, _text(dataset, "SeriesDescription"), along, number, frames_of(dataset)
+        )
 
 
 def read_key(path: Path, where: str, kind: str) -> str:
@@ -111,7 +157,12 @@ def probe(path: Path, where: str, reading: ReadOptions, frame: int | None = None
         check_readable(dataset, path)
         header = of_frame(dataset, _frame(dataset, frame))
         check_rescale(header)
-        height, width = fitted(dataset.Rows, dataset.Columns, spacing_of(header, ratio=not reading.spacing), reading)
+        height, width = fitted(
+            dataset.Rows,
+            dataset.Columns,
+            spacing_of(header, ratio=not reading.spacing),
+            reading,
+        )
         grey = is_grey(dataset)
         deep = grey and int(dataset.get("BitsStored") or 32) > 8
         notes = [
@@ -121,7 +172,9 @@ def probe(path: Path, where: str, reading: ReadOptions, frame: int | None = None
         ]
         whose, taken = _text(dataset, "PatientID"), acquired(dataset, header)
         colours, whole = 1 if grey else 3, tuple(notes)
-        return ImageInfo(height, width, colours, deep, pseudonym(whose), whole, taken, spelling=hashed(whose))
+        return ImageInfo(
+            height, width, colours, deep, pseudonym(whose), whole, taken, spelling=hashed(whose)
+        )
 
 
 def acquired(dataset: Dataset, header: Dataset) -> Acquisition:
@@ -132,7 +185,9 @@ def acquired(dataset: Dataset, header: Dataset) -> Acquisition:
     return Acquisition(
         format="dicom",
         modality=modality if modality in MODALITIES else "other" if modality else "",
-        plane="" if plane is None else ("sagittal", "coronal", "axial")[int(np.abs(np.cross(*plane)).argmax())],
+        plane=""
+        if plane is None
+        else ("sagittal", "coronal", "axial")[int(np.abs(np.cross(*plane)).argmax())],
         photometric=colours if colours in PHOTOMETRIC else "other",
         rescaled=bool(header.get("ModalityLUTSequence")) or "RescaleSlope" in header,
         pixel=min(spacing) if spacing else None,
@@ -151,7 +206,9 @@ def read(path: Path, where: str, reading: ReadOptions, frame: int | None = None)
         if is_grey(dataset):
             values = show(array, header, reading.window)
             deep = int(dataset.get("BitsStored") or 32) > 8
-            picture = Image.fromarray(values if deep else np.rint(values * 255).astype(np.uint8))
+            picture = Image.fromarray(
+                values if deep else np.rint(values * 255).astype(np.uint8)
+            )
         else:
             picture = Image.fromarray(_coloured(array, dataset))
         spacing = spacing_of(header, ratio=not reading.spacing)
@@ -187,7 +244,9 @@ def check_rescale(header: Dataset) -> None:
         return
     if slope not in (None, 1) or intercept not in (None, 0):
         has, lacks = ("Slope", "Intercept") if slope is not None else ("Intercept", "Slope")
-        raise ScanError(f"its header has Rescale{has} and no Rescale{lacks}: in which unit its values are is not known")
+        raise ScanError(
+            f"its header has Rescale{has} and no Rescale{lacks}: in which unit its values are is not known"
+        )
 
 
 def _windowed(values: Array, centre: float, width: float, function: str) -> Array:
@@ -196,8 +255,16 @@ def _windowed(values: Array, centre: float, width: float, function: str) -> Arra
     from pydicom.pixels import apply_windowing
 
     screen = Dataset()
-    screen.PhotometricInterpretation, screen.BitsStored, screen.PixelRepresentation = "MONOCHROME2", 16, 0
-    screen.WindowCenter, screen.WindowWidth, screen.VOILUTFunction = f"{centre:.8g}", f"{width:.8g}", function
+    screen.PhotometricInterpretation, screen.BitsStored, screen.PixelRepresentation = (
+        "MONOCHROME2",
+        16,
+        0,
+    )
+    screen.WindowCenter, screen.WindowWidth, screen.VOILUTFunction = (
+        f"{centre:.8g}",
+        f"{width:.8g}",
+        function,
+    )
     return apply_windowing(values, screen) / 65535
 
 
@@ -213,7 +280,9 @@ def _by_table(values: Array, header: Dataset) -> Array:
     if isinstance(entries, bytes):
         entries = np.frombuffer(entries, "<u2" if header.original_encoding[1] else ">u2")
     table = np.asarray(entries, np.float64)[: count or 1 << 16] / (2.0**bits - 1)
-    return np.asarray(table[np.clip(np.rint(values).astype(np.int64) - first, 0, len(table) - 1)])
+    return np.asarray(
+        table[np.clip(np.rint(values).astype(np.int64) - first, 0, len(table) - 1)]
+    )
 
 
 def _window_of(header: Dataset) -> tuple[float, float] | None:
@@ -221,7 +290,11 @@ def _window_of(header: Dataset) -> tuple[float, float] | None:
     centre, width = (_first(header.get(name)) for name in ("WindowCenter", "WindowWidth"))
     if centre is None or width is None:
         return None
-    return (centre, width) if width >= (1 if header.get("VOILUTFunction", "LINEAR") == "LINEAR" else 1e-6) else None
+    return (
+        (centre, width)
+        if width >= (1 if header.get("VOILUTFunction", "LINEAR") == "LINEAR" else 1e-6)
+        else None
+    )
 
 
 def has_window(header: Dataset) -> bool:
@@ -268,10 +341,15 @@ def spacing_of(header: Dataset, *, ratio: bool = False) -> tuple[float, float] |
 
 def place_of(header: Dataset) -> tuple[Array | None, Array | None]:
     """Return the mm of a frame's first pixel, (3,), and the directions of its rows and columns, (2, 3), or None."""
-    position, directions = header.get("ImagePositionPatient"), header.get("ImageOrientationPatient")
+    position, directions = (
+        header.get("ImagePositionPatient"),
+        header.get("ImageOrientationPatient"),
+    )
     return (
         np.array(position, float) if position and len(position) == 3 else None,
-        np.array(directions, float).reshape(2, 3) if directions and len(directions) == 6 else None,
+        np.array(directions, float).reshape(2, 3)
+        if directions and len(directions) == 6
+        else None,
     )
 
 

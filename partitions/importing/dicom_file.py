@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from partitions.common.sizes import BLOCK, MOST_FRAMES, TooLargeError, check_picture, check_size, unpacked
+from partitions.common.sizes import (
+    BLOCK,
+    MOST_FRAMES,
+    TooLargeError,
+    check_picture,
+    check_size,
+    unpacked,
+)
 from partitions.importing.scans import ScanError, Unavailable
 from partitions.schema import few
 from partitions.splits import Array
@@ -26,10 +33,34 @@ if TYPE_CHECKING:
 
 GROUP_LENGTH = b"DICM\x02\0\0\0UL"  # the beginning of a header, before its length
 DEFLATED = b"1.2.840.10008.1.2.1.99"
-BARE = (b"UL", b"CS", b"UI", b"DA", b"TM", b"SH", b"LO", b"OB")  # types of values at the beginning without DICM
-TEXTS = ("DS", "IS", "CS", "LO", "SH", "UI")  # types of values that are empty with blanks in them, too
-REQUIRED = ("SamplesPerPixel", "PhotometricInterpretation", "BitsAllocated", "BitsStored", "PixelRepresentation")
-START_OF_FRAME = re.compile(rb"\xff\xf7\x00.[\x02-\x10](.{5})", re.DOTALL)  # of JPEG-LS: height, width, components
+BARE = (
+    b"UL",
+    b"CS",
+    b"UI",
+    b"DA",
+    b"TM",
+    b"SH",
+    b"LO",
+    b"OB",
+)  # types of values at the beginning without DICM
+TEXTS = (
+    "DS",
+    "IS",
+    "CS",
+    "LO",
+    "SH",
+    "UI",
+)  # types of values that are empty with blanks in them, too
+REQUIRED = (
+    "SamplesPerPixel",
+    "PhotometricInterpretation",
+    "BitsAllocated",
+    "BitsStored",
+    "PixelRepresentation",
+)
+START_OF_FRAME = re.compile(
+    rb"\xff\xf7\x00.[\x02-\x10](.{5})", re.DOTALL
+)  # of JPEG-LS: height, width, components
 GROUPS = (  # of enhanced files: the sequences that describe a frame
     *("PixelMeasuresSequence", "PlanePositionSequence", "PlaneOrientationSequence"),
     *("PixelValueTransformationSequence", "FrameVOILUTSequence"),
@@ -52,12 +83,20 @@ def is_bare(start: bytes) -> bool:
     while len(tags) < 2 and at + 12 <= len(start) and start[128:132] != b"DICM":
         group, element, length = struct.unpack_from("<HHL", start, at)
         if (kind := start[at + 4 : at + 6]) in BARE:
-            length = struct.unpack_from("<L", start, at + 8)[0] + 4 if kind == b"OB" else length >> 16
+            length = (
+                struct.unpack_from("<L", start, at + 8)[0] + 4
+                if kind == b"OB"
+                else length >> 16
+            )
         elif group == 2:
             return False  # it always has types
         tags.append((group, element))
         at += 8 + length
-    return len(tags) == 2 and tags[0] < tags[1] < (8, 0x1000) and {tags[0][0], tags[1][0]} <= {2, 8}
+    return (
+        len(tags) == 2
+        and tags[0] < tags[1] < (8, 0x1000)
+        and {tags[0][0], tags[1][0]} <= {2, 8}
+    )
 
 
 def load(path: Path, tags: tuple[str, ...]) -> Dataset:
@@ -69,11 +108,17 @@ def load(path: Path, tags: tuple[str, ...]) -> Dataset:
     check_deflated(path)
     with path.open("rb") as file:
         bare = is_bare(file.read(BLOCK))
-    dataset = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=list(tags), force=bare)
+    dataset = pydicom.dcmread(
+        path, stop_before_pixels=True, specific_tags=list(tags), force=bare
+    )
     if bare and not dataset.file_meta.get("TransferSyntaxUID"):
         implicit, little = dataset.original_encoding
-        plain = pydicom.uid.ExplicitVRLittleEndian if little else pydicom.uid.ExplicitVRBigEndian
-        dataset.file_meta.TransferSyntaxUID = pydicom.uid.ImplicitVRLittleEndian if implicit else plain
+        plain = (
+            pydicom.uid.ExplicitVRLittleEndian if little else pydicom.uid.ExplicitVRBigEndian
+        )
+        dataset.file_meta.TransferSyntaxUID = (
+            pydicom.uid.ImplicitVRLittleEndian if implicit else plain
+        )
     return without_empty(dataset)
 
 
@@ -88,7 +133,9 @@ def check_deflated(path: Path) -> None:
         if start[128:138] == GROUP_LENGTH and DEFLATED in meta:
             unpacked(file, "its file", wbits=-15, keep=False)
         elif DEFLATED in start + meta:
-            raise ScanError("its file is deflated, and its header does not say where it ends; export it uncompressed")
+            raise ScanError(
+                "its file is deflated, and its header does not say where it ends; export it uncompressed"
+            )
 
 
 def without_empty(dataset: Dataset) -> Dataset:
@@ -98,7 +145,9 @@ def without_empty(dataset: Dataset) -> Dataset:
     for tag in list(dataset.keys()):
         element = dataset.get_item(tag)
         blank = b" " if (element.VR or dictionary_VR(tag)) in TEXTS else b""
-        if element.value is None or (isinstance(element.value, bytes) and not element.value.strip(blank)):
+        if element.value is None or (
+            isinstance(element.value, bytes) and not element.value.strip(blank)
+        ):
             del dataset[tag]
     return dataset
 
@@ -141,23 +190,33 @@ def check_readable(dataset: Dataset, path: Path) -> None:
     """
     check_pixels(dataset)
     bits = int(dataset.get("BitsAllocated") or 0)
-    if bits not in (32, 64) and (missing := [name for name in REQUIRED if dataset.get(name) is None]):
-        raise ScanError(f"its header has no {few(missing)}, without which pixels have no meaning")
+    if bits not in (32, 64) and (
+        missing := [name for name in REQUIRED if dataset.get(name) is None]
+    ):
+        raise ScanError(
+            f"its header has no {few(missing)}, without which pixels have no meaning"
+        )
     check_decoder(dataset, path)
     if not is_compressed(dataset):
         shift_of(dataset)
         size = dataset.Rows * dataset.Columns * bits * frames_of(dataset) // 8
         if is_grey(dataset) and path.stat().st_size < size:
-            raise ScanError(f"its file is cut short: {path.stat().st_size} bytes, and its pixels are {size}")
+            raise ScanError(
+                f"its file is cut short: {path.stat().st_size} bytes, and its pixels are {size}"
+            )
 
 
 def shift_of(dataset: Dataset) -> int:
     """Return how many bits lie below the values, in old files. Raises ScanError where the header contradicts itself."""
-    allocated, stored, high = (dataset.get(name) for name in ("BitsAllocated", "BitsStored", "HighBit"))
+    allocated, stored, high = (
+        dataset.get(name) for name in ("BitsAllocated", "BitsStored", "HighBit")
+    )
     if high is None or stored is None:
         return 0
     if not stored - 1 <= high < allocated:
-        raise ScanError(f"its header has HighBit {high} with {stored} of {allocated} bits: no values are there")
+        raise ScanError(
+            f"its header has HighBit {high} with {stored} of {allocated} bits: no values are there"
+        )
     return int(high) + 1 - int(stored)
 
 
@@ -173,7 +232,9 @@ def check_decoder(dataset: Dataset, path: Path) -> None:
     try:
         available = get_decoder(syntax).is_available
     except NotImplementedError:
-        raise ScanError("its file is compressed in a way that cannot be read; export it uncompressed") from None
+        raise ScanError(
+            "its file is compressed in a way that cannot be read; export it uncompressed"
+        ) from None
     if not available:
         raise ScanError(
             f"its file is compressed ({syntax.name}), which needs one more package: pip install python-gdcm"
@@ -194,7 +255,10 @@ def check_encoded(dataset: Dataset, path: Path, syntax: str) -> None:
     if "RLE" in syntax and size > 2 * plain + BLOCK:
         check_size(64 * size, "its picture, unpacked,")
     if "JPEG-LS" in syntax:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
             for start in START_OF_FRAME.finditer(content):
                 check_picture(struct.unpack(">HHB", start[1]))
 
@@ -204,6 +268,10 @@ def pixels_of(path: Path, dataset: Dataset, frame: int | None) -> Array:
     from pydicom.pixels import pixel_array
 
     shift = 0 if is_compressed(dataset) else shift_of(dataset)
-    bits = {"bits_stored": dataset.BitsAllocated} if shift else {}  # else pydicom takes the lowest bits
-    stored = pixel_array(path, index=frame, transfer_syntax_uid=dataset.file_meta.TransferSyntaxUID, **bits)
+    bits = (
+        {"bits_stored": dataset.BitsAllocated} if shift else {}
+    )  # else pydicom takes the lowest bits
+    stored = pixel_array(
+        path, index=frame, transfer_syntax_uid=dataset.file_meta.TransferSyntaxUID, **bits
+    )
     return np.asarray(stored >> shift if shift else stored)

@@ -35,7 +35,14 @@ from partitions.importing.files import (
 from partitions.importing.images import DICOM, SampleSource
 from partitions.importing.notes import ALL_COLUMNS, Take
 from partitions.importing.scans import hashed, parts_of, pseudonym, redacted_errors
-from partitions.importing.tables import SPLIT_NAMES, Label, label_columns, labels_of, read_lines, split_of
+from partitions.importing.tables import (
+    SPLIT_NAMES,
+    Label,
+    label_columns,
+    labels_of,
+    read_lines,
+    split_of,
+)
 from partitions.importing.volumes.outlines import referenced_series
 from partitions.patients import check_identifiers, patient_column
 from partitions.recipes.reading import ReadOptions
@@ -84,7 +91,9 @@ def names_what(column: str) -> str:
 
 def join_key(header: Sequence[str]) -> str:
     """Return the column by which a csv can be joined to studies, or ""."""
-    return next((column for kind in IDENTITY for column in header if names_what(column) == kind), "")
+    return next(
+        (column for kind in IDENTITY for column in header if names_what(column) == kind), ""
+    )
 
 
 def holds_dicom(folder: Path) -> bool:
@@ -112,34 +121,53 @@ def find_studies(
     if table is None and labelled:
         check_without_csv(source, classes, take)
     files = list(files_below(source))
-    check_links(source, ((place_of(source, number, len(files)), path) for number, path in enumerate(files)))
+    check_links(
+        source,
+        ((place_of(source, number, len(files)), path) for number, path in enumerate(files)),
+    )
     faults = faults or Faults()
-    studies, rest, strange = _group(source, files, classes if labelled and not table else (), reading, faults)
+    studies, rest, strange = _group(
+        source, files, classes if labelled and not table else (), reading, faults
+    )
     outlines = find_outlines(source, files, list(rest), reading, faults)
     faults.check(len(files))
     used = {number for own in outlines.values() for number in own}
-    notes = other_notes(source, files, {n: kind for n, kind in rest.items() if n not in used and files[n] != table})
+    notes = other_notes(
+        source,
+        files,
+        {n: kind for n, kind in rest.items() if n not in used and files[n] != table},
+    )
     check_studies(source, studies, classes, strange)
     studies, left_out = with_series(source, studies, reading, outlines)
     notes += left_out
     by, patients, columns = "folder", "", tuple[str, ...]()
-    labels: list[Answer] = [((study.folder[1],) if labelled else (), study.folder[0], "") for study in studies]
+    labels: list[Answer] = [
+        ((study.folder[1],) if labelled else (), study.folder[0], "") for study in studies
+    ]
     if table:
         joined = _join(table, studies, label, take)
         columns, by, patients = joined.columns, joined.by, joined.patient
         labels = [found for found in joined.answers if found is not None]
-        studies = [study for study, found in zip(studies, joined.answers, strict=True) if found is not None]
+        studies = [
+            study
+            for study, found in zip(studies, joined.answers, strict=True)
+            if found is not None
+        ]
         notes += joined.notes
     rows = []
     for study, (answers, split, patient) in zip(studies, labels, strict=True):
         name, spelling = pseudonym(patient) or study.identity["patient"], hashed(patient)
         for number, frame in _slices(study, reading.slices):
             where = place_of(source, number, len(files))
-            made = SampleSource(where, answers, split, name, files[number], spelling=spelling, part=frame)
+            made = SampleSource(
+                where, answers, split, name, files[number], spelling=spelling, part=frame
+            )
             rows.append(whole_series(made, study, files, outlines) if reading.volume else made)
     several = sum(len(_all_slices(study)) > 1 for study in studies)
     if several and reading.slices == 1 and not reading.volume:
-        notes.append(f"{several} of {len(studies)} studies have several slices: the middle one is taken (--slices)")
+        notes.append(
+            f"{several} of {len(studies)} studies have several slices: the middle one is taken (--slices)"
+        )
     by = "outlines" if outlines and reading.volume else by
     return Found(rows, columns, tuple(notes), by=by, patient=patients)
 
@@ -151,16 +179,23 @@ def other_notes(source: Path, files: Sequence[Path], others: Mapping[int, str]) 
     return [*[note] * bool(others), *link_notes(source)]
 
 
-def check_studies(source: Path, studies: Sequence[Study], classes: Sequence[str], strange: int) -> None:
+def check_studies(
+    source: Path, studies: Sequence[Study], classes: Sequence[str], strange: int
+) -> None:
     """Raise DataError where there are no studies, or some in folders that are not classes."""
     if strange:
-        raise DataError(f"{source} has DICOM files outside its folders {', '.join(classes)}: {strange} other folders")
+        raise DataError(
+            f"{source} has DICOM files outside its folders {', '.join(classes)}: {strange} other folders"
+        )
     if not studies:
         raise DataError(f"{source}: none of its files holds a DICOM picture")
 
 
 def with_series(
-    source: Path, studies: list[Study], reading: ReadOptions, outlines: Mapping[str, Sequence[int]]
+    source: Path,
+    studies: list[Study],
+    reading: ReadOptions,
+    outlines: Mapping[str, Sequence[int]],
 ) -> tuple[list[Study], list[str]]:
     """Return the studies with a requested series, and a note on the others. Raises DataError where none has one.
 
@@ -177,11 +212,17 @@ def with_series(
         raise DataError(f"{source}: no study has a series {requested}")
     if len(kept) == len(studies):
         return kept, []
-    return kept, [f"{len(studies) - len(kept)} of {len(studies)} studies have no series {requested}: left out"]
+    return kept, [
+        f"{len(studies) - len(kept)} of {len(studies)} studies have no series {requested}: left out"
+    ]
 
 
 def find_outlines(
-    source: Path, files: Sequence[Path], numbers: Sequence[int], reading: ReadOptions, faults: Faults
+    source: Path,
+    files: Sequence[Path],
+    numbers: Sequence[int],
+    reading: ReadOptions,
+    faults: Faults,
 ) -> dict[str, list[int]]:
     """Return which of these files outline a series, by its pseudonym; none where outlines are not requested."""
     found: dict[str, list[int]] = {}
@@ -209,14 +250,18 @@ def series_below(folder: Path, where: str, reading: ReadOptions) -> tuple[Path, 
     faults.check(len(files))
     series = [own for study in studies for own in study.series.values()]
     if len(series) != 1:
-        raise DataError(f"{where}: its folder has {len(series)} series; one is a volume, chosen by --series")
+        raise DataError(
+            f"{where}: its folder has {len(series)} series; one is a volume, chosen by --series"
+        )
     return tuple(files[number] for _, _, number, _ in series[0])
 
 
 def check_without_csv(source: Path, classes: Sequence[str], take: Take) -> None:
     """Raise DataError for options that need a csv of labels, or where neither a csv nor classes give labels."""
     if take.patient:
-        raise DataError("--patient names a column of a csv; without one DICOM files say themselves whose they are")
+        raise DataError(
+            "--patient names a column of a csv; without one DICOM files say themselves whose they are"
+        )
     if not classes:
         raise DataError(
             f"{source} holds DICOM files and no csv: name their labels by study or patient with --labels-from FILE.csv "
@@ -260,7 +305,9 @@ def _group(
             raise DataError(f"{where} is of another patient than the rest of its study")
         if _matches(header, reading.series):
             place = header.position if header.position is not None else float(header.number)
-            study.series.setdefault(header.identity["series"], []).append((place, header.number, number, header.frames))
+            study.series.setdefault(header.identity["series"], []).append(
+                (place, header.number, number, header.frames)
+            )
     return list(studies.values()), others, len(strange)
 
 
@@ -292,12 +339,20 @@ def _slices(study: Study, count: int) -> list[tuple[int, int | None]]:
 
 
 def whole_series(
-    made: SampleSource, study: Study, files: Sequence[Path], outlines: Mapping[str, Sequence[int]]
+    made: SampleSource,
+    study: Study,
+    files: Sequence[Path],
+    outlines: Mapping[str, Sequence[int]],
 ) -> SampleSource:
     """Return the sample of a study's whole series, with its outlines."""
     series = longest(study)
     own = tuple(files[number] for _, _, number, _ in study.series[series])
-    return replace(made, part=None, files=own, masks=tuple(files[number] for number in outlines.get(series, ())))
+    return replace(
+        made,
+        part=None,
+        files=own,
+        masks=tuple(files[number] for number in outlines.get(series, ())),
+    )
 
 
 def longest(study: Study) -> str:
@@ -323,12 +378,18 @@ def _join(table: Path, studies: list[Study], label: Label, take: Take) -> Joined
     header = lines.header
     column = join_key(header)
     if not column:
-        raise DataError(f"{table} has no column study, accession or patient by which its labels belong to DICOM files")
+        raise DataError(
+            f"{table} has no column study, accession or patient by which its labels belong to DICOM files"
+        )
     kind = names_what(column)
     columns = label_columns(table, header, label, ("label",))
     if named := list(filter(names_what, columns)):
         raise DataError(f"{table}: column {named[0]} names studies or patients; it is no label")
-    patients = "" if take.patient else next((name for name in header if names_what(name) == "patient"), "")
+    patients = (
+        ""
+        if take.patient
+        else next((name for name in header if names_what(name) == "patient"), "")
+    )
     patients = patients or patient_column(lines, take.patient, columns)
     for name in (column, patients):
         check_identifiers(lines, name)
@@ -338,17 +399,30 @@ def _join(table: Path, studies: list[Study], label: Label, take: Take) -> Joined
         key = pseudonym(row[column])
         if not key:
             raise DataError(f"{where} has no {column}")
-        answer = labels_of(line, columns, take.decimal), split_of(line), row[patients] if patients else ""
+        answer = (
+            labels_of(line, columns, take.decimal),
+            split_of(line),
+            row[patients] if patients else "",
+        )
         if key in known and known[key][1] != answer:
-            raise DataError(f"{where} says something else of the same {kind} than {known[key][0]}")
+            raise DataError(
+                f"{where} says something else of the same {kind} than {known[key][0]}"
+            )
         known[key] = where, answer
-    found = [known[study.identity[kind]][1] if study.identity[kind] in known else None for study in studies]
+    found = [
+        known[study.identity[kind]][1] if study.identity[kind] in known else None
+        for study in studies
+    ]
     if not any(found):
-        raise DataError(f"{table}: its column {column} names none of the {len(studies)} studies")
+        raise DataError(
+            f"{table}: its column {column} names none of the {len(studies)} studies"
+        )
     used = {study.identity[kind] for study in studies} & known.keys()
     notes = []
     if without := found.count(None):
         notes.append(f"{without} of {len(studies)} studies are not in {table}: left out")
     if len(used) < len(known):
-        notes.append(f"{len(known) - len(used)} of {len(known)} in column {column} of {table} have no DICOM files here")
+        notes.append(
+            f"{len(known) - len(used)} of {len(known)} in column {column} of {table} have no DICOM files here"
+        )
     return Joined(found, columns, notes, by=kind, patient=patients)

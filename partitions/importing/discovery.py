@@ -10,7 +10,12 @@ from pathlib import Path
 from partitions.common.errors import DataError
 from partitions.importing.csv_source import Found, read_csv
 from partitions.importing.dicom_file import is_dicom
-from partitions.importing.dicom_series import find_studies, has_outlines, holds_dicom, series_below
+from partitions.importing.dicom_series import (
+    find_studies,
+    has_outlines,
+    holds_dicom,
+    series_below,
+)
 from partitions.importing.files import (
     check_links,
     files_below,
@@ -40,7 +45,9 @@ def find_rows(source: Path, options: ImportOptions) -> Found:
     whose = take, options.faults
     if source.is_file():
         if is_dicom(source) or source.name.lower().endswith(NIFTI):
-            raise DataError(f"{source} is one scan; name the folder that it lies in, or a csv with a column file")
+            raise DataError(
+                f"{source} is one scan; name the folder that it lies in, or a csv with a column file"
+            )
         if table:
             raise DataError("--labels-from goes with a folder of DICOM files")
         return sliced(read_csv(source, options), options)
@@ -53,7 +60,9 @@ def find_rows(source: Path, options: ImportOptions) -> Found:
             f"{source}: --outlines are the labels of a folder of DICOM files; leave out a csv and its columns"
         )
     if table or holds_dicom(source):
-        return find_studies(source, table, label, classes, reading, *whose, labelled=not reading.outlines)
+        return find_studies(
+            source, table, label, classes, reading, *whose, labelled=not reading.outlines
+        )
     rows = list(folder_rows(source, take.patient))
     if not rows:
         raise DataError(f"{source} has no csv file and no folders of pictures, one per class")
@@ -68,7 +77,9 @@ def find_rows(source: Path, options: ImportOptions) -> Found:
     return sliced(found_in_folders(rows, source, options), options)
 
 
-def find_others(source: Path, recipe: PictureRecipe, options: ImportOptions, *, labelled: bool = True) -> Found:
+def find_others(
+    source: Path, recipe: PictureRecipe, options: ImportOptions, *, labelled: bool = True
+) -> Found:
     """Return the samples for a recipe of pictures, with labels as in the recipe, or without labels.
 
     ``labelled``: False reads no labels even where there are some, and no csv in a folder.
@@ -86,16 +97,26 @@ def find_others(source: Path, recipe: PictureRecipe, options: ImportOptions, *, 
     if own and not is_joined(own, source):
         return sliced(within(read_csv(own, options), source, own), options)
     table = (table or own) if labelled else None
-    of_classes = not table and recipe.labels_by == "folder" and has_classes(source, recipe.classes)
+    of_classes = (
+        not table and recipe.labels_by == "folder" and has_classes(source, recipe.classes)
+    )
     if holds_dicom(source):
         labelled, classes = bool(table) or of_classes, recipe.classes if of_classes else ()
-        found = find_studies(source, table, recipe.label or None, classes, reading, *whose, labelled=labelled)
+        found = find_studies(
+            source, table, recipe.label or None, classes, reading, *whose, labelled=labelled
+        )
         return replace(found, labelled=labelled or bool(reading.outlines))
     if of_classes:
-        return sliced(found_in_folders(list(folder_rows(source, take.patient)), source, options), options)
+        return sliced(
+            found_in_folders(list(folder_rows(source, take.patient)), source, options), options
+        )
     rows = linked_inside(list(loose_rows(source)), source)
     if not rows:
-        instead = f"; name its csv itself ({unread[0].name})" if unread else " and no csv that lists some"
+        instead = (
+            f"; name its csv itself ({unread[0].name})"
+            if unread
+            else " and no csv that lists some"
+        )
         raise DataError(f"{source} has no pictures{instead}")
     notes = passed_over(source, [*csv_files(source), *(row.file for row in rows)], named=False)
     return sliced(Found(rows, labelled=False, notes=notes), options)
@@ -104,7 +125,9 @@ def find_others(source: Path, recipe: PictureRecipe, options: ImportOptions, *, 
 def without_labels(recipe: PictureRecipe) -> PictureRecipe:
     """Return the recipe for pictures without labels."""
     made = recipe.pictures.model_copy(update={"outlines": ()})
-    return recipe.model_copy(update={"label": (), "labels_by": "file", "task": "auto", "pictures": made})
+    return recipe.model_copy(
+        update={"label": (), "labels_by": "file", "task": "auto", "pictures": made}
+    )
 
 
 def in_file(source: Path, options: ImportOptions) -> Found:
@@ -123,7 +146,9 @@ def csv_files(folder: Path) -> list[Path]:
 def only_csv(folder: Path) -> Path | None:
     """Return the csv in a folder, if there is one. Raises DataError where there are several."""
     if len(tables := csv_files(folder)) > 1:
-        raise DataError(f"{folder} has several csv files ({tables[0].name}, {tables[1].name}); name the one to use")
+        raise DataError(
+            f"{folder} has several csv files ({tables[0].name}, {tables[1].name}); name the one to use"
+        )
     return next(iter(tables), None)
 
 
@@ -134,13 +159,22 @@ def found_in_folders(rows: list[SampleSource], source: Path, options: ImportOpti
     for _, folder in class_folders(source):
         others = [path for path in files_below(folder) if not is_hidden(path, source)]
         if others and not any(path and path.is_relative_to(folder) for path in taken):
-            kinds = list_kinds(Counter(kind_of_other(path, source, named=named) for path in others))
+            kinds = list_kinds(
+                Counter(kind_of_other(path, source, named=named) for path in others)
+            )
             with options.faults.collect():
                 which = f"{folder}: its" if named else f"{source}: a folder's"
-                raise DataError(f"{which} {len(others)} files are no pictures ({kinds}): convert them, or take it out")
+                raise DataError(
+                    f"{which} {len(others)} files are no pictures ({kinds}): convert them, or take it out"
+                )
     options.faults.check(len(class_folders(source)))
     rows = linked_inside(numbered(rows, source), source)
-    return Found(rows, by="folder", patient=patient, notes=passed_over(source, taken, named=named and not patient))
+    return Found(
+        rows,
+        by="folder",
+        patient=patient,
+        notes=passed_over(source, taken, named=named and not patient),
+    )
 
 
 def linked_inside(rows: list[SampleSource], source: Path) -> list[SampleSource]:
@@ -156,8 +190,12 @@ def within(found: Found, source: Path, table: Path) -> Found:
 
     A list in an export must not reach other files of the hospital. A csv that the user names itself may.
     """
-    for where in outside(source, ((row.where, file) for row in found.rows for file in (row.file, row.mask))):
-        raise DataError(f"{where} names a file outside its folder: name the csv, not the folder, if the list is yours")
+    for where in outside(
+        source, ((row.where, file) for row in found.rows for file in (row.file, row.mask))
+    ):
+        raise DataError(
+            f"{where} names a file outside its folder: name the csv, not the folder, if the list is yours"
+        )
     listed = [path for row in found.rows for path in (row.file, row.mask) if path]
     if not listed:
         return found
@@ -179,7 +217,13 @@ def loose_rows(source: Path) -> Iterator[SampleSource]:
     for number, path in enumerate(files):
         if is_sample(path) and not path.name.startswith("."):
             scan = path.name.lower().endswith(NIFTI)
-            yield SampleSource(place_of(source, number, len(files)) if scan else str(path), (), "", "", file=path)
+            yield SampleSource(
+                place_of(source, number, len(files)) if scan else str(path),
+                (),
+                "",
+                "",
+                file=path,
+            )
 
 
 def is_joined(table: Path, source: Path) -> bool:
@@ -196,7 +240,12 @@ def numbered(rows: list[SampleSource], source: Path) -> list[SampleSource]:
         return rows
     files = list(files_below(source))
     place = {path: place_of(source, number, len(files)) for number, path in enumerate(files)}
-    return [replace(row, where=place[row.file]) if row.file and (row.patient or is_nifti(row)) else row for row in rows]
+    return [
+        replace(row, where=place[row.file])
+        if row.file and (row.patient or is_nifti(row))
+        else row
+        for row in rows
+    ]
 
 
 def is_nifti(row: SampleSource) -> bool:
@@ -216,7 +265,9 @@ def sliced(found: Found, options: ImportOptions) -> Found:
     several = sum(deep for _, (_, deep) in made)
     notes = [f"{several} volumes have several slices: the middle one is taken (--slices)"]
     notes = notes * (several > 0 and reading.slices == 1)
-    return replace(found, rows=[row for _, (rows, _) in made for row in rows], notes=(*found.notes, *notes))
+    return replace(
+        found, rows=[row for _, (rows, _) in made for row in rows], notes=(*found.notes, *notes)
+    )
 
 
 def slices_of(row: SampleSource, reading: ReadOptions) -> tuple[list[SampleSource], bool]:
@@ -236,21 +287,31 @@ def whole(row: SampleSource, reading: ReadOptions) -> SampleSource:
     elif is_nifti(row) or is_dicom(row.file):
         files = (row.file,)
     else:
-        raise DataError(f"{row.where}: its file is no volume; --volume takes NIfTI, and folders of one DICOM series")
-    return replace(row, file=files[0], files=files, mask=None, masks=(row.mask,) if row.mask else ())
+        raise DataError(
+            f"{row.where}: its file is no volume; --volume takes NIfTI, and folders of one DICOM series"
+        )
+    return replace(
+        row, file=files[0], files=files, mask=None, masks=(row.mask,) if row.mask else ()
+    )
 
 
 def class_folders(source: Path) -> list[tuple[str, Path]]:
     """Return folders that may be classes, each with its split, "" without folders train, val and test."""
     folders = folders_in(source)
     if folders and all(folder.name.lower() in SPLIT_NAMES for folder in folders):
-        return [(SPLIT_NAMES[folder.name.lower()], path) for folder in folders for path in folders_in(folder)]
+        return [
+            (SPLIT_NAMES[folder.name.lower()], path)
+            for folder in folders
+            for path in folders_in(folder)
+        ]
     return [("", folder) for folder in folders]
 
 
 def folders_in(folder: Path) -> list[Path]:
     """Return the folders in a folder, without hidden ones."""
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    return sorted(
+        path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")
+    )
 
 
 def folder_rows(source: Path, patient: str | None) -> Iterator[SampleSource]:
@@ -269,4 +330,6 @@ def folder_rows(source: Path, patient: str | None) -> Iterator[SampleSource]:
                     "patient, --no-patient for nothing"
                 )
             owner = below[0] if len(below) > 1 and patient else ""
-            yield SampleSource(str(path), (folder.name,), split, pseudonym(owner), path, spelling=hashed(owner))
+            yield SampleSource(
+                str(path), (folder.name,), split, pseudonym(owner), path, spelling=hashed(owner)
+            )

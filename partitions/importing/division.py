@@ -25,7 +25,16 @@ TEST_SHARE, VAL_SHARE = 0.2, 0.2  # of all; of the rest
 
 FEWEST_DIVIDED = 3  # patients; fewer would leave a part without one
 
-UNKNOWN = ("unknown", "unbekannt", "missing", "none", "not known", "n.a.", "inconnu", "desconocido")  # no class
+UNKNOWN = (
+    "unknown",
+    "unbekannt",
+    "missing",
+    "none",
+    "not known",
+    "n.a.",
+    "inconnu",
+    "desconocido",
+)  # no class
 
 VAL_SHARE_GIVEN = 0.15  # of the training samples, where train and test are given but val is not
 
@@ -63,7 +72,9 @@ def patient_notes(samples: Sequence[SampleSource], asked: str | None) -> tuple[s
 
 def label_notes(task: str, answers: Answers, patients: Array, places: Array) -> Iterator[str]:
     """Yield notes on parts that lack a class, on classes that may be none, and on patients of several."""
-    yield from missing_notes(answers.present, answers.names or ("events",) * (task == "survival"), places)
+    yield from missing_notes(
+        answers.present, answers.names or ("events",) * (task == "survival"), places
+    )
     if task not in ONE_CLASS:
         return
     counts = np.bincount(answers.y, minlength=len(answers.names))
@@ -81,7 +92,9 @@ def check_class_names(names: Sequence[str], y: Array, patients: Array) -> None:
     Names of classes leave with the data summary, as those of columns do.
     """
     counts = np.bincount(np.unique(np.stack([y, patients]), axis=1)[0], minlength=len(names))
-    if rare := [repr(name) for name, count in zip(names, counts.tolist(), strict=True) if count < FEWEST]:
+    if rare := [
+        repr(name) for name, count in zip(names, counts.tolist(), strict=True) if count < FEWEST
+    ]:
         raise DataError(
             f"names of classes leave the hospital, and fewer than {FEWEST} patients have {few(rare, 4)}: correct them, "
             "or name every class of the federation, in order, with --labels A,B (`classes` in a recipe)"
@@ -103,7 +116,9 @@ def rare_notes(table: DataFrame, recipe: Recipe, patients: Array) -> tuple[str, 
     )
 
 
-def assign_splits(samples: Sequence[SampleSource], patients: Array, present: Array | None, seed: int) -> Array:
+def assign_splits(
+    samples: Sequence[SampleSource], patients: Array, present: Array | None, seed: int
+) -> Array:
     """Return the split of each sample, text (n,): as given, or drawn by seed, patient by patient.
 
     ``present``: which classes each sample has, bool (n, k): patients of each class are divided by the same shares.
@@ -111,15 +126,21 @@ def assign_splits(samples: Sequence[SampleSource], patients: Array, present: Arr
     given = np.array([sample.split for sample in samples])
     if given.any() and not given.all():
         sample = samples[int(np.flatnonzero(given == "")[0])]
-        raise DataError(f"{sample.where} has no split, others have; name one for every sample, or for none")
+        raise DataError(
+            f"{sample.where} has no split, others have; name one for every sample, or for none"
+        )
     names, codes = np.unique(given, return_inverse=True)
     if twice := len(np.unique(patients * len(names) + codes)) - len(np.unique(patients)):
-        raise DataError(f"{twice} patients are in more than one split; put all of a patient's samples into one")
+        raise DataError(
+            f"{twice} patients are in more than one split; put all of a patient's samples into one"
+        )
     rng = np.random.default_rng(seed)
     splits = given.astype("<U5") if given.any() else np.full(len(samples), "train", "<U5")
     strata = strata_of(patients, present)
     if not given.any():
-        splits[np.isin(patients, held_out(np.arange(len(strata)), strata, TEST_SHARE, rng))] = "test"
+        splits[np.isin(patients, held_out(np.arange(len(strata)), strata, TEST_SHARE, rng))] = (
+            "test"
+        )
     if "val" not in splits:
         share = VAL_SHARE_GIVEN if given.any() else VAL_SHARE
         held = held_out(np.unique(patients[splits == "train"]), strata, share, rng)
@@ -134,7 +155,9 @@ def strata_of(patients: Array, present: Array | None) -> Array:
         return np.zeros(count, np.int64)
     own = np.stack([np.bincount(patients, column, count) > 0 for column in present.T], axis=1)
     rarest = np.argsort(own.sum(axis=0), kind="stable")
-    return np.asarray(np.where(own.any(axis=1), rarest[own[:, rarest].argmax(axis=1)], present.shape[1]))
+    return np.asarray(
+        np.where(own.any(axis=1), rarest[own[:, rarest].argmax(axis=1)], present.shape[1])
+    )
 
 
 def held_out(people: Array, strata: Array, share: float, rng: np.random.Generator) -> Array:
@@ -162,5 +185,7 @@ def missing_notes(present: Array | None, names: Sequence[str], places: Array) ->
         chosen = places == part
         lacks = present.any(axis=0) & ~present[chosen].any(axis=0)
         if chosen.any() and lacks.any():
-            named = few([names[k] if names else f"{k}" for k in np.flatnonzero(lacks).tolist()], 8)
+            named = few(
+                [names[k] if names else f"{k}" for k in np.flatnonzero(lacks).tolist()], 8
+            )
             yield f"no sample of the {part} part has {named}: too few patients have it, or the given split lacks it"

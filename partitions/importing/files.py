@@ -86,11 +86,17 @@ class Faults:
         advice = "" if self.skip is None else "; --skip-bad leaves such files out"
         if len(self.found) == 1:
             raise DataError(self.found[0] + advice)
-        more = f"; and {len(self.found) - MOST_NAMED} more" if len(self.found) > MOST_NAMED else ""
+        more = (
+            f"; and {len(self.found) - MOST_NAMED} more" if len(self.found) > MOST_NAMED else ""
+        )
         named = "; ".join(self.found[:MOST_NAMED])
-        raise DataError(f"{len(self.found)} of {total} files cannot be read: {named}{more}{advice}")
+        raise DataError(
+            f"{len(self.found)} of {total} files cannot be read: {named}{more}{advice}"
+        )
 
-    def good(self, items: Sequence[Item], work: Callable[[Item], Result], doing: str) -> list[tuple[Item, Result]]:
+    def good(
+        self, items: Sequence[Item], work: Callable[[Item], Result], doing: str
+    ) -> list[tuple[Item, Result]]:
         """Return the items that can be read, each with its result. Raises DataError as above, and where none can."""
         made: list[tuple[Item, Result]] = []
         for item in tqdm(items, desc=doing, unit=""):
@@ -106,7 +112,9 @@ class Faults:
         """Return the number of files that are left out, and each of them."""
         if not self.found:
             return ()
-        return f"{len(self.found)} files cannot be read: left out (--skip-bad)", *(f"left out: {f}" for f in self.found)
+        return f"{len(self.found)} files cannot be read: left out (--skip-bad)", *(
+            f"left out: {f}" for f in self.found
+        )
 
 
 def files_below(folder: Path) -> Iterator[Path]:
@@ -117,7 +125,11 @@ def files_below(folder: Path) -> Iterator[Path]:
 
 def unfollowed(folder: Path) -> int:
     """Count the links to folders, which are not followed, and those to nothing."""
-    walked = ((place, name) for place, folders, names in os.walk(folder) for name in (*folders, *names))
+    walked = (
+        (place, name)
+        for place, folders, names in os.walk(folder)
+        for name in (*folders, *names)
+    )
     paths = (os.path.join(place, name) for place, name in walked)
     return sum(os.path.islink(path) and not os.path.isfile(path) for path in paths)
 
@@ -130,7 +142,11 @@ def place_of(source: Path, number: int, total: int) -> str:
 def outside(folder: Path, files: Iterable[tuple[str, Path | None]]) -> Iterator[str]:
     """Yield the names of files outside the folder after following links; ``files``: name for messages, and path."""
     inside = os.path.realpath(folder)
-    return (where for where, path in files if path and not Path(os.path.realpath(path)).is_relative_to(inside))
+    return (
+        where
+        for where, path in files
+        if path and not Path(os.path.realpath(path)).is_relative_to(inside)
+    )
 
 
 def check_links(folder: Path, files: Iterable[tuple[str, Path | None]]) -> None:
@@ -143,7 +159,10 @@ def check_links(folder: Path, files: Iterable[tuple[str, Path | None]]) -> None:
 
 def is_hidden(path: Path, source: Path) -> bool:
     """Return whether a file, or a folder between it and the source, is hidden or made by a system."""
-    return any(name.startswith(".") or name.lower() in SYSTEM for name in path.relative_to(source).parts)
+    return any(
+        name.startswith(".") or name.lower() in SYSTEM
+        for name in path.relative_to(source).parts
+    )
 
 
 def kind_of_other(path: Path, source: Path, *, named: bool) -> str:
@@ -160,11 +179,17 @@ def list_kinds(kinds: Counter[str]) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
 
 
-def passed_over(source: Path, taken: Collection[Path | None], *, named: bool = True) -> tuple[str, ...]:
+def passed_over(
+    source: Path, taken: Collection[Path | None], *, named: bool = True
+) -> tuple[str, ...]:
     """Return the note on files below a folder that are not ``taken``, and on links."""
     files, own = list(files_below(source)), set(taken)
-    kinds = Counter(kind_of_other(path, source, named=named) for path in files if path not in own)
-    notes = [f"{kinds.total()} of {len(files)} files are passed over: {list_kinds(kinds)}"] * bool(kinds)
+    kinds = Counter(
+        kind_of_other(path, source, named=named) for path in files if path not in own
+    )
+    notes = [
+        f"{kinds.total()} of {len(files)} files are passed over: {list_kinds(kinds)}"
+    ] * bool(kinds)
     return *notes, *link_notes(source)
 
 

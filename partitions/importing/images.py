@@ -26,16 +26,63 @@ from partitions.recipes.reading import ReadOptions
 from partitions.splits import Array
 
 PICTURES = (
-    *(".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".jp2", ".j2k", ".jpx", ".bmp", ".dib", ".tif", ".tiff"),
+    *(
+        ".png",
+        ".apng",
+        ".jpg",
+        ".jpeg",
+        ".jpe",
+        ".jfif",
+        ".jp2",
+        ".j2k",
+        ".jpx",
+        ".bmp",
+        ".dib",
+        ".tif",
+        ".tiff",
+    ),
     *(".webp", ".gif", ".avif", ".pbm", ".pgm", ".ppm", ".pnm"),
 )
-FORMATS = ("PNG", "JPEG", "JPEG2000", "BMP", "DIB", "TIFF", "WEBP", "GIF", "AVIF", "PPM")  # Pillow has more
-MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "I;16", "I;16B", "I;16L")
+FORMATS = (
+    "PNG",
+    "JPEG",
+    "JPEG2000",
+    "BMP",
+    "DIB",
+    "TIFF",
+    "WEBP",
+    "GIF",
+    "AVIF",
+    "PPM",
+)  # Pillow has more
+MODES = (
+    "1",
+    "L",
+    "LA",
+    "P",
+    "PA",
+    "RGB",
+    "RGBA",
+    "RGBX",
+    "CMYK",
+    "YCbCr",
+    "HSV",
+    "I;16",
+    "I;16B",
+    "I;16L",
+)
 NIFTI = (".nii", ".nii.gz")
-DICOM = (".dcm", ".dicom", ".ima")  # files with these endings are never named in messages, DICOM or not
+DICOM = (
+    ".dcm",
+    ".dicom",
+    ".ima",
+)  # files with these endings are never named in messages, DICOM or not
 ORIENTATION = 0x0112  # of EXIF
 LOSSY = ("JPEG", "MPO")  # formats whose pixels are not what was saved
-PHOTOMETRIC, SAMPLES = 262, 277  # tags of TIFF: whether 0 is white, and how many channels there are
+PHOTOMETRIC, SAMPLES = (
+    262,
+    277,
+)  # tags of TIFF: whether 0 is white, and how many channels there are
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +98,9 @@ class SampleSource:
     text: str = ""
     subgroup: str = ""  # "" = not known
     spelling: str = ""  # the hash of the patient's identifier as it is written
-    key: str = ""  # the csv's identifier of the patient, for predictions; no file of ours contains it
+    key: str = (
+        ""  # the csv's identifier of the patient, for predictions; no file of ours contains it
+    )
     part: int | None = None  # the slice of a volume; None: the middle one
     files: tuple[Path, ...] = ()  # of a whole volume: a NIfTI file, or all files of a series
     masks: tuple[Path, ...] = ()  # of a whole volume: a NIfTI file, or SEG and RTSTRUCT objects
@@ -84,7 +133,9 @@ def probe(sample: SampleSource, reading: ReadOptions) -> ImageInfo:
     """Return the image info of a sample. Raises DataError, one line, where it cannot be read."""
     assert sample.file is not None
     if sample.file.is_dir():
-        raise DataError(f"{sample.where}: its file is a folder; --volume takes one with a DICOM series as a volume")
+        raise DataError(
+            f"{sample.where}: its file is a folder; --volume takes one with a DICOM series as a volume"
+        )
     if files := scanned(sample, reading):
         return volume.probe(files, sample.where, reading)
     if kind_of(sample.file) == "dicom":
@@ -92,8 +143,12 @@ def probe(sample: SampleSource, reading: ReadOptions) -> ImageInfo:
     with open_picture(sample.file, sample.where) as picture:
         if picture.mode not in MODES:
             what = "32-bit" if picture.mode in ("I", "F") else "of a kind that is not read"
-            raise DataError(f"its pixels are {what} ({picture.mode}); convert it to 8 or 16 bit")
-        notes = tuple(remarks_on(picture))  # before EXIF is read, for which Pillow decodes a PNG
+            raise DataError(
+                f"its pixels are {what} ({picture.mode}); convert it to 8 or 16 bit"
+            )
+        notes = tuple(
+            remarks_on(picture)
+        )  # before EXIF is read, for which Pillow decodes a PNG
         width, height = picture.size
         if picture.getexif().get(ORIENTATION, 1) >= 5:  # rotated by 90 degrees
             width, height = height, width
@@ -115,7 +170,9 @@ def remarks_on(picture: Image.Image) -> Iterator[str]:
     tags, bands = getattr(picture, "tag_v2", {}), len(picture.getbands())
     if getattr(picture, "is_animated", False):
         yield "have several frames or pages: the first is taken"
-    if not picture.mode.startswith("I;16") and any(";16" in str(tile[3]) for tile in getattr(picture, "tile", ())):
+    if not picture.mode.startswith("I;16") and any(
+        ";16" in str(tile[3]) for tile in getattr(picture, "tile", ())
+    ):
         yield "have 16 bits for each colour: the upper 8 are taken"
     if picture.mode in ("LA", "PA", "RGBA") or "transparency" in picture.info:
         yield "have transparency: it is dropped, and what lies below it is seen"
@@ -139,7 +196,9 @@ def read(sample: SampleSource, reading: ReadOptions) -> Array:
         picture: Image.Image = ImageOps.exif_transpose(opened)
         if picture.mode.startswith("I;16"):
             values = np.asarray(picture).astype(np.float32) / 65535
-            white = getattr(opened, "tag_v2", {}).get(PHOTOMETRIC) == 0  # of TIFF: Pillow inverts 8 bits only
+            white = (
+                getattr(opened, "tag_v2", {}).get(PHOTOMETRIC) == 0
+            )  # of TIFF: Pillow inverts 8 bits only
             picture = Image.fromarray(1 - values if white else values)
         else:
             picture = picture.convert("L" if picture.mode in ("1", "L", "LA") else "RGB")
@@ -153,7 +212,9 @@ def read_mask(sample: SampleSource, reading: ReadOptions) -> Array:
     if not reading.binary_masks:
         return mask
     if not is_binary(mask):
-        raise DataError(f"{sample.where}: its mask has values besides 0 and 255, and the recipe says binary-masks")
+        raise DataError(
+            f"{sample.where}: its mask has values besides 0 and 255, and the recipe says binary-masks"
+        )
     return np.asarray(mask == VOID, np.uint8)
 
 
@@ -182,13 +243,17 @@ def stored_mask(sample: SampleSource, reading: ReadOptions) -> Array:
         return volume.read_mask(sample.files, sample.masks, sample.where, reading)
     assert sample.file is not None and sample.mask is not None
     if kind_of(sample.mask) == "nifti":
-        return volume.read_mask((sample.file,), (sample.mask,), sample.where, reading, sample.part)
+        return volume.read_mask(
+            (sample.file,), (sample.mask,), sample.where, reading, sample.part
+        )
     with open_picture(sample.mask, sample.where) as opened:
         if opened.format in LOSSY:
             raise DataError("JPEG changes the values of classes: save masks as PNG")
         mask: Image.Image = ImageOps.exif_transpose(opened)
         if mask.mode not in ("1", "L", "P"):
-            raise DataError(f"its pixels are {mask.mode}; save classes 0, 1, 2, ... as 8-bit grey")
+            raise DataError(
+                f"its pixels are {mask.mode}; save classes 0, 1, 2, ... as 8-bit grey"
+            )
         return np.asarray(fit(mask, None, reading, Image.Resampling.NEAREST)).astype(np.uint8)
 
 
@@ -207,8 +272,14 @@ def open_picture(path: Path, where: str) -> Iterator[Image.Image]:
         with picture:
             yield picture
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        reason = getattr(error, "strerror", None) or str(error)  # without the name of a patient's folder
+        reason = getattr(error, "strerror", None) or str(
+            error
+        )  # without the name of a patient's folder
         if isinstance(error, FileNotFoundError | UnidentifiedImageError):
-            reason = "there is no such file" if isinstance(error, FileNotFoundError) else "it is no picture"
+            reason = (
+                "there is no such file"
+                if isinstance(error, FileNotFoundError)
+                else "it is no picture"
+            )
             reason = "it is empty" if path.is_file() and not path.stat().st_size else reason
         raise DataError(f"{where}: {path.name} cannot be read ({reason})") from error

@@ -63,11 +63,17 @@ class Take:
         if self.decimal not in ("", ".", ","):
             raise DataError(f"--decimal is {self.decimal[:10]!r}; it is a point or a comma")
         if self.separator not in ("", *SEPARATORS.values()):
-            raise DataError(f"--separator is {self.separator[:10]!r}; it is ',', ';', '|' or tab")
+            raise DataError(
+                f"--separator is {self.separator[:10]!r}; it is ',', ';', '|' or tab"
+            )
         if self.separator and self.separator == self.decimal:
-            raise DataError("--separator and --decimal are both a comma; save the csv separated by semicolons")
+            raise DataError(
+                "--separator and --decimal are both a comma; save the csv separated by semicolons"
+            )
         if self.thousands not in GROUPS:
-            raise DataError(f"--thousands is {self.thousands[:10]!r}; it is one of {', '.join(map(repr, GROUPS[1:]))}")
+            raise DataError(
+                f"--thousands is {self.thousands[:10]!r}; it is one of {', '.join(map(repr, GROUPS[1:]))}"
+            )
         if self.thousands and self.thousands == self.decimal:
             raise DataError(f"--thousands and --decimal are both {self.decimal!r}")
         if not 1 <= self.length <= MOST_LENGTH:
@@ -77,7 +83,9 @@ class Take:
 ALL_COLUMNS = Take()
 
 
-def read_inputs(rows: Sequence[SampleSource], values: Array, take: Take) -> tuple[Array, int, tuple[str, ...]]:
+def read_inputs(
+    rows: Sequence[SampleSource], values: Array, take: Take
+) -> tuple[Array, int, tuple[str, ...]]:
     """Return the inputs of a table's rows, the size of the vocabulary (0 without texts), and notes.
 
     ``values``: the columns' numbers, float32 (n, columns), without columns where the text is the only input.
@@ -92,7 +100,11 @@ def read_inputs(rows: Sequence[SampleSource], values: Array, take: Take) -> tupl
     for count, of, what in (
         (made.cut, len(rows), f"texts are cut at {take.length} tokens (--length)"),
         (made.unknown, made.words, "words are not in the vocabulary"),
-        (sharing(vocabulary), len(vocabulary.number), "different words share a number with another one")
+        (
+            sharing(vocabulary),
+            len(vocabulary.number),
+            "different words share a number with another one",
+        )
         if isinstance(vocabulary, Hashed)
         else (0, 0, ""),
     ):
@@ -102,9 +114,13 @@ def read_inputs(rows: Sequence[SampleSource], values: Array, take: Take) -> tupl
     made.x[missing] = 0
     alone = not values.shape[1]
     if missing.any() and alone:
-        raise DataError(f"{rows[int(missing.argmax())].where}: {take.text} has no word; fill or drop such rows")
+        raise DataError(
+            f"{rows[int(missing.argmax())].where}: {take.text} has no word; fill or drop such rows"
+        )
     if missing.any():
-        notes.append(f"{missing.sum()} of {len(rows)} samples have no text: it counts as missing")
+        notes.append(
+            f"{missing.sum()} of {len(rows)} samples have no text: it counts as missing"
+        )
     if alone:
         return made.x, vocabulary.size, tuple(notes)
     return together({TABLE: values, TEXT: made.x}), vocabulary.size, tuple(notes)
@@ -118,13 +134,19 @@ def new_inputs(
     Raises DataError for gaps without a value.
     """
     assert table is not None
-    if open_ := [own.name for own in recipe.used if own.fill != "refuse" and own.fill_value is None]:
+    if open_ := [
+        own.name for own in recipe.used if own.fill != "refuse" and own.fill_value is None
+    ]:
         raise DataError(
             f"the recipe has no fill-value for {few(open_)}: import the rows for training with it first, and take the "
             "recipe that is written then (rows of fewer than three patients are not divided)"
         )
     own = recipe.text
-    take = Take(text=own.column, vocabulary=own.vocabulary, length=own.length) if own.column else Take()
+    take = (
+        Take(text=own.column, vocabulary=own.vocabulary, length=own.length)
+        if own.column
+        else Take()
+    )
     return read_inputs(rows, transform(table, recipe), take)
 
 
@@ -142,4 +164,6 @@ def copies(rows: Sequence[SampleSource], places: Array) -> tuple[str, ...]:
     again = sum(row.text in elsewhere for row in tested if row.text)
     if not again:
         return ()
-    return (f"{again} of {len(tested)} test samples have a text that is trained on, too: tests are too easy by that",)
+    return (
+        f"{again} of {len(tested)} test samples have a text that is trained on, too: tests are too easy by that",
+    )

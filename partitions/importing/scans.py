@@ -54,10 +54,18 @@ def pseudonym(name: str) -> str:
 
 def hashed(text: str) -> str:
     """Return a keyed hash of a text as it is written; "" stays ""."""
-    return hashlib.blake2b(text.encode(errors="surrogatepass"), key=KEY, digest_size=16).hexdigest() if text else ""
+    return (
+        hashlib.blake2b(
+            text.encode(errors="surrogatepass"), key=KEY, digest_size=16
+        ).hexdigest()
+        if text
+        else ""
+    )
 
 
-def fitted(height: int, width: int, spacing: tuple[float, float] | None, reading: ReadOptions) -> tuple[int, int]:
+def fitted(
+    height: int, width: int, spacing: tuple[float, float] | None, reading: ReadOptions
+) -> tuple[int, int]:
     """Return height and width of a picture after :func:`fit`."""
     sides = square(height, width, spacing, reading.spacing)
     return (reading.size, reading.size) if reading.size else sides
@@ -75,14 +83,22 @@ def square(
             raise ScanError("it does not say how large its pixels are; leave --spacing out")
         return height, width
     pixel = wanted or min(spacing)
-    sides = max(1, round(height * spacing[0] / pixel)), max(1, round(width * spacing[1] / pixel))
+    sides = (
+        max(1, round(height * spacing[0] / pixel)),
+        max(1, round(width * spacing[1] / pixel)),
+    )
     if max(sides) > MOST_SIDE:
-        raise ScanError(f"it would have {max(sides)} pixels on a side; give another --spacing, in mm")
+        raise ScanError(
+            f"it would have {max(sides)} pixels on a side; give another --spacing, in mm"
+        )
     return sides
 
 
 def fit(
-    picture: Image.Image, spacing: tuple[float, float] | None, reading: ReadOptions, resampling: Image.Resampling
+    picture: Image.Image,
+    spacing: tuple[float, float] | None,
+    reading: ReadOptions,
+    resampling: Image.Resampling,
 ) -> Image.Image:
     """Return a picture with square pixels, of the requested size.
 
@@ -126,7 +142,10 @@ def redacted_errors(where: str, kind: str, hint: str = "") -> Iterator[None]:
 
     Raises DataError, one line: ``where`` and a text of ours, or the kind of error alone.
     """
-    loggers = [logging.getLogger(name) for name in ("pydicom", "nibabel", "nibabel.global", "highdicom")]
+    loggers = [
+        logging.getLogger(name)
+        for name in ("pydicom", "nibabel", "nibabel.global", "highdicom")
+    ]
     levels = [logger.level for logger in loggers]
     try:
         for logger in loggers:
@@ -143,7 +162,9 @@ def redacted_errors(where: str, kind: str, hint: str = "") -> Iterator[None]:
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        raise DataError(f"{where}: its file cannot be read as {kind} ({type(error).__name__}){hint}") from None
+        raise DataError(
+            f"{where}: its file cannot be read as {kind} ({type(error).__name__}){hint}"
+        ) from None
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)

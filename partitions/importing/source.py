@@ -74,7 +74,13 @@ from partitions.recipes.pictures import PictureRecipe
 from partitions.recipes.pipeline import check_fills, fit, future_notes, gaps_of, transform
 from partitions.recipes.recipe import Recipe, with_fills
 from partitions.schema import few, tidy
-from partitions.silo_file import make_schema, read_silo_file, write_silo_file, written_labels, written_schema
+from partitions.silo_file import (
+    make_schema,
+    read_silo_file,
+    write_silo_file,
+    written_labels,
+    written_schema,
+)
 from partitions.splits import Array, SiloData, Split, inputs_of
 from partitions.tokens import parse_vocabulary
 
@@ -104,10 +110,14 @@ class Imported:
 
     def __str__(self) -> str:
         """Describe the samples per split, and the number of each named class."""
-        return self.description + "".join(f"\n{i} = {name}" for i, name in enumerate(self.label_names))
+        return self.description + "".join(
+            f"\n{i} = {name}" for i, name in enumerate(self.label_names)
+        )
 
 
-def import_source(source: str | Path, out: str | Path, options: ImportOptions = DEFAULTS) -> Imported:
+def import_source(
+    source: str | Path, out: str | Path, options: ImportOptions = DEFAULTS
+) -> Imported:
     """Read pictures, scans or a table, and write them as a silo data file; one picture at a time is in memory.
 
     Pictures become uint8, those of more than 8 bits float32 in 0..1; if one is in colour, all are.
@@ -120,20 +130,34 @@ def import_source(source: str | Path, out: str | Path, options: ImportOptions = 
     with reading(source):
         found = find_rows(source, options)
         found, options = with_binary_masks(found, options)
-        few_or_unlabelled = not found.labelled or len(np.unique(number_patients(found.rows))) < FEWEST_DIVIDED
+        few_or_unlabelled = (
+            not found.labelled or len(np.unique(number_patients(found.rows))) < FEWEST_DIVIDED
+        )
         few_or_unlabelled = few_or_unlabelled or bool(options.recipe and not found.columns)
         if few_or_unlabelled and (options.recipe or options.pictures):
             return import_whole(out, found, options)
         made = collect(source, found, options)
     notes = (*made.notes, *copies(made.samples, made.places), *options.faults.notes)
     write_collected(out, made, options)
-    return Imported(out, summary(made.data), made.label_names, made.feature_names, notes, made.recipe, made.pictures)
+    return Imported(
+        out,
+        summary(made.data),
+        made.label_names,
+        made.feature_names,
+        notes,
+        made.recipe,
+        made.pictures,
+    )
 
 
 def with_binary_masks(found: Found, options: ImportOptions) -> tuple[Found, ImportOptions]:
     """Return samples and options for masks of 0 and 255 alone. Raises DataError where the recipe says otherwise."""
     masks = [row for row in found.rows if row.mask or row.masks]
-    if not masks or options.reading.binary_masks or not has_binary_masks(masks, options.reading):
+    if (
+        not masks
+        or options.reading.binary_masks
+        or not has_binary_masks(masks, options.reading)
+    ):
         return found, options
     if options.pictures:
         raise DataError(
@@ -173,7 +197,9 @@ def import_whole(out: Path, found: Found, options: ImportOptions) -> Imported:
     used, labelled = recipe or pictures, found.columns if recipe else found.labelled
     assert used
     if labelled:
-        made = read_answers(samples, found.columns, used.classes, used.task, options.reading, used.outputs)
+        made = read_answers(
+            samples, found.columns, used.classes, used.task, options.reading, used.outputs
+        )
         names = made.names
         arrays |= written_labels("", made.y, used.task)
         if used.task == "segmentation":
@@ -184,11 +210,15 @@ def import_whole(out: Path, found: Found, options: ImportOptions) -> Imported:
         arrays["vocabulary"] = np.array(vocabulary)
     features = recipe.features if recipe else ()
     schema = make_schema(features, tuple(map(tidy, used.classes)))
-    write_npz(out, arrays | written_schema(schema) | {"recipe": np.array(used.as_json)}, streams)
+    write_npz(
+        out, arrays | written_schema(schema) | {"recipe": np.array(used.as_json)}, streams
+    )
     why = "too few to be divided" if labelled else "without labels"
     text = f"{len(x)} samples, {why}, in one part: {describe_inputs(x)}"
     columns = tuple(feature.name for feature in features)
-    return Imported(out, text, names, columns, (*found.notes, *notes), recipe, pictures, divided=False)
+    return Imported(
+        out, text, names, columns, (*found.notes, *notes), recipe, pictures, divided=False
+    )
 
 
 def read_rows(source: Path, options: ImportOptions, rows: Sequence[int]) -> SiloData:
@@ -199,7 +229,9 @@ def read_rows(source: Path, options: ImportOptions, rows: Sequence[int]) -> Silo
         if not found.columns or found.table is None:
             raise DataError(f"{source} has no labels")
         some = replace(
-            found, rows=[found.rows[i] for i in rows], table=found.table.iloc[list(rows)].reset_index(drop=True)
+            found,
+            rows=[found.rows[i] for i in rows],
+            table=found.table.iloc[list(rows)].reset_index(drop=True),
         )
         return collect(source, some, options).data
 
@@ -215,7 +247,11 @@ def with_recipe(options: ImportOptions) -> ImportOptions:
     made = replace(options, labels=own.classes, task=own.task, seed=own.seed, take=take)
     if isinstance(own, Recipe):
         return made
-    return replace(made, label=None, survival=(own.label[0], own.label[1]) if own.task == "survival" else None)
+    return replace(
+        made,
+        label=None,
+        survival=(own.label[0], own.label[1]) if own.task == "survival" else None,
+    )
 
 
 def check_paths(source: Path, out: Path, overwrite: bool) -> None:
@@ -277,21 +313,38 @@ def collect(source: Path, found: Found, options: ImportOptions) -> Collected:
     if names and task in ONE_CLASS and not options.labels:
         check_class_names(names, y, patients)
     places = assign_splits(samples, patients, answers.present, options.seed)
-    notes = (*notes, *patient_notes(samples, take.patient), *label_notes(task, answers, patients, places))
+    notes = (
+        *notes,
+        *patient_notes(samples, take.patient),
+        *label_notes(task, answers, patients, places),
+    )
     named = any(sample.patient for sample in samples)
     check_places(source, places, f", of {len(np.unique(patients))} patients" if named else "")
     vocabulary, gaps = 0, None
     if recipe is None or found.table is None:
         x = describe(samples, infos, pictures)
         classes = tuple(names if task in (*ONE_CLASS, "segmentation") else options.labels)
-        roles = {"label": found.columns, "labels_by": found.by, "patient": found.patient, "seed": options.seed}
+        roles = {
+            "label": found.columns,
+            "labels_by": found.by,
+            "patient": found.patient,
+            "seed": options.seed,
+        }
         roles |= {"task": task, "classes": classes, "outputs": outputs}
         pictures = (pictures or draft_pictures(infos, x, options)).model_copy(update=roles)
     else:
-        notes = (*notes, *future_notes(found.table, recipe), *rare_notes(found.table, recipe, patients))
-        names = recipe.classes or names  # of a shared schema; this file's own names are in its recipe
+        notes = (
+            *notes,
+            *future_notes(found.table, recipe),
+            *rare_notes(found.table, recipe, patients),
+        )
+        names = (
+            recipe.classes or names
+        )  # of a shared schema; this file's own names are in its recipe
         classes = names if task in ONE_CLASS else recipe.classes
-        recipe = recipe.model_copy(update={"task": task, "classes": classes, "outputs": outputs})
+        recipe = recipe.model_copy(
+            update={"task": task, "classes": classes, "outputs": outputs}
+        )
         check_fills(found.table, recipe, places == "train")
         recipe = with_fills(recipe, fit(found.table, recipe, places == "train"))
         x, vocabulary, more = read_inputs(samples, transform(found.table, recipe), take)
@@ -306,7 +359,17 @@ def collect(source: Path, found: Found, options: ImportOptions) -> Collected:
     schema, text = make_schema(features, tuple(map(tidy, names))), used.as_json if used else ""
     parts = parts_of(x, y, patients if named else None, groups, places)
     data = SiloData(*parts, outputs, task, vocabulary, schema, text, options.cohort)
-    return Collected(samples, data, places, names, tuple(f.name for f in features), notes, recipe, pictures, gaps)
+    return Collected(
+        samples,
+        data,
+        places,
+        names,
+        tuple(f.name for f in features),
+        notes,
+        recipe,
+        pictures,
+        gaps,
+    )
 
 
 def parts_of(
@@ -324,7 +387,9 @@ def check_places(source: Path, places: Array, people: str) -> None:
     """Raise DataError where no sample is for training, or none for testing."""
     if empty := next((split for split in ("train", "test") if split not in places), None):
         what = {"train": "training"}.get(empty, empty)
-        raise DataError(f"{source} gives no {what} samples; it has {len(places)} samples in all{people}")
+        raise DataError(
+            f"{source} gives no {what} samples; it has {len(places)} samples in all{people}"
+        )
 
 
 def of(values: Array | None, rows: Array) -> Array | None:
@@ -335,12 +400,18 @@ def of(values: Array | None, rows: Array) -> Array | None:
 def check_options(source: Path, samples: list[SampleSource], options: ImportOptions) -> None:
     """Raise DataError for options that do not apply to these samples."""
     of_scans = options.window or options.slices > 1 or options.series
-    if of_scans and all(sample.file is None or kind_of(sample.file) == "picture" for sample in samples):
-        raise DataError(f"{source} has no scans; --window, --slices and --series are of DICOM and NIfTI")
+    if of_scans and all(
+        sample.file is None or kind_of(sample.file) == "picture" for sample in samples
+    ):
+        raise DataError(
+            f"{source} has no scans; --window, --slices and --series are of DICOM and NIfTI"
+        )
     if options.faults.skip and not samples[0].file:
         raise DataError(f"{source} is a table; --skip-bad is of pictures and scans")
     if options.subgroup and not any(sample.subgroup for sample in samples):
-        raise DataError(f"{source}: --subgroup names a column of a csv that lists samples; none has a value there")
+        raise DataError(
+            f"{source}: --subgroup names a column of a csv that lists samples; none has a value there"
+        )
     if options.take.text:
         parse_vocabulary(options.take.vocabulary)  # checked before labels are read
     if (options.take.text or options.take.columns) and samples[0].file:
@@ -352,9 +423,13 @@ def write_collected(out: Path, made: Collected, options: ImportOptions) -> None:
     samples, streams = made.samples, dict[str, Iterator[Array]]()
     like, reading = made.data.train.x, options.reading
     faults = Faults()
-    with tqdm(total=len(samples), desc="pictures", unit="", disable=not made.in_files) as progress:
+    with tqdm(
+        total=len(samples), desc="pictures", unit="", disable=not made.in_files
+    ) as progress:
         for split, chosen in made.order().items() if made.in_files else ():
-            streams[f"x_{split}"] = read_pictures([samples[i] for i in chosen], reading, like, progress, faults)
+            streams[f"x_{split}"] = read_pictures(
+                [samples[i] for i in chosen], reading, like, progress, faults
+            )
             if split == SPLITS[-1]:  # the last one, and never empty
                 streams[f"x_{split}"] = then_check(streams[f"x_{split}"], faults, len(samples))
             if made.data.task == "segmentation":
@@ -368,11 +443,19 @@ def then_check(stream: Iterator[Array], faults: Faults, total: int) -> Iterator[
     faults.check(total)
 
 
-def check_lost(before: Sequence[SampleSource], after: Sequence[SampleSource], task: str) -> None:
+def check_lost(
+    before: Sequence[SampleSource], after: Sequence[SampleSource], task: str
+) -> None:
     """Raise DataError where no file of a class can be read."""
-    lost = {own.labels for own in before} - {own.labels for own in after} if task in ONE_CLASS else ()
+    lost = (
+        {own.labels for own in before} - {own.labels for own in after}
+        if task in ONE_CLASS
+        else ()
+    )
     if lost:
-        raise DataError(f"no file of class {few(sorted(labels[0] for labels in lost))} can be read: mend them")
+        raise DataError(
+            f"no file of class {few(sorted(labels[0] for labels in lost))} can be read: mend them"
+        )
 
 
 def summary(data: SiloData) -> str:

@@ -16,7 +16,13 @@ from partitions.importing.files import Faults
 from partitions.importing.images import SampleSource, kind_of, name_of, probe, read, read_mask
 from partitions.importing.options import ImportOptions
 from partitions.importing.scans import ImageInfo
-from partitions.recipes.pictures import PictureRecipe, differences, expect, made_by, photometric_notes
+from partitions.recipes.pictures import (
+    PictureRecipe,
+    differences,
+    expect,
+    made_by,
+    photometric_notes,
+)
 from partitions.recipes.reading import ReadOptions
 from partitions.splits import Array
 
@@ -30,7 +36,11 @@ def blank(shape: tuple[int, ...], dtype: type[np.generic]) -> Array:
 
 def rows_of(array: Array, chosen: Array) -> Array:
     """Return these samples; for blank pictures and masks, equally many blank ones."""
-    return array[chosen] if array.ndim <= 2 else np.broadcast_to(array[:1], (len(chosen), *array.shape[1:]))
+    return (
+        array[chosen]
+        if array.ndim <= 2
+        else np.broadcast_to(array[:1], (len(chosen), *array.shape[1:]))
+    )
 
 
 def probe_all(
@@ -60,28 +70,46 @@ def with_patient(sample: SampleSource, info: ImageInfo) -> SampleSource:
     return replace(sample, patient=sample.patient or info.patient, spelling=info.spelling)
 
 
-def describe(samples: Sequence[SampleSource], infos: Sequence[ImageInfo], recipe: PictureRecipe | None = None) -> Array:
+def describe(
+    samples: Sequence[SampleSource],
+    infos: Sequence[ImageInfo],
+    recipe: PictureRecipe | None = None,
+) -> Array:
     """Return blank pictures, uint8 or float32 (n, h, w, c), c = 1, or 3 if any is in colour; or as in a recipe."""
     if recipe:
         check_expected(samples, infos, recipe)
-        return blank((len(samples), *recipe.pictures.shape), np.dtype(recipe.pictures.dtype).type)
-    first, plain = infos[0], None  # plain: the first that is no scan, whose depth was chosen by its maker
+        return blank(
+            (len(samples), *recipe.pictures.shape), np.dtype(recipe.pictures.dtype).type
+        )
+    first, plain = (
+        infos[0],
+        None,
+    )  # plain: the first that is no scan, whose depth was chosen by its maker
     for sample, info in zip(samples, infos, strict=True):
         assert sample.file is not None
         what = f"{sample.where}: {name_of(sample.file)}"
-        if (info.height, info.width) != (first.height, first.width):  # volumes have equal shapes already
-            sizes = f"{info.width} x {info.height}, those before it {first.width} x {first.height}"
+        if (info.height, info.width) != (
+            first.height,
+            first.width,
+        ):  # volumes have equal shapes already
+            sizes = (
+                f"{info.width} x {info.height}, those before it {first.width} x {first.height}"
+            )
             raise DataError(f"{what} is {sizes}; use --size")
         if kind_of(sample.file) == "picture":
             plain = plain or info
             if info.deep != plain.deep:
                 raise DataError(f"{what} mixes 8-bit and 16-bit pictures; convert them alike")
     deep, channels = any(info.deep for info in infos), max(info.channels for info in infos)
-    sides = (first.depth, first.height, first.width) if first.depth else (first.height, first.width)
+    sides = (
+        (first.depth, first.height, first.width) if first.depth else (first.height, first.width)
+    )
     return blank((len(samples), *sides, channels), np.float32 if deep else np.uint8)
 
 
-def check_expected(samples: Sequence[SampleSource], infos: Sequence[ImageInfo], recipe: PictureRecipe) -> None:
+def check_expected(
+    samples: Sequence[SampleSource], infos: Sequence[ImageInfo], recipe: PictureRecipe
+) -> None:
     """Raise DataError, one line, with the first pictures that do not match the recipe, and the differences."""
     faults = [
         f"{sample.where}: {'; '.join(found)}"
@@ -103,13 +131,20 @@ def unlike(info: ImageInfo, recipe: PictureRecipe) -> Iterator[str]:
         yield "it is in colour, where the recipe has grey"
     if info.deep and recipe.pictures.dtype == "uint8":
         yield "it has more than 8 bits, where the recipe has 8"
-    if not info.deep and recipe.pictures.dtype == "float32" and info.acquired.format == "picture" and channels == 1:
+    if (
+        not info.deep
+        and recipe.pictures.dtype == "float32"
+        and info.acquired.format == "picture"
+        and channels == 1
+    ):
         yield "it has 8 bits, where the recipe has more"
     if (info.height, info.width) != (height, width) and not depth:
         yield f"it is {info.width} x {info.height}, where the recipe has {width} x {height}"
 
 
-def draft_pictures(infos: Sequence[ImageInfo], like: Array, options: ImportOptions) -> PictureRecipe:
+def draft_pictures(
+    infos: Sequence[ImageInfo], like: Array, options: ImportOptions
+) -> PictureRecipe:
     """Return the recipe by which pictures (n, h, w, c) are read, without roles and labels."""
     made = made_by(like.shape[1:], str(like.dtype), options.reading)
     return PictureRecipe(pictures=made, expected=expect([info.acquired for info in infos]))
@@ -118,7 +153,8 @@ def draft_pictures(infos: Sequence[ImageInfo], like: Array, options: ImportOptio
 def count_notes(infos: Sequence[ImageInfo]) -> list[str]:
     """Return the notes for the hospital, each with its number of pictures."""
     return [
-        f"{count} of {len(infos)} pictures {note}" for note, count in Counter(n for f in infos for n in f.notes).items()
+        f"{count} of {len(infos)} pictures {note}"
+        for note, count in Counter(n for f in infos for n in f.notes).items()
     ]
 
 
@@ -153,7 +189,9 @@ def probe_masks(samples: Sequence[SampleSource], reading: ReadOptions) -> tuple[
         mask = read_mask(sample, reading)
         first = mask if first is None else first
         if mask.shape != first.shape and sample.mask:
-            raise DataError(f"{sample.where}: {name_of(sample.mask)} has another size than those before it; use --size")
+            raise DataError(
+                f"{sample.where}: {name_of(sample.mask)} has another size than those before it; use --size"
+            )
         own[np.unique(mask)] = True
     assert first is not None
     return blank((len(samples), *first.shape), np.uint8), seen
@@ -180,5 +218,8 @@ def new_pictures(
         raise DataError("the recipe is of pictures, and these are rows of a table")
     good, infos = probe_all(samples, recipe.reading, faults or Faults(None))
     like = describe(good, infos, recipe)
-    notes = (*count_notes(infos), *photometric_notes([info.acquired for info in infos], recipe.expected))
+    notes = (
+        *count_notes(infos),
+        *photometric_notes([info.acquired for info in infos], recipe.expected),
+    )
     return NewPictures(good, recipe, like), notes

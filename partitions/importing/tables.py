@@ -23,10 +23,24 @@ from partitions.recipes.lines import CELL_BYTES, Coded, ColumnReader, Line, Line
 from partitions.schema import few
 from partitions.splits import Array
 
-SPLIT_NAMES = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+SPLIT_NAMES = {
+    "train": "train",
+    "training": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "test": "test",
+}
 SEPARATOR_LINE = re.compile(r'"?sep=([,;|\t])"?')  # before the header, as in Excel
 WITH_COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?", re.ASCII)
-SEPARATORS = {",": ",", ";": ";", "|": "|", "\t": "\t", "tab": "\t", "\\t": "\t"}  # by the name in an option
+SEPARATORS = {
+    ",": ",",
+    ";": ";",
+    "|": "|",
+    "\t": "\t",
+    "tab": "\t",
+    "\\t": "\t",
+}  # by the name in an option
 UTF8 = "utf-8-sig"  # with or without a byte order mark
 FALLBACK = "cp1252"  # of programs of Windows in Western Europe and America
 ONE_BYTE = ("cp125", "iso8859", "latin", "mac")  # encodings that decode any UTF-8, but wrongly
@@ -51,13 +65,17 @@ LONGEST_SHOWN = 40  # characters of a cell in a message
 
 BLOCK_CELLS = 1 << 20  # cells that are read before they go into columns
 
-Label = str | tuple[str, ...] | None  # a column, or several joined by commas; time and event; None: the usual one
+Label = (
+    str | tuple[str, ...] | None
+)  # a column, or several joined by commas; time and event; None: the usual one
 
 
 @contextmanager
 def long_cells() -> Iterator[None]:
     """Context in which a csv's cells may be long; afterwards the library's limit is restored."""
-    before = csv.field_size_limit(MOST_LINE)  # some hospitals' notes exceed the library's own limit
+    before = csv.field_size_limit(
+        MOST_LINE
+    )  # some hospitals' notes exceed the library's own limit
     try:
         yield
     finally:
@@ -84,17 +102,25 @@ def find_encoding(path: Path, wanted: str = "", *, or_utf8: bool = False) -> str
             name = codecs.lookup(encoding).name
             check_text(path, encoding, start)
         except LookupError:
-            raise DataError(f"--encoding is {encoding[:40]!r}, which is none; for example utf-8, cp1252") from None
+            raise DataError(
+                f"--encoding is {encoding[:40]!r}, which is none; for example utf-8, cp1252"
+            ) from None
         except UnicodeError:
             continue
         if name.startswith(ONE_BYTE) and is_utf8(path, wanted):
             if or_utf8:
                 return UTF8
-            raise DataError(f"{path} is UTF-8, and --encoding or the recipe says {wanted}: save it so, or change that")
+            raise DataError(
+                f"{path} is UTF-8, and --encoding or the recipe says {wanted}: save it so, or change that"
+            )
         return encoding
     if wanted:
-        raise DataError(f"{path} is no text in {wanted}, as --encoding or the recipe says: save it so, or change that")
-    raise DataError(f"{path} cannot be read: it is no text in {' or '.join(tried)}; name its --encoding")
+        raise DataError(
+            f"{path} is no text in {wanted}, as --encoding or the recipe says: save it so, or change that"
+        )
+    raise DataError(
+        f"{path} cannot be read: it is no text in {' or '.join(tried)}; name its --encoding"
+    )
 
 
 def check_text(path: Path, encoding: str, start: bytes) -> None:
@@ -179,14 +205,22 @@ def read_column(path: Path, rows: Rows, skipped: int, place: int) -> Coded:
     """Return all different cells of a column, and their codes. ``skipped``: rows that are the header."""
     reader, found = ColumnReader(numbers=False), islice(rows(), skipped, None)
     with long_cells():
-        while block := [cells[place] if place < len(cells) else "" for _, cells in islice(found, BLOCK_CELLS)]:
+        while block := [
+            cells[place] if place < len(cells) else ""
+            for _, cells in islice(found, BLOCK_CELLS)
+        ]:
             reader.add(block)
             check_size(reader.size, f"{path}, with {reader.lines} cells or more,")
     return reader.made().coded
 
 
 def read_lines(
-    path: Path, separator: str = "", encoding: str = "", gaps: Collection[str] = (), *, or_utf8: bool = False
+    path: Path,
+    separator: str = "",
+    encoding: str = "",
+    gaps: Collection[str] = (),
+    *,
+    or_utf8: bool = False,
 ) -> Lines:
     """Return the lines of a csv. Columns without a header get names here.
 
@@ -203,42 +237,71 @@ def read_lines(
         header, width = [*map(str.strip, first[1])], len(first[1])
         unnamed = all(is_number(cell) or WITH_COMMA.fullmatch(cell) for cell in header if cell)
         found = chain([first], found) if unnamed else found
-        readers, numbers, ragged = [ColumnReader(gaps=gaps) for _ in header], list[Array](), dict[int, list[str]]()
+        readers, numbers, ragged = (
+            [ColumnReader(gaps=gaps) for _ in header],
+            list[Array](),
+            dict[int, list[str]](),
+        )
         while block := [*islice(found, max(BLOCK_CELLS // width, 1))]:
             numbers.append(np.array([number for number, _ in block]))
             for i, (number, cells) in enumerate(block):
                 if len(cells) != width:
                     ragged[number] = cells
                     block[i] = number, [*cells, *[""] * width][:width]
-            for reader, column in zip(readers, zip(*(cells for _, cells in block), strict=True), strict=True):
+            for reader, column in zip(
+                readers, zip(*(cells for _, cells in block), strict=True), strict=True
+            ):
                 reader.add(column)
-            size = sum(reader.size for reader in readers) + CELL_BYTES * sum(map(len, ragged.values()))
+            size = sum(reader.size for reader in readers) + CELL_BYTES * sum(
+                map(len, ragged.values())
+            )
             check_size(size, f"{path}, with {width * readers[0].lines} cells or more,")
     # Excel ends lines with separators: columns that have neither a name nor a value are none.
-    kept = [k for k, reader in enumerate(readers) if header[k] or reader.values or any(reader.different)]
+    kept = [
+        k
+        for k, reader in enumerate(readers)
+        if header[k] or reader.values or any(reader.different)
+    ]
     lost = set(range(width)).difference(kept)
     header = [header[k] for k in kept]
     if unnamed and all(header):
         header = [f"column{i}" for i in range(1, len(header) + 1)]
     if not numbers:
         raise DataError(f"{path} has a header but no rows")
-    other = [(number, sum(i not in lost for i in range(len(cells)))) for number, cells in ragged.items()]
+    other = [
+        (number, sum(i not in lost for i in range(len(cells))))
+        for number, cells in ragged.items()
+    ]
     check_structure(path, header, [own for own in other if own[1] != len(header)], separator)
-    made = [readers[k].made(partial(read_column, path, rows, int(not unnamed), k)) for k in kept]
+    made = [
+        readers[k].made(partial(read_column, path, rows, int(not unnamed), k)) for k in kept
+    ]
     columns = dict(zip(header, made, strict=True))
     return Lines(path, columns, np.concatenate(numbers), separator=separator, encoding=encoding)
 
 
-def check_structure(path: Path, header: list[str], other: list[tuple[int, int]], separator: str) -> None:
+def check_structure(
+    path: Path, header: list[str], other: list[tuple[int, int]], separator: str
+) -> None:
     """Raise DataError where columns have no name or the same one, or for ``other`` numbers of cells in lines."""
     problems = Problems()
     with problems.collected():
         if any(cell.lower() in ("", "?", "nan", "na") for cell in header):
-            title = "; delete the lines above the header" if 2 * sum(map(bool, header)) <= len(header) else ""
-            raise DataError(f"{path}: a column has no name in the first line; write a header that names each{title}")
+            title = (
+                "; delete the lines above the header"
+                if 2 * sum(map(bool, header)) <= len(header)
+                else ""
+            )
+            raise DataError(
+                f"{path}: a column has no name in the first line; write a header that names each{title}"
+            )
     with problems.collected():
-        if twice := sorted(name for name, times in Counter(header).items() if name and times > 1):
-            raise DataError(f"{path} has two columns named {few(map(repr, twice))}; rename or remove one")
+        if twice := sorted(
+            name for name, times in Counter(header).items() if name and times > 1
+        ):
+            raise DataError(
+                f"{path} has two columns named {few(map(repr, twice))}; rename or remove one"
+            )
     for count in dict.fromkeys(count for _, count in other):
         numbers = [str(number) for number, own in other if own == count]
         more = f"; so has line {few(numbers[1:])}" if numbers[1:] else ""
@@ -254,7 +317,9 @@ def check_structure(path: Path, header: list[str], other: list[tuple[int, int]],
 def mend_cells(count: int, columns: int, separator: str) -> str:
     """Return how to mend a line of ``count`` cells below a header of another number of ``columns``."""
     if columns == 1:
-        return "delete a title above the header, or name what separates its cells with --separator"
+        return (
+            "delete a title above the header, or name what separates its cells with --separator"
+        )
     if separator == "," and count > columns:
         return "if its numbers have decimal commas, save it separated by semicolons and add --decimal ,"
     if count > columns:
@@ -262,10 +327,16 @@ def mend_cells(count: int, columns: int, separator: str) -> str:
     return "fill its cells, or delete it if it is no row of the table"
 
 
-def label_columns(path: Path, header: list[str], label: Label, usual: tuple[str, ...]) -> tuple[str, ...]:
+def label_columns(
+    path: Path, header: list[str], label: Label, usual: tuple[str, ...]
+) -> tuple[str, ...]:
     """Return the label columns: the requested or the ``usual`` ones. A column's own name may contain commas."""
     if isinstance(label, str):
-        columns = (label,) if label in header else tuple(filter(None, map(str.strip, label.split(","))))
+        columns = (
+            (label,)
+            if label in header
+            else tuple(filter(None, map(str.strip, label.split(","))))
+        )
     else:
         columns = label or usual
     for column in columns:
@@ -274,7 +345,9 @@ def label_columns(path: Path, header: list[str], label: Label, usual: tuple[str,
     return columns
 
 
-def feature_columns(path: Path, header: list[str], others: Collection[str], chosen: Sequence[str]) -> list[str]:
+def feature_columns(
+    path: Path, header: list[str], others: Collection[str], chosen: Sequence[str]
+) -> list[str]:
     """Return the columns of numbers: the ``chosen`` ones, or else all except the ``others``."""
     free = [name for name in header if name not in others]
     for name in chosen:
@@ -295,8 +368,14 @@ def with_point(where: str, name: str, cell: str, decimal: str) -> str:
         return cell
     if is_number(plain := cell.replace(MINUS, "-")) or WITH_COMMA.fullmatch(plain):
         cell = plain
-    if decimal == "," and "." in cell and (is_number(cell) or is_number(cell.replace(".", "").replace(",", "."))):
-        raise DataError(f"{where}: {name} is {cell!r}, which has a point: with --decimal , write numbers as 1234,5")
+    if (
+        decimal == ","
+        and "." in cell
+        and (is_number(cell) or is_number(cell.replace(".", "").replace(",", ".")))
+    ):
+        raise DataError(
+            f"{where}: {name} is {cell!r}, which has a point: with --decimal , write numbers as 1234,5"
+        )
     if not WITH_COMMA.fullmatch(cell):
         return cell
     if decimal != ",":  # also without a requested sign
@@ -311,7 +390,9 @@ def labels_of(line: Line, columns: tuple[str, ...], decimal: str = ".") -> tuple
     where, row = line
     if missing := [column for column in columns if row[column].casefold() in GAPS]:
         what = missing[0] if len(columns) > 1 else "label"
-        raise DataError(f"{where} has no {what}; fill it, or delete the line (a total below the table?)")
+        raise DataError(
+            f"{where} has no {what}; fill it, or delete the line (a total below the table?)"
+        )
     return tuple(with_point(where, column, row[column], decimal) for column in columns)
 
 

@@ -31,17 +31,23 @@ from partitions.splits import Array
 LONGEST_LABEL = 200  # characters; a longer text is a note, not the name of a class
 
 
-def find_import_task(samples: Sequence[SampleSource], task: str, classes: Sequence[str], survival: bool) -> str:
+def find_import_task(
+    samples: Sequence[SampleSource], task: str, classes: Sequence[str], survival: bool
+) -> str:
     """Return the task; "auto" is decided by the number of labels and their values."""
     if task != "auto":
         return task
     if survival or samples[0].mask or samples[0].masks:
         return "survival" if survival else "segmentation"
     if len(samples[0].labels) > 1:
-        found = {plain_label(text) for text in {text for sample in samples for text in sample.labels}}
+        found = {
+            plain_label(text) for text in {text for sample in samples for text in sample.labels}
+        }
         return "multilabel" if found <= {"0", "1", "-1"} else "regression"
     texts = {sample.labels[0] for sample in samples}
-    measured = all(map(is_number, texts)) and any(float(text) != int(float(text)) for text in texts)
+    measured = all(map(is_number, texts)) and any(
+        float(text) != int(float(text)) for text in texts
+    )
     return "regression" if measured and not classes else "multiclass"
 
 
@@ -67,9 +73,15 @@ def read_answers(
     known: int = 0,
 ) -> Answers:
     """Return the labels of samples. ``known``: the number of classes in a recipe."""
-    wanted = {"segmentation": 0, "survival": 2, "multiclass": 1, "ordinal": 1}.get(task, len(samples[0].labels))
-    if len(samples[0].labels) != wanted or bool(samples[0].mask or samples[0].masks) != (task == "segmentation"):
-        needs = {"segmentation": "a column mask", "survival": "columns of time and event"}.get(task, "one label column")
+    wanted = {"segmentation": 0, "survival": 2, "multiclass": 1, "ordinal": 1}.get(
+        task, len(samples[0].labels)
+    )
+    if len(samples[0].labels) != wanted or bool(samples[0].mask or samples[0].masks) != (
+        task == "segmentation"
+    ):
+        needs = {"segmentation": "a column mask", "survival": "columns of time and event"}.get(
+            task, "one label column"
+        )
         raise DataError(f"task = {task} needs {needs}")
     if task == "segmentation":
         return read_masks(samples, classes, reading, known)
@@ -80,7 +92,9 @@ def read_answers(
     for sample in samples:
         for column, text in zip(columns, sample.labels, strict=True):
             if not is_number(text):
-                raise DataError(f"{sample.where}: {column} is {text!r}, no number; fill or drop such rows")
+                raise DataError(
+                    f"{sample.where}: {column} is {text!r}, no number; fill or drop such rows"
+                )
     values = np.array([[float(text) for text in sample.labels] for sample in samples])
     try:
         if task == "survival":
@@ -92,14 +106,20 @@ def read_answers(
     return Answers(y, tuple(columns), len(columns), presence(task, y, len(columns)))
 
 
-def read_masks(samples: Sequence[SampleSource], classes: Sequence[str], reading: ReadOptions, known: int) -> Answers:
+def read_masks(
+    samples: Sequence[SampleSource], classes: Sequence[str], reading: ReadOptions, known: int
+) -> Answers:
     """Return masks as labels. Raises DataError for values that leave numbers out, unless all classes are named."""
     blank, seen = probe_masks(samples, reading)
-    names = tuple(classes) or (("background", *(own.removesuffix("?") for own in reading.outlines)))
+    names = tuple(classes) or (
+        ("background", *(own.removesuffix("?") for own in reading.outlines))
+    )
     names = names if len(names) > 1 else ()
     outputs = max(int(np.flatnonzero(seen[:, :VOID].any(0)).max(initial=1)) + 1, known)
     if names and len(names) < outputs:
-        raise DataError(f"masks have classes 0 to {outputs - 1}, and --labels names {len(names)}: name each")
+        raise DataError(
+            f"masks have classes 0 to {outputs - 1}, and --labels names {len(names)}: name each"
+        )
     if not names and not known:
         try:
             check_masks(np.any(seen, axis=0))
@@ -123,13 +143,19 @@ def number_labels(
     """Return labels as int64 (n,), and the classes' names if they had to be numbered. ``known``: their number."""
     texts = [sample.labels[0] for sample in samples]
     places = {sample.labels[0]: sample.where for sample in reversed(samples)}
-    first = {text: places[text] for text in dict.fromkeys(texts)}  # each label's first place, in order
+    first = {
+        text: places[text] for text in dict.fromkeys(texts)
+    }  # each label's first place, in order
     for text, where in first.items():
         if len(text) > LONGEST_LABEL:
-            raise DataError(f"{where}: the label is a text of {len(text)} characters; name it with --label")
+            raise DataError(
+                f"{where}: the label is a text of {len(text)} characters; name it with --label"
+            )
     if labels:
         names = _declared_names(first, labels)
-        number = {text: names.index(text if text in names else plain_label(text)) for text in first}
+        number = {
+            text: names.index(text if text in names else plain_label(text)) for text in first
+        }
     elif all(plain_label(text).isascii() and plain_label(text).isdigit() for text in first):
         names, number = (), _class_numbers(first, known, len(samples))
     else:
@@ -166,7 +192,10 @@ def _found_names(first: Mapping[str, str], count: int) -> tuple[str, ...]:
     found = sorted({plain_label(text) for text in first})
     if len(found) == 1:
         raise unnumbered(
-            count, repr(found[0]) if len(found[0]) <= LONGEST_SHOWN else f"a text of {len(found[0])} characters"
+            count,
+            repr(found[0])
+            if len(found[0]) <= LONGEST_SHOWN
+            else f"a text of {len(found[0])} characters",
         )
     return tuple(found)
 
@@ -179,7 +208,9 @@ def check_spellings(first: Mapping[str, str]) -> None:
     for label, where in first.items():
         other = spelled.setdefault(plain_text(label), label)
         if plain_label(other) != plain_label(label):
-            raise DataError(f"{where}: the label is {label!r}, elsewhere {other!r}: case and blanks count; {mend}")
+            raise DataError(
+                f"{where}: the label is {label!r}, elsewhere {other!r}: case and blanks count; {mend}"
+            )
         if words and not any(map(str.isalnum, label)):
             raise DataError(
                 f"{where}: the label is {label!r}; fill it or drop the row, or name all classes with --labels"

@@ -14,8 +14,16 @@ NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 LARGEST = float(np.finfo(np.float32).max)
 MINUS = "\u2212"  # of typesetting, beside the hyphen that programs write
 SIGN = f"[+{MINUS}-]?"
-ONE_GROUP = re.compile(rf"{SIGN}[1-9]\d{{0,2}}([.,])\d{{3}}", re.ASCII)  # 1,234: decimals, or thousands
-SPACES = (" ", "'", "\u2019", "\u00a0", "\u202f")  # between groups of three digits, never before decimals
+ONE_GROUP = re.compile(
+    rf"{SIGN}[1-9]\d{{0,2}}([.,])\d{{3}}", re.ASCII
+)  # 1,234: decimals, or thousands
+SPACES = (
+    " ",
+    "'",
+    "\u2019",
+    "\u00a0",
+    "\u202f",
+)  # between groups of three digits, never before decimals
 GROUPS = ("", ",", ".", *SPACES)  # signs between thousands
 # Cells that mean a missing value, in lower case. A dash is not included, because beside a plus it is a finding.
 GAPS = ("", "?", "na", "n/a", "nan", "null", "#n/a", "#na", "#nv")
@@ -24,10 +32,21 @@ DAYS = {"days": 1.0, "years": 365.25}  # days in each unit of time since a date
 # Formats of dates in exports. Where several fit the same cells, the user must choose.
 DATE_FORMATS = tuple(
     f"{day}{time}"
-    for day in ("%Y-%m-%d", "%d.%m.%Y", "%d.%m.%y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y", "%d-%b-%Y")
+    for day in (
+        "%Y-%m-%d",
+        "%d.%m.%Y",
+        "%d.%m.%y",
+        "%d/%m/%Y",
+        "%m/%d/%Y",
+        "%Y/%m/%d",
+        "%d-%m-%Y",
+        "%d-%b-%Y",
+    )
     for time in ("", " %H:%M", " %H:%M:%S", "T%H:%M:%S", "T%H:%M")
 )
-LOOKS_LIKE_A_DATE = re.compile(r"\d{1,4}[-./](\d{1,2}|[A-Za-z]{3})[-./]\d{2,4}([T ]\d{1,2}:\d{2}(:\d{2})?)?", re.ASCII)
+LOOKS_LIKE_A_DATE = re.compile(
+    r"\d{1,4}[-./](\d{1,2}|[A-Za-z]{3})[-./]\d{2,4}([T ]\d{1,2}:\d{2}(:\d{2})?)?", re.ASCII
+)
 # Identifiers: 007 and 7.0; 1e+05, as R writes 100000; zeros before a number.
 WHOLE = re.compile(r"0*(\d+?)([.,]0+)?", re.ASCII)
 ROUND = re.compile(r"\d(\.\d+)?e\+\d\d?", re.ASCII)
@@ -76,7 +95,11 @@ def parse_date(cell: str, form: str, latest: int = 0) -> datetime | None:
     """
     try:
         found = datetime.strptime(cell, form).replace(tzinfo=None)
-        return found.replace(year=latest - (latest - found.year) % 100) if latest and "%y" in form else found
+        return (
+            found.replace(year=latest - (latest - found.year) % 100)
+            if latest and "%y" in form
+            else found
+        )
     except ValueError:
         return None
 

@@ -48,12 +48,19 @@ PLAIN = "number; a gap in other rows becomes the training part's median"
 SPACED = "".join(SPACES)
 DECIMAL = re.compile(rf"{SIGN}\d*([.,])\d+([eE][+-]?\d+)?|{SIGN}\d+([.,])", re.ASCII)
 LONGEST_GAP = max(map(len, GAPS))
-GROUPS = re.compile(rf"{SIGN}\d{{1,3}}(?:([.,])\d{{3}}(?:\1\d{{3}})+|([{SPACED}])\d{{3}}(?:\2\d{{3}})*)", re.ASCII)
-BOTH = re.compile(rf"{SIGN}\d{{1,3}}([.,{SPACED}])\d{{3}}(?:\1\d{{3}})*(?!\1)([.,])\d+", re.ASCII)
+GROUPS = re.compile(
+    rf"{SIGN}\d{{1,3}}(?:([.,])\d{{3}}(?:\1\d{{3}})+|([{SPACED}])\d{{3}}(?:\2\d{{3}})*)",
+    re.ASCII,
+)
+BOTH = re.compile(
+    rf"{SIGN}\d{{1,3}}([.,{SPACED}])\d{{3}}(?:\1\d{{3}})*(?!\1)([.,])\d+", re.ASCII
+)
 ANY_NUMBER = (re.compile(rf"{SIGN}\d+([eE][+-]?\d+)?", re.ASCII), DECIMAL, GROUPS, BOTH)
 QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")  # in a message
 LIMIT = re.compile(rf"[<>\u2264\u2265]=?\s*{SIGN}\d[\d.,]*", re.ASCII)
-WITH_UNIT = re.compile(rf"[<>]?\s*{SIGN}\d[\d.,]*(\s*[%\u2030\u00b0\u20ac$\u00a3]|\s+\S|[a-zA-Z\u00b5]{{2}}).*")
+WITH_UNIT = re.compile(
+    rf"[<>]?\s*{SIGN}\d[\d.,]*(\s*[%\u2030\u00b0\u20ac$\u00a3]|\s+\S|[a-zA-Z\u00b5]{{2}}).*"
+)
 
 
 @dataclass(frozen=True)
@@ -133,11 +140,17 @@ def signs_of(name: str, own: Evidence, file: Evidence, asked: Asked) -> Signs:
         decimal = asked.decimal
     elif len(own.decimal) > 1:
         (one, a), (two, b) = (own.decimal[sign] for sign in (".", ","))
-        raise DataError(f"{one}: {name} is {a!r}, and in {two.rpartition(', ')[2]} {b!r}: write all with one sign")
+        raise DataError(
+            f"{one}: {name} is {a!r}, and in {two.rpartition(', ')[2]} {b!r}: write all with one sign"
+        )
     else:
-        shown_here = own.decimal or {sign: at for sign, at in file.decimal.items() if len(file.decimal) == 1}
+        shown_here = own.decimal or {
+            sign: at for sign, at in file.decimal.items() if len(file.decimal) == 1
+        }
         decimal = next(iter(shown_here), "," if "." in own.thousands else ".")
-    grouped = own.thousands or {sign: at for sign, at in file.thousands.items() if sign != decimal}
+    grouped = own.thousands or {
+        sign: at for sign, at in file.thousands.items() if sign != decimal
+    }
     thousands = asked.thousands or (next(iter(grouped)) if len(grouped) == 1 else "")
     thousands = "" if thousands == decimal else thousands
     for sign, (where, cell) in {**own.unclear, **own.decimal}.items():
@@ -154,19 +167,29 @@ def sign_asked(sign: str, asked: Asked, cell: str) -> str:
             "decimals"
         )
     return (
-        "; add --decimal , if that is a decimal comma, or --thousands , if it stands between thousands (1,234 is 1234)"
+        "; add --decimal , if that is a decimal comma, "
+        "or --thousands , if it stands between thousands (1,234 is 1234)"
     )
 
 
 def draft_columns(
-    lines: Lines, columns: Sequence[str], gaps: Collection[str], asked: Asked, patient: str, problems: Problems
+    lines: Lines,
+    columns: Sequence[str],
+    gaps: Collection[str],
+    asked: Asked,
+    patient: str,
+    problems: Problems,
 ) -> tuple[tuple[Column, ...], str]:
     """Return a column of the recipe for each of the csv's, and the most frequent decimal sign.
 
     ``patient``: the column of patients, or "". A column with ambiguous cells is open; ``problems`` gets the reason.
     """
     cells = {name: cells_in(lines, name, gaps) for name in columns}
-    evidence = {name: evidence_of(own) for name, own in cells.items() if share_of_numbers(own) > MOST_NUMBERS}
+    evidence = {
+        name: evidence_of(own)
+        for name, own in cells.items()
+        if share_of_numbers(own) > MOST_NUMBERS
+    }
     whole = Evidence()
     for found in evidence.values():
         whole.decimal |= found.decimal
@@ -176,13 +199,27 @@ def draft_columns(
         known = len(problems.found)
         with problems.collected():
             if name in evidence:
-                made.append(draft_number(name, lines, cells[name], gaps, signs_of(name, evidence[name], whole, asked)))
+                made.append(
+                    draft_number(
+                        name,
+                        lines,
+                        cells[name],
+                        gaps,
+                        signs_of(name, evidence[name], whole, asked),
+                    )
+                )
             else:
                 made.append(draft_other(name, lines, cells[name], gaps, asked, patient))
         for error in problems.found[known:]:
             made.append(drafted(name, OPEN, why=f"QUESTION. {error}"))
-    decimals = Counter(column.decimal for column in made if column.kind == "number" and evidence[column.origin].decimal)
-    return tuple(made), asked.decimal or next((sign for sign, _ in decimals.most_common(1)), ".")
+    decimals = Counter(
+        column.decimal
+        for column in made
+        if column.kind == "number" and evidence[column.origin].decimal
+    )
+    return tuple(made), asked.decimal or next(
+        (sign for sign, _ in decimals.most_common(1)), "."
+    )
 
 
 def drafted(name: str, kind: str, **fields: Any) -> Column:
@@ -196,16 +233,22 @@ def share_of_numbers(cells: Places) -> float:
     if cells.numbers:
         return 1.0
     whole, decimal, groups, both = (own.fullmatch for own in ANY_NUMBER)
-    count = sum(1 for cell in cells if whole(cell) or decimal(cell) or groups(cell) or both(cell))
+    count = sum(
+        1 for cell in cells if whole(cell) or decimal(cell) or groups(cell) or both(cell)
+    )
     return count / max(len(cells), 1)
 
 
-def draft_number(name: str, lines: Lines, cells: Places, gaps: Collection[str], signs: Signs) -> Column:
+def draft_number(
+    name: str, lines: Lines, cells: Places, gaps: Collection[str], signs: Signs
+) -> Column:
     """Draft a column of numbers. Raises DataError at another cell."""
     remarks = [remark_on_gaps(lines, name, gaps, "the training part's median")]
     if any(remarks) or signs.decimal != "." or signs.thousands:
         sign = f"number, decimal sign {signs.decimal!r}"
-        remarks.insert(0, sign + (f", {signs.thousands!r} between thousands" if signs.thousands else ""))
+        remarks.insert(
+            0, sign + (f", {signs.thousands!r} between thousands" if signs.thousands else "")
+        )
     own = cells.numbers
     if own and own.fits(signs.decimal, signs.thousands, gaps) and not may_be_coded(own.values):
         remarks += odd_values(own, lines)
@@ -213,12 +256,17 @@ def draft_number(name: str, lines: Lines, cells: Places, gaps: Collection[str], 
         values = {cell: parse_number(cell, signs.decimal, signs.thousands) for cell in cells}
         if strange := [cell for cell, value in values.items() if value is None]:
             raise no_number(
-                name, cells[strange[0]], strange[0], sum(map(lines.columns[name].counts.__getitem__, strange))
+                name,
+                cells[strange[0]],
+                strange[0],
+                sum(map(lines.columns[name].counts.__getitem__, strange)),
             )
         known = {cell: value for cell, value in values.items() if value is not None}
         remarks += odd_numbers(cells, lines.columns[name].counts, known)
     why = "; ".join(filter(None, remarks)) or PLAIN
-    return drafted(name, "number", decimal=signs.decimal, thousands=signs.thousands, fill="median", why=why)
+    return drafted(
+        name, "number", decimal=signs.decimal, thousands=signs.thousands, fill="median", why=why
+    )
 
 
 def no_number(name: str, where: str, cell: str, count: int) -> DataError:
@@ -230,12 +278,18 @@ def no_number(name: str, where: str, cell: str, count: int) -> DataError:
         mend = "write a number in its place, such as half of the limit"
     elif WITH_UNIT.fullmatch(cell):
         mend = "write numbers without units"
-    more = f", or --gaps={shlex.quote(cell)} takes it as missing" if len(cell) < MOST_OPTION else ""
+    more = (
+        f", or --gaps={shlex.quote(cell)} takes it as missing"
+        if len(cell) < MOST_OPTION
+        else ""
+    )
     others = f"; {count - 1} cells more are no numbers" if count > 1 else ""
     return DataError(f"{where}: {name} is {shown(cell)}, no number; {mend}{more}{others}")
 
 
-def odd_numbers(cells: Places, counts: Mapping[str, int], values: Mapping[str, float]) -> Iterator[str]:
+def odd_numbers(
+    cells: Places, counts: Mapping[str, int], values: Mapping[str, float]
+) -> Iterator[str]:
     """Yield remarks on a column of numbers that a person should check. ``counts``: the number of each cell."""
     negative = [cell for cell, value in values.items() if value < 0]
     below = sum(counts[cell] for cell in negative)
@@ -245,7 +299,11 @@ def odd_numbers(cells: Places, counts: Mapping[str, int], values: Mapping[str, f
     elif 0 < below <= FEW_BELOW * sum(counts[cell] for cell in values):
         yield few_below(below, cells[negative[0]])
     cell = max(values, key=values.__getitem__, default="")
-    if cell in NINES and counts[cell] > 1 and 0 < 2 * sorted((0.0, *values.values()))[-2] < values[cell]:
+    if (
+        cell in NINES
+        and counts[cell] > 1
+        and 0 < 2 * sorted((0.0, *values.values()))[-2] < values[cell]
+    ):
         yield f"{counts[cell]} cells are {cell}, far above all others: if that means missing, add --gaps={cell}"
     if any(cell[0] == "0" and len(cell) > 1 and cell.isdigit() for cell in values):
         yield CODES
@@ -254,7 +312,9 @@ def odd_numbers(cells: Places, counts: Mapping[str, int], values: Mapping[str, f
 def may_be_coded(values: Array) -> bool:
     """Return whether the one value below 0, or the largest one, may stand for a missing value: its cells decide."""
     low, high = (f"{value:g}" for value in (np.nanmin(values), np.nanmax(values)))
-    return high in NINES or (low in CODED_GAPS and not ((values < 0) & (values != float(low))).any())
+    return high in NINES or (
+        low in CODED_GAPS and not ((values < 0) & (values != float(low))).any()
+    )
 
 
 def odd_values(own: Numbers, lines: Lines) -> Iterator[str]:
@@ -276,7 +336,9 @@ def remark_on_gaps(lines: Lines, name: str, gaps: Collection[str], filled: str) 
     return f"{count} gaps become {filled}" if count else ""
 
 
-def draft_other(name: str, lines: Lines, cells: Places, gaps: Collection[str], asked: Asked, patient: str) -> Column:
+def draft_other(
+    name: str, lines: Lines, cells: Places, gaps: Collection[str], asked: Asked, patient: str
+) -> Column:
     """Draft a column of dates or categories, or one that is left out, with the reason."""
     if not cells:
         return drafted(name, "skip", why="left out: it has no values")
@@ -288,12 +350,16 @@ def draft_other(name: str, lines: Lines, cells: Places, gaps: Collection[str], a
     if len(formats) > 1:
         where, cell = next(iter((where, cell) for cell, where in cells.items()))
         options = " or ".join(f"--dates {form!r}" for form in formats)
-        raise DataError(f"{where}: {name} is {cell!r}, and all its dates can be read in {len(formats)} ways: {options}")
+        raise DataError(
+            f"{where}: {name} is {cell!r}, and all its dates can be read in {len(formats)} ways: {options}"
+        )
     if formats:
         filled = remark_on_gaps(lines, name, gaps, "the training part's median")
         latest = latest_of(formats[0])
         years = f"two digits mean {latest - 99} to {latest} (`latest`)" if latest else ""
-        why = "; ".join(filter(None, (f"date written {formats[0]}: years since 2000-01-01", years, filled)))
+        why = "; ".join(
+            filter(None, (f"date written {formats[0]}: years since 2000-01-01", years, filled))
+        )
         return drafted(name, "date", format=formats[0], latest=latest, fill="median", why=why)
     return draft_category(name, lines, cells, gaps, patient)
 
@@ -303,7 +369,10 @@ def check_dates(name: str, cells: Mapping[str, str]) -> None:
     tried = [cell for cell in cells if LOOKS_LIKE_A_DATE.fullmatch(cell)][:MOST_TRIED]
     if len(tried) <= MOST_NUMBERS * min(len(cells), MOST_TRIED):
         return
-    count, form = max((sum(parse_date(cell, form) is not None for cell in tried), form) for form in DATE_FORMATS)
+    count, form = max(
+        (sum(parse_date(cell, form) is not None for cell in tried), form)
+        for form in DATE_FORMATS
+    )
     if not count:
         return
     cell, where = next(own for own in cells.items() if parse_date(own[0], form) is None)
@@ -313,32 +382,46 @@ def check_dates(name: str, cells: Mapping[str, str]) -> None:
     )
 
 
-def draft_category(name: str, lines: Lines, cells: Mapping[str, str], gaps: Collection[str], patient: str) -> Column:
+def draft_category(
+    name: str, lines: Lines, cells: Mapping[str, str], gaps: Collection[str], patient: str
+) -> Column:
     """Draft a column of categories; rare ones become ``other``, because their names would disclose few patients."""
     if len(cells) > MOST_LEVELS or any(shown(cell) != repr(cell) for cell in cells):
         why = f"left out: {len(cells)} different texts in {len(lines)} rows; --text takes a column of notes as text"
         return drafted(name, "skip", why="; ".join([why, *remarks_on_units(cells)]))
     tidied = {cell: tidy(cell) for cell in lines.columns[name].different}
     whose = patients_by(lines, name, tidied, patient)
-    spellings: dict[str, list[str]] = {}  # the cells of each value, which may differ in blanks and line breaks
+    spellings: dict[
+        str, list[str]
+    ] = {}  # the cells of each value, which may differ in blanks and line breaks
     for cell in cells:
         spellings.setdefault(tidied[cell], []).append(cell)
     common = sorted(own for own in spellings if whose[own] >= FEWEST and own.isprintable())
     rare = len(spellings) - len(common)
-    of_few = f"of fewer than {FEWEST} patients" + ("" if all(map(str.isprintable, spellings)) else ", or unprintable,")
+    of_few = f"of fewer than {FEWEST} patients" + (
+        "" if all(map(str.isprintable, spellings)) else ", or unprintable,"
+    )
     if not common:
         why = f"left out: none of its values has {FEWEST} patients or more"
         return drafted(name, "skip", why="; ".join([why, *remarks_on_units(cells)]))
-    other = next(own for own in ("other", "other values", "all others") if own not in common) if rare else ""
+    other = (
+        next(own for own in ("other", "other values", "all others") if own not in common)
+        if rare
+        else ""
+    )
     remarks = [f"category, one column for each of {few(common, 8)}"]
     remarks += [f"{rare} values {of_few} become {other!r}, unnamed"] if rare else []
     remarks.append(remark_on_gaps(lines, name, gaps, "the training part's most frequent"))
     if len(spellings) == 1 and remarks[-1]:
-        remarks.append(f'if a gap means no: categories = ["{common[0]}", "no"], fill = "value", fill-value = "no"')
+        remarks.append(
+            f'if a gap means no: categories = ["{common[0]}", "no"], fill = "value", fill-value = "no"'
+        )
     remarks += remarks_on_units(cells)
     folded = Counter(own.casefold() for own in spellings)
     if twice := [own for own in common if folded[own.casefold()] > 1]:
-        remarks.append(f"{few(twice, 4)} differ in case only: `values` in the recipe makes one of them")
+        remarks.append(
+            f"{few(twice, 4)} differ in case only: `values` in the recipe makes one of them"
+        )
     values = {cell: own for own in common for cell in spellings[own] if cell != own}
     return drafted(
         name,
@@ -351,7 +434,9 @@ def draft_category(name: str, lines: Lines, cells: Mapping[str, str], gaps: Coll
     )
 
 
-def patients_by(lines: Lines, name: str, tidied: Mapping[str, str], patient: str) -> dict[str, int]:
+def patients_by(
+    lines: Lines, name: str, tidied: Mapping[str, str], patient: str
+) -> dict[str, int]:
     """Return the number of patients with each value, by the ``tidied`` cells of a column and that of patients.
 
     Texts of fewer than :data:`FEWEST` are in no draft, recipe or schema without the hospital's word. A line without a

@@ -21,7 +21,9 @@ from partitions.recipes.cells import LARGEST, ONE_GROUP, is_number
 from partitions.splits import Array
 
 Line = tuple[str, Mapping[str, str]]  # "table.csv, line 7", and its cells by column
-Coded = tuple[Sequence[str], Array]  # the different cells in the order of the lines; each line's code, int32 (n,)
+Coded = tuple[
+    Sequence[str], Array
+]  # the different cells in the order of the lines; each line's code, int32 (n,)
 
 MOST_CODED = 4096  # different cells of a column that stay such, where they are numbers
 MOST_OTHERS = 16  # different cells of a column of numbers that are none, and as many gaps that look like numbers
@@ -29,7 +31,11 @@ HEAD = 1000  # first cells that are kept of a column of numbers
 NUMERIC = b"0123456789+-.,eE\n"
 LEADING_ZERO = re.compile("\n0[0-9]")
 THREE_DIGITS = re.compile("[.,][0-9]{3}\n")
-CODE_BYTES, CELL_BYTES, VALUE_BYTES = 4, 150, 9  # memory of a code, of a different cell, of a number
+CODE_BYTES, CELL_BYTES, VALUE_BYTES = (
+    4,
+    150,
+    9,
+)  # memory of a code, of a different cell, of a number
 
 
 @dataclass(frozen=True)
@@ -52,17 +58,25 @@ class Numbers:
 
     def between(self, gaps: Collection[str]) -> bool:
         """Return whether the others are gaps, and all other cells are none."""
-        return all(own in gaps for own in self.others) and all(own in self.others for own in gaps if is_plain(own))
+        return all(own in gaps for own in self.others) and all(
+            own in self.others for own in gaps if is_plain(own)
+        )
 
     def fits(self, decimal: str, thousands: str, gaps: Collection[str]) -> bool:
         """Return whether all cells but the gaps are numbers with these signs."""
-        return self.sign in ("", decimal) and self.sign != (thousands or None) and self.between(gaps)
+        return (
+            self.sign in ("", decimal)
+            and self.sign != (thousands or None)
+            and self.between(gaps)
+        )
 
 
 class Cells(Sequence[str]):
     """The cells of a column. ``read``: returns the ``different`` ones and the ``codes``, when they are needed."""
 
-    def __init__(self, count: int, read: Callable[[], Coded], numbers: Numbers | None = None) -> None:
+    def __init__(
+        self, count: int, read: Callable[[], Coded], numbers: Numbers | None = None
+    ) -> None:
         self.count_of_lines, self.read, self.numbers = count, read, numbers
 
     @classmethod
@@ -103,8 +117,12 @@ class Cells(Sequence[str]):
         cells = frozenset(cells)
         own = self.numbers
         if own and all(cell in own.others for cell in cells if is_plain(cell)):
-            return np.isin(own.kinds, [kind for kind, cell in enumerate(own.others) if cell in cells])
-        return np.isin(self.codes, [code for code, cell in enumerate(self.different) if cell in cells])
+            return np.isin(
+                own.kinds, [kind for kind, cell in enumerate(own.others) if cell in cells]
+            )
+        return np.isin(
+            self.codes, [code for code, cell in enumerate(self.different) if cell in cells]
+        )
 
     def count_in(self, cells: Collection[str]) -> int:
         """Return the number of lines with one of these cells."""
@@ -143,11 +161,18 @@ class ColumnReader:
 
     def __init__(self, numbers: bool = True, gaps: Collection[str] = ()) -> None:
         self.gaps = [gap for gap in gaps if is_plain(gap)]
-        self.numbers, self.lines, self.failed = numbers and len(self.gaps) < MOST_OTHERS, 0, False
+        self.numbers, self.lines, self.failed = (
+            numbers and len(self.gaps) < MOST_OTHERS,
+            0,
+            False,
+        )
         self.code: dict[str, int] = {}  # of each cell as it is written
         self.different: dict[str, int] = {}
         self.codes: list[Array] = []
-        self.values, self.kinds = array("d"), array("b")  # which grow in place: blocks would be in memory twice
+        self.values, self.kinds = (
+            array("d"),
+            array("b"),
+        )  # which grow in place: blocks would be in memory twice
         self.others = {gap: k for k, gap in enumerate(self.gaps)}
         self.sign, self.zeros, self.head = "", False, list[str]()
         self.decimal: tuple[int, str] | None = None
@@ -156,7 +181,10 @@ class ColumnReader:
     @property
     def size(self) -> int:
         """The memory that the column takes, in bytes."""
-        return CELL_BYTES * len(self.code) + (VALUE_BYTES if self.values else CODE_BYTES) * self.lines
+        return (
+            CELL_BYTES * len(self.code)
+            + (VALUE_BYTES if self.values else CODE_BYTES) * self.lines
+        )
 
     def add(self, cells: Sequence[str]) -> None:
         """Take the next cells. Where a column of numbers has other cells after all, it has ``failed``."""
@@ -191,7 +219,11 @@ class ColumnReader:
         numbers = [cell for cell in cells if cell not in self.others] if self.others else cells
         if (values := floats_of(numbers)) is None:
             cells = [*map(str.strip, cells)]
-            strange = [cell for cell in dict.fromkeys(cells) if cell not in self.others and not is_plain(cell)]
+            strange = [
+                cell
+                for cell in dict.fromkeys(cells)
+                if cell not in self.others and not is_plain(cell)
+            ]
             if len(strange) + len(self.others) > 2 * MOST_OTHERS:
                 return False
             self.others |= {cell: len(self.others) + k for k, cell in enumerate(strange)}
@@ -215,16 +247,29 @@ class ColumnReader:
             return False
         self.sign = self.sign or sign
         if not self.zeros and LEADING_ZERO.search(text):
-            self.zeros = any(cell[:1] == "0" and len(cell) > 1 and cell.isdigit() for cell in cells)
+            self.zeros = any(
+                cell[:1] == "0" and len(cell) > 1 and cell.isdigit() for cell in cells
+            )
         if sign and not self.unclear and THREE_DIGITS.search(text):
             self.unclear = self.place(cells, places, ONE_GROUP.fullmatch)
         if sign and not self.decimal:
-            self.decimal = self.place(cells, places, lambda cell: sign in cell and not ONE_GROUP.fullmatch(cell))
+            self.decimal = self.place(
+                cells, places, lambda cell: sign in cell and not ONE_GROUP.fullmatch(cell)
+            )
         return True
 
-    def place(self, cells: Sequence[str], places: Array, suits: Callable[[str], object]) -> tuple[int, str] | None:
+    def place(
+        self, cells: Sequence[str], places: Array, suits: Callable[[str], object]
+    ) -> tuple[int, str] | None:
         """Return the line of the first cell that suits, and the cell."""
-        return next(((self.lines + int(i), cell) for i, cell in zip(places, cells, strict=True) if suits(cell)), None)
+        return next(
+            (
+                (self.lines + int(i), cell)
+                for i, cell in zip(places, cells, strict=True)
+                if suits(cell)
+            ),
+            None,
+        )
 
     def made(self, read: Callable[[], Coded] | None = None) -> Cells:
         """Return the column. ``read``: reads it again, with all its different cells."""
@@ -241,7 +286,11 @@ class ColumnReader:
 def floats_of(cells: Sequence[str]) -> Array | None:
     """Return numbers with a point each, or a comma each, or neither; None where there is any other cell."""
     text = "\n".join(cells)
-    if not text.isascii() or text.encode().translate(None, NUMERIC) or text.count("\n") != len(cells) - 1:
+    if (
+        not text.isascii()
+        or text.encode().translate(None, NUMERIC)
+        or text.count("\n") != len(cells) - 1
+    ):
         return None if cells else np.empty(0)
     if "," in text:
         if "." in text:
@@ -269,7 +318,10 @@ class Lines(Sequence[Line]):
         separator: str = "",
         encoding: str = "",
     ) -> None:
-        made = {name: own if isinstance(own, Cells) else Cells.of(own) for name, own in columns.items()}
+        made = {
+            name: own if isinstance(own, Cells) else Cells.of(own)
+            for name, own in columns.items()
+        }
         self.path, self.columns, self.numbers, self.header = path, made, numbers, [*columns]
         self.word, self.separator, self.encoding = word or f"{path}, line", separator, encoding
 
@@ -279,7 +331,9 @@ class Lines(Sequence[Line]):
 
     def only(self, names: Collection[str]) -> Lines:
         """Return the lines with some of their columns."""
-        return Lines(self.path, {name: self.columns[name] for name in names}, self.numbers, self.word)
+        return Lines(
+            self.path, {name: self.columns[name] for name in names}, self.numbers, self.word
+        )
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -303,12 +357,18 @@ class Places(Mapping[str, str]):
 
     def __init__(self, lines: Lines, column: Cells, gaps: Collection[str]) -> None:
         self.lines, self.column, self.gaps = lines, column, gaps
-        self.numbers = column.numbers if column.numbers and column.numbers.between(gaps) else None
+        self.numbers = (
+            column.numbers if column.numbers and column.numbers.between(gaps) else None
+        )
 
     @cached_property
     def different(self) -> Mapping[str, int]:
         """The code of each cell."""
-        return {cell: code for code, cell in enumerate(self.column.different) if cell not in self.gaps}
+        return {
+            cell: code
+            for code, cell in enumerate(self.column.different)
+            if cell not in self.gaps
+        }
 
     @cached_property
     def first(self) -> Array:

@@ -36,7 +36,17 @@ from partitions.common.errors import DataError
 from partitions.common.parsed import parse_content
 from partitions.labels import TASKS
 from partitions.recipes.reading import Acquisition, ReadOptions
-from partitions.recipes.recipe import MEND, Recipe, RecipePart, Text, check_version, loaded, one_of, parse_recipe, read
+from partitions.recipes.recipe import (
+    MEND,
+    Recipe,
+    RecipePart,
+    Text,
+    check_version,
+    loaded,
+    one_of,
+    parse_recipe,
+    read,
+)
 from partitions.recipes.toml import NO_NOTES, as_toml
 from partitions.schema import Feature, few
 
@@ -54,7 +64,13 @@ MODALITIES = frozenset(
 GREY = ("MONOCHROME1", "MONOCHROME2")
 YBR = ("YBR_FULL", "YBR_FULL_422", "YBR_PARTIAL_420", "YBR_ICT", "YBR_RCT")
 PHOTOMETRIC = frozenset((*GREY, "PALETTE COLOR", "RGB", *YBR))
-SAME = ("window", "slices", "series", "outlines", "binary_masks")  # fields of ReadOptions and of [pictures]
+SAME = (
+    "window",
+    "slices",
+    "series",
+    "outlines",
+    "binary_masks",
+)  # fields of ReadOptions and of [pictures]
 COMMENTS = {
     "pictures": "What is made of each picture.",
     "expected": "What the pictures were. Others are refused where they differ: add what the model may be used for.",
@@ -83,7 +99,9 @@ class Made(RecipePart):
 
     ALWAYS = ("shape", "dtype")
 
-    shape: Annotated[tuple[Annotated[int, Field(ge=1, lt=1 << 15)], ...], Field(min_length=3, max_length=4)]
+    shape: Annotated[
+        tuple[Annotated[int, Field(ge=1, lt=1 << 15)], ...], Field(min_length=3, max_length=4)
+    ]
     dtype: Annotated[str, one_of("uint8", "float32")]
     resize: bool = False
     window: tuple[float, float] | None = None
@@ -99,7 +117,9 @@ class Made(RecipePart):
         mm, same = self.spacing, {name: getattr(self, name) for name in SAME}
         volume = (self.shape[0], self.shape[1], self.shape[2]) if len(self.shape) == 4 else None
         voxels = {"voxel": mm} if isinstance(mm, tuple) else {"spacing": mm}
-        return ReadOptions(size=self.shape[1] if self.resize else None, volume=volume, **voxels, **same)
+        return ReadOptions(
+            size=self.shape[1] if self.resize else None, volume=volume, **voxels, **same
+        )
 
 
 class PictureRecipe(RecipePart):
@@ -177,7 +197,9 @@ def parse_pictures(content: Mapping[str, Any]) -> PictureRecipe:
         )
     shape = recipe.pictures.shape
     if shape[-1] not in ((1,) if len(shape) == 4 else (1, 3)):
-        raise DataError("shape is height, width and channels, for example [224, 224, 1]; of volumes depth before them")
+        raise DataError(
+            "shape is height, width and channels, for example [224, 224, 1]; of volumes depth before them"
+        )
     if recipe.pictures.resize and shape[0] != shape[1]:
         raise DataError("resize makes squares; shape has another height than width")
     for key, mm in (("pixel-mm", recipe.expected.pixel), ("slice-mm", recipe.expected.between)):
@@ -227,7 +249,11 @@ def differences(own: Acquisition, expected: Expected) -> Iterator[str]:
         if known and value not in known:
             there = " or ".join(name or "none" for name in known)
             yield f"its {what} is {value or 'not stated'}, where the recipe has {there}"
-    if own.format == "dicom" and expected.rescaled and ANSWERS[not own.rescaled] not in expected.rescaled:
+    if (
+        own.format == "dicom"
+        and expected.rescaled
+        and ANSWERS[not own.rescaled] not in expected.rescaled
+    ):
         yield (
             "its values are rescaled to a unit, where the recipe's are not"
             if own.rescaled

@@ -48,7 +48,10 @@ def convert(lines: Lines, recipe: Recipe) -> tuple[DataFrame, list[Misfit]]:
 
     found: list[tuple[int, Misfit]] = []
     made: dict[int, Any] = {}
-    gaps, formats = frozenset(recipe.file.gaps), {c.origin: c for c in recipe.columns if c.format}
+    gaps, formats = (
+        frozenset(recipe.file.gaps),
+        {c.origin: c for c in recipe.columns if c.format},
+    )
     for j, column in enumerate(recipe.used):
         cells = lines.columns[column.origin]
         if (values := plain_numbers(cells, column, gaps)) is not None:
@@ -59,10 +62,17 @@ def convert(lines: Lines, recipe: Recipe) -> tuple[DataFrame, list[Misfit]]:
         if column.since in formats:
             start = lines.columns[column.since]
             width = len(start.different)
-            both, codes = np.unique(cells.codes * np.int64(width) + start.codes, return_inverse=True)
-            pairs = [(cells.different[own // width], start.different[own % width]) for own in both.tolist()]
+            both, codes = np.unique(
+                cells.codes * np.int64(width) + start.codes, return_inverse=True
+            )
+            pairs = [
+                (cells.different[own // width], start.different[own % width])
+                for own in both.tolist()
+            ]
         read = [
-            (None, "") if cell in gaps else value_of(cell, column, {column.since: other}, gaps, formats)
+            (None, "")
+            if cell in gaps
+            else value_of(cell, column, {column.since: other}, gaps, formats)
             for cell, other in pairs
         ]
         if column.kind == "category":
@@ -83,7 +93,11 @@ def convert(lines: Lines, recipe: Recipe) -> tuple[DataFrame, list[Misfit]]:
 def plain_numbers(cells: Cells, column: Column, gaps: Collection[str]) -> Array | None:
     """Return the values of a column of many numbers, NaN for gaps; None for another, or if a cell may not fit."""
     numbers = cells.numbers
-    if column.kind != "number" or numbers is None or not numbers.fits(column.decimal, column.thousands, gaps):
+    if (
+        column.kind != "number"
+        or numbers is None
+        or not numbers.fits(column.decimal, column.thousands, gaps)
+    ):
         return None
     values = numbers.values  # not copied where nothing changes
     if (column.factor, column.offset) != (1, 0):
@@ -93,14 +107,21 @@ def plain_numbers(cells: Cells, column: Column, gaps: Collection[str]) -> Array 
 
 
 def value_of(
-    cell: str, column: Column, row: Mapping[str, str], gaps: frozenset[str], formats: Mapping[str, Column]
+    cell: str,
+    column: Column,
+    row: Mapping[str, str],
+    gaps: frozenset[str],
+    formats: Mapping[str, Column],
 ) -> tuple[Any, str]:
     """Return a cell's value, and the fault in it, if any."""
     if column.kind == "category":
         level = column.values.get(cell, cell)
         if level in column.levels:
             return level, ""
-        return column.other or None, f"none of {few(column.levels, 8)}{nearest(cell, column.levels)}"
+        return (
+            column.other or None,
+            f"none of {few(column.levels, 8)}{nearest(cell, column.levels)}",
+        )
     if column.kind == "date":
         value, fault = elapsed(cell, column, row, gaps, formats)
     else:
@@ -113,7 +134,11 @@ def value_of(
 
 
 def elapsed(
-    cell: str, column: Column, row: Mapping[str, str], gaps: frozenset[str], formats: Mapping[str, Column]
+    cell: str,
+    column: Column,
+    row: Mapping[str, str],
+    gaps: frozenset[str],
+    formats: Mapping[str, Column],
 ) -> tuple[float | None, str]:
     """Return days or years from the column's ``since`` to the date in a cell, and the fault in it, if any."""
     when = parse_date(cell, column.format, column.latest)
@@ -138,7 +163,9 @@ def check_misfits(misfits: Sequence[Misfit], as_gaps: bool) -> tuple[str, ...]:
     refused = [misfit for misfit in misfits if not misfit.taken_as]
     if refused and not as_gaps:
         first, more = refused[0], len(refused) - 1
-        others = "".join(f"; {own.where.rpartition(', ')[2]}: {own.what}" for own in refused[1:MOST_SHOWN])
+        others = "".join(
+            f"; {own.where.rpartition(', ')[2]}: {own.what}" for own in refused[1:MOST_SHOWN]
+        )
         others += f" and {more - MOST_SHOWN + 1} cells more" if more >= MOST_SHOWN else ""
         raise DataError(
             f"{first.where}: {first.what}{others}; correct the cells or the recipe, or take them as gaps with --as-gaps"
@@ -162,7 +189,9 @@ def future_notes(made: DataFrame, recipe: Recipe) -> tuple[str, ...]:
             since = datetime.fromisoformat(column.since or EPOCH)
             now = (datetime.now() - since).total_seconds() / 86400 / DAYS[column.per]
             if later := int((made[j] > now).sum()):
-                notes.append(f"{later} dates of {column.name} lie in the future: are its years right?")
+                notes.append(
+                    f"{later} dates of {column.name} lie in the future: are its years right?"
+                )
     return tuple(notes)
 
 
@@ -205,7 +234,9 @@ def fit(made: DataFrame, recipe: Recipe, training: Array) -> dict[str, float | s
         if column.fill == "most-frequent":
             fills[column.name] = min(known.mode().tolist())  # the first one of several
         else:
-            fills[column.name] = float(known.median() if column.fill == "median" else known.mean())
+            fills[column.name] = float(
+                known.median() if column.fill == "median" else known.mean()
+            )
     return fills
 
 
@@ -214,7 +245,9 @@ def gaps_of(made: DataFrame, recipe: Recipe) -> Array:
     flags = np.zeros((len(made), sum(len(column.features) for column in recipe.used)), bool)
     at = 0
     for j, column in enumerate(recipe.used):
-        flags[:, at : at + len(column.features) - column.mark_gaps] = made[j].isna().to_numpy()[:, None]
+        flags[:, at : at + len(column.features) - column.mark_gaps] = (
+            made[j].isna().to_numpy()[:, None]
+        )
         at += len(column.features)
     return flags
 

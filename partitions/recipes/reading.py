@@ -38,20 +38,29 @@ class ReadOptions:
         for name, number in (("size", self.size), ("slices", self.slices)):
             if number is not None and number < 1:
                 raise DataError(f"{name} is {number}; it must be 1 or more")
-        for name, value in (("the window's width", self.window and self.window[1]), ("spacing", self.spacing)):
+        for name, value in (
+            ("the window's width", self.window and self.window[1]),
+            ("spacing", self.spacing),
+        ):
             if value is not None and not 0 < value < np.inf:
                 raise DataError(f"{name} is {value:g}; it must be above 0")
         if self.volume is None:
             if self.voxel or self.outlines:
-                raise DataError("voxels of three sizes and --outlines are of volumes: say --volume D,H,W")
+                raise DataError(
+                    "voxels of three sizes and --outlines are of volumes: say --volume D,H,W"
+                )
             return
         if self.size or self.spacing or self.slices > 1:
-            raise DataError("--size and --slices are of single slices: --volume D,H,W takes whole volumes")
+            raise DataError(
+                "--size and --slices are of single slices: --volume D,H,W takes whole volumes"
+            )
         if not all(0 < side <= MOST_SIDE for side in self.volume):
             raise DataError(f"a volume has 1 to {MOST_SIDE} voxels on a side")
         if self.voxel and not all(0 < side < np.inf for side in self.voxel):
             raise DataError("spacing is the mm of a voxel, above 0")
-        if len({name.removesuffix("?").casefold() for name in self.outlines}) < len(self.outlines):
+        if len({name.removesuffix("?").casefold() for name in self.outlines}) < len(
+            self.outlines
+        ):
             raise DataError("--outlines names one twice")
 
 

@@ -49,7 +49,11 @@ FILLS = {
     "skip": (),  # any: it is of no meaning there
 }
 MOST_CATEGORIES, MOST_COLUMNS, LONGEST_RECIPE = 1000, 100_000, 1 << 24
-KEYS = {"source": "from", "pixel": "pixel-mm", "between": "slice-mm"}  # of fields with another name in a file
+KEYS = {
+    "source": "from",
+    "pixel": "pixel-mm",
+    "between": "slice-mm",
+}  # of fields with another name in a file
 
 T = TypeVar("T")
 
@@ -73,7 +77,8 @@ class RecipePart(Frozen):
     """A part of a recipe: keys have hyphens. ``ALWAYS``: fields that are written with their defaults, too."""
 
     model_config = ConfigDict(
-        alias_generator=lambda name: KEYS.get(name, name.replace("_", "-")), validate_by_name=True
+        alias_generator=lambda name: KEYS.get(name, name.replace("_", "-")),
+        validate_by_name=True,
     )
     ALWAYS: ClassVar[tuple[str, ...]] = ()
 
@@ -90,7 +95,9 @@ class RecipePart(Frozen):
     @property
     def as_json(self) -> str:
         """The values as JSON without comments, for data files and model cards."""
-        return json.dumps(self.content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        return json.dumps(
+            self.content, ensure_ascii=False, separators=(",", ":"), allow_nan=False
+        )
 
 
 def plain(value: Any) -> Any:
@@ -152,7 +159,9 @@ class Column(RecipePart):
         if self.kind == "category" and self.encode == "one-hot":
             made = tuple(Feature(tidy(f"{self.name}={level}")) for level in self.levels)
         else:
-            made = (Feature(self.name, self.per if self.kind == "date" else self.unit, self.range),)
+            made = (
+                Feature(self.name, self.per if self.kind == "date" else self.unit, self.range),
+            )
         return (*made, Feature(tidy(f"{self.name} missing"))) if self.mark_gaps else made
 
 
@@ -215,7 +224,11 @@ class Recipe(RecipePart):
 
     def toml(self, about: str = "") -> str:
         """Return the recipe as TOML, each column with its comment."""
-        return as_toml(self.content, about, {f"columns.{i}": column.why for i, column in enumerate(self.columns)})
+        return as_toml(
+            self.content,
+            about,
+            {f"columns.{i}": column.why for i, column in enumerate(self.columns)},
+        )
 
 
 # Reading
@@ -245,16 +258,22 @@ def read(text: str, parse: Callable[[object], T]) -> T:
             raise DataError(f"a recipe has at most {LONGEST_RECIPE} characters")
         return parse(json.loads(text))
     except (ValueError, RecursionError) as error:
-        raise DataError(f"the recipe cannot be used ({' '.join(str(error).split())[:300]})") from None
+        raise DataError(
+            f"the recipe cannot be used ({' '.join(str(error).split())[:300]})"
+        ) from None
 
 
 def parse_recipe(content: object) -> Recipe:
     """Parse the recipe of a TOML or JSON mapping. Raises DataError, one line, for invalid content."""
     keys = content if isinstance(content, Mapping) else {}
     if "kind" in keys:
-        raise DataError("this recipe is of pictures or scans, and that of a table is needed here")
+        raise DataError(
+            "this recipe is of pictures or scans, and that of a table is needed here"
+        )
     if "combat" in keys:
-        raise DataError(f"the recipe has [combat]: {NO_COMBAT}, by the recipe without that section")
+        raise DataError(
+            f"the recipe has [combat]: {NO_COMBAT}, by the recipe without that section"
+        )
     check_version(keys)
     recipe = parse_content(Recipe, content, MEND)
     for column in recipe.columns:
@@ -266,7 +285,9 @@ def parse_recipe(content: object) -> Recipe:
 def check_version(keys: Mapping[str, Any]) -> None:
     """Raise DataError for a recipe of another version."""
     if keys.get("version") != VERSION:
-        raise DataError(f"version is {str(keys.get('version'))[:20]}: this silofl reads recipes of version {VERSION}")
+        raise DataError(
+            f"version is {str(keys.get('version'))[:20]}: this silofl reads recipes of version {VERSION}"
+        )
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -280,14 +301,20 @@ def check_recipe(recipe: Recipe) -> None:
             raise DataError(f"two {what} are called {twice[:80]!r}")
     for what, name in (*(("label", own) for own in recipe.label), ("patient", recipe.patient)):
         if name == OPEN:
-            raise DataError(f"{what} is still {OPEN!r}: name a column of the csv, as the draft's comment says")
+            raise DataError(
+                f"{what} is still {OPEN!r}: name a column of the csv, as the draft's comment says"
+            )
         if name in {column.origin for column in recipe.used}:
-            raise DataError(f"{name!r} is the {what} and an input: delete its [[columns]], or skip it")
+            raise DataError(
+                f"{name!r} is the {what} and an input: delete its [[columns]], or skip it"
+            )
     if not recipe.used and not recipe.text.column:
         raise DataError("every column is skipped; a recipe takes at least one")
     separator = recipe.file.separator
     if len(separator) != 1 or separator in '"\r\n':
-        raise DataError(f"separator is {separator[:10]!r}; it is one sign, for example ; or a tab")
+        raise DataError(
+            f"separator is {separator[:10]!r}; it is one sign, for example ; or a tab"
+        )
     dates = {column.origin for column in recipe.columns if column.format}
     for column in recipe.used:
         if column.kind == "date" and column.since not in dates:
@@ -332,7 +359,11 @@ def misfit_of(column: Column) -> str:
             return f"values name {strange[0][:40]!r}, which is none of its categories"
     if fills and column.fill == "value" and value is None:
         return 'fill = "value" needs fill-value'
-    if fills and value is not None and (value not in levels if levels else isinstance(value, str)):
+    if (
+        fills
+        and value is not None
+        and (value not in levels if levels else isinstance(value, str))
+    ):
         return f"fill-value is {str(value)[:40]!r}, no {column.kind} of it"
     return ""
 
@@ -343,7 +374,9 @@ def unfitted(recipe: Recipe, without: str) -> Recipe:
     for column in recipe.columns:
         if column.origin == without:
             column = Column(name=column.name, kind="skip", source=column.source)
-        columns.append(column if column.fill == "value" else column.model_copy(update={"fill_value": None}))
+        columns.append(
+            column if column.fill == "value" else column.model_copy(update={"fill_value": None})
+        )
     if without not in {column.origin for column in columns}:
         columns.append(Column(name=tidy(f"{without} (left out)"), kind="skip", source=without))
     made = recipe.model_copy(update={"columns": tuple(columns)})
@@ -354,7 +387,9 @@ def unfitted(recipe: Recipe, without: str) -> Recipe:
 def with_fills(recipe: Recipe, fills: Mapping[str, float | str]) -> Recipe:
     """Return the recipe with the training part's values for gaps, by the columns' names."""
     columns = (
-        column.model_copy(update={"fill_value": fills[column.name]}) if column.name in fills else column
+        column.model_copy(update={"fill_value": fills[column.name]})
+        if column.name in fills
+        else column
         for column in recipe.columns
     )
     return recipe.model_copy(update={"columns": tuple(columns)})

@@ -18,11 +18,30 @@ from partitions.recipes.cells import date_formats, latest_of
 from partitions.recipes.draft import Asked, Evidence, Signs, evidence_of, signs_of
 from partitions.recipes.lines import Lines, cells_in
 from partitions.recipes.pipeline import shown
-from partitions.recipes.recipe import MEND, Column, FileFormat, Recipe, RecipePart, Text, check_column, check_recipe
+from partitions.recipes.recipe import (
+    MEND,
+    Column,
+    FileFormat,
+    Recipe,
+    RecipePart,
+    Text,
+    check_column,
+    check_recipe,
+)
 from partitions.recipes.toml import as_toml
 from partitions.schema import Schema, few, tidy
 
-OWN = ("from", "decimal", "thousands", "factor", "offset", "values", "format", "latest", "fill-value")  # one hospital's
+OWN = (
+    "from",
+    "decimal",
+    "thousands",
+    "factor",
+    "offset",
+    "values",
+    "format",
+    "latest",
+    "fill-value",
+)  # one hospital's
 
 
 @dataclass(frozen=True)
@@ -50,7 +69,9 @@ class Shared(RecipePart):
 def schema_of(recipe: Recipe, dtype: str = "float32") -> Schema:
     """Return the schema of all hospitals from the recipe of one. Raises DataError where it has not been used yet."""
     if recipe.task == "auto":
-        raise DataError("the recipe has no task yet: import the rows with it, and take the recipe that is written then")
+        raise DataError(
+            "the recipe has no task yet: import the rows with it, and take the recipe that is written then"
+        )
     if recipe.text.column:
         raise DataError("a shared schema is of tables; this recipe takes texts")
     since = {column.since for column in recipe.used}
@@ -61,10 +82,16 @@ def schema_of(recipe: Recipe, dtype: str = "float32") -> Schema:
             continue
         kept = {"fill-value": column.fill_value} if column.fill == "value" else {}
         kept |= {"since": sources[column.since]} if column.since in sources else {}
-        columns.append({key: value for key, value in column.content.items() if key not in OWN} | kept)
+        columns.append(
+            {key: value for key, value in column.content.items() if key not in OWN} | kept
+        )
     named = recipe.label if len(recipe.label) < 2 or not recipe.classes else recipe.classes
-    table = Shared(label=named, task=recipe.task, patient=recipe.patient).content | {"columns": columns}
-    labels = recipe.classes or (recipe.label if len(recipe.label) > 1 and recipe.task != "survival" else ())
+    table = Shared(label=named, task=recipe.task, patient=recipe.patient).content | {
+        "columns": columns
+    }
+    labels = recipe.classes or (
+        recipe.label if len(recipe.label) > 1 and recipe.task != "survival" else ()
+    )
     text = json.dumps(table, sort_keys=True, separators=(",", ":"))
     return Schema(recipe.features, tuple(map(tidy, labels)), dtype, text)
 
@@ -72,7 +99,9 @@ def schema_of(recipe: Recipe, dtype: str = "float32") -> Schema:
 def schema_toml(schema: Schema) -> str:
     """Return the schema as TOML with comments."""
     content = schema.content
-    columns = [{"name": own["name"], "kind": own["kind"], **own} for own in content["table"]["columns"]]
+    columns = [
+        {"name": own["name"], "kind": own["kind"], **own} for own in content["table"]["columns"]
+    ]
     about = "The columns and labels of all hospitals: ship it in the bundles (`schema:` in federation.yaml)."
     return as_toml({**content, "table": {**content["table"], "columns": columns}}, about)
 
@@ -80,16 +109,26 @@ def schema_toml(schema: Schema) -> str:
 def parse_shared(schema: Schema) -> Shared:
     """Parse the section ``table`` of a schema. Raises DataError where there is none, or for other columns."""
     if not schema.table:
-        raise DataError("the schema has no section [table]: make one with silofl schema OURS.recipe.toml")
+        raise DataError(
+            "the schema has no section [table]: make one with silofl schema OURS.recipe.toml"
+        )
     shared = parse_content(Shared, json.loads(schema.table), MEND)
     for column in shared.columns:
-        given = {key for key in column.content if key in OWN and not (key == "fill-value" and column.fill == "value")}
+        given = {
+            key
+            for key in column.content
+            if key in OWN and not (key == "fill-value" and column.fill == "value")
+        }
         if given:
-            raise DataError(f"{min(given)} of a column is a hospital's own: it stands in a recipe, not in a schema")
+            raise DataError(
+                f"{min(given)} of a column is a hospital's own: it stands in a recipe, not in a schema"
+            )
         # A date's format is the hospital's own; a placeholder allows the check of all other keys.
         check_column(column.model_copy(update={"format": "%Y-%m-%d"}))
     if [f for column in shared.columns for f in column.features] != list(schema.features):
-        raise DataError("the schema's [table] makes other columns than its features: make it again with silofl schema")
+        raise DataError(
+            "the schema's [table] makes other columns than its features: make it again with silofl schema"
+        )
     return shared
 
 
@@ -110,7 +149,9 @@ def recipe_for(
 
     Raises DataError, one line, where a column or a cell has no shared name and no mapping.
     """
-    sources = find_sources(path, header, [*(c.name for c in shared.columns), *shared.label], mapped)
+    sources = find_sources(
+        path, header, [*(c.name for c in shared.columns), *shared.label], mapped
+    )
     cells = {c.name: cells_in(lines, sources[c.name], gaps) for c in shared.columns}
     evidence = {name: evidence_of(own) for name, own in cells.items()}
     whole = Evidence()
@@ -126,19 +167,37 @@ def recipe_for(
             signs: Signs = signs_of(source, evidence[name], whole, asked)
             own |= {"decimal": signs.decimal, "thousands": signs.thousands}
         elif column.kind == "category":
-            own["values"] = codes_of(name, source, cells[name], column.levels, mapped, bool(column.other))
+            own["values"] = codes_of(
+                name, source, cells[name], column.levels, mapped, bool(column.other)
+            )
         else:
             form = format_of(source, cells[name], asked)
-            own |= {"format": form, "latest": latest_of(form), "since": sources.get(column.since, column.since)}
+            own |= {
+                "format": form,
+                "latest": latest_of(form),
+                "since": sources.get(column.since, column.since),
+            }
         made.append(column.model_copy(update=own))
     label = tuple(sources[name] for name in shared.label)
     values: Mapping[str, str] = {}
     if len(label) == 1 and labels:
-        values = codes_of(shared.label[0], label[0], cells_in(lines, label[0], gaps), labels, mapped, False)
-    left, taken = [name for name in header if name not in sources.values()], {column.name for column in made}
+        values = codes_of(
+            shared.label[0], label[0], cells_in(lines, label[0], gaps), labels, mapped, False
+        )
+    left, taken = (
+        [name for name in header if name not in sources.values()],
+        {column.name for column in made},
+    )
     skipped = (Column(name=free_name(name, taken), kind="skip", source=name) for name in left)
-    roles: dict[str, Any] = {"label": label, "task": shared.task, "classes": tuple(labels), "label_values": values}
-    recipe = Recipe(columns=(*made, *skipped), outputs=len(labels), file=FileFormat(gaps=gaps), **roles)
+    roles: dict[str, Any] = {
+        "label": label,
+        "task": shared.task,
+        "classes": tuple(labels),
+        "label_values": values,
+    }
+    recipe = Recipe(
+        columns=(*made, *skipped), outputs=len(labels), file=FileFormat(gaps=gaps), **roles
+    )
     check_recipe(recipe)
     return recipe
 
@@ -148,13 +207,19 @@ def free_name(name: str, taken: Collection[str]) -> str:
     return tidy(name) if tidy(name) not in taken else f"{tidy(name)} (left out)"
 
 
-def find_sources(path: object, header: Sequence[str], names: Sequence[str], mapped: Mapped) -> dict[str, str]:
+def find_sources(
+    path: object, header: Sequence[str], names: Sequence[str], mapped: Mapped
+) -> dict[str, str]:
     """Return the csv's column for each shared name: as mapped, or of the same name. Raises DataError."""
     for name, source in mapped.columns.items():
         if name not in names:
-            raise DataError(f"--map {name}={source}: the schema has no column {name!r}{nearest(name, names)}")
+            raise DataError(
+                f"--map {name}={source}: the schema has no column {name!r}{nearest(name, names)}"
+            )
         if source not in header:
-            raise DataError(f"--map {name}={source}: {path} has no column {source!r}{nearest(source, header)}")
+            raise DataError(
+                f"--map {name}={source}: {path} has no column {source!r}{nearest(source, header)}"
+            )
     same = {tidy(name): name for name in header}
     found = {name: mapped.columns.get(name, same.get(name, "")) for name in names}
     if missing := [name for name, source in found.items() if not source]:
@@ -164,20 +229,31 @@ def find_sources(path: object, header: Sequence[str], names: Sequence[str], mapp
             f"one for each; not used yet: {left or 'none'}"
         )
     if len(set(found.values())) < len(found):
-        twice = next(source for source in found.values() if list(found.values()).count(source) > 1)
+        twice = next(
+            source for source in found.values() if list(found.values()).count(source) > 1
+        )
         raise DataError(f"{path}: {twice} stands for two columns of the schema; see --map")
     return found
 
 
 def codes_of(
-    name: str, source: str, cells: Mapping[str, str], levels: Sequence[str], mapped: Mapped, other: bool
+    name: str,
+    source: str,
+    cells: Mapping[str, str],
+    levels: Sequence[str],
+    mapped: Mapped,
+    other: bool,
 ) -> dict[str, str]:
     """Return the category of each cell with another name. Raises DataError where one has no category."""
     given = mapped.cells.get(name, {})
     if strange := [level for level in given.values() if level not in levels]:
-        raise DataError(f"--codes {name}: {strange[0]!r} is none of {few(levels, 20)}{nearest(strange[0], levels)}")
+        raise DataError(
+            f"--codes {name}: {strange[0]!r} is none of {few(levels, 20)}{nearest(strange[0], levels)}"
+        )
     same = {tidy(cell): cell for cell in cells}
-    values = {cell: level for level, cell in same.items() if level in levels and cell != level} | dict(given)
+    values = {
+        cell: level for level, cell in same.items() if level in levels and cell != level
+    } | dict(given)
     unknown = [cell for cell in cells if cell not in levels and cell not in values]
     if unknown and not other:
         raise DataError(

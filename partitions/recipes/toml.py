@@ -12,7 +12,9 @@ NO_NOTES: Mapping[str, str] = MappingProxyType({})
 BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
-def as_toml(content: Mapping[str, Any], about: str = "", notes: Mapping[str, str] = NO_NOTES) -> str:
+def as_toml(
+    content: Mapping[str, Any], about: str = "", notes: Mapping[str, str] = NO_NOTES
+) -> str:
     """Return the content as TOML: tables as sections, those of the key ``columns`` as sections each.
 
     ``about``: a comment at the beginning; ``notes``: comments above keys, and above columns (``columns.0``).
@@ -20,9 +22,13 @@ def as_toml(content: Mapping[str, Any], about: str = "", notes: Mapping[str, str
     return "\n".join([*commented(about), *lines_of(content, notes)]) + "\n"
 
 
-def lines_of(table: Mapping[str, Any], notes: Mapping[str, str], above: str = "") -> Iterator[str]:
+def lines_of(
+    table: Mapping[str, Any], notes: Mapping[str, str], above: str = ""
+) -> Iterator[str]:
     """Yield a table's lines: its own keys, then the sections in it. ``above``: the names of the tables around it."""
-    sections = [key for key, value in table.items() if isinstance(value, Mapping) or key == "columns"]
+    sections = [
+        key for key, value in table.items() if isinstance(value, Mapping) or key == "columns"
+    ]
     for key, value in table.items():
         if key not in sections:
             yield from commented(notes.get(key, ""))
@@ -49,7 +55,11 @@ def bare(key: str) -> str:
 def written(value: Any) -> str:
     """Return a value in TOML's notation on one line, or tables in a list on one each."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{bare(str(key))} = {written(own)}" for key, own in value.items()) + "}"
+        return (
+            "{"
+            + ", ".join(f"{bare(str(key))} = {written(own)}" for key, own in value.items())
+            + "}"
+        )
     if isinstance(value, list) and value and all(isinstance(own, Mapping) for own in value):
         return "\n".join(["[", *(f"  {written(own)}," for own in value), "]"])
     if isinstance(value, list):

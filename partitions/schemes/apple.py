@@ -14,14 +14,18 @@ import numpy as np
 from partitions.schemes.pool import Parts, Pool, gather
 from partitions.splits import Array
 
-RESPLIT = "pool train and test and split them 80 / 20 per class, as APPLE did with its MedMNIST sets"
+RESPLIT = (
+    "pool train and test and split them 80 / 20 per class, as APPLE did with its MedMNIST sets"
+)
 
 
 @dataclass(frozen=True)
 class ApplePathological:
     """Settings of ``apple-pathological``."""
 
-    classes_per_silo: int = field(default=2, metadata={"help": "classes that each silo holds", "minimum": 1})
+    classes_per_silo: int = field(
+        default=2, metadata={"help": "classes that each silo holds", "minimum": 1}
+    )
     resplit: bool = field(default=False, metadata={"help": RESPLIT})
 
 
@@ -40,8 +44,12 @@ def apple_pathological(pool: Pool, settings: ApplePathological) -> list[Parts]:
     class is distributed completely: each owner draws u ~ U(0, 1), normalised to sum 1.
     """
     entries = settings.classes_per_silo * pool.silos
-    permutations = [pool.rng.permutation(pool.classes) for _ in range(entries // pool.classes + 1)]
-    owned = np.concatenate(permutations)[:entries].reshape(pool.silos, settings.classes_per_silo)
+    permutations = [
+        pool.rng.permutation(pool.classes) for _ in range(entries // pool.classes + 1)
+    ]
+    owned = np.concatenate(permutations)[:entries].reshape(
+        pool.silos, settings.classes_per_silo
+    )
     fractions = np.zeros((pool.silos, pool.classes))
     for label in range(pool.classes):
         owners = np.flatnonzero((owned == label).any(axis=1))
@@ -56,7 +64,10 @@ def apple_practical(pool: Pool, settings: ApplePractical) -> list[Parts]:
     For N silos the other N - 2 share the remaining 10 % equally, which is 1 % each at the paper's N = 12.
     Two silos share a class 1 : 8 (10 % and 80 %, scaled to sum 1); one silo has all.
     """
-    fractions = np.stack([pool.rng.permutation(practical_shares(pool.silos)) for _ in range(pool.classes)], axis=1)
+    fractions = np.stack(
+        [pool.rng.permutation(practical_shares(pool.silos)) for _ in range(pool.classes)],
+        axis=1,
+    )
     return deal(pool, fractions, settings.resplit)
 
 

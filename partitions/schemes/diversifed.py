@@ -24,16 +24,25 @@ class DiversifedPathological:
 
     train_size: int = field(
         default=0,
-        metadata={"help": "training samples per silo; 0 = 500, 300 for fashion-mnist", "minimum": 0, "maximum": 10**7},
+        metadata={
+            "help": "training samples per silo; 0 = 500, 300 for fashion-mnist",
+            "minimum": 0,
+            "maximum": 10**7,
+        },
     )
-    test_size: int = field(default=100, metadata={"help": "test samples per silo", "minimum": 1, "maximum": 10**7})
+    test_size: int = field(
+        default=100, metadata={"help": "test samples per silo", "minimum": 1, "maximum": 10**7}
+    )
 
 
 @dataclass(frozen=True)
 class DiversifedDirichlet(DiversifedPathological):
     """Settings of ``diversifed-dirichlet``."""
 
-    alpha: float = field(default=0.5, metadata={"symbol": "α", "help": "concentration; small = skewed", "above": 0})
+    alpha: float = field(
+        default=0.5,
+        metadata={"symbol": "α", "help": "concentration; small = skewed", "above": 0},
+    )
 
 
 @dataclass(frozen=True)
@@ -41,7 +50,12 @@ class DiversifedPractical(DiversifedPathological):
     """Settings of ``diversifed-practical``."""
 
     dominant: float = field(
-        default=0.8, metadata={"help": "share of a silo's samples from its group's classes", "minimum": 0, "maximum": 1}
+        default=0.8,
+        metadata={
+            "help": "share of a silo's samples from its group's classes",
+            "minimum": 0,
+            "maximum": 1,
+        },
     )
 
 
@@ -89,7 +103,9 @@ def diversifed_practical(pool: Pool, settings: DiversifedPractical) -> list[Part
         for samples, size in ((train, train_size(pool, settings)), (test, settings.test_size)):
             most = int(size * settings.dominant + 0.5)
             inside, outside = samples[dominant[samples]], samples[~dominant[samples]]
-            parts.append(gather([draw(inside, most, pool.rng), draw(outside, size - most, pool.rng)]))
+            parts.append(
+                gather([draw(inside, most, pool.rng), draw(outside, size - most, pool.rng)])
+            )
         silos.append((parts[0], parts[1]))
     return silos
 

@@ -23,7 +23,10 @@ DRAWS = 10_000  # draws before `dirichlet` gives up
 class Dirichlet:
     """Settings of ``dirichlet``."""
 
-    beta: float = field(default=0.5, metadata={"symbol": "β", "help": "concentration; small = skewed", "above": 0})
+    beta: float = field(
+        default=0.5,
+        metadata={"symbol": "β", "help": "concentration; small = skewed", "above": 0},
+    )
     least: int = field(
         default=0,
         metadata={
@@ -33,7 +36,12 @@ class Dirichlet:
         },
     )
     min_test: int = field(
-        default=0, metadata={"help": "test samples that each silo has at least", "minimum": 0, "maximum": 10**7}
+        default=0,
+        metadata={
+            "help": "test samples that each silo has at least",
+            "minimum": 0,
+            "maximum": 10**7,
+        },
     )
 
 
@@ -41,8 +49,12 @@ class Dirichlet:
 class Pathological:
     """Settings of ``pathological``."""
 
-    classes_per_silo: int = field(default=2, metadata={"help": "classes that each silo may hold", "minimum": 1})
-    balanced: bool = field(default=False, metadata={"help": "silos share a class equally instead of at random"})
+    classes_per_silo: int = field(
+        default=2, metadata={"help": "classes that each silo may hold", "minimum": 1}
+    )
+    balanced: bool = field(
+        default=False, metadata={"help": "silos share a class equally instead of at random"}
+    )
 
 
 def paper_minimum(samples: int, silos: int) -> int:
@@ -58,10 +70,14 @@ def dirichlet(pool: Pool, settings: Dirichlet) -> list[Parts]:
     Raises DataError where no draw gives every silo enough samples.
     """
     least = settings.least or paper_minimum(len(pool.labels), pool.silos)
-    least = max(least, (settings.min_test - 1) * 4 + 1)  # a quarter of this, rounded up, is min_test
+    least = max(
+        least, (settings.min_test - 1) * 4 + 1
+    )  # a quarter of this, rounded up, is min_test
     by_class = [pool.of_class(label) for label in range(pool.classes)]
     for _ in range(DRAWS):
-        cuts = draw_cuts([len(samples) for samples in by_class], pool.silos, settings.beta, pool.rng)
+        cuts = draw_cuts(
+            [len(samples) for samples in by_class], pool.silos, settings.beta, pool.rng
+        )
         if cuts is not None and np.diff(cuts, axis=1).sum(axis=0).min() >= least:
             break
     else:
@@ -70,11 +86,16 @@ def dirichlet(pool: Pool, settings: Dirichlet) -> list[Parts]:
             f"{pool.dataset}; take fewer silos, a larger dirichlet.beta than {settings.beta:g}, "
             "or a smaller dirichlet.least"
         )
-    silos = [gather([by_class[c][cut[i] : cut[i + 1]] for c, cut in enumerate(cuts)]) for i in range(pool.silos)]
+    silos = [
+        gather([by_class[c][cut[i] : cut[i + 1]] for c, cut in enumerate(cuts)])
+        for i in range(pool.silos)
+    ]
     return [hold_out(samples, TEST_SHARE, pool.rng) for samples in silos]
 
 
-def draw_cuts(class_sizes: list[int], silos: int, beta: float, rng: np.random.Generator) -> Array | None:
+def draw_cuts(
+    class_sizes: list[int], silos: int, beta: float, rng: np.random.Generator
+) -> Array | None:
     """Make one draw: return the cuts of each class, int (classes, silos + 1); None if no silo may take a class."""
     cuts = np.zeros((len(class_sizes), silos + 1), int)
     held = np.zeros(silos, int)

@@ -21,7 +21,10 @@ TEST_SHARE = 0.2
 class FedapmDirichlet:
     """Settings of ``fedapm-dirichlet``."""
 
-    beta: float = field(default=0.5, metadata={"symbol": "β", "help": "concentration; small = skewed", "above": 0})
+    beta: float = field(
+        default=0.5,
+        metadata={"symbol": "β", "help": "concentration; small = skewed", "above": 0},
+    )
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,10 @@ def fedapm_shards(pool: Pool, settings: FedapmShards) -> list[Parts]:
     """
     q = settings.shards_per_silo
     per_class = -(-q * pool.silos // pool.classes)
-    shards = [shard for label in range(pool.classes) for shard in np.array_split(pool.of_class(label), per_class)]
+    shards = [
+        shard
+        for label in range(pool.classes)
+        for shard in np.array_split(pool.of_class(label), per_class)
+    ]
     drawn = pool.rng.permutation(len(shards))[: q * pool.silos].reshape(pool.silos, q)
     return [hold_out(gather([shards[i] for i in row]), TEST_SHARE, pool.rng) for row in drawn]

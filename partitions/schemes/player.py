@@ -15,14 +15,21 @@ from partitions.splits import Array
 
 TEST_SHARE = 0.2
 SHOWN = 6  # silos of a data set that an error names
-PAPER_SAMPLES = {"fashion-mnist": 2000, "emnist": 3000, "cifar10": 10_000}  # per silo, five silos
+PAPER_SAMPLES = {
+    "fashion-mnist": 2000,
+    "emnist": 3000,
+    "cifar10": 10_000,
+}  # per silo, five silos
 
 
 @dataclass(frozen=True)
 class PlayerDirichlet:
     """Settings of ``player-dirichlet``."""
 
-    beta: float = field(default=0.5, metadata={"symbol": "β", "help": "concentration; small = skewed", "above": 0})
+    beta: float = field(
+        default=0.5,
+        metadata={"symbol": "β", "help": "concentration; small = skewed", "above": 0},
+    )
     samples_per_silo: int = field(
         default=0,
         metadata={
@@ -50,7 +57,9 @@ def player_dirichlet(pool: Pool, settings: PlayerDirichlet) -> list[Parts]:
     first = pool.labels[: size * pool.silos]
     for label in range(pool.classes):
         samples = pool.rng.permutation(np.flatnonzero(first == label))
-        counts = (pool.rng.dirichlet(np.full(pool.silos, settings.beta)) * len(samples)).astype(int)
+        counts = (pool.rng.dirichlet(np.full(pool.silos, settings.beta)) * len(samples)).astype(
+            int
+        )
         for silo, piece in enumerate(np.split(samples, np.cumsum(counts)[:-1])):
             silos[silo].append(piece)
     return [hold_out(gather(pieces), TEST_SHARE, pool.rng) for pieces in silos]
@@ -69,11 +78,16 @@ def natural(pool: Pool, settings: object) -> list[Parts]:
             "take another partition, for example dirichlet"
         )
     if pool.silos != len(pool.groups):
-        names = [*pool.groups] if len(pool.groups) <= SHOWN else [*[*pool.groups][:SHOWN], "..."]
+        names = (
+            [*pool.groups] if len(pool.groups) <= SHOWN else [*[*pool.groups][:SHOWN], "..."]
+        )
         raise DataError(
             f"natural: {pool.dataset} comes with {len(pool.groups)} silos ({', '.join(names)}), not "
             f"{pool.silos}; set silos={len(pool.groups)}"
         )
     if pool.own_test:
-        return [(rows[rows < pool.n_train], rows[rows >= pool.n_train]) for rows in pool.groups.values()]
+        return [
+            (rows[rows < pool.n_train], rows[rows >= pool.n_train])
+            for rows in pool.groups.values()
+        ]
     return [hold_out(samples, TEST_SHARE, pool.rng) for samples in pool.groups.values()]

@@ -28,7 +28,9 @@ class Pool:
     silos: int
     rng: np.random.Generator
     groups: Mapping[str, Array] | None = None
-    own_test: bool = False  # whether groups keep the data set's own division into train and test
+    own_test: bool = (
+        False  # whether groups keep the data set's own division into train and test
+    )
 
     def of_class(self, label: int) -> Array:
         """Return the indices of all samples of a class, shuffled."""
@@ -40,7 +42,9 @@ class Pool:
 
     def test_of_class(self, label: int) -> Array:
         """Return the indices of a class's test samples, shuffled."""
-        return self.rng.permutation(np.flatnonzero(self.labels[self.n_train :] == label) + self.n_train)
+        return self.rng.permutation(
+            np.flatnonzero(self.labels[self.n_train :] == label) + self.n_train
+        )
 
 
 def gather(pieces: list[Array]) -> Array:
@@ -70,4 +74,6 @@ def iid(pool: Pool, settings: object) -> list[Parts]:
     """Shuffle the training and the test samples, and divide each evenly (sizes differ by one at most)."""
     train = pool.rng.permutation(pool.n_train)
     test = pool.rng.permutation(np.arange(pool.n_train, len(pool.labels)))
-    return list(zip(np.array_split(train, pool.silos), np.array_split(test, pool.silos), strict=True))
+    return list(
+        zip(np.array_split(train, pool.silos), np.array_split(test, pool.silos), strict=True)
+    )

@@ -76,7 +76,10 @@ PARTITIONS: dict[str, Partition] = {
         mend="a larger dirichlet.beta or ",
     ),
     "pathological": Partition(
-        "groups of silos share two classes each", "FedALA", fedala.pathological, fedala.Pathological
+        "groups of silos share two classes each",
+        "FedALA",
+        fedala.pathological,
+        fedala.Pathological,
     ),
     "diversifed-pathological": Partition(
         "two random classes per silo, equal sizes",
@@ -108,7 +111,9 @@ PARTITIONS: dict[str, Partition] = {
         mend="a larger fedapm-dirichlet.beta or ",
         shares=True,
     ),
-    "fedapm-shards": Partition("two random shards per silo", "FedAPM", fedapm.fedapm_shards, fedapm.FedapmShards),
+    "fedapm-shards": Partition(
+        "two random shards per silo", "FedAPM", fedapm.fedapm_shards, fedapm.FedapmShards
+    ),
     "player-dirichlet": Partition(
         "each class over the silos by Dir(beta), no smallest silo",
         "PLayer-FL",
@@ -117,12 +122,20 @@ PARTITIONS: dict[str, Partition] = {
         validation=0.2,
         mend="a larger player-dirichlet.beta or ",
     ),
-    "natural": Partition("the data set's own silos", "PLayer-FL", player.natural, validation=0.2, by_class=False),
+    "natural": Partition(
+        "the data set's own silos", "PLayer-FL", player.natural, validation=0.2, by_class=False
+    ),
 }
 
 
 def partition(
-    dataset: Dataset, name: str, *, silos: int, seed: int, settings: Any = None, validation: float = -1.0
+    dataset: Dataset,
+    name: str,
+    *,
+    silos: int,
+    seed: int,
+    settings: Any = None,
+    validation: float = -1.0,
 ) -> list[SiloIndices]:
     """Divide a data set over ``silos`` silos; the same arguments give the same silos.
 
@@ -165,7 +178,9 @@ def partition(
         # A generator per silo, so that its validation samples do not depend on other silos.
         train, val = hold_out(train, share, np.random.default_rng([seed, i]))
         if patients:
-            train, val, test = (gather([patients[unit] for unit in units]) for units in (train, val, test))
+            train, val, test = (
+                gather([patients[unit] for unit in units]) for units in (train, val, test)
+            )
         result.append(SiloIndices(silo_name(i), train, val, test, origins[i]))
     return result
 
@@ -199,10 +214,16 @@ def check_fits(dataset: Dataset, name: str) -> None:
 
 def labels_to_divide(dataset: Dataset, patients: list[Array] | None) -> tuple[Array, int]:
     """Return the class of each sample or patient, int64 (n,), 0 without classes; and the number for training."""
-    labels = dataset.labels if dataset.task in ONE_CLASS else np.zeros(len(dataset.train) + len(dataset.test), np.int64)
+    labels = (
+        dataset.labels
+        if dataset.task in ONE_CLASS
+        else np.zeros(len(dataset.train) + len(dataset.test), np.int64)
+    )
     if patients is None:
         return labels, len(dataset.train)
-    return most_frequent(labels, patients), sum(int(rows[0]) < len(dataset.train) for rows in patients)
+    return most_frequent(labels, patients), sum(
+        int(rows[0]) < len(dataset.train) for rows in patients
+    )
 
 
 def silo_data(dataset: Dataset, indices: SiloIndices) -> SiloData:

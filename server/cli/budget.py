@@ -19,7 +19,9 @@ def budget(args: argparse.Namespace) -> None:
         from server.results.run_directory import read_toml
 
         if args.policy is not None:
-            raise UserError("--policy: a run directory has no budget; name a silo's state directory")
+            raise UserError(
+                "--policy: a run directory has no budget; name a silo's state directory"
+            )
         unit = str(read_toml(args.where / "config.toml").get("dp.unit", "record"))
         found = budgets_of(History(args.where / "history.csv"), unit)
         text = run_page(found)
@@ -43,7 +45,12 @@ COMMANDS = (
                 nargs="?",
                 type=Path,
             ),
-            option("--policy", "FILE", "this hospital's policy.toml (default: the silo's, as far as known)", type=Path),
+            option(
+                "--policy",
+                "FILE",
+                "this hospital's policy.toml (default: the silo's, as far as known)",
+                type=Path,
+            ),
             flag("--json", "as JSON"),
         ),
         examples=("silofl budget", "silofl budget runs/first --json"),

@@ -40,7 +40,9 @@ def credentials(args: argparse.Namespace) -> None:
     compose = args.file.absolute().parent / "docker-compose.yml"
     if deployed.containers_exist(compose):
         found = deployed.connect(federation, compose)
-        print(f"connection {found.connection.name} ({found.connection.address}); runs land in {found.runs}")
+        print(
+            f"connection {found.connection.name} ({found.connection.address}); runs land in {found.runs}"
+        )
         return
     made = ensure_credentials(
         state_directory(federation.name) / "credentials",
@@ -49,7 +51,9 @@ def credentials(args: argparse.Namespace) -> None:
     )
     for check in check_certificates(made.server_certificate, made.ca_certificate):
         print(f"{check.name}: {check.detail}")
-    print(f"keys of {len(federation.silos)} silos in {made.directory}; `silofl up` writes the connection")
+    print(
+        f"keys of {len(federation.silos)} silos in {made.directory}; `silofl up` writes the connection"
+    )
 
 
 def add_silo(args: argparse.Namespace) -> None:
@@ -68,9 +72,13 @@ def add_silo(args: argparse.Namespace) -> None:
     request = read_request(args.request) if args.request else None
     name = args.name or (request.name if request else "")
     if not name:
-        raise UserError("give a NAME, or --request FILE: `silofl request NAME` at the hospital makes it")
+        raise UserError(
+            "give a NAME, or --request FILE: `silofl request NAME` at the hospital makes it"
+        )
     if request and name != request.name:
-        raise UserError(f"{args.request} is a request of {request.name}, not of {name}: leave the name away")
+        raise UserError(
+            f"{args.request} is a request of {request.name}, not of {name}: leave the name away"
+        )
     out = args.out or Path(f"{name}.tar")
     kept = args.sign_with or bundle.signing_key_file(federation)
     key = load_signing_key(kept) if args.sign_with or kept.exists() else None
@@ -91,7 +99,9 @@ def add_silo(args: argparse.Namespace) -> None:
         hint = f"server.address in {federation.path} is {address}: this bundle works on this machine only"
         print(hint, file=sys.stderr)
     if request:
-        print(f"{name} has the key {request.fingerprint}: compare it with what the hospital tells you")
+        print(
+            f"{name} has the key {request.fingerprint}: compare it with what the hospital tells you"
+        )
         print(f"{out}: hand it to {name}; no private key is in it")
     else:
         print(f"{out}: hand it to {name} as the secret it is")
@@ -117,8 +127,12 @@ def signing_key(args: argparse.Namespace) -> None:
         path = signing_key_file(federation)
     public = public_pem(make_signing_key(path))
     write_atomically(path.with_suffix(".pub"), public)
-    print(f"{path}: the key that signs bundles; keep it, and a backup, where the bundles' carriers are not")
-    print("tell every hospital its fingerprint another way than the bundle, for silofl join --signed-by:")
+    print(
+        f"{path}: the key that signs bundles; keep it, and a backup, where the bundles' carriers are not"
+    )
+    print(
+        "tell every hospital its fingerprint another way than the bundle, for silofl join --signed-by:"
+    )
     print(fingerprint(public))
 
 
@@ -140,7 +154,10 @@ def withdraw(args: argparse.Namespace) -> None:
 
     for line in withdraw(args.name, args.runs):
         print(line)
-    print(f"what others averaged or copied stays; `silofl remove-silo {args.name}` shuts it out", file=sys.stderr)
+    print(
+        f"what others averaged or copied stays; `silofl remove-silo {args.name}` shuts it out",
+        file=sys.stderr,
+    )
 
 
 def doctor(args: argparse.Namespace) -> None:
@@ -150,29 +167,44 @@ def doctor(args: argparse.Namespace) -> None:
     if what is None and not os.environ.get("SILOFL_SERVER"):
         what = FEDERATION
         if not what.exists():
-            raise UserError(f"there is no {what} here: name the server's; at a hospital: BUNDLE --data FILE")
+            raise UserError(
+                f"there is no {what} here: name the server's; at a hospital: BUNDLE --data FILE"
+            )
     if what is not None and what.suffix in (".yaml", ".yml"):
         from server.deploy.doctor import server_checks
         from server.deploy.federation import read_federation
 
         federation = read_federation(what, check_data=False)
-        subject, checks = federation.name, server_checks(federation, args.connection or federation.name)
+        subject, checks = (
+            federation.name,
+            server_checks(federation, args.connection or federation.name),
+        )
     else:
         subject, checks = site_doctor(what, args.data, args.policy)
     print(table(checks))
     failed = [check.name for check in checks if not check.ok]
     if failed:
-        raise UserError(f"{subject}: {len(failed)} of {len(checks)} checks failed: {', '.join(failed)}")
+        raise UserError(
+            f"{subject}: {len(failed)} of {len(checks)} checks failed: {', '.join(failed)}"
+        )
 
 
-def site_doctor(what: Path | None, data: Path | None, policy: Path | None = None) -> tuple[str, list[Any]]:
+def site_doctor(
+    what: Path | None, data: Path | None, policy: Path | None = None
+) -> tuple[str, list[Any]]:
     """Return the name and the checks of a site: of this container, or of a bundle."""
     import tempfile
     from dataclasses import replace
 
     from client.site.node import Site
     from client.site.runtime.doctor import site_checks
-    from client.site.trust.bundle import check_key, check_signature, read_bundle, site_of, unpack
+    from client.site.trust.bundle import (
+        check_key,
+        check_signature,
+        read_bundle,
+        site_of,
+        unpack,
+    )
 
     if what is None:
         site = Site.from_environment(os.environ)
@@ -182,8 +214,12 @@ def site_doctor(what: Path | None, data: Path | None, policy: Path | None = None
     check_key(files, site_of(files, Path()))
     check_signature(what, files, site_of(files, Path()).name, echo=print, remember=False)
     if data is None and not (named := site_of(files, Path()).data).is_file():
-        raise UserError(f"there is no {named}, as the bundle's .env has it: name your data file with --data FILE")
-    with tempfile.TemporaryDirectory(prefix="silofl-") as folder:  # mode 0700; deleted afterwards with the key
+        raise UserError(
+            f"there is no {named}, as the bundle's .env has it: name your data file with --data FILE"
+        )
+    with tempfile.TemporaryDirectory(
+        prefix="silofl-"
+    ) as folder:  # mode 0700; deleted afterwards with the key
         unpack(files, Path(folder))
         site = site_of(files, Path(folder), data, policy=policy)
         return site.name, site_checks(site)
@@ -196,7 +232,10 @@ COMMANDS = (
         "compose",
         "write the compose file of a federation",
         compose,
-        (FILE, option("--out", "FILE", "where to write it (default: standard output)", type=Path)),
+        (
+            FILE,
+            option("--out", "FILE", "where to write it (default: standard output)", type=Path),
+        ),
         examples=("silofl compose federation.yaml --out docker-compose.yml",),
         description="Write the compose file of a federation: one container per silo and a server, with TLS and keys.",
     ),
@@ -215,8 +254,16 @@ COMMANDS = (
         "make the bundle of one more hospital",
         add_silo,
         (
-            option("name", "NAME", "the silo's name (default: the request's)", nargs="?", default=""),
-            option("--request", "FILE", "what `silofl request` made at the hospital", type=Path),
+            option(
+                "name",
+                "NAME",
+                "the silo's name (default: the request's)",
+                nargs="?",
+                default="",
+            ),
+            option(
+                "--request", "FILE", "what `silofl request` made at the hospital", type=Path
+            ),
             option("--out", "FILE", "the bundle to write (default: NAME.tar)", type=Path),
             option("--device", "DEVICE", "cpu or cuda:N, at the hospital", default="cpu"),
             option("--image", "IMAGE", "image that the hospital takes", default=""),
@@ -233,7 +280,15 @@ COMMANDS = (
         "signing-key",
         "make the consortium's key that signs bundles, and print its fingerprint",
         signing_key,
-        (FILE, option("--out", "FILE", "another place for it, such as a stick: see --sign-with", type=Path)),
+        (
+            FILE,
+            option(
+                "--out",
+                "FILE",
+                "another place for it, such as a stick: see --sign-with",
+                type=Path,
+            ),
+        ),
         examples=("silofl signing-key federation.yaml",),
         description="Make the key that signs bundles, unless it is there, and its public half beside it, and "
         "print the fingerprint, which hospitals are to get another way than the bundle. From then "
@@ -253,7 +308,13 @@ COMMANDS = (
         withdraw,
         (
             option("name", "NAME", "the silo's name"),
-            option("runs", "RUN", "run directories (default: all below runs/)", nargs="*", type=Path),
+            option(
+                "runs",
+                "RUN",
+                "run directories (default: all below runs/)",
+                nargs="*",
+                type=Path,
+            ),
         ),
         examples=("silofl withdraw north runs/first",),
         description="A hospital withdraws: its models, metrics and data summary leave the checkpoints, "
@@ -274,7 +335,9 @@ COMMANDS = (
                 type=Path,
             ),
             option("--data", "FILE", "the site's data file", type=Path),
-            option("--policy", "FILE", "the site's policy.toml (default: the bundle's)", type=Path),
+            option(
+                "--policy", "FILE", "the site's policy.toml (default: the bundle's)", type=Path
+            ),
             CONNECTION,
         ),
         examples=("silofl doctor federation.yaml", "silofl doctor north.tar --data ours.npz"),

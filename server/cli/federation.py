@@ -15,8 +15,12 @@ def up(args: argparse.Namespace) -> None:
     from server.deploy import local
     from server.deploy.federation import read_federation
 
-    federation = local.up(read_federation(args.file), echo=lambda line: print(line, file=sys.stderr))
-    print(f"{federation.name} is up: {len(federation.silos)} silos, connection {federation.connection.name}")
+    federation = local.up(
+        read_federation(args.file), echo=lambda line: print(line, file=sys.stderr)
+    )
+    print(
+        f"{federation.name} is up: {len(federation.silos)} silos, connection {federation.connection.name}"
+    )
 
 
 def status(args: argparse.Namespace) -> None:
@@ -29,10 +33,14 @@ def status(args: argparse.Namespace) -> None:
     server = "running" if found["superlink"]["running"] else "stopped"
     if server == "running" and not found["superlink"]["executor"]:
         server = "runs, but starts no run (`silofl up` mends it)"
-    print(f"{found['name']}: server {server}, silos reach it at {found['fleet']}, connection {found['connection']}")
+    print(
+        f"{found['name']}: server {server}, silos reach it at {found['fleet']}, connection {found['connection']}"
+    )
     width = max(len(silo["name"]) for silo in (*found["silos"], *found["elsewhere"]))
     for silo in found["silos"]:
-        print(f"  {silo['name']:{width}}  {silo['state']:11}  {silo['device']:7}  {silo['data']}")
+        print(
+            f"  {silo['name']:{width}}  {silo['state']:11}  {silo['device']:7}  {silo['data']}"
+        )
     for silo in found["elsewhere"]:
         print(f"  {silo['name']:{width}}  {silo['state']:11}  joins with a bundle")
     for one in found["runs"][:5]:
@@ -68,7 +76,12 @@ def down(args: argparse.Namespace) -> None:
     print(f"{name} is down ({local.down(name)} processes ended)")
 
 
-UP_CONNECTION = option("--connection", "NAME", "flwr connection (default: of the federation that is up)", default="")
+UP_CONNECTION = option(
+    "--connection",
+    "NAME",
+    "flwr connection (default: of the federation that is up)",
+    default="",
+)
 WHICH = (option("--name", "NAME", "which federation, where several are up", default=""),)
 
 COMMANDS = (
@@ -103,7 +116,13 @@ COMMANDS = (
         description="Submit as `flwr run` does, follow the rounds, and say why where it fails. Ctrl-C stops "
         "the run. The last line printed is the run directory.",
     ),
-    Command("stop", "end the runs that are under way", stop, (UP_CONNECTION,), examples=("silofl stop",)),
+    Command(
+        "stop",
+        "end the runs that are under way",
+        stop,
+        (UP_CONNECTION,),
+        examples=("silofl stop",),
+    ),
     Command(
         "down",
         "end a federation of processes",

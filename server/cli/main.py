@@ -29,7 +29,9 @@ def end_at_once() -> NoReturn:
 
 
 IS_PROGRAM = __name__ == "__main__" or os.path.basename(sys.argv[0]) in ("silofl", "silofl.py")
-if IS_PROGRAM and signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, as with nohup
+if (
+    IS_PROGRAM and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+):  # else it is ignored, as with nohup
     signal.signal(signal.SIGINT, interrupted)
 
 import argparse
@@ -57,8 +59,19 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             ("silofl completion bash > ~/.local/share/bash-completion/completions/silofl",),
         ),
     ),
-    "the consortium": (*federation.COMMANDS, *watch.COMMANDS, *study.COMMANDS, *deploy.COMMANDS),
-    "the hospital": (*data.COMMANDS, *site.COMMANDS, *hospital_studies.COMMANDS, *budget.COMMANDS, *models.COMMANDS),
+    "the consortium": (
+        *federation.COMMANDS,
+        *watch.COMMANDS,
+        *study.COMMANDS,
+        *deploy.COMMANDS,
+    ),
+    "the hospital": (
+        *data.COMMANDS,
+        *site.COMMANDS,
+        *hospital_studies.COMMANDS,
+        *budget.COMMANDS,
+        *models.COMMANDS,
+    ),
 }
 COMMANDS = [command for group in GROUPS.values() for command in group]
 
@@ -84,13 +97,20 @@ class TopParser(Parser):
         lines = ["usage: silofl COMMAND [OPTION ...]", "", str(self.description)]
         for group, own in GROUPS.items():
             lines += ["", f"{group}:"]
-            lines += [fill(f"  {one.name:13} {one.help}", width, subsequent_indent=indent) for one in own]
-        return "\n".join([*lines, "", "silofl COMMAND --help: its options and examples; silofl --version\n"])
+            lines += [
+                fill(f"  {one.name:13} {one.help}", width, subsequent_indent=indent)
+                for one in own
+            ]
+        return "\n".join(
+            [*lines, "", "silofl COMMAND --help: its options and examples; silofl --version\n"]
+        )
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    top = TopParser(prog="silofl", description="Personalised federated learning for hospitals, on Flower.")
+    top = TopParser(
+        prog="silofl", description="Personalised federated learning for hospitals, on Flower."
+    )
     top.settings = DEFAULTS
     top.add_argument("--version", action=Version, nargs=0, help="print silofl's version")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
@@ -151,7 +171,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     print(f"silofl{command}: {escaped(' '.join(text.split()))}", file=sys.stderr)
     if IS_PROGRAM and arguments is None and code == 130:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not interrupt Python's finalisation
+        signal.signal(
+            signal.SIGINT, signal.SIG_IGN
+        )  # a second Ctrl-C must not interrupt Python's finalisation
     return code
 
 

@@ -16,7 +16,9 @@ PORT = 8643  # default port of `predict --serve`
 def predict(args: argparse.Namespace) -> None:
     if not args.serve:
         if not args.data:
-            raise UserError("--data FILE is missing: whom to predict; or --serve answers over HTTP")
+            raise UserError(
+                "--data FILE is missing: whom to predict; or --serve answers over HTTP"
+            )
         if args.token_file or args.host != "127.0.0.1" or args.port != PORT:
             raise UserError("--host, --port and --token-file belong to --serve")
         data.predict(args)
@@ -42,7 +44,14 @@ def export(args: argparse.Namespace) -> None:
     if args.which == "shared":
         from server.results.shared_model import export_shared
 
-        if args.silo or args.run_id or args.no_recipe or args.temperature or args.conformal or args.onnx:
+        if (
+            args.silo
+            or args.run_id
+            or args.no_recipe
+            or args.temperature
+            or args.conformal
+            or args.onnx
+        ):
             left = "--silo, --run-id, --no-recipe, --temperature, --conformal and --onnx"
             raise UserError(f"--which shared: leave {left} out: it is of all silos")
         card = export_shared(source, out, args.strategy, args.seed, args.round)
@@ -74,7 +83,9 @@ def export(args: argparse.Namespace) -> None:
     if made := card.onnx:
         print(f"{made.file}: onnxruntime gives PyTorch's answers, to {made.apart:.1g}")
     elif (older := onnx_file(out)) != out and older.exists():
-        print(f"note: {older} was there before and is not of this model: remove it, or export again with --onnx")
+        print(
+            f"note: {older} was there before and is not of this model: remove it, or export again with --onnx"
+        )
     print(f"{out}: {card.method}, seed {card.seed}, {args.which} {whose}: {card.when}")
     if card.recipe:
         print(f"note: {disclosed(parse_any(card.recipe))}")
@@ -86,7 +97,10 @@ SERVE = (
         "answer over HTTP until Ctrl-C, in place of --data: POST /predict takes JSON rows, or by a recipe of "
         "pictures one picture or scan, or a zip of a series",
     ),
-    Titled("with --serve", (option("--port", "P", "0: a free one", type=int, default=PORT), HOST, TOKEN_FILE)),
+    Titled(
+        "with --serve",
+        (option("--port", "P", "0: a free one", type=int, default=PORT), HOST, TOKEN_FILE),
+    ),
 )
 
 COMMANDS = (
@@ -96,11 +110,25 @@ COMMANDS = (
         export,
         (
             option("source", "RUN|STATE_DIR", "a run directory, or a silo's state directory"),
-            option("--silo", "NAME", "for example hospital-03; not for --which shared", default=""),
-            choice("--which", ("best", "last", "reported", "shared"), "which model, as above", "best"),
-            option("--round", "R", "reported or shared: the round that the report names, if it is asked for", type=int),
+            option(
+                "--silo", "NAME", "for example hospital-03; not for --which shared", default=""
+            ),
+            choice(
+                "--which",
+                ("best", "last", "reported", "shared"),
+                "which model, as above",
+                "best",
+            ),
+            option(
+                "--round",
+                "R",
+                "reported or shared: the round that the report names, if it is asked for",
+                type=int,
+            ),
             *OF_SEVERAL,
-            option("--run-id", "ID", "which of several runs that had the same name", default=""),
+            option(
+                "--run-id", "ID", "which of several runs that had the same name", default=""
+            ),
             option(
                 "--temperature",
                 "DATA",
@@ -115,13 +143,21 @@ COMMANDS = (
                 "be, which predict then adds; not for --which shared",
                 type=Path,
             ),
-            option("--coverage", "SHARE", "--conformal: how often it holds", type=float, default=0.9),
+            option(
+                "--coverage",
+                "SHARE",
+                "--conformal: how often it holds",
+                type=float,
+                default=0.9,
+            ),
             flag(
                 "--onnx",
                 "write FILE.onnx beside it, with scaling and temperature inside, checked by onnxruntime; not "
                 "for --which shared",
             ),
-            option("--out", "FILE", "the .safetensors file; its card is FILE.json", required=True),
+            option(
+                "--out", "FILE", "the .safetensors file; its card is FILE.json", required=True
+            ),
             flag("--no-recipe", "leave the recipe of the silo's data out of the card"),
         ),
         examples=(

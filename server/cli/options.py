@@ -10,10 +10,23 @@ from client.commands.table import OneOf, option, pairs
 from partitions.common.errors import UserError
 
 FEDERATION = Path("federation.yaml")
-FILE = option("file", "FEDERATION.yaml", "which silos, devices and data", nargs="?", default=FEDERATION, type=Path)
-FEDERATION_FILE = option("--federation", "FEDERATION.yaml", "the federation's file", default=FEDERATION, type=Path)
-CONNECTION = option("--connection", "NAME", "flwr connection (default: the federation's)", default="")
-SIGN_WITH = option("--sign-with", "FILE", "the signing key (default: of silofl signing-key)", type=Path)
+FILE = option(
+    "file",
+    "FEDERATION.yaml",
+    "which silos, devices and data",
+    nargs="?",
+    default=FEDERATION,
+    type=Path,
+)
+FEDERATION_FILE = option(
+    "--federation", "FEDERATION.yaml", "the federation's file", default=FEDERATION, type=Path
+)
+CONNECTION = option(
+    "--connection", "NAME", "flwr connection (default: the federation's)", default=""
+)
+SIGN_WITH = option(
+    "--sign-with", "FILE", "the signing key (default: of silofl signing-key)", type=Path
+)
 OF_SEVERAL = (
     option("--strategy", "A", "which method, where the run has several"),
     option("--seed", "S", "which seed, where the run has several", type=int),
@@ -25,7 +38,9 @@ TOKEN_FILE = option(
     "Without it, beyond loopback, a new token is printed",
     type=Path,
 )
-HOST = option("--host", "ADDRESS", "another address than loopback's needs a token", default="127.0.0.1")
+HOST = option(
+    "--host", "ADDRESS", "another address than loopback's needs a token", default="127.0.0.1"
+)
 SPLIT_OPTIONS = (
     option("--data-dir", "DIR", "where data sets lie or are downloaded to"),
     option("--partition", "P", "how the data are split over the silos"),
@@ -36,8 +51,14 @@ RUN_OPTIONS = (
     option("--strategy", "A[,B...]", "method, or several for a study"),
     option("--rounds", "R", "communication rounds"),
     option("--seed", "S[,S...]", "seed, or several for a study"),
-    pairs("--set", "KEY=VALUE", "any other setting, for example learning-rate=0.01 apple.mu=0.1"),
-    option("--config", "FILE.toml", "settings from a file; options on the command line go before it"),
+    pairs(
+        "--set", "KEY=VALUE", "any other setting, for example learning-rate=0.01 apple.mu=0.1"
+    ),
+    option(
+        "--config",
+        "FILE.toml",
+        "settings from a file; options on the command line go before it",
+    ),
     option("--out", "DIR", "run directory (default: runs/TIME-STRATEGY)"),
 )
 
@@ -55,7 +76,9 @@ DATA_OPTIONS = (
     ),
     option("--recipe", "FILE", "a csv: its recipe, from silofl import"),
     option("--by", "COLUMN", "a csv: a hospital for each value of this column"),
-    option("--subsample", "N", "at most N samples of the data set, drawn by seed: for a first try"),
+    option(
+        "--subsample", "N", "at most N samples of the data set, drawn by seed: for a first try"
+    ),
     *SPLIT_OPTIONS,
 )
 
@@ -66,7 +89,9 @@ def assignments(pairs: list[str]) -> dict[str, object]:
     for pair in pairs:
         key, sign, value = pair.partition("=")
         if not sign or not key:
-            raise UserError(f"--set {pair}: KEY=VALUE is needed here, for example learning-rate=0.01")
+            raise UserError(
+                f"--set {pair}: KEY=VALUE is needed here, for example learning-rate=0.01"
+            )
         values[key] = value
     return values
 
@@ -75,10 +100,16 @@ def run_values(args: argparse.Namespace) -> dict[str, object]:
     """Return the settings of a command line; --set overrides the file, and named options override both."""
     from server.results.run_directory import read_toml
 
-    values: dict[str, object] = dict(read_toml(Path(args.config))) if getattr(args, "config", None) else {}
+    values: dict[str, object] = (
+        dict(read_toml(Path(args.config))) if getattr(args, "config", None) else {}
+    )
     values |= assignments(args.set)
     named = ("strategy", "rounds", "seed", "dataset", "data_dir", "partition", "silos", "out")
-    values |= {n.replace("_", "-"): getattr(args, n) for n in named if getattr(args, n, None) is not None}
+    values |= {
+        n.replace("_", "-"): getattr(args, n)
+        for n in named
+        if getattr(args, n, None) is not None
+    }
     values |= own_data(args, values)
     for key in ("data-dir", "init-weights"):
         if values.get(key):
@@ -98,19 +129,28 @@ def own_data(args: argparse.Namespace, values: Mapping[str, object]) -> dict[str
         return {}
     source = parse_source(str(given or values.get("dataset", "digits")))
     if given and not (source.name.endswith((".npz", ".csv")) or Path(source.name).is_dir()):
-        raise UserError(f"--data {given}: is no folder, no .npz file (silofl import makes one) and no csv")
+        raise UserError(
+            f"--data {given}: is no folder, no .npz file (silofl import makes one) and no csv"
+        )
     if given and getattr(args, "data_dir", None):
         raise UserError("--data-dir goes with --dataset: --data names its own file or folder")
     if "recipe" in asked:
         asked["recipe"] = absolute(asked["recipe"])
     name = absolute(source.name) if given or source.is_path else source.name
-    options = urlencode({key: value for key in OPTIONS if (value := asked.get(key) or getattr(source, key))})
+    options = urlencode(
+        {key: value for key in OPTIONS if (value := asked.get(key) or getattr(source, key))}
+    )
     made = parse_source(f"{name}#{options}" if options else name)
     if name.endswith(".csv") and not made.by:
-        raise UserError(f"--data {source.name}: a csv needs --recipe FILE.recipe.toml and --by COLUMN")
+        raise UserError(
+            f"--data {source.name}: a csv needs --recipe FILE.recipe.toml and --by COLUMN"
+        )
     hospitals = hospitals_of(made)
     own = {"partition": "natural", "silos": str(len(hospitals))} if hospitals else {}
-    return {"dataset": str(made), **{key: value for key, value in own.items() if key not in values}}
+    return {
+        "dataset": str(made),
+        **{key: value for key, value in own.items() if key not in values},
+    }
 
 
 def absolute(path: str) -> str:

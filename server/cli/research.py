@@ -38,7 +38,11 @@ def list_strategies(args: argparse.Namespace) -> None:
             "sends": {"down": s.info.sends[0], "up": s.info.sends[1]},
             "reports": s.info.reports,
             "settings": {
-                key: {"default": f.default, "symbol": f.metadata["symbol"], "type": type(f.default).__name__}
+                key: {
+                    "default": f.default,
+                    "symbol": f.metadata["symbol"],
+                    "type": type(f.default).__name__,
+                }
                 for key, f in keys_of(s.Settings, name).items()
             },
         }
@@ -50,7 +54,9 @@ def list_strategies(args: argparse.Namespace) -> None:
     print(LEGEND)
     for name, s in strategies().items():
         i = s.info
-        print(f"{name:18}{i.title} ({i.paper}); down {i.sends[0]}, up {i.sends[1]}, reports {i.reports}")
+        print(
+            f"{name:18}{i.title} ({i.paper}); down {i.sends[0]}, up {i.sends[1]}, reports {i.reports}"
+        )
         for key, f in keys_of(s.Settings, name).items():
             symbol = f"{f.metadata['symbol']}, " if f.metadata["symbol"] else ""
             print(f"    {key} = {f.default!r}  ({symbol}{f.metadata['help']})")
@@ -61,7 +67,13 @@ def simulate(args: argparse.Namespace) -> None:
     from server.simulation.workers import executor_of
 
     executor = executor_of(args.workers)
-    out = simulate(run_values(args), log=args.log, executor=executor, hold_out=args.hold_out, tuned=args.tuned)
+    out = simulate(
+        run_values(args),
+        log=args.log,
+        executor=executor,
+        hold_out=args.hold_out,
+        tuned=args.tuned,
+    )
     print_outcomes(out)
     print(out)
 
@@ -91,8 +103,15 @@ def untrained(run: Mapping[str, Any], rows: Sequence[Row]) -> str:
     from server.results.summary import values_by_round
 
     score = run.get("score", "accuracy")
-    first, final = values_by_round(rows, "test", "received", score).get(1), run["final"][f"{score}_mean"]
-    if not first or final is None or final - (start := statistics.fmean(first.values())) >= LEAST_LEARNED:
+    first, final = (
+        values_by_round(rows, "test", "received", score).get(1),
+        run["final"][f"{score}_mean"],
+    )
+    if (
+        not first
+        or final is None
+        or final - (start := statistics.fmean(first.values())) >= LEAST_LEARNED
+    ):
         return ""
     return (
         f"; hardly better than before training ({start:.4f}): try more rounds or local-epochs, a larger "
@@ -122,7 +141,9 @@ def partition(args: argparse.Namespace) -> None:
     from partitions.simulated import open_dataset
     from strategies.base.run_settings import parse_settings
 
-    settings = parse_settings({key: value for key, value in run_values(args).items() if key != "out"})
+    settings = parse_settings(
+        {key: value for key, value in run_values(args).items() if key != "out"}
+    )
     c = settings.common
     if args.plot:
         check_plot(args.plot)
@@ -136,7 +157,9 @@ def partition(args: argparse.Namespace) -> None:
         validation=c.validation,
     )
     for silo in manifest["silos"]:
-        print(f"{silo['name']}: {silo['n_train']} train, {silo['n_val']} val, {silo['n_test']} test")
+        print(
+            f"{silo['name']}: {silo['n_train']} train, {silo['n_val']} val, {silo['n_test']} test"
+        )
     if args.plot:
         plot_partition(manifest, Path(args.plot))
     print(args.out)
@@ -150,11 +173,20 @@ def evaluate(args: argparse.Namespace) -> None:
         raise UserError("--study goes with --connection: hospitals approve studies")
     if args.connection:
         matrix = evaluate_deployed(
-            source, out, args.connection, args.models, args.strategy, args.seed, args.study, args.network
+            source,
+            out,
+            args.connection,
+            args.models,
+            args.strategy,
+            args.seed,
+            args.study,
+            args.network,
         )
     else:
         data = Path(args.data) if args.data else None
-        matrix = evaluate(source, out, args.models, data, args.strategy, args.seed, args.network)
+        matrix = evaluate(
+            source, out, args.models, data, args.strategy, args.seed, args.network
+        )
     print(matrix)
 
 
@@ -173,7 +205,11 @@ COMMANDS = (
         (
             *RUN_OPTIONS,
             *DATA_OPTIONS,
-            several("--log", "LIBRARY", "also log to tensorboard or mlflow, below the run directory; may be repeated"),
+            several(
+                "--log",
+                "LIBRARY",
+                "also log to tensorboard or mlflow, below the run directory; may be repeated",
+            ),
             option(
                 "--workers",
                 "N",
@@ -221,19 +257,32 @@ COMMANDS = (
             *SPLIT_OPTIONS,
             option("--seed", "S", "seed of the split"),
             pairs(
-                "--set", "KEY=VALUE", "a setting of the partition, for example dirichlet.beta=0.1, or validation=0.2"
+                "--set",
+                "KEY=VALUE",
+                "a setting of the partition, for example dirichlet.beta=0.1, or validation=0.2",
             ),
             option("--plot", "FILE", "also draw who holds what (.png or .svg)"),
-            option("--out", "DIR", "directory for hospital-01.npz ... and manifest.json", required=True),
+            option(
+                "--out",
+                "DIR",
+                "directory for hospital-01.npz ... and manifest.json",
+                required=True,
+            ),
         ),
-        examples=("silofl partition --dataset digits --silos 12 --set dirichlet.beta=0.1 --out parts",),
+        examples=(
+            "silofl partition --dataset digits --silos 12 --set dirichlet.beta=0.1 --out parts",
+        ),
     ),
     Command(
         "evaluate",
         "metrics of a model, or of a run's models, at every silo, without training",
         evaluate,
         (
-            option("source", "RUN|MODEL.safetensors", "a run directory, or an exported model with its card"),
+            option(
+                "source",
+                "RUN|MODEL.safetensors",
+                "a run directory, or an exported model with its card",
+            ),
             choice(
                 "--models",
                 ("shared", "all"),
@@ -248,9 +297,21 @@ COMMANDS = (
                 )
             ),
             *OF_SEVERAL,
-            option("--network", "MODULE:FACTORY", "of a model file of your own network: run this code", default=""),
-            option("--study", "NAME", "--connection: the study that the hospitals approved", default=""),
-            option("--out", "DIR", "a new directory for matrix.csv and the models", required=True),
+            option(
+                "--network",
+                "MODULE:FACTORY",
+                "of a model file of your own network: run this code",
+                default="",
+            ),
+            option(
+                "--study",
+                "NAME",
+                "--connection: the study that the hospitals approved",
+                default="",
+            ),
+            option(
+                "--out", "DIR", "a new directory for matrix.csv and the models", required=True
+            ),
         ),
         examples=(
             "silofl evaluate runs/first --models all --out matrix",

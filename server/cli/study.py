@@ -27,7 +27,9 @@ def new(args: argparse.Namespace) -> None:
     if args.file.exists() and not args.overwrite:
         raise UserError(f"{args.file} is there already: --overwrite replaces it")
     values, own, schema, held_out = run_values(args), {}, NO_SCHEMA, args.held_out
-    if args.federation.is_file():  # its runs have the settings, the schema and the roles that the file states
+    if (
+        args.federation.is_file()
+    ):  # its runs have the settings, the schema and the roles that the file states
         federation = read_federation(args.federation, check_data=False)
         own, schema = federation.settings, federation.schema
         held_out = held_out or federation.held_out(values.get("strategy"))
@@ -58,8 +60,14 @@ def check(args: argparse.Namespace) -> None:
     text = args.file.read_text(encoding="utf-8")
     study = check_study(text, str(args.file))
     signer = signer_of(text)
-    print(f"ok    {study.name}: complete, and {', '.join(study.methods)} can run with these settings")
-    print(f"ok    signed by {signer}" if signer else f"note  not signed: silofl study sign {args.file}")
+    print(
+        f"ok    {study.name}: complete, and {', '.join(study.methods)} can run with these settings"
+    )
+    print(
+        f"ok    signed by {signer}"
+        if signer
+        else f"note  not signed: silofl study sign {args.file}"
+    )
 
 
 def sign(args: argparse.Namespace) -> None:
@@ -95,13 +103,39 @@ ACTIONS = (
             option("file", "FILE", "the file to write, study.toml", type=Path),
             option("--name", "NAME", "the study's name", required=True),
             *(option(f"--{key}", "TEXT", help, default="") for key, help in TEXTS.items()),
-            option("--end", "YYYY-MM-DD", "its last day (default: in a year)", type=date.fromisoformat),
-            option("--app", "DIR", "the checkout whose app runs (default: this directory)", type=Path, default=Path()),
+            option(
+                "--end",
+                "YYYY-MM-DD",
+                "its last day (default: in a year)",
+                type=date.fromisoformat,
+            ),
+            option(
+                "--app",
+                "DIR",
+                "the checkout whose app runs (default: this directory)",
+                type=Path,
+                default=Path(),
+            ),
             several("--sum", "SHA256", "or the sum of an app's build"),
             FEDERATION_FILE,
-            option("--schema", "FILE", "the schema: no run has another (default: the federation's)", type=Path),
-            several("--held-out", "SILO", "a hospital that does not train (default: the federation's)"),
-            option("--bytes", "N", "bytes that leave a hospital (default: 10⁹)", type=int, default=10**9),
+            option(
+                "--schema",
+                "FILE",
+                "the schema: no run has another (default: the federation's)",
+                type=Path,
+            ),
+            several(
+                "--held-out",
+                "SILO",
+                "a hospital that does not train (default: the federation's)",
+            ),
+            option(
+                "--bytes",
+                "N",
+                "bytes that leave a hospital (default: 10⁹)",
+                type=int,
+                default=10**9,
+            ),
             flag("--overwrite", "replace FILE"),
             *RUN_OPTIONS,
         ),

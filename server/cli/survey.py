@@ -23,13 +23,17 @@ def run(args: argparse.Namespace) -> None:
     if args.set and args.data:
         raise UserError("--set goes with --dataset or --connection")
     if args.data and not args.data.exists():
-        raise UserError(f"there is no {args.data}: name an .npz file of silofl import, or a folder of such")
+        raise UserError(
+            f"there is no {args.data}: name an .npz file of silofl import, or a folder of such"
+        )
     values = assignments(args.set)
     if args.connection:
         out = survey_deployed(values, args.out, args.connection)
     else:
         values |= {"dataset": args.dataset} if args.dataset else {}
-        out = survey(values, args.out or default_out("survey"), args.data, args.policy or PUBLIC)
+        out = survey(
+            values, args.out or default_out("survey"), args.data, args.policy or PUBLIC
+        )
     print("\n".join(survey_text(read_survey(out))), file=sys.stderr)
     print(out)
 
@@ -42,7 +46,12 @@ COMMANDS = (
         (
             OneOf(
                 (
-                    option("--data", "FILE|FOLDER", "a hospital's .npz file, or a folder of such", type=Path),
+                    option(
+                        "--data",
+                        "FILE|FOLDER",
+                        "a hospital's .npz file, or a folder of such",
+                        type=Path,
+                    ),
                     option("--connection", "NAME", "the silos of a federation"),
                     option("--dataset", "D", "a data set by name, divided as for a simulation"),
                 ),
@@ -60,7 +69,10 @@ COMMANDS = (
             ),
             option("--out", "DIR", "a new directory (default: runs/TIME-survey)", type=Path),
         ),
-        examples=("silofl survey --data hospitals/", "silofl survey --connection demo --out runs/survey"),
+        examples=(
+            "silofl survey --data hospitals/",
+            "silofl survey --connection demo --out runs/survey",
+        ),
         description="Counts, missing values, means, deviations and histograms of each column and hospital, as "
         "each hospital's policy lets them leave, and outliers of one hospital: another unit, sign,"
         " date or code. The last line printed is the directory of survey.json, survey.csv and "

@@ -15,7 +15,9 @@ def tune(args: argparse.Namespace) -> None:
     try:
         import optuna  # noqa: F401
     except ImportError:
-        raise UserError("silofl tune needs Optuna, which is not installed: pip install -e '.[tuning]'") from None
+        raise UserError(
+            "silofl tune needs Optuna, which is not installed: pip install -e '.[tuning]'"
+        ) from None
     from server.simulation.workers import engine_of, kept
     from server.tuning.search import Request, tune
     from server.tuning.space import read_space
@@ -25,13 +27,21 @@ def tune(args: argparse.Namespace) -> None:
     out = values.pop("out", None)
     if not out:
         raise UserError("--out DIR is needed here: a search is resumed from its directory")
-    names = [name.strip() for name in str(values.pop("strategy", defaults()["strategy"])).split(",") if name.strip()]
+    names = [
+        name.strip()
+        for name in str(values.pop("strategy", defaults()["strategy"])).split(",")
+        if name.strip()
+    ]
     if len(set(names)) < len(names):
         raise UserError(f"--strategy {','.join(names)} names one of them twice")
     seed = str(values.setdefault("seed", defaults()["seed"]))
     if "," in seed:
-        raise UserError(f"--seed {seed}: one seed is needed here; compare what was found with several seeds afterwards")
-    request = Request(values, names, read_space(args.space, names), args.trials, args.sampler, args.objective)
+        raise UserError(
+            f"--seed {seed}: one seed is needed here; compare what was found with several seeds afterwards"
+        )
+    request = Request(
+        values, names, read_space(args.space, names), args.trials, args.sampler, args.objective
+    )
     try:
         engine = engine_of(args.workers)
         with kept(args.workers):
@@ -39,7 +49,9 @@ def tune(args: argparse.Namespace) -> None:
     except KeyboardInterrupt:
         raise KeyboardInterrupt("the same command goes on with the search") from None
     for strategy, cost in book.costs().items():
-        best = (book.path / f"best-{strategy}.toml").read_text().splitlines()[0].removeprefix("# ")
+        best = (
+            (book.path / f"best-{strategy}.toml").read_text().splitlines()[0].removeprefix("# ")
+        )
         print(
             f"{strategy}: best {best}; {cost.trials} trials, {cost.rounds} rounds, {cost.bytes / 1e6:.1f} MB, "
             f"{cost.seconds:.0f} s",
@@ -82,9 +94,16 @@ COMMANDS = (
                 "validation score over the silos, at the round that a report would show",
                 "mean",
             ),
-            option("--workers", "N", "trials side by side, each in a process of its own, or ray", default="1"),
+            option(
+                "--workers",
+                "N",
+                "trials side by side, each in a process of its own, or ray",
+                default="1",
+            ),
         ),
-        examples=("silofl tune --strategy fedprox --space 'learning-rate=log(0.001,0.3)' --trials 20 --out tuning",),
+        examples=(
+            "silofl tune --strategy fedprox --space 'learning-rate=log(0.001,0.3)' --trials 20 --out tuning",
+        ),
         description="Try settings of one or more methods in simulation, each method with equally many trials, "
         "and write DIR/trials.csv and, per method, DIR/best-STRATEGY.toml for simulate --config. "
         "Test data are not read. The same command goes on with a search that was interrupted. The "

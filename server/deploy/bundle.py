@@ -159,7 +159,11 @@ class Bundle:
             "key": KEY if self.node_key else OWN_KEY,
         }
         placeholder = Site.from_environment(
-            {"SILOFL_NAME": "${SILOFL_NAME}", "SILOFL_SERVER": "${SILOFL_SERVER}", "SILOFL_DEVICE": "${SILOFL_DEVICE}"}
+            {
+                "SILOFL_NAME": "${SILOFL_NAME}",
+                "SILOFL_SERVER": "${SILOFL_SERVER}",
+                "SILOFL_DEVICE": "${SILOFL_DEVICE}",
+            }
         )
         command = "[" + ", ".join(f'"{word}"' for word in supernode_command(placeholder)) + "]"
         deploy = "" if self.device == "cpu" else gpu_reservation(self.device, 4) + "\n"
@@ -251,16 +255,28 @@ def add_silo(
     return bundle
 
 
-def check_newcomer(federation: Federation, control: Control, name: str, request: JoinRequest | None) -> None:
+def check_newcomer(
+    federation: Federation, control: Control, name: str, request: JoinRequest | None
+) -> None:
     """Raise UserError if another silo already has the name, or the key of the request."""
     check_silo_name(name)
     if any(silo.name == name for silo in federation.silos):
-        raise UserError(f"{name} is a silo of {federation.path} already; a bundle is for another one")
+        raise UserError(
+            f"{name} is a silo of {federation.path} already; a bundle is for another one"
+        )
     nodes = control.nodes()
     if any(node.name == name for node in nodes):
-        raise UserError(f"{name} is registered already: choose another name, or `silofl remove-silo {name}` first")
-    if request and (twin := next((n for n in nodes if fingerprint(n.public_key) == request.fingerprint), None)):
-        raise UserError(f"this key is registered already, as {twin.name}: one key per silo, so ask with a new one")
+        raise UserError(
+            f"{name} is registered already: choose another name, or `silofl remove-silo {name}` first"
+        )
+    if request and (
+        twin := next(
+            (n for n in nodes if fingerprint(n.public_key) == request.fingerprint), None
+        )
+    ):
+        raise UserError(
+            f"this key is registered already, as {twin.name}: one key per silo, so ask with a new one"
+        )
 
 
 def signing_key_file(federation: Federation) -> Path:

@@ -25,7 +25,10 @@ from client.site.trust.policy import PUBLIC
 from partitions.common.errors import UserError
 from server.deploy.federation import Federation, Server, SiloEntry
 
-FLEET_PORT, CONTROL_PORT = 9092, 8000  # inside the containers; on the host the default without ports in the file
+FLEET_PORT, CONTROL_PORT = (
+    9092,
+    8000,
+)  # inside the containers; on the host the default without ports in the file
 SERVER = "superlink"  # the server's name on the network `fleet`
 CONTROL = "control"  # the server's name on the network `control`
 CPU, GPU = "", "-gpu"
@@ -49,7 +52,9 @@ def compose_file(federation: Federation, directory: Path, source: Path) -> str:
     ``source``: silofl's checkout, from which the images are built. Raises UserError for a silo with a service's name.
     """
     if taken := [silo.name for silo in federation.silos if silo.name in ("setup", SERVER)]:
-        raise UserError(f"{federation.path}: silo {taken[0]}: a service of ours has that name; choose another name")
+        raise UserError(
+            f"{federation.path}: silo {taken[0]}: a service of ours has that name; choose another name"
+        )
     runs, context = f"./runs/{federation.name}", os.path.relpath(source, directory)
     volumes, mounted = ["setup", "server"], ["setup:/setup", "server:/server", f"{runs}:/runs"]
     if federation.demo:
@@ -60,7 +65,10 @@ def compose_file(federation: Federation, directory: Path, source: Path) -> str:
         parts = ["site", *(["data"] if silo.data is None else [])]
         mounted += [f"{silo.name}-{part}:/volumes/{part}/{silo.name}" for part in parts]
         volumes += [f"{silo.name}-{part}" for part in (*parts, "state")]
-    text, built = head(federation, runs) + server_services(federation, runs, context, mounted), set[str]()
+    text, built = (
+        head(federation, runs) + server_services(federation, runs, context, mounted),
+        set[str](),
+    )
     for silo in federation.silos:
         text += silo_service(silo, context, built)
         built.add(image("silo", variant_of(silo.device)))
@@ -119,7 +127,11 @@ def server_services(federation: Federation, runs: str, context: str, mounted: li
     """Return the services `setup` and `superlink`. ``mounted``: the volumes of `setup`."""
     address, (fleet, control) = federation.server.address, ports_of(federation.server)
     hosts = " ".join(sorted({*THIS_MACHINE, address, SERVER, CONTROL}))
-    published = f"127.0.0.1:{fleet}:{FLEET_PORT}" if address in THIS_MACHINE else f"{fleet}:{FLEET_PORT}"
+    published = (
+        f"127.0.0.1:{fleet}:{FLEET_PORT}"
+        if address in THIS_MACHINE
+        else f"{fleet}:{FLEET_PORT}"
+    )
     return f"""\
 services:
   setup:
@@ -186,9 +198,15 @@ def silo_service(silo: SiloEntry, context: str, built: Container[str]) -> str:
     }
     site = Site.from_environment({**environment, "SILOFL_SERVER": f"{SERVER}:{FLEET_PORT}"})
     volumes: list[object] = [f"{silo.name}-site:/site:ro", f"{silo.name}-state:/state"]
-    volumes.append(bind(silo.data, str(site.data)) if silo.data else f"{silo.name}-data:/data:ro")
+    volumes.append(
+        bind(silo.data, str(site.data)) if silo.data else f"{silo.name}-data:/data:ro"
+    )
     volumes += [bind(silo.policy, POLICY)] if own_policy else []
-    source = "pull_policy: never  # the first silo builds it" if name in built else build(context, "silo", variant)
+    source = (
+        "pull_policy: never  # the first silo builds it"
+        if name in built
+        else build(context, "silo", variant)
+    )
     memory = f"    mem_limit: {silo.memory}\n" if silo.memory else ""
     gpu = gpu_reservation(silo.device, 4) + "\n" if variant == GPU else ""
     return f"""
@@ -209,7 +227,11 @@ def bind(file: Path | str, target: str) -> dict[str, object]:
 
 def gpu_reservation(device: str, spaces: int) -> str:
     """Return the `deploy` section that reserves the host's GPU N of `cuda:N` for a service."""
-    gpu = {"driver": "nvidia", "device_ids": [device.removeprefix("cuda:")], "capabilities": ["gpu"]}
+    gpu = {
+        "driver": "nvidia",
+        "device_ids": [device.removeprefix("cuda:")],
+        "capabilities": ["gpu"],
+    }
     return " " * spaces + f"deploy: {flow({'resources': {'reservations': {'devices': [gpu]}}})}"
 
 
@@ -221,7 +243,10 @@ def build(context: str, part: str, variant: str) -> str:
     """
     args = ["SILOFL_BASE", *(["TORCH_INDEX="] if variant == GPU else [])]
     wheels = f"${{SILOFL_WHEELS:-{os.path.join(context, 'docker/wheels')}}}"
-    content: dict[str, object] = {"context": context.replace("$", "$$"), "dockerfile": "docker/Dockerfile"}
+    content: dict[str, object] = {
+        "context": context.replace("$", "$$"),
+        "dockerfile": "docker/Dockerfile",
+    }
     content |= {"target": part, "additional_contexts": {"wheels": wheels}, "args": args}
     return f"build: {json.dumps(content, ensure_ascii=False)}"
 
@@ -232,9 +257,14 @@ def summary(federation: Federation) -> str:
     if federation.demo:
         content["demo"] = federation.demo.model_dump(exclude_unset=True)
     content["silos"] = [
-        {"name": silo.name, "data": "demo" if silo.data is None else str(silo.data)} for silo in federation.silos
+        {"name": silo.name, "data": "demo" if silo.data is None else str(silo.data)}
+        for silo in federation.silos
     ]
-    return yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=1000).replace("$", "$$").rstrip()
+    return (
+        yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=1000)
+        .replace("$", "$$")
+        .rstrip()
+    )
 
 
 def flow(content: object) -> str:

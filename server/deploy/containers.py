@@ -53,7 +53,9 @@ def docker_compose(compose: Path, *arguments: str) -> str:
     if done.returncode:
         lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
         reason = lines[-1].strip() if lines else f"exit code {done.returncode}"
-        raise UserError(f"{compose}: docker compose {arguments[0]}: {reason}; is it up (docker compose up --wait)?")
+        raise UserError(
+            f"{compose}: docker compose {arguments[0]}: {reason}; is it up (docker compose up --wait)?"
+        )
     return done.stdout
 
 

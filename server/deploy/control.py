@@ -72,7 +72,10 @@ def read_connection(name: str) -> Connection:
     entries = _entries(flower_config())
     entry = entries.get(name)
     if not isinstance(entry, dict):
-        known = ", ".join(sorted(key for key, value in entries.items() if isinstance(value, dict))) or "none"
+        known = (
+            ", ".join(sorted(key for key, value in entries.items() if isinstance(value, dict)))
+            or "none"
+        )
         raise UserError(
             f"there is no connection {name!r} in {flower_config()} (there are: {known}); `silofl up` writes one"
         )
@@ -80,7 +83,12 @@ def read_connection(name: str) -> Connection:
         raise UserError(
             f"connection {name!r} in {flower_config()} is a simulation on this machine; use `flwr run . {name}`"
         )
-    return Connection(name, str(entry["address"]), str(entry.get("root-certificates", "")), bool(entry.get("insecure")))
+    return Connection(
+        name,
+        str(entry["address"]),
+        str(entry.get("root-certificates", "")),
+        bool(entry.get("insecure")),
+    )
 
 
 def write_connection(connection: Connection) -> None:
@@ -90,21 +98,29 @@ def write_connection(connection: Connection) -> None:
     """
     path = flower_config()
     before = _entries(path).get(connection.name)
-    if isinstance(before, dict) and before.get("root-certificates") != connection.root_certificates:
+    if (
+        isinstance(before, dict)
+        and before.get("root-certificates") != connection.root_certificates
+    ):
         raise UserError(
             f"{path} already has a connection {connection.name!r} that is not this federation's; "
             "rename the federation, or remove that entry"
         )
     entry: dict[str, Any] = {"address": connection.address, "insecure": connection.insecure}
     entry |= {"root-certificates": connection.root_certificates}
-    lines = tomli_w.dumps({"superlink": {connection.name: {k: v for k, v in entry.items() if v}}}).splitlines()
+    lines = tomli_w.dumps(
+        {"superlink": {connection.name: {k: v for k, v in entry.items() if v}}}
+    ).splitlines()
     _replace_entry(path, connection.name, lines)
 
 
 def remove_connection(connection: Connection) -> None:
     """Remove the connection if the entry still trusts the same CA."""
     before = _entries(flower_config()).get(connection.name)
-    if isinstance(before, dict) and before.get("root-certificates") == connection.root_certificates:
+    if (
+        isinstance(before, dict)
+        and before.get("root-certificates") == connection.root_certificates
+    ):
         _replace_entry(flower_config(), connection.name, [])
 
 
@@ -126,12 +142,19 @@ def _entries(path: Path) -> dict[str, Any]:
 def _replace_entry(path: Path, name: str, new: list[str]) -> None:
     """Replace the table `[superlink.NAME]` in the text of the file, or append it."""
     # A new configuration starts with Flower's default content, which has a `local` entry.
-    text = path.read_text(encoding="utf-8") if path.exists() else str(internal("DEFAULT_FLOWER_CONFIG_TOML"))
+    text = (
+        path.read_text(encoding="utf-8")
+        if path.exists()
+        else str(internal("DEFAULT_FLOWER_CONFIG_TOML"))
+    )
     kept = []
     inside = False
     for line in text.splitlines():
         if header := re.match(r"\s*\[+\s*([^\]]+?)\s*\]", line):
-            inside = [part.strip().strip("\"'") for part in header[1].split(".")][:2] == ["superlink", name]
+            inside = [part.strip().strip("\"'") for part in header[1].split(".")][:2] == [
+                "superlink",
+                name,
+            ]
         if not inside:
             kept.append(line)
     while kept and not kept[-1].strip():
@@ -143,7 +166,9 @@ def _replace_entry(path: Path, name: str, new: list[str]) -> None:
     for content in others:
         content.get("superlink", {}).pop(name, None)
     if others[0] != others[1]:
-        raise UserError(f"cannot change the connection {name!r} in {path} without touching others; edit it by hand")
+        raise UserError(
+            f"cannot change the connection {name!r} in {path} without touching others; edit it by hand"
+        )
     try:
         write_atomically(path, result)
     except OSError as error:
@@ -165,7 +190,9 @@ class Control:
             try:
                 certificates = Path(connection.root_certificates).read_bytes()
             except OSError as error:
-                raise UserError(f"connection {connection.name!r}: {error.filename}: {error.strerror}") from None
+                raise UserError(
+                    f"connection {connection.name!r}: {error.filename}: {error.strerror}"
+                ) from None
         self._requests = internal("control_pb2")
         host = connection.address.rpartition(":")[0].strip("[]")
         unusable = reach_without_proxy(os.environ)
@@ -205,7 +232,9 @@ class Control:
                 name=info.name,
                 status=info.status,
                 public_key=info.public_key.strip(),
-                activated=datetime.fromisoformat(info.last_activated_at).timestamp() if info.last_activated_at else 0.0,
+                activated=datetime.fromisoformat(info.last_activated_at).timestamp()
+                if info.last_activated_at
+                else 0.0,
             )
             for info in answer.nodes_info
         ]
@@ -224,7 +253,9 @@ class Control:
         """Return all runs, the latest first."""
         with self._translated():
             answer = self._client.ListRuns(self._requests.ListRunsRequest())
-        runs = sorted(answer.run_dict.values(), key=lambda run: str(run.pending_at), reverse=True)
+        runs = sorted(
+            answer.run_dict.values(), key=lambda run: str(run.pending_at), reverse=True
+        )
         return [self._run(run) for run in runs]
 
     def run(self, run_id: int) -> FlowerRun:
@@ -239,7 +270,9 @@ class Control:
 
     def start(self, fab: bytes, settings: Mapping[str, Any]) -> int:
         """Start a run of an app bundle with these settings, as `flwr run` does; return the run's number."""
-        request = self._requests.StartRunRequest(override_config=internal("user_config_to_proto")(dict(settings)))
+        request = self._requests.StartRunRequest(
+            override_config=internal("user_config_to_proto")(dict(settings))
+        )
         request.fab.content, request.fab.hash_str = fab, hashlib.sha256(fab).hexdigest()
         with self._translated():
             return int(self._client.StartRun(request).run_id)
@@ -247,18 +280,24 @@ class Control:
     def stop(self, run_id: int) -> bool:
         """Stop a run; return False if it had ended already."""
         with self._translated():
-            return bool(self._client.StopRun(self._requests.StopRunRequest(run_id=run_id)).success)
+            return bool(
+                self._client.StopRun(self._requests.StopRunRequest(run_id=run_id)).success
+            )
 
     def log(self, run_id: int) -> str:
         """Return the server app's log so far."""
         with self._translated():
-            for part in self._client.StreamLogs(self._requests.StreamLogsRequest(run_id=run_id, after_timestamp=0.0)):
+            for part in self._client.StreamLogs(
+                self._requests.StreamLogsRequest(run_id=run_id, after_timestamp=0.0)
+            ):
                 return str(part.log_output)
         return ""
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
-        where = f"the SuperLink at {self.connection.address} (connection {self.connection.name!r})"
+        where = (
+            f"the SuperLink at {self.connection.address} (connection {self.connection.name!r})"
+        )
         try:
             yield
         except httpx.HTTPStatusError as error:

@@ -38,7 +38,9 @@ from partitions.common.files import write_atomically
 CA_YEARS = 10
 SERVER_DAYS = 825
 RENEW_DAYS = 30
-RENEW = "renew it: docs/deployment.md, Certificates; after `silofl up`: silofl down, then silofl up"
+RENEW = (
+    "renew it: docs/deployment.md, Certificates; after `silofl up`: silofl down, then silofl up"
+)
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,9 @@ class CertificateCheck:
     fix: str = ""
 
 
-def ensure_credentials(directory: Path, *, silos: Iterable[str], hosts: Iterable[str]) -> Credentials:
+def ensure_credentials(
+    directory: Path, *, silos: Iterable[str], hosts: Iterable[str]
+) -> Credentials:
     """Make the credentials missing in `directory`, and keep all others.
 
     ``silos``: names of the silos; each gets its own key pair.
@@ -145,7 +149,11 @@ def load_certificate(path: Path) -> x509.Certificate:
 
 
 def check_certificates(
-    certificate: Path, ca_certificate: Path, *, host: str = "", now: datetime.datetime | None = None
+    certificate: Path,
+    ca_certificate: Path,
+    *,
+    host: str = "",
+    now: datetime.datetime | None = None,
 ) -> list[CertificateCheck]:
     """Check that `certificate` was issued by the CA, is for `host`, and stays valid for 30 days.
 
@@ -159,14 +167,19 @@ def check_certificates(
         left = one.not_valid_after_utc - moment
         fix = RENEW if one is server else "make a new CA and give it to every silo"
         if moment < one.not_valid_before_utc:
-            detail, ok = f"not valid before {one.not_valid_before_utc:%Y-%m-%d %H:%M} UTC", False
+            detail, ok = (
+                f"not valid before {one.not_valid_before_utc:%Y-%m-%d %H:%M} UTC",
+                False,
+            )
             fix = "set this machine's clock"
         elif left <= datetime.timedelta(0):
             detail, ok = f"{path} expired on {one.not_valid_after_utc:%Y-%m-%d}", False
         else:
             ok = left > datetime.timedelta(days=RENEW_DAYS)
             detail = f"valid until {one.not_valid_after_utc:%Y-%m-%d} ({left.days} days)"
-        checks.append(CertificateCheck(f"{name} certificate's dates", ok, detail, "" if ok else fix))
+        checks.append(
+            CertificateCheck(f"{name} certificate's dates", ok, detail, "" if ok else fix)
+        )
     try:
         server.verify_directly_issued_by(ca)
         issued = True
@@ -199,12 +212,16 @@ def _alternative_names(hosts: Iterable[str]) -> set[x509.GeneralName]:
 
 def _names_of(certificate: x509.Certificate) -> set[x509.GeneralName]:
     try:
-        return set(certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
+        return set(
+            certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        )
     except x509.ExtensionNotFound:
         return set()
 
 
-def _server_certificate_serves(credentials: Credentials, ca: x509.Certificate, wanted: set[x509.GeneralName]) -> bool:
+def _server_certificate_serves(
+    credentials: Credentials, ca: x509.Certificate, wanted: set[x509.GeneralName]
+) -> bool:
     if not credentials.server_certificate.exists() or not credentials.server_key.exists():
         return False
     certificate = load_certificate(credentials.server_certificate)
@@ -220,7 +237,9 @@ def _server_certificate_serves(credentials: Credentials, ca: x509.Certificate, w
 
 def _make_ca(credentials: Credentials) -> None:
     key = ec.generate_private_key(ec.SECP384R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"silofl CA {os.urandom(4).hex()}")])
+    name = x509.Name(
+        [x509.NameAttribute(NameOID.COMMON_NAME, f"silofl CA {os.urandom(4).hex()}")]
+    )
     now = _now()
     certificate = (
         x509.CertificateBuilder()
@@ -232,16 +251,25 @@ def _make_ca(credentials: Credentials) -> None:
         .not_valid_after(now + datetime.timedelta(days=365 * CA_YEARS))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_key_usage(ca=True), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(
+            x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
+        )
         .sign(key, hashes.SHA384())
     )
     _write_key(credentials.ca_key, key)
-    write_atomically(credentials.ca_certificate, certificate.public_bytes(Encoding.PEM), mode=0o600)
+    write_atomically(
+        credentials.ca_certificate, certificate.public_bytes(Encoding.PEM), mode=0o600
+    )
 
 
-def _issue_server_certificate(credentials: Credentials, ca: x509.Certificate, names: set[x509.GeneralName]) -> None:
+def _issue_server_certificate(
+    credentials: Credentials, ca: x509.Certificate, names: set[x509.GeneralName]
+) -> None:
     ca_key = load_pem_private_key(credentials.ca_key.read_bytes(), password=None)
-    if not isinstance(ca_key, ec.EllipticCurvePrivateKey) or ca_key.public_key() != ca.public_key():
+    if (
+        not isinstance(ca_key, ec.EllipticCurvePrivateKey)
+        or ca_key.public_key() != ca.public_key()
+    ):
         raise UserError(f"{credentials.ca_key} is not the key of {credentials.ca_certificate}")
     if credentials.server_certificate.exists():
         names = names | _names_of(load_certificate(credentials.server_certificate))
@@ -260,12 +288,19 @@ def _issue_server_certificate(credentials: Credentials, ca: x509.Certificate, na
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(ca=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+        .add_extension(
+            x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
+        )
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()),
+            critical=False,
+        )
         .sign(ca_key, hashes.SHA384())
     )
     _write_key(credentials.server_key, key)
-    write_atomically(credentials.server_certificate, certificate.public_bytes(Encoding.PEM), mode=0o600)
+    write_atomically(
+        credentials.server_certificate, certificate.public_bytes(Encoding.PEM), mode=0o600
+    )
 
 
 def _key_usage(*, ca: bool) -> x509.KeyUsage:
@@ -290,9 +325,13 @@ def _make_node_key(credentials: Credentials, name: str) -> None:
 def _write_public_key(credentials: Credentials, name: str) -> None:
     key = load_key(credentials.node_key(name)).public_key()
     public = key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    write_atomically(credentials.node_public_key(name), public + f" {name}\n".encode(), mode=0o600)
+    write_atomically(
+        credentials.node_public_key(name), public + f" {name}\n".encode(), mode=0o600
+    )
 
 
 def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
     """Write the private key of a certificate, which other users cannot read."""
-    write_atomically(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), mode=0o600)
+    write_atomically(
+        path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), mode=0o600
+    )

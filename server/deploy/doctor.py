@@ -40,14 +40,20 @@ def server_checks(federation: Federation, connection_name: str) -> list[Check]:
     names = {node.name for node in nodes}
     missing = [silo.name for silo in federation.silos if silo.name not in names]
     fix = "the federation is up with another file: bring it up again with this one"
-    detail = f"not registered: {', '.join(missing)}" if missing else f"{len(names)} silos: {', '.join(sorted(names))}"
+    detail = (
+        f"not registered: {', '.join(missing)}"
+        if missing
+        else f"{len(names)} silos: {', '.join(sorted(names))}"
+    )
     checks.append(Check("registrations", not missing, detail, fix if missing else ""))
     offline = sorted(node.name for node in nodes if node.status != "online")
     fix = "ask these sites for the end of their log and for `silofl doctor`; a run waits for --set silos=N silos only"
     detail = f"not online: {', '.join(offline)}" if offline else f"all {len(nodes)} silos"
     checks.append(Check("online", not offline, detail, fix if offline else ""))
     active = [run for run in runs if not run.finished]
-    checks.append(Check("runs", True, f"{len(active)} under way, {len(runs) - len(active)} ended"))
+    checks.append(
+        Check("runs", True, f"{len(active)} under way, {len(runs) - len(active)} ended")
+    )
     return checks
 
 
@@ -63,7 +69,9 @@ def exposure_checks(address: str, control_port: int) -> list[Check]:
     try:
         socket.create_connection((address, control_port), timeout=TIMEOUT_SECONDS).close()
     except OSError:
-        return [Check("control port's reach", True, f"{address}:{control_port} is closed to others")]
+        return [
+            Check("control port's reach", True, f"{address}:{control_port} is closed to others")
+        ]
     detail = f"{address}:{control_port} answers: every caller that reaches it can ship code to every silo"
     return [Check("control port's reach", False, detail, "publish it on 127.0.0.1 only")]
 
@@ -90,5 +98,8 @@ def certificate_checks(host: str, port: int, ca_certificate: Path, address: str)
         file.flush()
         found = check_certificates(Path(file.name), ca_certificate, host=address)
     return [
-        Check(one.name, one.ok, one.detail.replace(file.name, "the server's certificate"), one.fix) for one in found
+        Check(
+            one.name, one.ok, one.detail.replace(file.name, "the server's certificate"), one.fix
+        )
+        for one in found
     ]

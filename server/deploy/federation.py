@@ -43,12 +43,29 @@ from partitions.common.names import SILO, nearest, unknown_name
 from partitions.common.parsed import Frozen, matching, parse_values, shown
 from partitions.schema import NO_SCHEMA, Schema, load_schema, parse_schema
 
-LARGEST, DEEPEST = 1 << 20, 20  # maximum characters and levels of a file; a federation has four levels
+LARGEST, DEEPEST = (
+    1 << 20,
+    20,
+)  # maximum characters and levels of a file; a federation has four levels
 TAKEN = ("default", "local", "supergrid")  # entries of Flower's own configuration
-OF_A_RUN = {"dataset", "partition", "data-dir", "silos", "agreed", "resume", "out", "hold-out"}  # not in `run`
+OF_A_RUN = {
+    "dataset",
+    "partition",
+    "data-dir",
+    "silos",
+    "agreed",
+    "resume",
+    "out",
+    "hold-out",
+}  # not in `run`
 DEVICE = r"cpu|cuda:\d{1,3}"
 
-Name = Annotated[str, matching(SILO.pattern, "use 1 to 63 lower-case letters, digits and hyphens, a letter first")]
+Name = Annotated[
+    str,
+    matching(
+        SILO.pattern, "use 1 to 63 lower-case letters, digits and hyphens, a letter first"
+    ),
+]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
@@ -58,7 +75,10 @@ class Server(Frozen):
     model_config = ConfigDict(alias_generator=lambda name: name.replace("_", "-"))
 
     address: Annotated[
-        str, matching(r"[A-Za-z0-9]([A-Za-z0-9.:-]*[A-Za-z0-9])?|::1?", "use a host name or an IP address")
+        str,
+        matching(
+            r"[A-Za-z0-9]([A-Za-z0-9.:-]*[A-Za-z0-9])?|::1?", "use a host name or an IP address"
+        ),
     ] = "127.0.0.1"
     fleet_port: Port = 0
     control_port: Port = 0
@@ -88,7 +108,10 @@ class Demo(Frozen):
         from partitions.datasets.registry import DATASETS
         from partitions.schemes.registry import PARTITIONS
 
-        for kind, name, known in (("dataset", self.dataset, DATASETS), ("partition", self.partition, PARTITIONS)):
+        for kind, name, known in (
+            ("dataset", self.dataset, DATASETS),
+            ("partition", self.partition, PARTITIONS),
+        ):
             if name not in known:
                 raise unknown_name(kind, name, known)
         check_settings(
@@ -99,7 +122,9 @@ class Demo(Frozen):
         return self
 
 
-def check_settings(values: Mapping[str, Any], allowed: Callable[[str], bool], **others: object) -> None:
+def check_settings(
+    values: Mapping[str, Any], allowed: Callable[[str], bool], **others: object
+) -> None:
     """Raise UserError unless all keys are settings that are allowed here, and the values can go with the others."""
     from strategies.base.run_settings import defaults, parse_settings
 
@@ -132,7 +157,9 @@ def data_file(named: object, info: ValidationInfo[FederationPlace]) -> Path | No
     if named == "demo":
         return None
     file = absolute(named, info)
-    if info.context.check_data and not os.path.isfile(file):  # False also for a name that is too long
+    if info.context.check_data and not os.path.isfile(
+        file
+    ):  # False also for a name that is too long
         raise UserError(f"there is no file {file}; give the path of an .npz file, or `demo`")
     return file
 
@@ -140,7 +167,9 @@ def data_file(named: object, info: ValidationInfo[FederationPlace]) -> Path | No
 def policy_file(named: object, info: ValidationInfo[FederationPlace]) -> str:
     """Return a silo's policy. A policy file is checked now, because a silo does not start with an unreadable one."""
     if named in (None, PUBLIC):
-        return PUBLIC if named or info.data.get("data", "") is None else ""  # demo data are public
+        return (
+            PUBLIC if named or info.data.get("data", "") is None else ""
+        )  # demo data are public
     read_policy(file := str(absolute(named, info)))
     return file
 
@@ -151,19 +180,29 @@ class SiloEntry(Frozen):
     name: Name
     device: Annotated[str, matching(DEVICE, "use cpu, or cuda:0 and so on")] = "cpu"
     data: Annotated[Path | None, PlainValidator(data_file)]
-    memory: Annotated[str, matching(r"|[1-9]\d*(\.\d+)?[kmgKMG][bB]?", "write for example 2g or 512m")] = ""
+    memory: Annotated[
+        str, matching(r"|[1-9]\d*(\.\d+)?[kmgKMG][bB]?", "write for example 2g or 512m")
+    ] = ""
     # a file, `public`, or nothing, which means the defaults
     policy: Annotated[Any, PlainValidator(policy_file)] = Field(None, validate_default=True)
-    samples: Annotated[int, Field(ge=1)] | None = None  # its weight as a number of training samples; None: as reported
+    samples: Annotated[int, Field(ge=1)] | None = (
+        None  # its weight as a number of training samples; None: as reported
+    )
     role: Literal["train", "held-out"] = "train"
 
 
 def declared_schema(content: object, info: ValidationInfo[FederationPlace]) -> Schema:
     """Return the schema of the section `schema`, or of the file that it names."""
-    return load_schema(absolute(content, info)) if isinstance(content, str) else parse_schema(content)
+    return (
+        load_schema(absolute(content, info))
+        if isinstance(content, str)
+        else parse_schema(content)
+    )
 
 
-Section = BeforeValidator(lambda content: {} if content is None else content)  # an empty section
+Section = BeforeValidator(
+    lambda content: {} if content is None else content
+)  # an empty section
 
 
 class Content(Frozen):
@@ -182,7 +221,9 @@ class Content(Frozen):
     def can_run(cls, run: dict[str, Any]) -> dict[str, Any]:
         from strategies.base.settings import MOST_SILOS
 
-        check_settings(run, lambda key: key not in OF_A_RUN, silos=MOST_SILOS)  # each run sets their number
+        check_settings(
+            run, lambda key: key not in OF_A_RUN, silos=MOST_SILOS
+        )  # each run sets their number
         return run
 
     @model_validator(mode="after")
@@ -192,9 +233,13 @@ class Content(Frozen):
         read_agreed(self.agreed_text)
         names = [silo.name for silo in self.silos]
         if self.name in TAKEN:
-            raise UserError(f"name = {self.name}: is an entry of Flower's own configuration; choose another name")
+            raise UserError(
+                f"name = {self.name}: is an entry of Flower's own configuration; choose another name"
+            )
         if twice := [name for name in names if names.count(name) > 1]:
-            raise UserError(f"silos: the name {twice[0]} is there {len(twice)} times; each needs its own")
+            raise UserError(
+                f"silos: the name {twice[0]} is there {len(twice)} times; each needs its own"
+            )
         if all(silo.role == "held-out" for silo in self.silos):
             raise UserError("silos: all have `role: held-out`; none would be left to train")
         users = [silo.name for silo in self.silos if silo.data is None]
@@ -204,13 +249,18 @@ class Content(Frozen):
                 "add one such as `demo: {dataset: digits, partition: dirichlet, seed: 42}`"
             )
         if self.demo and self.demo.parts and self.demo.parts < len(users):
-            raise UserError(f"demo.parts = {self.demo.parts}: too few for {len(users)} silos with `data: demo`")
+            raise UserError(
+                f"demo.parts = {self.demo.parts}: too few for {len(users)} silos with `data: demo`"
+            )
         return self
 
     @cached_property
     def agreed_text(self) -> str:
         """The section `agreed`, the silos' `samples` and the schema, as the setting `agreed`."""
-        fields, samples = dict(self.agreed), {silo.name: silo.samples for silo in self.silos if silo.samples}
+        fields, samples = (
+            dict(self.agreed),
+            {silo.name: silo.samples for silo in self.silos if silo.samples},
+        )
         if samples and isinstance(elsewhere := fields.get("samples", {}), dict):
             fields["samples"] = elsewhere | samples
         fields |= {"schema": schema} if (schema := self.declared.bare.content) else {}
@@ -234,7 +284,13 @@ class Federation:
     def settings(self) -> dict[str, Any]:
         """The settings of a run that does not say else: of the demo data, and of the section `run`."""
         demo = (
-            {"dataset": self.demo.dataset, "partition": self.demo.partition, **self.demo.settings} if self.demo else {}
+            {
+                "dataset": self.demo.dataset,
+                "partition": self.demo.partition,
+                **self.demo.settings,
+            }
+            if self.demo
+            else {}
         )
         return {**demo, **self.run}
 
@@ -266,15 +322,28 @@ def read_federation(path: Path, *, check_data: bool = True) -> Federation:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
     place = FederationPlace(path.parent, check_data)
-    found = parse_values(Content, parse_yaml(text, path), path, "docs/deployment.md describes the file", place)
+    found = parse_values(
+        Content, parse_yaml(text, path), path, "docs/deployment.md describes the file", place
+    )
     demo = found.demo if any(silo.data is None for silo in found.silos) else None
-    return Federation(path, found.name, found.server, demo, found.silos, found.agreed_text, found.run, found.declared)
+    return Federation(
+        path,
+        found.name,
+        found.server,
+        demo,
+        found.silos,
+        found.agreed_text,
+        found.run,
+        found.declared,
+    )
 
 
 def parse_yaml(text: str, path: Path) -> Any:
     """Return the content of a YAML file. Raises UserError, one line."""
     if len(text) > LARGEST:
-        raise UserError(f"{path} has {len(text)} characters: a federation file has at most {LARGEST}")
+        raise UserError(
+            f"{path} has {len(text)} characters: a federation file has at most {LARGEST}"
+        )
     try:
         return yaml.load(text, Loader)
     except yaml.YAMLError as error:
@@ -282,8 +351,12 @@ def parse_yaml(text: str, path: Path) -> Any:
         line = f", line {mark.line + 1}" if mark else ""
         problem = " ".join(str(getattr(error, "problem", None) or error).split())
         raise UserError(f"{path}{line}: not valid YAML: {problem}") from None
-    except Exception as error:  # PyYAML raises at least six types for a value that does not fit its tag
-        raise UserError(f"{path}: not valid YAML: a value does not fit its tag ({error})") from None
+    except (
+        Exception
+    ) as error:  # PyYAML raises at least six types for a value that does not fit its tag
+        raise UserError(
+            f"{path}: not valid YAML: a value does not fit its tag ({error})"
+        ) from None
 
 
 class Loader(yaml.SafeLoader):

@@ -38,19 +38,32 @@ class Process:
         return _started(self.pid) == self.started
 
 
-def start(part: str, command: Sequence[str], *, directory: Path, log: Path, environment: Mapping[str, str]) -> Process:
+def start(
+    part: str,
+    command: Sequence[str],
+    *,
+    directory: Path,
+    log: Path,
+    environment: Mapping[str, str],
+) -> Process:
     """Start `command` as a part of the federation in `directory`; output goes to `log`."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         marked = {**environment, PART: f"{directory}:{part}"}
-        return spawn(command, marked, part=part, cwd=directory, stdout=output, stderr=subprocess.STDOUT)
+        return spawn(
+            command, marked, part=part, cwd=directory, stdout=output, stderr=subprocess.STDOUT
+        )
 
 
-def spawn(command: Sequence[str], environment: Mapping[str, str], *, part: str = "", **streams: Any) -> Process:
+def spawn(
+    command: Sequence[str], environment: Mapping[str, str], *, part: str = "", **streams: Any
+) -> Process:
     """Start a child in a session of its own, which Ctrl-C does not reach. `end` ends it, `exit_code` has its code."""
     streams = {"stdin": subprocess.DEVNULL, **streams}
     child = subprocess.Popen(command, env=environment, start_new_session=True, **streams)
-    child.returncode = 0  # otherwise `subprocess` could reap it, and `exit_code` would not get its exit code
+    child.returncode = (
+        0  # otherwise `subprocess` could reap it, and `exit_code` would not get its exit code
+    )
     return Process(child.pid, _started(child.pid) or 0, part)
 
 
@@ -63,7 +76,13 @@ def find(directory: Path) -> list[Process]:
             continue
         command = ""
         try:
-            command = Path("/proc", entry, "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            command = (
+                Path("/proc", entry, "cmdline")
+                .read_bytes()
+                .replace(b"\0", b" ")
+                .decode(errors="replace")
+                .strip()
+            )
             environment = Path("/proc", entry, "environ").read_bytes()
         except PermissionError:
             hidden.append((int(entry), command))
@@ -72,7 +91,9 @@ def find(directory: Path) -> list[Process]:
             continue
         for variable in environment.split(b"\0"):
             if variable.startswith(wanted) and (started := _started(int(entry))) is not None:
-                found.append(Process(int(entry), started, variable[len(wanted) :].decode(), command))
+                found.append(
+                    Process(int(entry), started, variable[len(wanted) :].decode(), command)
+                )
     parts = {str(process.pid): process.part for process in found}
     for pid, command in hidden:
         parent = command.partition("--parent-pid ")[2].split(" ")[0]

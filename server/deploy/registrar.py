@@ -45,7 +45,10 @@ def keep_registrations(connection: Connection, record: Path, ready: Path) -> Non
             except ConnectionError:
                 continue  # it is stopping, or too busy: try again
             except OSError as error:  # for example a full disk: the next attempt may succeed
-                print(f"silofl: registrations cannot be noted in {record}: {error}", file=sys.stderr)
+                print(
+                    f"silofl: registrations cannot be noted in {record}: {error}",
+                    file=sys.stderr,
+                )
 
 
 def restore(control: Control, record: Path) -> dict[str, str]:
@@ -71,7 +74,9 @@ def register(control: Control, wanted: dict[str, str]) -> dict[str, str]:
     return answered(once)
 
 
-def renew_shut_out(control: Control, credentials: Credentials, silos: Iterable[str]) -> list[str]:
+def renew_shut_out(
+    control: Control, credentials: Credentials, silos: Iterable[str]
+) -> list[str]:
     """Make a new key for each of these silos whose key was unregistered; return their names.
 
     A SuperLink does not accept an unregistered key again.
@@ -110,7 +115,9 @@ def read(record: Path) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except ValueError:
-        raise UserError(f"{record} is damaged: restore it from a backup, or remove it and register anew") from None
+        raise UserError(
+            f"{record} is damaged: restore it from a backup, or remove it and register anew"
+        ) from None
     return {str(key): str(name) for key, name in content.items()}
 
 

@@ -33,7 +33,9 @@ def set_up(environment: Mapping[str, str], root: Path = Path("/")) -> None:
     federation = _federation(environment)
     hosts = environment["SILOFL_HOSTS"]
     credentials = ensure_credentials(
-        root / "setup/credentials", silos=[silo.name for silo in federation.silos], hosts=hosts.split()
+        root / "setup/credentials",
+        silos=[silo.name for silo in federation.silos],
+        hosts=hosts.split(),
     )
     for source, name in (
         (credentials.ca_certificate, "ca.crt"),
@@ -49,12 +51,17 @@ def set_up(environment: Mapping[str, str], root: Path = Path("/")) -> None:
     parts = split_demo(federation, root / "setup", print)
     for silo in federation.demo_silos:
         copy(parts[silo.name], root / "volumes/data" / silo.name / "data.npz")
-    connection = Connection("setup", f"{CONTROL}:{CONTROL_PORT}", str(credentials.ca_certificate))
+    connection = Connection(
+        "setup", f"{CONTROL}:{CONTROL_PORT}", str(credentials.ca_certificate)
+    )
     with Control(connection) as control:
         names = [silo.name for silo in federation.silos]
         for name in answered(lambda: renew_shut_out(control, credentials, names)):
             copy(credentials.node_key(name), root / "volumes/site" / name / "node.key")
-            print(f"{name} was removed and is in the federation file: it has a new key", flush=True)
+            print(
+                f"{name} was removed and is in the federation file: it has a new key",
+                flush=True,
+            )
         register_silos(federation, credentials, control)
     print(f"{federation.name}: {len(federation.silos)} silos are registered", flush=True)
 
@@ -79,7 +86,10 @@ def register_silos(federation: Federation, credentials: Credentials, control: Co
     Silos that joined with a bundle are not affected: their keys are not stored here.
     """
     wanted = {silo.name for silo in federation.silos}
-    ours = {path.stem: credentials.node_public_pem(path.stem) for path in credentials.directory.glob("nodes/*.pub")}
+    ours = {
+        path.stem: credentials.node_public_pem(path.stem)
+        for path in credentials.directory.glob("nodes/*.pub")
+    }
     register(control, {key.decode(): name for name, key in ours.items() if name in wanted})
     nodes = {node.public_key: node for node in control.nodes()}
     for name in sorted(ours.keys() - wanted):

@@ -19,7 +19,16 @@ from strategies.base.evaluation import EVALUATE, asks_for_models
 from strategies.base.run_settings import RunSettings, parse_settings
 
 ALWAYS = (  # settings that every protocol lists, even with default values
-    *("rounds", "seed", "model", "local-epochs", "batch-size", "optimizer", "learning-rate", "momentum"),
+    *(
+        "rounds",
+        "seed",
+        "model",
+        "local-epochs",
+        "batch-size",
+        "optimizer",
+        "learning-rate",
+        "momentum",
+    ),
     *("weight-decay", "participation", "evaluate-every", "robust"),
 )
 BYTES = 10**9  # default limit of the bytes that leave a hospital
@@ -46,12 +55,24 @@ def draft(
     if values.get("strategy") == EVALUATE:
         values = _undivided(values)
     given = {key: str(value) for key, value in values.items()}
-    methods, seeds = (given.get(key, str(DEFAULTS[key])).split(",") for key in ("strategy", "seed"))
-    runs = [parse_settings({**values, "strategy": method, "seed": seed}) for method in methods for seed in seeds]
+    methods, seeds = (
+        given.get(key, str(DEFAULTS[key])).split(",") for key in ("strategy", "seed")
+    )
+    runs = [
+        parse_settings({**values, "strategy": method, "seed": seed})
+        for method in methods
+        for seed in seeds
+    ]
     flat: dict[str, Any] = {}
     for run in runs:
-        flat |= {key: value for key, value in run.flat().items() if key in DEFAULTS and key not in FREE}
-    settings = {key: value for key, value in flat.items() if key in ALWAYS or value != DEFAULTS[key]}
+        flat |= {
+            key: value
+            for key, value in run.flat().items()
+            if key in DEFAULTS and key not in FREE
+        }
+    settings = {
+        key: value for key, value in flat.items() if key in ALWAYS or value != DEFAULTS[key]
+    }
     settings |= {"strategy": methods, "seed": [int(seed) for seed in seeds]}
     today = datetime.now(UTC).date()
     lines = [
@@ -62,14 +83,21 @@ def draft(
         f"end = {end or today + timedelta(days=DAYS)}",
         f"apps = {json.dumps(list(apps))}  # builds that may be sent, by SHA-256 of what they hold",
         *([f"schema = {json.dumps(schema)}  # SHA-256 of the federation's"] if schema else []),
-        *([f"held-out = {json.dumps(list(held_out))}  # evaluated, not trained on"] if held_out else []),
+        *(
+            [f"held-out = {json.dumps(list(held_out))}  # evaluated, not trained on"]
+            if held_out
+            else []
+        ),
         f"participants = {max(3, runs[0].common.min_silos)}  # fewest hospitals that train in a round",
         "step = 1.0  # a received model is at most so many lengths away from the hospital's last one",
         'metrics = ["loss", "score"]',
         "",
         "# One value, a list of values, or {min = LEAST, max = MOST}. A setting that is not here has silofl's default.",
         "[settings]",
-        *(f"{json.dumps(key) if '.' in key else key} = {_toml(value)}" for key, value in sorted(settings.items())),
+        *(
+            f"{json.dumps(key) if '.' in key else key} = {_toml(value)}"
+            for key, value in sorted(settings.items())
+        ),
         *_limits(len(runs), runs[0].common.rounds, bytes_, _evaluations(runs[0])),
     ]
     return "\n".join(lines) + "\n"
@@ -78,14 +106,20 @@ def draft(
 def _undivided(values: Mapping[str, object]) -> dict[str, object]:
     """Return the settings without those that divide simulated data: hospitals evaluate on their own splits."""
     division = f"{values.get('partition')}."
-    return {key: v for key, v in values.items() if key not in ("seed", "validation") and not key.startswith(division)}
+    return {
+        key: v
+        for key, v in values.items()
+        if key not in ("seed", "validation") and not key.startswith(division)
+    }
 
 
 def _evaluations(run: RunSettings) -> int:
     """Return the maximum number of evaluation requests in a run, with one to spare."""
     if run.common.strategy == EVALUATE:
         return run.common.rounds + 1
-    return 2 + 2 * (run.common.evidence == "on") + asks_for_models(run.strategy.info, run.common)
+    return (
+        2 + 2 * (run.common.evidence == "on") + asks_for_models(run.strategy.info, run.common)
+    )
 
 
 def _limits(runs: int, rounds: int, bytes_: int, evaluations: int) -> list[str]:
@@ -125,7 +159,9 @@ def check(text: str, path: str) -> StudyProtocol:
     """
     study = parse_study(text, path)
     if empty := [key for key in TEXTS if not getattr(study, key).strip(" .")]:
-        raise UserError(f"{path}: {empty[0]} has no words: a committee reads {', '.join(TEXTS)}")
+        raise UserError(
+            f"{path}: {empty[0]} has no words: a committee reads {', '.join(TEXTS)}"
+        )
     for method in study.methods:
         for run in corners(study, method):
             asked = {*relevant(study), *study.settings, "strategy"}

@@ -25,7 +25,14 @@ from partitions.common.files import shared, write_atomically
 from server.deploy.control import Control, read_connection
 from server.deploy.federation import read_federation
 from server.deploy.local.parts import last_lines
-from server.deploy.local.record import Deployed, LocalFederation, UpFederation, find_federation, find_local, state_root
+from server.deploy.local.record import (
+    Deployed,
+    LocalFederation,
+    UpFederation,
+    find_federation,
+    find_local,
+    state_root,
+)
 from server.results.reading import Tail
 
 if TYPE_CHECKING:
@@ -33,7 +40,9 @@ if TYPE_CHECKING:
     from strategies.base.settings import Common, Value
 
 POLL_SECONDS = 0.5
-SILENCE_SECONDS = 30.0  # time without an answer from the SuperLink after which the run is regarded as lost
+SILENCE_SECONDS = (
+    30.0  # time without an answer from the SuperLink after which the run is regarded as lost
+)
 STOP_SECONDS = 60.0
 
 
@@ -65,21 +74,31 @@ def run(
     bundle = build(app or app_directory())
     with Control(read_connection(name)) as control:
         up = find_federation(name)
-        given = {**_own_data(up, values), **_of_the_file(up, values), **values} if up else dict(values)
+        given = (
+            {**_own_data(up, values), **_of_the_file(up, values), **values}
+            if up
+            else dict(values)
+        )
         if "silos" not in given:
-            given["silos"] = _silos_before(given) or _silos_online(control, str(given.get("late-joiners", "")))
+            given["silos"] = _silos_before(given) or _silos_online(
+                control, str(given.get("late-joiners", ""))
+            )
         runs = study_runs(given)
         first = runs[0].common
         if not first.resume:
             _check_silos(first, {node.name for node in control.nodes()})
         config = study_config(runs)
-        out = (Path(first.out) if first.out else default_out(str(config["strategy"]))).absolute()
+        out = (
+            Path(first.out) if first.out else default_out(str(config["strategy"]))
+        ).absolute()
         theirs = out
         if isinstance(up, Deployed):
             out = out if first.out else Path(up.runs, out.name)
             theirs = up.in_container(out)
         file = up.file if isinstance(up, LocalFederation) else ""
-        with shared() if theirs != out else contextlib.nullcontext():  # the server in its container is another user
+        with (
+            shared() if theirs != out else contextlib.nullcontext()
+        ):  # the server in its container is another user
             directory = open_directory(out, config, file, resume=first.resume)
             fill(directory.path)
         for one in runs:
@@ -88,12 +107,16 @@ def run(
     return directory.path
 
 
-def open_directory(out: Path, config: Mapping[str, Value], federation: str, *, resume: bool) -> RunDirectory:
+def open_directory(
+    out: Path, config: Mapping[str, Value], federation: str, *, resume: bool
+) -> RunDirectory:
     """Create or reopen the run directory, mark it as a study's for the server app, and return it."""
     from server.results.run_directory import RunDirectory
 
     with RunDirectory.open(out, config, resume=resume) as directory:
-        write_atomically(directory.path / "study", federation)  # the report reads the federation's path from it
+        write_atomically(
+            directory.path / "study", federation
+        )  # the report reads the federation's path from it
     return directory
 
 
@@ -101,7 +124,9 @@ def app_directory() -> Path:
     """Return the directory of silofl's own Flower app."""
     directory = Path(__file__).resolve().parents[2]
     if not (directory / "pyproject.toml").is_file():
-        raise UserError(f"there is no pyproject.toml in {directory}: run silofl from a checkout, installed with pip -e")
+        raise UserError(
+            f"there is no pyproject.toml in {directory}: run silofl from a checkout, installed with pip -e"
+        )
     return directory
 
 
@@ -110,7 +135,11 @@ def _silos_before(given: Mapping[str, object]) -> int:
     from server.results.run_directory import read_toml
 
     config = Path(str(given.get("out") or "")) / "config.toml"
-    resumed = str(given.get("resume", "")).lower() == "true" and bool(given.get("out")) and config.is_file()
+    resumed = (
+        str(given.get("resume", "")).lower() == "true"
+        and bool(given.get("out"))
+        and config.is_file()
+    )
     return cast(int, read_toml(config)["silos"]) if resumed else 0
 
 
@@ -123,9 +152,16 @@ def _silos_online(control: Control, late: str) -> int:
 
     nodes = control.nodes()
     offline = {node.name for node in nodes if node.status != "online"}
-    coming = offline if late == ANY else {entry.partition("=")[0].strip() for entry in late.split(",") if "=" in entry}
+    coming = (
+        offline
+        if late == ANY
+        else {entry.partition("=")[0].strip() for entry in late.split(",") if "=" in entry}
+    )
     if left := sorted(offline - coming):
-        print(f"without {', '.join(left)}: not online (--set silos={len(nodes)} waits)", file=sys.stderr)
+        print(
+            f"without {', '.join(left)}: not online (--set silos={len(nodes)} waits)",
+            file=sys.stderr,
+        )
     online = {node.name for node in nodes} - offline
     return max(1, len(online | coming))
 
@@ -136,12 +172,16 @@ def _check_silos(common: Common, registered: Set[str]) -> None:
     from strategies.base.newcomers import ANY
 
     if common.late_joiners == ANY and not common.min_silos:
-        raise UserError(f"late-joiners = {ANY}: min-silos is wanted too, the number of silos that the run begins with")
+        raise UserError(
+            f"late-joiners = {ANY}: min-silos is wanted too, the number of silos that the run begins with"
+        )
     late, known = common.late_joiners, len(registered - common.late.keys())
     if (wanted := LateJoiners(common).expected) > known:
         setting = f"min-silos = {wanted}" if late == ANY else f"silos = {common.silos}"
         besides = f", besides late-joiners = {late}" if common.late else ""
-        raise UserError(f"{setting}: only {known} are registered{besides}, the run would wait in vain")
+        raise UserError(
+            f"{setting}: only {known} are registered{besides}, the run would wait in vain"
+        )
 
 
 def _own_data(up: UpFederation, values: Mapping[str, object]) -> dict[str, object]:
@@ -149,14 +189,24 @@ def _own_data(up: UpFederation, values: Mapping[str, object]) -> dict[str, objec
     from strategies.base.run_settings import defaults, parse_settings
 
     demo = up.demo or {}
-    own = {**{key: demo[key] for key in ("dataset", "partition") if key in demo}, **demo.get("settings", {})}
+    own = {
+        **{key: demo[key] for key in ("dataset", "partition") if key in demo},
+        **demo.get("settings", {}),
+    }
     split = {key: values[key] for key in demo.get("settings", {}) if key in values}
-    values = {**values, **{key: parse_settings({**own, **split}).flat()[key] for key in split}}  # typed
+    values = {
+        **values,
+        **{key: parse_settings({**own, **split}).flat()[key] for key in split},
+    }  # typed
     for key in ("dataset", "partition", "data-dir", *demo.get("settings", {})):
         asked = values.get(key) or own.get(key)
         unused = not demo and asked == defaults()[key]  # from the config.toml of an earlier run
         if asked != own.get(key) and not unused:
-            has = f"{demo['dataset']}, {demo['partition']}, seed {demo['seed']}" if demo else "each silo's own file"
+            has = (
+                f"{demo['dataset']}, {demo['partition']}, seed {demo['seed']}"
+                if demo
+                else "each silo's own file"
+            )
             again = f"silofl up {up.file}"
             if isinstance(up, Deployed):
                 again = f"silofl compose {up.file} --out docker-compose.yml && docker compose up --wait"
@@ -186,7 +236,9 @@ def _of_the_file(up: UpFederation, values: Mapping[str, object]) -> dict[str, An
     return {**federation.run, **{key: value for key, value in own.items() if value}}
 
 
-def submit_and_follow(control: Control, app: bytes, settings: Mapping[str, Any], out: Path) -> None:
+def submit_and_follow(
+    control: Control, app: bytes, settings: Mapping[str, Any], out: Path
+) -> None:
     """Submit a Flower run of an app bundle and follow it to its end. Ctrl-C stops the run, then is raised."""
     progress = RunFollower(out / "progress.jsonl")
     run_id, interrupted = submit(control, app, settings)
@@ -222,7 +274,9 @@ def interrupts_noted() -> Iterator[list[int]]:
     An interrupted call would leave a run whose number is unknown.
     """
     noted: list[int] = []
-    if threading.current_thread() is not threading.main_thread():  # only the main thread receives signals
+    if (
+        threading.current_thread() is not threading.main_thread()
+    ):  # only the main thread receives signals
         yield noted
         return
     before = signal.signal(signal.SIGINT, lambda number, _: noted.append(number))
@@ -232,7 +286,15 @@ def interrupts_noted() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
 
 
-OF_ROUND = {"strategy", "seed", "round", "rounds", "silos", "seconds", "bytes"}  # what a round's line shows
+OF_ROUND = {
+    "strategy",
+    "seed",
+    "round",
+    "rounds",
+    "silos",
+    "seconds",
+    "bytes",
+}  # what a round's line shows
 
 
 class RunFollower:
@@ -268,8 +330,16 @@ class RunFollower:
         self.bar.close()
         if event["event"] == "begin" and isinstance(event.get("silos"), dict):
             # disable=None: no bar where stderr is no terminal; delay: none for a short round
-            options: dict[str, Any] = {"file": sys.stderr, "leave": False, "disable": None, "delay": 1, "unit": "silo"}
-            self.bar = tqdm(total=len(event["silos"]), desc=f"round {event.get('number')}", **options)
+            options: dict[str, Any] = {
+                "file": sys.stderr,
+                "leave": False,
+                "disable": None,
+                "delay": 1,
+                "unit": "silo",
+            }
+            self.bar = tqdm(
+                total=len(event["silos"]), desc=f"round {event.get('number')}", **options
+            )
 
 
 def round_line(event: Mapping[str, Any]) -> str:
@@ -282,7 +352,9 @@ def round_line(event: Mapping[str, Any]) -> str:
         f"{event['silos']} silos  {name} {score}  {event['seconds']:.1f} s  {event['bytes'] / 1e6:.1f} MB"
     )
     for key, word in (("rejected", "without"), ("bounded", "bounds")):
-        if named := "; ".join(f"{silo}: {reason}" for silo, reason in event.get(key, {}).items()):
+        if named := "; ".join(
+            f"{silo}: {reason}" for silo, reason in event.get(key, {}).items()
+        ):
             line += f"  {word} {named}"
     return line
 
@@ -297,9 +369,15 @@ def follow(control: Control, run_id: int, progress: RunFollower) -> None:
             answered, silent = time.monotonic(), False
         except ConnectionError as error:
             if time.monotonic() - answered > SILENCE_SECONDS:
-                raise RunFailedError(f"run {run_id} is lost after round {progress.round}: {error}") from None
+                raise RunFailedError(
+                    f"run {run_id} is lost after round {progress.round}: {error}"
+                ) from None
             if not silent:
-                print(f"{error}; the run is taken for lost after {SILENCE_SECONDS:g} s", file=sys.stderr, flush=True)
+                print(
+                    f"{error}; the run is taken for lost after {SILENCE_SECONDS:g} s",
+                    file=sys.stderr,
+                    flush=True,
+                )
             silent = True
             time.sleep(POLL_SECONDS)
             continue
@@ -361,5 +439,7 @@ def stop_run(control: Control, run_id: int) -> None:
     control.stop(run_id)
     while not control.run(run_id).finished:
         if time.monotonic() > deadline:
-            raise RunFailedError(f"run {run_id} does not stop; `silofl down` ends it with the federation")
+            raise RunFailedError(
+                f"run {run_id} does not stop; `silofl down` ends it with the federation"
+            )
         time.sleep(POLL_SECONDS)

@@ -31,7 +31,9 @@ from server.run.limits import most_bytes, too_large
 
 WAIT_SECONDS = 10.0  # maximum wait for a message before an empty answer
 LOOK_SECONDS = 0.05  # between two checks, which read this process's memory only
-MOST_WAITING = 500  # silos; each waiting one occupies one of the thousand threads that answer calls
+MOST_WAITING = (
+    500  # silos; each waiting one occupies one of the thousand threads that answer calls
+)
 MOST_CALL = 1 << 26  # bytes; Flower moves arrays in parts of 5 MiB
 MOST_COUNTED = 1000  # messages whose reply bytes are counted; the oldest are dropped first
 MOST_TIMES = 5  # deliveries of a message again; a limit, as a message of a stopped run can never be confirmed
@@ -67,7 +69,11 @@ def waiting(pull: Pull, most: int = MOST_WAITING) -> Pull:
             try:
                 give_again(state, store, node, times)
                 until = time.monotonic() + WAIT_SECONDS
-                while time.monotonic() < until and context.is_active() and not has_message(state, store, node):
+                while (
+                    time.monotonic() < until
+                    and context.is_active()
+                    and not has_message(state, store, node)
+                ):
                     time.sleep(LOOK_SECONDS)
             finally:
                 room.release()
@@ -98,9 +104,15 @@ def give_again(state: Any, store: Any, node: int, times: Counter[str]) -> None:
     """
     for message in messages_to(state, node):
         name = message.metadata.message_id
-        if message.metadata.delivered_at and times[name] < MOST_TIMES and is_stored(store, name):
+        if (
+            message.metadata.delivered_at
+            and times[name] < MOST_TIMES
+            and is_stored(store, name)
+        ):
             times[name] += 1
-            logging.getLogger("flwr").info("node %d did not get message %s; it is given to it again", node, name)
+            logging.getLogger("flwr").info(
+                "node %d did not get message %s; it is given to it again", node, name
+            )
             message.metadata.delivered_at = ""
 
 
@@ -152,7 +164,9 @@ class ReplyBounds:
 
         def bounded_object(own: Any, request: Any, context: Any) -> Any:
             coming = self.sessions.get(request.session_id)
-            too_large = coming is not None and self.is_too_large(coming, len(request.object_content))
+            too_large = coming is not None and self.is_too_large(
+                coming, len(request.object_content)
+            )
             if coming is not None and too_large:
                 refuse(own.state_factory.state(), coming)
             # Without a session id Flower uses any session that waits for this part, even another silo's.
@@ -166,7 +180,9 @@ class ReplyBounds:
         """Return the size record of the reply to a message; None if the message is unknown or has no limit."""
         if asked in self.messages:
             return self.messages[asked]
-        message = state.message_ins_store.get(asked) if hasattr(state, "message_ins_store") else None
+        message = (
+            state.message_ins_store.get(asked) if hasattr(state, "message_ins_store") else None
+        )
         most = most_bytes(message.metadata.group_id) if message is not None else None
         return None if most is None else self.note(self.messages, asked, Coming(asked, most))
 
@@ -195,12 +211,20 @@ def refuse(state: Any, coming: Coming) -> None:
     with state.lock:
         message, line = state.message_ins_store.get(coming.asked), too_large(coming.most)
         before = state.message_ins_id_to_message_res_id.get(coming.asked)
-        if message is None or (before is not None and state.message_res_store[before].has_error()):
+        if message is None or (
+            before is not None and state.message_res_store[before].has_error()
+        ):
             return
-        for session in [name for name, one in state._object_push_sessions.items() if before in one.root_object_ids]:
+        for session in [
+            name
+            for name, one in state._object_push_sessions.items()
+            if before in one.root_object_ids
+        ]:
             state._cleanup_push_session(session, cleanup_messages=True)
         logging.getLogger("flwr").warning("node %d: %s", message.metadata.dst_node_id, line)
-        error = Message(Error(internal("ErrorCode").CLIENT_APP_RAISED_EXCEPTION, line), reply_to=message)
+        error = Message(
+            Error(internal("ErrorCode").CLIENT_APP_RAISED_EXCEPTION, line), reply_to=message
+        )
         error.metadata.__dict__["_message_id"] = error.object_id
         if state.store_message_res(error) is not None:
             state._store_generated_message(error)

@@ -16,7 +16,17 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from server.report.html import between, counted, hospitals_of, markup, number, percent, points, size_text, spoken
+from server.report.html import (
+    between,
+    counted,
+    hospitals_of,
+    markup,
+    number,
+    percent,
+    points,
+    size_text,
+    spoken,
+)
 from server.report.inference import HOSPITALS_NEEDED, Gain, known, over_hospitals
 from server.report.methods import alone, spelled
 from server.report.participation import MARK, worst
@@ -42,11 +52,22 @@ def answer(study: StudyResults) -> Answer | None:
     if best is None or worst(study, best) is None:
         return None
     if base not in study.methods:
-        return Answer(markup("Not shown: training alone (<code>{}</code>) was not run beside it.", base), "")
+        return Answer(
+            markup("Not shown: training alone (<code>{}</code>) was not run beside it.", base),
+            "",
+        )
     found = verdict(study, best, base)
     if not found.gains:
-        return Answer(markup("Not shown: no hospital has sent a score of both."), condition(found))
-    parts = [gain_part(found), worst_part(found), unseen_part(study, best), calibration_part(found), cost_part(found)]
+        return Answer(
+            markup("Not shown: no hospital has sent a score of both."), condition(found)
+        )
+    parts = [
+        gain_part(found),
+        worst_part(found),
+        unseen_part(study, best),
+        calibration_part(found),
+        cost_part(found),
+    ]
     return Answer(Markup("; ").join(parts) + ".", condition(found))
 
 
@@ -54,19 +75,28 @@ def gain_part(found: GainVerdict) -> Markup:
     """Return yes, no or not yet certain, with the gain over training alone and its interval."""
     lose, name, interval = found.harmed, spelled(found.method), between(found.gain)
     score = found.study.task.score_label
-    gain = markup("{} points of {} on average over training alone", points(found.gain.mean), score)
+    gain = markup(
+        "{} points of {} on average over training alone", points(found.gain.mean), score
+    )
     gain += markup(" (95&#8239;% interval {})", interval) if interval else Markup()
     gain += markup(" in {}", found.tested_in)
     losers = markup("{} {} shown to lose", named(lose), "is" if len(lose) == 1 else "are")
     if found.shown > 0:
         if lose:
-            return markup("Yes on average, and not for everybody: {}, while {} gains {}", losers, name, gain)
+            return markup(
+                "Yes on average, and not for everybody: {}, while {} gains {}",
+                losers,
+                name,
+                gain,
+            )
         return markup("Yes: {} gains {}, and no hospital is shown to lose", name, gain)
     if found.shown < 0:
         return markup("No: {} has {}{}", name, gain, markup(", and {}", losers) if lose else "")
     why = "" if found.why == interval else markup(", {}", found.why)
     if lose:
-        return markup("No gain is certain, and harm is shown: {}; {} has {}{}", losers, name, gain, why)
+        return markup(
+            "No gain is certain, and harm is shown: {}; {} has {}{}", losers, name, gain, why
+        )
     return markup("Not yet certain: {} has {}{}", name, gain, why)
 
 
@@ -90,11 +120,20 @@ def worst_part(found: GainVerdict) -> Markup:
 def reached(found: GainVerdict, silo: str) -> Markup:
     """Return a hospital's score with both methods and its number of test samples: a minimum is low by chance, too."""
     study, base = found.study, found.base
-    own, over = study.score(base, silo).mean, "alone" if base == alone() else f"with {spelled(base)}"
+    own, over = (
+        study.score(base, silo).mean,
+        "alone" if base == alone() else f"with {spelled(base)}",
+    )
     beside = "" if math.isnan(own) else markup(" ({}&#8239;% {})", percent(own), over)
     tested = sorted(set(study.sizes(silo, "n_test")) - {0})
     of = f" of {counted(tested[0], 'test sample')}" if tested else ""
-    return markup("{}, reaches {}&#8239;%{}{}", silo, percent(study.score(found.method, silo).mean), beside, of)
+    return markup(
+        "{}, reaches {}&#8239;%{}{}",
+        silo,
+        percent(study.score(found.method, silo).mean),
+        beside,
+        of,
+    )
 
 
 def unseen_part(study: StudyResults, best: str) -> Markup:
@@ -103,14 +142,26 @@ def unseen_part(study: StudyResults, best: str) -> Markup:
     each = [(of[best]["zero_shot"], of[best]["local"]) for of in held.values() if best in of]
     pairs = [pair for pair in each if not math.isnan(sum(pair))]
     if not pairs:
-        why = f"{hospitals_of(len(held))} held out, none with both scores" if held else "none was held out"
+        why = (
+            f"{hospitals_of(len(held))} held out, none with both scores"
+            if held
+            else "none was held out"
+        )
         return markup("an unseen hospital: not shown, {}", why)
     mine, other = (percent(statistics.fmean(side)) for side in zip(*pairs, strict=True))
     differences = [a - b for a, b in pairs] if mine != other else []
-    word = decide(differences, study.compared(best, alone()), "a gain is shown", "a loss is shown")
+    word = decide(
+        differences, study.compared(best, alone()), "a gain is shown", "a loss is shown"
+    )
     what = markup("{}&#8239;% as it comes, {}&#8239;% alone", mine, other)
-    missing = f", in {len(pairs)} of {hospitals_of(len(held))} held out" if len(pairs) < len(held) else ""
-    return markup("an unseen hospital: {} ({}{})", word, what, missing or too_few(len(pairs), " held out"))
+    missing = (
+        f", in {len(pairs)} of {hospitals_of(len(held))} held out"
+        if len(pairs) < len(held)
+        else ""
+    )
+    return markup(
+        "an unseen hospital: {} ({}{})", word, what, missing or too_few(len(pairs), " held out")
+    )
 
 
 def calibration_part(found: GainVerdict) -> Markup:
@@ -122,17 +173,25 @@ def calibration_part(found: GainVerdict) -> Markup:
     pairs = [(abs(mine[silo]), abs(other[silo])) for silo in sorted(mine.keys() & other.keys())]
     if not pairs:
         each = measurements_of(study)[0]
-        why = "each measurement has its own (evidence per hospital)" if each else "it was not measured"
+        why = (
+            "each measurement has its own (evidence per hospital)"
+            if each
+            else "it was not measured"
+        )
         return markup("calibration: not shown, {}", why)
     means = [number(statistics.fmean(side), 3) for side in zip(*pairs, strict=True)]
     differences = [b - a for a, b in pairs] if means[0] != means[1] else []
     word = decide(differences, found.compared, "better", "worse")
-    return markup("calibration: {} ({} {}, {} alone{})", word, what, *means, too_few(len(pairs)))
+    return markup(
+        "calibration: {} ({} {}, {} alone{})", word, what, *means, too_few(len(pairs))
+    )
 
 
 def decide(differences: Sequence[float], methods: int, gain: str, loss: str) -> str:
     """Return the words for a shown gain or loss. No differences: values that are equal as printed show nothing."""
-    return {1: gain, -1: loss, 0: "no difference is shown"}[over_hospitals(differences, methods).shown]
+    return {1: gain, -1: loss, 0: "no difference is shown"}[
+        over_hospitals(differences, methods).shown
+    ]
 
 
 def too_few(hospitals: int, what: str = "") -> str:
@@ -150,10 +209,21 @@ def cost_part(found: GainVerdict) -> Markup:
     spent = [known(v.get("epsilon")) for r in study.of(best) for v in r["per_silo"].values()]
     if any(map(math.isnan, spent)):
         return price + ", with differential privacy, whose epsilon not every hospital has sent"
-    far = " so far" if any((best, r["seed"]) not in study.finished for r in study.of(best)) else ""
+    far = (
+        " so far"
+        if any((best, r["seed"]) not in study.finished for r in study.of(best))
+        else ""
+    )
     runs = len(study.runs) - len(study.of(alone()))  # training alone sends nothing
-    more = ", as the hospitals' last replies say; runs on the same data add up" if runs > 1 else ""
-    return price + markup(", with epsilon at most {:.3g}{}{}", max(spent), f"{far} in one run" if more else far, more)
+    more = (
+        ", as the hospitals' last replies say; runs on the same data add up" if runs > 1 else ""
+    )
+    return price + markup(
+        ", with epsilon at most {:.3g}{}{}",
+        max(spent),
+        f"{far} in one run" if more else far,
+        more,
+    )
 
 
 def condition(found: GainVerdict) -> str:
@@ -163,14 +233,21 @@ def condition(found: GainVerdict) -> str:
     data = "the hospitals' own data"
     if study.manifest or study.simulated:
         about = study.manifest or study.config
-        data = f"{Path(str(about.get('dataset', ''))).name}, split by {about.get('partition', '')}"
+        data = (
+            f"{Path(str(about.get('dataset', ''))).name}, split by {about.get('partition', '')}"
+        )
     count = sum(1 for m in study.methods if m != alone())
     chosen = f"chosen among {count} on {'validation' if study.chosen_on == 'val' else 'the same test'} data"
     ran = sorted({r["rounds"] for m in (found.method, found.base) for r in study.of(m)})
     rounds = f"{ran[0]} to {ran[-1]} rounds" if len(ran) > 1 else counted(ran[0], "round")
     late = f"; {', '.join(study.joined)} joined late" if study.joined else ""
-    late += "; tuned on the split of other seeds, whose test samples these may be" if study.unsearched else ""
+    late += (
+        "; tuned on the split of other seeds, whose test samples these may be"
+        if study.unsearched
+        else ""
+    )
     return (
         f"Drawn from {of}{hospitals_of(len(study.silos))}, each tested on its own samples; {data}; {rounds}{late}; "
-        f"{counted(len(found.seeds), 'seed')}" + (f"; the method was {chosen}." if count > 1 else ".")
+        f"{counted(len(found.seeds), 'seed')}"
+        + (f"; the method was {chosen}." if count > 1 else ".")
     )

@@ -38,7 +38,11 @@ VARIABLES = {
     "#56b4e9": "sky",
 }
 # Text beside the right end of the axes, at a height in data units; gains end in one line.
-AT_RIGHT: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "center"}
+AT_RIGHT: dict[str, Any] = {
+    "xycoords": ("axes fraction", "data"),
+    "textcoords": "offset points",
+    "va": "center",
+}
 AT_RIGHT |= {"annotation_clip": False}
 GAIN_AT = {**AT_RIGHT, "ha": "right"}
 LOWEST = -1.0  # lower end of the axes, because a score (R2) may be far below 0
@@ -107,7 +111,9 @@ def styles(study: StudyResults) -> dict[str, Style]:
 class Canvas:
     """Figure of ``width`` x ``height`` pixels with one axes inside the margins (left, right, top, bottom)."""
 
-    def __init__(self, width: float, height: float, margins: tuple[float, float, float, float]) -> None:
+    def __init__(
+        self, width: float, height: float, margins: tuple[float, float, float, float]
+    ) -> None:
         left, right, top, bottom = margins
         self.width, self.height = width, height
         self.inner = width - left - right, height - top - bottom
@@ -122,7 +128,10 @@ class Canvas:
         buffer = io.StringIO()
         with matplotlib.rc_context({"svg.hashsalt": key, "svg.fonttype": "none"}):
             self.figure.savefig(
-                buffer, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
+                buffer,
+                format="svg",
+                transparent=True,
+                metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")),
             )
         return inline(buffer.getvalue(), key, label, self.width, self.height)
 
@@ -147,7 +156,9 @@ def in_widths(draw: Callable[..., Markup], *given: Any, wide: float = 820) -> li
 
 def undrawn(name: str, error: Exception) -> str:
     """Log why a chart could not be drawn; return the text in its place."""
-    logging.getLogger("silofl").error("the report's chart %s could not be drawn", name, exc_info=error)
+    logging.getLogger("silofl").error(
+        "the report's chart %s could not be drawn", name, exc_info=error
+    )
     return "<p class='note'>This chart could not be drawn; the reason is in the log.</p>"
 
 
@@ -158,8 +169,12 @@ def inline(text: str, key: str, label: str, width: float, height: float) -> str:
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r"<!--.*?-->", "", body, flags=re.DOTALL)
     used = set(re.findall(r'(?:xlink:href="#|url\(#)([^")]+)', body))
-    body = re.sub(r' id="([^"]+)"', lambda m: f' id="{key}-{m[1]}"' if m[1] in used else "", body)
-    body = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{key}-", body).replace("xlink:href", "href")
+    body = re.sub(
+        r' id="([^"]+)"', lambda m: f' id="{key}-{m[1]}"' if m[1] in used else "", body
+    )
+    body = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{key}-", body).replace(
+        "xlink:href", "href"
+    )
     body = re.sub(r"font: (?:\w+ )*([\d.]+)px [^;\"]+", r"font-size: \1px", body)
     body = re.sub("|".join(VARIABLES), lambda m: f"var(--{VARIABLES[m[0]]})", body)
     body = re.sub(r"\n\s*", "\n", body)
@@ -171,7 +186,9 @@ def inline(text: str, key: str, label: str, width: float, height: float) -> str:
 
 def percent_axis(axis: Any) -> None:
     """Format an axis in per cent, with as few digits as possible."""
-    axis.set_major_formatter(lambda value, _: f"{round(100 * value, 6) + 0.0:g}".replace("-", "−"))
+    axis.set_major_formatter(
+        lambda value, _: f"{round(100 * value, 6) + 0.0:g}".replace("-", "−")
+    )
 
 
 def short_names(names: Sequence[str]) -> tuple[list[str], str]:
@@ -223,10 +240,14 @@ def line(axes: Any, x: Sequence[float], y: Sequence[float], style: Style) -> Non
     axes.plot(x, y, marker=style.marker, markevery=every, **look)
 
 
-Ends = Sequence[tuple[float, str, Style | None]]  # of lines: y in data units, text, style of the marker or None
+Ends = Sequence[
+    tuple[float, str, Style | None]
+]  # of lines: y in data units, text, style of the marker or None
 
 
-def lined(canvas: Canvas, ends: Ends, x: str, *, rounds: bool = True, percent: bool = True) -> None:
+def lined(
+    canvas: Canvas, ends: Ends, x: str, *, rounds: bool = True, percent: bool = True
+) -> None:
     """Finish a chart of lines: its axes, the label of ``x``, and a label at the right end of each line."""
     axes = canvas.axes
     axes.margins(x=0.02)
@@ -245,11 +266,17 @@ def end_labels(canvas: Canvas, entries: Ends) -> None:
     axes = canvas.axes
     low, high = axes.get_ylim()
     pixel = (high - low) / canvas.inner[1]
-    for (y, text, look), at in zip(entries, apart([e[0] for e in entries], 16 * pixel, low, high), strict=True):
+    for (y, text, look), at in zip(
+        entries, apart([e[0] for e in entries], 16 * pixel, low, high), strict=True
+    ):
         right = 8.0
         if look is not None:
             x = 1 + right / canvas.inner[0]
-            beside = {"transform": axes.get_yaxis_transform(), "clip_on": False, "markersize": 6}
+            beside = {
+                "transform": axes.get_yaxis_transform(),
+                "clip_on": False,
+                "markersize": 6,
+            }
             axes.plot([x], [at], look.marker, **look.mark, **beside)
             right = 16.0
         axes.annotate(text, (1, y), (right, (at - y) / pixel), **AT_RIGHT)

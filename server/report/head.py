@@ -46,9 +46,18 @@ def where(study: StudyResults) -> Markup:
     if study.manifest or study.simulated:
         bits.append(f"{Path(str(about.get('dataset', ''))).name}, {about.get('partition', '')}")
     bits += [hospitals_of(len(study.silos))] if study.silos else []
-    seeds = f"seed {study.seeds[0]}" if len(study.seeds) == 1 else counted(len(study.seeds), "seed")
+    seeds = (
+        f"seed {study.seeds[0]}" if len(study.seeds) == 1 else counted(len(study.seeds), "seed")
+    )
     bits += [seeds] if study.seeds else []
-    file = next((f for f in ("summary.json", "history.csv", "config.toml") if (study.path / f).exists()), "")
+    file = next(
+        (
+            f
+            for f in ("summary.json", "history.csv", "config.toml")
+            if (study.path / f).exists()
+        ),
+        "",
+    )
     bits.append(time.strftime("%-d %B %Y", time.localtime((study.path / file).stat().st_mtime)))
     return Markup(" · ").join(bits)
 
@@ -64,16 +73,35 @@ def headline(study: StudyResults) -> tuple[str, str]:
         )
     method, base = study.best or study.methods[0], study.base
     bytes_, seconds = study.cost(method)
-    price = Markup(re.sub(r"(\d) ", "\\1&nbsp;", f"at a cost of {size_text(bytes_)} and {spoken(seconds)}"))
+    price = Markup(
+        re.sub(r"(\d) ", "\\1&nbsp;", f"at a cost of {size_text(bytes_)} and {spoken(seconds)}")
+    )
     if base is None:
         mean = percent(study.mean_score(method)[0])
         how = spelled(method) if exchanges(method) else "Training alone"
-        add = markup("<code>{}</code>", alone()) if exchanges(method) else "a method that shares something"
-        known = [s for s in study.silos if any(not math.isnan(study.score(m, s).mean) for m in study.methods)]
+        add = (
+            markup("<code>{}</code>", alone())
+            if exchanges(method)
+            else "a method that shares something"
+        )
+        known = [
+            s
+            for s in study.silos
+            if any(not math.isnan(study.score(m, s).mean) for m in study.methods)
+        ]
         silos = hospitals_of(len(known))
         return (
-            markup("{} reaches {}&#8239;% mean {} over {}, {}", how, mean, study.task.score_label, silos, price),
-            markup("What a hospital gains is not known: run {} in the same study to compare.", add),
+            markup(
+                "{} reaches {}&#8239;% mean {} over {}, {}",
+                how,
+                mean,
+                study.task.score_label,
+                silos,
+                price,
+            ),
+            markup(
+                "What a hospital gains is not known: run {} in the same study to compare.", add
+            ),
         )
     found = verdict(study, method, base)
     if not found.gains:
@@ -86,11 +114,22 @@ def headline(study: StudyResults) -> tuple[str, str]:
 
 def claim(found: GainVerdict) -> Markup:
     """Return the sentence on the mean gain: its value, and whether it is shown."""
-    name, over, score = spelled(found.method), baseline_name(found.base), found.study.task.score_label
+    name, over, score = (
+        spelled(found.method),
+        baseline_name(found.base),
+        found.study.task.score_label,
+    )
     emphasis, gain = "shown" if found.shown else "not-shown", points(found.gain.mean)
     measured = markup('<em class="{}">{} points</em> of {} on average', emphasis, gain, score)
     if not found.shown:
-        return markup("{} against {}: {} in {}, not yet certain ({})", name, over, measured, found.tested_in, found.why)
+        return markup(
+            "{} against {}: {} in {}, not yet certain ({})",
+            name,
+            over,
+            measured,
+            found.tested_in,
+            found.why,
+        )
     word = "gains over" if found.shown > 0 else "loses against"
     return markup("{} {} {}: {} in {}", name, word, over, measured, found.tested_in)
 
@@ -102,13 +141,19 @@ def caution(found: GainVerdict) -> Markup:
         it = "it" if len(found.rare) == 1 else "them"
         mean, ends = points(found.without.mean), in_brackets(found.without)
         missed = rounds_missed(found.rare)
-        text.append(markup("{} {}: without {} the average is {} points{}.", MARK, missed, it, mean, ends))
+        text.append(
+            markup(
+                "{} {}: without {} the average is {} points{}.", MARK, missed, it, mean, ends
+            )
+        )
     if found.base != alone():  # else the answer below says it
         lowest = worst_part(found)
         text.append(markup("{}{}.", lowest[0].upper(), lowest[1:]))
     if missing := len(found.study.silos) - len(found.gains):
         are = "is" if missing == 1 else "are"
-        text.append(f"{hospitals_of(missing)} sent no {found.study.task.score_label} and {are} not counted.")
+        text.append(
+            f"{hospitals_of(missing)} sent no {found.study.task.score_label} and {are} not counted."
+        )
     return Markup(" ").join(text)
 
 
@@ -120,7 +165,9 @@ def seeds_apart(found: GainVerdict) -> str:
     if len(seeds) < SEEDS_NEEDED:
         return f"{ran}: how much others would change this is not counted."
     means = [found.study.seed_mean(found.method, found.base, seed) for seed in seeds]
-    return markup("{}, with averages from {} to {}.", ran, points(min(means)), points(max(means)))
+    return markup(
+        "{}, with averages from {} to {}.", ran, points(min(means)), points(max(means))
+    )
 
 
 def single_gains(found: GainVerdict) -> list[str]:
@@ -128,7 +175,9 @@ def single_gains(found: GainVerdict) -> list[str]:
     sizes = sorted({n for silo in found.gains for n in found.study.sizes(silo, "n_test")} - {0})
     if not sizes:
         return []
-    many = counted(sizes[0], "sample") if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]} samples"
+    many = (
+        counted(sizes[0], "sample") if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]} samples"
+    )
     clear, tested = sum(gain.shown > 0 for gain in found.gains.values()), len(found.gains)
     text = f"Each hospital is tested on its own {many}, which leaves a single hospital's gain uncertain: "
     if clear == 0:
@@ -146,9 +195,7 @@ def average(found: GainVerdict) -> Markup:
     if found.shown:
         text = markup("The average is clear of zero{}.", in_brackets(found.gain))
     if (methods := found.compared) > 1:
-        text += (
-            f" No validation data: the method was chosen on the test data, and an interval counts {methods} methods."
-        )
+        text += f" No validation data: the method was chosen on the test data, and an interval counts {methods} methods."
     return text
 
 
@@ -160,7 +207,12 @@ def in_brackets(gain: Gain) -> Markup:
 def faults(study: StudyResults) -> Markup:
     """Render the runs that did not end and the notes of the run's log; empty if there are none."""
     notes = [
-        (n.time.replace("T", " ").replace("Z", " UTC") or "time not recorded", n.message, n.times) for n in study.notes
+        (
+            n.time.replace("T", " ").replace("Z", " UTC") or "time not recorded",
+            n.message,
+            n.times,
+        )
+        for n in study.notes
     ]
     return render(FAULTS, faults=study.faults, notes=notes)
 
@@ -175,9 +227,14 @@ def tiles(study: StudyResults) -> Markup:
         found = verdict(study, method, base)
         up, level, down = study.counts(method, base)
         higher = markup("{}<small> of {}</small>", up, up + level + down)
-        tiles += [("Hospitals that score higher", higher, f"{level} level, {down} lower"), mean_gain(found)]
+        tiles += [
+            ("Hospitals that score higher", higher, f"{level} level, {down} lower"),
+            mean_gain(found),
+        ]
     mean, deviation = study.mean_score(method)
-    others = [f"{spelled(m)} {percent(study.mean_score(m)[0])}" for m in study.columns if m != method]
+    others = [
+        f"{spelled(m)} {percent(study.mean_score(m)[0])}" for m in study.columns if m != method
+    ]
     if not math.isnan(deviation):
         others = [f"± {percent(deviation)} over seeds", *others]
     value = markup("{}<small>&#8239;%</small>", percent(mean))

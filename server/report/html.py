@@ -32,7 +32,13 @@ MACROS = """
 def environment() -> Environment:
     """Return the templates' environment: values are escaped, and a missing value is an error."""
     loader = DictLoader({"macros": MACROS})
-    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
 
 
 @cache
@@ -67,7 +73,11 @@ def points(value: float, digits: int = 1) -> str:
     """
     if math.isnan(value):
         return "–"
-    return f"{0:.{digits}f}" if abs(value) < EXACT else f"{100 * value:+.{digits}f}".replace("-", "−")
+    return (
+        f"{0:.{digits}f}"
+        if abs(value) < EXACT
+        else f"{100 * value:+.{digits}f}".replace("-", "−")
+    )
 
 
 def number(value: float, digits: int) -> str:
@@ -78,7 +88,9 @@ def number(value: float, digits: int) -> str:
 def plain(value: float, digits: int = 4, *, zeros: bool = True) -> str:
     """Return a number with so many digits that count, without an exponent; ``zeros``: also those at its end."""
     trim: Literal["k", "-"] = "k" if zeros else "-"
-    text = np.format_float_positional(value, precision=digits, unique=False, fractional=False, trim=trim)
+    text = np.format_float_positional(
+        value, precision=digits, unique=False, fractional=False, trim=trim
+    )
     return text.removesuffix(".").replace("-", "−")
 
 
@@ -102,7 +114,9 @@ def size_text(value: float) -> str:
     """Return a size with its unit: ``613 MB``."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(value) < 999.5:
-            return f"{value:.0f} {unit}" if unit == "B" or value >= 99.5 else f"{value:.1f} {unit}"
+            return (
+                f"{value:.0f} {unit}" if unit == "B" or value >= 99.5 else f"{value:.1f} {unit}"
+            )
         value /= 1000
     return f"{value:.1f} TB"
 
@@ -123,13 +137,21 @@ def hospitals_of(n: int) -> str:
 
 def between(gain: Gain, digits: int = 1) -> str:
     """Return the ends of a gain's interval; empty if unknown."""
-    return " to ".join(points(end, digits) for end in gain.interval) if gain.has_interval else ""
+    return (
+        " to ".join(points(end, digits) for end in gain.interval) if gain.has_interval else ""
+    )
 
 
 def with_spread(mean: float, deviation: float, show: str) -> Markup:
     """Return a mean with the standard deviation over seeds below it. ``show``: "%" or a number of digits."""
-    mean_text, deviation_text = (percent(v) if show == "%" else number(v, int(show)) for v in (mean, deviation))
-    below = Markup() if math.isnan(deviation) else markup("<small>±&#8202;{}</small>", deviation_text)
+    mean_text, deviation_text = (
+        percent(v) if show == "%" else number(v, int(show)) for v in (mean, deviation)
+    )
+    below = (
+        Markup()
+        if math.isnan(deviation)
+        else markup("<small>±&#8202;{}</small>", deviation_text)
+    )
     return markup("{}", mean_text) + below
 
 
@@ -145,4 +167,8 @@ def a_score(study: StudyResults) -> str:
 
 def scores(study: StudyResults) -> str:
     """Return the score's name in the plural."""
-    return "accuracies" if study.task.score_label == "accuracy" else f"{study.task.score_label} values"
+    return (
+        "accuracies"
+        if study.task.score_label == "accuracy"
+        else f"{study.task.score_label} values"
+    )

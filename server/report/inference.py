@@ -65,7 +65,11 @@ class Gain:
     @property
     def sign(self) -> int:
         """The sign of the mean: 1 for a gain, 0 for equal scores, -1 for a loss."""
-        return 0 if math.isnan(self.mean) or abs(self.mean) < EXACT else (1 if self.mean > 0 else -1)
+        return (
+            0
+            if math.isnan(self.mean) or abs(self.mean) < EXACT
+            else (1 if self.mean > 0 else -1)
+        )
 
     @property
     def has_interval(self) -> bool:
@@ -84,11 +88,15 @@ def spread(values: Sequence[float]) -> float:
 
 def known(value: object) -> float:
     """Return the value; ``nan`` if it is not a finite number."""
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    number = (
+        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    )
     return float(value) if number else NAN  # type: ignore[arg-type]
 
 
-Seeds = Mapping[int, Gain]  # of one hospital: seed -> difference, its interval for the sampling of patients
+Seeds = Mapping[
+    int, Gain
+]  # of one hospital: seed -> difference, its interval for the sampling of patients
 
 
 def t_quantile(n: int, methods: int = 1) -> float:
@@ -119,7 +127,9 @@ def hospitals_to_settle(values: Sequence[float], methods: int = 1) -> int | None
         return None
     mean, spread = abs(statistics.fmean(values)), statistics.stdev(values)
     numbers = range(max(len(values) + 1, HOSPITALS_NEEDED), MOST_UNITS + 1)
-    return next((n for n in numbers if t_quantile(n, methods) * spread < mean * math.sqrt(n)), None)
+    return next(
+        (n for n in numbers if t_quantile(n, methods) * spread < mean * math.sqrt(n)), None
+    )
 
 
 def seeds_to_settle(silos: Sequence[Seeds], methods: int = 1) -> int | None:
@@ -132,7 +142,9 @@ def seeds_to_settle(silos: Sequence[Seeds], methods: int = 1) -> int | None:
     means = list(map(statistics.fmean, tables))
     between = max(statistics.variance(means) - of_seed / have, 0.0)
     limit = len(tables) * (statistics.fmean(means) / t_quantile(len(tables), methods)) ** 2
-    return next((n for n in range(have + 1, MOST_UNITS + 1) if between + of_seed / n < limit), None)
+    return next(
+        (n for n in range(have + 1, MOST_UNITS + 1) if between + of_seed / n < limit), None
+    )
 
 
 def silo_interval(seeds: Seeds) -> Interval:
@@ -147,7 +159,11 @@ def silo_interval(seeds: Seeds) -> Interval:
     mean, n = statistics.fmean(d.mean for d in found), len(found)
     below = statistics.fmean(d.mean - d.interval[0] for d in found)
     above = statistics.fmean(d.interval[1] - d.mean for d in found)
-    of_seeds = t_quantile(n) * statistics.stdev(d.mean for d in found) / math.sqrt(n) if n >= SEEDS_NEEDED else 0.0
+    of_seeds = (
+        t_quantile(n) * statistics.stdev(d.mean for d in found) / math.sqrt(n)
+        if n >= SEEDS_NEEDED
+        else 0.0
+    )
     return mean - math.hypot(below, of_seeds), mean + math.hypot(above, of_seeds)
 
 
@@ -160,10 +176,14 @@ def excludes_zero(gain: Gain, among: int) -> int:
 
 def accuracy_interval(accuracy: float, n: int) -> Interval:
     """Return Wilson's interval of an accuracy over ``n`` test samples; ``nan`` twice if either is unknown."""
-    return UNKNOWN if math.isnan(accuracy) or n <= 0 else wilson_interval(round(accuracy * n), n)
+    return (
+        UNKNOWN if math.isnan(accuracy) or n <= 0 else wilson_interval(round(accuracy * n), n)
+    )
 
 
-def from_intervals(first: float, of_first: Interval, second: float, of_second: Interval) -> Interval:
+def from_intervals(
+    first: float, of_first: Interval, second: float, of_second: Interval
+) -> Interval:
     """Return the interval of ``first - second`` from the scores' own intervals (Zou and Donner, Stat. Med. 2008).
 
     Of Wilson's intervals it makes Newcombe's (Statistics in Medicine 1998, method 10).

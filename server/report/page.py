@@ -194,7 +194,9 @@ SECTIONS = (
 def page(study: StudyResults) -> str:
     """Return the whole report of a study as HTML."""
     with matplotlib.rc_context(SETTINGS):
-        sections = [(key, name, body) for key, name, section in SECTIONS if (body := section(study))]
+        sections = [
+            (key, name, body) for key, name, section in SECTIONS if (body := section(study))
+        ]
     sentence, lead = headline(study)
     return render(
         PAGE,

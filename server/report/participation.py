@@ -10,7 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from server.report.methods import spelled
 from server.report.study import StudyResults
 
-FEW = 0.5  # a silo that took part in fewer rounds than this share of the median silo's is marked
+FEW = (
+    0.5  # a silo that took part in fewer rounds than this share of the median silo's is marked
+)
 MARK = "†"
 
 Rounds = tuple[int, int]  # took part in, of
@@ -23,8 +25,17 @@ def attendance(study: StudyResults, method: str) -> dict[str, Rounds]:
         if row.strategy == method and row.silo and row.snapshot:
             taken[row.silo].add((row.seed, row.round))
     last = {r["seed"]: r["rounds"] for r in study.of(method)}
-    rounds = {(seed, number) for found in taken.values() for seed, number in found if number <= last.get(seed, 0)}
-    return {silo: (len(taken[silo] & rounds), len(rounds)) for silo in study.silos} if rounds else {}
+    rounds = {
+        (seed, number)
+        for found in taken.values()
+        for seed, number in found
+        if number <= last.get(seed, 0)
+    }
+    return (
+        {silo: (len(taken[silo] & rounds), len(rounds)) for silo in study.silos}
+        if rounds
+        else {}
+    )
 
 
 def seldom(study: StudyResults, methods: Sequence[str]) -> dict[str, Rounds]:
@@ -45,7 +56,11 @@ def seldom(study: StudyResults, methods: Sequence[str]) -> dict[str, Rounds]:
 def worst(study: StudyResults, method: str, without: Collection[str] = ()) -> str | None:
     """Return the silo with the lowest mean score over seeds, except ``without``; None if no score is known."""
     scores = {s: study.score(method, s).mean for s in study.silos if s not in without}
-    return min((s for s, v in scores.items() if not math.isnan(v)), key=lambda s: scores[s], default=None)
+    return min(
+        (s for s, v in scores.items() if not math.isnan(v)),
+        key=lambda s: scores[s],
+        default=None,
+    )
 
 
 def mean_without(study: StudyResults, method: str, silos: Collection[str]) -> float:
@@ -60,17 +75,25 @@ def mean_without(study: StudyResults, method: str, silos: Collection[str]) -> fl
 
 def rounds_missed(found: Mapping[str, Rounds]) -> str:
     """Return the silos' rounds as a clause: ``b took part in 3 of 25 rounds``."""
-    lines = [f"{silo} took part in {taken} of {of} rounds" for silo, (taken, of) in list(found.items())[:5]]
+    lines = [
+        f"{silo} took part in {taken} of {of} rounds"
+        for silo, (taken, of) in list(found.items())[:5]
+    ]
     more = len(found) - len(lines)
     return ", ".join(lines) + (f", and {more} more in few" if more else "")
 
 
 def silo_rounds(study: StudyResults, metric: str) -> list[tuple[str, int, str, int, str]]:
     """Return method, seed, silo, rounds and last reason for silos that were ``rejected`` or ``bounded``."""
-    counts = Counter((row.strategy, row.seed, row.silo) for row in study.history.rows if row.metric == metric)
+    counts = Counter(
+        (row.strategy, row.seed, row.silo) for row in study.history.rows if row.metric == metric
+    )
     reasons = {
         (event.get("strategy"), event.get("seed"), silo): str(reason)
         for event in study.events
         for silo, reason in (event.get(metric) or {}).items()
     }
-    return [(spelled(key[0]), *key[1:], n, reasons.get(key, "")) for key, n in sorted(counts.items())]
+    return [
+        (spelled(key[0]), *key[1:], n, reasons.get(key, ""))
+        for key, n in sorted(counts.items())
+    ]

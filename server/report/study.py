@@ -28,7 +28,14 @@ from server.report.inference import (
     silo_interval,
     spread,
 )
-from server.report.methods import baselines, ends_with_one_model, exchanges, is_pooled, reports, spelled
+from server.report.methods import (
+    baselines,
+    ends_with_one_model,
+    exchanges,
+    is_pooled,
+    reports,
+    spelled,
+)
 from server.results.history import History, Row
 from server.results.reading import read_events, read_json, read_summary
 from server.results.run_directory import read_toml
@@ -70,12 +77,19 @@ class StudyResults:
         """Return the summary's entries, and an entry for each run that began and did not end."""
         runs = list(self.summarised)
         for key in dict.fromkeys((r.strategy, r.seed) for r in self.history.rows):
-            evaluated = any(r.silo and r.metric == self.task.score for r in self.history.of(*key))
+            evaluated = any(
+                r.silo and r.metric == self.task.score for r in self.history.of(*key)
+            )
             if key not in self.finished and key[0] in strategies() and evaluated:
                 runs.append(self._unfinished(*key))
         order = [*baselines(), *(name for name, _ in self.planned)]
         rank = {name: place for place, name in reversed(list(enumerate(order)))}
-        return compare(sorted(runs, key=lambda r: (rank.get(r["strategy"], math.inf), r["strategy"], r["seed"])))
+        return compare(
+            sorted(
+                runs,
+                key=lambda r: (rank.get(r["strategy"], math.inf), r["strategy"], r["seed"]),
+            )
+        )
 
     def _unfinished(self, strategy: str, seed: int) -> dict[str, Any]:
         rows = self.history.of(strategy, seed)
@@ -88,7 +102,10 @@ class StudyResults:
             seed=seed,
             rounds=max(r.round for r in rows),
             silos=silos,
-            total_bytes={k: int(sum(r.value for r in rows if r.metric == f"bytes_{k}")) for k in ("down", "up")},
+            total_bytes={
+                k: int(sum(r.value for r in rows if r.metric == f"bytes_{k}"))
+                for k in ("down", "up")
+            },
             seconds={"total": sum(r.value for r in rows if r.metric == "round_seconds")},
             weight_cap=float(self.config.get("weight-cap", 0)),
             task=self.task,
@@ -109,7 +126,9 @@ class StudyResults:
     @cached_property
     def task(self) -> Task:
         """The task that the silos train on."""
-        found_tasks = (str(found["task"]) for found in (*self.summarised, *self.events) if "task" in found)
+        found_tasks = (
+            str(found["task"]) for found in (*self.summarised, *self.events) if "task" in found
+        )
         return task_of(next(found_tasks, "multiclass"))
 
     @cached_property
@@ -129,7 +148,9 @@ class StudyResults:
     @cached_property
     def planned(self) -> list[tuple[str, int]]:
         """Every (strategy, seed) of the configuration."""
-        names = [n.strip() for n in str(self.config.get("strategy", "")).split(",") if n.strip()]
+        names = [
+            n.strip() for n in str(self.config.get("strategy", "")).split(",") if n.strip()
+        ]
         seeds = [int(s) for s in str(self.config.get("seed", "0")).split(",")]
         return [(n, s) for s in seeds for n in names]
 
@@ -140,14 +161,18 @@ class StudyResults:
         for event in self.events:
             last[event.get("strategy", ""), event.get("seed", 0)] = event
         found = []
-        asked = int(self.config.get("rounds", 0))  # the closing exchange has the number rounds + 1
+        asked = int(
+            self.config.get("rounds", 0)
+        )  # the closing exchange has the number rounds + 1
         for key in self.planned:
             event = last.get(key, {})
             name = f"{spelled(key[0])}, seed {key[1]}"
             rounds = min(max((r.round for r in self.history.of(*key)), default=0), asked)
             if event.get("event") == "error":
                 where = f"after round {rounds}" if rounds else "before its first round ended"
-                found.append(f"{name} failed {where}: {event.get('message', 'no reason given')}")
+                found.append(
+                    f"{name} failed {where}: {event.get('message', 'no reason given')}"
+                )
             elif key not in self.finished and rounds:
                 found.append(f"{name} stopped after round {rounds} of {asked}")
             elif key not in self.finished:
@@ -160,7 +185,9 @@ class StudyResults:
         found: dict[str, Note] = {}
         for event in self.events:
             if event["event"] == "note":
-                first = found.get(event["message"], Note(event["message"], str(event.get("time", "")), 0))
+                first = found.get(
+                    event["message"], Note(event["message"], str(event.get("time", "")), 0)
+                )
                 found[first.message] = replace(first, times=first.times + 1)
         return list(found.values())
 
@@ -206,7 +233,9 @@ class StudyResults:
         """Return the test result of the silo's model by (silo, seed); the score is ``nan`` if withheld."""
         if method not in self._values:
             self._values[method] = {
-                (name, r["seed"]): Tested(score := known(v[self.task.score]), v["n_test"], self._interval(score, v))
+                (name, r["seed"]): Tested(
+                    score := known(v[self.task.score]), v["n_test"], self._interval(score, v)
+                )
                 for r in self.of(method)
                 for name, v in r["per_silo"].items()
             }
@@ -254,16 +283,28 @@ class StudyResults:
 
     def gains(self, method: str, base: str) -> dict[str, Gain]:
         """Return the gain in each silo that has one."""
-        return {silo: self.gain(method, base, silo) for silo, seeds in self.differences(method, base).items() if seeds}
+        return {
+            silo: self.gain(method, base, silo)
+            for silo, seeds in self.differences(method, base).items()
+            if seeds
+        }
 
     def mean_gain(self, method: str, base: str, without: Collection[str] = ()) -> Gain:
         """Return the mean gain over silos, with equal weights (:func:`over_hospitals`)."""
-        return over_hospitals(list(self.silo_means(method, base, without).values()), self.compared(method, base))
+        return over_hospitals(
+            list(self.silo_means(method, base, without).values()), self.compared(method, base)
+        )
 
-    def silo_means(self, method: str, base: str, without: Collection[str] = ()) -> dict[str, float]:
+    def silo_means(
+        self, method: str, base: str, without: Collection[str] = ()
+    ) -> dict[str, float]:
         """Return each silo's difference of ``method`` and ``base`` as a mean over seeds, for silos that have one."""
         found = self.differences(method, base)
-        return {s: statistics.fmean(d.mean for d in found[s].values()) for s in found if found[s] and s not in without}
+        return {
+            s: statistics.fmean(d.mean for d in found[s].values())
+            for s in found
+            if found[s] and s not in without
+        }
 
     def compared(self, method: str, base: str) -> int:
         """Return the number of methods that share the 5 % of their intervals (Bonferroni).
@@ -276,7 +317,9 @@ class StudyResults:
 
     def paired_seeds(self, method: str, base: str) -> list[int]:
         """Return the seeds for which any silo has a score of both methods."""
-        return sorted({seed for seeds in self.differences(method, base).values() for seed in seeds})
+        return sorted(
+            {seed for seeds in self.differences(method, base).values() for seed in seeds}
+        )
 
     def seed_mean(self, method: str, base: str, seed: int) -> float:
         """Return the mean difference of one seed over the silos that have it."""
@@ -291,7 +334,11 @@ class StudyResults:
     @cached_property
     def chosen_on(self) -> str:
         """The split on which the best method was chosen: ``val``, or ``test`` if no silo has validation data."""
-        return "val" if any(r.split == "val" and not math.isnan(r.value) for r in self.history.rows) else "test"
+        return (
+            "val"
+            if any(r.split == "val" and not math.isnan(r.value) for r in self.history.rows)
+            else "test"
+        )
 
     def _score(self, method: str) -> float:
         """Return the mean score at the final round over silos and seeds, on validation data if there are any."""
@@ -321,7 +368,9 @@ class StudyResults:
     @cached_property
     def base(self) -> str | None:
         """The method that gains are measured against: the study's first baseline other than :attr:`best`."""
-        return next((b for b in baselines() if b in self.methods and self.best not in (None, b)), None)
+        return next(
+            (b for b in baselines() if b in self.methods and self.best not in (None, b)), None
+        )
 
     @cached_property
     def columns(self) -> list[str]:
@@ -340,7 +389,9 @@ class StudyResults:
 
     def final(self, method: str, key: str) -> tuple[float, float]:
         """Return mean and standard deviation over seeds of an entry of ``final`` or of the run (``bmcta``...)."""
-        found = [r["final"].get(key) if key in r["final"] else r.get(key) for r in self.of(method)]
+        found = [
+            r["final"].get(key) if key in r["final"] else r.get(key) for r in self.of(method)
+        ]
         values = [float(v) for v in found if v is not None]
         return (statistics.fmean(values), spread(values)) if values else (NAN, NAN)
 
@@ -360,13 +411,22 @@ class StudyResults:
         """The rows of silos' metrics."""
         return [r for r in self.history.rows if r.silo and r.snapshot]
 
-    def curve(self, method: str, snapshot: str, silo: str | None = None) -> dict[int, list[float]]:
+    def curve(
+        self, method: str, snapshot: str, silo: str | None = None
+    ) -> dict[int, list[float]]:
         """Return by round the test scores of the seeds: means over silos, or of one silo."""
         per_round: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
         for r in self._score_rows:
-            if (r.strategy, r.snapshot) == (method, snapshot) and silo in (None, r.silo) and not math.isnan(r.value):
+            if (
+                (r.strategy, r.snapshot) == (method, snapshot)
+                and silo in (None, r.silo)
+                and not math.isnan(r.value)
+            ):
                 per_round[r.round][r.seed].append(r.value)
-        return {k: [statistics.fmean(v) for v in seeds.values()] for k, seeds in sorted(per_round.items())}
+        return {
+            k: [statistics.fmean(v) for v in seeds.values()]
+            for k, seeds in sorted(per_round.items())
+        }
 
     @cached_property
     def _score_rows(self) -> list[Row]:
@@ -389,4 +449,7 @@ class StudyResults:
     def withheld(self) -> list[str]:
         """Silos that withheld a score because it is computed from too few samples."""
         unknown = {r.silo for r in self._score_rows if math.isnan(r.value)}
-        return sorted(unknown - {r.silo for r in self.silo_rows if r.split == "test" and r.metric == "loss"})
+        return sorted(
+            unknown
+            - {r.silo for r in self.silo_rows if r.split == "test" and r.metric == "loss"}
+        )

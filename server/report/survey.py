@@ -47,7 +47,10 @@ def survey_page(found: Surveyed) -> str:
         (
             part,
             name,
-            [(silo, cells(a["n"], item := a[key][name]), *histogram(item)) for silo, a in holders(found, key, name)],
+            [
+                (silo, cells(a["n"], item := a[key][name]), *histogram(item))
+                for silo, a in holders(found, key, name)
+            ],
         )
         for part, key in PARTS.items()
         for name in found.names(key)
@@ -92,7 +95,11 @@ def histogram(item: Mapping[str, Any]) -> tuple[list[tuple[str, int, bool]], lis
     """Return a column's bars, and below them the ends of its range or the names of its categories."""
     if "levels" in item:
         return bars(item), [], " · ".join(map(str, item["levels"]))
-    return bars(item), [plain(end, zeros=False) for end in item["range"]] if item.get("cells") else [], ""
+    return (
+        bars(item),
+        [plain(end, zeros=False) for end in item["range"]] if item.get("cells") else [],
+        "",
+    )
 
 
 def bars(item: Mapping[str, Any]) -> list[tuple[str, int, bool]]:
@@ -100,7 +107,11 @@ def bars(item: Mapping[str, Any]) -> list[tuple[str, int, bool]]:
     counts = item.get("cells", [])
     most = max((count or 0 for count in counts), default=0) or 1
     return [
-        (f"{name}: {HELD if count is None else count}", round(100 * (count or 0) / most), count is None)
+        (
+            f"{name}: {HELD if count is None else count}",
+            round(100 * (count or 0) / most),
+            count is None,
+        )
         for name, count in zip(cell_names(item), counts, strict=True)
     ]
 
@@ -120,8 +131,13 @@ def survey_text(found: Surveyed) -> list[str]:
                     for c, k in zip(item.get("levels", ()), item.get("cells", ()), strict=False)
                 ]
                 counts = f"  {', '.join(levels)}" if levels else ""
-                lines.append(f"  {silo}: {counted(int(n), 'patient')}, missing {missing}{moments}{counts}")
-    lines += ["", counted(len(found.findings), "finding") if found.findings else nothing_found(found)]
+                lines.append(
+                    f"  {silo}: {counted(int(n), 'patient')}, missing {missing}{moments}{counts}"
+                )
+    lines += [
+        "",
+        counted(len(found.findings), "finding") if found.findings else nothing_found(found),
+    ]
     return lines + [line_of(finding) for finding in found.findings]
 
 

@@ -6,7 +6,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from server.report.html import between, hospitals_of
-from server.report.inference import HOSPITALS_NEEDED, Gain, excludes_zero, hospitals_to_settle, seeds_to_settle
+from server.report.inference import (
+    HOSPITALS_NEEDED,
+    Gain,
+    excludes_zero,
+    hospitals_to_settle,
+    seeds_to_settle,
+)
 from server.report.participation import Rounds, seldom
 from server.report.study import StudyResults
 
@@ -47,7 +53,9 @@ class GainVerdict:
     def harmed(self) -> dict[str, Gain]:
         """The silos with a shown loss, independent of the mean gain."""
         known = {silo: gain for silo, gain in self.gains.items() if gain.has_interval}
-        return {silo: gain for silo, gain in known.items() if excludes_zero(gain, len(known)) < 0}
+        return {
+            silo: gain for silo, gain in known.items() if excludes_zero(gain, len(known)) < 0
+        }
 
 
 def verdict(study: StudyResults, method: str, base: str) -> GainVerdict:
@@ -85,5 +93,9 @@ def settling(study: StudyResults, method: str, base: str, without: Collection[st
     differences = study.differences(method, base)
     seeds = seeds_to_settle([differences[silo] for silo in values], methods)
     more = f", or {seeds} seeds in these," if seeds else ""
-    too = "; more seeds or test patients narrow the interval, too" if len(study.paired_seeds(method, base)) == 1 else ""
+    too = (
+        "; more seeds or test patients narrow the interval, too"
+        if len(study.paired_seeds(method, base)) == 1
+        else ""
+    )
     return f"About {hospitals} hospitals like these{more} would settle it, if average and spread stay as they are{too}."

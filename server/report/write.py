@@ -36,7 +36,9 @@ def write_manifest(directory: RunDirectory, settings: RunSettings) -> None:
     if (directory.path / "manifest.json").exists():
         return
     whole, silos = divide(settings.division)
-    manifest = describe(whole, silos, name=c.partition, seed=c.seed, settings=settings.partition)
+    manifest = describe(
+        whole, silos, name=c.partition, seed=c.seed, settings=settings.partition
+    )
     directory.write_json("manifest.json", manifest)
 
 
@@ -55,7 +57,13 @@ def try_report(path: Path) -> None:
     try:
         write_report(path)
     except Exception as error:
-        log(WARNING, "no report: %s: %s (later: silofl report %s)", type(error).__name__, error, path)
+        log(
+            WARNING,
+            "no report: %s: %s (later: silofl report %s)",
+            type(error).__name__,
+            error,
+            path,
+        )
 
 
 def silo_table(study: StudyResults) -> str:
@@ -71,28 +79,51 @@ def silo_table(study: StudyResults) -> str:
         rows.append([silo, str(n_test), *(percent_of(c.mean, c.spread) for c in cells)])
     rows.append(["mean", "", *(percent_of(*study.mean_score(m)) for m in methods)])
     if best and base:
-        gains = [study.gain(best, base, s).mean for s in study.silos] + [study.mean_gain(best, base).mean]
-        rows = [[*row, text] for row, text in zip(rows, [f"{spelled(best)} gains", *map(points, gains)], strict=True)]
+        gains = [study.gain(best, base, s).mean for s in study.silos] + [
+            study.mean_gain(best, base).mean
+        ]
+        rows = [
+            [*row, text]
+            for row, text in zip(
+                rows, [f"{spelled(best)} gains", *map(points, gains)], strict=True
+            )
+        ]
     if study.ranks:
         ranks = [number(study.ranks[m], 2) for m in methods]
         rows.append(["mean rank", "", *ranks, *([""] if best and base else [])])
-    text = columns([[name, *(cell.translate(TERMINAL) for cell in cells)] for name, *cells in rows])
+    text = columns(
+        [[name, *(cell.translate(TERMINAL) for cell in cells)] for name, *cells in rows]
+    )
     rule = "-" * max(len(line) for line in text)
     silos = 1 + len(study.silos)
-    gain = [gain_line(study, best, base)] if best and base and any(study.counts(best, base)) else []
-    note = f"{study.task.score_label} in % on test data, at the round that validation data chose"
+    gain = (
+        [gain_line(study, best, base)]
+        if best and base and any(study.counts(best, base))
+        else []
+    )
+    note = (
+        f"{study.task.score_label} in % on test data, at the round that validation data chose"
+    )
     if len(study.seeds) > 1:
         note += f"; mean and standard deviation of {len(study.seeds)} seeds"
     if rare := seldom(study, methods):
         note += f"\n{rounds_missed(rare)}: scores are those of the last round that a silo took part in"
-    return "\n".join([text[0], rule, *text[1:silos], rule, *text[silos:], *gain, note, *study.damages])
+    return "\n".join(
+        [text[0], rule, *text[1:silos], rule, *text[silos:], *gain, note, *study.damages]
+    )
 
 
 def gain_line(study: StudyResults, best: str, base: str) -> str:
     """Return the mean gain, with the decision of the report's headline."""
     found = verdict(study, best, base)
-    why = f"95 % interval {between(found.gain)}" if found.shown else f"not yet certain: {found.why}"
-    return f"{spelled(best)} against {spelled(base)}: {points(found.gain.mean)} points, {why}".translate(TERMINAL)
+    why = (
+        f"95 % interval {between(found.gain)}"
+        if found.shown
+        else f"not yet certain: {found.why}"
+    )
+    return f"{spelled(best)} against {spelled(base)}: {points(found.gain.mean)} points, {why}".translate(
+        TERMINAL
+    )
 
 
 def percent_of(mean: float, deviation: float) -> str:

@@ -38,7 +38,9 @@ def load_checkpoint(folder: Path) -> tuple[State | None, str]:
             except DataError as error:
                 fault = fault or str(error)
     if fault:
-        raise DataError(f"{fault}; there is no other checkpoint: start the run again, with another --out")
+        raise DataError(
+            f"{fault}; there is no other checkpoint: start the run again, with another --out"
+        )
     return None, ""
 
 
@@ -65,7 +67,9 @@ def go_back_to(folder: Path, file: Path | None) -> None:
         sync(folder)
 
 
-def shared_arrays(arrays: Mapping[str, Tensor], method: type[PersonalizedStrategy], size: int) -> dict[str, Tensor]:
+def shared_arrays(
+    arrays: Mapping[str, Tensor], method: type[PersonalizedStrategy], size: int
+) -> dict[str, Tensor]:
     """Return the shared model (Σ,) and its running statistics; empty if the method has no shared model."""
     whole = GLOBAL in arrays and arrays[GLOBAL].shape == (size,)
     shares = method.info.one_model or "model" in method.info.uploads

@@ -45,7 +45,11 @@ class Chosen:
             self._last[silo] = number
             self._values.pop(silo, None)
         self._values |= found
-        if mean(self._values) > mean(self._best) + self.min_delta or not self._best or not self.round:
+        if (
+            mean(self._values) > mean(self._best) + self.min_delta
+            or not self._best
+            or not self.round
+        ):
             self.round, self.rounds, self._best = number, dict(self._last), dict(self._values)
 
     @property

@@ -20,8 +20,13 @@ from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Number, Payload, encode
 from strategies.base.transport.reporting import SCHEMA, read_replies
 
-Exchanges = Callable[[Sequence[Message]], Sequence[Message]]  # sends messages, and returns the replies
-OWN = ("conformal", "conformal_width")  # the silos' thresholds that are averaged; a task has one of the two
+Exchanges = Callable[
+    [Sequence[Message]], Sequence[Message]
+]  # sends messages, and returns the replies
+OWN = (
+    "conformal",
+    "conformal_width",
+)  # the silos' thresholds that are averaged; a task has one of the two
 HOSPITALS = 2  # minimum number of hospitals with a threshold for a common one
 
 
@@ -31,7 +36,9 @@ def wants_evidence(strategy: PersonalizedStrategy, simulated: bool) -> bool:
     Never with differential privacy: evidence has no mechanism and no share of the budget.
     """
     asked = "off" if strategy.common.dp else strategy.common.evidence
-    return strategy.common.evaluate_every > 0 and (asked == "on" or (asked == "auto" and simulated))
+    return strategy.common.evaluate_every > 0 and (
+        asked == "on" or (asked == "auto" and simulated)
+    )
 
 
 def collect_evidence(
@@ -40,7 +47,9 @@ def collect_evidence(
     """Return by silo the evidence for its reported model (rounds in ``strategy.plan.shown``)."""
     found = _asked(strategy, strategy.plan.shown, exchange, note, {})
     names = measured(strategy)
-    keys: list[Sequence[str]] = [[f"{MEASUREMENT}{name}.conformal_width"] for name in names] or [OWN]
+    keys: list[Sequence[str]] = [
+        [f"{MEASUREMENT}{name}.conformal_width"] for name in names
+    ] or [OWN]
     common = [threshold for own in keys if (threshold := _common(found, own)) is not None]
     if len(common) == len(keys):
         asked: Number = common if names else common[0]
@@ -54,7 +63,8 @@ def measured(strategy: PersonalizedStrategy) -> list[str]:
     if strategy.plan.numbers["task"] != "regression":
         return []
     return measurements(
-        read_schema(str(strategy.plan.numbers.get(SCHEMA, ""))).labels, int(str(strategy.plan.numbers["classes"]))
+        read_schema(str(strategy.plan.numbers.get(SCHEMA, ""))).labels,
+        int(str(strategy.plan.numbers["classes"])),
     )
 
 
@@ -65,7 +75,9 @@ def _common(found: Mapping[str, Evidence], own: Sequence[str]) -> float | None:
     if len(pairs) < HOSPITALS:
         return None
     common = sum(n * threshold for n, threshold in pairs) / sum(n for n, _ in pairs)
-    return min(common, max(threshold for _, threshold in pairs))  # rounding may exceed the maximum
+    return min(
+        common, max(threshold for _, threshold in pairs)
+    )  # rounding may exceed the maximum
 
 
 def _asked(
@@ -79,14 +91,24 @@ def _asked(
     messages = [_message(strategy, silo, numbers) for silo in names.values()]
     replies = exchange([m for m in messages if m.metadata.dst_node_id != OFFLINE])
     labels = measured(strategy)
-    found, faults = read_replies(replies, names, lambda r, _: read_evidence(r.content.get("metrics"), labels))
+    found, faults = read_replies(
+        replies, names, lambda r, _: read_evidence(r.content.get("metrics"), labels)
+    )
     for silo, reason in faults.items():
         note(f"no evidence of {silo}: {reason}")
     return dict(sorted(found.items()))
 
 
-def _message(strategy: PersonalizedStrategy, silo: str, numbers: Mapping[str, Number]) -> Message:
-    config = {**strategy.plan.numbers, "round": strategy.round, "reported": strategy.plan.shown[silo]}
+def _message(
+    strategy: PersonalizedStrategy, silo: str, numbers: Mapping[str, Number]
+) -> Message:
+    config = {
+        **strategy.plan.numbers,
+        "round": strategy.round,
+        "reported": strategy.plan.shown[silo],
+    }
     content = encode(Payload({}, numbers), config)
     node, ttl = strategy.silos[silo].node_id, strategy.common.round_timeout
-    return Message(content, dst_node_id=node, message_type=f"{MessageType.EVALUATE}.{ACTION}", ttl=ttl)
+    return Message(
+        content, dst_node_id=node, message_type=f"{MessageType.EVALUATE}.{ACTION}", ttl=ttl
+    )

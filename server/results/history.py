@@ -32,9 +32,21 @@ class Row:
     n: int | None
 
     def cells(self) -> list[str]:
-        texts = (self.strategy, self.seed, self.round, self.silo, self.split, self.snapshot, self.metric)
+        texts = (
+            self.strategy,
+            self.seed,
+            self.round,
+            self.silo,
+            self.split,
+            self.snapshot,
+            self.metric,
+        )
         value = "" if math.isnan(self.value) else repr(float(self.value))
-        return [*[guarded(str(text)) for text in texts], value, "" if self.n is None else str(self.n)]
+        return [
+            *[guarded(str(text)) for text in texts],
+            value,
+            "" if self.n is None else str(self.n),
+        ]
 
 
 JOINED = "joined"  # metric of the row that records that a silo joined in this round
@@ -56,7 +68,19 @@ def _read(text: str, path: Path) -> list[Row]:
             number = float(value) if value else math.nan
             name, of, kind, what = map(unguarded, (silo, split, snapshot, metric))
             count = int(n) if n else None
-            rows.append(Row(unguarded(strategy), int(seed), int(round), name, of, kind, what, number, count))
+            rows.append(
+                Row(
+                    unguarded(strategy),
+                    int(seed),
+                    int(round),
+                    name,
+                    of,
+                    kind,
+                    what,
+                    number,
+                    count,
+                )
+            )
     except (ValueError, csv.Error):
         raise DataError(f"{path}, line {reader.line_num}: no row of a history") from None
     return rows
@@ -86,10 +110,14 @@ class History:
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
         self.rows: list[Row] = []
-        self._sums: dict[tuple[str, int], Any] = {}  # (strategy, seed) -> running SHA-256 of the run's rows
+        self._sums: dict[
+            tuple[str, int], Any
+        ] = {}  # (strategy, seed) -> running SHA-256 of the run's rows
         if path is not None and path.exists():
             text = _text_of(path)
-            self.rows = _read(text[: text.rfind("\n") + 1], path)  # a last line cut off by a crash is left out
+            self.rows = _read(
+                text[: text.rfind("\n") + 1], path
+            )  # a last line cut off by a crash is left out
         elif path is not None:
             self._write()
 
@@ -158,13 +186,18 @@ def metric_rows(
         snapshot, _, rest = key.partition(".")
         split, _, metric = rest.partition(".")
         if snapshot in ("received", "personal"):
-            rows.append(Row(strategy, seed, round, silo, split, snapshot, metric, value, counts[split]))
+            rows.append(
+                Row(strategy, seed, round, silo, split, snapshot, metric, value, counts[split])
+            )
     snapshots = sorted({r.snapshot for r in rows}) or ["received"]
     shown = {r.split for r in rows} - {"train"}
     for split, n in sorted(counts.items()):
         withheld = bool(shown) and split not in shown  # by the silo's own policy
         if split != "train" and n > 0 and (n < withheld_below or withheld):
-            rows += [Row(strategy, seed, round, silo, split, s, score, math.nan, n) for s in snapshots]
+            rows += [
+                Row(strategy, seed, round, silo, split, s, score, math.nan, n)
+                for s in snapshots
+            ]
     return rows
 
 
@@ -179,7 +212,11 @@ class SiloCost:
 
 def spent(rows: Iterable[Row]) -> dict[str, SiloCost]:
     """Return each silo's cost in a run, from its last reply. Empty without differential privacy."""
-    from strategies.base.transport.reporting import DELTA, EPSILON, STEPS  # PyTorch comes with it
+    from strategies.base.transport.reporting import (
+        DELTA,
+        EPSILON,
+        STEPS,
+    )  # PyTorch comes with it
 
     last: dict[str, dict[str, float]] = defaultdict(dict)
     for row in rows:
@@ -209,7 +246,10 @@ def budgets_of(history: History, unit: str) -> list[dict[str, Any]]:
             "spent": sum(cost.epsilon for _, cost in costs),
             "budget": None,
             "left": None,
-            "runs": [{"run": run, "epsilon": cost.epsilon, "steps": cost.steps} for run, cost in costs],
+            "runs": [
+                {"run": run, "epsilon": cost.epsilon, "steps": cost.steps}
+                for run, cost in costs
+            ],
         }
         for silo, costs in sorted(runs.items())
     ]

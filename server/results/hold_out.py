@@ -53,7 +53,9 @@ def groups_of(out: Path) -> Groups:
         found = json.loads(file.read_text())
         return [[str(name) for name in group] for group in found]
     except (ValueError, TypeError):
-        raise DataError(f"{file} is damaged: start the study again, with another --out") from None
+        raise DataError(
+            f"{file} is damaged: start the study again, with another --out"
+        ) from None
 
 
 def write_groups(directory: RunDirectory, groups: Groups) -> None:
@@ -68,7 +70,9 @@ def with_local(values: Mapping[str, object]) -> dict[str, object]:
 
 def runs_without(values: Mapping[str, object], groups: Groups) -> list[RunSettings]:
     """Return the runs of the study without each group."""
-    return [run for group in groups for run in study_runs({**values, "hold-out": ",".join(group)})]
+    return [
+        run for group in groups for run in study_runs({**values, "hold-out": ",".join(group)})
+    ]
 
 
 def part_of(directory: RunDirectory, run: RunSettings) -> RunDirectory:
@@ -79,7 +83,9 @@ def part_of(directory: RunDirectory, run: RunSettings) -> RunDirectory:
     return RunDirectory(directory.path / FOLDER / "+".join(held))
 
 
-def parts_of(directory: RunDirectory, runs: Iterable[RunSettings]) -> list[tuple[RunDirectory, list[RunSettings]]]:
+def parts_of(
+    directory: RunDirectory, runs: Iterable[RunSettings]
+) -> list[tuple[RunDirectory, list[RunSettings]]]:
     """Return the study's directories with their runs, in the order of the runs."""
     found: dict[Path, tuple[RunDirectory, list[RunSettings]]] = {}
     for run in runs:
@@ -95,7 +101,13 @@ def write_results(directory: RunDirectory) -> None:
         return
     summary = read_summary(directory.summary)
     parts = (RunDirectory(directory.path / FOLDER / "+".join(group)) for group in groups)
-    if found := means([row for part in parts for row in rows_of(read_summary(part.summary)["runs"], summary["runs"])]):
+    if found := means(
+        [
+            row
+            for part in parts
+            for row in rows_of(read_summary(part.summary)["runs"], summary["runs"])
+        ]
+    ):
         directory.write_json("summary.json", {**summary, "hold_out": found})
 
 
@@ -110,7 +122,9 @@ def results_in(summary: Mapping[str, Any]) -> Mapping[str, Any]:
 Scored = tuple[str, str, dict[str, float | None]]  # silo, method, scores of one seed by kind
 
 
-def rows_of(runs: Iterable[Mapping[str, Any]], everybody: Sequence[Mapping[str, Any]] = ()) -> Iterator[Scored]:
+def rows_of(
+    runs: Iterable[Mapping[str, Any]], everybody: Sequence[Mapping[str, Any]] = ()
+) -> Iterator[Scored]:
     """Yield the scores of the silos that these runs hold out, and in the study's runs with ``everybody`` if given."""
     known = {(run["strategy"], run["seed"]): run for run in everybody}
     for run in runs:
@@ -127,7 +141,9 @@ def means(rows: Sequence[Scored]) -> dict[str, dict[str, dict[str, Any]]]:
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for silo, method, row in sorted(rows, key=lambda row: row[0]):
         each = [scores for name, strategy, scores in rows if (name, strategy) == (silo, method)]
-        found.setdefault(silo, {})[method] = {kind: mean([scores[kind] for scores in each]) for kind in row}
+        found.setdefault(silo, {})[method] = {
+            kind: mean([scores[kind] for scores in each]) for kind in row
+        }
     return found
 
 
@@ -151,7 +167,12 @@ def table(directory: RunDirectory) -> list[list[str]]:
     for method in methods:
         of = [values[method] for values in found.values() if method in values]
         cells = [method]
-        for kind, worst in (("zero_shot", True), ("personalised", True), ("local", False), ("all_in", False)):
+        for kind, worst in (
+            ("zero_shot", True),
+            ("personalised", True),
+            ("local", False),
+            ("all_in", False),
+        ):
             values = [row[kind] for row in of]
             cells += [_percent(mean(values)), *([_percent(lowest(values))] if worst else [])]
         rows.append(cells)

@@ -30,29 +30,40 @@ def any_kept(checkpoint: Path | None) -> bool:
     return checkpoint is not None and any(checkpoint.glob(f"{FOLDER}/*/{FILE}"))
 
 
-def keep_model(checkpoint: Path, silo: str, server_round: int, payload: Payload, layout: Layout) -> None:
+def keep_model(
+    checkpoint: Path, silo: str, server_round: int, payload: Payload, layout: Layout
+) -> None:
     """Store a silo's own model of this round under the name of the silo that sent it.
 
     Raises DataError if it is no model of the run's network.
     """
     sizes = {OWN: layout.size, **({BUFFERS: layout.buffer_size} if layout.buffer_size else {})}
     if set(payload.models) != set(sizes):
-        raise DataError(f"the reply holds {', '.join(sorted(payload.models)) or 'nothing'}, not {', '.join(sizes)}")
+        raise DataError(
+            f"the reply holds {', '.join(sorted(payload.models)) or 'nothing'}, not {', '.join(sizes)}"
+        )
     vectors = {name: payload.models[name].vector for name in sizes}
     for name, vector in vectors.items():
         check_vector(name, vector, sizes[name])
     if BUFFERS in vectors:
         check_statistics(vectors[BUFFERS], layout, [slice(0, layout.buffer_size)])
-    State(vectors, {"silo": silo, "round": server_round}).save(checkpoint / FOLDER / silo / FILE)
+    State(vectors, {"silo": silo, "round": server_round}).save(
+        checkpoint / FOLDER / silo / FILE
+    )
 
 
-def export_kept(source: Path, run: RunSettings, silo: str, entry: Mapping[str, Any], out: Path) -> bool:
+def export_kept(
+    source: Path, run: RunSettings, silo: str, entry: Mapping[str, Any], out: Path
+) -> bool:
     """Export a silo's collected model with its card; return whether there is one of the reported round.
 
     ``entry``: the run's entry in ``summary.json``. Raises UserError for a file that cannot be used.
     """
     checkpoint = source / "checkpoint" / run.run_key
-    file, wanted = checkpoint / FOLDER / silo / FILE, entry["per_silo"].get(silo, {}).get("round")
+    file, wanted = (
+        checkpoint / FOLDER / silo / FILE,
+        entry["per_silo"].get(silo, {}).get("round"),
+    )
     if not file.is_file():
         return False
     try:
@@ -68,5 +79,7 @@ def export_kept(source: Path, run: RunSettings, silo: str, entry: Mapping[str, A
     card |= {"silo": silo, "which": "reported", "snapshot": entry["reports"]}
     card |= {"when": when(entry["reports"], wanted, entry["rounds"])}
     card |= {"samples": {part: summary[f"n_{part}"] for part in ("train", "val", "test")}}
-    write_model(out, checked_card(card, file), (kept.arrays[OWN], kept.arrays.get(BUFFERS), None))
+    write_model(
+        out, checked_card(card, file), (kept.arrays[OWN], kept.arrays.get(BUFFERS), None)
+    )
     return True

@@ -16,7 +16,14 @@ from partitions.common.errors import UserError
 Event = dict[str, Any]
 NUMBER = (int, float)
 # The types of fields of events, of any kind, and the fields that a kind must have.
-TYPES: dict[str, Any] = {"event": str, "strategy": str, "seed": int, "message": str, "task": str, "score": str}
+TYPES: dict[str, Any] = {
+    "event": str,
+    "strategy": str,
+    "seed": int,
+    "message": str,
+    "task": str,
+    "score": str,
+}
 TYPES |= {"round": int, "rounds": int, "seconds": NUMBER, "bytes": NUMBER}
 TYPES |= {"samples": dict, "rejected": dict, "bounded": dict}
 NEEDED = {
@@ -85,7 +92,14 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 # What readers of a run's entry in ``summary.json`` rely on.
-ENTRY: dict[str, Any] = {"strategy": str, "seed": int, "rounds": int, "silos": list, "per_silo": dict, "final": dict}
+ENTRY: dict[str, Any] = {
+    "strategy": str,
+    "seed": int,
+    "rounds": int,
+    "silos": list,
+    "per_silo": dict,
+    "final": dict,
+}
 ENTRY |= {"bytes_down": NUMBER, "bytes_up": NUMBER, "seconds": dict}
 
 
@@ -114,8 +128,16 @@ def _summary_fault(found: dict[str, Any]) -> str:
         for name, values in {**run["per_silo"], "final": run["final"]}.items():
             if not isinstance(values, dict):
                 return f"{name} in run {place + 1} is no record"
-            if bad := [key for key, value in values.items() if not isinstance(value, int | float | dict | None)]:
+            if bad := [
+                key
+                for key, value in values.items()
+                if not isinstance(value, int | float | dict | None)
+            ]:
                 return f"{bad[0]} of {name} in run {place + 1} is no number"
-        if lacking := [silo for silo in run["silos"] if not {"n_train", "n_test"} <= {*run["per_silo"].get(silo, ())}]:
+        if lacking := [
+            silo
+            for silo in run["silos"]
+            if not {"n_train", "n_test"} <= {*run["per_silo"].get(silo, ())}
+        ]:
             return f"{lacking[0]} in run {place + 1} has no counts of samples"
     return ""

@@ -29,7 +29,11 @@ from strategies.base.transport.reporting import SCHEMA
 
 
 def export_shared(
-    source: Path, out: Path, strategy: str | None = None, seed: int | None = None, round: int | None = None
+    source: Path,
+    out: Path,
+    strategy: str | None = None,
+    seed: int | None = None,
+    round: int | None = None,
 ) -> Card:
     """Save the shared model, and return its card.
 
@@ -39,25 +43,41 @@ def export_shared(
     run = find_run(source, strategy, seed)
     state, _ = load_checkpoint(source / "checkpoint" / run.run_key)
     if state is None or "facts" not in state.numbers:
-        raise UserError(f"{source} has no checkpoint of {run.run_key}: the server's run directory is needed here")
+        raise UserError(
+            f"{source} has no checkpoint of {run.run_key}: the server's run directory is needed here"
+        )
     spec, c = state.numbers["facts"], run.common
     name, options = run.model_for(shape := read_shape(spec["shape"]), spec["task"])
     part = run.part()
     size = flat_model(name, shape, spec["classes"], options, "cpu", run.head, part).layout.size
     newest = shared_arrays(state.arrays, run.strategy, size)
     if not newest:
-        raise UserError(f"{c.strategy} has no model that all silos share: export a silo's with --silo NAME")
+        raise UserError(
+            f"{c.strategy} has no model that all silos share: export a silo's with --silo NAME"
+        )
     kept = {state.numbers["round"] + 1: newest}
     if REPORTED + GLOBAL in state.arrays:
-        kept[state.numbers["reported"]] = {n: state.arrays[REPORTED + n] for n in NAMES if REPORTED + n in state.arrays}
+        kept[state.numbers["reported"]] = {
+            n: state.arrays[REPORTED + n] for n in NAMES if REPORTED + n in state.arrays
+        }
     final = final_of(source, run)
-    shown = (final.get("round") or state.numbers.get("reported")) if reports_shared(run.strategy) else None
+    shown = (
+        (final.get("round") or state.numbers.get("reported"))
+        if reports_shared(run.strategy)
+        else None
+    )
     wanted = round or shown or state.numbers["round"] + 1
     if wanted not in kept:
         known = " and ".join(map(str, sorted(kept)))
-        raise UserError(f"{source} holds no shared model of round {wanted}, but of {known}: name one by --round")
-    metrics = {f"test.{key}": value for key, value in mean_score(final).items() if wanted == shown}
-    card = checked_card(model_card(run, state, wanted, metrics, final.get("rounds", c.rounds)), source)
+        raise UserError(
+            f"{source} holds no shared model of round {wanted}, but of {known}: name one by --round"
+        )
+    metrics = {
+        f"test.{key}": value for key, value in mean_score(final).items() if wanted == shown
+    }
+    card = checked_card(
+        model_card(run, state, wanted, metrics, final.get("rounds", c.rounds)), source
+    )
     return write_model(out, card, (kept[wanted][GLOBAL], kept[wanted].get(BUFFERS), None))
 
 
@@ -88,10 +108,14 @@ def model_card(
         "when": when("received", server_round, rounds),
         "metrics": dict(metrics),
         "samples": {
-            p: sum(silo[f"n_{p}"] for silo in state.numbers["cards"].values()) for p in ("train", "val", "test")
+            p: sum(silo[f"n_{p}"] for silo in state.numbers["cards"].values())
+            for p in ("train", "val", "test")
         },
         "model": {"name": name, "settings": {} if options is None else asdict(options), **more},
-        "input": {"shape": written(shape), "dtype": "float32" if kind_of(shape) == "table" else None},
+        "input": {
+            "shape": written(shape),
+            "dtype": "float32" if kind_of(shape) == "table" else None,
+        },
         "task": spec["task"],
         "classes": spec["classes"],
         "schema": {key: value for key, value in spec.get(SCHEMA, {}).items() if key != "table"},
@@ -112,23 +136,35 @@ def find_run(source: Path, strategy: str | None, seed: int | None) -> RunSetting
         what = "holds no run" if source.is_dir() else "is no directory"
         raise UserError(f"{source} {what}: the shared model lies in the server's run directory")
     runs = study_runs(read_toml(source / "config.toml"))
-    found = [r for r in runs if strategy in (None, r.common.strategy) and seed in (None, r.common.seed)]
+    found = [
+        r
+        for r in runs
+        if strategy in (None, r.common.strategy) and seed in (None, r.common.seed)
+    ]
     names = ", ".join(run.run_key for run in (found or runs))
     if not found:
         raise UserError(f"{source} holds no such run; there are: {names}")
     if len(found) > 1:
-        raise UserError(f"{source} holds several runs: {names}; choose with --strategy and --seed")
+        raise UserError(
+            f"{source} holds several runs: {names}; choose with --strategy and --seed"
+        )
     return found[0]
 
 
 def final_of(source: Path, run: RunSettings) -> dict[str, Any]:
     """Return the run's result in ``summary.json``, with the name of its score; empty for an unfinished run."""
     which = run.common.strategy, run.common.seed
-    ours = (e for e in read_summary(RunDirectory(source).summary)["runs"] if (e["strategy"], e["seed"]) == which)
+    ours = (
+        e
+        for e in read_summary(RunDirectory(source).summary)["runs"]
+        if (e["strategy"], e["seed"]) == which
+    )
     return next(({**e["final"], "score": e["score"], "rounds": e["rounds"]} for e in ours), {})
 
 
-def statistics(run: RunSettings, state: State, shape: tuple[Any, ...]) -> tuple[Any, Any, dict[str, Any] | None]:
+def statistics(
+    run: RunSettings, state: State, shape: tuple[Any, ...]
+) -> tuple[Any, Any, dict[str, Any] | None]:
     """Return mean and standard deviation of the inputs' columns, and of labels that are measurements.
 
     Raises UserError if every silo standardises by its own statistics: then the shared model has none.

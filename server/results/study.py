@@ -21,16 +21,41 @@ from strategies.base.settings import Value
 RUN = "run."
 # These define data, length and measurement of a run: runs that differ in them cannot be compared.
 SAME = (
-    *("strategy", "seed", "rounds", "dataset", "data-dir", "partition", "silos", "task", "validation"),
-    *("evaluate-every", "min-metric-samples", "agreed", "study", "resume", "out", "device", "threads"),
+    *(
+        "strategy",
+        "seed",
+        "rounds",
+        "dataset",
+        "data-dir",
+        "partition",
+        "silos",
+        "task",
+        "validation",
+    ),
+    *(
+        "evaluate-every",
+        "min-metric-samples",
+        "agreed",
+        "study",
+        "resume",
+        "out",
+        "device",
+        "threads",
+    ),
     *("checkpoint-every", "hold-out", "dp", "dp.delta", "dp.unit"),
 )
 
 
 def study_runs(values: Mapping[str, object]) -> list[RunSettings]:
     """Return the runs of a study: every strategy with every seed. Raises UserError before anything is written."""
-    names = [n.strip() for n in str(values.get("strategy", defaults()["strategy"])).split(",") if n.strip()]
-    seeds = [s.strip() for s in str(values.get("seed", defaults()["seed"])).split(",") if s.strip()]
+    names = [
+        n.strip()
+        for n in str(values.get("strategy", defaults()["strategy"])).split(",")
+        if n.strip()
+    ]
+    seeds = [
+        s.strip() for s in str(values.get("seed", defaults()["seed"])).split(",") if s.strip()
+    ]
     if not names or not seeds:
         raise UserError("a study needs at least one strategy and one seed")
     for kind, given in (("strategy", names), ("seed", seeds)):
@@ -38,7 +63,10 @@ def study_runs(values: Mapping[str, object]) -> list[RunSettings]:
             raise UserError(f"{kind} = {','.join(given)} names one of them twice")
     runs = list(itertools.product(seeds, names))
     common, own = split_by_run(values, [f"{n}-{s}" for s, n in runs])
-    return [parse_settings({**common, **own.get(f"{n}-{s}", {}), "strategy": n, "seed": s}) for s, n in runs]
+    return [
+        parse_settings({**common, **own.get(f"{n}-{s}", {}), "strategy": n, "seed": s})
+        for s, n in runs
+    ]
 
 
 def by_run(strategy: str, seed: object, key: str) -> str:
@@ -55,7 +83,9 @@ def split_by_run(
     for key in values.keys() - common.keys():
         name, _, setting = key.removeprefix(RUN).partition(".")
         if name not in names:
-            raise UserError(f"{key[:80]}: the study has no run {name[:40]!r}; it has {', '.join(names)}")
+            raise UserError(
+                f"{key[:80]}: the study has no run {name[:40]!r}; it has {', '.join(names)}"
+            )
         if setting in SAME:
             raise UserError(f"{key[:80]}: {setting} is the same for all runs of a study")
         own.setdefault(name, {})[setting] = values[key]
@@ -71,8 +101,15 @@ def study_config(runs: list[RunSettings]) -> dict[str, Value]:
         differ |= {key for key in flat if key in values and values[key] != flat[key]}
         values |= flat
     for run in runs:
-        own = {key: value for key, value in run.flat().items() if key in differ and key not in ("strategy", "seed")}
-        values |= {by_run(run.common.strategy, run.common.seed, key): value for key, value in own.items()}
+        own = {
+            key: value
+            for key, value in run.flat().items()
+            if key in differ and key not in ("strategy", "seed")
+        }
+        values |= {
+            by_run(run.common.strategy, run.common.seed, key): value
+            for key, value in own.items()
+        }
     values = {key: value for key, value in values.items() if key not in differ}
     values["strategy"] = ",".join(dict.fromkeys(r.common.strategy for r in runs))
     seeds = list(dict.fromkeys(r.common.seed for r in runs))
@@ -94,4 +131,6 @@ def check_run(run: RunSettings) -> None:
 
 def server_context(run: RunSettings) -> Context:
     """Return a context like the one that Flower passes to the ServerApp."""
-    return Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(run.flat()))
+    return Context(
+        run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(run.flat())
+    )

@@ -48,19 +48,27 @@ class FinishedRun:
     weight_cap: float = 0.0
     task: Task = MULTICLASS
     left_out: Mapping[str, str] = field(default_factory=dict)
-    stopped: Mapping[str, float] | None = None  # by early stopping: ``since``, ``planned``, ``patience``, ``min_delta``
+    stopped: Mapping[str, float] | None = (
+        None  # by early stopping: ``since``, ``planned``, ``patience``, ``min_delta``
+    )
     hold_out: Mapping[str, Any] = field(default_factory=dict)
     evidence: Mapping[str, Evidence] = field(default_factory=dict)
 
 
-def write_summary(directory: RunDirectory, history: History, run: FinishedRun) -> dict[str, Any]:
+def write_summary(
+    directory: RunDirectory, history: History, run: FinishedRun
+) -> dict[str, Any]:
     """Add one finished run to ``summary.json``."""
     entry = {**run_summary(history, run), "left_out": dict(run.left_out)}
-    return add_to_summary(directory, [entry | ({"hold_out": dict(run.hold_out)} if run.hold_out else {})])
+    return add_to_summary(
+        directory, [entry | ({"hold_out": dict(run.hold_out)} if run.hold_out else {})]
+    )
 
 
 def add_to_summary(
-    directory: RunDirectory, new: Sequence[Mapping[str, Any]], order: Sequence[tuple[str, int]] = ()
+    directory: RunDirectory,
+    new: Sequence[Mapping[str, Any]],
+    order: Sequence[tuple[str, int]] = (),
 ) -> dict[str, Any]:
     """Add these runs' entries, and compute the gains of all runs of the study again.
 
@@ -81,7 +89,9 @@ def run_summary(history: History, run: FinishedRun) -> dict[str, Any]:
     """Return one run's entry without its gains over other runs (:func:`compare` adds them)."""
     rows, task = history.of(run.strategy, run.seed), run.task
     snapshot = strategies()[run.strategy].info.reports
-    test, val = (values_by_round(rows, split, snapshot, task.score) for split in ("test", "val"))
+    test, val = (
+        values_by_round(rows, split, snapshot, task.score) for split in ("test", "val")
+    )
     names = sorted(run.silos)
     best = max(test, key=lambda r: (_mean(test[r]), -r), default=None)
     chosen = max(val, key=lambda r: (_mean(val[r]), -r), default=max(test, default=None))
@@ -89,7 +99,10 @@ def run_summary(history: History, run: FinishedRun) -> dict[str, Any]:
     evaluated = rounds_by_round(rows, snapshot, task.score).get(chosen or 0, {})
     others = {
         metric: values_by_round(rows, "test", snapshot, task.score, metric).get(chosen or 0, {})
-        for metric in (*task.secondary_metrics, *(metric for metric in ENDS if metric in task.metrics))
+        for metric in (
+            *task.secondary_metrics,
+            *(metric for metric in ENDS if metric in task.metrics),
+        )
     }
     costs = spent(rows)
     return {
@@ -98,11 +111,16 @@ def run_summary(history: History, run: FinishedRun) -> dict[str, Any]:
         "rounds": run.rounds,
         "stopped": None if run.stopped is None else dict(run.stopped),
         "silos": names,
-        **({"joined": joined} if (joined := joined_in(rows)) else {}),  # late: silo -> first round
+        **(
+            {"joined": joined} if (joined := joined_in(rows)) else {}
+        ),  # late: silo -> first round
         "reports": snapshot,
         "task": task.name,
         "score": task.score,
-        "threads": {"server": torch.get_num_threads(), **{n: run.silos[n].get("threads") for n in names}},
+        "threads": {
+            "server": torch.get_num_threads(),
+            **{n: run.silos[n].get("threads") for n in names},
+        },
         "bmcta": _number(_mean(test.get(best or 0, {}))),
         "bmcta_round": best,
         "final": {"round": chosen, **_over_silos(run, score, others)},
@@ -111,12 +129,21 @@ def run_summary(history: History, run: FinishedRun) -> dict[str, Any]:
                 "n_train": run.silos[n]["n_train"],
                 "n_test": run.silos[n]["n_test"],
                 task.score: _number(score.get(n, math.nan)),
-                **{metric: _number(values.get(n, math.nan)) for metric, values in others.items()},
+                **{
+                    metric: _number(values.get(n, math.nan))
+                    for metric, values in others.items()
+                },
                 **dict.fromkeys(CALIBRATION),
                 **{k: v for k, v in run.evidence.get(n, {}).items() if k in CALIBRATION},
-                "evidence": {k: v for k, v in run.evidence.get(n, {}).items() if k not in CALIBRATION},
+                "evidence": {
+                    k: v for k, v in run.evidence.get(n, {}).items() if k not in CALIBRATION
+                },
                 "round": evaluated.get(n),  # of these values
-                **({"epsilon": cost.epsilon, "delta": cost.delta} if (cost := costs.get(n)) else {}),
+                **(
+                    {"epsilon": cost.epsilon, "delta": cost.delta}
+                    if (cost := costs.get(n))
+                    else {}
+                ),
                 "gain_over_local": None,
                 "gain_over_fedavg": None,
             }
@@ -133,14 +160,21 @@ def _over_silos(
     run: FinishedRun, score: Mapping[str, float], others: Mapping[str, Mapping[str, float]]
 ) -> dict[str, float | None]:
     """Return the means over silos at the reported round, and the worst value and variance of the score."""
-    tested = sample_weights({n: silo["n_test"] for n, silo in sorted(run.silos.items())}, run.weight_cap)
+    tested = sample_weights(
+        {n: silo["n_test"] for n, silo in sorted(run.silos.items())}, run.weight_cap
+    )
     name = run.task.score
     return {
         f"{name}_mean": _number(_mean(score)),
         f"{name}_weighted": _number(_weighted(score, tested)),
         f"{name}_worst": _number(min(score.values(), default=math.nan)),
-        **{f"{metric}_mean": _number(_mean(others[metric])) for metric in run.task.secondary_metrics},
-        "fairness_variance": _number(fairness_variance(list(score.values()))) if score else None,
+        **{
+            f"{metric}_mean": _number(_mean(others[metric]))
+            for metric in run.task.secondary_metrics
+        },
+        "fairness_variance": _number(fairness_variance(list(score.values())))
+        if score
+        else None,
     }
 
 
@@ -173,13 +207,23 @@ def compare(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     result = []
     for run in runs:
         others = {r["strategy"]: r["per_silo"] for r in runs if r["seed"] == run["seed"]}
-        bases, score = {name: others.get(name, {}) for name in ("local", "fedavg")}, run.get("score", "accuracy")
+        bases, score = (
+            {name: others.get(name, {}) for name in ("local", "fedavg")},
+            run.get("score", "accuracy"),
+        )
         gains = {
-            silo: {f"gain_over_{name}": _gain(score, values, base.get(silo)) for name, base in bases.items()}
+            silo: {
+                f"gain_over_{name}": _gain(score, values, base.get(silo))
+                for name, base in bases.items()
+            }
             for silo, values in run["per_silo"].items()
         }
-        known = all(bases.values()) and None not in (gain for of in gains.values() for gain in of.values())
-        sides = ([side[silo][score] for silo in gains] for side in (run["per_silo"], *bases.values()))
+        known = all(bases.values()) and None not in (
+            gain for of in gains.values() for gain in of.values()
+        )
+        sides = (
+            [side[silo][score] for silo in gains] for side in (run["per_silo"], *bases.values())
+        )
         rate = incentivised_rate(*sides) if known else None
         silos = {silo: {**values, **gains[silo]} for silo, values in run["per_silo"].items()}
         result.append({**run, "per_silo": silos, "incentivized_rate": rate})
@@ -202,7 +246,8 @@ def values_by_round(
     found = {
         (r.round, r.silo): r.value
         for r in rows
-        if (r.split, r.snapshot, r.metric) == (split, snapshot, metric or score) and not math.isnan(r.value)
+        if (r.split, r.snapshot, r.metric) == (split, snapshot, metric or score)
+        and not math.isnan(r.value)
     }
     values = Values()
     for number, at in rounds_by_round(rows, snapshot, score).items():
@@ -212,7 +257,9 @@ def values_by_round(
     return values
 
 
-def rounds_by_round(rows: Sequence[Row], snapshot: str, score: str) -> dict[int, dict[str, int]]:
+def rounds_by_round(
+    rows: Sequence[Row], snapshot: str, score: str
+) -> dict[int, dict[str, int]]:
     """Return for each round, by silo in the order of the names, the round that its values come from."""
     evaluated: dict[int, set[str]] = defaultdict(set)
     for r in rows:

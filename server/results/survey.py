@@ -25,7 +25,21 @@ from partitions.common.files import write_atomically
 from partitions.common.names import guarded
 from strategies.base.survey import PARTS, Answer
 
-TIME = ("age", "alter", "day", "tag", "time", "zeit", "dauer", "duration", "since", "month", "year", "stay", "follow")
+TIME = (
+    "age",
+    "alter",
+    "day",
+    "tag",
+    "time",
+    "zeit",
+    "dauer",
+    "duration",
+    "since",
+    "month",
+    "year",
+    "stay",
+    "follow",
+)
 NEAR = 1.15  # a ratio of means within this factor of a known one matches it
 
 
@@ -58,7 +72,9 @@ FACTORS = (
     Factor(7.5006, "mmHg", "kPa", ("press", "druck", "bp", "po2", "pco2", "sys", "dia")),
     Factor(1.8, "°F", "°C", ("temp",), 32.0),
     Factor(1.0, "K", "°C", ("temp",), 273.15),
-    Factor(10.93, "mmol/mol", "%", ("a1c", "glyc", "glyk"), -23.5),  # HbA1c: IFCC against NGSP, the master equation
+    Factor(
+        10.93, "mmol/mol", "%", ("a1c", "glyc", "glyk"), -23.5
+    ),  # HbA1c: IFCC against NGSP, the master equation
     Factor(2.2046, "lb", "kg", ("weight", "gewicht", "mass")),
     Factor(2.54, "cm", "inch", ("height", "length", "size", "grö", "waist")),
     Factor(365.25, "days", "years", TIME),
@@ -67,7 +83,10 @@ FACTORS = (
     Factor(7.0, "days", "weeks", TIME),
     Factor(24.0, "hours", "days", TIME),
     Factor(60.0, "minutes", "hours", TIME),
-    *(Factor(10.0**k, f"a unit {10**k:,} times smaller", "the others'") for k in (1, 2, 3, 6, 9)),
+    *(
+        Factor(10.0**k, f"a unit {10**k:,} times smaller", "the others'")
+        for k in (1, 2, 3, 6, 9)
+    ),
 )
 
 
@@ -84,11 +103,15 @@ def known(ratio: float, column: str) -> tuple[str, float]:
         ):
             distance = abs(math.log(ratio / times))
             if distance <= math.log(NEAR):
-                found.append((not named, distance, f"{own} against {theirs} is {times:.4g}", times))
+                found.append(
+                    (not named, distance, f"{own} against {theirs} is {times:.4g}", times)
+                )
     return min(found)[2:] if found else ("", ratio)
 
 
-def conversion(mean: float, sd: float, of: float, spread: float, column: str) -> tuple[str, float, float] | None:
+def conversion(
+    mean: float, sd: float, of: float, spread: float, column: str
+) -> tuple[str, float, float] | None:
     """Return a phrase for the units, factor and offset that make the others' values of this hospital's.
 
     None unless ``mean`` and ``sd`` are nearer to ``of`` and ``spread`` in another affine unit than as they are.
@@ -102,7 +125,11 @@ def conversion(mean: float, sd: float, of: float, spread: float, column: str) ->
             (factor.other, factor.one, times, plus),
         ):
             apart = abs(back * mean + offset - of)
-            if apart <= 2 * spread and back * sd <= 3 * spread and apart < back * abs(mean - of):
+            if (
+                apart <= 2 * spread
+                and back * sd <= 3 * spread
+                and apart < back * abs(mean - of)
+            ):
                 return f"{own} against {theirs}", back, offset
     return None
 
@@ -113,7 +140,10 @@ LIKE = 1.6  # a constant factor scales mean and deviation equally, within this t
 FAR = 3.0  # distance of a shifted mean from the others', in standard deviations
 ALMOST_ALL, FEW = 0.95, 0.5  # shares of missing values: at this hospital, and at the others
 COMMON = 0.2  # minimum share at the others of a category that one hospital lacks
-APART, ALIKE = 0.5, 0.2  # total variation between shares of categories: as they are, and with two exchanged
+APART, ALIKE = (
+    0.5,
+    0.2,
+)  # total variation between shares of categories: as they are, and with two exchanged
 MOST_EXCHANGED = 30  # maximum number of categories for which exchanges are tried
 EDGE = 0.9  # share of values in the first or last cell of a range
 
@@ -133,20 +163,27 @@ class Finding:
         return asdict(self)
 
 
-def findings(answers: Mapping[str, Mapping[str, Any]], without: Mapping[str, str]) -> list[Finding]:
+def findings(
+    answers: Mapping[str, Mapping[str, Any]], without: Mapping[str, str]
+) -> list[Finding]:
     """Return all findings: first silos without a survey, then column by column."""
     found = [Finding(silo, "", "no survey", why, "") for silo, why in without.items()]
     for part in ("columns", "labels"):
         names = dict.fromkeys(name for answer in answers.values() for name in answer[part])
         for name in names:
             items = {
-                silo: (answer["n"], answer[part][name]) for silo, answer in answers.items() if name in answer[part]
+                silo: (answer["n"], answer[part][name])
+                for silo, answer in answers.items()
+                if name in answer[part]
             }
             found += _lacking(name, items, answers) if len(items) < len(answers) else []
             for silo, (n, item) in items.items():
                 others = [other for own, other in items.items() if own != silo]
                 if len(others) >= OTHERS:
-                    found += [Finding(silo, name, *texts) for texts in _of_column(name, n, item, others)][:1]
+                    found += [
+                        Finding(silo, name, *texts)
+                        for texts in _of_column(name, n, item, others)
+                    ][:1]
     return found
 
 
@@ -156,7 +193,13 @@ def _lacking(name: str, items: Mapping[str, Any], answers: Mapping[str, Any]) ->
         return []
     look = f'a column named "{name}" in the recipe (--map {name}=COLUMN)'
     return [
-        Finding(silo, name, "no such column", f"{len(items)} of {len(answers)} hospitals have it", look)
+        Finding(
+            silo,
+            name,
+            "no such column",
+            f"{len(items)} of {len(answers)} hospitals have it",
+            look,
+        )
         for silo in answers
         if silo not in items
     ]
@@ -168,7 +211,10 @@ Others = Sequence[tuple[int, Mapping[str, Any]]]
 
 def _of_column(name: str, n: int, item: Mapping[str, Any], others: Others) -> Iterator[Texts]:
     """Yield the anomalies of this hospital's column, the likeliest first."""
-    here, there = share(n, item), [s for k, other in others if (s := share(k, other)) is not None]
+    here, there = (
+        share(n, item),
+        [s for k, other in others if (s := share(k, other)) is not None],
+    )
     if here is not None and here >= ALMOST_ALL and there and median(there) <= FEW:
         what = f"{here:.0%} of its values are missing, elsewhere {median(there):.0%}"
         yield "missing", what, f'`from` (or --map) and `gaps` of the column "{name}"'
@@ -187,16 +233,26 @@ def share(n: int, item: Mapping[str, Any]) -> float | None:
     return None if item[MISSING] is None or not n else min(item[MISSING] / n, 1.0)
 
 
-def _of_numbers(name: str, item: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> Iterator[Texts]:
+def _of_numbers(
+    name: str, item: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
+) -> Iterator[Texts]:
     mean, sd = item["mean"], item["sd"]
     of, spread = median(o["mean"] for o in others), median(o["sd"] for o in others)
     against = f"mean {mean:g}, sd {sd:g}, elsewhere {of:g}, {spread:g} (medians of {len(others)} hospitals)"
     column = f'the column "{name}", without its old fill-value'
     if spread > 0 and (other := conversion(mean, sd, of, spread, name)):
         phrase, times, plus = other
-        yield "unit", f"{against}: as {phrase}", f"`factor = {times:.4g}`, `offset = {plus:.4g}` and `unit` of {column}"
+        yield (
+            "unit",
+            f"{against}: as {phrase}",
+            f"`factor = {times:.4g}`, `offset = {plus:.4g}` and `unit` of {column}",
+        )
         return
-    if mean * of < 0 and min(abs(mean), abs(of)) > spread and 1 / LIKE <= abs(mean / of) <= LIKE:
+    if (
+        mean * of < 0
+        and min(abs(mean), abs(of)) > spread
+        and 1 / LIKE <= abs(mean / of) <= LIKE
+    ):
         yield "sign", f"{against}: the other sign", f"`factor = -1` of {column}"
         return
     if mean * of > 0 and sd > 0 and spread > 0:
@@ -204,19 +260,35 @@ def _of_numbers(name: str, item: Mapping[str, Any], others: Sequence[Mapping[str
         if max(ratio, 1 / ratio) >= RATIO and 1 / LIKE <= ratio / of_spreads <= LIKE:
             unit, times = known(ratio, name)
             cause = f"{ratio:.3g} times as large, in mean and deviation alike: {unit or 'a constant factor'}"
-            yield "unit", f"{against}: {cause}", f"`factor = {1 / times:.4g}` (1 / {times:.4g}) and `unit` of {column}"
+            yield (
+                "unit",
+                f"{against}: {cause}",
+                f"`factor = {1 / times:.4g}` (1 / {times:.4g}) and `unit` of {column}",
+            )
             return
     if spread > 0 and abs(mean - of) > FAR * spread and sd <= LIKE * spread:
-        what = f"{against}: shifted by {mean - of:+.3g}, {abs(mean - of) / spread:.1f} deviations"
+        what = (
+            f"{against}: shifted by {mean - of:+.3g}, {abs(mean - of) / spread:.1f} deviations"
+        )
         date = item["kind"] == "date"
-        yield "shift", what, f"`format` and `since` of {column}" if date else f"`offset` and `from` of {column}"
+        yield (
+            "shift",
+            what,
+            f"`format` and `since` of {column}" if date else f"`offset` and `from` of {column}",
+        )
 
 
-def _of_cells(name: str, item: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> Iterator[Texts]:
+def _of_cells(
+    name: str, item: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
+) -> Iterator[Texts]:
     """Yield a finding if nearly all values lie at one end of the range, unlike at the other hospitals."""
     here, there = (
         shares(item),
-        [s for other in others if (s := shares(other)) and other.get("range") == item.get("range")],
+        [
+            s
+            for other in others
+            if (s := shares(other)) and other.get("range") == item.get("range")
+        ],
     )
     if not here or len(there) < OTHERS or len(here) != BINS:
         return
@@ -239,7 +311,9 @@ def shares(item: Mapping[str, Any]) -> list[float]:
     return [count / sum(counts) for count in counts] if sum(counts) else []
 
 
-def _of_category(name: str, item: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> Iterator[Texts]:
+def _of_category(
+    name: str, item: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
+) -> Iterator[Texts]:
     """Yield a finding if a category seems to have another code: two are exchanged, or a common one is missing."""
     levels, here = item["levels"], shares(item)
     there = [s for other in others if (s := shares(other)) and other.get("levels") == levels]
@@ -248,9 +322,15 @@ def _of_category(name: str, item: Mapping[str, Any], others: Sequence[Mapping[st
     usual = [median(each) for each in zip(*there, strict=True)]
     usual = [value / sum(usual) for value in usual] if sum(usual) else usual
     look = f'`values` (or --codes) of "{name}", without its old fill-value'
-    first, second, apart = _exchanged(here, usual) if len(levels) <= MOST_EXCHANGED else (0, 0, math.inf)
+    first, second, apart = (
+        _exchanged(here, usual) if len(levels) <= MOST_EXCHANGED else (0, 0, math.inf)
+    )
     if variation(here, usual) >= APART and apart <= ALIKE:
-        yield "code", f"as elsewhere if {levels[first]!r} and {levels[second]!r} change places", look
+        yield (
+            "code",
+            f"as elsewhere if {levels[first]!r} and {levels[second]!r} change places",
+            look,
+        )
         return
     for level, own, theirs in zip(levels, here, usual, strict=True):
         if own == 0 and theirs >= COMMON and item["cells"][levels.index(level)] is None:
@@ -293,7 +373,9 @@ class Surveyed:
 
     def names(self, part: str) -> list[str]:
         """Return the columns, or labels, of all silos."""
-        return list(dict.fromkeys(name for answer in self.answers.values() for name in answer[part]))
+        return list(
+            dict.fromkeys(name for answer in self.answers.values() for name in answer[part])
+        )
 
 
 def write_survey(folder: Path, found: Surveyed) -> None:
@@ -316,7 +398,9 @@ def read_survey(folder: Path) -> Surveyed:
         content = json.loads((folder / JSON).read_text(encoding="utf-8"))
         return Surveyed(dict(content["silos"]), dict(content["without"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{folder / JSON} cannot be read ({type(error).__name__}): run the survey again") from None
+        raise DataError(
+            f"{folder / JSON} cannot be read ({type(error).__name__}): run the survey again"
+        ) from None
 
 
 def rows_of(found: Surveyed) -> Iterator[tuple[str, str, str, str, Any]]:

@@ -66,7 +66,9 @@ class MLflow(Tracker):
         self.client: Any = self.mlflow.MlflowClient(tracking_uri=uri)
         found = self.client.get_experiment_by_name("silofl")
         artifacts = (out / "mlartifacts").resolve().as_uri()
-        experiment = found.experiment_id if found else self.client.create_experiment("silofl", artifacts)
+        experiment = (
+            found.experiment_id if found else self.client.create_experiment("silofl", artifacts)
+        )
         self.run_id = self.client.create_run(experiment, run_name=run.run_key).info.run_id
         entities = self.mlflow.entities
         parameters = [entities.Param(key, str(value)) for key, value in run.flat().items()]
@@ -75,7 +77,10 @@ class MLflow(Tracker):
     def record(self, step: int, values: Mapping[str, float]) -> None:
         # MLflow allows fewer characters in a name than TensorBoard; one batch takes at most 1000 values.
         now = self.mlflow.utils.time.get_current_time_millis()
-        metrics = [self.mlflow.entities.Metric(name, value, now, step) for name, value in values.items()]
+        metrics = [
+            self.mlflow.entities.Metric(name, value, now, step)
+            for name, value in values.items()
+        ]
         for start in range(0, len(metrics), 1000):
             self.client.log_batch(self.run_id, metrics=metrics[start : start + 1000])
 
@@ -101,7 +106,9 @@ def open_trackers(names: Sequence[str]) -> list[Tracker]:
     return trackers
 
 
-def round_values(history: History, strategy: str, seed: int, server_round: int) -> dict[str, float]:
+def round_values(
+    history: History, strategy: str, seed: int, server_round: int
+) -> dict[str, float]:
     """Return the values of one round: means over silos, values of the round as a whole, and values of each silo.
 
     ``test/accuracy/personal`` is an unweighted mean over silos; ``hospital-03/test/accuracy/personal`` is one silo's.
@@ -110,7 +117,9 @@ def round_values(history: History, strategy: str, seed: int, server_round: int) 
     def of_round(row: Row) -> bool:
         return (row.strategy, row.seed, row.round) == (strategy, seed, server_round)
 
-    rows = list(takewhile(of_round, reversed(history.rows)))  # a round's rows are added together, at the end
+    rows = list(
+        takewhile(of_round, reversed(history.rows))
+    )  # a round's rows are added together, at the end
     values: dict[str, float] = {}
     sums: dict[str, list[float]] = {}
     for row in reversed(rows):

@@ -25,7 +25,11 @@ from server.results.study import by_run
 
 TUNING = "tuning.json"
 STATES = ("complete", "pruned", "failed")
-ALLOWED = ("strategy", "seed", *FREE_ON_RESUME)  # may be set beside --tuned; the search fixes all others
+ALLOWED = (
+    "strategy",
+    "seed",
+    *FREE_ON_RESUME,
+)  # may be set beside --tuned; the search fixes all others
 
 
 def read_search(path: Path) -> dict[str, Any]:
@@ -39,10 +43,19 @@ def read_search(path: Path) -> dict[str, Any]:
         best = {}
         for strategy in asked["strategies"]:
             own = [row for row in rows if row["strategy"] == strategy]
-            if len(own) < int(asked["trials"]) or not (path / f"best-{strategy}.toml").is_file():
-                raise UserError(f"{path}: the search is not finished; the same silofl tune goes on with it")
-            cost[strategy] |= {state: sum(row["state"] == state for row in own) for state in STATES}
-            best[strategy] = best_of(own, read_toml(path / f"best-{strategy}.toml"), asked["space"])
+            if (
+                len(own) < int(asked["trials"])
+                or not (path / f"best-{strategy}.toml").is_file()
+            ):
+                raise UserError(
+                    f"{path}: the search is not finished; the same silofl tune goes on with it"
+                )
+            cost[strategy] |= {
+                state: sum(row["state"] == state for row in own) for state in STATES
+            }
+            best[strategy] = best_of(
+                own, read_toml(path / f"best-{strategy}.toml"), asked["space"]
+            )
         seed = int(asked["settings"]["seed"])
     except FileNotFoundError:
         raise UserError(f"{path} holds no search: silofl tune --out makes one") from None
@@ -52,7 +65,9 @@ def read_search(path: Path) -> dict[str, Any]:
     return {"directory": str(path), "seed": seed, **kept}
 
 
-def best_of(rows: Sequence[Mapping[str, str]], settings: Mapping[str, Any], space: Mapping[str, str]) -> dict[str, Any]:
+def best_of(
+    rows: Sequence[Mapping[str, str]], settings: Mapping[str, Any], space: Mapping[str, str]
+) -> dict[str, Any]:
     """Return the number, validation score and searched values of a method's best trial."""
     whole = [row for row in rows if row["state"] == "complete" and row["score"]]
     found = max(whole, key=lambda row: (float(row["score"]), -int(row["trial"])))
@@ -60,7 +75,9 @@ def best_of(rows: Sequence[Mapping[str, str]], settings: Mapping[str, Any], spac
     return {"trial": int(found["trial"]), "score": float(found["score"]), "values": values}
 
 
-def tuned_study(paths: Sequence[Path], given: Mapping[str, object]) -> tuple[dict[str, object], dict[str, Any]]:
+def tuned_study(
+    paths: Sequence[Path], given: Mapping[str, object]
+) -> tuple[dict[str, object], dict[str, Any]]:
     """Return the settings of the study for one search, or for one search per seed, and its record.
 
     ``given``: settings of the command line (:data:`ALLOWED`). Raises UserError if the searches differ in more than
@@ -71,19 +88,31 @@ def tuned_study(paths: Sequence[Path], given: Mapping[str, object]) -> tuple[dic
     for other in searches[1:]:
         check_alike(first, other)
     if fixed := sorted(key for key in given if key not in ALLOWED):
-        raise UserError(f"--tuned: {', '.join(fixed)} is the search's; leave it out, or tune with it")
+        raise UserError(
+            f"--tuned: {', '.join(fixed)} is the search's; leave it out, or tune with it"
+        )
     known = first["asked"]["strategies"]
-    names = [name.strip() for name in str(given.get("strategy") or ",".join(known)).split(",") if name.strip()]
+    names = [
+        name.strip()
+        for name in str(given.get("strategy") or ",".join(known)).split(",")
+        if name.strip()
+    ]
     for name in names:
         if name not in known:
-            raise UserError(f"--tuned: {name} was not tuned in {first['directory']}{nearest(name, known)}")
+            raise UserError(
+                f"--tuned: {name} was not tuned in {first['directory']}{nearest(name, known)}"
+            )
     by_seed = seeds_of(searches, str(given.get("seed", "")))
     values: dict[str, object] = {}
     for seed, search in by_seed.items():
         for name in names:
             settings = read_toml(Path(search["directory"]) / f"best-{name}.toml")
             own = search["best"][name]["values"]
-            values |= {key: value for key, value in settings.items() if key not in first["asked"]["space"]}
+            values |= {
+                key: value
+                for key, value in settings.items()
+                if key not in first["asked"]["space"]
+            }
             values |= {by_run(name, seed, key): value for key, value in own.items()}
     free = {key: value for key, value in given.items() if key not in ("strategy", "seed")}
     values |= {**free, "strategy": ",".join(names), "seed": ",".join(map(str, by_seed))}
@@ -92,14 +121,19 @@ def tuned_study(paths: Sequence[Path], given: Mapping[str, object]) -> tuple[dic
 
 def check_alike(first: Mapping[str, Any], other: Mapping[str, Any]) -> None:
     """Raise UserError if two searches differ in more than their seed, or have the same seed."""
-    a, b = ({**one["asked"], "settings": {**one["asked"]["settings"], "seed": ""}} for one in (first, other))
+    a, b = (
+        {**one["asked"], "settings": {**one["asked"]["settings"], "seed": ""}}
+        for one in (first, other)
+    )
     if differ := sorted(key for key in {*a, *b} if a.get(key) != b.get(key)):
         raise UserError(
             f"--tuned: {first['directory']} and {other['directory']} differ in {', '.join(differ)}; searches that are "
             "compared differ in their seed alone"
         )
     if first["seed"] == other["seed"]:
-        raise UserError(f"--tuned: {first['directory']} and {other['directory']} have the same seed {first['seed']}")
+        raise UserError(
+            f"--tuned: {first['directory']} and {other['directory']} have the same seed {first['seed']}"
+        )
 
 
 def seeds_of(searches: Sequence[dict[str, Any]], seeds: str) -> dict[str, dict[str, Any]]:
@@ -107,5 +141,7 @@ def seeds_of(searches: Sequence[dict[str, Any]], seeds: str) -> dict[str, dict[s
     if not seeds:
         return {str(search["seed"]): search for search in searches}
     if len(searches) > 1:
-        raise UserError(f"--seed {seeds}: several searches bring their own seeds; leave --seed out")
+        raise UserError(
+            f"--seed {seeds}: several searches bring their own seeds; leave --seed out"
+        )
     return {seed.strip(): searches[0] for seed in seeds.split(",") if seed.strip()}

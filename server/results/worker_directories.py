@@ -25,7 +25,9 @@ class WorkerDirectories:
     def __init__(self, directory: RunDirectory, runs: Sequence[RunSettings]) -> None:
         self.directory, self.runs = directory, runs
         self.order = [(run.common.strategy, run.common.seed) for run in runs]
-        self._tails: dict[str, Tail] = {}  # run -> reader of its progress, whose lines are copied to the study
+        self._tails: dict[
+            str, Tail
+        ] = {}  # run -> reader of its progress, whose lines are copied to the study
 
     def of(self, run: RunSettings) -> RunDirectory:
         """Return the directory for this run's process."""
@@ -63,7 +65,11 @@ class WorkerDirectories:
         with part.held():
             new_events = self.follow(run)
             if part.history.exists():
-                others = [r for r in History(self.directory.history).rows if (r.strategy, r.seed) != which]
+                others = [
+                    r
+                    for r in History(self.directory.history).rows
+                    if (r.strategy, r.seed) != which
+                ]
                 rows = [*others, *History(part.history).rows]
                 places = {which: place for place, which in enumerate(self.order)}
                 rows.sort(key=lambda r: places.get((r.strategy, r.seed), len(places)))

@@ -12,7 +12,14 @@ from flwr.common import log
 from torch import Tensor
 
 from partitions.common.errors import UserError
-from server.results.checkpoint import BEFORE, NAMES, REPORTED, go_back_to, load_checkpoint, save_checkpoint
+from server.results.checkpoint import (
+    BEFORE,
+    NAMES,
+    REPORTED,
+    go_back_to,
+    load_checkpoint,
+    save_checkpoint,
+)
 from server.results.history import History
 from server.results.own_models import any_kept
 from server.results.run_directory import RunDirectory
@@ -38,13 +45,21 @@ class LoopState:
     """State of a run apart from the strategy's own."""
 
     run_id: str = field(default_factory=lambda: secrets.token_hex(8))
-    statistics: dict[str, Any] = field(default_factory=dict)  # standardise tables; and the silos that use their own
-    numbers: dict[str, Number] = field(default_factory=dict)  # for every silo's app (classes, task, ...)
+    statistics: dict[str, Any] = field(
+        default_factory=dict
+    )  # standardise tables; and the silos that use their own
+    numbers: dict[str, Number] = field(
+        default_factory=dict
+    )  # for every silo's app (classes, task, ...)
     weights: str = ""  # SHA-256 of the file with the network's initial weights
     seconds: dict[str, float] = field(default_factory=no_seconds)
     total_bytes: dict[str, int] = field(default_factory=lambda: {"down": 0, "up": 0})
-    lost: dict[str, int] = field(default_factory=dict)  # silo whose state is lost -> last round that it may be from
-    shared: dict[str, Tensor] = field(default_factory=dict)  # the shared model of the reported round, if any
+    lost: dict[str, int] = field(
+        default_factory=dict
+    )  # silo whose state is lost -> last round that it may be from
+    shared: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # the shared model of the reported round, if any
     newcomers: NewcomerPayloads = field(
         default_factory=NewcomerPayloads
     )  # what held-out hospitals would have received in that round
@@ -53,11 +68,21 @@ class LoopState:
     def begin(cls, saved: State | None) -> LoopState:
         """Return the initial state, with the values that a checkpoint fixes for the whole run."""
         numbers = saved.numbers if saved else {}
-        return cls(statistics=dict(numbers.get("statistics", {})), weights=str(numbers.get("weights", "")))
+        return cls(
+            statistics=dict(numbers.get("statistics", {})),
+            weights=str(numbers.get("weights", "")),
+        )
 
-    def add_seconds(self, total: float, train: float, communicate: float, aggregate: float) -> None:
+    def add_seconds(
+        self, total: float, train: float, communicate: float, aggregate: float
+    ) -> None:
         """Add the seconds of a round."""
-        parts = {"total": total, "train": train, "communicate": communicate, "aggregate": aggregate}
+        parts = {
+            "total": total,
+            "train": train,
+            "communicate": communicate,
+            "aggregate": aggregate,
+        }
         self.seconds |= {part: self.seconds[part] + seconds for part, seconds in parts.items()}
 
     def add_bytes(self, down: int, up: int) -> None:
@@ -74,7 +99,9 @@ class LoopState:
             self.shared, self.newcomers = {}, NewcomerPayloads()
             return 0
         arrays = by_key(saved)
-        self.shared = {name: arrays.pop(REPORTED + name) for name in NAMES if REPORTED + name in arrays}
+        self.shared = {
+            name: arrays.pop(REPORTED + name) for name in NAMES if REPORTED + name in arrays
+        }
         self.newcomers = NewcomerPayloads.unpacked(arrays, saved.numbers.get("newcomers", {}))
         strategy.state = strategy.state_type(arrays, saved.numbers["strategy"])
         self.seconds, self.total_bytes = saved.numbers["seconds"], saved.numbers["bytes"]
@@ -86,7 +113,11 @@ class Checkpoints:
     """The checkpoints of one run: load, restore, check and save."""
 
     def __init__(
-        self, settings: RunSettings, directory: RunDirectory | None, history: History, reporter: Reporter
+        self,
+        settings: RunSettings,
+        directory: RunDirectory | None,
+        history: History,
+        reporter: Reporter,
     ) -> None:
         self.settings, self.history, self.reporter = settings, history, reporter
         self.folder: Path | None = directory.checkpoint(settings.run_key) if directory else None
@@ -100,18 +131,28 @@ class Checkpoints:
         if state is None:
             if self.history.of(self.settings.common.strategy, self.settings.common.seed):
                 key = self.settings.run_key
-                note(f"{key} has no checkpoint, though history.csv has rounds of it: it begins again at round 1")
+                note(
+                    f"{key} has no checkpoint, though history.csv has rounds of it: it begins again at round 1"
+                )
             return None
         if withdrawn := state.numbers.get("withdrawn"):
             names = ", ".join(withdrawn)
-            raise UserError(f"{self.folder}: {names} withdrew from this run, which cannot go on: start a new one")
+            raise UserError(
+                f"{self.folder}: {names} withdrew from this run, which cannot go on: start a new one"
+            )
         if fault:
             self.fallen_back = True
-            note(f"the run goes on from the checkpoint before the newest, of round {state.numbers['round']}: {fault}")
+            note(
+                f"the run goes on from the checkpoint before the newest, of round {state.numbers['round']}: {fault}"
+            )
         return state
 
     def restore(
-        self, run_state: LoopState, strategy: PersonalizedStrategy, saved: State | None, registration: Registration
+        self,
+        run_state: LoopState,
+        strategy: PersonalizedStrategy,
+        saved: State | None,
+        registration: Registration,
     ) -> int:
         """Restore the checkpoint's state into run and strategy; return its round, or 0 without a checkpoint."""
         if saved is not None:
@@ -121,7 +162,9 @@ class Checkpoints:
                     f"{', '.join(sorted({*strategy.silos, *registration.strangers}))} "
                     "(min-silos lets a run go on without some)"
                 )
-            if self.fallen_back and self.folder:  # otherwise the next save would keep the damaged one as `BEFORE`
+            if (
+                self.fallen_back and self.folder
+            ):  # otherwise the next save would keep the damaged one as `BEFORE`
                 go_back_to(self.folder, self.folder / BEFORE)
             run_state.run_id = saved.numbers["run_id"]
             log(INFO, "resumes after round %d", saved.numbers["round"])
@@ -143,16 +186,27 @@ class Checkpoints:
 
     def check_history(self, saved: State, done: int) -> None:
         """Report rows of the history, up to the checkpoint's round, that are missing or changed."""
-        key, which = self.settings.run_key, (self.settings.common.strategy, self.settings.common.seed)
+        key, which = (
+            self.settings.run_key,
+            (self.settings.common.strategy, self.settings.common.seed),
+        )
         note, digest = self.reporter.note, self.history.digest(*which)
         if missing := self.history.missing(*which, done):
             numbers = ", ".join(map(str, missing))
-            note(f"history.csv has nothing of {key} in rounds {numbers}, of {done} that are done: it was damaged")
+            note(
+                f"history.csv has nothing of {key} in rounds {numbers}, of {done} that are done: it was damaged"
+            )
         elif saved.numbers.get("history", digest) != digest:
-            note(f"history.csv has other rows of {key} than when round {done} was saved: it was damaged or edited")
+            note(
+                f"history.csv has other rows of {key} than when round {done} was saved: it was damaged or edited"
+            )
 
     def save(
-        self, run_state: LoopState, strategy: PersonalizedStrategy, registration: Registration, reported: int
+        self,
+        run_state: LoopState,
+        strategy: PersonalizedStrategy,
+        registration: Registration,
+        reported: int,
     ) -> None:
         """Save the checkpoint of the strategy's round. ``reported``: the round that the report would show now."""
         if self.folder is None:
@@ -171,15 +225,21 @@ class Checkpoints:
             "strategy": strategy.state.numbers,
             "seconds": run_state.seconds,
             "bytes": run_state.total_bytes,
-            "history": self.history.digest(self.settings.common.strategy, self.settings.common.seed),
+            "history": self.history.digest(
+                self.settings.common.strategy, self.settings.common.seed
+            ),
             "reported": reported,
         }
         kept = {REPORTED + name: array for name, array in run_state.shared.items()}
         newcomers, numbers["newcomers"] = run_state.newcomers.packed()
-        save_checkpoint(self.folder, State({**strategy.state.arrays, **kept, **newcomers}, numbers))
+        save_checkpoint(
+            self.folder, State({**strategy.state.arrays, **kept, **newcomers}, numbers)
+        )
 
 
 def by_key(state: State) -> dict[str, Tensor]:
     """Return a checkpoint's arrays by their present keys; before format 2 a silo's model had the silo's bare name."""
     silos = () if state.numbers.get("format", 1) >= FORMAT else state.numbers["silos"]
-    return {model_of(name) if name in silos else name: array for name, array in state.arrays.items()}
+    return {
+        model_of(name) if name in silos else name: array for name, array in state.arrays.items()
+    }

@@ -38,7 +38,9 @@ class Closing:
         self.registration, self.reporter = collector.registration, collector.reporter
         self.evidence: dict[str, Evidence] = {}  # of the reported models, by silo
 
-    def collect(self, strategy: PersonalizedStrategy, state: LoopState, folder: Path | None) -> None:
+    def collect(
+        self, strategy: PersonalizedStrategy, state: LoopState, folder: Path | None
+    ) -> None:
         """Collect evidence, own models and newcomers' metrics of the reported round. ``folder``: of checkpoints."""
         reported = self.recorder.chosen
         strategy.follow(replace(strategy.plan, shown=reported.of(strategy.silos)))
@@ -54,11 +56,16 @@ class Closing:
         self.recorder.history.add(self.hold_out.evaluate(strategy, state.newcomers))
 
 
-Exchanges = Callable[[Sequence[Message]], Sequence[Message]]  # sends messages, and returns the replies
+Exchanges = Callable[
+    [Sequence[Message]], Sequence[Message]
+]  # sends messages, and returns the replies
 
 
 def collect_models(
-    strategy: PersonalizedStrategy, exchange: Exchanges, checkpoint: Path, note: Callable[[str], object]
+    strategy: PersonalizedStrategy,
+    exchange: Exchanges,
+    checkpoint: Path,
+    note: Callable[[str], object],
 ) -> list[str]:
     """Keep the silos' models of the rounds in ``strategy.plan.shown``; return the silos whose model was kept."""
     own = cast(Sequence[str], strategy.plan.numbers.get("own_statistics", ()))
@@ -74,10 +81,14 @@ def collect_models(
     def keep(reply: Message, silo: str) -> None:
         payload, config = read_reply(reply, silo)
         if config.get("silo") != silo or config.get("round") != strategy.round:
-            raise DataError(f"a reply of {config.get('silo')!r:.80} for round {config.get('round')!r:.80}")
+            raise DataError(
+                f"a reply of {config.get('silo')!r:.80} for round {config.get('round')!r:.80}"
+            )
         keep_model(checkpoint, silo, strategy.plan.shown[silo], payload, strategy.layout)
 
-    kept, faults = read_replies(exchange([_message(strategy, silo) for silo in names.values()]), names, keep)
+    kept, faults = read_replies(
+        exchange([_message(strategy, silo) for silo in names.values()]), names, keep
+    )
     for silo, reason in sorted({**missing, **faults}.items()):
         if silo not in kept:
             note(f"no model of {silo}: {reason}")
@@ -86,7 +97,12 @@ def collect_models(
 
 def _message(strategy: PersonalizedStrategy, silo: str) -> Message:
     content = encode(
-        Payload(), {**strategy.plan.numbers, "round": strategy.round, "reported": strategy.plan.shown[silo]}
+        Payload(),
+        {
+            **strategy.plan.numbers,
+            "round": strategy.round,
+            "reported": strategy.plan.shown[silo],
+        },
     )
     node, ttl = strategy.silos[silo].node_id, strategy.common.round_timeout
     return Message(content, dst_node_id=node, message_type=KIND, ttl=ttl)

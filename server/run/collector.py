@@ -43,15 +43,31 @@ class Collector:
     """The exchanges of one run with its registered silos."""
 
     def __init__(self, registration: Registration) -> None:
-        self.registration, self.grid, self.common = registration, registration.grid, registration.common
-        self.reporter, self.clock = registration.reporter, ClockWatch(registration.reporter.note)
-        self.disconnected: set[int] = set()  # nodes that disconnected in a round and have not answered since
+        self.registration, self.grid, self.common = (
+            registration,
+            registration.grid,
+            registration.common,
+        )
+        self.reporter, self.clock = (
+            registration.reporter,
+            ClockWatch(registration.reporter.note),
+        )
+        self.disconnected: set[int] = (
+            set()
+        )  # nodes that disconnected in a round and have not answered since
         self.answered: set[int] = set()  # nodes that replied in the last exchange
-        self.limit = self.common.round_timeout  # seconds that the silos of the last exchange had
-        self.samples: dict[str, Any] = {}  # silo -> last reported number of samples, where it has changed
+        self.limit = (
+            self.common.round_timeout
+        )  # seconds that the silos of the last exchange had
+        self.samples: dict[
+            str, Any
+        ] = {}  # silo -> last reported number of samples, where it has changed
 
     def exchange(
-        self, messages: Sequence[Message], strategy: PersonalizedStrategy, lost: Mapping[str, int]
+        self,
+        messages: Sequence[Message],
+        strategy: PersonalizedStrategy,
+        lost: Mapping[str, int],
     ) -> list[Message]:
         """Send messages and collect the replies; silent silos are rejected later.
 
@@ -83,7 +99,11 @@ class Collector:
                 self.reporter.silo_fault(name, reason_of(reply.error.reason))
             replies.append(reply)
         self.limit = exchange.limit
-        back = {r.metadata.src_node_id for r in replies if not (r.has_error() and r.error.code in UNREACHABLE)}
+        back = {
+            r.metadata.src_node_id
+            for r in replies
+            if not (r.has_error() and r.error.code in UNREACHABLE)
+        }
         for node in sorted(self.disconnected & back):
             self.reporter.note(f"{self.registration.name_of(node)} is back")
         self.disconnected -= back
@@ -96,7 +116,9 @@ class Collector:
         An in-process grid (it has ``seconds``) computes while its replies are pulled, so presence is not watched.
         """
         c = self.common
-        deployed = not any(summary["simulated"] for summary in self.registration.summaries.values())
+        deployed = not any(
+            summary["simulated"] for summary in self.registration.summaries.values()
+        )
         return TimeoutPolicy(
             timeout=c.round_timeout,
             factor=c.straggler_factor if deployed else 0.0,
@@ -127,26 +149,43 @@ class Collector:
         if node in self.disconnected:
             return
         self.disconnected.add(node)
-        then = "waits for it" if self.common.lost_silo == "resend" else "the round goes on without it"
+        then = (
+            "waits for it"
+            if self.common.lost_silo == "resend"
+            else "the round goes on without it"
+        )
         self.reporter.note(f"{self.registration.name_of(node)} is gone; {then}")
 
     def reject_silent(
-        self, strategy: PersonalizedStrategy, messages: Sequence[Message], replies: Iterable[Message]
+        self,
+        strategy: PersonalizedStrategy,
+        messages: Sequence[Message],
+        replies: Iterable[Message],
     ) -> None:
         """Reject silos that have not replied in time."""
         answered = {r.metadata.src_node_id for r in replies}
         asked = {m.metadata.dst_node_id for m in messages}
         for name, info in strategy.silos.items():
             if info.node_id in asked - answered:
-                shorter = " (straggler-factor, straggler-floor)" if self.limit < self.common.round_timeout else ""
+                shorter = (
+                    " (straggler-factor, straggler-floor)"
+                    if self.limit < self.common.round_timeout
+                    else ""
+                )
                 strategy.reject(name, f"no reply within {self.limit:g} s{shorter}")
 
-    def note_changed_counts(self, strategy: PersonalizedStrategy, replies: Iterable[Message]) -> None:
+    def note_changed_counts(
+        self, strategy: PersonalizedStrategy, replies: Iterable[Message]
+    ) -> None:
         """Report once each new number of training samples that differs from the silo's data summary."""
         infos = {info.node_id: info for info in strategy.silos.values()}
         for reply in replies:
             info = infos.get(reply.metadata.src_node_id)
-            if info is None or strategy.info.pooled or reply.metadata.message_type != MessageType.TRAIN:
+            if (
+                info is None
+                or strategy.info.pooled
+                or reply.metadata.message_type != MessageType.TRAIN
+            ):
                 continue
             config = None if reply.has_error() else reply.content.get("config")
             count = config.get("samples") if isinstance(config, ConfigRecord) else None
@@ -159,11 +198,17 @@ class Collector:
 
     def check_quorum(self, strategy: PersonalizedStrategy, messages: Sequence[Message]) -> None:
         """Raise RunFailedError if fewer than ``min-silos`` updates are usable."""
-        trained = {m.metadata.dst_node_id for m in messages if m.metadata.message_type == MessageType.TRAIN}
+        trained = {
+            m.metadata.dst_node_id
+            for m in messages
+            if m.metadata.message_type == MessageType.TRAIN
+        }
         names = [name for name, info in strategy.silos.items() if info.node_id in trained]
         usable = len([name for name in names if name not in strategy.rejected])
         if usable < self.common.min_silos:
-            reasons = "; ".join(f"{silo}: {reason}" for silo, reason in strategy.rejected.items())
+            reasons = "; ".join(
+                f"{silo}: {reason}" for silo, reason in strategy.rejected.items()
+            )
             raise RunFailedError(
                 f"round {strategy.round}: {usable} usable updates, min-silos = {self.common.min_silos} ({reasons})"
             )
@@ -174,11 +219,15 @@ def size_limit(strategy: PersonalizedStrategy) -> Callable[[Message], int]:
 
     def most(message: Message) -> int:
         if message.metadata.message_type == OWN_MODEL:
-            return OTHER_BYTES + NUMBER_BYTES * (strategy.layout.size + strategy.layout.buffer_size)
+            return OTHER_BYTES + NUMBER_BYTES * (
+                strategy.layout.size + strategy.layout.buffer_size
+            )
         if message.metadata.message_type != MessageType.TRAIN:
             return OTHER_BYTES
         silo = strategy.plan.nodes[message.metadata.dst_node_id]
-        return OTHER_BYTES + NUMBER_BYTES * sum(strategy.upload_size(n, silo) for n in strategy.upload_names())
+        return OTHER_BYTES + NUMBER_BYTES * sum(
+            strategy.upload_size(n, silo) for n in strategy.upload_names()
+        )
 
     return most
 
@@ -188,7 +237,11 @@ def expected_records(message: Message, strategy: PersonalizedStrategy) -> set[st
     if message.metadata.message_type == OWN_MODEL:
         return {"config", *(f"model.{name}" for name in (OWN, BUFFERS))}
     trains = message.metadata.message_type == MessageType.TRAIN
-    return {"config", "metrics", *(f"model.{name}" for name in strategy.upload_names() if trains)}
+    return {
+        "config",
+        "metrics",
+        *(f"model.{name}" for name in strategy.upload_names() if trains),
+    }
 
 
 def checked(reply: Message, asked: Message, records: Collection[str], most: int) -> Message:
@@ -197,6 +250,8 @@ def checked(reply: Message, asked: Message, records: Collection[str], most: int)
         try:
             check_reply(reply.content, records, most)
         except DataError as error:
-            refused = Message(Error(CODES.CLIENT_APP_RAISED_EXCEPTION, str(error)), reply_to=asked)
+            refused = Message(
+                Error(CODES.CLIENT_APP_RAISED_EXCEPTION, str(error)), reply_to=asked
+            )
             return answers(refused, {refused.metadata.reply_to_message_id: asked})
     return reply

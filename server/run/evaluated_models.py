@@ -21,7 +21,11 @@ from partitions.schema import Schema, parse_schema
 from strategies.base.evaluation import EVALUATE, EvaluatedEntry, digest_of, input_digest
 from strategies.base.settings import keys_of
 
-ALIKE = ("model", "task", "classes")  # fields of the model card that all models of one evaluation share
+ALIKE = (
+    "model",
+    "task",
+    "classes",
+)  # fields of the model card that all models of one evaluation share
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,11 @@ class EvaluatedModel:
 
 def schema_of(card: Card) -> dict[str, Any]:
     """Return a card's columns and labels."""
-    return {key: value for key, value in card.columns_and_labels.items() if key in ("features", "labels")}
+    return {
+        key: value
+        for key, value in card.columns_and_labels.items()
+        if key in ("features", "labels")
+    }
 
 
 def read_models(files: Sequence[Path], network: str = "") -> list[EvaluatedModel]:
@@ -70,11 +78,17 @@ def read_models(files: Sequence[Path], network: str = "") -> list[EvaluatedModel
         models.append(EvaluatedModel(name, vector, buffers, statistics_of(card), card))
         for what in ALIKE:
             if getattr(card, what) != getattr(models[0].card, what):
-                raise UserError(f"{file} has another {what} than {files[0]}: evaluate them one after the other")
+                raise UserError(
+                    f"{file} has another {what} than {files[0]}: evaluate them one after the other"
+                )
         if schema_of(card) != schema_of(models[0].card):
-            raise UserError(f"{file} has other columns or labels than {files[0]}: evaluate them one after the other")
+            raise UserError(
+                f"{file} has other columns or labels than {files[0]}: evaluate them one after the other"
+            )
         if card.shape != models[0].card.shape:
-            raise UserError(f"{file} takes other samples than {files[0]}: evaluate them one after the other")
+            raise UserError(
+                f"{file} takes other samples than {files[0]}: evaluate them one after the other"
+            )
     return models
 
 
@@ -97,12 +111,20 @@ def run_values(models: Sequence[EvaluatedModel], *, owned: bool = True) -> dict[
     """
     card = models[0].card
     name = card.model.name
-    own = None if is_custom(name) else spec_of(name).settings  # of one's own network, the task says all
+    own = (
+        None if is_custom(name) else spec_of(name).settings
+    )  # of one's own network, the task says all
     given = card.model.settings
     options = {}  # a network of one's own has none: the task says whether it has outputs per pixel
     if own and not is_custom(name):
-        options = {key: given[f.name] for key, f in keys_of(own, name).items() if f.name in given}
-    agreed: dict[str, Any] = {"task": card.task, "shape": card.input.shape, "classes": card.classes}
+        options = {
+            key: given[f.name] for key, f in keys_of(own, name).items() if f.name in given
+        }
+    agreed: dict[str, Any] = {
+        "task": card.task,
+        "shape": card.input.shape,
+        "classes": card.classes,
+    }
     agreed |= {"schema": schema} if (schema := schema_of(card)) else {}
     standardised = any(model.statistics["mean"] for model in models)
     return {
@@ -116,6 +138,8 @@ def run_values(models: Sequence[EvaluatedModel], *, owned: bool = True) -> dict[
         "model": name,
         "agreed": json.dumps(agreed, sort_keys=True),
         "normalization": "agreed" if standardised else "none",
-        "evaluate.models": ",".join(str(EvaluatedEntry(m.name, m.digest, m.owner if owned else "")) for m in models),
+        "evaluate.models": ",".join(
+            str(EvaluatedEntry(m.name, m.digest, m.owner if owned else "")) for m in models
+        ),
         "evaluate.method": card.model.head or "",
     }

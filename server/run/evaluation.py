@@ -35,7 +35,10 @@ from strategies.base.evaluation import Evaluate, EvaluateSettings
 from strategies.base.run_settings import RunSettings
 from strategies.base.transport.reporting import SCHEMA, metrics_of_reply, read_replies
 
-MATRIX, MODELS = "matrix.csv", "models"  # in the directory: the result, and the folder with the models' files
+MATRIX, MODELS = (
+    "matrix.csv",
+    "models",
+)  # in the directory: the result, and the folder with the models' files
 HEADER = ("model", "silo", "split", "metric", "value", "n")
 
 
@@ -54,11 +57,15 @@ class Cell:
 class EvaluationLoop:
     """One run of ``strategy = evaluate``."""
 
-    def __init__(self, grid: Grid, settings: RunSettings, directory: RunDirectory | None = None) -> None:
+    def __init__(
+        self, grid: Grid, settings: RunSettings, directory: RunDirectory | None = None
+    ) -> None:
         self.settings, self.common = settings, settings.common
         self.registration = Registration(grid, settings, directory)
         self.reporter, self.collector = self.registration.reporter, Collector(self.registration)
-        self.left_out: dict[str, dict[str, str]] = {}  # model -> silo -> reason why it returned no metrics
+        self.left_out: dict[
+            str, dict[str, str]
+        ] = {}  # model -> silo -> reason why it returned no metrics
 
     def run(self, models: Sequence[EvaluatedModel]) -> list[Cell]:
         """Return the rows of the matrix. Raises UserError, or RunFailedError if no silo evaluates any model."""
@@ -70,19 +77,28 @@ class EvaluationLoop:
         if not isinstance(strategy, Evaluate):
             raise TypeError(f"{strategy.info.name} evaluates no given models")
         if strategy.layout.size != len(models[0].vector):
-            raise UserError(f"the models have {len(models[0].vector)} parameters, the network {strategy.layout.size}")
+            raise UserError(
+                f"the models have {len(models[0].vector)} parameters, the network {strategy.layout.size}"
+            )
         # The digests cover the models' own columns and labels, so these replace what most silos have.
         own = models[0].schema
-        schema = replace(self.registration.data_spec.schema, features=own.features, labels=own.labels)
+        schema = replace(
+            self.registration.data_spec.schema, features=own.features, labels=own.labels
+        )
         state.numbers |= {"run_id": state.run_id, SCHEMA: schema.text}
         cells: list[Cell] = []
         for number, model in enumerate(models, start=1):
-            numbers = {**state.numbers, **{key: list(values) for key, values in model.statistics.items()}}
+            numbers = {
+                **state.numbers,
+                **{key: list(values) for key, values in model.statistics.items()},
+            }
             strategy.follow(replace(strategy.plan, numbers=numbers))
             cells += self.evaluate(strategy, number, model)
         self._note_left_out()
         if not cells:
-            raise RunFailedError(f"no silo evaluated {', '.join(self.left_out)} ({self._reasons(self.left_out)})")
+            raise RunFailedError(
+                f"no silo evaluated {', '.join(self.left_out)} ({self._reasons(self.left_out)})"
+            )
         return cells
 
     def evaluate(self, strategy: Evaluate, number: int, model: EvaluatedModel) -> list[Cell]:
@@ -96,13 +112,25 @@ class EvaluationLoop:
         here = [owner] if owner in strategy.silos else []
         metrics = self._ask(strategy, number, here)
         if here and not metrics:
-            self.reporter.note(f"{model.name} is {owner}'s own, which did not evaluate it: no other silo was asked")
+            self.reporter.note(
+                f"{model.name} is {owner}'s own, which did not evaluate it: no other silo was asked"
+            )
         else:
-            metrics |= self._ask(strategy, number, [name for name in strategy.silos if name not in here])
+            metrics |= self._ask(
+                strategy, number, [name for name in strategy.silos if name not in here]
+            )
         self.left_out[model.name] = dict(strategy.rejected)
         if not metrics and not owner:
-            raise RunFailedError(f"no silo evaluated {model.name} ({self._reasons([model.name])})")
-        self.reporter.event("model", round=number, model=model.name, silos=len(metrics), rejected=strategy.rejected)
+            raise RunFailedError(
+                f"no silo evaluated {model.name} ({self._reasons([model.name])})"
+            )
+        self.reporter.event(
+            "model",
+            round=number,
+            model=model.name,
+            silos=len(metrics),
+            rejected=strategy.rejected,
+        )
         rows: list[Row] = []
         for name, measured in sorted(metrics.items()):
             info, c = strategy.silos[name], self.common
@@ -110,10 +138,14 @@ class EvaluationLoop:
             found = silo_rows(strategy, info, measured, number, score)
             # A silo that withholds all metrics gets one empty row per split.
             empty = {"val": info.n_val, "test": info.n_test}
-            rows += found or [Row(*which, p, "received", score, math.nan, n) for p, n in empty.items() if n]
+            rows += found or [
+                Row(*which, p, "received", score, math.nan, n) for p, n in empty.items() if n
+            ]
         return [Cell(model.name, row) for row in rows]
 
-    def _ask(self, strategy: Evaluate, number: int, silos: Sequence[str]) -> dict[str, dict[str, float]]:
+    def _ask(
+        self, strategy: Evaluate, number: int, silos: Sequence[str]
+    ) -> dict[str, dict[str, float]]:
         """Return the metrics of the round's model by silo; silos without metrics are rejected with the reason."""
         if not silos:
             return {}
@@ -127,7 +159,11 @@ class EvaluationLoop:
 
     def _reasons(self, models: Iterable[str]) -> str:
         """Return the reasons why silos returned no metrics for these models, each reason once."""
-        reasons = [f"{silo}: {reason}" for model in models for silo, reason in self.left_out[model].items()]
+        reasons = [
+            f"{silo}: {reason}"
+            for model in models
+            for silo, reason in self.left_out[model].items()
+        ]
         return "; ".join(dict.fromkeys(reasons))
 
     def _note_left_out(self) -> None:
@@ -144,7 +180,9 @@ def check_models(settings: EvaluateSettings, models: Sequence[EvaluatedModel]) -
     """Raise UserError if these are not the models that the run's settings name."""
     found = [(model.name, model.digest) for model in models]
     if found != [(entry.name, entry.digest) for entry in settings.entries]:
-        raise UserError("the files in models/ are not the models that evaluate.models names: run silofl evaluate again")
+        raise UserError(
+            "the files in models/ are not the models that evaluate.models names: run silofl evaluate again"
+        )
 
 
 def models_in(directory: Path, settings: RunSettings) -> list[EvaluatedModel]:
@@ -170,7 +208,9 @@ def entry_of(source: Path, run: RunSettings) -> Mapping[str, Any]:
     for entry in runs:
         if (entry["strategy"], entry["seed"]) == which:
             return entry
-    raise UserError(f"{source}: {run.run_key} has not come to its end: its silos' models are not chosen yet")
+    raise UserError(
+        f"{source}: {run.run_key} has not come to its end: its silos' models are not chosen yet"
+    )
 
 
 def own_cells(source: Path, run: RunSettings) -> list[Cell]:
@@ -202,8 +242,13 @@ def add_cells(matrix: Path, cells: Sequence[Cell], silos: Sequence[str]) -> None
     """
     with io.StringIO(matrix.read_text() if matrix.exists() else "", newline="") as text:
         rows = list(csv.reader(text))[1:]
-    measured, places = {(row[0], row[1]) for row in rows}, {guarded(silo): at for at, silo in enumerate(silos)}
-    rows += [row for cell in cells if (row := cell.cells()) and (row[0], row[1]) not in measured]
+    measured, places = (
+        {(row[0], row[1]) for row in rows},
+        {guarded(silo): at for at, silo in enumerate(silos)},
+    )
+    rows += [
+        row for cell in cells if (row := cell.cells()) and (row[0], row[1]) not in measured
+    ]
     rows.sort(key=lambda row: (places.get(row[0], -1), row[1]))
     with io.StringIO(newline="") as text:
         csv.writer(text, lineterminator="\n").writerows([HEADER, *rows])

@@ -29,9 +29,17 @@ from server.run.receipts import Receipts
 POLL_SECONDS = (0.02, 0.25)  # first and longest pause between two queries for replies
 PRESENCE_SECONDS = 2.0  # between two queries of the nodes that are online
 DETECTED_LATE = LONG_SECONDS + 8.0  # duration of a transfer when a heartbeat first reports it
-PUSH_PAUSES = (0.5, 2.0, 5.0)  # before the second, third and fourth attempt to push the messages
+PUSH_PAUSES = (
+    0.5,
+    2.0,
+    5.0,
+)  # before the second, third and fourth attempt to push the messages
 CODES = internal("ErrorCode")
-UNREACHABLE = (CODES.NODE_UNAVAILABLE, CODES.MESSAGE_UNAVAILABLE, CODES.REPLY_MESSAGE_UNAVAILABLE)
+UNREACHABLE = (
+    CODES.NODE_UNAVAILABLE,
+    CODES.MESSAGE_UNAVAILABLE,
+    CODES.REPLY_MESSAGE_UNAVAILABLE,
+)
 CRASHED = CODES.CLIENT_APP_CRASHED  # the silo is online, the process of its ClientApp has died
 
 
@@ -40,7 +48,9 @@ class TimeoutPolicy:
     """The limits of an exchange, in seconds."""
 
     timeout: float
-    factor: float = 0.0  # a straggler's limit as a multiple of the median time of the others; 0: no limit
+    factor: float = (
+        0.0  # a straggler's limit as a multiple of the median time of the others; 0: no limit
+    )
     floor: float = 0.0  # the shortest limit for stragglers
     quorum: int = 0  # replies before the limit for stragglers applies
     resend: bool = False  # whether a silo that disconnected receives its message again
@@ -87,7 +97,9 @@ class Exchange:
         # repaired connection Flower lists a node as offline until its next heartbeat, even if it has replied.
         self.online: set[int] = set(answered)
         self.resent: set[int] = set()  # the nodes that were sent their message twice
-        self.offline: set[int] = set()  # the nodes that were online and, at the last query, were not
+        self.offline: set[int] = (
+            set()
+        )  # the nodes that were online and, at the last query, were not
         self.busy: set[int] = set()  # the nodes that were in a long transfer at the last query
         self.moving: dict[int, float] = {}  # seconds that nodes were in long transfers
         self.seen = time.monotonic()  # the time of the last query
@@ -118,7 +130,9 @@ class Exchange:
                     took += [] if answered.has_error() else [seconds]
                     self.on_reply(answered.metadata.src_node_id, seconds)
             now = time.monotonic()
-            self.limit = min(self.policy.timeout, self.policy.limit(len(messages), took) + self._moving())
+            self.limit = min(
+                self.policy.timeout, self.policy.limit(len(messages), took) + self._moving()
+            )
             if now - started > self.limit:
                 break
             if now - looked > PRESENCE_SECONDS:
@@ -160,7 +174,10 @@ class Exchange:
 
     def _moving(self) -> float:
         """Return the longest time that an awaited node spent in long transfers; it extends the limit."""
-        return max((self.moving.get(self.sent[n].metadata.dst_node_id, 0.0) for n in self.waiting), default=0.0)
+        return max(
+            (self.moving.get(self.sent[n].metadata.dst_node_id, 0.0) for n in self.waiting),
+            default=0.0,
+        )
 
     def _report_progress(self, line: str) -> None:
         """Report a transfer with all awaited nodes: Flower's call does not identify the node."""
@@ -170,7 +187,9 @@ class Exchange:
         """Return whether a reply is awaited, or is a valid late one from a silo that had disconnected."""
         asked = reply.metadata.reply_to_message_id
         return asked in self.waiting or (
-            not reply.has_error() and asked in self.sent and self.sent[asked].metadata.dst_node_id in self.lost
+            not reply.has_error()
+            and asked in self.sent
+            and self.sent[asked].metadata.dst_node_id in self.lost
         )
 
     def _take(self, reply: Message) -> Message | None:
@@ -197,7 +216,9 @@ class Exchange:
         busy = {node.node_id for node in nodes if node.heartbeat_interval == PATIENT_SECONDS}
         since, self.seen = self.seen, time.monotonic()
         for node in busy:
-            self.moving[node] = self.moving.get(node, 0.0) + (self.seen - since if node in self.busy else DETECTED_LATE)
+            self.moving[node] = self.moving.get(node, 0.0) + (
+                self.seen - since if node in self.busy else DETECTED_LATE
+            )
         self.busy = busy
         return {node.node_id: node.last_activated_at for node in nodes}
 
@@ -217,13 +238,18 @@ class Exchange:
                 self.on_disconnect(node)
                 if not self.policy.resend:
                     self.waiting.discard(name)
-                lost = Error(CODES.NODE_UNAVAILABLE, "it was gone for a while, and what it was at is lost")
+                lost = Error(
+                    CODES.NODE_UNAVAILABLE,
+                    "it was gone for a while, and what it was at is lost",
+                )
                 self.lost.setdefault(node, Message(lost, reply_to=self.sent[name]))
         self.offline = offline
         if self.policy.resend:
             back = [node for node in self.lost if node in online and node not in self.resent]
             self.resent |= set(back)
-            originals = {message.metadata.dst_node_id: message for message in self.sent.values()}
+            originals = {
+                message.metadata.dst_node_id: message for message in self.sent.values()
+            }
             self._push([copy_of(originals[node]) for node in back])
         return {**before, **online}
 
@@ -249,7 +275,12 @@ class Exchange:
             try:
                 return list(self.grid.push_messages(messages))
             except internal("ObjectPushError") as error:
-                log(WARNING, "the messages did not reach the SuperLink (%s); again in %g s", error, pause)
+                log(
+                    WARNING,
+                    "the messages did not reach the SuperLink (%s); again in %g s",
+                    error,
+                    pause,
+                )
                 time.sleep(pause)
         return list(self.grid.push_messages(messages))
 
@@ -257,11 +288,19 @@ class Exchange:
 def answers(reply: Message, sent: Mapping[str, Message]) -> Message:
     """Return the reply with the addressed silo as its source: an error from the SuperLink has the SuperLink's id."""
     asked = sent[reply.metadata.reply_to_message_id].metadata
-    reply.metadata.__dict__ |= {"_src_node_id": asked.dst_node_id, "_message_type": asked.message_type}
+    reply.metadata.__dict__ |= {
+        "_src_node_id": asked.dst_node_id,
+        "_message_type": asked.message_type,
+    }
     return reply
 
 
 def copy_of(message: Message) -> Message:
     """Return a copy of a message for sending it again."""
     asked = message.metadata
-    return Message(message.content, dst_node_id=asked.dst_node_id, message_type=asked.message_type, ttl=asked.ttl)
+    return Message(
+        message.content,
+        dst_node_id=asked.dst_node_id,
+        message_type=asked.message_type,
+        ttl=asked.ttl,
+    )

@@ -16,7 +16,9 @@ from flwr.app import Array, ConfigRecord, MetricRecord, RecordDict
 from partitions.common.errors import DataError
 
 SUMMARY_BYTES = 1 << 24  # for a data summary, whose sums grow with a table's columns
-OTHER_BYTES = 1 << 20  # for a reply's numbers, metrics and Flower's own fields, without its vectors
+OTHER_BYTES = (
+    1 << 20
+)  # for a reply's numbers, metrics and Flower's own fields, without its vectors
 NUMBER_BYTES = 8  # maximum per number of a vector: topk sends it with its index
 GROUP = re.compile(r"[0-9a-f]{32}-([0-9]{1,15})")
 
@@ -40,7 +42,9 @@ def too_large(most: int) -> str:
 def check_reply(content: RecordDict, records: Collection[str], most: int) -> None:
     """Raise DataError if a reply holds records that were not requested, or more than ``most`` bytes."""
     if strange := sorted(set(content) - set(records)):
-        raise DataError(f"the reply holds {', '.join(strange)[:200]}, which the server did not ask for")
+        raise DataError(
+            f"the reply holds {', '.join(strange)[:200]}, which the server did not ask for"
+        )
     if sum(size_of(content[name]) for name in content) > most:
         raise DataError(too_large(most))
 
@@ -53,7 +57,9 @@ def size_of(record: object) -> int:
 
 
 def array_bytes(array: Array) -> int:
-    tensor = getattr(array, "tensor", None)  # from a silo in this process; `data` would serialise it
+    tensor = getattr(
+        array, "tensor", None
+    )  # from a silo in this process; `data` would serialise it
     return len(array.data) if tensor is None else int(tensor.nbytes)
 
 

@@ -43,7 +43,12 @@ class RoundLoop:
         directory: RunDirectory | None = None,
         watch: Callable[[Progress], object] | None = None,
     ) -> None:
-        self.grid, self.settings, self.common, self.directory = grid, settings, settings.common, directory
+        self.grid, self.settings, self.common, self.directory = (
+            grid,
+            settings,
+            settings.common,
+            directory,
+        )
         self.history = History(directory.history if directory else None)
         self.registration = Registration(grid, settings, directory, watch)
         self.reporter = self.registration.reporter
@@ -57,7 +62,9 @@ class RoundLoop:
         self.checkpoints = Checkpoints(settings, directory, self.history, self.reporter)
         self.state = LoopState()
         self.until = 0  # the round after which the run pauses; 0: none
-        self.done = 0  # the last round that is done; the closing exchange comes after the last of all
+        self.done = (
+            0  # the last round that is done; the closing exchange comes after the last of all
+        )
 
     @property
     def last(self) -> int:
@@ -105,8 +112,14 @@ class RoundLoop:
     def plan(self) -> RoundPlan:
         """Return what this loop decides of the next round."""
         r, recorder = self.registration, self.recorder
-        shown, attended, joined = recorder.chosen.of(r.silos), recorder.attended(), dict(r.joined)
-        plan = RoundPlan(dict(r.silos), self.state.numbers, {}, self.last, shown, attended, joined)
+        shown, attended, joined = (
+            recorder.chosen.of(r.silos),
+            recorder.attended(),
+            dict(r.joined),
+        )
+        plan = RoundPlan(
+            dict(r.silos), self.state.numbers, {}, self.last, shown, attended, joined
+        )
         return plan.with_silos(r.silos.values(), self.common)
 
     def finished(self) -> FinishedRun:
@@ -131,13 +144,22 @@ class RoundLoop:
         """Execute one round, or go back to an earlier one if silos' states are damaged."""
         self.readmission.readmit(server_round)
         strategy.follow(self.plan())
-        c, recorder, collector, task = self.common, self.recorder, self.collector, self.registration.task
+        c, recorder, collector, task = (
+            self.common,
+            self.recorder,
+            self.collector,
+            self.registration.task,
+        )
         started = time.perf_counter()
         last = server_round in (c.rounds, self.until) or self.stopping.may_stop(server_round)
         save = last or server_round % c.checkpoint_every == 0
         self.hold_out.begin_round(strategy)
-        shared = shared_arrays(strategy.state.arrays, self.settings.strategy, strategy.layout.size)
-        messages = strategy.configure_train(server_round, ArrayRecord(), ConfigRecord({"save": save}), self.grid)
+        shared = shared_arrays(
+            strategy.state.arrays, self.settings.strategy, strategy.layout.size
+        )
+        messages = strategy.configure_train(
+            server_round, ArrayRecord(), ConfigRecord({"save": save}), self.grid
+        )
         self.reporter.round_begins(strategy, messages)
         sent = time.perf_counter()
         replies = collector.exchange(messages, strategy, self.state.lost)
@@ -151,16 +173,22 @@ class RoundLoop:
         collector.check_quorum(strategy, messages)
         aggregated = time.perf_counter()
         metrics = metrics_of(strategy, replies)
-        rows = recorder.add_round(strategy, metrics, replies, task, self.recovery.lost_now, aggregated - started)
+        rows = recorder.add_round(
+            strategy, metrics, replies, task, self.recovery.lost_now, aggregated - started
+        )
         if recorder.chosen.round == server_round:
             self.state.shared = shared if strategy.info.reports == "received" else {}
             self.state.newcomers = self.hold_out.keep(strategy)
         compute = collector.compute_seconds(metrics.values())
         communicate = max(received - sent - compute, 0.0)
-        self.state.add_seconds(aggregated - started, compute, communicate, aggregated - received)
+        self.state.add_seconds(
+            aggregated - started, compute, communicate, aggregated - received
+        )
         self.state.add_bytes(strategy.bytes_down, strategy.bytes_up)
         if save:
-            self.checkpoints.save(self.state, strategy, self.registration, recorder.chosen.round)
+            self.checkpoints.save(
+                self.state, strategy, self.registration, recorder.chosen.round
+            )
         self.done = server_round
         self.reporter.round_done(strategy, rows, aggregated - started, task)
         self.stopping.check(self.done)
@@ -169,7 +197,9 @@ class RoundLoop:
         """Evaluate at every silo the model that would start its next round, or go back to an earlier round."""
         started, rounds = time.perf_counter(), self.last
         strategy.follow(self.plan())
-        messages = strategy.configure_evaluate(rounds, ArrayRecord(), ConfigRecord({"save": False}), self.grid)
+        messages = strategy.configure_evaluate(
+            rounds, ArrayRecord(), ConfigRecord({"save": False}), self.grid
+        )
         if messages:
             self.reporter.round_begins(strategy, messages, closing=True)
             replies = self.collector.exchange(messages, strategy, self.state.lost)
@@ -178,9 +208,13 @@ class RoundLoop:
             strategy.aggregate_evaluate(rounds, replies)
             self.collector.reject_silent(strategy, messages, replies)
             metrics = metrics_of(strategy, replies)
-            rows = self.recorder.rows(strategy, rounds + 1, metrics, self.registration.task, self.recovery.lost_now)
+            rows = self.recorder.rows(
+                strategy, rounds + 1, metrics, self.registration.task, self.recovery.lost_now
+            )
             seconds = time.perf_counter() - started
-            self.history.add(rows + self.recorder.totals(rounds + 1, seconds, strategy.bytes_down, 0))
+            self.history.add(
+                rows + self.recorder.totals(rounds + 1, seconds, strategy.bytes_down, 0)
+            )
             self.recorder.chosen.add(rows)
             self.reporter.closed(strategy, rows, self.registration.task)
             self.closing.collect(strategy, self.state, self.checkpoints.folder)
@@ -190,7 +224,9 @@ class RoundLoop:
     def _goes_back(self, strategy: PersonalizedStrategy, replies: Sequence[Message]) -> bool:
         """Go back to an earlier checkpoint if silos' states are damaged; return whether the run has gone back."""
         folder, simulated = self.checkpoints.folder, self.registration.simulated
-        if (start := self.recovery.start(strategy, replies, folder, simulated=simulated)) is None:
+        if (
+            start := self.recovery.start(strategy, replies, folder, simulated=simulated)
+        ) is None:
             self.state.lost |= dict.fromkeys(self.recovery.lost_now, strategy.round)
             return False
         self.checkpoints.go_back(start)

@@ -25,7 +25,10 @@ from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Model, Number, Payload
 from strategies.base.transport.reporting import metrics_of_reply, read_replies
 
-SNAPSHOTS = {"received": "zero_shot", "personal": "personalised"}  # name in a reply -> in history and summary
+SNAPSHOTS = {
+    "received": "zero_shot",
+    "personal": "personalised",
+}  # name in a reply -> in history and summary
 ARRAYS = "newcomer/"  # prefix of the array names in the checkpoint
 
 
@@ -40,17 +43,24 @@ class NewcomerPayloads:
         """Return arrays and numbers for the checkpoint."""
         arrays, silos = dict[str, Tensor](), dict[str, Any]()
         for name, payload in self.payloads.items():
-            arrays |= {f"{ARRAYS}{name}/{key}": model.vector for key, model in payload.models.items()}
+            arrays |= {
+                f"{ARRAYS}{name}/{key}": model.vector for key, model in payload.models.items()
+            }
             models = {key: [m.silo, m.round, m.samples] for key, m in payload.models.items()}
             silos[name] = {"models": models, "numbers": dict(payload.numbers)}
         return arrays, {"round": self.round, "silos": silos}
 
     @classmethod
-    def unpacked(cls, arrays: dict[str, Tensor], numbers: Mapping[str, Any]) -> NewcomerPayloads:
+    def unpacked(
+        cls, arrays: dict[str, Tensor], numbers: Mapping[str, Any]
+    ) -> NewcomerPayloads:
         """Return the value stored in a checkpoint, and remove its entries from the checkpoint's ``arrays``."""
         payloads = {}
         for name, of in numbers.get("silos", {}).items():
-            models = {key: Model(arrays.pop(f"{ARRAYS}{name}/{key}"), *rest) for key, rest in of["models"].items()}
+            models = {
+                key: Model(arrays.pop(f"{ARRAYS}{name}/{key}"), *rest)
+                for key, rest in of["models"].items()
+            }
             payloads[name] = Payload(models, of["numbers"])
         return cls(int(numbers.get("round", 0)), payloads)
 
@@ -70,34 +80,56 @@ class HoldOut:
     def keep(self, strategy: PersonalizedStrategy) -> NewcomerPayloads:
         """Return the payloads that newcomers would have received in the strategy's round."""
         silos = self.registration.held_out if self.before is not None else {}
-        payloads = {name: newcomer_payload(strategy, info, self.before) for name, info in silos.items() if self.before}
+        payloads = {
+            name: newcomer_payload(strategy, info, self.before)
+            for name, info in silos.items()
+            if self.before
+        }
         return NewcomerPayloads(strategy.round, payloads)
 
     def evaluate(self, strategy: PersonalizedStrategy, kept: NewcomerPayloads) -> list[Row]:
         """Evaluate the held-out hospitals; return rows of the history, and set ``results`` for the summary."""
         c, silos = strategy.common, self.registration.held_out
-        config: dict[str, Number] = {"round": kept.round, NEWCOMER: True, "personal": True, "save": False}
+        config: dict[str, Number] = {
+            "round": kept.round,
+            NEWCOMER: True,
+            "personal": True,
+            "save": False,
+        }
         messages = [
             strategy.message(silos[name].node_id, MessageType.EVALUATE, payload, config)
             for name, payload in kept.payloads.items()
             if name in silos
         ]
         replies = self.collector.exchange(messages, strategy, {}) if messages else []
-        measured, faults = read_replies(replies, {info.node_id: name for name, info in silos.items()}, metrics_of_reply)
+        measured, faults = read_replies(
+            replies, {info.node_id: name for name, info in silos.items()}, metrics_of_reply
+        )
         for name, reason in faults.items():
-            self.registration.reporter.note(f"{name}, which is held out, was not evaluated: {reason}")
+            self.registration.reporter.note(
+                f"{name}, which is held out, was not evaluated: {reason}"
+            )
         rows: list[Row] = []
         for name, metrics in sorted(measured.items()):
-            rows += silo_rows(strategy, silos[name], metrics, strategy.round, self.registration.task.score)
+            rows += silo_rows(
+                strategy, silos[name], metrics, strategy.round, self.registration.task.score
+            )
         rows = [replace(row, snapshot=SNAPSHOTS[row.snapshot]) for row in rows]
         self.results = {name: self._result(name, rows, kept.round) for name in c.held_out}
         return rows
 
     def _result(self, name: str, rows: Sequence[Row], server_round: int) -> dict[str, Any]:
         """Return a hospital's counts, the reported round, and its test metrics of both models; null if unknown."""
-        info, metrics = self.registration.held_out.get(name), {kind: dict[str, Any]() for kind in SNAPSHOTS.values()}
+        info, metrics = (
+            self.registration.held_out.get(name),
+            {kind: dict[str, Any]() for kind in SNAPSHOTS.values()},
+        )
         for row in rows:
             if (row.silo, row.split) == (name, "test"):
                 metrics[row.snapshot][row.metric] = None if math.isnan(row.value) else row.value
-        counts = {"n_train": info.n_train, "n_test": info.n_test} if info else {"n_train": None, "n_test": None}
+        counts = (
+            {"n_train": info.n_train, "n_test": info.n_test}
+            if info
+            else {"n_train": None, "n_test": None}
+        )
         return {**counts, "round": server_round, **metrics}

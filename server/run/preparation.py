@@ -26,7 +26,9 @@ def check_patience(common: Common, silos: Iterable[SiloInfo]) -> None:
         )
 
 
-def prepare(settings: RunSettings, registration: Registration, run_state: LoopState) -> PersonalizedStrategy:
+def prepare(
+    settings: RunSettings, registration: Registration, run_state: LoopState
+) -> PersonalizedStrategy:
     """Return the strategy in its state before round 1."""
     c, spec, task = settings.common, registration.data_spec, registration.task
     settings.check_task(task, spec.classes)
@@ -35,22 +37,32 @@ def prepare(settings: RunSettings, registration: Registration, run_state: LoopSt
     head, part = settings.head, settings.part()
     sha256 = part.weights.sha256 if part.weights else ""
     if run_state.weights not in ("", sha256):
-        raise UserError(f"init-weights = {c.init_weights} is another file than the run began with: restore it")
+        raise UserError(
+            f"init-weights = {c.init_weights} is another file than the run began with: restore it"
+        )
     run_state.weights = sha256
     model = flat_model(name, spec.shape, spec.classes, options, "cpu", head, part)
     if settings.privacy is not None and settings.strategy.info.dp == "gradient":
         check_network(model.module)
-    if c.buffers == "shared" and not settings.strategy.info.buffers and model.layout.buffer_size:
+    if (
+        c.buffers == "shared"
+        and not settings.strategy.info.buffers
+        and model.layout.buffer_size
+    ):
         raise UserError(
             f"buffers = shared: {c.strategy} does not declare what it does with BatchNorm statistics "
             "(MethodInfo.buffers); buffers = local keeps them in the silos"
         )
     strategy = settings.strategy(c, settings.method, model.layout)
     plan = RoundPlan(last=c.rounds).with_silos(registration.silos.values(), c)
-    strategy.initialise(plan, initial_model(name, spec.shape, spec.classes, options, c.seed, head, part))
+    strategy.initialise(
+        plan, initial_model(name, spec.shape, spec.classes, options, c.seed, head, part)
+    )
     note_weights(strategy, c, registration.reporter)
     if not run_state.statistics:
-        run_state.statistics = {**agreed_statistics(list(registration.summaries.values()), strategy.samples)}
+        run_state.statistics = {
+            **agreed_statistics(list(registration.summaries.values()), strategy.samples)
+        }
         if own := without_sums(registration.summaries, c):
             run_state.statistics["own_statistics"] = own
     run_state.numbers = {

@@ -20,7 +20,15 @@ from pydantic import Field, ValidationError
 
 from client.site.errors import SiteError
 from client.site.trust.keys import load_signing_key
-from client.site.trust.receipts import ASKED, FILE, KEY, RECORD, read_kept, read_receipt, sign_receipt
+from client.site.trust.receipts import (
+    ASKED,
+    FILE,
+    KEY,
+    RECORD,
+    read_kept,
+    read_receipt,
+    sign_receipt,
+)
 from partitions.common.files import append
 from partitions.common.parsed import Frozen, matching
 from strategies.base.transport.reporting import LONGEST_NAME, printable
@@ -45,7 +53,9 @@ class Receipts:
     run: str = ""
     note: Callable[[str], object] = lambda line: None
     lines: dict[str, int] = field(default_factory=dict)  # silo -> the last line with a receipt
-    latest: dict[int, str] = field(default_factory=dict)  # node -> the receipt for its last reply
+    latest: dict[int, str] = field(
+        default_factory=dict
+    )  # node -> the receipt for its last reply
 
     @classmethod
     def of(cls, directory: Path | None, note: Callable[[str], object]) -> Receipts:
@@ -83,10 +93,16 @@ class Receipts:
             record: Mapping[str, Any] = reply.content.config_records.get(RECORD, ConfigRecord())
             del reply.content[RECORD]
             if self.key is not None and (head := _head(record)) is not None:
-                text = sign_receipt(self.key, run=self.run, run_id=str(reply.metadata.run_id), **dict(head))
+                text = sign_receipt(
+                    self.key, run=self.run, run_id=str(reply.metadata.run_id), **dict(head)
+                )
                 made[reply.metadata.src_node_id] = head.silo, head.line, text
         if made and self.path is not None:
-            append(self.path, "\n" * is_torn(self.path) + "".join(f"{text}\n" for _, _, text in made.values()))
+            append(
+                self.path,
+                "\n" * is_torn(self.path)
+                + "".join(f"{text}\n" for _, _, text in made.values()),
+            )
         for node, (silo, line, text) in made.items():
             if line <= self.lines.get(silo, 0):
                 self.note(

@@ -17,7 +17,13 @@ from server.run.reporter import Reporter
 from strategies.base.info import SiloInfo
 from strategies.base.settings import Common
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.transport.reporting import EPSILON, PRIVACY, metrics_of_reply, read_metrics, read_replies
+from strategies.base.transport.reporting import (
+    EPSILON,
+    PRIVACY,
+    metrics_of_reply,
+    read_metrics,
+    read_replies,
+)
 
 
 class Recorder:
@@ -71,15 +77,26 @@ class Recorder:
         """Return a round's rows: metrics by silo, then rejected silos, lost states and bounded updates."""
         rows: list[Row] = []
         for name, measured in metrics.items():
-            rows += silo_rows(strategy, strategy.silos[name], measured, server_round, task.score)
+            rows += silo_rows(
+                strategy, strategy.silos[name], measured, server_round, task.score
+            )
         rows.sort(key=lambda r: (r.silo, r.split, r.snapshot, r.metric))
-        rows += [self._row(server_round, "rejected", 1.0, silo) for silo in sorted(strategy.rejected)]
-        rows += [self._row(server_round, "state_lost", of, silo) for silo, of in sorted(state_lost.items())]
+        rows += [
+            self._row(server_round, "rejected", 1.0, silo) for silo in sorted(strategy.rejected)
+        ]
+        rows += [
+            self._row(server_round, "state_lost", of, silo)
+            for silo, of in sorted(state_lost.items())
+        ]
         bounded = sorted(strategy.bounded.items())
-        rows += [self._row(server_round, "bounded", share, silo) for silo, (share, _) in bounded]
+        rows += [
+            self._row(server_round, "bounded", share, silo) for silo, (share, _) in bounded
+        ]
         return rows
 
-    def _privacy(self, strategy: PersonalizedStrategy, server_round: int, replies: Iterable[Message]) -> list[Row]:
+    def _privacy(
+        self, strategy: PersonalizedStrategy, server_round: int, replies: Iterable[Message]
+    ) -> list[Row]:
         """Return each silo's privacy cost so far; a reply that is not used also costs privacy.
 
         Without ``dp = true`` there is none, whatever a silo sends.
@@ -92,7 +109,11 @@ class Recorder:
             with contextlib.suppress(DataError):
                 found = {} if reply.has_error() else read_metrics(reply.content.get("metrics"))
                 silo = names.get(reply.metadata.src_node_id, "")
-                rows += [self._row(server_round, name, found[name], silo) for name in PRIVACY if name in found]
+                rows += [
+                    self._row(server_round, name, found[name], silo)
+                    for name in PRIVACY
+                    if name in found
+                ]
         return sorted(rows, key=lambda row: (row.silo, row.metric))
 
     def attended(self) -> dict[str, int]:
@@ -100,7 +121,13 @@ class Recorder:
         if not self.common.dp:
             return {}
         which = self.common.strategy, self.common.seed
-        return dict(Counter(row.silo for row in self.history.of(*which) if row.metric == EPSILON and row.silo))
+        return dict(
+            Counter(
+                row.silo
+                for row in self.history.of(*which)
+                if row.metric == EPSILON and row.silo
+            )
+        )
 
     def joined(self) -> dict[str, int]:
         """Return the silos that joined during the run, each with its first round."""
@@ -108,7 +135,11 @@ class Recorder:
 
     def _joins(self, server_round: int, joined: Mapping[str, int]) -> list[Row]:
         """Return the rows of the silos that join in this round."""
-        return [self._row(server_round, JOINED, 1.0, silo) for silo, first in joined.items() if first == server_round]
+        return [
+            self._row(server_round, JOINED, 1.0, silo)
+            for silo, first in joined.items()
+            if first == server_round
+        ]
 
     def totals(self, server_round: int, seconds: float, down: int, up: int) -> list[Row]:
         """Return the rows of a round as a whole."""
@@ -116,17 +147,33 @@ class Recorder:
         return [self._row(server_round, metric, value) for metric, value in values.items()]
 
     def _row(self, server_round: int, metric: str, value: float, silo: str = "") -> Row:
-        return Row(self.common.strategy, self.common.seed, server_round, silo, "", "", metric, value, None)
+        return Row(
+            self.common.strategy,
+            self.common.seed,
+            server_round,
+            silo,
+            "",
+            "",
+            metric,
+            value,
+            None,
+        )
 
 
-def metrics_of(strategy: PersonalizedStrategy, replies: Iterable[Message]) -> dict[str, dict[str, float]]:
+def metrics_of(
+    strategy: PersonalizedStrategy, replies: Iterable[Message]
+) -> dict[str, dict[str, float]]:
     """Return the metrics of the silos that are not rejected, by name."""
     found, _ = read_replies(replies, strategy.plan.nodes, metrics_of_reply)
     return {name: metrics for name, metrics in found.items() if name not in strategy.rejected}
 
 
 def silo_rows(
-    strategy: PersonalizedStrategy, info: SiloInfo, measured: Mapping[str, float], number: int, score: str
+    strategy: PersonalizedStrategy,
+    info: SiloInfo,
+    measured: Mapping[str, float],
+    number: int,
+    score: str,
 ) -> list[Row]:
     """Return the rows of a silo's metrics in round ``number``; those over too few samples are empty."""
     c, counts = strategy.common, {"train": info.n_train, "val": info.n_val, "test": info.n_test}
@@ -166,5 +213,10 @@ class EarlyStopping:
     def reason(self) -> dict[str, float] | None:
         """Return the figures of the early stop; None if the run did all planned rounds."""
         c, since = self.common, self.recorder.improved.round
-        early = {"since": since, "planned": c.rounds, "patience": c.patience, "min_delta": c.min_delta}
+        early = {
+            "since": since,
+            "planned": c.rounds,
+            "patience": c.patience,
+            "min_delta": c.min_delta,
+        }
         return early if self.last < c.rounds else None

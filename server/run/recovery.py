@@ -39,10 +39,17 @@ class Recovery:
     def __init__(self, common: Common, reporter: Reporter) -> None:
         self.common, self.reporter = common, reporter
         self.repaired: set[str] = set()  # silos for which the run has gone back
-        self.lost_now: dict[str, int] = {}  # silos that lost their state in this round, and the round that it was of
+        self.lost_now: dict[
+            str, int
+        ] = {}  # silos that lost their state in this round, and the round that it was of
 
     def start(
-        self, strategy: PersonalizedStrategy, replies: Sequence[Message], folder: Path | None, *, simulated: bool
+        self,
+        strategy: PersonalizedStrategy,
+        replies: Sequence[Message],
+        folder: Path | None,
+        *,
+        simulated: bool,
     ) -> Start | None:
         """Return the restart point if these replies report damaged states; None if the run goes on.
 
@@ -54,7 +61,9 @@ class Recovery:
         if not found:
             return None
         repairable = [damage for damage in found if damage.silo not in self.repaired]
-        folder = None if any_kept(folder) else folder  # after silos' own models were sent, the run trains no further
+        folder = (
+            None if any_kept(folder) else folder
+        )  # after silos' own models were sent, the run trains no further
         start = earlier_start(folder, repairable, self.common.checkpoint_every)
         repaired = start.repaired if start is not None else ()
         if len(repaired) < len(found) and simulated:
@@ -74,12 +83,20 @@ def earlier_start(folder: Path | None, damaged: Sequence[Damage], every: int) ->
     """
     if folder is None:
         return None
-    found = [(int(state.numbers["round"]), state, file) for file, state in readable_checkpoints(folder)]
+    found = [
+        (int(state.numbers["round"]), state, file)
+        for file, state in readable_checkpoints(folder)
+    ]
     places: list[tuple[int, State | None, Path | None]] = [*found]
     if max((done for done, *_ in found), default=0) <= every:
         places.append((0, None, None))
-    starts = [Start(*place, tuple(d for d in damaged if d.is_mended_from(place[0]))) for place in places]
-    best = max(starts, key=lambda start: len(start.repaired), default=None)  # the first, and newest, of equals
+    starts = [
+        Start(*place, tuple(d for d in damaged if d.is_mended_from(place[0])))
+        for place in places
+    ]
+    best = max(
+        starts, key=lambda start: len(start.repaired), default=None
+    )  # the first, and newest, of equals
     return best if best is not None and best.repaired else None
 
 
@@ -91,7 +108,11 @@ def describe(damaged: Sequence[Damage]) -> str:
 
 def gone_back(start: Start) -> str:
     """Return a one-line message on the round that the run goes back to."""
-    where = f"goes back to the end of round {start.done}" if start.done else "begins again at round 1"
+    where = (
+        f"goes back to the end of round {start.done}"
+        if start.done
+        else "begins again at round 1"
+    )
     return f"{describe(start.repaired)}: the run {where} and repeats the rounds after it"
 
 

@@ -32,24 +32,36 @@ class Progress:
     seconds: float
     bytes: int
     rejected: dict[str, str] = field(default_factory=dict)
-    bounded: dict[str, str] = field(default_factory=dict)  # silo whose update was scaled down -> reason
+    bounded: dict[str, str] = field(
+        default_factory=dict
+    )  # silo whose update was scaled down -> reason
 
 
-def silo_scores(strategy: PersonalizedStrategy, rows: Sequence[Row], task: Task) -> dict[str, dict[str, float]]:
+def silo_scores(
+    strategy: PersonalizedStrategy, rows: Sequence[Row], task: Task
+) -> dict[str, dict[str, float]]:
     """Return the silos' ``val`` and ``test`` scores for the snapshot that the method reports."""
     found: dict[str, dict[str, float]] = {}
     for row in rows:
-        if (row.snapshot, row.metric) == (strategy.info.reports, task.score) and not math.isnan(row.value):
+        if (row.snapshot, row.metric) == (strategy.info.reports, task.score) and not math.isnan(
+            row.value
+        ):
             found.setdefault(row.silo, {})[row.split] = row.value
     return found
 
 
 def epsilons(rows: Sequence[Row]) -> dict[str, float]:
     """Return the epsilon spent so far by each silo that trains with differential privacy."""
-    return {row.silo: row.value for row in rows if (row.metric, row.split) == ("epsilon", "") and row.silo}
+    return {
+        row.silo: row.value
+        for row in rows
+        if (row.metric, row.split) == ("epsilon", "") and row.silo
+    }
 
 
-REPORTED_FAULT = re.compile(rf"\w+( in [\w./]+:\d+)?: {FAULT};")  # the format of client.faults.report
+REPORTED_FAULT = re.compile(
+    rf"\w+( in [\w./]+:\d+)?: {FAULT};"
+)  # the format of client.faults.report
 
 
 class Reporter:
@@ -66,13 +78,20 @@ class Reporter:
     def event(self, kind: str, **values: object) -> None:
         """Add an event of this run to ``progress.jsonl``."""
         if self.directory is not None:
-            self.directory.progress(kind, strategy=self.common.strategy, seed=self.common.seed, **values)
+            self.directory.progress(
+                kind, strategy=self.common.strategy, seed=self.common.seed, **values
+            )
 
     def note(self, line: str, **details: str) -> None:
         """Log a warning about a silo or the server, and add it to ``progress.jsonl``."""
         line = printable(line)
         log(WARNING, "%s", line)
-        self.event("note", time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), message=line, **details)
+        self.event(
+            "note",
+            time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            message=line,
+            **details,
+        )
 
     def refused(self, reason: str) -> None:
         """Log that a node is refused."""
@@ -91,13 +110,24 @@ class Reporter:
         self.event("transfer", message=line)
 
     def round_begins(
-        self, strategy: PersonalizedStrategy, messages: Sequence[Message], *, closing: bool = False
+        self,
+        strategy: PersonalizedStrategy,
+        messages: Sequence[Message],
+        *,
+        closing: bool = False,
     ) -> None:
         """Report the silos that receive a message in this round, with the message types."""
         names = strategy.plan.nodes
         asked = {names[m.metadata.dst_node_id]: m.metadata.message_type for m in messages}
         number, rounds = strategy.round - closing, self.common.rounds
-        self.event("begin", number=number, rounds=rounds, closing=closing, time=time.time(), silos=asked)
+        self.event(
+            "begin",
+            number=number,
+            rounds=rounds,
+            closing=closing,
+            time=time.time(),
+            silos=asked,
+        )
 
     def replied(self, name: str, seconds: float) -> None:
         """Report a silo's reply, ``seconds`` after the start of the exchange; it may still be rejected later."""
@@ -105,7 +135,12 @@ class Reporter:
 
     def closed(self, strategy: PersonalizedStrategy, rows: Sequence[Row], task: Task) -> None:
         """Report the closing evaluation."""
-        self.event("closed", number=strategy.round - 1, score=task.score, per_silo=silo_scores(strategy, rows, task))
+        self.event(
+            "closed",
+            number=strategy.round - 1,
+            score=task.score,
+            per_silo=silo_scores(strategy, rows, task),
+        )
 
     def stopped_early(self, last: int, since: int) -> None:
         """Report that early stopping ends the run after round ``last``; round ``since`` was the last better one."""
@@ -117,17 +152,37 @@ class Reporter:
         log(INFO, "%s", line)
         self.event("stopped", after=last, rounds=c.rounds, since=since, message=line)
 
-    def round_done(self, strategy: PersonalizedStrategy, rows: Sequence[Row], seconds: float, task: Task) -> None:
+    def round_done(
+        self, strategy: PersonalizedStrategy, rows: Sequence[Row], seconds: float, task: Task
+    ) -> None:
         """Report the round that the strategy has just finished. ``rows``: the round's rows of the history."""
         number, rounds = strategy.round, self.common.rounds
         metric = ("test", strategy.info.reports, task.score)
-        values = [r.value for r in rows if (r.split, r.snapshot, r.metric) == metric and not math.isnan(r.value)]
+        values = [
+            r.value
+            for r in rows
+            if (r.split, r.snapshot, r.metric) == metric and not math.isnan(r.value)
+        ]
         score = sum(values) / len(values) if values else math.nan
-        silos = len({r.silo for r in rows if r.silo and r.split}) or len(strategy.silos) - len(strategy.rejected)
+        silos = len({r.silo for r in rows if r.silo and r.split}) or len(strategy.silos) - len(
+            strategy.rejected
+        )
         total = strategy.bytes_down + strategy.bytes_up
-        rejected, bounded = dict(strategy.rejected), {silo: why for silo, (_, why) in strategy.bounded.items()}
+        rejected, bounded = (
+            dict(strategy.rejected),
+            {silo: why for silo, (_, why) in strategy.bounded.items()},
+        )
         result = f"{task.score_label} {score:.4f}" if values else "not evaluated"
-        log(INFO, "round %d/%d: %d silos, %s, %.1f s, %d bytes", number, rounds, silos, result, seconds, total)
+        log(
+            INFO,
+            "round %d/%d: %d silos, %s, %.1f s, %d bytes",
+            number,
+            rounds,
+            silos,
+            result,
+            seconds,
+            total,
+        )
         self.event(
             "round",
             round=number,
@@ -146,4 +201,6 @@ class Reporter:
             **{task.score: None if math.isnan(score) else score},
         )
         if self.watch is not None:
-            self.watch(Progress(number, rounds, silos, score, seconds, total, rejected, bounded))
+            self.watch(
+                Progress(number, rounds, silos, score, seconds, total, rejected, bounded)
+            )

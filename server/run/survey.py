@@ -21,7 +21,9 @@ from strategies.base.transport.reporting import read_replies
 class SurveyLoop:
     """One run of ``strategy = survey``."""
 
-    def __init__(self, grid: Grid, settings: RunSettings, directory: RunDirectory | None = None) -> None:
+    def __init__(
+        self, grid: Grid, settings: RunSettings, directory: RunDirectory | None = None
+    ) -> None:
         self.grid, self.common = grid, settings.common
         self.registration = Registration(grid, settings, directory)
         self.reporter, self.receipts = self.registration.reporter, self.registration.receipts
@@ -33,7 +35,9 @@ class SurveyLoop:
         names = {info.node_id: info.name for info in self.registration.silos.values()}
         found = Surveyed(without=dict(self.registration.left_out))
         policy = TimeoutPolicy(min(self.common.round_timeout, SUMMARY_SECONDS))
-        exchange = Exchange(self.grid, policy, most=lambda _: SUMMARY_BYTES, receipts=self.receipts)
+        exchange = Exchange(
+            self.grid, policy, most=lambda _: SUMMARY_BYTES, receipts=self.receipts
+        )
         replies = exchange.run([self._message(node) for node in names])
         answers, faults = read_replies(replies, names, _read_answer)
         found.answers.update(answers)
@@ -44,14 +48,20 @@ class SurveyLoop:
             if name not in found.answers and name not in found.without:
                 found.without[name] = f"no reply within {policy.timeout:g} s"
         if not found.answers:
-            raise RunFailedError(f"no silo answered the survey ({'; '.join(dict.fromkeys(found.without.values()))})")
+            raise RunFailedError(
+                f"no silo answered the survey ({'; '.join(dict.fromkeys(found.without.values()))})"
+            )
         self.reporter.event("survey", silos=len(found.answers), without=found.without)
-        return Surveyed(dict(sorted(found.answers.items())), dict(sorted(found.without.items())))
+        return Surveyed(
+            dict(sorted(found.answers.items())), dict(sorted(found.without.items()))
+        )
 
     def _message(self, node: int) -> Message:
         content = RecordDict({"config": ConfigRecord({"run": self.registration.run_name})})
         kind = f"{MessageType.QUERY}.{ACTION}"
-        return Message(content, dst_node_id=node, message_type=kind, ttl=self.common.round_timeout)
+        return Message(
+            content, dst_node_id=node, message_type=kind, ttl=self.common.round_timeout
+        )
 
 
 def _read_answer(reply: Message, silo: str) -> Answer:

@@ -38,7 +38,9 @@ from server.run.checkpoints import FORMAT
 from server.run.newcomers import ARRAYS as NEWCOMER
 from strategies.base.state import State
 
-NAMING = re.compile(r'(hold-out|late-joiners|models) = "(.*)"')  # lines of config.toml that may name hospitals
+NAMING = re.compile(
+    r'(hold-out|late-joiners|models) = "(.*)"'
+)  # lines of config.toml that may name hospitals
 LOGS = ("tensorboard", "mlflow", "mlruns")  # other programs' formats: reported, not searched
 
 
@@ -51,7 +53,11 @@ def withdraw(name: str, folders: Sequence[Path]) -> list[str]:
     for folder in folders:
         if not (folder / "config.toml").is_file():
             raise UserError(f"{folder} holds no run: there is no config.toml in it")
-    below = (file.parent for folder in folders or [Path("runs")] for file in folder.rglob("config.toml"))
+    below = (
+        file.parent
+        for folder in folders or [Path("runs")]
+        for file in folder.rglob("config.toml")
+    )
     runs = sorted({run for run in below if name not in held_out_in(run)})
     for run in runs:
         RunDirectory(run).check_free()
@@ -64,7 +70,9 @@ def withdraw(name: str, folders: Sequence[Path]) -> list[str]:
             note = f"; look through {', '.join(left)} yourself" if left else ""
             lines.append(f"{run}: {', '.join(done)}{note}")
     if not lines:
-        raise UserError(f"no run in {', '.join(map(str, folders)) or 'runs/'} keeps anything of {name}")
+        raise UserError(
+            f"no run in {', '.join(map(str, folders)) or 'runs/'} keeps anything of {name}"
+        )
     return lines
 
 
@@ -72,7 +80,9 @@ def _withdraw(name: str, run: Path) -> list[str]:
     """Delete what one run keeps about a hospital; return a description of each deleted part."""
     done = []
     if (run / WORKERS).is_dir():  # a study that was killed while several runs were in progress
-        WorkerDirectories(RunDirectory(run), study_runs(read_toml(run / "config.toml"))).take_back_all()
+        WorkerDirectories(
+            RunDirectory(run), study_runs(read_toml(run / "config.toml"))
+        ).take_back_all()
     for checkpoint in sorted((run / "checkpoint").glob("*")):
         known = _names(checkpoint)
         count = sum(_clean_state(file, name, known) for file in _states(checkpoint, name))
@@ -129,7 +139,9 @@ def _clean_state(file: Path, name: str, known: Sequence[str]) -> bool:
     # Arrays are called MODEL.NAME; a bare name belongs to a method (`global`), except in checkpoints before format 2.
     bare = "cards" in state.numbers and state.numbers.get("format", 1) < FORMAT
     ours = {key for key in state.arrays if of_silo(key, name, known) and (bare or key != name)}
-    ours |= {key for key in state.arrays if key.startswith(f"{NEWCOMER}{name}/")}  # of a held-out hospital
+    ours |= {
+        key for key in state.arrays if key.startswith(f"{NEWCOMER}{name}/")
+    }  # of a held-out hospital
     arrays = {key: tensor for key, tensor in state.arrays.items() if key not in ours}
     gone = state.numbers.pop("withdrawn", [])
     numbers = {key: without(value, name, known) for key, value in state.numbers.items()}
@@ -142,9 +154,15 @@ def _clean_state(file: Path, name: str, known: Sequence[str]) -> bool:
 def without(value: Any, name: str, known: Sequence[str]) -> Any:
     """Return a JSON value without this silo's keys, list items and records."""
     if isinstance(value, dict):
-        return {k: without(v, name, known) for k, v in value.items() if not of_silo(k, name, known)}
+        return {
+            k: without(v, name, known) for k, v in value.items() if not of_silo(k, name, known)
+        }
     if isinstance(value, list):
-        kept = [v for v in value if v != name and not (isinstance(v, dict) and v.get("name") == name)]
+        kept = [
+            v
+            for v in value
+            if v != name and not (isinstance(v, dict) and v.get("name") == name)
+        ]
         return [without(v, name, known) for v in kept]
     return value
 
@@ -163,7 +181,11 @@ def _clean_config(file: Path, name: str) -> bool:
     def cleaned(line: str) -> str:
         if not (found := NAMING.fullmatch(line)):
             return line
-        entries = [e for e in found[2].split(",") if e.partition("=")[0].strip() != name and not e.endswith(f"@{name}")]
+        entries = [
+            e
+            for e in found[2].split(",")
+            if e.partition("=")[0].strip() != name and not e.endswith(f"@{name}")
+        ]
         return f'{found[1]} = "{",".join(entries)}"'
 
     before = file.read_text().splitlines()
@@ -177,8 +199,12 @@ def _clean_summary(run: Path, name: str) -> bool:
     """Compute the entries of the others anew: the old means would reveal the silo's values."""
     summary = read_summary(run / "summary.json")
     before, held, named = summary["runs"], summary.get("hold_out", {}), _named(name)
-    left_texts = [json.dumps([entry.get("left_out", {}), entry.get("hold_out", {})]) for entry in before]
-    if not any(name in entry["silos"] for entry in before) and not named.search(json.dumps([left_texts, held])):
+    left_texts = [
+        json.dumps([entry.get("left_out", {}), entry.get("hold_out", {})]) for entry in before
+    ]
+    if not any(name in entry["silos"] for entry in before) and not named.search(
+        json.dumps([left_texts, held])
+    ):
         return False
     history, after = History(run / "history.csv"), []
     cap = float(read_toml(run / "config.toml").get("weight-cap", 0))
@@ -189,7 +215,9 @@ def _clean_summary(run: Path, name: str) -> bool:
             seed=entry["seed"],
             rounds=entry["rounds"],
             silos=silos,
-            total_bytes={direction: entry[f"bytes_{direction}"] for direction in ("down", "up")},
+            total_bytes={
+                direction: entry[f"bytes_{direction}"] for direction in ("down", "up")
+            },
             seconds=entry["seconds"],
             weight_cap=cap,
             task=task_of(entry.get("task", "multiclass")),
@@ -198,7 +226,9 @@ def _clean_summary(run: Path, name: str) -> bool:
         )
         new = run_summary(history, finished)
         threads = {key: value for key, value in entry["threads"].items() if key != name}
-        left_out = {k: v for k, v in entry.get("left_out", {}).items() if not named.search(f"{k} {v}")}
+        left_out = {
+            k: v for k, v in entry.get("left_out", {}).items() if not named.search(f"{k} {v}")
+        }
         own = {"hold_out": of} if (of := without(entry.get("hold_out", {}), name, [])) else {}
         after.append({**new, "threads": threads, "left_out": left_out, **own})
     held = {"hold_out": of} if (of := without(held, name, [])) else {}
@@ -208,7 +238,11 @@ def _clean_summary(run: Path, name: str) -> bool:
 
 def held_out_in(run: Path) -> list[str]:
     """Return the hospitals held out in a study's directory ``hold-out/A+B``; empty for any other directory."""
-    return run.name.split("+") if run.parent.name == FOLDER and (run.parent / SILOS).is_file() else []
+    return (
+        run.name.split("+")
+        if run.parent.name == FOLDER and (run.parent / SILOS).is_file()
+        else []
+    )
 
 
 def _clean_held_out(run: Path, name: str) -> list[str]:
@@ -226,13 +260,20 @@ def _clean_held_out(run: Path, name: str) -> list[str]:
 def _clean_matrix(run: Path, name: str) -> list[str]:
     """Delete the silo's rows and its own models from an evaluation (``silofl evaluate``)."""
     entries = str(read_toml(run / "config.toml").get("evaluate.models", "")).split(",")
-    done, gone = [], {name, *(e.partition("=")[0].strip() for e in entries if e.endswith(f"@{name}"))}
+    done, gone = (
+        [],
+        {name, *(e.partition("=")[0].strip() for e in entries if e.endswith(f"@{name}"))},
+    )
     for file in (file for one in gone for file in (run / "models").glob(f"{one}.safetensors*")):
         file.unlink()
         done = ["models"]
     if (run / "matrix.csv").is_file():
         lines = (run / "matrix.csv").read_text().splitlines(keepends=True)
-        kept = [line for line in lines if not (line.split(",")[0] in gone or line.split(",")[1:2] == [name])]
+        kept = [
+            line
+            for line in lines
+            if not (line.split(",")[0] in gone or line.split(",")[1:2] == [name])
+        ]
         if kept != lines:
             write_atomically(run / "matrix.csv", "".join(kept))
             done.append("matrix.csv")

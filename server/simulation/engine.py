@@ -33,7 +33,11 @@ class InProcessGrid(Grid):
     answered: Callable[[int, int], None] | None = None
 
     def __init__(
-        self, app: ClientApp, silos: int, run_config: Mapping[str, Value], state_path: Path | None = None
+        self,
+        app: ClientApp,
+        silos: int,
+        run_config: Mapping[str, Value],
+        state_path: Path | None = None,
     ) -> None:
         self.app = app
         self.contexts: dict[int, Context] = {}
@@ -42,7 +46,11 @@ class InProcessGrid(Grid):
             if state_path is not None:
                 node_config["state-path"] = str(state_path)
             self.contexts[index + 1] = Context(
-                run_id=1, node_id=index + 1, node_config=node_config, state=RecordDict(), run_config=dict(run_config)
+                run_id=1,
+                node_id=index + 1,
+                node_config=node_config,
+                state=RecordDict(),
+                run_config=dict(run_config),
             )
         self.sent: dict[str, Message] = {}
         self.numbers = itertools.count(1)
@@ -63,7 +71,9 @@ class InProcessGrid(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Compute and return the replies to these messages."""
         asked = [
-            self.sent.pop(i) for i in sorted(message_ids, key=lambda i: int(i.rpartition("-")[2])) if i in self.sent
+            self.sent.pop(i)
+            for i in sorted(message_ids, key=lambda i: int(i.rpartition("-")[2]))
+            if i in self.sent
         ]
         started = time.perf_counter()
         replies = []
@@ -74,7 +84,9 @@ class InProcessGrid(Grid):
         self.seconds += time.perf_counter() - started
         return replies
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
         return self.pull_messages(self.push_messages(messages))
 
     # Required by Flower's interface, but not used here.
@@ -87,9 +99,20 @@ class InProcessGrid(Grid):
         raise NotImplementedError("an in-process federation is no Flower run")
 
     def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
     ) -> Message:
-        return Message(content, dst_node_id=dst_node_id, message_type=message_type, group_id=group_id, ttl=ttl)
+        return Message(
+            content,
+            dst_node_id=dst_node_id,
+            message_type=message_type,
+            group_id=group_id,
+            ttl=ttl,
+        )
 
 
 @contextmanager

@@ -19,13 +19,32 @@ from server.deploy import submit
 from server.results.own_models import any_kept, export_kept
 from server.results.shared_model import export_shared, find_run, reports_shared
 from server.run.evaluated_models import read_models, run_values
-from server.run.evaluation import MATRIX, MODELS, Cell, EvaluationLoop, add_cells, entry_of, own_cells, write_matrix
+from server.run.evaluation import (
+    MATRIX,
+    MODELS,
+    Cell,
+    EvaluationLoop,
+    add_cells,
+    entry_of,
+    own_cells,
+    write_matrix,
+)
 from server.simulation.engine import InProcessGrid, flower_identity
 from strategies.base.run_settings import RunSettings, parse_settings, toml_text
 from strategies.base.settings import Value
 
 SHARED, ALL = "shared", "all"
-OF_THE_DATA = ("dataset", "data-dir", "partition", "silos", "seed", "validation", "task", "threads", "device")
+OF_THE_DATA = (
+    "dataset",
+    "data-dir",
+    "partition",
+    "silos",
+    "seed",
+    "validation",
+    "task",
+    "threads",
+    "device",
+)
 
 
 def gather_models(
@@ -39,10 +58,14 @@ def gather_models(
     folder.mkdir(parents=True)
     if source.is_file():
         if which == ALL:
-            raise UserError(f"--models all: {source} is one model; a run directory has those of its silos")
+            raise UserError(
+                f"--models all: {source} is one model; a run directory has those of its silos"
+            )
         for file in (source, card_file(source)):
             if not file.is_file():
-                raise UserError(f"there is no {file}: silofl export makes a model with its card")
+                raise UserError(
+                    f"there is no {file}: silofl export makes a model with its card"
+                )
             shutil.copyfile(file, folder / file.name)
         return [folder / source.name]
     run = find_run(source, strategy, seed)
@@ -76,19 +99,27 @@ def settings_of_run(source: Path, run: RunSettings) -> dict[str, object]:
     The settings of a federation's run also contain a data set, the default, but its silos have their own data.
     """
     if not has_states(source, run) and not (source / "manifest.json").is_file():
-        raise UserError(f"{source} was no simulation: --connection NAME, or --data FILE, says where to evaluate it")
+        raise UserError(
+            f"{source} was no simulation: --connection NAME, or --data FILE, says where to evaluate it"
+        )
     values, division = run.flat(), f"{run.common.partition}."
     return {k: v for k, v in values.items() if k in OF_THE_DATA or k.startswith(division)}
 
 
-def run_of(source: Path, strategy: str | None, seed: int | None, network: str) -> tuple[RunSettings | None, str]:
+def run_of(
+    source: Path, strategy: str | None, seed: int | None, network: str
+) -> tuple[RunSettings | None, str]:
     """Return a run, None for a model file, and the network of one's own that the models may be of. Raises UserError."""
     if not source.exists():
-        raise UserError(f"there is no {source}: a run directory, or an exported model (.safetensors), is needed here")
+        raise UserError(
+            f"there is no {source}: a run directory, or an exported model (.safetensors), is needed here"
+        )
     if source.is_file():
         return None, network
     if network:
-        raise UserError(f"--network goes with a model file; {source} is a run, whose settings name its network")
+        raise UserError(
+            f"--network goes with a model file; {source} is a run, whose settings name its network"
+        )
     run = find_run(source, strategy, seed)
     return run, run.common.model
 
@@ -110,26 +141,41 @@ def evaluate(
     logging.getLogger("flwr").setLevel(logging.WARNING)
     run, network = run_of(source, strategy, seed, network)
     if run is None and data is None:
-        raise UserError(f"{source} is a model: --data FILE, or --connection NAME, says where to evaluate it")
-    if run and which == ALL and not (has_states(source, run) or any_kept(source / "checkpoint" / run.run_key)):
+        raise UserError(
+            f"{source} is a model: --data FILE, or --connection NAME, says where to evaluate it"
+        )
+    if (
+        run
+        and which == ALL
+        and not (has_states(source, run) or any_kept(source / "checkpoint" / run.run_key))
+    ):
         raise UserError(
             f"--models all: the silos' own models of {source} lie at the silos: --connection NAME evaluates there"
         )
     where = settings_of_run(source, run) if run and data is None else {"silos": 1}
     nodes: list[dict[str, Value]] = (
-        [] if data is None else [{"name": data.stem, "data": str(data.resolve()), "policy": PUBLIC}]
+        []
+        if data is None
+        else [{"name": data.stem, "data": str(data.resolve()), "policy": PUBLIC}]
     )
     with new_directory(out):
-        models = read_models(gather_models(source, out / MODELS, which, strategy, seed), network)
+        models = read_models(
+            gather_models(source, out / MODELS, which, strategy, seed), network
+        )
         settings = parse_settings({**where, **run_values(models, owned=False)})
-        named = parse_settings({**where, **run_values(models)})  # with owners, as for a federation's study
+        named = parse_settings(
+            {**where, **run_values(models)}
+        )  # with owners, as for a federation's study
         with silos_here(out, settings, named, nodes) as grid:
             return write_matrix(out, EvaluationLoop(grid, settings).run(models))
 
 
 @contextlib.contextmanager
 def silos_here(
-    out: Path, settings: RunSettings, written: RunSettings, nodes: Iterable[dict[str, Value]] = ()
+    out: Path,
+    settings: RunSettings,
+    written: RunSettings,
+    nodes: Iterable[dict[str, Value]] = (),
 ) -> Iterator[InProcessGrid]:
     """Write ``config.toml``, and yield the silos of a simulation, or those of these node configurations."""
     write_atomically(out / "config.toml", toml_text(written.flat()))
@@ -183,7 +229,10 @@ def evaluate_deployed(
         files = gather_models(source, Path(temporary) / MODELS, which, strategy, seed)
         own = own_cells(source, run) if run and which == ALL else []
         if files:
-            values = {**run_values(read_models(files, network)), **({"study": study} if study else {})}
+            values = {
+                **run_values(read_models(files, network)),
+                **({"study": study} if study else {}),
+            }
 
             def fill(directory: Path) -> None:
                 (directory / MODELS).mkdir()
@@ -192,13 +241,19 @@ def evaluate_deployed(
 
             submit.run({**values, "out": str(out)}, connection, fill=fill)
         elif not own:
-            raise UserError(f"{source} holds no model, and its history no metrics of one: there is nothing to evaluate")
+            raise UserError(
+                f"{source} holds no model, and its history no metrics of one: there is nothing to evaluate"
+            )
     if run and which == ALL:
-        add_own(source, out, run, own, {file.name.removesuffix(".safetensors") for file in files})
+        add_own(
+            source, out, run, own, {file.name.removesuffix(".safetensors") for file in files}
+        )
     return out / MATRIX
 
 
-def add_own(source: Path, out: Path, run: RunSettings, own: Sequence[Cell], evaluated: Collection[str]) -> None:
+def add_own(
+    source: Path, out: Path, run: RunSettings, own: Sequence[Cell], evaluated: Collection[str]
+) -> None:
     """Add the run's own metrics to the matrix; print which models the federation did not evaluate, and why."""
     silos = [str(name) for name in entry_of(source, run)["silos"]]
     out.mkdir(parents=True, exist_ok=True)

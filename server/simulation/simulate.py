@@ -50,7 +50,12 @@ class StudyExecutor(Protocol):
     """StudyExecutor of a study's runs: one after the other (:func:`run_all`), or ``server.simulation.workers``."""
 
     def __call__(
-        self, runs: Sequence[RunSettings], directory: RunDirectory, trackers: Sequence[Tracker], *, quiet: bool
+        self,
+        runs: Sequence[RunSettings],
+        directory: RunDirectory,
+        trackers: Sequence[Tracker],
+        *,
+        quiet: bool,
     ) -> None: ...
 
 
@@ -73,13 +78,17 @@ def simulate(
     record: Mapping[str, Any] = {}
     if tuned:
         if hold_out is not None:
-            raise UserError("--hold-out: not with --tuned: the search has trained and validated at these hospitals")
+            raise UserError(
+                "--hold-out: not with --tuned: the search has trained and validated at these hospitals"
+            )
         values, record = tuned_study(tuned, values)
     trackers = open_trackers(log)
     groups, runs, without = planned(values, hold_out)
     for run in (*runs, *without):
         if not run.strategy.info.trains:
-            raise UserError(f"strategy = {run.common.strategy} trains nothing: silofl {run.common.strategy} runs it")
+            raise UserError(
+                f"strategy = {run.common.strategy} trains nothing: silofl {run.common.strategy} runs it"
+            )
         check_run(run)
     first = runs[0].common
     config = study_config(runs)
@@ -93,7 +102,9 @@ def simulate(
         for part, own in parts_of(directory, [*runs, *without]):
             if part.path != directory.path:
                 resume = first.resume and (part.path / "config.toml").exists()
-                held.enter_context(RunDirectory.open(part.path, study_config(own), resume=resume))
+                held.enter_context(
+                    RunDirectory.open(part.path, study_config(own), resume=resume)
+                )
             WorkerDirectories(part, own).take_back_all()
         (executor or run_all)([*runs, *without], directory, trackers, quiet=quiet)
     if not quiet:
@@ -103,7 +114,9 @@ def simulate(
     return directory.path
 
 
-def planned(values: Mapping[str, object], hold_out: str | None) -> tuple[Groups, list[RunSettings], list[RunSettings]]:
+def planned(
+    values: Mapping[str, object], hold_out: str | None
+) -> tuple[Groups, list[RunSettings], list[RunSettings]]:
     """Return the held-out groups, the runs with all silos, and the runs without each group. Raises UserError.
 
     A resumed study reads its groups from its directory.
@@ -117,13 +130,21 @@ def planned(values: Mapping[str, object], hold_out: str | None) -> tuple[Groups,
             f"--hold-out {hold_out}: {first.out} was run with another, or without: give --out a new directory"
         )
     if groups and first.hold_out:
-        raise UserError(f"--hold-out {hold_out} and hold-out = {first.hold_out}: one of them is wanted")
+        raise UserError(
+            f"--hold-out {hold_out} and hold-out = {first.hold_out}: one of them is wanted"
+        )
     if not groups:
         return [], study_runs(values), []
     return groups, study_runs(with_local(values)), runs_without(values, groups)
 
 
-def run_all(runs: Sequence[RunSettings], directory: RunDirectory, trackers: Sequence[Tracker], *, quiet: bool) -> None:
+def run_all(
+    runs: Sequence[RunSettings],
+    directory: RunDirectory,
+    trackers: Sequence[Tracker],
+    *,
+    quiet: bool,
+) -> None:
     """Execute the runs one after the other with a progress bar; write the reports even if a run fails."""
     # The progress bar replaces one log line per silo and round.
     logging.getLogger("flwr").setLevel(logging.WARNING)
@@ -159,7 +180,8 @@ class Warnings(logging.Filter):
     def __str__(self) -> str:
         """Return the first warning of each kind, with the number of others like it, in one line."""
         return "; ".join(
-            texts[0] + (f" (and {len(texts) - 1} like it)" if texts[1:] else "") for texts in self.found.values()
+            texts[0] + (f" (and {len(texts) - 1} like it)" if texts[1:] else "")
+            for texts in self.found.values()
         )
 
 
@@ -196,7 +218,12 @@ class StudyBar:
     def __init__(self, runs: Sequence[RunSettings], quiet: bool) -> None:
         total = sum(run.common.rounds for run in runs)
         self.bar: tqdm[Any] = tqdm(
-            total=total, unit="round", file=sys.stderr, disable=quiet, dynamic_ncols=True, smoothing=0.1
+            total=total,
+            unit="round",
+            file=sys.stderr,
+            disable=quiet,
+            dynamic_ncols=True,
+            smoothing=0.1,
         )
         self.shown: dict[str, int] = {}  # run -> its last round
 
@@ -243,12 +270,18 @@ def run_one(
         if bar is not None:
             label = federation.registration.task.score_label
             bar.bar.set_description(run.label, refresh=False)
-            bar.round(run, progress.round, "" if math.isnan(progress.score) else f"{label} {progress.score:.4f}")
+            bar.round(
+                run,
+                progress.round,
+                "" if math.isnan(progress.score) else f"{label} {progress.score:.4f}",
+            )
         record(progress.round)
 
     def record(server_round: int) -> None:
         if trackers:
-            values = round_values(federation.history, run.common.strategy, run.common.seed, server_round)
+            values = round_values(
+                federation.history, run.common.strategy, run.common.seed, server_round
+            )
             for tracker in trackers:
                 tracker.record(server_round, values)
 
@@ -283,7 +316,9 @@ def silos_shown(bar: tqdm[Any], label: str) -> Callable[[int, int], None]:
 
 
 @contextlib.contextmanager
-def tracked(run: RunSettings, directory: RunDirectory, trackers: Sequence[Tracker]) -> Iterator[None]:
+def tracked(
+    run: RunSettings, directory: RunDirectory, trackers: Sequence[Tracker]
+) -> Iterator[None]:
     """Start the trackers, and end them with the run."""
     for tracker in trackers:
         tracker.start(run, directory.path)

@@ -23,7 +23,9 @@ from strategies.base.survey import SURVEY
 RUN: Mapping[str, object] = {"strategy": SURVEY, "rounds": 1}
 
 
-def survey(values: Mapping[str, object], out: Path, data: Path | None = None, policy: str = PUBLIC) -> Path:
+def survey(
+    values: Mapping[str, object], out: Path, data: Path | None = None, policy: str = PUBLIC
+) -> Path:
     """Survey in this process, and return the output directory.
 
     ``values``: settings of a simulation's data. ``data``: a hospital's file, or a folder with
@@ -41,7 +43,12 @@ def survey(values: Mapping[str, object], out: Path, data: Path | None = None, po
             Path(policy).write_text(default_file(**{**dict(site), "studies": "optional"}))
         names = zip(files, silo_names([file.stem for file in files]), strict=True)
         nodes: list[dict[str, Value]] = [
-            {"name": name, "data": str(file.resolve()), "policy": policy, "state-dir": f"{folder}/{name}"}
+            {
+                "name": name,
+                "data": str(file.resolve()),
+                "policy": policy,
+                "state-dir": f"{folder}/{name}",
+            }
             for file, name in names
         ]
         with silos_here(out, settings, settings, nodes) as grid:
@@ -55,6 +62,18 @@ def survey_deployed(values: Mapping[str, object], out: Path | None, connection: 
 
     Raises UserError, RunFailedError.
     """
-    plain = {"hold-out": "", "late-joiners": "", "patience": 0, "dp": False, "wire-dtype": "float32", "ala": False}
-    given = {**plain, "keep-models": "none", **values, **RUN}  # overrides the federation file's training settings
+    plain = {
+        "hold-out": "",
+        "late-joiners": "",
+        "patience": 0,
+        "dp": False,
+        "wire-dtype": "float32",
+        "ala": False,
+    }
+    given = {
+        **plain,
+        "keep-models": "none",
+        **values,
+        **RUN,
+    }  # overrides the federation file's training settings
     return submit.run({**given, **({"out": str(out)} if out else {})}, connection)

@@ -41,11 +41,20 @@ from server.results.run_directory import RunDirectory, read_toml
 from server.results.study import server_context, study_runs
 from server.results.tracking import Tracker, round_values
 from server.results.worker_directories import WorkerDirectories
-from server.simulation.simulate import StudyBar, StudyExecutor, how_to_continue, run_all, run_one, try_reports
+from server.simulation.simulate import (
+    StudyBar,
+    StudyExecutor,
+    how_to_continue,
+    run_all,
+    run_one,
+    try_reports,
+)
 from strategies.base.run_settings import RunSettings
 
 PAUSE = 0.2  # seconds between polls of the runs' progress
-Ends = Mapping[str, int]  # run -> exit code: 0, 1 or 2 as of `silofl`, or minus a signal's number
+Ends = Mapping[
+    str, int
+]  # run -> exit code: 0, 1 or 2 as of `silofl`, or minus a signal's number
 # Yields, a few times a second, the runs that have ended since the last time; closing it ends the remaining runs.
 Engine = Callable[[Mapping[str, "Job"]], Generator[Ends, None, None]]
 
@@ -108,7 +117,9 @@ def side_by_side(
         raise KeyboardInterrupt(f"{how_to_continue(directory)} --workers {workers}") from None
     finally:
         for of_part in dict.fromkeys(directories.values()):
-            with contextlib.suppress(DataError):  # a remote process may end a little later: the next start merges it
+            with contextlib.suppress(
+                DataError
+            ):  # a remote process may end a little later: the next start merges it
                 of_part.take_back_all()
         try_reports(runs, directory)
     if study.failed:
@@ -128,7 +139,12 @@ class SideBySide:
         bar: StudyBar,
     ) -> None:
         self.going = {run.label: run for run in runs}
-        self.count, self.directories, self.trackers, self.bar = len(runs), directories, trackers, bar
+        self.count, self.directories, self.trackers, self.bar = (
+            len(runs),
+            directories,
+            trackers,
+            bar,
+        )
         self.failed: dict[str, tuple[int, str]] = {}
         self.errors: dict[str, str] = {}  # run -> its last error message
         self.describe()
@@ -147,7 +163,11 @@ class SideBySide:
                 self.errors[run.label] = event["message"]
             if event["event"] == "round":
                 value = event[name := event["score"]]
-                self.bar.round(run, event["round"], "" if value is None else f"{run.label} {name} {value:.4f}")
+                self.bar.round(
+                    run,
+                    event["round"],
+                    "" if value is None else f"{run.label} {name} {value:.4f}",
+                )
 
     def describe(self) -> None:
         done = self.count - len(self.going) - len(self.failed)
@@ -155,7 +175,11 @@ class SideBySide:
         self.bar.bar.set_description(f"{done} of {self.count} runs{failed}")
 
     def end(self, run: RunSettings, code: int) -> None:
-        directories, strategy, seed = self.directories[run.label], run.common.strategy, run.common.seed
+        directories, strategy, seed = (
+            self.directories[run.label],
+            run.common.strategy,
+            run.common.seed,
+        )
         rows = self.new_rows(run) if self.trackers else []
         self.show(run, directories.take_back(run))
         if not code:
@@ -164,7 +188,9 @@ class SideBySide:
             why = self.errors.get(run.label)
             if why is None:
                 why = killed(-code) if code < 0 else f"its process ended with exit code {code}"
-                directories.directory.progress("error", strategy=strategy, seed=seed, message=why)
+                directories.directory.progress(
+                    "error", strategy=strategy, seed=seed, message=why
+                )
             self.failed[run.label] = code, " ".join(why.split())
         self.track(run, rows, failed=bool(code))
 
@@ -173,7 +199,9 @@ class SideBySide:
         directories = self.directories[run.label]
         known = History(directories.directory.history).of(run.common.strategy, run.common.seed)
         before = {row.round for row in known}
-        return [row for row in History(directories.of(run).history).rows if row.round not in before]
+        return [
+            row for row in History(directories.of(run).history).rows if row.round not in before
+        ]
 
     def track(self, run: RunSettings, rows: Sequence[Row], *, failed: bool) -> None:
         """Record a finished run's new rounds with the trackers here, as only one process may write their files."""
@@ -183,13 +211,17 @@ class SideBySide:
         for tracker in self.trackers:
             tracker.start(run, self.directories[run.label].directory.path)
             for number, of_round in rounds.items():
-                tracker.record(number, round_values(of_round, run.common.strategy, run.common.seed, number))
+                tracker.record(
+                    number, round_values(of_round, run.common.strategy, run.common.seed, number)
+                )
             tracker.end(failed=failed)
 
 
 def killed(number: int) -> str:
     """Return why a process ended by a signal, in words."""
-    memory = "; if memory ran out: lower --workers or batch-size" if number == signal.SIGKILL else ""
+    memory = (
+        "; if memory ran out: lower --workers or batch-size" if number == signal.SIGKILL else ""
+    )
     return f"its process was killed (signal {number}{memory})"
 
 
@@ -200,7 +232,11 @@ def killed(number: int) -> str:
 def in_processes(count: int, jobs: Mapping[str, Job]) -> Generator[Ends, None, None]:
     """Execute the jobs in at most ``count`` processes at a time; they end with this one."""
     first = next(iter(jobs.values())).run.common
-    count, threads, cores = min(count, len(jobs)), threads_for(first.threads), os.cpu_count() or 1
+    count, threads, cores = (
+        min(count, len(jobs)),
+        threads_for(first.threads),
+        os.cpu_count() or 1,
+    )
     if count * threads > cores:
         log(
             logging.WARNING,
@@ -215,7 +251,11 @@ def in_processes(count: int, jobs: Mapping[str, Job]) -> Generator[Ends, None, N
                 going[key] = start(jobs[key], stdin)
                 waiting.remove(key)
             time.sleep(PAUSE)
-            ended = {key: code for key, process in going.items() if (code := exit_code(process)) is not None}
+            ended = {
+                key: code
+                for key, process in going.items()
+                if (code := exit_code(process)) is not None
+            }
             going = {key: process for key, process in going.items() if key not in ended}
             yield ended
     finally:
@@ -224,12 +264,22 @@ def in_processes(count: int, jobs: Mapping[str, Job]) -> Generator[Ends, None, N
         end([*going.values()], grace=0)
 
 
-def start(job: Job, stdin: int, program: Sequence[str] = ("-m", "server.simulation.workers")) -> Process:
+def start(
+    job: Job, stdin: int, program: Sequence[str] = ("-m", "server.simulation.workers")
+) -> Process:
     """Start a process for this run."""
     how = "resume" if job.run.common.resume else "new"
     # The process imports the same modules as this one, independent of the working directory.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-P", *program, str(job.directory.path), job.run.run_key, how, str(job.until)]
+    command = [
+        sys.executable,
+        "-P",
+        *program,
+        str(job.directory.path),
+        job.run.run_key,
+        how,
+        str(job.until),
+    ]
     return spawn(command, environment, stdin=stdin, stdout=subprocess.DEVNULL)
 
 
@@ -267,7 +317,9 @@ def on_ray() -> Engine:
     try:
         import ray
     except ImportError:
-        raise UserError("--workers ray needs Ray, which is not installed: pip install 'flwr[simulation]'") from None
+        raise UserError(
+            "--workers ray needs Ray, which is not installed: pip install 'flwr[simulation]'"
+        ) from None
 
     def engine(jobs: Mapping[str, Job]) -> Generator[Ends, None, None]:
         with cluster(ray):
@@ -308,9 +360,17 @@ def _on(ray: Any, jobs: Mapping[str, Job]) -> Generator[Ends, None, None]:
     nodes: Any = ray.nodes()
     largest = max(node["Resources"].get("CPU", 1) for node in nodes if node["Alive"])
     # One process per run: its threads and its GPU memory are released with it.
-    task = ray.remote(num_cpus=min(threads, largest), num_gpus=gpus, max_retries=0, max_calls=1)(work_on_ray)
+    task = ray.remote(
+        num_cpus=min(threads, largest), num_gpus=gpus, max_retries=0, max_calls=1
+    )(work_on_ray)
     going = {
-        task.remote(str(j.directory.path.resolve()), j.run.run_key, j.run.common.resume, threads, j.until): key
+        task.remote(
+            str(j.directory.path.resolve()),
+            j.run.run_key,
+            j.run.common.resume,
+            threads,
+            j.until,
+        ): key
         for key, j in jobs.items()
     }
     try:
@@ -323,7 +383,9 @@ def _on(ray: Any, jobs: Mapping[str, Job]) -> Generator[Ends, None, None]:
 
 
 def work_on_ray(path: str, key: str, resume: bool, threads: int, until: int) -> int:
-    os.environ["OMP_NUM_THREADS"] = str(threads)  # for threads = 0: Ray sets its own number otherwise
+    os.environ["OMP_NUM_THREADS"] = str(
+        threads
+    )  # for threads = 0: Ray sets its own number otherwise
     return work(path, key, resume, until)
 
 

@@ -59,13 +59,19 @@ class Request:
             raise UserError(f"--trials {self.trials}: at least 1 is needed here")
         for strategy in self.strategies:
             if not self.space.of(strategy, self.strategies):
-                raise UserError(f"--space has nothing for {strategy}: name one of its settings, or a common one")
+                raise UserError(
+                    f"--space has nothing for {strategy}: name one of its settings, or a common one"
+                )
             check_run(parse_settings({**self.values, "strategy": strategy}))
 
     def asked(self) -> dict[str, object]:
         """Return everything that the trials depend on, for ``tuning.json``."""
         space = {key: repr(found) for key, found in self.space.distributions.items()}
-        values = {key: value for key, value in self.values.items() if key not in ("out", "resume", "threads")}
+        values = {
+            key: value
+            for key, value in self.values.items()
+            if key not in ("out", "resume", "threads")
+        }
         return {
             "settings": {key: str(value) for key, value in values.items()},
             "strategies": list(self.strategies),
@@ -76,16 +82,25 @@ class Request:
         }
 
 
-def tune(request: Request, out: Path, engine: Engine | None = None, *, quiet: bool = False) -> Book:
+def tune(
+    request: Request, out: Path, engine: Engine | None = None, *, quiet: bool = False
+) -> Book:
     """Search, and return the results. Raises UserError, or RunFailedError if a method has no trial with a score."""
     request.check()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    logging.getLogger("flwr").setLevel(logging.WARNING)  # the bar replaces a line per silo and round
+    logging.getLogger("flwr").setLevel(
+        logging.WARNING
+    )  # the bar replaces a line per silo and round
     book = Book(out, request.asked(), list(request.space.distributions))
     book.open()
     searcher = Searcher(request, book, engine)
     bar: tqdm[Any]
-    with tqdm(total=request.trials * len(request.strategies), unit="trial", file=sys.stderr, disable=quiet) as bar:
+    with tqdm(
+        total=request.trials * len(request.strategies),
+        unit="trial",
+        file=sys.stderr,
+        disable=quiet,
+    ) as bar:
         searcher.bar = bar
         for strategy in request.strategies:
             searcher.search(strategy)
@@ -96,7 +111,9 @@ def tune(request: Request, out: Path, engine: Engine | None = None, *, quiet: bo
         whole = [trial for trial in own if trial.state == COMPLETE and trial.score is not None]
         if whole:
             best = max(whole, key=lambda trial: (trial.score, -trial.number))
-            book.write_best(best, parse_settings({**request.values, **best.values, "strategy": strategy}))
+            book.write_best(
+                best, parse_settings({**request.values, **best.values, "strategy": strategy})
+            )
         else:
             hopeless.append(f"{strategy}: no trial has a score ({own[0].why})")
     if hopeless:
@@ -132,7 +149,9 @@ class Searcher:
 
     def halve(self, trials: Sequence[Trial]) -> None:
         """Execute a few rounds of all trials, then in each rung more rounds of fewer trials, the best so far."""
-        rounds = parse_settings({**self.request.values, "strategy": trials[0].strategy}).common.rounds
+        rounds = parse_settings(
+            {**self.request.values, "strategy": trials[0].strategy}
+        ).common.rounds
         rungs = budgets(len(trials), rounds)
         going = list(trials)
         for place, until in enumerate(rungs):
@@ -140,7 +159,10 @@ class Searcher:
             self.execute(going, 0 if last else until)
             going = [trial for trial in going if trial.state != FAILED]
             if not last and going:
-                ranked = sorted(going, key=lambda t: (-(t.score if t.score is not None else -math.inf), t.number))
+                ranked = sorted(
+                    going,
+                    key=lambda t: (-(t.score if t.score is not None else -math.inf), t.number),
+                )
                 kept = ranked[: max(1, len(going) // ETA)]
                 for trial in (t for t in going if t not in kept):
                     self.end(trial, PRUNED)
@@ -152,13 +174,19 @@ class Searcher:
         found = (directory.path / "config.toml").is_file()
         values = {**self.request.values, **trial.values, "strategy": trial.strategy}
         # Evidence uses test data, which trials must not use.
-        return parse_settings({**values, "out": str(directory.path), "resume": found, "evidence": "off"})
+        return parse_settings(
+            {**values, "out": str(directory.path), "resume": found, "evidence": "off"}
+        )
 
     def execute(self, trials: Sequence[Trial], until: int) -> None:
         """Run the trials up to round ``until`` (0: to their end) if they are not there yet, and set their scores."""
         by_name = {trial.name: trial for trial in trials}
         with contextlib.ExitStack() as held:
-            jobs = {trial.name: job for trial in trials if (job := self.job(trial, until, held)) is not None}
+            jobs = {
+                trial.name: job
+                for trial in trials
+                if (job := self.job(trial, until, held)) is not None
+            }
             for trial in trials:
                 if trial.name not in jobs and trial.state != FAILED:
                     self.measure(trial, until)
@@ -170,13 +198,18 @@ class Searcher:
 
     def job(self, trial: Trial, until: int, held: contextlib.ExitStack) -> Job | None:
         """Return the job for a trial, and lock its directory; None if nothing has to be run."""
-        if self.book.rounds_done(trial) >= until > 0 or self.book.directory(trial).summary.exists():
+        if (
+            self.book.rounds_done(trial) >= until > 0
+            or self.book.directory(trial).summary.exists()
+        ):
             return None
         try:
             if trial.state == FAILED:
                 raise UserError(trial.why)
             run = self.settings(trial)
-            opened = RunDirectory.open(Path(run.common.out), study_config([run]), resume=run.common.resume)
+            opened = RunDirectory.open(
+                Path(run.common.out), study_config([run]), resume=run.common.resume
+            )
             directory = held.enter_context(opened)
         except UserError as error:
             self.fail(trial, str(error))
@@ -212,7 +245,9 @@ class Searcher:
                     why = str(error)
                 yield name, why
             return
-        directories = {name: WorkerDirectories(job.directory, [job.run]) for name, job in jobs.items()}
+        directories = {
+            name: WorkerDirectories(job.directory, [job.run]) for name, job in jobs.items()
+        }
         for found in directories.values():
             found.hand_out()
         with contextlib.closing(self.engine(jobs)) as engine:
@@ -220,8 +255,15 @@ class Searcher:
                 for name, code in ended.items():
                     events = directories[name].follow(jobs[name].run)
                     directories[name].take_back_all()
-                    errors = [str(event["message"]) for event in events if event["event"] == "error"]
-                    yield (name, "" if not code else (errors[-1] if errors else f"its process ended with code {code}"))
+                    errors = [
+                        str(event["message"]) for event in events if event["event"] == "error"
+                    ]
+                    yield (
+                        name,
+                        ""
+                        if not code
+                        else (errors[-1] if errors else f"its process ended with code {code}"),
+                    )
 
     def fail(self, trial: Trial, why: str) -> None:
         """End a trial without a result. Its values may be the cause, so the search goes on."""
@@ -240,10 +282,16 @@ class Searcher:
 
 def seed_of(seed: str, strategy: str, number: int) -> int:
     """Return the sampler's seed for a trial, which differs between methods."""
-    return int.from_bytes(hashlib.sha256(f"tune {seed} {strategy} {number}".encode()).digest()[:4], "big")
+    return int.from_bytes(
+        hashlib.sha256(f"tune {seed} {strategy} {number}".encode()).digest()[:4], "big"
+    )
 
 
 def budgets(trials: int, rounds: int) -> list[int]:
     """Return the rounds of each rung, the last with all rounds: 3, 10, 30, 90 for 27 trials of 90 rounds."""
-    steps = min(int(math.log(trials, ETA) + 1e-9), int(math.log(rounds, ETA) + 1e-9)) if trials > 1 else 0
+    steps = (
+        min(int(math.log(trials, ETA) + 1e-9), int(math.log(rounds, ETA) + 1e-9))
+        if trials > 1
+        else 0
+    )
     return [max(1, rounds // ETA**step) for step in range(steps, -1, -1)]

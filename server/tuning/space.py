@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
 
 from partitions.common.errors import UserError
 from partitions.common.names import nearest
@@ -32,7 +37,11 @@ class Space:
     def of(self, strategy: str, strategies: Sequence[str]) -> dict[str, BaseDistribution]:
         """Return the distributions for this method: its own settings, and settings of no method."""
         others = {name for name in strategies if name != strategy}
-        return {key: found for key, found in self.distributions.items() if key.partition(".")[0] not in others}
+        return {
+            key: found
+            for key, found in self.distributions.items()
+            if key.partition(".")[0] not in others
+        }
 
 
 def read_space(entries: Sequence[str], strategies: Sequence[str]) -> Space:
@@ -49,7 +58,9 @@ def read_space(entries: Sequence[str], strategies: Sequence[str]) -> Space:
         elif entry.endswith(".toml"):
             pairs = read_toml(Path(entry))
         else:
-            raise UserError(f"--space {entry}: KEY=FORM or a .toml file is needed here; forms are {FORMS}")
+            raise UserError(
+                f"--space {entry}: KEY=FORM or a .toml file is needed here; forms are {FORMS}"
+            )
         for name, value in pairs.items():
             if name in found:
                 raise UserError(f"--space names {name} twice")
@@ -81,7 +92,10 @@ def range_of(key: str, form: str, kind: type[Any], field: Any) -> BaseDistributi
     name, ends = match[1], [convert(key, text, field) for text in match.group(2, 3)]
     whole = name in ("int", "logint")
     if kind is bool or kind is str or whole is not (kind is int):
-        fitting = {int: "int(LO,HI), logint(LO,HI) or a list", float: "log(LO,HI), uniform(LO,HI) or a list"}
+        fitting = {
+            int: "int(LO,HI), logint(LO,HI) or a list",
+            float: "log(LO,HI), uniform(LO,HI) or a list",
+        }
         raise UserError(f"--space {key}={form}: {fitting.get(kind, 'a list')} is needed here")
     low, high = ends
     if not low < high or (name in ("log", "logint") and not low > 0):  # type: ignore[operator]
@@ -96,9 +110,13 @@ def field_of(key: str, strategies: Sequence[str]) -> Any:
     """Return the setting's field. Raises UserError if it is unknown or cannot be tuned."""
     known = defaults()
     if key not in known:
-        raise UserError(f"--space: unknown setting {key[:80]!r}{nearest(key, known)}; docs/settings.md lists them all")
+        raise UserError(
+            f"--space: unknown setting {key[:80]!r}{nearest(key, known)}; docs/settings.md lists them all"
+        )
     if key in SAME:
-        raise UserError(f"--space {key}: it decides what trials are measured by, or on, so it is the same for all")
+        raise UserError(
+            f"--space {key}: it decides what trials are measured by, or on, so it is the same for all"
+        )
     owner, dot, _ = key.partition(".")
     if not dot:
         return keys_of(Common)[key]
@@ -109,4 +127,10 @@ def field_of(key: str, strategies: Sequence[str]) -> Any:
 
 def text_of(value: Value) -> str:
     """Return a value as text for ``trials.csv``: floats by ``repr``, booleans as in TOML."""
-    return str(value).lower() if isinstance(value, bool) else repr(value) if isinstance(value, float) else str(value)
+    return (
+        str(value).lower()
+        if isinstance(value, bool)
+        else repr(value)
+        if isinstance(value, float)
+        else str(value)
+    )

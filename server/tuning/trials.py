@@ -41,7 +41,9 @@ OBJECTIVES = ("mean", "worst")
 COMPLETE, PRUNED, FAILED = "complete", "pruned", "failed"
 STORED = {COMPLETE: TrialState.COMPLETE, PRUNED: TrialState.PRUNED, FAILED: TrialState.FAIL}
 STORAGE = "optuna.log"
-Releases = dict[str, dict[str, Any]]  # silo -> delta, epsilon and the releases (noise, rate, steps)
+Releases = dict[
+    str, dict[str, Any]
+]  # silo -> delta, epsilon and the releases (noise, rate, steps)
 
 
 @dataclass
@@ -88,7 +90,9 @@ class Book:
     asked: Mapping[str, Any]
     keys: Sequence[str]
     trials: list[Trial] = field(default_factory=list)
-    privacy: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)  # set at the end of the search
+    privacy: dict[str, dict[str, dict[str, float]]] = field(
+        default_factory=dict
+    )  # set at the end of the search
     storage: JournalStorage = field(init=False)
 
     def open(self) -> None:
@@ -98,14 +102,26 @@ class Book:
             try:
                 before = json.loads(file.read_text())["asked"]
             except (ValueError, KeyError, TypeError) as error:
-                raise UserError(f"{file} cannot be read ({error!r}); give --out a new directory") from None
+                raise UserError(
+                    f"{file} cannot be read ({error!r}); give --out a new directory"
+                ) from None
             asked = json.loads(json.dumps(dict(self.asked)))
-            if changed := sorted(key for key in {*before, *asked} if before.get(key) != asked.get(key)):
-                raise UserError(f"{self.path} holds another search: {', '.join(changed)} differ; give --out a new one")
+            if changed := sorted(
+                key for key in {*before, *asked} if before.get(key) != asked.get(key)
+            ):
+                raise UserError(
+                    f"{self.path} holds another search: {', '.join(changed)} differ; give --out a new one"
+                )
             if not log.is_file():
-                raise UserError(f"{self.path} holds a search of silofl 0.2, or lost {STORAGE}; give --out a new one")
-        elif self.path.exists() and (not self.path.is_dir() or any(f.name != STORAGE for f in self.path.iterdir())):
-            raise UserError(f"{self.path} is not empty and holds no search: give --out a new directory")
+                raise UserError(
+                    f"{self.path} holds a search of silofl 0.2, or lost {STORAGE}; give --out a new one"
+                )
+        elif self.path.exists() and (
+            not self.path.is_dir() or any(f.name != STORAGE for f in self.path.iterdir())
+        ):
+            raise UserError(
+                f"{self.path} is not empty and holds no search: give --out a new directory"
+            )
         self.path.mkdir(parents=True, exist_ok=True)
         if log.is_file():  # a line that was cut off by a crash
             data = log.read_bytes()
@@ -143,7 +159,9 @@ class Book:
         """Write the present state to ``trials.csv`` and ``tuning.json``."""
         columns = ["trial", "strategy", "state", "rounds", "score", *self.keys]
         rows = [trial.row(self.keys) for trial in self.trials if trial.state]
-        write_atomically(self.path / "trials.csv", pd.DataFrame(rows, columns=columns).to_csv(index=False))
+        write_atomically(
+            self.path / "trials.csv", pd.DataFrame(rows, columns=columns).to_csv(index=False)
+        )
         cost = {strategy: asdict(found) for strategy, found in self.costs().items()}
         found = {"asked": dict(self.asked), "cost": cost, "privacy": self.privacy}
         text = json.dumps(found, indent=1, ensure_ascii=False)
@@ -154,7 +172,10 @@ class Book:
         found = {}
         for strategy in dict.fromkeys(trial.strategy for trial in self.trials):
             own = [trial for trial in self.trials if trial.strategy == strategy]
-            sums = (sum(getattr(trial, key) for trial in own) for key in ("rounds", "bytes", "seconds"))
+            sums = (
+                sum(getattr(trial, key) for trial in own)
+                for key in ("rounds", "bytes", "seconds")
+            )
             found[strategy] = SearchCost(sum(bool(trial.state) for trial in own), *sums)
         return found
 
@@ -162,7 +183,10 @@ class Book:
         """Return the last round in a trial's history, without the closing evaluation."""
         directory = self.directory(trial)
         if directory.summary.exists():
-            return max((int(run["rounds"]) for run in read_summary(directory.summary)["runs"]), default=0)
+            return max(
+                (int(run["rounds"]) for run in read_summary(directory.summary)["runs"]),
+                default=0,
+            )
         rows = History(directory.history).rows if directory.history.exists() else []
         return max((row.round for row in rows if row.metric == "round_seconds"), default=0)
 
@@ -171,7 +195,9 @@ class Book:
         file = self.directory(trial).history
         rows = History(file).rows if file.exists() else []
         trial.rounds = self.rounds_done(trial)
-        trial.bytes = sum(int(row.value) for row in rows if row.metric in ("bytes_down", "bytes_up"))
+        trial.bytes = sum(
+            int(row.value) for row in rows if row.metric in ("bytes_down", "bytes_up")
+        )
         trial.seconds = sum(row.value for row in rows if row.metric == "round_seconds")
         trial.privacy = releases_of(self.directory(trial), run)
 
@@ -181,24 +207,38 @@ class Book:
             return
         self.privacy = {"all": together(trial.privacy for trial in self.trials)}
         for name in self.costs():
-            self.privacy[name] = together(trial.privacy for trial in self.trials if trial.strategy == name)
+            self.privacy[name] = together(
+                trial.privacy for trial in self.trials if trial.strategy == name
+            )
         self.write()
 
     def write_best(self, trial: Trial, run: RunSettings) -> Path:
         """Write the settings of a method's best trial to ``best-STRATEGY.toml``."""
         kept = {key: value for key, value in run.flat().items() if key not in ("resume", "out")}
         file = self.path / f"best-{trial.strategy}.toml"
-        write_atomically(file, f"# {trial.name}: {trial.score!r} on validation data\n{toml_text(kept)}")
+        write_atomically(
+            file, f"# {trial.name}: {trial.score!r} on validation data\n{toml_text(kept)}"
+        )
         return file
 
 
-def score_of(directory: RunDirectory, run: RunSettings, objective: str, until: int = 0) -> float | None:
+def score_of(
+    directory: RunDirectory, run: RunSettings, objective: str, until: int = 0
+) -> float | None:
     """Return the validation score at the round that the report would show; None if no silo has one.
 
     ``objective``: the unweighted ``mean`` over silos, or the ``worst`` silo. ``until``: last round to use; 0: all.
     """
-    rows = History(directory.history).of(run.common.strategy, run.common.seed) if directory.history.exists() else []
-    scores = (e["score"] for e in read_events(directory.progress_file) if e["event"] == "round" and "score" in e)
+    rows = (
+        History(directory.history).of(run.common.strategy, run.common.seed)
+        if directory.history.exists()
+        else []
+    )
+    scores = (
+        e["score"]
+        for e in read_events(directory.progress_file)
+        if e["event"] == "round" and "score" in e
+    )
     chosen = Chosen(run.strategy.info.reports, next(scores, "accuracy"))
     for number in sorted({row.round for row in rows if not until or row.round <= until}):
         chosen.add([row for row in rows if row.round == number and row.split == "val"])
@@ -216,7 +256,9 @@ def releases_of(directory: RunDirectory, run: RunSettings) -> Releases:
         return {}
     states = newest_states(directory.checkpoint(run.run_key) / "silos")
     found: Releases = {}
-    for silo, cost in spent(History(directory.history).of(run.common.strategy, run.common.seed)).items():
+    for silo, cost in spent(
+        History(directory.history).of(run.common.strategy, run.common.seed)
+    ).items():
         kept = states[silo].numbers.get(KEPT, []) if silo in states else []
         steps = sum(one["steps"] for one in kept)
         releases = [dict(one) for one in kept]
@@ -242,6 +284,8 @@ def together(trials: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]
         lost = [one for one in own if not one["releases"]]
         known = [release for one in own for release in one["releases"]]
         delta = max((one["delta"] for one in own if one["releases"]), default=0.0)
-        epsilon = (epsilon_of(known, delta) if known else 0.0) + sum(one["epsilon"] for one in lost)
+        epsilon = (epsilon_of(known, delta) if known else 0.0) + sum(
+            one["epsilon"] for one in lost
+        )
         total[silo] = {"epsilon": epsilon, "delta": delta + sum(one["delta"] for one in lost)}
     return total

@@ -46,10 +46,19 @@ def read_token(file: Path) -> str:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         token = file.read_text(errors="replace").strip()
-        if len(token) < LEAST or not token.isascii() or not token.isprintable() or set(token) & set(' ;,"'):
-            raise UserError(f"--token-file {file}: {LEAST} or more letters and digits are needed there") from None
+        if (
+            len(token) < LEAST
+            or not token.isascii()
+            or not token.isprintable()
+            or set(token) & set(' ;,"')
+        ):
+            raise UserError(
+                f"--token-file {file}: {LEAST} or more letters and digits are needed there"
+            ) from None
         if file.stat().st_mode & 0o077:
-            raise UserError(f"--token-file {file}: others may read it; chmod 600 {file}") from None
+            raise UserError(
+                f"--token-file {file}: others may read it; chmod 600 {file}"
+            ) from None
         return token
     with os.fdopen(descriptor, "w") as writing:
         writing.write(f"{(token := new_token())}\n")
@@ -85,9 +94,14 @@ class Guard:
     ``token``: empty for none; ``hint``: the text for a request without it.
     """
 
-    def __init__(self, app: ASGIApp, token: str = "", csp: str = "default-src 'none'", hint: str = HINT) -> None:
+    def __init__(
+        self, app: ASGIApp, token: str = "", csp: str = "default-src 'none'", hint: str = HINT
+    ) -> None:
         self.app, self.token, self.hint = app, token, hint
-        self.headers = [(k.encode(), v.encode()) for k, v in {**HEADERS, "content-security-policy": csp}.items()]
+        self.headers = [
+            (k.encode(), v.encode())
+            for k, v in {**HEADERS, "content-security-policy": csp}.items()
+        ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -119,7 +133,9 @@ class Guard:
             answer.set_cookie(cookie_name(host), self.token, httponly=True, samesite="lax")
             return answer
         kind, _, given = request.headers.get("authorization", "").partition(" ")
-        if (kind.lower() == "bearer" and self._is_token(given)) or self._is_token(cookie(request.headers, host)):
+        if (kind.lower() == "bearer" and self._is_token(given)) or self._is_token(
+            cookie(request.headers, host)
+        ):
             return None
         return refused(self.hint, 401)
 
@@ -138,7 +154,10 @@ def host_name(host: str) -> str:
 def from_elsewhere(headers: Mapping[str, str], host: str) -> bool:
     """Return whether a page of another site sent this request; following a link to this page is allowed."""
     site = headers.get("sec-fetch-site", "none")
-    follows = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+    follows = (
+        headers.get("sec-fetch-mode") == "navigate"
+        and headers.get("sec-fetch-dest") == "document"
+    )
     origin = headers.get("origin")
     return (site not in ("none", "same-origin") and not follows) or (
         origin not in (None, f"http://{host}", f"https://{host}")

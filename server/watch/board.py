@@ -18,10 +18,19 @@ from server.results.chosen import Chosen, mean
 from server.results.history import Row
 
 NOTES = 50  # lines of the log that are shown
-NOTED = ("note", "refused", "stopped", "error", "left_out")  # events whose message is such a line
+NOTED = (
+    "note",
+    "refused",
+    "stopped",
+    "error",
+    "left_out",
+)  # events whose message is such a line
 POINTS = 400  # maximum points of the curve
 PACE = 10  # number of last rounds for the estimate of the remaining time
-LATE_FACTOR, LATE_FLOOR = 2.0, 5.0  # a silo is late after this multiple of the others' median, at least these seconds
+LATE_FACTOR, LATE_FLOOR = (
+    2.0,
+    5.0,
+)  # a silo is late after this multiple of the others' median, at least these seconds
 LONGEST = 500  # maximum characters of a line
 ALONE = "local"  # the method without any exchange
 PARTS = {"val": "validation", "test": "test"}
@@ -55,7 +64,9 @@ class WatchedRun:
     why: str = ""
     rounds: int = 0
     round: int = 0
-    asked: float | None = None  # start of the current round, Unix time; None: no round is in progress
+    asked: float | None = (
+        None  # start of the current round, Unix time; None: no round is in progress
+    )
     closing: bool = False
     score: str = ""
     silos: dict[str, WatchedSilo] = field(default_factory=dict)
@@ -89,8 +100,16 @@ class WatchedRun:
 
     def late(self, now: float) -> set[str]:
         """Return the late silos; empty until half of the silos have answered."""
-        waiting = {name: now - silo.since for name, silo in self.silos.items() if silo.doing and silo.since}
-        took = [s.seconds for s in self.silos.values() if not s.doing and s.since == self.asked and s.seconds]
+        waiting = {
+            name: now - silo.since
+            for name, silo in self.silos.items()
+            if silo.doing and silo.since
+        }
+        took = [
+            s.seconds
+            for s in self.silos.values()
+            if not s.doing and s.since == self.asked and s.seconds
+        ]
         if len(took) < (len(waiting) + len(took) + 1) // 2 or not took:
             return set()
         limit = max(LATE_FLOOR, LATE_FACTOR * statistics.median(took))
@@ -121,7 +140,11 @@ class Board:
         if handler is None or not strategy or seed is None:
             return
         run = self.runs.setdefault((strategy, seed), WatchedRun(strategy, seed))
-        if self.current is None or kind in ("begin", "round") or self.current.state != "running":
+        if (
+            self.current is None
+            or kind in ("begin", "round")
+            or self.current.state != "running"
+        ):
             self.current = run
         handler(run, found)
 
@@ -167,10 +190,15 @@ class Board:
         for name in event["rejected"]:
             run.silo(name).missed += 1
         for name, silo in run.silos.items():
-            silo.left_out, silo.bounded = line(event["rejected"].get(name)), line(event["bounded"].get(name))
+            silo.left_out, silo.bounded = (
+                line(event["rejected"].get(name)),
+                line(event["bounded"].get(name)),
+            )
         self._score(run, event, run.round)
         if not run.curve or run.curve[-1][0] != run.round:
-            validation, test = (mean(found) if (found := run.scores(part)) else None for part in PARTS.values())
+            validation, test = (
+                mean(found) if (found := run.scores(part)) else None for part in PARTS.values()
+            )
             run.curve.append((run.round, validation, test))
 
     def _score(self, run: WatchedRun, event: Event, server_round: int) -> None:
@@ -183,7 +211,19 @@ class Board:
             for split, part in PARTS.items():
                 if (value := number(values.get(split))) is not None:
                     setattr(silo, part, value)
-                    rows.append(Row(run.strategy, run.seed, server_round, name, split, "", run.score, value, None))
+                    rows.append(
+                        Row(
+                            run.strategy,
+                            run.seed,
+                            server_round,
+                            name,
+                            split,
+                            "",
+                            run.score,
+                            value,
+                            None,
+                        )
+                    )
             seconds = number(values.get("seconds"))
             silo.seconds = silo.seconds if seconds is None else seconds
         run.chosen.add(rows)
@@ -223,7 +263,11 @@ class Board:
     def _gains(self, run: WatchedRun) -> dict[str, float]:
         """Return the silos' gains over a finished ``local`` run with the same seed; empty if there is none."""
         alone = self.runs.get((ALONE, run.seed))
-        known = alone.best if alone is not None and alone is not run and alone.state == "done" else {}
+        known = (
+            alone.best
+            if alone is not None and alone is not run and alone.state == "done"
+            else {}
+        )
         return {name: score - known[name] for name, score in run.best.items() if name in known}
 
     def _overview(self, run: WatchedRun) -> dict[str, Any]:
@@ -231,7 +275,10 @@ class Board:
         # As in the report: the closing evaluation has the last round's number plus one.
         when = str(chosen.round) if chosen.round <= run.round else f"after {run.round}"
         return {
-            **{key: getattr(run, key) for key in ("strategy", "seed", "state", "round", "rounds", "score")},
+            **{
+                key: getattr(run, key)
+                for key in ("strategy", "seed", "state", "round", "rounds", "score")
+            },
             "best_round": chosen.round or None,
             "best_when": when if chosen.round else "",
             "best_validation": mean(chosen.best) if chosen.best else None,
@@ -242,7 +289,16 @@ class Board:
     def _detail(self, run: WatchedRun, now: float) -> dict[str, Any]:
         late, gains = run.late(now), self._gains(run)
         every = max(1, math.ceil(len(run.curve) / POINTS))
-        kept = ("why", "closing", "asked", "took", "bytes", "bytes_down", "bytes_up", "transfer")
+        kept = (
+            "why",
+            "closing",
+            "asked",
+            "took",
+            "bytes",
+            "bytes_down",
+            "bytes_up",
+            "transfer",
+        )
         return {
             **self._overview(run),
             **{key: getattr(run, key) for key in kept},
@@ -250,7 +306,8 @@ class Board:
             "left": run.left(),
             "curve": run.curve[::-1][::every][::-1],
             "silos": [
-                asdict(silo) | {"doing": "late" if name in late else silo.doing, "gain": gains.get(name)}
+                asdict(silo)
+                | {"doing": "late" if name in late else silo.doing, "gain": gains.get(name)}
                 for name, silo in sorted(run.silos.items())
             ],
         }
@@ -258,7 +315,15 @@ class Board:
 
 TEXTS = ("event", "strategy", "score", "silo", "message")
 WHOLE = ("seed", "round", "rounds", "number", "bytes", "bytes_down", "bytes_up")
-TABLES = ("samples", "left_out", "silos", "per_silo", "epsilon", "rejected", "bounded")  # by silo
+TABLES = (
+    "samples",
+    "left_out",
+    "silos",
+    "per_silo",
+    "epsilon",
+    "rejected",
+    "bounded",
+)  # by silo
 
 
 def checked(event: Event, own: str) -> dict[str, Any]:
@@ -269,7 +334,9 @@ def checked(event: Event, own: str) -> dict[str, Any]:
     for key in TABLES:
         table = event.get(key)
         rows = table.items() if isinstance(table, Mapping) else ()
-        found[key] = {name: value for name, value in rows if isinstance(name, str) and own in ("", name)}
+        found[key] = {
+            name: value for name, value in rows if isinstance(name, str) and own in ("", name)
+        }
     return {**found, "closing": event.get("closing")}
 
 
@@ -285,11 +352,19 @@ def line(value: object) -> str:
 def number(value: object) -> float | None:
     """Return a finite number; None for anything else."""
     try:
-        known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        known = (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and math.isfinite(value)
+        )
         return float(value) if known else None  # type: ignore[arg-type]
     except OverflowError:
         return None
 
 
 def whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63 else None
+    return (
+        value
+        if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
+        else None
+    )

@@ -104,7 +104,10 @@ def application(source: WatchSource, token: str = "") -> Starlette:
         finally:
             task.cancel()
 
-    routes = [Route(f"/{name}", found) for name, found in (("", index), ("events", events), ("metrics", metrics))]
+    routes = [
+        Route(f"/{name}", found)
+        for name, found in (("", index), ("events", events), ("metrics", metrics))
+    ]
     routes.append(Route("/health", health))
     guard = Middleware(Guard, token=token, csp=content_policy(nonce))
     return Starlette(routes=routes, middleware=[guard], lifespan=lifespan)
@@ -121,7 +124,9 @@ def listen(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         listening.close()
         why = getattr(error, "strerror", None) or error
-        raise UserError(f"cannot listen on {host}, port {port}: {why}; another one by --port, or --port 0") from None
+        raise UserError(
+            f"cannot listen on {host}, port {port}: {why}; another one by --port, or --port 0"
+        ) from None
     return listening
 
 
@@ -136,9 +141,17 @@ def run(app: Starlette, listening: socket.socket, host: str, token: Token) -> No
     name = f"[{host}]" if ":" in host else host
     print(token.address(f"http://{name}:{listening.getsockname()[1]}/"), flush=True)
     if token.file is not None:
-        print(f"readers need ?token=TOKEN behind it, or a header, with the token in {token.file}", file=sys.stderr)
+        print(
+            f"readers need ?token=TOKEN behind it, or a header, with the token in {token.file}",
+            file=sys.stderr,
+        )
     if host not in LOOPBACK:
-        print("the line to this page is not encrypted; ssh -L, or a proxy with TLS, does that", file=sys.stderr)
-    config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, ws="none")
+        print(
+            "the line to this page is not encrypted; ssh -L, or a proxy with TLS, does that",
+            file=sys.stderr,
+        )
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, server_header=False, ws="none"
+    )
     config.timeout_graceful_shutdown = 1  # streams do not end by themselves
     uvicorn.Server(config).run(sockets=[listening])

@@ -18,7 +18,9 @@ from server.watch.board import Board
 PROGRESS = "progress.jsonl"
 RUNS = Path("runs")  # the default folder of runs
 FIRST = 512  # bytes at the beginning that identify a file
-LARGEST = 1 << 22  # maximum bytes read at once, so that the page stays responsive with a long file
+LARGEST = (
+    1 << 22
+)  # maximum bytes read at once, so that the page stays responsive with a long file
 
 
 class Followed(Tail):
@@ -59,7 +61,9 @@ class WatchSource:
         """Return the files to follow now, the newest last; empty if there is none yet."""
         if self.silo:
             found = self.folder.glob(f"*/*/{glob.escape(self.silo)}/run-*/{PROGRESS}")
-            newest = {file.parents[2]: file for file in sorted(found, key=_modified)}  # of each method and seed
+            newest = {
+                file.parents[2]: file for file in sorted(found, key=_modified)
+            }  # of each method and seed
             ordered = sorted(newest.values(), key=_modified)
             return [file for file in ordered if file.parents[3] == ordered[-1].parents[3]]
         if (self.folder / "config.toml").is_file() or (self.folder / PROGRESS).is_file():
@@ -88,7 +92,9 @@ class WatchSource:
     @property
     def title(self) -> str:
         """The name of the watched run directory or silo."""
-        return self.silo or (self.tails[-1].file.parent.name if self.tails else self.folder.name)
+        return self.silo or (
+            self.tails[-1].file.parent.name if self.tails else self.folder.name
+        )
 
 
 def _modified(file: Path) -> float:
@@ -126,12 +132,16 @@ def _default() -> WatchSource:
     sites = sorted(path for path in site_root().glob("*/state") if path.is_dir())
     if len(sites) == 1:
         return _of_site(sites[0].parent.name, sites[0])
-    raise UserError("there is no folder runs here: name a run directory, a connection, or a silo's bundle or state")
+    raise UserError(
+        "there is no folder runs here: name a run directory, a connection, or a silo's bundle or state"
+    )
 
 
 def _of_site(name: str, state: Path) -> WatchSource:
     if not state.is_dir():
-        raise UserError(f"{name} has no state directory {state} on this machine: it has not joined from here")
+        raise UserError(
+            f"{name} has no state directory {state} on this machine: it has not joined from here"
+        )
     return WatchSource(state.absolute(), name)
 
 
@@ -139,7 +149,11 @@ def _silo_in(state: Path) -> str:
     """Return the only silo with states in a state directory. Raises UserError for none or several."""
     names = {file.parent.name for file in state.glob("*/*/*/run-*")}
     if len(names) != 1:
-        found = f"several silos: {', '.join(sorted(names))}" if names else "no run of a silo yet: name its bundle"
+        found = (
+            f"several silos: {', '.join(sorted(names))}"
+            if names
+            else "no run of a silo yet: name its bundle"
+        )
         raise UserError(f"{state} holds the states of {found}")
     return names.pop()
 

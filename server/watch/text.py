@@ -33,17 +33,32 @@ def lines(picture: Mapping[str, Any], title: str) -> Iterator[str]:
         hint = "; silofl audit has messages that were refused" if picture["site"] else ""
         yield f"{escaped(title)}: no run has begun{hint}"
         return
-    where = "closing evaluation" if run["closing"] and run["state"] == "running" else f"round {run['round']}"
+    where = (
+        "closing evaluation"
+        if run["closing"] and run["state"] == "running"
+        else f"round {run['round']}"
+    )
     left = f", about {seconds(run['left'])} to the end" if run["left"] is not None else ""
     method = f"{escaped(run['strategy'])} seed {run['seed']}"
     yield f"{escaped(title)}: {method}, {run['state']}, {where} of {run['rounds']}{left}, {run['bytes'] / 1e6:.1f} MB"
     yield from (escaped(text) for text in (run["why"], run["transfer"]) if text)
     score = escaped(run["score"]) or "score"
-    head = ["silo", "now", "last reply", f"validation {score}", f"test {score}", "gain", "missed", "epsilon"]
+    head = [
+        "silo",
+        "now",
+        "last reply",
+        f"validation {score}",
+        f"test {score}",
+        "gain",
+        "missed",
+        "epsilon",
+    ]
     rows = [[escaped(cell) for cell in row(silo, picture["now"])] for silo in run["silos"]]
     table = columns([head, *(cells[:-1] for cells in rows)])
     yield table[0]
-    yield from (f"{line}  {cells[-1]}".rstrip() for line, cells in zip(table[1:], rows, strict=True))
+    yield from (
+        f"{line}  {cells[-1]}".rstrip() for line, cells in zip(table[1:], rows, strict=True)
+    )
 
 
 def row(silo: Mapping[str, Any], now: float) -> list[str]:

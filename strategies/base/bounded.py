@@ -55,7 +55,9 @@ def check_robust(info: MethodInfo, common: Common) -> None:
         )
     if rule in ATTACKER_RULES and breakdown_point(rule, n, f) < f:
         least = 2 * f + (3 if rule in KRUM else 1)
-        raise UserError(f"robust-attackers = {f}: {rule} needs at least {least} silos for that, here are {n}")
+        raise UserError(
+            f"robust-attackers = {f}: {rule} needs at least {least} silos for that, here are {n}"
+        )
 
 
 def steps_are_comparable(info: MethodInfo) -> bool:
@@ -82,19 +84,27 @@ class UpdateBounds:
         self.info: MethodInfo = strategy.info
         self.common: Common = strategy.common
         self.centre: Callable[[str, Update], Tensor | None] = strategy.centre
-        self.sent: Mapping[str, Mapping[str, Model]] = strategy.sent  # what each silo of the round trains from
+        self.sent: Mapping[str, Mapping[str, Model]] = (
+            strategy.sent
+        )  # what each silo of the round trains from
 
     def within(self, updates: list[Update]) -> list[Update]:
         """Return the updates to aggregate: without diverging silos, and within the bounds of the setting ``robust``."""
-        if not updates or not (names := [n for n in updates[0].vectors if n not in self.info.unclipped]):
+        if not updates or not (
+            names := [n for n in updates[0].vectors if n not in self.info.unclipped]
+        ):
             return updates
         rule = self.common.robust
         screens = rule == "screen" and steps_are_comparable(self.info)
         gram = self._gram(names[0], updates) if screens and excludable(len(updates)) else None
         norms = self._norms(names, updates, gram)
         agreed = read_agreed(self.common.agreed).get("samples", {})
-        counts = plausible_counts({u.silo: u.samples for u in updates}, agreed)  # a lie must not widen the bound
-        batches = {silo: math.ceil(count / self.common.batch_size) for silo, count in counts.items()}
+        counts = plausible_counts(
+            {u.silo: u.samples for u in updates}, agreed
+        )  # a lie must not widen the bound
+        batches = {
+            silo: math.ceil(count / self.common.batch_size) for silo, count in counts.items()
+        }
         measures = units(norms, self._lengths(names, updates), batches)
         beyond = diverging(norms, measures)
         for silo, reason in beyond.items():
@@ -102,7 +112,9 @@ class UpdateBounds:
         kept = [i for i, update in enumerate(updates) if update.silo not in beyond]
         updates = [updates[i] for i in kept]
         if screens and (f := tolerated(len(updates))):
-            ratios = outliers(norms, measures, length_limits(norms, measures, self.common.robust_clip, f))
+            ratios = outliers(
+                norms, measures, length_limits(norms, measures, self.common.robust_clip, f)
+            )
             facing = updates if gram is None else self._facing(updates, gram[kept][:, kept])
             return self._clip(facing, ratios, to=1.0)
         if rule in ("clip", "screen"):
@@ -117,7 +129,9 @@ class UpdateBounds:
 
     def _gram(self, name: str, updates: Sequence[Update]) -> Tensor:
         """Return the inner products (n, n) of these silos' steps."""
-        return gram_of([u.vectors[name] for u in updates], [self.centre(name, u) for u in updates])
+        return gram_of(
+            [u.vectors[name] for u in updates], [self.centre(name, u) for u in updates]
+        )
 
     def _norms(
         self, names: Sequence[str], updates: Sequence[Update], gram: Tensor | None
@@ -129,14 +143,19 @@ class UpdateBounds:
                 lengths = gram.diagonal().sqrt().tolist()
             else:
                 lengths = torch.stack(
-                    [vector_norm(self._step(name, update), dtype=torch.float64) for update in updates]
+                    [
+                        vector_norm(self._step(name, update), dtype=torch.float64)
+                        for update in updates
+                    ]
                 ).tolist()
             norms[name] = dict(zip((u.silo for u in updates), lengths, strict=True))
         return norms
 
     def _lengths(self, names: Sequence[str], updates: Sequence[Update]) -> dict[str, float]:
         """Return, per vector, the (lower) median over silos of the length of the vector they were sent."""
-        known: dict[int, float] = {}  # by the id of a vector that was sent: most silos were sent the same
+        known: dict[
+            int, float
+        ] = {}  # by the id of a vector that was sent: most silos were sent the same
         found: dict[str, list[float]] = {}
         for name, update in itertools.product(names, updates):
             sent = self.sent.get(update.silo, {})
@@ -144,7 +163,9 @@ class UpdateBounds:
                 key = id(model.vector)
                 known[key] = known[key] if key in known else float(model.vector.norm())
                 found.setdefault(name, []).append(known[key])
-            elif (centre := self.centre(name, update)) is not None:  # may be temporary: its id may be reused
+            elif (
+                centre := self.centre(name, update)
+            ) is not None:  # may be temporary: its id may be reused
                 found.setdefault(name, []).append(float(centre.norm()))
         return {name: statistics.median_low(lengths) for name, lengths in found.items()}
 
@@ -152,11 +173,18 @@ class UpdateBounds:
         """Return the updates without up to f whose steps oppose the others; ``gram`` (n, n): the inner products."""
         against = opposing(gram, excludable(len(updates)))
         for i, cosine in against.items():
-            self._bound(updates[i].silo, 0.0, f"excluded: its step opposes the others' (cosine {cosine:.2f})")
+            self._bound(
+                updates[i].silo,
+                0.0,
+                f"excluded: its step opposes the others' (cosine {cosine:.2f})",
+            )
         return [update for i, update in enumerate(updates) if i not in against]
 
     def _clip(
-        self, updates: list[Update], ratios: Mapping[str, Mapping[str, float]], to: float | None = None
+        self,
+        updates: list[Update],
+        ratios: Mapping[str, Mapping[str, float]],
+        to: float | None = None,
     ) -> list[Update]:
         """Cut steps beyond the bound to ``to``, by default ``robust-clip``, times their measure.
 
@@ -171,11 +199,15 @@ class UpdateBounds:
                 continue
             if of:
                 self._bound(update.silo, factor / max(of.values()), f"cut: {excess(of, bound)}")
-                update = replace(update, vectors={**update.vectors, **self._cut(update, of, factor)})
+                update = replace(
+                    update, vectors={**update.vectors, **self._cut(update, of, factor)}
+                )
             result.append(update)
         return result
 
-    def _cut(self, update: Update, ratios: Mapping[str, float], factor: float) -> dict[str, Tensor]:
+    def _cut(
+        self, update: Update, ratios: Mapping[str, float], factor: float
+    ) -> dict[str, Tensor]:
         cut = {}
         for name, ratio in ratios.items():
             vector, centre = update.vectors[name], self.centre(name, update)
@@ -187,7 +219,9 @@ class UpdateBounds:
         """Return the updates that Krum or Multi-Krum chooses."""
         rule = self.common.robust
         f = breakdown_point(rule, len(updates), self.common.robust_attackers)
-        taken = chosen(rule, [torch.cat([self._step(name, u) for name in names]) for u in updates], f)
+        taken = chosen(
+            rule, [torch.cat([self._step(name, u) for name in names]) for u in updates], f
+        )
         for i, update in enumerate(updates):
             if i not in taken:
                 self._bound(update.silo, 0.0, f"not taken by {rule}")

@@ -21,7 +21,13 @@ from models.optimizers import Optimizer, make_optimizer
 from models.training import MeanLoss, Network, loss_gradient
 from partitions.common.errors import UserError
 from strategies.base.info import MethodInfo, shares_buffers, upload_names
-from strategies.base.privacy import PrivateTraining, kept_finite, private_batches, private_gradients, quietly
+from strategies.base.privacy import (
+    PrivateTraining,
+    kept_finite,
+    private_batches,
+    private_gradients,
+    quietly,
+)
 from strategies.base.settings import Common, values_of
 from strategies.base.silo import RECEIVED, Silo, check_step, shuffled_batches
 from strategies.base.state import BUFFERS, GLOBAL, ClientState, State, model_in, put_model
@@ -43,23 +49,34 @@ class SiloClient(NumPyClient):
     is discarded as a whole. Received vectors are shared with other silos and must not be written to either.
     """
 
-    state_type: ClassVar[type[ClientState]] = ClientState  # the method's silo state, in typed fields
+    state_type: ClassVar[type[ClientState]] = (
+        ClientState  # the method's silo state, in typed fields
+    )
     state: ClientState
     silo: Silo
     privacy: PrivateTraining | None = None  # differential privacy of this round's gradients
     networks: int = 1  # number of networks in the personal model; a file holds one
-    needed_to_predict: ClassVar[tuple[str, ...]] = ()  # state entries that prediction needs in addition to the vector
+    needed_to_predict: ClassVar[
+        tuple[str, ...]
+    ] = ()  # state entries that prediction needs in addition to the vector
 
-    def __init__(self, silo: Silo, common: Common, settings: Any, state: State, info: MethodInfo) -> None:
+    def __init__(
+        self, silo: Silo, common: Common, settings: Any, state: State, info: MethodInfo
+    ) -> None:
         self.silo, self.common, self.settings, self.info = silo, common, settings, info
         self.state = self.state_type(state.arrays, state.numbers)
         self.model = silo.model
         self.loss = silo.task.loss(common.loss, common.focal_gamma)
         self.round, self.late = 0, False  # late: the silo joined during the run
-        self.run_id, self.measured_round = "", 0  # of the state that the evaluated personal model belongs to
+        self.run_id, self.measured_round = (
+            "",
+            0,
+        )  # of the state that the evaluated personal model belongs to
         self.models: Mapping[str, Model] = {}
         self.numbers: Mapping[str, Number] = {}
-        self.replies: dict[str, Number] = {}  # numbers that a method uploads in addition to its vectors
+        self.replies: dict[
+            str, Number
+        ] = {}  # numbers that a method uploads in addition to its vectors
         self.encoded: dict[str, Encoded] = {}  # the uploaded vectors that travel encoded
         self.train_loss = float("nan")
         # The start of this round, not to be written to.
@@ -129,7 +146,9 @@ class SiloClient(NumPyClient):
 
     def learning_rate(self, first: float | None = None) -> float:
         """Return η of this round, or a method's own rate: ``first``, times lr-decay per round since the first."""
-        return self.common.decayed(self.common.learning_rate if first is None else first, self.round)
+        return self.common.decayed(
+            self.common.learning_rate if first is None else first, self.round
+        )
 
     def tell_loss(self, losses: MeanLoss) -> None:
         """Set the training loss that the round reports, if there was a step."""
@@ -142,16 +161,24 @@ class SiloClient(NumPyClient):
         Its moments are reset (``optimizer-state = "reset"``) or those that :meth:`keep_optimizer` stored.
         """
         c = self.common
-        optimizer = make_optimizer(c.optimizer, self.learning_rate(), c.momentum, c.weight_decay, c.amsgrad)
+        optimizer = make_optimizer(
+            c.optimizer, self.learning_rate(), c.momentum, c.weight_decay, c.amsgrad
+        )
         if c.optimizer_state == "keep":
             prefix = f"optimizer.{key}."
-            kept = {k.removeprefix(prefix): v.clone() for k, v in self.state.arrays.items() if k.startswith(prefix)}
+            kept = {
+                k.removeprefix(prefix): v.clone()
+                for k, v in self.state.arrays.items()
+                if k.startswith(prefix)
+            }
             optimizer.state = kept
         return optimizer
 
     def keep_optimizer(self, optimizer: Optimizer, key: str = "") -> None:
         if self.common.optimizer_state == "keep":
-            self.state.arrays |= {f"optimizer.{key}.{k}": v.clone() for k, v in optimizer.state.items()}
+            self.state.arrays |= {
+                f"optimizer.{key}.{k}": v.clone() for k, v in optimizer.state.items()
+            }
 
     def train(
         self,
@@ -170,7 +197,10 @@ class SiloClient(NumPyClient):
         """
         vector, gradient = self.model.vector, self.model.gradient
         trained = [slice(0, len(vector))] if parts is None else list(parts)
-        pairs = [(vector[p], gradient[p], self.optimizer(f"{optimizer_key}{i}")) for i, p in enumerate(trained)]
+        pairs = [
+            (vector[p], gradient[p], self.optimizer(f"{optimizer_key}{i}"))
+            for i, p in enumerate(trained)
+        ]
         losses = MeanLoss()
         self.model.freeze(*self.model.layout.outside(trained))
         try:
@@ -206,7 +236,9 @@ class SiloClient(NumPyClient):
         augment = None if as_they_are else self.silo.augment
         if self.privacy is not None and self.privacy.on:
             return private_batches(self.privacy, self.silo, epochs, augment, until)
-        return shuffled_batches(self.silo, self.common, self.round, epochs, purpose, augment, until)
+        return shuffled_batches(
+            self.silo, self.common, self.round, epochs, purpose, augment, until
+        )
 
     def full_gradient(self, purpose: str) -> Tensor:
         """Return ∇f_i (Σ,) at the model: the mean over all training samples, unaugmented, in ``purpose``'s batches."""
@@ -219,7 +251,9 @@ class SiloClient(NumPyClient):
                 total.add_(model.gradient, alpha=1 / steps if steps else len(y) / n)
         return total
 
-    def measure(self, snapshot: str, vector: Tensor, splits: Sequence[str] = ("val", "test")) -> dict[str, float]:
+    def measure(
+        self, snapshot: str, vector: Tensor, splits: Sequence[str] = ("val", "test")
+    ) -> dict[str, float]:
         """Return metrics of a model on this silo's splits: ``{"received.test.accuracy": ...}``.
 
         The previous personal model is not evaluated again if this process evaluated it and it has not changed.
@@ -231,7 +265,13 @@ class SiloClient(NumPyClient):
             known = {}
             for split in splits:
                 if len(samples := getattr(self.silo, split)):
-                    metrics = quietly(self.privacy, dict[str, float](), self.silo.task.evaluate, network, samples)
+                    metrics = quietly(
+                        self.privacy,
+                        dict[str, float](),
+                        self.silo.task.evaluate,
+                        network,
+                        samples,
+                    )
                     known |= {f"{split}.{name}": value for name, value in metrics.items()}
         if snapshot == "personal" and network is self.model and self.run_id:
             self.silo.known.clear()
@@ -243,7 +283,9 @@ class SiloClient(NumPyClient):
         arrays, model = self.state.arrays, self.model
         if "personal" not in arrays or not torch.equal(vector, arrays["personal"]):
             return False
-        held = zip((model.buffers, model.integers), model_in(arrays, "personal")[1:], strict=True)
+        held = zip(
+            (model.buffers, model.integers), model_in(arrays, "personal")[1:], strict=True
+        )
         return all(kept is None or torch.equal(part, kept) for part, kept in held)
 
     def fit(  # type: ignore[override]
@@ -258,7 +300,9 @@ class SiloClient(NumPyClient):
         started = time.perf_counter()
         received = self.begin(config)
         begun = time.perf_counter()
-        metrics: dict[str, Any] = self.measure("received", received) if config["evaluate"] else {}
+        metrics: dict[str, Any] = (
+            self.measure("received", received) if config["evaluate"] else {}
+        )
         self.model.load(received)
         evaluated = time.perf_counter()
         with private_gradients(self.privacy):
@@ -272,8 +316,14 @@ class SiloClient(NumPyClient):
             personal = kept_finite(self.state, personal, received, self.silo.name)
         # A state that is not finite would stay so: it is discarded, and the next round starts from the last good one.
         if not all(is_finite(vector) for vector in (personal, *vectors)):
-            own = [k for k in values_of(self.settings, self.common.strategy) if k.endswith("learning-rate")]
-            raise UserError(f"the local training diverged (a lower {' or '.join(['learning-rate', *own])} may help)")
+            own = [
+                k
+                for k in values_of(self.settings, self.common.strategy)
+                if k.endswith("learning-rate")
+            ]
+            raise UserError(
+                f"the local training diverged (a lower {' or '.join(['learning-rate', *own])} may help)"
+            )
         trained = time.perf_counter()
         if config["evaluate"]:
             self.measured_round = self.round
@@ -314,7 +364,11 @@ class SiloClient(NumPyClient):
 
     def begin(self, config: Mapping[str, Any]) -> Tensor:
         """Begin a round or an evaluation with its message; return the received model, which the network holds."""
-        self.round, self.models, self.numbers = config["round"], config["models"], config["numbers"]
+        self.round, self.models, self.numbers = (
+            config["round"],
+            config["models"],
+            config["numbers"],
+        )
         self.run_id, self.late = config.get("run_id", ""), bool(config.get("late"))
         commit(self.state, config.get("counted"))
         self.model.freeze()  # the silos of a process share the network; a failed one may have left parts frozen
@@ -323,7 +377,10 @@ class SiloClient(NumPyClient):
             write(self.model.buffers, self.shared_buffers(), self.models[BUFFERS].vector)
         self.received = self.receive()
         check_step(self, self.received)
-        self.received_buffers, self.received_integers = self.model.buffers.clone(), self.model.integers.clone()
+        self.received_buffers, self.received_integers = (
+            self.model.buffers.clone(),
+            self.model.integers.clone(),
+        )
         return self.received
 
     def propose(self, **arrays: Tensor) -> None:

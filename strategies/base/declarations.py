@@ -17,7 +17,14 @@ from typing import Any, cast
 from models.networks.registry import BUILT_IN, model_settings
 from partitions.schemes.registry import partition_settings
 from strategies.base.privacy import Privacy
-from strategies.base.run_settings import DP, defaults, runnable, strategies, toml_text, toml_value
+from strategies.base.run_settings import (
+    DP,
+    defaults,
+    runnable,
+    strategies,
+    toml_text,
+    toml_value,
+)
 from strategies.base.settings import Common, Value, keys_of, limits_of
 from strategies.base.strategy import PersonalizedStrategy
 
@@ -32,7 +39,10 @@ VECTORS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "projection": ("the model, projected to d numbers", (COUNTS, MEMBER, RECORDS)),
     "control": ("a control variate: the mean gradient of a round", (COUNTS, MEMBER, RECORDS)),
     "critical": ("which parameters moved most", (MEMBER,)),
-    "prototypes": ("mean features of each class, and the classes' shares", (COUNTS, MEMBER, RECORDS)),
+    "prototypes": (
+        "mean features of each class, and the classes' shares",
+        (COUNTS, MEMBER, RECORDS),
+    ),
     "statistics": ("mean features of each class times its share", (COUNTS, MEMBER)),
 }
 # The meaning of the numbers that travel with the vectors, by their name in ``sends_numbers``.
@@ -61,7 +71,8 @@ def row(method: type[PersonalizedStrategy]) -> list[str]:
     own = "; ".join([OWN[info.own_model], *([info.note] if info.note else [])])
     return [
         f"`{info.name}`",
-        "; ".join([*(text for text, _ in vectors), *(NUMBERS[n] for n in info.sends_numbers)]) or "nothing",
+        "; ".join([*(text for text, _ in vectors), *(NUMBERS[n] for n in info.sends_numbers)])
+        or "nothing",
         ", ".join(inferred) or "nothing",
         own,
         PEERS[info.receives],
@@ -88,9 +99,18 @@ def method_table() -> dict[str, dict[str, Any]]:
     for name, s in sorted(runnable().items()):
         whole = s.info.whole if isinstance(s.info.whole, bool) else dict(s.info.whole)
         peers = s.info.receives == "models"
-        every: dict[str, Any] = {"uploads": bool(s.info.uploads), "whole": whole, "peers": peers}
+        every: dict[str, Any] = {
+            "uploads": bool(s.info.uploads),
+            "whole": whole,
+            "peers": peers,
+        }
         private = {"": "", "nothing": NOTHING, "gradient": s.info.dp_epochs}[s.info.dp]
-        every |= {"per_class": s.info.per_class, "adds": s.info.adds, "dp": private, "listed": s.info.listed}
+        every |= {
+            "per_class": s.info.per_class,
+            "adds": s.info.adds,
+            "dp": private,
+            "listed": s.info.listed,
+        }
         found[name] = {key: value for key, value in every.items() if value}
     return found
 
@@ -105,9 +125,17 @@ def bounded_settings() -> dict[str, str]:
 
 def method_table_text() -> str:
     """Return the text of ``client/site/trust/methods.py``: the site's own process cannot import the app's methods."""
-    methods = [f"    {json.dumps(name)}: {values!r},".replace("'", '"') for name, values in method_table().items()]
-    bounded = [f"    {json.dumps(key)}: {json.dumps(kind)}," for key, kind in bounded_settings().items()]
-    all_settings = [f"    {json.dumps(key)}: {_python_value(value)}," for key, value in defaults().items()]
+    methods = [
+        f"    {json.dumps(name)}: {values!r},".replace("'", '"')
+        for name, values in method_table().items()
+    ]
+    bounded = [
+        f"    {json.dumps(key)}: {json.dumps(kind)},"
+        for key, kind in bounded_settings().items()
+    ]
+    all_settings = [
+        f"    {json.dumps(key)}: {_python_value(value)}," for key, value in defaults().items()
+    ]
     return (
         '"""What each method sends, and which settings the rules limit, for the site\'s own process (policy.py).\n\n'
         "Made by `make settings`.\n\n"
@@ -123,7 +151,9 @@ def method_table_text() -> str:
         "METHODS: dict[str, dict[str, Any]] = {\n" + "\n".join(methods) + "\n}\n"
         f'NETWORKS = "{" ".join(BUILT_IN)}"\n'
         "SETTINGS: dict[str, str] = {\n" + "\n".join(bounded) + "\n}\n"
-        "DEFAULTS: dict[str, bool | int | float | str] = {\n" + "\n".join(all_settings) + "\n}\n"
+        "DEFAULTS: dict[str, bool | int | float | str] = {\n"
+        + "\n".join(all_settings)
+        + "\n}\n"
     )
 
 
@@ -139,7 +169,9 @@ def allowed_values(f: Field[Any]) -> str:
         return ", ".join(limits["choices"])
     kind = {int: "whole", float: "number", str: "text"}[type(f.default)]
     signs = (("minimum", "≥"), ("above", ">"), ("maximum", "≤"), ("below", "<"))
-    return ", ".join([kind, *(f"{sign} {limits[name]:g}" for name, sign in signs if name in limits)])
+    return ", ".join(
+        [kind, *(f"{sign} {limits[name]:g}" for name, sign in signs if name in limits)]
+    )
 
 
 def settings_page() -> str:
@@ -158,11 +190,20 @@ def settings_page() -> str:
         "This page is made by `make settings`.",
     ]
     for title, members in groups:
-        lines += ["", f"## {title}", "", "| key | default | values | symbol | meaning |", "|---|---|---|---|---|"]
+        lines += [
+            "",
+            f"## {title}",
+            "",
+            "| key | default | values | symbol | meaning |",
+            "|---|---|---|---|---|",
+        ]
         for owner, cls in members:
             for key, f in keys_of(cls, owner).items():
                 default = f"`{toml_value(cast(Value, f.default))}`"
-                symbol, meaning = f.metadata.get("symbol", ""), f.metadata.get("help", "").replace("|", "\\|")
+                symbol, meaning = (
+                    f.metadata.get("symbol", ""),
+                    f.metadata.get("help", "").replace("|", "\\|"),
+                )
                 line = f"| `{key}` | {default} | {allowed_values(f)} | {symbol} | {meaning} |"
                 lines.append(line.replace("|  |", "| |"))
     return "\n".join(lines) + "\n"
@@ -175,7 +216,9 @@ def write_down(root: Path) -> None:
     """Write all settings and declarations into the files below ``root`` that list them."""
     file = root / "pyproject.toml"
     before, rest = file.read_text("utf-8").split(f"[{TABLE}]\n", 1)
-    after = re.split(rf"^(?=\[(?!{re.escape(TABLE)}\.))", rest, maxsplit=1, flags=re.MULTILINE)[1]
+    after = re.split(rf"^(?=\[(?!{re.escape(TABLE)}\.))", rest, maxsplit=1, flags=re.MULTILINE)[
+        1
+    ]
     file.write_text(f"{before}{toml_text(defaults(), TABLE)}\n{after}", "utf-8")
     (root / "docs" / "settings.md").write_text(settings_page(), "utf-8")
     page = root / "docs" / "attacks.md"

@@ -58,7 +58,8 @@ class EvaluateSettings:
     """Settings of ``silofl evaluate``, which writes them."""
 
     models: str = setting(
-        "", "the models, one a round: NAME=SHA-256 with commas, and @SILO behind one that is a silo's own"
+        "",
+        "the models, one a round: NAME=SHA-256 with commas, and @SILO behind one that is a silo's own",
     )
     method: str = setting("", "the method whose own head the network has, where it has one")
 
@@ -78,7 +79,9 @@ class EvaluateSettings:
 def input_digest(mean: Sequence[float], std: Sequence[float], schema: Schema) -> str:
     """Return the SHA-256 of the standardisation statistics, and of the columns and labels in their order."""
     named = replace(schema, dtype="", table="").text
-    return hashlib.sha256(json.dumps([list(map(float, mean)), list(map(float, std)), named]).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps([list(map(float, mean)), list(map(float, std)), named]).encode()
+    ).hexdigest()
 
 
 def digest_of(vector: Tensor, buffers: Tensor | None, inputs: str) -> str:
@@ -93,9 +96,16 @@ class EvaluateClient(SiloClient):
 
     def receive(self) -> Tensor:
         """Return the round's model; raise UserError if it is not the one in the run's settings."""
-        vector, buffers = self.models[GLOBAL].vector, self.models[BUFFERS].vector if BUFFERS in self.models else None
+        vector, buffers = (
+            self.models[GLOBAL].vector,
+            self.models[BUFFERS].vector if BUFFERS in self.models else None,
+        )
         entries = self.settings.entries
-        name, digest, _ = entries[self.round - 1] if 0 < self.round <= len(entries) else EvaluatedEntry("no model", "")
+        name, digest, _ = (
+            entries[self.round - 1]
+            if 0 < self.round <= len(entries)
+            else EvaluatedEntry("no model", "")
+        )
         if digest != digest_of(vector, buffers, self.silo.inputs):
             raise UserError(
                 f"{self.silo.name} refuses: the run's settings have {name} as the model of round {self.round}, and the "
@@ -140,7 +150,10 @@ class Evaluate(PersonalizedStrategy):
         """Return one message to each of these silos."""
         config = {"round": self.round, "personal": False, "save": False}
         payload = self._payload
-        return [self.message(self.silos[n].node_id, MessageType.EVALUATE, payload, config) for n in names]
+        return [
+            self.message(self.silos[n].node_id, MessageType.EVALUATE, payload, config)
+            for n in names
+        ]
 
 
 ACTION = "own_model"  # of the message that requests it; client/site/trust/message_rules.py has the same kind

@@ -21,7 +21,13 @@ WORDS = {  # the policy's words for values of another name
     "value_bins": "reliability",
 }
 OF_MEASUREMENTS = (  # the values that each of several measurements has under its name
-    *("calibration_slope", "calibration_intercept", "calibration_in_the_large", "agreement", "value_bins"),
+    *(
+        "calibration_slope",
+        "calibration_intercept",
+        "calibration_in_the_large",
+        "agreement",
+        "value_bins",
+    ),
     *("conformal_width", "conformal_intervals"),
 )
 LARGEST_VALUE = 1e12  # of a measurement, in its own unit
@@ -53,7 +59,9 @@ def fewest(name: str, value: float | list[float]) -> float:
     _, name = split_name(name)
     if name in ("reliability", "value_bins"):
         return min(value[:: 3 if name == "reliability" else 4], default=0.0)
-    return value[0] if evidence_kind(name) in ("conformal", "agreement", "subgroups") else math.inf
+    return (
+        value[0] if evidence_kind(name) in ("conformal", "agreement", "subgroups") else math.inf
+    )
 
 
 def read_evidence(record: object, measured: Collection[str] = ()) -> Evidence:
@@ -70,13 +78,17 @@ def read_evidence(record: object, measured: Collection[str] = ()) -> Evidence:
         if not evidence_kind(name) or (name != key and measurement not in measured):
             raise DataError(f"'{name[:80]}' is no evidence that is known here")
         numbers = value if isinstance(value, list) else [value]
-        if isinstance(value, list) == (key in RANGES) or not all(math.isfinite(v) for v in numbers):
+        if isinstance(value, list) == (key in RANGES) or not all(
+            math.isfinite(v) for v in numbers
+        ):
             raise DataError(f"the evidence '{name}' is {value!r:.80}")
         if not _fits(key, [float(v) for v in numbers]):
             raise DataError(f"the evidence '{name}' is out of range: {value!r:.80}")
         values[name] = [float(v) for v in value] if isinstance(value, list) else float(value)
     if (groups := sum(name.startswith(PREFIX) for name in values)) > MOST_GROUPS:
-        raise DataError(f"the evidence is of {groups} subgroups; at most {MOST_GROUPS} are read")
+        raise DataError(
+            f"the evidence is of {groups} subgroups; at most {MOST_GROUPS} are read"
+        )
     return values
 
 
@@ -98,7 +110,11 @@ def _fits(name: str, values: Sequence[float]) -> bool:
 
 def _bins(v: Sequence[float]) -> bool:
     rows = [v[i : i + 3] for i in range(0, len(v), 3)]
-    return 0 < len(v) <= 3 * BINS and len(v) % 3 == 0 and all(_count(r[0]) and _shares(r[1:]) for r in rows)
+    return (
+        0 < len(v) <= 3 * BINS
+        and len(v) % 3 == 0
+        and all(_count(r[0]) and _shares(r[1:]) for r in rows)
+    )
 
 
 def _benefits(v: Sequence[float]) -> bool:
@@ -110,7 +126,12 @@ def _threshold(v: Sequence[float]) -> bool:
 
 
 def _sets(v: Sequence[float]) -> bool:
-    return len(v) == 7 and _count(v[0]) and _shares(v[1::2]) and all(0 <= size <= MOST for size in v[2::2])
+    return (
+        len(v) == 7
+        and _count(v[0])
+        and _shares(v[1::2])
+        and all(0 <= size <= MOST for size in v[2::2])
+    )
 
 
 def _group(name: str, v: Sequence[float]) -> bool:
@@ -118,17 +139,26 @@ def _group(name: str, v: Sequence[float]) -> bool:
     named = group.isprintable() and 0 < len(group) <= LONGEST
     if len(v) == 5:  # of measurements: errors
         return named and _count(v[0]) and all(0 <= value <= LARGEST_VALUE for value in v[1:])
-    return named and len(v) == 4 and _count(v[0]) and all(-LARGEST <= value <= 1 for value in v[1:])
+    return (
+        named
+        and len(v) == 4
+        and _count(v[0])
+        and all(-LARGEST <= value <= 1 for value in v[1:])
+    )
 
 
 def _agreement(v: Sequence[float]) -> bool:
-    return len(v) == 4 and _count(v[0]) and -LARGEST_VALUE <= v[2] <= v[1] <= v[3] <= LARGEST_VALUE
+    return (
+        len(v) == 4 and _count(v[0]) and -LARGEST_VALUE <= v[2] <= v[1] <= v[3] <= LARGEST_VALUE
+    )
 
 
 def _value_bins(v: Sequence[float]) -> bool:
     rows = [v[i : i + 4] for i in range(0, len(v), 4)]
     return (
-        0 < len(v) <= 4 * BINS and len(v) % 4 == 0 and all(_count(r[0]) and _values(r[1:]) and r[3] >= 0 for r in rows)
+        0 < len(v) <= 4 * BINS
+        and len(v) % 4 == 0
+        and all(_count(r[0]) and _values(r[1:]) and r[3] >= 0 for r in rows)
     )
 
 
@@ -137,7 +167,12 @@ def _width(v: Sequence[float]) -> bool:
 
 
 def _intervals(v: Sequence[float]) -> bool:
-    return len(v) == 7 and _count(v[0]) and _shares(v[1::2]) and all(0 <= w <= 2 * LARGEST_VALUE for w in v[2::2])
+    return (
+        len(v) == 7
+        and _count(v[0])
+        and _shares(v[1::2])
+        and all(0 <= w <= 2 * LARGEST_VALUE for w in v[2::2])
+    )
 
 
 def _values(values: Sequence[float]) -> bool:

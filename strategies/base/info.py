@@ -39,19 +39,27 @@ class MethodInfo:
     # What leaves a silo, and what comes back.
     sends: tuple[str, str] = ("Σ", "Σ")  # per participating silo and round: down, up
     uploads: tuple[str, ...] = ("model",)  # the vectors that ``local_update`` returns, by name
-    sends_numbers: tuple[str, ...] = ()  # the numbers in the client's ``replies`` that may leave the silo
+    sends_numbers: tuple[
+        str, ...
+    ] = ()  # the numbers in the client's ``replies`` that may leave the silo
     # Whether a silo's message may hold all layers of a model; a mapping: only with these values of its settings.
     whole: bool | Mapping[str, tuple[Value, ...]] = True
     whole_from: float = 1.0  # the share of the model's size from which an uploaded vector counts as the whole model
-    per_class: bool = False  # whether means per class, or how many samples each has, leave a silo
-    own_model: Literal["sent", "layers", "kept"] = "sent"  # the silo's own model: sent, some layers of it, or kept
+    per_class: bool = (
+        False  # whether means per class, or how many samples each has, leave a silo
+    )
+    own_model: Literal["sent", "layers", "kept"] = (
+        "sent"  # the silo's own model: sent, some layers of it, or kept
+    )
     # What a silo receives of others: the same "mean" as all, a "mixture" made for it, others' "models" by name.
     receives: Literal["mean", "mixture", "models", "nothing"] = "mean"
     keeps: tuple[str, ...] = ()  # what stays in the silo in addition to data and personal model
     note: str = ""  # further information for hospitals
 
     # How results are read.
-    reports: Literal["received", "personal"] = "personal"  # the snapshot that the paper evaluates
+    reports: Literal["received", "personal"] = (
+        "personal"  # the snapshot that the paper evaluates
+    )
     # What a new silo starts from ("": not declared, so no silo can be held out or join late): the shared "model"; a
     # "copy" of it to train; the shared "layers", below or above some of its own to train; a "mixture" of the silos'
     # models; or the common initial model, as its "own".
@@ -59,14 +67,20 @@ class MethodInfo:
     # The effect of a hospital that joins during the run: it "starts" like every silo and nothing of the others changes,
     # or the state for N silos "grows".
     late: Literal["", "starts", "grows"] = ""
-    not_late: str = "its MethodInfo does not declare `late`"  # the reason, if ``late`` is not declared
+    not_late: str = (
+        "its MethodInfo does not declare `late`"  # the reason, if ``late`` is not declared
+    )
     one_model: bool = False  # whether the run ends with one model for all silos
     baseline: str = ""  # its label as a baseline from which other methods' gains are computed
-    relationships: str = ""  # the caption of the report's figure of who learns from whom, if it has one
+    relationships: str = (
+        ""  # the caption of the report's figure of who learns from whom, if it has one
+    )
 
     # The purpose of its messages; only "training" is a method (strategies/base/evaluation, strategies/base/survey).
     asks: Literal["training", "evaluation", "survey"] = "training"
-    listed: bool = False  # whether a policy must list it by its name; ``all`` does not include it
+    listed: bool = (
+        False  # whether a policy must list it by its name; ``all`` does not include it
+    )
 
     # Requirements of the method.
     needs_classes: bool = False  # whether it needs samples that have one class each
@@ -74,17 +88,27 @@ class MethodInfo:
     adds: str = ""  # the common setting that adds this method's client to another method's
 
     # Capabilities.
-    robust: tuple[str, ...] = ()  # values of ``robust`` that can replace its mean (``PersonalizedStrategy.mean``)
+    robust: tuple[
+        str, ...
+    ] = ()  # values of ``robust`` that can replace its mean (``PersonalizedStrategy.mean``)
     unclipped: tuple[str, ...] = ()  # uploaded vectors that have no length to bound: bits
-    sends_duals: bool = False  # whether a step holds a dual: at the optimum these differ, and cancel
-    lossy: bool = False  # whether vectors may travel as lossy changes (``wire-dtype = int8``, ...)
+    sends_duals: bool = (
+        False  # whether a step holds a dual: at the optimum these differ, and cancel
+    )
+    lossy: bool = (
+        False  # whether vectors may travel as lossy changes (``wire-dtype = int8``, ...)
+    )
     not_lossy: str = UNDECLARED  # the reason, if not ``lossy``
-    ala: bool = False  # whether its silos start from a received model, which ``ala = true`` may mix
+    ala: bool = (
+        False  # whether its silos start from a received model, which ``ala = true`` may mix
+    )
     # BatchNorm statistics: "shared" averages them with the setting ``buffers = "shared"``, "local" never does.
     buffers: Literal["", "shared", "local"] = ""
     # Differential privacy: all that leaves is computed from noised "gradient"s, or "nothing" of the data leaves.
     dp: Literal["", "gradient", "nothing"] = ""
-    not_dp: str = "its MethodInfo does not declare `dp`"  # the reason, if ``dp`` is not declared
+    not_dp: str = (
+        "its MethodInfo does not declare `dp`"  # the reason, if ``dp`` is not declared
+    )
     # The trainings with noise in a round, for the hospital's privacy account (client/site/budget/accounting.py). Each
     # is a number of epochs, or the setting that holds it (0: local-epochs). ``each KEY``: that many trainings of one
     # epoch. ``TERM if KEY`` or ``TERM if KEY = VALUE``: only if that setting is not 0, or has that value.
@@ -104,10 +128,18 @@ class MethodInfo:
 # Presets: what most methods of a kind declare. A method states its difference; one that declares little starts from
 # MethodInfo, where everything is refused.
 _TYPICAL = partial(MethodInfo, late="starts", ala=True, buffers="shared", dp="gradient")
-ONE_MODEL = partial(_TYPICAL, reports="received", newcomer="model", one_model=True, robust=RULES)
+ONE_MODEL = partial(
+    _TYPICAL, reports="received", newcomer="model", one_model=True, robust=RULES
+)
 OWN_COPY = partial(_TYPICAL, newcomer="copy", robust=RULES, lossy=True)
 OWN_LAYERS = partial(
-    _TYPICAL, sends=("Σ_s", "Σ_s"), uploads=("shared",), own_model="layers", newcomer="layers", robust=RULES, lossy=True
+    _TYPICAL,
+    sends=("Σ_s", "Σ_s"),
+    uploads=("shared",),
+    own_model="layers",
+    newcomer="layers",
+    robust=RULES,
+    lossy=True,
 )
 OWN_MIXTURE = partial(_TYPICAL, receives="mixture", newcomer="mixture")
 
@@ -141,19 +173,33 @@ class SiloInfo:
 class RoundPlan:
     """What the round loop decides of a round; a strategy receives a new one before each round, and only reads it."""
 
-    silos: Mapping[str, SiloInfo] = field(default_factory=dict)  # the run's silos, sorted by name
-    numbers: Mapping[str, Any] = field(default_factory=dict)  # for every silo's app, beside the payload (classes, ...)
-    samples: Mapping[str, int] = field(default_factory=dict)  # each silo's weight in a mean: agreed, or capped
+    silos: Mapping[str, SiloInfo] = field(
+        default_factory=dict
+    )  # the run's silos, sorted by name
+    numbers: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # for every silo's app, beside the payload (classes, ...)
+    samples: Mapping[str, int] = field(
+        default_factory=dict
+    )  # each silo's weight in a mean: agreed, or capped
     last: int = 0  # the run's last round: an earlier one than planned where it stops early
-    shown: Mapping[str, int] = field(default_factory=dict)  # silo -> the round that a report would show of it now
-    attended: Mapping[str, int] = field(default_factory=dict)  # silo -> its rounds with differential privacy
-    joined: Mapping[str, int] = field(default_factory=dict)  # silo that joined during the run -> its first round
+    shown: Mapping[str, int] = field(
+        default_factory=dict
+    )  # silo -> the round that a report would show of it now
+    attended: Mapping[str, int] = field(
+        default_factory=dict
+    )  # silo -> its rounds with differential privacy
+    joined: Mapping[str, int] = field(
+        default_factory=dict
+    )  # silo that joined during the run -> its first round
 
     def with_silos(self, silos: Iterable[SiloInfo], common: Common) -> RoundPlan:
         """Return the plan with these silos; a weight by sample count is taken from their data summaries alone."""
         infos = {info.name: info for info in sorted(silos, key=lambda info: info.name)}
         agreed = read_agreed(common.agreed).get("samples", {})
-        samples = sample_weights({name: info.n_train for name, info in infos.items()}, common.weight_cap, agreed)
+        samples = sample_weights(
+            {name: info.n_train for name, info in infos.items()}, common.weight_cap, agreed
+        )
         if common.robust == "screen" and common.weight_cap:
             samples = plausible_counts(samples, agreed)
         return replace(self, silos=infos, samples=samples)
@@ -181,7 +227,9 @@ class Relationships:
     values: Array  # (rounds, N, N), nan before a silo's first round
 
     @classmethod
-    def of(cls, histories: Mapping[str, Array], rounds: Mapping[str, Sequence[int]]) -> Relationships | None:
+    def of(
+        cls, histories: Mapping[str, Array], rounds: Mapping[str, Sequence[int]]
+    ) -> Relationships | None:
         """Build it from each silo's own history (rounds, N) and the rounds of its rows; None if they do not match."""
         names = sorted(histories)
         n = len(names)

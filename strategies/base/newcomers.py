@@ -41,17 +41,27 @@ def check_hold_out(common: Common, info: MethodInfo) -> None:
     """Raise UserError if ``hold-out`` names no hospital, one twice or all, or does not fit the run or the method."""
     held = common.held_out
     if common.hold_out and not held:
-        raise UserError(f"hold-out = {common.hold_out!r}: names of hospitals are needed here, with commas")
+        raise UserError(
+            f"hold-out = {common.hold_out!r}: names of hospitals are needed here, with commas"
+        )
     if len(set(held)) < len(held):
         raise UserError(f"hold-out = {common.hold_out} names one of them twice")
     if held and len(held) >= common.silos:
-        raise UserError(f"hold-out = {common.hold_out}: of {common.silos} silos none would be left to train")
+        raise UserError(
+            f"hold-out = {common.hold_out}: of {common.silos} silos none would be left to train"
+        )
     if held and not common.evaluate_every:
-        raise UserError(f"hold-out = {common.hold_out}: evaluate-every = 0 leaves no round to choose")
+        raise UserError(
+            f"hold-out = {common.hold_out}: evaluate-every = 0 leaves no round to choose"
+        )
     if held and common.dp:
-        raise UserError(f"hold-out = {common.hold_out}: not with dp = true, which does not cover what it trains")
+        raise UserError(
+            f"hold-out = {common.hold_out}: not with dp = true, which does not cover what it trains"
+        )
     if held and not info.newcomer:
-        raise UserError(f"hold-out = {common.hold_out}: {info.name} does not declare it (MethodInfo.newcomer)")
+        raise UserError(
+            f"hold-out = {common.hold_out}: {info.name} does not declare it (MethodInfo.newcomer)"
+        )
 
 
 def check_late(common: Common, info: MethodInfo) -> None:
@@ -68,14 +78,22 @@ def check_late(common: Common, info: MethodInfo) -> None:
     entries = [ENTRY.fullmatch(entry.strip()) for entry in text.split(",")]
     names = [match[1] for match in entries if match]
     if None in entries or len(set(names)) < len(names):
-        raise UserError(f"late-joiners = {text[:80]!r}: any, or NAME=ROUND with commas, each name once, is needed here")
+        raise UserError(
+            f"late-joiners = {text[:80]!r}: any, or NAME=ROUND with commas, each name once, is needed here"
+        )
     for name, number in common.late.items():
         if not 2 <= number <= common.rounds:
-            raise UserError(f"late-joiners = {text[:80]}: {name} joins in round {number}, of 2 to {common.rounds}")
+            raise UserError(
+                f"late-joiners = {text[:80]}: {name} joins in round {number}, of 2 to {common.rounds}"
+            )
         if name in common.held_out:
-            raise UserError(f"late-joiners = {text[:80]}: hold-out = {common.hold_out} has {name} too")
+            raise UserError(
+                f"late-joiners = {text[:80]}: hold-out = {common.hold_out} has {name} too"
+            )
     if len(names) + len(common.held_out) >= common.silos:
-        raise UserError(f"late-joiners = {text[:80]}: of {common.silos} silos none would be left to begin")
+        raise UserError(
+            f"late-joiners = {text[:80]}: of {common.silos} silos none would be left to begin"
+        )
 
 
 NEWCOMER = "newcomer"  # in a message's config: the silo is to be evaluated as one
@@ -94,13 +112,17 @@ def evaluate_newcomer(client: SiloClient, config: Mapping[str, Any]) -> dict[str
     return metrics | client.measure("personal", own)
 
 
-def newcomer_payload(strategy: PersonalizedStrategy, info: SiloInfo, state: ServerState) -> Payload:
+def newcomer_payload(
+    strategy: PersonalizedStrategy, info: SiloInfo, state: ServerState
+) -> Payload:
     """Return the payload of a silo that joins in the strategy's round, from the server's ``state`` before it.
 
     ``strategy`` is not changed.
     """
     guest = copy.copy(strategy)
-    guest.common = replace(strategy.common, participation=1.0)  # it takes no part in the draw of participants
+    guest.common = replace(
+        strategy.common, participation=1.0
+    )  # it takes no part in the draw of participants
     guest.state = state.copy()
     guest.admit(info, trains=False)
     guest.begin_round()

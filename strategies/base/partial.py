@@ -23,7 +23,9 @@ from strategies.base.strategy import PersonalizedStrategy
 
 # The settings with which no block is personal: a silo then sends the whole model.
 ALL_LAYERS_AT: Mapping[str, tuple[Value, ...]] = {"personal": ("none", ""), "layers": (0,)}
-Split = tuple[tuple[slice, ...], tuple[slice, ...]]  # the shared and the personal parts of a model's vector
+Split = tuple[
+    tuple[slice, ...], tuple[slice, ...]
+]  # the shared and the personal parts of a model's vector
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,9 @@ class PartialSettings:
     """Settings of the personal layer blocks."""
 
     personal: str = setting(
-        "output", "personal blocks: output, input, all, none, or block names with commas", symbol="v"
+        "output",
+        "personal blocks: output, input, all, none, or block names with commas",
+        symbol="v",
     )
     layers: int = setting(1, "how many blocks output and input mean", minimum=0)
 
@@ -43,8 +47,15 @@ def personal_blocks(layout: Layout, settings: PartialSettings) -> list[str]:
     """
     names = [b.name for b in layout.blocks]
     count = min(settings.layers, len(names))
-    chosen = {"output": names[len(names) - count :], "input": names[:count], "all": names, "none": []}
-    wanted = chosen.get(settings.personal, [n.strip() for n in settings.personal.split(",") if n.strip()])
+    chosen = {
+        "output": names[len(names) - count :],
+        "input": names[:count],
+        "all": names,
+        "none": [],
+    }
+    wanted = chosen.get(
+        settings.personal, [n.strip() for n in settings.personal.split(",") if n.strip()]
+    )
     if settings.personal in ("output", "input") and wanted == names:
         raise UserError(
             f"personal = {settings.personal}, layers = {settings.layers}: this network has the layer blocks "
@@ -61,12 +72,16 @@ def personal_blocks(layout: Layout, settings: PartialSettings) -> list[str]:
 
 def head_blocks(layout: Layout, *names: str) -> list[str]:
     """Return the layer blocks of a method's own head with these names: ``fc2.own`` for ``own``."""
-    return [b.name for b in layout.blocks if b.name.rpartition(".")[2] in names and "." in b.name]
+    return [
+        b.name for b in layout.blocks if b.name.rpartition(".")[2] in names and "." in b.name
+    ]
 
 
 def split_parts(layout: Layout, personal: Sequence[str]) -> Split:
     """Return the shared and the personal parts of the vector."""
-    return layout.parts(b.name for b in layout.blocks if b.name not in personal), layout.parts(personal)
+    return layout.parts(b.name for b in layout.blocks if b.name not in personal), layout.parts(
+        personal
+    )
 
 
 def norm_parts(layout: Layout, wanted_by: str) -> Split:
@@ -85,7 +100,9 @@ class PartialClient(SiloClient):
     settings: Any  # has the fields of PartialSettings
 
     @staticmethod
-    def split(layout: Layout, settings: Any, server_round: int, numbers: Mapping[str, Any], /) -> Split:
+    def split(
+        layout: Layout, settings: Any, server_round: int, numbers: Mapping[str, Any], /
+    ) -> Split:
         """Return the shared and the personal parts of the vector in this round, for both halves.
 
         ``numbers``: the numbers of the server's state; in a silo, those in its message.
@@ -99,7 +116,11 @@ class PartialClient(SiloClient):
         return self.model.layout.buffer_parts(self.parts()[0])
 
     def received_blocks(self) -> list[str]:
-        return [b.name for b in self.model.layout.blocks if any(p.start <= b.start < p.stop for p in self.shared)]
+        return [
+            b.name
+            for b in self.model.layout.blocks
+            if any(p.start <= b.start < p.stop for p in self.shared)
+        ]
 
     def receive(self) -> Tensor:
         self.shared, self.private = self.parts()
@@ -110,7 +131,11 @@ class PartialClient(SiloClient):
         if parts := self.newcomer_parts():
             self.train(parts=parts, purpose="personal", optimizer_key="personal")
         if self.shares_buffers:
-            write(self.model.buffers, self.shared_buffers(), gather(self.received_buffers, self.shared_buffers()))
+            write(
+                self.model.buffers,
+                self.shared_buffers(),
+                gather(self.received_buffers, self.shared_buffers()),
+            )
         return self.model.vector
 
     def newcomer_parts(self) -> Sequence[slice]:

@@ -141,14 +141,24 @@ class Sampling:
         return self.steps(epoch + 1) - self.steps(epoch)
 
 
-def plan_of(s: Privacy, common: Common, sampling: Sampling, passes: Sequence[int], digest: str) -> Plan:
+def plan_of(
+    s: Privacy, common: Common, sampling: Sampling, passes: Sequence[int], digest: str
+) -> Plan:
     """Return the plan of a round with these passes (epochs each); raise UserError if δ or ε cannot be reached."""
-    steps, delta, noise = sum(map(sampling.steps, passes)), s.delta_for(sampling.units), s.noise_multiplier
+    steps, delta, noise = (
+        sum(map(sampling.steps, passes)),
+        s.delta_for(sampling.units),
+        s.noise_multiplier,
+    )
     if delta > 1 / sampling.units:
-        raise UserError(f"dp.delta = {delta:g} is more than 1 / {sampling.units}, one of the {s.unit}s: take less")
+        raise UserError(
+            f"dp.delta = {delta:g} is more than 1 / {sampling.units}, one of the {s.unit}s: take less"
+        )
     if s.target_epsilon:
         try:
-            noise = noise_multiplier_for(s.target_epsilon, sampling.rate, steps * common.rounds, delta)
+            noise = noise_multiplier_for(
+                s.target_epsilon, sampling.rate, steps * common.rounds, delta
+            )
         except OutOfRangeError as error:
             raise UserError(f"dp.target-epsilon: {error}") from None
     return Plan(
@@ -189,8 +199,23 @@ class Units:
 class PrivateTraining:
     """One round's private gradients; ``key`` is the round's, ``uses`` the number of gradients per batch."""
 
-    def __init__(self, plan: Plan, sampling: Sampling, units: Units, key: bytes, model: FlatModel, uses: int) -> None:
-        self.plan, self.sampling, self.units, self.key, self.model, self.uses = plan, sampling, units, key, model, uses
+    def __init__(
+        self,
+        plan: Plan,
+        sampling: Sampling,
+        units: Units,
+        key: bytes,
+        model: FlatModel,
+        uses: int,
+    ) -> None:
+        self.plan, self.sampling, self.units, self.key, self.model, self.uses = (
+            plan,
+            sampling,
+            units,
+            key,
+            model,
+            uses,
+        )
         self.clipping = Clipping(model, plan.clip_norm)
         self.on = False  # whether gradients are private now
         self.steps = self.gradients = self.calls = 0
@@ -200,7 +225,9 @@ class PrivateTraining:
         """Return a random generator with a seed that only the silo can compute."""
         return torch.Generator().manual_seed(seed(derived(self.key, "generator", *purpose)))
 
-    def drawn(self, call: int, epoch: int, device: torch.device) -> list[tuple[Tensor, list[Tensor] | None]]:
+    def drawn(
+        self, call: int, epoch: int, device: torch.device
+    ) -> list[tuple[Tensor, list[Tensor] | None]]:
         """Return an epoch's batches: the records of each, and its rows by patient."""
         found = []
         for step in range(self.sampling.steps_of_epoch(epoch)):
@@ -209,11 +236,15 @@ class PrivateTraining:
             found.append(self._records(chosen, device))
         return found
 
-    def _records(self, chosen: np.ndarray, device: torch.device) -> tuple[Tensor, list[Tensor] | None]:
+    def _records(
+        self, chosen: np.ndarray, device: torch.device
+    ) -> tuple[Tensor, list[Tensor] | None]:
         patient = self.units.patient
         if patient is None:
             return torch.from_numpy(chosen).to(device), None
-        rows = [_rows_of(patient.tobytes(), str(patient.dtype))[unit] for unit in chosen.tolist()]
+        rows = [
+            _rows_of(patient.tobytes(), str(patient.dtype))[unit] for unit in chosen.tolist()
+        ]
         ends = np.cumsum([0, *(len(own) for own in rows)])
         groups = [torch.arange(a, b, device=device) for a, b in pairwise(ends.tolist())]
         index = np.concatenate(rows) if rows else np.empty(0, np.int64)
@@ -223,10 +254,14 @@ class PrivateTraining:
         """Record that the batch with these labels was drawn, as one of the plan's steps."""
         self.steps += 1
         if self.steps > self.plan.steps:
-            raise AssertionError(f"a training of more than the planned {self.plan.steps} private steps")
+            raise AssertionError(
+                f"a training of more than the planned {self.plan.steps} private steps"
+            )
         self.batches[y] = Batch(groups, self.uses)
 
-    def gradient(self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None) -> Tensor:
+    def gradient(
+        self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None
+    ) -> Tensor:
         """Write the noised mean to the model's gradient; return the mean loss of the drawn units."""
         batch: Batch | None = self.batches.get(y)  # type: ignore[no-untyped-call]
         if batch is None or not batch.uses:
@@ -237,7 +272,9 @@ class PrivateTraining:
         key = derived(self.key, "noise", self.gradients, digest_of([self.model.vector, total]))
         deviation = self.plan.noise_multiplier * self.plan.clip_norm * self.uses**0.5
         self.model.gradient.copy_(noised(total, deviation, key).div_(self.sampling.divisor))
-        for entry, parameter in zip(self.model.layout.parameters, self.model.parameters, strict=True):
+        for entry, parameter in zip(
+            self.model.layout.parameters, self.model.parameters, strict=True
+        ):
             if not is_trained(parameter):
                 self.model.gradient[entry.start : entry.stop] = 0.0
         return value / max(len(y) if batch.groups is None else len(batch.groups), 1)
@@ -285,7 +322,9 @@ def kept_finite(state: State, personal: Tensor, received: Tensor, name: str) -> 
     return received.clone()
 
 
-def quietly(privacy: PrivateTraining | None, otherwise: T, work: Callable[..., T], *given: Any) -> T:
+def quietly(
+    privacy: PrivateTraining | None, otherwise: T, work: Callable[..., T], *given: Any
+) -> T:
     """Return ``work(*given)``; with privacy ``otherwise`` if it fails, because an error would reveal the records."""
     if privacy is None:
         return work(*given)
@@ -294,14 +333,22 @@ def quietly(privacy: PrivateTraining | None, otherwise: T, work: Callable[..., T
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        log(WARNING, "%s failed, which stays here: %s: %s", work.__name__, type(error).__name__, error)
+        log(
+            WARNING,
+            "%s failed, which stays here: %s: %s",
+            work.__name__,
+            type(error).__name__,
+            error,
+        )
         return otherwise
 
 
 def round_digest(tensors: Mapping[str, Tensor], values: Sequence[object]) -> bytes:
     """Return a digest (32 bytes) of all inputs of a round: arrays by name, and everything else as text."""
     names = sorted(tensors)
-    return derived(digest_of(tensors[name] for name in names), *names, *(repr(value) for value in values))
+    return derived(
+        digest_of(tensors[name] for name in names), *names, *(repr(value) for value in values)
+    )
 
 
 def private_batches(
@@ -313,10 +360,14 @@ def private_batches(
     seed_torch(training.generator("dropout", call))
     for epoch in range(epochs):
         drawn = training.drawn(call, epoch, device)
-        taken: Iterator[tuple[Any, Tensor]] = (silo.train.take(index) for index, _ in drawn if len(index))
+        taken: Iterator[tuple[Any, Tensor]] = (
+            silo.train.take(index) for index, _ in drawn if len(index)
+        )
         if augment is not None:
             taken = augment.changed(
-                taken, sum(len(index) for index, _ in drawn), training.generator("augment", call, epoch)
+                taken,
+                sum(len(index) for index, _ in drawn),
+                training.generator("augment", call, epoch),
             )
         for index, groups in drawn:
             x, y = next(taken) if len(index) else silo.train.take(index)

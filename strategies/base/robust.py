@@ -92,9 +92,13 @@ def weighted_mean(vectors: Iterable[Tensor], weights: Sequence[float]) -> Tensor
 
 
 EXPLODED = 1000  # times the others' step
-STILL = 0.02  # of the length of the vector that was sent: shorter steps are not used as a measure
+STILL = (
+    0.02  # of the length of the vector that was sent: shorter steps are not used as a measure
+)
 CHUNK = 1 << 20  # coordinates that are sorted at a time
-STRIP = 1 << 13  # coordinates whose differences are multiplied at a time: they fit a core's cache
+STRIP = (
+    1 << 13
+)  # coordinates whose differences are multiplied at a time: they fit a core's cache
 PADDING = 8  # between their rows: rows at a distance of a power of two would evict each other from the cache
 SMALLEST = 1e-6  # ν of the geometric median, as a share of the largest distance
 ITERATIONS = 100  # upper limit of the geometric median, which converges in about ten
@@ -110,7 +114,9 @@ def trimmed_mean(vectors: Sequence[Tensor], f: int) -> Tensor:
     for start in range(0, max(len(result), 1), CHUNK):
         part = slice(start, start + CHUNK)
         kept = torch.stack([v[part] for v in vectors]).sort(0).values[f : n - f]
-        result[part] = kept[0] + (kept - kept[0]).mean(0)  # as differences: equal numbers stay unchanged
+        result[part] = kept[0] + (kept - kept[0]).mean(
+            0
+        )  # as differences: equal numbers stay unchanged
     return result
 
 
@@ -124,7 +130,9 @@ def squared_distances(vectors: Sequence[Tensor]) -> Tensor:
     total = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
     for start in range(0, max(len(vectors[0]), 1), CHUNK):
         rows = torch.stack([v[start : start + CHUNK] for v in vectors]).double()
-        total += torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist").square().cpu()
+        total += (
+            torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist").square().cpu()
+        )
     return total
 
 
@@ -168,7 +176,9 @@ def geometric_median(vectors: Sequence[Tensor]) -> Tensor:
     It is summed as differences from the first vector, so that equal vectors are returned unchanged.
     """
     result = vectors[0].clone()
-    for weight, vector in zip(median_weights(squared_distances(vectors)).tolist(), vectors, strict=True):
+    for weight, vector in zip(
+        median_weights(squared_distances(vectors)).tolist(), vectors, strict=True
+    ):
         result.add_(vector - vectors[0], alpha=weight)
     return result
 
@@ -182,7 +192,11 @@ def estimate(rule: str, vectors: Sequence[Tensor], f: int) -> Tensor:
     """Return the estimate (Σ,) that a rule other than Krum puts in place of the mean of the vectors (Σ,)."""
     if rule == "geometric-median":
         return geometric_median(vectors)
-    return median(vectors) if rule == "median" else trimmed_mean(vectors, breakdown_point(rule, len(vectors), f))
+    return (
+        median(vectors)
+        if rule == "median"
+        else trimmed_mean(vectors, breakdown_point(rule, len(vectors), f))
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -198,17 +212,23 @@ def gram_of(vectors: Sequence[Tensor], centres: Sequence[Tensor | None]) -> Tens
     """
     n, length, device = len(vectors), len(vectors[0]), vectors[0].device
     total = torch.zeros(n, n, dtype=torch.float64, device=device)
-    memory = torch.empty(n, STRIP + PADDING, dtype=torch.float64, device=device)  # reused: fresh pages are slow
+    memory = torch.empty(
+        n, STRIP + PADDING, dtype=torch.float64, device=device
+    )  # reused: fresh pages are slow
     for start in range(0, length, STRIP):
         part = slice(start, start + STRIP)
         rows = memory[:, : min(STRIP, length - start)]
         for row, vector, centre in zip(rows, vectors, centres, strict=True):
-            row.copy_(vector[part] if centre is None else vector[part] - centre[part].to(device))
+            row.copy_(
+                vector[part] if centre is None else vector[part] - centre[part].to(device)
+            )
         total += rows @ rows.T
     return total.cpu()
 
 
-def units(norms: Norms, sent: Mapping[str, float], batches: Mapping[str, int]) -> dict[str, dict[str, float]]:
+def units(
+    norms: Norms, sent: Mapping[str, float], batches: Mapping[str, int]
+) -> dict[str, dict[str, float]]:
     """Return the measure of each silo's step: max(m, 0.02 L) max(1, k_i / k).
 
     ``sent``: L, per vector; ``batches``: k_i, by silo. With one or two steps, L is added to those the median is of.
@@ -234,7 +254,9 @@ def diverging(norms: Norms, units: Norms) -> dict[str, str]:
     return found
 
 
-def outliers(norms: Norms, units: Norms, factor: float | Mapping[str, float]) -> dict[str, dict[str, float]]:
+def outliers(
+    norms: Norms, units: Norms, factor: float | Mapping[str, float]
+) -> dict[str, dict[str, float]]:
     """Return by silo and vector the ratio of a step to its measure, if above ``factor`` (a number, or per vector)."""
     found: dict[str, dict[str, float]] = {}
     for name, of in norms.items():
@@ -256,13 +278,18 @@ def called(name: str) -> str:
 
 def excess(ratios: Mapping[str, float], bound: str) -> str:
     """Return a text that names a silo's steps that were too long, with their ratios."""
-    parts = [f"{called(name)} moved {ratio:.3g} times as far as the median silo's" for name, ratio in ratios.items()]
+    parts = [
+        f"{called(name)} moved {ratio:.3g} times as far as the median silo's"
+        for name, ratio in ratios.items()
+    ]
     return f"{', '.join(parts)} ({bound})"
 
 
 COUNT_SLACK = 1.25  # times the (f + 1)-th largest count
 LENGTH_SLACK = 1.5  # times the (f + 1)-th largest length
-LEAST = 8  # silos: with fewer, an honest silo that differs cannot be distinguished from an attacker
+LEAST = (
+    8  # silos: with fewer, an honest silo that differs cannot be distinguished from an attacker
+)
 OPPOSED = 0.1  # times the median length: a longer projection against g opposes it
 
 
@@ -286,15 +313,22 @@ def plausible_counts(counts: Mapping[str, int], agreed: Collection[str]) -> dict
     if not counts:
         return {}
     most = max(int(COUNT_SLACK * next_largest(counts.values(), tolerated(len(counts)))), 1)
-    return {silo: count if silo in agreed else min(count, most) for silo, count in counts.items()}
+    return {
+        silo: count if silo in agreed else min(count, most) for silo, count in counts.items()
+    }
 
 
 def length_limits(norms: Norms, units: Norms, clip: float, f: int) -> dict[str, float]:
     """Return, per vector, the longest step that is not cut, in multiples of its measure."""
     limits = {}
     for name, of in norms.items():
-        ratios = [norm / units[name][silo] if units[name][silo] > 0 else 0.0 for silo, norm in of.items()]
-        limits[name] = min(clip, LENGTH_SLACK * max(next_largest(ratios, min(f, len(ratios) - 1)), 1.0))
+        ratios = [
+            norm / units[name][silo] if units[name][silo] > 0 else 0.0
+            for silo, norm in of.items()
+        ]
+        limits[name] = min(
+            clip, LENGTH_SLACK * max(next_largest(ratios, min(f, len(ratios) - 1)), 1.0)
+        )
     return limits
 
 

@@ -36,7 +36,14 @@ from strategies.base.evaluation import EVALUATE, EvaluateSettings, check_keep
 from strategies.base.info import OWN_START, MethodInfo
 from strategies.base.newcomers import check_newcomers
 from strategies.base.privacy import Privacy
-from strategies.base.settings import Common, Value, build_settings, choose, defaults_of, values_of
+from strategies.base.settings import (
+    Common,
+    Value,
+    build_settings,
+    choose,
+    defaults_of,
+    values_of,
+)
 from strategies.base.strategy import _EVALUATIONS, _REGISTRY, PersonalizedStrategy
 from strategies.base.transport.codecs import OF_CHANGES
 from strategies.base.transport.data_summary import read_agreed
@@ -53,8 +60,14 @@ def _import_all() -> None:
         changed = [key for key, method in own.items() if _REGISTRY[key] is not method]
         if changed or _REGISTRY.get(name) is not found:
             _REGISTRY.update(own)
-            what = f"takes the name {changed[0]!r} of a method of silofl" if changed else "is no method of that name"
-            raise UserError(f"{name} of {package} ({STRATEGIES}) {what}; update {package}, or uninstall it")
+            what = (
+                f"takes the name {changed[0]!r} of a method of silofl"
+                if changed
+                else "is no method of that name"
+            )
+            raise UserError(
+                f"{name} of {package} ({STRATEGIES}) {what}; update {package}, or uninstall it"
+            )
 
 
 def strategies() -> dict[str, type[PersonalizedStrategy]]:
@@ -71,7 +84,10 @@ def method_named(name: str) -> type[PersonalizedStrategy]:
 
 def runnable() -> dict[str, type[PersonalizedStrategy]]:
     """Return all values of the setting ``strategy``: the methods, the evaluation of given models, and a survey."""
-    return {**strategies(), **{name: _EVALUATIONS[name] for name in (evaluation.EVALUATE, survey.SURVEY)}}
+    return {
+        **strategies(),
+        **{name: _EVALUATIONS[name] for name in (evaluation.EVALUATE, survey.SURVEY)},
+    }
 
 
 DP = "dp"  # the common setting, and the prefix of its own keys
@@ -99,7 +115,9 @@ class RunSettings:
     @property
     def head(self) -> Any:
         """A method's own head for the network, or None; in an evaluation the head of the model's method."""
-        method = self.method.method if self.common.strategy == EVALUATE else self.common.strategy
+        method = (
+            self.method.method if self.common.strategy == EVALUATE else self.common.strategy
+        )
         return method_named(method).head if method else None
 
     @property
@@ -126,7 +144,16 @@ class RunSettings:
     def division(self) -> Division:
         """The division of a simulation's data over the silos."""
         c = self.common
-        return Division(c.dataset, c.data_dir, c.partition, c.silos, c.seed, c.validation, self.partition, c.task)
+        return Division(
+            c.dataset,
+            c.data_dir,
+            c.partition,
+            c.silos,
+            c.seed,
+            c.validation,
+            self.partition,
+            c.task,
+        )
 
     def flat(self) -> dict[str, Value]:
         """Return every key that affects this run, with its value."""
@@ -135,7 +162,9 @@ class RunSettings:
         if self.ala is not None:
             values |= values_of(self.ala, adding("ala").info.name)
         values |= values_of(self.privacy, DP) | values_of(self.partition, c.partition)
-        return values | {k: v for name, own in self.models.items() for k, v in values_of(own, name).items()}
+        return values | {
+            k: v for name, own in self.models.items() for k, v in values_of(own, name).items()
+        }
 
     def part(self, file: Path | None = None) -> Part:
         """Return the part of the network that is trained, and the weights that the network starts from.
@@ -166,7 +195,9 @@ class RunSettings:
         """Raise UserError if the method, the loss or the number of outputs does not fit this task."""
         info, c = self.strategy.info, self.common
         if info.needs_classes and not task.single_label:
-            raise UserError(f"{info.name} works on samples that have one class each, which {task.name} has not")
+            raise UserError(
+                f"{info.name} works on samples that have one class each, which {task.name} has not"
+            )
         task.check_outputs(outputs)
         task.loss(c.loss, c.focal_gamma)
 
@@ -185,7 +216,9 @@ def check_patience(common: Common) -> None:
             f"patience = {common.patience}: nothing is evaluated with evaluate-every = 0; set evaluate-every = 1"
         )
     if common.min_delta and not common.patience:
-        raise UserError(f"min-delta = {common.min_delta:g} is of early stopping: it needs patience = 1 or more")
+        raise UserError(
+            f"min-delta = {common.min_delta:g} is of early stopping: it needs patience = 1 or more"
+        )
 
 
 def augmentation(text: str) -> Augmentation | None:
@@ -229,7 +262,9 @@ def parse_settings(values: Mapping[str, object]) -> RunSettings:
     return RunSettings(common, own, every.get(common.partition), models, ala, privacy)
 
 
-REMOVED = {"vectorize": "silos train one after the other since 0.3"}  # settings of earlier versions, and why
+REMOVED = {
+    "vectorize": "silos train one after the other since 0.3"
+}  # settings of earlier versions, and why
 
 
 def _check_keys(values: Mapping[str, object]) -> None:
@@ -238,7 +273,9 @@ def _check_keys(values: Mapping[str, object]) -> None:
         if key in REMOVED:
             raise UserError(f"setting {key!r} is no more: {REMOVED[key]}; leave it out")
         if key not in known:
-            raise UserError(f"unknown setting {key[:80]!r}{nearest(key, known)}; docs/settings.md lists them all")
+            raise UserError(
+                f"unknown setting {key[:80]!r}{nearest(key, known)}; docs/settings.md lists them all"
+            )
 
 
 def _check_names(common: Common) -> None:
@@ -259,14 +296,22 @@ def _check_names(common: Common) -> None:
 def _check_common(common: Common, info: MethodInfo) -> None:
     """Raise UserError if common settings contradict each other, or the newcomer settings do not fit the method."""
     if -1 < common.validation < 0:
-        raise UserError(f"validation = {common.validation}: a share, or -1 for the partition's own, is needed here")
+        raise UserError(
+            f"validation = {common.validation}: a share, or -1 for the partition's own, is needed here"
+        )
     if common.min_silos > common.silos:
-        raise UserError(f"min-silos = {common.min_silos} is more than silos = {common.silos}: it could never be met")
+        raise UserError(
+            f"min-silos = {common.min_silos} is more than silos = {common.silos}: it could never be met"
+        )
     check_newcomers(common, info)
     if common.min_batch_size > common.batch_size:
-        raise UserError(f"min-batch-size = {common.min_batch_size} is more than batch-size = {common.batch_size}")
+        raise UserError(
+            f"min-batch-size = {common.min_batch_size} is more than batch-size = {common.batch_size}"
+        )
     if 0 < common.weight_cap < 1:
-        raise UserError(f"weight-cap = {common.weight_cap:g}: at least 1, or 0 for none, is needed here")
+        raise UserError(
+            f"weight-cap = {common.weight_cap:g}: at least 1, or 0 for none, is needed here"
+        )
     check_patience(common)
     read_agreed(common.agreed)
     augmentation(common.augment)
@@ -275,9 +320,13 @@ def _check_common(common: Common, info: MethodInfo) -> None:
 def _check_method(info: MethodInfo, common: Common, own: Any) -> None:
     """Raise UserError for a capability that the method does not declare. ``own``: the method's settings."""
     if common.ala and not info.ala:
-        raise UserError(f"ala = true: {common.strategy} has no received model to mix, or mixes it already")
+        raise UserError(
+            f"ala = true: {common.strategy} has no received model to mix, or mixes it already"
+        )
     if common.ala and getattr(own, "start", "received") == "own":
-        raise UserError(f"ala = true mixes a received model: it needs {common.strategy}.start = received")
+        raise UserError(
+            f"ala = true mixes a received model: it needs {common.strategy}.start = received"
+        )
     check_robust(info, common)
     _check_wire(info, common)
     check_evaluation(common, own)
@@ -288,7 +337,9 @@ def _check_wire(info: MethodInfo, common: Common) -> None:
     """Raise UserError for a format that the method does not declare, or an invalid combination of ``wire-...``."""
     if common.wire_sparse and sends_changes(common):
         how = f"wire-dtype = {common.wire_dtype}"
-        raise UserError(f"wire-sparse = true: with {how} changes are sent, of which none is left out")
+        raise UserError(
+            f"wire-sparse = true: with {how} changes are sent, of which none is left out"
+        )
     sums = info.receives not in ("mixture", "models")
     reason = OWN_START if common.ala and sums else "" if info.lossy else info.not_lossy
     if reason and sends_changes(common) and info.uploads:
@@ -307,7 +358,9 @@ def _check_privacy(info: MethodInfo, common: Common) -> None:
     if not info.dp:
         raise UserError(f"dp = true: not with {info.name}: {info.not_dp}")
     if common.ala:
-        raise UserError("dp = true: not with ala = true: how it mixes depends on records without noise")
+        raise UserError(
+            "dp = true: not with ala = true: how it mixes depends on records without noise"
+        )
 
 
 def check_evaluation(common: Common, own: Any) -> None:
@@ -316,9 +369,13 @@ def check_evaluation(common: Common, own: Any) -> None:
     if not isinstance(own, EvaluateSettings):
         return
     if common.rounds != len(own.entries):
-        raise UserError(f"rounds = {common.rounds}: there are {len(own.entries)} models, and each has its round")
+        raise UserError(
+            f"rounds = {common.rounds}: there are {len(own.entries)} models, and each has its round"
+        )
     if common.wire_dtype != "float32":
-        raise UserError(f"wire-dtype = {common.wire_dtype}: models are evaluated as they are, in float32")
+        raise UserError(
+            f"wire-dtype = {common.wire_dtype}: models are evaluated as they are, in float32"
+        )
     if own.method:
         choose("method", own.method, strategies())
 
@@ -328,15 +385,25 @@ def toml_text(values: Mapping[str, Value], table: str = "") -> str:
     above = f"{table}." if table else ""
     head = [f"[{table}]"] if table else []
     # `dp` is a value, so `dp.clip-norm` cannot be in a table of that name.
-    values = {f'"{k}"' if k.partition(".")[0] in values and "." in k else k: v for k, v in values.items()}
-    plain = [f"{k} = {toml_value(v)}" for k, v in values.items() if "." not in k or k.startswith('"')]
+    values = {
+        f'"{k}"' if k.partition(".")[0] in values and "." in k else k: v
+        for k, v in values.items()
+    }
+    plain = [
+        f"{k} = {toml_value(v)}" for k, v in values.items() if "." not in k or k.startswith('"')
+    ]
     tables: dict[str, list[str]] = {}
     for key, value in values.items():
         if "." in key and not key.startswith('"'):
             owner, _, short = key.partition(".")
             tables.setdefault(owner, []).append(f"{short} = {toml_value(value)}")
     return (
-        "\n".join(head + plain + [f"\n[{above}{owner}]\n" + "\n".join(lines) for owner, lines in tables.items()]) + "\n"
+        "\n".join(
+            head
+            + plain
+            + [f"\n[{above}{owner}]\n" + "\n".join(lines) for owner, lines in tables.items()]
+        )
+        + "\n"
     )
 
 

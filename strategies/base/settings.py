@@ -56,7 +56,9 @@ def setting(
         raise UserError(f"kind = {kind!r}: one of {', '.join(KINDS)} is needed here")
     limits = {"minimum": minimum, "above": above, "maximum": maximum, "below": below}
     metadata = {"help": help, "symbol": symbol, "choices": tuple(choices), "kind": kind}
-    return field(default=default, metadata=metadata | {k: v for k, v in limits.items() if v is not None})
+    return field(
+        default=default, metadata=metadata | {k: v for k, v in limits.items() if v is not None}
+    )
 
 
 @dataclass(frozen=True)
@@ -64,17 +66,31 @@ class Common:
     """The settings that every method shares."""
 
     strategy: str = setting("fedavg", "method; several, joined by commas, make a study")
-    rounds: int = setting(20, "communication rounds", symbol="T", minimum=1, maximum=MOST_ROUNDS, kind="rounds")
-    seed: int = setting(42, "seed of data split, initial models, batches and sampling", minimum=0, maximum=2**63 - 1)
-    threads: int = setting(
-        0, "CPU threads per process, 0: OMP_NUM_THREADS or all; last bits depend on it", minimum=0, maximum=256
+    rounds: int = setting(
+        20, "communication rounds", symbol="T", minimum=1, maximum=MOST_ROUNDS, kind="rounds"
     )
-    device: str = setting("auto", "auto, cpu, cuda or cuda:N; a deployed silo's own device stands above it")
+    seed: int = setting(
+        42,
+        "seed of data split, initial models, batches and sampling",
+        minimum=0,
+        maximum=2**63 - 1,
+    )
+    threads: int = setting(
+        0,
+        "CPU threads per process, 0: OMP_NUM_THREADS or all; last bits depend on it",
+        minimum=0,
+        maximum=256,
+    )
+    device: str = setting(
+        "auto", "auto, cpu, cuda or cuda:N; a deployed silo's own device stands above it"
+    )
     model: str = setting(
-        "auto", "architecture, or package.module:factory for one of your own; auto chooses by the shape of the input"
+        "auto",
+        "architecture, or package.module:factory for one of your own; auto chooses by the shape of the input",
     )
     trainable: str = setting(
-        "all", "what is trained, and so what is sent: all, or with commas head (the last layer) and patterns of names"
+        "all",
+        "what is trained, and so what is sent: all, or with commas head (the last layer) and patterns of names",
     )
     lora_rank: int = setting(
         0,
@@ -85,7 +101,8 @@ class Common:
     )
     lora_alpha: float = setting(8.0, "LoRA's change counts α / r times", symbol="α", above=0)
     init_weights: str = setting(
-        "", "a safetensors file that the network starts from; a deployed silo has one of the same name, and SHA-256"
+        "",
+        "a safetensors file that the network starts from; a deployed silo has one of the same name, and SHA-256",
     )
     dataset: str = setting("digits", "a data set's name, or the path of an .npz file")
     data_dir: str = setting("", "where data sets lie or are downloaded to")
@@ -96,10 +113,16 @@ class Common:
     )
     partition: str = setting("dirichlet", "how the data are split over the silos")
     silos: int = setting(12, "number of silos", symbol="N", minimum=1, maximum=MOST_SILOS)
-    hold_out: str = setting("", "hospitals, with commas, that do not train and at the end are evaluated as newcomers")
-    hold_out_epochs: int = setting(5, "epochs of a held-out hospital on what is its own", minimum=0, kind="epochs")
+    hold_out: str = setting(
+        "",
+        "hospitals, with commas, that do not train and at the end are evaluated as newcomers",
+    )
+    hold_out_epochs: int = setting(
+        5, "epochs of a held-out hospital on what is its own", minimum=0, kind="epochs"
+    )
     late_joiners: str = setting(
-        "", "hospitals that may join while the run goes on: any, or NAME=ROUND with commas, from which round on"
+        "",
+        "hospitals that may join while the run goes on: any, or NAME=ROUND with commas, from which round on",
     )
     validation: float = setting(
         -1.0,
@@ -114,8 +137,12 @@ class Common:
         "flip, flip-vertical, crop:PIXELS, shift:PIXELS, rotate:DEGREES, scale:SHARE, perspective:SHARE, "
         "contrast:SHARE, brightness:SHARE",
     )
-    local_epochs: int = setting(1, "epochs of local training per round", symbol="E", minimum=0, kind="epochs")
-    batch_size: int = setting(64, "mini-batch size", symbol="B", minimum=1, maximum=MOST_SAMPLES)
+    local_epochs: int = setting(
+        1, "epochs of local training per round", symbol="E", minimum=0, kind="epochs"
+    )
+    batch_size: int = setting(
+        64, "mini-batch size", symbol="B", minimum=1, maximum=MOST_SAMPLES
+    )
     min_batch_size: int = setting(
         1,
         "a last batch of fewer samples joins the batch before it; a hospital's policy may ask for more",
@@ -124,21 +151,34 @@ class Common:
     )
     optimizer: str = setting("sgd", "local optimiser", choices=("sgd", "adam"))
     optimizer_state: str = setting(
-        "reset", "what happens to momentum and moments between rounds", choices=("reset", "keep")
+        "reset",
+        "what happens to momentum and moments between rounds",
+        choices=("reset", "keep"),
     )
-    learning_rate: float = setting(0.05, "local learning rate", symbol="η", above=0, kind="learning-rate")
+    learning_rate: float = setting(
+        0.05, "local learning rate", symbol="η", above=0, kind="learning-rate"
+    )
     momentum: float = setting(0.0, "momentum of sgd", minimum=0, maximum=1)
-    weight_decay: float = setting(0.0, "L2 weight decay in the gradient", minimum=0, kind="decay")
+    weight_decay: float = setting(
+        0.0, "L2 weight decay in the gradient", minimum=0, kind="decay"
+    )
     amsgrad: bool = setting(False, "the AMSGrad variant of adam")
-    lr_decay: float = setting(1.0, "factor on the learning rate after every round", above=0, maximum=1)
+    lr_decay: float = setting(
+        1.0, "factor on the learning rate after every round", above=0, maximum=1
+    )
     loss: str = setting("cross-entropy", "training loss", choices=("cross-entropy", "focal"))
     # From about 20 on a batch's gradient is its worst sample's alone: one patient's (tests/client/test_extraction.py).
-    focal_gamma: float = setting(1.0, "focusing parameter of the focal loss", symbol="γ", minimum=0, maximum=5)
+    focal_gamma: float = setting(
+        1.0, "focusing parameter of the focal loss", symbol="γ", minimum=0, maximum=5
+    )
     ala: bool = setting(
-        False, "mix the received model with the silo's own by adaptive local aggregation (settings: fedala.*)"
+        False,
+        "mix the received model with the silo's own by adaptive local aggregation (settings: fedala.*)",
     )
     buffers: str = setting(
-        "shared", "BatchNorm statistics: averaged over silos, or each silo's own", choices=("shared", "local")
+        "shared",
+        "BatchNorm statistics: averaged over silos, or each silo's own",
+        choices=("shared", "local"),
     )
     normalization: str = setting(
         "agreed",
@@ -150,7 +190,9 @@ class Common:
         "number format of what is sent; int8 and topk are for what silos send, as changes of what they received",
         choices=("float32", "float16", "bfloat16", "int8", "topk"),
     )
-    wire_topk: float = setting(0.01, "topk: the share of a change's numbers that is sent", above=0, maximum=1)
+    wire_topk: float = setting(
+        0.01, "topk: the share of a change's numbers that is sent", above=0, maximum=1
+    )
     wire_feedback: str = setting(
         "auto",
         "a silo keeps what the format loses and adds it to its next change: auto with int8 and topk; on also with "
@@ -163,7 +205,10 @@ class Common:
         "trained; nothing is lost",
     )
     evaluate_every: int = setting(
-        1, "evaluate every so many rounds and at the end, 0: never", minimum=0, maximum=MOST_ROUNDS
+        1,
+        "evaluate every so many rounds and at the end, 0: never",
+        minimum=0,
+        maximum=MOST_ROUNDS,
     )
     patience: int = setting(
         0,
@@ -173,9 +218,13 @@ class Common:
         maximum=MOST_ROUNDS,
     )
     min_delta: float = setting(
-        0.0, "early stopping: by more than this a mean validation score must be better to count as better", minimum=0
+        0.0,
+        "early stopping: by more than this a mean validation score must be better to count as better",
+        minimum=0,
     )
-    participation: float = setting(1.0, "share of the silos that train in a round", symbol="ρ", above=0, maximum=1)
+    participation: float = setting(
+        1.0, "share of the silos that train in a round", symbol="ρ", above=0, maximum=1
+    )
     min_silos: int = setting(
         0,
         "quorum: fewest silos to begin, resume or end a round with once the time is up, 0: all that can, all that can, "
@@ -194,14 +243,18 @@ class Common:
         "what is agreed on of the silos' data, JSON: task, shape, classes, schema, samples of each silo; `silofl run` "
         "takes it from the federation file",
     )
-    round_timeout: float = setting(3600.0, "seconds that a round may last", above=0, maximum=30 * 24 * 3600)
+    round_timeout: float = setting(
+        3600.0, "seconds that a round may last", above=0, maximum=30 * 24 * 3600
+    )
     straggler_factor: float = setting(
         20.0,
         "once the quorum and half of the silos have answered, the others have so many times the median of their time, "
         "0: all of `round-timeout`; not in a simulation",
         minimum=0,
     )
-    straggler_floor: float = setting(300.0, "seconds that a silo has at least, however fast the others are", minimum=0)
+    straggler_floor: float = setting(
+        300.0, "seconds that a silo has at least, however fast the others are", minimum=0
+    )
     lost_silo: str = setting(
         "go-on",
         "a silo that goes away in a round: go on without it as soon as that is known, or wait for it and send it its "
@@ -214,10 +267,16 @@ class Common:
         choices=("none", "screen", "clip", *RULES),
     )
     robust_clip: float = setting(
-        10.0, "screen, clip: the longest step, in multiples of the round's median step", symbol="τ", above=0
+        10.0,
+        "screen, clip: the longest step, in multiples of the round's median step",
+        symbol="τ",
+        above=0,
     )
     robust_attackers: int = setting(
-        1, f"{', '.join(ATTACKER_RULES)}: how many silos may send anything", symbol="f", minimum=0
+        1,
+        f"{', '.join(ATTACKER_RULES)}: how many silos may send anything",
+        symbol="f",
+        minimum=0,
     )
     min_metric_samples: int = setting(
         0,
@@ -227,7 +286,8 @@ class Common:
         maximum=MOST_SAMPLES,
     )
     dp: bool = setting(
-        False, "differential privacy: silos clip the gradient of each record or patient and add noise (settings: dp.*)"
+        False,
+        "differential privacy: silos clip the gradient of each record or patient and add noise (settings: dp.*)",
     )
     evidence: str = setting(
         "auto",
@@ -236,7 +296,9 @@ class Common:
         choices=("auto", "on", "off"),
     )
     evidence_horizon: float = setting(
-        0.0, "survival: the time at which calibration is measured, in the unit of the data; 0: none", minimum=0
+        0.0,
+        "survival: the time at which calibration is measured, in the unit of the data; 0: none",
+        minimum=0,
     )
     keep_models: str = setting(
         "none",
@@ -244,9 +306,14 @@ class Common:
         "silofl evaluate --models all; hospitals' policies decide, and no such silo trains in the run again",
         choices=("none", "reported"),
     )
-    study: str = setting("", "the study that the run belongs to, by the name under which hospitals approved it")
+    study: str = setting(
+        "", "the study that the run belongs to, by the name under which hospitals approved it"
+    )
     checkpoint_every: int = setting(
-        1, "save the state of server and silos every so many rounds", minimum=1, maximum=MOST_ROUNDS
+        1,
+        "save the state of server and silos every so many rounds",
+        minimum=1,
+        maximum=MOST_ROUNDS,
     )
     resume: bool = setting(False, "continue the run in the output directory")
     out: str = setting("", "run directory; empty: runs/TIME-STRATEGY")
@@ -259,7 +326,9 @@ class Common:
     @property
     def late(self) -> dict[str, int]:
         """The names in ``late-joiners``, each with the first round that it takes part in; empty for ``any``."""
-        entries = [entry.partition("=") for entry in self.late_joiners.split(",") if "=" in entry]
+        entries = [
+            entry.partition("=") for entry in self.late_joiners.split(",") if "=" in entry
+        ]
         return {name.strip(): int(number) for name, _, number in entries}
 
     def decayed(self, rate: float, server_round: int) -> float:
@@ -277,12 +346,16 @@ class Averaging:
     """Settings of methods whose paper and published code average differently."""
 
     average: str = setting(
-        "samples", "what silos count in the mean: as their samples, or alike", choices=("samples", "silos")
+        "samples",
+        "what silos count in the mean: as their samples, or alike",
+        choices=("samples", "silos"),
     )
 
 
 def key_of(f: Field[Any], owner: str = "") -> str:
-    return (f"{owner}." if owner else "") + f.name.rstrip("_").replace("_", "-")  # lambda_ is lambda
+    return (f"{owner}." if owner else "") + f.name.rstrip("_").replace(
+        "_", "-"
+    )  # lambda_ is lambda
 
 
 def keys_of(cls: type[Any], owner: str = "") -> Mapping[str, Field[Any]]:
@@ -380,21 +453,33 @@ def _within(key: str, value: Value, f: Field[Any]) -> Value:
         ("below", operator.ge, "less than"),
     ):
         if name in limits and breaks(value, limits[name]):
-            raise UserError(f"{key} = {value} is out of range: {text} {limits[name]} is needed here")
+            raise UserError(
+                f"{key} = {value} is out of range: {text} {limits[name]} is needed here"
+            )
     return value
 
 
 def build_settings(cls: type[T], values: Mapping[str, object], owner: str = "") -> T:
     """Return ``cls`` with the values of its keys; missing keys get their defaults."""
-    found = {f.name: convert(key, values[key], f) for key, f in keys_of(cls, owner).items() if key in values}
+    found = {
+        f.name: convert(key, values[key], f)
+        for key, f in keys_of(cls, owner).items()
+        if key in values
+    }
     return cls(**found)
 
 
 def values_of(settings: Any, owner: str = "") -> dict[str, Value]:
     """Return the values by command-line key; empty for None."""
-    return {} if settings is None else {k: getattr(settings, f.name) for k, f in keys_of(type(settings), owner).items()}
+    return (
+        {}
+        if settings is None
+        else {k: getattr(settings, f.name) for k, f in keys_of(type(settings), owner).items()}
+    )
 
 
 def defaults_of(cls: type[Any], owner: str = "") -> dict[str, Value]:
     """Return the default values by key."""
-    return {key: f.default for key, f in keys_of(cls, owner).items() if f.default is not MISSING}
+    return {
+        key: f.default for key, f in keys_of(cls, owner).items() if f.default is not MISSING
+    }

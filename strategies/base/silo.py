@@ -38,14 +38,20 @@ class Silo:
     val: Samples
     test: Samples
     model: FlatModel
-    initial: Callable[[str], Tensor]  # purpose -> initial vector (Σ,), the same in every process
+    initial: Callable[
+        [str], Tensor
+    ]  # purpose -> initial vector (Σ,), the same in every process
     task: Task = MULTICLASS
     # Metrics of the personal model that this process evaluated last on these data, by run, round and splits.
     known: dict[Hashable, dict[str, float]] = field(default_factory=dict)
     augment: Augmentation | None = None  # augmentation of its training images
     min_batch_size: int = 1  # the site's rule: the fewest samples of a training batch
-    max_decay: float = math.inf  # the site's rule: the largest share of a model that one step may replace
-    max_step: float = math.inf  # the site's rule: largest distance of a received model from its last, in lengths of it
+    max_decay: float = (
+        math.inf
+    )  # the site's rule: the largest share of a model that one step may replace
+    max_step: float = (
+        math.inf
+    )  # the site's rule: largest distance of a received model from its last, in lengths of it
     inputs: str = ""  # in an evaluation: the digest of the statistics and of the order of columns and labels
 
 
@@ -65,7 +71,9 @@ def shuffled_batches(
     rng = generator(common.seed, silo.name, server_round, purpose)
     seed_torch(rng)
     for epoch in range(epochs):
-        taken = (silo.train.take(index) for index in shuffled(silo, common, len(silo.train), rng))
+        taken = (
+            silo.train.take(index) for index in shuffled(silo, common, len(silo.train), rng)
+        )
         if augment is None:
             yield from taken
         else:
@@ -83,12 +91,18 @@ def shuffled(silo: Silo, common: Common, n: int, rng: torch.Generator) -> Iterat
     """
     least = max(common.min_batch_size, silo.min_batch_size)
     if n < least:
-        raise UserError(f"{silo.name}: min-batch-size = {least}, and there are {n} samples to train with")
-    least = max(least, 2) if silo.model.has_batch_norm else least  # BatchNorm cannot train on one sample
+        raise UserError(
+            f"{silo.name}: min-batch-size = {least}, and there are {n} samples to train with"
+        )
+    least = (
+        max(least, 2) if silo.model.has_batch_norm else least
+    )  # BatchNorm cannot train on one sample
     return batches(n, common.batch_size, 1, rng, least=least, device=silo.train.y.device)
 
 
-RECEIVED = "received"  # the entry of a silo's state with the last received model, with dp and a step
+RECEIVED = (
+    "received"  # the entry of a silo's state with the last received model, with dp and a step
+)
 
 
 def check_step(client: Any, received: Tensor) -> None:
@@ -96,7 +110,11 @@ def check_step(client: Any, received: Tensor) -> None:
 
     ``client``: its :class:`SiloClient`, which has the message. In an evaluation, the study fixes the models.
     """
-    most, last, first = client.silo.max_step, client.state.personal, client.state.personal is None
+    most, last, first = (
+        client.silo.max_step,
+        client.state.personal,
+        client.state.personal is None,
+    )
     if not (math.isfinite(most) and client.info.trains):
         return
     if first:
@@ -106,10 +124,14 @@ def check_step(client: Any, received: Tensor) -> None:
         if not parts or (before := client.state.arrays.get(RECEIVED)) is None:
             return  # nothing is trained from; a state of an earlier version
         received, last = gather(received, parts), gather(before, parts)
-    check_received(client.silo.name, client.round, received, last, most, first=first and client.round <= 1)
+    check_received(
+        client.silo.name, client.round, received, last, most, first=first and client.round <= 1
+    )
 
 
-def check_received(silo: str, this: int, received: Tensor, last: Tensor, most: float, *, first: bool) -> None:
+def check_received(
+    silo: str, this: int, received: Tensor, last: Tensor, most: float, *, first: bool
+) -> None:
     """Raise UserError for a model that no honest server sends in round ``this``.
 
     ``received`` (Σ,): the model; ``last`` (Σ,): the last one, before the silo's first training the seed's.
@@ -117,7 +139,9 @@ def check_received(silo: str, this: int, received: Tensor, last: Tensor, most: f
     """
     if first:
         if not torch.equal(received, last):
-            raise UserError(f"{silo} refuses: the first model is not the one that the run's seed gives")
+            raise UserError(
+                f"{silo} refuses: the first model is not the one that the run's seed gives"
+            )
         return
     step = float((received - last).norm() / last.norm())
     if not step <= most:

@@ -51,7 +51,9 @@ class State:
 
     def save(self, path: Path, keep: Path | None = None) -> None:
         """Write atomically, as sealed safetensors with the numbers in the header; ``keep`` gets the previous file."""
-        arrays = {name: tensor.detach().cpu().contiguous() for name, tensor in self.arrays.items()}
+        arrays = {
+            name: tensor.detach().cpu().contiguous() for name, tensor in self.arrays.items()
+        }
         write_sealed(path, _unshared(arrays), {"numbers": json.dumps(self.numbers)}, keep)
 
     @classmethod
@@ -70,7 +72,11 @@ class State:
         return type(self)(dict(self.arrays), json.loads(json.dumps(self.numbers)))
 
 
-SUFFIXES = ("", ".buffers", ".integers")  # of a model's arrays: its vector, its running statistics, its counts
+SUFFIXES = (
+    "",
+    ".buffers",
+    ".integers",
+)  # of a model's arrays: its vector, its running statistics, its counts
 
 Parts = tuple[Tensor | None, Tensor | None, Tensor | None]
 
@@ -104,11 +110,19 @@ def _unshared(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
 # ---- Sealed files --------------------------------------------------------------------------------------------------
 
 
-def write_sealed(path: Path, tensors: Mapping[str, Tensor], texts: Mapping[str, str], keep: Path | None = None) -> None:
+def write_sealed(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    texts: Mapping[str, str],
+    keep: Path | None = None,
+) -> None:
     """Write tensors, and texts into the header, atomically; ``keep`` gets the previous file."""
     plain = memoryview(safetensors.torch.save(dict(tensors)))
     start = 8 + int.from_bytes(plain[:8], "little")
-    content = {"__metadata__": {"sha256": BLANK.decode(), **texts}, **json.loads(bytes(plain[8:start]))}
+    content = {
+        "__metadata__": {"sha256": BLANK.decode(), **texts},
+        **json.loads(bytes(plain[8:start])),
+    }
     header = json.dumps(content, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)  # tensors begin at a multiple of 8 bytes
     begin = len(header).to_bytes(8, "little") + header
@@ -160,7 +174,10 @@ def _is_whole(path: Path) -> bool:
 @functools.cache
 def _tell_of_age() -> None:
     """Log a warning once per process: there may be many such files."""
-    log(WARNING, "there are files of an earlier version, without a SHA-256: if one is damaged it need not be seen")
+    log(
+        WARNING,
+        "there are files of an earlier version, without a SHA-256: if one is damaged it need not be seen",
+    )
 
 
 T = TypeVar("T")
@@ -241,7 +258,13 @@ class Entries(MutableMapping[str, T]):
         del self.entries[f"{self.prefix}{name}"]
 
     def __iter__(self) -> Iterator[str]:
-        return iter([key.removeprefix(self.prefix) for key in self.entries if key.startswith(self.prefix)])
+        return iter(
+            [
+                key.removeprefix(self.prefix)
+                for key in self.entries
+                if key.startswith(self.prefix)
+            ]
+        )
 
     def __len__(self) -> int:
         return sum(key.startswith(self.prefix) for key in self.entries)

@@ -23,7 +23,14 @@ from models.training import generator
 from partitions.common.errors import RunFailedError, UserError
 from strategies.base.bounded import UpdateBounds, replacement
 from strategies.base.client import SiloClient
-from strategies.base.info import OFFLINE, MethodInfo, RoundPlan, SiloInfo, shares_buffers, upload_names
+from strategies.base.info import (
+    OFFLINE,
+    MethodInfo,
+    RoundPlan,
+    SiloInfo,
+    shares_buffers,
+    upload_names,
+)
 from strategies.base.robust import weighted_mean
 from strategies.base.settings import Common, NoSettings
 from strategies.base.state import BUFFERS, GLOBAL, ServerState
@@ -47,7 +54,9 @@ T = TypeVar("T")
 
 
 _REGISTRY: dict[str, type[PersonalizedStrategy]] = {}
-_EVALUATIONS: dict[str, type[PersonalizedStrategy]] = {}  # runnable strategies that are no methods
+_EVALUATIONS: dict[
+    str, type[PersonalizedStrategy]
+] = {}  # runnable strategies that are no methods
 
 
 class PersonalizedStrategy(Strategy):
@@ -60,7 +69,9 @@ class PersonalizedStrategy(Strategy):
 
     info: ClassVar[MethodInfo]
     client: ClassVar[type[SiloClient]] = SiloClient
-    state_type: ClassVar[type[ServerState]] = ServerState  # the method's server state, in typed fields
+    state_type: ClassVar[type[ServerState]] = (
+        ServerState  # the method's server state, in typed fields
+    )
     state: ServerState
     Settings: ClassVar[type[Any]] = NoSettings
     # A module class that builds the network's head from its last layer; None: that layer (models.networks.registry).
@@ -149,11 +160,17 @@ class PersonalizedStrategy(Strategy):
     def participants(self) -> list[str]:
         """Return the silos that train in this round: a share of all, drawn by (seed, round)."""
         names = list(self.silos)
-        count = 1 if self.info.pooled else max(int(self.common.participation * len(names) + 1e-9), 1)  # 0.57 of 100: 57
+        count = (
+            1
+            if self.info.pooled
+            else max(int(self.common.participation * len(names) + 1e-9), 1)
+        )  # 0.57 of 100: 57
         if count == len(names) or self.info.pooled:
             return names[:count]
         rng = generator(self.common.seed, "participants", self.round)
-        return sorted(names[i] for i in torch.randperm(len(names), generator=rng)[:count].tolist())
+        return sorted(
+            names[i] for i in torch.randperm(len(names), generator=rng)[:count].tolist()
+        )
 
     def initialise(self, plan: RoundPlan, initial: Callable[[str], Tensor]) -> None:
         """Set the participating silos and the state for round 1."""
@@ -174,15 +191,21 @@ class PersonalizedStrategy(Strategy):
     def start_round(self, server_round: int) -> None:
         """Begin the record of a round: bytes, what was sent, and the silos that were left out or bounded."""
         self.round, self.bytes_down, self.bytes_up = server_round, 0, 0
-        self.sent: dict[str, Mapping[str, Model]] = {}  # the models that each silo of the round trains from
+        self.sent: dict[
+            str, Mapping[str, Model]
+        ] = {}  # the models that each silo of the round trains from
         self.rejected: dict[str, str] = {}  # silo -> why it is left out
-        self.bounded: dict[str, tuple[float, str]] = {}  # silo -> the share of its step that counts, and why
+        self.bounded: dict[
+            str, tuple[float, str]
+        ] = {}  # silo -> the share of its step that counts, and why
         self.wire = Wire(self.common.wire_dtype)
 
     def _online(self, server_round: int) -> list[str]:
         """Begin a round; return the silos that are online, and reject those that were offline at the resume."""
         if not self.info.trains:
-            raise UserError(f"strategy = {self.info.name} trains nothing: silofl {self.info.name} runs it")
+            raise UserError(
+                f"strategy = {self.info.name} trains nothing: silofl {self.info.name} runs it"
+            )
         self.start_round(server_round)
         self.begin_round()
         for name, info in self.silos.items():
@@ -197,14 +220,20 @@ class PersonalizedStrategy(Strategy):
         online = self._online(server_round)
         chosen = set(self.participants()) & set(online)
         every = self.common.evaluate_every
-        evaluate = every > 0 and (server_round % every == 0 or server_round == self.common.rounds)
+        evaluate = every > 0 and (
+            server_round % every == 0 or server_round == self.common.rounds
+        )
         messages = []
         for name in online:
-            if name in chosen:  # "participants": a silo may require a minimum, for its own privacy
+            if (
+                name in chosen
+            ):  # "participants": a silo may require a minimum, for its own privacy
                 flags: dict[str, Number] = {"evaluate": evaluate, "participants": len(chosen)}
                 messages.append(self._message(name, MessageType.TRAIN, config, **flags))
             elif evaluate:
-                messages.append(self._message(name, MessageType.EVALUATE, config, personal=True))
+                messages.append(
+                    self._message(name, MessageType.EVALUATE, config, personal=True)
+                )
         return messages
 
     def configure_evaluate(
@@ -214,7 +243,9 @@ class PersonalizedStrategy(Strategy):
         if server_round < self.plan.last or self.common.evaluate_every == 0:
             return []
         online = self._online(server_round + 1)
-        return [self._message(name, MessageType.EVALUATE, config, personal=False) for name in online]
+        return [
+            self._message(name, MessageType.EVALUATE, config, personal=False) for name in online
+        ]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -223,22 +254,38 @@ class PersonalizedStrategy(Strategy):
         updates = self._readable(replies, MessageType.TRAIN, self._update)
         usable = UpdateBounds(self).within(self._in_one_place(updates))
         if not usable:
-            reasons = "; ".join(f"{silo}: {reason}" for silo, reason in self.rejected.items()) or "no silo replied"
-            raise RunFailedError(f"round {server_round}: no silo sent a usable update ({reasons})")
+            reasons = (
+                "; ".join(f"{silo}: {reason}" for silo, reason in self.rejected.items())
+                or "no silo replied"
+            )
+            raise RunFailedError(
+                f"round {server_round}: no silo sent a usable update ({reasons})"
+            )
         if self.shares_buffers:
             buffers = (u.vectors[BUFFERS] for u in usable)
             self.state.buffers = self.mean(buffers, self.weights(usable))
         self.aggregate(usable)
-        self.state.counted = self.state.counted | dict.fromkeys((u.silo for u in usable), self.round)
+        self.state.counted = self.state.counted | dict.fromkeys(
+            (u.silo for u in usable), self.round
+        )
         return None, None
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
         """Reject the silos whose evaluation failed; the round loop writes the others' metrics into the history."""
         self._readable(replies, MessageType.EVALUATE, metrics_of_reply)
         return None
 
     def summary(self) -> None:
-        log(INFO, "%s (%s), %d silos, settings %s", self.info.name, self.info.paper, len(self.silos), self.settings)
+        log(
+            INFO,
+            "%s (%s), %d silos, settings %s",
+            self.info.name,
+            self.info.paper,
+            len(self.silos),
+            self.settings,
+        )
 
     @property
     def shares_buffers(self) -> bool:
@@ -249,9 +296,13 @@ class PersonalizedStrategy(Strategy):
         """Return the names of the vectors that a reply of this round must have."""
         return upload_names(self.info, self.settings, buffers=self.shares_buffers)
 
-    def _readable(self, replies: Iterable[Message], kind: str, read: Callable[[Message, str], T]) -> list[T]:
+    def _readable(
+        self, replies: Iterable[Message], kind: str, read: Callable[[Message, str], T]
+    ) -> list[T]:
         """Return what ``read`` makes of each silo's reply of this kind; a silo with another reply is rejected."""
-        found, faults = read_replies((r for r in replies if r.metadata.message_type == kind), self.plan.nodes, read)
+        found, faults = read_replies(
+            (r for r in replies if r.metadata.message_type == kind), self.plan.nodes, read
+        )
         for silo, reason in faults.items():
             self.reject(silo, reason)
         return [found[silo] for silo in sorted(found)]
@@ -264,7 +315,9 @@ class PersonalizedStrategy(Strategy):
             return None if found is None else self.wire.arrives(found)
 
         numbers, size = self.info.sends_numbers, self.upload_size
-        expected = ExpectedReply(self.info.name, self.round, self.samples, self.upload_names(), size, numbers, base)
+        expected = ExpectedReply(
+            self.info.name, self.round, self.samples, self.upload_names(), size, numbers, base
+        )
         update = read_update(reply, silo, expected)
         if BUFFERS in update.vectors:
             check_statistics(update.vectors[BUFFERS], self.layout, self.shared_buffers())
@@ -277,8 +330,13 @@ class PersonalizedStrategy(Strategy):
         device = next((vector.device for u in updates for vector in u.vectors.values()), None)
         if device is None:
             return updates
-        self.state.arrays = {name: tensor.to(device) for name, tensor in self.state.arrays.items()}
-        return [replace(u, vectors={n: vector.to(device) for n, vector in u.vectors.items()}) for u in updates]
+        self.state.arrays = {
+            name: tensor.to(device) for name, tensor in self.state.arrays.items()
+        }
+        return [
+            replace(u, vectors={n: vector.to(device) for n, vector in u.vectors.items()})
+            for u in updates
+        ]
 
     def reject(self, silo: str, reason: str) -> None:
         """Leave a silo out of this round. The reason may contain the silo's text, so it is made one printable line."""
@@ -298,11 +356,20 @@ class PersonalizedStrategy(Strategy):
         payload, values = self.full_payload(silo), cast(dict[str, Number], dict(config))
         if kind == MessageType.TRAIN:
             self.sent[silo] = payload.models
-        values |= {**flags, "counted": self.state.counted.get(silo, 0), "round": self.round, **self.plan.flags(silo)}
+        values |= {
+            **flags,
+            "counted": self.state.counted.get(silo, 0),
+            "round": self.round,
+            **self.plan.flags(silo),
+        }
         return self.message(self.silos[silo].node_id, kind, payload, values)
 
-    def message(self, node: int, kind: str, payload: Payload, config: Mapping[str, Number]) -> Message:
+    def message(
+        self, node: int, kind: str, payload: Payload, config: Mapping[str, Number]
+    ) -> Message:
         """Return a message to a node, and add its size to ``bytes_down``."""
         content = encode(payload, {**self.plan.numbers, **config}, self.wire)
         self.bytes_down += wire_bytes(content)
-        return Message(content, dst_node_id=node, message_type=kind, ttl=self.common.round_timeout)
+        return Message(
+            content, dst_node_id=node, message_type=kind, ttl=self.common.round_timeout
+        )

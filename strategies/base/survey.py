@@ -77,7 +77,12 @@ def read_answer(record: object) -> Answer:
         else:
             raise DataError(f"the survey has {key!r:.80}, which is not known here")
     day = answer.get("day")
-    if not is_whole(answer.get("n"), 0, MOST) or not isinstance(day, str) or len(day) > 10 or not day.isprintable():
+    if (
+        not is_whole(answer.get("n"), 0, MOST)
+        or not isinstance(day, str)
+        or len(day) > 10
+        or not day.isprintable()
+    ):
         raise DataError(f"the survey says n = {answer.get('n')!r:.40}, day = {day!r:.40}")
     return answer
 
@@ -96,15 +101,33 @@ def _item(name: str, text: object) -> dict[str, Any]:
         item = None
     if not isinstance(item, dict) or item.get("kind") not in KINDS or not set(item) <= KEYS:
         raise DataError(f"the survey of {name[:80]!r} cannot be read")
-    levels, cells, range_ = item.get("levels", []), item.get("cells", []), item.get("range", [0, 1])
+    levels, cells, range_ = (
+        item.get("levels", []),
+        item.get("cells", []),
+        item.get("range", [0, 1]),
+    )
     category = item["kind"] == "category"
-    right = isinstance(levels, list) and len(levels) <= MOST_LEVELS and all(map(_is_text, levels))
-    right = right and isinstance(cells, list) and all(map(_is_count, [*cells, item.get(MISSING, "none")]))
+    right = (
+        isinstance(levels, list) and len(levels) <= MOST_LEVELS and all(map(_is_text, levels))
+    )
+    right = (
+        right
+        and isinstance(cells, list)
+        and all(map(_is_count, [*cells, item.get(MISSING, "none")]))
+    )
     right = right and category == ("levels" in item) and not (category and "range" in item)
-    right = right and len(cells) == (len(levels) if category else BINS if "range" in item else 0)
-    right = right and isinstance(range_, list) and len(range_) == 2 and all(map(_is_number, range_))
+    right = right and len(cells) == (
+        len(levels) if category else BINS if "range" in item else 0
+    )
+    right = (
+        right and isinstance(range_, list) and len(range_) == 2 and all(map(_is_number, range_))
+    )
     right = right and range_[0] < range_[1] and _is_text(item.get("unit", "unit"))
-    right = right and all(_is_number(item[key]) for key in ("mean", "sd") if key in item) and item.get("sd", 0) >= 0
+    right = (
+        right
+        and all(_is_number(item[key]) for key in ("mean", "sd") if key in item)
+        and item.get("sd", 0) >= 0
+    )
     if not right or ("mean" in item) != ("sd" in item):
         raise DataError(f"the survey of {name[:80]!r} is out of range")
     return item
@@ -119,4 +142,6 @@ def _is_count(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
+    return (
+        isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
+    )

@@ -53,9 +53,17 @@ def write(file: Path, x: Numbers) -> Path:
     return file
 
 
-def summary(file: Path, state: Path | None, policy: str = "", run: int = 1, **settings: Any) -> dict[str, Any]:
+def summary(
+    file: Path, state: Path | None, policy: str = "", run: int = 1, **settings: Any
+) -> dict[str, Any]:
     """The data summary, or ``{"error": reason}``, that the silo gives for these settings."""
-    values = {**PLAIN, "normalization": "agreed", "batch-size": 64, "min-metric-samples": 1, "strategy": "fedavg"}
+    values = {
+        **PLAIN,
+        "normalization": "agreed",
+        "batch-size": 64,
+        "min-metric-samples": 1,
+        "strategy": "fedavg",
+    }
     given = {key.replace("_", "-"): value for key, value in settings.items()}
     node: dict[str, Any] = {
         "name": "clinic",
@@ -65,7 +73,9 @@ def summary(file: Path, state: Path | None, policy: str = "", run: int = 1, **se
     }
     context = Context(run, 1, node, RecordDict(), parse_settings({**values, **given}).flat())
     reply = app(Message(RecordDict({"config": ConfigRecord({})}), 1, "query"), context)
-    return {"error": reply.error.reason} if reply.has_error() else dict(reply.content["summary"])
+    return (
+        {"error": reply.error.reason} if reply.has_error() else dict(reply.content["summary"])
+    )
 
 
 def solve(summaries: list[dict[str, Any]], masks: list[npt.NDArray[np.bool_]]) -> Numbers:
@@ -101,13 +111,18 @@ def test_the_sixty_run_reconstruction(patients: Numbers, tmp_path: Path) -> None
     assert found(old, patients) == 60 and np.abs(old - x).max() < 1e-6
 
     file, state = write(tmp_path / "own.npz", patients), tmp_path / "state"
-    asked = [summary(file, state, run=1 + i % 20, seed=seed, validation=share) for i, (seed, share) in enumerate(RUNS)]
+    asked = [
+        summary(file, state, run=1 + i % 20, seed=seed, validation=share)
+        for i, (seed, share) in enumerate(RUNS)
+    ]
     assert all("sum" in c for c in asked)
     assert len({(c["n_train"], c["n_val"], *c["sum"], *c["square_sum"]) for c in asked}) == 1
     assert found(solve(asked, masks), patients) == 0
 
 
-def test_runs_that_leave_validation_unused_train_on_no_one_else(patients: Numbers, tmp_path: Path) -> None:
+def test_runs_that_leave_validation_unused_train_on_no_one_else(
+    patients: Numbers, tmp_path: Path
+) -> None:
     file, state = write(tmp_path / "own.npz", patients), tmp_path / "state"
     with_it, without = summary(file, state, validation=-1), summary(file, state, validation=0)
     assert (with_it["n_train"], with_it["n_val"]) == (51, 9)
@@ -132,11 +147,16 @@ def test_the_two_summary_difference(patients: Numbers, tmp_path: Path) -> None:
     """One patient more in the file: the second summary has no sums, and why; the first one's come again after."""
     file, state = tmp_path / "own.npz", tmp_path / "state"
     val: dict[str, Any] = {"x_val": np.zeros((0, 4), np.float32), "y_val": np.zeros(0, int)}
-    test: dict[str, Any] = {"x_test": patients[:12].astype(np.float32), "y_test": np.arange(12) % 2}
+    test: dict[str, Any] = {
+        "x_test": patients[:12].astype(np.float32),
+        "y_test": np.arange(12) % 2,
+    }
 
     def version(n: int) -> Path:
         y = np.arange(n) % 2
-        write_npz(file, {"x_train": patients[:n].astype(np.float32), "y_train": y, **val, **test})
+        write_npz(
+            file, {"x_train": patients[:n].astype(np.float32), "y_train": y, **val, **test}
+        )
         os.utime(file, ns=(n, n))
         return file
 
@@ -159,7 +179,9 @@ def test_what_was_given_outlives_the_process_and_nothing_is_given_where_it_is_lo
     assert "cannot be remembered" in summary(file, state, seed=2)["sums_withheld"]
     (state / "record.sqlite").unlink()
     assert "record.sqlite is missing" in summary(file, state)["error"]
-    nowhere = summary(file, None, policy=str(loose(tmp_path, "runs-per-day = 0", "max-messages = 0")))
+    nowhere = summary(
+        file, None, policy=str(loose(tmp_path, "runs-per-day = 0", "max-messages = 0"))
+    )
     assert nowhere["sums_withheld"] == "it has no state-dir to remember what it gave"
 
 
@@ -178,7 +200,9 @@ def test_rounding_tells_of_no_patient(patients: Numbers) -> None:
     for sums, most in ((column_sums, n), (rounded_sums, 2)):
         summaries = [sums(np.delete(patients, i, 0)) for i in range(n)]
         for kind in (0, 1):
-            each = np.array(sums(patients)[kind]) - np.array([summary[kind] for summary in summaries])
+            each = np.array(sums(patients)[kind]) - np.array(
+                [summary[kind] for summary in summaries]
+            )
             assert max(len(np.unique(column.round(6))) for column in each.T) <= most
             assert sums is rounded_sums or np.allclose(each, patients ** (kind + 1))
 
@@ -198,7 +222,9 @@ def test_the_one_sample_silo(tmp_path: Path, n: int) -> None:
     """A file whose training part is one patient: its gradient is that patient. No summary, model or sums leave."""
     file = tmp_path / "one.npz"
     x, y = np.ones((n, 3), np.float32) * np.arange(n)[:, None], np.arange(n) % 2
-    parts = {f"{kind}_{split}": v for split in ("train", "test") for kind, v in (("x", x), ("y", y))}
+    parts = {
+        f"{kind}_{split}": v for split in ("train", "test") for kind, v in (("x", x), ("y", y))
+    }
     write_npz(file, {**parts, "classes": np.array(2)})
     reply = summary(file, tmp_path / "state")
     assert reply["error"].startswith("clinic refuses: its policy has floor = 10, it has ")
@@ -237,26 +263,49 @@ def records(file: Path, x: Numbers, patient: npt.NDArray[np.int64]) -> Path:
 def test_what_leaves_is_of_enough_patients(tmp_path: Path) -> None:
     """600 records: of 9 patients nothing leaves, of 49 no sums; how many patients there are, no reason tells."""
     x, file = np.random.default_rng(7).normal(size=(600, 4)), tmp_path / "own.npz"
-    few = [summary(records(file, x, np.arange(600) % count), tmp_path / "state") for count in (9, 49, 50)]
-    assert few[0]["error"] == "clinic refuses: its policy has floor = 10, its training part has fewer patients"
-    assert few[1]["sums_withheld"] == "its policy has min-sum-samples = 50, its training part has fewer patients"
+    few = [
+        summary(records(file, x, np.arange(600) % count), tmp_path / "state")
+        for count in (9, 49, 50)
+    ]
+    assert (
+        few[0]["error"]
+        == "clinic refuses: its policy has floor = 10, its training part has fewer patients"
+    )
+    assert (
+        few[1]["sums_withheld"]
+        == "its policy has min-sum-samples = 50, its training part has fewer patients"
+    )
     assert "sum" in few[2]
 
 
-def test_a_patient_of_many_records_is_one_in_the_difference_of_two_versions(tmp_path: Path) -> None:
+def test_a_patient_of_many_records_is_one_in_the_difference_of_two_versions(
+    tmp_path: Path,
+) -> None:
     """Sixty records more, all of one patient, or 49 corrected patients: the sums wait. Of 50 others, they leave."""
-    x, file, state = np.random.default_rng(7).normal(size=(660, 4)), tmp_path / "own.npz", tmp_path / "state"
+    x, file, state = (
+        np.random.default_rng(7).normal(size=(660, 4)),
+        tmp_path / "own.npz",
+        tmp_path / "state",
+    )
     whose = np.arange(660) % 60
     first = summary(records(file, x[:600], whose[:600]), state)
     held = "its policy has min-sum-samples = 50, and fewer patients differ from those it gave sums of before"
-    came, corrected = np.append(whose[:600], np.full(60, 60)), x[:600] + (whose[:600] < 49)[:, None]
+    came, corrected = (
+        np.append(whose[:600], np.full(60, 60)),
+        x[:600] + (whose[:600] < 49)[:, None],
+    )
     assert summary(records(file, x, came), state)["sums_withheld"] == held
     assert summary(records(file, corrected, whose[:600]), state)["sums_withheld"] == held
     assert summary(records(file, x[:600], whose[:600]), state)["sum"] == first["sum"]
     with Record(state).writing() as db:
-        db.execute("UPDATE disclosed SET answer = json_remove(answer, '$.patients')")  # as 0.2.0 did
+        db.execute(
+            "UPDATE disclosed SET answer = json_remove(answer, '$.patients')"
+        )  # as 0.2.0 did
     assert summary(records(file, x, came), state)["sums_withheld"] == held
-    assert summary(records(file, x[:600] + (whose[:600] < 50)[:, None], whose[:600]), state)["sum"] != first["sum"]
+    assert (
+        summary(records(file, x[:600] + (whose[:600] < 50)[:, None], whose[:600]), state)["sum"]
+        != first["sum"]
+    )
 
 
 def test_rounding_tells_of_no_patient_with_many_records(patients: Numbers) -> None:
@@ -273,17 +322,31 @@ def test_rounding_tells_of_no_patient_with_many_records(patients: Numbers) -> No
 # ---- The weakened setting --------------------------------------------------------------------------------------------
 
 WEAKENED = [
-    ({"local_epochs": 1000}, "its policy has max-local-epochs = 20, the run local-epochs = 1000"),
+    (
+        {"local_epochs": 1000},
+        "its policy has max-local-epochs = 20, the run local-epochs = 1000",
+    ),
     ({"batch_size": 1}, "its policy has min-batch-size = 8, the run batch-size = 1"),
-    ({"strategy": "apple"}, "its policy has peers = false, the run strategy = apple, which hands a silo's model"),
-    ({"strategy": "fedfomo"}, "its policy has peers = false, the run strategy = fedfomo, which hands a silo's model"),
-    ({"strategy": "fedproto"}, "its policy has class-means = false, the run strategy = fedproto"),
+    (
+        {"strategy": "apple"},
+        "its policy has peers = false, the run strategy = apple, which hands a silo's model",
+    ),
+    (
+        {"strategy": "fedfomo"},
+        "its policy has peers = false, the run strategy = fedfomo, which hands a silo's model",
+    ),
+    (
+        {"strategy": "fedproto"},
+        "its policy has class-means = false, the run strategy = fedproto",
+    ),
     ({"strategy": "fedpac"}, "its policy has class-means = false, the run strategy = fedpac"),
 ]
 
 
 @pytest.mark.parametrize(("settings", "reason"), WEAKENED, ids=[str(s) for s, _ in WEAKENED])
-def test_the_weakened_setting(patients: Numbers, tmp_path: Path, settings: dict[str, Any], reason: str) -> None:
+def test_the_weakened_setting(
+    patients: Numbers, tmp_path: Path, settings: dict[str, Any], reason: str
+) -> None:
     reply = summary(write(tmp_path / "own.npz", patients), tmp_path / "state", **settings)
     assert reply["error"].startswith(f"clinic refuses: {reason}") and "\n" not in reply["error"]
 
@@ -295,19 +358,32 @@ def four(tmp_path: Path) -> Files:
 
 
 def run(files: Files, tmp_path: Path, **changes: Any) -> Any:
-    return federate(files, state_dir=tmp_path / "states", directory=tmp_path / "run", **{"batch_size": 16, **changes})
+    return federate(
+        files,
+        state_dir=tmp_path / "states",
+        directory=tmp_path / "run",
+        **{"batch_size": 16, **changes},
+    )
 
 
-def test_a_metric_over_few_samples_stays_whatever_the_run_says(four: Files, tmp_path: Path) -> None:
+def test_a_metric_over_few_samples_stays_whatever_the_run_says(
+    four: Files, tmp_path: Path
+) -> None:
     """min-metric-samples = 1 is the run's, 13 the site's: silo d's metrics stay, and the history says that they do."""
     policy = str(loose(tmp_path, "min-metric-samples = 13", 'metrics = ["accuracy"]'))
     done = run(four, tmp_path, policy=policy, strategy="fedavg", rounds=2, min_metric_samples=1)
-    measured = {(row.silo, row.metric) for row in done.rows if row.split == "test" and row.value == row.value}
+    measured = {
+        (row.silo, row.metric)
+        for row in done.rows
+        if row.split == "test" and row.value == row.value
+    }
     assert measured == {("a", "accuracy"), ("b", "accuracy"), ("c", "accuracy")}
     assert "personal.train.loss" not in done.grid.traffic[-1][1].content.get("metrics", {})
 
 
-def test_a_silo_that_refuses_leaves_the_others_to_go_on(four: Files, tmp_path: Path, caplog: Any) -> None:
+def test_a_silo_that_refuses_leaves_the_others_to_go_on(
+    four: Files, tmp_path: Path, caplog: Any
+) -> None:
     """One hospital of four keeps its model from peers; APPLE trains with the three, and says who refused and why."""
     strict = str(loose(tmp_path, "peers = false", "runs-per-day = 0"))
 
@@ -315,16 +391,24 @@ def test_a_silo_that_refuses_leaves_the_others_to_go_on(four: Files, tmp_path: P
         grid.contexts[2].node_config["policy"] = strict
 
     done = run(four, tmp_path, prepare=prepare, strategy="apple", rounds=2)
-    assert sorted(done.strategy.silos) == ["a", "c", "d"] and done.values("bytes_up") == [144, 144, 0]
+    assert sorted(done.strategy.silos) == ["a", "c", "d"] and done.values("bytes_up") == [
+        144,
+        144,
+        0,
+    ]
     assert "b refuses: its policy has peers = false, the run strategy = apple" in caplog.text
 
 
 def test_fewer_silos_than_a_hospital_wants(four: Files, tmp_path: Path) -> None:
     """The server tells how many train; a quarter of four is one, and the hospital is not alone with the server."""
     policy = str(loose(tmp_path, "runs-per-day = 0"))
-    with pytest.raises(RuntimeError, match=r"refuses: its policy has min-silos = 3, the round 1 that train"):
+    with pytest.raises(
+        RuntimeError, match=r"refuses: its policy has min-silos = 3, the round 1 that train"
+    ):
         run(four, tmp_path, policy=policy, strategy="fedavg", rounds=1, participation=0.25)
-    done = run(four, tmp_path / "all", policy=policy, strategy="fedavg", rounds=1, min_metric_samples=1)
+    done = run(
+        four, tmp_path / "all", policy=policy, strategy="fedavg", rounds=1, min_metric_samples=1
+    )
     assert not done.strategy.rejected
 
 
@@ -332,11 +416,18 @@ def test_fewer_silos_than_a_hospital_wants(four: Files, tmp_path: Path) -> None:
 def test_shared_layers_only(four: Files, tmp_path: Path, personal: str) -> None:
     """whole-model = false: no value of ``personal`` sends every layer, and one that keeps a layer is allowed."""
     policy = str(loose(tmp_path, "whole-model = false", "runs-per-day = 0"))
-    given: dict[str, Any] = {"strategy": "fedrep", "mlp__hidden": "4", "fedrep__personal": personal, "rounds": 1}
+    given: dict[str, Any] = {
+        "strategy": "fedrep",
+        "mlp__hidden": "4",
+        "fedrep__personal": personal,
+        "rounds": 1,
+    }
     if personal == "fc1":
         assert not run(four, tmp_path, policy=policy, **given).strategy.rejected
         return
-    with pytest.raises(ValueError, match=r"its policy has whole-model = false, the run strategy = fedrep with"):
+    with pytest.raises(
+        ValueError, match=r"its policy has whole-model = false, the run strategy = fedrep with"
+    ):
         run(four, tmp_path, policy=policy, **given)
 
 
@@ -346,21 +437,28 @@ def test_the_size_of_what_is_sent_counts_whatever_a_method_declares(
     """A method that the table takes for a partial one, and that sends all: the app looks at the vector itself."""
     monkeypatch.setitem(module.METHODS, "fedavg", {"uploads": True})
     policy = str(loose(tmp_path, "whole-model = false", "runs-per-day = 0"))
-    with pytest.raises(RuntimeError, match=r"whole-model = false, the run strategy = fedavg, which would send 12 "):
+    with pytest.raises(
+        RuntimeError,
+        match=r"whole-model = false, the run strategy = fedavg, which would send 12 ",
+    ):
         run(four, tmp_path, policy=policy, strategy="fedavg", rounds=1)
 
 
 # ---- Where a site gives no sums --------------------------------------------------------------------------------------
 
 
-def test_the_federation_goes_on_with_the_others_sums(four: Files, tmp_path: Path, caplog: Any) -> None:
+def test_the_federation_goes_on_with_the_others_sums(
+    four: Files, tmp_path: Path, caplog: Any
+) -> None:
     """Silo b gives none: it is standardised by its own statistics, the others by those of a, c and d, as is said."""
     no_sums = str(loose(tmp_path, "sums = false", "runs-per-day = 0", "min-silos = 1"))
 
     def prepare(grid: TinyGrid) -> None:
         grid.contexts[2].node_config["policy"] = no_sums
 
-    done = run(four, tmp_path, prepare=prepare, strategy="fedavg", rounds=1, normalization="agreed")
+    done = run(
+        four, tmp_path, prepare=prepare, strategy="fedavg", rounds=1, normalization="agreed"
+    )
     line = "b gives no sums of its columns: its policy has sums = false; it is standardised by its own statistics, "
     assert line + "the others by those of 3 silos" in caplog.text
     assert line in (tmp_path / "run" / "progress.jsonl").read_text()
@@ -380,7 +478,10 @@ def test_the_federation_goes_on_with_the_others_sums(four: Files, tmp_path: Path
 
 def test_metrics_of_one_model_before_and_after_a_patient_came(tmp_path: Path) -> None:
     """The initial model of a seed is the same in every run: its losses on two files would give one patient's loss."""
-    files, policy = random_silos(tmp_path, {"a": 60, "b": 60, "c": 60}), loose(tmp_path, "min-silos = 1")
+    files, policy = (
+        random_silos(tmp_path, {"a": 60, "b": 60, "c": 60}),
+        loose(tmp_path, "min-silos = 1"),
+    )
     x, y = rows_of(files["a"])
 
     def losses(rows: int) -> dict[int, float]:
@@ -389,11 +490,20 @@ def test_metrics_of_one_model_before_and_after_a_patient_came(tmp_path: Path) ->
                 context.run_id = rows
 
         write_silo(files["a"], x[:rows].tolist(), y[:rows].tolist(), 3)
-        given: dict[str, Any] = {"strategy": "fedavg", "rounds": 1, "prepare": prepare, "policy": str(policy)}
+        given: dict[str, Any] = {
+            "strategy": "fedavg",
+            "rounds": 1,
+            "prepare": prepare,
+            "policy": str(policy),
+        }
         run = federate(files, state_dir=tmp_path / "state", **given)
         assert len(run.values("loss", "b", "received")) == 2
         wanted = ("a", "test", "received", "loss")
-        return {r.round: r.value for r in run.rows if (r.silo, r.split, r.snapshot, r.metric) == wanted}
+        return {
+            r.round: r.value
+            for r in run.rows
+            if (r.silo, r.split, r.snapshot, r.metric) == wanted
+        }
 
     first, one_less = losses(60), losses(59)
     assert set(first) == {1, 2} and set(one_less) == {2}  # round 2 has another model

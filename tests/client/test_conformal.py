@@ -27,8 +27,15 @@ def noisy(path: Path, rng: Any, n: int, task: str) -> Path:
     for split in ("train", "val", "test"):
         x = rng.normal(size=(n, 1)).astype(np.float32)
         noise = rng.normal(size=(n, 1))
-        y = (x + 0.8 * noise > 0)[:, 0].astype(np.int64) if task == "multiclass" else 5 + 3 * x + noise
-        named |= {f"x_{split}": x, f"y_{split}": y if task == "multiclass" else y.astype(np.float32)}
+        y = (
+            (x + 0.8 * noise > 0)[:, 0].astype(np.int64)
+            if task == "multiclass"
+            else 5 + 3 * x + noise
+        )
+        named |= {
+            f"x_{split}": x,
+            f"y_{split}": y if task == "multiclass" else y.astype(np.float32),
+        }
     named |= {"classes": np.array(2)} if task == "multiclass" else {}
     write_npz(path, named)
     return path
@@ -38,12 +45,21 @@ def noisy(path: Path, rng: Any, n: int, task: str) -> Path:
 def exported(request: Any, tmp_path_factory: Any) -> tuple[str, Path, Path, Path]:
     """Task, run, the file of its silo and a file of 2,000 patients whom no model has seen."""
     folder, rng = tmp_path_factory.mktemp("conformal"), np.random.default_rng(11)
-    files = {name: noisy(folder / f"{name}.npz", rng, 300, request.param) for name in ("a", "b")}
+    files = {
+        name: noisy(folder / f"{name}.npz", rng, 300, request.param) for name in ("a", "b")
+    }
     federate(files, directory=folder / "run", rounds=3, learning_rate=0.3)
-    return request.param, folder / "run", files["a"], noisy(folder / "new.npz", rng, 2000, request.param)
+    return (
+        request.param,
+        folder / "run",
+        files["a"],
+        noisy(folder / "new.npz", rng, 2000, request.param),
+    )
 
 
-def test_new_patients_are_covered(tmp_path: Path, exported: tuple[str, Path, Path, Path], capsys: Any) -> None:
+def test_new_patients_are_covered(
+    tmp_path: Path, exported: tuple[str, Path, Path, Path], capsys: Any
+) -> None:
     """Of 2,000 new ones 90 % within four standard deviations, Beta(271, 30) of the threshold and binomial of these.
 
     The threshold by hand: the 271st smallest of 300 scores, by the probabilities that predict writes without it.
@@ -51,10 +67,24 @@ def test_new_patients_are_covered(tmp_path: Path, exported: tuple[str, Path, Pat
     task, run, file, new = exported
     plain, model = tmp_path / "plain.safetensors", tmp_path / "m.safetensors"
     export_model(run, "a", "last", plain)
-    command = ["export", str(run), "--silo", "a", "--which", "last", "--conformal", str(file), "--out", str(model)]
+    command = [
+        "export",
+        str(run),
+        "--silo",
+        "a",
+        "--which",
+        "last",
+        "--conformal",
+        str(file),
+        "--out",
+        str(model),
+    ]
     assert main(command) == 0
     said = capsys.readouterr().out
-    assert "of 90% of new patients like these, as computed on 300 test records" in said and "note" not in said
+    assert (
+        "of 90% of new patients like these, as computed on 300 test records" in said
+        and "note" not in said
+    )
     card = json.loads(card_file(model).read_text())["conformal"]
     assert (card["coverage"], card["records"], card["as_trained"]) == (0.9, 300, True)
     answers, without = read_rows(predict_file(model, new)), read_rows(predict_file(plain, new))
@@ -71,30 +101,48 @@ def test_new_patients_are_covered(tmp_path: Path, exported: tuple[str, Path, Pat
         assert "11" in sizes and sizes & {"10", "01"}  # the sets say something
     else:
         assert list(answers[0]) == ["index", "y_0", "low_0", "high_0"]
-        scores = [abs(float(row["y_0"]) - label) for row, label in zip(own, truth[:, 0], strict=True)]
+        scores = [
+            abs(float(row["y_0"]) - label) for row, label in zip(own, truth[:, 0], strict=True)
+        ]
         assert card["half_widths"] == [pytest.approx(sorted(scores)[270], abs=1e-4)]
         held = [
-            float(row["low_0"]) <= label <= float(row["high_0"]) for row, label in zip(answers, y[:, 0], strict=True)
+            float(row["low_0"]) <= label <= float(row["high_0"])
+            for row, label in zip(answers, y[:, 0], strict=True)
         ]
     spread = math.sqrt(0.9 * 0.1 / 302 + 0.9 * 0.1 / 2000)
     assert abs(np.mean(held) - 0.9) < 4 * spread
 
 
-def test_predict_says_what_a_card_lacks(tmp_path: Path, exported: tuple[str, Path, Path, Path], capsys: Any) -> None:
+def test_predict_says_what_a_card_lacks(
+    tmp_path: Path, exported: tuple[str, Path, Path, Path], capsys: Any
+) -> None:
     task, run, file, _ = exported
     bare, full = tmp_path / "bare.safetensors", tmp_path / "full.safetensors"
     export_model(run, "a", "last", bare)
-    export_model(run, "a", "last", full, temperature=file if task == "multiclass" else None, conformal=file)
+    export_model(
+        run,
+        "a",
+        "last",
+        full,
+        temperature=file if task == "multiclass" else None,
+        conformal=file,
+    )
     assert main(["predict", "--model", str(bare), "--data", str(file)]) == 0
     said = capsys.readouterr().err
     assert ("has no temperature" in said) == (task == "multiclass")
-    assert f"no conformal threshold, so there are no {'sets' if task == 'multiclass' else 'intervals'}" in said
+    assert (
+        f"no conformal threshold, so there are no {'sets' if task == 'multiclass' else 'intervals'}"
+        in said
+    )
     assert main(["predict", "--model", str(full), "--data", str(file)]) == 0
     out, said = capsys.readouterr()
     found = read_rows(out)
     assert "no " not in said and "computed on 300 test records" in said
     if task == "multiclass":  # the threshold is of the scaled probabilities
-        scores = [1 - float(row[f"p_{label}"]) for row, label in zip(found, np.load(file)["y_test"], strict=True)]
+        scores = [
+            1 - float(row[f"p_{label}"])
+            for row, label in zip(found, np.load(file)["y_test"], strict=True)
+        ]
         card = json.loads(card_file(full).read_text())
         assert card["temperature"]["T"] != 1
         assert card["conformal"]["threshold"] == pytest.approx(sorted(scores)[270], abs=1e-5)
@@ -129,5 +177,14 @@ def test_what_it_refuses(tmp_path: Path) -> None:
     assert not out.exists()
     known = export_model(tmp_path / "run", "a", "last", out, conformal=nine).conformal
     assert known and known.as_trained is False
-    shared = ["export", str(tmp_path / "run"), "--which", "shared", "--conformal", str(nine), "--out", str(out)]
+    shared = [
+        "export",
+        str(tmp_path / "run"),
+        "--which",
+        "shared",
+        "--conformal",
+        str(nine),
+        "--out",
+        str(out),
+    ]
     assert main(shared) == 2

@@ -34,7 +34,9 @@ SECRET = "clinic.npz: patient 4711"
 
 
 @pytest.fixture
-def silo_a_fails(three: Files, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], str]:
+def silo_a_fails(
+    three: Files, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Callable[[], object]], str]:
     """Run a federation in whose round 2 silo a does this as it trains; return why the round is without it."""
     train = SiloClient.train
 
@@ -64,7 +66,10 @@ def throw(error: Exception) -> Callable[[], object]:
 def test_the_users_errors_reach_the_server_as_they_are(
     silo_a_fails: Callable[..., str], kind: type[Exception], caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert silo_a_fails(throw(kind("learning-rate = 9: lower it"))) == "learning-rate = 9: lower it"
+    assert (
+        silo_a_fails(throw(kind("learning-rate = 9: lower it")))
+        == "learning-rate = 9: lower it"
+    )
     assert not any(record.exc_info for record in caplog.records)
 
 
@@ -77,30 +82,64 @@ OUT_OF_MEMORY = [
     (lambda: np.empty(1 << 56), "cpu"),
     (throw(MemoryError()), "cpu"),
     (throw(OSError(errno.ENOMEM, "Cannot allocate memory")), "cpu"),
-    (throw(RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory")), "cpu"),
-    (throw(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ...")), "cuda"),
-    (throw(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")), "cuda"),
+    (
+        throw(
+            RuntimeError(
+                "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"
+            )
+        ),
+        "cpu",
+    ),
+    (
+        throw(
+            torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ..."
+            )
+        ),
+        "cuda",
+    ),
+    (
+        throw(
+            RuntimeError(
+                "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+            )
+        ),
+        "cuda",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("do", "device"), OUT_OF_MEMORY)
 def test_memory_that_ran_out_is_one_line_with_what_to_lower(
-    silo_a_fails: Callable[..., str], do: Callable[[], object], device: str, caplog: pytest.LogCaptureFixture
+    silo_a_fails: Callable[..., str],
+    do: Callable[[], object],
+    device: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     line = silo_a_fails(do)
-    assert re.fullmatch(rf"out of memory on .*\(device = {device}\): lower batch-size \(it is \d+\), .*", line)
+    assert re.fullmatch(
+        rf"out of memory on .*\(device = {device}\): lower batch-size \(it is \d+\), .*", line
+    )
     assert not any(record.exc_info for record in caplog.records)  # and no traceback
     with pytest.raises(Exception) as error:
         do()
     assert explain(error.value) == (2, re.sub(r" \(it is \d+\)", "", line))
 
 
-def test_a_simulation_ends_where_its_silos_have_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_simulation_ends_where_its_silos_have_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its silos share the user's machine: without a silo its numbers would be others."""
     monkeypatch.setattr(SiloClient, "train", lambda *_, **__: torch.empty(1 << 60))
     with pytest.raises(UserError, match=r"^out of memory on .*batch-size \(it is 7\)"):
         simulate(
-            {"dataset": "breast-cancer", "rounds": 1, "silos": 2, "batch-size": 7, "out": str(tmp_path / "r")},
+            {
+                "dataset": "breast-cancer",
+                "rounds": 1,
+                "silos": 2,
+                "batch-size": 7,
+                "out": str(tmp_path / "r"),
+            },
             quiet=True,
         )
 
@@ -115,17 +154,26 @@ def test_a_simulation_ends_where_its_silos_have_no_memory(tmp_path: Path, monkey
     ],
 )
 def test_a_fault_reaches_it_without_the_silos_values(
-    silo_a_fails: Callable[..., str], do: Callable[[], object], kind: str, caplog: pytest.LogCaptureFixture
+    silo_a_fails: Callable[..., str],
+    do: Callable[[], object],
+    kind: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The server reads the error's type and the place in our code; the silo's log has the traceback, at ERROR."""
     reason = silo_a_fails(do)
-    assert re.fullmatch(rf"{kind} in strategies/base/client\.py:\d+: a fault of the program; [^\n]*", reason)
+    assert re.fullmatch(
+        rf"{kind} in strategies/base/client\.py:\d+: a fault of the program; [^\n]*", reason
+    )
     assert "4711" not in reason
     logged = [record for record in caplog.records if record.exc_info]
-    assert [record.levelno for record in logged] == [logging.ERROR] and "4711" in logged[0].getMessage()
+    assert [record.levelno for record in logged] == [logging.ERROR] and "4711" in logged[
+        0
+    ].getMessage()
 
 
-@pytest.mark.parametrize("error", [ValueError("shapes"), UserError("a setting"), TypeError("None"), KeyError("x")])
+@pytest.mark.parametrize(
+    "error", [ValueError("shapes"), UserError("a setting"), TypeError("None"), KeyError("x")]
+)
 def test_a_fault_in_a_methods_check_ends_the_run(
     three: Files, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
@@ -141,7 +189,9 @@ def test_a_fault_in_a_methods_check_ends_the_run(
     assert explain(error)[0] == (2 if isinstance(error, UserError) else 1)
 
 
-def test_a_silo_is_blamed_for_its_numbers_alone(three: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silo_is_blamed_for_its_numbers_alone(
+    three: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
     local_update = ScaffoldClient.local_update
 
     def lying(self: ScaffoldClient) -> list[Tensor]:
@@ -169,8 +219,12 @@ def test_settings_that_cannot_be_read_lose_no_reply(
     node: Any = {"name": "a", "state-dir": str(tmp_path)}
     with flower_identity():
         message = Message(RecordDict(), dst_node_id=1, message_type="query")
-        reply = app(message, Context(1, 1, node, RecordDict(), {"strategy": "fedavg", "seed": 4711}))
-    assert reply.has_error() and reply.error.reason == "init-weights = w: it is no file of weights"
+        reply = app(
+            message, Context(1, 1, node, RecordDict(), {"strategy": "fedavg", "seed": 4711})
+        )
+    assert (
+        reply.has_error() and reply.error.reason == "init-weights = w: it is no file of weights"
+    )
 
 
 ROOT = Path(__file__).parents[2]
@@ -180,7 +234,13 @@ CAUGHT = {"strategies/base/settings.py"}  # by the only function that calls it
 
 def names_in(nodes: Iterable[ast.AST | None]) -> set[int]:
     """Of these and all below them, the nodes that are names."""
-    return {id(n) for node in nodes if node is not None for n in ast.walk(node) if isinstance(n, ast.Name)}
+    return {
+        id(n)
+        for node in nodes
+        if node is not None
+        for n in ast.walk(node)
+        if isinstance(n, ast.Name)
+    }
 
 
 def bare(tree: ast.Module) -> Iterator[ast.Name]:
@@ -193,9 +253,13 @@ def bare(tree: ast.Module) -> Iterator[ast.Name]:
             fine |= names_in(node.bases)
         elif isinstance(node, ast.AnnAssign):
             fine |= names_in([node.annotation])
-        elif isinstance(node, ast.Call) and re.search("suppress|isinstance", ast.dump(node.func)):
+        elif isinstance(node, ast.Call) and re.search(
+            "suppress|isinstance", ast.dump(node.func)
+        ):
             fine |= names_in(node.args)
-        elif isinstance(node, ast.Try) and any("ValueError" in ast.dump(h.type) for h in node.handlers if h.type):
+        elif isinstance(node, ast.Try) and any(
+            "ValueError" in ast.dump(h.type) for h in node.handlers if h.type
+        ):
             fine |= names_in(node.body)
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id in BARE and id(node) not in fine:
@@ -206,7 +270,9 @@ def test_no_error_of_ours_has_a_type_that_says_nothing() -> None:
     """A `ValueError` or `RuntimeError` of ours would end with exit code 1 and a traceback, as a fault of silofl."""
     paths = [path for room in (*OURS, "docker") for path in (ROOT / room).rglob("*.py")]
     found = [
-        f"{path.relative_to(ROOT).as_posix()}:{n.lineno}" for path in paths for n in bare(ast.parse(path.read_text()))
+        f"{path.relative_to(ROOT).as_posix()}:{n.lineno}"
+        for path in paths
+        for n in bare(ast.parse(path.read_text()))
     ]
     assert {place for place in found if place.split(":")[0] not in CAUGHT} == set()
 
@@ -214,5 +280,8 @@ def test_no_error_of_ours_has_a_type_that_says_nothing() -> None:
 def test_a_bare_error_is_found() -> None:
     caught = "try:\n    raise ValueError\nexcept (ValueError, KeyError):\n    pass\n"
     assert not list(bare(ast.parse(caught)))
-    lines = {n.lineno for n in bare(ast.parse(caught + "raise ValueError('no')\nkind = RuntimeError\n"))}
+    lines = {
+        n.lineno
+        for n in bare(ast.parse(caught + "raise ValueError('no')\nkind = RuntimeError\n"))
+    }
     assert lines == {5, 6}

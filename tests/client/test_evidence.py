@@ -36,13 +36,17 @@ CALM: dict[str, Any] = {"learning_rate": 0.05, "batch_size": 8}
 ALL = 'metrics = ["loss", "score", ' + ", ".join(f'"{word}"' for word in EVIDENCE) + "]\n"
 
 
-def finished(folder: Path, strategy: str, classes: int = 2, **changes: Any) -> tuple[Run, Files, Any]:
+def finished(
+    folder: Path, strategy: str, classes: int = 2, **changes: Any
+) -> tuple[Run, Files, Any]:
     """A run with its summary's entry, of silos with files of their own."""
     (folder / "data").mkdir(parents=True, exist_ok=True)
     files = random_silos(folder / "data", SIZES, classes=classes)
     run = federate(files, directory=folder / "run", strategy=strategy, **{**JUMPY, **changes})
     directory = RunDirectory(folder / "run")
-    (entry,) = write_summary(directory, History(directory.history), run.federation.finished())["runs"]
+    (entry,) = write_summary(directory, History(directory.history), run.federation.finished())[
+        "runs"
+    ]
     return run, files, entry
 
 
@@ -57,17 +61,25 @@ def brier_of(model: Path, file: Path) -> float:
 
 
 def of_one_network() -> list[str]:
-    return [name for name, s in strategies().items() if not s.info.pooled and name not in ("fedbn", "lp-proj")]
+    return [
+        name
+        for name, s in strategies().items()
+        if not s.info.pooled and name not in ("fedbn", "lp-proj")
+    ]
 
 
 @pytest.mark.parametrize("method", of_one_network())
 def test_it_is_that_of_the_reported_model(tmp_path: Path, method: str) -> None:
     """Of every method for small networks: the Brier score of the model that ``export`` writes, by another way."""
-    changes: dict[str, Any] = {"learning_rate": 1.0, "rounds": 2} if method not in ("fedavg", "ditto") else {}
+    changes: dict[str, Any] = (
+        {"learning_rate": 1.0, "rounds": 2} if method not in ("fedavg", "ditto") else {}
+    )
     _, files, entry = finished(tmp_path, method, **changes, **one_block(method))
     for silo, file in files.items():
         export_model(tmp_path / "run", silo, "reported", tmp_path / "m")
-        assert entry["per_silo"][silo]["brier"] == pytest.approx(brier_of(tmp_path / "m", file), abs=1e-4)
+        assert entry["per_silo"][silo]["brier"] == pytest.approx(
+            brier_of(tmp_path / "m", file), abs=1e-4
+        )
 
 
 def test_a_model_of_several_networks_has_the_evidence_of_their_mixture(tmp_path: Path) -> None:
@@ -78,20 +90,26 @@ def test_a_model_of_several_networks_has_the_evidence_of_their_mixture(tmp_path:
     run, files, entry = finished(tmp_path, "apfl", apfl__mix="logits", apfl__alpha=0.3)
     reported = entry["final"]["round"]
     assert reported < JUMPY["rounds"]
-    alone, _, _ = finished(tmp_path / "once", "apfl", rounds=reported, apfl__mix="logits", apfl__alpha=0.3)
+    alone, _, _ = finished(
+        tmp_path / "once", "apfl", rounds=reported, apfl__mix="logits", apfl__alpha=0.3
+    )
     for silo, file in files.items():
         arrays, alpha = run.grid.state(silo).arrays, alpha_of(alone, silo)
         x, y = rows_of(file)
         (w, b), (v, c) = matrix_of(arrays["reported.shared"]), matrix_of(arrays["reported"])
         z = (1 - alpha) * (x @ w.T + b) + alpha * (x @ v.T + c)
         p = 1 / (1 + np.exp(z[:, 0] - z[:, 1]))
-        assert entry["per_silo"][silo]["brier"] == pytest.approx(np.mean((p - y) ** 2), abs=1e-6)
+        assert entry["per_silo"][silo]["brier"] == pytest.approx(
+            np.mean((p - y) ** 2), abs=1e-6
+        )
         assert entry["per_silo"][silo]["accuracy"] == pytest.approx(np.mean((p > 0.5) == y))
         assert not torch.equal(arrays["reported.shared"], arrays["shared"])
 
 
 def alpha_of(run: Run, silo: str) -> float:
-    state: Any = next(c.state for c in run.grid.contexts.values() if c.node_config["name"] == silo)
+    state: Any = next(
+        c.state for c in run.grid.contexts.values() if c.node_config["name"] == silo
+    )
     return float(json.loads(state["numbers"]["json"])["alpha"])
 
 
@@ -105,7 +123,9 @@ def test_the_closing_exchange_may_have_the_reported_model(tmp_path: Path) -> Non
     _, files, entry = finished(tmp_path, "fedavg", rounds=2, learning_rate=0.5)
     assert entry["final"]["round"] == 3
     export_model(tmp_path / "run", "a", "reported", tmp_path / "m")
-    assert entry["per_silo"]["a"]["brier"] == pytest.approx(brier_of(tmp_path / "m", files["a"]), abs=1e-4)
+    assert entry["per_silo"]["a"]["brier"] == pytest.approx(
+        brier_of(tmp_path / "m", files["a"]), abs=1e-4
+    )
 
 
 def test_a_run_asks_once_and_its_rounds_are_as_before(tmp_path: Path) -> None:
@@ -113,7 +133,9 @@ def test_a_run_asks_once_and_its_rounds_are_as_before(tmp_path: Path) -> None:
     plain, _, without = finished(tmp_path / "without", "fedavg", evidence="off")
     kinds = [m.metadata.message_type for m, _ in run.grid.traffic]
     before = [m.metadata.message_type for m, _ in plain.grid.traffic]
-    assert kinds == before + ["evaluate.evidence"] * 6  # three silos, twice: the second for the common threshold
+    assert (
+        kinds == before + ["evaluate.evidence"] * 6
+    )  # three silos, twice: the second for the common threshold
     assert [r.cells() for r in run.rows if r.metric != "round_seconds"] == [
         r.cells() for r in plain.rows if r.metric != "round_seconds"
     ]
@@ -139,13 +161,25 @@ def test_hospitals_send_it_only_where_run_and_policy_say_so(tmp_path: Path) -> N
     rules: dict[str, Any] = {"state_dir": tmp_path / "state", "policy": str(policy), **CALM}
     _, _, entry = finished(tmp_path / "1", "fedavg", **{**rules, "evidence": "auto"})
     assert entry["per_silo"]["a"]["brier"] is None
-    _, _, entry = finished(tmp_path / "2", "fedavg", **rules | {"state_dir": tmp_path / "state2"})
+    _, _, entry = finished(
+        tmp_path / "2", "fedavg", **rules | {"state_dir": tmp_path / "state2"}
+    )
     assert all(v["brier"] is None and v["evidence"] == {} for v in entry["per_silo"].values())
-    policy.write_text('metrics = ["loss", "score", "brier", "reliability"]\nmin-metric-samples = 25\n')
-    _, _, entry = finished(tmp_path / "3", "fedavg", **rules | {"state_dir": tmp_path / "state3"})
+    policy.write_text(
+        'metrics = ["loss", "score", "brier", "reliability"]\nmin-metric-samples = 25\n'
+    )
+    _, _, entry = finished(
+        tmp_path / "3", "fedavg", **rules | {"state_dir": tmp_path / "state3"}
+    )
     silo = entry["per_silo"]
-    assert silo["a"]["brier"] is not None and silo["a"]["ece"] is None and set(silo["a"]["evidence"]) == {"reliability"}
-    assert unflat(silo["a"]["evidence"]["reliability"])[:, 0].tolist() == [40.0]  # no two bins of 25
+    assert (
+        silo["a"]["brier"] is not None
+        and silo["a"]["ece"] is None
+        and set(silo["a"]["evidence"]) == {"reliability"}
+    )
+    assert unflat(silo["a"]["evidence"]["reliability"])[:, 0].tolist() == [
+        40.0
+    ]  # no two bins of 25
     assert silo["c"]["brier"] is None and silo["c"]["evidence"] == {}  # 22 test samples
 
 
@@ -170,17 +204,30 @@ def crafted(run: Run, context: Any) -> None:
     """Have the silo keep another model as that of the round that the report shows."""
     closing = next(m for m, _ in run.grid.traffic if m.metadata.message_type == "evaluate")
     payload, config = decode(closing.content, torch.device("cpu"))
-    other = Payload({name: replace(m, vector=-3 * m.vector) for name, m in payload.models.items()}, payload.numbers)
+    other = Payload(
+        {name: replace(m, vector=-3 * m.vector) for name, m in payload.models.items()},
+        payload.numbers,
+    )
     with flower_identity():
         assert not app(Message(encode(other, dict(config)), 1, "evaluate"), context).has_error()
 
 
-def asked_of_a(tmp_path: Path, **changes: Any) -> tuple[Run, list[tuple[Message, Message]], Any]:
+def asked_of_a(
+    tmp_path: Path, **changes: Any
+) -> tuple[Run, list[tuple[Message, Message]], Any]:
     """A run of silos whose policy lets all evidence leave; the messages that ask for it, and the context of a."""
     policy = tmp_path / "policy.toml"
     policy.write_text(ALL + changes.pop("rules", ""))
-    run, _, _ = finished(tmp_path, "fedavg", state_dir=tmp_path / "state", policy=str(policy), **{**CALM, **changes})
-    asked = [(m, r) for m, r in run.grid.traffic if m.metadata.message_type == "evaluate.evidence"]
+    run, _, _ = finished(
+        tmp_path,
+        "fedavg",
+        state_dir=tmp_path / "state",
+        policy=str(policy),
+        **{**CALM, **changes},
+    )
+    asked = [
+        (m, r) for m, r in run.grid.traffic if m.metadata.message_type == "evaluate.evidence"
+    ]
     return run, asked, run.grid.contexts[1]
 
 
@@ -230,7 +277,10 @@ def test_a_file_without_one_patient_gives_nothing_about_that_one(tmp_path: Path)
     context.run_id += 1
     write_silo(file, x[1:], list(map(int, y[1:])))
     reason = str(again(asked[0][0], context).error.reason)
-    assert "min-sum-samples = 50, and fewer patients differ from those behind the evidence of this model" in reason
+    assert (
+        "min-sum-samples = 50, and fewer patients differ from those behind the evidence of this model"
+        in reason
+    )
 
 
 def test_coverage_is_of_the_model_whose_evidence_has_left(tmp_path: Path) -> None:
@@ -255,19 +305,30 @@ def test_another_number_of_flowers_is_another_run_of_the_policy(tmp_path: Path) 
     context.run_id += 1
     assert not again(asked[0][0], context).has_error()
     context.run_id += 1
-    assert "runs-per-day = 2, and this is run 3 of" in str(again(asked[0][0], context).error.reason)
+    assert "runs-per-day = 2, and this is run 3 of" in str(
+        again(asked[0][0], context).error.reason
+    )
 
 
 @pytest.mark.parametrize("wanted", ["off", "auto"])
-def test_a_hospital_answers_no_question_that_the_run_does_not_have(tmp_path: Path, wanted: str) -> None:
+def test_a_hospital_answers_no_question_that_the_run_does_not_have(
+    tmp_path: Path, wanted: str
+) -> None:
     """The policy sees the run's settings; a server that asks all the same gets nothing."""
     given: dict[str, Any] = {"state_dir": tmp_path / "state", **CALM}
     asking, _, _ = finished(tmp_path / "1", "fedavg", **given)
-    asked = next(m for m, _ in asking.grid.traffic if m.metadata.message_type == "evaluate.evidence")
-    silent, _, _ = finished(tmp_path / "2", "fedavg", **given | {"evidence": wanted, "state_dir": tmp_path / "2"})
+    asked = next(
+        m for m, _ in asking.grid.traffic if m.metadata.message_type == "evaluate.evidence"
+    )
+    silent, _, _ = finished(
+        tmp_path / "2", "fedavg", **given | {"evidence": wanted, "state_dir": tmp_path / "2"}
+    )
     with flower_identity():
         reply = app(Message(asked.content, 1, "evaluate.evidence"), silent.grid.contexts[1])
-    assert reply.error.reason == f"a refuses: the run has evidence = {wanted}, and a message asks for it"
+    assert (
+        reply.error.reason
+        == f"a refuses: the run has evidence = {wanted}, and a message asks for it"
+    )
 
 
 def test_a_silo_that_kept_no_such_model_is_named(tmp_path: Path) -> None:
@@ -280,8 +341,13 @@ def test_a_silo_that_kept_no_such_model_is_named(tmp_path: Path) -> None:
         grid.before = before
 
     _, _, entry = finished(tmp_path, "fedavg", prepare=prepare)
-    assert entry["per_silo"]["a"]["brier"] is None and entry["per_silo"]["b"]["brier"] is not None
-    notes = [json.loads(line) for line in (tmp_path / "run" / "progress.jsonl").read_text().splitlines()]
+    assert (
+        entry["per_silo"]["a"]["brier"] is None and entry["per_silo"]["b"]["brier"] is not None
+    )
+    notes = [
+        json.loads(line)
+        for line in (tmp_path / "run" / "progress.jsonl").read_text().splitlines()
+    ]
     assert "no evidence of a: a kept no model of round 99, whose evidence is asked for" in [
         note.get("message") for note in notes
     ]
@@ -297,11 +363,20 @@ def test_a_withdrawn_hospital_takes_its_evidence_along(tmp_path: Path) -> None:
 
 
 def test_simulations_have_it_by_default(tmp_path: Path) -> None:
-    given = {"dataset": "breast-cancer", "silos": 4, "partition": "iid", "rounds": 1, "threads": 1, "model": "linear"}
+    given = {
+        "dataset": "breast-cancer",
+        "silos": 4,
+        "partition": "iid",
+        "rounds": 1,
+        "threads": 1,
+        "model": "linear",
+    }
     out = simulate({**given, "out": str(tmp_path / "run")}, quiet=True)
     (entry,) = json.loads((out / "summary.json").read_text())["runs"]
     for silo in entry["per_silo"].values():
-        assert None not in [silo[key] for key in CALIBRATION] and "net_benefit" in silo["evidence"]
+        assert (
+            None not in [silo[key] for key in CALIBRATION] and "net_benefit" in silo["evidence"]
+        )
 
 
 SPOILT: dict[str, dict[str, Any]] = {
@@ -313,7 +388,9 @@ SPOILT: dict[str, dict[str, Any]] = {
     "'reliability' is out of range": {"reliability": [10.0, 0.5]},
     "'net_benefit' is out of range": {"net_benefit": [0.0] * 3},
     "'conformal' is out of range": {"conformal": [0.5, 0.5]},
-    "'conformal_sets' is out of range": {"conformal_sets": [10.0, 1.1, 1.0, 1.0, 1.0, 1.0, 1.0]},
+    "'conformal_sets' is out of range": {
+        "conformal_sets": [10.0, 1.1, 1.0, 1.0, 1.0, 1.0, 1.0]
+    },
 }
 
 
@@ -337,29 +414,44 @@ def test_subgroups_leave_as_the_policy_says_and_no_small_one(tmp_path: Path) -> 
         groups = np.repeat(["sex f", "sex m"], sizes)
         x = rng.normal(size=(len(groups), 3)).astype(np.float32)
         of_each = {"x": x, "y": (x[:, 0] > 0).astype(int), "subgroup": groups}
-        arrays: dict[str, Any] = {f"{key}_{part}": v for part in ("train", "val", "test") for key, v in of_each.items()}
+        arrays: dict[str, Any] = {
+            f"{key}_{part}": v
+            for part in ("train", "val", "test")
+            for key, v in of_each.items()
+        }
         np.savez(tmp_path / f"{name}.npz", classes=np.array(2), **arrays)
         files[name] = tmp_path / f"{name}.npz"
     policy = tmp_path / "policy.toml"
-    for words, expected in (('"score"', set()), ('"score", "subgroups"', {"subgroup.sex f", "subgroup.sex m"})):
+    for words, expected in (
+        ('"score"', set()),
+        ('"score", "subgroups"', {"subgroup.sex f", "subgroup.sex m"}),
+    ):
         policy.write_text(f"metrics = [{words}]\nmin-silos = 2\n")
         folder = tmp_path / str(len(words))
         changes: dict[str, Any] = {"state_dir": folder / "state", "policy": str(policy), **CALM}
         run = federate(files, strategy="fedavg", rounds=1, evidence="on", **changes)
-        assert set(run.federation.closing.evidence["a"]) == expected and run.federation.closing.evidence["b"] == {}
+        assert (
+            set(run.federation.closing.evidence["a"]) == expected
+            and run.federation.closing.evidence["b"] == {}
+        )
     assert run.federation.closing.evidence["a"]["subgroup.sex f"][0] == 25  # type: ignore[index]
 
 
-def test_the_site_learns_which_subgroups_were_suppressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_site_learns_which_subgroups_were_suppressed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Their names for its audit log, without counts, and in no reply."""
     groups = np.repeat(["sex f", "sex m", "", "sex x"], (27, 12, 5, 3))
     told: list[Any] = []
     monkeypatch.setattr(
-        "client.egress.tell_site", lambda records, withheld: told.append({k: set(v) for k, v in withheld.items()})
+        "client.egress.tell_site",
+        lambda records, withheld: told.append({k: set(v) for k, v in withheld.items()}),
     )
     x = np.random.default_rng(0).normal(size=(47, 3)).astype(np.float32)
     of_each = {"x": x, "y": (x[:, 0] > 0).astype(int), "subgroup": groups}
-    arrays: dict[str, Any] = {f"{key}_{part}": v for part in ("train", "val", "test") for key, v in of_each.items()}
+    arrays: dict[str, Any] = {
+        f"{key}_{part}": v for part in ("train", "val", "test") for key, v in of_each.items()
+    }
     np.savez(tmp_path / "a.npz", classes=np.array(2), **arrays)
     policy = tmp_path / "policy.toml"
     policy.write_text('metrics = ["score", "subgroups"]\nmin-silos = 1\n')
@@ -372,8 +464,15 @@ def test_the_site_learns_which_subgroups_were_suppressed(tmp_path: Path, monkeyp
         policy=str(policy),
         **CALM,
     )
-    here = {name for name in run.federation.closing.evidence["a"] if name.startswith("subgroup.")}
-    held = {item for line in told for item in line.get("min-metric-samples", ()) if item.startswith("subgroup.")}
+    here = {
+        name for name in run.federation.closing.evidence["a"] if name.startswith("subgroup.")
+    }
+    held = {
+        item
+        for line in told
+        for item in line.get("min-metric-samples", ())
+        if item.startswith("subgroup.")
+    }
     assert (
         "subgroup.sex x" in held
         and not held & here

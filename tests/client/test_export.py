@@ -47,10 +47,19 @@ def test_table_model_is_the_silos_own(tmp_path: Path) -> None:
     )
     card = export_model(tmp_path / "state", "b", "last", tmp_path / "out" / "b.safetensors")
     assert card.text == (tmp_path / "out" / "b.safetensors.json").read_bytes()
-    assert (card.method, card.seed, card.silo, card.round, card.which) == ("apple", 7, "b", 3, "last")
+    assert (card.method, card.seed, card.silo, card.round, card.which) == (
+        "apple",
+        7,
+        "b",
+        3,
+        "last",
+    )
     assert card.paper == run.strategy.info.paper and card.classes == 3
     assert card.samples == {"train": 10, "val": 10, "test": 10}
-    assert card.model.model_dump(exclude_unset=True) == {"name": "mlp", "settings": {"hidden": "5", "dropout": 0.0}}
+    assert card.model.model_dump(exclude_unset=True) == {
+        "name": "mlp",
+        "settings": {"hidden": "5", "dropout": 0.0},
+    }
     assert card.input.model_dump(exclude_unset=True) == {"shape": [3], "dtype": "float32"}
 
     pooled = np.concatenate([rows_of(files[name])[0] for name in ("a", "b")])
@@ -58,7 +67,10 @@ def test_table_model_is_the_silos_own(tmp_path: Path) -> None:
     assert card.normalisation and np.allclose(card.normalisation.mean, mean, rtol=1e-5)
     assert np.allclose(card.normalisation.std, std, rtol=1e-5)
 
-    w = {k: v.double().numpy() for k, v in safetensors.torch.load_file(tmp_path / "out" / "b.safetensors").items()}
+    w = {
+        k: v.double().numpy()
+        for k, v in safetensors.torch.load_file(tmp_path / "out" / "b.safetensors").items()
+    }
     x, y = rows_of(files["b"])
     hidden = np.maximum((x - mean) / std @ w["fc1.weight"].T + w["fc1.bias"], 0)
     p = np.exp(hidden @ w["fc2.weight"].T + w["fc2.bias"])
@@ -68,12 +80,16 @@ def test_table_model_is_the_silos_own(tmp_path: Path) -> None:
     assert np.allclose(given, p, atol=1e-5)
     assert label == p.argmax(1).tolist()
     assert card.metrics["test.accuracy"] == np.mean(p.argmax(1) == y)
-    assert math.isclose(card.metrics["test.loss"] or 0.0, -np.log(p[range(10), y]).mean(), rel_tol=1e-5)
+    assert math.isclose(
+        card.metrics["test.loss"] or 0.0, -np.log(p[range(10), y]).mean(), rel_tol=1e-5
+    )
 
 
 @pytest.mark.parametrize("normalization", ["agreed", "silo"])
 @pytest.mark.parametrize("value", [36.7, 0.1, -1e6, 0.0])
-def test_a_column_that_never_changes_is_not_blown_up(tmp_path: Path, value: float, normalization: str) -> None:
+def test_a_column_that_never_changes_is_not_blown_up(
+    tmp_path: Path, value: float, normalization: str
+) -> None:
     """99 rows of 36.7 have a mean square that is not the square of their mean in the last bit: std 1, not 1e-7.
 
     Beside it a column of a small spread about a large mean, which stays as it is: 1e6 ± 1/2.
@@ -83,7 +99,13 @@ def test_a_column_that_never_changes_is_not_blown_up(tmp_path: Path, value: floa
     for name, n in (("a", 99), ("b", 1001)):
         x = np.stack([np.full(n, value), 1e6 + rng.integers(0, 2, n), rng.normal(size=n)], 1)
         files[name] = write_silo(tmp_path / f"{name}.npz", x, [0, 1] * (n // 2) + [0])
-    federate(files, state_dir=tmp_path / "states", directory=tmp_path / "run", rounds=1, normalization=normalization)
+    federate(
+        files,
+        state_dir=tmp_path / "states",
+        directory=tmp_path / "run",
+        rounds=1,
+        normalization=normalization,
+    )
     card = export_model(tmp_path / "states", "a", "last", tmp_path / "a.safetensors")
     std = card.normalisation.std if card.normalisation else [0.0, 0.0]
     assert std[0] == 1
@@ -93,13 +115,28 @@ def test_a_column_that_never_changes_is_not_blown_up(tmp_path: Path, value: floa
 def test_silos_own_standardisation(tmp_path: Path) -> None:
     """``normalization = "silo"``: the card holds the statistics of the silo's own training rows; ``none``: nothing."""
     files = scaled_silos(tmp_path)
-    federate(files, state_dir=tmp_path / "silo", directory=tmp_path / "run1", rounds=1, normalization="silo")
+    federate(
+        files,
+        state_dir=tmp_path / "silo",
+        directory=tmp_path / "run1",
+        rounds=1,
+        normalization="silo",
+    )
     card = export_model(tmp_path / "silo", "a", "last", tmp_path / "a.safetensors")
     x, _ = rows_of(files["a"])
     assert card.normalisation and np.allclose(card.normalisation.mean, x.mean(0), rtol=1e-5)
     assert np.allclose(card.normalisation.std, x.std(0), rtol=1e-5)
-    federate(files, state_dir=tmp_path / "none", directory=tmp_path / "run2", rounds=1, normalization="none")
-    assert export_model(tmp_path / "none", "a", "last", tmp_path / "a.safetensors").normalisation is None
+    federate(
+        files,
+        state_dir=tmp_path / "none",
+        directory=tmp_path / "run2",
+        rounds=1,
+        normalization="none",
+    )
+    assert (
+        export_model(tmp_path / "none", "a", "last", tmp_path / "a.safetensors").normalisation
+        is None
+    )
 
 
 def test_pictures_and_batch_norm(tmp_path: Path) -> None:
@@ -107,13 +144,24 @@ def test_pictures_and_batch_norm(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     x, y = rng.integers(0, 256, (120, 8, 8, 3), np.uint8), np.arange(120) % 3
     x[y == 1] //= 3  # something to learn
-    np.savez(tmp_path / "pictures.npz", x_train=x[:90], y_train=y[:90], x_test=x[90:], y_test=y[90:])
-    settings = {"dataset": str(tmp_path / "pictures.npz"), "partition": "iid", "silos": 2, "rounds": 2, "threads": 1}
+    np.savez(
+        tmp_path / "pictures.npz", x_train=x[:90], y_train=y[:90], x_test=x[90:], y_test=y[90:]
+    )
+    settings = {
+        "dataset": str(tmp_path / "pictures.npz"),
+        "partition": "iid",
+        "silos": 2,
+        "rounds": 2,
+        "threads": 1,
+    }
     network = {"model": "resnet8", "resnet8.stem": "3x3", "batch-size": 16}
     run = simulate({**settings, **network, "out": str(tmp_path / "run")}, quiet=True)
     model = tmp_path / "m.safetensors"
     card = export_model(run, "hospital-02", "last", model)
-    assert card.model.model_dump(exclude_unset=True) == {"name": "resnet8", "settings": {"stem": "3x3"}}
+    assert card.model.model_dump(exclude_unset=True) == {
+        "name": "resnet8",
+        "settings": {"stem": "3x3"},
+    }
     assert card.input.model_dump(exclude_unset=True) == {"shape": [3, 8, 8], "dtype": "uint8"}
     assert card.normalisation == Scale(mean=127.5, std=127.5)
 
@@ -138,13 +186,17 @@ def test_best_and_last(tmp_path: Path) -> None:
     """``best`` is the personal model of the first round with the highest validation accuracy, ``last`` the last."""
     run, accuracy = jumpy_run(tmp_path)
     best_round = 1 + int(np.argmax(accuracy))
-    assert best_round < len(accuracy), "the data of this test should make an earlier round the best"
+    assert best_round < len(accuracy), (
+        "the data of this test should make an earlier round the best"
+    )
     best = export_model(tmp_path / "run", "b", "best", tmp_path / "best.safetensors")
     last = export_model(tmp_path / "run", "b", "last", tmp_path / "last.safetensors")
     assert (best.round, last.round) == (best_round, len(accuracy))
     assert best.metrics["val.accuracy"] == max(accuracy)
     assert last.metrics["val.accuracy"] == accuracy[-1]
-    weights = {k: safetensors.torch.load_file(tmp_path / f"{k}.safetensors") for k in ("best", "last")}
+    weights = {
+        k: safetensors.torch.load_file(tmp_path / f"{k}.safetensors") for k in ("best", "last")
+    }
     assert torch.equal(flat(weights["last"]), run.personal("b"))
     assert torch.equal(flat(weights["best"]), run.grid.state("b").arrays["best"])
     assert not torch.equal(flat(weights["best"]), flat(weights["last"]))
@@ -159,7 +211,12 @@ def test_a_round_without_evaluation_is_not_the_best(tmp_path: Path) -> None:
 
 def test_one_of_several_runs(tmp_path: Path) -> None:
     files = random_silos(tmp_path, {"a": 6, "b": 10})
-    for name, strategy, seed in (("one", "local", 7), ("one", "fedavg", 7), ("two", "local", 7), ("two", "local", 8)):
+    for name, strategy, seed in (
+        ("one", "local", 7),
+        ("one", "fedavg", 7),
+        ("two", "local", 7),
+        ("two", "local", 8),
+    ):
         federate(
             files,
             state_dir=tmp_path / "state",
@@ -169,13 +226,20 @@ def test_one_of_several_runs(tmp_path: Path) -> None:
             seed=seed,
         )
     state, out = tmp_path / "state", tmp_path / "m.safetensors"
-    with pytest.raises(ValueError, match=r"several models of a: one/fedavg-7, one/local-7, two/local-7, two/local-8; "):
+    with pytest.raises(
+        ValueError,
+        match=r"several models of a: one/fedavg-7, one/local-7, two/local-7, two/local-8; ",
+    ):
         export_model(state, "a", "best", out)
     with pytest.raises(ValueError, match=r"several models of a: one/local-7, two/local-7; "):
         export_model(state, "a", "best", out, "local", 7)
-    with pytest.raises(ValueError, match=r"no model of a by apple seed 7; there are: fedavg-7, local-7$"):
+    with pytest.raises(
+        ValueError, match=r"no model of a by apple seed 7; there are: fedavg-7, local-7$"
+    ):
         export_model(state / "one", "a", "best", out, "apple", 7)
-    with pytest.raises(ValueError, match=r"unknown silo in .*: 'aa' \(did you mean 'a'\?\); there are: a, b$"):
+    with pytest.raises(
+        ValueError, match=r"unknown silo in .*: 'aa' \(did you mean 'a'\?\); there are: a, b$"
+    ):
         export_model(state, "aa", "best", out)
     assert not out.exists() and not card_file(out).exists()
     assert export_model(state, "a", "best", out, seed=8).seed == 8
@@ -192,13 +256,19 @@ def test_several_runs_of_the_same_name(tmp_path: Path) -> None:
     ids = []
     for number in (1, 2):
         place = {"state_dir": state, "directory": tmp_path / str(number) / "run"}
-        ids.append(federate(files, rounds=number, strategy="local", **place).federation.state.run_id)
-    with pytest.raises(ValueError, match=rf"several models of a: .*run-{min(ids)}, 20.*; choose with --run-id$"):
+        ids.append(
+            federate(files, rounds=number, strategy="local", **place).federation.state.run_id
+        )
+    with pytest.raises(
+        ValueError, match=rf"several models of a: .*run-{min(ids)}, 20.*; choose with --run-id$"
+    ):
         export_model(state, "a", "last", out)
     for number, run_id in enumerate(ids, 1):
         card = export_model(state / "run", "a", "last", out, run_id=run_id[:12])
         assert (card.round, card.run) == (number, run_id)
-    with pytest.raises(ValueError, match=r"no model of a by run-id xyz; there are: local-7 \(run-"):
+    with pytest.raises(
+        ValueError, match=r"no model of a by run-id xyz; there are: local-7 \(run-"
+    ):
         export_model(state / "run", "a", "last", out, run_id="xyz")
     own = state / "run" / "local-7" / "a" / f"run-{ids[0]}"
     assert export_model(own, "a", "last", out).round == 1
@@ -216,10 +286,14 @@ def test_what_cannot_be_exported(tmp_path: Path) -> None:
         export_model(tmp_path / "nowhere", "a", "best", out)
     with pytest.raises(ValueError, match="holds no silo's state"):
         export_model(tmp_path, "a", "best", out)
-    State({}, {"round": 1}).save(tmp_path / "state" / "local-7" / "a" / "round-000001.safetensors")
+    State({}, {"round": 1}).save(
+        tmp_path / "state" / "local-7" / "a" / "round-000001.safetensors"
+    )
     with pytest.raises(ValueError, match="does not say what model it holds"):
         export_model(tmp_path / "state", "a", "best", out)
-    (tmp_path / "state" / "local-7" / "a" / "round-000001.safetensors").write_bytes(b"cut short")
+    (tmp_path / "state" / "local-7" / "a" / "round-000001.safetensors").write_bytes(
+        b"cut short"
+    )
     with pytest.raises(ValueError, match=r"round-000001\.safetensors cannot be read"):
         export_model(tmp_path / "state", "a", "best", out)
     assert not out.exists()
@@ -241,10 +315,18 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"x": np.zeros((4, 3), np.float64)}, 4),  # read as float32, as in a silo's file
         ({"x": np.zeros((4, 3), np.float32), "y": np.zeros(4, int)}, 4),
         ({"x_test": np.zeros((2, 3), np.float32)}, 2),
-        ({"train_images": np.zeros((5, 3), np.float32), "test_images": np.zeros((2, 3), np.float32)}, 2),
+        (
+            {
+                "train_images": np.zeros((5, 3), np.float32),
+                "test_images": np.zeros((2, 3), np.float32),
+            },
+            2,
+        ),
     ],
 )
-def test_labels_are_not_needed(exported: Path, tmp_path: Path, arrays: dict[str, Any], rows: int) -> None:
+def test_labels_are_not_needed(
+    exported: Path, tmp_path: Path, arrays: dict[str, Any], rows: int
+) -> None:
     np.savez(tmp_path / "new.npz", **arrays)
     _, _, p = read_csv(predict_file(exported, tmp_path / "new.npz"))
     assert p.shape == (rows, 3) and np.allclose(p.sum(1), 1, atol=1e-5)
@@ -258,13 +340,21 @@ def test_labels_are_not_needed(exported: Path, tmp_path: Path, arrays: dict[str,
             r"holds float32 samples of shape \(5,\); .* takes float32 of shape \(3,\)",
         ),
         ({"x": np.zeros((4, 8, 8), np.uint8)}, r"holds uint8 samples of shape \(1, 8, 8\)"),
-        ({"x": np.full((4, 3), np.nan, np.float32)}, "x has a value that is no finite number, first in sample 0"),
+        (
+            {"x": np.full((4, 3), np.nan, np.float32)},
+            "x has a value that is no finite number, first in sample 0",
+        ),
         ({"x": np.zeros((0, 3), np.float32)}, "x holds no samples"),
         ({"x": np.zeros((4, 3), object)}, "Python objects"),
-        ({"x_train": np.zeros((4, 3), np.float32)}, "has no samples to predict, but x_train; name them x_test or"),
+        (
+            {"x_train": np.zeros((4, 3), np.float32)},
+            "has no samples to predict, but x_train; name them x_test or",
+        ),
     ],
 )
-def test_data_that_do_not_fit(exported: Path, tmp_path: Path, arrays: dict[str, Any], reason: str) -> None:
+def test_data_that_do_not_fit(
+    exported: Path, tmp_path: Path, arrays: dict[str, Any], reason: str
+) -> None:
     np.savez(tmp_path / "new.npz", **arrays)
     with pytest.raises(ValueError, match=reason) as caught:
         predict_file(exported, tmp_path / "new.npz")
@@ -282,7 +372,9 @@ def test_models_that_cannot_be_read(exported: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"lacks its card m\.safetensors\.json"):
         read_model(model)
     card_file(model).write_text('{"model": {}}')
-    with pytest.raises(ValueError, match=r"json: the key method is missing; export the model again"):
+    with pytest.raises(
+        ValueError, match=r"json: the key method is missing; export the model again"
+    ):
         read_model(model)
     card = json.loads(card_file(exported).read_text())
     card_file(model).write_text(json.dumps({**card, "classes": 4}))
@@ -307,7 +399,9 @@ def scaled_silos(folder: Path) -> Files:
 def jumpy_run(folder: Path, **changes: Any) -> tuple[Run, list[float]]:
     """A run whose validation accuracy in silo b rises and falls, and that accuracy round by round."""
     settings = {"rounds": 5, "strategy": "fedavg", "learning_rate": 20.0, **changes}
-    run = federate(random_silos(folder, {"a": 6, "b": 10}), directory=folder / "run", **settings)
+    run = federate(
+        random_silos(folder, {"a": 6, "b": 10}), directory=folder / "run", **settings
+    )
     return run, run.values("accuracy", "b", "personal", "val")
 
 
@@ -342,9 +436,25 @@ def test_several_inputs_are_predicted_as_the_file_has_them(tmp_path: Path) -> No
     rng, n = np.random.default_rng(0), 60
     scan, notes = rng.integers(0, 256, (n, 8, 8), np.uint8), rng.integers(0, 9, (n, 4))
     file, labels = tmp_path / "ours.npz", np.arange(n) % 2
-    np.savez(file, x_scan=scan, x_notes=notes, x_pulse=rng.normal(size=(n, 1, 16)), y=labels, vocabulary=np.array(9))
-    settings = {"dataset": str(file), "partition": "iid", "silos": 2, "rounds": 1, "threads": 1, "validation": 0.2}
-    run = simulate({**settings, "fedapm-signals.width": 4, "out": str(tmp_path / "run")}, quiet=True)
+    np.savez(
+        file,
+        x_scan=scan,
+        x_notes=notes,
+        x_pulse=rng.normal(size=(n, 1, 16)),
+        y=labels,
+        vocabulary=np.array(9),
+    )
+    settings = {
+        "dataset": str(file),
+        "partition": "iid",
+        "silos": 2,
+        "rounds": 1,
+        "threads": 1,
+        "validation": 0.2,
+    }
+    run = simulate(
+        {**settings, "fedapm-signals.width": 4, "out": str(tmp_path / "run")}, quiet=True
+    )
     model = tmp_path / "out.safetensors"
     card = export_model(run, "hospital-02", "last", model)
     assert card.input.shape == ["notes tokens 4 9", "pulse 1 16", "scan 1 8 8"]
@@ -352,7 +462,13 @@ def test_several_inputs_are_predicted_as_the_file_has_them(tmp_path: Path) -> No
     assert index == list(range(n)) and set(label) <= {0, 1} and np.isfinite(p).all()
     with np.load(file) as whole:
         silo = Samples(
-            together({name: read_inputs(name, whole[f"x_{name}"], 9) for name in ("scan", "notes", "pulse")}), labels
+            together(
+                {
+                    name: read_inputs(name, whole[f"x_{name}"], 9)
+                    for name in ("scan", "notes", "pulse")
+                }
+            ),
+            labels,
         )
     _, net = read_model(model)
     np.testing.assert_allclose(p, torch.softmax(predict(net, silo), 1).numpy(), rtol=1e-4)

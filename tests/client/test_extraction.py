@@ -49,7 +49,12 @@ def rules(folder: Path, *lines: str) -> str:
 # ---- One patient per reply -------------------------------------------------------------------------------------------
 
 SIZES = {"a": 20, "b": 20, "c": 20}
-ERASING: dict[str, Any] = {"batch_size": 19, "learning_rate": 1.0, "weight_decay": 1.0, "rounds": 4}
+ERASING: dict[str, Any] = {
+    "batch_size": 19,
+    "learning_rate": 1.0,
+    "weight_decay": 1.0,
+    "rounds": 4,
+}
 
 
 def erase(folder: Path, *policy: str, **settings: Any) -> Run:
@@ -87,12 +92,20 @@ def test_no_reply_is_of_one_patient(tmp_path: Path) -> None:
     ("settings", "said"),
     [
         ({}, "the run learning-rate x weight-decay = 1"),
-        ({"strategy": "fedprox", "fedprox__mu": 1.0, "weight_decay": 0.0}, "the run learning-rate x fedprox.mu = 1"),
-        ({"learning_rate": 0.1, "weight_decay": 10.0}, "the run learning-rate x weight-decay = 1"),
+        (
+            {"strategy": "fedprox", "fedprox__mu": 1.0, "weight_decay": 0.0},
+            "the run learning-rate x fedprox.mu = 1",
+        ),
+        (
+            {"learning_rate": 0.1, "weight_decay": 10.0},
+            "the run learning-rate x weight-decay = 1",
+        ),
     ],
     ids=["weight decay", "proximal term", "another product"],
 )
-def test_steps_that_forget_the_earlier_ones_are_refused(tmp_path: Path, settings: dict[str, Any], said: str) -> None:
+def test_steps_that_forget_the_earlier_ones_are_refused(
+    tmp_path: Path, settings: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ValueError, match=f"its policy has max-decay = 0.1, {said}"):
         erase(tmp_path, **settings)
 
@@ -100,33 +113,65 @@ def test_steps_that_forget_the_earlier_ones_are_refused(tmp_path: Path, settings
 def test_a_proximal_weight_that_the_servers_message_raises(tmp_path: Path, caplog: Any) -> None:
     """FedDyn multiplies α by a number of the server's: at 0.05 x 2.8 a step replaces 14 % of silo a's model."""
     files = random_silos(tmp_path, {"a": 20, "b": 50, "c": 98})
-    given: dict[str, Any] = {"strategy": "feddyn", "feddyn__weights": "samples", "feddyn__alpha": 0.05, "rounds": 1}
-    run = federate(files, policy=rules(tmp_path), state_dir=tmp_path / "states", batch_size=8, **given)
+    given: dict[str, Any] = {
+        "strategy": "feddyn",
+        "feddyn__weights": "samples",
+        "feddyn__alpha": 0.05,
+        "rounds": 1,
+    }
+    run = federate(
+        files, policy=rules(tmp_path), state_dir=tmp_path / "states", batch_size=8, **given
+    )
     assert [silo for (silo, _), _ in train_replies(run.grid)] == ["b", "c"]
     assert "a: max-decay = 0.1, and learning rate x proximal weight = 0.14" in caplog.text
 
 
-def test_a_run_that_asks_for_it_has_the_same_numbers_with_and_without_the_sites_rule(tmp_path: Path) -> None:
+def test_a_run_that_asks_for_it_has_the_same_numbers_with_and_without_the_sites_rule(
+    tmp_path: Path,
+) -> None:
     """min-batch-size = 8 in a simulation is what a hospital's default policy does: the same models bit for bit."""
     runs = []
-    for name, policy, least in (("open", "public", 8), ("site", rules(tmp_path, "max-decay = 1"), 1)):
+    for name, policy, least in (
+        ("open", "public", 8),
+        ("site", rules(tmp_path, "max-decay = 1"), 1),
+    ):
         folder = tmp_path / name
         folder.mkdir()
         files = random_silos(folder, SIZES)
-        runs.append(federate(files, policy=policy, state_dir=folder / "states", min_batch_size=least, **ERASING))
-    vectors = [[decode(r.content)[0].models["model"].vector for _, r in train_replies(run.grid)] for run in runs]
-    assert len(vectors[0]) == 12 and all(torch.equal(a, b) for a, b in zip(*vectors, strict=True))
+        runs.append(
+            federate(
+                files,
+                policy=policy,
+                state_dir=folder / "states",
+                min_batch_size=least,
+                **ERASING,
+            )
+        )
+    vectors = [
+        [decode(r.content)[0].models["model"].vector for _, r in train_replies(run.grid)]
+        for run in runs
+    ]
+    assert len(vectors[0]) == 12 and all(
+        torch.equal(a, b) for a, b in zip(*vectors, strict=True)
+    )
 
 
 def test_fewer_patients_than_a_batch_may_have(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"c refuses: its policy has min-batch-size = 25, it has 20 training samples"):
+    with pytest.raises(
+        ValueError,
+        match=r"c refuses: its policy has min-batch-size = 25, it has 20 training samples",
+    ):
         erase(tmp_path, "min-batch-size = 25", "max-decay = 1", batch_size=30)
 
 
-def test_a_part_of_the_training_part_that_is_smaller_than_a_batch_may_be(tmp_path: Path) -> None:
+def test_a_part_of_the_training_part_that_is_smaller_than_a_batch_may_be(
+    tmp_path: Path,
+) -> None:
     """ALA learns its weights on a share of the patients, which the run chooses: 10 % of 20 are two."""
     given: dict[str, Any] = {"strategy": "fedala", "fedala__sample_percent": 10.0, "rounds": 2}
-    with pytest.raises(RuntimeError, match=r"min-batch-size = 8, and there are 2 samples to train with"):
+    with pytest.raises(
+        RuntimeError, match=r"min-batch-size = 8, and there are 2 samples to train with"
+    ):
         erase(tmp_path, batch_size=19, weight_decay=0.0, **given)
 
 
@@ -142,7 +187,10 @@ def nearest_patient(loss: Callable[[Tensor, Tensor], Tensor], y: Tensor) -> floa
     found = []
     for seed in range(10):
         torch.manual_seed(seed)
-        x, network = torch.randn(len(y), 10), nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 2))
+        x, network = (
+            torch.randn(len(y), 10),
+            nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 2)),
+        )
         weights, bias = torch.autograd.grad(loss(network(x), y), list(network.parameters())[:2])
         guesses = weights[bias != 0] / bias[bias != 0, None]
         found.append(float(torch.cdist(guesses, x).min() / x.norm(dim=1).mean()))
@@ -164,7 +212,9 @@ def test_a_balanced_loss_that_sees_the_rarest_class_alone(tmp_path: Path) -> Non
     y[7] = 1
 
     def loss(gamma: float) -> Callable[[Tensor, Tensor], Tensor]:
-        return lambda z, y: nn.functional.cross_entropy(z + gamma * torch.tensor([119.0, 1.0]).log(), y)
+        return lambda z, y: nn.functional.cross_entropy(
+            z + gamma * torch.tensor([119.0, 1.0]).log(), y
+        )
 
     assert nearest_patient(loss(3.0), y) < 0.02 and nearest_patient(loss(1.0), y) > 0.1
     with pytest.raises(UserError, match=r"fedrod.gamma = 3.0 is out of range: at most 1"):
@@ -175,17 +225,32 @@ def test_a_balanced_loss_that_sees_the_rarest_class_alone(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("dimension", [11, 2, 1])
-def test_a_projection_to_nearly_all_numbers_counts_as_the_whole_model(tmp_path: Path, dimension: int) -> None:
+def test_a_projection_to_nearly_all_numbers_counts_as_the_whole_model(
+    tmp_path: Path, dimension: int
+) -> None:
     """12 parameters: from 1 % on, d numbers tell of them what the policy keeps here."""
-    given: dict[str, Any] = {"strategy": "lp-proj", "lp_proj__dimension": dimension, "weight_decay": 0.0}
+    given: dict[str, Any] = {
+        "strategy": "lp-proj",
+        "lp_proj__dimension": dimension,
+        "weight_decay": 0.0,
+    }
     given = {key.replace("lp_proj", "lp-proj"): value for key, value in given.items()}
-    with pytest.raises(RuntimeError, match=f"would send {dimension} numbers of a model of 12: 1% count as all"):
+    with pytest.raises(
+        RuntimeError, match=f"would send {dimension} numbers of a model of 12: 1% count as all"
+    ):
         erase(tmp_path, "whole-model = false", **given)
 
 
 def test_a_projection_to_few_numbers_is_none(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"strategy": "lp-proj", "lp-proj__dimension": 5, "weight_decay": 0.0, "mlp__hidden": "100"}
-    assert not erase(tmp_path, "whole-model = false", **given).strategy.rejected  # 703 parameters
+    given: dict[str, Any] = {
+        "strategy": "lp-proj",
+        "lp-proj__dimension": 5,
+        "weight_decay": 0.0,
+        "mlp__hidden": "100",
+    }
+    assert not erase(
+        tmp_path, "whole-model = false", **given
+    ).strategy.rejected  # 703 parameters
 
 
 # ---- The metric oracle -----------------------------------------------------------------------------------------------
@@ -200,13 +265,18 @@ def test_the_metric_oracle(tmp_path: Path) -> None:
 def test_evaluations_are_counted(tmp_path: Path) -> None:
     oracle = Oracle(tmp_path, rules(tmp_path))
     assert (oracle.read(), oracle.asked) == (0, 50)
-    assert oracle.refusal == "own refuses: its policy has max-evaluations = 50, and this is number 51 of run 1"
+    assert (
+        oracle.refusal
+        == "own refuses: its policy has max-evaluations = 50, and this is number 51 of run 1"
+    )
 
 
 def test_evaluations_obey_the_floor(tmp_path: Path) -> None:
     oracle = Oracle(tmp_path, rules(tmp_path, "floor = 11"))
     oracle.read()
-    assert oracle.refusal == "own refuses: its policy has floor = 11, it has 10 training samples"
+    assert (
+        oracle.refusal == "own refuses: its policy has floor = 11, it has 10 training samples"
+    )
 
 
 def test_metrics_that_leave_without_a_file(tmp_path: Path) -> None:
@@ -217,7 +287,9 @@ def test_metrics_that_leave_without_a_file(tmp_path: Path) -> None:
         config = {"round": 1, "classes": 2, "personal": False, "min_metric_samples": 1}
         content = encode(Payload({GLOBAL: Model(torch.zeros(2 * COLUMNS + 2))}), config, Wire())
         metrics = app(Message(content, 1, "evaluate"), oracle.context).content["metrics"]
-        seen.append({name.rpartition(".")[2] for name in metrics if not name.startswith("seconds")})
+        seen.append(
+            {name.rpartition(".")[2] for name in metrics if not name.startswith("seconds")}
+        )
     assert seen[:2] == [{"loss", "accuracy"}, {"macro_f1"}]
     assert {"loss", "accuracy", "macro_f1", "auc"} <= seen[2]
 
@@ -228,10 +300,15 @@ def test_metrics_that_leave_without_a_file(tmp_path: Path) -> None:
 def test_rounds_are_counted_whatever_the_run_says(tmp_path: Path) -> None:
     """The run says two rounds, and the server sends a third; under another run's number the count is another one."""
     run = erase(tmp_path, "max-rounds = 2", "max-decay = 1", rounds=2)
-    message, _ = next(pair for pair in run.grid.traffic if pair[0].metadata.message_type == "train")
+    message, _ = next(
+        pair for pair in run.grid.traffic if pair[0].metadata.message_type == "train"
+    )
     context = next(c for c in run.grid.contexts.values() if c.node_config["name"] == "a")
     reply = app(message, context)
-    assert reply.error.reason == "a refuses: its policy has max-rounds = 2, and this is number 3 of run 1"
+    assert (
+        reply.error.reason
+        == "a refuses: its policy has max-rounds = 2, and this is number 3 of run 1"
+    )
     with pytest.raises(ValueError, match=r"its policy has max-rounds = 2, the run rounds = 3"):
         erase(tmp_path, "max-rounds = 2", "max-decay = 1", rounds=3)
 
@@ -242,7 +319,10 @@ def test_messages_of_every_kind_count(tmp_path: Path) -> None:
     for reply in itertools.islice((app(query, oracle.context) for _ in itertools.count()), 3):
         assert not reply.has_error()
     oracle.read()
-    assert oracle.refusal == "own refuses: its policy has max-messages = 3, and this is number 4 of run 1"
+    assert (
+        oracle.refusal
+        == "own refuses: its policy has max-messages = 3, and this is number 4 of run 1"
+    )
     oracle.context.run_id = 2
     assert not app(query, oracle.context).has_error()
 
@@ -256,14 +336,22 @@ def test_what_the_sites_own_process_has_counted_the_app_does_not(tmp_path: Path)
         assert not app(Message(RecordDict({}), 1, "query"), oracle.context).has_error()
     record = Path(str(oracle.context.node_config["state-dir"]), "record.sqlite")
     assert not record.exists()
-    assert not app(Message(RecordDict({}), 1, "query"), oracle.context).has_error() and record.exists()  # as simulated
+    assert (
+        not app(Message(RecordDict({}), 1, "query"), oracle.context).has_error()
+        and record.exists()
+    )  # as simulated
 
 
 def test_a_report_of_runs_whose_other_metrics_stay(tmp_path: Path) -> None:
     """Loss and score are enough for it: what stays is missing, and nothing stands in its place."""
     files = random_silos(tmp_path, SIZES)
-    out, given = tmp_path / "run", {"strategy": "fedavg", "batch_size": 8, "rounds": 2, "min_metric_samples": 1}
-    run = federate(files, policy=rules(tmp_path), state_dir=tmp_path / "states", directory=out, **given)
+    out, given = (
+        tmp_path / "run",
+        {"strategy": "fedavg", "batch_size": 8, "rounds": 2, "min_metric_samples": 1},
+    )
+    run = federate(
+        files, policy=rules(tmp_path), state_dir=tmp_path / "states", directory=out, **given
+    )
     with RunDirectory.open(out, run.settings.flat(), resume=True) as directory:
         summary = write_summary(directory, run.federation.history, run.federation.finished())
     write_report(out)

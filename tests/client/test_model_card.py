@@ -25,8 +25,20 @@ from server.cli.main import main
 from strategies.base.state import read_sealed, write_sealed
 
 Change = Callable[[dict[str, Any]], object]
-TEMPERATURE = {"T": 1.0, "samples": 30, "loss_before": 0.5, "loss_after": 0.4, "as_trained": True}
-CONFORMAL = {"coverage": 0.9, "records": 30, "patients": False, "as_trained": True, "threshold": 0.7}
+TEMPERATURE = {
+    "T": 1.0,
+    "samples": 30,
+    "loss_before": 0.5,
+    "loss_after": 0.4,
+    "as_trained": True,
+}
+CONFORMAL = {
+    "coverage": 0.9,
+    "records": 30,
+    "patients": False,
+    "as_trained": True,
+    "threshold": 0.7,
+}
 
 
 @pytest.fixture(scope="module")
@@ -69,29 +81,85 @@ def put(*path: str, value: object) -> Change:
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (put("temperature", value={**TEMPERATURE, "T": 0}), "temperature.T = 0: must be greater than or equal to 0.05"),
-        (put("temperature", value={**TEMPERATURE, "T": -1.0}), "temperature.T = -1.0: must be greater than or equal"),
-        (put("temperature", value={**TEMPERATURE, "T": math.nan}), "temperature.T = nan: must be a finite number"),
-        (put("temperature", value={**TEMPERATURE, "T": "1"}), "temperature.T = '1': must be a valid number"),
-        (put("temperature", value={**TEMPERATURE, "T": True}), "temperature.T = True: must be a valid number"),
-        (put("normalisation", value={"mean": [0, 0, 0], "std": [1, 0, 1]}), "normalisation = .*: must have deviations"),
-        (put("normalisation", value={"mean": [0, 0, 0], "std": [1, -1, 1]}), "must have deviations above 0"),
-        (put("normalisation", value={"mean": [0], "std": [1, 1, 1]}), "must have as many finite means as deviations"),
-        (put("normalisation", value={"mean": [10**400], "std": [1]}), "must be numbers, or lists of them"),
-        (put("normalisation", value={"mean": [[0, "a"]], "std": [1, 1]}), "must be numbers, or lists of them"),
-        (put("labels", value={"mean": [0.0], "std": [0.0]}), "labels = .*: must have deviations above 0"),
-        (put("conformal", value={**CONFORMAL, "threshold": 1.5}), "conformal.threshold = 1.5: must be less than"),
-        (put("conformal", value={**CONFORMAL, "coverage": -1}), "conformal.coverage = -1: must be greater than"),
-        (put("conformal", value={**CONFORMAL, "half_widths": [1.0]}), "must have either threshold or half_widths"),
+        (
+            put("temperature", value={**TEMPERATURE, "T": 0}),
+            "temperature.T = 0: must be greater than or equal to 0.05",
+        ),
+        (
+            put("temperature", value={**TEMPERATURE, "T": -1.0}),
+            "temperature.T = -1.0: must be greater than or equal",
+        ),
+        (
+            put("temperature", value={**TEMPERATURE, "T": math.nan}),
+            "temperature.T = nan: must be a finite number",
+        ),
+        (
+            put("temperature", value={**TEMPERATURE, "T": "1"}),
+            "temperature.T = '1': must be a valid number",
+        ),
+        (
+            put("temperature", value={**TEMPERATURE, "T": True}),
+            "temperature.T = True: must be a valid number",
+        ),
+        (
+            put("normalisation", value={"mean": [0, 0, 0], "std": [1, 0, 1]}),
+            "normalisation = .*: must have deviations",
+        ),
+        (
+            put("normalisation", value={"mean": [0, 0, 0], "std": [1, -1, 1]}),
+            "must have deviations above 0",
+        ),
+        (
+            put("normalisation", value={"mean": [0], "std": [1, 1, 1]}),
+            "must have as many finite means as deviations",
+        ),
+        (
+            put("normalisation", value={"mean": [10**400], "std": [1]}),
+            "must be numbers, or lists of them",
+        ),
+        (
+            put("normalisation", value={"mean": [[0, "a"]], "std": [1, 1]}),
+            "must be numbers, or lists of them",
+        ),
+        (
+            put("labels", value={"mean": [0.0], "std": [0.0]}),
+            "labels = .*: must have deviations above 0",
+        ),
+        (
+            put("conformal", value={**CONFORMAL, "threshold": 1.5}),
+            "conformal.threshold = 1.5: must be less than",
+        ),
+        (
+            put("conformal", value={**CONFORMAL, "coverage": -1}),
+            "conformal.coverage = -1: must be greater than",
+        ),
+        (
+            put("conformal", value={**CONFORMAL, "half_widths": [1.0]}),
+            "must have either threshold or half_widths",
+        ),
         (put("classes", value=10**9), "classes = 1000000000: must be less than or equal to"),
         (put("task", value="telling"), "task = 'telling': must be 'multiclass'"),
-        (put("temprature", value=TEMPERATURE), r"'temprature' is no key of it \(did you mean 'temperature'\?\)"),
-        (put("schema", value={"labels": ["well", "=cmd()"]}), "the label '=cmd()' begins with '='"),
-        (put("model", "settings", value={"hidden": "4", "dropout": 7.0}), "mlp.dropout = 7.0 is out of range"),
-        (put("model", "name", value="os:system"), "is of the network os:system, code of its own"),
+        (
+            put("temprature", value=TEMPERATURE),
+            r"'temprature' is no key of it \(did you mean 'temperature'\?\)",
+        ),
+        (
+            put("schema", value={"labels": ["well", "=cmd()"]}),
+            "the label '=cmd()' begins with '='",
+        ),
+        (
+            put("model", "settings", value={"hidden": "4", "dropout": 7.0}),
+            "mlp.dropout = 7.0 is out of range",
+        ),
+        (
+            put("model", "name", value="os:system"),
+            "is of the network os:system, code of its own",
+        ),
     ],
 )
-def test_bad_cards_are_one_line(changed: Callable[[Change], Path], change: Change, line: str) -> None:
+def test_bad_cards_are_one_line(
+    changed: Callable[[Change], Path], change: Change, line: str
+) -> None:
     with pytest.raises(UserError, match=line.replace("()", r"\(\)")) as caught:
         read_model(changed(change))
     assert "\n" not in str(caught.value)
@@ -106,24 +174,37 @@ def test_a_card_that_names_code_runs_none(
 ) -> None:
     """In Python's path, as files beside a model often are; also with another network named."""
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "planted.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\ndef f(shape, outputs): ...\n")
+    (tmp_path / "planted.py").write_text(
+        f"open({str(tmp_path / 'ran')!r}, 'w')\ndef f(shape, outputs): ...\n"
+    )
     model = changed(put("model", "name", value="planted:f"))
     for more in ([], ["--network", "planted:g"], ["--serve", "--port", "0"]):
         data = [] if "--serve" in more else ["--data", str(exported[1])]
         assert main(["predict", "--model", str(model), *data, *more]) == 2
-    assert main(["evaluate", str(model), "--data", str(exported[1]), "--out", str(tmp_path / "out")]) == 2
+    assert (
+        main(
+            ["evaluate", str(model), "--data", str(exported[1]), "--out", str(tmp_path / "out")]
+        )
+        == 2
+    )
     assert not (tmp_path / "ran").exists() and not (tmp_path / "out").exists()
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 4 and all("planted:f, code of its own" in line for line in errors)
 
 
-def test_answers_that_are_no_numbers_are_refused(exported: tuple[Path, Path], tmp_path: Path) -> None:
+def test_answers_that_are_no_numbers_are_refused(
+    exported: tuple[Path, Path], tmp_path: Path
+) -> None:
     tensors, _ = read_sealed(exported[0], ("format",))
     name = next(iter(tensors))
     text = card_file(exported[0]).read_bytes()
     card_file(tmp_path / "m.safetensors").write_bytes(text)
     damaged = {**tensors, name: torch.full_like(tensors[name], torch.nan)}
-    write_sealed(tmp_path / "m.safetensors", damaged, {"format": "pt", CARD: hashlib.sha256(text).hexdigest()})
+    write_sealed(
+        tmp_path / "m.safetensors",
+        damaged,
+        {"format": "pt", CARD: hashlib.sha256(text).hexdigest()},
+    )
     with pytest.raises(UserError, match="answers with no number for a sample of"):
         predict_file(tmp_path / "m.safetensors", exported[1])
 
@@ -151,4 +232,7 @@ def test_patients_keys_of_a_data_file_are_guarded(exported: tuple[Path, Path]) -
     from client.tables.new_samples import NewSamples, answers_csv
 
     asked = NewSamples(np.zeros((2, 3)), 0, parse_schema({}), ["=HYPERLINK()", "-7"], "patient")
-    assert answers_csv(asked, ["label"], [["ill"], ["well"]]) == "patient,label\n'=HYPERLINK(),ill\n-7,well\n"
+    assert (
+        answers_csv(asked, ["label"], [["ill"], ["well"]])
+        == "patient,label\n'=HYPERLINK(),ill\n-7,well\n"
+    )

@@ -29,7 +29,12 @@ from partitions.common.errors import UserError
 from server.cli.main import main
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "own-model.md"
-REFUSED = ("vit-s", "player-transformer", "fedapm-image-text", "fedapm-signals")  # by PyTorch's exporter
+REFUSED = (
+    "vit-s",
+    "player-transformer",
+    "fedapm-image-text",
+    "fedapm-signals",
+)  # by PyTorch's exporter
 
 
 def bare(name: str, shape: tuple[Any, ...]) -> tuple[Card, FlatModel]:
@@ -54,7 +59,11 @@ def test_networks_as_onnx(name: str) -> None:
     onnx.checker.check_model(onnx.load_from_string(content))
     rng = np.random.default_rng(9)
     tokens = shape[0] == "tokens"
-    x = rng.integers(0, 30, (3, 9), np.int32) if tokens else rng.normal(size=(3, *shape)).astype(np.float32)
+    x = (
+        rng.integers(0, 30, (3, 9), np.int32)
+        if tokens
+        else rng.normal(size=(3, *shape)).astype(np.float32)
+    )
     found = onnxruntime.InferenceSession(content).run(["probabilities"], {"x": x})[0]
     with torch.no_grad():
         ours = (net.module.eval()(torch.from_numpy(x)) / 2).softmax(1).numpy()
@@ -70,7 +79,9 @@ def test_what_cannot_be_translated_is_refused_in_one_line(name: str) -> None:
 
 def test_several_inputs_are_refused() -> None:
     card, net = bare("mlp", (3,))
-    card = card.model_copy(update={"input": Input(shape=written((("a", (3,)), ("b", (4,)))), dtype="float32")})
+    card = card.model_copy(
+        update={"input": Input(shape=written((("a", (3,)), ("b", (4,)))), dtype="float32")}
+    )
     with pytest.raises(UserError, match="takes several inputs"):
         onnx_of(card, net)
 
@@ -89,23 +100,35 @@ def test_a_difference_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # A class, or the pixels of each, is no column of the file.
-@pytest.mark.parametrize("task", [task for task in MADE if task not in ("ordinal", "segmentation")])
+@pytest.mark.parametrize(
+    "task", [task for task in MADE if task not in ("ordinal", "segmentation")]
+)
 def test_the_file_predicts_as_silofl(tmp_path: Path, task: str) -> None:
     """With standardised columns and labels, and bytes: raw values in, the numbers of ``silofl predict`` out."""
     files = hospital_files(tmp_path, task)
-    federate(files, directory=tmp_path / "run", rounds=1, **{**NETWORKS[task], "normalization": "silo"})
-    card = export_model(tmp_path / "run", "north", "last", model := tmp_path / "m.safetensors", onnx=True)
+    federate(
+        files,
+        directory=tmp_path / "run",
+        rounds=1,
+        **{**NETWORKS[task], "normalization": "silo"},
+    )
+    card = export_model(
+        tmp_path / "run", "north", "last", model := tmp_path / "m.safetensors", onnx=True
+    )
     with np.load(files["north"]) as data:
         x = data["x"].astype(np.float32)  # no parts: predict takes all of it
     x = x[:, None] if card.input.dtype == "uint8" else x
     answers = onnxruntime.InferenceSession(tmp_path / "m.onnx").run(None, {"x": x})[0]
     ours = [
-        [float(v) for k, v in row.items() if k != "index"] for row in read_rows(predict_file(model, files["north"]))
+        [float(v) for k, v in row.items() if k != "index"]
+        for row in read_rows(predict_file(model, files["north"]))
     ]
     assert np.allclose(answers, ours, rtol=1e-4, atol=1e-4)
 
 
-def test_nothing_is_written_without_the_package(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+def test_nothing_is_written_without_the_package(
+    tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
     files = random_silos(tmp_path, {"a": 40, "b": 40})
     federate(files, directory=tmp_path / "run", rounds=1)
     out = tmp_path / "m.safetensors"
@@ -114,7 +137,9 @@ def test_nothing_is_written_without_the_package(tmp_path: Path, monkeypatch: Any
         patch.setitem(sys.modules, "onnxruntime", None)
         assert main([*command, str(out)]) == 2
     assert "pip install 'silofl[onnx]'" in capsys.readouterr().err and not out.exists()
-    assert main([*command, str(tmp_path / "m.onnx")]) == 2 and not (tmp_path / "m.onnx").exists()
+    assert (
+        main([*command, str(tmp_path / "m.onnx")]) == 2 and not (tmp_path / "m.onnx").exists()
+    )
     assert main([*command, str(out)]) == 0
     assert "m.onnx: onnxruntime gives PyTorch's answers" in capsys.readouterr().out
     card = json.loads(card_file(out).read_text())["onnx"]
@@ -124,7 +149,14 @@ def test_nothing_is_written_without_the_package(tmp_path: Path, monkeypatch: Any
 def test_an_older_file_beside_a_new_model_is_named(tmp_path: Path, capsys: Any) -> None:
     """It is another model's, and stays: nothing is removed unasked."""
     federate(random_silos(tmp_path, {"a": 40, "b": 40}), directory=tmp_path / "run", rounds=1)
-    command = ["export", str(tmp_path / "run"), "--silo", "a", "--out", str(tmp_path / "m.safetensors")]
+    command = [
+        "export",
+        str(tmp_path / "run"),
+        "--silo",
+        "a",
+        "--out",
+        str(tmp_path / "m.safetensors"),
+    ]
     said = f"note: {tmp_path / 'm.onnx'} was there before and is not of this model: remove it"
     assert main(command) == 0 and said not in capsys.readouterr().out
     (tmp_path / "m.onnx").write_bytes(b"older")
@@ -138,14 +170,21 @@ def test_the_lines_of_the_page(tmp_path: Path, monkeypatch: Any) -> None:
     files = random_silos(tmp_path, {"a": 40, "b": 40})
     federate(files, directory=tmp_path / "run", rounds=2, normalization="silo", mlp__hidden="5")
     export_model(
-        tmp_path / "run", "a", "last", model := tmp_path / "ours.safetensors", temperature=files["a"], onnx=True
+        tmp_path / "run",
+        "a",
+        "last",
+        model := tmp_path / "ours.safetensors",
+        temperature=files["a"],
+        onnx=True,
     )
     _, _, ours = read_csv(predict_file(model, files["a"]))
     code = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.S)
     blocks = [block for block in code if "ours.onnx" in block or "ours.safetensors" in block]
     assert len(blocks) == 2
     monkeypatch.chdir(tmp_path)
-    for name in [name for name in sys.modules if name.split(".")[0] in ("client", "models", "silofl")]:
+    for name in [
+        name for name in sys.modules if name.split(".")[0] in ("client", "models", "silofl")
+    ]:
         monkeypatch.setitem(sys.modules, name, None)
     with np.load(files["a"]) as data:
         x = data["x_test"]

@@ -55,11 +55,18 @@ from strategies.base.transport.payload import array_record, decode
 
 SIZES = {"a": 40, "b": 30, "c": 22}
 ALLOWED = "own-model = true\n"
-KEEP: dict[str, Any] = {"strategy": "ditto", "rounds": 2, "learning_rate": 0.3, "keep_models": "reported"}
+KEEP: dict[str, Any] = {
+    "strategy": "ditto",
+    "rounds": 2,
+    "learning_rate": 0.3,
+    "keep_models": "reported",
+}
 
 
 def config_of(message: Message) -> dict[str, Any]:
-    return dict(message.content.config_records.get("config", {})) if message.has_content() else {}
+    return (
+        dict(message.content.config_records.get("config", {})) if message.has_content() else {}
+    )
 
 
 class Sites:
@@ -74,7 +81,12 @@ class Sites:
         for file in self.policies.values():
             file.write_text(rules)
 
-    def run(self, prepare: Callable[[TinyGrid], object] = lambda grid: None, out: str = "run", **changes: Any) -> Run:
+    def run(
+        self,
+        prepare: Callable[[TinyGrid], object] = lambda grid: None,
+        out: str = "run",
+        **changes: Any,
+    ) -> Run:
         def prepared(grid: TinyGrid) -> None:
             for context in grid.contexts.values():
                 silo = str(context.node_config["name"])
@@ -84,9 +96,13 @@ class Sites:
 
         states = self.folder / "states"
         given = {**self.changes, **changes}
-        run = federate(self.files, directory=self.folder / out, state_dir=states, prepare=prepared, **given)
+        run = federate(
+            self.files, directory=self.folder / out, state_dir=states, prepare=prepared, **given
+        )
         write_summary(
-            directory := RunDirectory(self.folder / out), History(directory.history), run.federation.finished()
+            directory := RunDirectory(self.folder / out),
+            History(directory.history),
+            run.federation.finished(),
         )
         return run
 
@@ -114,13 +130,26 @@ def asked(run: Run, kind: str = KIND, silo: str = "a") -> tuple[Message, Message
     ][-1]
 
 
-def ask(run: Run, message: Message, /, silo: str = "a", kind: str = "", *, number: int = 0, **changed: Any) -> Message:
+def ask(
+    run: Run,
+    message: Message,
+    /,
+    silo: str = "a",
+    kind: str = "",
+    *,
+    number: int = 0,
+    **changed: Any,
+) -> Message:
     """What the silo answers to such a message with another config, of the same run or of one with this number.
 
     The ``run__`` in front of a key is of the run's settings.
     """
     context = next(c for c in run.grid.contexts.values() if c.node_config["name"] == silo)
-    settings = {key.removeprefix("run__").replace("_", "-"): v for key, v in changed.items() if key.startswith("run__")}
+    settings = {
+        key.removeprefix("run__").replace("_", "-"): v
+        for key, v in changed.items()
+        if key.startswith("run__")
+    }
     told = {key: value for key, value in changed.items() if not key.startswith("run__")}
     again = Context(
         number or context.run_id,
@@ -139,7 +168,9 @@ def ask(run: Run, message: Message, /, silo: str = "a", kind: str = "", *, numbe
 
 
 @pytest.mark.parametrize("method", ["ditto", "fedper", "apfl", "local", "fedavg-ft"])
-def test_the_model_that_leaves_is_the_one_that_the_report_shows(tmp_path: Path, method: str) -> None:
+def test_the_model_that_leaves_is_the_one_that_the_report_shows(
+    tmp_path: Path, method: str
+) -> None:
     """Bit for bit what the silo's state has for ``export --which reported``; one message more, and nothing else."""
     sites = Sites(tmp_path, strategy=method)
     run = sites.run()
@@ -147,15 +178,25 @@ def test_the_model_that_leaves_is_the_one_that_the_report_shows(tmp_path: Path, 
     assert set(sites.kept()) == set(SIZES) and notes(tmp_path / "run") == []
     for silo, kept in sites.kept().items():
         assert kept.numbers == {"silo": silo, "round": entry["per_silo"][silo]["round"]}
-        (newest, *_) = sorted((tmp_path / "states" / silo).rglob("round-*.safetensors"), reverse=True)
+        (newest, *_) = sorted(
+            (tmp_path / "states" / silo).rglob("round-*.safetensors"), reverse=True
+        )
         state = State.load(newest)
-        array = "reported" if state.numbers.get("reported", {}).get("round") == kept.numbers["round"] else "candidate"
+        array = (
+            "reported"
+            if state.numbers.get("reported", {}).get("round") == kept.numbers["round"]
+            else "candidate"
+        )
         assert same(kept.arrays[OWN], state.arrays[array])
     plain = Sites(tmp_path / "plain", strategy=method, keep_models="none").run()
     kinds = [m.metadata.message_type for m, _ in run.grid.traffic]
     assert kinds == [m.metadata.message_type for m, _ in plain.grid.traffic] + [KIND] * 3
     _, reply = asked(run)
-    assert set(reply.content) == {"config", f"model.{OWN}"} and set(config_of(reply)) == {"manifest", "round", "silo"}
+    assert set(reply.content) == {"config", f"model.{OWN}"} and set(config_of(reply)) == {
+        "manifest",
+        "round",
+        "silo",
+    }
 
 
 def test_the_best_round_and_not_the_last_one(tmp_path: Path) -> None:
@@ -164,7 +205,9 @@ def test_the_best_round_and_not_the_last_one(tmp_path: Path) -> None:
     run = sites.run()
     shown = {kept.numbers["round"] for kept in sites.kept().values()}
     assert shown == {run.federation.recorder.chosen.round} and shown < {1, 2, 3, 4}
-    (newest, *_) = sorted((tmp_path / "states" / "a").rglob("round-*.safetensors"), reverse=True)
+    (newest, *_) = sorted(
+        (tmp_path / "states" / "a").rglob("round-*.safetensors"), reverse=True
+    )
     assert not same(sites.kept()["a"].arrays[OWN], State.load(newest).arrays["personal"])
 
 
@@ -172,19 +215,38 @@ def test_a_shared_model_is_not_asked_for(tmp_path: Path) -> None:
     """FedAvg's report shows the model that the server has; a message that asks all the same is refused."""
     sites = Sites(tmp_path, strategy="fedavg")
     run = sites.run()
-    assert sites.kept() == {} and KIND not in {m.metadata.message_type for m, _ in run.grid.traffic}
+    assert sites.kept() == {} and KIND not in {
+        m.metadata.message_type for m, _ in run.grid.traffic
+    }
     closing, _ = asked(run, "evaluate")
-    assert "a sends no model of its own: fedavg has one for all silos" in reason(ask(run, closing, kind=KIND))
+    assert "a sends no model of its own: fedavg has one for all silos" in reason(
+        ask(run, closing, kind=KIND)
+    )
 
 
 def test_running_statistics_go_along(tmp_path: Path) -> None:
     """Of a network with batch normalisation: a model of its own is of no use without them."""
     rng = np.random.default_rng(3)
-    np.savez(tmp_path / "p.npz", x=rng.integers(0, 256, (80, 8, 8, 3), np.uint8), y=np.arange(80) % 2)
-    given = {"dataset": str(tmp_path / "p.npz"), "partition": "iid", "silos": 2, "rounds": 1, "threads": 1}
-    given |= {"model": "resnet8", "batch-size": 16, "strategy": "ditto", "keep-models": "reported"}
+    np.savez(
+        tmp_path / "p.npz", x=rng.integers(0, 256, (80, 8, 8, 3), np.uint8), y=np.arange(80) % 2
+    )
+    given = {
+        "dataset": str(tmp_path / "p.npz"),
+        "partition": "iid",
+        "silos": 2,
+        "rounds": 1,
+        "threads": 1,
+    }
+    given |= {
+        "model": "resnet8",
+        "batch-size": 16,
+        "strategy": "ditto",
+        "keep-models": "reported",
+    }
     run = simulate({**given, "out": str(tmp_path / "run")}, quiet=True)
-    found = [State.load(file) for file in sorted((run / "checkpoint").glob(f"*/{FOLDER}/*/{FILE}"))]
+    found = [
+        State.load(file) for file in sorted((run / "checkpoint").glob(f"*/{FOLDER}/*/{FILE}"))
+    ]
     assert len(found) == 2 and all(set(one.arrays) == {OWN, "buffers"} for one in found)
     assert not same(found[0].arrays["buffers"], found[1].arrays["buffers"])
 
@@ -196,19 +258,28 @@ def test_running_statistics_go_along(tmp_path: Path) -> None:
     ("rules", "line"),
     [
         ("", "its policy has own-model = false, and a message asks for this silo's own model"),
-        (f"{ALLOWED}whole-model = false\n", "its policy has whole-model = false, and a message asks for this"),
+        (
+            f"{ALLOWED}whole-model = false\n",
+            "its policy has whole-model = false, and a message asks for this",
+        ),
         (f"{ALLOWED}max-evaluations = 1\n", "its policy has max-evaluations = 1"),
     ],
 )
-def test_a_policy_keeps_it_here_and_the_run_goes_on(tmp_path: Path, rules: str, line: str) -> None:
+def test_a_policy_keeps_it_here_and_the_run_goes_on(
+    tmp_path: Path, rules: str, line: str
+) -> None:
     """One line; the others' models, and every number of the run, are as they are without that policy."""
-    sites, free = Sites(tmp_path / "1", strategy="fedper"), Sites(tmp_path / "2", strategy="fedper")
+    sites, free = (
+        Sites(tmp_path / "1", strategy="fedper"),
+        Sites(tmp_path / "2", strategy="fedper"),
+    )
     sites.policies["b"].write_text(rules)
     strict, run = sites.run(), free.run()
     (note,) = notes(tmp_path / "1" / "run")
     assert note.startswith(f"no model of b: b refuses: {line}")
     assert set(sites.kept()) == {"a", "c"} and all(
-        same(kept.arrays[OWN], free.kept()[silo].arrays[OWN]) for silo, kept in sites.kept().items()
+        same(kept.arrays[OWN], free.kept()[silo].arrays[OWN])
+        for silo, kept in sites.kept().items()
     )
     assert [r.cells() for r in strict.rows if r.metric != "round_seconds"] == [
         r.cells() for r in run.rows if r.metric != "round_seconds"
@@ -219,7 +290,10 @@ def test_a_model_of_two_networks_stays(tmp_path: Path) -> None:
     sites = Sites(tmp_path, strategy="apfl", apfl__mix="logits")
     sites.run()
     assert sites.kept() == {} and len(found := notes(tmp_path / "run")) == 3
-    assert found[0] == "no model of a: a sends no model of its own: that of apfl is 2 networks here"
+    assert (
+        found[0]
+        == "no model of a: a sends no model of its own: that of apfl is 2 networks here"
+    )
 
 
 def test_a_silo_with_statistics_of_its_own_is_not_asked(tmp_path: Path) -> None:
@@ -230,16 +304,24 @@ def test_a_silo_with_statistics_of_its_own_is_not_asked(tmp_path: Path) -> None:
         sites.policies[name].write_text(f"{ALLOWED}min-sum-samples = 1\n")
     run = sites.run()
     assert set(sites.kept()) == {"a", "c"}
-    assert "no model of b: it is used with the statistics of this silo, which stay there" in notes(tmp_path / "run")
+    assert (
+        "no model of b: it is used with the statistics of this silo, which stay there"
+        in notes(tmp_path / "run")
+    )
     asks, _ = asked(run)
-    assert "it is used with this silo's statistics, which stay here" in reason(ask(run, asks, "b"))
+    assert "it is used with this silo's statistics, which stay here" in reason(
+        ask(run, asks, "b")
+    )
 
 
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
         ({"dp": True}, "keep-models = reported: not with dp = true"),
-        ({"evaluate_every": 0}, "keep-models = reported: with evaluate-every = 0 no report shows a model"),
+        (
+            {"evaluate_every": 0},
+            "keep-models = reported: with evaluate-every = 0 no report shows a model",
+        ),
         ({"normalization": "silo"}, "keep-models = reported: not with normalization = silo"),
         ({"keep_models": "all"}, "keep-models = 'all': one of none, reported is needed here"),
     ],
@@ -258,7 +340,9 @@ def test_the_runs_settings_hold_for_public_data_too(tmp_path: Path, public: bool
     context = next(c for c in run.grid.contexts.values() if c.node_config["name"] == "a")
     context.node_config["policy"] = "public" if public else context.node_config["policy"]
     for changes in ({"run__keep_models": "none"}, {"round": 1}, {"round": 4}):
-        assert "and a message asks for this silo's own model" in reason(ask(run, message, **changes))
+        assert "and a message asks for this silo's own model" in reason(
+            ask(run, message, **changes)
+        )
 
 
 # ---- A server that asks for more -------------------------------------------------------------------------------------
@@ -270,30 +354,59 @@ def test_a_server_gets_one_model_of_one_run(tmp_path: Path) -> None:
     run = sites.run()
     sites.policies["a"].write_text(ALLOWED)  # only now, so nothing has left
     closing, _ = asked(run, "evaluate")
-    steps = [m for m, _ in run.grid.traffic if m.metadata.message_type == "train" and config_of(m)["round"]][::3]
+    steps = [
+        m
+        for m, _ in run.grid.traffic
+        if m.metadata.message_type == "train" and config_of(m)["round"]
+    ][::3]
     best = config_of(closing)["reported"]
     assert [config_of(m)["round"] for m in steps] == [1, 2, 3] and best in (1, 2, 3)
     taken: list[Message] = []
 
     def take(**changed: Any) -> str:
         """Ask a for its model, as the server of a run that has keep-models; return why it stays."""
-        reply = ask(run, closing, kind=KIND, **{"reported": best, "run__keep_models": "reported", **changed})
+        reply = ask(
+            run,
+            closing,
+            kind=KIND,
+            **{"reported": best, "run__keep_models": "reported", **changed},
+        )
         taken.extend([] if reply.has_error() else [reply])
         return reason(reply)
 
-    for this in (0, 1, 2, 3, 5, -4, True, "3", float("nan")):  # in mid-run, by the round that the message says
+    for this in (
+        0,
+        1,
+        2,
+        3,
+        5,
+        -4,
+        True,
+        "3",
+        float("nan"),
+    ):  # in mid-run, by the round that the message says
         assert "asks for this silo's own model in round" in take(round=this)
     for this in (1, 5):
         assert "asks for this silo's own model in round" in take(round=this, run__patience=1)
-    assert "keep-models = none, and a message asks for this silo's own model" in take(run__keep_models="none")
+    assert "keep-models = none, and a message asks for this silo's own model" in take(
+        run__keep_models="none"
+    )
     assert "dp = true, and a message asks" in take(run__dp=True)
     assert "a kept no model of round 99" in take(reported=99) and not taken
     assert take() == ""
     once = "a refuses: its own model leaves once per run, and another one of this run has left"
     assert take(reported=4) == once  # the silo holds two models that a report may show
     further = "a refuses: its own model has left in this run (keep-models), which trains no further here"
-    for changed in ({}, {"run__keep_models": "none"}, {"number": 77}, {"run": "another"}, {"run_id": "0" * 16}):
-        for message in steps:  # each round again: from an earlier state, which has no mark of its own
+    for changed in (
+        {},
+        {"run__keep_models": "none"},
+        {"number": 77},
+        {"run": "another"},
+        {"run_id": "0" * 16},
+    ):
+        for (
+            message
+        ) in steps:  # each round again: from an earlier state, which has no mark of its own
             assert reason(ask(run, message, **changed)) == further
     # Under two new names it is a new training from the start, and counts as a run; its model leaves under these alone.
     assert not ask(run, steps[0], number=78, run_id="1" * 16).has_error()
@@ -359,7 +472,10 @@ def test_where_nothing_can_be_noted_nothing_leaves(tmp_path: Path) -> None:
     sites.run(prepare)
     assert set(sites.kept()) == {"a", "c"}
     (note,) = notes(tmp_path / "run")
-    assert "record.sqlite is missing, and tells what this site has released: restore it from a backup" in note
+    assert (
+        "record.sqlite is missing, and tells what this site has released: restore it from a backup"
+        in note
+    )
 
 
 # ---- A silo that lies or is silent -----------------------------------------------------------------------------------
@@ -384,15 +500,36 @@ def vector(values: torch.Tensor) -> Callable[[Any], object]:
 
 
 LIES: dict[str, tuple[Callable[[Any], object], str]] = {
-    "a shape": (vector(torch.zeros(5)), r"'own' is torch.float32 of shape \(5,\), not float32 of \(12,\)"),
+    "a shape": (
+        vector(torch.zeros(5)),
+        r"'own' is torch.float32 of shape \(5,\), not float32 of \(12,\)",
+    ),
     "a type": (vector(torch.zeros(12).double()), r"'own' is torch.float64"),
-    "no number": (vector(torch.full((12,), float("nan"))), r"'own' holds values that are not finite"),
+    "no number": (
+        vector(torch.full((12,), float("nan"))),
+        r"'own' holds values that are not finite",
+    ),
     "much too large": (vector(torch.zeros(500_000)), "its reply has more than"),
-    "no model": (lambda content: content.pop(f"model.{OWN}"), "names model 'own' and does not carry it"),
-    "another record": (lambda content: content.update(x=content["config"]), "holds x, which the server did not ask"),
-    "another round": (lambda content: content["config"].update(round=1), "a reply of 'b' for round 1"),
-    "as somebody else": (lambda content: content["config"].update(silo="a"), "a reply of 'a' for round 3"),
-    "no manifest": (lambda content: content["config"].update(manifest="[]"), "the reply holds nothing, not own"),
+    "no model": (
+        lambda content: content.pop(f"model.{OWN}"),
+        "names model 'own' and does not carry it",
+    ),
+    "another record": (
+        lambda content: content.update(x=content["config"]),
+        "holds x, which the server did not ask",
+    ),
+    "another round": (
+        lambda content: content["config"].update(round=1),
+        "a reply of 'b' for round 1",
+    ),
+    "as somebody else": (
+        lambda content: content["config"].update(silo="a"),
+        "a reply of 'a' for round 3",
+    ),
+    "no manifest": (
+        lambda content: content["config"].update(manifest="[]"),
+        "the reply holds nothing, not own",
+    ),
 }
 
 
@@ -412,7 +549,11 @@ def test_somebody_elses_model_is_ones_own(tmp_path: Path) -> None:
     copied = torch.arange(12.0)
     sites.run(spoil(vector(copied)))
     kept = sites.kept()
-    assert same(kept["b"].arrays[OWN], copied) and kept["b"].numbers["silo"] == "b" and len(kept) == 3
+    assert (
+        same(kept["b"].arrays[OWN], copied)
+        and kept["b"].numbers["silo"] == "b"
+        and len(kept) == 3
+    )
 
 
 def test_a_silent_silo_is_one_line(tmp_path: Path) -> None:
@@ -426,28 +567,37 @@ def test_a_silent_silo_is_one_line(tmp_path: Path) -> None:
             silent = {
                 i
                 for i, m in kinds.items()
-                if m and m.metadata.message_type == KIND and grid.name_of(m.metadata.dst_node_id) == "b"
+                if m
+                and m.metadata.message_type == KIND
+                and grid.name_of(m.metadata.dst_node_id) == "b"
             }
             return pull([i for i in message_ids if i not in silent])
 
         grid.pull_messages = without  # type: ignore[method-assign]
 
     sites.run(prepare, round_timeout=1)
-    assert set(sites.kept()) == {"a", "c"} and notes(tmp_path / "run") == ["no model of b: no reply in time"]
+    assert set(sites.kept()) == {"a", "c"} and notes(tmp_path / "run") == [
+        "no model of b: no reply in time"
+    ]
 
 
 # ---- Resume ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("at", ["train 2", "evaluate 3", f"{KIND} 3", "after"])
-def test_a_run_that_was_killed_has_the_models_of_one_that_was_not(tmp_path: Path, at: str) -> None:
+def test_a_run_that_was_killed_has_the_models_of_one_that_was_not(
+    tmp_path: Path, at: str
+) -> None:
     """Before the closing exchange, in it, as the models leave (b's has, c's has not), and after all."""
     whole, sites = Sites(tmp_path / "whole"), Sites(tmp_path / "killed")
     whole.run()
 
     def prepare(grid: TinyGrid) -> None:
         def before(silo: str, message: Message, context: Any) -> None:
-            if silo == "c" and at == f"{message.metadata.message_type} {config_of(message).get('round')}":
+            if (
+                silo == "c"
+                and at == f"{message.metadata.message_type} {config_of(message).get('round')}"
+            ):
                 raise KeyboardInterrupt
 
         grid.before = before
@@ -459,22 +609,35 @@ def test_a_run_that_was_killed_has_the_models_of_one_that_was_not(tmp_path: Path
             sites.run(prepare)
     sites.run(resume=True)
     for silo, kept in whole.kept().items():
-        assert same(kept.arrays[OWN], sites.kept()[silo].arrays[OWN]) and kept.numbers == sites.kept()[silo].numbers
+        assert (
+            same(kept.arrays[OWN], sites.kept()[silo].arrays[OWN])
+            and kept.numbers == sites.kept()[silo].numbers
+        )
 
 
 def test_a_run_whose_models_have_left_trains_no_further(tmp_path: Path) -> None:
     """Server and silos both say so; the same in a simulation."""
     sites = Sites(tmp_path)
     sites.run()
-    with pytest.raises(UserError, match=r"silos' own models have left at the end of this run .*: start a new one"):
+    with pytest.raises(
+        UserError,
+        match=r"silos' own models have left at the end of this run .*: start a new one",
+    ):
         sites.run(resume=True, rounds=3)
     for file in (tmp_path / "run" / "checkpoint").glob(f"*/{FOLDER}/*/{FILE}"):
         file.unlink()  # a server that hides it
     with pytest.raises(
-        Exception, match=r"own model has left in this run \(keep-models\), which trains no further here"
+        Exception,
+        match=r"own model has left in this run \(keep-models\), which trains no further here",
     ):
         sites.run(resume=True, rounds=3)
-    given = {"dataset": str(sites.files["a"]), "partition": "iid", "silos": 2, "threads": 1, "strategy": "local"}
+    given = {
+        "dataset": str(sites.files["a"]),
+        "partition": "iid",
+        "silos": 2,
+        "threads": 1,
+        "strategy": "local",
+    }
     given |= {"out": str(tmp_path / "simulated"), "keep-models": "reported"}
     simulate({**given, "rounds": 1}, quiet=True)
     with pytest.raises(UserError, match="own models have left at the end"):
@@ -498,23 +661,32 @@ def test_the_audit_log_and_what_left_ever(tmp_path: Path) -> None:
     sites = Sites(tmp_path)
     sites.policies["b"].write_text("")
     sites.run(audited)
-    entries = {silo: audit.verify(tmp_path / "states" / silo / "audit").entries for silo in "ab"}
+    entries = {
+        silo: audit.verify(tmp_path / "states" / silo / "audit").entries for silo in "ab"
+    }
     last = entries["a"][-1]
     assert (last["asked"], last["round"], last["method"]) == (OWN_MODEL, 3, "ditto")
     (array,) = [one for one in last["sent"] if "shape" in one]
     assert (array["name"], array["shape"]) == (f"model.{OWN}/vector", [12])
-    assert entries["a"][0]["rules"]["own-model"] is True and "own-model = false" in entries["b"][-1]["sent"][0]["text"]
+    assert (
+        entries["a"][0]["rules"]["own-model"] is True
+        and "own-model = false" in entries["b"][-1]["sent"][0]["text"]
+    )
     (found,) = read_released(tmp_path / "states" / "a").values()
     assert (found["models"], found["own_models"], found["surveys"]) == (2, 1, 0)
     (other,) = read_released(tmp_path / "states" / "b").values()
     assert (other["models"], other["own_models"]) == (2, 0)
     assert "2 and 1 own models" in released_page([{"cohort": "", **found}])
-    assert f"1 x model.{OWN}/vector float32 (12,), {array['bytes']} bytes" in page(entries["a"], last["time"][:7])
+    assert f"1 x model.{OWN}/vector float32 (12,), {array['bytes']} bytes" in page(
+        entries["a"], last["time"][:7]
+    )
 
 
 def test_the_policy_page_says_what_it_means() -> None:
     (stays, leaves, alone) = (
-        next(line for line in policy_page(policy).splitlines() if line.startswith("  own model"))
+        next(
+            line for line in policy_page(policy).splitlines() if line.startswith("  own model")
+        )
         for policy in (Policy(), Policy(own_model=True, peers=True), Policy(own_model=True))
     )
     assert "stays: its policy has own-model = false" in stays
@@ -530,7 +702,12 @@ def test_a_study_has_to_name_it() -> None:
     values = {"strategy": "ditto", "rounds": 2}
     texts = dict.fromkeys(("purpose", "contact", "results", "retention"), "a text")
     plain = parse_study(draft("s", values, texts=texts, end=None, apps=["0" * 64]), "f")
-    named = parse_study(draft("s", {**values, "keep-models": "reported"}, texts=texts, end=None, apps=["0" * 64]), "f")
+    named = parse_study(
+        draft(
+            "s", {**values, "keep-models": "reported"}, texts=texts, end=None, apps=["0" * 64]
+        ),
+        "f",
+    )
     run = parse_settings({**values, "keep-models": "reported", "study": "s"}).flat()
     sent = {"round": 3, "participants": 3}
     outside = message_faults(plain, run, "evaluate", sent, (), plain.start)
@@ -540,7 +717,10 @@ def test_a_study_has_to_name_it() -> None:
     assert (plain.limits.evaluations, named.limits.evaluations) == (2, 3)
     assert not [line for line in dangers(plain, Policy()) if "keep-models" in line]
     (line,) = [line for line in dangers(named, Policy()) if "keep-models" in line]
-    assert "membership" in line and "each of 1 runs (your policy has own-model = false: it stays)" in line
+    assert (
+        "membership" in line
+        and "each of 1 runs (your policy has own-model = false: it stays)" in line
+    )
     assert "own model, whole. Can be inferred: class counts, membership, records." in " ".join(
         study_page(named, "").split()
     )
@@ -548,14 +728,25 @@ def test_a_study_has_to_name_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "before", [{"keep_models": "none"}, {"keep_models": "none", "dp": True, "normalization": "none"}]
+    "before",
+    [{"keep_models": "none"}, {"keep_models": "none", "dp": True, "normalization": "none"}],
 )
-def test_a_run_that_did_not_say_so_gives_no_model_to_a_later_submission(tmp_path: Path, before: dict[str, Any]) -> None:
+def test_a_run_that_did_not_say_so_gives_no_model_to_a_later_submission(
+    tmp_path: Path, before: dict[str, Any]
+) -> None:
     """The server chooses the run's id, and so which state is loaded: what the state was trained under counts."""
     run = Sites(tmp_path, strategy="fedper", **before).run()
     closing, _ = asked(run, "evaluate")
     for best in (1, 2, 3):
-        reply = ask(run, closing, kind=KIND, number=5, reported=best, run__keep_models="reported", run__dp=False)
+        reply = ask(
+            run,
+            closing,
+            kind=KIND,
+            number=5,
+            reported=best,
+            run__keep_models="reported",
+            run__dp=False,
+        )
         assert re.search("was also trained without keep-models = reported", reason(reply))
 
 
@@ -582,7 +773,10 @@ def test_many_trainings_in_one_run_give_one_model_to_later_ones(tmp_path: Path) 
     for k, name in enumerate(names):
         step: dict[str, Any] = {"round": 1, "reported": 0, "run__learning_rate": 0.1 * (k + 1)}
         assert not ask(run, train, run_id=name, **step).has_error()
-    taken = [reason(ask(run, asks, number=100 + k, run_id=name, reported=1)) for k, name in enumerate(names)]
+    taken = [
+        reason(ask(run, asks, number=100 + k, run_id=name, reported=1))
+        for k, name in enumerate(names)
+    ]
     once = "a refuses: its own model leaves once per run, and another one of this run has left"
     assert taken == ["", once, once]
 
@@ -590,7 +784,11 @@ def test_many_trainings_in_one_run_give_one_model_to_later_ones(tmp_path: Path) 
 @pytest.mark.parametrize("rule", ["floor = 1000", "min-silos = 50"])
 def test_what_holds_for_models_that_leave_holds_for_ones_own(tmp_path: Path, rule: str) -> None:
     """Local sends nothing but its own model at the end, so a rule for uploads holds for it then, and only then."""
-    assert Sites(tmp_path / "none", f"{rule}\n", strategy="local", keep_models="none").run().federation.done
+    assert (
+        Sites(tmp_path / "none", f"{rule}\n", strategy="local", keep_models="none")
+        .run()
+        .federation.done
+    )
     sites = Sites(tmp_path / "kept", f"{ALLOWED}{rule}\n", strategy="local")
     with pytest.raises((UserError, RunFailedError), match=rule.partition(" ")[0]):
         sites.run()

@@ -48,9 +48,17 @@ def test_new_patients_get_keys_names_and_probabilities(tmp_path, trained):
     sex = float(fill["sex"] == "m")
     order = card.columns_and_labels["features"]
     assert [feature["name"] for feature in order] == ["age", "sex=m", "sex=w", "dose"]
-    x = np.array([[81.5, 0, 1, 3], [fill["age"], 1, 0, fill["dose"]], [35, sex, 1 - sex, 0]], np.float32)
-    mean, std = (np.array(getattr(card.normalisation, key), np.float32) for key in ("mean", "std"))
-    logits = predict(net, Samples((x - mean) / std, np.zeros(3, np.int64), "cpu", None, None)).double().numpy()
+    x = np.array(
+        [[81.5, 0, 1, 3], [fill["age"], 1, 0, fill["dose"]], [35, sex, 1 - sex, 0]], np.float32
+    )
+    mean, std = (
+        np.array(getattr(card.normalisation, key), np.float32) for key in ("mean", "std")
+    )
+    logits = (
+        predict(net, Samples((x - mean) / std, np.zeros(3, np.int64), "cpu", None, None))
+        .double()
+        .numpy()
+    )
     p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     found = [[float(row["p_ill, acute"]), float(row["p_well"])] for row in rows]
     assert np.allclose(found, p, atol=1e-5)
@@ -68,13 +76,20 @@ def test_the_whole_export_predicts_as_its_data_file(tmp_path, trained):
     header, *lines = (folder / "t.csv").read_text().splitlines()
     by_csv = read(predict_file(trained[1], new(tmp_path / "all.csv", *lines, header=header)))[1]
     pairs = {(row["p_ill, acute"], row["label"]) for row in by_csv}
-    assert len(by_csv) == 160 and {(row["p_ill, acute"], row["label"]) for row in by_file[1]} <= pairs
+    assert (
+        len(by_csv) == 160
+        and {(row["p_ill, acute"], row["label"]) for row in by_file[1]} <= pairs
+    )
 
 
 @pytest.mark.parametrize(
     ("header", "row", "words"),
     [
-        ("dose;sex;age;Patient-ID;BMI", "3;w;81,5;X;9", "has columns that the recipe does not have: BMI"),
+        (
+            "dose;sex;age;Patient-ID;BMI",
+            "3;w;81,5;X;9",
+            "has columns that the recipe does not have: BMI",
+        ),
         ("dose;sex;Alter;Patient-ID", "3;w;81,5;X", "does not have: Alter and lacks age"),
         ("dose;sex;Patient-ID", "3;w;X", "has no column age, which the recipe takes"),
         ("dose;sex;age;Patient-ID", "3;x;81,5;X", "line 2: sex is 'x', none of m, w; correct"),
@@ -83,7 +98,10 @@ def test_the_whole_export_predicts_as_its_data_file(tmp_path, trained):
 )
 def test_what_does_not_fit_is_refused(tmp_path, trained, capsys, header, row, words):
     source, out = new(tmp_path / "new.csv", row, header=header), tmp_path / "p.csv"
-    assert main(["predict", "--model", str(trained[1]), "--data", str(source), "--out", str(out)]) == 2
+    assert (
+        main(["predict", "--model", str(trained[1]), "--data", str(source), "--out", str(out)])
+        == 2
+    )
     assert words in capsys.readouterr().err and not out.exists()
 
 
@@ -104,12 +122,18 @@ def test_a_hospital_may_keep_its_recipe(tmp_path, trained, capsys):
     bare = tmp_path / "bare.safetensors"
     command = ["export", str(run), "--silo", "hospital-01", "--which", "last", "--out"]
     assert main([*command, str(bare), "--no-recipe"]) == 0
-    assert "recipe" not in capsys.readouterr().out and "recipe" not in json.loads(card_file(bare).read_text())
+    assert "recipe" not in capsys.readouterr().out and "recipe" not in json.loads(
+        card_file(bare).read_text()
+    )
     assert main([*command, str(tmp_path / "with.safetensors")]) == 0
-    assert "names of 3 columns and 2 categories, and 3 medians, means or most frequent" in capsys.readouterr().out
+    assert (
+        "names of 3 columns and 2 categories, and 3 medians, means or most frequent"
+        in capsys.readouterr().out
+    )
     source = new(tmp_path / "new.csv", "3;w;81,5;X-1")
     with pytest.raises(
-        ValueError, match=r"card has no recipe, so it cannot read a csv or pictures: name one with --recipe"
+        ValueError,
+        match=r"card has no recipe, so it cannot read a csv or pictures: name one with --recipe",
     ):
         predict_file(bare, source)
     recipe = tmp_path / "t.recipe.toml"
@@ -122,7 +146,11 @@ def test_a_recipe_of_another_table_is_refused(tmp_path, trained):
     card["columns"][0]["name"] = "years"
     (tmp_path / "o.toml").write_text(parse_recipe(card).toml())
     source = new(tmp_path / "new.csv", "3;w;81,5;X-1")
-    changed: Any = (tmp_path / "o.toml").read_text().replace('kind = "number"', 'from = "age"\nkind = "number"', 1)
+    changed: Any = (
+        (tmp_path / "o.toml")
+        .read_text()
+        .replace('kind = "number"', 'from = "age"\nkind = "number"', 1)
+    )
     (tmp_path / "o.toml").write_text(changed)
     with pytest.raises(ValueError, match="columns named years, the model has age: rename them"):
         predict_file(trained[1], source, recipe=tmp_path / "o.toml")
@@ -131,11 +159,18 @@ def test_a_recipe_of_another_table_is_refused(tmp_path, trained):
 def test_the_recipe_stays_in_the_silo(trained):
     """Neither the server's checkpoints nor what silos reported hold a fill value or a column of the recipe."""
     run, _ = trained
-    holders = [path for path in run.rglob("*") if path.is_file() and b"most-frequent" in path.read_bytes()]
+    holders = [
+        path
+        for path in run.rglob("*")
+        if path.is_file() and b"most-frequent" in path.read_bytes()
+    ]
     assert holders and all("silos" in path.relative_to(run).as_posix() for path in holders)
 
 
 def test_a_notebook_gets_the_keys_as_they_are(tmp_path, trained):
     source = new(tmp_path / "new.csv", "3;w;81,5;007", "0;;35;008")
     answers = silofl.load_run(trained[0]).model("hospital-01", which="last").predict(source)
-    assert list(answers.index) == ["007", "008"] and list(answers.label) == ["ill, acute", "well"]
+    assert list(answers.index) == ["007", "008"] and list(answers.label) == [
+        "ill, acute",
+        "well",
+    ]

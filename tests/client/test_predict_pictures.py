@@ -25,7 +25,15 @@ def scans(root: Path, studies: range) -> Path:
                 "ImagePositionPatient": [0, 0, number],
             }
             path = root / f"Zarathustra {i}" / f"IM{number}"
-            write_dicom(path, pixels, patient=f"P-{i}", study=i, number=number, PixelSpacing=[1, 1], **place)
+            write_dicom(
+                path,
+                pixels,
+                patient=f"P-{i}",
+                study=i,
+                number=number,
+                PixelSpacing=[1, 1],
+                **place,
+            )
     return root
 
 
@@ -36,19 +44,56 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = (f"{study_uid(i)},{'ill' if i % 2 else 'well'}\n" for i in range(40))
     (folder / "l.csv").write_text("study,label\n" + "".join(rows))
     source, data = scans(folder / "x", range(40)), folder / "ours.npz"
-    command = ["import", str(source), "--labels-from", str(folder / "l.csv"), "--window=2000,4000", "--out", str(data)]
+    command = [
+        "import",
+        str(source),
+        "--labels-from",
+        str(folder / "l.csv"),
+        "--window=2000,4000",
+        "--out",
+        str(data),
+    ]
     assert main(command) == 0
-    settings = ["model=mlp", "mlp.hidden=", "learning-rate=0.5", "threads=1", "batch-size=8", "local-epochs=5"]
-    options = ["--partition", "iid", "--silos", "2", "--rounds", "3", "--out", str(folder / "run"), "--set", *settings]
+    settings = [
+        "model=mlp",
+        "mlp.hidden=",
+        "learning-rate=0.5",
+        "threads=1",
+        "batch-size=8",
+        "local-epochs=5",
+    ]
+    options = [
+        "--partition",
+        "iid",
+        "--silos",
+        "2",
+        "--rounds",
+        "3",
+        "--out",
+        str(folder / "run"),
+        "--set",
+        *settings,
+    ]
     assert main(["simulate", "--data", str(data), "--strategy", "fedavg", *options]) == 0
-    export = ["export", str(folder / "run"), "--silo", "hospital-01", "--which", "last", "--out"]
+    export = [
+        "export",
+        str(folder / "run"),
+        "--silo",
+        "hospital-01",
+        "--which",
+        "last",
+        "--out",
+    ]
     assert main([*export, str(folder / "m.safetensors")]) == 0
     return folder / "m.safetensors"
 
 
 def answers(model: Path, data: Path, *more: str) -> list[dict[str, str]]:
     out = data.parent / "p.csv"
-    assert main(["predict", "--model", str(model), "--data", str(data), "--out", str(out), *more]) == 0
+    assert (
+        main(["predict", "--model", str(model), "--data", str(data), "--out", str(out), *more])
+        == 0
+    )
     with out.open() as file:
         return list(csv.DictReader(file))
 
@@ -60,7 +105,9 @@ def test_tomorrow_s_studies(tmp_path, model, capsys):
     assert [row["patient"] for row in rows] == ["P-51", "P-52", "P-53"]
     assert [row["label"] for row in rows] == ["ill", "well", "ill"]
     assert all(abs(float(row["p_ill"]) + float(row["p_well"]) - 1) < 1e-5 for row in rows)
-    assert "3 of 3 studies have several slices: the middle one is taken" in capsys.readouterr().err
+    assert (
+        "3 of 3 studies have several slices: the middle one is taken" in capsys.readouterr().err
+    )
     by_study = answers(model, tmp_path / "new", "--key", "study")
     assert [row["study"] for row in by_study] == [study_uid(i) for i in (51, 52, 53)]
     by_file = answers(model, tmp_path / "new", "--key", "file")
@@ -73,7 +120,10 @@ def test_a_csv_and_one_file(tmp_path, model):
     scans(tmp_path / "new", range(61, 63))
     table = tmp_path / "list.csv"
     table.write_text("file,patient\nnew/Zarathustra 61/IM1,A\nnew/Zarathustra 62/IM1,\n")
-    assert [(row["patient"], row["label"]) for row in answers(model, table)] == [("A", "ill"), ("", "well")]
+    assert [(row["patient"], row["label"]) for row in answers(model, table)] == [
+        ("A", "ill"),
+        ("", "well"),
+    ]
     alone = answers(model, tmp_path / "new" / "Zarathustra 61" / "IM1")
     assert [(row["patient"], row["label"]) for row in alone] == [("P-61", "ill")]
 
@@ -81,9 +131,15 @@ def test_a_csv_and_one_file(tmp_path, model):
 def test_a_folder_s_csv_is_not_read(tmp_path, model, capsys):
     """Yesterday's list, of fewer studies, and a worklist: every study is predicted, and a note says so."""
     scans(tmp_path / "new", range(65, 68))
-    (tmp_path / "new" / "labels.csv").write_text("file,patient,label\nZarathustra 65/IM1,A,ill\n")
+    (tmp_path / "new" / "labels.csv").write_text(
+        "file,patient,label\nZarathustra 65/IM1,A,ill\n"
+    )
     (tmp_path / "new" / "worklist.csv").write_text("when,who\n8:00,P-65\n")
-    assert [row["patient"] for row in answers(model, tmp_path / "new")] == ["P-65", "P-66", "P-67"]
+    assert [row["patient"] for row in answers(model, tmp_path / "new")] == [
+        "P-65",
+        "P-66",
+        "P-67",
+    ]
     assert "note: 2 csv files in " in capsys.readouterr().err
 
 
@@ -94,7 +150,10 @@ def test_a_csv_that_is_named_may_list_files_elsewhere(tmp_path, model, capsys):
     table.touch()
     assert main(["predict", "--model", str(model), "--data", str(tmp_path / "new")]) == 2
     assert "new has no pictures; name its csv itself (list.csv)" in capsys.readouterr().err
-    for name in ("../other/Zarathustra 61/IM1", str(tmp_path / "other" / "Zarathustra 61" / "IM1")):
+    for name in (
+        "../other/Zarathustra 61/IM1",
+        str(tmp_path / "other" / "Zarathustra 61" / "IM1"),
+    ):
         table.write_text(f"file\n{name}\n")
         assert answers(model, table)[0]["label"] == "ill"
 
@@ -102,10 +161,15 @@ def test_a_csv_that_is_named_may_list_files_elsewhere(tmp_path, model, capsys):
 def test_a_data_file_by_the_same_recipe_says_the_same(tmp_path, model):
     source = scans(tmp_path / "new", range(71, 75))
     recipe = model.parent / "ours.recipe.toml"
-    assert main(["import", str(source), "--recipe", str(recipe), "--out", str(tmp_path / "n.npz")]) == 0
+    assert (
+        main(["import", str(source), "--recipe", str(recipe), "--out", str(tmp_path / "n.npz")])
+        == 0
+    )
     columns = ("label", "p_ill", "p_well")
     direct, by_file = answers(model, source), answers(model, tmp_path / "n.npz")
-    assert [[row[c] for c in columns] for row in direct] == [[row[c] for c in columns] for row in by_file]
+    assert [[row[c] for c in columns] for row in direct] == [
+        [row[c] for c in columns] for row in by_file
+    ]
 
 
 @pytest.mark.parametrize(
@@ -121,10 +185,19 @@ def test_a_data_file_by_the_same_recipe_says_the_same(tmp_path, model):
     ],
 )
 def test_what_does_not_fit_is_one_line(tmp_path, model, capsys, what, words):
-    new, more = tmp_path / "new", {"key": ["--key", "study"], "gaps": ["--as-gaps"]}.get(what, [])
+    new, more = (
+        tmp_path / "new",
+        {"key": ["--key", "study"], "gaps": ["--as-gaps"]}.get(what, []),
+    )
     new.mkdir()
     if what == "mr":
-        write_dicom(new / "IM", np.zeros((4, 4), np.uint16), patient="P", Modality="MR", PixelSpacing=[1, 1])
+        write_dicom(
+            new / "IM",
+            np.zeros((4, 4), np.uint16),
+            patient="P",
+            Modality="MR",
+            PixelSpacing=[1, 1],
+        )
     elif what in ("png", "key", "gaps"):
         Image.new("L", (4, 4)).save(new / "a.png")
     elif what == "missing":
@@ -136,7 +209,10 @@ def test_what_does_not_fit_is_one_line(tmp_path, model, capsys, what, words):
         (model.parent / "any.toml").write_text(any_format(model))
         more += ["--recipe", str(model.parent / "any.toml")]
     out = tmp_path / "p.csv"
-    assert main(["predict", "--model", str(model), "--data", str(new), "--out", str(out), *more]) == 2
+    assert (
+        main(["predict", "--model", str(model), "--data", str(new), "--out", str(out), *more])
+        == 2
+    )
     said = capsys.readouterr().err
     assert words in said.strip().splitlines()[-1] and not out.exists() and leaks(said) == []
 
@@ -145,17 +221,35 @@ def any_format(model: Path) -> str:
     """The recipe, without what it expects, and of 8-bit pictures."""
     text = (model.parent / "ours.recipe.toml").read_text()
     assert load_any(model.parent / "ours.recipe.toml")
-    return text.partition("[expected]")[0].replace('"float32"', '"uint8"').replace("window = [2000.0, 4000.0]\n", "")
+    return (
+        text.partition("[expected]")[0]
+        .replace('"float32"', '"uint8"')
+        .replace("window = [2000.0, 4000.0]\n", "")
+    )
 
 
 def test_a_card_without_a_recipe(tmp_path, model, capsys):
     run = model.parent / "run"
-    export = ["export", str(run), "--silo", "hospital-01", "--which", "last", "--out", str(tmp_path / "m.safetensors")]
+    export = [
+        "export",
+        str(run),
+        "--silo",
+        "hospital-01",
+        "--which",
+        "last",
+        "--out",
+        str(tmp_path / "m.safetensors"),
+    ]
     assert main(export) == 0
     assert "note: the card holds the recipe of your pictures" in capsys.readouterr().out
     assert main([*export, "--no-recipe"]) == 0
     source = scans(tmp_path / "new", range(51, 52))
-    assert main(["predict", "--model", str(tmp_path / "m.safetensors"), "--data", str(source)]) == 2
+    assert (
+        main(["predict", "--model", str(tmp_path / "m.safetensors"), "--data", str(source)])
+        == 2
+    )
     assert "cannot read a csv or pictures: name one with --recipe" in capsys.readouterr().err
-    rows = answers(tmp_path / "m.safetensors", source, "--recipe", str(model.parent / "ours.recipe.toml"))
+    rows = answers(
+        tmp_path / "m.safetensors", source, "--recipe", str(model.parent / "ours.recipe.toml")
+    )
     assert rows == answers(model, source)

@@ -42,10 +42,23 @@ def scan(folder: Path, i: int) -> list[Path]:
     """A series from head to feet, whose organ is bright."""
     files = []
     for k, pixels in enumerate(np.where(organ(i), 900, 100).astype(np.uint16)):
-        place: dict[str, Any] = {"ImagePositionPatient": [-10.0, -20.0, -3.0 * k], "FrameOfReferenceUID": f"1.2.3.{i}"}
+        place: dict[str, Any] = {
+            "ImagePositionPatient": [-10.0, -20.0, -3.0 * k],
+            "FrameOfReferenceUID": f"1.2.3.{i}",
+        }
         place["ImageOrientationPatient"] = [1, 0, 0, 0, 1, 0]
         path = folder / f"{i}" / f"IM{k}"
-        files.append(write_dicom(path, pixels, patient=f"P{i}", study=i, number=k + 1, PixelSpacing=[2, 1], **place))
+        files.append(
+            write_dicom(
+                path,
+                pixels,
+                patient=f"P{i}",
+                study=i,
+                number=k + 1,
+                PixelSpacing=[2, 1],
+                **place,
+            )
+        )
     return files
 
 
@@ -66,12 +79,59 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lines.append(f"x/{i},m{i}.nii.gz,P{i}")
     (folder / "l.csv").write_text("\n".join(lines))
     data = folder / "ours.npz"
-    options = ["--volume", "8,8,8", "--window=500,1000", "--labels", "background,organ", "--out", str(data)]
+    options = [
+        "--volume",
+        "8,8,8",
+        "--window=500,1000",
+        "--labels",
+        "background,organ",
+        "--out",
+        str(data),
+    ]
     assert main(["import", str(folder / "l.csv"), *options]) == 0
-    settings = ["unet.levels=1", "unet.width=4", "optimizer=adam", "learning-rate=0.02", "local-epochs=12"]
-    run = ["--partition", "iid", "--silos", "2", "--rounds", "2", "--out", str(folder / "run"), "--set", *settings]
-    assert main(["simulate", "--data", str(data), "--strategy", "fedavg", *run, "threads=1", "batch-size=4"]) == 0
-    export = ["export", str(folder / "run"), "--silo", "hospital-01", "--which", "last", "--out"]
+    settings = [
+        "unet.levels=1",
+        "unet.width=4",
+        "optimizer=adam",
+        "learning-rate=0.02",
+        "local-epochs=12",
+    ]
+    run = [
+        "--partition",
+        "iid",
+        "--silos",
+        "2",
+        "--rounds",
+        "2",
+        "--out",
+        str(folder / "run"),
+        "--set",
+        *settings,
+    ]
+    assert (
+        main(
+            [
+                "simulate",
+                "--data",
+                str(data),
+                "--strategy",
+                "fedavg",
+                *run,
+                "threads=1",
+                "batch-size=4",
+            ]
+        )
+        == 0
+    )
+    export = [
+        "export",
+        str(folder / "run"),
+        "--silo",
+        "hospital-01",
+        "--which",
+        "last",
+        "--out",
+    ]
     assert main([*export, str(folder / "m.safetensors")]) == 0
     return folder / "m.safetensors"
 
@@ -80,7 +140,15 @@ def test_outlines_come_back_on_the_source_s_voxels(tmp_path, model, capsys):
     """Of a DICOM series as NIfTI and SEG, which say the same and lie on the series; the truth is found again."""
     files = scan(tmp_path / "new", 20)
     out, masks = tmp_path / "p.csv", tmp_path / "masks"
-    command = ["predict", "--model", str(model), "--data", str(tmp_path / "new"), "--out", str(out)]
+    command = [
+        "predict",
+        "--model",
+        str(model),
+        "--data",
+        str(tmp_path / "new"),
+        "--out",
+        str(out),
+    ]
     assert main([*command, "--masks", str(masks)]) == 0
     with out.open() as file:
         (row,) = csv.DictReader(file)
@@ -95,12 +163,19 @@ def test_outlines_come_back_on_the_source_s_voxels(tmp_path, model, capsys):
     assert 2 * (drawn & wanted).sum() / (drawn.sum() + wanted.sum()) > 0.9
     wish = ReadOptions(volume=SHAPE, outlines=("organ",))
     from_seg = volume.read_mask(files, [masks / "0001.dcm"], "here", wish)
-    np.testing.assert_array_equal(from_seg, volume.read_mask(files, [masks / "0001.nii.gz"], "here", wish))
+    np.testing.assert_array_equal(
+        from_seg, volume.read_mask(files, [masks / "0001.nii.gz"], "here", wish)
+    )
     seg = pydicom.dcmread(masks / "0001.dcm")
     header = pydicom.dcmread(files[0], stop_before_pixels=True)
-    assert (seg.Modality, seg.PatientID) == ("SEG", "P20") and seg.StudyInstanceUID == header.StudyInstanceUID
+    assert (seg.Modality, seg.PatientID) == (
+        "SEG",
+        "P20",
+    ) and seg.StudyInstanceUID == header.StudyInstanceUID
     assert referenced_series(masks / "0001.dcm") == {pseudonym(header.SeriesInstanceUID)}
-    assert seg.SegmentSequence[0].SegmentLabel == "organ" and NAMED["PatientComments"] not in str(seg)
+    assert seg.SegmentSequence[0].SegmentLabel == "organ" and NAMED[
+        "PatientComments"
+    ] not in str(seg)
     assert leaks(image.to_bytes().decode("latin-1")) == []
     assert main([*command, "--masks", str(masks)]) == 2
     assert "is there already, and not an empty folder" in capsys.readouterr().err
@@ -114,12 +189,27 @@ def test_nifti_gets_its_own_affine_back(tmp_path, model):
     turned = affine[:, [2, 1, 0, 3]]  # slices first
     write_nifti(tmp_path / "new" / "v.nii.gz", values, turned)
     recipe = (model.parent / "ours.recipe.toml").read_text()
-    (tmp_path / "r.toml").write_text(recipe.replace('formats = ["dicom"]', 'formats = ["dicom", "nifti"]'))
-    command = ["predict", "--model", str(model), "--data", str(tmp_path / "new"), "--masks", str(tmp_path / "masks")]
+    (tmp_path / "r.toml").write_text(
+        recipe.replace('formats = ["dicom"]', 'formats = ["dicom", "nifti"]')
+    )
+    command = [
+        "predict",
+        "--model",
+        str(model),
+        "--data",
+        str(tmp_path / "new"),
+        "--masks",
+        str(tmp_path / "masks"),
+    ]
     assert main(command) == 2
-    assert main([*command, "--recipe", str(tmp_path / "r.toml"), "--out", str(tmp_path / "p.csv")]) == 0
+    assert (
+        main([*command, "--recipe", str(tmp_path / "r.toml"), "--out", str(tmp_path / "p.csv")])
+        == 0
+    )
     image: Any = nibabel.load(tmp_path / "masks" / "0001.nii.gz")
-    assert image.shape == values.shape and [path.name for path in (tmp_path / "masks").iterdir()] == ["0001.nii.gz"]
+    assert image.shape == values.shape and [
+        path.name for path in (tmp_path / "masks").iterdir()
+    ] == ["0001.nii.gz"]
     np.testing.assert_allclose(image.affine, turned, atol=1e-4)
     drawn = np.asarray(image.dataobj).astype(bool)
     assert 2 * (drawn & organ(21)[::-1]).sum() / (drawn.sum() + organ(21).sum()) > 0.9
@@ -128,9 +218,28 @@ def test_nifti_gets_its_own_affine_back(tmp_path, model):
 
 def test_a_folder_of_masks_is_for_volumes(tmp_path, model, capsys):
     data, masks = model.parent / "ours.npz", tmp_path / "masks"
-    assert main(["predict", "--model", str(model), "--data", str(data), "--masks", str(masks)]) == 2
-    assert "a folder is for volumes, which scans give; name a file that ends in .npz" in capsys.readouterr().err
-    assert main(["predict", "--model", str(model), "--data", str(data), "--masks", str(tmp_path / "m.npz")]) == 0
+    assert (
+        main(["predict", "--model", str(model), "--data", str(data), "--masks", str(masks)])
+        == 2
+    )
+    assert (
+        "a folder is for volumes, which scans give; name a file that ends in .npz"
+        in capsys.readouterr().err
+    )
+    assert (
+        main(
+            [
+                "predict",
+                "--model",
+                str(model),
+                "--data",
+                str(data),
+                "--masks",
+                str(tmp_path / "m.npz"),
+            ]
+        )
+        == 0
+    )
     with np.load(tmp_path / "m.npz") as npz:
         assert npz["masks"].shape[1:] == SHAPE and not masks.exists()
 
@@ -142,7 +251,16 @@ def test_volumes_are_read_one_after_the_other(tmp_path, model, capsys, monkeypat
     last = scan(tmp_path / "new", 21)[-1]
     last.write_bytes(last.read_bytes()[:-20])
     out, masks = tmp_path / "p.csv", tmp_path / "masks"
-    command = ["predict", "--model", str(model), "--data", str(tmp_path / "new"), "--out", str(out), "--masks"]
+    command = [
+        "predict",
+        "--model",
+        str(model),
+        "--data",
+        str(tmp_path / "new"),
+        "--out",
+        str(out),
+        "--masks",
+    ]
     assert main([*command, str(masks)]) == 2
     assert f"; 1 of 2 outlines are in {masks}\n" in capsys.readouterr().err and not out.exists()
     assert sorted(path.name for path in masks.iterdir()) == ["0001.dcm", "0001.nii.gz"]
@@ -156,7 +274,9 @@ def test_memory_does_not_grow_with_pictures(tmp_path, monkeypatch):
     Image.fromarray(picture).save(tmp_path / "a.png")
     samples = [SampleSource("here", (), "", "", file=tmp_path / "a.png")] * count
     like = blank((count, *picture.shape, 1), np.uint8)
-    pictures = NewPictures(samples, PictureRecipe(pictures=made_by(like.shape[1:], "uint8", ReadOptions())), like)
+    pictures = NewPictures(
+        samples, PictureRecipe(pictures=made_by(like.shape[1:], "uint8", ReadOptions())), like
+    )
     monkeypatch.setattr(predict, "MOST_VALUES", 4 * picture.size)
     asked = NewSamples(like, 0, make_schema((), (), "uint8"), [""] * count, pictures=pictures)
     tracemalloc.start()

@@ -19,7 +19,13 @@ from strategies.base.transport.payload import array_record, tensor_of
 
 HIDDEN, VALUE, LARGEST = 64, 4.7, 3.4e38
 THRESHOLDS = torch.linspace(2, 8, HIDDEN)  # hidden unit k overflows for a value above the k-th
-RUN: dict[str, Any] = {"strategy": "fedavg", "mlp__hidden": str(HIDDEN), "rounds": 1, "local_epochs": 1, "dp": True}
+RUN: dict[str, Any] = {
+    "strategy": "fedavg",
+    "mlp__hidden": str(HIDDEN),
+    "rounds": 1,
+    "local_epochs": 1,
+    "dp": True,
+}
 RUN |= {"batch_size": 12, "dp__noise_multiplier": 20.0, "learning_rate": 0.1}
 
 
@@ -43,7 +49,9 @@ def attacked(tmp_path: Path, change: Any) -> tuple[Tensor, list[str]]:
         def before(silo: str, message: Message, context: Context) -> None:
             if message.metadata.message_type == "train":
                 record: Any = message.content["model.global"]
-                message.content["model.global"] = array_record({"vector": change(tensor_of(record["vector"]))})
+                message.content["model.global"] = array_record(
+                    {"vector": change(tensor_of(record["vector"]))}
+                )
 
         def after(silo: str, message: Message, reply: Message) -> Message:
             errors.extend([reply.error.reason or ""] if reply.has_error() else [])
@@ -56,7 +64,9 @@ def attacked(tmp_path: Path, change: Any) -> tuple[Tensor, list[str]]:
     except Exception as error:
         assert "no silo sent a usable update" in str(error)
         return torch.empty(0), errors
-    (reply,) = [payload.models["model"].vector for _, silo, payload, _ in replies_of(run) if silo == "a"]
+    (reply,) = [
+        payload.models["model"].vector for _, silo, payload, _ in replies_of(run) if silo == "a"
+    ]
     return reply, errors
 
 
@@ -69,8 +79,12 @@ def test_overflow_reads_no_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("value", [1.1e6, math.nan, -math.inf])
-def test_weights_beyond_any_training_s_are_refused_before_it(tmp_path: Path, value: float) -> None:
+def test_weights_beyond_any_training_s_are_refused_before_it(
+    tmp_path: Path, value: float
+) -> None:
     reply, errors = attacked(tmp_path, lambda vector: torch.full_like(vector, value))
-    line = "refuses: dp = true, and 'global' of the message has numbers beyond 1e+06 or not finite"
+    line = (
+        "refuses: dp = true, and 'global' of the message has numbers beyond 1e+06 or not finite"
+    )
     assert not len(reply) and len(errors) == 2 and all(line in error for error in errors)
     assert not list((tmp_path / "state").rglob("*.safetensors"))

@@ -22,7 +22,11 @@ HELPERS = ROOT / "tests/helpers"
 
 @pytest.fixture(scope="module")
 def deaths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, (ROOT, HELPERS)))}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, HELPERS))),
+    }
     command = [sys.executable, "-c", COMMAND, str(tmp_path_factory.mktemp("dying"))]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert not done.returncode, done.stderr
@@ -36,12 +40,19 @@ def test_killed_in_each_phase(deaths: dict[str, Any], phase: str) -> None:
     assert one["status"] == signal.SIGKILL
     killed = one["killed"]
     # Nothing is trained, noted or logged without a charge.
-    assert killed["charges"] == (phase != "before the charge") and killed["noted"] <= killed["charges"]
-    assert killed["logged"] <= killed["noted"] and killed["logged"] == (phase == "as the reply leaves")
+    assert (
+        killed["charges"] == (phase != "before the charge")
+        and killed["noted"] <= killed["charges"]
+    )
+    assert killed["logged"] <= killed["noted"] and killed["logged"] == (
+        phase == "as the reply leaves"
+    )
     assert one["equal"] and one["again"]["charges"] == 1
     assert one["again"]["steps"] == whole["again"]["steps"] == [4]
 
 
 @pytest.mark.parametrize("phase", ["", *PHASES])
-def test_a_resumed_run_sends_the_same_bits_and_is_charged_again(deaths: dict[str, Any], phase: str) -> None:
+def test_a_resumed_run_sends_the_same_bits_and_is_charged_again(
+    deaths: dict[str, Any], phase: str
+) -> None:
     assert deaths[phase]["resumed equal"] and deaths[phase]["resumed"]["charges"] == 2

@@ -34,7 +34,13 @@ from strategies.base import privacy as training
 from strategies.base.run_settings import defaults
 from strategies.base.transport.payload import tensor_of
 
-PRIVATE: dict[str, Any] = {"dp": True, "batch_size": 10, "learning_rate": 0.1, "rounds": 4, "strategy": "fedavg"}
+PRIVATE: dict[str, Any] = {
+    "dp": True,
+    "batch_size": 10,
+    "learning_rate": 0.1,
+    "rounds": 4,
+    "strategy": "fedavg",
+}
 
 
 def steps(count: int, noise: float = 1.0) -> float:
@@ -64,7 +70,9 @@ def with_policy(tmp_path: Path, text: str, silo: str = "a") -> Callable[[TinyGri
 
 
 def spent(run: Any, silo: str, metric: str = "epsilon") -> list[float]:
-    return [row.value for row in run.rows if (row.silo, row.metric, row.split) == (silo, metric, "")]
+    return [
+        row.value for row in run.rows if (row.silo, row.metric, row.split) == (silo, metric, "")
+    ]
 
 
 def test_a_silo_whose_budget_is_used_up_is_left_out_and_the_run_goes_on(
@@ -76,17 +84,28 @@ def test_a_silo_whose_budget_is_used_up_is_left_out_and_the_run_goes_on(
     assert spent(run, "a") == pytest.approx([steps(4), steps(8)])
     assert spent(run, "b") == pytest.approx([steps(4 * number) for number in (1, 2, 3, 4)])
     assert spent(run, "a", "dp_steps") == [4, 8] and set(spent(run, "b", "delta")) == {1e-5}
-    assert [row.round for row in run.rows if (row.silo, row.metric) == ("a", "rejected")] == [3, 4]
+    assert [row.round for row in run.rows if (row.silo, row.metric) == ("a", "rejected")] == [
+        3,
+        4,
+    ]
     events = [json.loads(line) for line in (out / "progress.jsonl").read_text().splitlines()]
     (reason,) = {event["rejected"]["a"] for event in events if event.get("rejected")}
-    assert reason.startswith("a refuses: its policy has epsilon = ") and "silofl budget" in reason
-    seen = [event["epsilon"] for event in events if event["event"] == "round"]  # as `silofl watch` shows it
+    assert (
+        reason.startswith("a refuses: its policy has epsilon = ") and "silofl budget" in reason
+    )
+    seen = [
+        event["epsilon"] for event in events if event["event"] == "round"
+    ]  # as `silofl watch` shows it
     assert [sorted(one) for one in seen] == [["a", "b", "c"]] * 2 + [["b", "c"]] * 2
     assert seen[1] == pytest.approx({"a": steps(8), "b": steps(8), "c": steps(8)})
-    again = federate(files, state_dir=state, prepare=policy, **PRIVATE)  # a new run has no new budget
+    again = federate(
+        files, state_dir=state, prepare=policy, **PRIVATE
+    )  # a new run has no new budget
     assert not spent(again, "a") and len(spent(again, "b")) == 4
     capsys.readouterr()
-    assert main(["budget", str(state), "--policy", str(tmp_path / "policy.toml"), "--json"]) == 0
+    assert (
+        main(["budget", str(state), "--policy", str(tmp_path / "policy.toml"), "--json"]) == 0
+    )
     (one,) = json.loads(capsys.readouterr().out)  # of silos with public data nothing is kept
     assert (one["cohort"], one["spent"]) == ("a", pytest.approx(steps(8)))
     assert [(run["run"], run["steps"]) for run in one["runs"]] == [("run", 8)]
@@ -99,7 +118,10 @@ def test_a_run_without_differential_privacy_is_refused_where_there_is_a_budget(
     files: Files, state: Path, tmp_path: Path
 ) -> None:
     plain = {**PRIVATE, "dp": False, "rounds": 1}
-    for text, rule in (("epsilon = 3\n", "epsilon = 3.0"), ("require-dp = true\n", "require-dp = true")):
+    for text, rule in (
+        ("epsilon = 3\n", "epsilon = 3.0"),
+        ("require-dp = true\n", "require-dp = true"),
+    ):
         seen: list[str] = []
         policy = with_policy(tmp_path, text)
 
@@ -115,7 +137,9 @@ def test_a_run_without_differential_privacy_is_refused_where_there_is_a_budget(
         assert set(seen) == {f"a refuses: its policy has {rule}, the run dp = false"}
 
 
-def test_the_same_message_again_has_the_same_bits_and_costs_nothing(files: Files, state: Path, tmp_path: Path) -> None:
+def test_the_same_message_again_has_the_same_bits_and_costs_nothing(
+    files: Files, state: Path, tmp_path: Path
+) -> None:
     """As a server sends it that was killed in the round; and another model in the same round costs again."""
     kept: dict[str, tuple[Message, Context, Message]] = {}
 
@@ -124,7 +148,11 @@ def test_the_same_message_again_has_the_same_bits_and_costs_nothing(files: Files
 
         def after(silo: str, message: Message, reply: Message) -> Message:
             if silo == "a" and message.metadata.message_type == "train":
-                kept["a"] = message, next(c for c in grid.contexts.values() if c.node_config["name"] == "a"), reply
+                kept["a"] = (
+                    message,
+                    next(c for c in grid.contexts.values() if c.node_config["name"] == "a"),
+                    reply,
+                )
             return reply
 
         grid.after = after
@@ -134,16 +162,22 @@ def test_the_same_message_again_has_the_same_bits_and_costs_nothing(files: Files
     before = list(Ledger(state).lines())
     with flower_identity():
         again = app(message, context)
-        assert torch.equal(vector(again), vector(reply)) and list(Ledger(state).lines()) == before
+        assert (
+            torch.equal(vector(again), vector(reply)) and list(Ledger(state).lines()) == before
+        )
         record = ArrayRecord({"vector": torch.zeros_like(vector(message, "model.global"))})
         message.content["model.global"] = record
         other = app(message, context)
     assert not torch.equal(vector(other), vector(reply))
     new = list(Ledger(state).lines())[len(before) :]
-    assert [line["round"] for line in new] == [2] and new[0]["epsilon-after"] == pytest.approx(steps(12))
+    assert [line["round"] for line in new] == [2] and new[0]["epsilon-after"] == pytest.approx(
+        steps(12)
+    )
 
 
-def test_a_cheap_message_that_failed_pays_for_no_dear_one(files: Files, state: Path, tmp_path: Path) -> None:
+def test_a_cheap_message_that_failed_pays_for_no_dear_one(
+    files: Files, state: Path, tmp_path: Path
+) -> None:
     """The server has much noise charged and makes the answer fail; then it asks the same of another run with little."""
     kept: dict[str, tuple[Message, Context, dict[str, Any]]] = {}
 
@@ -158,8 +192,15 @@ def test_a_cheap_message_that_failed_pays_for_no_dear_one(files: Files, state: P
 
         grid.before = before
 
-    run = federate(files, state_dir=state, prepare=prepare, **{**PRIVATE, "rounds": 1, "dp__noise_multiplier": 1e5})
-    assert not spent(run, "a") and [line["kind"] for line in Ledger(state).lines()] == ["charge"]
+    run = federate(
+        files,
+        state_dir=state,
+        prepare=prepare,
+        **{**PRIVATE, "rounds": 1, "dp__noise_multiplier": 1e5},
+    )
+    assert not spent(run, "a") and [line["kind"] for line in Ledger(state).lines()] == [
+        "charge"
+    ]
     message, context, config = kept["a"]
     message.content.config_records["config"].update(config)
     context.run_config = {**context.run_config, "dp.noise-multiplier": 0.1, "local-epochs": 20}
@@ -169,7 +210,9 @@ def test_a_cheap_message_that_failed_pays_for_no_dear_one(files: Files, state: P
     assert [line["noise"] for line in Ledger(state).lines()] == [1e5]
 
 
-def test_a_charge_is_bound_to_everything_that_is_released(files: Files, state: Path, tmp_path: Path) -> None:
+def test_a_charge_is_bound_to_everything_that_is_released(
+    files: Files, state: Path, tmp_path: Path
+) -> None:
     kept: list[tuple[Message, Context]] = []
 
     def prepare(grid: TinyGrid) -> None:
@@ -186,9 +229,23 @@ def test_a_charge_is_bound_to_everything_that_is_released(files: Files, state: P
     def key(sha256: str = "a", cost: MessageCost = cost) -> str:
         return key_of(message, context, sha256, cost)
 
-    seen = [key(), key("b"), key(cost=replace(cost, noise=2.0)), key(cost=replace(cost, delta=1e-6))]
-    config, settings, run_id = message.content.config_records["config"], dict(context.run_config), context.run_id
-    for change in ({"dp.clip-norm": 9.0}, {"learning-rate": "0.1"}, {"rounds": 1.0}, {"resume": True}):
+    seen = [
+        key(),
+        key("b"),
+        key(cost=replace(cost, noise=2.0)),
+        key(cost=replace(cost, delta=1e-6)),
+    ]
+    config, settings, run_id = (
+        message.content.config_records["config"],
+        dict(context.run_config),
+        context.run_id,
+    )
+    for change in (
+        {"dp.clip-norm": 9.0},
+        {"learning-rate": "0.1"},
+        {"rounds": 1.0},
+        {"resume": True},
+    ):
         context.run_config = {**settings, **change}
         seen.append(key())
     context.run_config = dict(reversed(settings.items()))
@@ -204,7 +261,9 @@ def test_a_charge_is_bound_to_everything_that_is_released(files: Files, state: P
         config.clear()
         config.update(before)
     assert key() == seen[0] and len(set(seen)) == len(seen)
-    message.content["model.global"] = ArrayRecord({"vector": torch.zeros_like(vector(message, "model.global"))})
+    message.content["model.global"] = ArrayRecord(
+        {"vector": torch.zeros_like(vector(message, "model.global"))}
+    )
     assert key() not in seen
 
 
@@ -214,7 +273,9 @@ def vector(message: Message, name: str = "model.model") -> torch.Tensor:
     return tensor_of(record["vector"])
 
 
-def test_a_ledger_that_cannot_be_read_ends_no_run(files: Files, state: Path, tmp_path: Path) -> None:
+def test_a_ledger_that_cannot_be_read_ends_no_run(
+    files: Files, state: Path, tmp_path: Path
+) -> None:
     policy = with_policy(tmp_path, "epsilon = 50\n")
     federate(files, state_dir=state, prepare=policy, **{**PRIVATE, "rounds": 1})
     (file,) = (state / "budget").glob("*.jsonl")
@@ -226,7 +287,9 @@ def test_a_ledger_that_cannot_be_read_ends_no_run(files: Files, state: Path, tmp
 def test_the_patient_as_unit(files: Files) -> None:
     policy = Policy(privacy_unit="patient")
     run = {**defaults(), "dp": True, "strategy": "fedavg"}
-    assert privacy_faults(policy, run) == ['its policy has privacy-unit = "patient", the run dp.unit = record']
+    assert privacy_faults(policy, run) == [
+        'its policy has privacy-unit = "patient", the run dp.unit = record'
+    ]
     assert not privacy_faults(policy, {**run, "dp.unit": "patient"})
     assert privacy_faults(policy, {**run, "dp": False}) == []
     assert (
@@ -237,17 +300,27 @@ def test_the_patient_as_unit(files: Files) -> None:
 
 # --- the site's account is the app's ----------------------------------------------------------------------------------
 
-METHODS_WITH_NOISE = [name for name, strategy in strategies().items() if strategy.info.dp == "gradient"]
+METHODS_WITH_NOISE = [
+    name for name, strategy in strategies().items() if strategy.info.dp == "gradient"
+]
 
 
 def test_every_method_with_noise_is_in_the_sites_table() -> None:
-    assert {name for name, fields in METHODS.items() if fields.get("dp")} == {*METHODS_WITH_NOISE, "local"}
+    assert {name for name, fields in METHODS.items() if fields.get("dp")} == {
+        *METHODS_WITH_NOISE,
+        "local",
+    }
 
 
 @pytest.mark.parametrize("method", METHODS_WITH_NOISE)
 @pytest.mark.parametrize("epochs", [pytest.param(1, marks=pytest.mark.exhaustive), 3])
 def test_what_the_site_charges_is_what_the_app_does(
-    method: str, epochs: int, files: Files, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str,
+    epochs: int,
+    files: Files,
+    state: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rate, noise and steps, with a target epsilon, for each method's own number of trainings."""
     plans: list[Any] = []
@@ -258,14 +331,25 @@ def test_what_the_site_charges_is_what_the_app_does(
         real(self, plan, *args)
 
     monkeypatch.setattr(training.PrivateTraining, "__init__", noting)
-    given = {**PRIVATE, "strategy": method, "rounds": 2, "local_epochs": epochs, "dp__target_epsilon": 3.0}
+    given = {
+        **PRIVATE,
+        "strategy": method,
+        "rounds": 2,
+        "local_epochs": epochs,
+        "dp__target_epsilon": 3.0,
+    }
     given |= {"batch_size": 12, "mlp__hidden": "8"}
     federate(files, state_dir=state, **given)
     data = data_file(tmp_path / "site", "sum", "a", files["a"], describe_units)
     cost = cost_of(settings_of(files, **given).flat(), data)
-    assert 2.97 < epsilon(cost.noise, cost.rate, 2 * cost.steps, cost.delta) <= 3.0  # of both rounds together
+    assert (
+        2.97 < epsilon(cost.noise, cost.rate, 2 * cost.steps, cost.delta) <= 3.0
+    )  # of both rounds together
     for plan, own in plans:
         assert (plan.unit, plan.units, plan.delta) == (cost.unit, cost.units, cost.delta)
-        assert (plan.sample_rate, plan.noise_multiplier) == (cost.rate, pytest.approx(cost.noise))
+        assert (plan.sample_rate, plan.noise_multiplier) == (
+            cost.rate,
+            pytest.approx(cost.noise),
+        )
         assert own.steps <= plan.steps == cost.steps
     assert plans and ledgers  # each silo's round

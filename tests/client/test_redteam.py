@@ -44,14 +44,22 @@ def identity() -> Iterator[None]:
 class Hospital:
     """One hospital of n patients, and a server that asks it. ``study``: settings of the study that it has approved."""
 
-    def __init__(self, folder: Path, n: int, study: dict[str, Any] | None = None, patients: Any = None) -> None:
+    def __init__(
+        self, folder: Path, n: int, study: dict[str, Any] | None = None, patients: Any = None
+    ) -> None:
         folder.mkdir(exist_ok=True)
         rng = np.random.default_rng(5)
         self.x = rng.normal(size=(n, COLUMNS)) if patients is None else patients
-        self.file = write_silo(folder / "own.npz", self.x, [i % CLASSES for i in range(len(self.x))], CLASSES)
+        self.file = write_silo(
+            folder / "own.npz", self.x, [i % CLASSES for i in range(len(self.x))], CLASSES
+        )
         wanted = [] if study is None else ['studies = "required"']
         (folder / "policy.toml").write_text("\n".join([*OPEN, "min-silos = 1", *wanted]) + "\n")
-        self.node: dict[str, Any] = {"name": "own", "data": str(self.file), "policy": str(folder / "policy.toml")}
+        self.node: dict[str, Any] = {
+            "name": "own",
+            "data": str(self.file),
+            "policy": str(folder / "policy.toml"),
+        }
         self.node |= {"state-dir": str(folder / "state")}
         (folder / "state").mkdir(exist_ok=True)
         self.refusals: list[str] = []
@@ -64,12 +72,16 @@ class Hospital:
         approvals.approve(Path(self.node["state-dir"]), "own", text, "Dr. B", "", [])
 
     def settings(self, **given: Any) -> Any:
-        return settings_of({"own": self.file}, **{"strategy": "fedavg", "learning_rate": 0.1, **given})
+        return settings_of(
+            {"own": self.file}, **{"strategy": "fedavg", "learning_rate": 0.1, **given}
+        )
 
     def context(self, run: int = 1, **given: Any) -> Context:
         return Context(run, 1, self.node, RecordDict(), self.settings(**given).flat())
 
-    def ask(self, context: Context, this: int, vector: Numbers, kind: str = "train", **more: Any) -> Numbers | None:
+    def ask(
+        self, context: Context, this: int, vector: Numbers, kind: str = "train", **more: Any
+    ) -> Numbers | None:
         """The model that comes back from this one, in round ``this``; None for a refusal."""
         config: dict[str, Any] = {
             "round": this,
@@ -89,7 +101,11 @@ class Hospital:
 
     def read(self, guesses: Sequence[Numbers] | Numbers) -> int:
         """How many patients are among the guesses."""
-        return sum(bool((np.abs(np.asarray(guesses) - x).max(-1) < 0.01).any()) for x in self.x) if len(guesses) else 0
+        return (
+            sum(bool((np.abs(np.asarray(guesses) - x).max(-1) < 0.01).any()) for x in self.x)
+            if len(guesses)
+            else 0
+        )
 
 
 # ---- Momentum subsets ------------------------------------------------------------------------------------------------
@@ -111,7 +127,9 @@ def momentum_subsets(hospital: Hospital, model: Numbers, **given: Any) -> int:
         reply = hospital.ask(context, this, model)
         if reply is None:
             continue
-        order = torch.randperm(n, generator=generator(settings.common.seed, "own", this, "train")).numpy()
+        order = torch.randperm(
+            n, generator=generator(settings.common.seed, "own", this, "train")
+        ).numpy()
         weights = np.ones(n)
         weights[order[: n // 2]] += beta
         rows.append(weights / (n // 2))
@@ -136,8 +154,13 @@ def test_momentum_subsets_under_a_study(tmp_path: Path) -> None:
     """A study fixes momentum and rate; and the model of zeros is not the seed's, so no first round is answered."""
     approved = {**SUBSETS, "momentum": 0.0}
     hospital = Hospital(tmp_path / "other settings", 20, approved)
-    assert momentum_subsets(hospital, ZERO, momentum=1.0, learning_rate=1e-4, study="heart") == 0
-    assert all("the study heart has" in reason for reason in hospital.refusals) and len(hospital.refusals) == 60
+    assert (
+        momentum_subsets(hospital, ZERO, momentum=1.0, learning_rate=1e-4, study="heart") == 0
+    )
+    assert (
+        all("the study heart has" in reason for reason in hospital.refusals)
+        and len(hospital.refusals) == 60
+    )
     hospital = Hospital(tmp_path / "its settings", 20, approved)
     assert momentum_subsets(hospital, ZERO, momentum=0.0, study="heart") == 0
     assert "the first model is not the one that the run's seed gives" in hospital.refusals[0]
@@ -149,7 +172,10 @@ def test_momentum_that_a_study_allows(tmp_path: Path, rate: float, found: int) -
     approved = {**SUBSETS, "momentum": 0.9, "learning_rate": rate}
     hospital = Hospital(tmp_path, 20, approved)
     seeds = initial(hospital.settings(**approved), COLUMNS, CLASSES).numpy().astype(np.float64)
-    assert momentum_subsets(hospital, seeds, momentum=0.9, learning_rate=rate, study="heart") == found
+    assert (
+        momentum_subsets(hospital, seeds, momentum=0.9, learning_rate=rate, study="heart")
+        == found
+    )
     assert hospital.refusals == []
 
 
@@ -162,7 +188,10 @@ IMPRINTED: dict[str, Any] = {"mlp__hidden": str(HIDDEN), "batch_size": 1000, "ro
 def imprint(model: Numbers, rows: int, scale: float = 1.0) -> Numbers:
     """The model with an imprint in its first rows: one direction h, biases quantiles of h.x, the same above each."""
     sent = model.copy()
-    first, bias = sent[: HIDDEN * COLUMNS].reshape(HIDDEN, COLUMNS), sent[HIDDEN * COLUMNS : HIDDEN * (COLUMNS + 1)]
+    first, bias = (
+        sent[: HIDDEN * COLUMNS].reshape(HIDDEN, COLUMNS),
+        sent[HIDDEN * COLUMNS : HIDDEN * (COLUMNS + 1)],
+    )
     above = sent[HIDDEN * (COLUMNS + 1) : -CLASSES].reshape(CLASSES, HIDDEN)
     direction = np.random.default_rng(11).normal(size=COLUMNS)
     first[:rows] = scale * direction / np.linalg.norm(direction)
@@ -180,7 +209,9 @@ def imprint_within(last: Numbers, step: float) -> tuple[Numbers, int]:
     raise AssertionError("none is so near")
 
 
-def read_imprint(hospital: Hospital, sent: Numbers, reply: Numbers | None, rows: int = HIDDEN) -> int:
+def read_imprint(
+    hospital: Hospital, sent: Numbers, reply: Numbers | None, rows: int = HIDDEN
+) -> int:
     """Differences of neighbouring rows of the update: where one patient lies between two cuts, x = dW / db."""
     if reply is None:
         return 0
@@ -200,7 +231,9 @@ def test_an_imprint_layer(tmp_path: Path) -> None:
     """One round, one full batch."""
     hospital = Hospital(tmp_path, MANY)
     sent = imprint(NOTHING, HIDDEN)
-    assert read_imprint(hospital, sent, hospital.ask(hospital.context(**IMPRINTED), 1, sent)) == 29
+    assert (
+        read_imprint(hospital, sent, hospital.ask(hospital.context(**IMPRINTED), 1, sent)) == 29
+    )
 
 
 def test_an_imprint_layer_under_a_study(tmp_path: Path) -> None:
@@ -240,7 +273,11 @@ def read_extremes(hospital: Hospital, sharpness: float, **given: Any) -> tuple[i
     A unit whose weight of that column is positive sees that patient alone: its gradient is a multiple of the record.
     """
     context = hospital.context(**SCALED, **given)
-    seeds = initial(hospital.settings(**SCALED, **given), COLUMNS, CLASSES).numpy().astype(np.float64)
+    seeds = (
+        initial(hospital.settings(**SCALED, **given), COLUMNS, CLASSES)
+        .numpy()
+        .astype(np.float64)
+    )
     found = 0
     for column in range(COLUMNS):
         order = np.sort(hospital.x[:, column])
@@ -250,7 +287,10 @@ def read_extremes(hospital: Hospital, sharpness: float, **given: Any) -> tuple[i
         if reply is None:
             continue
         gradient = seeds - reply
-        weights, bias = gradient[: 64 * COLUMNS].reshape(64, COLUMNS), gradient[64 * COLUMNS :][:64]
+        weights, bias = (
+            gradient[: 64 * COLUMNS].reshape(64, COLUMNS),
+            gradient[64 * COLUMNS :][:64],
+        )
         with np.errstate(all="ignore"):
             guesses = weights / bias[:, None] * std + mean
         found += hospital.read(guesses[np.isfinite(guesses).all(1)]) > 0
@@ -261,9 +301,14 @@ def test_statistics_that_pick_a_patient(tmp_path: Path) -> None:
     """Read at each column's end without a study; refused in one, for what is far off, or for a second choice."""
     found, refusals = read_extremes(Hospital(tmp_path / "none", MANY), 0.01)
     assert found == COLUMNS and not refusals
-    found, refusals = read_extremes(Hospital(tmp_path / "study", MANY, SCALED), 0.01, study="heart")
+    found, refusals = read_extremes(
+        Hospital(tmp_path / "study", MANY, SCALED), 0.01, study="heart"
+    )
     assert found == 0 and len(refusals) == COLUMNS
-    assert "column 1 has a root mean square of" in refusals[0] and "at most 10 is taken" in refusals[0]
+    assert (
+        "column 1 has a root mean square of" in refusals[0]
+        and "at most 10 is taken" in refusals[0]
+    )
 
 
 def test_statistics_within_the_bound(tmp_path: Path) -> None:
@@ -271,17 +316,28 @@ def test_statistics_within_the_bound(tmp_path: Path) -> None:
     hospital = Hospital(tmp_path, MANY, SCALED)
     found, refusals = read_extremes(hospital, 0.3, study="heart")
     assert found == 1 and len(refusals) == COLUMNS - 1
-    assert all("the run has standardised tables by other statistics before" in line for line in refusals)
+    assert all(
+        "the run has standardised tables by other statistics before" in line
+        for line in refusals
+    )
     honest = Hospital(tmp_path / "honest", MANY, SCALED)
     context = honest.context(**SCALED, study="heart")
-    seeds = model = initial(honest.settings(**SCALED, study="heart"), COLUMNS, CLASSES).numpy().astype(np.float64)
-    assert honest.ask(context, 1, model) is None and "0 means for 4 columns" in honest.refusals[0]
+    seeds = model = (
+        initial(honest.settings(**SCALED, study="heart"), COLUMNS, CLASSES)
+        .numpy()
+        .astype(np.float64)
+    )
+    assert (
+        honest.ask(context, 1, model) is None and "0 means for 4 columns" in honest.refusals[0]
+    )
     for this in (1, 2):
         mean, std = honest.x.mean(0), 2 * honest.x.std(0)
         reply = honest.ask(context, this, model, mean=mean.tolist(), std=std.tolist())
         assert reply is not None
         model = reply
-    own = honest.ask(context, 3, model, own_statistics=["own"])  # a second choice, though it is no server's
+    own = honest.ask(
+        context, 3, model, own_statistics=["own"]
+    )  # a second choice, though it is no server's
     assert own is None and "by other statistics before" in honest.refusals[-1]
     alone = Hospital(tmp_path / "alone", MANY, SCALED)
     context = alone.context(**SCALED, study="heart")
@@ -295,12 +351,21 @@ def test_statistics_within_the_bound(tmp_path: Path) -> None:
 
 def test_the_metric_oracle_under_a_study(tmp_path: Path) -> None:
     """Without one 10 of 10 (test_extraction.py). Evaluations before the last round are not the study's; nor more."""
-    (tmp_path / "policy.toml").write_text("\n".join([*OPEN, "min-silos = 1", 'studies = "required"']) + "\n")
+    (tmp_path / "policy.toml").write_text(
+        "\n".join([*OPEN, "min-silos = 1", 'studies = "required"']) + "\n"
+    )
     oracle = Oracle(tmp_path, str(tmp_path / "policy.toml"))
-    settings = settings_of({"own": tmp_path / "own.npz"}, batch_size=8, learning_rate=0.01, study="heart")
+    settings = settings_of(
+        {"own": tmp_path / "own.npz"}, batch_size=8, learning_rate=0.01, study="heart"
+    )
     oracle.context.run_config = settings.flat()
     approvals.approve(
-        tmp_path / "state", "own", draft("heart", settings.flat(), texts=TEXTS, end=None, apps=["ab" * 32]), "B", "", []
+        tmp_path / "state",
+        "own",
+        draft("heart", settings.flat(), texts=TEXTS, end=None, apps=["ab" * 32]),
+        "B",
+        "",
+        [],
     )
     assert (oracle.read(), oracle.asked) == (0, 0) and PATIENTS == 10
     assert "the study heart" in oracle.refusal
@@ -319,7 +384,9 @@ def differencing(folder: Path, study: bool, names: Sequence[str]) -> tuple[int, 
         hospital = Hospital(folder, size, None, patients[:size])
         if study:
             wanted = ['studies = "required"'] if study else []
-            (folder / "policy.toml").write_text("\n".join([*OPEN, "min-silos = 1", *wanted]) + "\n")
+            (folder / "policy.toml").write_text(
+                "\n".join([*OPEN, "min-silos = 1", *wanted]) + "\n"
+            )
             if not approvals.find(Path(hospital.node["state-dir"]), name):
                 hospital.approve(FULL, name)
         given = {**FULL, **({"study": name} if study else {})}
@@ -339,7 +406,10 @@ def test_differencing(tmp_path: Path) -> None:
     """Read without a study; refused in one that allows one run; read again where a second study is approved."""
     assert differencing(tmp_path / "none", False, ("", "")) == (1, [])
     found, refusals = differencing(tmp_path / "one", True, ("heart", "heart"))
-    assert found == 0 and "the study heart has limits.runs = 1, and this is number 2" in refusals[0]
+    assert (
+        found == 0
+        and "the study heart has limits.runs = 1, and this is number 2" in refusals[0]
+    )
     assert differencing(tmp_path / "two", True, ("heart", "lung")) == (1, [])
 
 
@@ -349,22 +419,33 @@ def test_differencing(tmp_path: Path) -> None:
 def test_no_extra_query(tmp_path: Path) -> None:
     """The data summary is asked for a few times in a run, for a silo may not have answered; then no more."""
     hospital = Hospital(tmp_path, 20, FULL)
-    context, query = hospital.context(**FULL, study="heart"), Message(RecordDict({}), 1, "query")
+    context, query = (
+        hospital.context(**FULL, study="heart"),
+        Message(RecordDict({}), 1, "query"),
+    )
     replies = [app(query, context) for _ in range(6)]
     answered = [not reply.has_error() for reply in replies]
     assert answered == [True] * 4 + [False] * 2
-    assert "the study heart has limits.queries = 4, and this is number 5" in str(replies[4].error.reason)
+    assert "the study heart has limits.queries = 4, and this is number 5" in str(
+        replies[4].error.reason
+    )
     seeds = initial(hospital.settings(**FULL), COLUMNS, CLASSES).numpy().astype(np.float64)
     assert hospital.ask(context, 1, seeds) is not None  # and the training goes on
 
 
 def test_another_schema_than_approved(tmp_path: Path) -> None:
     """A run whose columns are not those that were approved: refused before it trains."""
-    for name, schema, answers in (("other", Schema(labels=("well", "ill")), False), ("same", NO_SCHEMA, True)):
+    for name, schema, answers in (
+        ("other", Schema(labels=("well", "ill")), False),
+        ("same", NO_SCHEMA, True),
+    ):
         hospital = Hospital(tmp_path / name, 20)
         hospital.approve(FULL, schema=schema.digest)
         seeds = initial(hospital.settings(**FULL), COLUMNS, CLASSES).numpy().astype(np.float64)
-        assert (hospital.ask(hospital.context(**FULL, study="heart"), 1, seeds) is not None) == answers
-        assert [f"the study heart has schema = {schema.digest[:16]}..." in line for line in hospital.refusals] == [
-            True for _ in range(not answers)
-        ]
+        assert (
+            hospital.ask(hospital.context(**FULL, study="heart"), 1, seeds) is not None
+        ) == answers
+        assert [
+            f"the study heart has schema = {schema.digest[:16]}..." in line
+            for line in hospital.refusals
+        ] == [True for _ in range(not answers)]

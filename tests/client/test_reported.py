@@ -34,14 +34,20 @@ SIZES = {"a": 16, "b": 30, "c": 22}
 JUMPY: dict[str, Any] = {"rounds": 5, "learning_rate": 20.0}
 
 
-def finished(folder: Path, strategy: str, state_dir: Path | None = None, **changes: Any) -> tuple[Run, Files, Any]:
+def finished(
+    folder: Path, strategy: str, state_dir: Path | None = None, **changes: Any
+) -> tuple[Run, Files, Any]:
     """A run with its summary, the silos' files, and the summary's entry."""
     (folder / "data").mkdir(parents=True, exist_ok=True)
     files = random_silos(folder / "data", SIZES)
     changes = {**JUMPY, **changes}
-    run = federate(files, directory=folder / "run", state_dir=state_dir, strategy=strategy, **changes)
+    run = federate(
+        files, directory=folder / "run", state_dir=state_dir, strategy=strategy, **changes
+    )
     directory = RunDirectory(folder / "run")
-    (entry,) = write_summary(directory, History(directory.history), run.federation.finished())["runs"]
+    (entry,) = write_summary(directory, History(directory.history), run.federation.finished())[
+        "runs"
+    ]
     return run, files, entry
 
 
@@ -71,7 +77,10 @@ def test_the_reported_model_has_the_reported_score(tmp_path: Path, method: str) 
         out = tmp_path / f"{silo}.safetensors"
         card = export_model(tmp_path / "run", silo, "reported", out)
         shown = entry["per_silo"][silo]
-        assert (card.snapshot, card.round) == (run.strategy.info.reports, entry["final"]["round"])
+        assert (card.snapshot, card.round) == (
+            run.strategy.info.reports,
+            entry["final"]["round"],
+        )
         assert accuracy(out, file) == shown["accuracy"] == card.metrics["test.accuracy"]
 
 
@@ -82,8 +91,16 @@ def test_running_statistics_are_those_of_the_round(tmp_path: Path, method: str) 
     x, y = rng.integers(0, 256, (120, 8, 8, 3), np.uint8), np.arange(120) % 3
     x[y == 1] //= 3  # something to learn
     np.savez(tmp_path / "pictures.npz", x=x, y=y)
-    given = {"dataset": str(tmp_path / "pictures.npz"), "partition": "iid", "silos": 2, "rounds": 2, "threads": 1}
-    settings = parse_settings({**given, "model": "resnet8", "batch-size": 16, "strategy": method})
+    given = {
+        "dataset": str(tmp_path / "pictures.npz"),
+        "partition": "iid",
+        "silos": 2,
+        "rounds": 2,
+        "threads": 1,
+    }
+    settings = parse_settings(
+        {**given, "model": "resnet8", "batch-size": 16, "strategy": method}
+    )
     run = simulate({**settings.flat(), "out": str(tmp_path / "run")}, quiet=True)
     (entry,) = json.loads((run / "summary.json").read_text())["runs"]
     for index, (silo, shown) in enumerate(entry["per_silo"].items()):
@@ -94,17 +111,25 @@ def test_running_statistics_are_those_of_the_round(tmp_path: Path, method: str) 
         assert np.mean(labels == test.y) == shown["accuracy"] == card.metrics["test.accuracy"]
 
 
-@pytest.mark.parametrize(("method", "snapshot"), [("fedavg", "received"), ("ditto", "personal")])
+@pytest.mark.parametrize(
+    ("method", "snapshot"), [("fedavg", "received"), ("ditto", "personal")]
+)
 def test_deployed_silos_keep_it_too(tmp_path: Path, method: str, snapshot: str) -> None:
     """States in files only; the silo itself, without the summary, knows the round by the report's command."""
-    _, files, entry = finished(tmp_path, method, state_dir=tmp_path / "states", participation=0.7, seed=3)
+    _, files, entry = finished(
+        tmp_path, method, state_dir=tmp_path / "states", participation=0.7, seed=3
+    )
     for silo, file in files.items():
         out = tmp_path / f"{silo}.safetensors"
         shown = entry["per_silo"][silo]
         card = export_model(tmp_path / "states", silo, "reported", out, round=shown["round"])
         assert card.snapshot == snapshot and accuracy(out, file) == shown["accuracy"]
-        if snapshot == "received":  # of the closing exchange the server alone knows whether it is the best
-            with pytest.raises(ValueError, match=rf"models of rounds \d and 6 of {silo}: name it by --round"):
+        if (
+            snapshot == "received"
+        ):  # of the closing exchange the server alone knows whether it is the best
+            with pytest.raises(
+                ValueError, match=rf"models of rounds \d and 6 of {silo}: name it by --round"
+            ):
                 export_model(tmp_path / "states", silo, "reported", out)
         else:
             assert export_model(tmp_path / "states", silo, "reported", out) == card
@@ -125,12 +150,18 @@ def test_a_run_that_was_resumed_keeps_the_same(tmp_path: Path) -> None:
 
 def test_a_silo_that_never_trained(tmp_path: Path) -> None:
     """It has tested what it received, and the report prints that score; a personal model it has not."""
-    run, files, entry = finished(tmp_path, "fedavg", tmp_path / "states", participation=0.4, rounds=2)
-    (silo,) = {"a", "b", "c"} - {run.grid.name_of(m.metadata.dst_node_id) for m, _ in trained(run)}
+    run, files, entry = finished(
+        tmp_path, "fedavg", tmp_path / "states", participation=0.4, rounds=2
+    )
+    (silo,) = {"a", "b", "c"} - {
+        run.grid.name_of(m.metadata.dst_node_id) for m, _ in trained(run)
+    }
     shown = entry["per_silo"][silo]
     export_model(tmp_path / "states", silo, "reported", tmp_path / "m", round=shown["round"])
     assert accuracy(tmp_path / "m", files[silo]) == shown["accuracy"]
-    with pytest.raises(ValueError, match=f"{silo} has not trained in this run, so it has no personal model"):
+    with pytest.raises(
+        ValueError, match=f"{silo} has not trained in this run, so it has no personal model"
+    ):
         export_model(tmp_path / "states", silo, "best", tmp_path / "m")
 
 
@@ -144,7 +175,10 @@ def test_a_silo_that_missed_the_round_stands_with_its_own(tmp_path: Path) -> Non
     shown = entry["per_silo"]["a"]
     assert shown["round"] <= 2 < entry["final"]["round"] == entry["per_silo"]["b"]["round"]
     card = export_model(tmp_path / "run", "a", "reported", tmp_path / "m")
-    assert card.round == shown["round"] and accuracy(tmp_path / "m", files["a"]) == shown["accuracy"]
+    assert (
+        card.round == shown["round"]
+        and accuracy(tmp_path / "m", files["a"]) == shown["accuracy"]
+    )
 
 
 def test_the_server_asks_for_nothing_more(tmp_path: Path) -> None:
@@ -179,7 +213,8 @@ def test_a_server_cannot_make_a_silo_export_a_wrong_model(tmp_path: Path, said: 
         shown = [
             r.value
             for r in run.rows
-            if (r.round, r.silo, r.split, r.snapshot, r.metric) == (number, "a", "test", "received", "accuracy")
+            if (r.round, r.silo, r.split, r.snapshot, r.metric)
+            == (number, "a", "test", "received", "accuracy")
         ]
         try:
             export_model(tmp_path / "states", "a", "reported", tmp_path / "m", round=number)
@@ -192,7 +227,10 @@ def test_a_server_cannot_make_a_silo_export_a_wrong_model(tmp_path: Path, said: 
 def test_states_without_it_say_so(tmp_path: Path) -> None:
     """A run that is not evaluated has none to report; neither has a state of an earlier version."""
     finished(tmp_path, "fedavg", evaluate_every=0, rounds=1)
-    with pytest.raises(ValueError, match="holds no model that a report shows: no round was evaluated, or an earlier"):
+    with pytest.raises(
+        ValueError,
+        match="holds no model that a report shows: no round was evaluated, or an earlier",
+    ):
         export_model(tmp_path / "run", "a", "reported", tmp_path / "m")
     assert export_model(tmp_path / "run", "a", "last", tmp_path / "m").snapshot == "personal"
 
@@ -216,18 +254,26 @@ def test_the_shared_model_is_what_all_silos_received(tmp_path: Path) -> None:
         assert accuracy(tmp_path / "m", file) == entry["per_silo"][silo]["accuracy"]
     newest = export_shared(tmp_path / "run", tmp_path / "m", round=6)
     assert newest.when == "received after round 5, the last"
-    assert [accuracy(tmp_path / "m", files["b"])] == run.values("accuracy", "b", "received")[-1:]
-    with pytest.raises(ValueError, match=r"no shared model of round 99, but of \d and 6: name one by --round"):
+    assert [accuracy(tmp_path / "m", files["b"])] == run.values("accuracy", "b", "received")[
+        -1:
+    ]
+    with pytest.raises(
+        ValueError, match=r"no shared model of round 99, but of \d and 6: name one by --round"
+    ):
         export_shared(tmp_path / "run", tmp_path / "m", round=99)
 
 
 def test_methods_without_a_shared_model_say_so(tmp_path: Path) -> None:
     for method in ("local", "fedper", "lp-proj"):
         finished(tmp_path / method, method, rounds=1, learning_rate=0.1, **one_block(method))
-        with pytest.raises(ValueError, match=f"{method} has no model that all silos share: export a silo's"):
+        with pytest.raises(
+            ValueError, match=f"{method} has no model that all silos share: export a silo's"
+        ):
             export_shared(tmp_path / method / "run", tmp_path / "m")
     finished(tmp_path / "own", "fedavg", rounds=1, normalization="silo")
-    with pytest.raises(ValueError, match="normalization = silo: every silo standardises by its own statistics"):
+    with pytest.raises(
+        ValueError, match="normalization = silo: every silo standardises by its own statistics"
+    ):
         export_shared(tmp_path / "own" / "run", tmp_path / "m")
 
 
@@ -236,7 +282,9 @@ def test_the_report_names_the_commands(tmp_path: Path, monkeypatch: pytest.Monke
     _, files, entry = finished(tmp_path, "fedavg", rounds=1, learning_rate=1.0)
     assert entry["final"]["round"] == 2
     study = StudyResults(tmp_path / "run")
-    asked = [shlex.split(line)[1:] for line in commands(study) if line.startswith("silofl export")]
+    asked = [
+        shlex.split(line)[1:] for line in commands(study) if line.startswith("silofl export")
+    ]
     assert [line[line.index("--which") + 1] for line in asked] == ["reported", "shared"]
     monkeypatch.chdir(tmp_path)
     for line in asked:
@@ -251,7 +299,8 @@ def test_a_hospital_is_told_the_round(tmp_path: Path) -> None:
     _, files, entry = finished(tmp_path, "fedavg", tmp_path / "states")
     (line,) = [c for c in commands(StudyResults(tmp_path / "run")) if "--which reported" in c]
     assert (
-        f"silofl export STATE/run --silo a --strategy fedavg --which reported --round {entry['final']['round']}" in line
+        f"silofl export STATE/run --silo a --strategy fedavg --which reported --round {entry['final']['round']}"
+        in line
     )
     given = shlex.split(line.replace("STATE", str(tmp_path / "states")))[1:]
     assert main([*given[:-1], str(tmp_path / "m")]) == 0
@@ -263,7 +312,9 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     finished(tmp_path, "fedavg", rounds=1)
     command = ["export", str(tmp_path / "run"), "--out", str(tmp_path / "m")]
     assert main([*command, "--which", "shared", "--round", "2"]) == 0
-    assert "shared model of all silos: received after round 1, the last" in capsys.readouterr().out
+    assert (
+        "shared model of all silos: received after round 1, the last" in capsys.readouterr().out
+    )
     assert main([*command, "--which", "reported", "--silo", "a"]) == 0
     assert json.loads((tmp_path / "m.json").read_text())["which"] == "reported"
     assert main([*command, "--which", "shared", "--silo", "a"]) == 2

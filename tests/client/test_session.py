@@ -12,7 +12,9 @@ from client.exchange import answer
 OPENED = ("open_data", "device_of", "StateStore")
 
 
-def test_a_message_has_one_session_which_opens_everything_once(three: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_has_one_session_which_opens_everything_once(
+    three: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = Counter[str]()
 
     def count(module: Any, name: str) -> None:

@@ -44,7 +44,9 @@ TRAINS = [m for m in METHODS if m != "local"]  # those whose silos send a model
 
 @pytest.mark.parametrize("model", ["mlp", "tiny-bn"])
 @pytest.mark.parametrize("method", METHODS)
-def test_received_vectors_and_states_are_never_written_to(three: Files, method: str, model: str, tiny_bn: None) -> None:
+def test_received_vectors_and_states_are_never_written_to(
+    three: Files, method: str, model: str, tiny_bn: None
+) -> None:
     """In one process tensors travel uncopied: a write would reach other silos, the server, or a saved state."""
     witness = Witness()
     run = federate(
@@ -80,16 +82,26 @@ def test_evaluation_leaves_the_state_alone(three: Files, method: str, tmp_path: 
 
     def snapshot(context: Context) -> tuple[Any, ...]:
         loaded = {p.name: State.load(p) for p in sorted((tmp_path / "run").rglob("round-*"))}
-        files = {name: without(state) for name, state in loaded.items() if state.numbers["round"]}
+        files = {
+            name: without(state) for name, state in loaded.items() if state.numbers["round"]
+        }
         held: Any = context.state.get("arrays", {})
         numbers: Any = context.state.get("numbers", {"json": "{}"})
-        state = State({k: tensor_of(a).clone() for k, a in held.items()}, json.loads(numbers["json"]))
+        state = State(
+            {k: tensor_of(a).clone() for k, a in held.items()}, json.loads(numbers["json"])
+        )
         return files, *without(state)
 
     def without(state: State) -> tuple[dict[str, Any], dict[str, Any]]:
         trained = state.numbers.get("round")
-        arrays = {k: v.numpy().tobytes() for k, v in state.arrays.items() if k.partition(".")[0] not in SHOWN}
-        return arrays, {k: v for k, v in state.numbers.items() if k not in SHOWN} if trained else {}
+        arrays = {
+            k: v.numpy().tobytes()
+            for k, v in state.arrays.items()
+            if k.partition(".")[0] not in SHOWN
+        }
+        return arrays, {
+            k: v for k, v in state.numbers.items() if k not in SHOWN
+        } if trained else {}
 
     def before(silo: str, message: Message, context: Context) -> None:
         kept[silo] = snapshot(context)
@@ -97,7 +109,9 @@ def test_evaluation_leaves_the_state_alone(three: Files, method: str, tmp_path: 
     def prepare(grid: TinyGrid) -> None:
         def after(silo: str, message: Message, reply: Message) -> Message:
             if message.metadata.message_type == "evaluate":
-                now = snapshot(next(c for c in grid.contexts.values() if c.node_config["name"] == silo))
+                now = snapshot(
+                    next(c for c in grid.contexts.values() if c.node_config["name"] == silo)
+                )
                 assert kept[silo] == now
                 checked.append(silo)
             return reply
@@ -151,7 +165,9 @@ def test_a_round_that_fails_half_way_saves_nothing(
         fedala__max_epochs=2,
     )
     reason = seen[1].rejected.pop("b")
-    assert re.fullmatch(r"RuntimeError in strategies/base/client.py:\d+: a fault of the program; [^\n]*", reason)
+    assert re.fullmatch(
+        r"RuntimeError in strategies/base/client.py:\d+: a fault of the program; [^\n]*", reason
+    )
     assert not seen[1].rejected and "memory" not in reason
     assert states[2].keys() == states[3].keys()
     assert all(same(states[2][k], states[3][k]) for k in states[2])
@@ -171,33 +187,42 @@ def test_the_best_personal_model_is_kept_beside_the_last(tmp_path: Path) -> None
         if round_of(message) == 3:
             np.savez(files["a"], **{**original, "y_val": 1 - original["y_val"]})
 
-    run = federate(files, strategy="local", rounds=3, prepare=lambda grid: setattr(grid, "before", before))
+    run = federate(
+        files, strategy="local", rounds=3, prepare=lambda grid: setattr(grid, "before", before)
+    )
     assert run.values("accuracy", "a", "personal", "val") == [1, 1, 0]
     arrays = run.grid.state("a").arrays
     assert same(arrays["personal"], run.personal("a"))
     assert not same(arrays["best"], arrays["personal"])
-    one_round = federate(files, strategy="local", rounds=1, prepare=lambda grid: np.savez(files["a"], **original))
+    one_round = federate(
+        files, strategy="local", rounds=1, prepare=lambda grid: np.savez(files["a"], **original)
+    )
     assert same(arrays["best"], one_round.personal("a"))  # the first of equals
 
 
 def test_state_files_are_read_back_as_they_were(tmp_path: Path) -> None:
     whole = torch.arange(12.0)
     state = State(
-        {"a": whole, "same": whole, "view": whole[3:6], "scalar": torch.tensor(2.5)}, {"n": [1, 0.1 + 0.2, None]}
+        {"a": whole, "same": whole, "view": whole[3:6], "scalar": torch.tensor(2.5)},
+        {"n": [1, 0.1 + 0.2, None]},
     )
     state.save(tmp_path / "deep" / "state.safetensors")
     read = State.load(tmp_path / "deep" / "state.safetensors")
     assert read.numbers == state.numbers
     assert read.arrays.keys() == state.arrays.keys()
     assert all(same(read.arrays[k], v) for k, v in state.arrays.items())
-    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["state.safetensors"]  # no temporary file is left
+    assert [p.name for p in (tmp_path / "deep").iterdir()] == [
+        "state.safetensors"
+    ]  # no temporary file is left
     (tmp_path / "bad.safetensors").write_bytes(b"\x00" * 20)
     with pytest.raises(ValueError, match=r"bad\.safetensors cannot be read"):
         State.load(tmp_path / "bad.safetensors")
 
 
 @pytest.mark.parametrize("method", ["local", "fedala", "apple"])
-def test_states_in_files_only_and_saved_now_and_then(three: Files, method: str, tmp_path: Path) -> None:
+def test_states_in_files_only_and_saved_now_and_then(
+    three: Files, method: str, tmp_path: Path
+) -> None:
     """A deployed silo has a state-dir. Rounds that need no checkpoint must not be forgotten there."""
     memory = federate(three, strategy=method, rounds=5)
     for every in (1, 2):
@@ -218,17 +243,31 @@ def test_states_in_files_only_and_saved_now_and_then(three: Files, method: str, 
 @pytest.mark.parametrize("method", TRAINS)
 def test_shared_statistics_are_averaged(three: Files, method: str, tiny_bn: None) -> None:
     """The server's statistics are the sample-weighted mean of the replies', and what every silo starts from."""
-    run = federate(three, strategy=method, model="tiny-bn", rounds=2, learning_rate=0.1, fedala__max_epochs=2)
-    sent = {key: decode(r.content)[0].models["buffers"].vector for key, r in train_replies(run.grid)}
+    run = federate(
+        three,
+        strategy=method,
+        model="tiny-bn",
+        rounds=2,
+        learning_rate=0.1,
+        fedala__max_epochs=2,
+    )
+    sent = {
+        key: decode(r.content)[0].models["buffers"].vector for key, r in train_replies(run.grid)
+    }
     assert all(v.shape == (8,) for v in sent.values())
     expected = weighted_mean([sent[s, 1] for s in "abc"], [6, 10, 8])
     for silo in three:
         assert same(run.sent_to(silo, 2)["buffers"].vector, expected)
-    assert same(run.strategy.state.arrays["buffers"], weighted_mean([sent[s, 2] for s in "abc"], [6, 10, 8]))
+    assert same(
+        run.strategy.state.arrays["buffers"],
+        weighted_mean([sent[s, 2] for s in "abc"], [6, 10, 8]),
+    )
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox-ft"])
-def test_the_received_model_has_the_received_statistics(three: Files, method: str, tiny_bn: None) -> None:
+def test_the_received_model_has_the_received_statistics(
+    three: Files, method: str, tiny_bn: None
+) -> None:
     """Its loss on silo a, from what the server sent, by a plain module in evaluation mode."""
     run = federate(three, strategy=method, model="tiny-bn", rounds=2, learning_rate=0.1)
     sent = run.sent_to("a", 2)
@@ -236,14 +275,22 @@ def test_the_received_model_has_the_received_statistics(three: Files, method: st
     module = MODELS["tiny-bn"].make((3,), 3, None).eval()
     module.load_state_dict(named, strict=False)
     x, y = rows_of(three["a"])
-    loss = torch.nn.functional.cross_entropy(module(torch.tensor(x, dtype=torch.float32)), torch.tensor(y))
+    loss = torch.nn.functional.cross_entropy(
+        module(torch.tensor(x, dtype=torch.float32)), torch.tensor(y)
+    )
     assert run.values("loss", "a", "received")[1] == pytest.approx(loss.item(), abs=1e-6)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_local_statistics_stay_in_the_silo(three: Files, method: str, tiny_bn: None) -> None:
     run = federate(
-        three, strategy=method, model="tiny-bn", buffers="local", rounds=2, learning_rate=0.1, fedala__max_epochs=2
+        three,
+        strategy=method,
+        model="tiny-bn",
+        buffers="local",
+        rounds=2,
+        learning_rate=0.1,
+        fedala__max_epochs=2,
     )
     for message, reply in run.grid.traffic:
         assert "model.buffers" not in message.content
@@ -276,18 +323,32 @@ def test_local_is_one_hot_apple_with_local_statistics(three: Files, tiny_bn: Non
 
 def test_dropout_follows_the_seed(three: Files) -> None:
     """Equal runs though the process's own generator is somewhere else at every message; without dropout they differ."""
-    options: dict[str, Any] = {"mlp__hidden": "8", "rounds": 3, "batch_size": 4, "learning_rate": 0.1}
+    options: dict[str, Any] = {
+        "mlp__hidden": "8",
+        "rounds": 3,
+        "batch_size": 4,
+        "learning_rate": 0.1,
+    }
 
     def elsewhere(seed: int) -> Any:
         return lambda grid: setattr(grid, "before", lambda *_: torch.manual_seed(seed))
 
     for method in METHODS:
         runs = [
-            federate(three, strategy=method, mlp__dropout=0.5, fedala__max_epochs=3, prepare=elsewhere(seed), **options)
+            federate(
+                three,
+                strategy=method,
+                mlp__dropout=0.5,
+                fedala__max_epochs=3,
+                prepare=elsewhere(seed),
+                **options,
+            )
             for seed in (1, 2)
         ]
         assert comparable(runs[0].rows) == comparable(runs[1].rows)
-        dry = federate(three, strategy=method, mlp__dropout=0.0, fedala__max_epochs=3, **options)
+        dry = federate(
+            three, strategy=method, mlp__dropout=0.0, fedala__max_epochs=3, **options
+        )
         assert comparable(dry.rows) != comparable(runs[0].rows)
 
 
@@ -296,7 +357,9 @@ def test_dropout_follows_the_seed(three: Files) -> None:
 
 def store_of(folder: Path, run: str = "run", run_id: str = "0123456789abcdef") -> StateStore:
     config: Any = {"name": "a", "state-dir": str(folder)}
-    context = Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config={})
+    context = Context(
+        run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config={}
+    )
     return StateStore(context, run, "fedavg-7", run_id)
 
 
@@ -311,7 +374,10 @@ def test_a_server_that_went_further_back_costs_no_state(tmp_path: Path) -> None:
     """Its checkpoint is older than the silo's states: starting afresh would be silent, and delete them."""
     files = kept(store_of(tmp_path), 4, 5, 6, 7)
     assert len(files) == 3
-    with pytest.raises(ValueError, match="resumes at round 4, this silo has kept its state of round 5 and later only"):
+    with pytest.raises(
+        ValueError,
+        match="resumes at round 4, this silo has kept its state of round 5 and later only",
+    ):
         store_of(tmp_path).load(4)
     assert kept(store_of(tmp_path)) == files
     assert store_of(tmp_path).load(6).arrays["personal"].tolist() == [5, 5]
@@ -323,7 +389,9 @@ def test_a_repeated_first_round_starts_afresh(tmp_path: Path) -> None:
     assert not store_of(tmp_path).load(1).arrays
 
 
-def test_what_a_process_wrote_last_it_does_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_process_wrote_last_it_does_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As long as the file is that one; what it gives is a copy, of which nobody changes the next."""
     newest, _ = kept(store_of(tmp_path), 5, 6)
     read: list[Path] = []
@@ -343,9 +411,18 @@ def test_what_a_process_wrote_last_it_does_not_read(tmp_path: Path, monkeypatch:
     assert store_of(tmp_path).load(7).arrays["personal"].tolist() == [1, 1] and read == [newest]
 
 
-def test_a_damaged_state_is_told_and_not_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_state_is_told_and_not_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The reply names the file without its folder, and what there is before it; the site's log has the path."""
-    left = tmp_path / "run" / "fedavg-7" / "a" / "run-0123456789abcdef" / ".round-000004.safetensors.17.tmp"
+    left = (
+        tmp_path
+        / "run"
+        / "fedavg-7"
+        / "a"
+        / "run-0123456789abcdef"
+        / ".round-000004.safetensors.17.tmp"
+    )
     left.parent.mkdir(parents=True)
     left.write_bytes(b"half")  # by a process that was killed
     newest, older, oldest = kept(store_of(tmp_path), 4, 5, 6)
@@ -356,13 +433,23 @@ def test_a_damaged_state_is_told_and_not_passed_over(tmp_path: Path, caplog: pyt
     reason = "its state of round 6 is damaged, and it can go back to rounds 5, 4: round-000006.safetensors cannot"
     assert str(told.value).startswith(reason) and str(tmp_path) not in str(told.value)
     assert f"{newest} cannot be read" in caplog.text
-    assert store_of(tmp_path).load(6).arrays["personal"].tolist() == [5, 5]  # as the server goes back
-    assert store_of(tmp_path).load(7, lost=6).arrays["personal"].tolist() == [5, 5]  # as it goes on without
+    assert store_of(tmp_path).load(6).arrays["personal"].tolist() == [
+        5,
+        5,
+    ]  # as the server goes back
+    assert store_of(tmp_path).load(7, lost=6).arrays["personal"].tolist() == [
+        5,
+        5,
+    ]  # as it goes on without
     flip(older)
-    with pytest.raises(DamagedStateError, match="state of round 5 is damaged, and it can go back to round 4: "):
+    with pytest.raises(
+        DamagedStateError, match="state of round 5 is damaged, and it can go back to round 4: "
+    ):
         store_of(tmp_path).load(7)
     flip(oldest)
-    with pytest.raises(DamagedStateError, match="state of round 6 is damaged, and it can go back to no round: "):
+    with pytest.raises(
+        DamagedStateError, match="state of round 6 is damaged, and it can go back to no round: "
+    ):
         store_of(tmp_path).load(7)
     assert not store_of(tmp_path).load(7, lost=6).arrays
 
@@ -370,7 +457,9 @@ def test_a_damaged_state_is_told_and_not_passed_over(tmp_path: Path, caplog: pyt
 def test_a_damaged_first_state_had_none_before_it(tmp_path: Path) -> None:
     (only,) = kept(store_of(tmp_path), 3)
     flip(only)
-    with pytest.raises(DamagedStateError, match="state of round 3 is damaged, and it can go back to round 0: "):
+    with pytest.raises(
+        DamagedStateError, match="state of round 3 is damaged, and it can go back to round 0: "
+    ):
         store_of(tmp_path).load(5)
 
 
@@ -398,7 +487,9 @@ def test_what_a_reply_tells_of_damage_is_read() -> None:
     (first,) = said(str(DamagedStateError(8, [0], "file")))
     assert [done for done in range(9) if first.is_mended_from(done)] == list(range(8))
     assert said(str(DamagedStateError(8, [9, 8, 3], "file")))[0].kept == (3,)
-    assert len(said(str(DamagedStateError(8, list(range(8)) * 9, "file")))[0].kept) <= MOST_STATES
+    assert (
+        len(said(str(DamagedStateError(8, list(range(8)) * 9, "file")))[0].kept) <= MOST_STATES
+    )
     for lie in (
         str(DamagedStateError(9, [7], "")),
         str(DamagedStateError(0, [], "")),
@@ -408,7 +499,9 @@ def test_what_a_reply_tells_of_damage_is_read() -> None:
     assert not said(str(whole.reason), node=2)
 
 
-def test_a_second_run_of_the_same_name_leaves_the_first_ones_models_alone(two: Files, tmp_path: Path) -> None:
+def test_a_second_run_of_the_same_name_leaves_the_first_ones_models_alone(
+    two: Files, tmp_path: Path
+) -> None:
     """The attack: a server starts a run, of any length, under the name, method and seed of one that hospitals keep."""
     place: dict[str, Any] = {"state_dir": tmp_path / "state", "strategy": "local"}
     federate(two, directory=tmp_path / "first" / "run", rounds=3, **place)
@@ -416,7 +509,9 @@ def test_a_second_run_of_the_same_name_leaves_the_first_ones_models_alone(two: F
     assert len(before) == 6
     federate(two, directory=tmp_path / "second" / "run", rounds=1, **place)
     assert {p: p.read_bytes() for p in before} == before
-    resumed = federate(two, directory=tmp_path / "first" / "run", rounds=4, resume=True, **place)
+    resumed = federate(
+        two, directory=tmp_path / "first" / "run", rounds=4, resume=True, **place
+    )
     assert {round_of(m) for m, _ in resumed.grid.traffic} == {0, 4, 5}
     whole = federate(two, strategy="local", rounds=4)
     assert comparable(resumed.rows) == comparable(whole.rows)  # it went on with its own states

@@ -35,27 +35,48 @@ def silo(tmp_path: Path) -> Path:
     state = tmp_path / "site" / "a" / "state"
     (state.parent).mkdir(parents=True)
     (state.parent / "policy.toml").write_text("min-silos = 2\n")
-    approvals.approve(state, "a", TEXT, "Dr. B", "", ["batch-size may be 8: gradient inversion"])
+    approvals.approve(
+        state, "a", TEXT, "Dr. B", "", ["batch-size may be 8: gradient inversion"]
+    )
     for kind in ("query", "train", "train", "evaluate"):
         answer(state, kind, "heart", withheld={"metrics": ["auc"]} if kind == "train" else {})
-    answer(state, "train", "heart", error="a refuses: the study heart has batch-size = 32, the run 1")
+    answer(
+        state,
+        "train",
+        "heart",
+        error="a refuses: the study heart has batch-size = 32, the run 1",
+    )
     answer(state, "train", "")
     return state
 
 
 def answer(state: Path, kind: str, study: str, error: str = "", withheld: Any = None) -> None:
     """One message of 20 bytes; an error is a refusal, which belongs to no study."""
-    node: dict[str, Any] = {"name": "a", "policy": str(state.parent / "policy.toml"), "state-dir": str(state)}
+    node: dict[str, Any] = {
+        "name": "a",
+        "policy": str(state.parent / "policy.toml"),
+        "state-dir": str(state),
+    }
     own = parse_study(TEXT, "f") if study and not error else None
     with flower_identity():
-        message = Message(RecordDict({"config": ConfigRecord({"round": 1, "run": "first"})}), 1, kind)
+        message = Message(
+            RecordDict({"config": ConfigRecord({"round": 1, "run": "first"})}), 1, kind
+        )
         context = Context(1, 1, node, RecordDict(), {"strategy": "fedavg", "study": study})
         if own is not None:
             count_message(Policy(), own, str(state), "1", "a", kind, "2026-01-02")
         terms = Terms(read_terms(node, {}).policy, own)
-        info = audit_gate.in_study(audit_gate.describe_message(message, context, "ab" * 32, terms), terms)
-        records = RecordDict({"config": ConfigRecord({"k": "x" * 11}), "site": ConfigRecord(withheld or {})})
-        reply = Message(Error(1, error), reply_to=message) if error else Message(records, reply_to=message)
+        info = audit_gate.in_study(
+            audit_gate.describe_message(message, context, "ab" * 32, terms), terms
+        )
+        records = RecordDict(
+            {"config": ConfigRecord({"k": "x" * 11}), "site": ConfigRecord(withheld or {})}
+        )
+        reply = (
+            Message(Error(1, error), reply_to=message)
+            if error
+            else Message(records, reply_to=message)
+        )
         audit_gate.release_reply(reply, info, message)
 
 
@@ -88,28 +109,51 @@ def test_what_a_committee_reads(silo: Path, capsys: pytest.CaptureFixture[str]) 
     assert "min-silos = 3" in " ".join(out.split())  # the stricter of policy (2) and study (3)
 
 
-def test_the_signed_file(silo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_signed_file(
+    silo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     key, file = new_key(), tmp_path / "heart.json"
     (tmp_path / "key").write_bytes(private_bytes(key))
     code, out, _ = run(
-        capsys, str(silo), "--study", "heart", "--export", str(file), "--sign-with", str(tmp_path / "key")
+        capsys,
+        str(silo),
+        "--study",
+        "heart",
+        "--export",
+        str(file),
+        "--sign-with",
+        str(tmp_path / "key"),
     )
     own = fingerprint(public_pem(key))
     assert code == 0 and f"signed by {own}" in out and file.stat().st_mode & 0o777 == 0o600
     record, signer = read_export(file)
-    assert signer == own and (record["study"], record["messages"], record["bytes"]) == ("heart", 4, 80)
+    assert signer == own and (record["study"], record["messages"], record["bytes"]) == (
+        "heart",
+        4,
+        80,
+    )
     assert record["budget"]["messages"] == record["used"]["messages"] == 4
-    assert [one["from-line"] for one in record["policies"]] == [2] and record["policies"][0]["versions"]["silofl"]
+    assert [one["from-line"] for one in record["policies"]] == [2] and record["policies"][0][
+        "versions"
+    ]["silofl"]
     assert record["log"]["hash"] == audit.verify(silo / "audit").entries[-1]["hash"]
     code, out, _ = run(capsys, "--check", str(file))
-    assert code == 0 and "What left: 4 messages, 80 bytes" in out and f"ok    signed by {own}" in out
+    assert (
+        code == 0
+        and "What left: 4 messages, 80 bytes" in out
+        and f"ok    signed by {own}" in out
+    )
 
 
 @pytest.mark.parametrize("change", ["record", "signature", "key", "kind", "text"])
-def test_a_changed_file_is_refused(silo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: str) -> None:
+def test_a_changed_file_is_refused(
+    silo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: str
+) -> None:
     file = tmp_path / "heart.json"
     (silo.parent / "own.key").write_bytes(private_bytes(new_key()))
-    assert run(capsys, str(silo), "--study", "heart", "--export", str(file))[0] == 0  # its own key
+    assert (
+        run(capsys, str(silo), "--study", "heart", "--export", str(file))[0] == 0
+    )  # its own key
     content = json.loads(file.read_text())
     if change == "record":
         content["record"] = content["record"].replace('"messages": 4', '"messages": 3')
@@ -123,29 +167,58 @@ def test_a_changed_file_is_refused(silo: Path, tmp_path: Path, capsys: pytest.Ca
     with pytest.raises(DataError):
         read_export(file)
     code, out, err = run(capsys, "--check", str(file))
-    assert code == 2 and out == "" and err.count("\n") == 1 and "ask the hospital for the file again" in err
+    assert (
+        code == 2
+        and out == ""
+        and err.count("\n") == 1
+        and "ask the hospital for the file again" in err
+    )
 
 
-def test_faults_of_the_log_go_with_it(silo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_faults_of_the_log_go_with_it(
+    silo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A line is taken out, and the server's receipt is for a line that is not there: both are in page and file."""
     key, file = ["--sign-with", str(tmp_path / "key")], tmp_path / "heart.json"
     (tmp_path / "key").write_bytes(private_bytes(new_key()))
     log = silo / "audit" / chain.file_name(1, "audit")
     lines = log.read_text().splitlines(keepends=True)
     log.write_text("".join(lines[:2] + lines[3:]))
-    theirs: dict[str, Any] = {"run": "first", "run_id": "1", "silo": "a", "line": 99, "hash": "0" * 64}
-    (tmp_path / receipts.FILE).write_text(receipts.sign_receipt(Ed25519PrivateKey.generate(), **theirs) + "\n")
+    theirs: dict[str, Any] = {
+        "run": "first",
+        "run_id": "1",
+        "silo": "a",
+        "line": 99,
+        "hash": "0" * 64,
+    }
+    (tmp_path / receipts.FILE).write_text(
+        receipts.sign_receipt(Ed25519PrivateKey.generate(), **theirs) + "\n"
+    )
     options = ["--export", str(file), *key, "--receipts", str(tmp_path / receipts.FILE)]
     code, out, _ = run(capsys, str(silo), "--study", "heart", *options)
-    assert code == 2 and "FAIL  the server has a receipt for line 99" in out and "line 3 is missing" in out
-    assert run(capsys, "--check", str(file))[0] == 2 and len(read_export(file)[0]["log"]["faults"]) == 1
+    assert (
+        code == 2
+        and "FAIL  the server has a receipt for line 99" in out
+        and "line 3 is missing" in out
+    )
+    assert (
+        run(capsys, "--check", str(file))[0] == 2
+        and len(read_export(file)[0]["log"]["faults"]) == 1
+    )
 
 
-def test_what_cannot_be_is_one_line(silo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_is_one_line(
+    silo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out, err = run(capsys, str(silo), "--study", "other")
     assert (code, out) == (2, "") and "has nothing of a study 'other'" in err
-    assert "belong to --study NAME" in run(capsys, str(silo), "--export", str(tmp_path / "x"))[2]
-    assert "there is no" in run(capsys, str(silo), "--study", "heart", "--export", str(tmp_path / "x"))[2]
+    assert (
+        "belong to --study NAME" in run(capsys, str(silo), "--export", str(tmp_path / "x"))[2]
+    )
+    assert (
+        "there is no"
+        in run(capsys, str(silo), "--study", "heart", "--export", str(tmp_path / "x"))[2]
+    )
     assert run(capsys, "--check", str(tmp_path / "gone"))[0] == 2
 
 
@@ -153,4 +226,8 @@ def test_where_the_studys_file_is_gone(silo: Path, capsys: pytest.CaptureFixture
     with Record(silo).writing() as db:
         db.execute("DELETE FROM approvals")
     code, out, _ = run(capsys, str(silo), "--study", "heart")
-    assert code == 0 and "Limits: the study's file is not here" in out and "  messages     4" in out
+    assert (
+        code == 0
+        and "Limits: the study's file is not here" in out
+        and "  messages     4" in out
+    )

@@ -54,7 +54,12 @@ class Site:
 
     def grid(self, **changes: object) -> TinyGrid:
         settings = parse_settings({**RUN, "silos": 1, **changes})
-        grid = TinyGrid({"north": self.file}, settings, state_dir=self.folder / "state", policy=str(self.policy))
+        grid = TinyGrid(
+            {"north": self.file},
+            settings,
+            state_dir=self.folder / "state",
+            policy=str(self.policy),
+        )
         self.run += 1
         grid.contexts[1].run_id = self.run
         return grid
@@ -81,11 +86,25 @@ def site(data: Path, tmp_path: Path) -> Site:
 
 def test_a_site_allows_a_survey_and_nothing_else(site: Site) -> None:
     answer = site.answer()
-    assert answer["n"] == 90 and list(answer["columns"]) == ["age", "glucose", "sex", "kind", "since", "crp"]
+    assert answer["n"] == 90 and list(answer["columns"]) == [
+        "age",
+        "glucose",
+        "sex",
+        "kind",
+        "since",
+        "crp",
+    ]
     assert answer["labels"] == {}  # class-means = false
     assert answer["columns"]["age"]["range"] == [0, 120] and "mean" in answer["columns"]["age"]
-    assert answer["columns"]["crp"].keys() == {"kind", MISSING}  # no range in the schema: no sums, no cells
-    cells = [c for item in answer["columns"].values() for c in [*item.get("cells", []), item[MISSING]]]
+    assert answer["columns"]["crp"].keys() == {
+        "kind",
+        MISSING,
+    }  # no range in the schema: no sums, no cells
+    cells = [
+        c
+        for item in answer["columns"].values()
+        for c in [*item.get("cells", []), item[MISSING]]
+    ]
     assert all(c in (None, 0) or c >= 10 for c in cells) and None in cells
     site.policy.write_text(f"{ONLY}class-means = true\n")
     assert sum(site.answer()["labels"]["label"]["cells"]) == 90
@@ -98,7 +117,9 @@ def refusal(site: Site, kind: str, **changes: object) -> None:
     grid = site.grid(**changes)
     with flower_identity():
         message = Message(
-            RecordDict({"config": ConfigRecord({"round": 1, "personal": False, "save": False})}),
+            RecordDict(
+                {"config": ConfigRecord({"round": 1, "personal": False, "save": False})}
+            ),
             dst_node_id=1,
             message_type=kind,
         )
@@ -110,7 +131,10 @@ def refusal(site: Site, kind: str, **changes: object) -> None:
 @pytest.mark.parametrize(
     ("rule", "line"),
     [
-        ("", r'methods = \["all"\], the run strategy = survey, which has to be listed by its name'),
+        (
+            "",
+            r'methods = \["all"\], the run strategy = survey, which has to be listed by its name',
+        ),
         ('methods = ["fedavg", "evaluate"]\n', "the run strategy = survey"),
         (f"{ONLY}floor = 80\n", "floor = 80"),
         (f"{ONLY}min-cell = 91\n", "min-cell = 91, it has fewer patients[)]"),
@@ -130,14 +154,24 @@ def test_a_policy_refuses(site: Site, rule: str, line: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "changes", "line"),
     [
-        ("query.survey", {"strategy": "fedavg"}, "strategy = fedavg, and a message asks for a survey"),
-        ("query.survey", {"strategy": "local"}, "strategy = local, and a message asks for a survey"),
+        (
+            "query.survey",
+            {"strategy": "fedavg"},
+            "strategy = fedavg, and a message asks for a survey",
+        ),
+        (
+            "query.survey",
+            {"strategy": "local"},
+            "strategy = local, and a message asks for a survey",
+        ),
         ("train", {}, "asks it to train or to evaluate"),
         ("evaluate", {}, "asks it to train or to evaluate"),
         ("evaluate.evidence", {"evidence": "on"}, "asks it to train or to evaluate"),
     ],
 )
-def test_a_message_of_another_run_is_refused(site: Site, kind: str, changes: dict[str, Any], line: str) -> None:
+def test_a_message_of_another_run_is_refused(
+    site: Site, kind: str, changes: dict[str, Any], line: str
+) -> None:
     """Red team: a site that allows both; the message and the run's settings, which study and audit see, must agree."""
     site.policy.write_text('methods = ["all", "survey"]\nmin-silos = 1\n')
     with pytest.raises(UserError, match=line):
@@ -145,7 +179,9 @@ def test_a_message_of_another_run_is_refused(site: Site, kind: str, changes: dic
 
 
 def test_with_differential_privacy_it_is_refused(site: Site) -> None:
-    with pytest.raises(UserError, match="dp = true: not with survey: a survey has no mechanism"):
+    with pytest.raises(
+        UserError, match="dp = true: not with survey: a survey has no mechanism"
+    ):
         parse_settings({**RUN, "dp": True})
 
 
@@ -173,7 +209,9 @@ def test_one_patient_more_changes_nothing(site: Site, data: Path) -> None:
 
     site.rewrite(drop(1))
     assert site.answer() == {**first, "day": "2026-01-02"}
-    site.rewrite(lambda arrays: arrays["y_train"].__setitem__(slice(None), 1 - arrays["y_train"]))
+    site.rewrite(
+        lambda arrays: arrays["y_train"].__setitem__(slice(None), 1 - arrays["y_train"])
+    )
     assert site.answer()["n"] == 90  # 57 labels changed: an answer of its own
     site.rewrite(lambda arrays: arrays["feature_ranges"].__setitem__((0, 1), 130.0))
     assert site.answer()["columns"]["age"]["range"] == [0, 130]
@@ -182,7 +220,9 @@ def test_one_patient_more_changes_nothing(site: Site, data: Path) -> None:
         site.answer()
 
 
-def test_one_patient_more_in_the_csv_moves_medians_and_no_answer(site: Site, tmp_path: Path) -> None:
+def test_one_patient_more_in_the_csv_moves_medians_and_no_answer(
+    site: Site, tmp_path: Path
+) -> None:
     """Imported by a recipe without values for gaps: each patient's filled values move, and are no part of it."""
 
     def recipe() -> str:
@@ -191,7 +231,9 @@ def test_one_patient_more_in_the_csv_moves_medians_and_no_answer(site: Site, tmp
 
     first, before, more = site.answer(), recipe(), tmp_path / "more.csv"
     new = "p-new,71.5,6.1,female,b,2001-02-11,99.5,ill"
-    more.write_text("\n".join([HEADER, *(",".join(row.values()) for row in rows(90, 1)), new, ""]))
+    more.write_text(
+        "\n".join([HEADER, *(",".join(row.values()) for row in rows(90, 1)), new, ""])
+    )
     import_source(more, site.file, ImportOptions(recipe=parse_recipe(RECIPE), overwrite=True))
     assert recipe() != before  # another median
     assert site.answer() == first
@@ -206,7 +248,10 @@ def test_other_borders_over_data_that_changed_a_little_are_refused(site: Site) -
         arrays["x_train"][0, 0] += 1
 
     site.rewrite(change)
-    with pytest.raises(RunFailedError, match=r"fewer patients differ .* schema, recipe or policy is another one"):
+    with pytest.raises(
+        RunFailedError,
+        match=r"fewer patients differ .* schema, recipe or policy is another one",
+    ):
         site.answer()
 
 
@@ -260,7 +305,9 @@ def test_audit_log_and_record_of_what_left(site: Site, monkeypatch: pytest.Monke
         grid.after = after
 
     site.ask(prepare)
-    assert [entry["kind"] for entry in entries] == ["query", "query.survey"] and entries[1]["keys"] == [RECORD]
+    assert [entry["kind"] for entry in entries] == ["query", "query.survey"] and entries[1][
+        "keys"
+    ] == [RECORD]
     (line,) = (site.folder / "state" / "audit").rglob("*.jsonl")
     logged = json.loads(line.read_text().splitlines()[-1])
     assert logged["asked"] == "query.survey" and logged["method"] == "survey"
@@ -279,16 +326,23 @@ def test_a_study_can_approve_a_survey(site: Site) -> None:
     with pytest.raises((UserError, RunFailedError), match='studies = "required"'):
         site.ask()
     texts = dict.fromkeys(("purpose", "contact", "results", "retention"), "a text")
-    text = draft("look", {"strategy": "survey", "rounds": 1}, texts=texts, end=None, apps=["ab" * 32])
+    text = draft(
+        "look", {"strategy": "survey", "rounds": 1}, texts=texts, end=None, apps=["ab" * 32]
+    )
     study = approve(site.folder / "state", "north", text, "Dr. B", "", [])
-    assert any("differencing. Counts and sums of your columns" in line for line in dangers(study, Policy()))
+    assert any(
+        "differencing. Counts and sums of your columns" in line
+        for line in dangers(study, Policy())
+    )
 
     def prepare(grid: TinyGrid) -> None:
         grid.contexts[1].run_config["study"] = "look"
         grid.contexts[1].run_config["threads"] = 0
 
     assert site.ask(prepare).answers["north"]["n"] == 90
-    assert count_used_up(site.folder / "state", study)["queries"] == 2  # the data summary, and the survey
+    assert (
+        count_used_up(site.folder / "state", study)["queries"] == 2
+    )  # the data summary, and the survey
     with pytest.raises((UserError, RunFailedError), match=r"limits\.(queries|runs|messages)"):
         for _ in range(4):
             site.ask(prepare)
@@ -313,7 +367,9 @@ def test_a_study_can_approve_a_survey(site: Site) -> None:
     ],
 )
 def test_a_lying_silo_stops_nothing(change: dict[str, Any]) -> None:
-    record = written_answer({"n": 5, "day": "", "columns": {"age": {"kind": "number", MISSING: 0}}, "labels": {}})
+    record = written_answer(
+        {"n": 5, "day": "", "columns": {"age": {"kind": "number", MISSING: 0}}, "labels": {}}
+    )
     assert read_answer(record)["columns"]["age"] == {"kind": "number", MISSING: 0}
     for key, value in change.items():
         record[key] = value

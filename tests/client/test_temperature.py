@@ -29,20 +29,46 @@ def test_it_is_statsmodels() -> None:
     labels = torch.tensor(event).long()
     two = torch.stack([torch.zeros(80, dtype=torch.float64), x], 1)
     assert fitted("multiclass", two, labels) == pytest.approx(3.7572759060378447, abs=1e-9)
-    assert fitted("multilabel", x[:, None], labels[:, None].float()) == pytest.approx(3.7572759060378447, abs=1e-9)
-    assert fitted("multiclass", 1e3 * two, labels) == pytest.approx(T_RANGE[1])  # what it would be is beyond
-    assert fitted("multiclass", two * 0 + torch.eye(2)[labels].double(), labels) == pytest.approx(T_RANGE[0])
+    assert fitted("multilabel", x[:, None], labels[:, None].float()) == pytest.approx(
+        3.7572759060378447, abs=1e-9
+    )
+    assert fitted("multiclass", 1e3 * two, labels) == pytest.approx(
+        T_RANGE[1]
+    )  # what it would be is beyond
+    assert fitted(
+        "multiclass", two * 0 + torch.eye(2)[labels].double(), labels
+    ) == pytest.approx(T_RANGE[0])
 
 
-def test_parts_that_the_run_did_not_have_are_pointed_out(tmp_path: Path, finished: tuple[Path, Path], capsys: Any):
+def test_parts_that_the_run_did_not_have_are_pointed_out(
+    tmp_path: Path, finished: tuple[Path, Path], capsys: Any
+):
     """A simulation draws validation parts anew: those of the file may have trained the model."""
     run, file = finished
     with np.load(file) as npz:
         arrays = dict(npz)
-    np.savez(tmp_path / "other.npz", **{key: own[:-1] if key.endswith("_val") else own for key, own in arrays.items()})
+    np.savez(
+        tmp_path / "other.npz",
+        **{key: own[:-1] if key.endswith("_val") else own for key, own in arrays.items()},
+    )
     out = ["--out", str(tmp_path / "m.safetensors")]
-    assert main(["export", str(run), "--silo", "a", "--temperature", str(tmp_path / "other.npz"), *out]) == 0
-    assert "note: the run divided the samples otherwise than this file" in capsys.readouterr().out
+    assert (
+        main(
+            [
+                "export",
+                str(run),
+                "--silo",
+                "a",
+                "--temperature",
+                str(tmp_path / "other.npz"),
+                *out,
+            ]
+        )
+        == 0
+    )
+    assert (
+        "note: the run divided the samples otherwise than this file" in capsys.readouterr().out
+    )
 
 
 @pytest.fixture(scope="module")
@@ -54,35 +80,60 @@ def finished(tmp_path_factory: Any) -> tuple[Path, Path]:
     return folder / "run", files["a"]
 
 
-def test_the_model_predicts_with_it(tmp_path: Path, finished: tuple[Path, Path], capsys: Any) -> None:
+def test_the_model_predicts_with_it(
+    tmp_path: Path, finished: tuple[Path, Path], capsys: Any
+) -> None:
     """The order of the classes stays; the loss on the validation part falls to what the card says."""
     run, file = finished
     plain, scaled = tmp_path / "plain.safetensors", tmp_path / "scaled.safetensors"
     export_model(run, "a", "best", plain)
-    arguments = ["export", str(run), "--silo", "a", "--temperature", str(file), "--out", str(scaled)]
+    arguments = [
+        "export",
+        str(run),
+        "--silo",
+        "a",
+        "--temperature",
+        str(file),
+        "--out",
+        str(scaled),
+    ]
     assert main(arguments) == 0
     card = json.loads(scaled.with_name("scaled.safetensors.json").read_text())["temperature"]
     assert card["T"] > 1 and card["samples"] == 90
     said = capsys.readouterr().out
-    assert f"temperature {card['T']:.3f} from 90 validation samples" in said and "divided the samples" not in said
+    assert (
+        f"temperature {card['T']:.3f} from 90 validation samples" in said
+        and "divided the samples" not in said
+    )
     assert scaled.read_bytes()[200:] != b"" and card["loss_after"] < card["loss_before"]
-    (_, labels, p), (_, same, q) = (read_csv(predict_file(model, file)) for model in (plain, scaled))
+    (_, labels, p), (_, same, q) = (
+        read_csv(predict_file(model, file)) for model in (plain, scaled)
+    )
     y = torch.tensor(rows_of(file)[1])  # its test part is its validation part
     assert labels == same
-    losses = [float(F.nll_loss(torch.tensor(each).clamp(min=1e-12).log(), y)) for each in (p, q)]
+    losses = [
+        float(F.nll_loss(torch.tensor(each).clamp(min=1e-12).log(), y)) for each in (p, q)
+    ]
     assert losses[1] == pytest.approx(card["loss_after"], rel=1e-3) and losses[1] < losses[0]
 
 
-def test_it_is_fitted_on_the_validation_part(tmp_path: Path, finished: tuple[Path, Path]) -> None:
+def test_it_is_fitted_on_the_validation_part(
+    tmp_path: Path, finished: tuple[Path, Path]
+) -> None:
     """Other rows for training and test change nothing; other rows for validation do."""
     run, file = finished
     with np.load(file) as npz:
         whole = dict(npz)
     found = []
     for changed in ((), ("train", "test"), ("val",)):
-        arrays = {key: value[::-1] if key[2:] in changed and key[0] == "y" else value for key, value in whole.items()}
+        arrays = {
+            key: value[::-1] if key[2:] in changed and key[0] == "y" else value
+            for key, value in whole.items()
+        }
         np.savez(tmp_path / "other.npz", **arrays)
-        card = export_model(run, "a", "best", tmp_path / "m", temperature=tmp_path / "other.npz")
+        card = export_model(
+            run, "a", "best", tmp_path / "m", temperature=tmp_path / "other.npz"
+        )
         assert card.temperature
         found.append(card.temperature)
     assert found[0] == found[1] and found[0].T != found[2].T
@@ -93,7 +144,10 @@ def test_what_it_refuses(tmp_path: Path, finished: tuple[Path, Path]) -> None:
     run, file = finished
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(40, 3)), np.arange(40) % 3
-    few, wide = write_silo(tmp_path / "few.npz", x[:20], y[:20].tolist(), 3), tmp_path / "wide.npz"
+    few, wide = (
+        write_silo(tmp_path / "few.npz", x[:20], y[:20].tolist(), 3),
+        tmp_path / "wide.npz",
+    )
     write_silo(wide, rng.normal(size=(40, 4)), y.tolist(), 3)
     more = write_silo(tmp_path / "more.npz", x, (np.arange(40) % 4).tolist(), 4)
     faults = {
@@ -107,5 +161,17 @@ def test_what_it_refuses(tmp_path: Path, finished: tuple[Path, Path]) -> None:
             export_model(run, "a", "best", tmp_path / "m", temperature=data)
     assert not (tmp_path / "m").exists()
     assert (
-        main(["export", str(run), "--which", "shared", "--temperature", str(file), "--out", str(tmp_path / "m")]) == 2
+        main(
+            [
+                "export",
+                str(run),
+                "--which",
+                "shared",
+                "--temperature",
+                str(file),
+                "--out",
+                str(tmp_path / "m"),
+            ]
+        )
+        == 2
     )

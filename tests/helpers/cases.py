@@ -10,7 +10,11 @@ from typing import Any
 
 import pytest
 
-FULL, BODY, HEAD = 31, 16, 15  # Σ, fc1 and fc2 of the network in two_layers.py; by default fc2 is personal
+FULL, BODY, HEAD = (
+    31,
+    16,
+    15,
+)  # Σ, fc1 and fc2 of the network in two_layers.py; by default fc2 is personal
 K = 4  # features, the width of fc1
 POLICY = FULL + 2 * K * K + 6 * K  # FedCP: with another head and a policy for the personal one
 TABLE = 3 * (K + 1)  # C (K + 1): prototypes of three classes
@@ -24,21 +28,31 @@ def case(
     strategy: str, down: Flow = (FULL, FULL), up: Flow = (FULL, FULL), **changes: Any
 ) -> tuple[dict[str, Any], Flow, Flow]:
     network = {"model": changes.pop("model")} if "model" in changes else {}
-    own = {k if "." in k else f"{strategy}.{k.rstrip('_').replace('_', '-')}": v for k, v in changes.items()}
+    own = {
+        k if "." in k else f"{strategy}.{k.rstrip('_').replace('_', '-')}": v
+        for k, v in changes.items()
+    }
     return {"strategy": strategy, **network, **own}, down, up
 
 
 ALA: dict[str, Any] = {"fedala.max-epochs": 2, "fedala.eta": 5.0, "fedala.layers": 2}
 PART: dict[str, Flow] = {"down": (BODY, BODY), "up": (BODY, BODY)}
 TWO: dict[str, Flow] = {"down": (2 * FULL, 2 * FULL), "up": (2 * FULL, 2 * FULL)}
-MASKS: dict[str, Flow] = {"down": (FULL, 2 * FULL), "up": (FULL + 4, FULL + 4)}  # 31 bits are in 4 numbers
+MASKS: dict[str, Flow] = {
+    "down": (FULL, 2 * FULL),
+    "up": (FULL + 4, FULL + 4),
+}  # 31 bits are in 4 numbers
 LATER: dict[str, Flow] = {"down": (0, FULL)}  # nothing in a silo's first round
 CUT: dict[str, Flow] = {"down": (FULL, BODY), "up": (FULL, BODY)}
 CASES: dict[str, tuple[dict[str, Any], Flow, Flow]] = {
     "apfl": case("apfl", adapt="batch"),
     "apfl, logits": case("apfl", mix="logits"),
-    "apple": case("apple", down=(3 * FULL, 2 * FULL), dr_learning_rate=0.1, prox_share=1.0, mu=1.0),
-    "apple, budget": case("apple", down=(3 * FULL, FULL), dr_learning_rate=0.1, max_downloads=1),
+    "apple": case(
+        "apple", down=(3 * FULL, 2 * FULL), dr_learning_rate=0.1, prox_share=1.0, mu=1.0
+    ),
+    "apple, budget": case(
+        "apple", down=(3 * FULL, FULL), dr_learning_rate=0.1, max_downloads=1
+    ),
     "ditto": case("ditto", lambda_=0.5),
     "diversifed": case("diversifed", **LATER),
     "fedadmm": case("fedadmm", rho=0.2, eta=0.8),
@@ -48,7 +62,13 @@ CASES: dict[str, tuple[dict[str, Any], Flow, Flow]] = {
     "fedamp": case("fedamp", **LATER, sigma=2.0, step=1.0),
     "fedapm": case("fedapm", **PART, rho=0.2),
     "fedapm, input, accuracy": case(
-        "fedapm", (HEAD, HEAD), (HEAD, HEAD), personal="input", rho=0.2, accuracy=1e-3, alpha="samples"
+        "fedapm",
+        (HEAD, HEAD),
+        (HEAD, HEAD),
+        personal="input",
+        rho=0.2,
+        accuracy=1e-3,
+        alpha="samples",
     ),
     "fedavg": case("fedavg"),
     "fedavg-ft": case("fedavg-ft", epochs=2),
@@ -57,21 +77,35 @@ CASES: dict[str, tuple[dict[str, Any], Flow, Flow]] = {
     "fedcac": case("fedcac", **MASKS, tau=0.4, beta=3),
     "fedcp": case("fedcp", (POLICY, POLICY), (POLICY, POLICY), lambda_=1.0),
     "feddbe": case("feddbe", (FULL, FULL + K), (K, FULL)),
-    "feddbe, kept": case("feddbe", (FULL, FULL + K), (FULL + K, FULL), warm_up="keep", momentum=0.5),
+    "feddbe, kept": case(
+        "feddbe", (FULL, FULL + K), (FULL + K, FULL), warm_up="keep", momentum=0.5
+    ),
     "feddyn": case("feddyn", alpha=0.2),
     "feddyn, as its code": case("feddyn", alpha=0.2, weights="samples", clip=0.5),
     "fedfomo": case("fedfomo", down=(0, 2 * FULL)),
     "fedfomo, budget": case("fedfomo", **LATER, max_downloads=1, epsilon=0.5),
     "fedlama": case("fedlama", (FULL, FULL, FULL, 7, FULL), (FULL, FULL, 7, FULL)),  # 7 biases
-    "fedlp": case("fedlp", up={"a": (15, 15, 0), "b": (0, 31, 31), "c": (15, 15, 31)}, keep=0.5),
-    "fedlp, tensors": case("fedlp", up={"a": (19, 4, 0), "b": (3, 19, 16), "c": (7, 7, 16)}, keep=0.5, unit="tensor"),
+    "fedlp": case(
+        "fedlp", up={"a": (15, 15, 0), "b": (0, 31, 31), "c": (15, 15, 31)}, keep=0.5
+    ),
+    "fedlp, tensors": case(
+        "fedlp",
+        up={"a": (19, 4, 0), "b": (3, 19, 16), "c": (7, 7, 16)},
+        keep=0.5,
+        unit="tensor",
+    ),
     "fedpac": case("fedpac", (FULL, FULL + TABLE), (PAC, PAC), head_epochs=2),
     "fedper": case("fedper", **PART),
     "fedphp": case("fedphp", lambda_=0.5),
     "fedphp, distillation": case("fedphp", lambda_=0.5, transfer="distillation", clip=1.0),
     "fedproto": case("fedproto", (0, TABLE), (TABLE, TABLE)),
     "fedproto, trained, uniform": case(
-        "fedproto", (0, TABLE), (TABLE, TABLE), features="trained", weighting="uniform", predict="head"
+        "fedproto",
+        (0, TABLE),
+        (TABLE, TABLE),
+        features="trained",
+        weighting="uniform",
+        predict="head",
     ),
     "fedprox": case("fedprox", mu=0.5),
     "fedprox-ft": case("fedprox-ft", mu=0.5),
@@ -82,11 +116,20 @@ CASES: dict[str, tuple[dict[str, Any], Flow, Flow]] = {
     "gpfl, own contexts": case("gpfl", (VALVE, VALVE), (VALVE, VALVE), contexts="own"),
     "heurfedamp": case("heurfedamp", **LATER, sigma=3.0),
     "lg-fedavg": case("lg-fedavg", (HEAD,), (HEAD,), layers=1),
-    "lg-fedavg, pretrain": case("lg-fedavg", (FULL, FULL, HEAD), (FULL, HEAD), layers=1, pretrain=1),
+    "lg-fedavg, pretrain": case(
+        "lg-fedavg", (FULL, FULL, HEAD), (FULL, HEAD), layers=1, pretrain=1
+    ),
     "local": case("local", (0, 0), (0, 0)),
     "lp-proj": case("lp-proj", (5, 5), (5, 5), dimension=5, lambda_=2.0, inner_steps=2),
     "lp-proj, squared": case(
-        "lp-proj", (7, 7), (7, 7), dimension=7, distance="squared", projection="orthogonal", beta=0.5, clip=0.5
+        "lp-proj",
+        (7, 7),
+        (7, 7),
+        dimension=7,
+        distance="squared",
+        projection="orthogonal",
+        beta=0.5,
+        clip=0.5,
     ),
     "partialfed": case("partialfed"),
     "per-fedavg": case("per-fedavg", step=0.2),
@@ -107,7 +150,9 @@ WITH_ALA = {
 def every(cases: Mapping[str, Any] | Iterable[str]) -> pytest.MarkDecorator:
     """A test for each case; what is another variant of a method that is there, `make test-all` runs."""
     marks = {name: pytest.mark.exhaustive if "," in name else () for name in cases}
-    return pytest.mark.parametrize("name", [pytest.param(name, marks=mark) for name, mark in marks.items()])
+    return pytest.mark.parametrize(
+        "name", [pytest.param(name, marks=mark) for name, mark in marks.items()]
+    )
 
 
 OPTIONS: dict[str, Any] = {

@@ -16,9 +16,25 @@ from websockets.sync.client import ClientConnection, connect
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 QUIET = (
-    *("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions"),
-    *("--disable-quic", "--hide-scrollbars", "--remote-debugging-port=0", "--remote-allow-origins=*"),
+    *(
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        "--disable-dev-shm-usage",
+    ),
+    *(
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--disable-extensions",
+    ),
+    *(
+        "--disable-quic",
+        "--hide-scrollbars",
+        "--remote-debugging-port=0",
+        "--remote-allow-origins=*",
+    ),
 )
 SECONDS = 30.0
 
@@ -69,12 +85,21 @@ class Page:
             self.note(json.loads(self.line.recv(SECONDS)))
 
     def resize(self, width: int, height: int = 900) -> None:
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
 
     def show(self, file: Path, width: int, height: int, scheme: str) -> None:
         """Open a file in a window of this size, for a reader who prefers this colour scheme; notes begin anew."""
         self.resize(width, height)
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.call(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": scheme}],
+        )
         self.requests.clear()
         self.errors.clear()
         self.open(file.as_uri())
@@ -82,11 +107,15 @@ class Page:
 
     def picture(self) -> bytes:
         """The page as a PNG, all of its length."""
-        return base64.b64decode(self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"])
+        return base64.b64decode(
+            self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"]
+        )
 
     def value(self, script: str) -> Any:
         """What an expression is in the page; a promise is awaited."""
-        found = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        found = self.call(
+            "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
+        )
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
@@ -94,7 +123,9 @@ class Page:
         """Wait in the page until an expression is true there."""
         check = f"const c = () => {{ let ok = false; try {{ ok = {condition}; }} catch (e) {{}} ok ? done(true) :"
         check += " Date.now() > end ? done(false) : setTimeout(c, 20); };"
-        script = f"new Promise(done => {{ const end = Date.now() + {SECONDS * 900}; {check} c(); }})"
+        script = (
+            f"new Promise(done => {{ const end = Date.now() + {SECONDS * 900}; {check} c(); }})"
+        )
         assert self.value(script), (
             f"it was never so: {condition}; the page says {self.value('document.body.innerText')}"
         )

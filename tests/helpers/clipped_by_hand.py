@@ -36,12 +36,18 @@ class Layers(nn.Module):
         return found
 
 
-def by_hand(model: FlatModel, x: Tensor, y: Tensor, clip: float, loss: Any = F.cross_entropy) -> Tensor:
+def by_hand(
+    model: FlatModel, x: Tensor, y: Tensor, clip: float, loss: Any = F.cross_entropy
+) -> Tensor:
     """Σ_i g_i min(1, C / (|g_i| + 1e-6)), one backward pass for each record."""
     total = torch.zeros_like(model.vector)
     for i in range(len(y)):
-        grads = torch.autograd.grad(loss(model.module(x[i : i + 1]), y[i : i + 1]), model.parameters)
-        gradient = torch.cat([g.to_dense().flatten() if g.is_sparse else g.flatten() for g in grads])
+        grads = torch.autograd.grad(
+            loss(model.module(x[i : i + 1]), y[i : i + 1]), model.parameters
+        )
+        gradient = torch.cat(
+            [g.to_dense().flatten() if g.is_sparse else g.flatten() for g in grads]
+        )
         total += gradient * min(1.0, clip / (float(gradient.double().norm()) + 1e-6))
     return total
 

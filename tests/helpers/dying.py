@@ -29,7 +29,13 @@ from server.simulation.engine import flower_identity
 from strategies.base.privacy import PrivateTraining
 
 COMMAND = "import sys, dying; dying.main(dying.Path(sys.argv[1]))"
-SETTINGS: dict[str, Any] = {"strategy": "ditto", "dp": True, "batch_size": 10, "rounds": 2, "learning_rate": 0.1}
+SETTINGS: dict[str, Any] = {
+    "strategy": "ditto",
+    "dp": True,
+    "batch_size": 10,
+    "rounds": 2,
+    "learning_rate": 0.1,
+}
 # phase: whose function is not called any more, or is not left; and at which call
 PHASES: dict[str, tuple[Any, str, int]] = {
     "before the charge": (messages, "charge_message", 1),
@@ -88,13 +94,22 @@ def second_round(folder: Path) -> tuple[Message, Context]:
 
         grid.before = before
 
-    federate(random_silos(folder, {"a": 40, "b": 40}), state_dir=folder / "state", prepare=prepare, **SETTINGS)
+    federate(
+        random_silos(folder, {"a": 40, "b": 40}),
+        state_dir=folder / "state",
+        prepare=prepare,
+        **SETTINGS,
+    )
     return kept[0]
 
 
 def vectors(reply: Message) -> list[bytes]:
     assert not reply.has_error(), reply.error
-    return [tensor_of(array).numpy().tobytes() for r in reply.content.array_records.values() for array in r.values()]
+    return [
+        tensor_of(array).numpy().tobytes()
+        for r in reply.content.array_records.values()
+        for array in r.values()
+    ]
 
 
 def facts(state: Path) -> dict[str, Any]:
@@ -103,7 +118,12 @@ def facts(state: Path) -> dict[str, Any]:
     entries = audit.verify(state / "audit").entries
     logged = [e for e in entries if (e["silo"], e["round"], e["asked"]) == ("a", 2, "train")]
     sent = sum(line["kind"] == SENT and line["round"] == 2 for line in lines)
-    return {"charges": len(own), "noted": sent, "logged": len(logged), "steps": [line["steps"] for line in own]}
+    return {
+        "charges": len(own),
+        "noted": sent,
+        "logged": len(logged),
+        "steps": [line["steps"] for line in own],
+    }
 
 
 def main(folder: Path) -> None:
@@ -126,6 +146,9 @@ def main(folder: Path) -> None:
             result |= {"equal": again == whole, "again": facts(state)}
             context.run_id, before = context.run_id + 1, context.run_config
             context.run_config = {**before, "resume": True}
-            result |= {"resumed equal": vectors(pass_on(message, context)) == whole, "resumed": facts(state)}
+            result |= {
+                "resumed equal": vectors(pass_on(message, context)) == whole,
+                "resumed": facts(state),
+            }
             context.run_id, context.run_config = context.run_id - 1, before
             print(json.dumps(result), flush=True)

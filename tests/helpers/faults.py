@@ -92,7 +92,9 @@ class Line:
                 far = socket.create_connection((LOOPBACK, self.server))
                 self.ends += [near, far]
                 for one, other, up in ((near, far, True), (far, near, False)):
-                    threading.Thread(target=self._pass_on, args=(one, other, up), daemon=True).start()
+                    threading.Thread(
+                        target=self._pass_on, args=(one, other, up), daemon=True
+                    ).start()
 
     def _pass_on(self, one: socket.socket, other: socket.socket, up: bool) -> None:
         late: queue.Queue[tuple[float, bytes]] = queue.Queue(64)
@@ -155,7 +157,10 @@ class SmallDisk:
         self.path, self.filler = path, path / "filler"
         path.mkdir(parents=True, exist_ok=True)
         mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(path)]
-        if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode:
+        if (
+            os.geteuid() != 0
+            or subprocess.run(mount, check=False, capture_output=True).returncode
+        ):
             pytest.skip("nobody but root makes a disk")
 
     def fill(self) -> None:
@@ -179,7 +184,9 @@ class Clock:
             pytest.skip("no C compiler: nothing shifts a clock")
         self.offset, library = folder / "offset", folder / "clock.so"
         self.set(0)
-        subprocess.run([compiler, "-shared", "-fPIC", "-o", library, HERE / "clock.c"], check=True)
+        subprocess.run(
+            [compiler, "-shared", "-fPIC", "-o", library, HERE / "clock.c"], check=True
+        )
         self.environment = {"LD_PRELOAD": str(library), "CLOCK_OFFSET": str(self.offset)}
 
     def set(self, seconds: int) -> None:

@@ -40,7 +40,9 @@ def server(folder: Path, imports: str = EVERYTHING) -> Iterator[Path]:
     code = SERVER.format(imports=imports, paths=[str(ROOT), str(Path(__file__).parent)])
     environment = {"PATH": os.defpath, "HOME": str(folder), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", code, str(path)]
-    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
         assert process.stdin is not None and process.stdout is not None
         assert process.stdout.readline() == b"listens\n"
         try:
@@ -100,8 +102,9 @@ def become(request: dict[str, object], descriptors: Sequence[int]) -> None:
     try:
         for number, descriptor in enumerate(descriptors):
             os.dup2(descriptor, number)
-        for number, name in ((1, "stdout"), (2, "stderr")):  # the old ones may believe to be files that can be rewound
-            setattr(sys, name, open(number, "w", -1 if number == 1 else 1, encoding="utf-8", closefd=False))  # noqa: SIM115
+        # The old ones may believe to be files that can be rewound.
+        sys.stdout = open(1, "w", -1, encoding="utf-8", closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", 1, encoding="utf-8", closefd=False)  # noqa: SIM115
         os.chdir(str(request["folder"]))
         os.environ.clear()
         os.environ.update(request["environment"])  # type: ignore[call-overload]
@@ -118,11 +121,21 @@ def become(request: dict[str, object], descriptors: Sequence[int]) -> None:
         os._exit(code)
 
 
-def ask(path: str | Path, words: Sequence[str], folder: Path, environment: Mapping[str, str], files: list[int]) -> int:
+def ask(
+    path: str | Path,
+    words: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str],
+    files: list[int],
+) -> int:
     """Its exit code; ``files``: standard input, output, error."""
     with socket.socket(socket.AF_UNIX) as line:
         line.connect(str(path))
-        request = {"words": list(words), "folder": str(folder), "environment": dict(environment)}
+        request = {
+            "words": list(words),
+            "folder": str(folder),
+            "environment": dict(environment),
+        }
         socket.send_fds(line, [json.dumps(request).encode()], files)
         return int(line.recv(16))
 

@@ -51,7 +51,17 @@ PIECES += [
     b"true",
     b"null",
 ]
-PIECES += [b"\xc3\xa4", b"\xef\xbc\x91", b"\xed\xa0\x80", b"\r", b"\x1b[2J", b"<<: ", b"!!int ", b"!!timestamp ", b"? "]
+PIECES += [
+    b"\xc3\xa4",
+    b"\xef\xbc\x91",
+    b"\xed\xa0\x80",
+    b"\r",
+    b"\x1b[2J",
+    b"<<: ",
+    b"!!int ",
+    b"!!timestamp ",
+    b"? ",
+]
 PIECES += [b"1979-99-99", b"\\u0000", b"../", b"%s", b"__metadata__"]
 
 Edits = list[tuple[int, int, bytes]]
@@ -72,12 +82,16 @@ def edited(data: bytes, edits: Edits) -> bytes:
     return data
 
 
-WORDS = st.text(max_size=12) | st.sampled_from(["", "nan", "1_0", "-0", "all", "public", "../x", "a" * 400, "\n", "\0"])
+WORDS = st.text(max_size=12) | st.sampled_from(
+    ["", "nan", "1_0", "-0", "all", "public", "../x", "a" * 400, "\n", "\0"]
+)
 NUMBERS = st.integers() | st.floats() | st.sampled_from([10**400, -1, 0, 1, 2**31, 2**63])
 PLAIN = st.none() | st.booleans() | NUMBERS | WORDS
 # Whatever JSON, TOML or YAML can hold.
 VALUES: st.SearchStrategy[Any] = st.recursive(
-    PLAIN, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(WORDS, inner, max_size=4), max_leaves=8
+    PLAIN,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(WORDS, inner, max_size=4),
+    max_leaves=8,
 )
 
 

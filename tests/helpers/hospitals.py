@@ -72,14 +72,20 @@ def survival(rng: np.random.Generator) -> Arrays:
     """Times that a hazard of exp(x_0 - x_1) gives, with half of the patients censored."""
     x = rng.normal(size=(300, 4)).astype(np.float32)
     time, last = rng.exponential(np.exp(x[:, 1] - x[:, 0])), rng.exponential(1.0, 300)
-    return {"x": x, "time": np.minimum(time, last).astype(np.float32), "event": (time <= last).astype(np.uint8)}
+    return {
+        "x": x,
+        "time": np.minimum(time, last).astype(np.float32),
+        "event": (time <= last).astype(np.uint8),
+    }
 
 
 def outlines(rng: np.random.Generator) -> Arrays:
     """Bright discs on noise."""
     yy, xx = np.mgrid[:16, :16]
     centre, radius = rng.uniform(4, 12, (200, 2)), rng.uniform(2, 4, 200)
-    y = (yy - centre[:, :1, None]) ** 2 + (xx - centre[:, 1:, None]) ** 2 < radius[:, None, None] ** 2
+    y = (yy - centre[:, :1, None]) ** 2 + (xx - centre[:, 1:, None]) ** 2 < radius[
+        :, None, None
+    ] ** 2
     x = rng.normal(60, 25, (200, 16, 16)) + 120 * y
     return {"x": np.clip(x, 0, 255).astype(np.uint8), "y": y.astype(np.uint8)}
 
@@ -98,14 +104,21 @@ def nodules(rng: np.random.Generator) -> Arrays:
     made = balls(rng)
     x, y = (made["x"].astype(np.float32) - 60) / 60, np.arange(200) % 2
     x[y == 0] = rng.normal(0, 0.4, x[y == 0].shape)
-    return {"x": np.concatenate([x, -x], -1).transpose(0, 4, 1, 2, 3).astype(np.float32), "y": y}
+    return {
+        "x": np.concatenate([x, -x], -1).transpose(0, 4, 1, 2, 3).astype(np.float32),
+        "y": y,
+    }
 
 
 def notes(rng: np.random.Generator) -> Arrays:
     """Texts of 3 to 8 words out of 39: does word 1 or 2 occur? It does in half of them."""
     x, y = rng.integers(3, 40, (200, 8)), np.arange(200) % 2
     x[y == 1, rng.integers(0, 3, 100)] = rng.integers(1, 3, 100)
-    return {"x": x * (np.arange(8) < rng.integers(3, 9, (200, 1))), "y": y, "vocabulary": np.array(40)}
+    return {
+        "x": x * (np.arange(8) < rng.integers(3, 9, (200, 1))),
+        "y": y,
+        "vocabulary": np.array(40),
+    }
 
 
 def pulses(rng: np.random.Generator) -> Arrays:
@@ -119,7 +132,9 @@ def stays(rng: np.random.Generator) -> Arrays:
     """Several inputs of which each says a little; every fifth sample lacks its scan, every seventh its notes."""
     text, signal = notes(rng), pulses(rng)
     y, rows = text["y"], np.arange(200)
-    scan = np.clip(rng.normal(90, 30, (200, 8, 8)) + 40 * y[:, None, None], 1, 255).astype(np.uint8)
+    scan = np.clip(rng.normal(90, 30, (200, 8, 8)) + 40 * y[:, None, None], 1, 255).astype(
+        np.uint8
+    )
     blood = (rng.normal(size=(200, 3)) + 2 * y[:, None]).astype(np.float32)
     scan[rows % 5 == 0], text["x"][rows % 7 == 0] = 0, 0
     inputs = {"x_scan": scan, "x_notes": text["x"], "x_pulse": signal["x"], "x_blood": blood}
@@ -133,17 +148,30 @@ MADE: dict[str, Callable[[np.random.Generator], Arrays]] = {
     "survival": survival,
     "segmentation": outlines,
 }
-VOLUMES: dict[str, Callable[[np.random.Generator], Arrays]] = {"balls": balls, "nodules": nodules}
-INPUTS: dict[str, Callable[[np.random.Generator], Arrays]] = {"notes": notes, "pulses": pulses, "stays": stays}
+VOLUMES: dict[str, Callable[[np.random.Generator], Arrays]] = {
+    "balls": balls,
+    "nodules": nodules,
+}
+INPUTS: dict[str, Callable[[np.random.Generator], Arrays]] = {
+    "notes": notes,
+    "pulses": pulses,
+    "stays": stays,
+}
 ALL = {**MADE, **VOLUMES, **INPUTS}
-TASK_OF = {"balls": "segmentation", "nodules": "multiclass", **dict.fromkeys(INPUTS, "multiclass")}  # else their name
+TASK_OF = {
+    "balls": "segmentation",
+    "nodules": "multiclass",
+    **dict.fromkeys(INPUTS, "multiclass"),
+}  # else their name
 
 
 def one_file(folder: Path, task: str) -> Path:
     """All of it in one file, for simulations."""
     whole = ALL[task](np.random.default_rng(3))
     rows = np.random.default_rng(4).permutation(samples(whole))[:200]
-    write_npz(folder / "whole.npz", {key: a if a.ndim == 0 else a[rows] for key, a in whole.items()})
+    write_npz(
+        folder / "whole.npz", {key: a if a.ndim == 0 else a[rows] for key, a in whole.items()}
+    )
     return folder / "whole.npz"
 
 

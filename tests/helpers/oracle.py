@@ -29,7 +29,12 @@ class Oracle:
         self.x[:, 0] = rng.permutation(np.linspace(-3, 3, PATIENTS))  # such as ages
         self.y = np.arange(PATIENTS) % 2
         file = write_silo(folder / "own.npz", self.x.astype(np.float64), self.y.tolist())
-        node: dict[str, Any] = {"name": "own", "data": str(file), "policy": policy, "state-dir": str(folder / "state")}
+        node: dict[str, Any] = {
+            "name": "own",
+            "data": str(file),
+            "policy": policy,
+            "state-dir": str(folder / "state"),
+        }
         settings = settings_of({"own": file}, batch_size=8, learning_rate=0.01)
         self.context = Context(1, 1, node, RecordDict(), settings.flat())
         self.asked, self.refusal = 0, ""
@@ -40,7 +45,9 @@ class Oracle:
         weights[2], bias[label] = -1e6 * direction, 0
         vector = torch.tensor(np.concatenate([weights.ravel(), bias]), dtype=torch.float32)
         config = {"round": 1, "classes": 3, "personal": False, "min_metric_samples": 1}
-        message = Message(encode(Payload({GLOBAL: Model(vector)}), config, Wire()), 1, "evaluate")
+        message = Message(
+            encode(Payload({GLOBAL: Model(vector)}), config, Wire()), 1, "evaluate"
+        )
         reply = app(message, self.context)
         if reply.has_error():
             raise PermissionError(reply.error.reason)
@@ -57,7 +64,11 @@ class Oracle:
             low, high = -8.0, 8.0
             for _ in range(BITS):
                 middle = (low + high) / 2
-                low, high = (middle, high) if self.count(label, direction, middle) >= rank else (low, middle)
+                low, high = (
+                    (middle, high)
+                    if self.count(label, direction, middle) >= rank
+                    else (low, middle)
+                )
             found.append(low)
         return found
 
@@ -69,7 +80,9 @@ class Oracle:
                 first = np.array(self.values(label, np.eye(COLUMNS)[0]))
                 columns = [first]
                 for j in range(1, COLUMNS):
-                    tilted = np.array(self.values(label, np.eye(COLUMNS)[0] + TILT * np.eye(COLUMNS)[j]))
+                    tilted = np.array(
+                        self.values(label, np.eye(COLUMNS)[0] + TILT * np.eye(COLUMNS)[j])
+                    )
                     columns.append((tilted - first) / TILT)
                 found += list(np.array(columns).T)
         except PermissionError as error:
@@ -78,4 +91,6 @@ class Oracle:
 
     def read(self) -> int:
         """How many of the patients it has read, to a hundredth of a standard deviation."""
-        return sum(bool((np.abs(self.x - guess).max(1) < 0.01).any()) for guess in self.records())
+        return sum(
+            bool((np.abs(self.x - guess).max(1) < 0.01).any()) for guess in self.records()
+        )

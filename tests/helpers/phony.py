@@ -66,7 +66,9 @@ class Phony(Tensor):
         return shell
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return compute(func, args, kwargs or {})
 
     # What PyTorch would answer of the shell alone.
@@ -89,14 +91,18 @@ class Phony(Tensor):
 class Factories(TorchDispatchMode):
     """Operations without a tensor that says where they happen."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return compute(func, args, kwargs or {})
 
 
 class FromNumbers(TorchFunctionMode):
     """``torch.tensor(numbers, device=...)``, which no dispatch mode sees."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         if func is torch.tensor and torch.device(kwargs.get("device") or CPU) == DEVICE:
             return func(*args, **{**kwargs, "device": CPU}).to(DEVICE)
@@ -109,7 +115,11 @@ def mapped(change: Callable[[Tensor], Any], given: Any) -> Any:
         return change(given)
     if isinstance(given, (tuple, list)):
         return type(given)([mapped(change, item) for item in given])
-    return {key: mapped(change, item) for key, item in given.items()} if isinstance(given, dict) else given
+    return (
+        {key: mapped(change, item) for key, item in given.items()}
+        if isinstance(given, dict)
+        else given
+    )
 
 
 def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -121,7 +131,9 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if func in (aten._to_copy.default, aten.copy_.default):
         in_place = func is aten.copy_.default
         source = args[1] if in_place else args[0]
-        target = args[0].device if in_place else torch.device(kwargs.get("device") or source.device)
+        target = (
+            args[0].device if in_place else torch.device(kwargs.get("device") or source.device)
+        )
         if target != source.device:
             cross("in" if target == DEVICE else "out", source.numel())
     elif shells and any(t.dim() and not isinstance(t, Phony) for t in tensors):
@@ -130,9 +142,13 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         cross("read", 1)
     if "device" in kwargs:
         kwargs = {**kwargs, "device": CPU}
-    inner_args, inner_kwargs = mapped(lambda t: t.inner if isinstance(t, Phony) else t, (args, kwargs))
+    inner_args, inner_kwargs = mapped(
+        lambda t: t.inner if isinstance(t, Phony) else t, (args, kwargs)
+    )
     result = func(*inner_args, **inner_kwargs)
     if target != DEVICE:
         return result
-    given = {id(shell.inner): shell for shell in shells}  # an operation in place gives its argument back
+    given = {
+        id(shell.inner): shell for shell in shells
+    }  # an operation in place gives its argument back
     return mapped(lambda t: given[id(t)] if id(t) in given else Phony(t), result)

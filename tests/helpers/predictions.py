@@ -20,7 +20,11 @@ def read_csv(text: str) -> tuple[list[int], list[int], Any]:
     """index, label and the probabilities (n, classes) of a prediction."""
     header, *rows = csv.reader(io.StringIO(text))
     assert header == ["index", "label", *(f"p_{c}" for c in range(len(header) - 2))]
-    return ([int(r[0]) for r in rows], [int(r[1]) for r in rows], np.array([[float(v) for v in r[2:]] for r in rows]))
+    return (
+        [int(r[0]) for r in rows],
+        [int(r[1]) for r in rows],
+        np.array([[float(v) for v in r[2:]] for r in rows]),
+    )
 
 
 def read_rows(text: str) -> list[dict[str, str]]:
@@ -38,7 +42,9 @@ def visits(path: Path, n: int = 160) -> Path:
     for i in range(n):
         ill = i % 2
         age = "" if i % 11 == 0 else f"{rng.normal(70 if ill else 40, 6):.1f}".replace(".", ",")
-        rows.append(f"K{i:03d};{age};{('w', 'm', 'NA')[i % 3]};{i % 7};{'ill, acute' if ill else 'well'}")
+        rows.append(
+            f"K{i:03d};{age};{('w', 'm', 'NA')[i % 3]};{i % 7};{'ill, acute' if ill else 'well'}"
+        )
     path.write_text("\n".join(rows) + "\n")
     return path
 
@@ -46,8 +52,16 @@ def visits(path: Path, n: int = 160) -> Path:
 def trained_on_visits(folder: Path) -> tuple[Path, Path]:
     """The run of two silos, and the model of the first, from a file that went through a recipe."""
     take = Take(patient="Patient-ID")
-    import_source(visits(folder / "t.csv"), folder / "t.npz", ImportOptions(label="state", take=take))
-    settings = {"dataset": str(folder / "t.npz"), "partition": "iid", "silos": 2, "rounds": 3, "threads": 1}
+    import_source(
+        visits(folder / "t.csv"), folder / "t.npz", ImportOptions(label="state", take=take)
+    )
+    settings = {
+        "dataset": str(folder / "t.npz"),
+        "partition": "iid",
+        "silos": 2,
+        "rounds": 3,
+        "threads": 1,
+    }
     more = {"model": "mlp", "mlp.hidden": "", "learning-rate": 0.5, "strategy": "fedavg"}
     run = simulate({**settings, **more, "out": str(folder / "run")}, quiet=True)
     export_model(run, "hospital-01", "last", folder / "m.safetensors")

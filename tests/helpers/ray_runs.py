@@ -23,19 +23,26 @@ def local_superlink() -> Iterator[dict[str, str]]:
     """Environment of `flwr run . local`: the SuperLink that the first one starts, a daemon, ends with this."""
     port, control = map(str, free_ports(2))
     try:
-        yield {"FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": port, "FLWR_LOCAL_CONTROL_API_PORT": control}
+        yield {
+            "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": port,
+            "FLWR_LOCAL_CONTROL_API_PORT": control,
+        }
     finally:
         for pid in superlinks(port):
             os.kill(pid, signal.SIGTERM)
 
 
-def run_under_ray(settings: dict[str, Any], out: Path, ports: Mapping[str, str], made: str = "summary.json") -> None:
+def run_under_ray(
+    settings: dict[str, Any], out: Path, ports: Mapping[str, str], made: str = "summary.json"
+) -> None:
     """`flwr run . local` of three silos, in the folder of an app that is nothing else: Flower looks at each file."""
     values = {**settings, "out": str(out)}
     app = out.parent / "app"
     with zipfile.ZipFile(io.BytesIO(build(ROOT))) as fab:
         fab.extractall(app)
-    text = " ".join(f"{k}='{v}'" if isinstance(v, str) else f"{k}={v}" for k, v in values.items())
+    text = " ".join(
+        f"{k}='{v}'" if isinstance(v, str) else f"{k}={v}" for k, v in values.items()
+    )
     done = subprocess.run(
         [
             *(

@@ -54,7 +54,9 @@ def write_dicom(
     **attributes: Any,
 ) -> Path:
     """One picture; grey uint16 of 12 bits unless ``pixels`` and ``attributes`` say otherwise (None: leave out)."""
-    pixels = np.arange(24, dtype=np.uint16).reshape(4, 6) if pixels is None else np.asarray(pixels)
+    pixels = (
+        np.arange(24, dtype=np.uint16).reshape(4, 6) if pixels is None else np.asarray(pixels)
+    )
     frames = attributes.get("NumberOfFrames")
     colour = pixels.ndim - bool(frames) == 3
     dataset = Dataset()
@@ -131,8 +133,23 @@ def accession(study: int) -> str:
 
 
 SECRETS = (
-    *(text for value in NAMED.values() for text in value.replace("^", " ").split() if len(text) > 5),
-    *("Zarathustra", "Wilhelmine", "Xylander", "PAT-4711", "UMPF", "ACC-", PREFIX, "19310417", "20190823"),
+    *(
+        text
+        for value in NAMED.values()
+        for text in value.replace("^", " ").split()
+        if len(text) > 5
+    ),
+    *(
+        "Zarathustra",
+        "Wilhelmine",
+        "Xylander",
+        "PAT-4711",
+        "UMPF",
+        "ACC-",
+        PREFIX,
+        "19310417",
+        "20190823",
+    ),
 )
 
 
@@ -145,6 +162,9 @@ def leaks(*texts: str, files: tuple[Path, ...] = ()) -> list[str]:
             members = [name.encode() + archive.read(name) for name in archive.namelist()]
         content = file.read_bytes().lower() + b"".join(members).lower()
         for secret in SECRETS:
-            codes = (secret.lower().encode(code) for code in ("ascii", "utf-16-le", "utf-16-be", "utf-32-le"))
+            codes = (
+                secret.lower().encode(code)
+                for code in ("ascii", "utf-16-le", "utf-16-be", "utf-32-le")
+            )
             found += [secret] * any(code in content for code in codes)
     return found

@@ -24,15 +24,32 @@ VALIDATION = {"local": 0.5, "fedavg": 0.7, "apple": 0.8}
 
 
 def rows_of(
-    strategy: str, seed: int, test: Sequence[float], validation: float | None, counts: Mapping[str, int], rounds: int
+    strategy: str,
+    seed: int,
+    test: Sequence[float],
+    validation: float | None,
+    counts: Mapping[str, int],
+    rounds: int,
 ) -> Iterator[Row]:
     """Rounds in which nothing changes; a ``nan`` accuracy is one that the silo withheld."""
     for server_round in range(1, rounds + 1):
         for (name, n), value in zip(counts.items(), test, strict=True):
             for snapshot in ("received", "personal"):
-                yield Row(strategy, seed, server_round, name, "test", snapshot, "accuracy", value, n)
+                yield Row(
+                    strategy, seed, server_round, name, "test", snapshot, "accuracy", value, n
+                )
                 if validation is not None and not math.isnan(value):
-                    yield Row(strategy, seed, server_round, name, "val", snapshot, "accuracy", validation, 8)
+                    yield Row(
+                        strategy,
+                        seed,
+                        server_round,
+                        name,
+                        "val",
+                        snapshot,
+                        "accuracy",
+                        validation,
+                        8,
+                    )
         for metric, value in (("round_seconds", 2.0), ("bytes_down", 3e6), ("bytes_up", 1.2e6)):
             yield Row(strategy, seed, server_round, "", "", "", metric, value, None)
 
@@ -55,7 +72,12 @@ def make_run(
     """
     last = away or {}
     listed = ",".join(map(str, seeds))
-    plain: dict[str, Any] = {"strategy": ",".join(test), "rounds": rounds, "seed": listed, "silos": len(counts)}
+    plain: dict[str, Any] = {
+        "strategy": ",".join(test),
+        "rounds": rounds,
+        "seed": listed,
+        "silos": len(counts),
+    }
     with RunDirectory.open(path, {**plain, **(config or {})}, resume=False) as directory:
         pass
     history = History(directory.history)
@@ -65,13 +87,20 @@ def make_run(
             each = cast(Sequence[float], values if len(seeds) == 1 else values[k])
             chosen = None if validation is None else validation[strategy]
             history.add(
-                r for r in rows_of(strategy, seed, each, chosen, counts, rounds) if r.round <= last.get(r.silo, rounds)
+                r
+                for r in rows_of(strategy, seed, each, chosen, counts, rounds)
+                if r.round <= last.get(r.silo, rounds)
             )
             cards = {n: {"n_train": 5 * c, "n_test": c} for n, c in counts.items()}
             totals = {"down": 6_000_000, "up": 2_400_000}
             seconds = {"total": 150.0, "train": 90.0, "communicate": 55.0, "aggregate": 5.0}
             run = FinishedRun(
-                strategy=strategy, seed=seed, rounds=rounds, silos=cards, total_bytes=totals, seconds=seconds
+                strategy=strategy,
+                seed=seed,
+                rounds=rounds,
+                silos=cards,
+                total_bytes=totals,
+                seconds=seconds,
             )
             runs.append(run_summary(history, run))
     if finished:
@@ -104,7 +133,9 @@ class Document(HTMLParser):
             if name == "id":
                 self.ids.append(value or "")
             if name in ("src", "href", "xlink:href", "srcset", "action"):
-                (self.links if (value or "").startswith("#") else self.outside).append(value or "")
+                (self.links if (value or "").startswith("#") else self.outside).append(
+                    value or ""
+                )
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.handle_starttag(tag, attrs)
@@ -135,10 +166,16 @@ def checked(path: Path) -> Document:
     document = Document(html)
     assert document.wrong == []
     assert len(set(document.ids)) == len(document.ids)
-    assert document.outside == [] and "http://" not in html.replace("http://www.w3.org", "") and "https://" not in html
+    assert (
+        document.outside == []
+        and "http://" not in html.replace("http://www.w3.org", "")
+        and "https://" not in html
+    )
     assert {link[1:] for link in document.links} <= set(document.ids)
     assert "script" not in document.tags
-    assert not re.search("|".join(VARIABLES), html.partition("</style>")[2]), "a colour that does not follow the scheme"
+    assert not re.search("|".join(VARIABLES), html.partition("</style>")[2]), (
+        "a colour that does not follow the scheme"
+    )
     text = re.sub(r"\s+", " ", document.text)
     assert not re.search(r"\bnan\b|\bNone\b|Traceback", text.partition("All settings")[0])
     document.text = text

@@ -24,7 +24,14 @@ messages = 99
 bytes = {bytes}
 days = {days}
 """
-ORDINARY = {"purpose": "p", "contact": "c", "app": "0" * 64, "participants": 3, "step": 1.0, "metrics": '"loss"'}
+ORDINARY = {
+    "purpose": "p",
+    "contact": "c",
+    "app": "0" * 64,
+    "participants": 3,
+    "step": 1.0,
+    "metrics": '"loss"',
+}
 LIMITS = {"runs": 3, "bytes": 100_000, "days": 3}
 
 

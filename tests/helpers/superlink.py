@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from client.site.node import Site
-from client.site.runtime.launch import LOOPBACK, THIS_MACHINE, environment, free_ports, superlink_command
+from client.site.runtime.launch import (
+    LOOPBACK,
+    THIS_MACHINE,
+    environment,
+    free_ports,
+    superlink_command,
+)
 from server.deploy.control import Connection, Control
 from server.deploy.credentials import Credentials, ensure_credentials
 from server.deploy.superlink import in_place_of
@@ -25,7 +31,9 @@ class SuperLink:
 
     @property
     def connection(self) -> Connection:
-        return Connection("test", f"{LOOPBACK}:{self.port}", str(self.credentials.ca_certificate))
+        return Connection(
+            "test", f"{LOOPBACK}:{self.port}", str(self.credentials.ca_certificate)
+        )
 
     def site(self, folder: Path, name: str = "north") -> Site:
         """The silo `name` of the credentials, with an address that leads here."""
@@ -57,7 +65,9 @@ def superlink(folder: Path, silos: tuple[str, ...] = ("north", "south")) -> Iter
     log = folder / "superlink.log"
     with (
         log.open("wb") as output,
-        subprocess.Popen(in_place_of(command), env=inherited, stdout=output, stderr=output) as process,
+        subprocess.Popen(
+            in_place_of(command), env=inherited, stdout=output, stderr=output
+        ) as process,
     ):
         try:
             found = SuperLink(credentials, fleet, port, process)
@@ -68,7 +78,9 @@ def superlink(folder: Path, silos: tuple[str, ...] = ("north", "south")) -> Iter
                         control.nodes()
                         break
                     except ConnectionError:
-                        assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-3000:]
+                        assert process.poll() is None and time.monotonic() < deadline, (
+                            log.read_text()[-3000:]
+                        )
                         time.sleep(0.2)
             yield found
         finally:

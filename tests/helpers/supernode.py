@@ -89,7 +89,10 @@ class Silo:
 
     def __init__(self, folder: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         stores = ObjectStoreFactory()
-        self.state, self.store = NodeStateFactory(objectstore_factory=stores).state(), stores.store()
+        self.state, self.store = (
+            NodeStateFactory(objectstore_factory=stores).state(),
+            stores.store(),
+        )
         self.state.set_node_id(NODE)
         self.workers = Workers()
         self.folder, self.marks = folder, folder / "marks"
@@ -143,7 +146,14 @@ class Silo:
         self.state.store_run(run)
         self.state.store_fab(fab)
         self.state.set_run_series_context(
-            run_id, Context(run_id, NODE, node_config or self.node_config, RecordDict(), run_config or RUN_CONFIG)
+            run_id,
+            Context(
+                run_id,
+                NODE,
+                node_config or self.node_config,
+                RecordDict(),
+                run_config or RUN_CONFIG,
+            ),
         )
         metadata = Metadata(
             run_id=run_id,
@@ -156,9 +166,15 @@ class Silo:
             ttl=ttl,
             message_type=kind,
         )
-        content = RecordDict({"config": ConfigRecord({"behaviour": behaviour, "round": 3, "run": "today"})})
-        _insert_message(make_message(metadata=metadata, content=content), self.state, self.store)
-        task = self.state.create_task(task_type=kind_of_task, run_id=run_id, fab_hash=fab.hash_str)
+        content = RecordDict(
+            {"config": ConfigRecord({"behaviour": behaviour, "round": 3, "run": "today"})}
+        )
+        _insert_message(
+            make_message(metadata=metadata, content=content), self.state, self.store
+        )
+        task = self.state.create_task(
+            task_type=kind_of_task, run_id=run_id, fab_hash=fab.hash_str
+        )
         assert task is not None
         return task
 
@@ -188,7 +204,10 @@ class Silo:
 
         message = self.reply()
         tree = self.store.get_object_tree(message.metadata.message_id)
-        contents = {node.object_id: self.store.get(node.object_id) or b"" for node in iterate_object_tree(tree)}
+        contents = {
+            node.object_id: self.store.get(node.object_id) or b""
+            for node in iterate_object_tree(tree)
+        }
         inflated = inflate_object_from_contents(message.metadata.message_id, contents)
         assert isinstance(inflated, Message)
         answer = inflated.content["answer"]

@@ -20,10 +20,33 @@ RECIPE = {
     "file": {"encoding": "utf-8", "separator": ",", "gaps": ["", "NA"]},
     "columns": [
         {"name": "age", "kind": "number", "unit": "years", "range": [0, 120], "fill": "median"},
-        {"name": "glucose", "kind": "number", "unit": "mmol/l", "range": [-100, 1000], "fill": "median"},
-        {"name": "sex", "kind": "category", "categories": ["female", "male"], "fill": "most-frequent"},
-        {"name": "kind", "kind": "category", "categories": ["a", "b", "c"], "encode": "codes", "fill": "most-frequent"},
-        {"name": "since", "kind": "date", "format": "%Y-%m-%d", "range": [0, 200], "fill": "median"},
+        {
+            "name": "glucose",
+            "kind": "number",
+            "unit": "mmol/l",
+            "range": [-100, 1000],
+            "fill": "median",
+        },
+        {
+            "name": "sex",
+            "kind": "category",
+            "categories": ["female", "male"],
+            "fill": "most-frequent",
+        },
+        {
+            "name": "kind",
+            "kind": "category",
+            "categories": ["a", "b", "c"],
+            "encode": "codes",
+            "fill": "most-frequent",
+        },
+        {
+            "name": "since",
+            "kind": "date",
+            "format": "%Y-%m-%d",
+            "range": [0, 200],
+            "fill": "median",
+        },
         {"name": "crp", "kind": "number", "fill": "median", "mark-gaps": True},
     ],
 }
@@ -50,10 +73,14 @@ def rows(n: int, seed: int) -> list[Row]:
     return made
 
 
-def hospital(folder: Path, name: str, n: int, seed: int, change: Callable[[Row], Row] = lambda row: row) -> Path:
+def hospital(
+    folder: Path, name: str, n: int, seed: int, change: Callable[[Row], Row] = lambda row: row
+) -> Path:
     """The data file of a hospital whose rows are changed like this."""
     csv = folder / f"{name}.csv"
-    csv.write_text("\n".join([HEADER, *(",".join(change(row).values()) for row in rows(n, seed))]) + "\n")
+    csv.write_text(
+        "\n".join([HEADER, *(",".join(change(row).values()) for row in rows(n, seed))]) + "\n"
+    )
     import_source(csv, folder / f"{name}.npz", ImportOptions(recipe=parse_recipe(RECIPE)))
     return folder / f"{name}.npz"
 

@@ -40,7 +40,9 @@ Files = Mapping[str, Path]
 Numbers = npt.NDArray[np.float64]
 
 METHODS = ("local", "fedavg", "fedavg-ft", "fedprox", "fedprox-ft", "fedala", "apple")
-PLAIN: dict[str, Any] = {  # what every tiny run has in common: one full batch per epoch, no normalisation
+PLAIN: dict[
+    str, Any
+] = {  # what every tiny run has in common: one full batch per epoch, no normalisation
     "model": "mlp",
     "mlp.hidden": "",
     "normalization": "none",
@@ -57,17 +59,23 @@ PLAIN: dict[str, Any] = {  # what every tiny run has in common: one full batch p
 # Data
 
 
-def write_silo(path: Path, x: Sequence[Sequence[float]] | Numbers, y: Sequence[int], classes: int = 2) -> Path:
+def write_silo(
+    path: Path, x: Sequence[Sequence[float]] | Numbers, y: Sequence[int], classes: int = 2
+) -> Path:
     """A silo's file; its training rows are its validation and test rows too."""
     rows, labels = np.asarray(x, np.float32), np.asarray(y, np.int64)
     named: dict[str, Any] = {
-        f"{kind}_{split}": v for split in ("train", "val", "test") for kind, v in (("x", rows), ("y", labels))
+        f"{kind}_{split}": v
+        for split in ("train", "val", "test")
+        for kind, v in (("x", rows), ("y", labels))
     }
     np.savez(path, classes=np.array(classes), **named)
     return path
 
 
-def random_silos(folder: Path, sizes: Mapping[str, int], columns: int = 3, classes: int = 3, seed: int = 0) -> Files:
+def random_silos(
+    folder: Path, sizes: Mapping[str, int], columns: int = 3, classes: int = 3, seed: int = 0
+) -> Files:
     """Silos of random rows, whose labels follow a linear rule that is turned a little from silo to silo."""
     rng = np.random.default_rng(seed)
     rule = rng.normal(size=(columns, classes))
@@ -117,11 +125,20 @@ class TinyGrid(InProcessGrid):
         for context, (name, file) in zip(self.contexts.values(), files.items(), strict=True):
             config = {"name": name, "data": str(file), "policy": policy}
             config |= {"state-path": str(state_path)} if state_path else {}
-            context.node_config = {**config, **({"state-dir": str(state_dir)} if state_dir else {})}
+            context.node_config = {
+                **config,
+                **({"state-dir": str(state_dir)} if state_dir else {}),
+            }
         self.traffic: list[tuple[Message, Message]] = []
-        self.before: Callable[[str, Message, Context], object] = lambda silo, message, context: None
-        self.after: Callable[[str, Message, Message], Message] = lambda silo, message, reply: reply
-        self.absent: set[tuple[str, int]] = set()  # (silo, round): its training fails before it begins
+        self.before: Callable[[str, Message, Context], object] = lambda silo, message, context: (
+            None
+        )
+        self.after: Callable[[str, Message, Message], Message] = lambda silo, message, reply: (
+            reply
+        )
+        self.absent: set[tuple[str, int]] = (
+            set()
+        )  # (silo, round): its training fails before it begins
         self.silent: set[tuple[str, int]] = set()  # (silo, round): it never answers
 
     def call(self, message: Message, context: Context) -> Message:
@@ -149,7 +166,9 @@ class TinyGrid(InProcessGrid):
 
     def state(self, silo: str) -> State:
         """What the silo keeps in memory."""
-        record = next(c.state for c in self.contexts.values() if c.node_config["name"] == silo)["arrays"]
+        record = next(c.state for c in self.contexts.values() if c.node_config["name"] == silo)[
+            "arrays"
+        ]
         assert isinstance(record, ArrayRecord)
         return State({name: tensor_of(array) for name, array in record.items()})
 
@@ -226,7 +245,9 @@ class Run:
     def rows(self) -> list[Row]:
         return self.federation.history.rows
 
-    def values(self, metric: str, silo: str = "", snapshot: str = "", split: str = "test") -> list[float]:
+    def values(
+        self, metric: str, silo: str = "", snapshot: str = "", split: str = "test"
+    ) -> list[float]:
         """A metric round by round."""
         split = split if snapshot else ""
         wanted = (silo, split, snapshot, metric)
@@ -239,8 +260,15 @@ class Run:
         """The models of the message that this silo got in this round, by name."""
         for message, _ in self.grid.traffic:
             known = self.grid.name_of(message.metadata.dst_node_id) == silo
-            if known and round_of(message) == server_round and message.metadata.message_type != "query":
-                return {key.removeprefix(MODEL_OF): m for key, m in decode(message.content)[0].models.items()}
+            if (
+                known
+                and round_of(message) == server_round
+                and message.metadata.message_type != "query"
+            ):
+                return {
+                    key.removeprefix(MODEL_OF): m
+                    for key, m in decode(message.content)[0].models.items()
+                }
         raise AssertionError(f"nothing was sent to {silo} in round {server_round}")
 
 
@@ -276,9 +304,13 @@ def federate(
     run_directory, state_path = None, None
     with contextlib.ExitStack() as stack:
         if directory is not None:
-            opened = RunDirectory.open(directory, settings.flat(), resume=settings.common.resume)
+            opened = RunDirectory.open(
+                directory, settings.flat(), resume=settings.common.resume
+            )
             run_directory = stack.enter_context(opened)
-            state_path = None if state_dir else run_directory.checkpoint(settings.run_key) / "silos"
+            state_path = (
+                None if state_dir else run_directory.checkpoint(settings.run_key) / "silos"
+            )
         grid = TinyGrid(files, settings, state_path, state_dir, policy)
         if prepare is not None:
             prepare(grid)
@@ -287,7 +319,11 @@ def federate(
         return Run(settings, federation, grid, federation.run())
 
 
-STILL: dict[str, Any] = {"fedala__max_epochs": 1, "fedala__eta": 0.0, "fedala__layers": 9}  # W stays as it is
+STILL: dict[str, Any] = {
+    "fedala__max_epochs": 1,
+    "fedala__eta": 0.0,
+    "fedala__layers": 9,
+}  # W stays as it is
 
 
 def keep_weights_at(value: float, size: int = 12) -> Callable[[TinyGrid], None]:
@@ -314,13 +350,19 @@ SIMULATED: dict[str, Any] = {
 }
 
 
-def simulated(files: Files | None = None, *, directory: Any = None, watch: Any = None, **changes: Any) -> RoundLoop:
+def simulated(
+    files: Files | None = None, *, directory: Any = None, watch: Any = None, **changes: Any
+) -> RoundLoop:
     """A run on ``digits``, or on files of the silos' own, through the grid as ``silofl simulate`` has it."""
-    settings = parse_settings({**SIMULATED, **{k.replace("_", "-"): v for k, v in changes.items()}})
+    settings = parse_settings(
+        {**SIMULATED, **{k.replace("_", "-"): v for k, v in changes.items()}}
+    )
     run_directory = RunDirectory(directory) if directory else None
     states = run_directory.checkpoint(settings.run_key) / "silos" if run_directory else None
     grid = InProcessGrid(client_app, settings.common.silos, settings.flat(), states)
-    for context, (name, file) in zip(grid.contexts.values(), (files or {}).items(), strict=False):
+    for context, (name, file) in zip(
+        grid.contexts.values(), (files or {}).items(), strict=False
+    ):
         context.node_config = {"name": name, "data": str(file), "policy": "public"}
     federation = RoundLoop(grid, settings, run_directory, watch)
     with flower_identity():
@@ -337,24 +379,36 @@ def forget_models() -> None:
 def initial(settings: RunSettings, columns: int, classes: int, purpose: str = "") -> Tensor:
     """The seeded initial model of that purpose."""
     name, options = settings.model_for((columns,))
-    return initial_model(name, (columns,), classes, options, settings.common.seed)(purpose).clone()
+    return initial_model(name, (columns,), classes, options, settings.common.seed)(
+        purpose
+    ).clone()
 
 
-def client_of(settings: RunSettings, silo: Silo, state: State | None = None, server_round: int = 1) -> SiloClient:
+def client_of(
+    settings: RunSettings, silo: Silo, state: State | None = None, server_round: int = 1
+) -> SiloClient:
     """A method's silo half, set to a round, as the app makes it."""
-    client = settings.strategy.client(silo, settings.common, settings.method, state or State(), settings.strategy.info)
+    client = settings.strategy.client(
+        silo, settings.common, settings.method, state or State(), settings.strategy.info
+    )
     client.round = server_round
     return client
 
 
-def comparable(rows: Sequence[Row], *, without: Sequence[str] = ("round_seconds",)) -> list[list[str]]:
+def comparable(
+    rows: Sequence[Row], *, without: Sequence[str] = ("round_seconds",)
+) -> list[list[str]]:
     """Rows as the text of the file, without the method's name: two runs are the same when these are equal."""
     return [row.cells()[1:] for row in rows if row.metric not in without]
 
 
 def history_without_seconds(run: Path) -> list[str]:
     """The lines of a run directory's history, but for how long rounds took."""
-    return [line for line in (run / "history.csv").read_text().splitlines() if ",round_seconds," not in line]
+    return [
+        line
+        for line in (run / "history.csv").read_text().splitlines()
+        if ",round_seconds," not in line
+    ]
 
 
 def same(a: Tensor, b: Tensor) -> bool:

@@ -16,7 +16,13 @@ from server.deploy.federation import read_federation
 from server.deploy.local import LocalFederation, parts
 from server.results.history import History
 
-RUN: dict[str, Any] = {"dataset": "digits", "partition": "dirichlet", "rounds": 3, "threads": 1, "model": "mlp"}
+RUN: dict[str, Any] = {
+    "dataset": "digits",
+    "partition": "dirichlet",
+    "rounds": 3,
+    "threads": 1,
+    "model": "mlp",
+}
 FEDERATION = """\
 name: {name}
 demo: {{dataset: digits, partition: dirichlet, seed: 42}}
@@ -45,10 +51,16 @@ def reach_over(running: LocalFederation, port: int) -> None:
     silo = next(s for s in running.silos if s.name == "hospital-02")
     over = running.model_copy(update={"fleet_port": port})
     command = parts.supernode_part(over, silo, Credentials(running.directory / "credentials"))
-    processes.end([p for p in processes.find(running.directory) if p.part == silo.name], grace=5.0)
-    environment = parts.part_environment(running.directory, silo.name, 3) | {"SILOFL_POLICY": "public"}
+    processes.end(
+        [p for p in processes.find(running.directory) if p.part == silo.name], grace=5.0
+    )
+    environment = parts.part_environment(running.directory, silo.name, 3) | {
+        "SILOFL_POLICY": "public"
+    }
     log = running.directory / "logs" / "hospital-02.log"
-    processes.start(silo.name, command, directory=running.directory, log=log, environment=environment)
+    processes.start(
+        silo.name, command, directory=running.directory, log=log, environment=environment
+    )
     wait_for(lambda: local.status(running)["silos"][1]["state"] == "online", 90)
 
 

@@ -27,11 +27,16 @@ import server.run.preparation
 from strategies.base.transport.payload import Payload, decode
 
 HIDDEN = 4
-DEEP: dict[str, Any] = {"mlp__hidden": str(HIDDEN), "learning_rate": 0.3}  # three columns and classes: Σ = 31
+DEEP: dict[str, Any] = {
+    "mlp__hidden": str(HIDDEN),
+    "learning_rate": 0.3,
+}  # three columns and classes: Σ = 31
 FC1, FC2 = slice(0, 4 * HIDDEN), slice(4 * HIDDEN, 7 * HIDDEN + 3)
 
 
-def deep_gradient(w: Numbers, x: Numbers, y: npt.NDArray[np.int64], classes: int = 3) -> Numbers:
+def deep_gradient(
+    w: Numbers, x: Numbers, y: npt.NDArray[np.int64], classes: int = 3
+) -> Numbers:
     """Gradient of the mean cross-entropy of W2 relu(W1 x + b1) + b2; w = (W1 row by row, b1, W2 row by row, b2).
 
     With h = relu(z), p = softmax: dL/dW2 = mean (p - e_y) hᵀ, dL/dz = 1[z > 0] W2ᵀ (p - e_y), dL/dW1 = mean dL/dz xᵀ.
@@ -39,7 +44,12 @@ def deep_gradient(w: Numbers, x: Numbers, y: npt.NDArray[np.int64], classes: int
     columns = x.shape[1]
     hidden = (len(w) - classes) // (columns + 1 + classes)
     a, b = hidden * columns, hidden * (columns + 1)
-    w1, b1, w2, b2 = (w[:a].reshape(hidden, columns), w[a:b], w[b:-classes].reshape(classes, hidden), w[-classes:])
+    w1, b1, w2, b2 = (
+        w[:a].reshape(hidden, columns),
+        w[a:b],
+        w[b:-classes].reshape(classes, hidden),
+        w[-classes:],
+    )
     z = x @ w1.T + b1
     h = np.maximum(z, 0)
     p = np.exp(h @ w2.T + b2)
@@ -59,7 +69,9 @@ def quadratic_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models.tasks.base, "loss_function", lambda name, gamma: loss)
 
 
-def quadratic_terms(x: Numbers, y: npt.NDArray[np.int64], classes: int) -> tuple[Numbers, Numbers]:
+def quadratic_terms(
+    x: Numbers, y: npt.NDArray[np.int64], classes: int
+) -> tuple[Numbers, Numbers]:
     """Hessian H and linear term c of that loss for the linear model: f(w) = wᵀ H w / 2 - cᵀ w + const.
 
     With x~ = (x, 1) and one row θ_k of (W, b) per class, f = sum_k (1/2) mean (θ_k x~ - e_yk)², so every class has the
@@ -77,7 +89,9 @@ def quadratic_terms(x: Numbers, y: npt.NDArray[np.int64], classes: int) -> tuple
 
 def isotropic_silos(folder: Path, labels: Mapping[str, tuple[int, int]]) -> Files:
     """Silos of the two rows x = 1 and x = -1: mean x~ x~ᵀ = 1, so one gradient step of the right length is exact."""
-    return {name: write_silo(folder / f"{name}.npz", [[1], [-1]], y) for name, y in labels.items()}
+    return {
+        name: write_silo(folder / f"{name}.npz", [[1], [-1]], y) for name, y in labels.items()
+    }
 
 
 def start_at(monkeypatch: pytest.MonkeyPatch, vector: list[float]) -> None:
@@ -96,7 +110,11 @@ def replies_of(run: Run, silo: str = "") -> list[tuple[int, str, Payload, Messag
     result = []
     for message, reply in run.grid.traffic:
         name = run.grid.name_of(message.metadata.dst_node_id)
-        if message.metadata.message_type == "train" and silo in ("", name) and not reply.has_error():
+        if (
+            message.metadata.message_type == "train"
+            and silo in ("", name)
+            and not reply.has_error()
+        ):
             result.append((round_of(message), name, decode(reply.content)[0], reply))
     return result
 
@@ -113,14 +131,26 @@ def waits(run: Run, silo: str, split: str = "test") -> list[int]:
     return missed
 
 
-def snapshot_rows(run: Run, snapshot: str, *, without_training: bool = False) -> list[list[str]]:
+def snapshot_rows(
+    run: Run, snapshot: str, *, without_training: bool = False
+) -> list[list[str]]:
     """What the history says of this snapshot, as text."""
-    return comparable([r for r in run.rows if r.snapshot == snapshot and not (without_training and r.split == "train")])
+    return comparable(
+        [
+            r
+            for r in run.rows
+            if r.snapshot == snapshot and not (without_training and r.split == "train")
+        ]
+    )
 
 
 def assert_received_is_fedavgs(files: Files, method: str, options: Mapping[str, Any]) -> None:
     """What is sent and averaged is FedAvg's bit for bit: every metric of the received model, the model, the bytes."""
-    plain = federate(files, strategy="fedavg", **{k: v for k, v in options.items() if not k.startswith(f"{method}__")})
+    plain = federate(
+        files,
+        strategy="fedavg",
+        **{k: v for k, v in options.items() if not k.startswith(f"{method}__")},
+    )
     run = federate(files, strategy=method, **options)
     assert snapshot_rows(plain, "received") == snapshot_rows(run, "received")
     assert same(plain.strategy.state.arrays["global"], run.strategy.state.arrays["global"])
@@ -131,7 +161,9 @@ def assert_received_is_fedavgs(files: Files, method: str, options: Mapping[str, 
 # ---- Methods whose silos take over what the server has counted (SiloClient.propose) ---------------------------
 
 
-def losing(*lost: tuple[str, int], absent: Iterable[tuple[str, int]] = ()) -> Callable[[TinyGrid], None]:
+def losing(
+    *lost: tuple[str, int], absent: Iterable[tuple[str, int]] = ()
+) -> Callable[[TinyGrid], None]:
     """For ``prepare``: these (silo, round) train and keep their state, and the server leaves their replies out.
 
     Those that are ``absent`` do not train.

@@ -23,7 +23,9 @@ def values(shape: tuple[int, int, int] = SHAPE) -> Any:
     return (100 * z + 10 * y + x).astype(np.uint16)
 
 
-def write_series(folder: Path, voxels: Any, *, study: int = 1, apart: float = 3.0, **attributes: Any) -> list[Path]:
+def write_series(
+    folder: Path, voxels: Any, *, study: int = 1, apart: float = 3.0, **attributes: Any
+) -> list[Path]:
     """Axial slices from feet to head at (-10, -20, z), rows 2 mm and columns 1 mm, files in another order."""
     made = []
     for k, pixels in enumerate(voxels):
@@ -39,7 +41,9 @@ def write_series(folder: Path, voxels: Any, *, study: int = 1, apart: float = 3.
             "patient": f"P{study}-UMPF",
         }
         path = folder / f"IM{(k * 5) % len(voxels)}"
-        made.append(write_dicom(path, pixels, study=study, number=k + 1, **(wanted | attributes)))
+        made.append(
+            write_dicom(path, pixels, study=study, number=k + 1, **(wanted | attributes))
+        )
     return made
 
 
@@ -49,11 +53,16 @@ def box(*, shape: tuple[int, int, int] = SHAPE) -> Any:
     return made
 
 
-def write_seg(path: Path, files: list[Path], masks: dict[str, Any], kind: str = "BINARY") -> Path:
+def write_seg(
+    path: Path, files: list[Path], masks: dict[str, Any], kind: str = "BINARY"
+) -> Path:
     """A SEG as the standard has it, frames from head to feet, written without a library that knows SEG."""
     source = pydicom.dcmread(files[0], stop_before_pixels=True)
     ordered = sorted(
-        files, key=lambda own: float(pydicom.dcmread(own, stop_before_pixels=True).ImagePositionPatient[2])
+        files,
+        key=lambda own: float(
+            pydicom.dcmread(own, stop_before_pixels=True).ImagePositionPatient[2]
+        ),
     )
     frames, groups = [], []
     for number, mask in enumerate(masks.values(), 1):
@@ -62,12 +71,18 @@ def write_seg(path: Path, files: list[Path], masks: dict[str, Any], kind: str = 
                 frames.append(mask[k])
                 header = pydicom.dcmread(ordered[k], stop_before_pixels=True)
                 group, segment, place = Dataset(), Dataset(), Dataset()
-                segment.ReferencedSegmentNumber, place.ImagePositionPatient = number, header.ImagePositionPatient
+                segment.ReferencedSegmentNumber, place.ImagePositionPatient = (
+                    number,
+                    header.ImagePositionPatient,
+                )
                 group.SegmentIdentificationSequence = Sequence([segment])
                 group.PlanePositionSequence = Sequence([place])
                 groups.append(group)
     measures, plane, shared, series = Dataset(), Dataset(), Dataset(), Dataset()
-    measures.PixelSpacing, plane.ImageOrientationPatient = source.PixelSpacing, source.ImageOrientationPatient
+    measures.PixelSpacing, plane.ImageOrientationPatient = (
+        source.PixelSpacing,
+        source.ImageOrientationPatient,
+    )
     shared.PixelMeasuresSequence = Sequence([measures])
     shared.PlaneOrientationSequence = Sequence([plane])
     series.SeriesInstanceUID = source.SeriesInstanceUID
@@ -77,7 +92,11 @@ def write_seg(path: Path, files: list[Path], masks: dict[str, Any], kind: str = 
         segment.SegmentNumber, segment.SegmentLabel = number, name
         segments.append(segment)
     pixels = np.stack(frames).astype(np.uint8)
-    packed = np.packbits(pixels.ravel(), bitorder="little").tobytes() if kind == "BINARY" else (pixels * 200).tobytes()
+    packed = (
+        np.packbits(pixels.ravel(), bitorder="little").tobytes()
+        if kind == "BINARY"
+        else (pixels * 200).tobytes()
+    )
     bits = 1 if kind == "BINARY" else 8
     write_dicom(
         path,
@@ -108,7 +127,13 @@ def write_seg(path: Path, files: list[Path], masks: dict[str, Any], kind: str = 
 def write_rtstruct(path: Path, files: list[Path], outlines: dict[str, list[Any]]) -> Path:
     """Contours (n, 3) in mm of each ROI."""
     source = pydicom.dcmread(files[0], stop_before_pixels=True)
-    write_dicom(path, np.zeros((2, 2), np.uint8), patient=source.PatientID, series=8, Modality="RTSTRUCT")
+    write_dicom(
+        path,
+        np.zeros((2, 2), np.uint8),
+        patient=source.PatientID,
+        series=8,
+        Modality="RTSTRUCT",
+    )
     dataset = pydicom.dcmread(path)
     for keyword in ("PixelData", "Rows", "Columns"):
         del dataset[keyword]
@@ -116,7 +141,10 @@ def write_rtstruct(path: Path, files: list[Path], outlines: dict[str, list[Any]]
     dataset.StudyInstanceUID = source.StudyInstanceUID
     frame, study, series = Dataset(), Dataset(), Dataset()
     series.SeriesInstanceUID = source.SeriesInstanceUID
-    study.ReferencedSOPClassUID, study.ReferencedSOPInstanceUID = "1.2.840.10008.3.1.2.3.1", source.StudyInstanceUID
+    study.ReferencedSOPClassUID, study.ReferencedSOPInstanceUID = (
+        "1.2.840.10008.3.1.2.3.1",
+        source.StudyInstanceUID,
+    )
     study.RTReferencedSeriesSequence = Sequence([series])
     frame.FrameOfReferenceUID = source.get("FrameOfReferenceUID", UID("1.2.3"))
     frame.RTReferencedStudySequence = Sequence([study])
@@ -129,14 +157,22 @@ def write_rtstruct(path: Path, files: list[Path], outlines: dict[str, list[Any]]
         items = []
         for points in contours:
             contour = Dataset()
-            contour.ContourGeometricType, contour.NumberOfContourPoints = "CLOSED_PLANAR", len(points)
-            with warnings.catch_warnings(action="ignore"):  # of values that are wrong on purpose
+            contour.ContourGeometricType, contour.NumberOfContourPoints = (
+                "CLOSED_PLANAR",
+                len(points),
+            )
+            with warnings.catch_warnings(
+                action="ignore"
+            ):  # of values that are wrong on purpose
                 contour.ContourData = [f"{value:.4g}" for value in np.ravel(points)]
             items.append(contour)
         contour_of.ContourSequence = Sequence(items)
         rois.append(roi)
         drawn.append(contour_of)
-    dataset.StructureSetROISequence, dataset.ROIContourSequence = Sequence(rois), Sequence(drawn)
+    dataset.StructureSetROISequence, dataset.ROIContourSequence = (
+        Sequence(rois),
+        Sequence(drawn),
+    )
     with warnings.catch_warnings(action="ignore"):
         dataset.save_as(path)
     return path

@@ -19,13 +19,32 @@ def event(kind: str, strategy: str = "fedavg", seed: int = 1, **values: Any) -> 
     return {"event": kind, "strategy": strategy, "seed": seed, **values}
 
 
-def begin(number: int, silos: Mapping[str, str], *, rounds: int, strategy: str = "fedavg", **values: Any) -> Event:
+def begin(
+    number: int,
+    silos: Mapping[str, str],
+    *,
+    rounds: int,
+    strategy: str = "fedavg",
+    **values: Any,
+) -> Event:
     defaults = {"closing": False, "time": time.time()}
-    return event("begin", strategy, number=number, rounds=rounds, silos=dict(silos), **{**defaults, **values})
+    return event(
+        "begin",
+        strategy,
+        number=number,
+        rounds=rounds,
+        silos=dict(silos),
+        **{**defaults, **values},
+    )
 
 
 def round_done(
-    number: int, scores: Mapping[str, float], *, rounds: int, strategy: str = "fedavg", rejected: Any = None
+    number: int,
+    scores: Mapping[str, float],
+    *,
+    rounds: int,
+    strategy: str = "fedavg",
+    rejected: Any = None,
 ) -> list[Event]:
     """A round from its beginning to its end; every silo has the same score on both parts."""
     per_silo = {name: {"val": value, "test": value} for name, value in scores.items()}
@@ -36,9 +55,18 @@ def round_done(
         "seconds": 2.0,
         "bytes": 3000,
     }
-    values |= {"rejected": rejected or {}, "bounded": {}, "bytes_down": 2000, "bytes_up": 1000, "per_silo": per_silo}
+    values |= {
+        "rejected": rejected or {},
+        "bounded": {},
+        "bytes_down": 2000,
+        "bytes_up": 1000,
+        "per_silo": per_silo,
+    }
     first = begin(number, dict.fromkeys(scores, "train"), rounds=rounds, strategy=strategy)
-    return [first, event("round", strategy, round=number, rounds=rounds, accuracy=0.5, **values)]
+    return [
+        first,
+        event("round", strategy, round=number, rounds=rounds, accuracy=0.5, **values),
+    ]
 
 
 def done(strategy: str = "fedavg") -> Event:

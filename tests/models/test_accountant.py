@@ -6,14 +6,27 @@ import math
 
 import pytest
 
-from models.privacy.accountant import ORDERS, OutOfRangeError, Releases, composed_epsilon, epsilon, noise_multiplier_for
+from models.privacy.accountant import (
+    ORDERS,
+    OutOfRangeError,
+    Releases,
+    composed_epsilon,
+    epsilon,
+    noise_multiplier_for,
+)
 
 # (n, E, R) with batches of 64: ε at σ 0.7, 1, 2 and δ = 1/n, by dp-accounting 0.6's RdpAccountant.
-PUBLISHED = {(1000, 1, 20): (13.84, 6.27, 2.02), (400, 2, 30): (41.5, 19.7, 6.24), (4000, 1, 100): (17.6, 7.48, 2.51)}
+PUBLISHED = {
+    (1000, 1, 20): (13.84, 6.27, 2.02),
+    (400, 2, 30): (41.5, 19.7, 6.24),
+    (4000, 1, 100): (17.6, 7.48, 2.51),
+}
 
 
 @pytest.mark.parametrize(("setting", "wanted"), PUBLISHED.items())
-def test_epsilon_is_that_of_an_independent_accountant(setting: tuple[int, int, int], wanted: tuple[float, ...]) -> None:
+def test_epsilon_is_that_of_an_independent_accountant(
+    setting: tuple[int, int, int], wanted: tuple[float, ...]
+) -> None:
     n, epochs, rounds = setting
     steps = round(rounds * epochs * n / 64)
     for noise, value in zip((0.7, 1.0, 2.0), wanted, strict=True):
@@ -24,7 +37,10 @@ def test_without_sampling_it_is_the_gaussian_mechanism() -> None:
     """q = 1: RDP(α) = α T / (2 σ²)."""
     steps, noise, delta = 30, 4.0, 1e-5
     by_hand = min(
-        a * steps / (2 * noise**2) + math.log((a - 1) / a) - (math.log(delta) + math.log(a)) / (a - 1) for a in ORDERS
+        a * steps / (2 * noise**2)
+        + math.log((a - 1) / a)
+        - (math.log(delta) + math.log(a)) / (a - 1)
+        for a in ORDERS
     )
     assert epsilon(noise, 1.0, steps, delta) == pytest.approx(by_hand, rel=1e-12)
     assert epsilon(noise, 1 - 1e-9, steps, delta) == pytest.approx(by_hand, rel=1e-6)
@@ -37,7 +53,10 @@ def test_whole_orders_are_the_binomial_sum() -> None:
     noise, rate = 0.8, 0.03
     for order in (2, 5, 20):
         terms = (
-            math.comb(order, k) * (1 - rate) ** (order - k) * rate**k * math.exp(k * (k - 1) / (2 * noise**2))
+            math.comb(order, k)
+            * (1 - rate) ** (order - k)
+            * rate**k
+            * math.exp(k * (k - 1) / (2 * noise**2))
             for k in range(order + 1)
         )
         found = _rdp(noise, rate)[ORDERS.index(order)]
@@ -52,7 +71,9 @@ def test_the_noise_for_an_epsilon_is_the_inverse() -> None:
 
 def test_releases_compose() -> None:
     alike = [Releases(1.0, 0.05, 40), Releases(1.0, 0.05, 60)]
-    assert composed_epsilon(alike, 1e-5) == pytest.approx(epsilon(1.0, 0.05, 100, 1e-5), rel=1e-12)
+    assert composed_epsilon(alike, 1e-5) == pytest.approx(
+        epsilon(1.0, 0.05, 100, 1e-5), rel=1e-12
+    )
     mixed = composed_epsilon([Releases(1.0, 0.05, 40), Releases(2.0, 0.1, 10)], 1e-5)
     assert epsilon(1.0, 0.05, 40, 1e-5) < mixed
     assert mixed < epsilon(1.0, 0.05, 40, 5e-6) + epsilon(2.0, 0.1, 10, 5e-6)
@@ -66,7 +87,9 @@ def test_values_out_of_range_are_refused() -> None:
         epsilon(1.0, 1.5, 1, 1e-5)
     with pytest.raises(OutOfRangeError, match="delta = 0"):
         epsilon(1.0, 0.1, 1, 0.0)
-    with pytest.raises(OutOfRangeError, match=r"epsilon = 0\.0001 at delta = 1e-09 is out of reach"):
+    with pytest.raises(
+        OutOfRangeError, match=r"epsilon = 0\.0001 at delta = 1e-09 is out of reach"
+    ):
         noise_multiplier_for(1e-4, 0.1, 10, 1e-9)
 
 

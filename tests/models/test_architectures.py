@@ -24,11 +24,18 @@ from models.networks.unet import UnetSettings
 from models.networks.vit import VitSettings
 from models.shapes import Shape, example, kind_of
 
-KU_HAR, CREMA_D = (("acc", (3, 128)), ("gyro", (3, 128))), (("audio", (80, 600)), ("video", (1280, 10)))
+KU_HAR, CREMA_D = (
+    (("acc", (3, 128)), ("gyro", (3, 128))),
+    (("audio", (80, 600)), ("video", (1280, 10))),
+)
 CRISIS = (("image", (1280,)), ("text", (512, 40)))
 # Those with running statistics, and the transformer (PyTorch has no joint attention on a CPU), never train jointly; nor
 # do recurrent networks.
-JOINT = [name for name in TYPICAL if not name.startswith(("resnet", "densenet", "vit", "fedapm-signals", "fedapm-im"))]
+JOINT = [
+    name
+    for name in TYPICAL
+    if not name.startswith(("resnet", "densenet", "vit", "fedapm-signals", "fedapm-im"))
+]
 CONV_NETS = ["apple-cnn", "fedala-cnn", "diversifed-cnn", "fedapm-cnn", "small-cnn"]
 
 
@@ -61,22 +68,57 @@ def block_sizes(network: nn.Module) -> dict[str, int]:
         ("player-cnn", (3, 32, 32), 10, 3_963_094),  # CIFAR-10
         ("player-cnn", (3, 200, 200), 4, 1_700_932),  # ISIC
         ("player-heart", (10,), 5, 2_095),
-        ("resnet18", (3, 64, 64), 10, 11_181_642),  # FedALA's table for Tiny-ImageNet, where ten outputs are counted
-        ("resnet18", (3, 64, 64), 200, 11_279_112),  # Tiny-ImageNet: torchvision's 11,689,512 with 800 outputs fewer
-        ("fasttext", ("tokens", 200, 98_635), 4, 3_157_508),  # AG News: 98,635 * 32 + 32 * 33 + 4 * 33
+        (
+            "resnet18",
+            (3, 64, 64),
+            10,
+            11_181_642,
+        ),  # FedALA's table for Tiny-ImageNet, where ten outputs are counted
+        (
+            "resnet18",
+            (3, 64, 64),
+            200,
+            11_279_112,
+        ),  # Tiny-ImageNet: torchvision's 11,689,512 with 800 outputs fewer
+        (
+            "fasttext",
+            ("tokens", 200, 98_635),
+            4,
+            3_157_508,
+        ),  # AG News: 98,635 * 32 + 32 * 33 + 4 * 33
         # 7,084,034 beside the embeddings (see the docstring of PlayerTransformer), and 768 a token and a position.
-        ("player-transformer", ("tokens", 119, 9_524), 2, 14_489_858),  # Sent-140, 14.49 million
-        ("player-transformer", ("tokens", 512, 12_835), 2, 17_334_530),  # MIMIC-III, 17.33 million
+        (
+            "player-transformer",
+            ("tokens", 119, 9_524),
+            2,
+            14_489_858,
+        ),  # Sent-140, 14.49 million
+        (
+            "player-transformer",
+            ("tokens", 512, 12_835),
+            2,
+            17_334_530,
+        ),  # MIMIC-III, 17.33 million
         # Convolutions 512 + 10,304 + 41,088, GRU 99,072, of each; attention 69,126; 49,216 + 520.
         ("fedapm-signals", KU_HAR, 8, 420_814),
         # Convolutions 12,832 + 10,304 + 41,088, GRUs 99,072 and 541,440; 69,126; 49,216 + 260.
         ("fedapm-signals", CREMA_D, 4, 823_338),
-        ("fedapm-image-text", CRISIS, 8, 245_260),  # 81,984; GRU 110,976; attention 35,332; 16,448 + 520
+        (
+            "fedapm-image-text",
+            CRISIS,
+            8,
+            245_260,
+        ),  # 81,984; GRU 110,976; attention 35,332; 16,448 + 520
         ("resnet50", (3, 224, 224), 1000, 25_557_032),  # torchvision's published counts
         ("densenet121", (3, 224, 224), 1000, 7_978_856),
         ("vit-s", (3, 224, 224), 1000, 22_050_664),
         ("resnet50", (1, 28, 28), 1000, 25_557_032 - 2 * 64 * 49),  # two channels fewer
-        ("densenet121", (1, 28, 28), 9, 7_978_856 - 2 * 64 * 49 - 991 * 1025),  # 991 classes of 1024 features fewer
+        (
+            "densenet121",
+            (1, 28, 28),
+            9,
+            7_978_856 - 2 * 64 * 49 - 991 * 1025,
+        ),  # 991 classes of 1024 features fewer
         ("linear", (30,), 2, 62),
         ("linear", (1, 28, 28), 10, 7_850),
         # 9 i o + 9 o o + 6 o a level of 16, 32, 64, 128 channels: 2,544 + 14,016 + 55,680 + 221,952 down, 147,840 +
@@ -84,7 +126,9 @@ def block_sizes(network: nn.Module) -> dict[str, int]:
         ("unet", (1, 28, 28), 2, 488_434),
     ],
 )
-def test_parameter_counts_are_the_papers(name: str, shape: Shape, classes: int, count: int) -> None:
+def test_parameter_counts_are_the_papers(
+    name: str, shape: Shape, classes: int, count: int
+) -> None:
     assert size(build(name, shape, classes)) == count
 
 
@@ -93,25 +137,45 @@ def test_settings_change_the_network() -> None:
 
     A 3x3 stem has 64*3*9 weights where the 7x7 one has 64*3*49: 7,680 fewer.
     """
-    assert block_sizes(build("mlp", (30,), 2, MlpSettings("128, 64"))) == {"fc1": 3_968, "fc2": 8_256, "fc3": 130}
+    assert block_sizes(build("mlp", (30,), 2, MlpSettings("128, 64"))) == {
+        "fc1": 3_968,
+        "fc2": 8_256,
+        "fc3": 130,
+    }
     assert block_sizes(build("mlp", (30,), 2, MlpSettings(""))) == {"fc1": 62}
     for name in ("resnet8", "resnet18"):
-        small, large = (block_sizes(build(name, (3, 32, 32), 10, StemSettings(stem))) for stem in ("3x3", "7x7"))
+        small, large = (
+            block_sizes(build(name, (3, 32, 32), 10, StemSettings(stem)))
+            for stem in ("3x3", "7x7")
+        )
         assert large["stem"] - small["stem"] == 7_680
         assert {**large, "stem": 0} == {**small, "stem": 0}
     # 8x8 patches of one channel: 64 of 192 numbers fewer into each of 384; 12 tokens, and the first one, more than 4.
     patches = block_sizes(build("vit-s", (1, 32, 24), 10, VitSettings(8)))
     assert patches["embed"] == 384 * (64 + 1) + 384 * (1 + 12) + 384
     # The code's network for CrisisMMD: two layers, 163,968 and 16,512, for the picture; GRU 246,528; the rest KU-HAR's.
-    crisis = block_sizes(build("fedapm-image-text", CRISIS, 8, ImageTextSettings(128, 6, projection=2)))
-    assert crisis == {"image_fc": 180_480, "text_gru": 246_528, "attention": 69_126, "fc1": 49_216, "fc2": 520}
+    crisis = block_sizes(
+        build("fedapm-image-text", CRISIS, 8, ImageTextSettings(128, 6, projection=2))
+    )
+    assert crisis == {
+        "image_fc": 180_480,
+        "text_gru": 246_528,
+        "attention": 69_126,
+        "fc1": 49_216,
+        "fc2": 520,
+    }
     # Grey layout on colour pictures: two more channels into 64 kernels of 5x5.
-    assert size(build("player-cnn", (3, 28, 28), 10, PlayerCnnSettings("fmnist"))) == 1_052_758 + 2 * 64 * 25
+    assert (
+        size(build("player-cnn", (3, 28, 28), 10, PlayerCnnSettings("fmnist")))
+        == 1_052_758 + 2 * 64 * 25
+    )
 
 
 def test_typical_covers_every_model() -> None:
     assert set(TYPICAL) == set(MODELS)
-    assert {name: spec.settings for name, spec in MODELS.items() if spec.settings} == model_settings()
+    assert {
+        name: spec.settings for name, spec in MODELS.items() if spec.settings
+    } == model_settings()
 
 
 # ---- Layer blocks ------------------------------------------------------------------------------------------
@@ -146,18 +210,27 @@ def test_typical_covers_every_model() -> None:
         ("fedapm-image-text", CRISIS, "image_fc text_gru attention fc1 fc2"),
         (
             "fedapm-image-text",
-            (("scan", (1, 8, 8)), ("keys", (5,)), ("notes", ("tokens", 9, 30)), ("ct", (1, 4, 8, 8))),
+            (
+                ("scan", (1, 8, 8)),
+                ("keys", (5,)),
+                ("notes", ("tokens", 9, 30)),
+                ("ct", (1, 4, 8, 8)),
+            ),
             "scan_conv keys_fc notes_embedding ct_conv scan_fc notes_gru ct_fc attention fc1 fc2",
         ),
     ],
 )
-def test_blocks_hold_every_tensor_once_and_in_order(name: str, shape: Shape, blocks: str) -> None:
+def test_blocks_hold_every_tensor_once_and_in_order(
+    name: str, shape: Shape, blocks: str
+) -> None:
     network = build(name, shape, 10)
     assert network.block_names == tuple(blocks.split())
     children = dict(network.named_children())
     in_blocks = [children[block] for block in network.block_names]
     for tensors in (nn.Module.parameters, nn.Module.buffers):
-        expected = [id(tensor) for tensor in chain.from_iterable(tensors(block) for block in in_blocks)]
+        expected = [
+            id(tensor) for tensor in chain.from_iterable(tensors(block) for block in in_blocks)
+        ]
         assert [id(tensor) for tensor in tensors(network)] == expected
         assert len(set(expected)) == len(expected)
 
@@ -176,17 +249,28 @@ def test_shared_parts_are_the_papers() -> None:
         return 2 * clients * 4 * sum(sizes[block] for block in shared.split()) / 1e6
 
     convolutions = "conv1 conv2 conv3 conv4 conv5"
-    assert megabytes("player-cnn", (1, 28, 28), 10, 5, "conv1 conv2 conv3") == pytest.approx(41.04, abs=0.005)
-    assert megabytes("player-cnn", (3, 32, 32), 10, 5, convolutions) == pytest.approx(156.43, abs=0.005)
-    assert megabytes("player-cnn", (3, 200, 200), 4, 4, convolutions) == pytest.approx(50.19, abs=0.005)
-    assert megabytes("player-heart", (10,), 5, 4, "fc1 fc2") * 1e3 == pytest.approx(50.24, abs=0.005)
+    assert megabytes("player-cnn", (1, 28, 28), 10, 5, "conv1 conv2 conv3") == pytest.approx(
+        41.04, abs=0.005
+    )
+    assert megabytes("player-cnn", (3, 32, 32), 10, 5, convolutions) == pytest.approx(
+        156.43, abs=0.005
+    )
+    assert megabytes("player-cnn", (3, 200, 200), 4, 4, convolutions) == pytest.approx(
+        50.19, abs=0.005
+    )
+    assert megabytes("player-heart", (10,), 5, 4, "fc1 fc2") * 1e3 == pytest.approx(
+        50.24, abs=0.005
+    )
 
 
 def test_resnet_tensors_have_the_usual_names() -> None:
     """torchvision's ``resnet18``, prefix ``stem.`` aside; every stage but the first has a 1x1 shortcut."""
 
     def norm(prefix: str) -> list[str]:
-        return [f"{prefix}.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")]
+        return [
+            f"{prefix}.{name}"
+            for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+        ]
 
     expected = ["conv1.weight", *norm("bn1")]
     for stage in (1, 2, 3, 4):
@@ -211,7 +295,10 @@ def test_logits_and_memory_layout(name: str) -> None:
     network = build(name, shape, 7).eval()
     x = example(shape, 5)
     logits = network(x)
-    assert logits.shape == (5, 7, *(shape[1:] if MODELS[name].per_pixel else ())) and logits.dtype == torch.float32
+    assert (
+        logits.shape == (5, 7, *(shape[1:] if MODELS[name].per_pixel else ()))
+        and logits.dtype == torch.float32
+    )
     assert (logits < 0).any()  # no activation behind the last layer
     torch.testing.assert_close(network(x[2:3]), logits[2:3], rtol=1e-4, atol=1e-5)
     if kind_of(shape) == "picture":
@@ -265,7 +352,9 @@ def test_player_cifar_computes_what_the_code_draws() -> None:
     ).eval()
     features = drawn(x)
     assert features.shape == (2, 512, 13, 13)
-    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), network.fc1, nn.ReLU(), network.fc2)
+    head = nn.Sequential(
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), network.fc1, nn.ReLU(), network.fc2
+    )
     torch.testing.assert_close(network(x), head(features), rtol=1e-4, atol=1e-5)
     # Trained, both drop the same units: the same random numbers reach the same five places.
     torch.manual_seed(3)
@@ -341,7 +430,8 @@ def test_networks_run_under_vmap(name: str) -> None:
     shape = TYPICAL[name]
     networks = [build(name, shape, 4) for _ in range(3)]
     stacked = {
-        key: torch.stack([network.state_dict()[key] for network in networks]) for key in networks[0].state_dict()
+        key: torch.stack([network.state_dict()[key] for network in networks])
+        for key in networks[0].state_dict()
     }
     x = example(shape, 2)
     together = vmap(lambda tensors: functional_call(networks[0], tensors, (x,)))(stacked)
@@ -369,7 +459,11 @@ def test_player_starts_kaiming_normal() -> None:
     network = build("player-cnn", (1, 28, 28), 10)
     assert network.conv2.weight.std().item() == pytest.approx((2 / 1600) ** 0.5, rel=0.01)
     for module in (network, build("player-heart", (10,), 5)):
-        assert all(not tensor.any() for key, tensor in module.named_parameters() if key.endswith("bias"))
+        assert all(
+            not tensor.any()
+            for key, tensor in module.named_parameters()
+            if key.endswith("bias")
+        )
 
 
 def test_other_networks_start_as_pytorch_does() -> None:
@@ -418,7 +512,10 @@ def test_residual_networks_start_as_torchvision_does() -> None:
         (CREMA_D, "fedapm-signals"),
         (CRISIS, "fedapm-image-text"),
         ((("ecg", (12, 100)), ("age", (1,))), "fedapm-signals"),
-        ((("scan", (3, 28, 28)), ("age", (1,)), ("notes", ("tokens", 9, 30))), "fedapm-image-text"),
+        (
+            (("scan", (3, 28, 28)), ("age", (1,)), ("notes", ("tokens", 9, 30))),
+            "fedapm-image-text",
+        ),
     ],
 )
 def test_auto_goes_by_the_shape(shape: Shape, name: str) -> None:
@@ -427,17 +524,25 @@ def test_auto_goes_by_the_shape(shape: Shape, name: str) -> None:
     chosen = build("auto", shape, 3).state_dict()
     torch.manual_seed(12)
     named = build(name, shape, 3).state_dict()
-    assert chosen.keys() == named.keys() and all(torch.equal(chosen[key], named[key]) for key in named)
+    assert chosen.keys() == named.keys() and all(
+        torch.equal(chosen[key], named[key]) for key in named
+    )
 
 
-@pytest.mark.parametrize("name", [name for name in TYPICAL if kind_of(TYPICAL[name]) == "picture"])
+@pytest.mark.parametrize(
+    "name", [name for name in TYPICAL if kind_of(TYPICAL[name]) == "picture"]
+)
 def test_the_smallest_picture_works_and_a_smaller_one_is_refused(name: str) -> None:
     least = MODELS[name].smallest
     assert f"at least {least}x{least}" in MODELS[name].takes
     settings = VitSettings(patch=1) if name == "vit-s" else None
-    assert build(name, (2, least, least), 3, settings).eval()(torch.randn(1, 2, least, least)).shape[:2] == (1, 3)
+    assert build(name, (2, least, least), 3, settings).eval()(
+        torch.randn(1, 2, least, least)
+    ).shape[:2] == (1, 3)
     for shape in ((2, least - 1, 64), (2, 64, least - 1)):
-        with pytest.raises(ValueError, match=f"'{name}' cannot take .*at least {least}x{least}"):
+        with pytest.raises(
+            ValueError, match=f"'{name}' cannot take .*at least {least}x{least}"
+        ):
             build(name, shape, 3)
 
 
@@ -445,15 +550,27 @@ def test_the_smallest_picture_works_and_a_smaller_one_is_refused(name: str) -> N
     ("arguments", "message"),
     [
         (("fedala-cn", (1, 28, 28), 10), r"unknown model 'fedala-cn'; there are: "),
-        (("transformer", (1, 28, 28), 10), r"unknown model 'transformer'; there are: auto, apple-cnn, "),
-        (("apple-cnn", (30,), 2), r"'apple-cnn' cannot take .* \(30,\): it takes pictures \(c, h, w\)"),
+        (
+            ("transformer", (1, 28, 28), 10),
+            r"unknown model 'transformer'; there are: auto, apple-cnn, ",
+        ),
+        (
+            ("apple-cnn", (30,), 2),
+            r"'apple-cnn' cannot take .* \(30,\): it takes pictures \(c, h, w\)",
+        ),
         (("player-heart", (1, 28, 28), 10), r"'player-heart' cannot take .*tables \(d,\)"),
         (
             ("mlp", (2, 2, 2, 2, 2), 10),
             r"a volume \(c, d, h, w\), a text or several of them, not of shape \(2, 2, 2, 2, 2\)",
         ),
-        (("apple-cnn", (1, 28, 28, 28), 2), r"'apple-cnn' cannot take .* \(1, 28, 28, 28\): it takes pictures"),
-        (("small-cnn", (1, 8, 3, 8), 2), r"'small-cnn' cannot take .*volumes \(c, d, h, w\) of at least 4x4x4"),
+        (
+            ("apple-cnn", (1, 28, 28, 28), 2),
+            r"'apple-cnn' cannot take .* \(1, 28, 28, 28\): it takes pictures",
+        ),
+        (
+            ("small-cnn", (1, 8, 3, 8), 2),
+            r"'small-cnn' cannot take .*volumes \(c, d, h, w\) of at least 4x4x4",
+        ),
         (("unet", (1, 7, 8, 8), 2), r"'unet' cannot take .* of at least 8x8x8"),
         (("mlp", ("tokens", 9, 30), 2), r"'mlp' cannot take .*tables \(d,\), and signals"),
         (("fasttext", (3, 40), 2), r"'fasttext' cannot take .* texts of tokens \(t,\)"),
@@ -461,13 +578,25 @@ def test_the_smallest_picture_works_and_a_smaller_one_is_refused(name: str) -> N
             ("player-transformer", ("tokens", 9, 30), 2, PlayerTransformerSettings(heads=5)),
             r"player-transformer.heads = 5 does not divide a width of 768",
         ),
-        (("auto", (("scan", (1, 3, 8)), ("age", (1,))), 2), r"pictures of \(3, 8\) are too small: 4 pixels a side"),
+        (
+            ("auto", (("scan", (1, 3, 8)), ("age", (1,))), 2),
+            r"pictures of \(3, 8\) are too small: 4 pixels a side",
+        ),
         (("mlp", (1, 2, 3, 4, 5), 2), r"not of shape \(1, 2, 3, 4, 5\)"),
         (("auto", (), 10), r"not of shape \(\)"),
         (("mlp", (0,), 10), r"not of shape \(0,\)"),
-        (("vit-s", (1, 28, 42), 2), r"vit-s.patch = 16 does not divide .* \(28, 42\); these do: 14, 7, 2, 1$"),
-        (("vit-s", (1, 66, 66), 2, VitSettings(1)), r"vit-s.patch = 1 cuts .*\(66, 66\) into 4356 patches: 4096 are"),
-        (("unet", (1, 16, 60), 2, UnetSettings(levels=5)), r"unet.levels = 5 halves pictures of \(16, 60\) to nothing"),
+        (
+            ("vit-s", (1, 28, 42), 2),
+            r"vit-s.patch = 16 does not divide .* \(28, 42\); these do: 14, 7, 2, 1$",
+        ),
+        (
+            ("vit-s", (1, 66, 66), 2, VitSettings(1)),
+            r"vit-s.patch = 1 cuts .*\(66, 66\) into 4356 patches: 4096 are",
+        ),
+        (
+            ("unet", (1, 16, 60), 2, UnetSettings(levels=5)),
+            r"unet.levels = 5 halves pictures of \(16, 60\) to nothing",
+        ),
     ],
 )
 def test_bad_input_gives_one_clear_line(arguments: tuple[object, ...], message: str) -> None:
@@ -478,7 +607,9 @@ def test_bad_input_gives_one_clear_line(arguments: tuple[object, ...], message: 
 
 @pytest.mark.parametrize("hidden", ["64,x", "0"])
 def test_widths_that_are_none(hidden: str) -> None:
-    with pytest.raises(ValueError, match=rf"^mlp.hidden must be widths such as '128,64', not '{hidden}'"):
+    with pytest.raises(
+        ValueError, match=rf"^mlp.hidden must be widths such as '128,64', not '{hidden}'"
+    ):
         MlpSettings(hidden)
 
 
@@ -499,7 +630,9 @@ def test_small_cnn_learns_digits() -> None:
     parameters = list(network.parameters())
     for _ in range(10):
         for batch in training[torch.randperm(len(training))].split(32):
-            gradients = torch.autograd.grad(F.cross_entropy(network(x[batch]), y[batch]), parameters)
+            gradients = torch.autograd.grad(
+                F.cross_entropy(network(x[batch]), y[batch]), parameters
+            )
             with torch.no_grad():
                 torch._foreach_add_(parameters, gradients, alpha=-0.1)
     accuracy = (network(x[held_out]).argmax(1) == y[held_out]).double().mean().item()

@@ -11,7 +11,14 @@ import torch
 from scipy import ndimage
 from torch import Tensor
 
-from models.augmentation import CORNERS, MOST, Augmentation, moved, projections, read_augmentation
+from models.augmentation import (
+    CORNERS,
+    MOST,
+    Augmentation,
+    moved,
+    projections,
+    read_augmentation,
+)
 from models.shapes import batch_type
 from models.training import generator
 
@@ -26,12 +33,18 @@ def pictures(n: int, channels: int = 1, size: tuple[int, ...] = SIZE) -> Tensor:
     return x.permute(0, -1, *range(1, x.dim() - 1))
 
 
-def change(text: str, x: Tensor, y: Tensor | None = None, batch: int = 1000, seed: int = 3) -> tuple[Tensor, Tensor]:
+def change(
+    text: str, x: Tensor, y: Tensor | None = None, batch: int = 1000, seed: int = 3
+) -> tuple[Tensor, Tensor]:
     """All samples of one epoch, changed in batches."""
     augmentation = read_augmentation(text)
     assert augmentation is not None
     y = torch.arange(len(x)) if y is None else y
-    parts = list(augmentation.changed(zip(x.split(batch), y.split(batch), strict=True), len(x), generator(seed, "x")))
+    parts = list(
+        augmentation.changed(
+            zip(x.split(batch), y.split(batch), strict=True), len(x), generator(seed, "x")
+        )
+    )
     return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
 
@@ -65,10 +78,18 @@ def test_turning_scaling_and_shifting_are_scipys() -> None:
     out, _ = change("rotate:40,scale:0.3,shift:2.5", x)
     middle = (np.array(SIZE) - 1) / 2
     for i, row in enumerate(drawn.double().numpy() * 2 - 1):
-        angle, factor, shift = row[4] * np.deg2rad(40), 1 + 0.3 * row[7], 2.5 * row[6:4:-1]  # y before x
-        back = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]) / factor
+        angle, factor, shift = (
+            row[4] * np.deg2rad(40),
+            1 + 0.3 * row[7],
+            2.5 * row[6:4:-1],
+        )  # y before x
+        back = (
+            np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]) / factor
+        )
         offset = middle - back @ (middle + shift)
-        wanted = ndimage.affine_transform(x[i, 0].numpy(), back, offset, order=1, mode="reflect")
+        wanted = ndimage.affine_transform(
+            x[i, 0].numpy(), back, offset, order=1, mode="reflect"
+        )
         np.testing.assert_allclose(out[i, 0].numpy(), wanted, atol=1e-4)
 
 
@@ -76,7 +97,9 @@ def test_a_slant_takes_the_corners_to_where_they_were_drawn() -> None:
     """And keeps the picture on this side of its horizon, whatever is drawn."""
     corners = torch.tensor(CORNERS, dtype=torch.float64)
     for strength in (0.1, MOST["perspective"]):
-        inwards = torch.tensor(list(itertools.product([0.0, 1.0], repeat=8)), dtype=torch.float64).view(-1, 4, 2)
+        inwards = torch.tensor(
+            list(itertools.product([0.0, 1.0], repeat=8)), dtype=torch.float64
+        ).view(-1, 4, 2)
         ends = corners * (1 - strength * inwards)
         maps = projections(ends, corners)
         at = torch.cat([ends, torch.ones(len(ends), 4, 1, dtype=torch.float64)], 2) @ maps.mT
@@ -125,7 +148,9 @@ def test_all_slices_of_a_volume_change_alike() -> None:
     out, y = change(text, x, mask)
     assert out.stride() == x.stride() and y.shape == mask.shape
     for i in range(4):
-        alone, flat = change(text, x[:, :, i].contiguous(memory_format=torch.channels_last), mask[:, i])
+        alone, flat = change(
+            text, x[:, :, i].contiguous(memory_format=torch.channels_last), mask[:, i]
+        )
         torch.testing.assert_close(out[:, :, i], alone)
         assert torch.equal(y[:, i], flat)
 
@@ -146,12 +171,16 @@ def test_what_is_drawn_hangs_on_the_epoch_only() -> None:
     torch.testing.assert_close(change(text, x, batch=7)[0], whole)
     assert not torch.allclose(change(text, x, seed=4)[0], whole)
     flipped, both = change("flip", x)[0], change("flip,brightness:0.5", x)[0]
-    torch.testing.assert_close(both - both.mean((2, 3), keepdim=True), flipped - flipped.mean((2, 3), keepdim=True))
+    torch.testing.assert_close(
+        both - both.mean((2, 3), keepdim=True), flipped - flipped.mean((2, 3), keepdim=True)
+    )
 
 
 def test_the_setting() -> None:
     assert read_augmentation("") is None and read_augmentation(" , ") is None
-    assert read_augmentation("flip, shift:2,rotate:10") == Augmentation(flip=1, shift=2, rotate=10)
+    assert read_augmentation("flip, shift:2,rotate:10") == Augmentation(
+        flip=1, shift=2, rotate=10
+    )
     assert read_augmentation("flip-vertical,crop:4.0") == Augmentation(flip_vertical=1, crop=4)
 
 
@@ -161,7 +190,10 @@ def test_the_setting() -> None:
         ("mirror", "unknown change 'mirror'; there are: flip, flip-vertical, crop"),
         ("flip,flip", "names flip twice"),
         ("flip:0.5", "flip has no strength: write flip"),
-        ("rotate", "rotate: a number above 0, at most 180, is needed there, as in 'flip,shift:2"),
+        (
+            "rotate",
+            "rotate: a number above 0, at most 180, is needed there, as in 'flip,shift:2",
+        ),
         ("rotate:ten", "rotate:ten: a number above 0"),
         ("rotate:200", "rotate:200: a number above 0, at most 180"),
         ("rotate:nan", "rotate:nan: a number above 0"),
@@ -179,14 +211,28 @@ def test_a_setting_that_makes_no_sense_is_one_line(text: str, message: str) -> N
 @pytest.mark.parametrize(
     ("text", "shape", "message"),
     [
-        ("flip", (30,), "augment changes pictures: for tables, texts and signals leave it empty"),
-        ("flip", ("tokens", 5, 9), "augment changes pictures: for tables, texts and signals leave it empty"),
-        ("shift:4", (("a", (1, 9, 9)), ("b", (1, 4, 9))), "shift:4 moves pictures of 4 x 9 out of sight"),
+        (
+            "flip",
+            (30,),
+            "augment changes pictures: for tables, texts and signals leave it empty",
+        ),
+        (
+            "flip",
+            ("tokens", 5, 9),
+            "augment changes pictures: for tables, texts and signals leave it empty",
+        ),
+        (
+            "shift:4",
+            (("a", (1, 9, 9)), ("b", (1, 4, 9))),
+            "shift:4 moves pictures of 4 x 9 out of sight",
+        ),
         ("shift:8", (1, 8, 20), "shift:8 moves pictures of 8 x 20 out of sight"),
         ("crop:20", (1, 32, 20, 20), "crop:20 moves pictures of 20 x 20 out of sight"),
     ],
 )
-def test_shapes_that_cannot_be_changed_so(text: str, shape: tuple[int, ...], message: str) -> None:
+def test_shapes_that_cannot_be_changed_so(
+    text: str, shape: tuple[int, ...], message: str
+) -> None:
     augmentation: Any = read_augmentation(text)
     with pytest.raises(ValueError, match=message):
         augmentation.check(shape)
@@ -205,7 +251,9 @@ def test_of_several_inputs_the_pictures_are_changed_as_they_would_be_alone() -> 
     x, y = batch_type(("scan", "notes"))(picture, notes), torch.arange(6)
 
     def changed(batch: Any) -> Any:
-        return next(iter(augmentation.changed([(batch, y)], 6, torch.Generator().manual_seed(0))))[0]
+        return next(
+            iter(augmentation.changed([(batch, y)], 6, torch.Generator().manual_seed(0)))
+        )[0]
 
     found = changed(x)
     assert torch.equal(found.scan, changed(picture)) and not torch.equal(found.scan, picture)

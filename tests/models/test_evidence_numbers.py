@@ -95,7 +95,12 @@ def test_recalibrated_probabilities_have_slope_1_and_0_in_the_large() -> None:
 
 @pytest.mark.parametrize(
     ("p", "event"),
-    [([0.1, 0.2, 0.8, 0.9], [0, 0, 1, 1]), ([0.1, 0.2, 0.8, 0.9], [1, 1, 1, 1]), ([0.5] * 4, [0, 1, 0, 1]), ([], [])],
+    [
+        ([0.1, 0.2, 0.8, 0.9], [0, 0, 1, 1]),
+        ([0.1, 0.2, 0.8, 0.9], [1, 1, 1, 1]),
+        ([0.5] * 4, [0, 1, 0, 1]),
+        ([], []),
+    ],
     ids=["separated", "one kind", "one probability", "nothing"],
 )
 def test_what_has_no_slope(p: list[float], event: list[float]) -> None:
@@ -113,9 +118,13 @@ def test_bins_are_scikit_learns_quantiles() -> None:
     p, event = binary()
     bins = reliability(p, event)
     observed, predicted = calibration_curve(event, p, n_bins=10, strategy="quantile")
-    assert bins.observed == pytest.approx(observed, abs=TINY) and bins.predicted == pytest.approx(predicted, abs=TINY)
+    assert bins.observed == pytest.approx(
+        observed, abs=TINY
+    ) and bins.predicted == pytest.approx(predicted, abs=TINY)
     weights = bins.counts / 80
-    assert expected_calibration_error(bins) == pytest.approx((weights * abs(observed - predicted)).sum(), abs=TINY)
+    assert expected_calibration_error(bins) == pytest.approx(
+        (weights * abs(observed - predicted)).sum(), abs=TINY
+    )
 
 
 @pytest.mark.parametrize("least", [1, 7, 20, 41, 200])
@@ -137,7 +146,13 @@ def test_net_benefit_is_that_of_dcurves() -> None:
     """``dca(frame, "e", ["p"], thresholds=[.05, .25, .5, .75, .95])``."""
     p, event = binary()
     at = (0.05, 0.25, 0.5, 0.75, 0.95)
-    model = [0.5144736842105264, 0.35833333333333345, 0.11249999999999999, -0.012499999999999956, 0.0125]
+    model = [
+        0.5144736842105264,
+        0.35833333333333345,
+        0.11249999999999999,
+        -0.012499999999999956,
+        0.0125,
+    ]
     everybody = [0.5263157894736843, 0.4, 0.1, -0.8, -8.0]
     assert net_benefit(p, event, at) == pytest.approx(model, abs=TINY)
     assert treat_all(event, at) == pytest.approx(everybody, abs=TINY)
@@ -151,7 +166,9 @@ def test_sets_are_those_of_mapie() -> None:
     fits, held = halves(np.arange(60))
     threshold = quantile(true_scores(p[fits], y[fits]), too_few=1.0)
     assert threshold == pytest.approx(0.7911307675294623, abs=TINY)
-    assert sets_of(p[held], y[held], threshold) == pytest.approx((0.8333333333333334, 1.9), abs=TINY)
+    assert sets_of(p[held], y[held], threshold) == pytest.approx(
+        (0.8333333333333334, 1.9), abs=TINY
+    )
 
 
 def test_too_few_calibration_samples_make_the_full_set() -> None:
@@ -167,7 +184,9 @@ def test_shrinkage_of_a_threshold() -> None:
 
 def test_a_patients_samples_are_in_one_half() -> None:
     fits, held = halves(np.array([7, 7, 3, 3, 9, 9]))
-    assert fits.tolist() == [False, False, True, True, True, True] and held.tolist() == [not v for v in fits]
+    assert fits.tolist() == [False, False, True, True, True, True] and held.tolist() == [
+        not v for v in fits
+    ]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -200,8 +219,12 @@ def test_brier_weights_are_those_of_kaplan_meier(at: float) -> None:
     """Risk 0 has the observed risk as its score, risk 1 the rest: with ties of events and censored samples, too."""
     s, time, event = survival()
     observed = observed_risk(time, event, at)
-    assert brier_of_survival(np.zeros_like(s), time, event, at) == pytest.approx(observed, abs=TINY)
-    assert brier_of_survival(np.ones_like(s), time, event, at) == pytest.approx(1 - observed, abs=TINY)
+    assert brier_of_survival(np.zeros_like(s), time, event, at) == pytest.approx(
+        observed, abs=TINY
+    )
+    assert brier_of_survival(np.ones_like(s), time, event, at) == pytest.approx(
+        1 - observed, abs=TINY
+    )
 
 
 def test_brier_of_survival_without_censoring_is_the_plain_one() -> None:
@@ -241,12 +264,19 @@ def test_evidence_of_two_classes() -> None:
     p, event = binary()
     x = np.log(p / (1 - p)).astype(np.float32)[:, None]
     samples = Samples(x, event.astype(np.int64))
-    found = evidence_of(task_of("multiclass"), linear([[0.0], [1.0]]), samples, samples, np.arange(len(samples)), Ask())
+    found = evidence_of(
+        task_of("multiclass"),
+        linear([[0.0], [1.0]]),
+        samples,
+        samples,
+        np.arange(len(samples)),
+        Ask(),
+    )
     assert found["brier"] == pytest.approx(brier_score_loss(event, p), abs=1e-6)
     assert found["calibration_slope"] == pytest.approx(0.28199799558051397, abs=1e-5)
-    assert set(found) == {*("brier", "calibration_slope", "calibration_in_the_large", "ece", "reliability")} | {
-        *("net_benefit", "conformal")
-    }
+    assert set(found) == {
+        *("brier", "calibration_slope", "calibration_in_the_large", "ece", "reliability")
+    } | {*("net_benefit", "conformal")}
     assert unflat(found["reliability"]).shape == (10, 3)  # type: ignore[arg-type]
 
 
@@ -255,12 +285,21 @@ def test_evidence_of_more_classes_is_of_the_models_confidence() -> None:
     p, y = classes()
     samples = Samples(np.log(p).astype(np.float32), y)
     found = evidence_of(
-        task_of("multiclass"), linear(np.eye(3).tolist()), samples, samples, np.arange(len(samples)), Ask()
+        task_of("multiclass"),
+        linear(np.eye(3).tolist()),
+        samples,
+        samples,
+        np.arange(len(samples)),
+        Ask(),
     )
     right = (p.argmax(1) == y).astype(float)
     assert found["brier"] == pytest.approx(((p.max(1) - right) ** 2).mean(), abs=1e-6)
-    assert "net_benefit" not in found and found["conformal"] == pytest.approx([30, 0.7911307675294623], abs=1e-6)
-    sets = conformal_sets(linear(np.eye(3).tolist()), samples, np.arange(60), 1.0)["conformal_sets"]
+    assert "net_benefit" not in found and found["conformal"] == pytest.approx(
+        [30, 0.7911307675294623], abs=1e-6
+    )
+    sets = conformal_sets(linear(np.eye(3).tolist()), samples, np.arange(60), 1.0)[
+        "conformal_sets"
+    ]
     own, common = 0.8333333333333334, (1.0, 3.0)  # of threshold 1 every class is in the set
     assert sets[:5] == pytest.approx([30, own, 1.9, *common], abs=1e-6)  # type: ignore[index]
 
@@ -268,25 +307,51 @@ def test_evidence_of_more_classes_is_of_the_models_confidence() -> None:
 def test_evidence_of_findings_counts_known_labels() -> None:
     """Three labels are known: sigmoid(0) = .5 each, so Brier = .25."""
     samples = Samples(np.zeros((2, 1), np.float32), np.array([[1, -1], [0, 1]], np.float32))
-    found = evidence_of(task_of("multilabel"), linear([[1.0], [1.0]]), samples, samples, np.arange(len(samples)), Ask())
-    assert found["brier"] == pytest.approx(0.25) and unflat(found["reliability"])[:, 0].sum() == 3  # type: ignore[arg-type]
+    found = evidence_of(
+        task_of("multilabel"),
+        linear([[1.0], [1.0]]),
+        samples,
+        samples,
+        np.arange(len(samples)),
+        Ask(),
+    )
+    assert (
+        found["brier"] == pytest.approx(0.25) and unflat(found["reliability"])[:, 0].sum() == 3  # type: ignore[arg-type]
+    )
 
 
 def test_evidence_of_survival_needs_a_time() -> None:
     s, time, event = survival()
-    samples = Samples(s.astype(np.float32)[:, None], np.stack([time, event], 1).astype(np.float32))
+    samples = Samples(
+        s.astype(np.float32)[:, None], np.stack([time, event], 1).astype(np.float32)
+    )
     task, model = task_of("survival"), linear([[1.0]])
     assert evidence_of(task, model, samples, samples, np.arange(len(samples)), Ask()) == {}
-    found = evidence_of(task, model, samples, samples, np.arange(len(samples)), Ask(horizon=8.0))
+    found = evidence_of(
+        task, model, samples, samples, np.arange(len(samples)), Ask(horizon=8.0)
+    )
     assert found["calibration_slope"] == pytest.approx(0.5224760572676023, abs=1e-5)
     expected = predicted_risk(s, 0.7322725916657231).mean()
-    assert found["calibration_in_the_large"] == pytest.approx(math.log(0.6456690664070506 / expected), abs=1e-5)
+    assert found["calibration_in_the_large"] == pytest.approx(
+        math.log(0.6456690664070506 / expected), abs=1e-5
+    )
     risk = predicted_risk(s, 0.7322725916657231)
     assert found["brier"] == pytest.approx(brier_of_survival(risk, time, event, 8.0), abs=1e-5)
-    fewer = int(min(((time <= 8) & (event > 0)).sum(), (time > 8).sum()))  # events, or followed beyond without one
+    fewer = int(
+        min(((time <= 8) & (event > 0)).sum(), (time > 8).sum())
+    )  # events, or followed beyond without one
     for least in (fewer, fewer + 1):
-        limited = evidence_of(task, model, samples, samples, np.arange(len(samples)), Ask(least=least, horizon=8.0))
-        assert bool(limited) == (least == fewer) and (not limited or limited.keys() == found.keys())
+        limited = evidence_of(
+            task,
+            model,
+            samples,
+            samples,
+            np.arange(len(samples)),
+            Ask(least=least, horizon=8.0),
+        )
+        assert bool(limited) == (least == fewer) and (
+            not limited or limited.keys() == found.keys()
+        )
 
 
 @pytest.mark.parametrize("when", [3, 17, 35])
@@ -295,7 +360,9 @@ def test_a_group_of_one_event_does_not_tell_when_it_was(when: int) -> None:
     of nineteen without. The group's risk is 1 / (number at risk as it happened), so with the times of the nineteen,
     censored at 2, 4, ..., the server knows the patient's time to two units.
     """
-    others = np.concatenate([np.arange(1.0, 41.0), np.full(40, 99.0)])  # forty events, forty followed to the end
+    others = np.concatenate(
+        [np.arange(1.0, 41.0), np.full(40, 99.0)]
+    )  # forty events, forty followed to the end
     group = np.concatenate([[when], np.arange(2.0, 38.0, 2.0), [60.0]])
     time = np.concatenate([others, group])
     event = np.concatenate([np.arange(80) < 40, np.arange(20) < 1]).astype(float)
@@ -306,8 +373,12 @@ def test_a_group_of_one_event_does_not_tell_when_it_was(when: int) -> None:
         bins = risk_bins(risk, time, event, 50.0, least, np.arange(100))
         ends = np.cumsum(bins.counts).astype(int)
         rows = np.split(np.argsort(risk, kind="stable"), ends[:-1])
-        assert ends[-1] == 100 and all(fewest_units([kinds_until(time[r], event[r], 50.0, r)]) >= least for r in rows)
-        assert [observed_risk(time[r], event[r], 50.0) for r in rows] == pytest.approx(list(bins.observed))
+        assert ends[-1] == 100 and all(
+            fewest_units([kinds_until(time[r], event[r], 50.0, r)]) >= least for r in rows
+        )
+        assert [observed_risk(time[r], event[r], 50.0) for r in rows] == pytest.approx(
+            list(bins.observed)
+        )
 
 
 def test_the_worst_decile_of_cases() -> None:
@@ -321,7 +392,9 @@ def test_the_worst_decile_of_cases() -> None:
     conv.weight.data = torch.tensor([0.0, 1.0]).reshape(2, 1, 1, 1)
     model, samples = FlatModel(nn.Sequential(conv)), Samples(pictures, masks)
     task = task_of("segmentation")
-    assert evidence_of(task, model, samples, samples, np.arange(len(samples)), Ask()) == {"dice_worst_decile": 0.0}
+    assert evidence_of(task, model, samples, samples, np.arange(len(samples)), Ask()) == {
+        "dice_worst_decile": 0.0
+    }
     assert (
         evidence_of(task, model, samples, samples, np.arange(len(samples)), Ask(least=3)) == {}
     )  # the tenth is two cases

@@ -26,7 +26,9 @@ LEAST = 10
 RECORDS = 12  # of the patient whom the server is after
 OTHERS = 108
 UNITS = np.concatenate([np.arange(OTHERS), np.full(RECORDS, OTHERS)])
-SAID = np.concatenate([np.linspace(0.1, 0.6, OTHERS), np.full(RECORDS, 0.9)])  # the crafted model's predictions
+SAID = np.concatenate(
+    [np.linspace(0.1, 0.6, OTHERS), np.full(RECORDS, 0.9)]
+)  # the crafted model's predictions
 
 
 def test_a_bin_of_one_patients_records_joins_its_neighbour() -> None:
@@ -36,19 +38,30 @@ def test_a_bin_of_one_patients_records_joins_its_neighbour() -> None:
         alone = reliability(SAID, event, LEAST)
         assert (alone.counts[-1], alone.observed[-1]) == (RECORDS, label)
         bins = reliability(SAID, event, LEAST, UNITS)
-        assert bins.counts[-1] == 24 and bins.observed[-1] == pytest.approx((6 + RECORDS * label) / 24)
+        assert bins.counts[-1] == 24 and bins.observed[-1] == pytest.approx(
+            (6 + RECORDS * label) / 24
+        )
         assert bins.counts[:-1].tolist() == alone.counts[:-2].tolist()
     rows = np.array(value_bins(SAID, SAID, LEAST, UNITS)).reshape(-1, 4)
-    assert rows[-1, 0] == 24 and np.array(value_bins(SAID, SAID, LEAST)).reshape(-1, 4)[-1, 0] == RECORDS
+    assert (
+        rows[-1, 0] == 24
+        and np.array(value_bins(SAID, SAID, LEAST)).reshape(-1, 4)[-1, 0] == RECORDS
+    )
 
 
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=60), st.integers(1, 25), st.integers(0, 2**32 - 1))
+@given(
+    st.lists(st.integers(1, 30), min_size=1, max_size=60),
+    st.integers(1, 25),
+    st.integers(0, 2**32 - 1),
+)
 def test_no_bin_is_of_fewer_patients(records: list[int], least: int, seed: int) -> None:
     """However many records each patient has; with too few patients one bin is left, which egress keeps."""
     units = np.repeat(np.arange(len(records)), records)
     own = groups_of(np.random.default_rng(seed).random(len(units)).round(1), least, units)
     counts = [len(np.unique(units[own == k])) for k in range(own.max() + 1)]
-    assert min(counts) >= min(least, len(records)) and (len(records) >= least or len(counts) == 1)
+    assert min(counts) >= min(least, len(records)) and (
+        len(records) >= least or len(counts) == 1
+    )
 
 
 def test_events_of_survival_are_counted_by_patient() -> None:
@@ -69,7 +82,12 @@ def test_findings_of_one_sample_are_one() -> None:
     layer.weight.data.fill_(1.0)
     samples = Samples(x, np.tile([0.0, 1.0], (20, 10)).astype(np.float32))
     found = evidence_of(
-        task_of("multilabel"), FlatModel(nn.Sequential(layer)), samples, samples, np.arange(20), Ask(LEAST)
+        task_of("multilabel"),
+        FlatModel(nn.Sequential(layer)),
+        samples,
+        samples,
+        np.arange(20),
+        Ask(LEAST),
     )
     assert unflat(found["reliability"])[:, 0].tolist() == [200, 200]  # type: ignore[arg-type]
 
@@ -90,13 +108,20 @@ def test_cases_are_counted_by_patient() -> None:
     for units, there in ((np.arange(120), True), (np.arange(120) // 12, False)):
         assert bool(evidence_of(task, model, samples, samples, units, Ask(LEAST))) == there
     groups = np.repeat(["a", "b"], 60)
-    assert set(subgroup_scores(task, model, samples, groups, None, LEAST)) == {"subgroup.a", "subgroup.b"}
+    assert set(subgroup_scores(task, model, samples, groups, None, LEAST)) == {
+        "subgroup.a",
+        "subgroup.b",
+    }
     model, samples = pictures(66)
     assert subgroup_scores(task, model, samples, groups, None, LEAST) == {}
 
 
 def test_both_halves_have_enough_patients() -> None:
-    assert enough(np.arange(20), 10) and not enough(np.arange(19), 10) and not enough(np.arange(100) // 10, 6)
+    assert (
+        enough(np.arange(20), 10)
+        and not enough(np.arange(19), 10)
+        and not enough(np.arange(100) // 10, 6)
+    )
 
 
 def of_patients(folder: Path, records: int) -> dict[str, Path]:
@@ -105,23 +130,39 @@ def of_patients(folder: Path, records: int) -> dict[str, Path]:
     for k, part in enumerate(("train", "val", "test")):
         x = rng.normal(size=(120, 1)).astype(np.float32)
         own = x[:, 0].argsort().argsort() // (records if part == "test" else 1)
-        arrays |= {f"x_{part}": x, f"y_{part}": (x[:, 0] > 0).astype(int), f"patient_{part}": own + 1000 * k}
+        arrays |= {
+            f"x_{part}": x,
+            f"y_{part}": (x[:, 0] > 0).astype(int),
+            f"patient_{part}": own + 1000 * k,
+        }
     np.savez(folder / "a.npz", classes=np.array(2), **arrays)
     return {"a": folder / "a.npz"}
 
 
 @pytest.mark.parametrize(
     ("records", "bins", "lists"),
-    [(15, 0, set()), (7, 1, {"net_benefit", "reliability"}), (2, 5, {"net_benefit", "reliability", "conformal"})],
+    [
+        (15, 0, set()),
+        (7, 1, {"net_benefit", "reliability"}),
+        (2, 5, {"net_benefit", "reliability", "conformal"}),
+    ],
     ids=["8 patients", "18 patients", "60 patients"],
 )
-def test_what_leaves_a_hospital_is_over_patients(tmp_path: Path, records: int, bins: int, lists: set[str]) -> None:
+def test_what_leaves_a_hospital_is_over_patients(
+    tmp_path: Path, records: int, bins: int, lists: set[str]
+) -> None:
     """Eight patients give nothing, no score either; of 18 one half is too small to calibrate."""
     policy = tmp_path / "policy.toml"
     words = ", ".join(f'"{word}"' for word in ("loss", "score", *EVIDENCE))
     policy.write_text(f"metrics = [{words}]\nmin-silos = 1\n")
-    given: dict[str, Any] = {"state_dir": tmp_path / "state", "policy": str(policy), "learning_rate": 1.0}
-    run = federate(of_patients(tmp_path, records), strategy="fedavg", rounds=2, evidence="on", **given)
+    given: dict[str, Any] = {
+        "state_dir": tmp_path / "state",
+        "policy": str(policy),
+        "learning_rate": 1.0,
+    }
+    run = federate(
+        of_patients(tmp_path, records), strategy="fedavg", rounds=2, evidence="on", **given
+    )
     found = run.federation.closing.evidence["a"]
     assert {name for name, value in found.items() if isinstance(value, list)} == lists
     assert ("brier" in found) == bool(lists)

@@ -19,7 +19,13 @@ from torch import nn
 from models.evidence.calibration import groups_of
 from models.evidence.measure import EVIDENCE, Ask, conformal_intervals, evidence_of
 from models.evidence.subgroups import subgroup_scores
-from models.evidence.values import agreement, interval_shares, quantile, recalibration, value_bins
+from models.evidence.values import (
+    agreement,
+    interval_shares,
+    quantile,
+    recalibration,
+    value_bins,
+)
 from models.flat import FlatModel
 from models.samples import Samples
 from models.tasks import task_of
@@ -52,7 +58,9 @@ def test_limits_of_agreement() -> None:
     mean, low, high = agreement(said, truth)
     assert mean == pytest.approx(np.mean(truth - said), abs=TINY)
     assert (high - low) / 2 == pytest.approx(1.96 * np.std(truth - said, ddof=1), abs=TINY)
-    assert np.mean((low < truth - said) & (truth - said < high)) == pytest.approx(0.95, abs=0.01)
+    assert np.mean((low < truth - said) & (truth - said < high)) == pytest.approx(
+        0.95, abs=0.01
+    )
 
 
 @pytest.mark.parametrize("least", [1, 10, 40])
@@ -60,27 +68,41 @@ def test_bins_hold_equal_numbers(least: int) -> None:
     said, truth = pairs()
     rows = np.array(value_bins(said, truth, least)).reshape(-1, 4)
     own = groups_of(said, least)
-    assert rows[:, 0].sum() == 90 and rows[:, 0].min() >= least and len(rows) == {1: 10, 10: 9, 40: 2}[least]
+    assert (
+        rows[:, 0].sum() == 90
+        and rows[:, 0].min() >= least
+        and len(rows) == {1: 10, 10: 9, 40: 2}[least]
+    )
     for k, (n, predicted, observed, error) in enumerate(rows):
-        assert n == (own == k).sum() and error == pytest.approx(mean_absolute_error(truth[own == k], said[own == k]))
-        assert [predicted, observed] == pytest.approx([said[own == k].mean(), truth[own == k].mean()], abs=TINY)
+        assert n == (own == k).sum() and error == pytest.approx(
+            mean_absolute_error(truth[own == k], said[own == k])
+        )
+        assert [predicted, observed] == pytest.approx(
+            [said[own == k].mean(), truth[own == k].mean()], abs=TINY
+        )
 
 
 @pytest.mark.parametrize("n", [9, 10, 37, 200])
 def test_the_half_width_is_numpys_quantile(n: int) -> None:
     errors = np.abs(np.random.default_rng(n).normal(size=n))
     level = min(math.ceil((n + 1) * 0.9) / n, 1.0) - 1e-12
-    assert quantile(errors) == pytest.approx(np.quantile(errors, level, method="inverted_cdf"), abs=TINY)
+    assert quantile(errors) == pytest.approx(
+        np.quantile(errors, level, method="inverted_cdf"), abs=TINY
+    )
     assert math.isnan(quantile(errors[:8]))  # no half width of eight errors holds 90 %
 
 
 def test_intervals_cover_nine_in_ten() -> None:
     """Over many draws the own half width covers 90 % or more; between own and common lies the shrunk one."""
     rng = np.random.default_rng(5)
-    each = np.array([interval_shares(np.abs(rng.normal(size=40)), np.arange(40), 1.0) for _ in range(2000)])
+    each = np.array(
+        [interval_shares(np.abs(rng.normal(size=40)), np.arange(40), 1.0) for _ in range(2000)]
+    )
     assert set(each[:, 0]) == {20} and 0.9 <= each[:, 1].mean() < 0.93
     own, common, shrunk = each[:, 2], each[:, 4], each[:, 6]
-    assert (common == 2).all() and shrunk == pytest.approx((20 * own + 19 * common) / 39, abs=TINY)
+    assert (common == 2).all() and shrunk == pytest.approx(
+        (20 * own + 19 * common) / 39, abs=TINY
+    )
 
 
 def samples_of(said: np.ndarray, truth: np.ndarray) -> tuple[Any, FlatModel, Samples]:
@@ -102,15 +124,23 @@ def test_evidence_is_in_the_measurements_unit() -> None:
     assert found["calibration_in_the_large"] == pytest.approx((truth - said).mean(), abs=1e-5)
     n, half = found["conformal_width"]  # type: ignore[misc]
     assert (n, half) == (45, pytest.approx(quantile(np.abs(truth - said)[::2]), abs=1e-5))
-    sets = conformal_intervals(task, model, samples, np.arange(90), [4.0])["conformal_intervals"]
+    sets = conformal_intervals(task, model, samples, np.arange(90), [4.0])[
+        "conformal_intervals"
+    ]
     expected = interval_shares(np.abs(truth - said), np.arange(90), 4.0)
     assert sets == pytest.approx(expected, abs=1e-4)
     read = read_evidence(MetricRecord({**found, "conformal_intervals": sets}))
     assert read.keys() == {*found, "conformal_intervals"}
-    assert "conformal_width" not in evidence_of(task, model, samples, samples, np.arange(len(samples)), Ask(least=46))
+    assert "conformal_width" not in evidence_of(
+        task, model, samples, samples, np.arange(len(samples)), Ask(least=46)
+    )
 
 
-UNITS = {"pressure, mmHg": (120.0, 15.0), "glucose v1.2": (5.5, 0.8), "weight": (70.0, 12.0)}  # mean, deviation
+UNITS = {
+    "pressure, mmHg": (120.0, 15.0),
+    "glucose v1.2": (5.5, 0.8),
+    "weight": (70.0, 12.0),
+}  # mean, deviation
 
 
 def several(n: int = 90) -> tuple[np.ndarray, np.ndarray, Any, FlatModel, Samples]:
@@ -128,12 +158,20 @@ def several(n: int = 90) -> tuple[np.ndarray, np.ndarray, Any, FlatModel, Sample
 def test_each_of_several_measurements_has_the_oracles_numbers() -> None:
     """In its own unit, under the schema's name, which may have dots and blanks."""
     said, truth, task, model, samples = several()
-    found = evidence_of(task, model, samples, samples, np.arange(90), Ask(10, labels=tuple(UNITS)))
+    found = evidence_of(
+        task, model, samples, samples, np.arange(90), Ask(10, labels=tuple(UNITS))
+    )
     assert len(found) == 6 * 3
     halves = [float(found[f"measurement.{name}.conformal_width"][1]) for name in UNITS]  # type: ignore[index]
-    sets = conformal_intervals(task, model, samples, np.arange(90), [2 * v for v in halves], tuple(UNITS))
+    sets = conformal_intervals(
+        task, model, samples, np.arange(90), [2 * v for v in halves], tuple(UNITS)
+    )
     for k, name in enumerate(UNITS):
-        own = {key.removeprefix(f"measurement.{name}."): value for key, value in (found | sets).items() if name in key}
+        own = {
+            key.removeprefix(f"measurement.{name}."): value
+            for key, value in (found | sets).items()
+            if name in key
+        }
         a, b, error = said[:, k], truth[:, k], np.abs(truth - said)[:, k]
         line, deviation = stats.linregress(a, b), np.std(b - a, ddof=1)
         assert own["calibration_slope"] == pytest.approx(line.slope, abs=TINY)
@@ -146,17 +184,28 @@ def test_each_of_several_measurements_has_the_oracles_numbers() -> None:
         level = math.ceil(46 * 0.9) / 45 - 1e-12
         quantile = np.quantile(error[::2], level, method="inverted_cdf")
         assert own["conformal_width"] == [45, pytest.approx(quantile, abs=TINY)]
-        assert own["conformal_intervals"] == pytest.approx(interval_shares(error, np.arange(90), 2 * halves[k]))
+        assert own["conformal_intervals"] == pytest.approx(
+            interval_shares(error, np.arange(90), 2 * halves[k])
+        )
         rows = np.array(own["value_bins"]).reshape(-1, 4)
         lowest = np.argsort(a)[:10]
-        expected = [10, a[lowest].mean(), b[lowest].mean(), mean_absolute_error(b[lowest], a[lowest])]
+        expected = [
+            10,
+            a[lowest].mean(),
+            b[lowest].mean(),
+            mean_absolute_error(b[lowest], a[lowest]),
+        ]
         assert rows[0] == pytest.approx(expected, abs=TINY)
 
 
 def test_measurements_without_names_have_those_of_predict() -> None:
     _, _, task, model, samples = several()
     found = evidence_of(task, model, samples, samples, np.arange(90), Ask())
-    assert {name.split(".")[1] for name in found} == {"y_0", "y_1", "y_2"} == set(task.answers(samples.y)[0])
+    assert (
+        {name.split(".")[1] for name in found}
+        == {"y_0", "y_1", "y_2"}
+        == set(task.answers(samples.y)[0])
+    )
 
 
 def test_the_server_takes_measurements_by_the_schemas_names() -> None:
@@ -185,8 +234,13 @@ def test_subgroups_have_errors_in_units() -> None:
     found = subgroup_scores(task, model, samples, groups, None, 10)
     for name in ("f", "m"):
         rows, (n, mae, low, high, rmse) = groups == name, found[f"subgroup.{name}"]  # type: ignore[misc]
-        assert (n, mae) == (rows.sum(), pytest.approx(mean_absolute_error(truth[rows], said[rows]), abs=1e-5))
-        assert low < mae < high and rmse == pytest.approx(root_mean_squared_error(truth[rows], said[rows]), abs=1e-5)
+        assert (n, mae) == (
+            rows.sum(),
+            pytest.approx(mean_absolute_error(truth[rows], said[rows]), abs=1e-5),
+        )
+        assert low < mae < high and rmse == pytest.approx(
+            root_mean_squared_error(truth[rows], said[rows]), abs=1e-5
+        )
     assert subgroup_scores(task, model, samples, np.repeat(["f", "m"], (85, 5)), None, 10) == {}
 
 
@@ -194,7 +248,9 @@ SPOILT: dict[str, dict[str, Any]] = {
     "'agreement' is out of range": {"agreement": [10.0, 2.0, 3.0, 4.0]},
     "'value_bins' is out of range": {"value_bins": [10.0, 2.0, 3.0]},
     "'conformal_width' is out of range": {"conformal_width": [10.0, -1.0]},
-    "'conformal_intervals' is out of range": {"conformal_intervals": [10.0, 1.1, 1.0, 1.0, 1.0, 1.0, 1.0]},
+    "'conformal_intervals' is out of range": {
+        "conformal_intervals": [10.0, 1.1, 1.0, 1.0, 1.0, 1.0, 1.0]
+    },
     "'subgroup.f' is out of range": {"subgroup.f": [10.0, 1.0, 0.5, -2.0, 3.0]},
 }
 
@@ -205,7 +261,9 @@ def test_the_server_takes_no_nonsense(reason: str) -> None:
         read_evidence(MetricRecord(SPOILT[reason]))
 
 
-def measuring(folder: Path, sizes: dict[str, int], names: Sequence[str] = ()) -> dict[str, Path]:
+def measuring(
+    folder: Path, sizes: dict[str, int], names: Sequence[str] = ()
+) -> dict[str, Path]:
     rng, files = np.random.default_rng(3), {}
     for name, tested in sizes.items():
         arrays: dict[str, Any] = {"label_names": np.array(names)} if names else {}
@@ -222,7 +280,10 @@ def measuring(folder: Path, sizes: dict[str, int], names: Sequence[str] = ()) ->
 def test_hospitals_send_it_as_their_policy_says(tmp_path: Path) -> None:
     """By default nothing; then the words listed; c has too few test samples for anything."""
     files = measuring(tmp_path, {"a": 60, "b": 50, "c": 8})
-    policy, given = tmp_path / "policy.toml", {"strategy": "fedavg", "rounds": 3, "evidence": "on"}
+    policy, given = (
+        tmp_path / "policy.toml",
+        {"strategy": "fedavg", "rounds": 3, "evidence": "on"},
+    )
     own = {"calibration_slope", "calibration_intercept", "agreement", "value_bins"}
     for i, (words, expected) in enumerate(
         {
@@ -233,7 +294,11 @@ def test_hospitals_send_it_as_their_policy_says(tmp_path: Path) -> None:
         }.items()
     ):
         policy.write_text(f'metrics = ["loss", "score"{words}]\n')
-        changes: dict[str, Any] = {"state_dir": tmp_path / f"state{i}", "policy": str(policy), "learning_rate": 0.1}
+        changes: dict[str, Any] = {
+            "state_dir": tmp_path / f"state{i}",
+            "policy": str(policy),
+            "learning_rate": 0.1,
+        }
         found = federate(files, **given, **changes).federation.closing.evidence
         assert [set(found[name]) for name in files] == [expected, expected, set()]
     widths = [found[name]["conformal_intervals"] for name in "ab"]
@@ -242,15 +307,27 @@ def test_hospitals_send_it_as_their_policy_says(tmp_path: Path) -> None:
 
 def test_hospitals_send_that_of_each_measurement(tmp_path: Path) -> None:
     """By its name in the schema, in its unit; also where a hospital's file has them in another order."""
-    files, names = measuring(tmp_path, {"a": 60, "b": 50, "c": 8}, ("sbp", "dbp")), ("sbp", "dbp")
+    files, names = (
+        measuring(tmp_path, {"a": 60, "b": 50, "c": 8}, ("sbp", "dbp")),
+        ("sbp", "dbp"),
+    )
     other = dict(np.load(files["b"]))
     np.savez(
         files["b"],
-        **other | {"label_names": np.array(names[::-1])} | {k: v[:, ::-1] for k, v in other.items() if k[0] == "y"},
+        **other
+        | {"label_names": np.array(names[::-1])}
+        | {k: v[:, ::-1] for k, v in other.items() if k[0] == "y"},
     )
     policy = tmp_path / "policy.toml"
-    given: dict[str, Any] = {"strategy": "fedavg", "rounds": 3, "evidence": "on", "learning_rate": 0.1}
-    for i, (words, expected) in enumerate({"calibration_slope": 1, '", "'.join(EVIDENCE): 7}.items()):
+    given: dict[str, Any] = {
+        "strategy": "fedavg",
+        "rounds": 3,
+        "evidence": "on",
+        "learning_rate": 0.1,
+    }
+    for i, (words, expected) in enumerate(
+        {"calibration_slope": 1, '", "'.join(EVIDENCE): 7}.items()
+    ):
         policy.write_text(f'metrics = ["loss", "score", "{words}"]\n')
         run = federate(files, **given, state_dir=tmp_path / f"state{i}", policy=str(policy))
         found = run.federation.closing.evidence
@@ -260,7 +337,9 @@ def test_hospitals_send_that_of_each_measurement(tmp_path: Path) -> None:
         key = f"measurement.{name}.conformal_"
         (n, a), (m, b) = (found[silo][f"{key}width"] for silo in "ab")  # type: ignore[misc]
         for silo in "ab":
-            assert found[silo][f"{key}intervals"][4] == pytest.approx(2 * (n * a + m * b) / (n + m))  # type: ignore[index]
+            assert found[silo][f"{key}intervals"][4] == pytest.approx(  # type: ignore[index]
+                2 * (n * a + m * b) / (n + m)
+            )
             bins = np.array(found[silo][f"measurement.{name}.value_bins"]).reshape(-1, 4)
             own = np.load(files[silo])["y_test"][:, k if silo == "a" else 1 - k]
             assert bins[:, 0] @ bins[:, 2] / len(own) == pytest.approx(own.mean(), rel=1e-6)

@@ -45,7 +45,10 @@ def test_layout_names_every_tensor_in_order(model: FlatModel) -> None:
         Entry("fc.weight", (2, 2), 12, 16),
         Entry("fc.bias", (2,), 16, 18),
     )
-    assert layout.buffers == (Entry("norm.running_mean", (2,), 0, 2), Entry("norm.running_var", (2,), 2, 4))
+    assert layout.buffers == (
+        Entry("norm.running_mean", (2,), 0, 2),
+        Entry("norm.running_var", (2,), 2, 4),
+    )
     assert layout.blocks == (Block("conv", 0, 8), Block("norm", 8, 12), Block("fc", 12, 18))
     assert (layout.size, layout.buffer_size) == (18, 4)
     assert model.has_batch_norm
@@ -56,7 +59,9 @@ def test_the_vector_holds_what_the_module_was_built_with() -> None:
     module = Net()
     before = copy.deepcopy(module.state_dict())
     model = FlatModel(module)
-    assert torch.equal(model.vector, torch.cat([before[e.name].flatten() for e in model.layout.parameters]))
+    assert torch.equal(
+        model.vector, torch.cat([before[e.name].flatten() for e in model.layout.parameters])
+    )
     assert all(torch.equal(before[n], t) for n, t in module.state_dict().items())
 
 
@@ -66,7 +71,9 @@ def test_parameters_and_gradients_are_views(model: FlatModel) -> None:
     grads = model.gradient.untyped_storage().data_ptr()
     x = torch.randn(5, 3, 4, 4)
     model.module(x).square().sum().backward()
-    for entry, parameter in zip(model.layout.parameters, model.module.parameters(), strict=True):
+    for entry, parameter in zip(
+        model.layout.parameters, model.module.parameters(), strict=True
+    ):
         assert parameter.untyped_storage().data_ptr() == storage
         assert parameter.storage_offset() == entry.start
         assert parameter.grad is not None
@@ -169,7 +176,10 @@ def test_gather_and_scatter() -> None:
 
 def test_without_block_names_every_leaf_is_one() -> None:
     model = FlatModel(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)))
-    assert [(b.name, b.start, b.stop) for b in model.layout.blocks] == [("0", 0, 9), ("2", 9, 13)]
+    assert [(b.name, b.start, b.stop) for b in model.layout.blocks] == [
+        ("0", 0, 9),
+        ("2", 9, 13),
+    ]
     assert not model.has_batch_norm
 
 
@@ -219,7 +229,9 @@ def test_normalisation_layers_are_found_by_their_type() -> None:
 
         def __init__(self) -> None:
             super().__init__()
-            self.body = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+            self.body = nn.Sequential(
+                nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+            )
             self.free = nn.BatchNorm1d(1, affine=False)
             self.head = nn.Linear(2, 1)
             self.batch_norm_like = nn.ReLU()
@@ -302,10 +314,18 @@ def test_of_an_embedding_only_the_rows_that_were_looked_up_are_added() -> None:
     for _ in range(2):  # twice: gradients add up, as without
         dense(x).square().sum().backward()
         model.module(x).square().sum().backward()
-        expected = torch.cat([p.grad.flatten() for p in dense.parameters() if p.grad is not None])
+        expected = torch.cat(
+            [p.grad.flatten() for p in dense.parameters() if p.grad is not None]
+        )
         torch.testing.assert_close(model.gradient, expected)
     assert model.gradient.data_ptr() == place == model.parameters[0].grad.data_ptr()  # type: ignore[union-attr]
-    assert [bool(row.any()) for row in model.gradient[:10].view(5, 2)] == [False, True, False, True, False]
+    assert [bool(row.any()) for row in model.gradient[:10].view(5, 2)] == [
+        False,
+        True,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_an_embedding_that_is_frozen_is_none_of_the_models() -> None:
@@ -321,7 +341,12 @@ def test_steps_on_the_rows_with_a_gradient_are_the_dense_ones_bit_for_bit() -> N
     what the gradient holds.
     """
     torch.manual_seed(0)
-    layers = [nn.Linear(3, 3), nn.Embedding(300, 5, padding_idx=0), nn.Flatten(), nn.Linear(20, 3)]
+    layers = [
+        nn.Linear(3, 3),
+        nn.Embedding(300, 5, padding_idx=0),
+        nn.Flatten(),
+        nn.Linear(20, 3),
+    ]
 
     class Net(nn.Module):
         block_names = ("a", "b", "c")
@@ -359,11 +384,23 @@ def test_steps_on_the_rows_with_a_gradient_are_the_dense_ones_bit_for_bit() -> N
 def test_what_is_outside_of_a_part_of_a_block() -> None:
     """FedBN's newcomer trains the norm of a stage and not its convolution: only that is left in the backward pass."""
     torch.manual_seed(0)
-    stages = nn.Sequential(nn.Sequential(nn.Conv2d(3, 2, 1), nn.BatchNorm2d(2)), nn.Flatten(), nn.Linear(2, 2))
+    stages = nn.Sequential(
+        nn.Sequential(nn.Conv2d(3, 2, 1), nn.BatchNorm2d(2)), nn.Flatten(), nn.Linear(2, 2)
+    )
     made = FlatModel(stages)
     norms = made.layout.norm_parts()
-    assert norms == (slice(8, 12),) and made.layout.outside(norms) == (slice(0, 8), slice(12, 18))
+    assert norms == (slice(8, 12),) and made.layout.outside(norms) == (
+        slice(0, 8),
+        slice(12, 18),
+    )
     made.freeze(*made.layout.outside(norms))
-    assert [p.requires_grad for p in made.parameters] == [False, False, True, True, False, False]
+    assert [p.requires_grad for p in made.parameters] == [
+        False,
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
     loss_gradient(made, torch.ones(4, 3, 1, 1), torch.tensor([0, 1, 0, 1]), cross_entropy)
     assert made.gradient[:8].eq(0).all()

@@ -54,7 +54,9 @@ def test_a_head_stands_behind_the_body_in_one_vector() -> None:
     assert same(start[:31], initial_model("mlp", (3,), 3, OPTIONS, 7)(""))
 
 
-@pytest.mark.parametrize(("name", "shape"), [("small-cnn", (1, 8, 8)), ("resnet8", (3, 8, 8)), ("mlp", (5,))])
+@pytest.mark.parametrize(
+    ("name", "shape"), [("small-cnn", (1, 8, 8)), ("resnet8", (3, 8, 8)), ("mlp", (5,))]
+)
 def test_every_kind_of_network_takes_one(name: str, shape: tuple[int, ...]) -> None:
     """The head gets the features of the last layer; parts, freezing and buffers go by its blocks."""
     torch.manual_seed(0)
@@ -69,9 +71,13 @@ def test_every_kind_of_network_takes_one(name: str, shape: tuple[int, ...]) -> N
 
 def test_a_head_needs_a_linear_layer() -> None:
     network = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
-    with pytest.raises(ValueError, match="needs a linear last layer with a bias, which '1' is not"):
+    with pytest.raises(
+        ValueError, match="needs a linear last layer with a bias, which '1' is not"
+    ):
         with_head(network, Gate)
-    with pytest.raises(ValueError, match="needs a linear last layer with a bias, which '1' is not"):
+    with pytest.raises(
+        ValueError, match="needs a linear last layer with a bias, which '1' is not"
+    ):
         FlatModel(network).layout.linear_head()
 
 
@@ -82,7 +88,9 @@ def test_gradients_of_losses_on_features() -> None:
     loss = feature_gradient(model, x, y, lambda logits, z, y: z.sum())
     z = x @ model.vector[:12].view(4, 3).T + model.vector[12:16]
     torch.testing.assert_close(loss, z.relu().sum())
-    expected = torch.cat([((z > 0).float().T @ x).flatten(), (z > 0).float().sum(0), torch.zeros(15)])
+    expected = torch.cat(
+        [((z > 0).float().T @ x).flatten(), (z > 0).float().sum(0), torch.zeros(15)]
+    )
     torch.testing.assert_close(model.gradient, expected)
     samples = Samples(x.numpy(), y.numpy())
     torch.testing.assert_close(all_features(model, samples), z.relu())
@@ -94,10 +102,14 @@ def test_gradients_of_losses_on_features() -> None:
     assert same(model.gradient, plain)
 
 
-def test_federated_exported_and_used(two: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_federated_exported_and_used(
+    two: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """FedAvg of the gated network: sent whole, kept whole; its export is evaluated by hand."""
     monkeypatch.setattr(FedAvg, "head", Gate)
-    run = federate(two, rounds=2, mlp__hidden="4", directory=tmp_path / "run", strategy="fedavg")
+    run = federate(
+        two, rounds=2, mlp__hidden="4", directory=tmp_path / "run", strategy="fedavg"
+    )
     assert run.values("bytes_up") == [2 * 4 * 51, 2 * 4 * 51, 0]
     card = export_model(tmp_path / "run", "b", "last", tmp_path / "b.safetensors")
     assert card.model.model_dump(exclude_unset=True) == {
@@ -109,7 +121,9 @@ def test_federated_exported_and_used(two: Files, tmp_path: Path, monkeypatch: py
     w = run.personal("b").double().numpy()
     w1, b1, w2, b2, w3, b3 = (
         part.reshape(shape)
-        for part, shape in zip(np.split(w, [12, 16, 28, 31, 47]), [(4, 3), 4, (3, 4), 3, (4, 4), 4], strict=True)
+        for part, shape in zip(
+            np.split(w, [12, 16, 28, 31, 47]), [(4, 3), 4, (3, 4), 3, (4, 4), 4], strict=True
+        )
     )
     z = np.maximum(x @ w1.T + b1, 0)
     p = np.exp((z / (1 + np.exp(-(z @ w3.T + b3)))) @ w2.T + b2)

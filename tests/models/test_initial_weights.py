@@ -42,7 +42,9 @@ def vector(tensors: Tensors) -> Tensor:
 
 
 def initial(file: Path, purpose: str = "", seed: int = 7) -> Tensor:
-    return initial_model("mlp", (3,), 3, TABLE, seed, None, Part(weights=weights_of(file)))(purpose)
+    return initial_model("mlp", (3,), 3, TABLE, seed, None, Part(weights=weights_of(file)))(
+        purpose
+    )
 
 
 # ---- Names -----------------------------------------------------------------------------------------------------------
@@ -50,16 +52,23 @@ def initial(file: Path, purpose: str = "", seed: int = 7) -> Tensor:
 
 def test_every_start_is_the_files(tmp_path: Path) -> None:
     file = saved(tmp_path / "w.safetensors", trained())
-    assert torch.equal(initial(file), vector(trained())) and torch.equal(initial(file, "b", 8), vector(trained()))
+    assert torch.equal(initial(file), vector(trained())) and torch.equal(
+        initial(file, "b", 8), vector(trained())
+    )
 
 
 def test_half_precision_is_widened(tmp_path: Path) -> None:
     half = {name: tensor.half() for name, tensor in trained().items()}
     file = saved(tmp_path / "w.safetensors", half)
-    assert torch.equal(initial(file), vector(half).float()) and initial(file).dtype == torch.float32
+    assert (
+        torch.equal(initial(file), vector(half).float())
+        and initial(file).dtype == torch.float32
+    )
 
 
-def test_a_file_without_the_last_layer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_without_the_last_layer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The body is the file's, the last layer what the seed makes of it without any file; the log says so once."""
     body = {name: tensor for name, tensor in trained().items() if name.startswith("fc1")}
     file = saved(tmp_path / "w.safetensors", body)
@@ -75,9 +84,9 @@ def test_a_file_without_the_last_layer(tmp_path: Path, caplog: pytest.LogCapture
     finally:
         flwr.setLevel(level)
         flwr.propagate = propagates
-    assert [r.getMessage() for r in caplog.records if "starts from the seed" in r.getMessage()] == [
-        f"{file} has no fc2.weight, fc2.bias: the last layer starts from the seed"
-    ]
+    assert [
+        r.getMessage() for r in caplog.records if "starts from the seed" in r.getMessage()
+    ] == [f"{file} has no fc2.weight, fc2.bias: the last layer starts from the seed"]
 
 
 def without(*names: str) -> Tensors:
@@ -88,9 +97,15 @@ def without(*names: str) -> Tensors:
     ("tensors", "message"),
     [
         (without("fc1.bias"), r"of 4 tensors: fc1.bias is missing$"),
-        (without("fc2.bias"), r"fc2.bias is missing$"),  # half of the last layer is no last layer left out
+        (
+            without("fc2.bias"),
+            r"fc2.bias is missing$",
+        ),  # half of the last layer is no last layer left out
         ({**trained(), "fc3.weight": torch.zeros(2)}, r"fc3.weight is not known$"),
-        ({**trained(), "fc2.weight": torch.zeros(5, 4)}, r"fc2.weight is of shape \(5, 4\), not \(3, 4\)$"),
+        (
+            {**trained(), "fc2.weight": torch.zeros(5, 4)},
+            r"fc2.weight is of shape \(5, 4\), not \(3, 4\)$",
+        ),
         (
             {"a": torch.zeros(1), "b": torch.zeros(1), "c": torch.zeros(1)},
             r"a is not known; b is not known; c is not known and 4 more$",
@@ -101,25 +116,35 @@ def test_what_does_not_fit_is_one_line(tensors: Tensors, message: str, tmp_path:
     file = saved(tmp_path / "w.safetensors", tensors)
     with pytest.raises(ValueError, match=message) as error:
         initial(file)
-    assert "\n" not in str(error.value) and str(error.value).startswith(f"init-weights = {file} does not fit")
+    assert "\n" not in str(error.value) and str(error.value).startswith(
+        f"init-weights = {file} does not fit"
+    )
 
 
 def test_what_is_no_such_file_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^init-weights = .*w.safetensors: No such file or directory$"):
+    with pytest.raises(
+        ValueError, match=r"^init-weights = .*w.safetensors: No such file or directory$"
+    ):
         weights_of(tmp_path / "w.safetensors")
     file = tmp_path / "w.safetensors"
     file.write_bytes(b"no safetensors at all")
-    with pytest.raises(ValueError, match=r"^init-weights = .*w.safetensors is no safetensors file: "):
+    with pytest.raises(
+        ValueError, match=r"^init-weights = .*w.safetensors is no safetensors file: "
+    ):
         initial(file)
 
 
 def test_a_file_that_changes_is_another_file(tmp_path: Path) -> None:
     file = saved(tmp_path / "w.safetensors", trained())
     part = Part(weights=weights_of(file))
-    assert part.weights is not None and part.weights.sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert (
+        part.weights is not None
+        and part.weights.sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
+    )
     saved(file, trained(100))
     with pytest.raises(
-        ValueError, match=r"is another file than the run began with: its SHA-256 is not [0-9a-f]{16}\.\.\."
+        ValueError,
+        match=r"is another file than the run began with: its SHA-256 is not [0-9a-f]{16}\.\.\.",
     ):
         initial_model("mlp", (3,), 3, TABLE, 7, None, part)("")
 
@@ -132,9 +157,15 @@ def test_statistics_of_normalisation_come_with_it(tmp_path: Path) -> None:
         if buffer.is_floating_point():
             torch.nn.init.uniform_(buffer, 0.5, 1.5)
             assert name.endswith(("running_mean", "running_var"))
-    named = {n.removeprefix("stem."): t for n, t in network.state_dict().items() if not n.endswith("tracked")}
+    named = {
+        n.removeprefix("stem."): t
+        for n, t in network.state_dict().items()
+        if not n.endswith("tracked")
+    }
     file = saved(tmp_path / "w.safetensors", named)
-    flat = flat_model("resnet18", (3, 8, 8), 2, None, "cpu", None, Part(weights=weights_of(file)))
+    flat = flat_model(
+        "resnet18", (3, 8, 8), 2, None, "cpu", None, Part(weights=weights_of(file))
+    )
     own = FlatModel(network)
     assert torch.equal(flat.vector, own.vector) and torch.equal(flat.buffers, own.buffers)
     flat.buffers.zero_()
@@ -186,21 +217,32 @@ def test_a_run_starts_from_the_file(
     three: Files, sites: dict[str, Path], file: Path, method: str, trainable: str
 ) -> None:
     """What silos get in round 1 is the file's, all of it or the last layer: in APPLE every silo's."""
-    settings = {"strategy": method, "trainable": trainable, "init_weights": str(file), "rounds": 1}
+    settings = {
+        "strategy": method,
+        "trainable": trainable,
+        "init_weights": str(file),
+        "rounds": 1,
+    }
     run = federate(three, **{**RUN, "learning_rate": 1e-9}, **settings, prepare=at(sites))
     expected = vector(trained())[0 if trainable == "all" else 16 :]
     for silo in three:
         assert method == "apple" or torch.allclose(run.personal(silo), expected, atol=1e-6)
-        assert all(torch.equal(model.vector, expected) for model in run.sent_to(silo, 1).values())
+        assert all(
+            torch.equal(model.vector, expected) for model in run.sent_to(silo, 1).values()
+        )
 
 
-def test_a_silo_without_the_file_is_left_out_and_named(three: Files, sites: dict[str, Path], file: Path) -> None:
+def test_a_silo_without_the_file_is_left_out_and_named(
+    three: Files, sites: dict[str, Path], file: Path
+) -> None:
     """No folder, a folder without the file; who has it goes on."""
     settings = {"init_weights": str(file), "rounds": 1, "min_silos": 1, **RUN}
     (sites["b"] / file.name).unlink()
     run = federate(three, **settings, prepare=at({name: sites[name] for name in ("a", "b")}))
     assert sorted(run.strategy.silos) == ["a"]
-    reasons = sorted({str(reply.error.reason) for _, reply in run.grid.traffic if reply.has_error()})
+    reasons = sorted(
+        {str(reply.error.reason) for _, reply in run.grid.traffic if reply.has_error()}
+    )
     assert reasons == [
         f"b lacks the weights that the run starts from: no {file.name}, not in SILOFL_WEIGHTS={sites['b']}",
         f"c lacks the weights that the run starts from: no {file.name}, and no SILOFL_WEIGHTS, "
@@ -214,39 +256,63 @@ def test_the_sites_environment_names_the_folder(
     monkeypatch.setenv("SILOFL_WEIGHTS", str(sites["a"]))
     run = federate(three, init_weights=str(file), rounds=1, **RUN)
     assert sorted(run.strategy.silos) == ["a", "b", "c"]
-    assert all(torch.equal(model.vector, vector(trained())) for model in run.sent_to("b", 1).values())
+    assert all(
+        torch.equal(model.vector, vector(trained())) for model in run.sent_to("b", 1).values()
+    )
 
 
-def test_a_silo_with_another_file_refuses(three: Files, sites: dict[str, Path], file: Path) -> None:
+def test_a_silo_with_another_file_refuses(
+    three: Files, sites: dict[str, Path], file: Path
+) -> None:
     saved(sites["b"] / file.name, trained(100))
     run = federate(three, init_weights=str(file), rounds=1, **RUN, prepare=at(sites))
     (reason,) = {str(reply.error.reason) for _, reply in run.grid.traffic if reply.has_error()}
-    assert reason.startswith(f"b has other weights than the server in {sites['b'] / file.name}: SHA-256 ")
+    assert reason.startswith(
+        f"b has other weights than the server in {sites['b'] / file.name}: SHA-256 "
+    )
     assert "personal" in run.grid.state("a").arrays and "personal" in run.grid.state("c").arrays
 
 
-def test_a_server_names_no_path_at_a_silo(three: Files, sites: dict[str, Path], file: Path, tmp_path: Path) -> None:
+def test_a_server_names_no_path_at_a_silo(
+    three: Files, sites: dict[str, Path], file: Path, tmp_path: Path
+) -> None:
     """Only the last part of what it says counts, in the site's own folder."""
     secret = saved(tmp_path / "secret.safetensors", trained())
-    with pytest.raises((UserError, RuntimeError, ValueError), match=r"no secret.safetensors, not in SILOFL_WEIGHTS="):
+    with pytest.raises(
+        (UserError, RuntimeError, ValueError),
+        match=r"no secret.safetensors, not in SILOFL_WEIGHTS=",
+    ):
         federate(three, init_weights=str(secret), rounds=1, **RUN, prepare=at(sites))
 
 
 def test_a_run_that_goes_on_needs_the_same_file(
     three: Files, sites: dict[str, Path], file: Path, tmp_path: Path
 ) -> None:
-    settings = {**RUN, "trainable": "head", "init_weights": str(file), "directory": tmp_path / "run"}
+    settings = {
+        **RUN,
+        "trainable": "head",
+        "init_weights": str(file),
+        "directory": tmp_path / "run",
+    }
     federate(three, **settings, rounds=1, prepare=at(sites))
     for folder in (file.parent, *sites.values()):
         saved(folder / file.name, trained(100))
-    with pytest.raises(UserError, match=r"w.safetensors is another file than the run began with: restore it"):
+    with pytest.raises(
+        UserError, match=r"w.safetensors is another file than the run began with: restore it"
+    ):
         federate(three, **settings, rounds=2, resume=True, prepare=at(sites))
 
 
 def test_an_export_has_the_files_frozen_layers(
     three: Files, sites: dict[str, Path], file: Path, tmp_path: Path
 ) -> None:
-    settings = {**RUN, "trainable": "head", "init_weights": str(file), "directory": tmp_path / "run", "rounds": 2}
+    settings = {
+        **RUN,
+        "trainable": "head",
+        "init_weights": str(file),
+        "directory": tmp_path / "run",
+        "rounds": 2,
+    }
     run = federate(three, **settings, prepare=at(sites))
     card = export_model(tmp_path / "run", "a", "last", tmp_path / "a.safetensors")
     assert card.model.part
@@ -256,5 +322,8 @@ def test_an_export_has_the_files_frozen_layers(
     assert torch.equal(vector(tensors)[16:], run.personal("a"))
     (sites["a"] / file.name).unlink()
     flat_model.cache_clear()
-    with pytest.raises(ValueError, match=r"^init-weights = .*weights-a/w.safetensors: No such file or directory$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^init-weights = .*weights-a/w.safetensors: No such file or directory$",
+    ):
         export_model(tmp_path / "run", "a", "last", tmp_path / "a.safetensors")

@@ -21,7 +21,9 @@ from models.networks.vit import VitSettings
 from models.trainable import Part, freeze
 
 DEEP = MlpSettings("4,5")  # 3 columns, 3 classes: fc1 4x3, fc2 5x4, fc3 3x5
-LORA = Part("head", 7, None, 2, 8.0)  # of rank 2: 2 (3 + 4) + 2 (4 + 5) = 32 scalars, and the head's 18
+LORA = Part(
+    "head", 7, None, 2, 8.0
+)  # of rank 2: 2 (3 + 4) + 2 (4 + 5) = 32 scalars, and the head's 18
 
 
 def lora(part: Part = LORA) -> FlatModel:
@@ -53,17 +55,27 @@ def test_the_change_by_hand() -> None:
 def test_what_is_trained() -> None:
     """The factors of each frozen linear layer, in the layer's block, and the head; the layers' biases are frozen."""
     layout = lora().layout
-    assert {b.name: b.stop - b.start for b in layout.blocks} == {"fc1": 14, "fc2": 18, "fc3": 18}
-    more = lora(Part("head,fc2.*", 7, None, 2, 8.0)).layout  # what is trained needs no change of low rank
+    assert {b.name: b.stop - b.start for b in layout.blocks} == {
+        "fc1": 14,
+        "fc2": 18,
+        "fc3": 18,
+    }
+    more = lora(
+        Part("head,fc2.*", 7, None, 2, 8.0)
+    ).layout  # what is trained needs no change of low rank
     assert {b.name: b.stop - b.start for b in more.blocks} == {"fc1": 14, "fc2": 25, "fc3": 18}
     half = lora(Part("head,fc2.bias", 7, None, 2, 8.0)).layout
     assert {b.name: b.stop - b.start for b in half.blocks} == {"fc1": 14, "fc2": 23, "fc3": 18}
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "settings"), [("mlp", (3,), DEEP), ("vit-s", (3, 8, 8), VitSettings(4))], ids=["mlp", "vit-s"]
+    ("name", "shape", "settings"),
+    [("mlp", (3,), DEEP), ("vit-s", (3, 8, 8), VitSettings(4))],
+    ids=["mlp", "vit-s"],
 )
-def test_it_starts_as_the_network_without(name: str, shape: tuple[int, ...], settings: Any) -> None:
+def test_it_starts_as_the_network_without(
+    name: str, shape: tuple[int, ...], settings: Any
+) -> None:
     """To the bit. A is Kaiming-uniform, within 1 / sqrt(inputs), other for other purposes; B is zero."""
     part = Part("head", 7, None, 4, 8.0)
     adapted = flat_model(name, shape, 3, settings, "cpu", None, part)
@@ -72,7 +84,9 @@ def test_it_starts_as_the_network_without(name: str, shape: tuple[int, ...], set
     plain.load(initial_model(name, shape, 3, settings, 7)(""))
     x = torch.randn(4, *shape)
     assert torch.equal(adapted.module.eval()(x), plain.module.eval()(x))
-    other = adapted.layout.unflatten(initial_model(name, shape, 3, settings, 7, None, part)("b"))
+    other = adapted.layout.unflatten(
+        initial_model(name, shape, 3, settings, 7, None, part)("b")
+    )
     factors = 0
     for entry, tensor in adapted.layout.unflatten(adapted.vector).items():
         if entry.endswith("lora_b"):
@@ -86,14 +100,22 @@ def test_it_starts_as_the_network_without(name: str, shape: tuple[int, ...], set
 
 def test_a_transformers_size() -> None:
     """4 layers a block: r (384 + 1152), r (384 + 384), twice r (384 + 1536); 12 blocks, r = 4: 294,912; a head."""
-    layout = flat_model("vit-s", (3, 32, 32), 10, None, "cpu", None, Part("head", 7, None, 4, 8.0)).layout
+    layout = flat_model(
+        "vit-s", (3, 32, 32), 10, None, "cpu", None, Part("head", 7, None, 4, 8.0)
+    ).layout
     assert layout.size == 12 * 4 * (384 + 1152 + 2 * 384 + 2 * (384 + 1536)) + 3850 == 298_762
 
 
 def test_the_merge_says_the_same(two: Files, tmp_path: Path) -> None:
     """After three rounds of training, without us: an ordinary state_dict, whose predictions are the silo's own."""
     run = federate(
-        two, strategy="fedavg", mlp__hidden="4,5", lora_rank=2, rounds=3, learning_rate=0.5, directory=tmp_path / "run"
+        two,
+        strategy="fedavg",
+        mlp__hidden="4,5",
+        lora_rank=2,
+        rounds=3,
+        learning_rate=0.5,
+        directory=tmp_path / "run",
     )
     model = lora()
     assert torch.equal(initial_model("mlp", (3,), 3, DEEP, 7, None, LORA)(""), model.vector)
@@ -106,10 +128,12 @@ def test_the_merge_says_the_same(two: Files, tmp_path: Path) -> None:
     plain = build("mlp", (3,), 3, DEEP)
     plain.load_state_dict(tensors)  # strict: its own names
     x = torch.from_numpy(rows_of(two["a"])[0]).float()
-    torch.testing.assert_close(plain(x), lora_of(run.personal("a")).module(x), rtol=0, atol=1e-5)
-    assert plain(x).argmax(1).eq(torch.from_numpy(rows_of(two["a"])[1])).float().mean() == pytest.approx(
-        card.metrics["test.accuracy"]
+    torch.testing.assert_close(
+        plain(x), lora_of(run.personal("a")).module(x), rtol=0, atol=1e-5
     )
+    assert plain(x).argmax(1).eq(
+        torch.from_numpy(rows_of(two["a"])[1])
+    ).float().mean() == pytest.approx(card.metrics["test.accuracy"])
 
 
 def lora_of(vector: Tensor) -> FlatModel:
@@ -119,7 +143,8 @@ def lora_of(vector: Tensor) -> FlatModel:
 
 
 @pytest.mark.parametrize(
-    "method", ["local", "fedavg", "fedala", "apple", "ditto", "fedrep", "fedphp", "scaffold", "fedlama"]
+    "method",
+    ["local", "fedavg", "fedala", "apple", "ditto", "fedrep", "fedphp", "scaffold", "fedlama"],
 )
 def test_methods_train_it(three: Files, method: str) -> None:
     """What is sent is four bytes for each factor's and the head's scalar; all of them move, but nothing frozen does."""
@@ -136,7 +161,11 @@ def test_methods_train_it(three: Files, method: str) -> None:
 def test_pytorchs_own_attention_sees_the_change() -> None:
     """Its output projection, and the fast path of its encoder layer in evaluation, read weights past ``forward``."""
     torch.manual_seed(3)
-    network = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), nn.Flatten(), nn.Linear(24, 2))
+    network = nn.Sequential(
+        nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True),
+        nn.Flatten(),
+        nn.Linear(24, 2),
+    )
     model = FlatModel(adapt(freeze(network, Part("head")), 2, 2.0))
     x = torch.randn(5, 3, 8)
     with torch.no_grad():
@@ -148,12 +177,18 @@ def test_pytorchs_own_attention_sees_the_change() -> None:
     assert sum("lora_b" in entry.name for entry in model.layout.parameters) == 3
     torch.testing.assert_close(after, trained)
     assert not torch.allclose(after, before, atol=1e-2)
-    plain = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), nn.Flatten(), nn.Linear(24, 2))
+    plain = nn.Sequential(
+        nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True),
+        nn.Flatten(),
+        nn.Linear(24, 2),
+    )
     plain.load_state_dict(model.state_dict())
     with torch.no_grad():
         torch.testing.assert_close(plain.eval()(x), after, rtol=0, atol=1e-5)
 
 
 def test_a_network_without_a_layer_to_change(three: Files) -> None:
-    with pytest.raises(ValueError, match=r"^lora-rank = 2: this network has no frozen linear layer"):
+    with pytest.raises(
+        ValueError, match=r"^lora-rank = 2: this network has no frozen linear layer"
+    ):
         federate(three, model="linear", lora_rank=2)

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from sklearn.metrics import accuracy_score, balanced_accuracy_score, f1_score, log_loss, roc_auc_score
+from sklearn.metrics import (
+    accuracy_score,
+    balanced_accuracy_score,
+    f1_score,
+    log_loss,
+    roc_auc_score,
+)
 
 from models.metrics import (
     METRICS,
@@ -44,7 +50,9 @@ def test_focal_without_focus_is_the_cross_entropy() -> None:
     assert torch.equal(loss_function("cross-entropy", gamma=3.0)(logits, y), expected)
     assert torch.equal(loss_function("focal", gamma=0.0)(logits, y), expected)
     # The formula itself, not only the shortcut, tends to it.
-    torch.testing.assert_close(loss_function("focal", gamma=1e-6)(logits, y), expected, rtol=1e-4, atol=0)
+    torch.testing.assert_close(
+        loss_function("focal", gamma=1e-6)(logits, y), expected, rtol=1e-4, atol=0
+    )
 
 
 @pytest.mark.parametrize("gamma", [0.5, 1.0, 3.0])
@@ -60,7 +68,9 @@ def test_focal_gradient(gamma: float) -> None:
     q = 1 - p[2]
     factor = q**gamma - gamma * q ** (gamma - 1) * p[2] * p[2].log()
     assert logits.grad is not None
-    torch.testing.assert_close(logits.grad[0], (p - torch.tensor([0.0, 0.0, 1.0, 0.0])) * factor)
+    torch.testing.assert_close(
+        logits.grad[0], (p - torch.tensor([0.0, 0.0, 1.0, 0.0])) * factor
+    )
 
 
 @pytest.mark.parametrize("gamma", [0.1, 0.5, 1.0, 2.0])
@@ -74,7 +84,9 @@ def test_focal_gradient_is_finite_for_a_certain_prediction(gamma: float) -> None
 
 
 def test_unknown_losses_are_refused() -> None:
-    with pytest.raises(ValueError, match="unknown loss 'hinge'; there are: cross-entropy, focal"):
+    with pytest.raises(
+        ValueError, match="unknown loss 'hinge'; there are: cross-entropy, focal"
+    ):
         loss_function("hinge")
     for gamma in (-1.0, math.nan, math.inf):
         with pytest.raises(ValueError, match="focal-gamma"):
@@ -97,7 +109,9 @@ def test_classification_metrics_by_hand() -> None:
     AUC of class 0: positives .6 .4 against negatives .6 .3 .5: .6 ties one and beats two (2.5), .4 beats one
     (1): 3.5/6. Class 1: positives .3 .6 .4 against .3 .5: .5 (tie), 2, 1: 3.5/6.
     """
-    p = torch.tensor([[0.6, 0.3, 0.1], [0.4, 0.5, 0.1], [0.6, 0.3, 0.1], [0.3, 0.6, 0.1], [0.5, 0.4, 0.1]])
+    p = torch.tensor(
+        [[0.6, 0.3, 0.1], [0.4, 0.5, 0.1], [0.6, 0.3, 0.1], [0.3, 0.6, 0.1], [0.5, 0.4, 0.1]]
+    )
     metrics = classification_metrics(p.log(), torch.tensor([0, 0, 1, 1, 1]))
     assert metrics == {
         "loss": pytest.approx(-math.log(0.6 * 0.4 * 0.3 * 0.6 * 0.4) / 5, rel=1e-6),
@@ -112,7 +126,9 @@ def test_classification_metrics_by_hand() -> None:
 def test_a_predicted_class_without_labels_counts_in_macro_f1() -> None:
     """Labels 0 0, predictions 0 2: F1 of class 0 is 2/3 and of class 2 is 0; class 1 is absent. Mean 1/3."""
     logits = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
-    assert classification_metrics(logits, torch.tensor([0, 0]))["macro_f1"] == pytest.approx(1 / 3)
+    assert classification_metrics(logits, torch.tensor([0, 0]))["macro_f1"] == pytest.approx(
+        1 / 3
+    )
 
 
 def reference(logits: torch.Tensor, y: torch.Tensor) -> dict[str, float]:
@@ -121,7 +137,11 @@ def reference(logits: torch.Tensor, y: torch.Tensor) -> dict[str, float]:
     present = np.unique(labels)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        areas = [roc_auc_score(labels == c, p[:, c]) for c in present] if len(present) > 1 else [math.nan]
+        areas = (
+            [roc_auc_score(labels == c, p[:, c]) for c in present]
+            if len(present) > 1
+            else [math.nan]
+        )
         return {
             "loss": log_loss(labels, p, labels=range(p.shape[1])),
             "accuracy": accuracy_score(labels, predicted),
@@ -141,7 +161,9 @@ def test_scikit_learn_agrees(case: str, classes: int) -> None:
         logits = torch.randn(n, classes)
         # Labels that the logits partly foretell, so that areas are not all near one half.
         y = (logits + 1.5 * torch.randn(n, classes)).argmax(1)
-        if case == "ties":  # six distinct rows at most, the first of them without a single largest logit
+        if (
+            case == "ties"
+        ):  # six distinct rows at most, the first of them without a single largest logit
             rows = torch.cat([torch.zeros(1, classes), torch.randn(5, classes)])
             logits = rows[torch.randint(6, (n,))]
         elif case == "absent":
@@ -169,7 +191,9 @@ def test_no_samples_and_diverged_models() -> None:
     nothing = classification_metrics(torch.empty(0, 4), torch.empty(0, dtype=torch.int64))
     assert set(nothing) == set(METRICS)
     assert all(math.isnan(value) for value in nothing.values())
-    broken = classification_metrics(torch.tensor([[math.nan, 0.0], [0.0, 1.0]]), torch.tensor([0, 1]))
+    broken = classification_metrics(
+        torch.tensor([[math.nan, 0.0], [0.0, 1.0]]), torch.tensor([0, 1])
+    )
     assert math.isnan(broken["loss"]) and math.isnan(broken["auc"])
     with pytest.raises(ValueError, match=r"labels must lie in 0\.\.1, found 0\.\.2"):
         classification_metrics(torch.zeros(2, 2), torch.tensor([0, 2]))
@@ -207,12 +231,19 @@ def test_wilson_interval_by_hand() -> None:
     0 of 10: the centre equals the half width, 0.192073, so from 0 to 0.384146 / 1.384146 = z^2 / (n + z^2).
     """
     assert wilson_interval(8, 10) == pytest.approx((0.490162, 0.943318), abs=1e-6)
-    assert wilson_interval(0, 10) == pytest.approx((0.0, 3.841459 / 13.841459), rel=1e-6, abs=1e-12)
+    assert wilson_interval(0, 10) == pytest.approx(
+        (0.0, 3.841459 / 13.841459), rel=1e-6, abs=1e-12
+    )
     low, high = wilson_interval(10, 10)
     assert low == pytest.approx(10 / 13.841459) and high == 1.0
     wide, narrow = wilson_interval(8, 10, 0.99), wilson_interval(8, 10, 0.5)
     assert wide[0] < 0.490162 < narrow[0] < narrow[1] < 0.943318 < wide[1]
-    assert all(0.0 <= end <= 1.0 for n in range(1, 60) for k in range(n + 1) for end in wilson_interval(k, n))
+    assert all(
+        0.0 <= end <= 1.0
+        for n in range(1, 60)
+        for k in range(n + 1)
+        for end in wilson_interval(k, n)
+    )
     assert all(math.isnan(end) for end in wilson_interval(0, 0))
     for correct, n, confidence in ((3, 2, 0.95), (-1, 2, 0.95), (1, 2, 1.0), (1, 2, 0.0)):
         with pytest.raises(ValueError):
@@ -225,7 +256,9 @@ def test_mean_rank_by_hand() -> None:
     expected = {"a": 5.5 / 3, "b": 4.5 / 3, "c": 8 / 3}
     assert mean_rank(table) == pytest.approx(expected)
     # Smaller is better: every rank r becomes 4 - r.
-    assert mean_rank(table, higher_is_better=False) == pytest.approx({m: 4 - r for m, r in expected.items()})
+    assert mean_rank(table, higher_is_better=False) == pytest.approx(
+        {m: 4 - r for m, r in expected.items()}
+    )
     # A data set with a gap is left out for all, not only where the gap is.
     gap = {"a": [*table["a"], math.nan], "b": [*table["b"], 0.1], "c": [*table["c"], 0.9]}
     assert mean_rank(gap) == pytest.approx(expected)

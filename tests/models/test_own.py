@@ -117,9 +117,17 @@ def test_blocks_are_the_children_and_weights_the_seeds() -> None:
     torch.manual_seed(3)
     network = build("mine_path:plain", (3,), 2)
     torch.manual_seed(3)
-    by_hand = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3, 5), torch.nn.ReLU(), torch.nn.Linear(5, 2))
-    assert [(b.name, b.start, b.stop) for b in FlatModel(network).layout.blocks] == [("1", 0, 20), ("3", 20, 32)]
-    assert all(torch.equal(p, q) for p, q in zip(network.parameters(), by_hand.parameters(), strict=True))
+    by_hand = torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(3, 5), torch.nn.ReLU(), torch.nn.Linear(5, 2)
+    )
+    assert [(b.name, b.start, b.stop) for b in FlatModel(network).layout.blocks] == [
+        ("1", 0, 20),
+        ("3", 20, 32),
+    ]
+    assert all(
+        torch.equal(p, q)
+        for p, q in zip(network.parameters(), by_hand.parameters(), strict=True)
+    )
     assert not FlatModel(network).has_dropout
 
 
@@ -127,38 +135,60 @@ def test_names_of_blocks_statistics_and_dropout_in_the_forward_pass() -> None:
     flat = FlatModel(build("mine_path:dropping", (3,), 2))
     assert [b.name for b in flat.layout.blocks] == ["first", "norm", "last"]
     assert flat.has_dropout and flat.has_batch_norm
-    assert flat.layout.buffer_size == 10  # two statistics of five units; what counts batches is not among them
+    assert (
+        flat.layout.buffer_size == 10
+    )  # two statistics of five units; what counts batches is not among them
 
 
 def test_an_answer_for_every_pixel() -> None:
     network = build("mine_path:pixels", (3, 4, 5), 2, CustomSettings(per_pixel=True))
     assert network(torch.zeros(1, 3, 4, 5)).shape == (1, 2, 4, 5)
-    with pytest.raises(ValueError, match=r"it makes \(2, 2, 4, 5\), where outputs of shape \(2, 2\) are wanted"):
+    with pytest.raises(
+        ValueError, match=r"it makes \(2, 2, 4, 5\), where outputs of shape \(2, 2\) are wanted"
+    ):
         build("mine_path:pixels", (3, 4, 5), 2)
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("no_such_module:f", r"no_such_module cannot be imported: ModuleNotFoundError: .*PYTHONPATH says where it is"),
-        ("broken_module:f", r"broken_module cannot be imported: ZeroDivisionError: division by zero$"),
+        (
+            "no_such_module:f",
+            r"no_such_module cannot be imported: ModuleNotFoundError: .*PYTHONPATH says where it is",
+        ),
+        (
+            "broken_module:f",
+            r"broken_module cannot be imported: ZeroDivisionError: division by zero$",
+        ),
         ("mine_path:absent", r"mine_path defines no function absent\(input_shape, outputs\)"),
         ("mine_path:number", r"mine_path defines no function number"),
-        ("mine_path:prod", r"mine_path defines no function prod"),  # which it imports from another
+        (
+            "mine_path:prod",
+            r"mine_path defines no function prod",
+        ),  # which it imports from another
         ("mine_path:nothing", r"for inputs of shape \(3,\): it gives list, not an nn.Module"),
         ("mine_path:breaks", r"RuntimeError: too bad$"),
         ("mine_path:takes_none", r"TypeError: takes_none\(\) takes 0 positional arguments"),
-        ("mine_path:other_shape", r"of two inputs it makes \(2, 4\), where outputs of shape \(2, 3\) are wanted"),
+        (
+            "mine_path:other_shape",
+            r"of two inputs it makes \(2, 4\), where outputs of shape \(2, 3\) are wanted",
+        ),
         ("mine_path:empty", r"it has no parameters"),
         ("mine_path:double", r"its parameter 0.weight is torch.float64, not float32"),
-        ("mine_path:frozen", r"its parameter 0.weight is frozen, which is the setting trainable's"),
+        (
+            "mine_path:frozen",
+            r"its parameter 0.weight is frozen, which is the setting trainable's",
+        ),
         ("mine_path:random_start", r"made twice under one seed it differs"),
         ("mine_path:kept", r"it gives the same module twice"),
         ("mine_path:always_drops", r"in evaluation it says two things of the same input"),
         ("mine_path:deaf", r"its outputs stay the same whatever its parameters are"),
         ("mine_path:bare", r"its parameter weight is in no child module"),
         ("mine_path:misnamed", r"its layer blocks cannot be used"),
-        ("mine_path:incomplete", r"its layer blocks cannot be used: UserError: layer blocks \['1'\] do not cover"),
+        (
+            "mine_path:incomplete",
+            r"its layer blocks cannot be used: UserError: layer blocks \['1'\] do not cover",
+        ),
         ("mine_path:plain:more", r"package.module:factory is needed here"),
         ("../mine:plain", r"package.module:factory is needed here"),
     ],
@@ -186,16 +216,30 @@ def test_a_run_with_the_same_layers_has_the_same_numbers(three: Files, method: s
         assert torch.equal(own.personal(silo), mlp.personal(silo))
 
 
-def test_export_and_predict(two: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_and_predict(
+    two: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where it was exported without a word; on another machine only where the network is named."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "here"))
-    federate(two, model="mine_path:plain", rounds=1, state_dir=tmp_path / "state", directory=tmp_path / "run")
+    federate(
+        two,
+        model="mine_path:plain",
+        rounds=1,
+        state_dir=tmp_path / "state",
+        directory=tmp_path / "run",
+    )
     card = export_model(tmp_path / "state", "a", "last", tmp_path / "a.safetensors")
-    assert card.model.model_dump(exclude_unset=True) == {"name": "mine_path:plain", "settings": {"per_pixel": False}}
+    assert card.model.model_dump(exclude_unset=True) == {
+        "name": "mine_path:plain",
+        "settings": {"per_pixel": False},
+    }
     text = predict_file(tmp_path / "a.safetensors", two["a"])
     assert len(text.splitlines()) == 7
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
-    with pytest.raises(UserError, match="mine_path:plain, code of its own, and was not exported here: --network mine"):
+    with pytest.raises(
+        UserError,
+        match="mine_path:plain, code of its own, and was not exported here: --network mine",
+    ):
         predict_file(tmp_path / "a.safetensors", two["a"])
     assert predict_file(tmp_path / "a.safetensors", two["a"], network="mine_path:plain") == text
 
@@ -231,18 +275,25 @@ def test_whose_networks_may_run(rule: str | None, name: str, allowed: bool) -> N
     fault = network_fault(policy, {"model": name})
     assert (fault == "") == allowed
     assert (
-        allowed or fault == f"its policy has {policy.line('networks')}, the run model = {name}, which is not among them"
+        allowed
+        or fault
+        == f"its policy has {policy.line('networks')}, the run model = {name}, which is not among them"
     )
 
 
 @pytest.mark.parametrize("value", ['"mine"', "[1]", '["../mine"]', '["a b"]', "true"])
 def test_what_is_no_list_of_modules(value: str) -> None:
-    with pytest.raises(ValueError, match=r'networks.* = .*: must be (a list|a valid string|a module, "app" or "all");'):
+    with pytest.raises(
+        ValueError,
+        match=r'networks.* = .*: must be (a list|a valid string|a module, "app" or "all");',
+    ):
         parse_policy(f"networks = {value}", "f")
 
 
 def test_public_data_take_any() -> None:
-    assert not network_fault(read_policy("public"), {"model": "mine:f"}) and Policy().networks == ("app",)
+    assert not network_fault(
+        read_policy("public"), {"model": "mine:f"}
+    ) and Policy().networks == ("app",)
 
 
 def test_a_silo_refuses_before_it_imports(three: Files, tmp_path: Path) -> None:
@@ -250,18 +301,27 @@ def test_a_silo_refuses_before_it_imports(three: Files, tmp_path: Path) -> None:
     files = {name: tmp_path / f"{name}.toml" for name in three}
     for name, file in files.items():
         networks = "" if name == "c" else 'networks = ["mine_path"]\n'
-        file.write_text(f"{networks}min-silos = 1\nfloor = 1\nmin-batch-size = 1\nruns-per-day = 0\n")
+        file.write_text(
+            f"{networks}min-silos = 1\nfloor = 1\nmin-batch-size = 1\nruns-per-day = 0\n"
+        )
 
     def policies(grid: Any) -> None:
         for context in grid.contexts.values():
             context.node_config["policy"] = str(files[str(context.node_config["name"])])
 
     run = federate(
-        three, model="mine_path:plain", rounds=1, min_silos=2, prepare=policies, state_dir=tmp_path / "states"
+        three,
+        model="mine_path:plain",
+        rounds=1,
+        min_silos=2,
+        prepare=policies,
+        state_dir=tmp_path / "states",
     )
     assert sorted(run.strategy.silos) == ["a", "b"]
     refusals = [str(reply.error.reason) for _, reply in run.grid.traffic if reply.has_error()]
-    assert refusals and all("c refuses: its policy has networks = " in refusal for refusal in refusals)
+    assert refusals and all(
+        "c refuses: its policy has networks = " in refusal for refusal in refusals
+    )
     given: dict[str, Any] = {"rounds": 1, "min_silos": 1, "state_dir": tmp_path / "other"}
     everyone = federate(three, model="models.mine_models:plain", prepare=policies, **given)
     assert sorted(everyone.strategy.silos) == ["c"]  # which alone takes what is in the app

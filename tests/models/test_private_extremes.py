@@ -40,7 +40,12 @@ class Mixed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fc, self.gru, self.group, self.out = nn.Linear(3, 4), Gru(4, 4), nn.GroupNorm(2, 6), nn.Linear(4, 3)
+        self.fc, self.gru, self.group, self.out = (
+            nn.Linear(3, 4),
+            Gru(4, 4),
+            nn.GroupNorm(2, 6),
+            nn.Linear(4, 3),
+        )
         self.register_buffer("scale", torch.ones(4))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -64,7 +69,9 @@ def of_classes(model: FlatModel, *shape: int) -> tuple[FlatModel, Tensor, Tensor
 
 
 def of_findings() -> tuple[FlatModel, Tensor, Tensor]:
-    return *of_classes(flat_model("mlp", (4,), 3, None, "cpu"), 4)[:2], torch.randint(-1, 2, (6, 3)).float()
+    return *of_classes(flat_model("mlp", (4,), 3, None, "cpu"), 4)[:2], torch.randint(
+        -1, 2, (6, 3)
+    ).float()
 
 
 def of_measurements() -> tuple[FlatModel, Tensor, Tensor]:
@@ -77,23 +84,37 @@ def of_outlines() -> tuple[FlatModel, Tensor, Tensor]:
 
 
 def with_lora() -> tuple[FlatModel, Tensor, Tensor]:
-    return flat_model("fasttext", ("tokens", 9, 11), 3, None, "cpu", None, Part("head", 5, None, 2, 8.0)), *tokens(6)
+    return flat_model(
+        "fasttext", ("tokens", 9, 11), 3, None, "cpu", None, Part("head", 5, None, 2, 8.0)
+    ), *tokens(6)
 
 
 KINDS: dict[str, tuple[Callable[[], tuple[FlatModel, Tensor, Tensor]], Any]] = {
     "table": (lambda: of_classes(flat_model("mlp", (4,), 3, None, "cpu"), 4), F.cross_entropy),
-    "focal": (lambda: of_classes(flat_model("mlp", (4,), 3, None, "cpu"), 4), loss_function("focal", 2.0)),
-    "on features": (lambda: of_classes(flat_model("mlp", (4,), 3, None, "cpu"), 4), OnFeatures(near)),
+    "focal": (
+        lambda: of_classes(flat_model("mlp", (4,), 3, None, "cpu"), 4),
+        loss_function("focal", 2.0),
+    ),
+    "on features": (
+        lambda: of_classes(flat_model("mlp", (4,), 3, None, "cpu"), 4),
+        OnFeatures(near),
+    ),
     "findings": (of_findings, binary_loss),
     "measurements": (of_measurements, square_loss),
     "outlines": (of_outlines, segmentation_loss),
-    "picture": (lambda: of_classes(flat_model("small-cnn", (1, 8, 8), 3, None, "cpu"), 1, 8, 8), F.cross_entropy),
+    "picture": (
+        lambda: of_classes(flat_model("small-cnn", (1, 8, 8), 3, None, "cpu"), 1, 8, 8),
+        F.cross_entropy,
+    ),
     "every layer": (lambda: (FlatModel(Layers()), *tokens(6)), F.cross_entropy),
     "gru": (lambda: of_classes(FlatModel(Mixed()), 6, 3), F.cross_entropy),
     "one by one": (lambda: of_classes(FlatModel(Twice()), 6, 3), F.cross_entropy),
     "lora": (with_lora, F.cross_entropy),
     "attention": (
-        lambda: (flat_model("player-transformer", ("tokens", 9, 11), 3, None, "cpu"), *tokens(6)),
+        lambda: (
+            flat_model("player-transformer", ("tokens", 9, 11), 3, None, "cpu"),
+            *tokens(6),
+        ),
         F.cross_entropy,
     ),
 }
@@ -125,7 +146,14 @@ NONE: dict[str, Any] = {"weights": [], "buffers": [], "inputs": [], "scale": 1.0
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
 @example(**NONE, factor=3e38)
 @example(**NONE, factor=math.nan)
-@given(weights=PLANTS, buffers=PLANTS, inputs=PLANTS, scale=FACTORS, factor=FACTORS, seed=st.integers(0, 99))
+@given(
+    weights=PLANTS,
+    buffers=PLANTS,
+    inputs=PLANTS,
+    scale=FACTORS,
+    factor=FACTORS,
+    seed=st.integers(0, 99),
+)
 def test_a_unit_adds_at_most_the_clip_norm(
     kind: str, weights: Any, buffers: Any, inputs: Any, scale: float, factor: float, seed: int
 ) -> None:
@@ -157,7 +185,8 @@ def small() -> tuple[FlatModel, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(
-    "change", [lambda m, x: m.vector.zero_(), lambda m, x: x.zero_(), lambda m, x: x.fill_(math.nan)]
+    "change",
+    [lambda m, x: m.vector.zero_(), lambda m, x: x.zero_(), lambda m, x: x.fill_(math.nan)],
 )
 def test_neither_records_nor_weights_decide_whether_records_go_together(change: Any) -> None:
     """With gradients of zero, a layer that is called twice would pass a trial of the silo's own records."""
@@ -211,7 +240,10 @@ class Counting(nn.Module):
 @pytest.mark.parametrize("like", [torch.zeros(1), torch.zeros(1, dtype=torch.int64)])
 def test_a_network_whose_buffers_change_is_refused(like: Tensor) -> None:
     model, x, y = of_classes(FlatModel(Counting(like)), 4)
-    with pytest.raises(UserError, match=r"^dp = true: not with this network: its buffer seen changes in training"):
+    with pytest.raises(
+        UserError,
+        match=r"^dp = true: not with this network: its buffer seen changes in training",
+    ):
         Clipping(model, CLIP).total(x, y, F.cross_entropy, None, None)
 
 
@@ -242,12 +274,16 @@ def test_a_record_that_raises_an_error_adds_nothing(together: bool) -> None:
 
 
 @pytest.mark.parametrize("right_for", [1, 0])
-def test_a_sum_that_is_too_long_is_added_again_one_by_one(right_for: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sum_that_is_too_long_is_added_again_one_by_one(
+    right_for: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever formula of norms is wrong: here a linear layer's says 0, except for so many records."""
     model, x, y = small()
     clipping, real = Clipping(model, CLIP), layers.LinearMap.square
     clipping.total(x, y, F.cross_entropy, None, None)  # the trial
-    monkeypatch.setattr(layers.LinearMap, "square", lambda p, k: real(p, k) * (len(p.d) == right_for))
+    monkeypatch.setattr(
+        layers.LinearMap, "square", lambda p, k: real(p, k) * (len(p.d) == right_for)
+    )
     total, _ = clipping.total(9 * x, y, F.cross_entropy, None, None)
     assert float(length(total)) <= len(y) * CLIP * 1.001
     assert torch.allclose(total, by_hand(model, 9 * x, y, CLIP), atol=1e-6) == (right_for == 1)
@@ -271,7 +307,9 @@ def test_no_record_counts_for_more_where_its_weighted_gradient_underflows(size: 
     model = FlatModel(Scaled())
     model.vector.zero_()
     clipping = Clipping(model, 1e-6)
-    total, _ = clipping.total(torch.full((1, 1), size), torch.tensor([0]), F.cross_entropy, None, None)
+    total, _ = clipping.total(
+        torch.full((1, 1), size), torch.tensor([0]), F.cross_entropy, None, None
+    )
     assert list(clipping.tried.values()) == [True]
     assert float(total.double().norm()) <= 1e-6 * 1.0001
 

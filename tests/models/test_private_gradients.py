@@ -45,8 +45,12 @@ def check_patients(model: FlatModel, x: Tensor, y: Tensor, loss: Any = F.cross_e
     expected, value = single.total(x[:5], y[:5], loss, None, patients)
     found, own_value = together.total(x[:5], y[:5], loss, None, patients)
     assert list(together.tried.values()) == [True] and not single.tried
-    assert torch.allclose(found, expected, atol=2e-5) and float(own_value) == pytest.approx(float(value), rel=1e-5)
-    assert int(together.clipped) == int(single.clipped) > 0 and together.units == single.units == 3
+    assert torch.allclose(found, expected, atol=2e-5) and float(own_value) == pytest.approx(
+        float(value), rel=1e-5
+    )
+    assert (
+        int(together.clipped) == int(single.clipped) > 0 and together.units == single.units == 3
+    )
 
 
 def test_known_layers_go_together_and_are_those_of_single_passes() -> None:
@@ -56,7 +60,9 @@ def test_known_layers_go_together_and_are_those_of_single_passes() -> None:
     total, value = clipping.total(x, y, F.cross_entropy, None, None)
     assert list(clipping.tried.values()) == [True]
     assert torch.allclose(total, by_hand(model, x, y, 0.4), atol=1e-6)
-    assert float(value) == pytest.approx(7 * float(F.cross_entropy(model.module(x), y).detach()), rel=1e-6)
+    assert float(value) == pytest.approx(
+        7 * float(F.cross_entropy(model.module(x), y).detach()), rel=1e-6
+    )
     assert int(clipping.clipped) > 0 and clipping.units == 7
     check_patients(model, x, y)
 
@@ -71,7 +77,9 @@ def test_what_cannot_go_together_goes_one_by_one() -> None:
     assert torch.allclose(total, by_hand(model, x, y, 0.1), atol=1e-7)
 
 
-@pytest.mark.parametrize("text", ["DefaultCPUAllocator: can't allocate memory", "CUDA out of memory"])
+@pytest.mark.parametrize(
+    "text", ["DefaultCPUAllocator: can't allocate memory", "CUDA out of memory"]
+)
 def test_memory_that_ran_out_is_no_fault_of_a_record(text: str) -> None:
     """The batch would be skipped without a word; any other error is kept here, for it may be a record's."""
     model, x, y = FlatModel(Twice()), torch.randn(4, 5), torch.tensor([0, 1, 2, 0])
@@ -128,7 +136,10 @@ def test_networks(name: str, shape: tuple[Any, ...], options: Part) -> None:
     if shape[0] == "tokens":
         x, y = tokens(n)
     else:
-        x, y = torch.randn(n, *shape, generator=torch.Generator().manual_seed(1)), torch.arange(n) % 3
+        x, y = (
+            torch.randn(n, *shape, generator=torch.Generator().manual_seed(1)),
+            torch.arange(n) % 3,
+        )
     loss: Any = F.cross_entropy
     if name == "unet":
         y, loss = torch.randint(0, 3, (n, *shape[1:])), segmentation_loss
@@ -203,7 +214,9 @@ def test_no_record_counts_for_more_where_a_gradient_cancels(bias: float) -> None
 
 
 @pytest.mark.parametrize("small", [3e-23, 1e-3])
-def test_no_record_counts_for_more_where_a_square_is_too_small_for_float32(small: float) -> None:
+def test_no_record_counts_for_more_where_a_square_is_too_small_for_float32(
+    small: float,
+) -> None:
     """Tiny inputs and huge gradients, as weights of a server's can make them: their product is an ordinary number."""
 
     class Scaled(nn.Module):
@@ -222,7 +235,9 @@ def test_no_record_counts_for_more_where_a_square_is_too_small_for_float32(small
     clipping = Clipping(model, 1e-3)
     total = torch.zeros_like(model.gradient)
     norms = clipping._chunk(x, y, F.cross_entropy, None, total)[1]
-    assert float(norms) == pytest.approx(float(by_hand(model, x, y, 1e9).double().norm()), rel=1e-4)
+    assert float(norms) == pytest.approx(
+        float(by_hand(model, x, y, 1e9).double().norm()), rel=1e-4
+    )
     assert 0.99e-3 < float(total.double().norm()) <= 1.001e-3
 
 
@@ -260,8 +275,13 @@ def test_losses_on_features_are_taken_record_by_record() -> None:
 
     expected = torch.zeros_like(total)
     for i in range(6):
-        value = alone(model.module(x[i : i + 1]), y[i : i + 1]) + features(x[i : i + 1]).square().sum()
-        gradient = torch.cat([g.flatten() for g in torch.autograd.grad(value, model.parameters)])
+        value = (
+            alone(model.module(x[i : i + 1]), y[i : i + 1])
+            + features(x[i : i + 1]).square().sum()
+        )
+        gradient = torch.cat(
+            [g.flatten() for g in torch.autograd.grad(value, model.parameters)]
+        )
         expected += gradient * min(1.0, 0.3 / float(gradient.norm()))
     assert torch.allclose(total, expected, atol=1e-6)
     check_patients(model, x, y, OnFeatures(of))
@@ -275,7 +295,9 @@ def test_a_patient_s_gradient_is_the_mean_of_their_records() -> None:
     total, _ = Clipping(model, 0.2).total(x, y, F.cross_entropy, None, groups)
     expected = torch.zeros_like(total)
     for rows in groups:
-        each = torch.stack([by_hand(model, x[i : i + 1], y[i : i + 1], 1e9) for i in rows.tolist()])
+        each = torch.stack(
+            [by_hand(model, x[i : i + 1], y[i : i + 1], 1e9) for i in rows.tolist()]
+        )
         expected += each.mean(0) * min(1.0, 0.2 / (float(each.mean(0).norm()) + 1e-6))
     assert torch.allclose(total, expected, atol=1e-6)
     assert float(total.norm()) <= 0.4
@@ -285,7 +307,9 @@ def test_patients_of_one_record_each_go_together() -> None:
     torch.manual_seed(0)
     model = flat_model("mlp", (4,), 3, None, "cpu")
     x, y, clipping = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1]), Clipping(model, 0.2)
-    patients, _ = clipping.total(x, y, F.cross_entropy, None, list(torch.split(torch.arange(5), 1)))
+    patients, _ = clipping.total(
+        x, y, F.cross_entropy, None, list(torch.split(torch.arange(5), 1))
+    )
     assert clipping.units == 5 and list(clipping.tried.values()) == [True]
     assert torch.equal(patients, clipping.total(x, y, F.cross_entropy, None, None)[0])
 
@@ -297,7 +321,9 @@ def test_a_patient_of_more_records_than_a_chunk_goes_alone() -> None:
     assert chunk_size(x) == 16
     patients = [torch.arange(17), torch.tensor([17, 18]), torch.tensor([19])]
     total, _ = clipping.total(x, y, F.cross_entropy, None, patients)
-    expected, _ = Clipping(model, 0.2, together=False).total(x, y, F.cross_entropy, None, patients)
+    expected, _ = Clipping(model, 0.2, together=False).total(
+        x, y, F.cross_entropy, None, patients
+    )
     assert torch.allclose(total, expected, atol=1e-6) and float(length(total)) <= 0.6
 
 
@@ -310,13 +336,17 @@ def test_no_patient_counts_for_more_where_their_records_cancel() -> None:
         x = 1e4 * torch.randn(64, generator=torch.Generator().manual_seed(number)).repeat(2, 1)
         x[1] *= 1 + 1e-6
         clipping = Clipping(model, 0.1)
-        total, _ = clipping.total(x, torch.tensor([0, 1]), F.cross_entropy, None, [torch.arange(2)])
+        total, _ = clipping.total(
+            x, torch.tensor([0, 1]), F.cross_entropy, None, [torch.arange(2)]
+        )
         assert list(clipping.tried.values()) == [True] and float(length(total)) <= 0.1 * 1.001
 
 
 def test_networks_that_mix_records_are_refused_and_another_is_named() -> None:
     model = flat_model("resnet8", (1, 8, 8), 3, None, "cpu")
-    with pytest.raises(UserError, match=r"^dp = true: not with this network: its BatchNorm2d \(.*small-cnn"):
+    with pytest.raises(
+        UserError, match=r"^dp = true: not with this network: its BatchNorm2d \(.*small-cnn"
+    ):
         Clipping(model, 1.0)
 
 
@@ -337,7 +367,11 @@ def test_noise_lies_on_a_grid_whatever_the_sum() -> None:
 def test_noise_is_normal() -> None:
     """Mean, deviation, kurtosis and tails of 400,000 numbers; the bounds are five standard errors."""
     z = torch.cat(list(gaussians(derived(b"k", "z"), 400_000))).numpy()
-    assert abs(z.mean()) < 5 / 632 and abs(z.std() - 1) < 5 / 894 and abs((z**4).mean() - 3) < 5 * 9.8 / 632
+    assert (
+        abs(z.mean()) < 5 / 632
+        and abs(z.std() - 1) < 5 / 894
+        and abs((z**4).mean() - 3) < 5 * 9.8 / 632
+    )
     assert abs((np.abs(z) > 3).mean() - 0.0027) < 5 * 0.0027**0.5 / 632
     assert abs(np.corrcoef(z[:200_000], z[200_000:])[0, 1]) < 5 / 447
 
@@ -348,10 +382,16 @@ def test_poisson_samples_draw_each_unit_by_itself() -> None:
     few, many = poisson_sample(key, 100, 0.3), poisson_sample(key, 101, 0.3)
     assert few.tolist() == [i for i in many.tolist() if i < 100]
     counts = [len(poisson_sample(derived(b"k", i), 1000, 0.05)) for i in range(200)]
-    assert abs(np.mean(counts) - 50) < 5 * 6.9 / 200**0.5 and abs(np.var(counts) / 47.5 - 1) < 0.5
+    assert (
+        abs(np.mean(counts) - 50) < 5 * 6.9 / 200**0.5 and abs(np.var(counts) / 47.5 - 1) < 0.5
+    )
     assert len(poisson_sample(key, 50, 1.0)) == 50
 
 
 def test_keys_are_told_apart_by_every_part_of_their_purpose() -> None:
     assert derived(b"k", "ab", "c") != derived(b"k", "a", "bc") != derived(b"", "a", "bc")
-    assert digest_of([torch.zeros(2)]) != digest_of([torch.zeros(2, 1)]) != digest_of([torch.zeros(2).int()])
+    assert (
+        digest_of([torch.zeros(2)])
+        != digest_of([torch.zeros(2, 1)])
+        != digest_of([torch.zeros(2).int()])
+    )

@@ -31,7 +31,9 @@ def import_models() -> Any:
         library = torch.library.Library("torchvision", "FRAGMENT")
         for name in COMPILED:
             with contextlib.suppress(RuntimeError):  # it is there
-                library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+                library.define(
+                    f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+                )
         import torchvision.models
     return torchvision.models
 
@@ -41,15 +43,25 @@ def torchvision_models() -> Any:
     """In a process of its own first: beside another build of PyTorch the import can abort the process."""
     command = [sys.executable, "-c", f"from {__name__} import import_models; import_models()"]
     paths = os.pathsep.join(filter(None, sys.path))
-    tried = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, check=False)
+    tried = subprocess.run(
+        command,
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if tried.returncode:
         said = tried.stderr.strip().splitlines()
-        pytest.skip(f"torchvision cannot be imported here (exit {tried.returncode}): {said[-1] if said else ''}")
+        pytest.skip(
+            f"torchvision cannot be imported here (exit {tried.returncode}): {said[-1] if said else ''}"
+        )
     return import_models()
 
 
 def small_vit(models: Any) -> nn.Module:
-    return models.VisionTransformer(32, 8, num_layers=12, num_heads=6, hidden_dim=384, mlp_dim=1536, num_classes=5)
+    return models.VisionTransformer(
+        32, 8, num_layers=12, num_heads=6, hidden_dim=384, mlp_dim=1536, num_classes=5
+    )
 
 
 THEIRS: dict[str, tuple[Callable[[Any], nn.Module], Any]] = {
@@ -72,8 +84,13 @@ def test_torchvisions_own_outputs(torchvision_models: Any, name: str) -> None:
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
-    own_names = {renamed(key, spec_of(name).published): tensor for key, tensor in theirs.state_dict().items()}
-    ours.load_state_dict(own_names)  # strict: the same names and shapes, none missing, none too many
+    own_names = {
+        renamed(key, spec_of(name).published): tensor
+        for key, tensor in theirs.state_dict().items()
+    }
+    ours.load_state_dict(
+        own_names
+    )  # strict: the same names and shapes, none missing, none too many
     x = torch.randn(4, 3, 32, 32)
     torch.testing.assert_close(ours.eval()(x), theirs.eval()(x), rtol=1e-4, atol=1e-4)
     losses = [network.train()(x).square().mean() for network in (ours, theirs)]
@@ -81,8 +98,13 @@ def test_torchvisions_own_outputs(torchvision_models: Any, name: str) -> None:
     gradients: list[dict[str, Tensor]] = []
     for network, loss in zip((ours, theirs), losses, strict=True):
         loss.backward()
-        gradients.append({n: p.grad for n, p in network.named_parameters() if p.grad is not None})
-    named = {renamed(key, spec_of(name).published): gradient for key, gradient in gradients[1].items()}
+        gradients.append(
+            {n: p.grad for n, p in network.named_parameters() if p.grad is not None}
+        )
+    named = {
+        renamed(key, spec_of(name).published): gradient
+        for key, gradient in gradients[1].items()
+    }
     assert named.keys() == gradients[0].keys() == dict(ours.named_parameters()).keys()
     for key, gradient in gradients[0].items():
         assert (gradient - named[key]).norm() <= 1e-3 * named[key].norm() + 1e-6, key
@@ -105,8 +127,20 @@ def test_they_start_as_torchvision_does(torchvision_models: Any, name: str) -> N
 
 def test_the_transformers_names_in_timms_files() -> None:
     """DeiT's and DINO's ViT-S/16 are published with these names (timm's)."""
-    timm = ["cls_token", "pos_embed", "patch_embed.proj.weight", "blocks.11.attn.qkv.bias", "blocks.0.mlp.fc2.weight"]
-    ours = ["embed.cls_token", "embed.pos_embed", "embed.proj.weight", "block11.attn.qkv.bias", "block0.mlp.fc2.weight"]
+    timm = [
+        "cls_token",
+        "pos_embed",
+        "patch_embed.proj.weight",
+        "blocks.11.attn.qkv.bias",
+        "blocks.0.mlp.fc2.weight",
+    ]
+    ours = [
+        "embed.cls_token",
+        "embed.pos_embed",
+        "embed.proj.weight",
+        "block11.attn.qkv.bias",
+        "block0.mlp.fc2.weight",
+    ]
     assert [renamed(name, spec_of("vit-s").published) for name in timm] == ours
     same = [*ours, "norm.weight", "head.bias"]
     assert [renamed(name, spec_of("vit-s").published) for name in same] == same

@@ -12,9 +12,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.flat import FlatModel
-from models.networks.fusion import FusedAttention, Fusion, Gru, ImageTextSettings, SignalsSettings, halved
+from models.networks.fusion import (
+    FusedAttention,
+    Fusion,
+    Gru,
+    ImageTextSettings,
+    SignalsSettings,
+    halved,
+)
 from models.networks.registry import build
-from models.networks.text import FastText, FastTextSettings, PlayerTransformer, PlayerTransformerSettings
+from models.networks.text import (
+    FastText,
+    FastTextSettings,
+    PlayerTransformer,
+    PlayerTransformerSettings,
+)
 from models.shapes import Shape, batch_type, example, real_steps
 
 SMALL = SignalsSettings(width=4, heads=2, filters=3, dropout=0.0)
@@ -61,7 +73,11 @@ def test_the_token_without_a_word_starts_at_zero_and_learns_nothing() -> None:
     model = FlatModel(FastText(("tokens", 4, 3), 2, FastTextSettings(width=2)))
     assert not model.vector[:2].any() and model.vector[2:6].all()
     F.cross_entropy(model.module(torch.tensor([[1, 0, 0, 0]])), torch.tensor([0])).backward()
-    assert not model.gradient[:2].any() and model.gradient[2:4].any() and not model.gradient[4:6].any()
+    assert (
+        not model.gradient[:2].any()
+        and model.gradient[2:4].any()
+        and not model.gradient[4:6].any()
+    )
 
 
 # ---- PLayer-FL's transformer -----------------------------------------------------------------------------------------
@@ -72,7 +88,10 @@ def drawn(network: PlayerTransformer, x: Tensor) -> Tensor:
     logits = []
     for row in x:
         length = int(real_steps(row[None]).sum().clamp(min=1))
-        h = network.embedding.tokens.weight[row[:length].long()] + network.embedding.positions[:length]
+        h = (
+            network.embedding.tokens.weight[row[:length].long()]
+            + network.embedding.positions[:length]
+        )
         a = network.attention
         q, k, v = h @ a.query.weight.T, h @ a.key.weight.T, h @ a.value.weight.T
         heads = [
@@ -90,7 +109,9 @@ def test_the_transformer_computes_what_its_code_draws(heads: int) -> None:
     """Logits and gradients, of full, short and empty texts; only the first position is ever computed here."""
     torch.manual_seed(0)
     network = PlayerTransformer(("tokens", 5, 9), 3, PlayerTransformerSettings(8, 16, heads))
-    x = torch.tensor([[1, 2, 3, 4, 5], [6, 7, 0, 0, 0], [8, 0, 1, 0, 0], [0, 0, 0, 0, 0]], dtype=torch.int32)
+    x = torch.tensor(
+        [[1, 2, 3, 4, 5], [6, 7, 0, 0, 0], [8, 0, 1, 0, 0], [0, 0, 0, 0, 0]], dtype=torch.int32
+    )
     ours, theirs = network(x), drawn(network, x)
     torch.testing.assert_close(ours, theirs)
     parameters = list(network.parameters())
@@ -108,7 +129,9 @@ def test_the_transformer_starts_as_its_code_does() -> None:
     network = build("player-transformer", ("tokens", 9, 30), 2)
     for table in (network.embedding.tokens.weight, network.embedding.positions):
         torch.testing.assert_close(table.norm(dim=1), torch.ones(len(table)))
-    assert network.feedforward.fc1.weight.std().item() == pytest.approx((2 / 768) ** 0.5, rel=0.01)
+    assert network.feedforward.fc1.weight.std().item() == pytest.approx(
+        (2 / 768) ** 0.5, rel=0.01
+    )
     assert all(not p.any() for name, p in network.named_parameters() if name.endswith("bias"))
 
 
@@ -119,14 +142,24 @@ def test_the_slides_megabytes_are_those_of_the_implied_sizes() -> None:
 
     def sizes(length: int, vocabulary: int) -> tuple[int, int]:
         with torch.device("meta"):
-            network = PlayerTransformer(("tokens", length, vocabulary), 2, PlayerTransformerSettings())
-        own = sum(p.numel() for layer in (network.fc2, network.feedforward.resid1) for p in layer.parameters())
+            network = PlayerTransformer(
+                ("tokens", length, vocabulary), 2, PlayerTransformerSettings()
+            )
+        own = sum(
+            p.numel()
+            for layer in (network.fc2, network.feedforward.resid1)
+            for p in layer.parameters()
+        )
         return sum(p.numel() for p in network.parameters()), own
 
     whole, own = sizes(512, 12_835)
-    assert (8 * 4 * whole / 1e6, 8 * 4 * (whole - own) / 1e6) == pytest.approx((554.7, 479.1), abs=0.05)
+    assert (8 * 4 * whole / 1e6, 8 * 4 * (whole - own) / 1e6) == pytest.approx(
+        (554.7, 479.1), abs=0.05
+    )
     whole, own = sizes(119, 9_524)
-    assert 8 * 15 * whole / 1e9 == pytest.approx(1.7, abs=0.05) and 100 * own / whole == pytest.approx(16.3, abs=0.05)
+    assert 8 * 15 * whole / 1e9 == pytest.approx(
+        1.7, abs=0.05
+    ) and 100 * own / whole == pytest.approx(16.3, abs=0.05)
 
 
 # ---- FedAPM's networks -----------------------------------------------------------------------------------------------
@@ -156,7 +189,9 @@ def test_the_gru_is_pytorchs() -> None:
     ours, theirs, x = Gru(3, 4), nn.GRU(3, 4, batch_first=True), torch.randn(2, 6, 3)
     theirs.load_state_dict(ours.state_dict())
     assert torch.equal(ours(x), theirs(x)[0])
-    assert all(0.2 < p.abs().max() <= 0.25 for p in Gru(9, 16).parameters())  # uniform within 1 / sqrt(width)
+    assert all(
+        0.2 < p.abs().max() <= 0.25 for p in Gru(9, 16).parameters()
+    )  # uniform within 1 / sqrt(width)
 
 
 def test_attention_by_hand() -> None:
@@ -199,10 +234,14 @@ def test_ku_har_computes_what_its_code_draws() -> None:
 
 def test_dropout_is_where_the_code_has_it() -> None:
     """Of a signal behind each of three poolings and before the last layer, of a vector behind its layer."""
-    network = build("fedapm-signals", (("ecg", (2, 24)), ("age", (3,))), 2, SignalsSettings(dropout=0.5))
+    network = build(
+        "fedapm-signals", (("ecg", (2, 24)), ("age", (3,))), 2, SignalsSettings(dropout=0.5)
+    )
     assert [type(m) for m in network.age_fc] == [nn.Linear, nn.ReLU, nn.Dropout]
     assert network.ecg_conv.dropout == network.age_fc[2].p == network.dropout == 0.5
-    assert FlatModel(network).has_dropout and not FlatModel(Fusion((2, 24), 2, SMALL)).has_dropout
+    assert (
+        FlatModel(network).has_dropout and not FlatModel(Fusion((2, 24), 2, SMALL)).has_dropout
+    )
     x = several()
     x = batch_type(("ecg", "age"))(x.ecg, x.age)
     assert not torch.equal(network(x), network(x))
@@ -228,7 +267,9 @@ def test_padding_of_a_text_changes_nothing(name: str) -> None:
     if name == "fedapm-image-text":
         torch.testing.assert_close(network(x[:, :5]), before)
     with torch.no_grad():  # what stands for no word
-        network.get_submodule("embedding.tokens" if name == "player-transformer" else "embedding").weight[0] = 7.0
+        network.get_submodule(
+            "embedding.tokens" if name == "player-transformer" else "embedding"
+        ).weight[0] = 7.0
     torch.testing.assert_close(network(x), before)
 
 
@@ -267,14 +308,23 @@ def test_where_everything_is_missing_the_output_is_finite() -> None:
 def test_a_model_of_several_inputs_is_one_vector() -> None:
     """After ``load`` it says what another network with these weights says; gradients are in the one gradient."""
     torch.manual_seed(0)
-    one, other, x = FlatModel(Fusion(SEVERAL, 2, SMALL)), FlatModel(Fusion(SEVERAL, 2, SMALL)), several()
+    one, other, x = (
+        FlatModel(Fusion(SEVERAL, 2, SMALL)),
+        FlatModel(Fusion(SEVERAL, 2, SMALL)),
+        several(),
+    )
     before = one.module(x)
     one.load(other.vector)
-    assert torch.equal(one.module(x), other.module(x)) and not torch.equal(one.module(x), before)
+    assert torch.equal(one.module(x), other.module(x)) and not torch.equal(
+        one.module(x), before
+    )
     one.module(x).square().sum().backward()
     for entry, parameter in zip(one.layout.parameters, one.parameters, strict=True):
         assert parameter.data_ptr() == one.vector[entry.start :].data_ptr()
-        assert parameter.grad.data_ptr() == one.gradient[entry.start :].data_ptr() and parameter.grad.any(), entry.name
+        assert (
+            parameter.grad.data_ptr() == one.gradient[entry.start :].data_ptr()
+            and parameter.grad.any()
+        ), entry.name
 
 
 def test_crisis_mmd_with_ready_features() -> None:

@@ -63,11 +63,19 @@ def test_what_is_no_shape_is_refused_in_one_line(value: list[Any]) -> None:
 
 def test_columns_are_those_of_all_tables() -> None:
     assert [columns(shape) for shape in ((4,), (4, 2), TEXT, SEVERAL)] == [4, 0, 0, 5]
-    assert inputs_of((4,)) == {"": (4,)} and list(inputs_of(SEVERAL)) == ["image", "notes", "age", "lab"]
+    assert inputs_of((4,)) == {"": (4,)} and list(inputs_of(SEVERAL)) == [
+        "image",
+        "notes",
+        "age",
+        "lab",
+    ]
 
 
 def test_an_example_is_what_a_network_gets() -> None:
     batch = example(SEVERAL, 7)
     assert batch._fields == ("image", "notes", "age", "lab")
     assert [tuple(part.shape) for part in batch] == [(7, 1, 2, 3), (7, 5), (7, 2), (7, 3)]
-    assert batch.notes.dtype == torch.int32 and 0 <= int(batch.notes.min()) <= int(batch.notes.max()) < 9
+    assert (
+        batch.notes.dtype == torch.int32
+        and 0 <= int(batch.notes.min()) <= int(batch.notes.max()) < 9
+    )

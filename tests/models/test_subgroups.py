@@ -25,7 +25,10 @@ def of_counts(**counts: int) -> np.ndarray:
     [
         ({"a": 50, "b": 50}, ["a", "b"]),
         ({"a": 95, "b": 5}, []),  # a alone would give b by subtraction
-        ({"a": 50, "b": 40, "c": 5}, []),  # c and b are suppressed; a alone tells no more than all, and is left out
+        (
+            {"a": 50, "b": 40, "c": 5},
+            [],
+        ),  # c and b are suppressed; a alone tells no more than all, and is left out
         ({"a": 50, "b": 40, "c": 20, "d": 5}, ["a", "b"]),  # d and c together are 25
         ({"a": 50, "b": 40, "c": 6, "d": 5}, ["a", "b"]),  # c and d together are 11
         ({"a": 50, "b": 40, "_": 12}, ["a", "b"]),  # unknown ones count as suppressed
@@ -34,7 +37,9 @@ def of_counts(**counts: int) -> np.ndarray:
         ({"a": 9}, []),
     ],
 )
-def test_small_cells_and_their_neighbours_are_suppressed(counts: dict[str, int], kept: list[str]) -> None:
+def test_small_cells_and_their_neighbours_are_suppressed(
+    counts: dict[str, int], kept: list[str]
+) -> None:
     assert released(of_counts(**counts), None, 10) == kept
 
 
@@ -62,19 +67,34 @@ def test_scores_are_the_tasks_own() -> None:
     layer.bias.data = torch.tensor([0.0, 1.0])
     samples = Samples(np.zeros((6, 1), np.float32), np.array([1, 1, 1, 0, 1, 0]))
     groups = of_counts(a=4, b=2)
-    found = subgroup_scores(task_of("multiclass"), FlatModel(nn.Sequential(layer)), samples, groups, None, 1)
+    found = subgroup_scores(
+        task_of("multiclass"), FlatModel(nn.Sequential(layer)), samples, groups, None, 1
+    )
     assert found == {
         "subgroup.a": [4.0, 0.75, *wilson_interval(3, 4)],
         "subgroup.b": [2.0, 0.5, *wilson_interval(1, 2)],
     }
-    assert subgroup_scores(task_of("multiclass"), FlatModel(nn.Sequential(layer)), samples, groups, None, 3) == {}
+    assert (
+        subgroup_scores(
+            task_of("multiclass"), FlatModel(nn.Sequential(layer)), samples, groups, None, 3
+        )
+        == {}
+    )
 
 
 def test_a_subgroup_without_a_score_leaves_none() -> None:
     """AUC needs both kinds: b has one, so that nothing is shown of a either."""
     layer = nn.Linear(1, 1)
-    samples = Samples(np.arange(6, dtype=np.float32)[:, None], np.array([[1], [1], [1], [0], [1], [1]], np.float32))
+    samples = Samples(
+        np.arange(6, dtype=np.float32)[:, None],
+        np.array([[1], [1], [1], [0], [1], [1]], np.float32),
+    )
     found = subgroup_scores(
-        task_of("multilabel"), FlatModel(nn.Sequential(layer)), samples, of_counts(a=4, b=2), None, 1
+        task_of("multilabel"),
+        FlatModel(nn.Sequential(layer)),
+        samples,
+        of_counts(a=4, b=2),
+        None,
+        1,
     )
     assert found == {}

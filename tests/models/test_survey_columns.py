@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 from surveyed import RECIPE
 
-from models.survey import BINS, DIGITS, MISSING, STEP, ReleaseLimits, TableColumn, columns_of, of_column, survey
+from models.survey import (
+    BINS,
+    DIGITS,
+    MISSING,
+    STEP,
+    ReleaseLimits,
+    TableColumn,
+    columns_of,
+    of_column,
+    survey,
+)
 from partitions.recipes.recipe import parse_recipe
 from partitions.schema import Feature, Schema
 from partitions.splits import Split
@@ -18,7 +28,10 @@ AGE = TableColumn("age", "number", (0,), "years", (0.0, 100.0))
 
 
 def told(
-    values: list[float], gone: list[bool] | None = None, limits: ReleaseLimits = LIMITS, column: TableColumn = AGE
+    values: list[float],
+    gone: list[bool] | None = None,
+    limits: ReleaseLimits = LIMITS,
+    column: TableColumn = AGE,
 ) -> dict:
     n = len(values)
     none = np.zeros(n, bool) if gone is None else np.array(gone)
@@ -42,10 +55,12 @@ def test_values_at_and_beyond_the_range_are_in_its_ends() -> None:
 
 def test_the_missing_are_one_of_the_cells() -> None:
     values, gone = [5.0] * 40 + [15.0] * 40, [True] * 4 + [False] * 76
-    assert told(values, gone) == {"kind": "number", "unit": "years", "range": [0.0, 100.0], MISSING: None} | {
-        "cells": [None] * BINS,
-        **moments(told(values, gone)),
-    }
+    assert told(values, gone) == {
+        "kind": "number",
+        "unit": "years",
+        "range": [0.0, 100.0],
+        MISSING: None,
+    } | {"cells": [None] * BINS, **moments(told(values, gone))}
     assert told(values, [True] * 20 + [False] * 60)[MISSING] == 20
     assert told([0.0] * 80, [True] * 80)[MISSING] == 80
 
@@ -57,7 +72,9 @@ def moments(item: dict) -> dict:
 def test_filled_values_are_in_no_mean() -> None:
     values, gone = [90.0] * 40 + [10.0, 20.0] * 40, [True] * 40 + [False] * 80
     exact = told(values, gone, ReleaseLimits(1, 1, True, True))
-    assert (exact["mean"], exact["sd"], exact[MISSING]) == (15.0, 5.0, 40) and exact["cells"][9] == 0
+    assert (exact["mean"], exact["sd"], exact[MISSING]) == (15.0, 5.0, 40) and exact["cells"][
+        9
+    ] == 0
 
 
 def test_counts_are_of_patients() -> None:
@@ -69,15 +86,27 @@ def test_counts_are_of_patients() -> None:
 
 def test_a_patient_in_several_small_cells_is_one_patient() -> None:
     """Two patients with 150 visits in five tenths: the three large cells alone would leave them as the rest."""
-    values = [5.0] * 200 + [15.0] * 200 + [25.0] * 200 + [35.0 + 10 * (i % 5) for i in range(150)]
+    values = (
+        [5.0] * 200 + [15.0] * 200 + [25.0] * 200 + [35.0 + 10 * (i % 5) for i in range(150)]
+    )
     patients = np.concatenate([np.arange(600), np.repeat([600, 601], 75)])
-    item = of_column(AGE, np.array(values, np.float32)[:, None], np.zeros(750, bool), patients, LIMITS)
-    assert item["cells"] == [None, 200, 200, *[None] * 7]  # one of the large ones stays with the two
+    item = of_column(
+        AGE, np.array(values, np.float32)[:, None], np.zeros(750, bool), patients, LIMITS
+    )
+    assert item["cells"] == [
+        None,
+        200,
+        200,
+        *[None] * 7,
+    ]  # one of the large ones stays with the two
 
 
 def test_a_patient_with_many_records_moves_a_mean_as_any_other() -> None:
     """Sixty visits of one patient at 99 among 200 patients at 5: by records the mean would be 26.7."""
-    values, patients = [5.0] * 200 + [99.0] * 60, np.concatenate([np.arange(200), np.full(60, 200)])
+    values, patients = (
+        [5.0] * 200 + [99.0] * 60,
+        np.concatenate([np.arange(200), np.full(60, 200)]),
+    )
     table, none = np.array(values, np.float32)[:, None], np.zeros(260, bool)
     exact = of_column(AGE, table, none, patients, ReleaseLimits(1, 1, True, True))
     assert exact["mean"] == pytest.approx((200 * 5 + 99) / 201, abs=1e-3)
@@ -90,18 +119,32 @@ def test_a_patient_with_many_records_moves_a_mean_as_any_other() -> None:
 def test_nothing_of_fewer_than_the_minimum_follows(seed: int) -> None:
     """For data of any shape: each count is of 10 patients or more, and so is the rest, by the exact counts behind."""
     rng = np.random.default_rng(seed)
-    values = (rng.choice([3, 20, 80]) * rng.normal(size=rng.integers(1, 300)) + rng.uniform(-50, 150)).tolist()
+    values = (
+        rng.choice([3, 20, 80]) * rng.normal(size=rng.integers(1, 300)) + rng.uniform(-50, 150)
+    ).tolist()
     gone = rng.random(len(values)) < rng.choice([0, 0.02, 0.2])
     item = told(values, gone.tolist())
-    place = np.minimum((np.clip(np.array(values, np.float32).astype(float), 0, 100) / 10).astype(int), 9)
-    kept = [int(((place == i) & ~gone).sum()) for i, count in enumerate(item["cells"]) if count is not None]
+    place = np.minimum(
+        (np.clip(np.array(values, np.float32).astype(float), 0, 100) / 10).astype(int), 9
+    )
+    kept = [
+        int(((place == i) & ~gone).sum())
+        for i, count in enumerate(item["cells"])
+        if count is not None
+    ]
     kept += [int(gone.sum())] if item[MISSING] is not None and gone.any() else []
     assert all(n >= 10 for n in kept)
     rest = len(values) - sum(kept)
     assert rest == 0 or rest >= 10 or not kept
-    assert all(count % STEP == 0 for count in [*item["cells"], item[MISSING]] if count is not None)
+    assert all(
+        count % STEP == 0 for count in [*item["cells"], item[MISSING]] if count is not None
+    )
     assert ("mean" in item) == ((~gone).sum() >= 50)
-    assert all(float(f"{v:.{DIGITS}g}") == v for v in moments(item).values()) if "mean" in item else True
+    assert (
+        all(float(f"{v:.{DIGITS}g}") == v for v in moments(item).values())
+        if "mean" in item
+        else True
+    )
 
 
 def test_one_patient_more_moves_a_mean_by_one_step_at_most() -> None:
@@ -139,9 +182,26 @@ def test_labels_and_other_inputs() -> None:
     assert found["labels"]["label"]["cells"] == [40, 30, 10]
     assert survey(*given, ReleaseLimits())["labels"] == {}
     findings = np.array([[1, 0], [0, -1]] * 30, np.float32)
-    found = survey(Split(np.zeros((60, 2), np.float32), findings), None, Schema(), None, 2, "multilabel", LIMITS)
+    found = survey(
+        Split(np.zeros((60, 2), np.float32), findings),
+        None,
+        Schema(),
+        None,
+        2,
+        "multilabel",
+        LIMITS,
+    )
     assert found["labels"]["label 1"]["cells"] == [30, 30]
-    assert found["labels"]["label 2"] == {"kind": "category", "levels": ["no", "yes"], MISSING: 30, "cells": [30, None]}
-    times = Split(np.zeros((60, 2), np.float32), np.array([[1.0, 1.0], [2.0, 0.0]] * 30, np.float32))
-    assert survey(times, None, Schema(), None, 1, "survival", LIMITS)["labels"]["event"]["cells"] == [30, 30]
+    assert found["labels"]["label 2"] == {
+        "kind": "category",
+        "levels": ["no", "yes"],
+        MISSING: 30,
+        "cells": [30, None],
+    }
+    times = Split(
+        np.zeros((60, 2), np.float32), np.array([[1.0, 1.0], [2.0, 0.0]] * 30, np.float32)
+    )
+    assert survey(times, None, Schema(), None, 1, "survival", LIMITS)["labels"]["event"][
+        "cells"
+    ] == [30, 30]
     assert json.dumps(found)  # all of it is JSON

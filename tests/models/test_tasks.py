@@ -8,7 +8,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import cohen_kappa_score, mean_absolute_error, r2_score, roc_auc_score, root_mean_squared_error
+from sklearn.metrics import (
+    cohen_kappa_score,
+    mean_absolute_error,
+    r2_score,
+    roc_auc_score,
+    root_mean_squared_error,
+)
 from torch import Tensor
 
 from models.intervals import areas, of_area, of_pairs, of_share
@@ -36,7 +42,10 @@ def tensor(values: object, dtype: torch.dtype = torch.float64) -> Tensor:
 # What every task has
 
 OUTPUTS: dict[str, tuple[Tensor, Tensor]] = {
-    "multiclass": (tensor(RNG.normal(size=(30, 3))), tensor(RNG.integers(0, 3, 30), torch.int64)),
+    "multiclass": (
+        tensor(RNG.normal(size=(30, 3))),
+        tensor(RNG.integers(0, 3, 30), torch.int64),
+    ),
     "ordinal": (tensor(RNG.normal(size=(30, 4))), tensor(RNG.integers(0, 4, 30), torch.int64)),
     "multilabel": (tensor(RNG.normal(size=(30, 5))), tensor(RNG.integers(0, 2, (30, 5)))),
     "regression": (tensor(RNG.normal(size=(30, 2))), tensor(RNG.normal(size=(30, 2)))),
@@ -44,7 +53,10 @@ OUTPUTS: dict[str, tuple[Tensor, Tensor]] = {
         tensor(RNG.normal(size=(30, 1))),
         tensor(np.column_stack([RNG.integers(0, 20, 30), RNG.integers(0, 2, 30)])),
     ),
-    "segmentation": (tensor(RNG.normal(size=(6, 3, 5, 4))), tensor(RNG.integers(0, 3, (6, 5, 4)), torch.int64)),
+    "segmentation": (
+        tensor(RNG.normal(size=(6, 3, 5, 4))),
+        tensor(RNG.integers(0, 3, (6, 5, 4)), torch.int64),
+    ),
 }
 
 
@@ -53,8 +65,14 @@ def test_metrics_are_those_that_are_named_and_in_their_range(name: str) -> None:
     task = task_of(name)
     outputs, y = OUTPUTS[name]
     found = task.measure(outputs, y)
-    assert tuple(found) == task.metrics and task.score in found and set(task.secondary_metrics) <= set(found)
-    assert bool(task.secondary_text) == bool(task.secondary_metrics), "the report says what they are"
+    assert (
+        tuple(found) == task.metrics
+        and task.score in found
+        and set(task.secondary_metrics) <= set(found)
+    )
+    assert bool(task.secondary_text) == bool(task.secondary_metrics), (
+        "the report says what they are"
+    )
     for metric, value in found.items():
         low, high = RANGES.get(metric, (0.0, 1.0))
         assert low <= value <= high, (metric, value)
@@ -69,7 +87,9 @@ def test_without_samples_nothing_is_known(name: str) -> None:
     assert set(found) == set(task_of(name).metrics) and all(map(math.isnan, found.values()))
 
 
-@pytest.mark.parametrize("name", [name for name, task in TASKS.items() if not task.single_label])
+@pytest.mark.parametrize(
+    "name", [name for name, task in TASKS.items() if not task.single_label]
+)
 def test_losses_have_the_gradient_of_differences(name: str) -> None:
     outputs, y = OUTPUTS[name]
     loss = task_of(name).loss("cross-entropy", 1.0)
@@ -85,9 +105,16 @@ def test_classes_are_measured_as_ever() -> None:
 
 
 def test_unknown_tasks_and_too_few_outputs() -> None:
-    with pytest.raises(ValueError, match="unknown task 'grading'; there are: multiclass, ordinal"):
+    with pytest.raises(
+        ValueError, match="unknown task 'grading'; there are: multiclass, ordinal"
+    ):
         task_of("grading")
-    for name, outputs in (("multiclass", 1), ("segmentation", 1), ("survival", 2), ("multilabel", 0)):
+    for name, outputs in (
+        ("multiclass", 1),
+        ("segmentation", 1),
+        ("survival", 2),
+        ("multilabel", 0),
+    ):
         with pytest.raises(ValueError, match=f"not {outputs}"):
             task_of(name).check_outputs(outputs)
 
@@ -99,7 +126,9 @@ def test_grades_against_scikit_learn() -> None:
     outputs, y = OUTPUTS["ordinal"]
     found = task_of("ordinal").measure(outputs, y)
     said = outputs.argmax(1).numpy()
-    assert found["kappa"] == pytest.approx(cohen_kappa_score(y, said, weights="quadratic"), abs=1e-12)
+    assert found["kappa"] == pytest.approx(
+        cohen_kappa_score(y, said, weights="quadratic"), abs=1e-12
+    )
     assert found["mae"] == pytest.approx(mean_absolute_error(y, said), abs=1e-12)
     assert found["accuracy"] == classification_metrics(outputs, y)["accuracy"]
     one = task_of("ordinal").measure(tensor([[1.0, 0.0]] * 3), tensor([0, 0, 0], torch.int64))
@@ -145,13 +174,17 @@ def test_always_no_is_accurate_and_worth_nothing() -> None:
 
 def test_one_kind_only_has_no_area() -> None:
     found = task_of("multilabel").measure(tensor([[1.0], [2.0]]), tensor([[1.0], [1.0]]))
-    assert all(math.isnan(found[metric]) for metric in ("auc", *ENDS)) and found["accuracy"] == 1
+    assert (
+        all(math.isnan(found[metric]) for metric in ("auc", *ENDS)) and found["accuracy"] == 1
+    )
 
 
 def test_labels_that_nobody_knows_have_no_gradient() -> None:
     outputs = torch.zeros(2, 2, requires_grad=True)
     binary_loss(outputs, torch.tensor([[1.0, -1.0], [-1.0, -1.0]])).backward()
-    assert outputs.grad is not None and torch.equal(outputs.grad, torch.tensor([[-0.5, 0.0], [0.0, 0.0]]))
+    assert outputs.grad is not None and torch.equal(
+        outputs.grad, torch.tensor([[-0.5, 0.0], [0.0, 0.0]])
+    )
     assert float(binary_loss(torch.zeros(1, 2), torch.full((1, 2), -1.0))) == 0
 
 
@@ -174,7 +207,9 @@ def test_measurements_against_scikit_learn_in_their_own_units() -> None:
 def test_measurements_that_do_not_vary_have_no_r2() -> None:
     found = task_of("regression").measure(tensor([[1.0], [2.0]]), tensor([[1.0], [1.0]]))
     assert all(math.isnan(found[metric]) for metric in ("r2", *ENDS)) and found["mae"] == 0.5
-    both = task_of("regression").measure(tensor([[1.0, 0], [2.0, 1]]), tensor([[1.0, 0], [1.0, 1]]))
+    both = task_of("regression").measure(
+        tensor([[1.0, 0], [2.0, 1]]), tensor([[1.0, 0], [1.0, 1]])
+    )
     assert both["r2"] == 1  # of the one that varies
     with pytest.raises(ValueError, match=r"outputs \(2, 1\) for labels \(2,\)"):
         square_loss(torch.zeros(2, 1), torch.zeros(2))
@@ -208,7 +243,9 @@ def test_cox_loss_without_an_event_has_no_gradient() -> None:
     assert loss.detach().item() == 0 and outputs.grad is not None and not outputs.grad.any()
 
 
-def concordance_by_definition(risk: np.ndarray, time: np.ndarray, event: np.ndarray) -> tuple[float, int]:
+def concordance_by_definition(
+    risk: np.ndarray, time: np.ndarray, event: np.ndarray
+) -> tuple[float, int]:
     right, pairs = 0.0, 0
     for i, j in itertools.permutations(range(len(risk)), 2):
         if event[i] and (time[i] < time[j] or (time[i] == time[j] and not event[j])):
@@ -219,7 +256,11 @@ def concordance_by_definition(risk: np.ndarray, time: np.ndarray, event: np.ndar
 
 def test_concordance_by_definition() -> None:
     for _ in range(20):
-        risk, time, event = RNG.integers(0, 6, 12).astype(float), RNG.integers(0, 8, 12), RNG.random(12) < 0.6
+        risk, time, event = (
+            RNG.integers(0, 6, 12).astype(float),
+            RNG.integers(0, 8, 12),
+            RNG.random(12) < 0.6,
+        )
         concordant, comparable = concordance(risk, time, event)
         right, pairs = concordance_by_definition(risk, time, event)
         assert concordant.sum() == pytest.approx(2 * right) and comparable.sum() == 2 * pairs
@@ -230,15 +271,21 @@ def test_survival_by_hand() -> None:
     wrong, the others are right: 3/4. Without an event before somebody's time there is nothing to compare.
     """
     y = tensor([[1, 1], [2, 0], [3, 1], [4, 0]])
-    assert task_of("survival").measure(tensor([[2.0], [5.0], [1.0], [0.0]]), y)["c_index"] == 0.75
+    assert (
+        task_of("survival").measure(tensor([[2.0], [5.0], [1.0], [0.0]]), y)["c_index"] == 0.75
+    )
     nobody = task_of("survival").measure(tensor([[2.0], [5.0]]), tensor([[1, 0], [2, 0]]))
-    assert all(math.isnan(nobody[metric]) for metric in ("c_index", *ENDS)) and nobody["loss"] == 0
+    assert (
+        all(math.isnan(nobody[metric]) for metric in ("c_index", *ENDS)) and nobody["loss"] == 0
+    )
 
 
 # Outlines
 
 
-def masks(said: list[list[int]], truth: list[list[int]], classes: int = 3) -> tuple[Tensor, Tensor]:
+def masks(
+    said: list[list[int]], truth: list[list[int]], classes: int = 3
+) -> tuple[Tensor, Tensor]:
     """Pictures of one row of pixels: outputs that say so, and labels."""
     chosen, y = (tensor(rows, torch.int64).unsqueeze(1) for rows in (said, truth))
     return 10 * torch.nn.functional.one_hot(chosen, classes).movedim(-1, 1).double(), y
@@ -296,7 +343,11 @@ def test_a_perfect_area_is_not_certain() -> None:
 
 def test_leaving_out_one_after_the_other() -> None:
     """The jackknife's variance, from shares that are computed anew without each sample."""
-    risk, time, event = RNG.normal(size=15), RNG.permutation(15).astype(float), RNG.random(15) < 0.7
+    risk, time, event = (
+        RNG.normal(size=15),
+        RNG.permutation(15).astype(float),
+        RNG.random(15) < 0.7,
+    )
     share, (low, high) = of_pairs(*concordance(risk, time, event))
     without = []
     for i in range(15):
@@ -307,7 +358,9 @@ def test_leaving_out_one_after_the_other() -> None:
     assert (low, high) == pytest.approx(of_share(share, variance, 15))
 
 
-@pytest.mark.parametrize(("positives", "negatives", "true"), [(20, 80, 0.76), (10, 30, 0.86), (8, 8, 0.96)])
+@pytest.mark.parametrize(
+    ("positives", "negatives", "true"), [(20, 80, 0.76), (10, 30, 0.86), (8, 8, 0.96)]
+)
 def test_areas_intervals_hold_the_truth(positives: int, negatives: int, true: float) -> None:
     """Of 400 draws of normal scores whose area is ``true``, at least 93 in 100 intervals of 95 % hold it."""
     rng = np.random.default_rng(11)

@@ -48,7 +48,9 @@ def seeded(purpose: str = "", part: Part | None = None) -> Tensor:
         ("*", {"fc1": (0, 16), "fc2": (16, 41), "fc3": (41, 59)}),
     ],
 )
-def test_the_vector_is_what_is_trained(trainable: str, blocks: dict[str, tuple[int, int]]) -> None:
+def test_the_vector_is_what_is_trained(
+    trainable: str, blocks: dict[str, tuple[int, int]]
+) -> None:
     layout = deep(trainable).layout
     assert {b.name: (b.start, b.stop) for b in layout.blocks} == blocks
     assert layout.size == layout.blocks[-1].stop == len(deep(trainable).vector)
@@ -57,15 +59,21 @@ def test_the_vector_is_what_is_trained(trainable: str, blocks: dict[str, tuple[i
 def test_the_rest_is_the_runs_first_model_whatever_the_purpose() -> None:
     """APPLE starts silos from models of their own: their heads differ, the body below is one."""
     whole, part = seeded(), Part("head", 7)
-    assert torch.equal(seeded("", part), whole[41:]) and torch.equal(seeded("b", part), seeded("b")[41:])
+    assert torch.equal(seeded("", part), whole[41:]) and torch.equal(
+        seeded("b", part), seeded("b")[41:]
+    )
     assert not torch.equal(seeded("b", part), seeded("", part))
     model = deep()
     assert torch.equal(model.vector, whole[41:])
     model.load(seeded("b", part))
     own = model.state_dict()
-    frozen = torch.cat([own[f"fc{i}.{kind}"].flatten() for i in (1, 2) for kind in ("weight", "bias")])
+    frozen = torch.cat(
+        [own[f"fc{i}.{kind}"].flatten() for i in (1, 2) for kind in ("weight", "bias")]
+    )
     assert torch.equal(frozen, whole[:41])
-    assert torch.equal(torch.cat([own["fc3.weight"].flatten(), own["fc3.bias"]]), seeded("b")[41:])
+    assert torch.equal(
+        torch.cat([own["fc3.weight"].flatten(), own["fc3.bias"]]), seeded("b")[41:]
+    )
     assert not torch.equal(deep(seed=8).state_dict()["fc1.weight"], own["fc1.weight"])
 
 
@@ -83,7 +91,9 @@ def test_the_rest_is_the_runs_first_model_whatever_the_purpose() -> None:
     ],
 )
 def test_what_cannot_be_meant_is_one_line(trainable: str, message: str, three: Files) -> None:
-    with pytest.raises(ValueError, match=f"^trainable = '{trainable.replace('*', '[*]')}'.*{message}") as error:
+    with pytest.raises(
+        ValueError, match=f"^trainable = '{trainable.replace('*', '[*]')}'.*{message}"
+    ) as error:
         deep(trainable)
     assert "\n" not in str(error.value)
     with pytest.raises(ValueError, match=r"^trainable = "):
@@ -104,7 +114,9 @@ def test_frozen_statistics_are_used_in_training_and_kept(tiny_bn: None) -> None:
     expected = model.module.eval()(x)
     assert torch.equal(model.module.train()(x), expected)
     assert all(torch.equal(buffer, before[name]) for name, buffer in network.named_buffers())
-    assert not model.has_batch_norm and model.layout.norms == () and model.layout.buffer_size == 0
+    assert (
+        not model.has_batch_norm and model.layout.norms == () and model.layout.buffer_size == 0
+    )
     assert set(model.state_dict()) == set(network.state_dict())
     assert torch.equal(model.state_dict()["norm.running_mean"], before["norm.running_mean"])
 
@@ -113,14 +125,20 @@ def test_trained_normalisation_follows_its_batches(tiny_bn: None) -> None:
     torch.manual_seed(1)
     network = build("tiny-bn", (3,), 2)
     model = FlatModel(freeze(network, Part("head,norm.*")))
-    assert model.has_batch_norm and model.layout.norms == ("norm",) and model.layout.buffer_size == 8
+    assert (
+        model.has_batch_norm
+        and model.layout.norms == ("norm",)
+        and model.layout.buffer_size == 8
+    )
     network.train()(torch.randn(6, 3) + 2)
     assert network.get_buffer("norm.running_mean").any()
 
 
 def test_statistics_without_weights_go_with_the_module_around_them() -> None:
     def network() -> torch.nn.Module:
-        inner = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4, affine=False))
+        inner = torch.nn.Sequential(
+            torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4, affine=False)
+        )
         return torch.nn.Sequential(inner, torch.nn.Linear(4, 2))
 
     assert FlatModel(freeze(network(), Part("0.*,head"))).layout.norms == ("0.1",)
@@ -133,7 +151,9 @@ def test_large_networks_freeze_their_stages() -> None:
     network = build("resnet18", (3, 16, 16), 5)
     model = FlatModel(freeze(network, Part("head,layer4.*")))
     assert [b.name for b in model.layout.blocks] == ["layer4", "fc"]
-    assert len(model.layout.norms) == 5 and all(name.startswith("layer4.") for name in model.layout.norms)
+    assert len(model.layout.norms) == 5 and all(
+        name.startswith("layer4.") for name in model.layout.norms
+    )
     assert model.layout.buffer_size == 5 * 2 * 512
     before = network.get_buffer("stem.bn1.running_mean").clone()
     model.module.train()(torch.randn(4, 3, 16, 16)).square().mean().backward()
@@ -152,7 +172,14 @@ def features(x: Numbers, state: dict[str, Tensor]) -> Numbers:
 
 def test_a_trained_head_is_regression_on_fixed_features(three: Files) -> None:
     """Three full batches: w <- w - g(w) by numpy, on what the frozen layers make of the columns."""
-    run = federate(three, strategy="local", mlp__hidden="4,5", trainable="head", rounds=3, learning_rate=0.5)
+    run = federate(
+        three,
+        strategy="local",
+        mlp__hidden="4,5",
+        trainable="head",
+        rounds=3,
+        learning_rate=0.5,
+    )
     body = deep().state_dict()
     for silo, file in three.items():
         x, y = rows_of(file)
@@ -173,11 +200,17 @@ def test_what_is_sent_is_what_is_trained(three: Files) -> None:
             assert run.values("bytes_down")[1] == 4 * 3 * down * size
             for silo in three:  # nothing else is kept, either
                 arrays = run.grid.state(silo).arrays
-                assert all(len(tensor) in (size, 1, 3) or tensor.dim() > 1 for tensor in arrays.values()), arrays.keys()
+                assert all(
+                    len(tensor) in (size, 1, 3) or tensor.dim() > 1
+                    for tensor in arrays.values()
+                ), arrays.keys()
 
 
 @pytest.mark.parametrize("trainable", ["head", "head,fc1.*"])
-@pytest.mark.parametrize("method", [name for name, s in strategies().items() if not s.info.pooled and name != "fedbn"])
+@pytest.mark.parametrize(
+    "method",
+    [name for name, s in strategies().items() if not s.info.pooled and name != "fedbn"],
+)
 def test_every_method_runs_on_a_part(three: Files, method: str, trainable: str) -> None:
     """Two rounds; all models have the part's size, and the frozen layers are what they were."""
     changes = one_block(method) if trainable == "head" else {}
@@ -198,13 +231,28 @@ def build_seeded() -> dict[str, Tensor]:
 
 def test_an_exported_model_is_whole(two: Files, tmp_path: Path) -> None:
     """It has every tensor, the frozen ones from the seed, and says what the silo's own model said."""
-    run = federate(two, strategy="fedavg", mlp__hidden="4,5", trainable="head", rounds=3, directory=tmp_path / "run")
+    run = federate(
+        two,
+        strategy="fedavg",
+        mlp__hidden="4,5",
+        trainable="head",
+        rounds=3,
+        directory=tmp_path / "run",
+    )
     card = export_model(tmp_path / "run", "a", "last", tmp_path / "a.safetensors")
-    assert card.model.part == {"trainable": "head", "seed": 7, "weights": None, "lora_rank": 0, "lora_alpha": 0.0}
+    assert card.model.part == {
+        "trainable": "head",
+        "seed": 7,
+        "weights": None,
+        "lora_rank": 0,
+        "lora_alpha": 0.0,
+    }
     tensors = safetensors.torch.load_file(tmp_path / "a.safetensors")
     whole = seeded()
     assert torch.equal(tensors["fc1.weight"].flatten(), whole[:12])
-    assert torch.equal(torch.cat([tensors["fc3.weight"].flatten(), tensors["fc3.bias"]]), run.personal("a"))
+    assert torch.equal(
+        torch.cat([tensors["fc3.weight"].flatten(), tensors["fc3.bias"]]), run.personal("a")
+    )
     module = build("mlp", (3,), 3, DEEP)
     module.load_state_dict(tensors)
     x, y = rows_of(two["a"])

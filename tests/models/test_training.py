@@ -23,10 +23,17 @@ SGD: list[dict[str, Any]] = [
     {"momentum": 0.5, "weight_decay": 0.01},
     {"momentum": 1.0},
 ]
-ADAM: list[dict[str, Any]] = [{}, {"weight_decay": 0.1}, {"amsgrad": True}, {"amsgrad": True, "weight_decay": 1e-4}]
+ADAM: list[dict[str, Any]] = [
+    {},
+    {"weight_decay": 0.1},
+    {"amsgrad": True},
+    {"amsgrad": True, "weight_decay": 1e-4},
+]
 
 
-def trajectories(ours: Sgd | Adam, theirs: type[torch.optim.Optimizer], options: dict[str, Any]) -> Any:
+def trajectories(
+    ours: Sgd | Adam, theirs: type[torch.optim.Optimizer], options: dict[str, Any]
+) -> Any:
     """Ten steps on the same gradients, which shrink from step to step so that AMSGrad differs from Adam."""
     rng = torch.Generator().manual_seed(3)
     vector = torch.randn(50, generator=rng)
@@ -57,7 +64,10 @@ def test_adam_is_torchs(options: dict[str, Any]) -> None:
 def test_amsgrad_is_not_adam() -> None:
     """Shrinking gradients: AMSGrad keeps the largest v and takes smaller steps (so the test above can tell them)."""
     plain = [v for v, _ in trajectories(Adam(0.05), torch.optim.Adam, {})][-1]
-    ams = [v for v, _ in trajectories(Adam(0.05, amsgrad=True), torch.optim.Adam, {"amsgrad": True})][-1]
+    ams = [
+        v
+        for v, _ in trajectories(Adam(0.05, amsgrad=True), torch.optim.Adam, {"amsgrad": True})
+    ][-1]
     assert (plain - ams).abs().max() > 1e-4
 
 
@@ -95,9 +105,16 @@ def test_the_state_is_all_there_is(make: Any) -> None:
 
 
 def test_make_optimizer() -> None:
-    sgd, adam = make_optimizer("sgd", 0.1, 0.9, 0.01), make_optimizer("adam", 0.1, 0.9, 0.01, True)
+    sgd, adam = (
+        make_optimizer("sgd", 0.1, 0.9, 0.01),
+        make_optimizer("adam", 0.1, 0.9, 0.01, True),
+    )
     assert isinstance(sgd, Sgd) and (sgd.lr, sgd.momentum, sgd.weight_decay) == (0.1, 0.9, 0.01)
-    assert isinstance(adam, Adam) and (adam.lr, adam.weight_decay, adam.amsgrad) == (0.1, 0.01, True)
+    assert isinstance(adam, Adam) and (adam.lr, adam.weight_decay, adam.amsgrad) == (
+        0.1,
+        0.01,
+        True,
+    )
     with pytest.raises(ValueError, match="unknown optimizer 'lamb': sgd, adam"):
         make_optimizer("lamb", 0.1)
 
@@ -122,9 +139,19 @@ def test_batches_follow_the_seed() -> None:
 
 
 @pytest.mark.parametrize(
-    "n, size, merged", [(9, 4, [4, 5]), (8, 4, [4, 4]), (10, 4, [4, 4, 2]), (1, 4, [1]), (3, 1, [1, 2]), (2, 1, [2])]
+    "n, size, merged",
+    [
+        (9, 4, [4, 5]),
+        (8, 4, [4, 4]),
+        (10, 4, [4, 4, 2]),
+        (1, 4, [1]),
+        (3, 1, [1, 2]),
+        (2, 1, [2]),
+    ],
 )
-def test_a_single_last_sample_joins_the_batch_before(n: int, size: int, merged: list[int]) -> None:
+def test_a_single_last_sample_joins_the_batch_before(
+    n: int, size: int, merged: list[int]
+) -> None:
     parts = list(batches(n, size, 1, generator(1), least=2))
     assert [len(p) for p in parts] == merged
     assert sorted(torch.cat(parts).tolist()) == list(range(n))
@@ -155,7 +182,9 @@ def test_generators_are_told_apart_by_every_part() -> None:
         (1, "a"),
         (1, "", "a"),
     ]
-    drawn = {tuple(torch.randint(2**31, (4,), generator=generator(*key)).tolist()) for key in keys}
+    drawn = {
+        tuple(torch.randint(2**31, (4,), generator=generator(*key)).tolist()) for key in keys
+    }
     assert len(drawn) == len(keys)
 
 
@@ -165,10 +194,15 @@ def test_generators_do_not_depend_on_each_other_nor_on_the_process() -> None:
     state = torch.get_rng_state()
     one, two = generator(7, "a", 1), generator(7, "b", 1)
     torch.rand(100, generator=one)
-    assert torch.equal(torch.rand(3, generator=two), torch.rand(3, generator=generator(7, "b", 1)))
+    assert torch.equal(
+        torch.rand(3, generator=two), torch.rand(3, generator=generator(7, "b", 1))
+    )
     assert torch.equal(torch.get_rng_state(), state)
     # sha256("42/hospital-01/3/train") starts with these eight bytes; a hash that changes by process would not.
-    assert generator(42, "hospital-01", 3, "train").initial_seed() == int("16376b72913dbb83", 16) >> 1
+    assert (
+        generator(42, "hospital-01", 3, "train").initial_seed()
+        == int("16376b72913dbb83", 16) >> 1
+    )
 
 
 # ---- Samples, gradients, predictions -------------------------------------------------------------------------------
@@ -191,7 +225,9 @@ def test_float_values_are_taken_as_they_are_or_standardised() -> None:
     x = np.array([[1.0, 10.0], [3.0, 30.0]], np.float32)
     plain = Samples(x, np.array([0, 1]))
     assert plain.take(slice(None))[0].tolist() == x.tolist()
-    scaled = Samples(x, np.array([0, 1]), mean=torch.tensor([2.0, 10.0]), std=torch.tensor([1.0, 20.0]))
+    scaled = Samples(
+        x, np.array([0, 1]), mean=torch.tensor([2.0, 10.0]), std=torch.tensor([1.0, 20.0])
+    )
     assert scaled.take(slice(None))[0].tolist() == [[-1, 0], [1, 1]]
     assert x[0, 0] == 1.0  # the data themselves stay
 
@@ -217,8 +253,12 @@ def test_loss_gradient_starts_from_zero_each_time() -> None:
 def test_predict_is_evaluation_and_goes_back_to_training() -> None:
     """Dropout is off, running statistics stay, and the batch size has no say."""
     torch.manual_seed(0)
-    model = FlatModel(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2)))
-    samples = Samples(np.random.default_rng(0).normal(size=(7, 3)).astype(np.float32), np.zeros(7))
+    model = FlatModel(
+        nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2))
+    )
+    samples = Samples(
+        np.random.default_rng(0).normal(size=(7, 3)).astype(np.float32), np.zeros(7)
+    )
     buffers = model.buffers.clone()
     whole = predict(model, samples)
     torch.testing.assert_close(predict(model, samples, batch_size=2), whole)

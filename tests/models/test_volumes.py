@@ -54,11 +54,15 @@ def test_equal_slices_give_what_a_slice_gives(name: str) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(("shape", "channels_last"), [((1, 9, 12, 10), True), ((2, 8, 8, 16), False)])
+@pytest.mark.parametrize(
+    ("shape", "channels_last"), [((1, 9, 12, 10), True), ((2, 8, 8, 16), False)]
+)
 def test_every_voxel_has_an_answer(shape: tuple[int, ...], channels_last: bool) -> None:
     network = build("unet", shape, 3, UnetSettings(levels=2, width=4))
     x = torch.randn(2, *shape)
-    outputs = network(x.contiguous(memory_format=torch.channels_last_3d) if channels_last else x)
+    outputs = network(
+        x.contiguous(memory_format=torch.channels_last_3d) if channels_last else x
+    )
     assert outputs.shape == (2, 3, *shape[1:])
     outputs.square().mean().backward()
     assert all(p.grad is not None and bool(p.grad.any()) for p in network.parameters())

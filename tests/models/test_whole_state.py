@@ -156,13 +156,29 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "name",
     (
-        *("tied", "two_names", "shared_buffer", "cumulative", "weight_norm", "spectral", "old_spectral", "listed"),
+        *(
+            "tied",
+            "two_names",
+            "shared_buffer",
+            "cumulative",
+            "weight_norm",
+            "spectral",
+            "old_spectral",
+            "listed",
+        ),
         *("position", "fixed_tensor", "statistics_in_a_list", "well"),
     ),
 )
-def test_what_is_exported_answers_as_what_was_trained(two: Files, tmp_path: Path, name: str) -> None:
+def test_what_is_exported_answers_as_what_was_trained(
+    two: Files, tmp_path: Path, name: str
+) -> None:
     """The file fits the plain network, without a flat vector, and gives the model's own accuracy."""
-    settings = {"model": f"kept_state:{name}", "rounds": 2, "learning_rate": 0.3, "local_epochs": 3}
+    settings = {
+        "model": f"kept_state:{name}",
+        "rounds": 2,
+        "learning_rate": 0.3,
+        "local_epochs": 3,
+    }
     federate(two, **settings, state_dir=tmp_path / "state", directory=tmp_path / "run")
     card = export_model(tmp_path / "state", "a", "last", tmp_path / "a.safetensors")
     _, net = read_model(tmp_path / "a.safetensors", f"kept_state:{name}")
@@ -170,9 +186,13 @@ def test_what_is_exported_answers_as_what_was_trained(two: Files, tmp_path: Path
     plain.load_state_dict(net.state_dict())
     x = torch.randn(50, 3)
     assert torch.allclose(plain.eval()(x), net.module.eval()(x), atol=1e-6)
-    rows = predict_file(tmp_path / "a.safetensors", two["a"], network=f"kept_state:{name}").splitlines()[1:]
+    rows = predict_file(
+        tmp_path / "a.safetensors", two["a"], network=f"kept_state:{name}"
+    ).splitlines()[1:]
     with np.load(two["a"]) as arrays:
-        right = np.mean([row.split(",")[1] == str(y) for row, y in zip(rows, arrays["y_test"], strict=True)])
+        right = np.mean(
+            [row.split(",")[1] == str(y) for row, y in zip(rows, arrays["y_test"], strict=True)]
+        )
     assert right == pytest.approx(card.metrics["test.accuracy"])
 
 
@@ -208,14 +228,25 @@ def test_what_cannot_be_kept_is_refused_in_one_line(name: str, message: str) -> 
     assert "\n" not in str(error.value)
 
 
-def test_a_network_of_an_installed_package_is_tried_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_of_an_installed_package_is_tried_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def spec(name: str) -> ModelSpec:
-        return ModelSpec("a", "b", "tables", lambda s, n, _: factory_of(f"kept_state:{name}")(s, n), ("table",))
+        return ModelSpec(
+            "a",
+            "b",
+            "tables",
+            lambda s, n, _: factory_of(f"kept_state:{name}")(s, n),
+            ("table",),
+        )
 
     for name in ("tied", "counter"):
         monkeypatch.setitem(MODELS, name, spec(name))
     assert build("tied", (3,), 2)
-    with pytest.raises(UserError, match=r"^model = 'counter' .*: a step of training from the same state is another"):
+    with pytest.raises(
+        UserError,
+        match=r"^model = 'counter' .*: a step of training from the same state is another",
+    ):
         build("counter", (3,), 2)
 
 
@@ -231,7 +262,10 @@ def test_an_alias_has_the_same_values_in_the_file(name: str) -> None:
     one, other = {"tied": ("a.weight", "b.weight"), "two_names": ("b.bias", "again.bias")}[name]
     now = dict(flat.module.named_parameters())[one]
     assert torch.equal(tensors[one], tensors[other]) and torch.allclose(tensors[one], now - 1)
-    assert int(tensors["norm.num_batches_tracked"]) == 0 and int(flat.state_dict()["norm.num_batches_tracked"]) == 1
+    assert (
+        int(tensors["norm.num_batches_tracked"]) == 0
+        and int(flat.state_dict()["norm.num_batches_tracked"]) == 1
+    )
 
 
 def test_integers_are_bytes_of_one_vector() -> None:
@@ -258,7 +292,9 @@ def test_integers_are_bytes_of_one_vector() -> None:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "ditto", "apfl", "fedala"])
-def test_a_resumed_run_is_an_uninterrupted_one(three: Files, tmp_path: Path, method: str) -> None:
+def test_a_resumed_run_is_an_uninterrupted_one(
+    three: Files, tmp_path: Path, method: str
+) -> None:
     """A BatchNorm layer whose mean divides by the count of batches; the silos share one network in this process."""
     settings = {"strategy": method, "model": "kept_state:cumulative", "learning_rate": 0.1}
     whole = federate(three, **settings, rounds=4, directory=tmp_path / "whole")
@@ -267,13 +303,20 @@ def test_a_resumed_run_is_an_uninterrupted_one(three: Files, tmp_path: Path, met
     for silo in three:
         assert torch.equal(whole.personal(silo), parts.personal(silo))
         one, other = (run.grid.state(silo).arrays for run in (whole, parts))
-        assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+        assert one.keys() == other.keys() and all(
+            torch.equal(one[key], other[key]) for key in one
+        )
         assert int(one["personal.integers"].view(torch.int64)) > 0
 
 
 def test_each_silo_counts_its_own_batches(three: Files) -> None:
     """In one process the silos take turns with one network: each has the numbers of a process of its own."""
-    settings = {"strategy": "local", "model": "kept_state:cumulative", "rounds": 2, "learning_rate": 0.1}
+    settings = {
+        "strategy": "local",
+        "model": "kept_state:cumulative",
+        "rounds": 2,
+        "learning_rate": 0.1,
+    }
     together = federate(three, **settings)
     for silo, file in three.items():
         alone = federate({silo: file}, **settings, min_silos=1)
@@ -284,7 +327,11 @@ def test_methods_that_divide_a_network_refuse_a_tensor_on_both_sides() -> None:
     class Autoencoding(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embed, self.middle, self.head = nn.Linear(4, 3), nn.Linear(3, 3), nn.Linear(4, 3)
+            self.embed, self.middle, self.head = (
+                nn.Linear(4, 3),
+                nn.Linear(3, 3),
+                nn.Linear(4, 3),
+            )
             self.head.weight = self.embed.weight
 
         def forward(self, x: Tensor) -> Tensor:
@@ -297,11 +344,17 @@ def test_methods_that_divide_a_network_refuse_a_tensor_on_both_sides() -> None:
     for part in (["embed"], ["embed", "middle"], ["head"]):
         with pytest.raises(UserError, match=r"embed and head have embed.weight in common"):
             layout.parts(part)
-    with pytest.raises(UserError, match=r"replaces the last layer, and head.weight and embed.weight are one tensor"):
+    with pytest.raises(
+        UserError,
+        match=r"replaces the last layer, and head.weight and embed.weight are one tensor",
+    ):
         with_head(Autoencoding(), lambda layer: nn.Linear(3, 3))
     for words in ("head", "head.*"):
         network = freeze(Autoencoding(), Part(words))
-        assert {n for n, p in network.named_parameters() if p.requires_grad} == {"embed.weight", "head.bias"}
+        assert {n for n, p in network.named_parameters() if p.requires_grad} == {
+            "embed.weight",
+            "head.bias",
+        }
     frozen = Autoencoding().requires_grad_(False)
     with pytest.raises(UserError, match="a frozen weight of this network is in two layers"):
         adapt(frozen, 1, 1.0)
@@ -313,7 +366,9 @@ def test_a_last_layer_of_nothing_but_a_tied_weight() -> None:
     network.block_names = ("0", "1", "2")  # type: ignore[assignment]
     layout = FlatModel(network).layout
     assert [b.name for b in layout.blocks] == ["0", "1"]
-    with pytest.raises(UserError, match=r"needs a last layer of its own, and 2 has 0.weight of 0"):
+    with pytest.raises(
+        UserError, match=r"needs a last layer of its own, and 2 has 0.weight of 0"
+    ):
         layout.linear_head()
     with pytest.raises(UserError, match=r"0 and 2 have 0.weight in common"):
         layout.parts(["0"])
@@ -327,8 +382,13 @@ def test_initial_weights_of_a_tensor_with_two_names(tmp_path: Path) -> None:
         safetensors.torch.save_file(one, file)
         network = start_from(build("kept_state:tied", (3,), 2), weights_of(file), ())
         made = dict(network.named_parameters(remove_duplicate=False))
-        assert torch.equal(made["a.weight"], tensors["a.weight"] + 1) and made["a.weight"] is made["b.weight"]
+        assert (
+            torch.equal(made["a.weight"], tensors["a.weight"] + 1)
+            and made["a.weight"] is made["b.weight"]
+        )
     file = tmp_path / "two.safetensors"
     safetensors.torch.save_file({**tensors, "b.weight": tensors["b.weight"] + 1}, file)
-    with pytest.raises(ValueError, match=r"b.weight and a.weight are one tensor here, and two in the file"):
+    with pytest.raises(
+        ValueError, match=r"b.weight and a.weight are one tensor here, and two in the file"
+    ):
         start_from(build("kept_state:tied", (3,), 2), weights_of(file), ())

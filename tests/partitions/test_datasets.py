@@ -29,7 +29,9 @@ CACHE = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
 
 
 def needs(folder: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(not (DATA / folder).is_dir(), reason=f"{folder} is not in SILOFL_DATA")
+    return pytest.mark.skipif(
+        not (DATA / folder).is_dir(), reason=f"{folder} is not in SILOFL_DATA"
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +63,14 @@ def test_digits():
     assert data.train.x.dtype == np.uint8 and data.train.x.shape == (1438, 8, 8, 1)
     assert len(data.test) == 359
     grey = load_digits().images[0]
-    wanted = {0: 0, 1: 16, 5: 80, 8: 128, 12: 191, 16: 255}  # v * 15.9375; 127.5 goes to the even 128
+    wanted = {
+        0: 0,
+        1: 16,
+        5: 80,
+        8: 128,
+        12: 191,
+        16: 255,
+    }  # v * 15.9375; 127.5 goes to the even 128
     first = next(x for x in data.train.x if np.array_equal(np.rint(x[..., 0] / 15.9375), grey))
     for value, scaled in wanted.items():
         assert set(first[grey == value].ravel()) <= {scaled}
@@ -84,14 +93,20 @@ def test_digit_findings():
     for mine, theirs in ((data.train, digits.train), (data.test, digits.test)):
         assert np.array_equal(mine.x, theirs.x)
         assert (mine.y[theirs.y == 8] == 1).all() and (mine.y[theirs.y == 3] == 0).all()
-        assert (mine.y[theirs.y == 7] == [0, 1, 0]).all() and (mine.y[theirs.y == 0] == [1, 0, 1]).all()
+        assert (mine.y[theirs.y == 7] == [0, 1, 0]).all() and (
+            mine.y[theirs.y == 0] == [1, 0, 1]
+        ).all()
 
 
 def test_diabetes():
     data = load_dataset("diabetes")
     assert (data.task, data.classes, data.input_shape) == ("regression", 1, (10,))
     assert (len(data.train), len(data.test)) == (354, 88)
-    assert (data.labels.min(), data.labels.max(), data.labels.dtype.name) == (25, 346, "float32")
+    assert (data.labels.min(), data.labels.max(), data.labels.dtype.name) == (
+        25,
+        346,
+        "float32",
+    )
     table = load_diabetes(scaled=False)
     row = int(np.flatnonzero((table.data.astype(np.float32) == data.test.x[5]).all(1))[0])
     assert table.target[row] == data.test.y[5, 0]
@@ -109,9 +124,14 @@ def test_built_in_sets_do_not_change(name):
 
 
 def test_registry():
-    with pytest.raises(ValueError, match=r"unknown data set 'minst' \(did you mean 'mnist'\?\); there are: .*digits"):
+    with pytest.raises(
+        ValueError,
+        match=r"unknown data set 'minst' \(did you mean 'mnist'\?\); there are: .*digits",
+    ):
         load_dataset("minst")
-    with pytest.raises(ValueError, match=r"octmnist\[-64\|-128\|-224\], organamnist"):  # sizes once, not a page
+    with pytest.raises(
+        ValueError, match=r"octmnist\[-64\|-128\|-224\], organamnist"
+    ):  # sizes once, not a page
         load_dataset("minst", "")
 
 
@@ -124,7 +144,17 @@ def test_places_in_order(tmp_path, monkeypatch):
     monkeypatch.setenv("SILOFL_DATA", str(tmp_path / "b"))
     found = places(str(tmp_path / "a"), ("mnist", "MNIST"))
     a, b, cache = tmp_path / "a", tmp_path / "b", tmp_path / "cache" / "silofl"
-    assert found == [a / "mnist", a / "MNIST", a, b / "mnist", b / "MNIST", b, cache / "mnist", cache / "MNIST", cache]
+    assert found == [
+        a / "mnist",
+        a / "MNIST",
+        a,
+        b / "mnist",
+        b / "MNIST",
+        b,
+        cache / "mnist",
+        cache / "MNIST",
+        cache,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +174,9 @@ def test_offline_is_one_clear_line(name, file, folder, tmp_path):
     with pytest.raises(ValueError) as caught:
         load_dataset(name, str(tmp_path / "data"))
     text = str(caught.value)
-    assert text.startswith(f"{name}: {file} is not on this machine and could not be downloaded from http")
+    assert text.startswith(
+        f"{name}: {file} is not on this machine and could not be downloaded from http"
+    )
     assert "Network is unreachable" in text and "\n" not in text
     assert f"put {file} into {tmp_path / 'data' / folder}" in text
 
@@ -156,7 +188,9 @@ def published(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     source = tmp_path / "remote.bin"
     source.write_bytes(b"x" * 3_000_000)
-    return RemoteFile("remote.bin", source.as_uri(), hashlib.md5(source.read_bytes()).hexdigest())
+    return RemoteFile(
+        "remote.bin", source.as_uri(), hashlib.md5(source.read_bytes()).hexdigest()
+    )
 
 
 def test_download(published, tmp_path, capfd):
@@ -168,12 +202,18 @@ def test_download(published, tmp_path, capfd):
 
 
 def test_download_without_data_dir_goes_to_the_cache(published, tmp_path):
-    assert download("some", published, "", "sub") == tmp_path / "cache" / "silofl" / "sub" / "remote.bin"
+    assert (
+        download("some", published, "", "sub")
+        == tmp_path / "cache" / "silofl" / "sub" / "remote.bin"
+    )
 
 
 def test_download_of_another_file_is_refused(published, tmp_path):
     other = RemoteFile(published.name, published.url, "0" * 32)
-    with pytest.raises(ValueError, match=r"some: file://.* gave a file with MD5 .* instead of 0000.*; try again"):
+    with pytest.raises(
+        ValueError,
+        match=r"some: file://.* gave a file with MD5 .* instead of 0000.*; try again",
+    ):
         download("some", other, str(tmp_path / "data"), "sub")
     assert list((tmp_path / "data" / "sub").iterdir()) == []
 
@@ -182,14 +222,21 @@ def test_download_of_another_file_is_refused(published, tmp_path):
 
 
 def idx(array: np.ndarray) -> bytes:
-    return bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.astype(np.uint8).tobytes()
+    return (
+        bytes([0, 0, 8, array.ndim])
+        + np.array(array.shape, ">u4").tobytes()
+        + array.astype(np.uint8).tobytes()
+    )
 
 
 def write_mnist(folder: Path, shift: int = 0, packed: bool = True) -> None:
     folder.mkdir(parents=True)
     for name, n in (("train", 6), ("t10k", 2)):
         pictures = (np.arange(n * 784) % 251 + shift).reshape(n, 28, 28)
-        for kind, content in (("images-idx3", idx(pictures)), ("labels-idx1", idx(np.arange(n) % 10))):
+        for kind, content in (
+            ("images-idx3", idx(pictures)),
+            ("labels-idx1", idx(np.arange(n) % 10)),
+        ):
             path = folder / f"{name}-{kind}-ubyte{'.gz' if packed else ''}"
             path.write_bytes(gzip.compress(content) if packed else content)
 
@@ -217,7 +264,10 @@ def test_a_named_folder_that_is_missing_is_refused(tmp_path, monkeypatch):
     write_mnist(tmp_path / "b" / "mnist")
     monkeypatch.setenv("SILOFL_DATA", str(tmp_path / "b"))
     for name in ("mnist", "digits"):
-        with pytest.raises(ValueError, match=r"data-dir = .*/typo: there is no such folder; make it, or name the one"):
+        with pytest.raises(
+            ValueError,
+            match=r"data-dir = .*/typo: there is no such folder; make it, or name the one",
+        ):
             load_dataset(name, str(tmp_path / "typo"))
     monkeypatch.setenv("SILOFL_DATA", str(tmp_path / "typo"))
     with pytest.raises(ValueError, match=r"SILOFL_DATA = .*/typo: there is no such folder"):
@@ -233,7 +283,13 @@ def test_mnist_is_not_taken_for_fashion_mnist(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"no gzip", gzip.compress(b"text", mtime=0), gzip.compress(idx(np.zeros((3, 4)))[:-1], mtime=0)]
+    "content",
+    [
+        b"",
+        b"no gzip",
+        gzip.compress(b"text", mtime=0),
+        gzip.compress(idx(np.zeros((3, 4)))[:-1], mtime=0),
+    ],
 )
 def test_damaged_idx_file(tmp_path, content):
     path = tmp_path / "train-images-idx3-ubyte.gz"
@@ -247,8 +303,30 @@ def test_mnist_itself(monkeypatch):
     """Published class sizes, and the first label, 5."""
     monkeypatch.setenv("SILOFL_DATA", str(DATA))
     data = load_dataset("mnist")
-    assert np.bincount(data.train.y).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
-    assert np.bincount(data.test.y).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    assert np.bincount(data.train.y).tolist() == [
+        5923,
+        6742,
+        5958,
+        6131,
+        5842,
+        5421,
+        5918,
+        6265,
+        5851,
+        5949,
+    ]
+    assert np.bincount(data.test.y).tolist() == [
+        980,
+        1135,
+        1032,
+        1010,
+        982,
+        892,
+        958,
+        1028,
+        974,
+        1009,
+    ]
     assert data.train.y[0] == 5
     assert data.train.x.mean() / 255 == pytest.approx(0.1307, abs=5e-5)
 
@@ -289,7 +367,9 @@ def test_cifar10_binary_archive(tmp_path):
         batches[f"data_batch_{i}"] = (pictures(3, i), [i, 9, 0])
     batches["test_batch"] = (pictures(2, 0), [7, 8])
     members = {
-        f"cifar-10-batches-bin/{name}.bin": np.hstack([np.array(y, np.uint8)[:, np.newaxis], planes(x)]).tobytes()
+        f"cifar-10-batches-bin/{name}.bin": np.hstack(
+            [np.array(y, np.uint8)[:, np.newaxis], planes(x)]
+        ).tobytes()
         for name, (x, y) in reversed(batches.items())
     }
     write_tar(tmp_path / "cifar-10-binary.tar.gz", members)
@@ -321,7 +401,10 @@ def test_cifar100_archives_give_fine_labels(tmp_path):
     """Binary: a coarse and a fine label byte. Python: a dictionary with both lists."""
     x, coarse, fine = pictures(4, 1), [1, 2, 3, 4], [99, 0, 50, 7]
     record = np.hstack([np.array([coarse, fine], np.uint8).T, planes(x)]).tobytes()
-    write_tar(tmp_path / "a" / "cifar-100-binary.tar.gz", {"c/train.bin": record, "c/test.bin": record})
+    write_tar(
+        tmp_path / "a" / "cifar-100-binary.tar.gz",
+        {"c/train.bin": record, "c/test.bin": record},
+    )
     batch = python2_pickle({b"data": planes(x), b"coarse_labels": coarse, b"fine_labels": fine})
     write_tar(tmp_path / "b" / "cifar-100-python.tar.gz", {"c/train": batch, "c/test": batch})
     for folder in ("a", "b"):
@@ -339,7 +422,10 @@ class Evil:
 def test_cifar_python_archive_runs_no_code(tmp_path):
     batch = python2_pickle({b"data": Evil(), b"fine_labels": [1]})
     write_tar(tmp_path / "cifar-100-python.tar.gz", {"c/train": batch, "c/test": batch})
-    with pytest.raises(ValueError, match=r"cifar100: .* cannot be read \(it holds posix.system, which is not read"):
+    with pytest.raises(
+        ValueError,
+        match=r"cifar100: .* cannot be read \(it holds posix.system, which is not read",
+    ):
         load_dataset("cifar100", str(tmp_path))
 
 
@@ -347,8 +433,24 @@ def test_cifar_python_archive_runs_no_code(tmp_path):
     ("arrays", "words"),
     [
         ({"x_train": pictures(2, 0), "y_train": [0, 1], "x_test": pictures(2, 0)}, "y_test"),
-        ({"x_train": pictures(2, 0)[:, :8], "y_train": [0, 1], "x_test": pictures(2, 0), "y_test": [0, 1]}, "8, 32, 3"),
-        ({"x_train": pictures(2, 0), "y_train": [0, 10], "x_test": pictures(2, 0), "y_test": [0, 1]}, r"0\.\.9"),
+        (
+            {
+                "x_train": pictures(2, 0)[:, :8],
+                "y_train": [0, 1],
+                "x_test": pictures(2, 0),
+                "y_test": [0, 1],
+            },
+            "8, 32, 3",
+        ),
+        (
+            {
+                "x_train": pictures(2, 0),
+                "y_train": [0, 10],
+                "x_test": pictures(2, 0),
+                "y_test": [0, 1],
+            },
+            r"0\.\.9",
+        ),
     ],
 )
 def test_cifar10_npz_is_checked(tmp_path, arrays, words):
@@ -362,7 +464,9 @@ def test_cifar10_tiles_are_decoded_once(tmp_path, monkeypatch):
 
     The second load, by another path of the code (nothing in memory), may not decode again.
     """
-    train, test = (np.repeat(np.arange(2500) // 10 + start, 1).astype(np.uint8) for start in (0, 1))
+    train, test = (
+        np.repeat(np.arange(2500) // 10 + start, 1).astype(np.uint8) for start in (0, 1)
+    )
     folder = tmp_path / "cifar10"
     folder.mkdir()
     for split, values in (("train", train), ("test", test)):
@@ -387,7 +491,13 @@ def test_cifar10_tiles_are_decoded_once(tmp_path, monkeypatch):
 def test_decoded_arrays_stay_in_memory_without_a_cache(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    np.savez(tmp_path / "cifar10.npz", x_train=pictures(2, 0), y_train=[0, 1], x_test=pictures(2, 0), y_test=[0, 1])
+    np.savez(
+        tmp_path / "cifar10.npz",
+        x_train=pictures(2, 0),
+        y_train=[0, 1],
+        x_test=pictures(2, 0),
+        y_test=[0, 1],
+    )
     data = load_dataset("cifar10", str(tmp_path))
     assert len(data.train) == 2 and not isinstance(data.train.x, np.memmap)
 
@@ -400,7 +510,9 @@ def test_cifar10_itself(monkeypatch):
     data = load_dataset("cifar10")
     assert np.bincount(data.train.y).tolist() == [5000] * 10
     assert np.bincount(data.test.y).tolist() == [1000] * 10
-    np.testing.assert_allclose(data.train.x.mean(axis=(0, 1, 2)) / 255, [0.4914, 0.4822, 0.4465], atol=5e-4)
+    np.testing.assert_allclose(
+        data.train.x.mean(axis=(0, 1, 2)) / 255, [0.4914, 0.4822, 0.4465], atol=5e-4
+    )
 
 
 # Heart disease
@@ -416,13 +528,21 @@ def write_heart(folder: Path, lines: list[str]) -> None:
 
 def test_heart_disease_rows(tmp_path):
     """A missing value matters only in the ten features that are kept: grad may be '?', age may not."""
-    rows = [ROW.format(grad="?", label=3), ROW.format(grad="1", label=0), "?" + ROW.format(grad="1", label=1)[4:]]
+    rows = [
+        ROW.format(grad="?", label=3),
+        ROW.format(grad="1", label=0),
+        "?" + ROW.format(grad="1", label=1)[4:],
+    ]
     write_heart(tmp_path, rows)
     data = load_dataset("heart-disease", str(tmp_path))
     assert data.classes == 5 and data.input_shape == (10,)
-    np.testing.assert_allclose(data.train.x[0], [63, 1, 1, 145, 233, 1, 2, 150, 0, 2.3], rtol=1e-6)
+    np.testing.assert_allclose(
+        data.train.x[0], [63, 1, 1, 145, 233, 1, 2, 150, 0, 2.3], rtol=1e-6
+    )
     assert data.groups is not None
-    assert {name: len(rows) for name, rows in data.groups.items()} == dict.fromkeys(flamby.HEART_MD5, 2)
+    assert {name: len(rows) for name, rows in data.groups.items()} == dict.fromkeys(
+        flamby.HEART_MD5, 2
+    )
     assert sorted(np.concatenate(list(data.groups.values()))) == list(range(8))
 
 
@@ -431,12 +551,17 @@ def test_heart_disease_rows(tmp_path):
     [
         ("1,2,3", "line 2: 3 columns instead of 14"),
         (ROW.format(grad="1", label=5), r"line 2: the label is 5, not 0\.\.4"),
-        (ROW.format(grad="1", label=1).replace("63.0", "old"), "line 2: could not convert string to float: 'old'"),
+        (
+            ROW.format(grad="1", label=1).replace("63.0", "old"),
+            "line 2: could not convert string to float: 'old'",
+        ),
     ],
 )
 def test_heart_disease_names_the_bad_line(tmp_path, line, words):
     write_heart(tmp_path, [ROW.format(grad="1", label=0), line])
-    with pytest.raises(ValueError, match=rf"heart-disease: .*processed.cleveland.data, {words}"):
+    with pytest.raises(
+        ValueError, match=rf"heart-disease: .*processed.cleveland.data, {words}"
+    ):
         load_dataset("heart-disease", str(tmp_path))
 
 

@@ -35,19 +35,32 @@ def ten_studies(root: Path, **attributes: Any) -> Path:
     """Studies 0 to 9 of one grey value each, 100 * study, and a csv that calls the even ones well."""
     for i in range(10):
         pixels = np.full((4, 6), 100 * i, np.uint16)
-        write_dicom(root / NAMED_FOLDER / f"{i}" / "IM0", pixels, patient=f"PAT-{i}-UMPF", study=i, **attributes)
+        write_dicom(
+            root / NAMED_FOLDER / f"{i}" / "IM0",
+            pixels,
+            patient=f"PAT-{i}-UMPF",
+            study=i,
+            **attributes,
+        )
     return root
 
 
 CLASSES = ("ill", "well")
 
 
-def labels(path: Path, column: str = "StudyInstanceUID", names: Any = study_uid, n: int = 10) -> Path:
-    path.write_text(f"{column};label\n" + "".join(f"{names(i)};{'ill' if i % 2 else 'well'}\n" for i in range(n)))
+def labels(
+    path: Path, column: str = "StudyInstanceUID", names: Any = study_uid, n: int = 10
+) -> Path:
+    path.write_text(
+        f"{column};label\n"
+        + "".join(f"{names(i)};{'ill' if i % 2 else 'well'}\n" for i in range(n))
+    )
     return path
 
 
-def shown(pixels: Any, tmp_path: Path, options: ReadOptions | None = None, **attributes: Any) -> Any:
+def shown(
+    pixels: Any, tmp_path: Path, options: ReadOptions | None = None, **attributes: Any
+) -> Any:
     """The picture that is made of one file, without its last axis where it is grey."""
     path = write_dicom(tmp_path / "IM", pixels, **attributes)
     form, picture = (
@@ -63,7 +76,11 @@ def samples(made: Imported) -> list[tuple[int, int]]:
     """(label, first pixel in thousandths) of all samples, sorted."""
     data = made.data
     parts = (data.train, data.val, data.test)
-    pairs = [(int(y), x.reshape(-1)[0]) for part in parts for x, y in zip(part.x, part.y, strict=True)]
+    pairs = [
+        (int(y), x.reshape(-1)[0])
+        for part in parts
+        for x, y in zip(part.x, part.y, strict=True)
+    ]
     return sorted((y, round(float(x) * 1000)) for y, x in pairs)
 
 
@@ -73,14 +90,33 @@ def samples(made: Imported) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("column", ["StudyInstanceUID", "accession", "Patient ID"])
 def test_nobody_is_named_in_any_output(tmp_path, capfd, caplog, column):
     """The whole command, on files that name their patient in every field and in their paths."""
-    names = {"accession": accession, "Patient ID": lambda i: f"PAT-{i}-UMPF"}.get(column, study_uid)
-    source = ten_studies(tmp_path / "export", BurnedInAnnotation="YES", PatientBirthTime="no time at all")
+    names = {"accession": accession, "Patient ID": lambda i: f"PAT-{i}-UMPF"}.get(
+        column, study_uid
+    )
+    source = ten_studies(
+        tmp_path / "export", BurnedInAnnotation="YES", PatientBirthTime="no time at all"
+    )
     table, out = labels(tmp_path / "labels.csv", column, names), tmp_path / "ours.npz"
     caplog.set_level(logging.DEBUG)
     caplog.clear()  # of what was said when the files were made
-    assert main(["import", str(source), "--labels-from", str(table), "--out", str(out), "--window=450,900"]) == 0
+    assert (
+        main(
+            [
+                "import",
+                str(source),
+                "--labels-from",
+                str(table),
+                "--out",
+                str(out),
+                "--window=450,900",
+            ]
+        )
+        == 0
+    )
     printed = capfd.readouterr()
-    assert "train 6, val 2, test 2 samples: pictures of 4 x 6, 1 channel, float32" in printed.out
+    assert (
+        "train 6, val 2, test 2 samples: pictures of 4 x 6, 1 channel, float32" in printed.out
+    )
     assert "0 = ill\n1 = well" in printed.out
     assert "note: 10 of 10 pictures say that text is burnt into them" in printed.out
     assert leaks(printed.out, printed.err, caplog.text, files=(out,)) == []
@@ -98,12 +134,21 @@ def test_secrets_are_found_where_they_are(tmp_path):
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        ({"PhotometricInterpretation": "ZARATHUSTRA"}, "file 4 of 10: its file cannot be read as DICOM (ValueError)"),
-        ({"WindowCenter": 1, "WindowWidth": 2, "VOILUTFunction": "XYLANDER"}, "file 4 of 10: its file cannot be read"),
+        (
+            {"PhotometricInterpretation": "ZARATHUSTRA"},
+            "file 4 of 10: its file cannot be read as DICOM (ValueError)",
+        ),
+        (
+            {"WindowCenter": 1, "WindowWidth": 2, "VOILUTFunction": "XYLANDER"},
+            "file 4 of 10: its file cannot be read",
+        ),
         ({"Rows": 400}, "file 4 of 10: its file is cut short: "),
         ({"Rows": None}, "note: 1 of 10 files hold no DICOM picture: passed over"),
         ({"study": 2}, "file 4 of 10 is of another patient than the rest of its study"),
-        ({"StudyInstanceUID": "Zarathustra", "AccessionNumber": "19310417" * 9}, "note: 1 of 10 studies are not in"),
+        (
+            {"StudyInstanceUID": "Zarathustra", "AccessionNumber": "19310417" * 9},
+            "note: 1 of 10 studies are not in",
+        ),
     ],
 )
 def test_no_error_names_anybody(tmp_path, capfd, caplog, damage, words):
@@ -112,7 +157,18 @@ def test_no_error_names_anybody(tmp_path, capfd, caplog, damage, words):
     table, out = labels(tmp_path / "labels.csv"), tmp_path / "ours.npz"
     caplog.clear()  # of what was said when the files were made
     code = main(
-        ["import", str(source), "--labels-from", str(table), "--labels", "ill,well", "--out", str(out), "--size", "4"]
+        [
+            "import",
+            str(source),
+            "--labels-from",
+            str(table),
+            "--labels",
+            "ill,well",
+            "--out",
+            str(out),
+            "--size",
+            "4",
+        ]
     )
     printed = capfd.readouterr()
     assert leaks(printed.out, printed.err, caplog.text) == []
@@ -125,7 +181,9 @@ def test_a_csv_s_file_that_is_no_dicom_is_not_named_either(tmp_path):
     (tmp_path / "l.csv").write_text("file,label\nZarathustra.DCM,0\n")
     with pytest.raises(ValueError) as caught:
         import_source(tmp_path / "l.csv", tmp_path / "a.npz")
-    assert "l.csv, line 2: its file cannot be read as DICOM (InvalidDicomError)" in str(caught.value)
+    assert "l.csv, line 2: its file cannot be read as DICOM (InvalidDicomError)" in str(
+        caught.value
+    )
     assert leaks(str(caught.value)) == []
 
 
@@ -136,7 +194,12 @@ def test_cut_files_name_nobody(tmp_path, capfd):
     whole = path.read_bytes()
     for length in range(140, len(whole), 97):
         path.write_bytes(whole[:length])
-        from_csv = ["--labels-from", str(labels(tmp_path / "labels.csv")), "--labels", "ill,well"]
+        from_csv = [
+            "--labels-from",
+            str(labels(tmp_path / "labels.csv")),
+            "--labels",
+            "ill,well",
+        ]
         main(["import", str(source), *from_csv, "--out", str(tmp_path / "ours.npz")])
         printed = capfd.readouterr()
         assert leaks(printed.out, printed.err) == [], length
@@ -156,9 +219,14 @@ def test_a_traceback_names_nobody_either(tmp_path, monkeypatch):
 def test_the_key_of_pseudonyms_is_this_process_s_own():
     """An attacker who has a log or a file cannot try out names; nothing of them is in either, but a dump may be."""
     code = "from partitions.importing.scans import pseudonym; print(pseudonym('PAT-1'))"
-    made = {subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout for _ in range(2)}
+    made = {
+        subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
+        for _ in range(2)
+    }
     assert len(made) == 2
-    assert pseudonym("PAT-1") == pseudonym("PAT-1") != pseudonym("PAT-2") and pseudonym("") == ""
+    assert (
+        pseudonym("PAT-1") == pseudonym("PAT-1") != pseudonym("PAT-2") and pseudonym("") == ""
+    )
 
 
 # Which study, which series, which slice, whose label
@@ -166,13 +234,18 @@ def test_the_key_of_pseudonyms_is_this_process_s_own():
 
 @pytest.mark.parametrize("column", ["study", "accession_number", "PatientID"])
 def test_labels_by_study_or_patient(tmp_path, column):
-    names = {"accession_number": accession, "PatientID": lambda i: f"PAT-{i}-UMPF"}.get(column, study_uid)
+    names = {"accession_number": accession, "PatientID": lambda i: f"PAT-{i}-UMPF"}.get(
+        column, study_uid
+    )
     source = ten_studies(tmp_path / "export")
     labels(source / "labels.csv", column, names)  # the csv in the folder needs no option
     made = import_source(source, tmp_path / "a.npz", ImportOptions(window=(500, 1000)))
     # ill is 0: the odd studies.
     assert made.label_names == ("ill", "well")
-    assert samples(made) == [*((0, 100 * i) for i in (1, 3, 5, 7, 9)), *((1, 100 * i) for i in (0, 2, 4, 6, 8))]
+    assert samples(made) == [
+        *((0, 100 * i) for i in (1, 3, 5, 7, 9)),
+        *((1, 100 * i) for i in (0, 2, 4, 6, 8)),
+    ]
     assert made.notes == ()
 
 
@@ -180,7 +253,9 @@ def test_what_finds_no_partner_is_counted(tmp_path):
     source = ten_studies(tmp_path / "export")
     table = labels(tmp_path / "labels.csv", "study", lambda i: study_uid(i + 3))
     made = import_source(
-        source, tmp_path / "a.npz", ImportOptions(labels_from=table, labels=CLASSES, window=(500, 1000))
+        source,
+        tmp_path / "a.npz",
+        ImportOptions(labels_from=table, labels=CLASSES, window=(500, 1000)),
     )
     assert len(samples(made)) == 7
     assert made.notes == (
@@ -188,7 +263,9 @@ def test_what_finds_no_partner_is_counted(tmp_path):
         f"3 of 10 in column study of {table} have no DICOM files here",
     )
     nobody = labels(tmp_path / "nobody.csv", "patient", lambda i: f"X{i}")
-    refused(source, tmp_path, "its column patient names none of the 10 studies", labels_from=nobody)
+    refused(
+        source, tmp_path, "its column patient names none of the 10 studies", labels_from=nobody
+    )
 
 
 def refused(source: Path, tmp_path: Path, words: str, **options: Any) -> None:
@@ -205,7 +282,10 @@ def refused(source: Path, tmp_path: Path, words: str, **options: Any) -> None:
         ("study,grade\nx,1\n", "unknown column of"),
         ("study,label\n,1\n", "line 2 has no study"),
         ("study,label\nx,\n", "line 2 has no label"),
-        (f"study,label\n{study_uid(1)},1\n{study_uid(1)},0\n", "line 3 says something else of the same study than"),
+        (
+            f"study,label\n{study_uid(1)},1\n{study_uid(1)},0\n",
+            "line 3 says something else of the same study than",
+        ),
         (f"study,label,split\n{study_uid(1)},1,tarin\n", "split is 'tarin'"),
     ],
 )
@@ -219,7 +299,10 @@ def test_bad_labels(tmp_path, text, words):
 
 def test_a_column_of_names_is_no_label(tmp_path):
     """It would be written into the file as the names of classes."""
-    source, table = ten_studies(tmp_path / "export"), labels(tmp_path / "l.csv", "patient", lambda i: f"PAT-{i}-UMPF")
+    source, table = (
+        ten_studies(tmp_path / "export"),
+        labels(tmp_path / "l.csv", "patient", lambda i: f"PAT-{i}-UMPF"),
+    )
     refused(source, tmp_path, "it is no label", labels_from=table, label="patient")
 
 
@@ -228,41 +311,85 @@ def test_folders_are_classes_only_where_they_are_named(tmp_path):
     source = tmp_path / "export"
     for i in range(10):
         pixels = np.full((4, 6), 100 * i, np.uint16)
-        write_dicom(source / ("ill" if i % 2 else "well") / f"{i}" / "x", pixels, patient=f"P{i}", study=i)
+        write_dicom(
+            source / ("ill" if i % 2 else "well") / f"{i}" / "x",
+            pixels,
+            patient=f"P{i}",
+            study=i,
+        )
     refused(source, tmp_path, "and no csv: name their labels")
-    made = import_source(source, tmp_path / "a.npz", ImportOptions(labels=("well", "ill"), window=(500, 1000)))
-    assert samples(made) == [*((0, 100 * i) for i in (0, 2, 4, 6, 8)), *((1, 100 * i) for i in (1, 3, 5, 7, 9))]
+    made = import_source(
+        source, tmp_path / "a.npz", ImportOptions(labels=("well", "ill"), window=(500, 1000))
+    )
+    assert samples(made) == [
+        *((0, 100 * i) for i in (0, 2, 4, 6, 8)),
+        *((1, 100 * i) for i in (1, 3, 5, 7, 9)),
+    ]
     write_dicom(source / "Zarathustra" / "x", study=99)
-    refused(source, tmp_path, "outside its folders well, ill: 1 other folders", labels=("well", "ill"))
+    refused(
+        source,
+        tmp_path,
+        "outside its folders well, ill: 1 other folders",
+        labels=("well", "ill"),
+    )
 
 
 def test_a_patient_is_in_one_split_only(tmp_path):
     """30 studies of 10 patients, three each; the header says whose they are, the csv does not."""
     for i in range(30):
-        write_dicom(tmp_path / "x" / f"{i}", np.full((4, 4), i, np.uint16), patient=f"PAT {i % 10}", study=i)
+        write_dicom(
+            tmp_path / "x" / f"{i}",
+            np.full((4, 4), i, np.uint16),
+            patient=f"PAT {i % 10}",
+            study=i,
+        )
     table = labels(tmp_path / "l.csv", "study", study_uid, 30)
-    data = import_source(tmp_path / "x", tmp_path / "a.npz", ImportOptions(labels_from=table, window=(500, 1000))).data
-    patients = [{round(float(x.flat[0]) * 1000) % 10 for x in part.x} for part in (data.train, data.val, data.test)]
+    data = import_source(
+        tmp_path / "x", tmp_path / "a.npz", ImportOptions(labels_from=table, window=(500, 1000))
+    ).data
+    patients = [
+        {round(float(x.flat[0]) * 1000) % 10 for x in part.x}
+        for part in (data.train, data.val, data.test)
+    ]
     assert [len(p) for p in patients] == [6, 2, 2] and len(set.union(*patients)) == 10
-    again = import_source(tmp_path / "x", tmp_path / "b.npz", ImportOptions(labels_from=table, window=(500, 1000)))
-    assert (tmp_path / "a.npz").read_bytes() == again.file.read_bytes()  # whatever the pseudonyms' key
+    again = import_source(
+        tmp_path / "x", tmp_path / "b.npz", ImportOptions(labels_from=table, window=(500, 1000))
+    )
+    assert (
+        tmp_path / "a.npz"
+    ).read_bytes() == again.file.read_bytes()  # whatever the pseudonyms' key
 
 
 def test_patients_without_names_need_a_column(tmp_path):
     """One PatientID in all files: nobody could be tested. The csv's own column says who is who."""
     source = tmp_path / "x"
     for i in range(10):
-        write_dicom(source / f"{i}", np.full((4, 4), 100 * i, np.uint16), patient="ANONYMOUS", study=i)
+        write_dicom(
+            source / f"{i}", np.full((4, 4), 100 * i, np.uint16), patient="ANONYMOUS", study=i
+        )
     table = labels(tmp_path / "l.csv")
     refused(
-        source, tmp_path, "no test samples; it has 10 samples in all, of 1 patients", labels_from=table, labels=CLASSES
+        source,
+        tmp_path,
+        "no test samples; it has 10 samples in all, of 1 patients",
+        labels_from=table,
+        labels=CLASSES,
     )
     lines = table.read_text().splitlines()
-    table.write_text("\n".join([lines[0] + ";patient", *(f"{line};P{i // 2}" for i, line in enumerate(lines[1:]))]))
+    table.write_text(
+        "\n".join(
+            [lines[0] + ";patient", *(f"{line};P{i // 2}" for i, line in enumerate(lines[1:]))]
+        )
+    )
     data = import_source(
-        source, tmp_path / "a.npz", ImportOptions(labels_from=table, labels=CLASSES, window=(500, 1000))
+        source,
+        tmp_path / "a.npz",
+        ImportOptions(labels_from=table, labels=CLASSES, window=(500, 1000)),
     ).data
-    patients = [{round(float(x.flat[0]) * 10) // 2 for x in part.x} for part in (data.train, data.val, data.test)]
+    patients = [
+        {round(float(x.flat[0]) * 10) // 2 for x in part.x}
+        for part in (data.train, data.val, data.test)
+    ]
     assert [len(p) for p in patients] == [3, 1, 1] and len(set.union(*patients)) == 5
 
 
@@ -274,7 +401,9 @@ def test_a_patient_in_two_given_splits_is_refused(tmp_path):
         lines.append(f"{i}.dcm,{i % 2},{('train', 'test')[i // 3]}")
     (tmp_path / "list.csv").write_text("\n".join(lines))
     refused(tmp_path / "list.csv", tmp_path, "3 patients are in more than one split")
-    (tmp_path / "t.csv").write_text("age,label,patient,split\n1,0,a,train\n2,1,a,test\n3,1,b,train\n")
+    (tmp_path / "t.csv").write_text(
+        "age,label,patient,split\n1,0,a,train\n2,1,a,test\n3,1,b,train\n"
+    )
     refused(tmp_path / "t.csv", tmp_path, "1 patients are in more than one split")
 
 
@@ -282,11 +411,15 @@ def test_files_named_in_a_csv(tmp_path):
     """Beside a picture of 8 bits, which becomes float32 too."""
     lines = ["file,label"]
     for i in range(6):
-        write_dicom(tmp_path / f"{i}.scan", np.full((4, 4), 100 * i, np.uint16), patient=f"P{i}")
+        write_dicom(
+            tmp_path / f"{i}.scan", np.full((4, 4), 100 * i, np.uint16), patient=f"P{i}"
+        )
         lines.append(f"{i}.scan,{i}")
     Image.new("L", (4, 4), 51).save(tmp_path / "x.png")
     (tmp_path / "list.csv").write_text("\n".join([*lines, "x.png,6"]))
-    made = import_source(tmp_path / "list.csv", tmp_path / "a.npz", ImportOptions(window=(500, 1000)))
+    made = import_source(
+        tmp_path / "list.csv", tmp_path / "a.npz", ImportOptions(window=(500, 1000))
+    )
     assert samples(made) == [*((i, 100 * i) for i in range(6)), (6, 200)]
 
 
@@ -294,19 +427,28 @@ def test_outlines_of_dicom_are_pictures(tmp_path):
     lines = ["file,mask"]
     for i in range(6):
         write_dicom(tmp_path / f"{i}", np.full((4, 6), 100 * i, np.uint16), patient=f"P{i}")
-        Image.fromarray((np.indices((4, 6))[1] < i).astype(np.uint8)).save(tmp_path / f"{i}.png")
+        Image.fromarray((np.indices((4, 6))[1] < i).astype(np.uint8)).save(
+            tmp_path / f"{i}.png"
+        )
         lines.append(f"{i},{i}.png")
     (tmp_path / "list.csv").write_text("\n".join(lines))
-    data = import_source(tmp_path / "list.csv", tmp_path / "a.npz", ImportOptions(window=(500, 1000))).data
+    data = import_source(
+        tmp_path / "list.csv", tmp_path / "a.npz", ImportOptions(window=(500, 1000))
+    ).data
     assert data.task == "segmentation"
     for part in (data.train, data.val, data.test):
-        np.testing.assert_array_equal(part.y.sum(axis=(1, 2)), 4 * (part.x[:, 0, 0, 0] * 10).round())
+        np.testing.assert_array_equal(
+            part.y.sum(axis=(1, 2)), 4 * (part.x[:, 0, 0, 0] * 10).round()
+        )
 
 
 def series_of(root: Path, study: int, series: int, n: int, description: str) -> None:
     """n slices; their files and numbers are in another order than their places."""
     for i in range(n):
-        plane = {"ImageOrientationPatient": [1, 0, 0, 0, 1, 0], "ImagePositionPatient": [0, 0, -5.0 * i]}
+        plane = {
+            "ImageOrientationPatient": [1, 0, 0, 0, 1, 0],
+            "ImagePositionPatient": [0, 0, -5.0 * i],
+        }
         pixels = np.full((4, 4), 1000 * series + 10 * i, np.uint16)
         name = f"{(i * 3) % n}-{series}"
         extra: dict[str, Any] = {
@@ -324,14 +466,28 @@ def test_the_middle_slice_of_the_longest_series(tmp_path):
         series_of(tmp_path / "x", study, 1, 4, "T1 axial")
         series_of(tmp_path / "x", study, 2, 7, "T2 FLAIR")
     table = labels(tmp_path / "l.csv", "study", study_uid, 5)
-    options: dict[str, Any] = {"labels_from": table, "labels": CLASSES, "window": (5000, 10_000)}
+    options: dict[str, Any] = {
+        "labels_from": table,
+        "labels": CLASSES,
+        "window": (5000, 10_000),
+    }
     made = import_source(tmp_path / "x", tmp_path / "a.npz", ImportOptions(**options))
     assert {value for _, value in samples(made)} == {203}
-    assert made.notes[0] == "5 of 5 studies have several slices: the middle one is taken (--slices)"
-    made = import_source(tmp_path / "x", tmp_path / "b.npz", ImportOptions(series="t1", **options))
+    assert (
+        made.notes[0]
+        == "5 of 5 studies have several slices: the middle one is taken (--slices)"
+    )
+    made = import_source(
+        tmp_path / "x", tmp_path / "b.npz", ImportOptions(series="t1", **options)
+    )
     assert {value for _, value in samples(made)} == {101}
-    made = import_source(tmp_path / "x", tmp_path / "c.npz", ImportOptions(series="*flair", slices=3, **options))
-    assert sorted({value for _, value in samples(made)}) == [201, 203, 205] and len(samples(made)) == 15
+    made = import_source(
+        tmp_path / "x", tmp_path / "c.npz", ImportOptions(series="*flair", slices=3, **options)
+    )
+    assert (
+        sorted({value for _, value in samples(made)}) == [201, 203, 205]
+        and len(samples(made)) == 15
+    )
     refused(tmp_path / "x", tmp_path, "no study has a series like 'PD'", series="PD", **options)
 
 
@@ -339,12 +495,21 @@ def test_frames_of_one_file(tmp_path):
     """Five frames: the middle one; three of them with --slices 3, and the study stays in one split."""
     for study in range(5):
         frames = np.repeat(np.arange(5, dtype=np.uint16) * 100, 16).reshape(5, 4, 4)
-        write_dicom(tmp_path / "x" / f"{study}", frames, study=study, patient=f"P{study}", NumberOfFrames=5)
+        write_dicom(
+            tmp_path / "x" / f"{study}",
+            frames,
+            study=study,
+            patient=f"P{study}",
+            NumberOfFrames=5,
+        )
     table = labels(tmp_path / "l.csv", "study", study_uid, 5)
     options: dict[str, Any] = {"labels_from": table, "labels": CLASSES, "window": (500, 1000)}
     made = import_source(tmp_path / "x", tmp_path / "a.npz", ImportOptions(**options))
     assert {value for _, value in samples(made)} == {200}
-    assert made.notes[0] == "5 of 5 studies have several slices: the middle one is taken (--slices)"
+    assert (
+        made.notes[0]
+        == "5 of 5 studies have several slices: the middle one is taken (--slices)"
+    )
     made = import_source(tmp_path / "x", tmp_path / "b.npz", ImportOptions(slices=3, **options))
     assert {value for _, value in samples(made)} == {0, 200, 400}
     assert [len(part) for part in (made.data.train, made.data.val, made.data.test)] == [9, 3, 3]
@@ -357,7 +522,8 @@ def test_files_of_other_kinds_are_passed_over(tmp_path):
     table = labels(tmp_path / "l.csv")
     made = import_source(source, tmp_path / "a.npz", ImportOptions(labels_from=table))
     assert (
-        made.notes[0] == "2 of 12 files hold no DICOM picture: passed over (1 .txt, 1 SEG)" and len(samples(made)) == 10
+        made.notes[0] == "2 of 12 files hold no DICOM picture: passed over (1 .txt, 1 SEG)"
+        and len(samples(made)) == 10
     )
 
 
@@ -383,7 +549,9 @@ def test_the_header_s_window(tmp_path):
     made = shown(pixels, tmp_path, WindowCenter=[100.5, 7], WindowWidth=[201, 9])
     np.testing.assert_allclose(made, [[0, 0.25, 0.5, 1, 1]], atol=1e-6)
     made = shown(pixels, tmp_path, WindowCenter=100, WindowWidth=200, VOILUTFunction="SIGMOID")
-    np.testing.assert_allclose(made, [1 / (1 + np.exp(-4 * (pixels[0] - 100.0) / 200))], atol=1e-5)
+    np.testing.assert_allclose(
+        made, [1 / (1 + np.exp(-4 * (pixels[0] - 100.0) / 200))], atol=1e-5
+    )
 
 
 def test_a_window_of_no_width_is_none(tmp_path):
@@ -396,7 +564,8 @@ def test_without_a_window_from_lowest_to_highest(tmp_path):
     """Signed, and without the padding, which is black: -1000 to 1000."""
     pixels = [np.array([-2000, -1000, 0, 1000], np.int16)]
     np.testing.assert_allclose(
-        shown(pixels, tmp_path, PixelPaddingValue=-2000, BitsStored=16, HighBit=15), [[0, 0, 0.5, 1]]
+        shown(pixels, tmp_path, PixelPaddingValue=-2000, BitsStored=16, HighBit=15),
+        [[0, 0, 0.5, 1]],
     )
     np.testing.assert_allclose(shown(np.full((2, 2), 7, np.uint16), tmp_path), 0)
 
@@ -406,7 +575,11 @@ def test_monochrome1_is_inverted(tmp_path, window):
     """0 is white there; padding stays black."""
     pixels = [np.array([0, 25, 100, 4000], np.uint16)]
     made = shown(
-        pixels, tmp_path, ReadOptions(window=window), PhotometricInterpretation="MONOCHROME1", PixelPaddingValue=4000
+        pixels,
+        tmp_path,
+        ReadOptions(window=window),
+        PhotometricInterpretation="MONOCHROME1",
+        PixelPaddingValue=4000,
     )
     np.testing.assert_allclose(made, [[1, 0.75, 0, 0]], atol=1e-6)
 
@@ -426,7 +599,9 @@ def test_a_voi_table(tmp_path, entries):
         item.add_new("LUTData", "US", table.tolist())
     else:
         item.add_new("LUTData", "OW", table.tobytes())
-    made = shown([np.array([0, 10, 500, 4000], np.uint16)], tmp_path, VOILUTSequence=Sequence([item]))
+    made = shown(
+        [np.array([0, 10, 500, 4000], np.uint16)], tmp_path, VOILUTSequence=Sequence([item])
+    )
     np.testing.assert_allclose(made * 255, [[0, 0, 490 // 4, 999 // 4]], atol=1e-4)
 
 
@@ -452,27 +627,49 @@ def test_colours(tmp_path):
     deep = shown(red.astype(np.uint16) * 257, tmp_path, BitsStored=16, HighBit=15)
     assert deep.tolist() == red.tolist()
     luma = np.broadcast_to(np.array([76, 85, 255], np.uint8), (2, 2, 3))
-    assert np.abs(shown(luma, tmp_path, PhotometricInterpretation="YBR_FULL").astype(int) - red).max() <= 1
+    assert (
+        np.abs(
+            shown(luma, tmp_path, PhotometricInterpretation="YBR_FULL").astype(int) - red
+        ).max()
+        <= 1
+    )
     tables = {"Red": [0, 0, 0xFF00, 0], "Green": [0, 0, 0x8000, 0], "Blue": [0, 0x4000, 0, 0]}
-    palette: dict[str, Any] = {f"{n}PaletteColorLookupTableDescriptor": [4, 0, 16] for n in tables}
-    data: dict[str, Any] = {f"{n}PaletteColorLookupTableData": np.array(t, "<u2").tobytes() for n, t in tables.items()}
+    palette: dict[str, Any] = {
+        f"{n}PaletteColorLookupTableDescriptor": [4, 0, 16] for n in tables
+    }
+    data: dict[str, Any] = {
+        f"{n}PaletteColorLookupTableData": np.array(t, "<u2").tobytes()
+        for n, t in tables.items()
+    }
     made = shown(
-        [np.array([0, 1, 2], np.uint8)], tmp_path, PhotometricInterpretation="PALETTE COLOR", **palette, **data
+        [np.array([0, 1, 2], np.uint8)],
+        tmp_path,
+        PhotometricInterpretation="PALETTE COLOR",
+        **palette,
+        **data,
     )
     assert made.tolist() == [[[0, 0, 0], [0, 0, 0x40], [0xFF, 0x80, 0]]]
 
 
 def test_grey_and_colour_make_all_colour(tmp_path):
     for i in range(6):
-        pixels = np.full((4, 4, 3), 40 * i, np.uint8) if i % 2 else np.full((4, 4), 100 * i, np.uint16)
+        pixels = (
+            np.full((4, 4, 3), 40 * i, np.uint8)
+            if i % 2
+            else np.full((4, 4), 100 * i, np.uint16)
+        )
         write_dicom(tmp_path / "x" / f"{i}", pixels, study=i, patient=f"P{i}")
     made = import_source(
         tmp_path / "x",
         tmp_path / "a.npz",
-        ImportOptions(labels_from=labels(tmp_path / "l.csv", n=6), labels=CLASSES, window=(500, 1000)),
+        ImportOptions(
+            labels_from=labels(tmp_path / "l.csv", n=6), labels=CLASSES, window=(500, 1000)
+        ),
     )
     assert made.data.input_shape == (3, 4, 4) and made.data.train.x.dtype == np.float32
-    assert [value for y, value in samples(made) if y == 0] == [round(40 * i / 0.255) for i in (1, 3, 5)]
+    assert [value for y, value in samples(made) if y == 0] == [
+        round(40 * i / 0.255) for i in (1, 3, 5)
+    ]
 
 
 def test_pixels_become_square(tmp_path):
@@ -512,10 +709,17 @@ def test_enhanced_files_have_it_in_groups(tmp_path):
 
     shared = item(PixelMeasuresSequence=Sequence([item(PixelSpacing=[2.0, 1.0])]))
     frames = [
-        item(PixelValueTransformationSequence=Sequence([item(RescaleSlope=slope, RescaleIntercept=0)]))
+        item(
+            PixelValueTransformationSequence=Sequence(
+                [item(RescaleSlope=slope, RescaleIntercept=0)]
+            )
+        )
         for slope in (1, 2)
     ]
-    groups: dict[str, Any] = {"SharedFunctionalGroupsSequence": [shared], "PerFrameFunctionalGroupsSequence": frames}
+    groups: dict[str, Any] = {
+        "SharedFunctionalGroupsSequence": [shared],
+        "PerFrameFunctionalGroupsSequence": frames,
+    }
     pixels = np.full((2, 4, 6), 100, np.uint16)
     made = shown(pixels, tmp_path, ReadOptions(window=(500, 1000)), NumberOfFrames=2, **groups)
     assert made.shape == (8, 6)
@@ -536,7 +740,9 @@ def test_transfer_syntaxes(tmp_path, uid):
         dataset.compress(RLELossless)
         dataset.save_as(path)
     np.testing.assert_allclose(
-        dicom.read(path, "here", ReadOptions(window=(500, 1000)))[..., 0] * 1000, pixels, atol=1e-3
+        dicom.read(path, "here", ReadOptions(window=(500, 1000)))[..., 0] * 1000,
+        pixels,
+        atol=1e-3,
     )
 
 
@@ -547,7 +753,9 @@ def test_what_cannot_be_unpacked_says_what_to_install(tmp_path):
     dataset.file_meta.TransferSyntaxUID = JPEGLossless
     dataset.PixelData = encapsulate([b"\xff\xd8\xff\xd9"])
     dataset.save_as(path)
-    with pytest.raises(ValueError, match=r"JPEG Lossless.*one more package: pip install python-gdcm"):
+    with pytest.raises(
+        ValueError, match=r"JPEG Lossless.*one more package: pip install python-gdcm"
+    ):
         dicom.probe(path, "here", ReadOptions())
 
 
@@ -576,7 +784,9 @@ def test_one_line_where_the_library_is_missing(tmp_path, monkeypatch):
     ],
 )
 def test_burnt_in_text_is_warned_of(tmp_path, attributes, note):
-    form = dicom.probe(write_dicom(tmp_path / "IM", **attributes), "here", ReadOptions(window=(1, 2)))
+    form = dicom.probe(
+        write_dicom(tmp_path / "IM", **attributes), "here", ReadOptions(window=(1, 2))
+    )
     assert form.notes == (() if note is None else (note,))
 
 
@@ -588,15 +798,27 @@ def test_bad_options(tmp_path):
         ("spacing is -1", {"spacing": -1}),
     ):
         refused(source, tmp_path, words, **options)
-    assert main(["import", str(source), "--out", str(tmp_path / "a.npz"), "--window", "40"]) == 2
+    assert (
+        main(["import", str(source), "--out", str(tmp_path / "a.npz"), "--window", "40"]) == 2
+    )
 
 
 def test_what_is_of_scans_alone(tmp_path):
     Image.new("L", (4, 4)).save(tmp_path / "x.png")
     (tmp_path / "l.csv").write_text("file,label\nx.png,0\n")
-    refused(tmp_path / "l.csv", tmp_path, "x.png cannot be read (it does not say how large its pixels are", spacing=1.0)
+    refused(
+        tmp_path / "l.csv",
+        tmp_path,
+        "x.png cannot be read (it does not say how large its pixels are",
+        spacing=1.0,
+    )
     for options in ({"window": (40, 400)}, {"slices": 2}, {"series": "T1"}):
-        refused(tmp_path / "l.csv", tmp_path, "has no scans; --window, --slices and --series are of DICOM", **options)
+        refused(
+            tmp_path / "l.csv",
+            tmp_path,
+            "has no scans; --window, --slices and --series are of DICOM",
+            **options,
+        )
 
 
 # One picture at a time
@@ -605,10 +827,14 @@ def test_what_is_of_scans_alone(tmp_path):
 def test_pictures_are_never_all_in_memory(tmp_path):
     """32 pictures of 1 MB each as float32; no more than a few are held at once."""
     for i in range(32):
-        write_dicom(tmp_path / "x" / f"{i}", np.full((512, 512), i, np.uint16), study=i, patient=f"P{i}")
+        write_dicom(
+            tmp_path / "x" / f"{i}", np.full((512, 512), i, np.uint16), study=i, patient=f"P{i}"
+        )
     table = labels(tmp_path / "l.csv", n=32)
     tracemalloc.start()
-    import_source(tmp_path / "x", tmp_path / "a.npz", ImportOptions(labels_from=table, window=(500, 1000)))
+    import_source(
+        tmp_path / "x", tmp_path / "a.npz", ImportOptions(labels_from=table, window=(500, 1000))
+    )
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert (tmp_path / "a.npz").stat().st_size > 32e6 and peak < 16e6
@@ -616,7 +842,9 @@ def test_pictures_are_never_all_in_memory(tmp_path):
 
 def test_written_one_by_one_or_at_once_is_the_same_file(tmp_path):
     made = import_source(
-        ten_studies(tmp_path / "x"), tmp_path / "a.npz", ImportOptions(labels_from=labels(tmp_path / "l.csv"))
+        ten_studies(tmp_path / "x"),
+        tmp_path / "a.npz",
+        ImportOptions(labels_from=labels(tmp_path / "l.csv")),
     )
     write_silo_file(tmp_path / "b.npz", read_silo_file(made.file))
     assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()

@@ -49,15 +49,46 @@ def test_other_files_are_none(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     assert not any(is_bare(rng.bytes(1024)) for _ in range(2000))
     first = b"\x08\x00\x05\x00\x0a\x00\x00\x00ISO_IR 100"
-    assert not is_bare(b"") and not is_bare(first) and not is_bare(first + b"and so on, and so on")
-    assert not is_bare(first + first) and is_bare(first + b"\x08\x00\x08\x00\x02\x00\x00\x00A " + bytes(9))
+    assert (
+        not is_bare(b"") and not is_bare(first) and not is_bare(first + b"and so on, and so on")
+    )
+    assert not is_bare(first + first) and is_bare(
+        first + b"\x08\x00\x08\x00\x02\x00\x00\x00A " + bytes(9)
+    )
 
 
 OPTIONAL = (
-    *("RescaleSlope", "RescaleIntercept", "WindowCenter", "WindowWidth", "VOILUTFunction", "HighBit", "NumberOfFrames"),
-    *("PixelSpacing", "ImagerPixelSpacing", "PixelAspectRatio", "PixelPaddingValue", "PixelPaddingRangeLimit"),
-    *("InstanceNumber", "ImagePositionPatient", "ImageOrientationPatient", "BurnedInAnnotation", "PlanarConfiguration"),
-    *("SeriesDescription", "Modality", "PatientID", "AccessionNumber", "ConversionType", "VOILUTSequence"),
+    *(
+        "RescaleSlope",
+        "RescaleIntercept",
+        "WindowCenter",
+        "WindowWidth",
+        "VOILUTFunction",
+        "HighBit",
+        "NumberOfFrames",
+    ),
+    *(
+        "PixelSpacing",
+        "ImagerPixelSpacing",
+        "PixelAspectRatio",
+        "PixelPaddingValue",
+        "PixelPaddingRangeLimit",
+    ),
+    *(
+        "InstanceNumber",
+        "ImagePositionPatient",
+        "ImageOrientationPatient",
+        "BurnedInAnnotation",
+        "PlanarConfiguration",
+    ),
+    *(
+        "SeriesDescription",
+        "Modality",
+        "PatientID",
+        "AccessionNumber",
+        "ConversionType",
+        "VOILUTSequence",
+    ),
 )
 
 
@@ -65,19 +96,28 @@ OPTIONAL = (
 @pytest.mark.parametrize("limit", [None, 7])
 def test_empty_attributes_are_none(tmp_path: Path, blank: bool, limit: int | None) -> None:
     """Each that is optional, all at once, empty or of blanks; PixelPaddingRangeLimit beside its value, too."""
-    missing = write_dicom(tmp_path / "missing", PIXELS, HighBit=None, InstanceNumber=None, PixelPaddingValue=limit)
+    missing = write_dicom(
+        tmp_path / "missing", PIXELS, HighBit=None, InstanceNumber=None, PixelPaddingValue=limit
+    )
     dataset = pydicom.dcmread(missing)
     for keyword in OPTIONAL:
         if keyword in dataset and dataset.get(keyword) == limit:
             continue
         ambiguous = keyword.startswith("PixelPadding")
         dataset.add_new(keyword, "US" if ambiguous else dictionary_VR(keyword), None)
-        if blank and keyword != "NumberOfFrames" and dataset[keyword].VR in ("DS", "IS", "CS", "LO"):
+        if (
+            blank
+            and keyword != "NumberOfFrames"
+            and dataset[keyword].VR in ("DS", "IS", "CS", "LO")
+        ):
             setattr(dataset, keyword, " ")
     dataset.save_as(tmp_path / "empty")
     assert pixels(tmp_path / "empty").tobytes() == pixels(missing).tobytes()
     reading = ReadOptions()  # by the picture's own range
-    assert dicom.read(tmp_path / "empty", "x", reading).tobytes() == dicom.read(missing, "x", reading).tobytes()
+    assert (
+        dicom.read(tmp_path / "empty", "x", reading).tobytes()
+        == dicom.read(missing, "x", reading).tobytes()
+    )
 
 
 @pytest.mark.parametrize("signed", [False, True])
@@ -95,19 +135,33 @@ def test_values_begin_at_high_bit(tmp_path: Path, signed: bool) -> None:
     [
         ({"HighBit": 7}, "its header has HighBit 7 with 12 of 16 bits: no values are there"),
         ({"HighBit": 16}, "its header has HighBit 16 with 12 of 16 bits: no values are there"),
-        ({"PixelRepresentation": None}, "its header has no PixelRepresentation, without which pixels have no meaning"),
+        (
+            {"PixelRepresentation": None},
+            "its header has no PixelRepresentation, without which pixels have no meaning",
+        ),
         ({"Rows": 400}, "its file is cut short: "),
-        ({"RescaleSlope": 2}, "its header has RescaleSlope and no RescaleIntercept: in which unit its values are"),
-        ({"RescaleIntercept": -1024}, "its header has RescaleIntercept and no RescaleSlope: in which unit its"),
+        (
+            {"RescaleSlope": 2},
+            "its header has RescaleSlope and no RescaleIntercept: in which unit its values are",
+        ),
+        (
+            {"RescaleIntercept": -1024},
+            "its header has RescaleIntercept and no RescaleSlope: in which unit its",
+        ),
     ],
 )
-def test_what_cannot_be_read_is_found_by_the_header(tmp_path: Path, attributes: dict[str, Any], words: str) -> None:
+def test_what_cannot_be_read_is_found_by_the_header(
+    tmp_path: Path, attributes: dict[str, Any], words: str
+) -> None:
     assert words in refusal(write_dicom(tmp_path / "x", PIXELS, **attributes))
 
 
 def test_a_neutral_slope_may_stand_alone(tmp_path: Path) -> None:
     plain = write_dicom(tmp_path / "plain", PIXELS)
-    assert pixels(write_dicom(tmp_path / "one", PIXELS, RescaleSlope=1)).tobytes() == pixels(plain).tobytes()
+    assert (
+        pixels(write_dicom(tmp_path / "one", PIXELS, RescaleSlope=1)).tobytes()
+        == pixels(plain).tobytes()
+    )
 
 
 def test_the_middle_of_several_frames_is_named(tmp_path: Path) -> None:

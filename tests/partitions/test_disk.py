@@ -26,13 +26,19 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
     assert file.read_text() == "old" and os.listdir(file.parent) == ["file"]
 
 
-@pytest.mark.parametrize(("mode", "umask", "found"), [(None, 0o022, 0o644), (None, 0o077, 0o600), (0o600, 0, 0o600)])
+@pytest.mark.parametrize(
+    ("mode", "umask", "found"), [(None, 0o022, 0o644), (None, 0o077, 0o600), (0o600, 0, 0o600)]
+)
 def test_permissions(mode: int | None, umask: int, found: int, tmp_path: Path) -> None:
     """From the first byte on nobody else reads the temporary file, whatever the file is to have in the end."""
     seen = []
     before = os.umask(umask)
     try:
-        write_atomically(tmp_path / "file", lambda temporary: seen.append(temporary.stat().st_mode & 0o777), mode=mode)
+        write_atomically(
+            tmp_path / "file",
+            lambda temporary: seen.append(temporary.stat().st_mode & 0o777),
+            mode=mode,
+        )
     finally:
         os.umask(before)
     assert seen == [0o600] and (tmp_path / "file").stat().st_mode & 0o777 == found
@@ -40,7 +46,10 @@ def test_permissions(mode: int | None, umask: int, found: int, tmp_path: Path) -
 
 def modes(folder: Path) -> set[str]:
     """The permissions of all files and folders below, the folder's own too."""
-    return {f"{'d' if p.is_dir() else '-'}{p.stat().st_mode & 0o777:o}" for p in (folder, *folder.rglob("*"))}
+    return {
+        f"{'d' if p.is_dir() else '-'}{p.stat().st_mode & 0o777:o}"
+        for p in (folder, *folder.rglob("*"))
+    }
 
 
 def write_all(folder: Path) -> set[str]:
@@ -84,7 +93,9 @@ def test_temporary_names_cannot_be_known_before(tmp_path: Path) -> None:
 
 def test_file_and_directory_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced = []
-    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+    )
     write_atomically(tmp_path / "file", b"1")
     assert len(synced) == 2 and synced[0].endswith(".file.tmp") and synced[1] == str(tmp_path)
     write_atomically(tmp_path / "file", b"2", durable=False)
@@ -103,7 +114,10 @@ def test_a_lock_is_held_against_other_processes_and_ends_with_its_own(tmp_path: 
         cwd=Path(__file__).parents[2],
     )
     assert other.stdout is not None and other.stdout.readline() == "held\n"
-    with pytest.raises(ValueError, match="somebody else is at it"), locked(lock, "somebody else is at it"):
+    with (
+        pytest.raises(ValueError, match="somebody else is at it"),
+        locked(lock, "somebody else is at it"),
+    ):
         pass
     threading.Timer(0.3, other.kill).start()
     with locked(lock, "it ends in time", patience=60):

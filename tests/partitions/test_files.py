@@ -32,7 +32,9 @@ def picture(path: Path, value: int = 0, mode: str = "L", **how: Any) -> Path:
 def classes(root: Path, ending: str = ".png", form: str = "PNG") -> Path:
     for i in range(30):
         picture(
-            root / "abc"[i % 3] / f"{i:02}{ending if i % 3 == 2 else '.png'}", i, format=form if i % 3 == 2 else "PNG"
+            root / "abc"[i % 3] / f"{i:02}{ending if i % 3 == 2 else '.png'}",
+            i,
+            format=form if i % 3 == 2 else "PNG",
         )
     return root
 
@@ -51,7 +53,8 @@ def remarks(path: Path) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    ("ending", "form"), [(".jfif", "JPEG"), (".JP2", "JPEG2000"), (".PNG", "PNG"), (".avif", "AVIF"), ("", "PNG")]
+    ("ending", "form"),
+    [(".jfif", "JPEG"), (".JP2", "JPEG2000"), (".PNG", "PNG"), (".avif", "AVIF"), ("", "PNG")],
 )
 def test_endings_of_pictures(tmp_path: Path, ending: str, form: str) -> None:
     made = made_of(classes(tmp_path / "x", ending, form), tmp_path)
@@ -61,18 +64,29 @@ def test_endings_of_pictures(tmp_path: Path, ending: str, form: str) -> None:
 def test_a_class_without_a_picture_is_refused_or_named(tmp_path: Path) -> None:
     root = classes(tmp_path / "x", ".raw")
     with pytest.raises(
-        ValueError, match=r"x/c: its 10 files are no pictures \(10 \.raw\): convert them, or take it out"
+        ValueError,
+        match=r"x/c: its 10 files are no pictures \(10 \.raw\): convert them, or take it out",
     ):
         made_of(root, tmp_path)
     made = made_of(root, tmp_path, skip=True)
-    assert made.label_names == ("a", "b") and "10 of 30 files are passed over: 10 .raw" in made.notes
+    assert (
+        made.label_names == ("a", "b")
+        and "10 of 30 files are passed over: 10 .raw" in made.notes
+    )
     assert any("x/c: its 10 files are no pictures" in note for note in made.notes)
 
 
 def test_what_is_passed_over_is_counted(tmp_path: Path) -> None:
     root = classes(tmp_path / "x")
     picture(root / "beside.png")
-    for name in ("a/Thumbs.db", "a/.DS_Store", "__MACOSX/a/._00.png", ".cache/1.png", "a/notes.txt", "LICENSE"):
+    for name in (
+        "a/Thumbs.db",
+        "a/.DS_Store",
+        "__MACOSX/a/._00.png",
+        ".cache/1.png",
+        "a/notes.txt",
+        "LICENSE",
+    ):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(b"x")
     (root / "b" / "loop").symlink_to(root)
@@ -88,9 +102,13 @@ def test_pictures_that_a_csv_does_not_list_are_counted(tmp_path: Path) -> None:
     root = tmp_path / "x"
     for i in range(20):
         picture(root / f"{i}.png", i)
-    (root / "l.csv").write_text("file,label\n" + "".join(f"{i}.png,{i % 2}\n" for i in range(18)))
+    (root / "l.csv").write_text(
+        "file,label\n" + "".join(f"{i}.png,{i % 2}\n" for i in range(18))
+    )
     assert "2 of 21 files are passed over: 2 .png" in made_of(root, tmp_path).notes
-    assert made_of(root / "l.csv", tmp_path).notes == ()  # a list that the user names may be of a part
+    assert (
+        made_of(root / "l.csv", tmp_path).notes == ()
+    )  # a list that the user names may be of a part
 
 
 def damaged(root: Path) -> list[str]:
@@ -103,14 +121,29 @@ def damaged(root: Path) -> list[str]:
     return ["90.jpg", "91.png cannot be read (it is empty)", "92.png", "93.tif"]
 
 
-def test_skip_bad_leaves_out_with_a_count_and_a_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_skip_bad_leaves_out_with_a_count_and_a_list(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     root = classes(tmp_path / "x")
     usual = made_of(root, tmp_path).file.read_bytes()
     names = damaged(root)
-    with pytest.raises(ValueError, match=r"4 of 34 files cannot be read: .*--skip-bad leaves such files out"):
+    with pytest.raises(
+        ValueError, match=r"4 of 34 files cannot be read: .*--skip-bad leaves such files out"
+    ):
         made_of(root, tmp_path)
     assert (
-        main(["import", str(root), "--no-patient", "--skip-bad", "--overwrite", "--out", str(tmp_path / "o.npz")]) == 0
+        main(
+            [
+                "import",
+                str(root),
+                "--no-patient",
+                "--skip-bad",
+                "--overwrite",
+                "--out",
+                str(tmp_path / "o.npz"),
+            ]
+        )
+        == 0
     )
     said = capsys.readouterr().out
     assert "note: 4 files cannot be read: left out (--skip-bad)\n" in said
@@ -123,7 +156,9 @@ def test_files_that_only_their_pixels_show_to_be_bad_are_all_named(tmp_path: Pat
     for name in ("a/90.jpg", "b/91.jpg"):
         cut = picture(root / name)
         cut.write_bytes(cut.read_bytes()[:-40])
-    with pytest.raises(ValueError, match=r"2 of 32 files cannot be read: .*9[01]\.jpg.*9[01]\.jpg"):
+    with pytest.raises(
+        ValueError, match=r"2 of 32 files cannot be read: .*9[01]\.jpg.*9[01]\.jpg"
+    ):
         made_of(root, tmp_path)
     assert not (tmp_path / "o.npz").exists()
 
@@ -136,7 +171,9 @@ def test_a_class_of_bad_files_alone_is_refused(tmp_path: Path) -> None:
         made_of(root, tmp_path, skip=True)
 
 
-def test_a_file_that_vanishes_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_vanishes_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root, look = classes(tmp_path / "x"), source.probe_all
 
     def then_gone(*args: Any) -> Any:
@@ -157,9 +194,17 @@ def test_skip_bad_of_scans(tmp_path: Path) -> None:
     (root / "03").write_bytes((root / "03").read_bytes()[:400])
     (root / "Doe.dcm").write_bytes(b"")
     write_dicom(root / "05", study=5, patient="P5", PixelRepresentation=None)
-    (tmp_path / "l.csv").write_text("patient,label\n" + "".join(f"P{i},{'ab'[i % 2]}\n" for i in range(12)))
-    options: dict[str, Any] = {"labels_from": tmp_path / "l.csv", "take": Take(), "labels": ["a", "b"]}
-    with pytest.raises(ValueError, match="file 13 of 13: it is called like a DICOM file and is none") as caught:
+    (tmp_path / "l.csv").write_text(
+        "patient,label\n" + "".join(f"P{i},{'ab'[i % 2]}\n" for i in range(12))
+    )
+    options: dict[str, Any] = {
+        "labels_from": tmp_path / "l.csv",
+        "take": Take(),
+        "labels": ["a", "b"],
+    }
+    with pytest.raises(
+        ValueError, match="file 13 of 13: it is called like a DICOM file and is none"
+    ) as caught:
         made_of(root, tmp_path, **options)
     made = made_of(root, tmp_path, skip=True, **options)
     assert count(made) == 10 and "2 files cannot be read: left out (--skip-bad)" in made.notes
@@ -188,7 +233,12 @@ CLEAR = "have transparency: it is dropped, and what lies below it is seen"
         ("x.png", "RGBA", {}, (CLEAR,)),
         ("x.png", "LA", {}, (CLEAR,)),
         ("x.png", "P", {"transparency": 0}, (CLEAR,)),
-        ("x.jpg", "CMYK", {}, ("are CMYK, as for print: Pillow makes red, green and blue of it",)),
+        (
+            "x.jpg",
+            "CMYK",
+            {},
+            ("are CMYK, as for print: Pillow makes red, green and blue of it",),
+        ),
     ],
 )
 def test_what_is_not_taken_of_a_picture_is_said(
@@ -205,12 +255,24 @@ def test_sixteen_bits_of_a_colour_are_named(tmp_path: Path) -> None:
     import zlib
 
     def chunk(name: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+        return (
+            struct.pack(">I", len(content))
+            + name
+            + content
+            + struct.pack(">I", zlib.crc32(name + content))
+        )
 
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0))
-    content = b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(7))) + chunk(b"IEND", b"")
+    content = (
+        b"\x89PNG\r\n\x1a\n"
+        + header
+        + chunk(b"IDAT", zlib.compress(bytes(7)))
+        + chunk(b"IEND", b"")
+    )
     (tmp_path / "x.png").write_bytes(content)
-    assert remarks(tmp_path / "x.png") == ("have 16 bits for each colour: the upper 8 are taken",)
+    assert remarks(tmp_path / "x.png") == (
+        "have 16 bits for each colour: the upper 8 are taken",
+    )
 
 
 def test_white_may_be_zero_in_a_tiff_of_16_bits(tmp_path: Path) -> None:
@@ -221,13 +283,18 @@ def test_white_may_be_zero_in_a_tiff_of_16_bits(tmp_path: Path) -> None:
 
 
 def test_kinds_of_pixels_that_are_not_converted_are_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"x\.tif cannot be read \(its pixels are of a kind that is not read \(LAB\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"x\.tif cannot be read \(its pixels are of a kind that is not read \(LAB\)",
+    ):
         remarks(picture(tmp_path / "x.tif", mode="LAB"))
 
 
 def test_a_file_is_no_picture_by_another_program_s_format(tmp_path: Path) -> None:
     """Pillow starts Ghostscript for one."""
-    (tmp_path / "x").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 4\n%%EndComments\n")
+    (tmp_path / "x").write_bytes(
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 4\n%%EndComments\n"
+    )
     os.link(tmp_path / "x", tmp_path / "x.png")
     assert not is_picture(tmp_path / "x")
     with pytest.raises(ValueError, match="it is no picture"):
@@ -243,11 +310,16 @@ def nifti(tmp_path: Path, shape: tuple[int, ...], **options: Any) -> Imported:
 
 @pytest.mark.parametrize("behind", [(1,), (1, 1)])
 @pytest.mark.parametrize("options", [{"volume": (4, 4, 4)}, {}])
-def test_axes_of_length_one_behind_a_volume(tmp_path: Path, behind: tuple[int, ...], options: dict[str, Any]) -> None:
+def test_axes_of_length_one_behind_a_volume(
+    tmp_path: Path, behind: tuple[int, ...], options: dict[str, Any]
+) -> None:
     usual = nifti(tmp_path / "3d", (4, 5, 6), **options)
     made = nifti(tmp_path / "4d", (4, 5, 6, *behind), **options)
     assert made.notes == usual.notes
-    assert all((a.x == b.x).all() for a, b in ((made.data.train, usual.data.train), (made.data.test, usual.data.test)))
+    assert all(
+        (a.x == b.x).all()
+        for a, b in ((made.data.train, usual.data.train), (made.data.test, usual.data.test))
+    )
 
 
 def test_the_first_of_several_times_and_the_middle_slice_are_named(tmp_path: Path) -> None:
@@ -255,5 +327,7 @@ def test_the_first_of_several_times_and_the_middle_slice_are_named(tmp_path: Pat
         "10 volumes have several slices: the middle one is taken (--slices)",
         "10 of 10 pictures have several times or channels: the first is taken",
     )
-    with pytest.raises(ValueError, match="its file is no volume of grey values, but 4 x 5 x 6 x 1 x 3"):
+    with pytest.raises(
+        ValueError, match="its file is no volume of grey values, but 4 x 5 x 6 x 1 x 3"
+    ):
         nifti(tmp_path, (4, 5, 6, 1, 3))

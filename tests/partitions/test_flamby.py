@@ -23,14 +23,26 @@ DATA = Path(os.environ.get("SILOFL_DATA") or Path(__file__).parents[3] / "shared
 # Heart disease
 
 
-@pytest.mark.skipif(not (DATA / "heart_disease").is_dir(), reason="heart disease is not in SILOFL_DATA")
+@pytest.mark.skipif(
+    not (DATA / "heart_disease").is_dir(), reason="heart disease is not in SILOFL_DATA"
+)
 def test_heart_as_flamby_has_it():
     """What FLamby states (its README and dataset.py): sizes, the 13 columns, and counts rebuilt with its own code."""
     data = load_dataset("heart-flamby", str(DATA))
-    assert (data.classes, data.task, data.input_shape, data.own_test) == (2, "multiclass", (13,), True)
+    assert (data.classes, data.task, data.input_shape, data.own_test) == (
+        2,
+        "multiclass",
+        (13,),
+        True,
+    )
     silos = partition(data, "natural", silos=4, seed=0, validation=0.0)
     assert [silo.origin for silo in silos] == ["cleveland", "hungarian", "switzerland", "va"]
-    assert [(len(silo.train), len(silo.test)) for silo in silos] == [(199, 104), (172, 89), (30, 16), (85, 45)]
+    assert [(len(silo.train), len(silo.test)) for silo in silos] == [
+        (199, 104),
+        (172, 89),
+        (30, 16),
+        (85, 45),
+    ]
     ill = [(data.labels[silo.train].sum(), data.labels[silo.test].sum()) for silo in silos]
     assert ill == [(91, 48), (65, 33), (30, 15), (66, 35)]
 
@@ -39,7 +51,12 @@ def rows(hospital: int) -> list[str]:
     """Nine patients of each hospital; chest pain 1 to 4 and ECG 0 to 2, but no hospital has all of them."""
     one = "{age},1,{pain},120,230,0,{ecg},150,0,1.5,?,?,?,{label}"
     return [
-        one.format(age=50 + i, pain=1 + (hospital + i) % 3, ecg=(hospital + i) % 2 + hospital // 3, label=i % 3)
+        one.format(
+            age=50 + i,
+            pain=1 + (hospital + i) % 3,
+            ecg=(hospital + i) % 2 + hospital // 3,
+            label=i % 3,
+        )
         for i in range(9)
     ]
 
@@ -55,7 +72,10 @@ def test_columns_of_chest_pain_and_ecg_are_those_of_all_hospitals(tmp_path):
     first = hungarian[hungarian[:, 0] == 50][0]
     np.testing.assert_allclose(first, [50, 1, 120, 230, 0, 150, 0, 1.5, 1, 0, 1, 0])
     # 34 % of 9 is 3.06, rounded up; 3 of 9 patients are well: 4/3 of the 4 tested ones, so one of them.
-    tested = {name: data.labels[group[group >= len(data.train)]].tolist() for name, group in data.groups.items()}
+    tested = {
+        name: data.labels[group[group >= len(data.train)]].tolist()
+        for name, group in data.groups.items()
+    }
     assert [sorted(labels) for labels in tested.values()] == [[0, 1, 1, 1]] * 4
 
 
@@ -79,9 +99,15 @@ def isic(root: Path, folder: str = "ISIC_2019_Training_Input_preprocessed", n: i
     (root / folder).mkdir(parents=True)
     for i in range(n):
         for centre in range(6):
-            name, label, part = f"ISIC_00{centre}{i}", (centre + i) % 8, "test" if i == n - 1 else "train"
+            name, label, part = (
+                f"ISIC_00{centre}{i}",
+                (centre + i) % 8,
+                "test" if i == n - 1 else "train",
+            )
             one_hot = ",".join("1.0" if k == label else "0.0" for k in range(9))
-            lines.append(f"{name},{one_hot},{label},{centre},{'train' if centre else 'test'},{part}_{centre}")
+            lines.append(
+                f"{name},{one_hot},{label},{centre},{'train' if centre else 'test'},{part}_{centre}"
+            )
             picture = np.zeros((300, 224, 3), np.uint8)
             picture[50:250, 12:212] = 10 * centre + i
             Image.fromarray(picture).save(root / folder / f"{name}.jpg", quality=100)
@@ -101,14 +127,19 @@ def test_isic_keeps_its_centres_and_their_test_parts(tmp_path, monkeypatch):
     isic(tmp_path / "isic2019")
     for _ in range(2):
         data = load_dataset("isic2019", str(tmp_path))
-        assert (data.classes, data.input_shape) == (8, (3, 200, 200)) and data.train.x.dtype == np.uint8
+        assert (data.classes, data.input_shape) == (
+            8,
+            (3, 200, 200),
+        ) and data.train.x.dtype == np.uint8
         assert (len(data.train), len(data.test)) == (18, 6)
         silos = partition(data, "natural", silos=6, seed=0, validation=0.0)
         assert [silo.origin for silo in silos][::2] == ["BCN", "HAM_vidir_modern", "MSK"]
         for centre, silo in enumerate(silos):
             assert (len(silo.train), len(silo.test)) == (3, 1)
             x = take(data, np.concatenate([silo.train, silo.test])).x
-            assert np.abs(x.mean(axis=(1, 2, 3)) - [10 * centre + i for i in range(4)]).max() < 1  # JPEG
+            assert (
+                np.abs(x.mean(axis=(1, 2, 3)) - [10 * centre + i for i in range(4)]).max() < 1
+            )  # JPEG
             assert data.labels[silo.train].tolist() == [(centre + i) % 8 for i in range(3)]
         registry._load.cache_clear()
         monkeypatch.setattr(flamby, "read_isic", None)
@@ -159,18 +190,24 @@ def test_bad_isic_lists(tmp_path, old, new, words):
 
 def test_what_is_missing_of_isic_is_one_line(tmp_path, monkeypatch):
     monkeypatch.delenv("SILOFL_DATA", raising=False)
-    with pytest.raises(ValueError, match="isic2019: there is no train_test_split; it is in FLamby"):
+    with pytest.raises(
+        ValueError, match="isic2019: there is no train_test_split; it is in FLamby"
+    ):
         load_dataset("isic2019", str(tmp_path))
     root = isic(tmp_path / "isic2019")
     pictures = root / "ISIC_2019_Training_Input_preprocessed"
     Image.new("RGB", (300, 199)).save(pictures / "ISIC_0000.jpg")
-    with pytest.raises(ValueError, match=r"ISIC_0000\.jpg is 300 x 199, less than 200 pixels on a side"):
+    with pytest.raises(
+        ValueError, match=r"ISIC_0000\.jpg is 300 x 199, less than 200 pixels on a side"
+    ):
         load_dataset("isic2019", str(tmp_path))
     (pictures / "ISIC_0000.jpg").write_bytes(b"")
     with pytest.raises(ValueError, match=r"ISIC_0000\.jpg cannot be read"):
         load_dataset("isic2019", str(tmp_path))
     pictures.rename(root / "elsewhere")
-    with pytest.raises(ValueError, match=r"unpack the challenge's ISIC_2019_Training_Input.zip there"):
+    with pytest.raises(
+        ValueError, match=r"unpack the challenge's ISIC_2019_Training_Input.zip there"
+    ):
         load_dataset("isic2019", str(tmp_path))
 
 
@@ -190,7 +227,9 @@ def ixi(root: Path, n: int = 5) -> Path:
         values = np.zeros((8, 6, 4), np.float32)
         values[0] = k + 1
         write_nifti(folder / "T1" / f"{folder.name}_image.nii.gz", values)
-        write_nifti(folder / "label" / f"{folder.name}_label.nii.gz", (values > 0).astype(np.uint8))
+        write_nifti(
+            folder / "label" / f"{folder.name}_label.nii.gz", (values > 0).astype(np.uint8)
+        )
         write_nifti(folder / "T2" / f"{folder.name}_image.nii.gz", values)
         lines.append(f"{k + 2},{k % 3},{'test' if k >= 3 * (n - 1) else 'train'}")
     (root / "7kd5wj7v7p-3" / "metadata_tiny.csv").write_text("\n".join(lines) + "\n")
@@ -219,7 +258,9 @@ def test_ixi_keeps_its_centres_and_their_test_parts(tmp_path, monkeypatch):
 def test_averaging_is_pytorch_s_adaptive_pooling():
     """Also where cells overlap (5 -> 3) and where there are more of them than before (4 -> 6)."""
     volume = np.random.default_rng(0).normal(size=(5, 4, 7)).astype(np.float32)
-    expected = torch.nn.functional.adaptive_avg_pool3d(torch.from_numpy(volume)[None], (3, 6, 7))[0]
+    expected = torch.nn.functional.adaptive_avg_pool3d(
+        torch.from_numpy(volume)[None], (3, 6, 7)
+    )[0]
     np.testing.assert_allclose(flamby.averaged(volume, (3, 6, 7)), expected, atol=1e-6)
 
 
@@ -231,9 +272,14 @@ def test_ixi_test_parts_are_drawn_as_flamby_does(tmp_path):
     subjects = [subject(k, centre) for centre, n in flamby.IXI_SIZES.items() for k in range(n)]
     tested = flamby.ixi_test("ixi-tiny", tmp_path / "IXI_sample", subjects)
     places = {
-        centre: [int(s[3:6]) for s in sorted(tested) if flamby.centre_of(s) == centre] for centre in flamby.IXI_CENTRES
+        centre: [int(s[3:6]) for s in sorted(tested) if flamby.centre_of(s) == centre]
+        for centre in flamby.IXI_CENTRES
     }
-    assert {centre: len(parts) for centre, parts in places.items()} == {"Guys": 62, "HH": 36, "IOP": 15}
+    assert {centre: len(parts) for centre, parts in places.items()} == {
+        "Guys": 62,
+        "HH": 36,
+        "IOP": 15,
+    }
     assert [place for place in places["Guys"] if place < 12] == [0, 2, 8, 11]
     assert [place for place in places["HH"] if place < 9] == [0, 3, 5, 8]
     assert [place for place in places["IOP"] if place < 9] == [2, 6, 8]
@@ -241,7 +287,9 @@ def test_ixi_test_parts_are_drawn_as_flamby_does(tmp_path):
 
 def test_what_is_missing_of_ixi_is_one_line(tmp_path, monkeypatch):
     monkeypatch.delenv("SILOFL_DATA", raising=False)
-    with pytest.raises(ValueError, match="ixi-tiny: there is no folder IXI_sample; unpack the archive"):
+    with pytest.raises(
+        ValueError, match="ixi-tiny: there is no folder IXI_sample; unpack the archive"
+    ):
         load_dataset("ixi-tiny", str(tmp_path))
     root = ixi(tmp_path / "ixi-tiny", 2)
     table = root.parent / "metadata_tiny.csv"
@@ -250,7 +298,10 @@ def test_what_is_missing_of_ixi_is_one_line(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="says neither train nor test of IXI003-HH-0703"):
         load_dataset("ixi-tiny", str(tmp_path))
     table.unlink()
-    with pytest.raises(ValueError, match="has 2 of the 181 subjects of HH; unpack the whole archive, or put FLamby's"):
+    with pytest.raises(
+        ValueError,
+        match="has 2 of the 181 subjects of HH; unpack the whole archive, or put FLamby's",
+    ):
         load_dataset("ixi-tiny", str(tmp_path))
     table.write_text(whole)
     volume = root / subject(2, "Guys") / "T1" / f"{subject(2, 'Guys')}_image.nii.gz"
@@ -258,9 +309,13 @@ def test_what_is_missing_of_ixi_is_one_line(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"_image.nii.gz: its file cannot be read as NIfTI"):
         load_dataset("ixi-tiny", str(tmp_path))
     volume.unlink()
-    with pytest.raises(ValueError, match=r"T1 has 0 files \*.nii.gz, not one; unpack the archive again"):
+    with pytest.raises(
+        ValueError, match=r"T1 has 0 files \*.nii.gz, not one; unpack the archive again"
+    ):
         load_dataset("ixi-tiny", str(tmp_path))
     ixi(tmp_path / "ixi-tiny", 2)
     monkeypatch.setitem(sys.modules, "nibabel", None)
-    with pytest.raises(ValueError, match="a volume is read with nibabel, which is not installed here"):
+    with pytest.raises(
+        ValueError, match="a volume is read with nibabel, which is not installed here"
+    ):
         load_dataset("ixi-tiny", str(tmp_path))

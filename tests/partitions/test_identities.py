@@ -31,8 +31,21 @@ from server.cli.main import main
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        *(("7", "007"), ("7", "7.0"), ("7", "7,0"), ("P7", "p7"), ("P7", "P007"), ("100000", "1e+05"), ("0", "000")),
-        *(("M\u00fcller", "Mu\u0308ller"), ("7", "\ufeff7"), ("7", "\uff17"), ("P 7", "P\u00a07")),
+        *(
+            ("7", "007"),
+            ("7", "7.0"),
+            ("7", "7,0"),
+            ("P7", "p7"),
+            ("P7", "P007"),
+            ("100000", "1e+05"),
+            ("0", "000"),
+        ),
+        *(
+            ("M\u00fcller", "Mu\u0308ller"),
+            ("7", "\ufeff7"),
+            ("7", "\uff17"),
+            ("P 7", "P\u00a07"),
+        ),
         *(("A\u20137", "A-7"), ("\u04207", "P7")),  # a dash; a Cyrillic letter
     ],
 )
@@ -64,19 +77,26 @@ def test_a_gap_is_nobody(gap: str) -> None:
 @pytest.mark.parametrize("pair", [("7", "P7"), ("P-7", "P7"), ("007", "p7")])
 def test_what_may_be_one_patient_is_asked(pair: tuple[str, str]) -> None:
     lines = Lines(Path("t.csv"), {"pid": ["P1", *pair]}, [2, 3, 4])
-    with pytest.raises(DataError, match="line 4: pid has the number of line 3, with another prefix or mark"):
+    with pytest.raises(
+        DataError, match="line 4: pid has the number of line 3, with another prefix or mark"
+    ):
         check_identifiers(lines, "pid")
 
 
 def test_other_numbers_are_not_asked() -> None:
-    check_identifiers(Lines(Path("t.csv"), {"pid": ["A7", "B7", "8", "A9", "1-12", "11-2"]}, range(2, 8)), "pid")
+    check_identifiers(
+        Lines(Path("t.csv"), {"pid": ["A7", "B7", "8", "A9", "1-12", "11-2"]}, range(2, 8)),
+        "pid",
+    )
 
 
 def visits(path: Path, spelled: Any) -> Imported:
     """Two rows of each of 60 patients, whose number is their value."""
     rows = [f"{spelled(1 + i // 2, i % 2)},{1000 + i // 2},{i % 4 // 2}" for i in range(120)]
     path.write_text("\n".join(["pid,v,label", *rows]))
-    return import_source(path, path.with_suffix(".npz"), ImportOptions(take=Take(patient="pid")))
+    return import_source(
+        path, path.with_suffix(".npz"), ImportOptions(take=Take(patient="pid"))
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,10 +109,16 @@ def visits(path: Path, spelled: Any) -> Imported:
 )
 def test_a_patient_in_two_spellings_is_in_one_part(tmp_path: Path, spelled: Any) -> None:
     made = visits(tmp_path / "t.csv", spelled)
-    own = [{float(v) for v in part.x[:, 0]} for part in (made.data.train, made.data.val, made.data.test)]
+    own = [
+        {float(v) for v in part.x[:, 0]}
+        for part in (made.data.train, made.data.val, made.data.test)
+    ]
     assert sum(map(len, own)) == len(set.union(*own)) == 60
     (note,) = (note for note in made.notes if "several ways" in note)
-    assert note.startswith("60 of 60 patients are written in several ways") and "line 2 and line 3" in note
+    assert (
+        note.startswith("60 of 60 patients are written in several ways")
+        and "line 2 and line 3" in note
+    )
 
 
 def test_rows_without_an_identifier_are_not_one_patient(tmp_path: Path) -> None:
@@ -104,16 +130,23 @@ def test_rows_without_an_identifier_are_not_one_patient(tmp_path: Path) -> None:
 
 
 def dated(path: Path, years: tuple[str, ...]) -> Imported:
-    rows = [f"P{i};{1 + i % 28:02}.05.{years[i % len(years)]};{i % 7};{'ja' if i % 2 else 'nein'}" for i in range(60)]
+    rows = [
+        f"P{i};{1 + i % 28:02}.05.{years[i % len(years)]};{i % 7};{'ja' if i % 2 else 'nein'}"
+        for i in range(60)
+    ]
     path.write_text("\n".join(["pid;geb;wert;label", *rows]))
-    return import_source(path, path.with_suffix(".npz"), ImportOptions(take=Take(patient="pid")))
+    return import_source(
+        path, path.with_suffix(".npz"), ImportOptions(take=Take(patient="pid"))
+    )
 
 
 def test_years_of_two_digits_are_not_in_the_future(tmp_path: Path) -> None:
     made = dated(tmp_path / "t.csv", ("45", "75", "60", "80", "20"))
     assert made.recipe is not None and made.recipe.used[0].latest == datetime.now().year
     assert "two digits mean 1" in made.recipe.used[0].why
-    found = np.concatenate([part.x[:, 0] for part in (made.data.train, made.data.val, made.data.test)])
+    found = np.concatenate(
+        [part.x[:, 0] for part in (made.data.train, made.data.val, made.data.test)]
+    )
     assert sorted({int(2000 + v) for v in found}) == [1945, 1960, 1975, 1980, 2020]
 
 
@@ -121,12 +154,23 @@ def test_the_century_is_the_recipe_s(tmp_path: Path) -> None:
     made = dated(tmp_path / "t.csv", ("45", "75"))
     assert made.recipe is not None
     path = tmp_path / "own.toml"
-    other = unfitted(made.recipe, "wert").toml().replace(f"latest = {datetime.now().year}", "latest = 1950")
+    other = (
+        unfitted(made.recipe, "wert")
+        .toml()
+        .replace(f"latest = {datetime.now().year}", "latest = 1950")
+    )
     path.write_text(other)
-    again = import_source(tmp_path / "t.csv", tmp_path / "b.npz", ImportOptions(recipe=load_recipe(path)))
+    again = import_source(
+        tmp_path / "t.csv", tmp_path / "b.npz", ImportOptions(recipe=load_recipe(path))
+    )
     assert {int(2000 + v) for v in again.data.train.x[:, 0]} == {1875, 1945}
-    with pytest.raises(DataError, match="the column 'geb': latest is 26; it is a year of four digits"):
-        parse_recipe(made.recipe.content | {"columns": [{"name": "geb", "kind": "date", "format": "%y", "latest": 26}]})
+    with pytest.raises(
+        DataError, match="the column 'geb': latest is 26; it is a year of four digits"
+    ):
+        parse_recipe(
+            made.recipe.content
+            | {"columns": [{"name": "geb", "kind": "date", "format": "%y", "latest": 26}]}
+        )
 
 
 def test_dates_in_the_future_are_named(tmp_path: Path) -> None:
@@ -146,7 +190,10 @@ def test_every_part_has_its_share_of_each_class() -> None:
     present = np.equal.outer(y, np.arange(3))
     for seed in range(20):
         places = assign_splits(people(102), np.arange(102), present, seed)
-        counts = {part: np.bincount(y[places == part], minlength=3).tolist() for part in ("train", "val", "test")}
+        counts = {
+            part: np.bincount(y[places == part], minlength=3).tolist()
+            for part in ("train", "val", "test")
+        }
         assert counts == {"train": [57, 6, 1], "val": [15, 1, 1], "test": [18, 2, 1]}, seed
 
 
@@ -168,9 +215,15 @@ def test_without_classes_the_draw_is_as_it_was() -> None:
 
 
 def test_a_part_without_a_class_is_named() -> None:
-    present, places = np.eye(2, dtype=bool)[[0, 0, 1, 0]], np.array(["train", "val", "train", "test"])
+    present, places = (
+        np.eye(2, dtype=bool)[[0, 0, 1, 0]],
+        np.array(["train", "val", "train", "test"]),
+    )
     notes = list(missing_notes(present, ("well", "ill"), places))
-    assert [note[:31] for note in notes] == ["no sample of the val part has i", "no sample of the test part has "]
+    assert [note[:31] for note in notes] == [
+        "no sample of the val part has i",
+        "no sample of the test part has ",
+    ]
 
 
 # Labels
@@ -179,12 +232,15 @@ def test_a_part_without_a_class_is_named() -> None:
 def findings(path: Path, cells: tuple[str, ...], label: str = "edema,mass") -> Imported:
     rows = [f"P{i},{40 + i % 40},{cells[i % len(cells)]},{cells[i % 2]}" for i in range(60)]
     path.write_text("\n".join(["pid,age,edema,mass", *rows]))
-    return import_source(path, path.with_suffix(".npz"), ImportOptions(label=label, take=Take(patient="pid")))
+    return import_source(
+        path, path.with_suffix(".npz"), ImportOptions(label=label, take=Take(patient="pid"))
+    )
 
 
 def test_findings_written_with_decimals_are_findings(tmp_path: Path) -> None:
     whole, points = (
-        findings(tmp_path / f"{i}.csv", c) for i, c in enumerate([("1", "0", "-1"), ("1.0", "0.0", "-1.0")])
+        findings(tmp_path / f"{i}.csv", c)
+        for i, c in enumerate([("1", "0", "-1"), ("1.0", "0.0", "-1.0")])
     )
     assert whole.data.task == points.data.task == "multilabel"
     assert whole.file.read_bytes() == points.file.read_bytes()
@@ -198,19 +254,25 @@ def test_a_class_in_two_notations_is_one(tmp_path: Path) -> None:
 def test_one_label_in_two_spellings_is_refused(tmp_path: Path) -> None:
     for i, other in enumerate(("yes ", "Yes", "y\u0435s", "ye\u200bs")):
         if other.strip() != "yes":
-            with pytest.raises(DataError, match=r"the label is '.*', elsewhere '.*': case and blanks count"):
+            with pytest.raises(
+                DataError, match=r"the label is '.*', elsewhere '.*': case and blanks count"
+            ):
                 findings(tmp_path / f"{i}.csv", ("yes", "no", other), "edema")
 
 
 def test_a_class_for_no_label_is_asked_about(tmp_path: Path) -> None:
     made = findings(tmp_path / "t.csv", ("yes", "no", "Unknown"), "edema")
-    assert any("class 'Unknown': if that means that they have no label" in note for note in made.notes)
+    assert any(
+        "class 'Unknown': if that means that they have no label" in note for note in made.notes
+    )
 
 
 # Masks
 
 
-def masks(folder: Path, values: tuple[int, ...], ending: str = ".png", **options: Any) -> Imported:
+def masks(
+    folder: Path, values: tuple[int, ...], ending: str = ".png", **options: Any
+) -> Imported:
     """Import 20 pictures, of which each has a mask of these values in equal stripes."""
     rows = ["file,mask,patient"]
     for i in range(20):
@@ -219,36 +281,56 @@ def masks(folder: Path, values: tuple[int, ...], ending: str = ".png", **options
         Image.fromarray(np.full((16, 16), i, np.uint8)).save(folder / f"i{i}.png")
         rows.append(f"i{i}.png,m{i}{ending},p{i}")
     (folder / "t.csv").write_text("\n".join(rows))
-    return import_source(folder / "t.csv", folder / "o.npz", ImportOptions(overwrite=True, **options))
+    return import_source(
+        folder / "t.csv", folder / "o.npz", ImportOptions(overwrite=True, **options)
+    )
 
 
 def test_masks_of_0_and_255_have_class_1(tmp_path: Path) -> None:
     made = masks(tmp_path, (0, 255))
     assert np.unique(made.data.train.y).tolist() == [0, 1] and made.data.classes == 2
-    assert "masks have 0 and 255 alone: 255 is class 1, what was drawn (binary-masks in the recipe)" in made.notes
+    assert (
+        "masks have 0 and 255 alone: 255 is class 1, what was drawn (binary-masks in the recipe)"
+        in made.notes
+    )
     assert made.pictures is not None and made.pictures.reading.binary_masks
     again = masks(tmp_path, (0, 255), pictures=made.pictures)
     np.testing.assert_array_equal(again.data.train.y, made.data.train.y)
-    with pytest.raises(DataError, match="line 2: its mask has values besides 0 and 255, and the recipe says binary"):
+    with pytest.raises(
+        DataError,
+        match="line 2: its mask has values besides 0 and 255, and the recipe says binary",
+    ):
         masks(tmp_path, (0, 1, 255), pictures=made.pictures)
 
 
 def test_255_beside_a_class_does_not_count(tmp_path: Path) -> None:
     made = masks(tmp_path, (0, 1, 255))
     assert np.unique(made.data.train.y).tolist() == [0, 1, 255]
-    with pytest.raises(DataError, match="0 and 255 alone, and 255 does not count by the recipe"):
+    with pytest.raises(
+        DataError, match="0 and 255 alone, and 255 does not count by the recipe"
+    ):
         masks(tmp_path, (0, 255), pictures=made.pictures)
 
 
 @pytest.mark.parametrize(
     ("values", "ending", "words"),
     [
-        ((0, 1, 2, 4), ".png", "values 0, 1, 2, 4, but no 3: name every class of the federation"),
+        (
+            (0, 1, 2, 4),
+            ".png",
+            "values 0, 1, 2, 4, but no 3: name every class of the federation",
+        ),
         ((0,), ".png", "masks of 0 alone"),
-        ((0, 1), ".jpg", r"m0.jpg cannot be read \(JPEG changes the values of classes: save masks as PNG\)"),
+        (
+            (0, 1),
+            ".jpg",
+            r"m0.jpg cannot be read \(JPEG changes the values of classes: save masks as PNG\)",
+        ),
     ],
 )
-def test_masks_that_are_refused(tmp_path: Path, values: tuple[int, ...], ending: str, words: str) -> None:
+def test_masks_that_are_refused(
+    tmp_path: Path, values: tuple[int, ...], ending: str, words: str
+) -> None:
     with pytest.raises(DataError, match=words):
         masks(tmp_path, values, ending)
 
@@ -265,7 +347,9 @@ def table(path: Path, column: str, cells: Any, **take: Any) -> Imported:
     """Import 60 rows of three columns, one of which is ``column``."""
     rows = [f'{40 + i % 7},"{cells(i)}",{i % 2}' for i in range(60)]
     path.write_text("\n".join([f"age,{column},label", *rows]))
-    return import_source(path, path.with_suffix(".npz"), ImportOptions(take=Take(patient=None, **take)))
+    return import_source(
+        path, path.with_suffix(".npz"), ImportOptions(take=Take(patient=None, **take))
+    )
 
 
 SURNAMES = [
@@ -287,7 +371,10 @@ SURNAMES = [
             for name in ("visit_occurrence_id", "rownames", "rowNo")
         ),
         ("visit_id", lambda i: 9000 + i // 2, "an identifier of rows"),
-        *((name, lambda i: "Meier" if i % 2 else "Zyskind", "it may name people") for name in ("surname", "LAST_NAME")),
+        *(
+            (name, lambda i: "Meier" if i % 2 else "Zyskind", "it may name people")
+            for name in ("surname", "LAST_NAME")
+        ),
         ("treated by", lambda i: "Dr. Meier" if i % 2 else "Dr Zyskind", "it may name people"),
         ("contact", lambda i: f"z{i % 3}@example.org", "it may name people"),
         ("ref", lambda i: SURNAMES[i % 12], "it may name people"),
@@ -295,18 +382,26 @@ SURNAMES = [
         ("who", lambda i: "Zyskind, Anna" if i % 2 else "Meier, Jörg", "it may name people"),
     ],
 )
-def test_names_and_numbers_of_rows_are_left_out(tmp_path: Path, column: str, cells: Any, why: str) -> None:
+def test_names_and_numbers_of_rows_are_left_out(
+    tmp_path: Path, column: str, cells: Any, why: str
+) -> None:
     made = table(tmp_path / "t.csv", column, cells)
     assert made.feature_names == ("age",)
     assert any(column in note and why in note for note in made.notes)
-    for text in (str(made.data.schema), made.data.recipe, (made.recipe and made.recipe.toml()) or ""):
+    for text in (
+        str(made.data.schema),
+        made.data.recipe,
+        (made.recipe and made.recipe.toml()) or "",
+    ):
         assert "Zyskind" not in text and "zyskind" not in text
     taken = table(tmp_path / "b.csv", column, cells, columns=("age", column))
     assert len(taken.feature_names) > 1
 
 
 def test_few_or_small_words_are_no_surnames(tmp_path: Path) -> None:
-    made = table(tmp_path / "t.csv", "ward", lambda i: ["Cardiology", "Surgery", "Neurology"][i % 3])
+    made = table(
+        tmp_path / "t.csv", "ward", lambda i: ["Cardiology", "Surgery", "Neurology"][i % 3]
+    )
     assert len(made.feature_names) == 4
     made = table(tmp_path / "b.csv", "drug", lambda i: SURNAMES[i % 12].lower())
     assert len(made.feature_names) == 13
@@ -322,7 +417,9 @@ def test_a_rare_text_of_one_patient_in_several_spellings_is_unnamed(tmp_path: Pa
     """Six rows of one patient, 7, 007, ...: they count once, and "Zyskind" is of fewer than five patients."""
     path = tmp_path / "t.csv"
     odd = [f"{'0' * i}7,Zyskind,{i % 2}" for i in range(6)]
-    path.write_text("\n".join(["pid,place,label", *odd, *(f"{100 + i},Ulm,{i % 2}" for i in range(60))]))
+    path.write_text(
+        "\n".join(["pid,place,label", *odd, *(f"{100 + i},Ulm,{i % 2}" for i in range(60))])
+    )
     made = import_source(path, tmp_path / "a.npz", ImportOptions(take=Take(patient="pid")))
     assert made.feature_names == ("place=Ulm", "place=other") and made.recipe is not None
     assert "Zyskind" not in made.recipe.toml() + made.recipe.as_json
@@ -333,7 +430,9 @@ def test_a_draft_quotes_no_cell(tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "t.csv"
     cells = ["Zyskind", *(f"1{i},5" for i in range(59))]
     path.write_bytes(
-        "\n".join(["wert;ort;label", *(f"{c};M\u00fcller{i};{i % 2}" for i, c in enumerate(cells))]).encode("cp1252")
+        "\n".join(
+            ["wert;ort;label", *(f"{c};M\u00fcller{i};{i % 2}" for i, c in enumerate(cells))]
+        ).encode("cp1252")
     )
     assert main(["import", str(path), "--propose"]) == 0
     draft = capsys.readouterr().out
@@ -344,10 +443,22 @@ def test_a_draft_quotes_no_cell(tmp_path: Path, capsys: Any) -> None:
 
 
 def test_a_schema_gets_no_names_without_a_word(tmp_path: Path) -> None:
-    made = table(tmp_path / "t.csv", "surname", lambda i: "Meier" if i % 2 else "Zyskind", columns=("age", "surname"))
+    made = table(
+        tmp_path / "t.csv",
+        "surname",
+        lambda i: "Meier" if i % 2 else "Zyskind",
+        columns=("age", "surname"),
+    )
     assert made.recipe is not None
     schema = schema_of(made.recipe)
-    with pytest.raises(DataError, match=r"asks for surname, .* may name people; if that is meant, say --map surname="):
-        shared_recipe(tmp_path / "t.csv", schema, Mapped(), ImportOptions(take=Take(patient=None)))
+    with pytest.raises(
+        DataError,
+        match=r"asks for surname, .* may name people; if that is meant, say --map surname=",
+    ):
+        shared_recipe(
+            tmp_path / "t.csv", schema, Mapped(), ImportOptions(take=Take(patient=None))
+        )
     asked = Mapped({"surname": "surname"})
-    assert shared_recipe(tmp_path / "t.csv", schema, asked, ImportOptions(take=Take(patient=None))).columns
+    assert shared_recipe(
+        tmp_path / "t.csv", schema, asked, ImportOptions(take=Take(patient=None))
+    ).columns

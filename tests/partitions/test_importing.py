@@ -15,13 +15,18 @@ from partitions.silo_file import check_silo_file, read_silo_file
 
 
 def write_picture(
-    path: Path, value: int | tuple[int, ...] = 0, size: tuple[int, int] = (6, 4), mode: str = "L"
+    path: Path,
+    value: int | tuple[int, ...] = 0,
+    size: tuple[int, int] = (6, 4),
+    mode: str = "L",
 ) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new(mode, size, value).save(path)
 
 
-def class_folders(root: Path, n: int = 10, classes: tuple[str, ...] = ("normal", "sick")) -> Path:
+def class_folders(
+    root: Path, n: int = 10, classes: tuple[str, ...] = ("normal", "sick")
+) -> Path:
     """n grey pictures per class, all pixels of picture i of class c being 100 c + i."""
     for c, name in enumerate(classes):
         for i in range(n):
@@ -57,7 +62,9 @@ def test_one_folder_per_class(tmp_path):
     ]
     data = read_silo_file(out)
     assert (len(data.train), len(data.val), len(data.test)) == (12, 4, 4)
-    assert data.input_shape == (1, 4, 6) and data.classes == 2 and data.train.x.dtype == np.uint8
+    assert (
+        data.input_shape == (1, 4, 6) and data.classes == 2 and data.train.x.dtype == np.uint8
+    )
     x, y = all_samples(data)
     assert sorted(x[:, 0, 0, 0]) == [*range(10), *range(100, 110)]
     np.testing.assert_array_equal(y, x[:, 3, 5, 0] // 100)
@@ -67,7 +74,9 @@ def test_one_folder_per_class(tmp_path):
 def test_the_seed_decides_who_is_tested(tmp_path):
     source = class_folders(tmp_path / "source")
     tested = [
-        import_source(source, tmp_path / "out.npz", ImportOptions(seed=seed, overwrite=True)).data.test.x
+        import_source(
+            source, tmp_path / "out.npz", ImportOptions(seed=seed, overwrite=True)
+        ).data.test.x
         for seed in (1, 1, 2)
     ]
     np.testing.assert_array_equal(tested[0], tested[1])
@@ -109,7 +118,9 @@ def test_pictures_listed_in_a_csv(tmp_path):
         data = imported.data
         assert imported.label_names == () and data.classes == 3
         assert data.train.x[:, 0, 0, 0].tolist() == [0, 2] and data.train.y.tolist() == [2, 1]
-        assert data.val.x[:, 0, 0, 0].tolist() == [3] and data.test.x[:, 0, 0, 0].tolist() == [1]
+        assert data.val.x[:, 0, 0, 0].tolist() == [3] and data.test.x[:, 0, 0, 0].tolist() == [
+            1
+        ]
 
 
 def test_no_patient_is_on_two_sides(tmp_path):
@@ -150,12 +161,23 @@ def test_one_colour_picture_makes_all_colour(tmp_path):
 
 @pytest.mark.parametrize(
     ("mode", "value", "pixel"),
-    [("1", 1, [255]), ("LA", (7, 0), [7]), ("RGBA", (1, 2, 3, 0), [1, 2, 3]), ("CMYK", (0, 0, 0, 0), [255] * 3)],
+    [
+        ("1", 1, [255]),
+        ("LA", (7, 0), [7]),
+        ("RGBA", (1, 2, 3, 0), [1, 2, 3]),
+        ("CMYK", (0, 0, 0, 0), [255] * 3),
+    ],
 )
 def test_kinds_of_8_bit_pictures(tmp_path, mode, value, pixel):
     for i in range(4):
-        write_picture(tmp_path / "source" / "0" / f"{i}.{'tif' if mode == 'CMYK' else 'png'}", value, mode=mode)
-    data = import_source(tmp_path / "source", tmp_path / "out.npz", ImportOptions(labels=("0", "1"))).data
+        write_picture(
+            tmp_path / "source" / "0" / f"{i}.{'tif' if mode == 'CMYK' else 'png'}",
+            value,
+            mode=mode,
+        )
+    data = import_source(
+        tmp_path / "source", tmp_path / "out.npz", ImportOptions(labels=("0", "1"))
+    ).data
     assert data.train.x[0, 0, 0].tolist() == pixel and data.train.x.dtype == np.uint8
 
 
@@ -164,8 +186,12 @@ def test_16_bit_pictures_keep_their_depth(tmp_path, size):
     """Grey values 0 .. 65535 become 0 .. 1: 13107 is exactly a fifth."""
     (tmp_path / "source" / "0").mkdir(parents=True)
     for i in range(4):
-        Image.fromarray(np.full((4, 6), 13107, np.uint16)).save(tmp_path / "source" / "0" / f"{i}.png")
-    import_source(tmp_path / "source", tmp_path / "out.npz", ImportOptions(size=size, labels=("0", "1")))
+        Image.fromarray(np.full((4, 6), 13107, np.uint16)).save(
+            tmp_path / "source" / "0" / f"{i}.png"
+        )
+    import_source(
+        tmp_path / "source", tmp_path / "out.npz", ImportOptions(size=size, labels=("0", "1"))
+    )
     x = read_silo_file(tmp_path / "out.npz").train.x
     assert x.dtype == np.float32 and x.shape[1:] == ((3, 3, 1) if size else (4, 6, 1))
     np.testing.assert_allclose(x, 0.2, rtol=1e-6)
@@ -174,7 +200,9 @@ def test_16_bit_pictures_keep_their_depth(tmp_path, size):
 def test_labels_fix_the_numbering(tmp_path):
     """A hospital without a single normal picture still calls sick 1."""
     source = class_folders(tmp_path / "source", classes=("sick",))
-    imported = import_source(source, tmp_path / "out.npz", ImportOptions(labels=("normal", "sick")))
+    imported = import_source(
+        source, tmp_path / "out.npz", ImportOptions(labels=("normal", "sick"))
+    )
     assert set(imported.data.train.y) == {1} and imported.data.classes == 2
     assert imported.label_names == ("normal", "sick")
 
@@ -183,15 +211,25 @@ def test_labels_fix_the_numbering(tmp_path):
 
 
 def rows(n: int, separator: str = ",") -> str:
-    return "\n".join(separator.join([str(i), f"{i / 2}", "sick" if i % 3 else "well"]) for i in range(n))
+    return "\n".join(
+        separator.join([str(i), f"{i / 2}", "sick" if i % 3 else "well"]) for i in range(n)
+    )
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
 def test_csv_table(tmp_path, separator, mark):
-    source = write(tmp_path / "t.csv", mark + separator.join(["age", "dose", "state"]) + "\n" + rows(10, separator))
-    imported = import_source(source, tmp_path / "out.npz", ImportOptions(label="state", labels=["sick", "well"]))
-    assert imported.feature_names == ("age", "dose") and imported.label_names == ("sick", "well")
+    source = write(
+        tmp_path / "t.csv",
+        mark + separator.join(["age", "dose", "state"]) + "\n" + rows(10, separator),
+    )
+    imported = import_source(
+        source, tmp_path / "out.npz", ImportOptions(label="state", labels=["sick", "well"])
+    )
+    assert imported.feature_names == ("age", "dose") and imported.label_names == (
+        "sick",
+        "well",
+    )
     data = read_silo_file(tmp_path / "out.npz")
     assert (len(data.train), len(data.val), len(data.test)) == (6, 2, 2)
     x, y = all_samples(data)
@@ -231,7 +269,10 @@ HEADER = "age,dose,label\n"
         ("", "is empty"),
         (HEADER, "has a header but no rows"),
         (HEADER + "1,2,0\n3,0\n", "line 3 has 2 cells, the header 3"),
-        (HEADER + "1,2,0\n\n3,<5,1\n4,3,1\n", "line 4: dose is '<5', no number; write a number in its place"),
+        (
+            HEADER + "1,2,0\n\n3,<5,1\n4,3,1\n",
+            "line 4: dose is '<5', no number; write a number in its place",
+        ),
         (HEADER + "1,1e99,0\n", "line 2: dose is '1e99', no number"),
         (HEADER + "1,2,\n", "line 2 has no label"),
         (HEADER + "1,2,100000\n", "line 2: the label is 100000; labels are class numbers"),
@@ -239,10 +280,19 @@ HEADER = "age,dose,label\n"
         (",age,label\n0,2,0\n", "a column has no name in the first line"),
         ("63,?,0\n64,1,1\n", "a column has no name in the first line"),
         ("label\n1\n", "no column besides the label"),
-        ("age,split,label\n1,tarin,0\n", "line 2: split is 'tarin'; it must be train, val or test"),
+        (
+            "age,split,label\n1,tarin,0\n",
+            "line 2: split is 'tarin'; it must be train, val or test",
+        ),
         ("age,split,label\n1,train,0\n2,,1\n", "line 3 has no split, others have"),
-        ("age,split,label\n1,train,0\n2,train,1\n", "gives no test samples; it has 2 samples in all"),
-        ("age,patient,label\n1,A,0\n2,A,1\n", "gives no test samples; it has 2 samples in all, of 1 patients"),
+        (
+            "age,split,label\n1,train,0\n2,train,1\n",
+            "gives no test samples; it has 2 samples in all",
+        ),
+        (
+            "age,patient,label\n1,A,0\n2,A,1\n",
+            "gives no test samples; it has 2 samples in all, of 1 patients",
+        ),
         ("file,label\n,0\n", "line 2 names no file"),
         ("file,label\nx\0.png,0\n", "t.csv, line 2 has a zero byte: the file is damaged"),
         ("file,label\nx.png,0\n", "line 2: x.png cannot be read (there is no such file)"),
@@ -262,19 +312,30 @@ def assert_refused(source: Path, tmp_path: Path, words: str, **options: Any) -> 
 
 
 def test_bad_label_column(tmp_path):
-    assert_refused(write(tmp_path / "t.csv", HEADER + "1,2,0\n"), tmp_path, "did you mean 'dose'?", label="doze")
+    assert_refused(
+        write(tmp_path / "t.csv", HEADER + "1,2,0\n"),
+        tmp_path,
+        "did you mean 'dose'?",
+        label="doze",
+    )
 
 
 def test_bad_labels(tmp_path):
     source = write(tmp_path / "t.csv", HEADER + "1,2,well\n1,2,sik\n")
-    assert_refused(source, tmp_path, "t.csv, line 3: 'sik' (did you mean 'sick'?)", labels=("well", "sick"))
+    assert_refused(
+        source, tmp_path, "t.csv, line 3: 'sik' (did you mean 'sick'?)", labels=("well", "sick")
+    )
     assert_refused(source, tmp_path, "names a class twice", labels=("well", "well"))
 
 
 def test_bytes_that_are_no_text(tmp_path):
     source = tmp_path / "t.csv"
     source.write_bytes(b"age,label\n\xff\x81,0\n")
-    assert_refused(source, tmp_path, "t.csv cannot be read: it is no text in utf-8-sig or cp1252; name its --encoding")
+    assert_refused(
+        source,
+        tmp_path,
+        "t.csv cannot be read: it is no text in utf-8-sig or cp1252; name its --encoding",
+    )
 
 
 def test_pictures_of_several_sizes(tmp_path):
@@ -299,7 +360,9 @@ def test_8_and_16_bit_pictures_do_not_mix(tmp_path):
 def test_32_bit_pictures(tmp_path):
     (tmp_path / "source" / "a").mkdir(parents=True)
     Image.fromarray(np.zeros((4, 6), np.float32)).save(tmp_path / "source" / "a" / "z.tif")
-    assert_refused(tmp_path / "source", tmp_path, "z.tif cannot be read (its pixels are 32-bit (F)")
+    assert_refused(
+        tmp_path / "source", tmp_path, "z.tif cannot be read (its pixels are 32-bit (F)"
+    )
 
 
 def test_sources_that_are_none(tmp_path):

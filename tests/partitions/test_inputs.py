@@ -10,7 +10,12 @@ import pytest
 import torch
 
 from models.samples import Samples
-from partitions.silo_file import check_silo_file, read_dataset_file, read_silo_file, write_silo_file
+from partitions.silo_file import (
+    check_silo_file,
+    read_dataset_file,
+    read_silo_file,
+    write_silo_file,
+)
 from partitions.site_split import sample_digests
 from partitions.splits import Array, dtype_of, inputs_of, take, together
 
@@ -37,7 +42,12 @@ def saved(path: Path, arrays: dict[str, Any]) -> Path:
 def test_several_inputs_are_read_and_written_back(tmp_path: Path) -> None:
     arrays = several()
     data = read_silo_file(saved(tmp_path / "a.npz", arrays))
-    assert data.input_shape == (("blood", (3,)), ("notes", ("tokens", 6, 9)), ("pulse", (2, 7)), ("scan", (3, 4, 5)))
+    assert data.input_shape == (
+        ("blood", (3,)),
+        ("notes", ("tokens", 6, 9)),
+        ("pulse", (2, 7)),
+        ("scan", (3, 4, 5)),
+    )
     assert dtype_of(data.train.x) == "blood float32, notes int32, pulse float32, scan uint8"
     whole = np.concatenate([data.train.x, data.val.x, data.test.x])
     rows = [int(np.flatnonzero((arrays["x_blood"] == row).all(1))[0]) for row in whole["blood"]]
@@ -59,12 +69,19 @@ def test_several_inputs_are_read_and_written_back(tmp_path: Path) -> None:
 def test_parts_of_their_own_and_a_whole_data_set(tmp_path: Path) -> None:
     arrays = several()
     parts = {
-        f"{key}_{part}": arrays[key][rows] for key in arrays if key != "vocabulary" for part, rows in PARTS.items()
+        f"{key}_{part}": arrays[key][rows]
+        for key in arrays
+        if key != "vocabulary"
+        for part, rows in PARTS.items()
     }
     path = saved(tmp_path / "a.npz", {**parts, "vocabulary": 9})
     data, whole = read_silo_file(path), read_dataset_file(path)
     assert [len(data.train), len(data.val), len(data.test)] == [20, 10, 10]
-    assert whole.vocabulary == 9 and len(whole.train) == 30 and whole.input_shape == data.input_shape
+    assert (
+        whole.vocabulary == 9
+        and len(whole.train) == 30
+        and whole.input_shape == data.input_shape
+    )
     some = take(whole, np.array([35, 2, 31]))
     np.testing.assert_array_equal(some.x["blood"], arrays["x_blood"][[35, 2, 31]])
 
@@ -74,9 +91,13 @@ PARTS = {"train": slice(0, 20), "val": slice(20, 30), "test": slice(30, 40)}
 
 def test_a_text_and_a_signal_by_themselves(tmp_path: Path) -> None:
     arrays = several()
-    text = read_silo_file(saved(tmp_path / "t.npz", {"x": arrays["x_notes"], "y": arrays["y"], "vocabulary": 9}))
+    text = read_silo_file(
+        saved(tmp_path / "t.npz", {"x": arrays["x_notes"], "y": arrays["y"], "vocabulary": 9})
+    )
     assert text.input_shape == ("tokens", 6, 9) and text.train.x.dtype == np.int32
-    signal = read_silo_file(saved(tmp_path / "s.npz", {"x": arrays["x_pulse"], "y": arrays["y"]}))
+    signal = read_silo_file(
+        saved(tmp_path / "s.npz", {"x": arrays["x_pulse"], "y": arrays["y"]})
+    )
     assert signal.input_shape == (2, 7)
     write_silo_file(tmp_path / "s2.npz", signal)
     np.testing.assert_array_equal(read_silo_file(tmp_path / "s2.npz").test.x, signal.test.x)
@@ -95,12 +116,18 @@ def test_a_text_and_a_signal_by_themselves(tmp_path: Path) -> None:
         ({"vocabulary": np.array("nine")}, "vocabulary is no whole number"),
         ({"x_notes": -np.ones((N, 6), int)}, "has a token outside of 0..8, first in sample 0"),
         ({"x_blood": np.ones((N - 1, 3), np.float32)}, "has 39 inputs but 40 labels"),
-        ({"x_blood": np.full((N, 3), np.nan, np.float32)}, "x_blood has a value that is no finite number"),
+        (
+            {"x_blood": np.full((N, 3), np.nan, np.float32)},
+            "x_blood has a value that is no finite number",
+        ),
         ({"x_Blood": np.ones((N, 3), np.float32)}, "an input 'Blood'"),
         ({"x_tokens": np.ones((N, 3), np.float32)}, "an input 'tokens'"),
         ({"x_import": np.ones((N, 3), np.float32)}, "an input 'import'"),
         ({"x": np.ones((N, 3), np.float32)}, "has both x_scan and x"),
-        ({"y": np.ones((N, 4, 5), np.uint8), "task": np.array("segmentation")}, "no pictures, and have no outlines"),
+        (
+            {"y": np.ones((N, 4, 5), np.uint8), "task": np.array("segmentation")},
+            "no pictures, and have no outlines",
+        ),
     ],
 )
 def test_faults_in_one_line(tmp_path: Path, change: dict[str, Any], detail: str) -> None:
@@ -112,14 +139,21 @@ def test_faults_in_one_line(tmp_path: Path, change: dict[str, Any], detail: str)
 
 def test_an_input_of_one_part_only_is_missed(tmp_path: Path) -> None:
     arrays = several()
-    parts = {f"{key}_{part}": arrays[key][rows] for key in ("x_scan", "x_blood", "y") for part, rows in PARTS.items()}
+    parts = {
+        f"{key}_{part}": arrays[key][rows]
+        for key in ("x_scan", "x_blood", "y")
+        for part, rows in PARTS.items()
+    }
     del parts["x_blood_test"]
     with pytest.raises(ValueError, match="has no x_blood_test"):
         read_silo_file(saved(tmp_path / "a.npz", parts))
 
 
 def test_digests_tell_samples_apart_by_every_input() -> None:
-    inputs: dict[str, Array] = {"a": np.zeros((3, 2), np.float32), "b": np.zeros((3, 4), np.int32)}
+    inputs: dict[str, Array] = {
+        "a": np.zeros((3, 2), np.float32),
+        "b": np.zeros((3, 4), np.int32),
+    }
     inputs["b"][1, 3] = 1
     first, second, third = sample_digests(together(inputs))
     assert first == third != second and len(sample_digests(together(inputs)[:0])) == 0
@@ -134,13 +168,21 @@ def test_a_batch_has_every_input_and_what_is_missing_stays_zero() -> None:
     }
     inputs["scan"][1] = 0
     samples = Samples(
-        together(inputs), np.array([0, 1, 0]), mean=torch.tensor([1.0, 2.0, 3.0]), std=torch.tensor([2.0, 1.0, 4.0])
+        together(inputs),
+        np.array([0, 1, 0]),
+        mean=torch.tensor([1.0, 2.0, 3.0]),
+        std=torch.tensor([2.0, 1.0, 4.0]),
     )
     x, y = samples.take(torch.tensor([2, 1]))
     assert x._fields == ("blood", "more", "notes", "scan") and y.tolist() == [0, 1]
-    assert x.scan.shape == (2, 1, 2, 2) and x.scan[0].eq(1.0).all() and x.scan[1].eq(0.0).all()  # black would be -1
+    assert (
+        x.scan.shape == (2, 1, 2, 2) and x.scan[0].eq(1.0).all() and x.scan[1].eq(0.0).all()
+    )  # black would be -1
     assert x.notes.tolist() == [[3, 0], [0, 0]]
-    assert x.blood.tolist() == [[0.0, 0.0], [1.0, 7.0]]  # (3 - 1) / 2, (9 - 2) / 1; the missing one is not (0 - 1) / 2
+    assert x.blood.tolist() == [
+        [0.0, 0.0],
+        [1.0, 7.0],
+    ]  # (3 - 1) / 2, (9 - 2) / 1; the missing one is not (0 - 1) / 2
     assert x.more.tolist() == [[0.75], [0.25]]
 
 
@@ -151,4 +193,6 @@ def test_a_single_black_picture_is_not_missing() -> None:
 
 def test_inputs_by_name() -> None:
     plain = np.ones((2, 3), np.float32)
-    assert inputs_of(plain) == {"": plain} and list(inputs_of(together({"a": plain, "b": plain}))) == ["a", "b"]
+    assert inputs_of(plain) == {"": plain} and list(
+        inputs_of(together({"a": plain, "b": plain}))
+    ) == ["a", "b"]

@@ -29,7 +29,9 @@ def write(path: Path, x: Any = X, **arrays: Any) -> Path:
 def test_tasks_and_what_they_declare_are_those_of_the_models() -> None:
     """The folder of partitions knows no PyTorch, so the list stands there a second time."""
     assert tuple(tasks.TASKS) == labels.TASKS
-    assert {name for name, task in tasks.TASKS.items() if task.single_label} == set(labels.ONE_CLASS)
+    assert {name for name, task in tasks.TASKS.items() if task.single_label} == set(
+        labels.ONE_CLASS
+    )
     assert labels.VOID == tasks.VOID
 
 
@@ -52,11 +54,17 @@ def test_tasks_and_what_they_declare_are_those_of_the_models() -> None:
         ({"x": PICTURES, "y": PICTURES % 3 * 2, "classes": 5}, "segmentation", 5),
         ({"x": PICTURES, "y": np.where(PICTURES > 200, 255, 1)}, "segmentation", 2),
         ({"x": VOLUMES, "y": VOLUMES[..., 0] % 3}, "segmentation", 3),
-        ({"x": np.moveaxis(VOLUMES, -1, 1).astype(np.float32), "y": VOLUMES[..., 0] % 4}, "segmentation", 4),
+        (
+            {"x": np.moveaxis(VOLUMES, -1, 1).astype(np.float32), "y": VOLUMES[..., 0] % 4},
+            "segmentation",
+            4,
+        ),
         ({"x": VOLUMES, "y": np.arange(20) % 3}, "multiclass", 3),
     ],
 )
-def test_what_labels_look_like(tmp_path: Path, arrays: dict[str, Any], task: str, classes: int) -> None:
+def test_what_labels_look_like(
+    tmp_path: Path, arrays: dict[str, Any], task: str, classes: int
+) -> None:
     data = read_silo_file(write(tmp_path / "a.npz", **arrays))
     assert (data.task, data.classes) == (task, classes)
 
@@ -64,30 +72,78 @@ def test_what_labels_look_like(tmp_path: Path, arrays: dict[str, Any], task: str
 @pytest.mark.parametrize(
     ("arrays", "detail"),
     [
-        ({"y": np.arange(20) / 3, "task": "multiclass"}, "y has labels that are no whole numbers"),
-        ({"y": np.arange(60).reshape(20, 3), "task": "multilabel"}, "y has labels besides 0, 1 and -1"),
-        ({"y": np.full((20, 2), np.inf)}, "y has a label that is no finite number, first in sample 0"),
-        ({"y": np.full(20, 1e39), "task": "regression"}, "y has a label beyond what float32 holds"),
+        (
+            {"y": np.arange(20) / 3, "task": "multiclass"},
+            "y has labels that are no whole numbers",
+        ),
+        (
+            {"y": np.arange(60).reshape(20, 3), "task": "multilabel"},
+            "y has labels besides 0, 1 and -1",
+        ),
+        (
+            {"y": np.full((20, 2), np.inf)},
+            "y has a label that is no finite number, first in sample 0",
+        ),
+        (
+            {"y": np.full(20, 1e39), "task": "regression"},
+            "y has a label beyond what float32 holds",
+        ),
         ({"y": np.arange(20) % 2, "task": "survival"}, r"y is \(20, 1\)"),
-        ({"y": np.arange(20) % 2, "task": "surviva"}, "task is no text of multiclass, .*did you mean"),
+        (
+            {"y": np.arange(20) % 2, "task": "surviva"},
+            "task is no text of multiclass, .*did you mean",
+        ),
         ({"y": np.arange(20) % 2, "task": 3}, "task is no text of multiclass"),
         ({"x": PICTURES, "y": PICTURES * 0}, "has masks of 0 alone"),
-        ({"x": PICTURES, "y": PICTURES % 2 * 255}, "has masks of 0 and 255 alone, and 255 does not count"),
-        ({"x": PICTURES, "y": np.array([0, 1, 2, 4])[PICTURES % 4]}, "masks with values 0, 1, 2, 4, but no 3; number"),
+        (
+            {"x": PICTURES, "y": PICTURES % 2 * 255},
+            "has masks of 0 and 255 alone, and 255 does not count",
+        ),
+        (
+            {"x": PICTURES, "y": np.array([0, 1, 2, 4])[PICTURES % 4]},
+            "masks with values 0, 1, 2, 4, but no 3; number",
+        ),
         ({"time": np.arange(20.0)}, "has time, but no event"),
         ({"event": np.arange(20) % 2}, "has event, but no time"),
         ({"time": np.arange(20.0), "event": np.arange(20)}, "event is not of 0 and 1"),
-        ({"time": np.arange(20.0) - 1, "event": np.ones(20)}, "time is not of finite numbers from 0 on"),
-        ({"time": np.arange(20.0), "event": np.ones(19)}, "time holds 20 times, event 19 events"),
-        ({"time": np.arange(20.0), "event": np.ones(20), "y": np.ones(20)}, "has both y and time"),
+        (
+            {"time": np.arange(20.0) - 1, "event": np.ones(20)},
+            "time is not of finite numbers from 0 on",
+        ),
+        (
+            {"time": np.arange(20.0), "event": np.ones(19)},
+            "time holds 20 times, event 19 events",
+        ),
+        (
+            {"time": np.arange(20.0), "event": np.ones(20), "y": np.ones(20)},
+            "has both y and time",
+        ),
         ({"y": PICTURES % 3}, r"y is \(20, 8, 8\)"),
         ({"x": PICTURES, "y": PICTURES[:, :4] % 3}, r"y is \(20, 4, 8\)"),
-        ({"x": VOLUMES, "y": PICTURES % 3}, r"y is \(20, 8, 8\); a mask .* picture: \(20, 5, 6, 7\) here"),
-        ({"x": VOLUMES[..., 0], "y": VOLUMES[..., 0] % 3}, r"\(20, 5, 6\) here; volumes have channels, too: save x as"),
-        ({"y": PICTURES % 3, "task": "segmentation"}, "the samples are a table, which has no outlines"),
-        ({"x": PICTURES, "y": PICTURES.astype(float), "task": "segmentation"}, "y is float64, or has values"),
-        ({"x": PICTURES, "y": PICTURES % 3, "classes": 2}, "all has a label 2 where classes is 2"),
-        ({"y": np.arange(60).reshape(20, 3) % 2, "classes": 4}, "classes is 4, where each sample has 3 labels"),
+        (
+            {"x": VOLUMES, "y": PICTURES % 3},
+            r"y is \(20, 8, 8\); a mask .* picture: \(20, 5, 6, 7\) here",
+        ),
+        (
+            {"x": VOLUMES[..., 0], "y": VOLUMES[..., 0] % 3},
+            r"\(20, 5, 6\) here; volumes have channels, too: save x as",
+        ),
+        (
+            {"y": PICTURES % 3, "task": "segmentation"},
+            "the samples are a table, which has no outlines",
+        ),
+        (
+            {"x": PICTURES, "y": PICTURES.astype(float), "task": "segmentation"},
+            "y is float64, or has values",
+        ),
+        (
+            {"x": PICTURES, "y": PICTURES % 3, "classes": 2},
+            "all has a label 2 where classes is 2",
+        ),
+        (
+            {"y": np.arange(60).reshape(20, 3) % 2, "classes": 4},
+            "classes is 4, where each sample has 3 labels",
+        ),
     ],
 )
 def test_what_is_wrong_is_one_line(tmp_path: Path, arrays: dict[str, Any], detail: str) -> None:
@@ -103,7 +159,10 @@ def test_whoever_reads_a_file_may_say_what_it_does_not(tmp_path: Path) -> None:
     assert read_silo_file(file, "ordinal").task == "ordinal"
     assert read_silo_file(file, "regression").train.y.dtype == np.float32
     stated = write(tmp_path / "b.npz", y=np.arange(20) % 3, task="ordinal")
-    with pytest.raises(ValueError, match="says that its task is ordinal, and not regression; run with task=ordinal"):
+    with pytest.raises(
+        ValueError,
+        match="says that its task is ordinal, and not regression; run with task=ordinal",
+    ):
         read_silo_file(stated, "regression")
 
 
@@ -113,13 +172,23 @@ def test_what_is_written_is_read_again(tmp_path: Path, task: str) -> None:
     write_silo_file(tmp_path / "again.npz", data)
     again = read_silo_file(tmp_path / "again.npz")
     assert (again.task, again.classes) == (data.task, data.classes) == (task, data.classes)
-    for one, other in ((data.train, again.train), (data.val, again.val), (data.test, again.test)):
-        assert np.array_equal(one.x, other.x) and np.array_equal(one.y, other.y) and one.y.dtype == other.y.dtype
+    for one, other in (
+        (data.train, again.train),
+        (data.val, again.val),
+        (data.test, again.test),
+    ):
+        assert (
+            np.array_equal(one.x, other.x)
+            and np.array_equal(one.y, other.y)
+            and one.y.dtype == other.y.dtype
+        )
 
 
 @pytest.mark.parametrize("task", MADE)
 def test_a_hospital_is_told_what_its_labels_are(tmp_path: Path, task: str) -> None:
-    checks = {check.name: check for check in check_silo_file(hospital_files(tmp_path, task)[NAMES[0]])}
+    checks = {
+        check.name: check for check in check_silo_file(hospital_files(tmp_path, task)[NAMES[0]])
+    }
     assert all(check.ok for check in checks.values()) and f"({task})" in checks["labels"].detail
 
 
@@ -135,21 +204,41 @@ def test_import_of_several_labels_times_and_measurements(tmp_path: Path) -> None
     rows = [f"{i},{i % 7},{i % 2},{(i + 1) % 2},{i / 3:.3f},{i % 5 + 1}" for i in range(30)]
     source = table(tmp_path / "a.csv", "age,dose,oedema,effusion,volume,days", rows)
     made = import_source(source, tmp_path / "a.npz", ImportOptions(label="oedema,effusion"))
-    assert (made.data.task, made.label_names, len(made.feature_names)) == ("multilabel", ("oedema", "effusion"), 4)
+    assert (made.data.task, made.label_names, len(made.feature_names)) == (
+        "multilabel",
+        ("oedema", "effusion"),
+        4,
+    )
     assert "2 findings (multilabel); samples with each: train" in str(made)
     made = import_source(source, tmp_path / "b.npz", ImportOptions(label="volume"))
     assert (made.data.task, made.data.classes) == ("regression", 1)
     made = import_source(source, tmp_path / "c.npz", ImportOptions(survival=("days", "oedema")))
-    assert made.data.task == "survival" and made.feature_names == ("age", "dose", "effusion", "volume")
-    made = import_source(source, tmp_path / "d.npz", ImportOptions(label="dose", task="ordinal"))
+    assert made.data.task == "survival" and made.feature_names == (
+        "age",
+        "dose",
+        "effusion",
+        "volume",
+    )
+    made = import_source(
+        source, tmp_path / "d.npz", ImportOptions(label="dose", task="ordinal")
+    )
     assert (made.data.task, made.data.classes) == ("ordinal", 7)
-    for name, task in (("a", "multilabel"), ("b", "regression"), ("c", "survival"), ("d", "ordinal")):
+    for name, task in (
+        ("a", "multilabel"),
+        ("b", "regression"),
+        ("c", "survival"),
+        ("d", "ordinal"),
+    ):
         data = read_silo_file(tmp_path / f"{name}.npz")
         assert data.task == task and len(data.train) + len(data.val) + len(data.test) == 30
 
 
 def test_a_column_whose_name_has_commas_is_one(tmp_path: Path) -> None:
-    source = table(tmp_path / "a.csv", 'age,"carcinoma, NOS",seen', [f"{i},{i % 2},{i % 3}" for i in range(20)])
+    source = table(
+        tmp_path / "a.csv",
+        'age,"carcinoma, NOS",seen',
+        [f"{i},{i % 2},{i % 3}" for i in range(20)],
+    )
     made = import_source(source, tmp_path / "a.npz", ImportOptions(label="carcinoma, NOS"))
     assert (made.data.task, made.feature_names) == ("multiclass", ("age", "seen"))
     made = import_source(source, tmp_path / "b.npz", ImportOptions(label="age, seen"))
@@ -160,17 +249,33 @@ def test_a_column_whose_name_has_commas_is_one(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"label": "oedema,volumes"}, "volumes"),
-        ({"label": "oedema", "task": "survival"}, "task = survival needs columns of time and event"),
-        ({"label": "oedema", "task": "segmentation"}, "task = segmentation needs a column mask"),
-        ({"label": "oedema,age", "task": "multiclass"}, "task = multiclass needs one label column"),
+        (
+            {"label": "oedema", "task": "survival"},
+            "task = survival needs columns of time and event",
+        ),
+        (
+            {"label": "oedema", "task": "segmentation"},
+            "task = segmentation needs a column mask",
+        ),
+        (
+            {"label": "oedema,age", "task": "multiclass"},
+            "task = multiclass needs one label column",
+        ),
         ({"label": "word,oedema"}, "line 2: word is 'x', no number"),
-        ({"label": "oedema,age", "task": "multilabel"}, "oedema, age: the label has labels besides 0, 1 and -1"),
+        (
+            {"label": "oedema,age", "task": "multilabel"},
+            "oedema, age: the label has labels besides 0, 1 and -1",
+        ),
         ({"survival": ("oedema", "age")}, "oedema, age: event is not of 0 and 1"),
     ],
 )
-def test_import_says_what_is_missing(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+def test_import_says_what_is_missing(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
     word = "x" if "word" in options.get("label", "") else "1"
-    source = table(tmp_path / "a.csv", "age,oedema,word", [f"{i},{i % 2},{word}" for i in range(20)])
+    source = table(
+        tmp_path / "a.csv", "age,oedema,word", [f"{i},{i % 2},{word}" for i in range(20)]
+    )
     with pytest.raises(ValueError, match=message):
         import_source(source, tmp_path / "a.npz", ImportOptions(**options))
     assert not (tmp_path / "a.npz").exists()
@@ -181,7 +286,9 @@ def test_import_of_outlines(tmp_path: Path) -> None:
     for i in range(12):
         picture = np.full((10, 12), 20 * i, np.uint8)
         Image.fromarray(picture).save(tmp_path / f"{i}.png")
-        Image.fromarray((picture * 0 + (np.arange(12) < i)).astype(np.uint8)).save(tmp_path / f"{i}-mask.png")
+        Image.fromarray((picture * 0 + (np.arange(12) < i)).astype(np.uint8)).save(
+            tmp_path / f"{i}-mask.png"
+        )
         rows.append(f"{i}.png,{i}-mask.png,p{i // 2}")
     source = table(tmp_path / "list.csv", "file,mask,patient", rows)
     made = import_source(source, tmp_path / "a.npz")
@@ -195,5 +302,7 @@ def test_import_of_outlines(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"line 6: 4-mask.png has another size"):
         import_source(source, tmp_path / "c.npz")
     (tmp_path / "4-mask.png").unlink()
-    with pytest.raises(ValueError, match=r"line 6: 4-mask.png cannot be read \(there is no such file\)"):
+    with pytest.raises(
+        ValueError, match=r"line 6: 4-mask.png cannot be read \(there is no such file\)"
+    ):
         import_source(source, tmp_path / "c.npz")

@@ -10,7 +10,13 @@ from partitions.common.errors import Problems
 from partitions.importing.tables import read_lines
 from partitions.recipes import lines as columns
 from partitions.recipes import pipeline
-from partitions.recipes.draft import Asked, draft_columns, evidence_of, find_gaps, share_of_numbers
+from partitions.recipes.draft import (
+    Asked,
+    draft_columns,
+    evidence_of,
+    find_gaps,
+    share_of_numbers,
+)
 from partitions.recipes.lines import Lines, cells_in
 from partitions.recipes.pipeline import check_misfits, convert
 from partitions.recipes.recipe import Column, FileFormat, Recipe
@@ -25,13 +31,24 @@ def test_rows_are_those_of_the_file(tmp_path: Path) -> None:
     lines = read_lines(path)
     header = lines.header
     places = [f"{path}, line {number}" for number in (2, 4, 5, 6, 7)]
-    rows = [("71,5", "north"), ("NA", "north"), ("71,5", "south"), ("x", "south"), ("80,25", "north")]
+    rows = [
+        ("71,5", "north"),
+        ("NA", "north"),
+        ("71,5", "south"),
+        ("x", "south"),
+        ("80,25", "north"),
+    ]
     assert header == ["age", "place"] and len(lines) == 5
     assert list(lines) == [
-        (where, dict(zip(header, row, strict=True))) for where, row in zip(places, rows, strict=True)
+        (where, dict(zip(header, row, strict=True)))
+        for where, row in zip(places, rows, strict=True)
     ]
     assert [lines[i] for i in range(5)] == list(lines)
-    assert dict(cells_in(lines, "age", ("NA",))) == {"71,5": places[0], "x": places[3], "80,25": places[4]}
+    assert dict(cells_in(lines, "age", ("NA",))) == {
+        "71,5": places[0],
+        "x": places[3],
+        "80,25": places[4],
+    }
 
 
 def test_a_different_cell_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +66,11 @@ def test_a_different_cell_is_read_once(tmp_path: Path, monkeypatch: pytest.Monke
     column = Column(name="age", kind="number", decimal=",", fill="median")
     recipe = Recipe(columns=(column,), file=FileFormat(gaps=("", "NA")))
     made, misfits = convert(lines, recipe)
-    assert made[0].fillna(-1).tolist() == [71.5, -1, 71.5, -1, 80.25] and asked == ["71,5", "x", "80,25"]
+    assert made[0].fillna(-1).tolist() == [71.5, -1, 71.5, -1, 80.25] and asked == [
+        "71,5",
+        "x",
+        "80,25",
+    ]
     assert [misfit.where for misfit in misfits] == [f"{path}, line 6"]
 
 
@@ -91,14 +112,28 @@ def test_an_array_of_numbers_is_its_cells(
         lines = read_lines(path, gaps=given)
         missing = ("", *gaps)
         own = cells_in(lines, "x", missing)
-        made: list[object] = [evidence_of(own), share_of_numbers(own), dict(own), list(lines.columns["x"])]
+        made: list[object] = [
+            evidence_of(own),
+            share_of_numbers(own),
+            dict(own),
+            list(lines.columns["x"]),
+        ]
         for decimal in ("", ".", ","):
             problems = Problems()
             drafted, sign = draft_columns(lines, ["x"], missing, Asked(decimal), "", problems)
             made += [drafted, sign, [column.why for column in drafted], list(problems)]
         for decimal, thousands in ((".", ""), (".", ","), (",", "."), (",", "")):
-            column = Column(name="x", kind="number", decimal=decimal, thousands=thousands, factor=2, range=(0, 9))
-            values, misfits = convert(lines, Recipe(columns=(column,), file=FileFormat(gaps=missing)))
+            column = Column(
+                name="x",
+                kind="number",
+                decimal=decimal,
+                thousands=thousands,
+                factor=2,
+                range=(0, 9),
+            )
+            values, misfits = convert(
+                lines, Recipe(columns=(column,), file=FileFormat(gaps=missing))
+            )
             made += [values[0].fillna(-1.5).tolist(), misfits, check_misfits(misfits, True)]
         return made
 

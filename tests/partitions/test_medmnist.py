@@ -32,13 +32,25 @@ def test_medmnist_table_is_medmnists_own():
     """All sets of the package in all their sizes, with its numbers of classes and its tasks."""
     info = pytest.importorskip("medmnist.info").INFO
     own = dict(info)
-    sizes = {n: [28] + [int(key[4:]) for key in entry if key.startswith("url_")] for n, entry in own.items()}
-    assert set(medmnist_sets()) == {n if s == 28 else f"{n}-{s}" for n, known in sizes.items() for s in known}
-    assert {name: classes for name, (_, classes) in MEDMNIST.items()} == {n: len(e["label"]) for n, e in own.items()}
+    sizes = {
+        n: [28] + [int(key[4:]) for key in entry if key.startswith("url_")]
+        for n, entry in own.items()
+    }
+    assert set(medmnist_sets()) == {
+        n if s == 28 else f"{n}-{s}" for n, known in sizes.items() for s in known
+    }
+    assert {name: classes for name, (_, classes) in MEDMNIST.items()} == {
+        n: len(e["label"]) for n, e in own.items()
+    }
     assert set(medmnist_sets()) <= set(DATASETS)
     words = {"multilabel": "multi-label, binary-class", "ordinal": "ordinal-regression"}
-    told = {words.get(MEDMNIST_TASKS.get(name, ""), "") or entry["task"] for name, entry in own.items()}
-    assert {name for name, entry in own.items() if entry["task"] in words.values()} == set(MEDMNIST_TASKS)
+    told = {
+        words.get(MEDMNIST_TASKS.get(name, ""), "") or entry["task"]
+        for name, entry in own.items()
+    }
+    assert {name for name, entry in own.items() if entry["task"] in words.values()} == set(
+        MEDMNIST_TASKS
+    )
     assert told == {"multi-class", "binary-class", *words.values()}
 
 
@@ -67,16 +79,26 @@ def test_medmnists_own_folder_is_found(tmp_path):
 
 
 def test_chestmnist_has_fourteen_findings_or_any_or_none(tmp_path):
-    findings = {f"{split}_labels": np.zeros((n, 14), np.uint8) for split, n in (("train", 5), ("val", 3), ("test", 2))}
+    findings = {
+        f"{split}_labels": np.zeros((n, 14), np.uint8)
+        for split, n in (("train", 5), ("val", 3), ("test", 2))
+    }
     findings["train_labels"][1, [3, 7]] = 1
     findings["test_labels"][0, 13] = 1
     write_medmnist(tmp_path / "chestmnist.npz", **findings)
     data = load_dataset("chestmnist", str(tmp_path))
     assert (data.task, data.classes, data.train.y.dtype.name) == ("multilabel", 14, "float32")
-    assert np.flatnonzero(data.train.y[1]).tolist() == [3, 7] and data.train.y.sum() == 2 and data.test.y[0, 13] == 1
+    assert (
+        np.flatnonzero(data.train.y[1]).tolist() == [3, 7]
+        and data.train.y.sum() == 2
+        and data.test.y[0, 13] == 1
+    )
     data = load_dataset("chestmnist", str(tmp_path), "multiclass")
     assert data.train.y.tolist() == [0, 1, 0, 0, 0, 0, 0, 0] and data.test.y.tolist() == [1, 0]
-    with pytest.raises(ValueError, match="task = survival: the labels of chestmnist are for multilabel; leave task"):
+    with pytest.raises(
+        ValueError,
+        match="task = survival: the labels of chestmnist are for multilabel; leave task",
+    ):
         load_dataset("chestmnist", str(tmp_path), "survival")
 
 
@@ -90,7 +112,9 @@ def test_chestmnist_has_fourteen_findings_or_any_or_none(tmp_path):
 )
 def test_medmnist_files_are_checked(tmp_path, changes, words):
     write_medmnist(tmp_path / "breastmnist.npz", **changes)
-    with pytest.raises(ValueError, match=rf"breastmnist: .* cannot be read .*{words}.*; replace or delete it"):
+    with pytest.raises(
+        ValueError, match=rf"breastmnist: .* cannot be read .*{words}.*; replace or delete it"
+    ):
         load_dataset("breastmnist", str(tmp_path))
 
 
@@ -113,13 +137,21 @@ def test_metrics_are_those_of_the_official_evaluator(tmp_path: Path, name: str) 
     size = int(side or 28)
     official = pytest.importorskip("medmnist.evaluator")
     info = pytest.importorskip("medmnist.info").INFO[flag]
-    rng, classes, sides = np.random.default_rng(size), len(info["label"]), 3 if flag.endswith("3d") else 2
+    rng, classes, sides = (
+        np.random.default_rng(size),
+        len(info["label"]),
+        3 if flag.endswith("3d") else 2,
+    )
     arrays: dict[str, Any] = {}
     for split, n in (("train", 2), ("val", 1), ("test", 44)):
         shape = (n, *[size] * sides, *([3] if info["n_channels"] == 3 else []))
         arrays[f"{split}_images"] = np.full(shape, n, np.uint8)
         several = info["task"] == "multi-label, binary-class"
-        y = rng.integers(2, size=(n, classes)) if several else (np.arange(n) % classes)[:, np.newaxis]
+        y = (
+            rng.integers(2, size=(n, classes))
+            if several
+            else (np.arange(n) % classes)[:, np.newaxis]
+        )
         arrays[f"{split}_labels"] = y.astype(np.uint8)
     np.savez(tmp_path / f"{name.replace('-', '_')}.npz", **arrays)
     data = load_dataset(name, str(tmp_path))
@@ -128,17 +160,29 @@ def test_metrics_are_those_of_the_official_evaluator(tmp_path: Path, name: str) 
     task = task_of(data.task)
     logits = torch.from_numpy(rng.normal(size=(44, classes)).astype(np.float32))
     found = task.measure(logits, Samples(data.test.x, data.test.y).labels())
-    scores = torch.sigmoid(logits.double()) if data.task == "multilabel" else torch.softmax(logits.double(), 1)
-    if info["task"] == "binary-class":  # the official networks have one output there; the last column is taken
+    scores = (
+        torch.sigmoid(logits.double())
+        if data.task == "multilabel"
+        else torch.softmax(logits.double(), 1)
+    )
+    if (
+        info["task"] == "binary-class"
+    ):  # the official networks have one output there; the last column is taken
         scores = scores[:, -1:]
-    truth = official.Evaluator(flag, "test", size=size, root=str(tmp_path)).evaluate(scores.numpy())
+    truth = official.Evaluator(flag, "test", size=size, root=str(tmp_path)).evaluate(
+        scores.numpy()
+    )
     assert found["auc"] == pytest.approx(truth.AUC, abs=1e-6)
     assert found["accuracy"] == pytest.approx(truth.ACC, abs=1e-6)
 
 
-def test_pictures_are_mapped_and_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictures_are_mapped_and_unpacked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pictures = {
-        f"{split}_images": np.random.default_rng(n).integers(256, size=(n, 28, 28)).astype(np.uint8)
+        f"{split}_images": np.random.default_rng(n)
+        .integers(256, size=(n, 28, 28))
+        .astype(np.uint8)
         for split, n in (("train", 5), ("val", 3), ("test", 2))
     }
     write_medmnist(tmp_path / "breastmnist.npz", **pictures)
@@ -159,12 +203,16 @@ def datasets_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(medmnist, "_join", None)
 
 
-def test_pictures_stay_in_memory_without_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictures_stay_in_memory_without_a_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     write_medmnist(tmp_path / "breastmnist.npz")
     data = load_dataset("breastmnist", str(tmp_path))
-    assert data.train.x[:, 0, 0, 0].tolist() == [5] * 5 + [3] * 3 and not isinstance(data.train.x, np.memmap)
+    assert data.train.x[:, 0, 0, 0].tolist() == [5] * 5 + [3] * 3 and not isinstance(
+        data.train.x, np.memmap
+    )
 
 
 def test_a_file_of_another_size_is_refused(tmp_path: Path) -> None:
@@ -181,6 +229,8 @@ def test_a_damaged_file_leaves_nothing_in_the_cache(tmp_path: Path) -> None:
         start = archive.getinfo("val_images.npy").header_offset + 60
     content[start : start + 8] = b"\xff" * 8
     (tmp_path / "breastmnist.npz").write_bytes(content)
-    with pytest.raises(ValueError, match=r"breastmnist: .* cannot be read .*; replace or delete it"):
+    with pytest.raises(
+        ValueError, match=r"breastmnist: .* cannot be read .*; replace or delete it"
+    ):
         load_dataset("breastmnist", str(tmp_path))
     assert not list((tmp_path / "cache").rglob("*.npy"))

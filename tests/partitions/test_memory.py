@@ -16,7 +16,9 @@ V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 V2 = ("memory.max", "memory.current", "inactive_file")
 
 
-def group(folder: Path, names: tuple[str, str, str], limit: object, use: int, inactive: int = 0) -> None:
+def group(
+    folder: Path, names: tuple[str, str, str], limit: object, use: int, inactive: int = 0
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / names[0]).write_text(f"{limit}\n")
     (folder / names[1]).write_text(f"{use}\n")
@@ -26,7 +28,9 @@ def group(folder: Path, names: tuple[str, str, str], limit: object, use: int, in
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/meminfo").write_text(f"MemTotal: {16 * 2**20} kB\nMemAvailable: {8 * 2**20} kB\nMemFree: 1 kB\n")
+    (tmp_path / "proc/meminfo").write_text(
+        f"MemTotal: {16 * 2**20} kB\nMemAvailable: {8 * 2**20} kB\nMemFree: 1 kB\n"
+    )
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
     return tmp_path
 
@@ -41,14 +45,26 @@ def test_of_a_machine(root: Path, tmp_path: Path) -> None:
     [
         ("sys/fs/cgroup", "0::/", V2, "max"),  # a container with a namespace of its own
         ("sys/fs/cgroup/user.slice/job", "0::/user.slice/job", V2, "max"),  # a batch job
-        ("sys/fs/cgroup/user.slice", "0::/user.slice/job", V2, "max"),  # whose limit is a group around it
+        (
+            "sys/fs/cgroup/user.slice",
+            "0::/user.slice/job",
+            V2,
+            "max",
+        ),  # whose limit is a group around it
         ("sys/fs/cgroup/unified/job", "4:memory:/\n0::/job", V2, "max"),
-        ("sys/fs/cgroup/memory", "5:cpu:/x\n4:memory:/docker/5f", V1, 2**63 - 4096),  # the path is the host's
+        (
+            "sys/fs/cgroup/memory",
+            "5:cpu:/x\n4:memory:/docker/5f",
+            V1,
+            2**63 - 4096,
+        ),  # the path is the host's
         ("sys/fs/cgroup/memory/slurm/job", "4:memory:/slurm/job", V1, 2**63 - 4096),
         ("sys/fs/cgroup/memory/slurm", "4:memory,hugetlb:/slurm/job", V1, 2**63 - 4096),
     ],
 )
-def test_of_a_group(root: Path, where: str, line: str, names: tuple[str, str, str], none: object) -> None:
+def test_of_a_group(
+    root: Path, where: str, line: str, names: tuple[str, str, str], none: object
+) -> None:
     (root / "proc/self/cgroup").write_text(f"{line}\n")
     group(root / where, names, 4 * GIB, 3 * GIB, GIB)
     assert available(root) == 2 * GIB and available_share(root) == 0.5
@@ -63,7 +79,9 @@ def test_of_a_group(root: Path, where: str, line: str, names: tuple[str, str, st
 def test_every_check_reads_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     group(root / "sys/fs/cgroup", V2, GIB, GIB - 1000)
     monkeypatch.setattr(sizes, "available", lambda: memory.available(root))
-    with pytest.raises(TooLargeError, match=r"a scan would take 0.0 GB of memory, and 0.0 GB is free here"):
+    with pytest.raises(
+        TooLargeError, match=r"a scan would take 0.0 GB of memory, and 0.0 GB is free here"
+    ):
         check_size(2000, "a scan")
     assert 0 < at_the_site.available_share() <= 1
     assert abs(at_the_site.available_share() - available_share()) < 0.2

@@ -17,12 +17,16 @@ PARTS = ("train", "val", "test")
 
 def snippet() -> str:
     (found,) = (
-        text for text in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "division.key" in text
+        text
+        for text in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+        if "division.key" in text
     )
     return str(found)
 
 
-def parts_of(folder: Path, patients: range, capsys: pytest.CaptureFixture[str]) -> dict[int, str]:
+def parts_of(
+    folder: Path, patients: range, capsys: pytest.CaptureFixture[str]
+) -> dict[int, str]:
     """The part of each patient of an export, who has two rows of a number of the patient's own."""
     rows = [f"P{n:05d},{n},{n + 0.5},{n % 2}" for n in patients for _ in range(2)]
     (folder / "export.csv").write_text("\n".join(["patient,number,other,died", *rows]) + "\n")
@@ -32,7 +36,9 @@ def parts_of(folder: Path, patients: range, capsys: pytest.CaptureFixture[str]) 
         if (folder / "ours.recipe.toml").exists()
         else ["--label", "died"]
     )
-    assert main(["import", "ours.csv", *recipe, "--out", "ours.npz"]) == 0, capsys.readouterr().err
+    assert main(["import", "ours.csv", *recipe, "--out", "ours.npz"]) == 0, (
+        capsys.readouterr().err
+    )
     data = read_silo_file(folder / "ours.npz")
     each = {name: np.unique(getattr(data, name).x[:, 0]).astype(int).tolist() for name in PARTS}
     assert sum(map(len, each.values())) == len(patients)  # none in two
@@ -53,14 +59,23 @@ def test_patients_stay_in_their_part_when_an_export_grows(
     assert any(other[n] != part for n, part in before.items())
 
 
-def test_without_it_a_newer_export_is_drawn_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_it_a_newer_export_is_drawn_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What the page warns of: the same seed and recipe, more patients, and test patients that are trained on."""
     monkeypatch.chdir(tmp_path)
     parts = []
-    for count, options in ((300, ["--label", "died"]), (400, ["--recipe", "ours.recipe.toml", "--overwrite"])):
+    for count, options in (
+        (300, ["--label", "died"]),
+        (400, ["--recipe", "ours.recipe.toml", "--overwrite"]),
+    ):
         rows = [f"P{n:05d},{n},{n + 0.5},{n % 2}" for n in range(count)]
-        (tmp_path / "ours.csv").write_text("\n".join(["patient,number,other,died", *rows]) + "\n")
+        (tmp_path / "ours.csv").write_text(
+            "\n".join(["patient,number,other,died", *rows]) + "\n"
+        )
         assert main(["import", "ours.csv", *options, "--out", "ours.npz"]) == 0
         data = read_silo_file(tmp_path / "ours.npz")
-        parts.append({name: set(getattr(data, name).x[:, 0].astype(int).tolist()) for name in PARTS})
+        parts.append(
+            {name: set(getattr(data, name).x[:, 0].astype(int).tolist()) for name in PARTS}
+        )
     assert parts[0]["test"] & parts[1]["train"]

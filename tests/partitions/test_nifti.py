@@ -40,14 +40,20 @@ def ten_volumes(root: Path, suffix: str = ".nii.gz", mask: bool = False) -> Path
     return root / "list.csv"
 
 
-def slice_of(values: Any, tmp_path: Path, affine: Any = None, part: int | None = None, **options: Any) -> Any:
+def slice_of(
+    values: Any, tmp_path: Path, affine: Any = None, part: int | None = None, **options: Any
+) -> Any:
     """The slice in thousandths, as its window 500, 1000 makes it unless another one is asked."""
     path, asked = (
         write_nifti(tmp_path / "v.nii.gz", values, affine),
         ReadOptions(**({"window": (500.0, 1000.0)} | options)),
     )
     form, picture = scans.probe([path], "here", asked), scans.read([path], "here", asked, part)
-    assert picture.shape == (form.height, form.width, 1) and picture.dtype == np.float32 and form.deep
+    assert (
+        picture.shape == (form.height, form.width, 1)
+        and picture.dtype == np.float32
+        and form.deep
+    )
     return picture[..., 0] * 1000
 
 
@@ -67,7 +73,9 @@ def test_whatever_the_file_s_axes(tmp_path, axes):
     turning = nibabel.orientations
     wanted = turning.axcodes2ornt(axes)
     ras = nibabel.Nifti1Image(volume(), np.diag([1.0, 2.0, 3.0, 1.0]))
-    stored = ras.as_reoriented(turning.ornt_transform(turning.io_orientation(ras.affine), wanted))
+    stored = ras.as_reoriented(
+        turning.ornt_transform(turning.io_orientation(ras.affine), wanted)
+    )
     made = slice_of(np.asarray(stored.dataobj), tmp_path, stored.affine)
     np.testing.assert_allclose(made, slice_of(volume(), tmp_path, ras.affine), atol=1e-2)
     assert made.shape == (8, 6)  # 2 mm from row to row, 1 mm from column to column
@@ -76,20 +84,43 @@ def test_whatever_the_file_s_axes(tmp_path, axes):
 def test_dicom_and_nifti_of_one_patient_are_one_picture(tmp_path):
     """A DICOM slice with row i along the back and column j along the left is where NIfTI's (-x, -y) is."""
     pixels = np.arange(24, dtype=np.uint16).reshape(4, 6)
-    seen = dicom.read(write_dicom(tmp_path / "IM", pixels), "here", ReadOptions(window=(500, 1000)), None)[..., 0]
-    as_converters_write = np.diag([-1.0, -1.0, 1.0, 1.0])  # voxel (column, row): left and back are negative in RAS
-    np.testing.assert_allclose(slice_of(pixels.T[:, :, None], tmp_path, as_converters_write), seen * 1000, atol=1e-2)
+    seen = dicom.read(
+        write_dicom(tmp_path / "IM", pixels), "here", ReadOptions(window=(500, 1000)), None
+    )[..., 0]
+    as_converters_write = np.diag(
+        [-1.0, -1.0, 1.0, 1.0]
+    )  # voxel (column, row): left and back are negative in RAS
+    np.testing.assert_allclose(
+        slice_of(pixels.T[:, :, None], tmp_path, as_converters_write), seen * 1000, atol=1e-2
+    )
 
 
 def test_several_slices(tmp_path):
     """Three of 9: the middles of three equal parts, 1, 4, 7."""
-    assert parts_of(9, 3) == [1, 4, 7] and parts_of(5, 1) == [2] and parts_of(4, 1) == [2] and parts_of(2, 9) == [0, 1]
+    assert (
+        parts_of(9, 3) == [1, 4, 7]
+        and parts_of(5, 1) == [2]
+        and parts_of(4, 1) == [2]
+        and parts_of(2, 9) == [0, 1]
+    )
     for i in range(10):
-        write_nifti(tmp_path / f"{i}.nii", np.broadcast_to(np.arange(9, dtype=np.int16) * 100 + i, (4, 4, 9)))
-    (tmp_path / "l.csv").write_text("file,label\n" + "".join(f"{i}.nii,{i % 2}\n" for i in range(10)))
-    data = import_source(tmp_path / "l.csv", tmp_path / "a.npz", ImportOptions(slices=3, window=(500, 1000))).data
-    values = [{round(float(x.flat[0]) * 1000) for x in part.x} for part in (data.train, data.val, data.test)]
-    assert sorted(set.union(*values)) == sorted(100 * z + i for z in (1, 4, 7) for i in range(10))
+        write_nifti(
+            tmp_path / f"{i}.nii",
+            np.broadcast_to(np.arange(9, dtype=np.int16) * 100 + i, (4, 4, 9)),
+        )
+    (tmp_path / "l.csv").write_text(
+        "file,label\n" + "".join(f"{i}.nii,{i % 2}\n" for i in range(10))
+    )
+    data = import_source(
+        tmp_path / "l.csv", tmp_path / "a.npz", ImportOptions(slices=3, window=(500, 1000))
+    ).data
+    values = [
+        {round(float(x.flat[0]) * 1000) for x in part.x}
+        for part in (data.train, data.val, data.test)
+    ]
+    assert sorted(set.union(*values)) == sorted(
+        100 * z + i for z in (1, 4, 7) for i in range(10)
+    )
     # All slices of a volume are in one split.
     volumes = [{value % 10 for value in part} for part in values]
     assert [len(v) for v in volumes] == [6, 2, 2] and len(set.union(*volumes)) == 10
@@ -132,13 +163,17 @@ def test_the_file_s_own_slope_and_intercept(tmp_path):
 
 def test_masks_lie_on_their_volumes(tmp_path):
     """x < i in volume i: the mask's columns on the right, for x grows to the patient's right, on the left here."""
-    made = import_source(ten_volumes(tmp_path, mask=True), tmp_path / "a.npz", ImportOptions(window=(500, 1000)))
+    made = import_source(
+        ten_volumes(tmp_path, mask=True), tmp_path / "a.npz", ImportOptions(window=(500, 1000))
+    )
     assert made.data.task == "segmentation" and made.data.classes == 2
     for part in (made.data.train, made.data.val, made.data.test):
         for x, y in zip(part.x, part.y, strict=True):
             i = round(float(x[0, 0, 0]) * 10)
             np.testing.assert_array_equal(y, np.broadcast_to(np.arange(6)[::-1] < i, (4, 6)))
-    made = import_source(tmp_path / "list.csv", tmp_path / "b.npz", ImportOptions(size=3, slices=2))
+    made = import_source(
+        tmp_path / "list.csv", tmp_path / "b.npz", ImportOptions(size=3, slices=2)
+    )
     assert made.data.train.y.shape == (12, 3, 3)
 
 
@@ -146,7 +181,11 @@ def test_masks_lie_on_their_volumes(tmp_path):
     ("mask", "affine", "words"),
     [
         (np.zeros((6, 4, 4), np.uint8), None, "its mask does not lie on its volume"),
-        (np.zeros((6, 4, 5), np.uint8), np.diag([1, 1, 2, 1]), "its mask does not lie on its volume"),
+        (
+            np.zeros((6, 4, 5), np.uint8),
+            np.diag([1, 1, 2, 1]),
+            "its mask does not lie on its volume",
+        ),
         (np.full((6, 4, 5), 0.5, np.float32), None, "its mask has values that are no classes"),
         (np.full((6, 4, 5), 300, np.int16), None, "its mask has values that are no classes"),
     ],
@@ -161,7 +200,9 @@ def test_bad_masks(tmp_path, mask, affine, words):
 def test_a_mask_may_be_a_picture(tmp_path):
     source = ten_volumes(tmp_path, mask=True)
     Image.new("L", (6, 4), 1).save(tmp_path / "m.png")
-    source.write_text("file,mask\n" + "".join(f"Zarathustra-{i}.nii.gz,m.png\n" for i in range(10)))
+    source.write_text(
+        "file,mask\n" + "".join(f"Zarathustra-{i}.nii.gz,m.png\n" for i in range(10))
+    )
     assert (import_source(source, tmp_path / "a.npz").data.train.y == 1).all()
 
 
@@ -173,7 +214,11 @@ def test_nobody_is_named_in_any_output(tmp_path, capfd, caplog, mask):
     """Not what a header says (descrip, aux_file, db_name, intent_name, extensions), nor a file's own name."""
     source, out = ten_volumes(tmp_path / "x", mask=mask), tmp_path / "ours.npz"
     raw = write_nifti(tmp_path / "raw.nii", volume()).read_bytes().decode("latin-1")
-    assert {"Zarathustra", "19310417", "PAT-4711", "UMPF", "Xylander", "20190823"} <= {*leaks(raw)} <= {*SECRETS}
+    assert (
+        {"Zarathustra", "19310417", "PAT-4711", "UMPF", "Xylander", "20190823"}
+        <= {*leaks(raw)}
+        <= {*SECRETS}
+    )
     caplog.set_level(logging.DEBUG)
     caplog.clear()
     assert main(["import", str(source), "--out", str(out)]) == 0
@@ -190,24 +235,39 @@ def test_cut_files_name_nobody(tmp_path, capfd, caplog):
         assert main(["import", str(source), "--out", str(tmp_path / "ours.npz")]) == 2
         printed = capfd.readouterr()
         assert leaks(printed.out, printed.err, caplog.text) == [], length
-        assert "list.csv, line 5: its file cannot be read as NIfTI" in printed.err and "Traceback" not in printed.err
+        assert (
+            "list.csv, line 5: its file cannot be read as NIfTI" in printed.err
+            and "Traceback" not in printed.err
+        )
     path.unlink()
-    with pytest.raises(ValueError, match=r"list.csv, line 5: there is no such file; --skip-bad leaves such files out$"):
+    with pytest.raises(
+        ValueError,
+        match=r"list.csv, line 5: there is no such file; --skip-bad leaves such files out$",
+    ):
         import_source(source, tmp_path / "ours.npz")
 
 
 def test_folders_are_classes_only_where_they_are_named(tmp_path):
     """A folder per patient must not become a class."""
     for i in range(10):
-        write_nifti(tmp_path / "x" / ("ill" if i % 2 else "well") / f"{i}.nii.gz", np.full((4, 4, 3), i, np.int16))
+        write_nifti(
+            tmp_path / "x" / ("ill" if i % 2 else "well") / f"{i}.nii.gz",
+            np.full((4, 4, 3), i, np.int16),
+        )
     with pytest.raises(ValueError, match="holds NIfTI files and no csv: name them"):
         import_source(tmp_path / "x", tmp_path / "a.npz")
-    made = import_source(tmp_path / "x", tmp_path / "a.npz", ImportOptions(labels=("well", "ill"), window=(5, 10)))
+    made = import_source(
+        tmp_path / "x",
+        tmp_path / "a.npz",
+        ImportOptions(labels=("well", "ill"), window=(5, 10)),
+    )
     for part in (made.data.train, made.data.test):
         assert [round(float(x[0, 0, 0]) * 10) % 2 for x in part.x] == part.y.tolist()
     made.file.unlink()
     (tmp_path / "x" / "well" / "2.nii.gz").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"x, file 7 of 10: its file cannot be read as NIfTI"):  # ill/ has 5
+    with pytest.raises(
+        ValueError, match=r"x, file 7 of 10: its file cannot be read as NIfTI"
+    ):  # ill/ has 5
         import_source(tmp_path / "x", tmp_path / "a.npz", ImportOptions(labels=("well", "ill")))
     write_nifti(tmp_path / "x" / "Zarathustra" / "a.nii", volume())
     with pytest.raises(ValueError, match="x has 1 folders besides well, ill"):
@@ -222,12 +282,17 @@ def test_what_is_no_volume(tmp_path):
         path = write_nifti(tmp_path / "v.nii", values)
         with pytest.raises(ValueError, match="here: its file is no volume of grey values"):
             scans.probe([path], "here", ReadOptions())
-    with pytest.raises(ValueError, match="is one scan; name the folder that it lies in, or a csv"):
+    with pytest.raises(
+        ValueError, match="is one scan; name the folder that it lies in, or a csv"
+    ):
         import_source(path, tmp_path / "a.npz")
 
 
 def test_one_line_where_the_library_is_missing(tmp_path, monkeypatch):
     source = ten_volumes(tmp_path)
     monkeypatch.setitem(sys.modules, "nibabel", None)
-    with pytest.raises(ValueError, match="a volume is read with nibabel, which is not installed here: pip install"):
+    with pytest.raises(
+        ValueError,
+        match="a volume is read with nibabel, which is not installed here: pip install",
+    ):
         import_source(source, tmp_path / "a.npz")

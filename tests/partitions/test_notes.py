@@ -38,13 +38,17 @@ def notes(tmp_path) -> Callable[..., Path]:
 
 
 def take_in(source: Path, take: Take, **options) -> Imported:
-    return import_source(source, source.with_name("ours.npz"), ImportOptions(take=take, **options))
+    return import_source(
+        source, source.with_name("ours.npz"), ImportOptions(take=take, **options)
+    )
 
 
 def test_notes_become_tokens(notes):
     """pt I seen no fever , sat . 9x: nine words; no other column is in the file, and two of a patient stay together."""
     made = take_in(notes(), Take("NOTE", length=8))
-    assert str(made).splitlines()[0] == "train 32, val 8, test 10 samples: texts of up to 8 tokens"
+    assert (
+        str(made).splitlines()[0] == "train 32, val 8, test 10 samples: texts of up to 8 tokens"
+    )
     assert made.notes == (
         "left out are age, bmi; --columns age,bmi takes them beside the text",
         "17 of 25 patients have samples of several classes",
@@ -66,9 +70,15 @@ def test_notes_become_tokens(notes):
 
 
 def test_numbers_beside_the_text(notes):
-    made = take_in(notes((3, row(3, "")), (4, row(4, " ; "))), Take("NOTE", ("age", "bmi"), length=12))
+    made = take_in(
+        notes((3, row(3, "")), (4, row(4, " ; "))), Take("NOTE", ("age", "bmi"), length=12)
+    )
     assert "2 of 50 samples have no text: it counts as missing" in made.notes
-    assert str(made).splitlines()[0].endswith("columns: a table of 2 columns, float32; text: texts of up to 12 tokens")
+    assert (
+        str(made)
+        .splitlines()[0]
+        .endswith("columns: a table of 2 columns, float32; text: texts of up to 12 tokens")
+    )
     data = read_silo_file(made.file)
     assert data.input_shape == (("columns", (2,)), ("text", ("tokens", 12, 65538)))
     x = np.concatenate([data.train.x, data.val.x, data.test.x])
@@ -85,7 +95,10 @@ def test_a_file_of_words_is_compared_by_its_sum(notes):
     words.write_text("no\nfever\n,\nseen\n.\n")
     made = take_in(source, Take("NOTE", vocabulary=str(words)))
     digest = hashlib.sha256(words.read_bytes()).hexdigest()
-    assert f"5 words in words.txt, SHA-256 {digest}: every hospital must have the same" in made.notes
+    assert (
+        f"5 words in words.txt, SHA-256 {digest}: every hospital must have the same"
+        in made.notes
+    )
     assert "200 of 450 words are not in the vocabulary" in made.notes  # pt, the number, sat, 9x
     data = read_silo_file(made.file)
     assert data.vocabulary == 7
@@ -101,30 +114,47 @@ def test_a_text_without_words_in_berts_pieces_is_missing(notes):
     x = np.concatenate([made.data.train.x, made.data.val.x, made.data.test.x])
     assert (~x["text"].any(axis=1)).sum() == 1
     made.file.unlink()
-    with pytest.raises(ValueError, match=r"notes\.csv, line 8: NOTE has no word; fill or drop"):  # two lines a note
+    with pytest.raises(
+        ValueError, match=r"notes\.csv, line 8: NOTE has no word; fill or drop"
+    ):  # two lines a note
         take_in(source, Take("NOTE", vocabulary=str(source.parent / "vocab.txt")))
 
 
 def test_notes_that_are_copied_into_the_test_part_are_told(notes):
     header = ["NOTE", "label", "split"]
-    rows = [(i, [f"note {i % 5}", str(i % 2), "test" if i >= 40 else "train"]) for i in range(50)]
+    rows = [
+        (i, [f"note {i % 5}", str(i % 2), "test" if i >= 40 else "train"]) for i in range(50)
+    ]
     made = take_in(notes(*rows, header=header), Take("NOTE"))
-    assert made.notes[-1] == ("10 of 10 test samples have a text that is trained on, too: tests are too easy by that")
+    assert made.notes[-1] == (
+        "10 of 10 test samples have a text that is trained on, too: tests are too easy by that"
+    )
 
 
 def test_words_that_share_a_number_are_counted(notes):
     made = take_in(notes(), Take("NOTE", vocabulary="hashed:4"))
     shared = next(note for note in made.notes if "share a number" in note)
     words = {
-        word for i in range(50) for word in ("pt", str(i), "seen", "no", "fever", ",", "sat", ".", str(90 + i % 10))
+        word
+        for i in range(50)
+        for word in ("pt", str(i), "seen", "no", "fever", ",", "sat", ".", str(90 + i % 10))
     }
-    assert shared == f"{len(words)} of {len(words)} different words share a number with another one"
+    assert (
+        shared
+        == f"{len(words)} of {len(words)} different words share a number with another one"
+    )
 
 
 def test_the_label_is_said_where_no_column_has_that_name(notes):
-    header, rows = ["age", "ill", "NOTE"], [(i, [str(i), str(i % 2), f"note {i}"]) for i in range(50)]
+    header, rows = (
+        ["age", "ill", "NOTE"],
+        [(i, [str(i), str(i % 2), f"note {i}"]) for i in range(50)],
+    )
     source = notes(*rows, header=header)
-    with pytest.raises(ValueError, match=r"no column label; name the label's column with --label: age, ill, NOTE$"):
+    with pytest.raises(
+        ValueError,
+        match=r"no column label; name the label's column with --label: age, ill, NOTE$",
+    ):
         take_in(source, Take("NOTE"))
     made = take_in(source, Take("NOTE"), label="ill")
     assert made.data.classes == 2 and made.notes[0].startswith("left out are age;")
@@ -134,7 +164,10 @@ def test_columns_of_a_table_may_be_chosen(notes):
     header = ["age", "sex", "bmi", "label"]
     rows = [(i, [str(i), str(i % 2), str(i / 2), str(i % 2)]) for i in range(50)]
     made = take_in(notes(*rows, header=header), Take(columns=("bmi", "age")))
-    assert made.feature_names == ("bmi", "age") and (made.data.test.x[:, 0] * 2 == made.data.test.x[:, 1]).all()
+    assert (
+        made.feature_names == ("bmi", "age")
+        and (made.data.test.x[:, 0] * 2 == made.data.test.x[:, 1]).all()
+    )
 
 
 SECRET = "Anna Schmidt, b. 1950, was seen today because of her cough"
@@ -143,14 +176,49 @@ SECRET = "Anna Schmidt, b. 1950, was seen today because of her cough"
 @pytest.mark.parametrize(
     ("changed", "take", "options", "fault"),
     [
-        ((), Take("NOTES"), {}, r"unknown column of .*notes\.csv 'NOTES' \(did you mean 'NOTE'\?\)"),
-        ((), Take("NOTE"), {"label": "NOTE"}, "NOTE is the text and the label; name another column"),
-        ((), Take("NOTE", ("weight",)), {}, "unknown column of .* besides label, split, patient, NOTE: 'weight'"),
-        ((), Take("NOTE", ("NOTE",)), {}, "unknown column of .* besides label, split, patient, NOTE: 'NOTE'"),
-        (((0, row(0, "")),), Take("NOTE"), {}, r"line 2: NOTE has no word; fill or drop such rows"),
+        (
+            (),
+            Take("NOTES"),
+            {},
+            r"unknown column of .*notes\.csv 'NOTES' \(did you mean 'NOTE'\?\)",
+        ),
+        (
+            (),
+            Take("NOTE"),
+            {"label": "NOTE"},
+            "NOTE is the text and the label; name another column",
+        ),
+        (
+            (),
+            Take("NOTE", ("weight",)),
+            {},
+            "unknown column of .* besides label, split, patient, NOTE: 'weight'",
+        ),
+        (
+            (),
+            Take("NOTE", ("NOTE",)),
+            {},
+            "unknown column of .* besides label, split, patient, NOTE: 'NOTE'",
+        ),
+        (
+            ((0, row(0, "")),),
+            Take("NOTE"),
+            {},
+            r"line 2: NOTE has no word; fill or drop such rows",
+        ),
         (((0, row(0, ";")),), Take("NOTE"), {}, r"line 2: NOTE has no word"),
-        (((0, row(0, SECRET)),), Take("bmi", ("NOTE",)), {}, r"line 2: NOTE is a text of 58 characters"),
-        (((0, row(0, 4 * SECRET)),), Take("bmi"), {"label": "NOTE"}, "line 2: the label is a text of 232 characters"),
+        (
+            ((0, row(0, SECRET)),),
+            Take("bmi", ("NOTE",)),
+            {},
+            r"line 2: NOTE is a text of 58 characters",
+        ),
+        (
+            ((0, row(0, 4 * SECRET)),),
+            Take("bmi"),
+            {"label": "NOTE"},
+            "line 2: the label is a text of 232 characters",
+        ),
     ],
 )
 def test_faults_are_one_line_and_quote_no_note(notes, changed, take, options, fault):
@@ -179,7 +247,10 @@ def test_the_command(notes, capsys):
     """Two hospitals with other notes make files of one shape."""
     source = notes()
     ours = str(source.with_name("ours.npz"))
-    assert main(["import", str(source), "--text", "NOTE", "--columns", "age, bmi", "--out", ours]) == 0
+    assert (
+        main(["import", str(source), "--text", "NOTE", "--columns", "age, bmi", "--out", ours])
+        == 0
+    )
     printed = capsys.readouterr().out.splitlines()
     assert printed == [
         "train 32, val 8, test 10 samples: columns: a table of 2 columns, float32; text: texts of up to 200 tokens",
@@ -198,7 +269,18 @@ def test_the_command(notes, capsys):
         "ok    inputs: columns: a table of 2 columns, float32; text: texts of up to 200 tokens"
         in capsys.readouterr().out
     )
-    again = ["import", str(source), "--text", "NOTE", "--vocabulary", "hashed:99", "--length", "5", "--out", ours]
+    again = [
+        "import",
+        str(source),
+        "--text",
+        "NOTE",
+        "--vocabulary",
+        "hashed:99",
+        "--length",
+        "5",
+        "--out",
+        ours,
+    ]
     assert main(again) == 2 and "is there already" in capsys.readouterr().err
     assert main([*again, "--overwrite"]) == 0
     assert read_silo_file(ours).input_shape == ("tokens", 5, 101)

@@ -26,8 +26,15 @@ def write_file(path: Path, n: int, **changes: Any) -> Path:
     x = np.stack([counted, np.full(n, ord(path.stem[0]), np.float32)], 1)
     y = np.arange(n) % 2
     cut, end = n - 8, n - 4
-    arrays = {"feature_names": np.array(["count", "place"]), "label_names": np.array(["well", "ill"])}
-    for part, rows in (("train", slice(0, cut)), ("val", slice(cut, end)), ("test", slice(end, n))):
+    arrays = {
+        "feature_names": np.array(["count", "place"]),
+        "label_names": np.array(["well", "ill"]),
+    }
+    for part, rows in (
+        ("train", slice(0, cut)),
+        ("val", slice(cut, end)),
+        ("test", slice(end, n)),
+    ):
         arrays |= {f"x_{part}": x[rows], f"y_{part}": y[rows]}
     np.savez(path, **(arrays | changes))
     return path
@@ -65,9 +72,16 @@ def test_other_orders_are_mapped_and_other_names_are_refused(tmp_path):
     folder = centres(tmp_path / "centres")
     with np.load(folder / "b.npz") as npz:
         arrays = dict(npz)
-    swapped = {key: value[:, ::-1] if key.startswith("x_") else value for key, value in arrays.items()}
-    flipped = {key: 1 - value if key.startswith("y_") else value for key, value in swapped.items()}
-    names = {"feature_names": np.array(["place", "count"]), "label_names": np.array(["ill", "well"])}
+    swapped = {
+        key: value[:, ::-1] if key.startswith("x_") else value for key, value in arrays.items()
+    }
+    flipped = {
+        key: 1 - value if key.startswith("y_") else value for key, value in swapped.items()
+    }
+    names = {
+        "feature_names": np.array(["place", "count"]),
+        "label_names": np.array(["ill", "well"]),
+    }
     before = [part_of(division(folder), i) for i in range(3)]
     np.savez(folder / "b.npz", **(flipped | names))
     divide.cache_clear()
@@ -77,11 +91,18 @@ def test_other_orders_are_mapped_and_other_names_are_refused(tmp_path):
         np.testing.assert_array_equal(made.train.x, data.train.x)
         np.testing.assert_array_equal(made.train.y, data.train.y)
     np.savez(folder / "b.npz", **(arrays | {"feature_names": np.array(["count", "ward"])}))
-    with pytest.raises(ValueError, match=r"^b: columns named ward, most hospitals have place: rename"):
+    with pytest.raises(
+        ValueError, match=r"^b: columns named ward, most hospitals have place: rename"
+    ):
         open_dataset(str(folder), "", 7)
-    wide: dict[str, Any] = {key: np.hstack([v, v]) if key[0] == "x" else v for key, v in arrays.items()}
+    wide: dict[str, Any] = {
+        key: np.hstack([v, v]) if key[0] == "x" else v for key, v in arrays.items()
+    }
     np.savez(folder / "b.npz", **{key: wide[key] for key in wide if key[0] in "xy"})
-    with pytest.raises(ValueError, match=r"b has samples of shape \(4,\), and a \(2,\): hospitals need the same"):
+    with pytest.raises(
+        ValueError,
+        match=r"b has samples of shape \(4,\), and a \(2,\): hospitals need the same",
+    ):
         open_dataset(str(folder), "", 7)
 
 
@@ -91,20 +112,28 @@ def test_patients_stay_in_one_part_and_in_one_hospital(tmp_path):
     for name, n in (("a", 40), ("b", 24)):
         parts = {"train": n - 8, "val": 4, "test": 4}
         starts = {"train": 0, "val": 100, "test": 200}
-        numbers = {f"patient_{part}": np.arange(size) // 2 + starts[part] for part, size in parts.items()}
+        numbers = {
+            f"patient_{part}": np.arange(size) // 2 + starts[part]
+            for part, size in parts.items()
+        }
         write_file(folder / f"{name}.npz", n, **numbers)
     whole, silos = divide(division(folder))
     assert whole.train.patient is not None and whole.test.patient is not None
     pooled = np.concatenate([whole.train.patient, whole.test.patient])
     seen: list[set[int]] = []
     for silo in silos:
-        train, val, test = (set(pooled[rows].tolist()) for rows in (silo.train, silo.val, silo.test))
+        train, val, test = (
+            set(pooled[rows].tolist()) for rows in (silo.train, silo.val, silo.test)
+        )
         assert not (train & val or train & test or val & test) and val
         seen.append(train | val | test)
     assert not (seen[0] & seen[1] or seen[1] & seen[2] or seen[0] & seen[2])
     for i, name in enumerate("abc"):
         own = read_silo_file(folder / f"{name}.npz")
-        assert len(silos[i].test) == len(own.test) and len(silos[i].train) + len(silos[i].val) == len(own.train) + 4
+        assert (
+            len(silos[i].test) == len(own.test)
+            and len(silos[i].train) + len(silos[i].val) == len(own.train) + 4
+        )
 
 
 def test_silos_have_the_names_of_their_files(tmp_path):
@@ -114,10 +143,21 @@ def test_silos_have_the_names_of_their_files(tmp_path):
     write_file(folder / "07.npz", 20)
     names = names_of(str(folder), "natural", 5)
     assert names == ("hospital-07", "nord-clinic-2", "a", "b", "c")  # as the files: 0, N, a
-    assert [silo.origin for silo in divide(division(folder, 5))[1]] == ["07", "Nörd Clinic_2", "a", "b", "c"]
-    assert names_of(str(folder), "iid", 2) == ("hospital-01", "hospital-02")  # mixed, they are no hospitals
+    assert [silo.origin for silo in divide(division(folder, 5))[1]] == [
+        "07",
+        "Nörd Clinic_2",
+        "a",
+        "b",
+        "c",
+    ]
+    assert names_of(str(folder), "iid", 2) == (
+        "hospital-01",
+        "hospital-02",
+    )  # mixed, they are no hospitals
     write_file(folder / "A.npz", 20)
-    with pytest.raises(ValueError, match="'a' and 'A' would both be the silo a; rename one of them"):
+    with pytest.raises(
+        ValueError, match="'a' and 'A' would both be the silo a; rename one of them"
+    ):
         names_of(str(folder), "natural", 6)
     with pytest.raises(ValueError, match="'北京' is no name: use 1 to 63 lower-case letters"):
         silo_names(["北京"])
@@ -131,7 +171,9 @@ def table(path: Path) -> Path:
     rows = ["pid;age;sex;centre;state"]
     for i in range(120):
         age = "" if i % 5 == 0 else f"{(40 if i % 2 else 70) + i % 7},5"
-        rows.append(f"{'AB'[i % 2]}{i // 4};{age};{'fm'[i // 2 % 2]};{'South' if i % 2 else 'North'};{i // 2 % 2}")
+        rows.append(
+            f"{'AB'[i % 2]}{i // 4};{age};{'fm'[i // 2 % 2]};{'South' if i % 2 else 'North'};{i // 2 % 2}"
+        )
     path.write_text("\n".join(rows) + "\n")
     return path
 
@@ -139,7 +181,9 @@ def table(path: Path) -> Path:
 @pytest.fixture
 def by_centre(tmp_path: Path) -> DatasetSource:
     path = table(tmp_path / "all.csv")
-    made = import_source(path, tmp_path / "all.npz", ImportOptions(label="state", take=Take(patient="pid")))
+    made = import_source(
+        path, tmp_path / "all.npz", ImportOptions(label="state", take=Take(patient="pid"))
+    )
     assert made.recipe is not None
     (tmp_path / "r.toml").write_text(made.recipe.toml())
     return DatasetSource(str(path), str(tmp_path / "r.toml"), "centre")
@@ -156,7 +200,10 @@ def test_a_csv_by_a_column(by_centre):
         ages = np.concatenate([data.train.x, data.val.x, data.test.x])[:, 0]
         assert len(ages) == 60 and around <= ages.min() <= ages.max() <= around + 7.5
         fill: Any = read(data.recipe, parse_recipe).columns[0].fill_value
-        assert around <= fill <= around + 7.5 and fill != load_recipe(Path(by_centre.recipe)).columns[0].fill_value
+        assert (
+            around <= fill <= around + 7.5
+            and fill != load_recipe(Path(by_centre.recipe)).columns[0].fill_value
+        )
         assert data.train.patient is not None and data.test.patient is not None
         assert not set(data.train.patient.tolist()) & set(data.test.patient.tolist())
 
@@ -191,9 +238,13 @@ def test_a_source_is_read_as_it_is_written(source):
     assert parse_source(str(source)) == source
 
 
-@pytest.mark.parametrize("text", ["digits#subsample=0", "digits#subsample=x", "/a.csv#by=x", "digits#by=x&recipe=r"])
+@pytest.mark.parametrize(
+    "text", ["digits#subsample=0", "digits#subsample=x", "/a.csv#by=x", "digits#by=x&recipe=r"]
+)
 def test_bad_sources(text):
-    with pytest.raises(ValueError, match=r"subsample is|a csv needs --recipe and --by, and nothing else"):
+    with pytest.raises(
+        ValueError, match=r"subsample is|a csv needs --recipe and --by, and nothing else"
+    ):
         parse_source(text)
 
 
@@ -208,4 +259,7 @@ def test_fewer_samples_of_each_hospital_and_part(tmp_path):
     again, other = subsampled(whole, 62, 3), subsampled(whole, 62, 4)
     np.testing.assert_array_equal(half.train.x, again.train.x)
     assert not np.array_equal(half.train.x, other.train.x)
-    assert subsampled(whole, 124, 3) is whole and len(open_dataset("digits#subsample=100", "", 1).labels) == 100
+    assert (
+        subsampled(whole, 124, 3) is whole
+        and len(open_dataset("digits#subsample=100", "", 1).labels) == 100
+    )

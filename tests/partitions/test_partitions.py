@@ -19,18 +19,34 @@ from partitions.silo_file import check_silo_file, read_silo_file
 from partitions.splits import Dataset, Split
 
 DATA = Path(os.environ.get("SILOFL_DATA") or Path(__file__).parents[3] / "shared" / "data")
-needs_mnist = pytest.mark.skipif(not (DATA / "mnist").is_dir(), reason="MNIST is not in SILOFL_DATA")
-needs_heart = pytest.mark.skipif(not (DATA / "heart_disease").is_dir(), reason="heart disease is not in SILOFL_DATA")
+needs_mnist = pytest.mark.skipif(
+    not (DATA / "mnist").is_dir(), reason="MNIST is not in SILOFL_DATA"
+)
+needs_heart = pytest.mark.skipif(
+    not (DATA / "heart_disease").is_dir(), reason="heart disease is not in SILOFL_DATA"
+)
 
 
-def make(classes: int = 10, train: int = 100, test: int = 20, name: str = "made", groups: bool = False) -> Dataset:
+def make(
+    classes: int = 10,
+    train: int = 100,
+    test: int = 20,
+    name: str = "made",
+    groups: bool = False,
+) -> Dataset:
     """``train`` and ``test`` samples per class, classes interleaved; a sample's input is its own pooled
     index.
     """
     y_train, y_test = np.tile(np.arange(classes), train), np.tile(np.arange(classes), test)
     index = np.arange(len(y_train) + len(y_test), dtype=np.float32)[:, np.newaxis]
     own = {"north": np.arange(30), "south": np.arange(30, len(index))} if groups else None
-    return Dataset(name, Split(index[: len(y_train)], y_train), Split(index[len(y_train) :], y_test), classes, own)
+    return Dataset(
+        name,
+        Split(index[: len(y_train)], y_train),
+        Split(index[len(y_train) :], y_test),
+        classes,
+        own,
+    )
 
 
 def own(name, **values):
@@ -80,7 +96,10 @@ def test_same_seed_same_silos(name):
         assert a.name == b.name
         for kind in ("train", "val", "test"):
             np.testing.assert_array_equal(getattr(a, kind), getattr(b, kind))
-    assert any(len(a.train) != len(b.train) or (a.train != b.train).any() for a, b in zip(first, other, strict=True))
+    assert any(
+        len(a.train) != len(b.train) or (a.train != b.train).any()
+        for a, b in zip(first, other, strict=True)
+    )
     assert (np.random.get_state(legacy=False)["state"]["key"] == state).all()
 
 
@@ -96,11 +115,17 @@ def test_within_a_silo_splits_do_not_overlap(name):
 def test_validation_share_can_be_asked_for(name):
     silos = 2 if name == "natural" else 5
     data = make(groups=True, train=200)
-    none, half = (partition(data, name, silos=silos, seed=1, validation=share) for share in (0, 0.5))
+    none, half = (
+        partition(data, name, silos=silos, seed=1, validation=share) for share in (0, 0.5)
+    )
     for a, b in zip(none, half, strict=True):
         assert len(a.val) == 0
-        assert abs(len(np.unique(b.val)) - len(np.unique(a.train)) / 2) <= 0.5  # copies of a sample stay together
-        np.testing.assert_array_equal(np.sort(np.concatenate([b.train, b.val])), np.sort(a.train))
+        assert (
+            abs(len(np.unique(b.val)) - len(np.unique(a.train)) / 2) <= 0.5
+        )  # copies of a sample stay together
+        np.testing.assert_array_equal(
+            np.sort(np.concatenate([b.train, b.val])), np.sort(a.train)
+        )
         np.testing.assert_array_equal(a.test, b.test)
 
 
@@ -147,7 +172,8 @@ def test_silo_data_copies_from_both_files():
 
 
 @pytest.mark.parametrize(
-    ("call", "words"), [({"name": "dirichle"}, "unknown partition 'dirichle' (did you mean 'dirichlet'?)")]
+    ("call", "words"),
+    [({"name": "dirichle"}, "unknown partition 'dirichle' (did you mean 'dirichlet'?)")],
 )
 def test_bad_requests_are_one_clear_line(call, words):
     arguments = {"name": "dirichlet", "silos": 4, "seed": 0, **call}
@@ -165,7 +191,9 @@ def test_every_setting_is_documented():
 
 def test_a_starved_silo_is_named():
     """5 test samples cannot serve 6 silos."""
-    with pytest.raises(ValueError, match=r"hospital-06 is left without test samples .* take fewer silos"):
+    with pytest.raises(
+        ValueError, match=r"hospital-06 is left without test samples .* take fewer silos"
+    ):
         partition(make(5, 10, 1), "iid", silos=6, seed=0)
 
 
@@ -208,7 +236,9 @@ def test_apple_practical_counts(silos, train, test):
     for label in range(10):
         assert sorted(given[:, label]) == train
         assert sorted(tested[:, label]) == test
-        np.testing.assert_array_equal(np.argsort(given[:, label])[-2:], np.argsort(tested[:, label])[-2:])
+        np.testing.assert_array_equal(
+            np.argsort(given[:, label])[-2:], np.argsort(tested[:, label])[-2:]
+        )
     assert len({tuple(column) for column in given.T}) > 1  # each class has its own order
     assert_disjoint(result)
     assert all((s.train < 10_000).all() and (s.test >= 10_000).all() for s in result)
@@ -247,7 +277,12 @@ def test_apple_resplit_pools_both_files():
     """100 + 20 samples per class, 80 / 20: 96 and 24 of each; one silo has all of it."""
     data = make(10, 100, 20)
     silo = partition(
-        data, "apple-practical", silos=1, seed=0, settings=own("apple-practical", resplit=True), validation=0
+        data,
+        "apple-practical",
+        silos=1,
+        seed=0,
+        settings=own("apple-practical", resplit=True),
+        validation=0,
     )[0]
     assert label_counts(data, silo.train).tolist() == [96] * 10
     assert label_counts(data, silo.test).tolist() == [24] * 10
@@ -264,7 +299,10 @@ def test_apple_practical_on_mnist(monkeypatch):
     train = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
     test = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
     result = partition(data, "apple-practical", silos=12, seed=42)
-    for sizes, counts in ((train, train_counts(data, result)), (test, test_counts_of(data, result))):
+    for sizes, counts in (
+        (train, train_counts(data, result)),
+        (test, test_counts_of(data, result)),
+    ):
         for label, size in enumerate(sizes):
             assert sorted(counts[:, label]) == [size // 100] * 10 + [size // 10, size * 8 // 10]
     assert_disjoint(result)
@@ -275,7 +313,9 @@ def test_apple_practical_on_mnist(monkeypatch):
 
 def test_dirichlet_covers_everything_once():
     data = make(10, 300, 50)
-    result = partition(data, "dirichlet", silos=20, seed=0, settings=own("dirichlet", beta=0.1), validation=0)
+    result = partition(
+        data, "dirichlet", silos=20, seed=0, settings=own("dirichlet", beta=0.1), validation=0
+    )
     assert sorted(pooled(result)) == list(range(3500))
     sizes = [len(s.train) + len(s.test) for s in result]
     assert min(sizes) >= 40  # min(10 / 0.25, 3500 / 20 / 2 = 87.5)
@@ -291,7 +331,9 @@ def test_dirichlet_smallest_silo_of_small_data():
 def test_dirichlet_minimum_of_test_samples():
     """25 test samples need ceil(n / 4) >= 25, so n >= 97."""
     data = make(10, 300, 50)
-    result = partition(data, "dirichlet", silos=12, seed=2, settings=own("dirichlet", beta=0.1, min_test=25))
+    result = partition(
+        data, "dirichlet", silos=12, seed=2, settings=own("dirichlet", beta=0.1, min_test=25)
+    )
     assert min(len(s.test) for s in result) >= 25
     plain = partition(data, "dirichlet", silos=12, seed=2, settings=own("dirichlet", beta=0.1))
     assert min(len(s.test) for s in plain) < 25
@@ -331,8 +373,16 @@ def test_dirichlet_scales_up_what_is_left():
 
 def test_dirichlet_says_when_it_cannot_be_done(monkeypatch):
     monkeypatch.setattr(fedala, "DRAWS", 100)
-    with pytest.raises(ValueError, match=r"no draw in 100 gives each of 12 silos 100 samples of made; .*beta"):
-        partition(make(), "dirichlet", silos=12, seed=0, settings=own("dirichlet", least=100, beta=0.05))
+    with pytest.raises(
+        ValueError, match=r"no draw in 100 gives each of 12 silos 100 samples of made; .*beta"
+    ):
+        partition(
+            make(),
+            "dirichlet",
+            silos=12,
+            seed=0,
+            settings=own("dirichlet", least=100, beta=0.05),
+        )
 
 
 def test_pathological_groups():
@@ -352,7 +402,9 @@ def test_pathological_groups():
 def test_pathological_balanced():
     """350 samples over 4 silos: 87, 87, 87 and the rest."""
     data = make(10, 300, 50)
-    result = partition(data, "pathological", silos=20, seed=0, settings=own("pathological", balanced=True))
+    result = partition(
+        data, "pathological", silos=20, seed=0, settings=own("pathological", balanced=True)
+    )
     counts = train_counts(data, result) + test_counts_of(data, result)
     assert counts[:4, :2].tolist() == [[87, 87], [87, 87], [87, 87], [89, 89]]
 
@@ -371,13 +423,23 @@ def test_pathological_uses_every_class(silos):
 @pytest.mark.parametrize(
     ("silos", "settings", "words"),
     [
-        (3, {}, r"3 silos with 2 classes each cannot hold the 10 .* take 5 silos .*classes-per-silo=4"),
+        (
+            3,
+            {},
+            r"3 silos with 2 classes each cannot hold the 10 .* take 5 silos .*classes-per-silo=4",
+        ),
         (3, {"classes_per_silo": 11}, "has only 10 classes"),
     ],
 )
 def test_pathological_refuses(silos, settings, words):
     with pytest.raises(ValueError, match=words):
-        partition(make(), "pathological", silos=silos, seed=0, settings=own("pathological", **settings))
+        partition(
+            make(),
+            "pathological",
+            silos=silos,
+            seed=0,
+            settings=own("pathological", **settings),
+        )
 
 
 # DiversiFed
@@ -396,7 +458,9 @@ def test_class_counts(proportions, size, counts):
     assert diversifed.class_counts(np.array(proportions), size) == counts
 
 
-@pytest.mark.parametrize("name", ["diversifed-pathological", "diversifed-dirichlet", "diversifed-practical"])
+@pytest.mark.parametrize(
+    "name", ["diversifed-pathological", "diversifed-dirichlet", "diversifed-practical"]
+)
 @pytest.mark.parametrize(("dataset", "train"), [("made", 500), ("fashion-mnist", 300)])
 def test_diversifed_sizes(name, dataset, train):
     """500 training samples (Fashion-MNIST 300) and 100 test samples, none twice; silos do share samples."""
@@ -413,7 +477,9 @@ def test_diversifed_sizes(name, dataset, train):
 def test_diversifed_pathological_halves():
     data = make(10, 1000, 300)
     result = partition(data, "diversifed-pathological", silos=20, seed=0, validation=0)
-    for train, test in zip(train_counts(data, result), test_counts_of(data, result), strict=True):
+    for train, test in zip(
+        train_counts(data, result), test_counts_of(data, result), strict=True
+    ):
         assert sorted(train) == [0] * 8 + [250, 250]
         np.testing.assert_array_equal(test, train // 5)
 
@@ -436,35 +502,51 @@ def test_diversifed_dirichlet_concentration(alpha):
     """
     data = make(10, 1000, 1000)
     result = partition(
-        data, "diversifed-dirichlet", silos=400, seed=0, settings=own("diversifed-dirichlet", alpha=alpha), validation=0
+        data,
+        "diversifed-dirichlet",
+        silos=400,
+        seed=0,
+        settings=own("diversifed-dirichlet", alpha=alpha),
+        validation=0,
     )
     q = train_counts(data, result) / 500
     assert (q**2).sum(axis=1).mean() == pytest.approx((alpha + 1) / (10 * alpha + 1), abs=0.03)
-    assert np.abs(test_counts_of(data, result) / 100 - q).max() <= 0.06  # the same q, rounded to 1 / 100
+    assert (
+        np.abs(test_counts_of(data, result) / 100 - q).max() <= 0.06
+    )  # the same q, rounded to 1 / 100
 
 
 def test_diversifed_practical_groups():
     """20 silos, 9 classes: 6, 6 and 8 silos hold 80 % of {0,1,2}, {3,4,5}, {6,7,8}."""
     data = make(9, 1000, 300)
     result = partition(data, "diversifed-practical", silos=20, seed=0, validation=0)
-    for counts, size in ((train_counts(data, result), 500), (test_counts_of(data, result), 100)):
+    for counts, size in (
+        (train_counts(data, result), 500),
+        (test_counts_of(data, result), 100),
+    ):
         groups = counts.reshape(20, 3, 3).sum(axis=2)
         expected = [0] * 6 + [1] * 6 + [2] * 8
         assert groups.argmax(axis=1).tolist() == expected
         assert (groups.max(axis=1) == 0.8 * size).all()
 
 
-@pytest.mark.parametrize(("silos", "sizes"), [(3, [1, 1, 1]), (4, [1, 1, 2]), (10, [3, 3, 4]), (12, [4, 3, 5])])
+@pytest.mark.parametrize(
+    ("silos", "sizes"), [(3, [1, 1, 1]), (4, [1, 1, 2]), (10, [3, 3, 4]), (12, [4, 3, 5])]
+)
 def test_diversifed_practical_other_numbers(silos, sizes):
     """Groups of 30 %, 30 % and 40 % of the silos, ends rounded."""
     data = make(10, 1000, 300)
     result = partition(data, "diversifed-practical", silos=silos, seed=0)
-    groups = np.add.reduceat(train_counts(data, result), [0, 4, 7], axis=1)  # classes in 4 + 3 + 3
+    groups = np.add.reduceat(
+        train_counts(data, result), [0, 4, 7], axis=1
+    )  # classes in 4 + 3 + 3
     assert np.bincount(groups.argmax(axis=1), minlength=3).tolist() == sizes
 
 
 def test_diversifed_practical_needs_three():
-    with pytest.raises(ValueError, match="it needs 3 silos and 3 classes or more, not 2 silos and 10 classes"):
+    with pytest.raises(
+        ValueError, match="it needs 3 silos and 3 classes or more, not 2 silos and 10 classes"
+    ):
         partition(make(), "diversifed-practical", silos=2, seed=0)
 
 
@@ -513,7 +595,11 @@ def test_fedapm_shards_that_do_not_divide():
 def test_player_dirichlet_uses_the_first_training_samples():
     data = make(10, 300, 50)
     result = partition(
-        data, "player-dirichlet", silos=5, seed=0, settings=own("player-dirichlet", samples_per_silo=200)
+        data,
+        "player-dirichlet",
+        silos=5,
+        seed=0,
+        settings=own("player-dirichlet", samples_per_silo=200),
     )
     assert sorted(pooled(result)) == list(range(1000))
 
@@ -536,8 +622,16 @@ def test_player_dirichlet_splits_64_16_20():
 
 
 def test_player_dirichlet_asks_for_no_more_than_there_is():
-    with pytest.raises(ValueError, match=r"samples-per-silo is 300, .* 1000 training samples: at most 200"):
-        partition(make(), "player-dirichlet", silos=5, seed=0, settings=own("player-dirichlet", samples_per_silo=300))
+    with pytest.raises(
+        ValueError, match=r"samples-per-silo is 300, .* 1000 training samples: at most 200"
+    ):
+        partition(
+            make(),
+            "player-dirichlet",
+            silos=5,
+            seed=0,
+            settings=own("player-dirichlet", samples_per_silo=300),
+        )
 
 
 def test_natural_keeps_the_data_sets_own_silos():
@@ -551,7 +645,9 @@ def test_natural_keeps_the_data_sets_own_silos():
 def test_natural_refuses():
     with pytest.raises(ValueError, match=r"made does not come with silos of its own"):
         partition(make(), "natural", silos=2, seed=0)
-    with pytest.raises(ValueError, match=r"comes with 2 silos \(north, south\), not 12; set silos=2"):
+    with pytest.raises(
+        ValueError, match=r"comes with 2 silos \(north, south\), not 12; set silos=2"
+    ):
         partition(make(groups=True), "natural", silos=12, seed=0)
 
 
@@ -578,9 +674,15 @@ def test_natural_on_heart_disease(monkeypatch):
 def test_write_partition(tmp_path):
     data = make()
     out = tmp_path / "silos"
-    written = manifest.write_partition(data, "dirichlet", out, silos=3, seed=7, settings=own("dirichlet", beta=1.0))
+    written = manifest.write_partition(
+        data, "dirichlet", out, silos=3, seed=7, settings=own("dirichlet", beta=1.0)
+    )
     assert json.loads((out / "manifest.json").read_text()) == written
-    assert written["settings"] == {"dirichlet.beta": 1.0, "dirichlet.least": 0, "dirichlet.min-test": 0}
+    assert written["settings"] == {
+        "dirichlet.beta": 1.0,
+        "dirichlet.least": 0,
+        "dirichlet.min-test": 0,
+    }
     assert sorted(path.name for path in out.iterdir()) == [
         "hospital-01.npz",
         "hospital-02.npz",
@@ -596,7 +698,11 @@ def test_write_partition(tmp_path):
         for kind in ("train", "val", "test"):
             np.testing.assert_array_equal(getattr(stored, kind).x, getattr(expected, kind).x)
             np.testing.assert_array_equal(getattr(stored, kind).y, getattr(expected, kind).y)
-            assert entry[f"n_{kind}"] == len(getattr(silo, kind)) == sum(entry["labels"][kind].values())
+            assert (
+                entry[f"n_{kind}"]
+                == len(getattr(silo, kind))
+                == sum(entry["labels"][kind].values())
+            )
 
 
 def test_write_partition_twice_gives_the_same_checksums(tmp_path):
@@ -630,7 +736,9 @@ def test_write_partition_leaves_nothing_when_it_fails(tmp_path):
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
 def test_plot(tmp_path, ending):
     data = make()
-    described = manifest.describe(data, partition(data, "iid", silos=3, seed=0), name="iid", seed=0)
+    described = manifest.describe(
+        data, partition(data, "iid", silos=3, seed=0), name="iid", seed=0
+    )
     path = tmp_path / f"plot.{ending}"
     manifest.plot_partition(described, path)
     start = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[ending]
@@ -643,6 +751,8 @@ def test_plot_refuses_other_endings(tmp_path):
         manifest.plot_partition({}, tmp_path / "plot.doc")
 
 
-@pytest.mark.parametrize(("largest", "sizes"), [(1, [1]), (7, [1, 5]), (90, [1, 5, 50]), (5394, [50, 500, 5000])])
+@pytest.mark.parametrize(
+    ("largest", "sizes"), [(1, [1]), (7, [1, 5]), (90, [1, 5, 50]), (5394, [50, 500, 5000])]
+)
 def test_legend_sizes(largest, sizes):
     assert manifest.legend_sizes(largest) == sizes

@@ -15,12 +15,19 @@ from partitions.importing.options import ImportOptions
 from partitions.importing.source import import_source
 from partitions.manifest import write_partition
 from partitions.schemes.registry import PARTITIONS, partition
-from partitions.silo_file import check_silo_file, read_dataset_file, read_silo_file, write_silo_file
+from partitions.silo_file import (
+    check_silo_file,
+    read_dataset_file,
+    read_silo_file,
+    write_silo_file,
+)
 from partitions.splits import Split
 from strategies.base.run_settings import parse_settings
 
 PATIENTS = 120
-OWNER = np.repeat(np.arange(PATIENTS), np.arange(PATIENTS) % 4 + 1)  # 1 to 4 samples each, 300 in all
+OWNER = np.repeat(
+    np.arange(PATIENTS), np.arange(PATIENTS) % 4 + 1
+)  # 1 to 4 samples each, 300 in all
 
 
 def arrays(**changes: Any) -> dict[str, Any]:
@@ -43,7 +50,9 @@ def file(tmp_path: Path) -> Path:
 
 
 def save(path: Path, content: dict[str, Any]) -> Path:
-    kept: dict[str, Any] = {key: np.asarray(value) for key, value in content.items() if value is not None}
+    kept: dict[str, Any] = {
+        key: np.asarray(value) for key, value in content.items() if value is not None
+    }
     np.savez(path, **kept)
     return path
 
@@ -62,7 +71,11 @@ def test_the_own_split_keeps_patients_whole(file, make):
     data = read_silo_file(save(file, make()))
     assert_apart(owners(data.train), owners(data.val), owners(data.test))
     if make is arrays:  # shares are of patients
-        assert [len(owners(split)) for split in (data.train, data.val, data.test)] == [76, 20, 24]
+        assert [len(owners(split)) for split in (data.train, data.val, data.test)] == [
+            76,
+            20,
+            24,
+        ]
     for split in (data.train, data.val, data.test):
         assert split.patient is not None
         pairs = {*zip(split.patient.tolist(), (split.x[:, 0] // 100).tolist(), strict=True)}
@@ -72,7 +85,9 @@ def test_the_own_split_keeps_patients_whole(file, make):
 def test_the_own_split_depends_on_no_number_and_no_order(file):
     """Other numbers, and rows in another order, leave every patient in the same part."""
     before = read_silo_file(save(file, arrays()))
-    turned = {key: value[::-1] for key, value in arrays(patient=(OWNER * 7919 + 5) % 1009).items()}
+    turned = {
+        key: value[::-1] for key, value in arrays(patient=(OWNER * 7919 + 5) % 1009).items()
+    }
     after = read_silo_file(save(file, turned))
     for part in ("train", "val", "test"):
         assert owners(getattr(before, part)) == owners(getattr(after, part))
@@ -88,16 +103,23 @@ def test_single_samples_are_divided_as_without_patients(file):
 
 
 @pytest.mark.parametrize("make", [arrays, in_parts])
-@pytest.mark.parametrize("name", [name for name, entry in PARTITIONS.items() if not entry.shares and name != "natural"])
+@pytest.mark.parametrize(
+    "name",
+    [name for name, entry in PARTITIONS.items() if not entry.shares and name != "natural"],
+)
 def test_partitions_keep_patients_whole(file, name, make):
     """Over all silos and their parts; what several silos hold together is nobody's twice."""
     data = read_dataset_file(save(file, make()))
     assert_apart(owners(data.train), owners(data.test))
     silos = partition(data, name, silos=3, seed=1)
     x = np.concatenate([data.train.x, data.test.x])[:, 0] // 100
-    parts = [set(x[rows].tolist()) for silo in silos for rows in (silo.train, silo.val, silo.test)]
+    parts = [
+        set(x[rows].tolist()) for silo in silos for rows in (silo.train, silo.val, silo.test)
+    ]
     assert_apart(*filter(None, parts))
-    rows = np.concatenate([rows for silo in silos for rows in (silo.train, silo.val, silo.test)])
+    rows = np.concatenate(
+        [rows for silo in silos for rows in (silo.train, silo.val, silo.test)]
+    )
     assert len(np.unique(rows)) == len(rows)
     for patient in np.unique(x[rows]):  # a patient's samples stay together, or are all left out
         assert np.isin(np.flatnonzero(x == patient), rows).all()
@@ -106,14 +128,21 @@ def test_partitions_keep_patients_whole(file, name, make):
 @pytest.mark.parametrize("name", [name for name, entry in PARTITIONS.items() if entry.shares])
 def test_partitions_that_share_samples_are_refused(file, name):
     data = read_dataset_file(save(file, arrays()))
-    with pytest.raises(ValueError, match=f"partition = {name} may give a sample to several silos, and ours names pat"):
+    with pytest.raises(
+        ValueError,
+        match=f"partition = {name} may give a sample to several silos, and ours names pat",
+    ):
         partition(data, name, silos=3, seed=1)
 
 
 def test_parts_of_a_partition_name_their_patients(file, tmp_path):
     """The files that `silofl partition` writes keep the numbers, and read as they were written."""
-    manifest = write_partition(read_dataset_file(save(file, arrays())), "iid", tmp_path / "parts", silos=3, seed=1)
-    assert sum(silo[f"n_{part}"] for silo in manifest["silos"] for part in ("train", "val", "test")) == len(OWNER)
+    manifest = write_partition(
+        read_dataset_file(save(file, arrays())), "iid", tmp_path / "parts", silos=3, seed=1
+    )
+    assert sum(
+        silo[f"n_{part}"] for silo in manifest["silos"] for part in ("train", "val", "test")
+    ) == len(OWNER)
     for silo in manifest["silos"]:
         data = read_silo_file(tmp_path / "parts" / silo["file"])
         assert data.train.patient is not None and len(data.train) == silo["n_train"]
@@ -127,16 +156,39 @@ def test_check_data_counts_patients(file):
     checks = {check.name: check for check in check_silo_file(save(file, in_parts()))}
     assert all(check.ok for check in checks.values())
     assert checks["patients"].detail == "train 90, test 30"
-    assert "val drawn from train, patient by patient, by the samples themselves" in checks["split"].detail
+    assert (
+        "val drawn from train, patient by patient, by the samples themselves"
+        in checks["split"].detail
+    )
 
 
 BAD = {
-    "identifiers": (arrays(patient=[f"MRN{i}" for i in OWNER]), "patient is <U6", "no identifiers"),
+    "identifiers": (
+        arrays(patient=[f"MRN{i}" for i in OWNER]),
+        "patient is <U6",
+        "no identifiers",
+    ),
     "fractions": (arrays(patient=OWNER / 2), "patient is float64", "whole numbers"),
-    "too few": (arrays(patient=OWNER[1:]), "patient has 299 patients, all 300 samples", "one for each sample"),
-    "one part only": (in_parts(patient_test=None), "has patient_train, but no patient_test", "per sample and part"),
-    "of no part": (in_parts(patient=OWNER), "has patient, but no such samples", "patient_train, patient_test"),
-    "in two parts": (in_parts(patient_test=np.arange(87, 164)), "3 patients are in more than one part", "one part"),
+    "too few": (
+        arrays(patient=OWNER[1:]),
+        "patient has 299 patients, all 300 samples",
+        "one for each sample",
+    ),
+    "one part only": (
+        in_parts(patient_test=None),
+        "has patient_train, but no patient_test",
+        "per sample and part",
+    ),
+    "of no part": (
+        in_parts(patient=OWNER),
+        "has patient, but no such samples",
+        "patient_train, patient_test",
+    ),
+    "in two parts": (
+        in_parts(patient_test=np.arange(87, 164)),
+        "3 patients are in more than one part",
+        "one part",
+    ),
 }
 
 
@@ -153,15 +205,27 @@ def test_bad_patients_are_refused(file, case):
 
 def test_the_data_summary_is_the_same_with_and_without_patients(tmp_path):
     """What the server is told of a silo says nothing of patients, not even how many there are."""
-    whole = in_parts(x_val=np.zeros((0, 1), np.float32), y_val=np.zeros(0, int), patient_val=np.zeros(0, int))
+    whole = in_parts(
+        x_val=np.zeros((0, 1), np.float32), y_val=np.zeros(0, int), patient_val=np.zeros(0, int)
+    )
     summaries = []
     for name, content in (
         ("a", {key: value for key, value in whole.items() if not key.startswith("patient")}),
         ("b", whole),
     ):
-        config = {"name": "north", "data": str(save(tmp_path / f"{name}.npz", content)), "state-dir": str(tmp_path)}
-        context = Context(run_id=1, node_id=1, node_config={**config}, state=RecordDict(), run_config={})
-        summaries.append(ClientSession(parse_settings({"strategy": "fedavg", "model": "mlp"}), context).data_summary())
+        config = {
+            "name": "north",
+            "data": str(save(tmp_path / f"{name}.npz", content)),
+            "state-dir": str(tmp_path),
+        }
+        context = Context(
+            run_id=1, node_id=1, node_config={**config}, state=RecordDict(), run_config={}
+        )
+        summaries.append(
+            ClientSession(
+                parse_settings({"strategy": "fedavg", "model": "mlp"}), context
+            ).data_summary()
+        )
     assert summaries[0] == summaries[1] and "sum" in summaries[0]
 
 
@@ -183,7 +247,9 @@ def test_keys_decide_nothing_and_are_in_no_file(tmp_path, dicom):
             import_source(tmp_path / prefix / "x", out, options)
         else:
             (out.parent / "l.csv").write_text(
-                "\n".join(["patient,a,label", *(f"{k},{i},{i % 2}" for i, k in enumerate(keys))])
+                "\n".join(
+                    ["patient,a,label", *(f"{k},{i},{i % 2}" for i, k in enumerate(keys))]
+                )
             )
             import_source(out.parent / "l.csv", out)
         made.append(out.read_bytes())

@@ -54,19 +54,31 @@ class Forged:
     """
 
     def __reduce__(self) -> Any:
-        return np.dtype, ("V8", False, True), (3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0)
+        return (
+            np.dtype,
+            ("V8", False, True),
+            (3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0),
+        )
 
 
 class Short:
     """An array that says it has more numbers than it has."""
 
     def __reduce__(self) -> Any:
-        return np.zeros(1).__reduce__()[0], (np.ndarray, (0,), b"b"), (1, (10**9,), np.dtype("f8"), False, b"12345678")
+        return (
+            np.zeros(1).__reduce__()[0],
+            (np.ndarray, (0,), b"b"),
+            (1, (10**9,), np.dtype("f8"), False, b"12345678"),
+        )
 
 
 class ForgedArray:
     def __reduce__(self) -> Any:
-        return np.zeros(1).__reduce__()[0], (np.ndarray, (0,), b"b"), (1, (1,), Forged(), False, b"AAAAAAAA")
+        return (
+            np.zeros(1).__reduce__()[0],
+            (np.ndarray, (0,), b"b"),
+            (1, (1,), Forged(), False, b"AAAAAAAA"),
+        )
 
 
 @pytest.mark.parametrize(
@@ -95,12 +107,20 @@ def test_anything_else_is_refused(value, fault):
 
 def test_a_damaged_pickle_is_refused():
     content = pickle.dumps([["k", "p", 0, np.arange(9.0)]])
-    for damaged in (content[:-20], b"", b"no pickle", b"\x80\x05]q\x00h\x00a.", content.replace(b"f8", b"f\xff")):
+    for damaged in (
+        content[:-20],
+        b"",
+        b"no pickle",
+        b"\x80\x05]q\x00h\x00a.",
+        content.replace(b"f8", b"f\xff"),
+    ):
         with pytest.raises(ValueError, match=r"\w"):
             read_pickle(damaged)
 
 
-@pytest.mark.filterwarnings("ignore:invalid escape sequence:DeprecationWarning")  # of what is damaged
+@pytest.mark.filterwarnings(
+    "ignore:invalid escape sequence:DeprecationWarning"
+)  # of what is damaged
 def test_whatever_is_damaged_is_a_value_error():
     """Bytes changed, taken out and put in, of each protocol: read, or refused, and nothing else."""
     rng = random.Random(0)

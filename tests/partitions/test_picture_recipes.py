@@ -28,7 +28,13 @@ def studies(root: Path, n: int = 10, first: int = 0, **attributes: Any) -> Path:
     }
     for i in range(first, first + n):
         pixels = np.full((4, 4), 100 * (i % 10), np.uint16)
-        write_dicom(root / f"{i}" / "IM0", pixels, patient=f"PAT-{i}-UMPF", study=i, **(wanted | attributes))
+        write_dicom(
+            root / f"{i}" / "IM0",
+            pixels,
+            patient=f"PAT-{i}-UMPF",
+            study=i,
+            **(wanted | attributes),
+        )
     return root
 
 
@@ -43,7 +49,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The recipe of ten studies of CT, made by the command."""
     folder = tmp_path_factory.mktemp("made")
     table, out = labels(folder / "l.csv"), folder / "ours.npz"
-    command = ["import", str(studies(folder / "x")), "--labels-from", str(table), "--label", "finding"]
+    command = [
+        "import",
+        str(studies(folder / "x")),
+        "--labels-from",
+        str(table),
+        "--label",
+        "finding",
+    ]
     assert main([*command, "--out", str(out), "--window=500,1000", "--size", "4"]) == 0
     return folder / "ours.recipe.toml"
 
@@ -60,7 +73,12 @@ def test_the_recipe_says_what_was_done_and_names_nobody(made):
         "task": "multiclass",
         "classes": ["ill", "well"],
         "outputs": 2,
-        "pictures": {"shape": [4, 4, 1], "dtype": "float32", "resize": True, "window": [500.0, 1000.0]},
+        "pictures": {
+            "shape": [4, 4, 1],
+            "dtype": "float32",
+            "resize": True,
+            "window": [500.0, 1000.0],
+        },
         "expected": {
             "formats": ["dicom"],
             "modalities": ["CT"],
@@ -83,11 +101,24 @@ def test_it_repeats_the_import_bit_for_bit(tmp_path, made):
     import_source(source, tmp_path / "a.npz", options)
     assert (tmp_path / "a.npz").read_bytes() == made.with_name("ours.npz").read_bytes()
     recipe = ["--recipe", str(made), "--labels-from", str(labels(tmp_path / "m.csv", 2, 11))]
-    assert main(["import", str(studies(tmp_path / "y", 2, 11)), *recipe, "--out", str(tmp_path / "b.npz")]) == 0
+    assert (
+        main(
+            [
+                "import",
+                str(studies(tmp_path / "y", 2, 11)),
+                *recipe,
+                "--out",
+                str(tmp_path / "b.npz"),
+            ]
+        )
+        == 0
+    )
     with np.load(tmp_path / "b.npz") as npz:
         assert npz["y"].tolist() == [0, 1] and npz["label_names"].tolist() == ["ill", "well"]
         np.testing.assert_allclose(npz["x"][:, 0, 0, 0], [0.1, 0.2], atol=1e-5)
-        assert npz["patient"].tolist() == [0, 1] and npz["recipe"].item() == pictures(made).as_json
+        assert (
+            npz["patient"].tolist() == [0, 1] and npz["recipe"].item() == pictures(made).as_json
+        )
 
 
 def pictures(path: Path) -> PictureRecipe:
@@ -97,9 +128,18 @@ def pictures(path: Path) -> PictureRecipe:
 
 
 def test_without_labels_one_part(tmp_path, made, capsys):
-    command = ["import", str(studies(tmp_path / "y", 3, 11)), "--recipe", str(made), "--out", str(tmp_path / "b.npz")]
+    command = [
+        "import",
+        str(studies(tmp_path / "y", 3, 11)),
+        "--recipe",
+        str(made),
+        "--out",
+        str(tmp_path / "b.npz"),
+    ]
     assert main(command) == 0
-    assert "3 samples, without labels, in one part: pictures of 4 x 4" in capsys.readouterr().out
+    assert (
+        "3 samples, without labels, in one part: pictures of 4 x 4" in capsys.readouterr().out
+    )
     with np.load(tmp_path / "b.npz") as npz:
         assert npz["x"].shape == (3, 1, 4, 4) and "y" not in npz
     assert main(["check-data", str(tmp_path / "b.npz")]) == 2  # nothing can be trained on it
@@ -110,11 +150,23 @@ def test_without_labels_one_part(tmp_path, made, capsys):
     [
         ({"Modality": "MR"}, "its modality is MR, where the recipe has CT"),
         ({"Modality": "ZARATHUSTRA"}, "its modality is other, where the recipe has CT"),
-        ({"ImageOrientationPatient": [0, 1, 0, 0, 0, -1]}, "its plane is sagittal, where the recipe has axial"),
-        ({"ImageOrientationPatient": None}, "its plane is not stated, where the recipe has axial"),
-        ({"RescaleSlope": None, "RescaleIntercept": None}, "its values have no rescaling to a unit"),
+        (
+            {"ImageOrientationPatient": [0, 1, 0, 0, 0, -1]},
+            "its plane is sagittal, where the recipe has axial",
+        ),
+        (
+            {"ImageOrientationPatient": None},
+            "its plane is not stated, where the recipe has axial",
+        ),
+        (
+            {"RescaleSlope": None, "RescaleIntercept": None},
+            "its values have no rescaling to a unit",
+        ),
         ({"PixelSpacing": [0.5, 9.0]}, "its pixels are 0.5 mm, where the recipe has 1 to 4"),
-        ({"PixelSpacing": None}, "it does not say how large its pixels are, where the recipe has 1 to 4 mm"),
+        (
+            {"PixelSpacing": None},
+            "it does not say how large its pixels are, where the recipe has 1 to 4 mm",
+        ),
     ],
 )
 def test_what_differs_is_named_and_not_dropped(tmp_path, made, capsys, attributes, words):
@@ -124,7 +176,9 @@ def test_what_differs_is_named_and_not_dropped(tmp_path, made, capsys, attribute
     assert main(command) == 2
     said = capsys.readouterr().err
     assert f"1 of 2 pictures do not fit the recipe: {source}, file 2 of 2: {words}" in said
-    assert said.strip().splitlines()[-1].startswith("silofl import: 1 of 2") and leaks(said) == []
+    assert (
+        said.strip().splitlines()[-1].startswith("silofl import: 1 of 2") and leaks(said) == []
+    )
     assert not (tmp_path / "b.npz").exists()
 
 
@@ -151,14 +205,20 @@ def test_colour_and_size_and_depth(tmp_path):
     for name, image, words in (
         ("c.png", Image.new("RGB", (6, 4)), "it is in colour, where the recipe has grey"),
         ("d.png", Image.new("L", (4, 6)), "it is 4 x 6, where the recipe has 6 x 4"),
-        ("e.png", Image.fromarray(np.zeros((4, 6), np.uint16)), "it has more than 8 bits, where the recipe has 8"),
+        (
+            "e.png",
+            Image.fromarray(np.zeros((4, 6), np.uint16)),
+            "it has more than 8 bits, where the recipe has 8",
+        ),
     ):
         image.save(new / name)
         with pytest.raises(ValueError, match=f"{name}: {words}"):
             import_source(new, tmp_path / "c.npz", ImportOptions(pictures=recipe))
         (new / name).unlink()
     write_nifti(new / "v.nii", np.zeros((6, 4, 3)))
-    with pytest.raises(ValueError, match=r"file 1 of 1: its format is nifti, where the recipe has picture"):
+    with pytest.raises(
+        ValueError, match=r"file 1 of 1: its format is nifti, where the recipe has picture"
+    ):
         import_source(new, tmp_path / "c.npz", ImportOptions(pictures=recipe))
     shape = recipe.pictures.model_copy(update={"shape": (4, 6, 3)})
     colour = recipe.model_copy(
@@ -173,7 +233,10 @@ def test_what_is_written_otherwise_is_noted(tmp_path, made):
     """MONOCHROME1 is inverted, as the standard has it: no reason to refuse, but one to look."""
     source = studies(tmp_path / "y", 2, 11, PhotometricInterpretation="MONOCHROME1")
     done = import_source(source, tmp_path / "b.npz", ImportOptions(pictures=pictures(made)))
-    assert "2 of 2 pictures are MONOCHROME1, which the recipe's were not: converted as the standard" in str(done.notes)
+    assert (
+        "2 of 2 pictures are MONOCHROME1, which the recipe's were not: converted as the standard"
+        in str(done.notes)
+    )
 
 
 def test_masks_and_csv_again(tmp_path):
@@ -185,10 +248,19 @@ def test_masks_and_csv_again(tmp_path):
         rows.append(f"{i}.nii,m{i}.nii,P{i // 2}")
     (tmp_path / "l.csv").write_text("\n".join(["file,mask,who", *rows]))
     take = replace(ImportOptions().take, patient="who")
-    first = import_source(tmp_path / "l.csv", tmp_path / "a.npz", ImportOptions(window=(5, 10), take=take))
+    first = import_source(
+        tmp_path / "l.csv", tmp_path / "a.npz", ImportOptions(window=(5, 10), take=take)
+    )
     recipe = first.pictures
-    assert recipe and recipe.task == "segmentation" and recipe.patient == "who" and recipe.outputs == 2
-    again = import_source(tmp_path / "l.csv", tmp_path / "b.npz", ImportOptions(pictures=recipe))
+    assert (
+        recipe
+        and recipe.task == "segmentation"
+        and recipe.patient == "who"
+        and recipe.outputs == 2
+    )
+    again = import_source(
+        tmp_path / "l.csv", tmp_path / "b.npz", ImportOptions(pictures=recipe)
+    )
     assert again.file.read_bytes() == first.file.read_bytes()
     (tmp_path / "n.csv").write_text("file\n3.nii\n")
     import_source(tmp_path / "n.csv", tmp_path / "c.npz", ImportOptions(pictures=recipe))
@@ -203,9 +275,18 @@ def test_masks_and_csv_again(tmp_path):
         ({"version": 2}, "version is 2: this silofl reads"),
         ({"columns": []}, "'columns' is no key of it"),
         ({"pictures": {"shape": [4, 4], "dtype": "uint8"}}, r"pictures.shape = \[4, 4\]: "),
-        ({"pictures": {"shape": [4, 4, 2], "dtype": "uint8"}}, "shape is height, width and channels"),
-        ({"pictures": {"shape": [4, 1e9, 1], "dtype": "uint8"}}, "pictures.shape.2 = 1000000000.0"),
-        ({"pictures": {"shape": [4, 6, 1], "dtype": "uint8", "resize": True}}, "resize makes squares"),
+        (
+            {"pictures": {"shape": [4, 4, 2], "dtype": "uint8"}},
+            "shape is height, width and channels",
+        ),
+        (
+            {"pictures": {"shape": [4, 1e9, 1], "dtype": "uint8"}},
+            "pictures.shape.2 = 1000000000.0",
+        ),
+        (
+            {"pictures": {"shape": [4, 6, 1], "dtype": "uint8", "resize": True}},
+            "resize makes squares",
+        ),
         ({"pictures": {"shape": [4, 4, 1], "dtype": "float64"}}, "dtype = 'float64'"),
         ({"pictures": {"shape": [4, 4, 1], "dtype": "uint8", "spacing": -1}}, "spacing is -1"),
         ({"labels-by": "luck"}, "labels-by = 'luck'"),
@@ -222,11 +303,40 @@ def test_a_recipe_is_right_or_refused_in_one_line(made, change, words):
 
 def test_a_table_s_recipe_and_a_picture_s_are_not_mixed_up(tmp_path, made, capsys):
     (tmp_path / "t.csv").write_text("age,label\n1,a\n2,b\n")
-    assert main(["import", str(tmp_path / "t.csv"), "--recipe", str(made), "--out", str(tmp_path / "t.npz")]) == 2
+    assert (
+        main(
+            [
+                "import",
+                str(tmp_path / "t.csv"),
+                "--recipe",
+                str(made),
+                "--out",
+                str(tmp_path / "t.npz"),
+            ]
+        )
+        == 2
+    )
     assert "has no column file; the recipe is of pictures" in capsys.readouterr().err
     assert main(["schema", str(made), "--out", str(tmp_path / "s.toml")]) == 2
-    assert "this recipe is of pictures or scans, and that of a table is needed here" in capsys.readouterr().err
-    assert main(["import", "x", "--recipe", str(made), "--size", "4", "--out", str(tmp_path / "t.npz")]) == 2
+    assert (
+        "this recipe is of pictures or scans, and that of a table is needed here"
+        in capsys.readouterr().err
+    )
+    assert (
+        main(
+            [
+                "import",
+                "x",
+                "--recipe",
+                str(made),
+                "--size",
+                "4",
+                "--out",
+                str(tmp_path / "t.npz"),
+            ]
+        )
+        == 2
+    )
     assert "--size beside --recipe: the recipe says that" in capsys.readouterr().err
 
 
@@ -235,11 +345,20 @@ def test_links_out_of_the_folder_are_refused(tmp_path, capsys):
     source = studies(tmp_path / "x", 3)
     outside = studies(tmp_path / "other", 1, 7) / "7" / "IM0"
     (source / "0" / "IM1").symlink_to(outside)
-    command = ["import", str(source), "--labels-from", str(labels(tmp_path / "l.csv")), "--label", "finding"]
+    command = [
+        "import",
+        str(source),
+        "--labels-from",
+        str(labels(tmp_path / "l.csv")),
+        "--label",
+        "finding",
+    ]
     assert main([*command, "--out", str(tmp_path / "a.npz")]) == 2
     assert "x, file 2 of 4 is a link that leads out of the folder" in capsys.readouterr().err
     (source / "0" / "IM1").unlink()
-    (source / "0" / "IM1").symlink_to(source / "1" / "IM0")  # within it links are files like others
+    (source / "0" / "IM1").symlink_to(
+        source / "1" / "IM0"
+    )  # within it links are files like others
     import_source(
         source,
         tmp_path / "a.npz",
@@ -260,12 +379,18 @@ def test_a_csv_s_paths_out_of_its_folder_are_refused(tmp_path, capsys, column, w
     row = {"file": "a.png", "mask": "a.png"} | {column: name}
     (source / "l.csv").write_text(f"file,mask\na.png,a.png\n{row['file']},{row['mask']}\n")
     assert main(["import", str(source), "--out", str(tmp_path / "a.npz")]) == 2
-    assert "l.csv, line 3 names a file outside its folder: name the csv" in capsys.readouterr().err
+    assert (
+        "l.csv, line 3 names a file outside its folder: name the csv" in capsys.readouterr().err
+    )
     assert main(["import", str(source / "l.csv"), "--out", str(tmp_path / "a.npz")]) == 0
 
 
 def test_accession_is_a_key_too(tmp_path):
-    (tmp_path / "l.csv").write_text("accession,f\n" + "".join(f"{accession(i)},{i % 2}\n" for i in range(10)))
+    (tmp_path / "l.csv").write_text(
+        "accession,f\n" + "".join(f"{accession(i)},{i % 2}\n" for i in range(10))
+    )
     options = ImportOptions(labels_from=tmp_path / "l.csv", label="f")
     made = import_source(studies(tmp_path / "x"), tmp_path / "a.npz", options)
-    assert made.pictures and made.pictures.labels_by == "accession" and made.pictures.outputs == 2
+    assert (
+        made.pictures and made.pictures.labels_by == "accession" and made.pictures.outputs == 2
+    )

@@ -22,7 +22,12 @@ def own_places(monkeypatch, tmp_path):
 
 
 def write_idx(path: Path, array: np.ndarray) -> None:
-    content = b"\0\0\x08" + bytes([array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+    content = (
+        b"\0\0\x08"
+        + bytes([array.ndim])
+        + struct.pack(f">{array.ndim}I", *array.shape)
+        + array.tobytes()
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
 
@@ -33,7 +38,10 @@ def emnist(folder: Path, ending: str = ".gz") -> dict[str, np.ndarray]:
     for part, n in (("train", 124), ("test", 62)):
         arrays[part] = rng.integers(0, 256, (n, 28, 28), dtype=np.uint8)
         write_idx(folder / f"emnist-byclass-{part}-images-idx3-ubyte{ending}", arrays[part])
-        write_idx(folder / f"emnist-byclass-{part}-labels-idx1-ubyte{ending}", np.arange(n, dtype=np.uint8) % 62)
+        write_idx(
+            folder / f"emnist-byclass-{part}-labels-idx1-ubyte{ending}",
+            np.arange(n, dtype=np.uint8) % 62,
+        )
     return arrays
 
 
@@ -48,30 +56,42 @@ def test_letters_stand_upright(tmp_path, folder, ending):
         for split, part in ((data.train, "train"), (data.test, "test")):
             np.testing.assert_array_equal(split.x[..., 0], arrays[part].transpose(0, 2, 1))
         _load.cache_clear()
-    assert sum(len(silo.train) for silo in partition(data, "player-dirichlet", silos=2, seed=0)) > 0
+    assert (
+        sum(len(silo.train) for silo in partition(data, "player-dirichlet", silos=2, seed=0))
+        > 0
+    )
 
 
 def test_faults_of_emnist(tmp_path):
     with pytest.raises(
-        ValueError, match=r"emnist: there is no emnist-byclass-train-images-idx3-ubyte.gz or .*gzip.zip"
+        ValueError,
+        match=r"emnist: there is no emnist-byclass-train-images-idx3-ubyte.gz or .*gzip.zip",
     ):
         load_dataset("emnist", str(tmp_path))
     emnist(tmp_path)
     images = tmp_path / "emnist-byclass-test-images-idx3-ubyte.gz"
     images.write_bytes(images.read_bytes()[:1000])
-    with pytest.raises(ValueError, match=r"emnist-byclass-test-images.* cannot be read .*copy it again"):
+    with pytest.raises(
+        ValueError, match=r"emnist-byclass-test-images.* cannot be read .*copy it again"
+    ):
         load_dataset("emnist", str(tmp_path))
     write_idx(images, np.zeros((61, 28, 28), np.uint8))
-    with pytest.raises(ValueError, match=r"holds pictures \(61, 28, 28\) for labels \(62,\).*copy both"):
+    with pytest.raises(
+        ValueError, match=r"holds pictures \(61, 28, 28\) for labels \(62,\).*copy both"
+    ):
         load_dataset("emnist", str(tmp_path))
     write_idx(tmp_path / "emnist-byclass-test-labels-idx1-ubyte.gz", np.full(61, 62, np.uint8))
     with pytest.raises(ValueError, match="up to 62; copy both"):
         load_dataset("emnist", str(tmp_path))
 
 
-def write_picture(path: Path, value: int, mode: str = "RGB", size: tuple[int, int] = (64, 64)) -> None:
+def write_picture(
+    path: Path, value: int, mode: str = "RGB", size: tuple[int, int] = (64, 64)
+) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new(mode, size, value if mode == "L" else (value, value, value)).save(path, "JPEG", quality=100)
+    Image.new(mode, size, value if mode == "L" else (value, value, value)).save(
+        path, "JPEG", quality=100
+    )
 
 
 def tiny(root: Path, classes: int = 5) -> Path:
@@ -80,7 +100,11 @@ def tiny(root: Path, classes: int = 5) -> Path:
     for i in range(classes):
         wnid = f"n{classes - i:08d}"
         for k in range(2):
-            write_picture(root / "train" / wnid / "images" / f"{wnid}_{k}.JPEG", 20 * i + 5 * k, "L" if k else "RGB")
+            write_picture(
+                root / "train" / wnid / "images" / f"{wnid}_{k}.JPEG",
+                20 * i + 5 * k,
+                "L" if k else "RGB",
+            )
         write_picture(root / "val" / "images" / f"val_{i}.JPEG", 20 * i)
         lines.append(f"val_{i}.JPEG\t{wnid}\t0\t0\t62\t62\n")
     (root / "val" / "val_annotations.txt").write_text("".join(lines))
@@ -93,15 +117,31 @@ def test_classes_in_the_order_of_their_ids(tmp_path, monkeypatch):
     for _ in range(2):
         data = load_dataset("tiny-imagenet", str(tmp_path))
         assert data.input_shape == (3, 64, 64) and data.train.x.dtype == np.uint8
-        assert data.train.y.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4] and data.test.y.tolist() == [4, 3, 2, 1, 0]
-        np.testing.assert_allclose(data.train.x.mean(axis=(1, 2, 3)), [80, 85, 60, 65, 40, 45, 20, 25, 0, 5], atol=1)
-        np.testing.assert_allclose(data.test.x.mean(axis=(1, 2, 3)), [0, 20, 40, 60, 80], atol=1)
+        assert data.train.y.tolist() == [
+            0,
+            0,
+            1,
+            1,
+            2,
+            2,
+            3,
+            3,
+            4,
+            4,
+        ] and data.test.y.tolist() == [4, 3, 2, 1, 0]
+        np.testing.assert_allclose(
+            data.train.x.mean(axis=(1, 2, 3)), [80, 85, 60, 65, 40, 45, 20, 25, 0, 5], atol=1
+        )
+        np.testing.assert_allclose(
+            data.test.x.mean(axis=(1, 2, 3)), [0, 20, 40, 60, 80], atol=1
+        )
         _load.cache_clear()
 
 
 def test_faults_of_tiny_imagenet(tmp_path, monkeypatch):
     with pytest.raises(
-        ValueError, match=r"tiny-imagenet: there is no tiny-imagenet-200; unpack tiny-imagenet-200\.zip"
+        ValueError,
+        match=r"tiny-imagenet: there is no tiny-imagenet-200; unpack tiny-imagenet-200\.zip",
     ):
         load_dataset("tiny-imagenet", str(tmp_path))
     root = tiny(tmp_path / "tiny-imagenet-200")

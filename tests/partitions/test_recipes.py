@@ -43,7 +43,9 @@ def messy(path: Path, n: int = N, encoding: str = "utf-8") -> Path:
 
 def take_in(source: Path, out: Path, **options: Any) -> Imported:
     return import_source(
-        source, out, ImportOptions(**{"label": "Befund", "take": Take(patient="Patient-ID"), **options})
+        source,
+        out,
+        ImportOptions(**{"label": "Befund", "take": Take(patient="Patient-ID"), **options}),
     )
 
 
@@ -61,7 +63,9 @@ def again(source: Path, recipe: Recipe, out: Path, **options: Any) -> Imported:
 
 def table(path: Path, columns: dict[str, list[str]], separator: str = ";") -> Path:
     rows = zip(*columns.values(), strict=True)
-    path.write_text("\n".join([separator.join(columns), *(separator.join(row) for row in rows)]) + "\n")
+    path.write_text(
+        "\n".join([separator.join(columns), *(separator.join(row) for row in rows)]) + "\n"
+    )
     return path
 
 
@@ -70,12 +74,16 @@ def drafted(path: Path, cells: list[str], **take: Any) -> Imported:
     columns = {"v": cells, "label": [str(i % 2) for i in range(len(cells))]}
     out = path / "v.npz"
     return import_source(
-        table(path / "v.csv", columns), out, ImportOptions(take=Take(patient=None, **take), overwrite=True)
+        table(path / "v.csv", columns),
+        out,
+        ImportOptions(take=Take(patient=None, **take), overwrite=True),
     )
 
 
 def all_x(made: Imported) -> Any:
-    return np.concatenate([split.x for split in (made.data.train, made.data.val, made.data.test)])
+    return np.concatenate(
+        [split.x for split in (made.data.train, made.data.val, made.data.test)]
+    )
 
 
 # What is proposed
@@ -85,13 +93,23 @@ def test_a_messy_table_becomes_a_data_file(tmp_path):
     """By hand: 12 ages are gaps, and become the median of the training part's ages, as no other rows know it."""
     made = take_in(messy(tmp_path / "t.csv"), tmp_path / "t.npz")
     assert made.feature_names == (
-        *("Alter", "Dosis", "Geschlecht=m", "Geschlecht=w", "Aufnahme", "Ort=Köln", "Ort=other"),
+        *(
+            "Alter",
+            "Dosis",
+            "Geschlecht=m",
+            "Geschlecht=w",
+            "Aufnahme",
+            "Ort=Köln",
+            "Ort=other",
+        ),
     )
     assert made.label_names == ("gesund", "krank")
     recipe = made.recipe
     assert recipe is not None
     kinds = {column.name: column.kind for column in recipe.columns}
-    assert kinds["Notiz"] == "skip" and kinds["Aufnahme"] == "date" and "Patient-ID" not in kinds
+    assert (
+        kinds["Notiz"] == "skip" and kinds["Aufnahme"] == "date" and "Patient-ID" not in kinds
+    )
     columns = {column.name: column for column in recipe.columns}
     x = made.data.train.x
     ages, filled = x[:, 0], columns["Alter"].fill_value
@@ -112,9 +130,14 @@ def test_rare_values_and_notes_stay_out_of_the_recipe(tmp_path):
     made = take_in(messy(tmp_path / "t.csv"), tmp_path / "t.npz")
     assert made.recipe is not None
     assert any(
-        note.startswith("of fewer than 5 patients are Ort=other (3): sums of columns leave") for note in made.notes
+        note.startswith("of fewer than 5 patients are Ort=other (3): sums of columns leave")
+        for note in made.notes
     )
-    for text in (made.recipe.as_json, made.recipe.toml(), made.file.read_bytes().decode("utf-32-le", "ignore")):
+    for text in (
+        made.recipe.as_json,
+        made.recipe.toml(),
+        made.file.read_bytes().decode("utf-32-le", "ignore"),
+    ):
         assert "Dorf" not in text and "Meier" not in text and "P001" not in text
 
 
@@ -126,7 +149,9 @@ def test_categories_that_differ_in_blanks_and_line_breaks_are_one(tmp_path):
     assert "1 values of fewer than 5 patients, or unprintable, become 'other'" in column.why
     assert all_x(made).sum(0).tolist() == [24, 8, 8]
     rows = table(tmp_path / "new.csv", {"v": ['"a\nb"', "a  b"]})
-    x = np.load(again(rows, read(made.recipe.as_json, parse_recipe), tmp_path / "new.npz").file)["x"]
+    x = np.load(
+        again(rows, read(made.recipe.as_json, parse_recipe), tmp_path / "new.npz").file
+    )["x"]
     assert x.tolist() == [[1, 0, 0], [1, 0, 0]]
 
 
@@ -141,7 +166,9 @@ def test_encodings(tmp_path, encoding):
     made = take_in(messy(tmp_path / "t.csv", encoding=encoding), tmp_path / "t.npz")
     assert "Ort=Köln" in made.feature_names
     said = [note for note in made.notes if "is not UTF-8" in note]
-    assert len(said) == (encoding == "cp1252") and all("first in line 2, Ort" in note for note in said)
+    assert len(said) == (encoding == "cp1252") and all(
+        "first in line 2, Ort" in note for note in said
+    )
     assert made.recipe is not None
     whole = again(tmp_path / "t.csv", made.recipe, tmp_path / "again.npz")
     assert whole.file.read_bytes() == made.file.read_bytes()
@@ -165,13 +192,19 @@ def test_signs_that_the_cells_show(tmp_path, cells, value):
 
 
 def test_signs_that_the_cells_do_not_show_are_asked_for(tmp_path):
-    with pytest.raises(ValueError, match=r"line 2: v is '1,234'; add --decimal , if .*, or --thousands , if"):
+    with pytest.raises(
+        ValueError, match=r"line 2: v is '1,234'; add --decimal , if .*, or --thousands , if"
+    ):
         drafted(tmp_path, ["1,234", "7"] * 6)
     assert np.float32(1.234) in all_x(drafted(tmp_path, ["1,234", "7"] * 6, decimal=","))
     assert np.float32(1234) in all_x(drafted(tmp_path, ["1,234", "7"] * 6, thousands=","))
-    with pytest.raises(ValueError, match=r"line 3: v is '2\.5', and in line 2 '1,5': write all with one sign"):
+    with pytest.raises(
+        ValueError, match=r"line 3: v is '2\.5', and in line 2 '1,5': write all with one sign"
+    ):
         drafted(tmp_path, ["1,5", "2.5"] * 6)
-    with pytest.raises(ValueError, match=r"line 2: v is '1\.234', which has a point: .* --thousands \. if"):
+    with pytest.raises(
+        ValueError, match=r"line 2: v is '1\.234', which has a point: .* --thousands \. if"
+    ):
         drafted(tmp_path, ["1.234", "7,5"] * 6)
 
 
@@ -187,7 +220,10 @@ def test_dates_that_can_be_read_in_two_ways_are_asked_for(tmp_path):
 
 def test_a_number_that_is_none_is_named(tmp_path):
     """Eleven numbers and "<5": a laboratory's limit is no category."""
-    with pytest.raises(ValueError, match=r"line 5: v is '<5', no number; .* half of the limit, or --gaps='<5' takes"):
+    with pytest.raises(
+        ValueError,
+        match=r"line 5: v is '<5', no number; .* half of the limit, or --gaps='<5' takes",
+    ):
         drafted(tmp_path, ["1", "2", "3", "<5", *map(str, range(8))])
     made = drafted(tmp_path, ["1", "2", "3", "<5", *map(str, range(8))], gaps=("<5",))
     assert made.recipe is not None and made.recipe.file.gaps == ("", "<5")
@@ -197,14 +233,19 @@ def test_a_dash_is_no_gap_unless_it_is_named(tmp_path):
     """Beside "+" it is a finding; among numbers it is asked for."""
     made = drafted(tmp_path, ["+", "-"] * 10)
     assert made.feature_names == ("v=+", "v=-") and (all_x(made).sum(0) == 10).all()
-    with pytest.raises(ValueError, match=r"line 3: v is '-', no number; .*, or --gaps=- takes it as missing"):
+    with pytest.raises(
+        ValueError, match=r"line 3: v is '-', no number; .*, or --gaps=- takes it as missing"
+    ):
         drafted(tmp_path, ["1", "-", "3", "4"] * 5)
     assert not np.isnan(all_x(drafted(tmp_path, ["1", "-", "3", "4"] * 5, gaps=("-",)))).any()
 
 
 def test_numbers_that_may_be_coded_gaps_are_pointed_at(tmp_path):
     made = drafted(tmp_path, ["1", "-999", "3", "4"] * 5)
-    assert made.recipe is not None and "5 cells are -999 and no other is below 0" in made.recipe.columns[0].why
+    assert (
+        made.recipe is not None
+        and "5 cells are -999 and no other is below 0" in made.recipe.columns[0].why
+    )
     assert -999 in all_x(made)
     assert -999 not in all_x(drafted(tmp_path, ["1", "-999", "3", "4"] * 5, gaps=("-999",)))
 
@@ -217,11 +258,18 @@ def test_the_same_rows_give_the_same_bytes(tmp_path):
     assert made.recipe is not None
     (tmp_path / "t.recipe.toml").write_text(made.recipe.toml("a comment"))
     recipe = load_recipe(tmp_path / "t.recipe.toml")
-    assert recipe == read(made.data.recipe, parse_recipe) and recipe.content == made.recipe.content
-    assert again(tmp_path / "t.csv", recipe, tmp_path / "again.npz").file.read_bytes() == made.file.read_bytes()
+    assert (
+        recipe == read(made.data.recipe, parse_recipe) and recipe.content == made.recipe.content
+    )
+    assert (
+        again(tmp_path / "t.csv", recipe, tmp_path / "again.npz").file.read_bytes()
+        == made.file.read_bytes()
+    )
 
 
-def new_rows(path: Path, *rows: str, header: str = "Aufnahme;Alter;Ort;Geschlecht;Dosis;Notiz;Patient-ID") -> Path:
+def new_rows(
+    path: Path, *rows: str, header: str = "Aufnahme;Alter;Ort;Geschlecht;Dosis;Notiz;Patient-ID"
+) -> Path:
     path.write_text("\n".join([header, *rows]) + "\n")
     return path
 
@@ -231,15 +279,23 @@ def test_new_rows_without_labels(tmp_path):
     made = take_in(messy(tmp_path / "t.csv"), tmp_path / "t.npz")
     assert made.recipe is not None
     fills = {column.name: column.fill_value for column in made.recipe.columns}
-    source = new_rows(tmp_path / "new.csv", "01.03.2021;31,5;Köln;w;1.000,25;x;P900", ";;Bonn;;2,5;y;P901")
+    source = new_rows(
+        tmp_path / "new.csv", "01.03.2021;31,5;Köln;w;1.000,25;x;P900", ";;Bonn;;2,5;y;P901"
+    )
     whole = again(source, made.recipe, tmp_path / "new.npz")
     with np.load(whole.file) as npz:
         assert "y" not in npz and npz["feature_names"].tolist() == list(made.feature_names)
         x = npz["x"]
-    assert x.shape == (2, 7) and x[0, :4].tolist() == [31.5, 1000.25, 0, 1] and x[0, 5:].tolist() == [1, 0]
+    assert (
+        x.shape == (2, 7)
+        and x[0, :4].tolist() == [31.5, 1000.25, 0, 1]
+        and x[0, 5:].tolist() == [1, 0]
+    )
     assert x[1, 0] == np.float32(fills["Alter"]) and x[1, 4] == np.float32(fills["Aufnahme"])
     assert x[1, 2:4].tolist() == [fills["Geschlecht"] == "m", fills["Geschlecht"] == "w"]
-    assert whole.notes == (f"{source}, line 3: Ort is 'Bonn', none of Köln, other: taken as 'other'",)
+    assert whole.notes == (
+        f"{source}, line 3: Ort is 'Bonn', none of Köln, other: taken as 'other'",
+    )
 
 
 def test_too_few_labelled_rows_to_divide_are_all_there(tmp_path):
@@ -248,7 +304,11 @@ def test_too_few_labelled_rows_to_divide_are_all_there(tmp_path):
     source = tmp_path / "two.csv"
     source.write_text("\n".join((tmp_path / "t.csv").read_text().splitlines()[:3]))
     with np.load(again(source, made.recipe, tmp_path / "two.npz").file) as npz:
-        assert len(npz["x"]) == 2 and npz["y"].tolist() == [0, 1] and npz["label_names"].tolist() == ["gesund", "krank"]
+        assert (
+            len(npz["x"]) == 2
+            and npz["y"].tolist() == [0, 1]
+            and npz["label_names"].tolist() == ["gesund", "krank"]
+        )
 
 
 def test_what_does_not_fit_is_named_and_never_dropped(tmp_path):
@@ -258,14 +318,24 @@ def test_what_does_not_fit_is_named_and_never_dropped(tmp_path):
     content["columns"][0]["range"] = [0, 120]
     recipe = parse_recipe(content)
     source = new_rows(
-        tmp_path / "new.csv", "01.03.2021;340;Köln;x;1,5;x;P900", "31.02.2021;30;Köln;w;1,5;y;P901", ";30;;W;;;"
+        tmp_path / "new.csv",
+        "01.03.2021;340;Köln;x;1,5;x;P900",
+        "31.02.2021;30;Köln;w;1,5;y;P901",
+        ";30;;W;;;",
     )
     with pytest.raises(ValueError) as caught:
         again(source, recipe, tmp_path / "new.npz")
     said = str(caught.value)
-    for words in ("line 2: Alter is '340', outside of its range 0..120", "line 2: Geschlecht is 'x', none of m, w"):
+    for words in (
+        "line 2: Alter is '340', outside of its range 0..120",
+        "line 2: Geschlecht is 'x', none of m, w",
+    ):
         assert words in said
-    assert "and 1 cells more" in said and "--as-gaps" in said and not (tmp_path / "new.npz").exists()
+    assert (
+        "and 1 cells more" in said
+        and "--as-gaps" in said
+        and not (tmp_path / "new.npz").exists()
+    )
     whole = again(source, recipe, tmp_path / "new.npz", as_gaps=True)
     assert [note.rpartition(", line ")[2] for note in whole.notes] == [
         "2: Alter is '340', outside of its range 0..120: taken as a gap",
@@ -288,14 +358,22 @@ def test_what_does_not_fit_is_named_and_never_dropped(tmp_path):
             "Aufnahme;Age;Ort;Geschlecht;Dosis;Notiz;Patient-ID",
             "does not have: Age and lacks Alter; rename or remove them",
         ),
-        ("Aufnahme;Ort;Geschlecht;Dosis;Notiz;Patient-ID", "has no column Alter, which the recipe takes; there are"),
-        ("Aufnahme;Alter;Ort;Geschlecht;Dosis;Notiz", "has no column Patient-ID, which the recipe takes; there are"),
+        (
+            "Aufnahme;Ort;Geschlecht;Dosis;Notiz;Patient-ID",
+            "has no column Alter, which the recipe takes; there are",
+        ),
+        (
+            "Aufnahme;Alter;Ort;Geschlecht;Dosis;Notiz",
+            "has no column Patient-ID, which the recipe takes; there are",
+        ),
     ],
 )
 def test_other_columns_are_refused(tmp_path, header, words):
     made = take_in(messy(tmp_path / "t.csv"), tmp_path / "t.npz")
     assert made.recipe is not None
-    source = new_rows(tmp_path / "new.csv", ";".join("1" for _ in header.split(";")), header=header)
+    source = new_rows(
+        tmp_path / "new.csv", ";".join("1" for _ in header.split(";")), header=header
+    )
     with pytest.raises(ValueError, match=words):
         again(source, made.recipe, tmp_path / "new.npz")
 
@@ -313,8 +391,20 @@ COLUMNS = [
         "offset": 1,
         "fill": "mean",
     },
-    {"name": "sex", "kind": "category", "categories": ["f", "m"], "values": {"W": "f", "M": "m"}, "fill": "refuse"},
-    {"name": "nyha", "kind": "category", "categories": ["I", "II", "III"], "encode": "codes", "fill": "most-frequent"},
+    {
+        "name": "sex",
+        "kind": "category",
+        "categories": ["f", "m"],
+        "values": {"W": "f", "M": "m"},
+        "fill": "refuse",
+    },
+    {
+        "name": "nyha",
+        "kind": "category",
+        "categories": ["I", "II", "III"],
+        "encode": "codes",
+        "fill": "most-frequent",
+    },
     {
         "name": "stay",
         "from": "out",
@@ -330,7 +420,13 @@ COLUMNS = [
 
 
 def own_recipe(**changes: Any) -> dict[str, Any]:
-    return {"version": 1, "label": ["label"], "file": {"separator": ";"}, "columns": COLUMNS, **changes}
+    return {
+        "version": 1,
+        "label": ["label"],
+        "file": {"separator": ";"},
+        "columns": COLUMNS,
+        **changes,
+    }
 
 
 def test_units_codes_dates_and_marks(tmp_path):
@@ -346,12 +442,22 @@ def test_units_codes_dates_and_marks(tmp_path):
     }
     source = table(tmp_path / "t.csv", columns)
     made = again(source, parse_recipe(own_recipe()), tmp_path / "t.npz")
-    assert made.feature_names == ("glucose", "sex=f", "sex=m", "nyha", "stay", "crp", "crp missing")
+    assert made.feature_names == (
+        "glucose",
+        "sex=f",
+        "sex=m",
+        "nyha",
+        "stay",
+        "crp",
+        "crp missing",
+    )
     rows = {tuple(row) for row in all_x(made).tolist()}
     assert rows == {(91, 1, 0, 2, 11, 0, 1), (100, 0, 1, 0, 1, 7, 0)}
     assert str(made.data.schema.features[0]) == "glucose [mg/dl]"
     source.write_text(source.read_text().replace("5;W", "5;", 1))
-    with pytest.raises(ValueError, match=r'line 2: sex is missing, and the recipe says fill = "refuse"'):
+    with pytest.raises(
+        ValueError, match=r'line 2: sex is missing, and the recipe says fill = "refuse"'
+    ):
         again(source, parse_recipe(own_recipe()), tmp_path / "b.npz")
 
 
@@ -359,26 +465,59 @@ def test_units_codes_dates_and_marks(tmp_path):
     ("changes", "words"),
     [
         ({"version": 2}, "reads recipes of version 1"),
-        ({"label": "state"}, "label = 'state': must be a valid array; correct it as docs/inputs.md"),
+        (
+            {"label": "state"},
+            "label = 'state': must be a valid array; correct it as docs/inputs.md",
+        ),
         ({"colums": []}, "'colums' is no key of it (did you mean 'columns'?)"),
-        ({"columns": [{"name": "a", "kind": "nummer"}]}, "columns.1.kind = 'nummer': must be one of 'number'"),
-        ({"columns": [{"name": "a", "kind": "number", "fill": "zero"}]}, "fill is 'zero'; it is one of 'median'"),
+        (
+            {"columns": [{"name": "a", "kind": "nummer"}]},
+            "columns.1.kind = 'nummer': must be one of 'number'",
+        ),
+        (
+            {"columns": [{"name": "a", "kind": "number", "fill": "zero"}]},
+            "fill is 'zero'; it is one of 'median'",
+        ),
         (
             {"columns": [{"name": "a", "kind": "number", "rang": [0, 1]}]},
             "'columns.1.rang' is no key of it (did you mean 'range'?)",
         ),
-        ({"columns": [{"name": "a", "kind": "number", "why": "x"}]}, "the column 'a': it has no key 'why'"),
-        ({"columns": [{"name": "a", "kind": "number", "fill_value": 1}]}, "'columns.1.fill_value' is no key of it"),
-        ({"columns": [{"name": "a", "kind": "number", "range": [0, True]}]}, "columns.1.range.2 = True: must be a"),
-        ({"columns": [{"name": "a", "kind": "number", "range": [2, 1]}]}, "the smaller one first"),
-        ({"columns": [{"name": "a", "kind": "category"}]}, "categories are 1 to 1000 different texts"),
+        (
+            {"columns": [{"name": "a", "kind": "number", "why": "x"}]},
+            "the column 'a': it has no key 'why'",
+        ),
+        (
+            {"columns": [{"name": "a", "kind": "number", "fill_value": 1}]},
+            "'columns.1.fill_value' is no key of it",
+        ),
+        (
+            {"columns": [{"name": "a", "kind": "number", "range": [0, True]}]},
+            "columns.1.range.2 = True: must be a",
+        ),
+        (
+            {"columns": [{"name": "a", "kind": "number", "range": [2, 1]}]},
+            "the smaller one first",
+        ),
+        (
+            {"columns": [{"name": "a", "kind": "category"}]},
+            "categories are 1 to 1000 different texts",
+        ),
         ({"columns": [{"name": "a", "kind": "skip"}]}, "every column is skipped"),
         ({"columns": [{"name": "a", "kind": "date"}]}, "a date needs its format"),
-        ({"columns": [{"name": "a", "kind": "number"}] * 2}, "two columns of the csv are called 'a'"),
-        ({"columns": [{"name": "a", "kind": "number", "decimal": ",", "thousands": ","}]}, "are both ','"),
+        (
+            {"columns": [{"name": "a", "kind": "number"}] * 2},
+            "two columns of the csv are called 'a'",
+        ),
+        (
+            {"columns": [{"name": "a", "kind": "number", "decimal": ",", "thousands": ","}]},
+            "are both ','",
+        ),
         ({"file": {"separator": ";;"}}, "separator is ';;'; it is one sign"),
         ({"file": {"separator": '"'}}, "separator is '\"'; it is one sign"),
-        ({"columns": [{"name": "a", "kind": "number", "fill": "value"}]}, 'fill = "value" needs fill-value'),
+        (
+            {"columns": [{"name": "a", "kind": "number", "fill": "value"}]},
+            'fill = "value" needs fill-value',
+        ),
     ],
 )
 def test_bad_recipes(changes, words):
@@ -391,7 +530,10 @@ def test_a_recipe_in_a_data_file_is_of_its_columns(tmp_path):
     made = take_in(messy(tmp_path / "t.csv"), tmp_path / "t.npz")
     with np.load(made.file) as npz:
         arrays = dict(npz)
-    for text, words in (("{}", "version is None"), (parse_recipe(own_recipe()).as_json, "a recipe of other columns")):
+    for text, words in (
+        ("{}", "version is None"),
+        (parse_recipe(own_recipe()).as_json, "a recipe of other columns"),
+    ):
         np.savez(tmp_path / "b.npz", **{**arrays, "recipe": np.array(text)})
         assert words in check_silo_file(tmp_path / "b.npz")[-1].detail
 
@@ -410,19 +552,33 @@ def test_the_way_of_the_command(tmp_path, capsys, monkeypatch):
     command = ["import", "t.csv", "--label", "Befund", "--patient", "Patient-ID"]
     assert main([*command, "--propose"]) == 0
     draft = capsys.readouterr().out
-    assert "# category, one column for each of m, w; 40 gaps become the training part's most frequent" in draft
+    assert (
+        "# category, one column for each of m, w; 40 gaps become the training part's most frequent"
+        in draft
+    )
     assert "The label is Befund. For the parts, Patient-ID says whose each row is." in draft
     assert not Path("t.npz").exists()
-    Path("draft.toml").write_text(draft.replace('name = "Alter"', 'name = "age"\nfrom = "Alter"\nrange = [0, 120]'))
+    Path("draft.toml").write_text(
+        draft.replace('name = "Alter"', 'name = "age"\nfrom = "Alter"\nrange = [0, 120]')
+    )
     assert main(["import", "t.csv", "--recipe", "draft.toml", "--out", "ours.npz"]) == 0
     assert load_recipe(Path("ours.recipe.toml")).columns[0].fill_value is not None
     assert main(["import", "t.csv", "--recipe", "ours.recipe.toml", "--out", "again.npz"]) == 0
-    assert Path("ours.npz").read_bytes() == Path("again.npz").read_bytes() and not Path("again.recipe.toml").exists()
+    assert (
+        Path("ours.npz").read_bytes() == Path("again.npz").read_bytes()
+        and not Path("again.recipe.toml").exists()
+    )
     capsys.readouterr()
     for more, words in (
-        (["--recipe", "ours.recipe.toml", "--out", "x.npz"], "--label beside --recipe: the recipe says that"),
+        (
+            ["--recipe", "ours.recipe.toml", "--out", "x.npz"],
+            "--label beside --recipe: the recipe says that",
+        ),
         (["--out", "ours.npz"], "ours.recipe.toml is there already: use it with --recipe"),
-        (["--propose", "--out", "x.npz"], "--propose prints a draft, and takes no --recipe and no --out"),
+        (
+            ["--propose", "--out", "x.npz"],
+            "--propose prints a draft, and takes no --recipe and no --out",
+        ),
         (["--as-gaps", "--out", "x.npz"], "--as-gaps goes with --recipe"),
         ([], "--out FILE.npz is missing"),
     ):
@@ -444,7 +600,11 @@ def test_the_way_of_the_command(tmp_path, capsys, monkeypatch):
 def example(name: str) -> Recipe:
     """The recipe of this file on the page."""
     page = (Path(__file__).resolve().parents[2] / "docs" / "inputs.md").read_text()
-    (text,) = [block.split("```")[0] for block in page.split("```toml\n")[1:] if block.startswith(f"# {name}")]
+    (text,) = [
+        block.split("```")[0]
+        for block in page.split("```toml\n")[1:]
+        if block.startswith(f"# {name}")
+    ]
     return parse_recipe(tomllib.loads(text))
 
 
@@ -458,8 +618,16 @@ def test_an_extract_of_omop(tmp_path):
         "creatinine": ["100", "", "100", "100"] * 5,
         "death_30d": ["0", "1"] * 10,
     }
-    made = again(table(tmp_path / "o.csv", columns, ","), example("omop.toml"), tmp_path / "o.npz")
-    assert made.feature_names == ("sex=female", "sex=male", "born", "creatinine", "creatinine missing")
+    made = again(
+        table(tmp_path / "o.csv", columns, ","), example("omop.toml"), tmp_path / "o.npz"
+    )
+    assert made.feature_names == (
+        "sex=female",
+        "sex=male",
+        "born",
+        "creatinine",
+        "creatinine missing",
+    )
     rows = {tuple(round(value, 4) for value in row) for row in all_x(made).tolist()}
     assert rows == {(0, 1, 1950, 1.13, 0), (1, 0, 1950, 1.13, 1), (1, 0, 1950, 1.13, 0)}
 
@@ -475,12 +643,27 @@ def test_an_extract_of_fhir(tmp_path):
     }
     source = table(tmp_path / "f.csv", columns, ",")
     made = again(source, example("fhir.toml"), tmp_path / "f.npz")
-    assert made.feature_names == ("gender=female", "gender=male", "gender=other", "age", "hba1c")
-    assert set(np.round(all_x(made)[:, 3], 1).tolist()) == {70} and made.label_names == ("false", "true")
+    assert made.feature_names == (
+        "gender=female",
+        "gender=male",
+        "gender=other",
+        "age",
+        "hba1c",
+    )
+    assert set(np.round(all_x(made)[:, 3], 1).tolist()) == {70} and made.label_names == (
+        "false",
+        "true",
+    )
     source.write_text(source.read_text().replace("1950-03-01", "1950-03", 1))
-    with pytest.raises(ValueError, match=r"line 2: age is '2020-03-01', and birth_date is no date as %Y-%m-%d"):
+    with pytest.raises(
+        ValueError, match=r"line 2: age is '2020-03-01', and birth_date is no date as %Y-%m-%d"
+    ):
         again(source, example("fhir.toml"), tmp_path / "g.npz")
-    source = table(tmp_path / "g.csv", {name: cells for name, cells in columns.items() if name != "birth_date"}, ",")
+    source = table(
+        tmp_path / "g.csv",
+        {name: cells for name, cells in columns.items() if name != "birth_date"},
+        ",",
+    )
     with pytest.raises(ValueError, match="has no column birth_date, which the recipe takes"):
         again(source, example("fhir.toml"), tmp_path / "g.npz")
 
@@ -489,14 +672,19 @@ def test_a_recipe_with_combat_is_one_line(tmp_path):
     """Of a version before 0.3.0: its data file, model card and recipe name the way out."""
     made = take_in(messy(tmp_path / "t.csv"), tmp_path / "t.npz")
     assert made.recipe is not None
-    with pytest.raises(DataError, match=r"\[combat\]: ComBat left silofl in 0\.3\.0; train with normalization=silo"):
+    with pytest.raises(
+        DataError,
+        match=r"\[combat\]: ComBat left silofl in 0\.3\.0; train with normalization=silo",
+    ):
         parse_recipe(made.recipe.content | {"combat": {"silo": "north"}})
 
 
 def test_a_fill_of_another_unit_is_refused(tmp_path):
     """A survey names mg/dl, the factor is mended, and the median that the recipe has is still in mg/dl."""
     table, values = tmp_path / "t.csv", [f"{90 + i}" if i % 5 else "" for i in range(60)]
-    table.write_text("glucose,label\n" + "".join(f"{v},{i % 2}\n" for i, v in enumerate(values)))
+    table.write_text(
+        "glucose,label\n" + "".join(f"{v},{i % 2}\n" for i, v in enumerate(values))
+    )
     fitted = import_source(table, tmp_path / "a.npz", ImportOptions(label="label")).recipe
     assert fitted is not None
     column = {**fitted.content["columns"][0], "factor": 1 / 18.02}

@@ -67,7 +67,9 @@ def test_a_header_of_terabytes(tmp_path):
 
 def test_a_series_that_is_large_in_all(tmp_path, monkeypatch):
     """Each slice is within the limit, the volume is not: nothing is decoded."""
-    monkeypatch.setenv("SILOFL_LARGEST_FILE", "0.000002")  # 2147 bytes: 6 slices of 8 x 8 voxels take 3072
+    monkeypatch.setenv(
+        "SILOFL_LARGEST_FILE", "0.000002"
+    )  # 2147 bytes: 6 slices of 8 x 8 voxels take 3072
     files = write_series(tmp_path, values())
     small = ReadOptions(volume=(2, 2, 2), window=(500, 1000))
     assert "its volume would take" in refusal(lambda: volume.probe(files, "here", small))
@@ -109,7 +111,9 @@ def test_a_bomb_within_a_compressed_frame(tmp_path, monkeypatch):
     assert "unpacked" in refusal(lambda: volume.probe([path, path], "here", WISH))
     monkeypatch.delenv("SILOFL_LARGEST_FILE")
     path = encoded(tmp_path / "b", JPEGLSLossless, BOMB)
-    assert "its picture would take 34.4 GB" in refusal(lambda: dicom.read(path, "here", ReadOptions()))
+    assert "its picture would take 34.4 GB" in refusal(
+        lambda: dicom.read(path, "here", ReadOptions())
+    )
 
 
 def test_a_bomb_within_outlines(tmp_path):
@@ -117,7 +121,9 @@ def test_a_bomb_within_outlines(tmp_path):
     files = write_series(tmp_path / "s", values())
     path = write_seg(tmp_path / "seg", files, {"liver": box()}, "FRACTIONAL")
     recoded(path, JPEGLSLossless, [BOMB] * 3)
-    assert "its picture would take 34.4 GB" in refusal(lambda: volume.read_mask(files, [path], "here", WISH))
+    assert "its picture would take 34.4 GB" in refusal(
+        lambda: volume.read_mask(files, [path], "here", WISH)
+    )
 
 
 @pytest.mark.parametrize("syntax", [RLELossless, JPEGLSLossless])
@@ -140,7 +146,10 @@ def test_sequences_within_sequences(tmp_path):
     path = write_dicom(tmp_path / "IM")
     content = path.read_bytes()
     start, end = b"\xfe\xff\x00\xe0\xff\xff\xff\xff", b"\xfe\xff\x0d\xe0\x00\x00\x00\x00"
-    sequence, close = b"\x00\x52\x29\x92SQ\x00\x00\xff\xff\xff\xff", b"\xfe\xff\xdd\xe0\x00\x00\x00\x00"
+    sequence, close = (
+        b"\x00\x52\x29\x92SQ\x00\x00\xff\xff\xff\xff",
+        b"\xfe\xff\xdd\xe0\x00\x00\x00\x00",
+    )
     nested = (sequence + start) * 5000 + (end + close) * 5000
     at = content.rindex(b"\xe0\x7f\x10\x00")  # before the pixels
     path.write_bytes(content[:at] + nested + content[at:])
@@ -153,12 +162,16 @@ def test_contours_of_nonsense(tmp_path):
     files = write_series(tmp_path / "s", values())
     for points in ([["nan"] * 3] * 4, [[1e300] * 3] * 3, [[0.0, 0.0, 1e6]] * 3):
         path = write_rtstruct(tmp_path / "rt", files, {"liver": [np.array(points, float)]})
-        assert "here: " in refusal(lambda path=path: volume.read_mask(files, [path], "here", WISH))
+        assert "here: " in refusal(
+            lambda path=path: volume.read_mask(files, [path], "here", WISH)
+        )
     path = write_rtstruct(tmp_path / "rt", files, {"liver": [np.zeros((3, 3))]})
     dataset = pydicom.dcmread(path)
     dataset.ROIContourSequence[0].ContourSequence[0].ContourData = ["1", "2"]
     dataset.save_as(path)
-    assert "cannot be read as DICOM (ValueError)" in refusal(lambda: volume.read_mask(files, [path], "here", WISH))
+    assert "cannot be read as DICOM (ValueError)" in refusal(
+        lambda: volume.read_mask(files, [path], "here", WISH)
+    )
 
 
 def test_a_file_of_outlines_that_is_too_large(tmp_path, monkeypatch):
@@ -170,9 +183,14 @@ def test_a_file_of_outlines_that_is_too_large(tmp_path, monkeypatch):
     monkeypatch.setenv("SILOFL_LARGEST_FILE", "0.00006")  # 64 kB: 60 times about 1 kB
     with pytest.raises(DataError, match="its file of outlines would take"):
         referenced_series(contours)
-    assert "its file of outlines would take" in refusal(lambda: volume.read_mask(files, [contours], "here", WISH))
+    assert "its file of outlines would take" in refusal(
+        lambda: volume.read_mask(files, [contours], "here", WISH)
+    )
     assert len(referenced_series(seg)) == 1
-    assert all(60 * path.stat().st_size > 64_424 and referenced_series(path) == set() for path in (dose, *files))
+    assert all(
+        60 * path.stat().st_size > 64_424 and referenced_series(path) == set()
+        for path in (dose, *files)
+    )
     np.testing.assert_array_equal(volume.read_mask(files, [seg], "here", WISH), box())
 
 
@@ -188,7 +206,9 @@ def test_nifti_that_unpacks_to_much(tmp_path):
     assert "GB of memory" in refusal(lambda: volume.read([packed], "here", WISH))
 
 
-@pytest.mark.parametrize("affine", [np.zeros((4, 4)), np.full((4, 4), np.nan), np.diag([1e9, 1, 1, 1])])
+@pytest.mark.parametrize(
+    "affine", [np.zeros((4, 4)), np.full((4, 4), np.nan), np.diag([1e9, 1, 1, 1])]
+)
 def test_an_affine_that_is_none(tmp_path, affine):
     path = write_nifti(tmp_path / "v.nii", np.zeros((4, 4, 4), np.int16))
     image: Any = nibabel.load(path)

@@ -10,8 +10,21 @@ import pytest
 
 from partitions.manifest import write_partition
 from partitions.reorder import reorder_data
-from partitions.schema import Feature, Schema, difference, load_schema, majority, parse_schema, read_schema
-from partitions.silo_file import check_silo_file, read_dataset_file, read_silo_file, write_silo_file
+from partitions.schema import (
+    Feature,
+    Schema,
+    difference,
+    load_schema,
+    majority,
+    parse_schema,
+    read_schema,
+)
+from partitions.silo_file import (
+    check_silo_file,
+    read_dataset_file,
+    read_silo_file,
+    write_silo_file,
+)
 from partitions.splits import Array, SiloData, Split, together
 
 AGE = Feature("age", "years", (0.0, 120.0))
@@ -31,8 +44,15 @@ def arrays(**changes: Any) -> dict[str, Any]:
     """A file of two columns and two classes; every row is known by its values."""
     x = np.arange(12, dtype=np.float32).reshape(6, 2)
     y = np.array([0, 0, 0, 1, 1, 1])
-    parts = {f"{kind}_{split}": v for split in ("train", "val", "test") for kind, v in (("x", x), ("y", y))}
-    texts = {"feature_names": np.array(["age", "sex"]), "label_names": np.array(["well", "ill"])}
+    parts = {
+        f"{kind}_{split}": v
+        for split in ("train", "val", "test")
+        for kind, v in (("x", x), ("y", y))
+    }
+    texts = {
+        "feature_names": np.array(["age", "sex"]),
+        "label_names": np.array(["well", "ill"]),
+    }
     return {**parts, **texts, **{key: np.asarray(value) for key, value in changes.items()}}
 
 
@@ -61,7 +81,9 @@ def test_the_same_schema_in_every_form(tmp_path: Path) -> None:
         '"labels":["well","ill"]}'
     )
     assert HEART.digest == "e428b9d26bea3b6c4b3adab72d6e6a451844793f6cc113762878cce0a9a13933"
-    assert "columns age [years, 0..120], sex; labels well, ill; dtype float32; SHA-256 " in str(HEART)
+    assert "columns age [years, 0..120], sex; labels well, ill; dtype float32; SHA-256 " in str(
+        HEART
+    )
 
 
 def test_names_that_only_look_different_are_the_same() -> None:
@@ -112,7 +134,12 @@ def test_what_a_silo_may_not_send(text: str) -> None:
 
 
 def test_files_that_are_no_schema(tmp_path: Path) -> None:
-    for name, text in {"a.toml": "features = [", "b.yaml": "{", "c.json": "{", "d.yaml": "[" * 5000}.items():
+    for name, text in {
+        "a.toml": "features = [",
+        "b.yaml": "{",
+        "c.json": "{",
+        "d.yaml": "[" * 5000,
+    }.items():
         (tmp_path / name).write_text(text)
         with pytest.raises(ValueError, match=name) as caught:
             load_schema(tmp_path / name)
@@ -136,7 +163,11 @@ def test_files_that_are_no_schema(tmp_path: Path) -> None:
         (named("age"), HEART, "no columns named sex, most silos have them"),
         (named(labels=("well", "dead")), HEART, "labels named dead, most silos have ill"),
         (named(dtype="uint8"), HEART, "samples of uint8, most silos have float32"),
-        (Schema((Feature("sex"), Feature("age", "months"))), HEART, "age in months, most silos have years"),
+        (
+            Schema((Feature("sex"), Feature("age", "months"))),
+            HEART,
+            "age in months, most silos have years",
+        ),
         (
             Schema((Feature("sex"), Feature("age", "", (0.0, 1.0)))),
             HEART,
@@ -153,7 +184,9 @@ def test_what_may_be_missing() -> None:
     assert difference(named(), HEART, "the federation file has", required=True).startswith(
         "no names of its columns, the federation file has age, sex: add `feature_names`"
     )
-    assert difference(named("age", "sex"), HEART, "it has", required=True).startswith("no names of its labels")
+    assert difference(named("age", "sex"), HEART, "it has", required=True).startswith(
+        "no names of its labels"
+    )
     assert difference(
         named(labels=("well",)), named(labels=("well", "ill")), "most silos have", subset=False
     ).startswith("no labels named ill, most silos have them")
@@ -188,11 +221,15 @@ def silo(x: Any, y: Any, task: str, schema: Schema, classes: int) -> SiloData:
 
 def test_columns_and_classes_by_name() -> None:
     """(age, sex) = (1, 2) becomes (sex, age) = (2, 1); ill was 1 and is 0; a class that nobody here has makes room."""
-    data = silo(np.array([[1, 2], [3, 4]], np.float32), np.array([0, 1]), "multiclass", HEART, 2)
+    data = silo(
+        np.array([[1, 2], [3, 4]], np.float32), np.array([0, 1]), "multiclass", HEART, 2
+    )
     made = reorder_data(data, named("sex", "age", labels=("ill", "dead", "well")))
     assert made.train.x.tolist() == [[2, 1], [4, 3]] and made.train.x.flags.c_contiguous
     assert made.train.y.tolist() == [2, 0] and made.train.y.dtype == np.int64
-    assert made.classes == 3 and made.schema == Schema((Feature("sex"), AGE), ("ill", "dead", "well"), "float32")
+    assert made.classes == 3 and made.schema == Schema(
+        (Feature("sex"), AGE), ("ill", "dead", "well"), "float32"
+    )
     assert reorder_data(data, HEART) is data and reorder_data(data, Schema()) is data
     assert reorder_data(data, named(labels=("well", "ill", "dead"))) is data
     with pytest.raises(ValueError, match="it has sex where bmi is wanted"):
@@ -207,7 +244,9 @@ def test_findings_and_measurements_are_columns() -> None:
         data = silo(np.zeros((2, 1), np.float32), y, task, named(labels=("a", "b", "c")), 3)
         made = reorder_data(data, named(labels=("c", "a", "b")))
         assert (
-            made.train.y.tolist() == [[-1, 1, 0], [1, 0, 1]] and made.train.y.flags.c_contiguous and made.classes == 3
+            made.train.y.tolist() == [[-1, 1, 0], [1, 0, 1]]
+            and made.train.y.flags.c_contiguous
+            and made.classes == 3
         )
         with pytest.raises(ValueError, match="it has c where nothing is wanted"):
             reorder_data(data, named(labels=("a", "b")))
@@ -245,16 +284,23 @@ def test_a_file_states_its_schema(tmp_path: Path) -> None:
     assert data.schema == HEART
     write_silo_file(tmp_path / "b.npz", data)
     assert read_silo_file(tmp_path / "b.npz").schema == HEART
-    check = next(check for check in check_silo_file(tmp_path / "b.npz") if check.name == "schema")
+    check = next(
+        check for check in check_silo_file(tmp_path / "b.npz") if check.name == "schema"
+    )
     assert check.ok and check.detail == str(HEART)
 
 
 def test_a_partition_keeps_the_names(tmp_path: Path) -> None:
-    many = {key: np.repeat(value, 5, 0) if key[1] == "_" else value for key, value in arrays().items()}
+    many = {
+        key: np.repeat(value, 5, 0) if key[1] == "_" else value
+        for key, value in arrays().items()
+    }
     whole = read_dataset_file(save(tmp_path / "a.npz", many))
     write_partition(whole, "iid", tmp_path / "parts", silos=2, seed=1)
     for file in sorted((tmp_path / "parts").glob("*.npz")):
-        assert read_silo_file(file).schema == named("age", "sex", labels=("well", "ill"), dtype="float32")
+        assert read_silo_file(file).schema == named(
+            "age", "sex", labels=("well", "ill"), dtype="float32"
+        )
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
@@ -265,12 +311,18 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "numbers for units": ({"feature_units": [1, 2]}, "feature_units does not hold 2 texts"),
     "one unit": ({"feature_units": ["years"]}, "feature_units does not hold 2 texts"),
     "one range": ({"feature_ranges": [[0, 1]]}, "feature_ranges is not of 2 x 2 numbers"),
-    "half a range": ({"feature_ranges": [[0, np.nan], [0, 1]]}, "feature_ranges is not of 2 x 2 numbers"),
+    "half a range": (
+        {"feature_ranges": [[0, np.nan], [0, 1]]},
+        "feature_ranges is not of 2 x 2 numbers",
+    ),
     "a range that is upside down": (
         {"feature_ranges": [[12, 0], [0, 12]]},
         "values of 'age' outside of its range 12..0",
     ),
-    "values outside": ({"feature_ranges": [[0, 8], [0, 12]]}, "train has 1 values of 'age' outside of its range 0..8"),
+    "values outside": (
+        {"feature_ranges": [[0, 8], [0, 12]]},
+        "train has 1 values of 'age' outside of its range 0..8",
+    ),
 }
 
 
@@ -291,10 +343,14 @@ def test_units_without_names(tmp_path: Path) -> None:
 
 def test_a_file_beside_the_federations_schema(tmp_path: Path) -> None:
     file = save(tmp_path / "a.npz", arrays())
-    fits = {check.name: check for check in check_silo_file(file, agreed=HEART)}["federation's schema"]
+    fits = {check.name: check for check in check_silo_file(file, agreed=HEART)}[
+        "federation's schema"
+    ]
     assert fits.ok and fits.detail == f"the file fits; SHA-256 {HEART.digest}"
     turned = check_silo_file(file, agreed=named("sex", "age", labels=("ill", "well")))[-2]
-    assert turned.ok and turned.detail.startswith("columns and labels in another order: each run maps them by name")
+    assert turned.ok and turned.detail.startswith(
+        "columns and labels in another order: each run maps them by name"
+    )
     other = check_silo_file(file, agreed=named("age", "bmi"))[-2]
     assert not other.ok and other.detail == "has columns named sex, the federation has bmi"
     assert other.fix == "rename them in the data file, or set `schema` in the federation file"

@@ -23,7 +23,9 @@ def first(path: Path) -> Path:
     for i in range(N):
         sex, where = ("w", "m", "")[i % 3], "Ulm" if i > 3 else f"Dorf{i}"
         birth = f"0{1 + i % 9}.02.{1940 + i}"
-        rows.append(f"P{i};{30 + i},5;{sex};{birth};05.06.2024;{where};{'krank' if i % 2 else 'gesund'}")
+        rows.append(
+            f"P{i};{30 + i},5;{sex};{birth};05.06.2024;{where};{'krank' if i % 2 else 'gesund'}"
+        )
     path.write_text("\n".join(rows) + "\n")
     return path
 
@@ -34,12 +36,23 @@ def second(path: Path) -> Path:
     for i in range(N):
         sex, where = ("2", "1", "NA")[i % 3], "Ulm" if i > 3 else f"Dorf{i}"
         birth = f"{1940 + i}-02-0{1 + i % 9}"
-        rows.append(f"{'ill' if i % 2 else 'well'},{160 + i},{birth},2024-06-05,{sex},{where},{30 + i}.5,P{i}")
+        rows.append(
+            f"{'ill' if i % 2 else 'well'},{160 + i},{birth},2024-06-05,{sex},{where},{30 + i}.5,P{i}"
+        )
     path.write_text("\n".join(rows) + "\n")
     return path
 
 
-MAPPED = [*("Alter=age", "Geschlecht=sex", "Geburt=born", "Aufnahme=admitted", "Ort=town", "Befund=outcome")]
+MAPPED = [
+    *(
+        "Alter=age",
+        "Geschlecht=sex",
+        "Geburt=born",
+        "Aufnahme=admitted",
+        "Ort=town",
+        "Befund=outcome",
+    )
+]
 CODES = ["Geschlecht:2=w", "Geschlecht:1=m", "Befund:ill=krank", "Befund:well=gesund"]
 
 
@@ -69,18 +82,36 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_two_layouts_become_the_same_file(made, capsys):
     """All arrays but the recipe are equal, bit for bit: the patients, their order and the seed are the same."""
-    command = ["import", "b.csv", "--schema", "schema.toml", "--patient", "mrn", "--out", "b.npz"]
+    command = [
+        "import",
+        "b.csv",
+        "--schema",
+        "schema.toml",
+        "--patient",
+        "mrn",
+        "--out",
+        "b.npz",
+    ]
     assert main([*command, *options("--map", MAPPED), *options("--codes", CODES)]) == 0
     said = capsys.readouterr().out
     assert (
-        "column sex: becomes Geschlecht; 2 = w, 1 = m" in said and "column outcome: ill = krank, well = gesund" in said
+        "column sex: becomes Geschlecht; 2 = w, 1 = m" in said
+        and "column outcome: ill = krank, well = gesund" in said
     )
     assert "left out, as the schema does not have them: height" in said
-    assert "b.csv, line 2: Ort is 'Dorf0', none of Ulm, other: taken as 'other', and 3 cells more like it" in said
+    assert (
+        "b.csv, line 2: Ort is 'Dorf0', none of Ulm, other: taken as 'other', and 3 cells more like it"
+        in said
+    )
     with np.load("a.npz") as a, np.load("b.npz") as b:
         assert set(a) == set(b)
         assert [key for key in a if a[key].tobytes() != b[key].tobytes()] == ["recipe"]
-        assert a["feature_names"].tolist()[:4] == ["Alter", "Geschlecht=m", "Geschlecht=w", "Aufnahme"]
+        assert a["feature_names"].tolist()[:4] == [
+            "Alter",
+            "Geschlecht=m",
+            "Geschlecht=w",
+            "Aufnahme",
+        ]
     assert main(["check-data", "b.npz", "--schema", "schema.toml"]) == 0
     assert "the file fits" in capsys.readouterr().out
     assert main(["import", "b.csv", "--recipe", "b.recipe.toml", "--out", "again.npz"]) == 0
@@ -99,7 +130,9 @@ def test_nothing_of_one_hospital_is_in_the_schema(made):
         assert own not in text
     schema = load_schema(made)
     assert schema.bare.digest == schema.digest and "table" not in schema.bare.content
-    assert read_schema(schema.text) == schema == parse_schema(tomllib.loads(schema_toml(schema)))
+    assert (
+        read_schema(schema.text) == schema == parse_schema(tomllib.loads(schema_toml(schema)))
+    )
     assert [column.name for column in parse_shared(schema).columns] == [
         "Alter",
         "Geschlecht",
@@ -117,18 +150,51 @@ def test_nothing_of_one_hospital_is_in_the_schema(made):
             CODES,
             "b.csv has no column Alter, Geschlecht, Geburt, Aufnahme, Ort, Befund: name its own with --map Alter=",
         ),
-        (MAPPED[1:], CODES, "name its own with --map Alter=COLUMN, one for each; not used yet: height, age, mrn"),
-        (MAPPED, CODES[1:], "b.csv, line 2: sex is '2', and Geschlecht has the categories m, w: say what '2' mean"),
-        (MAPPED, CODES[:3], "outcome is 'well', and Befund has the categories gesund, krank: say what 'well' mean"),
+        (
+            MAPPED[1:],
+            CODES,
+            "name its own with --map Alter=COLUMN, one for each; not used yet: height, age, mrn",
+        ),
+        (
+            MAPPED,
+            CODES[1:],
+            "b.csv, line 2: sex is '2', and Geschlecht has the categories m, w: say what '2' mean",
+        ),
+        (
+            MAPPED,
+            CODES[:3],
+            "outcome is 'well', and Befund has the categories gesund, krank: say what 'well' mean",
+        ),
         (MAPPED, [*CODES[1:], "Geschlecht:2=W"], "--codes Geschlecht: 'W' is none of m, w"),
-        (["Alter=agee", *MAPPED[1:]], CODES, "--map Alter=agee: b.csv has no column 'agee' (did you mean 'age'?)"),
-        (["Altr=age", *MAPPED], CODES, "--map Altr=age: the schema has no column 'Altr' (did you mean 'Alter'?)"),
-        (["Alter=height", *MAPPED[1:]], CODES, "line 2: Alter is '160', outside of its range 0..120"),
+        (
+            ["Alter=agee", *MAPPED[1:]],
+            CODES,
+            "--map Alter=agee: b.csv has no column 'agee' (did you mean 'age'?)",
+        ),
+        (
+            ["Altr=age", *MAPPED],
+            CODES,
+            "--map Altr=age: the schema has no column 'Altr' (did you mean 'Alter'?)",
+        ),
+        (
+            ["Alter=height", *MAPPED[1:]],
+            CODES,
+            "line 2: Alter is '160', outside of its range 0..120",
+        ),
         (["Alter=sex", *MAPPED[1:]], CODES, "b.csv: sex stands for two columns of the schema"),
     ],
 )
 def test_what_has_no_shared_name_is_asked_for(made, capsys, maps, codes, words):
-    command = ["import", "b.csv", "--schema", "schema.toml", "--patient", "mrn", "--out", "b.npz"]
+    command = [
+        "import",
+        "b.csv",
+        "--schema",
+        "schema.toml",
+        "--patient",
+        "mrn",
+        "--out",
+        "b.npz",
+    ]
     assert main([*command, *options("--map", maps), *options("--codes", codes)]) == 2
     said = capsys.readouterr().err
     assert words in said and said.count("\n") == 1 and not Path("b.npz").exists()
@@ -146,17 +212,24 @@ def test_a_draft_by_the_schema_can_be_corrected(made, capsys):
     assert main([*command, *maps]) == 0
     draft = capsys.readouterr().out
     assert 'name = "Alter"' in draft
-    Path("draft.toml").write_text(draft.replace('from = "age"', 'from = "age"\nfactor = 0.08333333333333333'))
+    Path("draft.toml").write_text(
+        draft.replace('from = "age"', 'from = "age"\nfactor = 0.08333333333333333')
+    )
     assert main(["import", "b.csv", "--recipe", "draft.toml", "--out", "b.npz"]) == 0
     with np.load("a.npz") as a, np.load("b.npz") as b:
-        assert np.allclose(a["x_train"], b["x_train"]) and a["feature_names"].tolist() == b["feature_names"].tolist()
+        assert (
+            np.allclose(a["x_train"], b["x_train"])
+            and a["feature_names"].tolist() == b["feature_names"].tolist()
+        )
 
 
 def test_a_bundle_carries_the_table(made, tmp_path):
     """What federation.yaml names is in the bundle whole; messages have the schema without it."""
     from server.deploy.federation import read_federation
 
-    Path("f.yaml").write_text("name: f\nschema: schema.toml\nsilos: [{name: a, data: a.npz}, {name: b, data: a.npz}]\n")
+    Path("f.yaml").write_text(
+        "name: f\nschema: schema.toml\nsilos: [{name: a, data: a.npz}, {name: b, data: a.npz}]\n"
+    )
     federation = read_federation(Path("f.yaml"))
     assert json.loads(federation.schema.text)["table"]["patient"] == "Patient-ID"
     assert "table" not in json.loads(federation.agreed)["schema"]
@@ -167,8 +240,14 @@ def test_a_bundle_carries_the_table(made, tmp_path):
     [
         (("[table]", "[tabel]"), "a schema has the keys features, labels, dtype, table"),
         (('kind = "number"', 'kind = "numbre"'), "columns.1.kind = 'numbre': must be one of"),
-        (('kind = "number"', 'kind = "number"\ndecimal = ","'), "decimal of a column is a hospital's own"),
-        (('categories = ["m", "w"]', 'categories = ["m", "f"]'), "the schema's [table] makes other columns than its"),
+        (
+            ('kind = "number"', 'kind = "number"\ndecimal = ","'),
+            "decimal of a column is a hospital's own",
+        ),
+        (
+            ('categories = ["m", "w"]', 'categories = ["m", "f"]'),
+            "the schema's [table] makes other columns than its",
+        ),
     ],
 )
 def test_a_damaged_schema_is_refused(made, capsys, changed, words):
@@ -180,7 +259,10 @@ def test_a_damaged_schema_is_refused(made, capsys, changed, words):
 
 
 def test_a_recipe_that_was_never_used_makes_no_schema(made, capsys):
-    assert main(["import", "a.csv", "--label", "Befund", "--patient", "Patient-ID", "--propose"]) == 0
+    assert (
+        main(["import", "a.csv", "--label", "Befund", "--patient", "Patient-ID", "--propose"])
+        == 0
+    )
     Path("draft.toml").write_text(capsys.readouterr().out)
     with pytest.raises(ValueError, match="the recipe has no task yet"):
         schema_of(load_recipe(Path("draft.toml")))

@@ -30,7 +30,9 @@ def kuhar_file(root: Path, label: int, person: int, rows: int, number: int = 1) 
     path = root / KUHAR_CLASSES[label] / f"{person}_A_{number}.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
     r = np.arange(rows, dtype=np.float64)
-    table = np.stack([r / 100, r, r**2, -r, r / 100 + 5, np.full(rows, person), 3 * r, label + r], 1)
+    table = np.stack(
+        [r / 100, r, r**2, -r, r / 100 + 5, np.full(rows, person), 3 * r, label + r], 1
+    )
     np.savetxt(path, table, delimiter=",", fmt="%.6f")
     return path
 
@@ -38,7 +40,9 @@ def kuhar_file(root: Path, label: int, person: int, rows: int, number: int = 1) 
 def kuhar(root: Path) -> Path:
     """1001 and 1005 have ten windows or more, 1003 has nine, 1101 is left out."""
     for label in range(8):
-        kuhar_file(root, label, 1001, 512 if label < 4 else 511)  # 512 rows: 256 taken, two windows; 511: also 256
+        kuhar_file(
+            root, label, 1001, 512 if label < 4 else 511
+        )  # 512 rows: 256 taken, two windows; 511: also 256
         kuhar_file(root, label, 1005, 509 + 256)  # 383 taken: two windows
         kuhar_file(root, label, 1003, 300 if label else 600)  # 150 taken: one window; 300: two
         kuhar_file(root, label, 1101, 2000)
@@ -64,7 +68,9 @@ def test_windows_of_ku_har(tmp_path):
     line = (np.arange(64) - 31.5) / np.sqrt((64**2 - 1) / 12)
     np.testing.assert_allclose(acc[0, :64, 0], line, atol=1e-5)
     np.testing.assert_allclose(acc[:, :64, 2], np.broadcast_to(-line, (16, 64)), atol=1e-5)
-    np.testing.assert_allclose(gyro[:, :64, 1:], np.broadcast_to(line[:, None], (16, 64, 2)), atol=1e-5)
+    np.testing.assert_allclose(
+        gyro[:, :64, 1:], np.broadcast_to(line[:, None], (16, 64, 2)), atol=1e-5
+    )
     assert (gyro[:, :64, 0] == 0).all()  # constant
     # Rows 0, 2, ..., 126 and 256, 258, ..., 382 of r^2.
     for start, row in ((0, 0), (256, 1)):
@@ -78,13 +84,17 @@ def test_windows_of_ku_har(tmp_path):
 
 
 def test_faults_of_ku_har(tmp_path):
-    with pytest.raises(ValueError, match=r"ku-har: there is no Trimmed_interpolated_data; unpack 2\.Trimmed"):
+    with pytest.raises(
+        ValueError, match=r"ku-har: there is no Trimmed_interpolated_data; unpack 2\.Trimmed"
+    ):
         load_dataset("ku-har", str(tmp_path))
     root = kuhar(tmp_path / "Trimmed_interpolated_data")
     path = root / "5.Lay" / "1001_A_1.csv"
     for content in ("1,2,3\n4,5,6\n", "", "a,b\n", "0,1,2,nan,0,1,2,3\n"):
         path.write_text(content)
-        with pytest.raises(ValueError, match=r"ku-har: .*5\.Lay.*1001_A_1\.csv cannot be read \(.*unpack it") as caught:
+        with pytest.raises(
+            ValueError, match=r"ku-har: .*5\.Lay.*1001_A_1\.csv cannot be read \(.*unpack it"
+        ) as caught:
             load_dataset("ku-har", str(tmp_path))
         assert "\n" not in str(caught.value)
     for path in (root / "5.Lay").iterdir():
@@ -117,7 +127,9 @@ def crema(base: Path, speakers: tuple[int, ...] = (1001, 1002, 1003)) -> None:
             entries = []
             for i in range(8):
                 steps = 5 + i if channels == 80 else 1 + i % 2
-                values = np.full((steps, channels), i + 1, np.float64 if channels == 80 else np.float32)
+                values = np.full(
+                    (steps, channels), i + 1, np.float64 if channels == 80 else np.float32
+                )
                 entries.append([f"{client}/{i}", f"{i}.wav", i % 4, values])
             write_features(base, kind, "crema_d/fold1", client, entries)
 
@@ -127,8 +139,15 @@ def test_speakers_of_crema_d(tmp_path):
     crema(tmp_path / "output")
     for _ in range(2):
         data = load_dataset("crema-d", str(tmp_path))
-        assert data.input_shape == (("audio", (80, 12)), ("video", (1280, 2))) and data.classes == 4
-        assert data.groups is not None and list(data.groups) == ["speaker-1001", "speaker-1002", "speaker-1003"]
+        assert (
+            data.input_shape == (("audio", (80, 12)), ("video", (1280, 2)))
+            and data.classes == 4
+        )
+        assert data.groups is not None and list(data.groups) == [
+            "speaker-1001",
+            "speaker-1002",
+            "speaker-1003",
+        ]
         _load.cache_clear()
     assert data.groups is not None
     mine = take(data, data.groups["speaker-1002"])
@@ -144,7 +163,8 @@ def test_many_silos_are_not_all_named(tmp_path):
     crema(tmp_path, tuple(range(1001, 1009)))
     data = load_dataset("crema-d", str(tmp_path))
     with pytest.raises(
-        ValueError, match=r"comes with 8 silos \(speaker-1001, .*speaker-1006, \.\.\.\), not 72; set silos=8"
+        ValueError,
+        match=r"comes with 8 silos \(speaker-1001, .*speaker-1006, \.\.\.\), not 72; set silos=8",
     ):
         partition(data, "natural", silos=72, seed=0)
 
@@ -155,7 +175,9 @@ def crisis(base: Path, missing: bool = False) -> None:
         for i in range(n):
             one = np.full((1, 1280), i + 1, np.float32)
             image.append([f"{client}_{i}", "a.jpg", i, None if missing and i == 1 else one])
-            text.append([f"{client}_{i}", "a.jpg", i, np.full((1, 3 + i, 512), i + 1, np.float32)])
+            text.append(
+                [f"{client}_{i}", "a.jpg", i, np.full((1, 3 + i, 512), i + 1, np.float32)]
+            )
         write_features(base, "img/mobilenet_v2", "crisis_mmd/alpha10", client, image)
         write_features(base, "text/mobilebert", "crisis_mmd/alpha10", client, text)
 
@@ -166,8 +188,13 @@ def test_clients_of_crisis_mmd_are_taken_together(tmp_path, missing):
     crisis(tmp_path, missing)
     data = load_dataset("crisis-mmd", str(tmp_path))
     assert data.input_shape == (("image", (1280,)), ("text", (512, 6))) and data.classes == 8
-    assert (data.train.y.tolist(), data.test.y.tolist()) == ([0, 1, 2, 0, 1, 0, 1], [0, 1, 2, 3])
-    assert data.train.x["image"][:, 7].tolist() == ([1, 0, 3, 1, 0, 1, 0] if missing else [1, 2, 3, 1, 2, 1, 2])
+    assert (data.train.y.tolist(), data.test.y.tolist()) == (
+        [0, 1, 2, 0, 1, 0, 1],
+        [0, 1, 2, 3],
+    )
+    assert data.train.x["image"][:, 7].tolist() == (
+        [1, 0, 3, 1, 0, 1, 0] if missing else [1, 2, 3, 1, 2, 1, 2]
+    )
     assert data.test.x["text"][:, :, 0].tolist() == [
         [1, 1, 1, 0, 0, 0],
         [2, 2, 2, 2, 0, 0],
@@ -200,7 +227,10 @@ GOOD = [["k", "p", 0, np.ones((2, 80), np.float32)]]
         ([["k", "p", 0, np.ones((0, 80))]], "no array of steps and channels"),
         ([["k", "p", 0, np.full((2, 80), np.inf)]], "no finite number"),
         ([["other", "p", 0, np.ones((2, 80))]], "has other samples in"),
-        ([["k", "p", 0, np.ones((2, 79))], ["l", "p", 0, np.ones((2, 80))]], "has other samples in"),
+        (
+            [["k", "p", 0, np.ones((2, 79))], ["l", "p", 0, np.ones((2, 80))]],
+            "has other samples in",
+        ),
     ],
 )
 def test_faulty_features_are_refused(tmp_path, entries, fault):
@@ -213,16 +243,23 @@ def test_faulty_features_are_refused(tmp_path, entries, fault):
 
 
 def test_features_that_do_not_fit_together(tmp_path):
-    with pytest.raises(ValueError, match=r"there is no feature/audio/mfcc/crema_d/fold1 or .*; make it with FedMultim"):
+    with pytest.raises(
+        ValueError,
+        match=r"there is no feature/audio/mfcc/crema_d/fold1 or .*; make it with FedMultim",
+    ):
         load_dataset("crema-d", str(tmp_path))
     path = write_features(tmp_path, "audio/mfcc", "crema_d/fold1", "1001", GOOD)
-    with pytest.raises(ValueError, match=r"there is no feature/video/mobilenet_v2/crema_d/fold1 or"):
+    with pytest.raises(
+        ValueError, match=r"there is no feature/video/mobilenet_v2/crema_d/fold1 or"
+    ):
         load_dataset("crema-d", str(tmp_path))
     write_features(tmp_path, "video/mobilenet_v2", "crema_d/fold1", "1002", GOOD)
     with pytest.raises(ValueError, match=r"have not the same files \*\.pkl"):
         load_dataset("crema-d", str(tmp_path))
     write_features(tmp_path, "video/mobilenet_v2", "crema_d/fold1", "1001", GOOD)
-    write_features(tmp_path, "audio/mfcc", "crema_d/fold1", "1002", [["k", "p", 0, np.ones((2, 79))]])
+    write_features(
+        tmp_path, "audio/mfcc", "crema_d/fold1", "1002", [["k", "p", 0, np.ones((2, 79))]]
+    )
     with pytest.raises(ValueError, match="have different numbers of values"):
         load_dataset("crema-d", str(tmp_path))
     path.write_bytes(path.read_bytes()[:-9])

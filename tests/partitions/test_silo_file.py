@@ -13,7 +13,12 @@ import pytest
 
 from partitions.npz import write_npz
 from partitions.schema import Schema
-from partitions.silo_file import check_silo_file, read_dataset_file, read_silo_file, write_silo_file
+from partitions.silo_file import (
+    check_silo_file,
+    read_dataset_file,
+    read_silo_file,
+    write_silo_file,
+)
 from partitions.splits import SiloData, Split
 
 
@@ -32,7 +37,13 @@ def labels(n: int) -> np.ndarray:
 
 def good(**changes: object) -> dict[str, Any]:
     """A correct file of tables; a change of None takes an array out."""
-    arrays = {"x_train": table(20), "y_train": labels(20), "x_test": table(6), "y_test": labels(6), **changes}
+    arrays = {
+        "x_train": table(20),
+        "y_train": labels(20),
+        "x_test": table(6),
+        "y_test": labels(6),
+        **changes,
+    }
     return {key: np.asarray(array) for key, array in arrays.items() if array is not None}
 
 
@@ -89,7 +100,10 @@ def test_reads_volumes(file, channels):
     data = read_silo_file(save(file, good(x_train=first, x_test=first[:6], **no_val(first))))
     assert data.input_shape == (channels, 4, 6, 5) and data.train.x.dtype == np.float32
     np.testing.assert_array_equal(data.train.x, x)
-    assert check_silo_file(file)[3].detail == f"volumes of 4 x 6 x 5, {channels} channel{'s' * (channels > 1)}, float32"
+    assert (
+        check_silo_file(file)[3].detail
+        == f"volumes of 4 x 6 x 5, {channels} channel{'s' * (channels > 1)}, float32"
+    )
     write_silo_file(file, data)
     np.testing.assert_array_equal(read_silo_file(file).train.x, data.train.x)
 
@@ -98,7 +112,9 @@ def test_four_dimensions_are_pictures_but_under_medmnists_names(file):
     """Its 3D sets are (n, 28, 28, 28); pictures of it have one channel, or three."""
     x = np.random.default_rng(0).integers(256, size=(20, 8, 6, 5)).astype(np.uint8)
     checks = check_silo_file(save(file, good(x_train=x, x_test=x[:6], **no_val(x))))
-    assert checks[3].detail == "pictures of 8 x 6, 5 channels, uint8; volumes are (n, d, h, w, c)"
+    assert (
+        checks[3].detail == "pictures of 8 x 6, 5 channels, uint8; volumes are (n, d, h, w, c)"
+    )
     arrays = {f"{split}_images": x for split in ("train", "test")}
     arrays |= {f"{split}_labels": labels(20) for split in ("train", "test")}
     assert read_silo_file(save(file, arrays)).input_shape == (1, 8, 6, 5)
@@ -116,20 +132,28 @@ def test_reads_medmnists_own_names(file):
     assert data.val.y.tolist() == [0, 1, 2, 0]
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int32, np.uint64, np.float32, np.float64])
+@pytest.mark.parametrize(
+    "dtype", [np.uint8, np.int8, np.int32, np.uint64, np.float32, np.float64]
+)
 def test_labels_of_any_number_type(file, dtype):
-    data = read_silo_file(save(file, good(y_train=labels(20).astype(dtype), **no_val(table(20)))))
+    data = read_silo_file(
+        save(file, good(y_train=labels(20).astype(dtype), **no_val(table(20))))
+    )
     assert data.train.y.dtype == np.int64
     np.testing.assert_array_equal(data.train.y, labels(20))
 
 
 def test_true_and_false_are_labels(file):
-    data = read_silo_file(save(file, good(y_train=labels(20) == 1, y_test=labels(6) == 1, **no_val(table(20)))))
+    data = read_silo_file(
+        save(file, good(y_train=labels(20) == 1, y_test=labels(6) == 1, **no_val(table(20))))
+    )
     assert data.classes == 2 and data.train.y[:3].tolist() == [0, 1, 0]
 
 
 def test_float64_tables_become_float32(file):
-    data = read_silo_file(save(file, good(x_train=table(20).astype(np.float64), **no_val(table(20)))))
+    data = read_silo_file(
+        save(file, good(x_train=table(20).astype(np.float64), **no_val(table(20))))
+    )
     assert data.train.x.dtype == np.float32
     np.testing.assert_array_equal(data.train.x, table(20))
 
@@ -161,7 +185,9 @@ def test_a_name_that_steers_a_terminal_is_not_read(file, key):
             key: np.array(["a", "b\x9bm", "c"]),
         },
     )
-    with pytest.raises(ValueError, match=rf"{key} holds 'b\\x9bm'; leave control characters out"):
+    with pytest.raises(
+        ValueError, match=rf"{key} holds 'b\\x9bm'; leave control characters out"
+    ):
         read_silo_file(file)
 
 
@@ -185,17 +211,23 @@ def test_a_new_patient_redraws_nobody(file):
     parts = []
     for n in (100, 101):
         data = read_silo_file(save(file, {"x": x[:n], "y": labels(n)}))
-        parts.append([{row.tobytes() for row in split.x} for split in (data.train, data.val, data.test)])
+        parts.append(
+            [{row.tobytes() for row in split.x} for split in (data.train, data.val, data.test)]
+        )
     before, after = parts
     assert sum(len(old - new) for old, new in zip(before, after, strict=True)) <= 2
     twice = read_silo_file(save(file, {"x": np.concatenate([x, x]), "y": labels(202)}))
-    sides = [{row.tobytes() for row in split.x} for split in (twice.train, twice.val, twice.test)]
+    sides = [
+        {row.tobytes() for row in split.x} for split in (twice.train, twice.val, twice.test)
+    ]
     assert sum(map(len, sides)) == len(set().union(*sides)) == 101
 
 
 def test_equal_samples_cannot_be_divided(file):
     save(file, {"x": np.ones((9, 2), np.float32), "y": labels(9)})
-    with pytest.raises(ValueError, match="has only 1 different samples, too few to divide; give samples for"):
+    with pytest.raises(
+        ValueError, match="has only 1 different samples, too few to divide; give samples for"
+    ):
         read_silo_file(file)
     assert not check_silo_file(file)[-1].ok
 
@@ -242,12 +274,16 @@ def test_reads_a_file_as_a_data_set(file):
     with pytest.raises(ValueError, match="read-only"):
         data.train.x[0] = 0
     save(file, {"x": table(10), "y": labels(10)})
-    assert [len(split) for split in (read_dataset_file(file).train, read_dataset_file(file).test)] == [8, 2]
+    assert [
+        len(split) for split in (read_dataset_file(file).train, read_dataset_file(file).test)
+    ] == [8, 2]
 
 
 def test_checks_tell_what_was_found(file):
     x = pictures(20, 3)
-    checks = check_silo_file(save(file, good(x_train=x, x_test=x[:6], y_test=[0, 0, 0, 0, 1, 3])))
+    checks = check_silo_file(
+        save(file, good(x_train=x, x_test=x[:6], y_test=[0, 0, 0, 0, 1, 3]))
+    )
     assert all(check.ok and not check.fix for check in checks)
     assert {check.name: check.detail for check in checks if check.name != "file"} == {
         "names": "x_train, y_train, x_test, y_test",
@@ -261,11 +297,17 @@ def test_checks_tell_what_was_found(file):
 
 def test_a_hospital_may_have_few_of_the_federations_classes(file):
     """Where it says how many there are. That it has a single one is said, too."""
-    checks = check_silo_file(save(file, good(y_train=np.full(20, 5), y_test=np.full(6, 1), classes=6)))
+    checks = check_silo_file(
+        save(file, good(y_train=np.full(20, 5), y_test=np.full(6, 1), classes=6))
+    )
     assert all(check.ok for check in checks) and "ONE" not in checks[4].detail
-    checks = check_silo_file(save(file, good(y_train=np.full(20, 5), y_test=np.full(6, 5), classes=6)))
+    checks = check_silo_file(
+        save(file, good(y_train=np.full(20, 5), y_test=np.full(6, 5), classes=6))
+    )
     assert all(check.ok for check in checks)
-    assert checks[4].detail.endswith("train [0, 0, 0, 0, 0, 20], test [0, 0, 0, 0, 0, 6]; there is ONE class here")
+    assert checks[4].detail.endswith(
+        "train [0, 0, 0, 0, 0, 20], test [0, 0, 0, 0, 0, 6]; there is ONE class here"
+    )
 
 
 def test_feature_names_are_shown(file):
@@ -278,53 +320,137 @@ def test_feature_names_are_shown(file):
 BAD_ARRAYS = {
     # names
     "no arrays": ({}, "holds no samples", "the names are x_train"),
-    "unknown name": (good(x_trian=table(3)), "'x_trian' of no known name (did you mean 'x_train'?)", "the names are"),
-    "capital": (good(X_train=table(3)), "'X_train' of no known name (did you mean 'x_train'?)", "the names are"),
+    "unknown name": (
+        good(x_trian=table(3)),
+        "'x_trian' of no known name (did you mean 'x_train'?)",
+        "the names are",
+    ),
+    "capital": (
+        good(X_train=table(3)),
+        "'X_train' of no known name (did you mean 'x_train'?)",
+        "the names are",
+    ),
     "no test": (good(x_test=None, y_test=None), "has no x_test", "x_train, y_train, x_test"),
     "no labels": (good(y_train=None), "has no y_train", ""),
     "half a validation": (good(x_val=table(2)), "has no y_val", ""),
-    "two sets of names": (good(x=table(2), y=labels(2)), "has both x_train and x", "one set of names"),
+    "two sets of names": (
+        good(x=table(2), y=labels(2)),
+        "has both x_train and x",
+        "one set of names",
+    ),
     # samples
-    "lengths": (good(y_train=labels(19)), "train has 20 inputs but 19 labels", "one label for each"),
+    "lengths": (
+        good(y_train=labels(19)),
+        "train has 20 inputs but 19 labels",
+        "one label for each",
+    ),
     "empty train": (good(x_train=table(0), y_train=labels(0)), "no samples in train", ""),
     "empty test": (good(x_test=table(0), y_test=labels(0)), "no samples in test", ""),
-    "too few to split": ({"x": table(2), "y": labels(2)}, "only 2 samples, too few to split", ""),
+    "too few to split": (
+        {"x": table(2), "y": labels(2)},
+        "only 2 samples, too few to split",
+        "",
+    ),
     "a number": (good(x_train=1.0), "a single number", ""),
     # inputs
-    "nan": (good(x_train=np.where(np.arange(60).reshape(20, 3) == 34, np.nan, 1.0)), "first in sample 11", "fill or"),
-    "infinite": (good(x_test=np.full((6, 3), np.inf, np.float32)), "x_test has a value that is no finite", ""),
-    "too large for float32": (good(x_test=np.full((6, 3), 1e300)), "x_test has a value that is no finite", ""),
-    "integers": (good(x_train=np.ones((20, 3), np.int32)), "x_train is int32", "tables float32 (n, d)"),
+    "nan": (
+        good(x_train=np.where(np.arange(60).reshape(20, 3) == 34, np.nan, 1.0)),
+        "first in sample 11",
+        "fill or",
+    ),
+    "infinite": (
+        good(x_test=np.full((6, 3), np.inf, np.float32)),
+        "x_test has a value that is no finite",
+        "",
+    ),
+    "too large for float32": (
+        good(x_test=np.full((6, 3), 1e300)),
+        "x_test has a value that is no finite",
+        "",
+    ),
+    "integers": (
+        good(x_train=np.ones((20, 3), np.int32)),
+        "x_train is int32",
+        "tables float32 (n, d)",
+    ),
     "text": (good(x_train=np.full((20, 3), "a")), "x_train is <U1", "tables float32 (n, d)"),
-    "uint8 table": (good(x_train=np.ones((20, 3), np.uint8)), "x_train is uint8 (20, 3)", "saved as float32"),
+    "uint8 table": (
+        good(x_train=np.ones((20, 3), np.uint8)),
+        "x_train is uint8 (20, 3)",
+        "saved as float32",
+    ),
     "float of six axes": (
         good(x_train=np.ones((20, 1, 1, 6, 5, 2), np.float32)),
         "(20, 1, 1, 6, 5, 2)",
         "(n, c, h, w)",
     ),
-    "tokens without vocabulary": (good(x_train=np.ones((20, 3), np.int64)), "x_train is int64", "with `vocabulary`"),
-    "one-dimensional": (good(x_train=np.ones(20, np.float32)), "x_train is float32 (20,)", "(n, d)"),
-    "channels first": (good(x_train=np.ones((20, 3, 6, 5), np.uint8)), "with its channels first", "transpose"),
-    "channels last": (good(x_train=np.ones((20, 6, 5, 3), np.float32)), "with its channels last", "transpose"),
-    "volumes, channels first": (good(x_train=np.ones((20, 2, 6, 5, 7), np.uint8)), "channels first", "(n, d, h, w, c)"),
-    "volumes, channels last": (good(x_train=np.ones((20, 6, 5, 7, 2), np.float32)), "channels last", "(n, c, d, h, w)"),
-    "six dimensions": (good(x_train=np.ones((20, 1, 6, 5, 7, 2), np.uint8)), "is uint8 (20, 1, 6, 5, 7, 2)", "volumes"),
+    "tokens without vocabulary": (
+        good(x_train=np.ones((20, 3), np.int64)),
+        "x_train is int64",
+        "with `vocabulary`",
+    ),
+    "one-dimensional": (
+        good(x_train=np.ones(20, np.float32)),
+        "x_train is float32 (20,)",
+        "(n, d)",
+    ),
+    "channels first": (
+        good(x_train=np.ones((20, 3, 6, 5), np.uint8)),
+        "with its channels first",
+        "transpose",
+    ),
+    "channels last": (
+        good(x_train=np.ones((20, 6, 5, 3), np.float32)),
+        "with its channels last",
+        "transpose",
+    ),
+    "volumes, channels first": (
+        good(x_train=np.ones((20, 2, 6, 5, 7), np.uint8)),
+        "channels first",
+        "(n, d, h, w, c)",
+    ),
+    "volumes, channels last": (
+        good(x_train=np.ones((20, 6, 5, 7, 2), np.float32)),
+        "channels last",
+        "(n, c, d, h, w)",
+    ),
+    "six dimensions": (
+        good(x_train=np.ones((20, 1, 6, 5, 7, 2), np.uint8)),
+        "is uint8 (20, 1, 6, 5, 7, 2)",
+        "volumes",
+    ),
     "no columns": (good(x_train=np.ones((20, 0), np.float32)), "its samples are empty", ""),
     "columns differ": (
         good(x_test=np.ones((6, 4), np.float32)),
         "test has a table of 4 columns, float32, but train has a table of 3 columns",
         "same shape",
     ),
-    "kinds differ": (good(x_test=pictures(6)), "test has pictures of 6 x 5, 1 channel, uint8, but train", ""),
-    "wrong feature names": (good(feature_names=["a"]), "feature_names does not hold 3 texts", ""),
+    "kinds differ": (
+        good(x_test=pictures(6)),
+        "test has pictures of 6 x 5, 1 channel, uint8, but train",
+        "",
+    ),
+    "wrong feature names": (
+        good(feature_names=["a"]),
+        "feature_names does not hold 3 texts",
+        "",
+    ),
     # labels
     "negative": (good(y_train=labels(20) - 1), "y_train has a label -1", "count from 0"),
     "not whole": (good(y_train=labels(20) + 0.5), "labels that are no whole numbers", ""),
     "nan label": (good(y_train=np.full(20, np.nan)), "labels that are no whole numbers", ""),
     "text label": (good(y_train=np.full(20, "sick")), "y_train is <U4", "silofl import"),
-    "several labels": (good(y_train=np.ones((20, 14), int)), "y_train is (20, 14)", "one label per sample"),
+    "several labels": (
+        good(y_train=np.ones((20, 14), int)),
+        "y_train is (20, 14)",
+        "one label per sample",
+    ),
     "codes": (good(y_test=np.full(6, 10**7)), "a label 10000000", "class numbers"),
-    "beyond classes": (good(classes=2), "train has a label 2 where classes is 2", "0 .. classes - 1"),
+    "beyond classes": (
+        good(classes=2),
+        "train has a label 2 where classes is 2",
+        "0 .. classes - 1",
+    ),
     "classes of text": (good(classes="3"), "classes is no positive whole number", ""),
     "a code for classes": (good(classes=10**13), "classes is 10000000000000", "at most 100000"),
     "no classes": (good(classes=0), "classes is no positive whole number", ""),
@@ -333,9 +459,17 @@ BAD_ARRAYS = {
         "has labels 1, 5, which leave",
         "classes=",
     ),
-    "one class": ({"x": table(30), "y": np.ones(30, int)}, "has one class alone, 1", "save classes=numpy.array(N)"),
+    "one class": (
+        {"x": table(30), "y": np.ones(30, int)},
+        "has one class alone, 1",
+        "save classes=numpy.array(N)",
+    ),
     "label names": (good(label_names=["a", "b"]), "label_names does not hold 3 texts", ""),
-    "a name that steers a terminal": (good(label_names=["a", "b\x1b[2J", "c"]), r"label_names holds 'b\x1b[2J'", ""),
+    "a name that steers a terminal": (
+        good(label_names=["a", "b\x1b[2J", "c"]),
+        r"label_names holds 'b\x1b[2J'",
+        "",
+    ),
 }
 
 
@@ -354,7 +488,9 @@ def assert_refused(path: Path, detail: str, fix: str) -> None:
         with pytest.raises(ValueError) as caught:
             read(path)
         text = str(caught.value)
-        assert text.startswith(f"{path}: ") and detail in text and fix in text and "\n" not in text
+        assert (
+            text.startswith(f"{path}: ") and detail in text and fix in text and "\n" not in text
+        )
 
 
 class Evil:

@@ -44,7 +44,9 @@ def little_memory() -> Iterator[None]:
     assert peak < 64 * MIB, f"{peak / MIB:.0f} MiB were used"
 
 
-def nifti_of(path: Path, shape: tuple[int, ...], version: int = 1, order: str = "<", offset: int = 0) -> Path:
+def nifti_of(
+    path: Path, shape: tuple[int, ...], version: int = 1, order: str = "<", offset: int = 0
+) -> Path:
     """A header that says so, and next to nothing behind it."""
     header = {1: nibabel.Nifti1Header, 2: nibabel.Nifti2Header}[version](endianness=order)
     header.set_data_shape(shape)
@@ -56,22 +58,33 @@ def nifti_of(path: Path, shape: tuple[int, ...], version: int = 1, order: str = 
 
 
 @pytest.mark.parametrize(("version", "order"), [(1, "<"), (1, ">"), (2, "<")])
-def test_a_volume_is_refused_by_its_header(tmp_path: Path, little_memory: None, version: int, order: str) -> None:
+def test_a_volume_is_refused_by_its_header(
+    tmp_path: Path, little_memory: None, version: int, order: str
+) -> None:
     file = nifti_of(tmp_path / "a.nii.gz", (1024, 1024, 5000), version, order)
-    with pytest.raises(ValueError, match=r"^row 1: its volume would take 41\.9 GB of memory, .* set SILOFL_LARGEST_FI"):
+    with pytest.raises(
+        ValueError,
+        match=r"^row 1: its volume would take 41\.9 GB of memory, .* set SILOFL_LARGEST_FI",
+    ):
         volume.parts(file, "row 1", ReadOptions())
 
 
 def test_so_are_extensions_of_a_header(tmp_path: Path, little_memory: None) -> None:
     """nibabel reads them whole, as long as they say they are."""
-    with pytest.raises(ValueError, match="row 1: its header says that the voxels begin after 64 MiB"):
-        volume.probe([nifti_of(tmp_path / "a.nii.gz", (4, 4, 4), offset=1 << 30)], "row 1", ReadOptions())
+    with pytest.raises(
+        ValueError, match="row 1: its header says that the voxels begin after 64 MiB"
+    ):
+        volume.probe(
+            [nifti_of(tmp_path / "a.nii.gz", (4, 4, 4), offset=1 << 30)], "row 1", ReadOptions()
+        )
 
 
 def test_a_mask_is_refused_too(tmp_path: Path, little_memory: None) -> None:
     own = write_nifti(tmp_path / "v.nii.gz", np.zeros((4, 4, 4), np.float32))
     with pytest.raises(ValueError, match="row 1: its volume would take"):
-        volume.read_mask([own], [nifti_of(tmp_path / "m.nii.gz", (2000, 2000, 2000))], "row 1", ReadOptions())
+        volume.read_mask(
+            [own], [nifti_of(tmp_path / "m.nii.gz", (2000, 2000, 2000))], "row 1", ReadOptions()
+        )
 
 
 @pytest.mark.parametrize(
@@ -96,7 +109,11 @@ def test_dicom_is_refused_by_its_header(
 def test_a_deflated_dicom_file_is_unpacked_no_further_than_may_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = write_dicom(tmp_path / "a.dcm", np.zeros((7000, 7000), np.uint16), uid=DeflatedExplicitVRLittleEndian)
+    file = write_dicom(
+        tmp_path / "a.dcm",
+        np.zeros((7000, 7000), np.uint16),
+        uid=DeflatedExplicitVRLittleEndian,
+    )
     assert file.stat().st_size < MIB
     monkeypatch.setenv(VARIABLE, "0.05")
     tracemalloc.start()
@@ -105,18 +122,24 @@ def test_a_deflated_dicom_file_is_unpacked_no_further_than_may_be(
     assert tracemalloc.get_traced_memory()[1] < 20 * MIB
     tracemalloc.stop()
     small = write_dicom(tmp_path / "b.dcm", uid=DeflatedExplicitVRLittleEndian)
-    assert dicom.read_header(small, "row 1") is not None and dicom.probe(small, "row 1", ReadOptions()).height == 4
+    assert (
+        dicom.read_header(small, "row 1") is not None
+        and dicom.probe(small, "row 1", ReadOptions()).height == 4
+    )
 
 
 def test_gzip_is_unpacked_no_further_than_may_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, little_memory: None
 ) -> None:
     bomb = zlib.compressobj(9, wbits=31)
-    (tmp_path / "a.gz").write_bytes(b"".join(bomb.compress(bytes(MIB)) for _ in range(256)) + bomb.flush())
+    (tmp_path / "a.gz").write_bytes(
+        b"".join(bomb.compress(bytes(MIB)) for _ in range(256)) + bomb.flush()
+    )
     assert (tmp_path / "a.gz").stat().st_size < MIB
     monkeypatch.setenv(VARIABLE, "0.01")
     with pytest.raises(
-        ValueError, match=r"its content, unpacked, would take 0\.0 GB of memory, and 0\.0 GB is the most"
+        ValueError,
+        match=r"its content, unpacked, would take 0\.0 GB of memory, and 0\.0 GB is the most",
     ):
         read_idx(tmp_path / "a.gz")
     (tmp_path / "b.gz").write_bytes(gzip.compress(b"\0\0\x08\x01\0\0\0\x03abc"))
@@ -130,7 +153,9 @@ def test_a_csv_with_too_many_columns_is_not_parsed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "wide.csv"
-    path.write_text(",".join(f"c{i}" for i in range(200_000)) + "\n" + ",".join(["1"] * 200_000) + "\n")
+    path.write_text(
+        ",".join(f"c{i}" for i in range(200_000)) + "\n" + ",".join(["1"] * 200_000) + "\n"
+    )
     monkeypatch.setattr("csv.reader", None)
     assert main(["import", str(path), "--out", str(tmp_path / "a.npz")]) == 2
     assert (
@@ -139,7 +164,9 @@ def test_a_csv_with_too_many_columns_is_not_parsed(
     )
 
 
-def test_a_csv_with_an_endless_line_or_too_many_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_csv_with_an_endless_line_or_too_many_cells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "a.csv"
     path.write_text("a,b\n" + "1," * 3000 + "\n")
     with pytest.raises(ValueError, match=r"a\.csv, line 2 has 3001 cells"):
@@ -155,17 +182,24 @@ def test_a_csv_with_an_endless_line_or_too_many_cells(tmp_path: Path, monkeypatc
         read_lines(path)
 
 
-def test_what_would_not_fit_into_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_would_not_fit_into_free_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = tmp_path / "data.npz"
     x, y = np.random.default_rng(0).random((1000, 30), np.float32), np.arange(1000) % 2
     write_npz(data, {"x": x, "y": y})
     read_silo_file(data)
     for module in (npz, sizes):
         monkeypatch.setattr(module, "available", lambda: 100_000)
-    with pytest.raises(ValueError, match=r"would take 0\.0 GB of memory, and 0\.0 GB is free here"):
+    with pytest.raises(
+        ValueError, match=r"would take 0\.0 GB of memory, and 0\.0 GB is free here"
+    ):
         read_silo_file(data)
     file = write_nifti(tmp_path / "v.nii.gz", np.zeros((40, 40, 40), np.float32))
-    with pytest.raises(ValueError, match=r"row 1: its volume would take 0\.0 GB of memory, and 0\.0 GB is free here"):
+    with pytest.raises(
+        ValueError,
+        match=r"row 1: its volume would take 0\.0 GB of memory, and 0\.0 GB is free here",
+    ):
         volume.parts(file, "row 1", ReadOptions())
 
 
@@ -173,8 +207,13 @@ def test_labels_of_a_public_set_are_no_larger_than_their_member(tmp_path: Path) 
     """The header of an array says how much memory is taken for it."""
     from partitions.datasets.medmnist import _labels
 
-    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive, archive.open("train_labels.npy", "w") as out:
-        np.lib.format.write_array_header_1_0(out, {"descr": "<i8", "fortran_order": False, "shape": (1 << 50,)})
+    with (
+        zipfile.ZipFile(tmp_path / "a.npz", "w") as archive,
+        archive.open("train_labels.npy", "w") as out,
+    ):
+        np.lib.format.write_array_header_1_0(
+            out, {"descr": "<i8", "fortran_order": False, "shape": (1 << 50,)}
+        )
     with pytest.raises(ValueError, match="more than there is"):
         _labels(tmp_path / "a.npz", "train", "multiclass", 2)
 
@@ -187,12 +226,16 @@ def test_the_bound_can_be_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     check_size(3 << 30, "it")
     for text in ("much", "0", "-1", "nan", "inf"):
         monkeypatch.setenv(VARIABLE, text)
-        with pytest.raises(ValueError, match=f"SILOFL_LARGEST_FILE={text} is no number of GiB above 0"):
+        with pytest.raises(
+            ValueError, match=f"SILOFL_LARGEST_FILE={text} is no number of GiB above 0"
+        ):
             largest()
 
 
 def test_an_import_of_ordinary_files_is_as_before(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("a,b,label\n" + "".join(f"{i},{i % 3},{i % 2}\n" for i in range(40)))
+    (tmp_path / "a.csv").write_text(
+        "a,b,label\n" + "".join(f"{i},{i % 3},{i % 2}\n" for i in range(40))
+    )
     assert len(import_source(tmp_path / "a.csv", tmp_path / "a.npz").data.train) > 20
 
 
@@ -203,11 +246,17 @@ def test_a_large_picture_is_read_without_a_word_and_a_larger_one_refused(
     for name in ("a", "b"):
         (tmp_path / "in" / name).mkdir(parents=True)
         for number in range(5):
-            Image.fromarray(np.full((8, 8), number, np.uint8)).save(tmp_path / "in" / name / f"{number}.png")
+            Image.fromarray(np.full((8, 8), number, np.uint8)).save(
+                tmp_path / "in" / name / f"{number}.png"
+            )
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 40)
-    made = import_source(tmp_path / "in", tmp_path / "out.npz")  # the suite turns warnings into errors
+    made = import_source(
+        tmp_path / "in", tmp_path / "out.npz"
+    )  # the suite turns warnings into errors
     assert len(made.data.train) + len(made.data.val) + len(made.data.test) == 10
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 20)
-    with pytest.raises(DataError, match=r"0\.png cannot be read \(Image size \(64 pixels\) exceeds limit of 40"):
+    with pytest.raises(
+        DataError, match=r"0\.png cannot be read \(Image size \(64 pixels\) exceeds limit of 40"
+    ):
         import_source(tmp_path / "in", tmp_path / "other.npz")
     assert not (tmp_path / "other.npz").exists()

@@ -13,10 +13,16 @@ from partitions.importing.notes import Take
 from partitions.importing.options import ImportOptions
 from partitions.importing.source import import_source
 from partitions.patients import name_of, parse_column
-from partitions.silo_file import check_silo_file, read_dataset_file, read_silo_file, write_silo_file
+from partitions.silo_file import (
+    check_silo_file,
+    read_dataset_file,
+    read_silo_file,
+    write_silo_file,
+)
 
 CSV = "age,sex,pressure,label,split\n" + "".join(
-    f"{20 + 5 * k},{'f' if k % 2 else 'm'},{k},{k % 2},{('train', 'train', 'test')[k % 3]}\n" for k in range(15)
+    f"{20 + 5 * k},{'f' if k % 2 else 'm'},{k},{k % 2},{('train', 'train', 'test')[k % 3]}\n"
+    for k in range(15)
 )
 
 
@@ -33,7 +39,13 @@ def test_a_column_of_a_csv(tmp_path: Path) -> None:
     assert set(data.train.subgroup.tolist()) == {"sex f", "sex m"}  # type: ignore[union-attr]
     assert len(data.test.subgroup) == len(data.test) == 5  # type: ignore[arg-type]
     data = read_silo_file(imported(tmp_path, "age:40,60"))
-    of_test = ["age under 40", "age 40 to 60", "age from 60", "age from 60", "age from 60"]  # 30, 45, 60, 75, 90
+    of_test = [
+        "age under 40",
+        "age 40 to 60",
+        "age from 60",
+        "age from 60",
+        "age from 60",
+    ]  # 30, 45, 60, 75, 90
     assert data.test.subgroup.tolist() == of_test  # type: ignore[union-attr]
 
 
@@ -72,14 +84,24 @@ def test_bands() -> None:
 def test_they_stay_with_their_samples(tmp_path: Path) -> None:
     """A file of x, y is divided by its samples; as a data set by seed; and written again as it was."""
     x = np.arange(60, dtype=np.float32)[:, None]
-    np.savez(tmp_path / "a.npz", x=x, y=np.arange(60) % 2, subgroup=np.array([f"g{k % 3}" for k in range(60)]))
+    np.savez(
+        tmp_path / "a.npz",
+        x=x,
+        y=np.arange(60) % 2,
+        subgroup=np.array([f"g{k % 3}" for k in range(60)]),
+    )
     data = read_silo_file(tmp_path / "a.npz")
     whole = read_dataset_file(tmp_path / "a.npz")
     for split in (data.train, data.val, data.test, whole.train, whole.test):
         assert [f"g{int(v) % 3}" for v in split.x[:, 0]] == split.subgroup.tolist()  # type: ignore[union-attr]
     write_silo_file(tmp_path / "b.npz", data)
-    assert read_silo_file(tmp_path / "b.npz").test.subgroup.tolist() == data.test.subgroup.tolist()  # type: ignore[union-attr]
-    assert any(check.name == "subgroups" and "g0" in check.detail for check in check_silo_file(tmp_path / "a.npz"))
+    assert (
+        read_silo_file(tmp_path / "b.npz").test.subgroup.tolist() == data.test.subgroup.tolist()  # type: ignore[union-attr]
+    )
+    assert any(
+        check.name == "subgroups" and "g0" in check.detail
+        for check in check_silo_file(tmp_path / "a.npz")
+    )
 
 
 @pytest.mark.parametrize(
@@ -92,9 +114,19 @@ def test_they_stay_with_their_samples(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_file_may_not_say(tmp_path: Path, subgroup: np.ndarray, reason: str) -> None:
-    np.savez(tmp_path / "a.npz", x=np.arange(6, dtype=np.float32)[:, None], y=np.arange(6) % 2, subgroup=subgroup)
+    np.savez(
+        tmp_path / "a.npz",
+        x=np.arange(6, dtype=np.float32)[:, None],
+        y=np.arange(6) % 2,
+        subgroup=subgroup,
+    )
     with pytest.raises(DataError, match=reason):
         read_silo_file(tmp_path / "a.npz")
-    np.savez(tmp_path / "b.npz", x=np.ones((6, 1), np.float32), y=np.arange(6) % 2, subgroup_train=np.array(["a"] * 6))
+    np.savez(
+        tmp_path / "b.npz",
+        x=np.ones((6, 1), np.float32),
+        y=np.arange(6) % 2,
+        subgroup_train=np.array(["a"] * 6),
+    )
     with pytest.raises(DataError, match="has subgroup_train, but no subgroup"):
         read_silo_file(tmp_path / "b.npz")

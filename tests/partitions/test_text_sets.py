@@ -51,11 +51,16 @@ def write_csv(path: Path, rows: list[list[str]]) -> Path:
 # AG News
 
 
-@pytest.mark.skipif(not (DATA / "ag_news/test.csv").is_file(), reason="ag_news is not in SILOFL_DATA")
+@pytest.mark.skipif(
+    not (DATA / "ag_news/test.csv").is_file(), reason="ag_news is not in SILOFL_DATA"
+)
 def test_the_published_test_file(said):
     """7,600 rows, 1,900 of each class; a median of 42 tokens, 85 at the 99th percentile, 161 at most."""
     data = load_dataset("ag-news", str(DATA))
-    assert np.bincount(data.labels).tolist() == [1900] * 4 and (len(data.train), len(data.test)) == (6080, 1520)
+    assert np.bincount(data.labels).tolist() == [1900] * 4 and (
+        len(data.train),
+        len(data.test),
+    ) == (6080, 1520)
     assert data.input_shape == ("tokens", 200, 25272) and data.train.x.dtype == np.int32
     x = np.concatenate([data.train.x, data.test.x])
     lengths = (x > 0).sum(axis=1)
@@ -73,7 +78,9 @@ def test_both_files_of_ag_news(tmp_path, said):
     write_csv(tmp_path / "ag_news" / "test.csv", [["3", "A", 'c "x\\y"']])
     data = load_dataset("ag-news", str(tmp_path))
     assert data.vocabulary == 6 and data.input_shape == ("tokens", 200, 6)
-    assert data.train.x[:, :4].tolist() == [[2, 2, 3, 0], [2, 4, 2, 0]] and data.test.x[0, :4].tolist() == [3, 4, 5, 0]
+    assert data.train.x[:, :4].tolist() == [[2, 2, 3, 0], [2, 4, 2, 0]] and data.test.x[
+        0, :4
+    ].tolist() == [3, 4, 5, 0]
     assert (data.train.y.tolist(), data.test.y.tolist(), said) == ([0, 3], [2], [])
     silos = partition(data, "iid", silos=1, seed=0)
     assert silo_data(data, silos[0]).vocabulary == 6
@@ -108,7 +115,8 @@ def tweets(folder: Path, users: int = 52) -> Path:
             rows.append(["0" if k % 2 else "4", str(k), "Mon", "NO_QUERY", f"user{i}", text])
     rng = np.random.default_rng(0)
     return write_csv(
-        folder / "training.1600000.processed.noemoticon.csv", [rows[i] for i in rng.permutation(len(rows))]
+        folder / "training.1600000.processed.noemoticon.csv",
+        [rows[i] for i in rng.permutation(len(rows))],
     )
 
 
@@ -117,7 +125,9 @@ def test_the_last_fifteen_of_the_fifty_users_with_most_tweets(tmp_path, said):
     tweets(tmp_path / "sent140")
     data = load_dataset("sent140", str(tmp_path))
     assert data.groups is not None
-    assert {name: len(rows) for name, rows in data.groups.items()} == {f"user-{r}": 55 - r for r in range(36, 51)}
+    assert {name: len(rows) for name, rows in data.groups.items()} == {
+        f"user-{r}": 55 - r for r in range(36, 51)
+    }
     assert (data.classes, data.task, data.own_test) == (2, "multiclass", False)
     silos = partition(data, "natural", silos=15, seed=0)
     assert [silo.origin for silo in silos][::7] == ["user-36", "user-43", "user-50"]
@@ -150,7 +160,8 @@ def test_berts_pieces_where_its_list_is_there(tmp_path, said):
 
 def test_faults_of_sent140(tmp_path):
     with pytest.raises(
-        ValueError, match=r"sent140: there is no training\.1600000.*; unpack it from .*, and put it into"
+        ValueError,
+        match=r"sent140: there is no training\.1600000.*; unpack it from .*, and put it into",
     ):
         load_dataset("sent140", str(tmp_path))
     path = tweets(tmp_path)
@@ -169,7 +180,11 @@ def test_faults_of_sent140(tmp_path):
 
 def test_notes_in_four_groups(tmp_path, said):
     rows = [["group", "text", "mortality"]]
-    rows += [[group, f"Pt {group} note\nline {i}", str(i % 2)] for i in range(10) for group in ("brain", "gi", "mi")]
+    rows += [
+        [group, f"Pt {group} note\nline {i}", str(i % 2)]
+        for i in range(10)
+        for group in ("brain", "gi", "mi")
+    ]
     rows += [["infection", 600 * "long ", "0"]] * 5
     write_csv(tmp_path / "mimic" / "mimic.csv", rows)
     data = load_dataset("mimic", str(tmp_path))
@@ -179,8 +194,13 @@ def test_notes_in_four_groups(tmp_path, said):
         "infection": 5,
         "brain": 10,
     }
-    assert data.input_shape == ("tokens", 512, data.vocabulary) and data.vocabulary == 2 + 4 + 3 + 10
-    assert (take(data, data.groups["infection"]).x == 2).all() and "35 notes; tokens are words" in said[0]
+    assert (
+        data.input_shape == ("tokens", 512, data.vocabulary)
+        and data.vocabulary == 2 + 4 + 3 + 10
+    )
+    assert (
+        take(data, data.groups["infection"]).x == 2
+    ).all() and "35 notes; tokens are words" in said[0]
 
 
 @pytest.mark.parametrize(
@@ -204,6 +224,8 @@ def test_faulty_notes_are_named_and_not_quoted(tmp_path, rows, fault):
 
 @pytest.mark.parametrize(("name", "what"), [("ag-news", "test.csv"), ("mimic", "mimic.csv")])
 def test_what_is_missing_is_named(tmp_path, name, what):
-    with pytest.raises(ValueError, match=rf"{name}: there is no {what}; .*, and put it into {tmp_path}") as caught:
+    with pytest.raises(
+        ValueError, match=rf"{name}: there is no {what}; .*, and put it into {tmp_path}"
+    ) as caught:
         load_dataset(name, str(tmp_path))
     assert "\n" not in str(caught.value)

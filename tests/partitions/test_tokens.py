@@ -51,7 +51,12 @@ def test_the_most_frequent_word_is_the_first():
 
 def test_a_text_is_cut_and_filled():
     made = encode(["a b c d", "b", "", "x a"], Words(["a", "b", "c"]), 3)
-    assert made.x.dtype == np.int32 and made.x.tolist() == [[2, 3, 4], [3, 0, 0], [0, 0, 0], [1, 2, 0]]
+    assert made.x.dtype == np.int32 and made.x.tolist() == [
+        [2, 3, 4],
+        [3, 0, 0],
+        [0, 0, 0],
+        [1, 2, 0],
+    ]
     assert (made.cut, made.words, made.unknown) == (1, 7, 2)
     assert encode(["a", "a b c d"], Words(["a"]), 0).x.shape == (2, 4)
     with pytest.raises(ValueError, match="1 to 65536 tokens, not -1"):
@@ -77,7 +82,9 @@ def test_a_hash_is_the_same_in_every_process():
     answers = []
     for seed in ("1", "2"):
         env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+        )
         answers.append(done.stdout.splitlines())
     assert answers[0][0] == answers[1][0] and answers[0][1] != answers[1][1]
 
@@ -85,7 +92,9 @@ def test_a_hash_is_the_same_in_every_process():
 DATA = Path(os.environ.get("SILOFL_DATA") or ROOT.parent / "shared" / "data")
 
 
-@pytest.mark.skipif(not (DATA / "ag_news/test.csv").is_file(), reason="ag_news is not in SILOFL_DATA")
+@pytest.mark.skipif(
+    not (DATA / "ag_news/test.csv").is_file(), reason="ag_news is not in SILOFL_DATA"
+)
 @pytest.mark.parametrize(
     ("buckets", "news", "found", "right", "guess"),
     [(65536, 64, 92, 71, 4), (4096, 64, 92, 15, 4), (65536, 500, 84, 74, 19)],
@@ -94,12 +103,16 @@ def test_what_a_hash_gives_away(buckets, news, found, right, guess):
     """The figures of docs/attacks.md, in per cent, mean of ten silos: whoever knows which rows of an embedding changed,
     those of the tokens that occur, and the words of all other news, hashes these and looks.
     """
-    texts = [set(basic_english(text)) for text, _ in read_news("ag-news", DATA / "ag_news/test.csv")]
+    texts = [
+        set(basic_english(text)) for text, _ in read_news("ag-news", DATA / "ag_news/test.csv")
+    ]
     rng, hashed = np.random.default_rng(0), Hashed(buckets)
     shares = []
     for _ in range(10):
         order = rng.permutation(len(texts))
-        own, known = (set().union(*(texts[i] for i in part)) for part in (order[:news], order[news:]))
+        own, known = (
+            set().union(*(texts[i] for i in part)) for part in (order[:news], order[news:])
+        )
         changed = {hashed.token(word) for word in own}
         named = {word for word in known if hashed.token(word) in changed}
         hits = len(named & own)
@@ -107,7 +120,21 @@ def test_what_a_hash_gives_away(buckets, news, found, right, guess):
     assert np.rint(100 * np.mean(shares, axis=0)).tolist() == [found, right, guess]
 
 
-PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "un", "##aff", "##able", "aff", "able", "cafe", "!", "中", "##a"]
+PIECES = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "un",
+    "##aff",
+    "##able",
+    "aff",
+    "able",
+    "cafe",
+    "!",
+    "中",
+    "##a",
+]
 
 
 def test_words_are_put_together_of_pieces():
@@ -135,14 +162,21 @@ def test_a_file_of_words(tmp_path):
     path.write_bytes(b"\xef\xbb\xbffever\r\ncaf\xc3\xa9\n.\n")
     vocabulary, said = parse_vocabulary(str(path))
     assert vocabulary.tokens("Fever. Café cough") == [2, 4, 3, 1] and vocabulary.size == 5
-    assert said.startswith("3 words in words.txt, SHA-256 ") and hashlib.sha256(path.read_bytes()).hexdigest() in said
+    assert (
+        said.startswith("3 words in words.txt, SHA-256 ")
+        and hashlib.sha256(path.read_bytes()).hexdigest() in said
+    )
 
 
 def test_a_file_of_pieces(tmp_path):
     path = tmp_path / "vocab.txt"
     path.write_text("\n".join(PIECES) + "\n", "utf-8")
     vocabulary, said = parse_vocabulary(str(path))
-    assert isinstance(vocabulary, Pieces) and vocabulary.size == len(PIECES) and "13 pieces of words in" in said
+    assert (
+        isinstance(vocabulary, Pieces)
+        and vocabulary.size == len(PIECES)
+        and "13 pieces of words in" in said
+    )
 
 
 @pytest.mark.parametrize(

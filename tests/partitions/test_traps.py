@@ -20,7 +20,9 @@ from partitions.silo_file import read_silo_file
 def header(shape: tuple[int, ...], dtype: str) -> bytes:
     """How an ``.npy`` of this shape begins."""
     out = io.BytesIO()
-    np.lib.format.write_array_header_1_0(out, {"descr": dtype, "fortran_order": False, "shape": shape})
+    np.lib.format.write_array_header_1_0(
+        out, {"descr": dtype, "fortran_order": False, "shape": shape}
+    )
     return out.getvalue()
 
 
@@ -53,31 +55,47 @@ def test_a_small_file_that_unpacks_to_much(tmp_path: Path) -> None:
     x = (header((136 << 10, 1024), "|u1"), 136 << 20)
     file = trap(tmp_path / "x.npz", x_train=x, y_train=(header((1 << 20,), "<i8"), 8 << 20))
     assert file.stat().st_size < 300_000
-    assert_cheap(file, r"would unpack to 151 MB, \d+ times its size; if that is what you mean, save it uncompressed")
+    assert_cheap(
+        file,
+        r"would unpack to 151 MB, \d+ times its size; if that is what you mean, save it uncompressed",
+    )
 
 
-def test_many_members_of_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_members_of_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What counts is their sum; a file that is as large as what it holds is read, however large."""
     monkeypatch.setattr(npz, "LARGEST_UNPACKED", 1 << 20)
-    parts = {name: (header((1 << 19,), "|u1"), 1 << 20) for name in ("x_train", "y_train", "x_test", "y_test")}
+    parts = {
+        name: (header((1 << 19,), "|u1"), 1 << 20)
+        for name in ("x_train", "y_train", "x_test", "y_test")
+    }
     assert_cheap(trap(tmp_path / "x.npz", **parts), "would unpack to 4 MB")
     rng = np.random.default_rng(0)
     arrays: dict[str, Any] = {
-        f"x_{s}": rng.integers(256, size=(2000, 28, 28), dtype=np.uint8) for s in ("train", "test")
+        f"x_{s}": rng.integers(256, size=(2000, 28, 28), dtype=np.uint8)
+        for s in ("train", "test")
     }
-    np.savez(tmp_path / "y.npz", **arrays, y_train=np.arange(2000) % 2, y_test=np.zeros(2000, int))
+    np.savez(
+        tmp_path / "y.npz", **arrays, y_train=np.arange(2000) % 2, y_test=np.zeros(2000, int)
+    )
     assert len(read_silo_file(tmp_path / "y.npz").test) == 2000
 
 
 @pytest.mark.parametrize("shape", [(10**12,), (1 << 40, 1 << 40), (-1, 5)])
-def test_a_header_that_asks_for_more_than_there_is(tmp_path: Path, shape: tuple[int, ...]) -> None:
+def test_a_header_that_asks_for_more_than_there_is(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
     """numpy makes the array first, and then looks whether the file has it."""
     assert_cheap(trap(tmp_path / "x.npz", x=header(shape, "<f4") + bytes(64)), "x is damaged")
 
 
 @pytest.mark.parametrize("dtype", ["<U200000000", "|V300000000"])
 def test_elements_of_any_size(tmp_path: Path, dtype: str) -> None:
-    assert_cheap(trap(tmp_path / "x.npz", label_names=header((9,), dtype) + bytes(64)), "label_names is damaged")
+    assert_cheap(
+        trap(tmp_path / "x.npz", label_names=header((9,), dtype) + bytes(64)),
+        "label_names is damaged",
+    )
 
 
 def test_a_header_that_is_code_for_the_parser(tmp_path: Path) -> None:
@@ -99,7 +117,11 @@ def test_a_number_is_what_other_programs_take_for_one(tmp_path: Path, number: st
 def test_numbers_as_they_are_written(tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
     numbers = ["1", "-2", "+3.5", ".5", "4.", "1e3", "-2.5E-3", "007"]
-    table.write_text("age,label\n" + "".join(f"{number},{i % 2}\n" for i, number in enumerate(numbers * 3)))
+    table.write_text(
+        "age,label\n" + "".join(f"{number},{i % 2}\n" for i, number in enumerate(numbers * 3))
+    )
     imported = import_source(table, tmp_path / "out.npz").data
     x = np.concatenate([imported.train.x, imported.val.x, imported.test.x])
-    assert sorted(set(x[:, 0].tolist())) == sorted({np.float32(number).item() for number in map(float, numbers)})
+    assert sorted(set(x[:, 0].tolist())) == sorted(
+        {np.float32(number).item() for number in map(float, numbers)}
+    )

@@ -42,9 +42,13 @@ def read(files: list[Path], **options: Any) -> Any:
 
 def test_a_series_is_stacked_by_its_places(tmp_path):
     """Whatever the files' order and numbers: from feet to head, front to back, the patient's right to the left."""
-    np.testing.assert_allclose(read(write_series(tmp_path, values())) * 1000, values(), atol=1e-2)
     np.testing.assert_allclose(
-        read(write_series(tmp_path / "b", values(), apart=-3.0))[::-1] * 1000, values(), atol=1e-2
+        read(write_series(tmp_path, values())) * 1000, values(), atol=1e-2
+    )
+    np.testing.assert_allclose(
+        read(write_series(tmp_path / "b", values(), apart=-3.0))[::-1] * 1000,
+        values(),
+        atol=1e-2,
     )
 
 
@@ -64,22 +68,32 @@ def test_nifti_of_the_same_patient_is_the_same_volume(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("directions", "plane"), [([0, 1, 0, 0, 0, -1], "sagittal"), ([1, 0, 0, 0, 0, -1], "coronal"), (AXIAL, "axial")]
+    ("directions", "plane"),
+    [([0, 1, 0, 0, 0, -1], "sagittal"), ([1, 0, 0, 0, 0, -1], "coronal"), (AXIAL, "axial")],
 )
 def test_other_planes_get_the_same_axes(tmp_path, directions, plane):
     """A cube of 2 mm whose voxels say where they are, cut along other planes."""
     row, column = np.array(directions, float).reshape(2, 3)
     normal = np.cross(row, column)
     grid = np.indices((6, 6, 6))
-    places = sum(2.0 * g[..., np.newaxis] * axis for g, axis in zip(grid, (normal, column, row), strict=True))
-    stored = (places @ np.array([1.0, 10.0, 50.0]) + 600).astype(np.uint16)  # x, y, z of the patient
+    places = sum(
+        2.0 * g[..., np.newaxis] * axis
+        for g, axis in zip(grid, (normal, column, row), strict=True)
+    )
+    stored = (places @ np.array([1.0, 10.0, 50.0]) + 600).astype(
+        np.uint16
+    )  # x, y, z of the patient
     files = []
     for k in range(6):
         plane_at: dict[str, Any] = {
             "ImageOrientationPatient": directions,
             "ImagePositionPatient": (2.0 * k * normal).tolist(),
         }
-        files.append(write_dicom(tmp_path / f"{k}", stored[k], number=k + 1, PixelSpacing=[2, 2], **plane_at))
+        files.append(
+            write_dicom(
+                tmp_path / f"{k}", stored[k], number=k + 1, PixelSpacing=[2, 2], **plane_at
+            )
+        )
     made = read(files, volume=(6, 6, 6), window=(600, 2000)) * 2000 - 400
     assert np.allclose(np.diff(made, axis=0), 100, atol=0.1)  # 2 mm to the head
     assert np.allclose(np.diff(made, axis=1), 20, atol=0.1)  # to the back
@@ -101,8 +115,14 @@ def test_an_enhanced_file_of_frames(tmp_path):
         PixelMeasuresSequence=Sequence([item(PixelSpacing=[2.0, 1.0])]),
         PlaneOrientationSequence=Sequence([item(ImageOrientationPatient=AXIAL)]),
     )
-    frames = [item(PlanePositionSequence=Sequence([item(ImagePositionPatient=[0.0, 0.0, 3.0 * k])])) for k in order]
-    groups: dict[str, Any] = {"SharedFunctionalGroupsSequence": [shared], "PerFrameFunctionalGroupsSequence": frames}
+    frames = [
+        item(PlanePositionSequence=Sequence([item(ImagePositionPatient=[0.0, 0.0, 3.0 * k])]))
+        for k in order
+    ]
+    groups: dict[str, Any] = {
+        "SharedFunctionalGroupsSequence": [shared],
+        "PerFrameFunctionalGroupsSequence": frames,
+    }
     path = write_dicom(tmp_path / "IM", values()[order], NumberOfFrames=6, **groups)
     np.testing.assert_allclose(read([path]) * 1000, values(), atol=1e-2)
 
@@ -129,17 +149,34 @@ def test_without_a_window_by_percentiles_without_the_padding(tmp_path):
 
 def test_rescaling_slice_by_slice_and_inversion(tmp_path):
     files = write_series(tmp_path, values(), RescaleSlope=2, RescaleIntercept=-100)
-    np.testing.assert_allclose(read(files, window=(500, 4000)), (2.0 * values() - 100 + 1500) / 4000, atol=1e-5)
+    np.testing.assert_allclose(
+        read(files, window=(500, 4000)), (2.0 * values() - 100 + 1500) / 4000, atol=1e-5
+    )
     files = write_series(tmp_path / "b", values(), PhotometricInterpretation="MONOCHROME1")
     np.testing.assert_allclose(
-        read(files, window=None), 1 - read(write_series(tmp_path / "c", values()), window=None), atol=1e-4
+        read(files, window=None),
+        1 - read(write_series(tmp_path / "c", values()), window=None),
+        atol=1e-4,
     )
-    rescaled: dict[str, Any] = {"RescaleSlope": 2, "RescaleIntercept": -100, "PhotometricInterpretation": "MONOCHROME1"}
+    rescaled: dict[str, Any] = {
+        "RescaleSlope": 2,
+        "RescaleIntercept": -100,
+        "PhotometricInterpretation": "MONOCHROME1",
+    }
     files = write_series(tmp_path / "d", values(), **rescaled)
-    np.testing.assert_allclose(read(files, window=(500, 4000)), 1 - (2.0 * values() - 100 + 1500) / 4000, atol=1e-5)
-    files = write_series(tmp_path / "e", values() + 1, PhotometricInterpretation="MONOCHROME1", PixelPaddingValue=1)
+    np.testing.assert_allclose(
+        read(files, window=(500, 4000)), 1 - (2.0 * values() - 100 + 1500) / 4000, atol=1e-5
+    )
+    files = write_series(
+        tmp_path / "e",
+        values() + 1,
+        PhotometricInterpretation="MONOCHROME1",
+        PixelPaddingValue=1,
+    )
     made = read(files, window=(500, 4000))
-    assert made[0, 0, 0] == 0 and abs(made[0, 0, 1] - (1 - (2 + 1500) / 4000)) < 1e-5  # padding is black all the same
+    assert (
+        made[0, 0, 0] == 0 and abs(made[0, 0, 1] - (1 - (2 + 1500) / 4000)) < 1e-5
+    )  # padding is black all the same
 
 
 # What is no volume
@@ -178,7 +215,9 @@ def damaged(tmp_path: Path, what: str) -> list[Path]:
     elif what == "tilted":
         for k, path in enumerate(files):
             place = [-10.0, -20.0 + 1.5 * k, 30.0 + 3.0 * k]
-            write_dicom(path, values()[k], number=k + 1, **(slice_3 | {"ImagePositionPatient": place}))
+            write_dicom(
+                path, values()[k], number=k + 1, **(slice_3 | {"ImagePositionPatient": place})
+            )
     return files
 
 
@@ -230,17 +269,26 @@ def test_a_seg_object(tmp_path, kind):
     files, core = write_series(tmp_path, values()), np.zeros(SHAPE, bool)
     core[2, 3:5, 4:6] = True
     path = write_seg(tmp_path / "seg", files, {"Core": core, "Liver ": box()}, kind)
-    np.testing.assert_array_equal(mask_of(files, [path], "liver", "core"), box() + core.astype(np.uint8))
-    np.testing.assert_array_equal(mask_of(files, [path], "core", "liver"), np.where(box(), 2, 0))
+    np.testing.assert_array_equal(
+        mask_of(files, [path], "liver", "core"), box() + core.astype(np.uint8)
+    )
+    np.testing.assert_array_equal(
+        mask_of(files, [path], "core", "liver"), np.where(box(), 2, 0)
+    )
     np.testing.assert_array_equal(mask_of(files, [path], "liver", "spleen?"), box())
-    with pytest.raises(ValueError, match=r"its 2 outlines have none called 'spleen'; if a patient may have none"):
+    with pytest.raises(
+        ValueError,
+        match=r"its 2 outlines have none called 'spleen'; if a patient may have none",
+    ):
         mask_of(files, [path], "liver", "spleen")
 
 
 def test_highdicom_s_own_seg_is_read(tmp_path):
     """An object of the library that many programs use, also as a label map."""
     files = write_series(tmp_path, values())
-    write_segmentation(tmp_path / "seg.dcm", files, box().astype(np.uint8), ("background", "liver"), "here")
+    write_segmentation(
+        tmp_path / "seg.dcm", files, box().astype(np.uint8), ("background", "liver"), "here"
+    )
     assert highdicom.seg.segread(tmp_path / "seg.dcm").number_of_segments == 1
     np.testing.assert_array_equal(mask_of(files, [tmp_path / "seg.dcm"], "LIVER"), box())
 
@@ -255,7 +303,9 @@ def test_a_label_map(tmp_path, monkeypatch):
     monkeypatch.setattr(highdicom.seg, "Segmentation", label_map)
     files, mask = write_series(tmp_path, values()), box().astype(np.uint8)
     mask[2, 3, 4] = 2
-    write_segmentation(tmp_path / "seg.dcm", files, mask, ("background", "liver", "core"), "here")
+    write_segmentation(
+        tmp_path / "seg.dcm", files, mask, ("background", "liver", "core"), "here"
+    )
     assert pydicom.dcmread(tmp_path / "seg.dcm").SegmentationType == "LABELMAP"
     np.testing.assert_array_equal(mask_of(files, [tmp_path / "seg.dcm"], "liver", "core"), mask)
 
@@ -265,18 +315,29 @@ def test_rtstruct_contours_with_a_hole(tmp_path):
     files = write_series(tmp_path, values())
 
     def square(z: int, rows: tuple[float, float], columns: tuple[float, float]) -> Any:
-        corners = [(rows[0], columns[0]), (rows[0], columns[1]), (rows[1], columns[1]), (rows[1], columns[0])]
+        corners = [
+            (rows[0], columns[0]),
+            (rows[0], columns[1]),
+            (rows[1], columns[1]),
+            (rows[1], columns[0]),
+        ]
         return np.array([[-10 + c, -20 + 2 * r, 30 + 3 * z] for r, c in corners])
 
     outer, hole = square(1, (1.5, 5.5), (2.5, 6.5)), square(1, (2.5, 3.5), (3.5, 4.5))
-    path = write_rtstruct(tmp_path / "rt", files, {"GTV": [outer, hole], "PTV": [square(2, (0.5, 1.5), (0.5, 1.5))]})
+    path = write_rtstruct(
+        tmp_path / "rt",
+        files,
+        {"GTV": [outer, hole], "PTV": [square(2, (0.5, 1.5), (0.5, 1.5))]},
+    )
     wanted = np.zeros(SHAPE, np.uint8)
     wanted[1, 2:6, 3:7] = 1
     wanted[1, 3, 4] = 0
     wanted[2, 1, 1] = 2
     np.testing.assert_array_equal(mask_of(files, [path], "gtv", "ptv"), wanted)
     between = write_rtstruct(tmp_path / "rt2", files, {"GTV": [outer + np.array([0, 0, 1.5])]})
-    with pytest.raises(ValueError, match="its outlines do not lie on the slices of their series"):
+    with pytest.raises(
+        ValueError, match="its outlines do not lie on the slices of their series"
+    ):
         mask_of(files, [between], "gtv")
 
 
@@ -306,7 +367,9 @@ def test_a_mask_goes_back_to_its_source(tmp_path):
         assert grid.shape == SHAPE
         np.testing.assert_array_equal(back, box())
     coarse = ReadOptions(volume=(3, 4, 4), outlines=("liver",))
-    back, _ = volume.as_source(volume.read_mask(files, [path], "here", coarse), files, "here", coarse)
+    back, _ = volume.as_source(
+        volume.read_mask(files, [path], "here", coarse), files, "here", coarse
+    )
     overlap = 2 * (back.astype(bool) & box()).sum() / (back.sum() + box().sum())
     assert overlap > 0.6  # a box of 3 x 4 x 4 voxels, on a grid half as fine
 
@@ -336,31 +399,61 @@ def test_a_folder_of_series_with_outlines(tmp_path, capsys):
         files = write_series(tmp_path / "x" / f"{i}", values() + i, study=i, **burnt)
         if i == 0:
             rows, columns = np.array([1.5, 1.5, 5.5, 5.5]), np.array([2.5, 6.5, 6.5, 2.5])
-            contours = [np.column_stack([columns - 10, 2 * rows - 20, np.full(4, 30 + 3 * z)]) for z in (1, 2, 3)]
+            contours = [
+                np.column_stack([columns - 10, 2 * rows - 20, np.full(4, 30 + 3 * z)])
+                for z in (1, 2, 3)
+            ]
             write_rtstruct(tmp_path / "x" / "rt", files, {"LIVER": contours})
         elif i < 10:
             write_seg(tmp_path / "x" / f"{i}" / "seg", files, {"Liver": box()})
     out = tmp_path / "a.npz"
-    options = ["--volume", "6,8,8", "--spacing", "3,2,1", "--outlines", "liver", "--window=500,1000"]
+    options = [
+        "--volume",
+        "6,8,8",
+        "--spacing",
+        "3,2,1",
+        "--outlines",
+        "liver",
+        "--window=500,1000",
+    ]
     assert main(["import", str(tmp_path / "x"), *options, "--out", str(out)]) == 0
     printed = capsys.readouterr()
-    assert "volumes of 6 x 8 x 8, 1 channel, float32" in printed.out and "1 = liver" in printed.out
-    assert "1 of 11 studies have no series with a SEG or RTSTRUCT object: left out" in printed.out
+    assert (
+        "volumes of 6 x 8 x 8, 1 channel, float32" in printed.out and "1 = liver" in printed.out
+    )
+    assert (
+        "1 of 11 studies have no series with a SEG or RTSTRUCT object: left out" in printed.out
+    )
     assert "1 of 10 pictures say that text is burnt into them: look at them" in printed.out
-    assert leaks(printed.out, printed.err, (tmp_path / "a.recipe.toml").read_text(), files=(out,)) == []
+    assert (
+        leaks(printed.out, printed.err, (tmp_path / "a.recipe.toml").read_text(), files=(out,))
+        == []
+    )
     with np.load(out) as npz:
-        assert npz["x_train"].shape[1:] == (1, 6, 8, 8) and npz["y_train"].shape[1:] == (6, 8, 8)
-        assert (npz["y_train"] == box()).all() and npz["label_names"].tolist() == ["background", "liver"]
+        assert npz["x_train"].shape[1:] == (1, 6, 8, 8) and npz["y_train"].shape[1:] == (
+            6,
+            8,
+            8,
+        )
+        assert (npz["y_train"] == box()).all() and npz["label_names"].tolist() == [
+            "background",
+            "liver",
+        ]
         assert len({*npz["patient_train"], *npz["patient_val"], *npz["patient_test"]}) == 10
     recipe = ["--recipe", str(tmp_path / "a.recipe.toml")]
     assert main(["import", str(tmp_path / "x"), *recipe, "--out", str(tmp_path / "b.npz")]) == 0
     assert (tmp_path / "b.npz").read_bytes() == out.read_bytes()
     write_series(tmp_path / "y" / "1", values(), study=21)
     assert main(["import", str(tmp_path / "y"), *recipe, "--out", str(tmp_path / "c.npz")]) == 0
-    assert "1 samples, without labels, in one part: volumes of 6 x 8 x 8" in capsys.readouterr().out
+    assert (
+        "1 samples, without labels, in one part: volumes of 6 x 8 x 8"
+        in capsys.readouterr().out
+    )
     write_series(tmp_path / "z" / "1", values(), study=22, apart=20.0)
     assert main(["import", str(tmp_path / "z"), *recipe, "--out", str(tmp_path / "d.npz")]) == 2
-    assert "from slice to slice are 20 mm, where the recipe has 2 to 6" in capsys.readouterr().err
+    assert (
+        "from slice to slice are 20 mm, where the recipe has 2 to 6" in capsys.readouterr().err
+    )
 
 
 def test_volumes_with_a_label(tmp_path):
@@ -372,12 +465,22 @@ def test_volumes_with_a_label(tmp_path):
     rows = (f"P{i}-UMPF,{i % 2}\n" for i in range(6))
     (tmp_path / "l.csv").write_text("patient,label\n" + "".join(rows))
     options: dict[str, Any] = {"labels_from": tmp_path / "l.csv", "window": WINDOW}
-    made = import_source(tmp_path / "x", tmp_path / "a.npz", ImportOptions(volume=SHAPE, **options))
+    made = import_source(
+        tmp_path / "x", tmp_path / "a.npz", ImportOptions(volume=SHAPE, **options)
+    )
     parts = (made.data.train, made.data.val, made.data.test)
-    found = sorted((round(float(x[0, 0, 0, 0]) * 100), int(y)) for p in parts for x, y in zip(p.x, p.y, strict=True))
+    found = sorted(
+        (round(float(x[0, 0, 0, 0]) * 100), int(y))
+        for p in parts
+        for x, y in zip(p.x, p.y, strict=True)
+    )
     assert found == [(i, i % 2) for i in range(6)] and made.data.task == "multiclass"
     assert made.data.input_shape == (1, *SHAPE)
-    made = import_source(tmp_path / "x", tmp_path / "b.npz", ImportOptions(volume=(3, 8, 8), series="scout", **options))
+    made = import_source(
+        tmp_path / "x",
+        tmp_path / "b.npz",
+        ImportOptions(volume=(3, 8, 8), series="scout", **options),
+    )
     np.testing.assert_allclose(made.data.train.x[0, ..., 0] * 1000, values()[:3], atol=1e-2)
 
 
@@ -387,15 +490,25 @@ def test_a_csv_of_volumes_and_masks(tmp_path):
     for i in range(6):
         files = write_series(tmp_path / f"s{i}", values() + i, study=i)
         affine = (RAS @ read_series(files).grid.affine)[:, [2, 1, 0, 3]]
-        write_nifti(tmp_path / f"m{i}.nii", np.transpose(box(), (2, 1, 0)).astype(np.uint8), affine)
-        write_nifti(tmp_path / f"v{i}.nii", np.transpose(values() + i, (2, 1, 0)).astype(np.int16), affine)
+        write_nifti(
+            tmp_path / f"m{i}.nii", np.transpose(box(), (2, 1, 0)).astype(np.uint8), affine
+        )
+        write_nifti(
+            tmp_path / f"v{i}.nii",
+            np.transpose(values() + i, (2, 1, 0)).astype(np.int16),
+            affine,
+        )
         lines.append(f"{f's{i}' if i % 2 else f'v{i}.nii'},m{i}.nii,P{i}")
     (tmp_path / "l.csv").write_text("\n".join(lines))
-    made = import_source(tmp_path / "l.csv", tmp_path / "a.npz", ImportOptions(volume=SHAPE, window=WINDOW)).data
+    made = import_source(
+        tmp_path / "l.csv", tmp_path / "a.npz", ImportOptions(volume=SHAPE, window=WINDOW)
+    ).data
     for part in (made.train, made.val, made.test):
         for x, y in zip(part.x[..., 0], part.y, strict=True):
             np.testing.assert_array_equal(y, box())
-            np.testing.assert_allclose(x * 1000 - round(float(x[0, 0, 0]) * 1000), values(), atol=1e-2)
+            np.testing.assert_allclose(
+                x * 1000 - round(float(x[0, 0, 0]) * 1000), values(), atol=1e-2
+            )
 
 
 def test_a_folder_in_a_csv_is_not_named(tmp_path, capsys):
@@ -408,7 +521,9 @@ def test_a_folder_in_a_csv_is_not_named(tmp_path, capsys):
     write_series(folder / "b", values(), series=2)
     assert main([*command, "--volume", "6,8,8"]) == 2
     said = capsys.readouterr().err
-    assert "l.csv, line 2: its file is a folder; --volume takes one" in said and leaks(said) == []
+    assert (
+        "l.csv, line 2: its file is a folder; --volume takes one" in said and leaks(said) == []
+    )
     assert "l.csv, line 2: its folder has 2 series; one is a volume, chosen by --series" in said
 
 
@@ -421,15 +536,26 @@ def test_a_folder_in_a_csv_is_not_named(tmp_path, capsys):
         (["--spacing", "3,2,1"], "say --volume D,H,W"),
         (["--outlines", "liver"], "say --volume D,H,W"),
         (["--volume", "6,8,8", "--outlines", "a,A"], "--outlines names one twice"),
-        (["--volume", "6,8,8", "--outlines", "a"], "no study has a series with a SEG or RTSTRUCT object"),
-        (["--volume", "6,8,8", "--outlines", "a", "--label", "x"], "leave out a csv and its columns"),
-        (["--volume", "4096,4096,4096", "--labels", "1"], "--volume 4096,4096,4096 would take 549.8 GB of memory"),
+        (
+            ["--volume", "6,8,8", "--outlines", "a"],
+            "no study has a series with a SEG or RTSTRUCT object",
+        ),
+        (
+            ["--volume", "6,8,8", "--outlines", "a", "--label", "x"],
+            "leave out a csv and its columns",
+        ),
+        (
+            ["--volume", "4096,4096,4096", "--labels", "1"],
+            "--volume 4096,4096,4096 would take 549.8 GB of memory",
+        ),
         (["--volume", "6,8,8", "--spacing", "x"], "--spacing is 'x'; it is mm"),
     ],
 )
 def test_bad_options(tmp_path, capsys, options, words):
     write_series(tmp_path / "x" / "1", values())
-    assert main(["import", str(tmp_path / "x"), *options, "--out", str(tmp_path / "a.npz")]) == 2
+    assert (
+        main(["import", str(tmp_path / "x"), *options, "--out", str(tmp_path / "a.npz")]) == 2
+    )
     assert words in capsys.readouterr().err
 
 
@@ -445,7 +571,9 @@ def test_memory_does_not_grow_with_the_number_of_volumes(tmp_path):
         lines = (f"{name},{i % 2},{i}" for i, name in enumerate(names))
         (folder / "l.csv").write_text("file,label,patient\n" + "\n".join(lines))
         tracemalloc.start()
-        import_source(folder / "l.csv", tmp_path / f"{count}.npz", ImportOptions(volume=(48, 48, 48)))
+        import_source(
+            folder / "l.csv", tmp_path / f"{count}.npz", ImportOptions(volume=(48, 48, 48))
+        )
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[2] < peaks[1] + voxels.nbytes

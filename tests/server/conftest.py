@@ -29,7 +29,11 @@ def _blank_charts(request: pytest.FixtureRequest) -> Iterator[None]:
     """Charts are laid out, and put to ink in ``report`` alone: it takes half of a simulation of three rounds."""
     with pytest.MonkeyPatch.context() as patch:
         if request.path.parent.name != "report":
-            patch.setattr(Canvas, "svg", lambda canvas, key, label: f'<svg aria-label="{escape(label)}"></svg>')
+            patch.setattr(
+                Canvas,
+                "svg",
+                lambda canvas, key, label: f'<svg aria-label="{escape(label)}"></svg>',
+            )
         patch.setattr(canvas, "undrawn", _raise)  # a user's page goes on without the chart
         yield
 

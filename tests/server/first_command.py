@@ -20,7 +20,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SILOS = [f"hospital-{number:02d}" for number in range(1, 13)]
-OURS = ("XDG_", "SILOFL_", "FLWR_", "VIRTUAL_ENV", "PYTHON", "MAKE", "OMP_")  # what an own shell may have set
+OURS = (
+    "XDG_",
+    "SILOFL_",
+    "FLWR_",
+    "VIRTUAL_ENV",
+    "PYTHON",
+    "MAKE",
+    "OMP_",
+)  # what an own shell may have set
 
 
 def fresh_environment(home: Path) -> dict[str, str]:
@@ -43,26 +51,45 @@ def left_behind(home: Path) -> list[str]:
 
 def check_gain(report: str) -> None:
     """The report shows a gain, and the README's table has its silos, test samples, and mean gain within two points."""
-    assert re.search(r'<h1>[^<]* gains over training alone: <em class="shown">\+', report), "the report shows no gain"
+    assert re.search(r'<h1>[^<]* gains over training alone: <em class="shown">\+', report), (
+        "the report shows no gain"
+    )
     runs = json.loads((ROOT / "runs/demo/summary.json").read_text())["runs"]
     found = next(run for run in runs if run["strategy"] == "fedala")["per_silo"]
-    table = re.search(r"^silo  .*?^mean .*?$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    table = re.search(
+        r"^silo  .*?^mean .*?$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE
+    )
     assert table is not None, "the README has no table"
     rows = [line.split() for line in table[0].splitlines() if line.startswith("hospital-")]
-    assert rows and all(int(row[1]) == found[row[0]]["n_test"] for row in rows), "the README's table is of other data"
-    mean, shown = statistics.fmean(silo["gain_over_local"] for silo in found.values()), float(table[0].split()[-1])
-    assert abs(100 * mean - shown) < 2, f"the mean gain is {100 * mean:+.1f} points, the README says {shown:+.1f}"
+    assert rows and all(int(row[1]) == found[row[0]]["n_test"] for row in rows), (
+        "the README's table is of other data"
+    )
+    mean, shown = (
+        statistics.fmean(silo["gain_over_local"] for silo in found.values()),
+        float(table[0].split()[-1]),
+    )
+    assert abs(100 * mean - shown) < 2, (
+        f"the mean gain is {100 * mean:+.1f} points, the README says {shown:+.1f}"
+    )
 
 
 def check(home: Path) -> None:
     done = subprocess.run(
-        ["make", "demo"], cwd=ROOT, env=fresh_environment(home), stdin=subprocess.DEVNULL, check=False
+        ["make", "demo"],
+        cwd=ROOT,
+        env=fresh_environment(home),
+        stdin=subprocess.DEVNULL,
+        check=False,
     )
     assert done.returncode == 0, f"make demo: exit code {done.returncode}"
     report = (ROOT / "runs/demo/report.html").read_text()
-    table = re.search(r"<table[^>]*>(?:(?!</table>).)*hospital-01.*?</table>", report, re.DOTALL)
+    table = re.search(
+        r"<table[^>]*>(?:(?!</table>).)*hospital-01.*?</table>", report, re.DOTALL
+    )
     assert table is not None, "the report has no table of silos"
-    rows = [name for name in SILOS if re.search(rf"<t[dh][^>]*>\s*(?:<[^>]+>)*{name}\b", table[0])]
+    rows = [
+        name for name in SILOS if re.search(rf"<t[dh][^>]*>\s*(?:<[^>]+>)*{name}\b", table[0])
+    ]
     assert rows == SILOS, f"the report's table has {rows}"
     check_gain(report)
     assert not left_behind(home), f"still running: {left_behind(home)}"

@@ -18,7 +18,15 @@ from server.run.withdrawal import withdraw
 
 GOOD: list[dict[str, Any]] = [
     {"event": "silos", "strategy": "fedavg", "seed": 42, "samples": {"a": 5, "b": 7}},
-    {"event": "round", "strategy": "fedavg", "seed": 42, "round": 1, "rounds": 2, "silos": 2, "score": "accuracy"}
+    {
+        "event": "round",
+        "strategy": "fedavg",
+        "seed": 42,
+        "round": 1,
+        "rounds": 2,
+        "silos": 2,
+        "score": "accuracy",
+    }
     | {"accuracy": 0.5, "seconds": 1.0, "bytes": 8, "rejected": {}, "bounded": {}},
     {"event": "note", "time": "", "message": "a remark", "about": "state"},
 ]
@@ -47,13 +55,21 @@ BAD = [
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A finished study, and its progress with a bad line behind every good one."""
-    path = make_run(tmp_path / "run", {"fedavg": [0.5, 0.6]}, counts={"hospital-01": 10, "hospital-02": 20})
-    lines = [line for bad in BAD for line in (*(json.dumps(event).encode() for event in GOOD), bad)]
-    (path / "progress.jsonl").write_bytes(b"\n".join(lines) + b'\n{"event": "note", "message": "cut')
+    path = make_run(
+        tmp_path / "run", {"fedavg": [0.5, 0.6]}, counts={"hospital-01": 10, "hospital-02": 20}
+    )
+    lines = [
+        line for bad in BAD for line in (*(json.dumps(event).encode() for event in GOOD), bad)
+    ]
+    (path / "progress.jsonl").write_bytes(
+        b"\n".join(lines) + b'\n{"event": "note", "message": "cut'
+    )
     return path
 
 
-def test_every_reader_skips_what_is_no_event(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_reader_skips_what_is_no_event(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = run / "progress.jsonl"
     assert read_events(file) == GOOD * len(BAD)
     assert RunDirectory(run).sample_counts() == {"a": 5, "b": 7}
@@ -81,7 +97,9 @@ def test_a_withdrawal_leaves_no_damaged_line(run: Path) -> None:
         file.write(f'\n{{"event": "note", "mess": "{silo}\n'.encode())
     withdraw(silo, [run])
     text = (run / "progress.jsonl").read_text()
-    assert silo not in text and [json.loads(line) for line in text.splitlines()] == GOOD * len(BAD)
+    assert silo not in text and [json.loads(line) for line in text.splitlines()] == GOOD * len(
+        BAD
+    )
 
 
 def damaged(run: Path) -> dict[str, bytes]:
@@ -94,20 +112,33 @@ def damaged(run: Path) -> dict[str, bytes]:
         "run 1 has no strategy": {},
         "run 1 has no per_silo": {**first, "per_silo": []},
         "run 1 has no final": {key: value for key, value in first.items() if key != "final"},
-        f"{silo} in run 1 is no record": {**first, "per_silo": {**first["per_silo"], silo: 0.5}},
+        f"{silo} in run 1 is no record": {
+            **first,
+            "per_silo": {**first["per_silo"], silo: 0.5},
+        },
         f"accuracy of {silo} in run 1 is no number": {
             **first,
-            "per_silo": {**first["per_silo"], silo: {**first["per_silo"][silo], "accuracy": "0.9"}},
+            "per_silo": {
+                **first["per_silo"],
+                silo: {**first["per_silo"][silo], "accuracy": "0.9"},
+            },
         },
         f"{silo} in run 1 has no counts of samples": {**first, "per_silo": {}},
     }
     texts: dict[str, Any] = {"no list of runs": {}, "it holds no record": []}
     texts |= {fault: {"runs": [entry]} for fault, entry in entries.items()}
-    return {"cannot be read": whole[:-30], **{fault: json.dumps(value).encode() for fault, value in texts.items()}}
+    return {
+        "cannot be read": whole[:-30],
+        **{fault: json.dumps(value).encode() for fault, value in texts.items()},
+    }
 
 
 def test_a_damaged_summary_is_one_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for fault, content in {**damaged(run), "codec can't decode": b"\xff{}", "recursion": b"[" * 100_000}.items():
+    for fault, content in {
+        **damaged(run),
+        "codec can't decode": b"\xff{}",
+        "recursion": b"[" * 100_000,
+    }.items():
         (run / "summary.json").write_bytes(content)
         for command in (["report"], ["withdraw", "hospital-01"]):
             assert main([*command, str(run)]) == 2, (fault, command)

@@ -58,17 +58,31 @@ def script(folder: Path, failing: str = "") -> tuple[int, list[str]]:
     parts.mkdir(parents=True, exist_ok=True)
     (parts / "manifest.json").touch()
     silofl = folder / "silofl"
-    lines = f"echo $1 >> {folder}/calls", "[ $1 != run ] || mkdir -p runs/demo", f"[ $1 != '{failing}' ]"
+    lines = (
+        f"echo $1 >> {folder}/calls",
+        "[ $1 != run ] || mkdir -p runs/demo",
+        f"[ $1 != '{failing}' ]",
+    )
     silofl.write_text("\n".join(["#!/bin/sh", *lines]))
     silofl.chmod(0o700)
     environment = {**os.environ, "XDG_STATE_HOME": str(folder / "state")}
-    done = subprocess.run([ROOT / ".ci/demo.sh", silofl], cwd=folder, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [ROOT / ".ci/demo.sh", silofl],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     calls = folder / "calls"
     return done.returncode, calls.read_text().split() if calls.exists() else []
 
 
-@pytest.mark.parametrize(("failing", "calls"), [("", "down up run report down"), ("run", "down up run down")])
-def test_everything_is_stopped_whatever_happens(failing: str, calls: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("failing", "calls"), [("", "down up run report down"), ("run", "down up run down")]
+)
+def test_everything_is_stopped_whatever_happens(
+    failing: str, calls: str, tmp_path: Path
+) -> None:
     assert script(tmp_path, failing) == (int(bool(failing)), calls.split())
 
 
@@ -83,7 +97,14 @@ def test_an_earlier_demonstration_is_replaced_and_nothing_else(tmp_path: Path) -
 
 def test_the_runs_own_config_repeats_it() -> None:
     """A federation of own files has no data set: the setting's default, which config.toml holds, asks for none."""
-    up = UpFederation(name="x", file="federation.yaml", demo=None, connection=Connection("x", "127.0.0.1:2"))
-    assert submit._own_data(up, {"dataset": "digits", "partition": "dirichlet", "data-dir": ""}) == {}
-    with pytest.raises(ValueError, match=r"dataset = breast-cancer: .*\(each silo's own file\)"):
+    up = UpFederation(
+        name="x", file="federation.yaml", demo=None, connection=Connection("x", "127.0.0.1:2")
+    )
+    assert (
+        submit._own_data(up, {"dataset": "digits", "partition": "dirichlet", "data-dir": ""})
+        == {}
+    )
+    with pytest.raises(
+        ValueError, match=r"dataset = breast-cancer: .*\(each silo's own file\)"
+    ):
         submit._own_data(up, {"dataset": "breast-cancer"})

@@ -53,17 +53,30 @@ Matrix = dict[tuple[str, str, str, str], str]
 
 def read(matrix: Path) -> Matrix:
     with matrix.open(newline="") as file:
-        return {(r["model"], r["silo"], r["split"], r["metric"]): r["value"] for r in csv.DictReader(file)}
+        return {
+            (r["model"], r["silo"], r["split"], r["metric"]): r["value"]
+            for r in csv.DictReader(file)
+        }
 
 
 def digests(folder: Path) -> dict[str, str]:
     files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
 
 
 @pytest.fixture(scope="module")
 def study(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    given = {"dataset": str(table), "partition": "iid", "silos": 3, "rounds": 3, "threads": 1, "validation": 0.2}
+    given = {
+        "dataset": str(table),
+        "partition": "iid",
+        "silos": 3,
+        "rounds": 3,
+        "threads": 1,
+        "validation": 0.2,
+    }
     out = tmp_path_factory.mktemp("runs") / "study"
     return simulate({**given, "strategy": "fedavg,fedper,ditto", "out": str(out)}, quiet=True)
 
@@ -72,18 +85,40 @@ def study(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_matrix_has_the_bits_of_the_run(study: Path, tmp_path: Path, method: str) -> None:
     """Each silo's reported model at that silo: every metric of the round that the report shows, in the history."""
     before = digests(study)
-    assert main(["evaluate", str(study), "--models", "all", "--strategy", method, "--out", str(tmp_path / "m")]) == 0
+    assert (
+        main(
+            [
+                "evaluate",
+                str(study),
+                "--models",
+                "all",
+                "--strategy",
+                method,
+                "--out",
+                str(tmp_path / "m"),
+            ]
+        )
+        == 0
+    )
     assert digests(study) == before
     found = read(tmp_path / "m" / "matrix.csv")
     shared = {"shared"} if method == "fedavg" else set()
     silos = {f"hospital-{i:02d}" for i in (1, 2, 3)}
     assert {key[:2] for key in found} == {(m, s) for m in silos | shared for s in silos}
-    run = next(r for r in json.loads((study / "summary.json").read_text())["runs"] if r["strategy"] == method)
-    rows = [r for r in History(study / "history.csv").of(method, 42) if r.snapshot == "received"]
+    run = next(
+        r
+        for r in json.loads((study / "summary.json").read_text())["runs"]
+        if r["strategy"] == method
+    )
+    rows = [
+        r for r in History(study / "history.csv").of(method, 42) if r.snapshot == "received"
+    ]
     for model, silo in {key[:2] for key in found}:
         if model not in (silo, "shared"):
             continue
-        shown = [r for r in rows if r.silo == silo and r.round == run["per_silo"][silo]["round"]]
+        shown = [
+            r for r in rows if r.silo == silo and r.round == run["per_silo"][silo]["round"]
+        ]
         assert len(shown) == len([key for key in found if key[:2] == (model, silo)]) > 0
         assert all(found[model, silo, r.split, r.metric] == repr(r.value) for r in shown)
     if method == "fedper":
@@ -91,14 +126,22 @@ def test_the_matrix_has_the_bits_of_the_run(study: Path, tmp_path: Path, method:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedper", "ditto"])
-def test_the_diagonal_is_what_the_run_measured(study: Path, tmp_path: Path, method: str) -> None:
+def test_the_diagonal_is_what_the_run_measured(
+    study: Path, tmp_path: Path, method: str
+) -> None:
     """The rows of each silo's model at that silo, byte for byte, without the silos' states and without a federation."""
-    lines = evaluate(study, tmp_path / "all", "all", strategy=method).read_text().splitlines(keepends=True)
+    lines = (
+        evaluate(study, tmp_path / "all", "all", strategy=method)
+        .read_text()
+        .splitlines(keepends=True)
+    )
     diagonal = [line for line in lines[1:] if line.split(",")[0] == line.split(",")[1]]
     silos = ["hospital-01", "hospital-02", "hospital-03"]
     own = own_cells(study, find_run(study, method, None))
     add_cells(tmp_path / "own.csv", own, silos)
-    assert (tmp_path / "own.csv").read_text() == "".join([lines[0], *diagonal]) and len(diagonal) >= 12
+    assert (tmp_path / "own.csv").read_text() == "".join([lines[0], *diagonal]) and len(
+        diagonal
+    ) >= 12
     rest = [line for line in lines if line not in diagonal]
     (tmp_path / "rest.csv").write_text("".join(rest))
     add_cells(tmp_path / "rest.csv", own, silos)
@@ -118,13 +161,41 @@ def test_models_that_all_stayed_at_their_hospitals(
 ) -> None:
     """No model, so nothing to ask of a federation: none is running here."""
     run, out = without_states(study, tmp_path / "run"), tmp_path / "m"
-    command = ["evaluate", str(run), "--models", "all", "--strategy", "fedper", "--connection", "none"]
+    command = [
+        "evaluate",
+        str(run),
+        "--models",
+        "all",
+        "--strategy",
+        "fedper",
+        "--connection",
+        "none",
+    ]
     assert main([*command, "--out", str(out)]) == 0
-    assert {key[:2] for key in read(out / "matrix.csv")} == {(f"hospital-0{i}", f"hospital-0{i}") for i in (1, 2, 3)}
+    assert {key[:2] for key in read(out / "matrix.csv")} == {
+        (f"hospital-0{i}", f"hospital-0{i}") for i in (1, 2, 3)
+    }
     said = capsys.readouterr().err
-    assert "not evaluated: hospital-01, hospital-02, hospital-03: the server has no model of theirs" in said
+    assert (
+        "not evaluated: hospital-01, hospital-02, hospital-03: the server has no model of theirs"
+        in said
+    )
     assert main([*command, "--out", str(out)]) == 2
-    assert main(["evaluate", str(run), "--models", "all", "--strategy", "ditto", "--out", str(tmp_path / "x")]) == 2
+    assert (
+        main(
+            [
+                "evaluate",
+                str(run),
+                "--models",
+                "all",
+                "--strategy",
+                "ditto",
+                "--out",
+                str(tmp_path / "x"),
+            ]
+        )
+        == 2
+    )
     assert "lie at the silos: --connection NAME evaluates there" in capsys.readouterr().err
     for gone in ("history.csv", "summary.json"):
         (run / gone).unlink()
@@ -136,7 +207,19 @@ def test_a_model_at_one_file(study: Path, tmp_path: Path) -> None:
     """In a file with other samples; ``shared`` alone is the default of a run."""
     file = random_silos(tmp_path, {"north": 40})["north"]
     assert (
-        main(["evaluate", str(study), "--strategy", "fedavg", "--data", str(file), "--out", str(tmp_path / "m")]) == 0
+        main(
+            [
+                "evaluate",
+                str(study),
+                "--strategy",
+                "fedavg",
+                "--data",
+                str(file),
+                "--out",
+                str(tmp_path / "m"),
+            ]
+        )
+        == 0
     )
     found = read(tmp_path / "m" / "matrix.csv")
     assert {key[:2] for key in found} == {("shared", "north")}
@@ -147,7 +230,9 @@ def test_a_model_at_one_file(study: Path, tmp_path: Path) -> None:
     assert [*found.values()] == [*again.values()]  # fedavg's reported model is the shared one
 
 
-def test_columns_and_labels_are_those_that_the_shared_model_was_trained_on(tmp_path: Path) -> None:
+def test_columns_and_labels_are_those_that_the_shared_model_was_trained_on(
+    tmp_path: Path,
+) -> None:
     """At a file that has them in another order: the same samples, so the same metrics. And beside the silos' models."""
     files = {}
     for order, changes in (("declared", {}), ("turned", PERMUTED)):
@@ -155,12 +240,25 @@ def test_columns_and_labels_are_those_that_the_shared_model_was_trained_on(tmp_p
         files[order] = save(tmp_path / order / "all.npz", **changes)
         with np.load(files[order]) as found:
             arrays: dict[str, Any] = {
-                key: np.concatenate([v] * 6) if key[:2] in ("x_", "y_") else v for key, v in found.items()
+                key: np.concatenate([v] * 6) if key[:2] in ("x_", "y_") else v
+                for key, v in found.items()
             }
         np.savez(files[order], **arrays)
-    given = {"dataset": str(files["declared"]), "partition": "iid", "silos": 3, "rounds": 2, "threads": 1}
-    run = simulate({**given, "strategy": "ditto", "agreed": DECLARED, "out": str(tmp_path / "run")}, quiet=True)
-    one, other = (evaluate(run, tmp_path / f"at-{order}", data=file).read_text() for order, file in files.items())
+    given = {
+        "dataset": str(files["declared"]),
+        "partition": "iid",
+        "silos": 3,
+        "rounds": 2,
+        "threads": 1,
+    }
+    run = simulate(
+        {**given, "strategy": "ditto", "agreed": DECLARED, "out": str(tmp_path / "run")},
+        quiet=True,
+    )
+    one, other = (
+        evaluate(run, tmp_path / f"at-{order}", data=file).read_text()
+        for order, file in files.items()
+    )
     assert one == other and "shared,all,test,loss,0." in one
     assert {key[0] for key in read(evaluate(run, tmp_path / "all", "all"))} == {
         *("shared", "hospital-01", "hospital-02", "hospital-03")
@@ -174,7 +272,11 @@ def test_columns_and_labels_are_those_that_the_shared_model_was_trained_on(tmp_p
         ("study", {"strategy": "apple"}, "holds no such run"),
         ("study", {}, "holds several"),
         ("nowhere", {}, "there is no .*nowhere: a run directory, or an exported model"),
-        ("nowhere", {"data": "file"}, "there is no .*nowhere: a run directory, or an exported model"),
+        (
+            "nowhere",
+            {"data": "file"},
+            "there is no .*nowhere: a run directory, or an exported model",
+        ),
         ("model", {}, "says where to evaluate it"),
         ("model", {"which": "all", "data": "file"}, "is one model"),
         ("damaged", {"data": "file"}, "damaged"),
@@ -201,19 +303,39 @@ def test_one_clear_line_and_nothing_half_written(
         evaluate(study, tmp_path / "taken", strategy="fedavg")
 
 
-def test_a_network_of_ones_own(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_of_ones_own(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "evaluated_net.py").write_text(
         "from torch import nn\ndef f(i, o): return nn.Sequential(nn.Linear(*i, o))"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    given = {"dataset": str(table), "partition": "iid", "silos": 2, "rounds": 1, "threads": 1, "strategy": "fedavg"}
-    run = simulate({**given, "model": "evaluated_net:f", "out": str(tmp_path / "run")}, quiet=True)
+    given = {
+        "dataset": str(table),
+        "partition": "iid",
+        "silos": 2,
+        "rounds": 1,
+        "threads": 1,
+        "strategy": "fedavg",
+    }
+    run = simulate(
+        {**given, "model": "evaluated_net:f", "out": str(tmp_path / "run")}, quiet=True
+    )
     found = read(evaluate(run, tmp_path / "matrix", "all"))
-    assert {model for model, *_ in found} == {"shared"} | {f"hospital-0{number}" for number in (1, 2)}
+    assert {model for model, *_ in found} == {"shared"} | {
+        f"hospital-0{number}" for number in (1, 2)
+    }
 
 
 def test_models_of_two_networks_are_not_mixed(study: Path, table: Path, tmp_path: Path) -> None:
-    given = {"dataset": str(table), "partition": "iid", "silos": 3, "rounds": 1, "threads": 1, "mlp.hidden": "7"}
+    given = {
+        "dataset": str(table),
+        "partition": "iid",
+        "silos": 3,
+        "rounds": 1,
+        "threads": 1,
+        "mlp.hidden": "7",
+    }
     other = simulate({**given, "model": "mlp", "out": str(tmp_path / "other")}, quiet=True)
     files = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
     export_model(study, "hospital-01", "reported", files[0], "fedavg")
@@ -224,13 +346,29 @@ def test_models_of_two_networks_are_not_mixed(study: Path, table: Path, tmp_path
 
 def test_evaluation_is_no_method(table: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="trains nothing: silofl evaluate runs it"):
-        simulate({"strategy": "evaluate", "rounds": 1, "evaluate.models": f"a={'0' * 64}", "out": str(tmp_path / "x")})
-    for models, rounds in (("", 1), ("a=b", 1), (f"a={'0' * 64},a={'1' * 64}", 2), (f"a={'0' * 64}", 2)):
+        simulate(
+            {
+                "strategy": "evaluate",
+                "rounds": 1,
+                "evaluate.models": f"a={'0' * 64}",
+                "out": str(tmp_path / "x"),
+            }
+        )
+    for models, rounds in (
+        ("", 1),
+        ("a=b", 1),
+        (f"a={'0' * 64},a={'1' * 64}", 2),
+        (f"a={'0' * 64}", 2),
+    ):
         with pytest.raises(UserError, match=r"evaluate\.models|rounds = 2"):
-            parse_settings({"strategy": "evaluate", "rounds": rounds, "evaluate.models": models})
+            parse_settings(
+                {"strategy": "evaluate", "rounds": rounds, "evaluate.models": models}
+            )
     for owner in ("@A", "@a b", "@a@b", "@"):
         with pytest.raises(UserError, match=r"NAME=SHA-256\[@SILO\]"):
-            parse_settings({"strategy": "evaluate", "rounds": 1, "evaluate.models": f"a={'0' * 64}{owner}"})
+            parse_settings(
+                {"strategy": "evaluate", "rounds": 1, "evaluate.models": f"a={'0' * 64}{owner}"}
+            )
 
 
 def test_a_federations_run_is_not_evaluated_at_simulated_data(tmp_path: Path) -> None:
@@ -254,7 +392,13 @@ class Sites:
     def __init__(self, folder: Path, rule: str) -> None:
         self.folder = folder
         self.files = random_silos(folder, {"a": 20, "b": 24, "c": 22})
-        federate(self.files, strategy="fedavg", rounds=2, directory=folder / "run", normalization="agreed")
+        federate(
+            self.files,
+            strategy="fedavg",
+            rounds=2,
+            directory=folder / "run",
+            normalization="agreed",
+        )
         self.made = gather_models(folder / "run", folder / "models", "shared")
         self.policy = folder / "policy.toml"
         self.policy.write_text(rule)
@@ -262,12 +406,23 @@ class Sites:
 
     def grid(self, values: Mapping[str, object]) -> TinyGrid:
         settings = parse_settings({"silos": 3, "threads": 1, **values})
-        return TinyGrid(self.files, settings, state_dir=self.folder / "states", policy=str(self.policy))
+        return TinyGrid(
+            self.files, settings, state_dir=self.folder / "states", policy=str(self.policy)
+        )
 
-    def run(self, prepare: Callable[[TinyGrid], object] = lambda grid: None, **changes: object) -> Path:
+    def run(
+        self, prepare: Callable[[TinyGrid], object] = lambda grid: None, **changes: object
+    ) -> Path:
         """The ServerApp as Flower calls it, with the models in its directory as ``silofl evaluate`` puts them."""
         out = self.folder / "out"
-        values = {"silos": 3, "threads": 1, "min-silos": 1, **self.values, "out": str(out), **changes}
+        values = {
+            "silos": 3,
+            "threads": 1,
+            "min-silos": 1,
+            **self.values,
+            "out": str(out),
+            **changes,
+        }
         runs = study_runs(values)
         with RunDirectory.open(out, study_config(runs), resume=False) as directory:
             write_atomically(directory.path / "study", "")
@@ -275,9 +430,17 @@ class Sites:
         for file in self.made:
             for one in (file, file.with_name(f"{file.name}.json")):
                 (out / "models" / one.name).write_bytes(one.read_bytes())
-        grid = TinyGrid(self.files, runs[0], state_dir=self.folder / "states", policy=str(self.policy))
+        grid = TinyGrid(
+            self.files, runs[0], state_dir=self.folder / "states", policy=str(self.policy)
+        )
         prepare(grid)
-        context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(runs[0].flat()))
+        context = Context(
+            run_id=1,
+            node_id=0,
+            node_config={},
+            state=RecordDict(),
+            run_config=dict(runs[0].flat()),
+        )
         with flower_identity():
             server_main(grid, context)
         return out / "matrix.csv"
@@ -321,7 +484,13 @@ def test_a_site_allows_evaluation_and_nothing_else(tmp_path: Path) -> None:
         assert own and all(here[key] == value for key, value in own.items())
     assert not list((tmp_path / "states").rglob("*.safetensors"))
     with pytest.raises(UserError, match=r'methods = \["evaluate"\], the run strategy = fedavg'):
-        federate(sites.files, strategy="fedavg", rounds=1, policy=str(sites.policy), state_dir=tmp_path / "states")
+        federate(
+            sites.files,
+            strategy="fedavg",
+            rounds=1,
+            policy=str(sites.policy),
+            state_dir=tmp_path / "states",
+        )
 
 
 def test_no_note_says_how_a_silo_counts(tmp_path: Path) -> None:
@@ -345,35 +514,52 @@ def test_a_policy_refuses_it_like_any_run(tmp_path: Path, rule: str, line: str) 
     assert not (tmp_path / "out" / "matrix.csv").exists()
 
 
-def test_a_site_that_wants_receipts_gets_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_site_that_wants_receipts_gets_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As of any run: the server signs each line of the silos' logs, and keeps the receipts in the run directory."""
     make_signing_key(tmp_path / "receipt.key")
     monkeypatch.setenv(KEY, str(tmp_path / "receipt.key"))
 
     def site(grid: TinyGrid) -> None:
         for context in grid.contexts.values():
-            context.node_config["state-dir"] = str(tmp_path / "site" / str(context.node_config["name"]))
+            context.node_config["state-dir"] = str(
+                tmp_path / "site" / str(context.node_config["name"])
+            )
         audited(grid, takes_receipts=True)
 
     assert Sites(tmp_path, f'{ONLY}receipts = "required"\n').run(site).exists()
-    kept = [receipts.read_receipt(text) for text in receipts.read_kept(tmp_path / "out" / receipts.FILE)]
-    assert sorted((one.silo, one.line) for one in kept) == [(silo, line) for silo in "abc" for line in (1, 2)]
+    kept = [
+        receipts.read_receipt(text)
+        for text in receipts.read_kept(tmp_path / "out" / receipts.FILE)
+    ]
+    assert sorted((one.silo, one.line) for one in kept) == [
+        (silo, line) for silo in "abc" for line in (1, 2)
+    ]
 
 
-def test_a_study_can_approve_given_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_can_approve_given_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The run as it is sent, under a study that lists its settings: no step binds a model that the study names."""
     sites = Sites(tmp_path, ONLY)
     run = study_runs({"silos": 3, "threads": 1, "min-silos": 1, **sites.values})[0].flat()
     listed = {k: v for k, v in run.items() if k not in FREE and DEFAULTS[k] != v}
-    protocol = parse_study(STUDY + "".join(f'"{k}" = {json.dumps(v)}\n' for k, v in listed.items()) + LIMITS, "f")
+    protocol = parse_study(
+        STUDY + "".join(f'"{k}" = {json.dumps(v)}\n' for k, v in listed.items()) + LIMITS, "f"
+    )
 
     def check(message: Any, context: Any, *terms: Any, **more: Any) -> None:
         sent = dict(message.content.config_records.get("config", {}))
-        if faults := message_faults(protocol, context.run_config, message.metadata.message_type, sent, (), TODAY):
+        if faults := message_faults(
+            protocol, context.run_config, message.metadata.message_type, sent, (), TODAY
+        ):
             raise PolicyRefusedError("; ".join(faults))
 
     monkeypatch.setattr(answer, "check_message", check)
-    monkeypatch.setattr(answer, "read_terms", lambda node, run: replace(read_terms(node, run), study=protocol))
+    monkeypatch.setattr(
+        answer, "read_terms", lambda node, run: replace(read_terms(node, run), study=protocol)
+    )
     assert {key[1] for key in read(sites.run())} == set("abc")
 
 
@@ -387,12 +573,19 @@ def test_a_study_is_drafted_from_an_evaluation_at_ones_own_data(
     """
     out, sent = tmp_path / "here", list[dict[str, Any]]()
     models = ["evaluate", str(study), "--models", "all", "--strategy", "ditto"]
-    assert main([*models, *(["--data", str(table)] if own_data else []), "--out", str(out)]) == 0
+    assert (
+        main([*models, *(["--data", str(table)] if own_data else []), "--out", str(out)]) == 0
+    )
     settings = out / "config.toml"
     assert ("validation = 0.2\n" in settings.read_text()) is not own_data
-    settings.write_text(settings.read_text().replace("seed = 42\n", "seed = 42\n" if own_data else "seed = 7\n"))
+    settings.write_text(
+        settings.read_text().replace("seed = 42\n", "seed = 42\n" if own_data else "seed = 7\n")
+    )
     given = ["study", "new", str(tmp_path / "s.toml"), "--name", "look", "--sum", "0" * 64]
-    assert main([*given, "--config", str(out / "config.toml"), *(f"--{key}=x" for key in TEXTS)]) == 0
+    assert (
+        main([*given, "--config", str(out / "config.toml"), *(f"--{key}=x" for key in TEXTS)])
+        == 0
+    )
     approved = parse_study((tmp_path / "s.toml").read_text(), "s.toml")
     monkeypatch.setattr(submit, "run", lambda values, *_, **__: sent.append(values))
     assert main([*models, "--study", "look", "--out", str(tmp_path / "x")]) == 2
@@ -424,7 +617,9 @@ def test_another_model_than_the_settings_name_is_refused(tmp_path: Path) -> None
 
         grid.before = before
 
-    with pytest.raises(RuntimeError, match="as the model of round 1, and the message brings another"):
+    with pytest.raises(
+        RuntimeError, match="as the model of round 1, and the message brings another"
+    ):
         Sites(tmp_path, ONLY).run(change)
 
 
@@ -438,7 +633,9 @@ def test_another_model_than_the_settings_name_is_refused(tmp_path: Path) -> None
         {"schema": '{"labels":["z","y","x"]}'},
     ],
 )
-def test_what_a_message_brings_beside_the_model_is_named_too(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_what_a_message_brings_beside_the_model_is_named_too(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
     """Red team: the same vector, with another first layer made of its statistics, or other columns and labels."""
 
     def prepare(grid: TinyGrid) -> None:
@@ -449,7 +646,9 @@ def test_what_a_message_brings_beside_the_model_is_named_too(tmp_path: Path, cha
 
         grid.before = before
 
-    with pytest.raises(RuntimeError, match="as the model of round 1, and the message brings another"):
+    with pytest.raises(
+        RuntimeError, match="as the model of round 1, and the message brings another"
+    ):
         Sites(tmp_path, ONLY).run(prepare)
 
 
@@ -462,7 +661,9 @@ def test_a_message_to_train_is_refused(tmp_path: Path) -> None:
 
         grid.before = before
 
-    with pytest.raises(RuntimeError, match="the run has strategy = evaluate, and a message asks it to train"):
+    with pytest.raises(
+        RuntimeError, match="the run has strategy = evaluate, and a message asks it to train"
+    ):
         Sites(tmp_path, ONLY).run(turn)
 
 
@@ -473,7 +674,9 @@ def test_the_limit_of_evaluations_holds(tmp_path: Path) -> None:
     second = sites.made[0].with_name("second.safetensors")
     export_model(tmp_path / "run", "a", "last", second)
     sites.made.append(second)
-    sites.values = run_values(read_models(sites.made), owned=False)  # as a server that does not say whose it is
+    sites.values = run_values(
+        read_models(sites.made), owned=False
+    )  # as a server that does not say whose it is
     assert not same(read_model(second)[1].vector, net.vector) and card.classes == 3
     with pytest.raises(RuntimeError, match=r"no silo evaluated second .*max-evaluations = 1"):
         sites.run()
@@ -506,24 +709,45 @@ def test_a_model_of_one_silo_goes_where_peers_allow_it(tmp_path: Path, strict: s
         order = [name for name, round in asked if round == number]
         assert order[0] == silo and len(order) == (1 if silo == strict else 3)
         for name in {key[1] for key in own}:
-            here = read(evaluate(sites.made[number - 1], tmp_path / f"{silo}-at-{name}", data=sites.files[name]))
+            here = read(
+                evaluate(
+                    sites.made[number - 1],
+                    tmp_path / f"{silo}-at-{name}",
+                    data=sites.files[name],
+                )
+            )
             assert all(here[key] == value for key, value in own.items() if key[1] == name)
-    notes = [json.loads(line) for line in (tmp_path / "out" / "progress.jsonl").read_text().splitlines()]
-    (note,) = [note["message"] for note in notes if "did not evaluate of" in note.get("message", "")]
+    notes = [
+        json.loads(line)
+        for line in (tmp_path / "out" / "progress.jsonl").read_text().splitlines()
+    ]
+    (note,) = [
+        note["message"] for note in notes if "did not evaluate of" in note.get("message", "")
+    ]
     models = {"a": "of-a, of-b", "b": "of-a, of-b", "c": "of-a, of-b"}[strict]
-    assert note.startswith(f"{strict} did not evaluate {models}: {strict} refuses: its policy has peers = false")
+    assert note.startswith(
+        f"{strict} did not evaluate {models}: {strict} refuses: its policy has peers = false"
+    )
     alone = f"of-{strict} is {strict}'s own, which did not evaluate it: no other silo was asked"
     assert (alone in {note.get("message") for note in notes}) is (strict != "c")
-    assert withdraw("b", [tmp_path / "out"]) and not (tmp_path / "out" / "models" / "of-b.safetensors").exists()
+    assert (
+        withdraw("b", [tmp_path / "out"])
+        and not (tmp_path / "out" / "models" / "of-b.safetensors").exists()
+    )
     after = read(tmp_path / "out" / "matrix.csv")
-    assert after == {key: value for key, value in found.items() if key[1] != "b" and key[0] != "of-b"}
+    assert after == {
+        key: value for key, value in found.items() if key[1] != "b" and key[0] != "of-b"
+    }
     assert "of-b" not in (tmp_path / "out" / "config.toml").read_text()
 
 
 @pytest.mark.parametrize(
-    ("entry", "refused"), [("a=1@b,c=2", [True, False, True]), ("a=1,c=2", [False] * 3), ("a=1@", [False] * 3)]
+    ("entry", "refused"),
+    [("a=1@b,c=2", [True, False, True]), ("a=1,c=2", [False] * 3), ("a=1@", [False] * 3)],
 )
-def test_whose_model_a_message_brings_is_in_the_settings(entry: str, refused: list[bool]) -> None:
+def test_whose_model_a_message_brings_is_in_the_settings(
+    entry: str, refused: list[bool]
+) -> None:
     """A message that names no round of the run is taken for one of an owned model, where there is one."""
     run = {"strategy": "evaluate", "evaluate.models": entry}
     asked: list[dict[str, Any]] = [{"round": 1}, {"round": 2}, {"round": float("nan")}]
@@ -536,9 +760,14 @@ def test_whose_model_a_message_brings_is_in_the_settings(entry: str, refused: li
 
 def test_other_files_than_were_named_are_refused(tmp_path: Path) -> None:
     sites = Sites(tmp_path, ONLY)
-    settings = parse_settings({"silos": 3, "threads": 1, **sites.values, "evaluate.models": f"shared={'0' * 64}"})
+    settings = parse_settings(
+        {"silos": 3, "threads": 1, **sites.values, "evaluate.models": f"shared={'0' * 64}"}
+    )
     grid = sites.grid(settings.flat())
-    with flower_identity(), pytest.raises(UserError, match=r"are not the models that evaluate\.models names"):
+    with (
+        flower_identity(),
+        pytest.raises(UserError, match=r"are not the models that evaluate\.models names"),
+    ):
         EvaluationLoop(grid, settings).run(models_in(tmp_path, settings))
 
 
@@ -548,8 +777,13 @@ def test_the_digest_is_of_every_number() -> None:
     known = hashlib.sha256(b"x" + numbers).hexdigest()
     assert digest_of(vector, buffers, "x") == known != digest_of(vector, buffers, "y")
     assert digest_of(vector, None, "x") == digest_of(vector, torch.empty(0), "x") != known
-    schema = parse_schema({"features": ["a", "b"], "labels": ["well", "ill"], "dtype": "float32"})
-    turned = [replace(schema, features=schema.features[::-1]), replace(schema, labels=schema.labels[::-1])]
+    schema = parse_schema(
+        {"features": ["a", "b"], "labels": ["well", "ill"], "dtype": "float32"}
+    )
+    turned = [
+        replace(schema, features=schema.features[::-1]),
+        replace(schema, labels=schema.labels[::-1]),
+    ]
     mean, std = [0.5, 1], [2.0, 0.1 + 0.2]
     found = [input_digest(mean, std, one) for one in (schema, *turned)]
     found += [
@@ -557,5 +791,8 @@ def test_the_digest_is_of_every_number() -> None:
         input_digest(mean, [2.0, 0.3], schema),
         input_digest((), (), schema),
     ]
-    assert len(set(found)) == 6 and input_digest(mean, std, replace(schema, dtype="float64")) == found[0]
+    assert (
+        len(set(found)) == 6
+        and input_digest(mean, std, replace(schema, dtype="float64")) == found[0]
+    )
     assert settings_of({"a": Path()}, strategy="fedavg").head is None

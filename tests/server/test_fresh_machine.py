@@ -29,14 +29,22 @@ NO_FILE = "there is no federation.yaml: write one, or name another file"
 FROM_NOTHING: list[tuple[str, int, str]] = [
     ("strategies --json", 0, r"\]"),
     ("simulate --strategy local,fedavg --rounds 1 --silos 2", 0, "runs/"),
-    ("simulate --dataset mnist --data-dir nowhere --rounds 1", 2, "nowhere: there is no such folder; make it, or name"),
+    (
+        "simulate --dataset mnist --data-dir nowhere --rounds 1",
+        2,
+        "nowhere: there is no such folder; make it, or name",
+    ),
     (
         "partition --dataset digits --data-dir nowhere --partition iid --silos 2 --out parts",
         2,
         "nowhere: there is no such folder",
     ),
     ("simulate --silos 2 --set min-silos=3", 2, "min-silos = 3 is more than silos = 2"),
-    ("simulate --config runs/first/config.toml", 2, "there is no configuration file runs/first/config.toml"),
+    (
+        "simulate --config runs/first/config.toml",
+        2,
+        "there is no configuration file runs/first/config.toml",
+    ),
     ("simulate --data ours.npz", 2, "there is no such file"),
     ("up", 2, NO_FILE),
     ("status", 2, NO_FEDERATION),
@@ -59,11 +67,23 @@ FROM_NOTHING: list[tuple[str, int, str]] = [
     ("withdraw clinic-13 runs/first", 2, "runs/first holds no run"),
     ("signing-key", 2, NO_FILE),
     ("signing-key --out stick/signing.key", 0, "SHA256:"),
-    ("check-bundle clinic-13.tar --signed-by SHA256:9d2e", 2, "there is no bundle clinic-13.tar"),
+    (
+        "check-bundle clinic-13.tar --signed-by SHA256:9d2e",
+        2,
+        "there is no bundle clinic-13.tar",
+    ),
     ("join clinic-13.tar --data ours.npz", 2, "there is no bundle clinic-13.tar"),
-    ("join clinic-13.tar --data ours.npz --signed-by SHA256:9d2e", 2, "there is no bundle clinic-13.tar"),
+    (
+        "join clinic-13.tar --data ours.npz --signed-by SHA256:9d2e",
+        2,
+        "there is no bundle clinic-13.tar",
+    ),
     ("doctor", 2, "at a hospital: BUNDLE --data FILE"),
-    ("study new study.toml --name heart-2026 --strategy fedavg,apple", 2, "is no checkout with an app"),
+    (
+        "study new study.toml --name heart-2026 --strategy fedavg,apple",
+        2,
+        "is no checkout with an app",
+    ),
     ("study check study.toml", 2, "study.toml: No such file or directory"),
     ("study sign study.toml", 2, "study.toml: No such file or directory"),
     ("study show study.toml", 2, "study.toml: No such file or directory"),
@@ -76,14 +96,22 @@ FROM_NOTHING: list[tuple[str, int, str]] = [
     ("survey --connection hospitals --out look", 2, "there is no connection"),
     ("watch runs/first", 2, "there is no run directory runs/first"),
     ("schema ours.recipe.toml --out schema.toml", 2, "ours.recipe.toml cannot be read"),
-    ("tune --strategy fedavg --trials 1 --rounds 1 --space learning-rate=log(0.01,0.1)", 2, "--out DIR is needed"),
+    (
+        "tune --strategy fedavg --trials 1 --rounds 1 --space learning-rate=log(0.01,0.1)",
+        2,
+        "--out DIR is needed",
+    ),
     ("policy", 0, "what the server does with a model"),
     ("policy clinic-13", 2, "clinic-13: No such file or directory; write the policy there"),
     ("report runs/first", 2, "runs/first holds no run"),
     ("partition --dataset digits --silos 2 --plot parts.svg --out parts", 0, "parts"),
     ("import patients.csv --labels well,ill --out ours.npz", 2, "there is no patients.csv"),
     ("check-data ours.npz", 2, "ours.npz: there is no such file"),
-    ("export runs/first --strategy apple --silo hospital-03 --out own.safetensors", 2, "there is no directory"),
+    (
+        "export runs/first --strategy apple --silo hospital-03 --out own.safetensors",
+        2,
+        "there is no directory",
+    ),
     ("predict --model own.safetensors --data ours.npz", 2, "there is no model own.safetensors"),
 ]
 # Where HOME cannot be written to, with a federation.yaml at hand.
@@ -92,10 +120,22 @@ NO_HOME: list[tuple[str, int, str]] = [
     ("up", 2, r"cannot make \S+/silofl/hospitals: .*; XDG_STATE_HOME names another folder"),
     ("status", 2, NO_FEDERATION),
     ("down", 0, "no federation is up"),
-    ("credentials", 2, r"cannot make \S+/silofl/hospitals: .*; XDG_STATE_HOME names another folder"),
-    ("add-silo clinic-13", 2, "Flower's configuration .*; FLWR_HOME names another folder|there is no connection"),
+    (
+        "credentials",
+        2,
+        r"cannot make \S+/silofl/hospitals: .*; XDG_STATE_HOME names another folder",
+    ),
+    (
+        "add-silo clinic-13",
+        2,
+        "Flower's configuration .*; FLWR_HOME names another folder|there is no connection",
+    ),
     ("request clinic-13", 2, "Not a directory"),
-    ("signing-key", 2, r"cannot make \S+/silofl/hospitals: .*; XDG_STATE_HOME names another folder"),
+    (
+        "signing-key",
+        2,
+        r"cannot make \S+/silofl/hospitals: .*; XDG_STATE_HOME names another folder",
+    ),
     ("compose", 0, "hospital-12-state:"),
 ]
 
@@ -110,18 +150,32 @@ def silofl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
     """The command as it is typed; the environment is PATH, and what is given."""
     folder = tmp_path_factory.mktemp("forks")
 
-    def run(arguments: str | Sequence[str], cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        arguments: str | Sequence[str], cwd: Path, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         words = arguments.split() if isinstance(arguments, str) else list(arguments)
         given = {"PATH": "/usr/bin:/bin", **environment}
         out, err = folder / "out", folder / "err"
         with open(os.devnull) as nothing, out.open("w") as output, err.open("w") as errors:
             if arguments in REAL:
                 done = subprocess.run(
-                    [SILOFL, *words], cwd=cwd, env=given, stdin=nothing, stdout=output, stderr=errors, check=False
+                    [SILOFL, *words],
+                    cwd=cwd,
+                    env=given,
+                    stdin=nothing,
+                    stdout=output,
+                    stderr=errors,
+                    check=False,
                 )
                 code = done.returncode
             else:
-                code = forks.ask(path, words, cwd, given, [nothing.fileno(), output.fileno(), errors.fileno()])
+                code = forks.ask(
+                    path,
+                    words,
+                    cwd,
+                    given,
+                    [nothing.fileno(), output.fileno(), errors.fileno()],
+                )
         return subprocess.CompletedProcess(words, code, out.read_text(), err.read_text())
 
     with forks.server(folder) as path:
@@ -137,7 +191,9 @@ def check(done: subprocess.CompletedProcess[str], code: int, says: str) -> None:
         assert len(lines) == 1 and lines[0].startswith("silofl "), lines
 
 
-@pytest.mark.parametrize(("arguments", "code", "says"), FROM_NOTHING, ids=[c for c, _, _ in FROM_NOTHING])
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"), FROM_NOTHING, ids=[c for c, _, _ in FROM_NOTHING]
+)
 def test_a_command_that_starts_with_nothing(
     arguments: str, code: int, says: str, silofl: Command, tmp_path: Path
 ) -> None:
@@ -175,5 +231,7 @@ def test_every_documented_command_is_among_these() -> None:
     typed: set[str] = set()
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         for block in re.findall(r"```console\n(.*?)```", page.read_text(), re.DOTALL):
-            typed |= set(re.findall(r"^\$ [^#\n]*?\bsilofl ([a-z][a-z-]*)\b", block, re.MULTILINE))
+            typed |= set(
+                re.findall(r"^\$ [^#\n]*?\bsilofl ([a-z][a-z-]*)\b", block, re.MULTILINE)
+            )
     assert typed and typed <= {arguments.split()[0] for arguments, _, _ in FROM_NOTHING}

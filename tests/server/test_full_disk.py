@@ -15,7 +15,16 @@ from partitions.common import files
 from partitions.common.files import append, is_full, write_atomically
 from server.cli.main import main
 
-SMALL = ["--strategy", "fedavg,local", "--dataset", "breast-cancer", "--silos", "3", "--rounds", "3"]
+SMALL = [
+    "--strategy",
+    "fedavg,local",
+    "--dataset",
+    "breast-cancer",
+    "--silos",
+    "3",
+    "--rounds",
+    "3",
+]
 SETTINGS = ["--set", "partition=iid", "threads=1"]
 
 
@@ -47,9 +56,15 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("full", ["silos/hospital-02", "history.csv", "server.safetensors", "progress.jsonl"])
+@pytest.mark.parametrize(
+    "full", ["silos/hospital-02", "history.csv", "server.safetensors", "progress.jsonl"]
+)
 def test_a_simulation_on_a_full_disk_stops_and_is_resumed(
-    whole: Path, tmp_path: Path, full: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    whole: Path,
+    tmp_path: Path,
+    full: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """In the second round of the first method, wherever the disk is full: the same history bit for bit."""
     capsys.readouterr()
@@ -82,7 +97,11 @@ def test_a_simulation_on_a_full_disk_stops_and_is_resumed(
         assert main(["simulate", *SMALL, *SETTINGS, "--out", str(run)]) == 2
     said = capsys.readouterr().err.splitlines()
     lines = [line for line in said if line and "round/s" not in line]
-    assert len(lines) == 1 and full in lines[0] and "No space left on device; free some, then continue" in lines[0]
+    assert (
+        len(lines) == 1
+        and full in lines[0]
+        and "No space left on device; free some, then continue" in lines[0]
+    )
     assert "rejected" not in (run / "history.csv").read_text() and not list(run.rglob(".*.tmp"))
     assert main(["simulate", *SMALL, *SETTINGS, "--set", "resume=true", "--out", str(run)]) == 0
     assert history_without_seconds(run) == history_without_seconds(whole)

@@ -34,13 +34,22 @@ HELD = "hospital-02"
 
 
 def values(table: Path, out: Path, **changes: Any) -> dict[str, object]:
-    given = {"dataset": str(table), "partition": "iid", "silos": 3, "rounds": 2, "threads": 1, "out": str(out)}
+    given = {
+        "dataset": str(table),
+        "partition": "iid",
+        "silos": 3,
+        "rounds": 2,
+        "threads": 1,
+        "out": str(out),
+    }
     return {**given, "strategy": "fedper,pooled", "seed": "1,2", "validation": 0.2, **changes}
 
 
 @pytest.fixture(scope="module")
 def each(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return simulate(values(table, tmp_path_factory.mktemp("runs") / "study"), quiet=True, hold_out="each")
+    return simulate(
+        values(table, tmp_path_factory.mktemp("runs") / "study"), quiet=True, hold_out="each"
+    )
 
 
 def summary(run: Path) -> Any:
@@ -67,9 +76,15 @@ def test_a_study_holds_out_each_hospital_once(each: Path) -> None:
         for method, row in of.items():
             newcomers = [r["hold_out"][name] for r in without if r["strategy"] == method]
             assert row["zero_shot"] == sum(n["zero_shot"]["accuracy"] for n in newcomers) / 2
-            assert row["personalised"] == sum(n["personalised"]["accuracy"] for n in newcomers) / 2
+            assert (
+                row["personalised"] == sum(n["personalised"]["accuracy"] for n in newcomers) / 2
+            )
             everybody = {
-                kind: [r["per_silo"][name]["accuracy"] for r in summary(each)["runs"] if r["strategy"] == strategy]
+                kind: [
+                    r["per_silo"][name]["accuracy"]
+                    for r in summary(each)["runs"]
+                    if r["strategy"] == strategy
+                ]
                 for kind, strategy in (("local", "local"), ("all_in", method))
             }
             assert all(row[kind] == sum(scores) / 2 for kind, scores in everybody.items())
@@ -78,7 +93,9 @@ def test_a_study_holds_out_each_hospital_once(each: Path) -> None:
     assert all((each / "hold-out" / name / "report.html").is_file() for name in found)
 
 
-def test_pooled_data_are_the_others(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pooled_data_are_the_others(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """hospital-01, which would train for all, is held out: hospital-02 trains, on its data and hospital-03's."""
     asked: list[tuple[int, ...]] = []
 
@@ -87,7 +104,13 @@ def test_pooled_data_are_the_others(table: Path, tmp_path: Path, monkeypatch: py
         return pool_of(division, silos)
 
     monkeypatch.setattr("client.local_data.pool_of", watch)
-    simulate({**values(table, tmp_path / "run", strategy="pooled", seed=1), "hold-out": "hospital-01"}, quiet=True)
+    simulate(
+        {
+            **values(table, tmp_path / "run", strategy="pooled", seed=1),
+            "hold-out": "hospital-01",
+        },
+        quiet=True,
+    )
     assert set(asked) == {(1, 2)}
 
 
@@ -98,7 +121,12 @@ def test_side_by_side_and_after_a_crash_the_study_is_the_same(
     less: dict[str, Any] = {"strategy": "fedper", "seed": 1}
     each = simulate(values(table, tmp_path / "each", **less), quiet=True, hold_out="each")
     executor = partial(side_by_side, engine=inline, workers="2")
-    apart = simulate(values(table, tmp_path / "apart", **less), quiet=True, hold_out="each", executor=executor)
+    apart = simulate(
+        values(table, tmp_path / "apart", **less),
+        quiet=True,
+        hold_out="each",
+        executor=executor,
+    )
     assert all_left(apart) == all_left(each)
     original = RoundLoop.round
 
@@ -110,7 +138,9 @@ def test_side_by_side_and_after_a_crash_the_study_is_the_same(
     monkeypatch.setattr(RoundLoop, "round", stop)
     with pytest.raises(KeyboardInterrupt):
         simulate(values(table, tmp_path / "broken", **less), quiet=True, hold_out="each")
-    assert list(summary(tmp_path / "broken")["hold_out"]) == ["hospital-01"]  # whose runs have ended
+    assert list(summary(tmp_path / "broken")["hold_out"]) == [
+        "hospital-01"
+    ]  # whose runs have ended
     monkeypatch.undo()
     again = simulate(values(table, tmp_path / "broken", **less, resume=True), quiet=True)
     assert all_left(again) == all_left(each)
@@ -119,14 +149,34 @@ def test_side_by_side_and_after_a_crash_the_study_is_the_same(
 
 
 @pytest.mark.exhaustive
-def test_two_processes_from_the_command_line(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["--strategy", "fedavg", "--data", str(table), "--partition", "iid", "--silos", "3", "--rounds", "1"]
+def test_two_processes_from_the_command_line(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [
+        "--strategy",
+        "fedavg",
+        "--data",
+        str(table),
+        "--partition",
+        "iid",
+        "--silos",
+        "3",
+        "--rounds",
+        "1",
+    ]
     given += ["--set", "threads=1", "--workers", "2", "--hold-out", "hospital-01,hospital-03"]
     assert main(["simulate", *given, "--out", str(tmp_path / "run")]) == 0
     found = summary(tmp_path / "run")["hold_out"]
     assert list(found) == ["hospital-01", "hospital-03"]
-    assert set(found["hospital-01"]["fedavg"]) == {"zero_shot", "personalised", "local", "all_in"}
-    assert summary(tmp_path / "run" / "hold-out" / "hospital-01+hospital-03")["runs"][0]["silos"] == [HELD]
+    assert set(found["hospital-01"]["fedavg"]) == {
+        "zero_shot",
+        "personalised",
+        "local",
+        "all_in",
+    }
+    assert summary(tmp_path / "run" / "hold-out" / "hospital-01+hospital-03")["runs"][0][
+        "silos"
+    ] == [HELD]
     assert "zero-shot" in capsys.readouterr().err
 
 
@@ -134,7 +184,16 @@ def test_hospitals_of_a_folder_are_called_as_their_files(tmp_path: Path) -> None
     """In the results, in the states, and where one is held out of all others', pooled ones included."""
     (tmp_path / "centres").mkdir()
     random_silos(tmp_path / "centres", {"south": 20, "east": 30, "North": 40})
-    given = ["--data", str(tmp_path / "centres"), "--strategy", "pooled", "--rounds", "1", "--hold-out", "north"]
+    given = [
+        "--data",
+        str(tmp_path / "centres"),
+        "--strategy",
+        "pooled",
+        "--rounds",
+        "1",
+        "--hold-out",
+        "north",
+    ]
     assert main(["simulate", *given, "--set", "threads=1", "--out", str(tmp_path / "run")]) == 0
     assert list(summary(tmp_path / "run")["hold_out"]) == ["north"]
     found = {run["strategy"]: run for run in summary(tmp_path / "run")["runs"]}
@@ -142,7 +201,9 @@ def test_hospitals_of_a_folder_are_called_as_their_files(tmp_path: Path) -> None
     assert sorted(found["pooled"]["silos"]) == sorted(found["local"]["silos"]) == names
     (without,) = summary(tmp_path / "run" / "hold-out" / "north")["runs"]
     assert sorted(without["silos"]) == ["east", "south"]
-    assert {state.name for state in (tmp_path / "run" / "checkpoint").glob("local-*/silos/*")} == set(names)
+    assert {
+        state.name for state in (tmp_path / "run" / "checkpoint").glob("local-*/silos/*")
+    } == set(names)
 
 
 @pytest.mark.parametrize(
@@ -176,22 +237,41 @@ def four(tmp_path: Path) -> Files:
 def test_nothing_of_it_is_in_what_was_agreed(four: Files, tmp_path: Path) -> None:
     """Its columns are a thousand times larger: neither sums nor weights nor the choice of the round know it."""
     rng = np.random.default_rng(5)
-    far = {**four, "b": write_silo(tmp_path / "far.npz", 1000 * rng.normal(size=(10, 3)), [0, 1, 2, 0, 1] * 2, 3)}
-    given: dict[str, Any] = {"strategy": "apple", "normalization": "agreed", "rounds": 3, "hold_out": "b"}
+    far = {
+        **four,
+        "b": write_silo(
+            tmp_path / "far.npz", 1000 * rng.normal(size=(10, 3)), [0, 1, 2, 0, 1] * 2, 3
+        ),
+    }
+    given: dict[str, Any] = {
+        "strategy": "apple",
+        "normalization": "agreed",
+        "rounds": 3,
+        "hold_out": "b",
+    }
     runs = [federate(files, **given) for files in (four, far)]
     rows = [comparable([r for r in run.rows if r.silo != "b"]) for run in runs]
     assert rows[0] == rows[1]
     assert comparable(runs[0].rows) != comparable(runs[1].rows)
     sums = [
-        str(reply.content) for m, reply in runs[0].grid.traffic if runs[0].grid.name_of(m.metadata.dst_node_id) == "b"
+        str(reply.content)
+        for m, reply in runs[0].grid.traffic
+        if runs[0].grid.name_of(m.metadata.dst_node_id) == "b"
     ]
     assert "square_sum" not in sums[0]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "apple", "fedfomo"])
-def test_a_resumed_run_evaluates_the_same_newcomer(four: Files, tmp_path: Path, method: str) -> None:
+def test_a_resumed_run_evaluates_the_same_newcomer(
+    four: Files, tmp_path: Path, method: str
+) -> None:
     """Killed after its best round: what the newcomer would have got in that round is in the checkpoint."""
-    given: dict[str, Any] = {"strategy": method, "rounds": 4, "hold_out": "b", "learning_rate": 3.0}
+    given: dict[str, Any] = {
+        "strategy": method,
+        "rounds": 4,
+        "hold_out": "b",
+        "learning_rate": 3.0,
+    }
     whole = federate(four, directory=tmp_path / "whole", **given)
     interrupted(four, tmp_path / "broken", watch=crash_after(3), **given)
     resumed = federate(four, directory=tmp_path / "broken", resume=True, **given)
@@ -213,7 +293,8 @@ def test_a_hospital_refuses_the_other_role(two: Files) -> None:
         grid.before = before
 
     with pytest.raises(
-        RuntimeError, match="a refuses: the run has hold-out = 'b', and a message takes it as a newcomer"
+        RuntimeError,
+        match="a refuses: the run has hold-out = 'b', and a message takes it as a newcomer",
     ):
         federate(two, strategy="fedavg", rounds=1, hold_out="b", prepare=lie)
 
@@ -221,11 +302,18 @@ def test_a_hospital_refuses_the_other_role(two: Files) -> None:
 def test_a_held_out_hospital_never_trains(two: Files) -> None:
     """Its own question, sent as one to train: nothing leaves."""
     run = federate(two, strategy="fedavg", rounds=1, hold_out="b")
-    asked = next(m for m, _ in run.grid.traffic if "config" in m.content and NEWCOMER in m.content["config"])
+    asked = next(
+        m
+        for m, _ in run.grid.traffic
+        if "config" in m.content and NEWCOMER in m.content["config"]
+    )
     node = asked.metadata.dst_node_id
     with flower_identity():
         reply = app(Message(asked.content, node, "train"), run.grid.contexts[node])
-    assert reply.error.reason == "b refuses: the run has hold-out = b, and a message asks it to train"
+    assert (
+        reply.error.reason
+        == "b refuses: the run has hold-out = b, and a message asks it to train"
+    )
 
 
 def test_a_hospital_that_does_not_fit_is_named(four: Files, tmp_path: Path) -> None:
@@ -250,7 +338,10 @@ def test_the_ray_engine_knows_where_a_run_belongs(table: Path, tmp_path: Path) -
     directory = RunDirectory(tmp_path)
     (tmp_path / "hold-out").mkdir()
     runs = [parse_settings({"hold-out": held}) for held in ("", HELD)]
-    assert [part_of(directory, run).path for run in runs] == [tmp_path, tmp_path / "hold-out" / HELD]
+    assert [part_of(directory, run).path for run in runs] == [
+        tmp_path,
+        tmp_path / "hold-out" / HELD,
+    ]
     assert [run.label for run in runs] == ["fedavg-42", f"fedavg-42 without {HELD}"]
     assert server.simulation.workers.part_of is part_of
 

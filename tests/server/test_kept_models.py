@@ -40,8 +40,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("kept")
     rng = np.random.default_rng(1)
     y = np.arange(480) % 3
-    np.savez(folder / "table.npz", x=(rng.normal(size=(480, 4)) + y[:, None]).astype(np.float32), y=y)
-    given = {"dataset": str(folder / "table.npz"), "partition": "iid", "silos": 12, "rounds": 2, "threads": 1}
+    np.savez(
+        folder / "table.npz", x=(rng.normal(size=(480, 4)) + y[:, None]).astype(np.float32), y=y
+    )
+    given = {
+        "dataset": str(folder / "table.npz"),
+        "partition": "iid",
+        "silos": 12,
+        "rounds": 2,
+        "threads": 1,
+    }
     given |= {"validation": 0.2, "model": "mlp", "mlp.hidden": "4", "evidence": "off"}
     given["strategy"] = "ditto,fedper,apfl"
     simulate({**given, "keep-models": "reported", "out": str(folder / "kept")}, quiet=True)
@@ -50,7 +58,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("method", ["ditto", "fedper", "apfl"])
-def test_the_whole_matrix_of_a_server_without_states(runs: Path, tmp_path: Path, method: str) -> None:
+def test_the_whole_matrix_of_a_server_without_states(
+    runs: Path, tmp_path: Path, method: str
+) -> None:
     """12 x 12, byte for byte that of the same run with its silos' states. The settings name the same SHA-256."""
     here = evaluate(runs / "kept", tmp_path / "states", "all", strategy=method)
     bare = without_states(runs / "kept", tmp_path / "run")
@@ -65,8 +75,12 @@ def test_the_whole_matrix_of_a_server_without_states(runs: Path, tmp_path: Path,
 def test_the_setting_changes_nothing_else(runs: Path, tmp_path: Path) -> None:
     """The same history, and the matrix of the run without it."""
     plain = evaluate(runs / "plain", tmp_path / "a", "all").read_text()
-    assert plain == evaluate(runs / "kept", tmp_path / "b", "all", strategy="fedper").read_text()
-    with pytest.raises(UserError, match=r"own models of .* lie at the silos: --connection NAME evaluates there"):
+    assert (
+        plain == evaluate(runs / "kept", tmp_path / "b", "all", strategy="fedper").read_text()
+    )
+    with pytest.raises(
+        UserError, match=r"own models of .* lie at the silos: --connection NAME evaluates there"
+    ):
         evaluate(without_states(runs / "plain", tmp_path / "bare"), tmp_path / "c", "all")
 
 
@@ -79,15 +93,21 @@ def test_each_is_a_model_file_with_its_card(runs: Path, tmp_path: Path) -> None:
     for silo in SILOS[:2]:
         export_model(runs / "kept", silo, "reported", exported, "ditto")
         mine, theirs = (
-            json.loads(card_file(f).read_text()) for f in (tmp_path / "models" / f"{silo}.safetensors", exported)
+            json.loads(card_file(f).read_text())
+            for f in (tmp_path / "models" / f"{silo}.safetensors", exported)
         )
         assert {key for key in mine if mine[key] != theirs[key]} <= {"metrics", "schema"}
         assert (mine["silo"], mine["which"], mine["snapshot"]) == (silo, "reported", "personal")
-        assert read_model(exported)[1].vector.equal(read_model(tmp_path / "models" / f"{silo}.safetensors")[1].vector)
+        assert read_model(exported)[1].vector.equal(
+            read_model(tmp_path / "models" / f"{silo}.safetensors")[1].vector
+        )
 
 
 def test_what_a_federation_is_asked(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    runs: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """One hospital sent none: its model is not in the settings, its diagonal is, and a line says so."""
     bare, sent = without_states(runs / "kept", tmp_path / "run"), list[dict[str, Any]]()
@@ -99,7 +119,16 @@ def test_what_a_federation_is_asked(
         fill(Path(values["out"]))
 
     monkeypatch.setattr(submit, "run", run)
-    command = ["evaluate", str(bare), "--models", "all", "--strategy", "fedper", "--connection", "c"]
+    command = [
+        "evaluate",
+        str(bare),
+        "--models",
+        "all",
+        "--strategy",
+        "fedper",
+        "--connection",
+        "c",
+    ]
     assert main([*command, "--out", str(tmp_path / "m")]) == 0
     (values,) = sent
     others = [silo for silo in SILOS if silo != SILOS[4]]
@@ -111,11 +140,19 @@ def test_what_a_federation_is_asked(
     }
     assert (SILOS[4], SILOS[4]) in read(tmp_path / "m" / "matrix.csv")
     said = capsys.readouterr().err
-    assert f"not evaluated: {SILOS[4]}: the server has no model of theirs that the report shows" in said
+    assert (
+        f"not evaluated: {SILOS[4]}: the server has no model of theirs that the report shows"
+        in said
+    )
 
 
-@pytest.mark.parametrize(("damage", "line"), [("other round", ""), ("cut", "damaged"), ("no checkpoint", "checkpoint")])
-def test_a_file_that_is_not_the_reported_model(runs: Path, tmp_path: Path, damage: str, line: str) -> None:
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [("other round", ""), ("cut", "damaged"), ("no checkpoint", "checkpoint")],
+)
+def test_a_file_that_is_not_the_reported_model(
+    runs: Path, tmp_path: Path, damage: str, line: str
+) -> None:
     """Of a round that the report no longer shows it is left out; one that cannot be read is one line."""
     bare = without_states(runs / "kept", tmp_path / "run")
     file = bare / "checkpoint" / "fedper-42" / FOLDER / SILOS[0] / FILE

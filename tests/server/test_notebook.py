@@ -25,7 +25,14 @@ ROOT = Path(__file__).parents[2]
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two methods with two seeds each; the silos' states are in the run directory, as simulations have them."""
     out = tmp_path_factory.mktemp("notebook") / "study"
-    values = {**SIMULATED, "silos": 3, "rounds": 2, "strategy": "local,fedavg", "seed": "1,2", "out": str(out)}
+    values = {
+        **SIMULATED,
+        "silos": 3,
+        "rounds": 2,
+        "strategy": "local,fedavg",
+        "seed": "1,2",
+        "out": str(out),
+    }
     return simulate(values, quiet=True)
 
 
@@ -40,13 +47,19 @@ def test_the_history_is_the_file(run: silofl.Run, study: Path) -> None:
     assert list(run.history.columns) == list(rows[0])
     assert len(run.history) == len(rows)
     for row, (_, found) in zip(rows, run.history.iterrows(), strict=True):
-        assert (row["strategy"], int(row["seed"]), int(row["round"])) == (found.strategy, found.seed, found["round"])
+        assert (row["strategy"], int(row["seed"]), int(row["round"])) == (
+            found.strategy,
+            found.seed,
+            found["round"],
+        )
         assert float(row["value"]) == found.value if row["value"] else math.isnan(found.value)
 
 
 def test_runs_and_silos_are_the_summary(run: silofl.Run, study: Path) -> None:
     entries = json.loads((study / "summary.json").read_text())["runs"]
-    assert [*zip(run.runs.strategy, run.runs.seed, strict=True)] == [(e["strategy"], e["seed"]) for e in entries]
+    assert [*zip(run.runs.strategy, run.runs.seed, strict=True)] == [
+        (e["strategy"], e["seed"]) for e in entries
+    ]
     assert run.runs["mean"].tolist() == [e["final"]["accuracy_mean"] for e in entries]
     assert (run.runs.rounds == 2).all() and (run.runs.planned == 2).all()
     table = run.silos.set_index(["strategy", "seed", "silo"])
@@ -60,14 +73,18 @@ def test_runs_and_silos_are_the_summary(run: silofl.Run, study: Path) -> None:
 def test_rounds_have_the_means_that_the_report_chooses_by(run: silofl.Run) -> None:
     """The reported round is the best one by the frame's validation column, the first of equals."""
     for _, entry in run.runs.iterrows():
-        own = run.rounds[(run.rounds.strategy == entry.strategy) & (run.rounds.seed == entry.seed)]
+        own = run.rounds[
+            (run.rounds.strategy == entry.strategy) & (run.rounds.seed == entry.seed)
+        ]
         chosen = own.loc[own.validation.idxmax(), "round"]
         assert chosen == entry.chosen
         assert own.set_index("round").test[chosen] == entry["mean"]
         assert own.bytes_up.sum() == entry.bytes_up
 
 
-def test_a_silos_model_is_the_exported_one(run: silofl.Run, study: Path, tmp_path: Path) -> None:
+def test_a_silos_model_is_the_exported_one(
+    run: silofl.Run, study: Path, tmp_path: Path
+) -> None:
     """Its accuracy on samples of the file is what the silo itself has measured, on its own test part."""
     model = run.model("hospital-02", strategy="local", seed=1)
     assert (model.card["silo"], model.card["which"]) == ("hospital-02", "reported")
@@ -97,7 +114,10 @@ def test_plots_show_themselves_in_a_notebook(run: silofl.Run) -> None:
     for plot in (run.plot_rounds(), run.plot_rounds("test"), run.plot_silos()):
         assert plot._repr_png_().startswith(b"\x89PNG")
         assert set(plot.axes[0].get_legend_handles_labels()[1]) == {"Local", "FedAvg"}
-    means = {line.get_label(): np.asarray(line.get_ydata()) for line in run.plot_silos().axes[0].get_lines()}
+    means = {
+        line.get_label(): np.asarray(line.get_ydata())
+        for line in run.plot_silos().axes[0].get_lines()
+    }
     frame = run.silos.groupby(["strategy", "silo"]).score.mean()
     assert list(means["FedAvg"]) == list(frame["fedavg"])
 
@@ -109,9 +129,17 @@ def test_the_notebook_of_the_documentation(study: Path, tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "study").symlink_to(study)
     book = nbformat.read(ROOT / "docs" / "notebook.ipynb", as_version=4)
-    assert not any(cell.get("outputs") for cell in book.cells)  # a reader sees what their own run says
-    nbclient.NotebookClient(book, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    shown = ["".join(str(out.get("data", out)) for out in c.outputs) for c in book.cells if c.cell_type == "code"]
+    assert not any(
+        cell.get("outputs") for cell in book.cells
+    )  # a reader sees what their own run says
+    nbclient.NotebookClient(
+        book, timeout=120, resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    shown = [
+        "".join(str(out.get("data", out)) for out in c.outputs)
+        for c in book.cells
+        if c.cell_type == "code"
+    ]
     assert len(shown) == 7 and all(shown)
     assert "text/html" in shown[1] and "fedavg" in shown[1]
     assert all("image/png" in one for one in shown[3:5])
@@ -127,7 +155,13 @@ def test_a_run_that_has_just_begun(study: Path, tmp_path: Path) -> None:
     """Only its settings are there."""
     (tmp_path / "config.toml").write_text((study / "config.toml").read_text())
     run = silofl.load_run(tmp_path)
-    assert run.history.empty and run.runs.empty and run.silos.empty and run.rounds.empty and run.events.empty
+    assert (
+        run.history.empty
+        and run.runs.empty
+        and run.silos.empty
+        and run.rounds.empty
+        and run.events.empty
+    )
     assert run.config["silos"] == 3
     assert run.plot_rounds()._repr_png_() and run.plot_silos()._repr_png_()
 

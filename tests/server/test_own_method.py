@@ -55,20 +55,40 @@ def halfway() -> Iterator[type[PersonalizedStrategy]]:
     strategy._REGISTRY.update(before)
 
 
-def test_it_runs_is_reported_and_exported(halfway: type[PersonalizedStrategy], tmp_path: Path) -> None:
+def test_it_runs_is_reported_and_exported(
+    halfway: type[PersonalizedStrategy], tmp_path: Path
+) -> None:
     values = {"rounds": 2, "silos": 3, "partition": "iid", "threads": 1, "half-way.share": 0.25}
-    out = simulate({**values, "strategy": "local,half-way", "out": str(tmp_path / "run")}, quiet=True)
-    assert "half-way.share = 0.25" in (out / "config.toml").read_text().replace("[half-way]\nshare", "half-way.share")
+    out = simulate(
+        {**values, "strategy": "local,half-way", "out": str(tmp_path / "run")}, quiet=True
+    )
+    assert "half-way.share = 0.25" in (out / "config.toml").read_text().replace(
+        "[half-way]\nshare", "half-way.share"
+    )
     study = StudyResults(out)
     assert study.methods == ["local", "half-way"] and study.personalised == "half-way"
     page = (out / "report.html").read_text()
-    assert "HalfWay" in page and "A. Nobody, 2026" in page and "HalfWay: its half of the way" in page
-    card = export_model(out, "hospital-01", "last", tmp_path / "own.safetensors", "half-way", None)
+    assert (
+        "HalfWay" in page
+        and "A. Nobody, 2026" in page
+        and "HalfWay: its half of the way" in page
+    )
+    card = export_model(
+        out, "hospital-01", "last", tmp_path / "own.safetensors", "half-way", None
+    )
     assert card.method == "half-way"
-    assert json.loads((tmp_path / "own.safetensors.json").read_text())["paper"] == "A. Nobody, 2026"
+    assert (
+        json.loads((tmp_path / "own.safetensors.json").read_text())["paper"]
+        == "A. Nobody, 2026"
+    )
 
 
-def test_its_mistakes_are_the_users(halfway: type[PersonalizedStrategy], tmp_path: Path) -> None:
+def test_its_mistakes_are_the_users(
+    halfway: type[PersonalizedStrategy], tmp_path: Path
+) -> None:
     with pytest.raises(ValueError, match=r"half-way.share = 2.0 is out of range: at most 1"):
-        simulate({"strategy": "half-way", "half-way.share": 2, "out": str(tmp_path / "run")}, quiet=True)
+        simulate(
+            {"strategy": "half-way", "half-way.share": 2, "out": str(tmp_path / "run")},
+            quiet=True,
+        )
     assert not list(tmp_path.iterdir())

@@ -58,9 +58,27 @@ def silofl(libraries: Path, folder: Path, *words: str) -> tuple[int, str]:
 
 def test_an_installed_method_and_network_run(tmp_path, libraries):
     folder = install(tmp_path / "site")
-    small = ["--silos", "2", "--partition", "iid", "--rounds", "1", "--dataset", "breast-cancer"]
+    small = [
+        "--silos",
+        "2",
+        "--partition",
+        "iid",
+        "--rounds",
+        "1",
+        "--dataset",
+        "breast-cancer",
+    ]
     code, said = silofl(
-        libraries, folder, "simulate", "--strategy", "twin", *small, "--set", "model=narrow", "--out", "run"
+        libraries,
+        folder,
+        "simulate",
+        "--strategy",
+        "twin",
+        *small,
+        "--set",
+        "model=narrow",
+        "--out",
+        "run",
     )
     assert code == 0, said
     (run,) = json.loads((folder / "run" / "summary.json").read_text())["runs"]
@@ -72,8 +90,16 @@ def test_a_plugin_that_cannot_be_used_is_named(tmp_path, libraries):
     other = "[silofl.strategies]\nfedavg = twins:Twin\n"
     for i, (entries, method, words) in enumerate(
         (
-            (other, METHOD.replace('"twin"', '"fedavg"'), "takes the name 'fedavg' of a method of silofl"),
-            (ENTRIES, "import nothing_of_that_name", "twin of twins (silofl.strategies) cannot be loaded: ModuleNot"),
+            (
+                other,
+                METHOD.replace('"twin"', '"fedavg"'),
+                "takes the name 'fedavg' of a method of silofl",
+            ),
+            (
+                ENTRIES,
+                "import nothing_of_that_name",
+                "twin of twins (silofl.strategies) cannot be loaded: ModuleNot",
+            ),
             (
                 "[silofl.networks]\nmlp = twins:narrow\n",
                 METHOD,
@@ -82,5 +108,15 @@ def test_a_plugin_that_cannot_be_used_is_named(tmp_path, libraries):
         )
     ):
         folder = install(tmp_path / f"{i}", entries, method)
-        code, said = silofl(libraries, folder, "partition", "--dataset", "digits", "--partition", "iid", "--out", "x")
+        code, said = silofl(
+            libraries,
+            folder,
+            "partition",
+            "--dataset",
+            "digits",
+            "--partition",
+            "iid",
+            "--out",
+            "x",
+        )
         assert code == 2 and words in said and said.count("\n") == 1, said

@@ -54,7 +54,9 @@ def prometheus(tmp_path: Path) -> Iterator[str]:
     if shutil.which("prometheus") is None:
         pytest.skip("there is no prometheus on this machine")
     write(tmp_path / "run", *events())
-    with served(str(tmp_path / "run"), "--port", "0", "--token-file", str(tmp_path / "token")) as (address, _):
+    with served(
+        str(tmp_path / "run"), "--port", "0", "--token-file", str(tmp_path / "token")
+    ) as (address, _):
         port = address.split("/")[2].rpartition(":")[2]
         (tmp_path / "prometheus.yml").write_text(
             "global: {scrape_interval: 200ms}\n"
@@ -63,7 +65,11 @@ def prometheus(tmp_path: Path) -> Iterator[str]:
             f"    authorization: {{credentials_file: {tmp_path / 'token'}}}\n"
             f"    static_configs: [{{targets: ['127.0.0.1:{port}']}}]\n"
         )
-        command = ["prometheus", f"--config.file={tmp_path / 'prometheus.yml'}", "--web.listen-address=127.0.0.1:0"]
+        command = [
+            "prometheus",
+            f"--config.file={tmp_path / 'prometheus.yml'}",
+            "--web.listen-address=127.0.0.1:0",
+        ]
         command.append(f"--storage.tsdb.path={tmp_path / 'db'}")
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
             try:
@@ -95,5 +101,7 @@ def test_promtool_finds_nothing_to_mend(tmp_path: Path) -> None:
     for one in events():
         board.take(one)
     numbers = exposition({**board.picture(), "fault": ""})
-    checked = subprocess.run(["promtool", "check", "metrics"], input=numbers, capture_output=True, check=False)
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"], input=numbers, capture_output=True, check=False
+    )
     assert (checked.returncode, checked.stderr) == (0, b""), checked.stderr

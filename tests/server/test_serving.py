@@ -35,14 +35,18 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Any]:
     return run, model, (card, net, recipe_of(card))
 
 
-def ask(served: Any, content: Any, path: str = "/predict", token: str = "", **headers: str) -> httpx.Response:
+def ask(
+    served: Any, content: Any, path: str = "/predict", token: str = "", **headers: str
+) -> httpx.Response:
     """One request; ``content``: JSON, or bytes as they are; None for GET."""
 
     card, net, recipe = served[2]
 
     async def go() -> httpx.Response:
         transport = httpx.ASGITransport(application(card, net, recipe, token))
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8643") as client:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://127.0.0.1:8643"
+        ) as client:
             given = {**JSON, **{k.replace("_", "-"): v for k, v in headers.items()}}
             if content is None:
                 return await client.get(path, headers=given)
@@ -54,7 +58,11 @@ def ask(served: Any, content: Any, path: str = "/predict", token: str = "", **he
 
 def test_the_answers_are_those_of_a_csv(served: Any, tmp_path: Path) -> None:
     """Numbers as numbers or texts, null for a gap, columns in any order."""
-    rows = [OLD, {"sex": "m", "dose": None, "age": None, "Patient-ID": "X-2"}, {**OLD, "age": 35.25, "dose": "0"}]
+    rows = [
+        OLD,
+        {"sex": "m", "dose": None, "age": None, "Patient-ID": "X-2"},
+        {**OLD, "age": 35.25, "dose": "0"},
+    ]
     answer = ask(served, {"rows": rows})
     assert answer.status_code == 200 and answer.headers["cache-control"] == "no-store"
     cells = [["3", "w", "81,5", "X-1"], ["", "m", "", "X-2"], ["0", "w", "35,25", "X-1"]]
@@ -62,8 +70,16 @@ def test_the_answers_are_those_of_a_csv(served: Any, tmp_path: Path) -> None:
     csv.writer(text, delimiter=";").writerows([["dose", "sex", "age", "Patient-ID"], *cells])
     (tmp_path / "new.csv").write_text(text.getvalue())
     wanted = read_rows(predict_file(served[1], tmp_path / "new.csv"))
-    found = [{k: v if isinstance(v, str) else f"{v:.6g}" for k, v in row.items()} for row in answer.json()["rows"]]
-    assert found == wanted and list(found[0]) == ["Patient-ID", "label", "p_ill, acute", "p_well"]
+    found = [
+        {k: v if isinstance(v, str) else f"{v:.6g}" for k, v in row.items()}
+        for row in answer.json()["rows"]
+    ]
+    assert found == wanted and list(found[0]) == [
+        "Patient-ID",
+        "label",
+        "p_ill, acute",
+        "p_well",
+    ]
 
 
 def test_it_says_what_it_takes(served: Any) -> None:
@@ -76,8 +92,16 @@ def test_it_says_what_it_takes(served: Any) -> None:
 @pytest.mark.parametrize(
     ("content", "status", "words"),
     [
-        ({"rows": [{**OLD, "BMI": 3}]}, 422, "row 1 has columns that the recipe does not have: BMI"),
-        ({"rows": [OLD, {k: v for k, v in OLD.items() if k != "age"}]}, 422, "row 2 has no column age"),
+        (
+            {"rows": [{**OLD, "BMI": 3}]},
+            422,
+            "row 1 has columns that the recipe does not have: BMI",
+        ),
+        (
+            {"rows": [OLD, {k: v for k, v in OLD.items() if k != "age"}]},
+            422,
+            "row 2 has no column age",
+        ),
         ({"rows": [{**OLD, "sex": "x"}]}, 422, "row 1: sex is 'x', none of m, w"),
         ({"rows": [{**OLD, "age": "81.5"}]}, 422, "row 1: age is '81.5', no number"),
         ({"rows": [{**OLD, "age": [1]}]}, 422, "row 1, age is no text, number or null"),
@@ -95,7 +119,9 @@ def test_it_says_what_it_takes(served: Any) -> None:
         (b" " * (MOST_BYTES + 1), 413, "more than 1048576 bytes"),
     ],
 )
-def test_what_does_not_fit_is_refused(served: Any, content: Any, status: int, words: str, capsys: Any) -> None:
+def test_what_does_not_fit_is_refused(
+    served: Any, content: Any, status: int, words: str, capsys: Any
+) -> None:
     """In one line without a path, and not a word of it in the log."""
     answer = ask(served, content)
     assert answer.status_code == status and words in answer.json()["error"]
@@ -110,24 +136,34 @@ def test_cells_as_gaps_are_named(served: Any, capsys: Any) -> None:
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_fault_tells_nothing_of_the_patient(served: Any, monkeypatch: Any, capsys: Any) -> None:
+def test_a_fault_tells_nothing_of_the_patient(
+    served: Any, monkeypatch: Any, capsys: Any
+) -> None:
     def broken(*_: Any) -> None:
         raise RuntimeError("/secret/path: patient X-1 is 81")
 
     monkeypatch.setattr("server.serving.predict_rows", broken)
     answer = ask(served, {"rows": [OLD]})
-    assert (answer.status_code, answer.json()) == (500, {"error": "a fault of silofl; the request is not answered"})
+    assert (answer.status_code, answer.json()) == (
+        500,
+        {"error": "a fault of silofl; the request is not answered"},
+    )
     out, err = capsys.readouterr()
     assert out == "" and err == "a fault of silofl: RuntimeError; please report it\n"
 
 
 def test_memory_that_ran_out_is_no_fault(served: Any, monkeypatch: Any, capsys: Any) -> None:
     def too_large(*_: Any) -> None:
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 81 bytes")
+        raise RuntimeError(
+            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 81 bytes"
+        )
 
     monkeypatch.setattr("server.serving.predict_rows", too_large)
     answer = ask(served, {"rows": [OLD]})
-    assert (answer.status_code, answer.json()) == (503, {"error": "out of memory: send less at once"})
+    assert (answer.status_code, answer.json()) == (
+        503,
+        {"error": "out of memory: send less at once"},
+    )
     assert capsys.readouterr() == ("", "out of memory: a request is not answered\n")
 
 
@@ -144,7 +180,9 @@ def test_memory_that_ran_out_is_no_fault(served: Any, monkeypatch: Any, capsys: 
         ({"origin": "http://127.0.0.1:8643", "sec_fetch_site": "same-origin"}, 200),
     ],
 )
-def test_pages_of_other_sites_get_nothing(served: Any, headers: dict[str, str], status: int) -> None:
+def test_pages_of_other_sites_get_nothing(
+    served: Any, headers: dict[str, str], status: int
+) -> None:
     answer = ask(served, {"rows": [OLD]}, **headers)
     assert answer.status_code == status and ("p_well" in answer.text) == (status == 200)
     assert "access-control-allow-origin" not in answer.headers
@@ -153,9 +191,23 @@ def test_pages_of_other_sites_get_nothing(served: Any, headers: dict[str, str], 
 def test_beyond_loopback_a_token_is_needed(served: Any) -> None:
     elsewhere = {"host": "server.example:8643"}
     refused = ask(served, {"rows": [OLD]}, token=TOKEN, **elsewhere)
-    assert refused.status_code == 401 and "Authorization: Bearer" in refused.text and TOKEN not in refused.text
-    assert ask(served, {"rows": [OLD]}, token=TOKEN, authorization="Bearer wrong", **elsewhere).status_code == 401
-    assert ask(served, {"rows": [OLD]}, token=TOKEN, authorization=f"Bearer {TOKEN}", **elsewhere).status_code == 200
+    assert (
+        refused.status_code == 401
+        and "Authorization: Bearer" in refused.text
+        and TOKEN not in refused.text
+    )
+    assert (
+        ask(
+            served, {"rows": [OLD]}, token=TOKEN, authorization="Bearer wrong", **elsewhere
+        ).status_code
+        == 401
+    )
+    assert (
+        ask(
+            served, {"rows": [OLD]}, token=TOKEN, authorization=f"Bearer {TOKEN}", **elsewhere
+        ).status_code
+        == 200
+    )
 
 
 def test_the_command_line(served: Any, tmp_path: Path, capsys: Any) -> None:
@@ -173,14 +225,31 @@ def test_the_command_line(served: Any, tmp_path: Path, capsys: Any) -> None:
 
 def test_a_real_server(served: Any) -> None:
     """The printed address answers, over a socket; standard error stays empty."""
-    command = [sys.executable, "-m", "server.cli.main", "predict", "--model", str(served[1]), "--serve", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+    command = [
+        sys.executable,
+        "-m",
+        "server.cli.main",
+        "predict",
+        "--model",
+        str(served[1]),
+        "--serve",
+        "--port",
+        "0",
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as server:
         try:
             assert server.stdout is not None and server.stderr is not None
             address = server.stdout.readline().strip()
             found = httpx.post(f"{address}predict", json={"rows": [OLD]}, timeout=60)
             assert found.json() == ask(served, {"rows": [OLD]}).json()
-            assert httpx.post(f"{address}predict", json={"rows": [{"age": "x"}]}, timeout=60).status_code == 422
+            assert (
+                httpx.post(
+                    f"{address}predict", json={"rows": [{"age": "x"}]}, timeout=60
+                ).status_code
+                == 422
+            )
         finally:
             server.terminate()
         assert server.stderr.read() == ""

@@ -31,9 +31,21 @@ DICOM, ZIP = {"content-type": "application/dicom"}, {"content-type": "applicatio
 def study(root: Path, i: int, **attributes: Any) -> Path:
     """A CT of three slices; odd ones are bright."""
     for k in range(3):
-        place = {"ImageOrientationPatient": [1, 0, 0, 0, 1, 0], "ImagePositionPatient": [0, 0, k], **attributes}
+        place = {
+            "ImageOrientationPatient": [1, 0, 0, 0, 1, 0],
+            "ImagePositionPatient": [0, 0, k],
+            **attributes,
+        }
         pixels = np.full((4, 4), 3000 if i % 2 else 500 + i, np.uint16)
-        write_dicom(root / f"{i}-{k}", pixels, patient=f"P-{i}", study=i, number=k, PixelSpacing=[1, 1], **place)
+        write_dicom(
+            root / f"{i}-{k}",
+            pixels,
+            patient=f"P-{i}",
+            study=i,
+            number=k,
+            PixelSpacing=[1, 1],
+            **place,
+        )
     return root
 
 
@@ -48,9 +60,25 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     labels = ["--labels-from", str(folder / "l.csv"), "--window=2000,4000"]
     assert main(["import", str(folder / "x"), *labels, "--out", str(data)]) == 0
     settings = ["model=mlp", "mlp.hidden=", "learning-rate=0.5", "threads=1", "batch-size=8"]
-    options = ["--partition", "iid", "--silos", "2", "--rounds", "1", "--out", str(run), "--set", *settings]
+    options = [
+        "--partition",
+        "iid",
+        "--silos",
+        "2",
+        "--rounds",
+        "1",
+        "--out",
+        str(run),
+        "--set",
+        *settings,
+    ]
     assert main(["simulate", "--data", str(data), "--strategy", "fedavg", *options]) == 0
-    assert main(["export", str(run), "--silo", "hospital-01", "--which", "last", "--out", str(out)]) == 0
+    assert (
+        main(
+            ["export", str(run), "--silo", "hospital-01", "--which", "last", "--out", str(out)]
+        )
+        == 0
+    )
     return out
 
 
@@ -64,15 +92,23 @@ def temporary(tmp_path: Path, monkeypatch: Any) -> Any:
     assert list(folder.iterdir()) == []
 
 
-def ask(model: Path, body: bytes | None, path: str = "/predict", recipe: Any = None, **headers: str) -> httpx.Response:
+def ask(
+    model: Path, body: bytes | None, path: str = "/predict", recipe: Any = None, **headers: str
+) -> httpx.Response:
     card, net = read_model(model)
     used = recipe or recipe_of(card)
 
     async def go() -> httpx.Response:
         transport = httpx.ASGITransport(application(card, net, used))
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8643") as client:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://127.0.0.1:8643"
+        ) as client:
             given = {k.replace("_", "-"): v for k, v in headers.items()}
-            return await (client.get(path) if body is None else client.post(path, content=body, headers=given))
+            return await (
+                client.get(path)
+                if body is None
+                else client.post(path, content=body, headers=given)
+            )
 
     return asyncio.run(go())
 
@@ -89,15 +125,27 @@ def below(folder: Path) -> dict[str, bytes]:
     return {f"export/{path.name}": path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def test_one_file_and_a_zip_get_the_answers_of_a_folder(tmp_path: Path, model: Path, capsys: Any) -> None:
+def test_one_file_and_a_zip_get_the_answers_of_a_folder(
+    tmp_path: Path, model: Path, capsys: Any
+) -> None:
     new = study(study(tmp_path / "new", 51), 52)
     wanted = read_rows(predict_file(model, new))
     capsys.readouterr()
     answer = ask(model, zipped({**below(new), "export/": b"", "__MACOSX/._a": b"x"}), **ZIP)
-    found = [{k: v if isinstance(v, str) else f"{v:.6g}" for k, v in row.items()} for row in answer.json()["rows"]]
-    assert answer.status_code == 200 and found == wanted and [row["patient"] for row in found] == ["P-51", "P-52"]
+    found = [
+        {k: v if isinstance(v, str) else f"{v:.6g}" for k, v in row.items()}
+        for row in answer.json()["rows"]
+    ]
+    assert (
+        answer.status_code == 200
+        and found == wanted
+        and [row["patient"] for row in found] == ["P-51", "P-52"]
+    )
     assert answer.headers["cache-control"] == "no-store"
-    assert any("have several slices: the middle one is taken" in note for note in answer.json()["notes"])
+    assert any(
+        "have several slices: the middle one is taken" in note
+        for note in answer.json()["notes"]
+    )
     one = ask(model, (new / "51-1").read_bytes(), "/predict?key=study", **DICOM).json()["rows"]
     assert one[0]["study"] == study_uid(51) and f"{one[0]['p_ill']:.6g}" == wanted[0]["p_ill"]
     assert capsys.readouterr() == ("", "")
@@ -123,9 +171,14 @@ def test_names_in_a_zip_lead_nowhere(tmp_path: Path, model: Path) -> None:
             link.external_attr = 0o120777 << 16
             archive.writestr(link, "/etc/passwd")
     answer = ask(model, out.getvalue(), **ZIP)
-    assert answer.status_code == 200 and [row["patient"] for row in answer.json()["rows"]] == ["P-61"]
+    assert answer.status_code == 200 and [row["patient"] for row in answer.json()["rows"]] == [
+        "P-61"
+    ]
     assert not list(tmp_path.rglob("outside*")) and not Path("/tmp/outside-of-silofl").exists()
-    assert answer.json()["notes"][0] == "1 of 4 files hold no DICOM picture: passed over (1 without an ending)"
+    assert (
+        answer.json()["notes"][0]
+        == "1 of 4 files hold no DICOM picture: passed over (1 without an ending)"
+    )
 
 
 def png(size: tuple[int, int] = (4, 4)) -> bytes:
@@ -163,7 +216,9 @@ def test_what_does_not_fit_is_refused(
     model: Path, body: bytes | Callable[[], bytes], words: str, capsys: Any, temporary: Path
 ) -> None:
     """In one line without a path, and not a word of it in the log."""
-    body = body() if callable(body) else body  # what takes a second to make is made where it is asked
+    body = (
+        body() if callable(body) else body
+    )  # what takes a second to make is made where it is asked
     answer = ask(model, body, content_type="application/octet-stream")
     said = answer.json()["error"]
     assert answer.status_code == 422 and (words in said or not body)
@@ -174,30 +229,46 @@ def test_what_does_not_fit_is_refused(
 def test_another_modality_and_a_broken_series(tmp_path: Path, model: Path) -> None:
     new = study(tmp_path / "new", 71, Modality="MR")
     said = ask(model, zipped(below(new)), **ZIP).json()["error"]
-    assert said.startswith("1 of 1 pictures do not fit the recipe: the request, file 2 of 3: its modality is MR")
+    assert said.startswith(
+        "1 of 1 pictures do not fit the recipe: the request, file 2 of 3: its modality is MR"
+    )
     assert leaks(said) == []
-    assert "unknown key 'file'" in ask(model, zipped(below(new)), "/predict?key=file", **ZIP).json()["error"]
+    assert (
+        "unknown key 'file'"
+        in ask(model, zipped(below(new)), "/predict?key=file", **ZIP).json()["error"]
+    )
 
 
 def test_volumes(tmp_path: Path, model: Path) -> None:
     """A zip of one series and a NIfTI file are volumes; a gap between slices is refused, as in a folder."""
     card = read_model(model)[0]
     content = {**(card.recipe or {}), "expected": {}}
-    content["pictures"] = {"shape": [4, 2, 2, 1], "dtype": "float32", "window": [2000.0, 4000.0]}
+    content["pictures"] = {
+        "shape": [4, 2, 2, 1],
+        "dtype": "float32",
+        "window": [2000.0, 4000.0],
+    }
     recipe = parse_any(content)
     assert isinstance(recipe, PictureRecipe)
     new = study(tmp_path / "new", 81)
     said = ask(model, zipped(below(new)), recipe=recipe, **ZIP).json()
-    assert "samples of shape (1, 4, 2, 2)" in said["error"]  # read as a volume; the model takes slices
+    assert (
+        "samples of shape (1, 4, 2, 2)" in said["error"]
+    )  # read as a volume; the model takes slices
     write_nifti(tmp_path / "v.nii.gz", np.full((4, 4, 4), 900, np.int16))
     for name, kind in (("v.nii.gz", "application/gzip"), ("v.nii", "application/octet-stream")):
         write_nifti(tmp_path / name, np.full((4, 4, 4), 900, np.int16))
-        said = ask(model, (tmp_path / name).read_bytes(), recipe=recipe, content_type=kind).json()
+        said = ask(
+            model, (tmp_path / name).read_bytes(), recipe=recipe, content_type=kind
+        ).json()
         assert "samples of shape (1, 4, 2, 2)" in said["error"]
     (new / "81-1").unlink()
     write_dicom(new / "81-9", np.zeros((4, 4), np.uint16), patient="P-81", study=81, number=9, PixelSpacing=[1, 1],
                 ImageOrientationPatient=[1, 0, 0, 0, 1, 0], ImagePositionPatient=[0, 0, 9])  # fmt: skip
-    assert "mm apart, others" in ask(model, zipped(below(new)), recipe=recipe, **ZIP).json()["error"]
+    assert (
+        "mm apart, others"
+        in ask(model, zipped(below(new)), recipe=recipe, **ZIP).json()["error"]
+    )
 
 
 def test_a_long_body_is_refused(model: Path, monkeypatch: Any) -> None:
@@ -215,7 +286,9 @@ def test_a_long_body_is_refused(model: Path, monkeypatch: Any) -> None:
         ({**DICOM, "origin": "http://evil.example"}, 403),
     ],
 )
-def test_pages_of_other_sites_get_nothing(model: Path, headers: dict[str, str], status: int) -> None:
+def test_pages_of_other_sites_get_nothing(
+    model: Path, headers: dict[str, str], status: int
+) -> None:
     assert ask(model, b"x", **headers).status_code == status
 
 

@@ -46,8 +46,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def surveyed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "survey"
     policy = out.parent / "policy.toml"
-    policy.write_text('methods = ["survey"]\nstudies = "required"\n')  # as in a new bundle: it keeps no preview away
-    assert main(["survey", "--data", str(data), "--policy", str(policy), "--out", str(out)]) == 0
+    policy.write_text(
+        'methods = ["survey"]\nstudies = "required"\n'
+    )  # as in a new bundle: it keeps no preview away
+    assert (
+        main(["survey", "--data", str(data), "--policy", str(policy), "--out", str(out)]) == 0
+    )
     return out
 
 
@@ -65,9 +69,17 @@ def test_each_fault_is_named_once_and_nothing_else(surveyed: Path) -> None:
     found = {(f.silo, f.column, f.kind) for f in read_survey(surveyed).findings}
     assert found == {(silo, column, kind) for silo, (column, kind, _) in FAULTS.items()}
     told = {f.silo: f for f in read_survey(surveyed).findings}
-    assert "mg/dl against mmol/l is 18.02" in told["units"].what and "`factor = 0.05551`" in told["units"].look
-    assert told["sign"].look == '`factor = -1` of the column "glucose", without its old fill-value'
-    assert told["codes"].what == "as elsewhere if 'a' and 'c' change places" and "`values`" in told["codes"].look
+    assert (
+        "mg/dl against mmol/l is 18.02" in told["units"].what
+        and "`factor = 0.05551`" in told["units"].look
+    )
+    assert (
+        told["sign"].look == '`factor = -1` of the column "glucose", without its old fill-value'
+    )
+    assert (
+        told["codes"].what == "as elsewhere if 'a' and 'c' change places"
+        and "`values`" in told["codes"].look
+    )
     assert "`format` and `since`" in told["dates"].look
 
 
@@ -75,15 +87,24 @@ def test_json_csv_and_page_say_the_same(surveyed: Path) -> None:
     content = json.loads((surveyed / "survey.json").read_text())
     assert len(content["findings"]) == 4 and set(content["silos"]) == {*"abcd", *FAULTS}
     with (surveyed / "survey.csv").open(newline="") as file:
-        rows = {(r["silo"], r["column"], r["statistic"]): r["value"] for r in csv.DictReader(file)}
+        rows = {
+            (r["silo"], r["column"], r["statistic"]): r["value"] for r in csv.DictReader(file)
+        }
     item = content["silos"]["a"]["columns"]["glucose"]
     assert float(rows["a", "glucose", "mean"]) == item["mean"] and rows["a", "", "n"] == "160"
     assert rows["a", "sex", "count female"] == str(item_of(content, "a", "sex")["cells"][0])
     assert rows["a", "age", "count 0..12"] == ""  # withheld
     html = (surveyed / "survey.html").read_text()
-    assert "mg/dl against mmol/l" in html and "http" not in html.replace("http-equiv", "") and "withheld" in html
+    assert (
+        "mg/dl against mmol/l" in html
+        and "http" not in html.replace("http-equiv", "")
+        and "withheld" in html
+    )
     assert '<small class="ends"><span>0</span><span>120</span></small>' in html  # of age
-    assert '<small class="names">female · male</small>' in html and "<code>factor = 0.05551</code>" in html
+    assert (
+        '<small class="names">female · male</small>' in html
+        and "<code>factor = 0.05551</code>" in html
+    )
     (surveyed / "survey.html").unlink()
     assert main(["report", str(surveyed)]) == 0
     assert (surveyed / "survey.html").read_text() == html
@@ -103,9 +124,19 @@ def test_a_hospital_that_withdraws_leaves_it(surveyed: Path, tmp_path: Path) -> 
     assert not (run / "survey.html").exists() and len(read_survey(run).findings) == 3
 
 
-def test_a_simulation_and_a_name_that_would_be_markup(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_simulation_and_a_name_that_would_be_markup(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "digits"
-    given = ["--dataset", "digits", "--set", "silos=3", "partition=dirichlet", "--out", str(out)]
+    given = [
+        "--dataset",
+        "digits",
+        "--set",
+        "silos=3",
+        "partition=dirichlet",
+        "--out",
+        str(out),
+    ]
     assert main(["survey", *given]) == 0
     found = read_survey(out)
     assert sum(sum(a["labels"]["label"]["cells"]) for a in found.answers.values()) == 1797
@@ -124,7 +155,11 @@ def test_a_simulation_and_a_name_that_would_be_markup(tmp_path: Path, capfd: pyt
     ],
 )
 def test_one_clear_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], arguments: list[str], line: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    arguments: list[str],
+    line: str,
 ) -> None:
     random_silos(tmp_path, {"file": 30})["file"].rename(tmp_path / "file")
     monkeypatch.chdir(tmp_path)
@@ -143,7 +178,10 @@ def test_one_clear_line(
 
 def answers(name: str, *items: dict[str, Any]) -> dict[str, Any]:
     base = {"kind": "number", MISSING: 0}
-    return {f"h{i}": {"n": 100, "columns": {name: {**base, **item}}, "labels": {}} for i, item in enumerate(items)}
+    return {
+        f"h{i}": {"n": 100, "columns": {name: {**base, **item}}, "labels": {}}
+        for i, item in enumerate(items)
+    }
 
 
 def only(name: str, *items: dict[str, Any]) -> tuple[str, str]:
@@ -173,8 +211,22 @@ def usual(mean: float, sd: float) -> list[dict[str, Any]]:
         ("hba1c", 47.5, 13.1, 6.5, 1.2, "as % against mmol/mol"),
         ("creatinine", 1.0, 0.3, 90.0, 27.0, "µmol/l against mg/dl is 88.42"),
         ("creatinine", 90.0, 27.0, 1.0, 0.3, "mg/dl against µmol/l is 0.01131"),
-        ("anything", 4.0, 1.0, 20.0, 5.0, "5 times as large, in mean and deviation alike: a constant factor"),
-        ("anything", 4.0, 1.0, 4000.0, 1000.0, "a unit 1,000 times smaller against the others' is 1000"),
+        (
+            "anything",
+            4.0,
+            1.0,
+            20.0,
+            5.0,
+            "5 times as large, in mean and deviation alike: a constant factor",
+        ),
+        (
+            "anything",
+            4.0,
+            1.0,
+            4000.0,
+            1000.0,
+            "a unit 1,000 times smaller against the others' is 1000",
+        ),
         ("height", 170.0, 8.0, 67.0, 3.2, "inch against cm is 0.3937"),
         (
             "zero",
@@ -186,12 +238,16 @@ def usual(mean: float, sd: float) -> list[dict[str, Any]]:
         ),
     ],
 )
-def test_numbers(name: str, mean: float, sd: float, own: float, spread: float, said: str) -> None:
+def test_numbers(
+    name: str, mean: float, sd: float, own: float, spread: float, said: str
+) -> None:
     silo, text = only(name, *usual(mean, sd), {"mean": own, "sd": spread})
     assert silo == "h3" and said in text
 
 
-@pytest.mark.parametrize(("own", "theirs"), [((47.54, 13.1), (6.5, 1.2)), ((6.5, 1.2), (47.54, 13.1))])
+@pytest.mark.parametrize(
+    ("own", "theirs"), [((47.54, 13.1), (6.5, 1.2)), ((6.5, 1.2), (47.54, 13.1))]
+)
 def test_an_affine_unit_has_the_recipes_factor_and_offset(own: Any, theirs: Any) -> None:
     """HbA1c: mmol/mol = 10.93 % - 23.5. A constant factor alone would move the mean by more than two deviations."""
     given = answers("hba1c", *usual(*theirs), {"mean": own[0], "sd": own[1]})
@@ -206,29 +262,43 @@ def test_hospitals_that_differ_as_hospitals_do_are_not_named() -> None:
     assert not findings(answers("age", *usual(50, 15), {"mean": 30.0, "sd": 14.0}), {})
     assert not findings(answers("hba1c", *usual(6.5, 2.0), {"mean": 6.8, "sd": 2.1}), {})
     assert not findings(answers("crp", *usual(10, 10), {"mean": 15.0, "sd": 20.0}), {})
-    assert not findings(answers("x", {"mean": 1.0, "sd": 1.0}, {"mean": 900.0, "sd": 900.0}), {})
+    assert not findings(
+        answers("x", {"mean": 1.0, "sd": 1.0}, {"mean": 900.0, "sd": 900.0}), {}
+    )
 
 
 def test_a_column_that_is_all_missing() -> None:
-    silo, text = only("crp", {MISSING: 20}, {MISSING: 0}, {MISSING: None}, {MISSING: 100}, {MISSING: 10})
+    silo, text = only(
+        "crp", {MISSING: 20}, {MISSING: 0}, {MISSING: None}, {MISSING: 100}, {MISSING: 10}
+    )
     assert (silo, text) == ("h3", "missing: 100% of its values are missing, elsewhere 10%")
 
 
 def test_a_column_that_is_not_there_and_a_hospital_that_refuses() -> None:
     given = answers("crp", {}, {}, {}) | {"h9": {"n": 5, "columns": {}, "labels": {}}}
     found = [(f.silo, f.kind, f.what) for f in findings(given, {"h8": "refuses"})]
-    assert found == [("h8", "no survey", "refuses"), ("h9", "no such column", "3 of 4 hospitals have it")]
+    assert found == [
+        ("h8", "no survey", "refuses"),
+        ("h9", "no such column", "3 of 4 hospitals have it"),
+    ]
 
 
 def test_values_at_the_end_of_the_range() -> None:
     """A policy that lets no sums out has cells: all of them in the last one are another unit, or code."""
     flat = {"range": [0, 10], "cells": [None, 20, 30, 30, 20, *[None] * 5]}
-    silo, text = only("x", flat, flat, flat, {"range": [0, 10], "cells": [*[None] * (BINS - 1), 100]})
-    assert silo == "h3" and "100% of its values lie at the upper end of 0 to 10, elsewhere 0%" in text
+    silo, text = only(
+        "x", flat, flat, flat, {"range": [0, 10], "cells": [*[None] * (BINS - 1), 100]}
+    )
+    assert (
+        silo == "h3"
+        and "100% of its values lie at the upper end of 0 to 10, elsewhere 0%" in text
+    )
 
 
 def test_a_category_that_has_another_code() -> None:
-    usual_ones = [{"kind": "category", "levels": ["f", "m", "other"], "cells": [50, 45, None]}] * 3
+    usual_ones = [
+        {"kind": "category", "levels": ["f", "m", "other"], "cells": [50, 45, None]}
+    ] * 3
     item = {"kind": "category", "levels": ["f", "m", "other"], "cells": [50, None, 50]}
     silo, text = only("sex", *usual_ones, item)
     assert silo == "h3" and text.startswith("code: ") and "'other'" in text
@@ -236,7 +306,14 @@ def test_a_category_that_has_another_code() -> None:
 
 def test_factors_are_those_of_molar_masses() -> None:
     """180.16 g/mol of glucose: 1 mmol/l is 180.16 mg/l, so 18.016 mg/dl; of the other substances alike."""
-    masses = {"gluc": 180.16, "chol": 386.65, "trig": 885.7, "urea": 60.06, "calc": 40.078, "phos": 30.974}
+    masses = {
+        "gluc": 180.16,
+        "chol": 386.65,
+        "trig": 885.7,
+        "urea": 60.06,
+        "calc": 40.078,
+        "phos": 30.974,
+    }
     for word, mass in masses.items():
         assert known(mass / 10, word)[1] == pytest.approx(mass / 10, rel=1e-3)
     for word, mass in {"creat": 113.12, "bili": 584.66, "uric": 168.11}.items():

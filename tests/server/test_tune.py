@@ -50,12 +50,26 @@ def write_table(path: Path) -> Path:
 
 
 def request(table: Path, sampler: str = "random", trials: int = 4, **changes: Any) -> Request:
-    values = {"dataset": str(table), "partition": "iid", "silos": 2, "threads": 1, "model": "mlp", "mlp.hidden": ""}
+    values = {
+        "dataset": str(table),
+        "partition": "iid",
+        "silos": 2,
+        "threads": 1,
+        "model": "mlp",
+        "mlp.hidden": "",
+    }
     values |= {"rounds": 2, "seed": 5, "validation": 0.3}
     strategies = changes.pop("strategies", ["fedavg", "fedprox"])
     objective = changes.pop("objective", "mean")
     space = changes.pop("space", SPACE)
-    return Request({**values, **changes}, strategies, read_space(space, strategies), trials, sampler, objective)
+    return Request(
+        {**values, **changes},
+        strategies,
+        read_space(space, strategies),
+        trials,
+        sampler,
+        objective,
+    )
 
 
 def search(request: Request, out: Path, engine: Any = None) -> Book:
@@ -69,7 +83,10 @@ def rows(out: Path) -> list[dict[str, str]]:
 
 def left(out: Path) -> dict[str, str]:
     """All that a search leaves for its user, but the seconds."""
-    return {file.name: file.read_text() for file in (out / "trials.csv", *sorted(out.glob("best-*.toml")))}
+    return {
+        file.name: file.read_text()
+        for file in (out / "trials.csv", *sorted(out.glob("best-*.toml")))
+    }
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +118,9 @@ def test_the_file_of_trials(whole: dict[str, Path]) -> None:
 def test_scores_are_of_validation_at_the_reported_round(whole: dict[str, Path]) -> None:
     """Recomputed by hand from a trial's history: the best round's mean over the two silos."""
     for row in rows(whole["random"]):
-        assert float(row["score"]) == max(validation_means(whole["random"] / "trials" / trial_name(row))[1:])
+        assert float(row["score"]) == max(
+            validation_means(whole["random"] / "trials" / trial_name(row))[1:]
+        )
 
 
 def trial_name(row: dict[str, str]) -> str:
@@ -118,14 +137,29 @@ def validation_means(directory: Path) -> list[float]:
 
 
 @pytest.mark.parametrize("sampler", ["random", "halving"])
-def test_the_best_file_repeats_the_best_trial(whole: dict[str, Path], tmp_path: Path, sampler: str) -> None:
+def test_the_best_file_repeats_the_best_trial(
+    whole: dict[str, Path], tmp_path: Path, sampler: str
+) -> None:
     out = whole[sampler]
-    own = [row for row in rows(out) if row["strategy"] == "fedprox" and row["state"] == "complete"]
+    own = [
+        row for row in rows(out) if row["strategy"] == "fedprox" and row["state"] == "complete"
+    ]
     best = max(own, key=lambda row: (float(row["score"]), -int(row["trial"])))
     values = read_toml(out / "best-fedprox.toml")
     assert values["strategy"] == "fedprox" and "out" not in values and "resume" not in values
     assert repr(values["learning-rate"]) == best["learning-rate"]
-    assert main(["simulate", "--config", str(out / "best-fedprox.toml"), "--out", str(tmp_path / "again")]) == 0
+    assert (
+        main(
+            [
+                "simulate",
+                "--config",
+                str(out / "best-fedprox.toml"),
+                "--out",
+                str(tmp_path / "again"),
+            ]
+        )
+        == 0
+    )
     trial = out / "trials" / f"fedprox-{int(best['trial']):04d}" / "history.csv"
     lines = [
         [line for line in file.read_text().splitlines() if "seconds" not in line]
@@ -135,14 +169,19 @@ def test_the_best_file_repeats_the_best_trial(whole: dict[str, Path], tmp_path: 
 
 
 @pytest.mark.parametrize("sampler", ["random", "tpe", "halving"])
-def test_the_same_seed_the_same_trials(whole: dict[str, Path], table: Path, tmp_path: Path, sampler: str) -> None:
+def test_the_same_seed_the_same_trials(
+    whole: dict[str, Path], table: Path, tmp_path: Path, sampler: str
+) -> None:
     """Also with trials that end in another order, each as a worker's process does it; another seed has others."""
     again = request(table, sampler, SHAPES[sampler][0], rounds=SHAPES[sampler][1])
     search(again, tmp_path / "again", backwards)
     assert left(tmp_path / "again") == left(whole[sampler])
     if sampler == "random":
         search(request(table, sampler, 3, seed=6), tmp_path / "other")
-        assert rows(tmp_path / "other")[0]["learning-rate"] != rows(whole[sampler])[0]["learning-rate"]
+        assert (
+            rows(tmp_path / "other")[0]["learning-rate"]
+            != rows(whole[sampler])[0]["learning-rate"]
+        )
 
 
 def backwards(jobs: dict[str, Job]) -> Any:
@@ -153,7 +192,12 @@ def backwards(jobs: dict[str, Job]) -> Any:
 
 @pytest.mark.parametrize(("sampler", "place"), [("random", 2), ("tpe", 5), ("halving", 5)])
 def test_a_killed_search_goes_on(
-    whole: dict[str, Path], table: Path, tmp_path: Path, sampler: str, place: int, monkeypatch: pytest.MonkeyPatch
+    whole: dict[str, Path],
+    table: Path,
+    tmp_path: Path,
+    sampler: str,
+    place: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Killed within the run of a trial, before anything of it is kept: no finished trial is run again."""
     asked = request(table, sampler, SHAPES[sampler][0], rounds=SHAPES[sampler][1])
@@ -190,13 +234,16 @@ def test_test_data_are_not_read(table: Path, tmp_path: Path) -> None:
     silos = {}
     for flip in (False, True):
         for name, part in (("a", slice(0, 30)), ("b", slice(30, 60))):
-            own = {key: value[part] if key != "classes" else value for key, value in arrays.items()}
+            own = {
+                key: value[part] if key != "classes" else value for key, value in arrays.items()
+            }
             if flip:
                 own["y_test"] = 1 - own["y_test"]
             np.savez(tmp_path / f"{name}-{flip}.npz", **own)
             silos[name, flip] = tmp_path / f"{name}-{flip}.npz"
     found = {
-        flip: scores({name: silos[name, flip] for name in "ab"}, tmp_path / f"out-{flip}") for flip in (False, True)
+        flip: scores({name: silos[name, flip] for name in "ab"}, tmp_path / f"out-{flip}")
+        for flip in (False, True)
     }
     assert found[False][0] == found[True][0]
     assert found[False][1] != found[True][1]
@@ -208,20 +255,29 @@ def scores(files: Any, out: Path) -> tuple[list[float | None], list[float]]:
     for place, rate in enumerate((0.01, 1.0)):
         directory = out / str(place)
         directory.parent.mkdir(exist_ok=True)
-        run = federate(files, directory=directory, strategy="fedavg", rounds=3, learning_rate=rate)
-        kept += [score_of(RunDirectory(directory), run.settings, objective) for objective in ("mean", "worst")]
+        run = federate(
+            files, directory=directory, strategy="fedavg", rounds=3, learning_rate=rate
+        )
+        kept += [
+            score_of(RunDirectory(directory), run.settings, objective)
+            for objective in ("mean", "worst")
+        ]
         tested += [row.value for row in run.rows if row.split == "test"]
     return kept, tested
 
 
-def test_the_worst_silo_as_the_objective(table: Path, tmp_path: Path, whole: dict[str, Path]) -> None:
+def test_the_worst_silo_as_the_objective(
+    table: Path, tmp_path: Path, whole: dict[str, Path]
+) -> None:
     """The same trials; no score is above the mean's, and one is below it."""
     search(request(table, "random", 3, objective="worst"), tmp_path / "worst")
     pairs = [
         (float(a["score"]), float(b["score"]))
         for a, b in zip(rows(tmp_path / "worst"), rows(whole["random"]), strict=True)
     ]
-    assert all(worst <= mean for worst, mean in pairs) and any(worst < mean for worst, mean in pairs)
+    assert all(worst <= mean for worst, mean in pairs) and any(
+        worst < mean for worst, mean in pairs
+    )
 
 
 def test_halving_gives_rounds_to_the_better_ones(whole: dict[str, Path]) -> None:
@@ -231,11 +287,21 @@ def test_halving_gives_rounds_to_the_better_ones(whole: dict[str, Path]) -> None
     assert (budgets(1, 9), budgets(9, 2), budgets(2, 9)) == ([9], [2], [9])
     for strategy in ("fedavg", "fedprox"):
         own = [row for row in rows(whole["halving"]) if row["strategy"] == strategy]
-        assert sorted((row["state"], row["rounds"]) for row in own) == [("complete", "6"), *[("pruned", "2")] * 3]
-        found = {row["trial"]: validation_means(whole["halving"] / "trials" / trial_name(row)) for row in own}
+        assert sorted((row["state"], row["rounds"]) for row in own) == [
+            ("complete", "6"),
+            *[("pruned", "2")] * 3,
+        ]
+        found = {
+            row["trial"]: validation_means(whole["halving"] / "trials" / trial_name(row))
+            for row in own
+        }
         at_rung = {trial: max(means[1:3]) for trial, means in found.items()}
         for row in own:
-            best = at_rung[row["trial"]] if row["state"] == "pruned" else max(found[row["trial"]][1:])
+            best = (
+                at_rung[row["trial"]]
+                if row["state"] == "pruned"
+                else max(found[row["trial"]][1:])
+            )
             assert float(row["score"]) == best
             assert row["state"] == "pruned" or at_rung[row["trial"]] == max(at_rung.values())
 
@@ -244,7 +310,11 @@ def test_halving_continues_the_best_third_by_the_score_at_the_rung(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nine trials of 9 rounds: 1, 3, 9. Scores are made up, and change their order from rung to rung."""
-    made = {1: [5, 1, 7, 2, 9, 3, 8, 4, 6], 3: [0, 0, 2, 0, 1, 0, 3, 0, 0], 0: [1] * 9}  # until -> score of each trial
+    made = {
+        1: [5, 1, 7, 2, 9, 3, 8, 4, 6],
+        3: [0, 0, 2, 0, 1, 0, 3, 0, 0],
+        0: [1] * 9,
+    }  # until -> score of each trial
     ran: list[tuple[int, int]] = []
 
     def number(directory: RunDirectory) -> int:
@@ -258,9 +328,18 @@ def test_halving_continues_the_best_third_by_the_score_at_the_rung(
 
     monkeypatch.setattr(server.tuning.search, "run_one", run)
     monkeypatch.setattr(server.tuning.search, "score_of", score)
-    search(request(table, "halving", 9, rounds=9, strategies=["fedavg"], space=SPACE[:1]), tmp_path / "out")
-    assert ran == [*((1, trial) for trial in range(9)), *((3, trial) for trial in (2, 4, 6)), (0, 6)]
-    assert [row["trial"] for row in rows(tmp_path / "out") if row["state"] == "complete"] == ["6"]
+    search(
+        request(table, "halving", 9, rounds=9, strategies=["fedavg"], space=SPACE[:1]),
+        tmp_path / "out",
+    )
+    assert ran == [
+        *((1, trial) for trial in range(9)),
+        *((3, trial) for trial in (2, 4, 6)),
+        (0, 6),
+    ]
+    assert [row["trial"] for row in rows(tmp_path / "out") if row["state"] == "complete"] == [
+        "6"
+    ]
 
 
 def test_a_rung_is_scored_by_its_own_last_round(table: Path, tmp_path: Path) -> None:
@@ -272,21 +351,38 @@ def test_a_rung_is_scored_by_its_own_last_round(table: Path, tmp_path: Path) -> 
         for silo in "ab"
     )
     run = parse_settings({**request(table).values, "strategy": "fedavg"})
-    assert [score_of(directory, run, "mean", until) for until in (1, 2, 3, 4, 0)] == [0.5, 0.75, 0.75, 1.0, 1.0]
+    assert [score_of(directory, run, "mean", until) for until in (1, 2, 3, 4, 0)] == [
+        0.5,
+        0.75,
+        0.75,
+        1.0,
+        1.0,
+    ]
 
 
 def test_what_it_cost(whole: dict[str, Path]) -> None:
     cost = json.loads((whole["halving"] / "tuning.json").read_text())["cost"]["fedavg"]
     assert (cost["trials"], cost["rounds"]) == (4, 6 + 3 * 2)
     histories = (whole["halving"] / "trials").glob("fedavg-*/history.csv")
-    sent = sum(int(r.value) for h in histories for r in History(h).rows if r.metric in ("bytes_up", "bytes_down"))
+    sent = sum(
+        int(r.value)
+        for h in histories
+        for r in History(h).rows
+        if r.metric in ("bytes_up", "bytes_down")
+    )
     assert cost["bytes"] == sent > 0
 
 
 def test_a_trial_that_fails_costs_the_others_nothing(table: Path, tmp_path: Path) -> None:
     """A batch smaller than the run's least one is refused: that trial has failed, with the reason beside it."""
     asked = request(
-        table, "random", 6, strategies=["fedavg"], space=["batch-size=[2,16]"], seed=7, **{"min-batch-size": 8}
+        table,
+        "random",
+        6,
+        strategies=["fedavg"],
+        space=["batch-size=[2,16]"],
+        seed=7,
+        **{"min-batch-size": 8},
     )
     search(asked, tmp_path / "out")
     found = rows(tmp_path / "out")
@@ -298,7 +394,14 @@ def test_a_trial_that_fails_costs_the_others_nothing(table: Path, tmp_path: Path
     assert "min-batch-size = 8 is more than batch-size = 2" in why
     with pytest.raises(RunFailedError, match="fedavg: no trial has a score"):
         search(
-            request(table, "random", 1, strategies=["fedavg"], space=["batch-size=[2,3]"], **{"min-batch-size": 8}),
+            request(
+                table,
+                "random",
+                1,
+                strategies=["fedavg"],
+                space=["batch-size=[2,3]"],
+                **{"min-batch-size": 8},
+            ),
             tmp_path / "none",
         )
 
@@ -355,8 +458,12 @@ def test_without_validation_it_is_refused(table: Path, tmp_path: Path) -> None:
         search(request(table, validation=0.0), tmp_path / "out")
 
 
-def test_the_command_line(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = shlex.split("tune --strategy fedavg --partition iid --silos 2 --rounds 1 --trials 2 --set threads=1")
+def test_the_command_line(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = shlex.split(
+        "tune --strategy fedavg --partition iid --silos 2 --rounds 1 --trials 2 --set threads=1"
+    )
     given += ["validation=0.3", "--data", str(table), "--space", "learning-rate=log(0.01,1)"]
     assert main(given) == 2
     assert "--out DIR is needed here" in capsys.readouterr().err
@@ -400,15 +507,37 @@ def killed(given: list[str]) -> None:
     main(given)
 
 
-@pytest.mark.parametrize("workers", [[], pytest.param(["--workers", "2"], marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "workers", [[], pytest.param(["--workers", "2"], marks=pytest.mark.exhaustive)]
+)
 def test_kill_9_in_the_middle_of_a_search(
     table: Path, whole: dict[str, Path], tmp_path: Path, workers: list[str]
 ) -> None:
     """In a trial's round, and while workers have trials: the same command leaves what an undisturbed search leaves."""
-    given = shlex.split("tune --strategy fedavg,fedprox --partition iid --silos 2 --rounds 2 --seed 5 --trials 3")
-    given += ["--sampler", "random", "--data", str(table), "--out", str(tmp_path / "out"), *workers]
-    given += ["--set", "threads=1", "model=mlp", "mlp.hidden=", "validation=0.3", "--space", *SPACE]
-    process = multiprocessing.get_context("spawn").Process(target=killed, args=(given,))  # a fork may not train
+    given = shlex.split(
+        "tune --strategy fedavg,fedprox --partition iid --silos 2 --rounds 2 --seed 5 --trials 3"
+    )
+    given += [
+        "--sampler",
+        "random",
+        "--data",
+        str(table),
+        "--out",
+        str(tmp_path / "out"),
+        *workers,
+    ]
+    given += [
+        "--set",
+        "threads=1",
+        "model=mlp",
+        "mlp.hidden=",
+        "validation=0.3",
+        "--space",
+        *SPACE,
+    ]
+    process = multiprocessing.get_context("spawn").Process(
+        target=killed, args=(given,)
+    )  # a fork may not train
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
@@ -441,7 +570,9 @@ def without_seconds(file: Path) -> list[str]:
     return [line for line in file.read_text().splitlines() if "seconds" not in line]
 
 
-def test_the_study_of_tuned_methods_is_that_of_their_best_trials(whole: dict[str, Path], tmp_path: Path) -> None:
+def test_the_study_of_tuned_methods_is_that_of_their_best_trials(
+    whole: dict[str, Path], tmp_path: Path
+) -> None:
     """Row for row, though the two learning rates differ; the directory repeats it; the report has the budgets."""
     out, found = tmp_path / "study", whole["random"]
     assert main(["simulate", "--tuned", str(found), "--out", str(out)]) == 0
@@ -451,13 +582,26 @@ def test_the_study_of_tuned_methods_is_that_of_their_best_trials(whole: dict[str
             (row for row in rows(found) if row["strategy"] == strategy),
             key=lambda row: (float(row["score"]), -int(row["trial"])),
         )
-        wanted += without_seconds(found / "trials" / f"{strategy}-{int(best['trial']):04d}" / "history.csv")[1:]
-        assert repr(read_toml(out / "config.toml")[f"run.{strategy}-5.learning-rate"]) == best["learning-rate"]
+        wanted += without_seconds(
+            found / "trials" / f"{strategy}-{int(best['trial']):04d}" / "history.csv"
+        )[1:]
+        assert (
+            repr(read_toml(out / "config.toml")[f"run.{strategy}-5.learning-rate"])
+            == best["learning-rate"]
+        )
     assert without_seconds(out / "history.csv")[1:] == wanted
-    assert main(["simulate", "--config", str(out / "config.toml"), "--out", str(tmp_path / "again")]) == 0
+    assert (
+        main(
+            ["simulate", "--config", str(out / "config.toml"), "--out", str(tmp_path / "again")]
+        )
+        == 0
+    )
     assert without_seconds(tmp_path / "again" / "history.csv")[1:] == wanted
     page = (out / "report.html").read_text()
-    assert "How the methods were tuned" in page and "3 trials of each method (random, 2 rounds)" in page
+    assert (
+        "How the methods were tuned" in page
+        and "3 trials of each method (random, 2 rounds)" in page
+    )
     assert "same number of trials and of rounds" in page and "3, 0, 0" in page
     assert "How the methods were tuned" not in (tmp_path / "again" / "report.html").read_text()
 
@@ -474,7 +618,10 @@ def test_a_search_for_each_seed(table: Path, whole: dict[str, Path], tmp_path: P
         assert values[f"run.fedprox-{seed}.fedprox.mu"] == best["fedprox.mu"]
     assert [one["seed"] for one in record["searches"]] == [5, 6]
     runs = study_runs(values)
-    assert [run.method.mu for run in runs] == [values["run.fedprox-5.fedprox.mu"], values["run.fedprox-6.fedprox.mu"]]
+    assert [run.method.mu for run in runs] == [
+        values["run.fedprox-5.fedprox.mu"],
+        values["run.fedprox-6.fedprox.mu"],
+    ]
     search(request(table, "random", 1, seed=7), tmp_path / "7")
     for given, line in (
         ([*both, str(tmp_path / "7")], r"differ in trials; searches that are compared"),
@@ -497,28 +644,55 @@ def test_a_search_for_each_seed(table: Path, whole: dict[str, Path], tmp_path: P
     ],
 )
 def test_what_a_tuned_study_refuses(
-    whole: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], line: str
+    whole: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    line: str,
 ) -> None:
-    assert main(["simulate", "--tuned", str(whole["random"]), "--out", str(tmp_path / "out"), *options]) == 2
+    assert (
+        main(
+            [
+                "simulate",
+                "--tuned",
+                str(whole["random"]),
+                "--out",
+                str(tmp_path / "out"),
+                *options,
+            ]
+        )
+        == 2
+    )
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1 and line in said[0]
     assert not (tmp_path / "out").exists()
 
 
-def test_a_search_that_is_not_finished_is_refused(whole: dict[str, Path], tmp_path: Path) -> None:
+def test_a_search_that_is_not_finished_is_refused(
+    whole: dict[str, Path], tmp_path: Path
+) -> None:
     shutil.copytree(whole["random"], tmp_path / "search")
     trials = tmp_path / "search" / "trials.csv"
     trials.write_text("".join(trials.read_text().splitlines(keepends=True)[:-1]))
-    with pytest.raises(UserError, match="the search is not finished; the same silofl tune goes on with it"):
+    with pytest.raises(
+        UserError, match="the search is not finished; the same silofl tune goes on with it"
+    ):
         tuned_study([tmp_path / "search"], {})
 
 
-def test_other_seeds_than_the_searched_one_are_named(whole: dict[str, Path], tmp_path: Path) -> None:
+def test_other_seeds_than_the_searched_one_are_named(
+    whole: dict[str, Path], tmp_path: Path
+) -> None:
     """A split that the seed draws may put patients of the search's training part into the test part."""
     out = tmp_path / "study"
-    assert main(["simulate", "--tuned", str(whole["halving"]), "--seed", "5,8", "--out", str(out)]) == 0
+    assert (
+        main(["simulate", "--tuned", str(whole["halving"]), "--seed", "5,8", "--out", str(out)])
+        == 0
+    )
     page = (out / "report.html").read_text()
-    assert "Seeds 8 have the settings of seed 5" in page and "their scores may be too high" in page
+    assert (
+        "Seeds 8 have the settings of seed 5" in page and "their scores may be too high" in page
+    )
     assert "1, 3, 0" in page
 
 
@@ -528,10 +702,22 @@ def test_other_seeds_than_the_searched_one_are_named(whole: dict[str, Path], tmp
 
 def test_the_deltas_of_lost_states_add_up() -> None:
     """Two trials that compose, and two of which only (1, 1e-5) and (2, 1e-6) are known: 3 more, at 2.1e-5."""
-    kept = {"delta": 1e-5, "epsilon": 9.0, "releases": [{"noise": 1.5, "rate": 0.1, "steps": 10}]}
-    lost = [{"delta": delta, "epsilon": epsilon, "releases": []} for epsilon, delta in ((1.0, 1e-5), (2.0, 1e-6))]
+    kept = {
+        "delta": 1e-5,
+        "epsilon": 9.0,
+        "releases": [{"noise": 1.5, "rate": 0.1, "steps": 10}],
+    }
+    lost = [
+        {"delta": delta, "epsilon": epsilon, "releases": []}
+        for epsilon, delta in ((1.0, 1e-5), (2.0, 1e-6))
+    ]
     both = composed_epsilon([Releases(1.5, 0.1, 10)] * 2, 1e-5)
-    found = together([{"a": one, "b": other} for one, other in zip([kept, kept, *lost], [*lost, *lost], strict=True)])
+    found = together(
+        [
+            {"a": one, "b": other}
+            for one, other in zip([kept, kept, *lost], [*lost, *lost], strict=True)
+        ]
+    )
     assert found["a"] == {"epsilon": pytest.approx(both + 3), "delta": pytest.approx(2.1e-5)}
     assert found["b"] == {"epsilon": pytest.approx(6), "delta": pytest.approx(2.2e-5)}
 
@@ -542,17 +728,38 @@ def test_all_trials_count_towards_the_budget(table: Path, tmp_path: Path) -> Non
     asked = request(table, "random", 2, rounds=1, **private)
     search(asked, tmp_path / "out")
     found = json.loads((tmp_path / "out" / "tuning.json").read_text())["privacy"]
-    assert set(found) == {"all", "fedavg", "fedprox"} and set(found["all"]) == {"hospital-01", "hospital-02"}
+    assert set(found) == {"all", "fedavg", "fedprox"} and set(found["all"]) == {
+        "hospital-01",
+        "hospital-02",
+    }
     for silo, cost in found["all"].items():
         releases, each = [], []
         for folder in sorted((tmp_path / "out" / "trials").iterdir()):
-            state = State.load(next(folder.glob(f"checkpoint/*/silos/{silo}/round-*.safetensors")))
-            releases += [Releases(one["noise"], one["rate"], one["steps"]) for one in state.numbers["privacy"]]
-            each += [r.value for r in History(folder / "history.csv").rows if (r.silo, r.metric) == (silo, "epsilon")]
+            state = State.load(
+                next(folder.glob(f"checkpoint/*/silos/{silo}/round-*.safetensors"))
+            )
+            releases += [
+                Releases(one["noise"], one["rate"], one["steps"])
+                for one in state.numbers["privacy"]
+            ]
+            each += [
+                r.value
+                for r in History(folder / "history.csv").rows
+                if (r.silo, r.metric) == (silo, "epsilon")
+            ]
         assert len(releases) == len(each) == 4
-        assert cost == {"epsilon": pytest.approx(composed_epsilon(releases, 1e-5)), "delta": 1e-5}
+        assert cost == {
+            "epsilon": pytest.approx(composed_epsilon(releases, 1e-5)),
+            "delta": 1e-5,
+        }
         assert max(each) <= 2.0 < cost["epsilon"] < sum(each)
         assert found["fedavg"][silo]["epsilon"] < cost["epsilon"]
-    assert main(["simulate", "--tuned", str(tmp_path / "out"), "--out", str(tmp_path / "study")]) == 0
+    assert (
+        main(["simulate", "--tuned", str(tmp_path / "out"), "--out", str(tmp_path / "study")])
+        == 0
+    )
     page = (tmp_path / "study" / "report.html").read_text()
-    assert f"epsilon {max(one['epsilon'] for one in found['all'].values()):.2f} at delta 1e-05 (seed 5)" in page
+    assert (
+        f"epsilon {max(one['epsilon'] for one in found['all'].values()):.2f} at delta 1e-05 (seed 5)"
+        in page
+    )

@@ -16,12 +16,18 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorial.md"
 def steps() -> list[tuple[str, list[str]]]:
     """The page's commands in order, each with the lines that it shows."""
     found: list[tuple[str, list[str]]] = []
-    for block in re.findall(r"^```console\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL):
+    for block in re.findall(
+        r"^```console\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL
+    ):
         goes_on = ""  # what ends a command of several lines
         for line in block.splitlines():
             if goes_on:
                 found[-1] = (f"{found[-1][0]}\n{line}", [])
-                goes_on = "" if (goes_on == "\\" and not line.endswith("\\")) or line == goes_on else goes_on
+                goes_on = (
+                    ""
+                    if (goes_on == "\\" and not line.endswith("\\")) or line == goes_on
+                    else goes_on
+                )
             elif line.startswith("$ "):
                 found.append((line[2:], []))
                 here = re.search(r"<<'(\w+)'", line)
@@ -52,7 +58,10 @@ def test_the_whole_way(tmp_path: Path) -> None:
     for name, program in (("silofl", f"-S {forks.__file__} {tmp_path}/forks"), ("python", "")):
         (tools / name).write_text(f'#!/bin/sh\nexec {sys.executable} {program} "$@"\n')
         (tools / name).chmod(0o755)
-    paths = {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(PAGE.parents[1])}
+    paths = {
+        "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(PAGE.parents[1]),
+    }
     folder = tmp_path / "work"
     folder.mkdir()
     found = steps()

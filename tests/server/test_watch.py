@@ -58,7 +58,9 @@ def test_a_real_run_is_shown_as_the_report_has_it(three: Files, tmp_path: Path) 
     board = Board()
     entries = {}
     for method in ("local", "apple"):
-        run = federate(three, directory=tmp_path / method, strategy=method, rounds=4, learning_rate=0.3)
+        run = federate(
+            three, directory=tmp_path / method, strategy=method, rounds=4, learning_rate=0.3
+        )
         entries[method] = run_summary(run.federation.history, run.federation.finished())
         for line in (tmp_path / method / "progress.jsonl").read_text().splitlines():
             board.take(json.loads(line))
@@ -66,13 +68,23 @@ def test_a_real_run_is_shown_as_the_report_has_it(three: Files, tmp_path: Path) 
     picture = board.picture()
     for shown in picture["runs"]:
         entry = entries[shown["strategy"]]
-        assert (shown["state"], shown["round"], shown["rounds"], shown["score"]) == ("done", 4, 4, "accuracy")
+        assert (shown["state"], shown["round"], shown["rounds"], shown["score"]) == (
+            "done",
+            4,
+            4,
+            "accuracy",
+        )
         assert shown["best_round"] == entry["final"]["round"]
         assert shown["best_test"] == pytest.approx(entry["final"]["accuracy_mean"])
     for name in three:
-        gain = entries["apple"]["per_silo"][name]["accuracy"] - entries["local"]["per_silo"][name]["accuracy"]
+        gain = (
+            entries["apple"]["per_silo"][name]["accuracy"]
+            - entries["local"]["per_silo"][name]["accuracy"]
+        )
         assert silo(picture, name)["gain"] == pytest.approx(gain)
-    assert picture["run"]["bytes"] == sum(entries["apple"][key] for key in ("bytes_down", "bytes_up"))
+    assert picture["run"]["bytes"] == sum(
+        entries["apple"][key] for key in ("bytes_down", "bytes_up")
+    )
     json.dumps(picture, allow_nan=False)
 
 
@@ -82,7 +94,12 @@ def test_who_trains_who_has_answered_and_who_is_late() -> None:
     assert {row["doing"] for row in found.picture(1001)["run"]["silos"]} == {"train"}
     for name, seconds in (("a", 2.0), ("b", 4.0), ("c", 6.0)):
         found.take(event("reply", silo=name, seconds=seconds))
-    assert [silo(found.picture(1007), name)["doing"] for name in "abcd"] == ["", "", "", "train"]
+    assert [silo(found.picture(1007), name)["doing"] for name in "abcd"] == [
+        "",
+        "",
+        "",
+        "train",
+    ]
     assert silo(found.picture(1008.5), "d")["doing"] == "late"
     found.take(event("transfer", message="receiving a reply: 40 of 100 MB; waits for d"))
     assert found.picture()["run"]["transfer"].startswith("receiving a reply: 40 of 100 MB")
@@ -102,14 +119,22 @@ def test_who_was_left_out_and_why() -> None:
 def test_time_to_the_end_is_by_the_pace_of_the_last_rounds() -> None:
     found = board(*[one for n in (1, 2, 3) for one in round_done(n, {"a": 0.5}, rounds=10)])
     assert found.picture()["run"]["left"] == 2.0 * 7
-    found.take(event("stopped", after=3, rounds=10, since=1, message="stops after round 3 of 10"))
+    found.take(
+        event("stopped", after=3, rounds=10, since=1, message="stops after round 3 of 10")
+    )
     found.take(done())
     run = found.picture()["run"]
-    assert (run["left"], run["state"], run["why"]) == (None, "done", "stops after round 3 of 10")
+    assert (run["left"], run["state"], run["why"]) == (
+        None,
+        "done",
+        "stops after round 3 of 10",
+    )
 
 
 def test_a_failed_run_says_why() -> None:
-    run = board(*round_done(1, {"a": 0.5}, rounds=3), event("error", message="no silo\nreplied")).picture()["run"]
+    run = board(
+        *round_done(1, {"a": 0.5}, rounds=3), event("error", message="no silo\nreplied")
+    ).picture()["run"]
     assert (run["state"], run["why"]) == ("failed", "no silo replied")
 
 
@@ -117,7 +142,9 @@ def test_a_site_sees_its_own_row_only() -> None:
     """Whatever stands in the file: names, scores and reasons of others are in nothing that is shown."""
     events = [
         event("silos", samples={"a": 3, "other": 4}, left_out={"third": "it is away"}),
-        *round_done(1, {"a": 0.5, "other": 0.75}, rounds=3, rejected={"third": "secret reason"}),
+        *round_done(
+            1, {"a": 0.5, "other": 0.75}, rounds=3, rejected={"third": "secret reason"}
+        ),
         event("transfer", message="receiving; waits for other"),
         event("reply", silo="other", seconds=1.0),
     ]
@@ -128,7 +155,19 @@ def test_a_site_sees_its_own_row_only() -> None:
 
 
 FIELDS = (
-    *("strategy", "seed", "round", "rounds", "number", "silos", "silo", "seconds", "time", "per_silo", "rejected"),
+    *(
+        "strategy",
+        "seed",
+        "round",
+        "rounds",
+        "number",
+        "silos",
+        "silo",
+        "seconds",
+        "time",
+        "per_silo",
+        "rejected",
+    ),
     *("bounded", "score", "message", "samples", "left_out", "epsilon", "bytes"),
 )
 
@@ -138,7 +177,18 @@ FIELDS = (
 def test_no_event_breaks_the_picture(events: list[dict[str, Any]]) -> None:
     """Any JSON value in any field: the picture is JSON, without NaN."""
     found = Board()
-    for kind in ("begin", "round", "reply", "silos", "closed", "error", "note", "transfer", "stopped", "done"):
+    for kind in (
+        "begin",
+        "round",
+        "reply",
+        "silos",
+        "closed",
+        "error",
+        "note",
+        "transfer",
+        "stopped",
+        "done",
+    ):
         for one in events:
             found.take({"strategy": "fedavg", "seed": 1, **one, "event": kind})
     json.dumps(found.picture(5.0), allow_nan=False)
@@ -148,16 +198,25 @@ def test_no_event_breaks_the_picture(events: list[dict[str, Any]]) -> None:
 def test_a_silo_that_withdraws_leaves_no_name_in_the_events() -> None:
     """`silofl withdraw` takes its keys out of every table; a line about it alone goes."""
     for one in round_done(1, {"a": 0.5, "b": 0.5}, rounds=2):
-        assert '"b"' not in json.dumps({k: v for k, v in without(one, "b", []).items() if isinstance(v, dict)})
+        assert '"b"' not in json.dumps(
+            {k: v for k, v in without(one, "b", []).items() if isinstance(v, dict)}
+        )
 
 
 def test_the_closing_evaluation_may_be_the_best_round() -> None:
     """Of the received model the last one is evaluated after the last round; it is named as in the report."""
-    found = board(*[one for n in (1, 2) for one in round_done(n, {"a": n / 10, "b": n / 10}, rounds=2)])
+    found = board(
+        *[one for n in (1, 2) for one in round_done(n, {"a": n / 10, "b": n / 10}, rounds=2)]
+    )
     scores = {name: {"val": 0.5, "test": 0.75} for name in "ab"}
     found.take(event("closed", number=2, score="accuracy", per_silo=scores))
     run = found.picture()["runs"][0]
-    assert (run["best_round"], run["best_when"], run["best_validation"], run["best_test"]) == (3, "after 2", 0.5, 0.75)
+    assert (run["best_round"], run["best_when"], run["best_validation"], run["best_test"]) == (
+        3,
+        "after 2",
+        0.5,
+        0.75,
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -208,7 +267,9 @@ def test_a_long_file_is_read_in_parts(
     assert "round 9 of 9" in capsys.readouterr().out
 
 
-def test_a_folder_of_runs_shows_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_runs_shows_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for name, strategy, seconds in (("first", "local", 100), ("second", "apple", 200)):
         (tmp_path / "runs").mkdir(exist_ok=True)
@@ -229,7 +290,9 @@ def test_it_waits_for_a_federations_first_run(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    (tmp_path / "config.toml").write_text("[superlink.hospitals]\naddress = '127.0.0.1:9093'\ninsecure = true\n")
+    (tmp_path / "config.toml").write_text(
+        "[superlink.hospitals]\naddress = '127.0.0.1:9093'\ninsecure = true\n"
+    )
     assert main(["watch", "hospitals", "--text", "--once"]) == 0
     assert capsys.readouterr().out == "runs: no run has begun\n"
     source = find_source("hospitals")
@@ -239,11 +302,18 @@ def test_it_waits_for_a_federations_first_run(
     assert source.poll() and source.title == "first"
 
 
-def test_what_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_what_is_not_there_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
-    for arguments in (["watch"], ["watch", "nowhere"], ["watch", "--once"], ["watch", "--host", "0.0.0.0", "x"]):
+    for arguments in (
+        ["watch"],
+        ["watch", "nowhere"],
+        ["watch", "--once"],
+        ["watch", "--host", "0.0.0.0", "x"],
+    ):
         assert main(arguments) == 2
         said = capsys.readouterr().err.splitlines()
         assert len(said) == 1 and said[0].startswith("silofl watch: ")
@@ -255,14 +325,26 @@ def test_a_port_that_is_taken_is_one_line() -> None:
         listen("127.0.0.1", taken.getsockname()[1])
 
 
-def test_a_hospital_follows_its_own_silo(three: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hospital_follows_its_own_silo(
+    three: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """From its own state directory: rounds, own scores and bytes."""
-    run = federate(three, directory=tmp_path / "run", state_dir=tmp_path / "state", strategy="fedavg", rounds=2)
+    run = federate(
+        three,
+        directory=tmp_path / "run",
+        state_dir=tmp_path / "state",
+        strategy="fedavg",
+        rounds=2,
+    )
     source = WatchSource(tmp_path / "state", "b")
     source.poll()
     picture = source.board.picture()
     assert [row["name"] for row in picture["run"]["silos"]] == ["b"]
-    assert (picture["run"]["state"], picture["run"]["round"], picture["run"]["rounds"]) == ("done", 2, 2)
+    assert (picture["run"]["state"], picture["run"]["round"], picture["run"]["rounds"]) == (
+        "done",
+        2,
+        2,
+    )
     assert silo(picture, "b")["test"] == run.values("accuracy", "b", "received")[-1]
     assert picture["run"]["bytes_up"] == run.values("bytes_up")[0] / 3 * 2
     assert main(["watch", str(tmp_path / "state"), "--text", "--once"]) == 2
@@ -288,7 +370,11 @@ def test_a_hospitals_page_shows_a_round_that_has_failed(
     source = WatchSource(tmp_path / "state", "b")
     (tmp_path / "state").mkdir()
     monkeypatch.setattr(SiloClient, "train", trains)
-    given: dict[str, Any] = {"directory": tmp_path / "run", "state_dir": tmp_path / "state", "watch": look}
+    given: dict[str, Any] = {
+        "directory": tmp_path / "run",
+        "state_dir": tmp_path / "state",
+        "watch": look,
+    }
     federate(three, strategy="fedavg", rounds=3, **given)
     assert [(row["doing"], row["left_out"], row["missed"]) for row in seen] == [
         ("", "", 0),
@@ -298,10 +384,18 @@ def test_a_hospitals_page_shows_a_round_that_has_failed(
     assert source.board.picture()["notes"][0]["text"] == "the disk of b is slow"
 
 
-def test_a_message_that_is_refused_before_any_run_has_begun_leaves_nothing(three: Files, tmp_path: Path) -> None:
+def test_a_message_that_is_refused_before_any_run_has_begun_leaves_nothing(
+    three: Files, tmp_path: Path
+) -> None:
     """A server cannot fill a hospital's disk with names of runs that its policy refuses."""
-    context = Context(1, 1, {"state-dir": str(tmp_path / "state"), "name": "b"}, RecordDict(), {})
-    for config in ({"config": ConfigRecord({"run": "r", "run_id": "0" * 16})}, {"config": ConfigRecord()}, {}):
+    context = Context(
+        1, 1, {"state-dir": str(tmp_path / "state"), "name": "b"}, RecordDict(), {}
+    )
+    for config in (
+        {"config": ConfigRecord({"run": "r", "run_id": "0" * 16})},
+        {"config": ConfigRecord()},
+        {},
+    ):
         message: Any = SimpleNamespace(content=RecordDict(config))  # type: ignore[arg-type]
         note_failure(message, context, settings_of(three, strategy="fedavg"), "refused")
     assert not (tmp_path / "state").exists()
@@ -322,7 +416,10 @@ def test_a_hospital_sees_its_gains_over_training_alone(tmp_path: Path) -> None:
     source = WatchSource(tmp_path, "b")
     source.poll()
     picture = source.board.picture()
-    assert [(run["strategy"], run["best_test"]) for run in picture["runs"]] == [("local", 0.5), ("fedavg", 0.75)]
+    assert [(run["strategy"], run["best_test"]) for run in picture["runs"]] == [
+        ("local", 0.5),
+        ("fedavg", 0.75),
+    ]
     assert silo(picture, "b")["gain"] == 0.25
     at_site("second", "apple", "3" * 16, 0.6, 400)
     source.poll()
@@ -333,20 +430,29 @@ def test_epsilon_is_on_both_pages(three: Files, tmp_path: Path) -> None:
     """What the history has, by silo; at a hospital its own."""
     private: dict[str, Any] = {"dp": True, "dp__noise_multiplier": 2.0, "normalization": "none"}
     run = federate(
-        three, directory=tmp_path / "run", state_dir=tmp_path / "state", strategy="fedavg", rounds=2, **private
+        three,
+        directory=tmp_path / "run",
+        state_dir=tmp_path / "state",
+        strategy="fedavg",
+        rounds=2,
+        **private,
     )
     for source in (WatchSource(tmp_path / "run"), WatchSource(tmp_path / "state", "b")):
         source.poll()
         picture = source.board.picture()
         for row in picture["run"]["silos"]:
-            wanted = [r.value for r in run.rows if (r.silo, r.metric) == (row["name"], "epsilon")][-1]
+            wanted = [
+                r.value for r in run.rows if (r.silo, r.metric) == (row["name"], "epsilon")
+            ][-1]
             assert row["epsilon"] == wanted > 0
     assert "epsilon" in exposition({**picture, "fault": ""}).decode()
 
 
 def test_a_simulation_writes_no_events_of_silos(three: Files, tmp_path: Path) -> None:
     federate(three, directory=tmp_path / "run", strategy="fedavg", rounds=1)
-    assert [file.relative_to(tmp_path) for file in tmp_path.rglob("progress.jsonl")] == [Path("run/progress.jsonl")]
+    assert [file.relative_to(tmp_path) for file in tmp_path.rglob("progress.jsonl")] == [
+        Path("run/progress.jsonl")
+    ]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -358,14 +464,21 @@ def ask(folder: Path, path: str, token: str = "", **headers: str) -> httpx.Respo
 
     async def go() -> httpx.Response:
         transport = httpx.ASGITransport(application(WatchSource(folder), token))
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8642") as client:
-            return await client.get(path, headers={k.replace("_", "-"): v for k, v in headers.items()})
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://127.0.0.1:8642"
+        ) as client:
+            return await client.get(
+                path, headers={k.replace("_", "-"): v for k, v in headers.items()}
+            )
 
     return asyncio.run(go())
 
 
 @pytest.mark.parametrize("path", ["/", "/metrics", "/health"])
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:8642", "", "[::1"])
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:8642", "", "[::1"],
+)
 def test_a_name_that_is_not_loopbacks_is_refused(tmp_path: Path, path: str, host: str) -> None:
     """DNS rebinding: the request comes to this machine, under another site's name."""
     assert ask(tmp_path, path, host=host).status_code == 403
@@ -383,19 +496,33 @@ def test_loopbacks_names_are_answered_on_any_port(tmp_path: Path, host: str) -> 
         {"origin": "http://evil.example"},
         {"origin": "null"},
         {"origin": "http://127.0.0.1:1"},
-        {"sec_fetch_site": "cross-site", "sec_fetch_mode": "no-cors", "sec_fetch_dest": "image"},
+        {
+            "sec_fetch_site": "cross-site",
+            "sec_fetch_mode": "no-cors",
+            "sec_fetch_dest": "image",
+        },
         {"sec_fetch_site": "same-site", "sec_fetch_mode": "cors", "sec_fetch_dest": "empty"},
-        {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate", "sec_fetch_dest": "iframe"},
+        {
+            "sec_fetch_site": "cross-site",
+            "sec_fetch_mode": "navigate",
+            "sec_fetch_dest": "iframe",
+        },
     ],
 )
 @pytest.mark.parametrize("token", ["", TOKEN])
-def test_requests_of_other_sites_are_refused(tmp_path: Path, headers: dict[str, str], token: str) -> None:
+def test_requests_of_other_sites_are_refused(
+    tmp_path: Path, headers: dict[str, str], token: str
+) -> None:
     given = {"authorization": f"Bearer {TOKEN}", **headers}
     assert ask(tmp_path, "/metrics", token, **given).status_code == 403
 
 
 def test_a_link_to_the_page_may_be_followed(tmp_path: Path) -> None:
-    headers = {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate", "sec_fetch_dest": "document"}
+    headers = {
+        "sec_fetch_site": "cross-site",
+        "sec_fetch_mode": "navigate",
+        "sec_fetch_dest": "document",
+    }
     assert ask(tmp_path, "/", **headers).status_code == 200
 
 
@@ -403,15 +530,37 @@ def test_beyond_loopback_a_token_is_needed(tmp_path: Path) -> None:
     elsewhere = {"host": "server.example:8642"}
     for path in ("/", "/events", "/metrics", "/?token=wrong", "/metrics?token=" + TOKEN):
         assert ask(tmp_path, path, TOKEN, **elsewhere).status_code == 401
-    assert ask(tmp_path, "/metrics", TOKEN, authorization=f"Bearer {TOKEN}", **elsewhere).status_code == 200
-    assert ask(tmp_path, "/metrics", TOKEN, authorization=f"Basic {TOKEN}", **elsewhere).status_code == 401
-    assert ask(tmp_path, "/", TOKEN, cookie=f"{cookie_name(elsewhere['host'])}={TOKEN}", **elsewhere).status_code == 200
+    assert (
+        ask(
+            tmp_path, "/metrics", TOKEN, authorization=f"Bearer {TOKEN}", **elsewhere
+        ).status_code
+        == 200
+    )
+    assert (
+        ask(
+            tmp_path, "/metrics", TOKEN, authorization=f"Basic {TOKEN}", **elsewhere
+        ).status_code
+        == 401
+    )
+    assert (
+        ask(
+            tmp_path,
+            "/",
+            TOKEN,
+            cookie=f"{cookie_name(elsewhere['host'])}={TOKEN}",
+            **elsewhere,
+        ).status_code
+        == 200
+    )
     other = f"{cookie_name('server.example:8643')}={TOKEN}"  # browsers send it to all ports of a host
     assert ask(tmp_path, "/", TOKEN, cookie=other, **elsewhere).status_code == 401
     opened = ask(tmp_path, f"/?token={TOKEN}", TOKEN, **elsewhere)
     assert (opened.status_code, opened.headers["location"]) == (303, "/")
     assert opened.headers["set-cookie"].startswith("silofl-8642=")
-    assert "HttpOnly" in opened.headers["set-cookie"] and "SameSite=lax" in opened.headers["set-cookie"]
+    assert (
+        "HttpOnly" in opened.headers["set-cookie"]
+        and "SameSite=lax" in opened.headers["set-cookie"]
+    )
     health = ask(tmp_path, "/health", TOKEN, **elsewhere)
     assert (health.status_code, health.json()) == (200, {"status": "ok"})
 
@@ -422,7 +571,10 @@ def test_every_answer_forbids_what_the_page_does_not_need(tmp_path: Path) -> Non
         assert answer.status_code == status
         assert answer.headers["content-security-policy"].startswith("default-src 'none'; ")
         assert "unsafe" not in answer.headers["content-security-policy"]
-        assert answer.headers["x-frame-options"] == "DENY" and answer.headers["cache-control"] == "no-store"
+        assert (
+            answer.headers["x-frame-options"] == "DENY"
+            and answer.headers["cache-control"] == "no-store"
+        )
         assert "access-control-allow-origin" not in answer.headers
     page = ask(tmp_path, "/").text
     assert not re.search(r"(?:src|href)=\"(?!data:,)", page) and "http" not in page.replace(
@@ -433,10 +585,14 @@ def test_every_answer_forbids_what_the_page_does_not_need(tmp_path: Path) -> Non
 def test_it_is_read_only(tmp_path: Path) -> None:
     async def go(method: str) -> int:
         transport = httpx.ASGITransport(application(WatchSource(tmp_path)))
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://127.0.0.1"
+        ) as client:
             return (await client.request(method, "/")).status_code
 
-    assert {asyncio.run(go(method)) for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS")} == {405}
+    assert {
+        asyncio.run(go(method)) for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS")
+    } == {405}
 
 
 def test_a_token_file_is_made_for_its_owner(tmp_path: Path) -> None:
@@ -505,7 +661,9 @@ def test_numbers_for_prometheus(tmp_path: Path) -> None:
     found = board(*events[:4], done("local"), *round_done(2, {odd: 0.5, "b": 0.75}, rounds=4))
     answer = exposition({**found.picture(), "fault": ""}).decode()
     samples = {
-        (s.name, *sorted(s.labels.items())): s.value for f in text_string_to_metric_families(answer) for s in f.samples
+        (s.name, *sorted(s.labels.items())): s.value
+        for f in text_string_to_metric_families(answer)
+        for s in f.samples
     }
     run = (("seed", "1"), ("strategy", "fedavg"))
     named = lambda silo, *more: tuple(sorted([*run, ("silo", silo), *more]))  # noqa: E731
@@ -526,7 +684,9 @@ def test_health_says_whether_the_source_can_be_read(tmp_path: Path) -> None:
         async with app.router.lifespan_context(app):
             change()
             transport = httpx.ASGITransport(app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://127.0.0.1"
+            ) as client:
                 while True:
                     await asyncio.sleep(0)  # the follower's turn
                     answer = await client.get("/health")
@@ -538,7 +698,9 @@ def test_health_says_whether_the_source_can_be_read(tmp_path: Path) -> None:
     assert asyncio.run(go((tmp_path / "run").rmdir)) == (503, "source unreadable")
 
 
-def test_one_picture_in_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_picture_in_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """No markup and no control sign of a silo's text reaches the terminal."""
     reason = "[red]no reply[/red] \x1b[2J"
     write(

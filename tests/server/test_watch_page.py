@@ -11,11 +11,15 @@ import chromium
 import pytest
 from watching import begin, done, event, round_done, served, write
 
-HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+HOSTILE = (
+    "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+)
 
 pytestmark = [
     pytest.mark.deployed,
-    pytest.mark.skipif(chromium.program() is None, reason="there is no Chromium on this machine"),
+    pytest.mark.skipif(
+        chromium.program() is None, reason="there is no Chromium on this machine"
+    ),
 ]
 
 
@@ -61,7 +65,10 @@ def test_events_are_on_the_screen_within_a_second(page: chromium.Page, run: Path
         write(run, *round_done(2, {"a": 0.625, "b": 0.75}, rounds=4))
         page.until(f"{row('a')}.includes('0.6250')")
         page.until("document.getElementById('head').textContent.includes('round 2 of 4')")
-        assert {request.removeprefix(address) for request in page.requests} - {"data:,"} == {"", "events"}
+        assert {request.removeprefix(address) for request in page.requests} - {"data:,"} == {
+            "",
+            "events",
+        }
         assert page.errors == []
 
 
@@ -83,23 +90,32 @@ def test_texts_of_silos_are_text(page: chromium.Page, run: Path) -> None:
 def test_it_fits_the_screen(page: chromium.Page, run: Path, width: int) -> None:
     """Only the tables scroll sideways, within their own frames."""
     silos = {f"hospital-{i:02d}-of-the-very-long-name": 0.5 + i / 100 for i in range(12)}
-    long = {"hospital-00-of-the-very-long-name": "no reply within 300 s (straggler-factor, straggler-floor) " * 3}
+    long = {
+        "hospital-00-of-the-very-long-name": "no reply within 300 s (straggler-factor, straggler-floor) "
+        * 3
+    }
     write(run, *round_done(2, silos, rounds=4, rejected=long), *round_done(3, silos, rounds=4))
     with served(str(run), "--port", "0") as (address, _):
         page.resize(width)
         page.open(address)
         page.until("document.querySelectorAll('#silos tbody tr').length === 14")
         assert page.value("document.documentElement.scrollWidth") <= width
-        assert page.value("getComputedStyle(document.querySelector('.wide')).overflowX") == "auto"
+        assert (
+            page.value("getComputedStyle(document.querySelector('.wide')).overflowX") == "auto"
+        )
         assert page.value("document.querySelectorAll('#curve polyline').length") == 2
 
 
 def test_the_page_finds_a_server_that_is_started_again(page: chromium.Page, run: Path) -> None:
     with served(str(run), "--port", "0") as (address, process):
         page.open(address)
-        page.until(f"{row('a')}.includes('0.5000')")  # the stream is live before the first picture
+        page.until(
+            f"{row('a')}.includes('0.5000')"
+        )  # the stream is live before the first picture
         process.kill()
-        page.until("document.getElementById('line').textContent.startsWith('The connection is lost')")
+        page.until(
+            "document.getElementById('line').textContent.startsWith('The connection is lost')"
+        )
         assert "0.5000" in page.value(row("a"))  # the last picture stays
     write(run, *round_done(2, {"a": 0.875, "b": 0.75}, rounds=4))
     with served(str(run), "--port", address.rstrip("/").rpartition(":")[2]):
@@ -117,10 +133,14 @@ def test_a_run_that_is_resumed_or_replaced_is_followed(page: chromium.Page, run:
         page.until(f"{row('c')}.includes('0.2500')")
         assert page.value("document.querySelectorAll('#silos tbody tr').length") == 1
         page.until("document.getElementById('head').textContent.includes('done')")
-        page.until("document.getElementById('line').textContent.startsWith('ended')")  # nothing is live any more
+        page.until(
+            "document.getElementById('line').textContent.startsWith('ended')"
+        )  # nothing is live any more
 
 
-def test_a_token_opens_the_page_and_is_not_in_it(page: chromium.Page, run: Path, tmp_path: Path) -> None:
+def test_a_token_opens_the_page_and_is_not_in_it(
+    page: chromium.Page, run: Path, tmp_path: Path
+) -> None:
     arguments = (str(run), "--port", "0", "--token-file", str(tmp_path / "token"))
     with served(*arguments) as (address, _):
         token = (tmp_path / "token").read_text().strip()
@@ -130,12 +150,19 @@ def test_a_token_opens_the_page_and_is_not_in_it(page: chromium.Page, run: Path,
         page.open(f"{base}?token={token}")
         page.until(f"{row('a')}.includes('0.5000')")
         assert page.value("location.href") == base
-        assert token not in page.value("document.documentElement.outerHTML") + page.value("document.cookie")
+        assert token not in page.value("document.documentElement.outerHTML") + page.value(
+            "document.cookie"
+        )
 
 
-def test_a_page_of_another_site_reads_nothing(page: chromium.Page, run: Path, tmp_path: Path) -> None:
+def test_a_page_of_another_site_reads_nothing(
+    page: chromium.Page, run: Path, tmp_path: Path
+) -> None:
     """A script of another origin: neither by fetch, nor by a stream, nor in a frame."""
-    with served(str(run), "--port", "0") as (address, _), served(str(run), "--port", "0") as (other, _):
+    with (
+        served(str(run), "--port", "0") as (address, _),
+        served(str(run), "--port", "0") as (other, _),
+    ):
         page.open(other)
         page.until("document.getElementById('line').textContent === 'live'")
         for mode in ("cors", "no-cors"):

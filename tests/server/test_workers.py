@@ -29,12 +29,27 @@ from server.results.worker_directories import WorkerDirectories
 from server.run.loop import RoundLoop
 from server.run.withdrawal import withdraw
 from server.simulation.simulate import simulate
-from server.simulation.workers import Job, end_with_parent, executor_of, in_processes, side_by_side, start, work
+from server.simulation.workers import (
+    Job,
+    end_with_parent,
+    executor_of,
+    in_processes,
+    side_by_side,
+    start,
+    work,
+)
 from strategies.base.run_settings import RunSettings
 
 
 def values(table: Path, out: Path, **changes: Any) -> dict[str, object]:
-    given = {"dataset": str(table), "partition": "iid", "silos": 2, "rounds": 3, "threads": 1, "out": str(out)}
+    given = {
+        "dataset": str(table),
+        "partition": "iid",
+        "silos": 2,
+        "rounds": 3,
+        "threads": 1,
+        "out": str(out),
+    }
     return {**given, "strategy": "local,fedavg,apple", "seed": "1,2", **changes}
 
 
@@ -47,11 +62,17 @@ def events(run: Path, strategy: str, seed: int) -> list[Any]:
     """What happened to one of the runs, rounds by their number."""
     known = (json.loads(line) for line in (run / "progress.jsonl").read_text().splitlines())
     ours = [event for event in known if (event["strategy"], event["seed"]) == (strategy, seed)]
-    return [event.get("round") or event["event"] for event in ours if event["event"] not in ("begin", "closed")]
+    return [
+        event.get("round") or event["event"]
+        for event in ours
+        if event["event"] not in ("begin", "closed")
+    ]
 
 
 def study(given: Mapping[str, object], engine: Any = inline, log: Sequence[str] = ()) -> Path:
-    return simulate(given, quiet=True, log=log, executor=partial(side_by_side, engine=engine, workers="2"))
+    return simulate(
+        given, quiet=True, log=log, executor=partial(side_by_side, engine=engine, workers="2")
+    )
 
 
 def crash_in(key: str, server_round: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,11 +92,22 @@ def crash_in(key: str, server_round: int, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.exhaustive
-def test_two_processes_leave_what_one_leaves(in_turns: Path, table: Path, tmp_path: Path) -> None:
+def test_two_processes_leave_what_one_leaves(
+    in_turns: Path, table: Path, tmp_path: Path
+) -> None:
     """Two runs, from the command line; the others' tests need no processes."""
     given = values(table, tmp_path / "alone", strategy="local,apple", seed=1)
     alone = simulate(given, quiet=True)
-    options = ["--strategy", "local,apple", "--seed", "1", "--data", str(table), "--partition", "iid"]
+    options = [
+        "--strategy",
+        "local,apple",
+        "--seed",
+        "1",
+        "--data",
+        str(table),
+        "--partition",
+        "iid",
+    ]
     options += ["--silos", "2", "--rounds", "3", "--set", "threads=1", "--workers", "2"]
     assert main(["simulate", *options, "--out", str(tmp_path / "run")]) == 0
     assert left(tmp_path / "run") == left(alone)
@@ -85,21 +117,37 @@ def test_the_order_is_the_studys(in_turns: Path, table: Path, tmp_path: Path) ->
     """The runs end in the opposite order; gains, which look at other runs, are there all the same."""
     apart = study(values(table, tmp_path / "run"))
     assert left(apart) == left(in_turns)
-    gains = [r["per_silo"]["hospital-01"]["gain_over_local"] for r in read_json(apart / "summary.json")["runs"]]
+    gains = [
+        r["per_silo"]["hospital-01"]["gain_over_local"]
+        for r in read_json(apart / "summary.json")["runs"]
+    ]
     assert len(gains) == 6 and None not in gains
-    assert all(events(apart, name, seed) == [1, 2, 3, "done"] for name in ("local", "apple") for seed in (1, 2))
+    assert all(
+        events(apart, name, seed) == [1, 2, 3, "done"]
+        for name in ("local", "apple")
+        for seed in (1, 2)
+    )
 
 
-def test_more_rounds_for_a_study_that_is_done(in_turns: Path, table: Path, tmp_path: Path) -> None:
+def test_more_rounds_for_a_study_that_is_done(
+    in_turns: Path, table: Path, tmp_path: Path
+) -> None:
     """Begun in turns, gone on side by side, and the other way round."""
     short = simulate(values(table, tmp_path / "a", rounds=1), quiet=True)
-    assert left(study(values(table, short, resume=True)))["history"] == left(in_turns)["history"]
+    assert (
+        left(study(values(table, short, resume=True)))["history"] == left(in_turns)["history"]
+    )
     assert events(short, "apple", 2) == [1, "done", 2, 3, "done"]
     short = study(values(table, tmp_path / "b", rounds=2))
-    assert left(simulate(values(table, short, resume=True), quiet=True))["history"] == left(in_turns)["history"]
+    assert (
+        left(simulate(values(table, short, resume=True), quiet=True))["history"]
+        == left(in_turns)["history"]
+    )
 
 
-def test_trackers_hear_what_they_hear_in_turns(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trackers_hear_what_they_hear_in_turns(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Heard(Tracker):
         def __init__(self) -> None:
             self.heard: list[Any] = []
@@ -109,7 +157,9 @@ def test_trackers_hear_what_they_hear_in_turns(table: Path, tmp_path: Path, monk
             self.heard.append((run.run_key, out.name))
 
         def record(self, step: int, values: Mapping[str, float]) -> None:
-            self.heard.append((step, {k: v for k, v in values.items() if k != "round/round_seconds"}))
+            self.heard.append(
+                (step, {k: v for k, v in values.items() if k != "round/round_seconds"})
+            )
 
         def end(self, failed: bool) -> None:
             self.heard.append(failed)
@@ -146,18 +196,26 @@ def test_a_killed_worker(table: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     """Killed in round 2 of 3: it is named, the other run ends, and what is done is not done again."""
 
     def start_one(job: Job, stdin: int) -> Process:
-        return start(job, stdin, ("-c", KILLED)) if job.run.run_key == "apple-1" else start(job, stdin)
+        return (
+            start(job, stdin, ("-c", KILLED))
+            if job.run.run_key == "apple-1"
+            else start(job, stdin)
+        )
 
     given = values(table, tmp_path / "run", strategy="apple,fedavg", seed=1)
     with monkeypatch.context() as patch:
         patch.setattr(server.simulation.workers, "start", start_one)
         with pytest.raises(
-            RuntimeError, match=r"^apple-1: its process was killed \(signal 9; if memory ran out: lower"
+            RuntimeError,
+            match=r"^apple-1: its process was killed \(signal 9; if memory ran out: lower",
         ):
             study(given, partial(in_processes, 2))
     run = tmp_path / "run"
     assert not (run / WORKERS).exists() and (run / "report.html").exists()
-    assert events(run, "fedavg", 1) == [1, 2, 3, "done"] and events(run, "apple", 1) == [1, "error"]
+    assert events(run, "fedavg", 1) == [1, 2, 3, "done"] and events(run, "apple", 1) == [
+        1,
+        "error",
+    ]
     assert [r["strategy"] for r in read_json(run / "summary.json")["runs"]] == ["fedavg"]
     study({**given, "resume": True})
     assert events(run, "apple", 1) == [1, "error", 2, 3, "done"]
@@ -173,7 +231,9 @@ def test_everything_was_killed(
     given = values(table, tmp_path / "run")
     runs = study_runs(given)
     crash_in("apple-1", 2, monkeypatch)
-    with RunDirectory.open(tmp_path / "run", server.simulation.simulate.study_config(runs), resume=False) as directory:
+    with RunDirectory.open(
+        tmp_path / "run", server.simulation.simulate.study_config(runs), resume=False
+    ) as directory:
         WorkerDirectories(directory, runs).hand_out()
         for key in ("local-2", "fedavg-1"):
             assert work(str(directory.path), key, False) == 0
@@ -184,14 +244,22 @@ def test_everything_was_killed(
     again = {**given, "resume": True}
     run = simulate(again, quiet=True) if way == "in turns" else study(again)
     assert left(run) == left(in_turns)
-    assert events(run, "apple", 1) == [1, 2, 3, "done"] and events(run, "local", 2) == [1, 2, 3, "done", "done"]
+    assert events(run, "apple", 1) == [1, 2, 3, "done"] and events(run, "local", 2) == [
+        1,
+        2,
+        3,
+        "done",
+        "done",
+    ]
 
 
 def test_half_taken_back(table: Path, tmp_path: Path) -> None:
     """Killed after history and progress were merged and before the folder was gone: nothing is there twice."""
     given = values(table, tmp_path / "run", strategy="fedavg", seed=1)
     [run] = runs = study_runs(given)
-    with RunDirectory.open(tmp_path / "run", server.simulation.simulate.study_config(runs), resume=False) as directory:
+    with RunDirectory.open(
+        tmp_path / "run", server.simulation.simulate.study_config(runs), resume=False
+    ) as directory:
         parts = WorkerDirectories(directory, runs)
         parts.hand_out()
         assert work(str(directory.path), run.run_key, False) == 0
@@ -217,7 +285,9 @@ def test_ctrl_c(in_turns: Path, table: Path, tmp_path: Path) -> None:
         study(values(table, out), partial(inline, stop=stop))
     assert not (out / WORKERS).exists()
     assert {r["seed"] for r in read_json(out / "summary.json")["runs"]} == {2}
-    assert left(study({**read_toml(out / "config.toml"), "out": str(out), "resume": True})) == left(in_turns)
+    assert left(
+        study({**read_toml(out / "config.toml"), "out": str(out), "resume": True})
+    ) == left(in_turns)
 
 
 def test_ctrl_c_while_a_process_still_holds_its_directory(table: Path, tmp_path: Path) -> None:
@@ -235,17 +305,34 @@ def test_ctrl_c_while_a_process_still_holds_its_directory(table: Path, tmp_path:
 
 
 def test_a_run_that_fails_is_named_and_the_others_finish(
-    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    table: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """FedBN refuses a network without batch normalisation: the user's to mend, exit code 2, as in turns."""
-    monkeypatch.setattr(server.simulation.workers, "in_processes", lambda count, *given: inline(*given))
-    given = ["simulate", "--strategy", "fedbn,local", "--data", str(table), "--partition", "iid", "--silos", "2"]
+    monkeypatch.setattr(
+        server.simulation.workers, "in_processes", lambda count, *given: inline(*given)
+    )
+    given = [
+        "simulate",
+        "--strategy",
+        "fedbn,local",
+        "--data",
+        str(table),
+        "--partition",
+        "iid",
+        "--silos",
+        "2",
+    ]
     given += ["--rounds", "1", "--set", "threads=1", "--out"]
     assert main([*given, str(tmp_path / "turns")]) == 2
     why = capsys.readouterr().err.splitlines()[-1].removeprefix("silofl simulate: ")
     assert main([*given, str(tmp_path / "apart"), "--workers", "2"]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == f"silofl simulate: fedbn-42: {why}"
-    assert [r["strategy"] for r in read_json(tmp_path / "apart" / "summary.json")["runs"]] == ["local"]
+    assert [r["strategy"] for r in read_json(tmp_path / "apart" / "summary.json")["runs"]] == [
+        "local"
+    ]
     assert events(tmp_path / "apart", "fedbn", 42) == ["error"]
 
 
@@ -253,7 +340,9 @@ def test_a_run_that_is_at_work_is_left_alone(table: Path, tmp_path: Path) -> Non
     """A process that outlived its study, as one far away can: the study is refused until it has ended."""
     given = values(table, tmp_path / "run", strategy="fedavg", seed=1)
     runs = study_runs(given)
-    with RunDirectory.open(tmp_path / "run", server.simulation.simulate.study_config(runs), resume=False) as directory:
+    with RunDirectory.open(
+        tmp_path / "run", server.simulation.simulate.study_config(runs), resume=False
+    ) as directory:
         WorkerDirectories(directory, runs).hand_out()
     with (
         RunDirectory(tmp_path / "run", "fedavg-1").held(),
@@ -264,7 +353,9 @@ def test_a_run_that_is_at_work_is_left_alone(table: Path, tmp_path: Path) -> Non
     study({**given, "resume": True})
 
 
-def test_of_processes_that_have_ended_nothing_stays_open(table: Path, tmp_path: Path, monkeypatch) -> None:
+def test_of_processes_that_have_ended_nothing_stays_open(
+    table: Path, tmp_path: Path, monkeypatch
+) -> None:
     """One ends by itself; the other, which waits, is killed when the study ends."""
     started = []
 
@@ -275,11 +366,16 @@ def test_of_processes_that_have_ended_nothing_stays_open(table: Path, tmp_path: 
 
     monkeypatch.setattr(server.simulation.workers, "start", start_one)
     runs = study_runs(values(table, tmp_path / "run", strategy="local,fedavg", seed=1))
-    going = in_processes(2, {run.run_key: Job(RunDirectory(tmp_path / "run"), run) for run in runs})
+    going = in_processes(
+        2, {run.run_key: Job(RunDirectory(tmp_path / "run"), run) for run in runs}
+    )
     assert next(ended for ended in going if ended) == {"local-1": 0}
     before = len(os.listdir("/proc/self/fd"))
     going.close()
-    assert not any(one.runs() for one in started) and len(os.listdir("/proc/self/fd")) == before - 2
+    assert (
+        not any(one.runs() for one in started)
+        and len(os.listdir("/proc/self/fd")) == before - 2
+    )
 
 
 def test_a_worker_ends_with_its_study() -> None:
@@ -304,7 +400,9 @@ def test_a_worker_ends_with_its_study() -> None:
 def test_a_hospital_withdraws_from_a_study_that_was_killed(table: Path, tmp_path: Path) -> None:
     given = values(table, tmp_path / "run", strategy="fedavg", seed=1)
     runs = study_runs(given)
-    with RunDirectory.open(tmp_path / "run", server.simulation.simulate.study_config(runs), resume=False) as directory:
+    with RunDirectory.open(
+        tmp_path / "run", server.simulation.simulate.study_config(runs), resume=False
+    ) as directory:
         WorkerDirectories(directory, runs).hand_out()
         assert work(str(directory.path), "fedavg-1", False) == 0
     withdraw("hospital-02", [tmp_path / "run"])
@@ -321,7 +419,9 @@ def test_a_hospital_withdraws_from_a_study_that_was_killed(table: Path, tmp_path
 
 @pytest.mark.parametrize("workers", ["0", "-1", "many", "", "1.5", "²"])
 def test_workers_is_a_number_or_ray(workers: str) -> None:
-    with pytest.raises(UserError, match=f"^--workers {workers}: a number of processes, or ray, is needed here$"):
+    with pytest.raises(
+        UserError, match=f"^--workers {workers}: a number of processes, or ray, is needed here$"
+    ):
         executor_of(workers)
 
 
@@ -330,11 +430,19 @@ def test_nothing_is_started_for_a_wrong_name(
 ) -> None:
     monkeypatch.setattr(server.simulation.workers, "start", None)
     out = tmp_path / "run"
-    assert main(["simulate", "--strategy", "local,appel", "--workers", "2", "--out", str(out)]) == 2
-    assert "unknown strategy 'appel' (did you mean 'apple'?)" in capsys.readouterr().err and not out.exists()
+    assert (
+        main(["simulate", "--strategy", "local,appel", "--workers", "2", "--out", str(out)])
+        == 2
+    )
+    assert (
+        "unknown strategy 'appel' (did you mean 'apple'?)" in capsys.readouterr().err
+        and not out.exists()
+    )
 
 
-def test_without_ray(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_without_ray(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["simulate", "--workers", "ray", "--out", str(tmp_path / "run")]) == 2
     line = "silofl simulate: --workers ray needs Ray, which is not installed: pip install 'flwr[simulation]'\n"

@@ -12,7 +12,13 @@ from two_layers import deep_gradient, replies_of
 from partitions.common.errors import UserError
 from strategies import strategies
 
-OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "mlp__hidden": "4", "learning_rate": 0.3}
+OPTIONS: dict[str, Any] = {
+    "rounds": 3,
+    "local_epochs": 2,
+    "batch_size": 4,
+    "mlp__hidden": "4",
+    "learning_rate": 0.3,
+}
 ALA: dict[str, Any] = {"fedala__max_epochs": 3, "fedala__eta": 0.5}
 
 
@@ -43,10 +49,14 @@ def test_a_partial_method_mixes_what_it_receives(three: Files) -> None:
 
 
 @pytest.mark.parametrize("name", ["ditto", "apfl"])
-def test_a_method_with_two_models_mixes_its_copy_of_the_global_one(three: Files, name: str) -> None:
+def test_a_method_with_two_models_mixes_its_copy_of_the_global_one(
+    three: Files, name: str
+) -> None:
     """W = 0: a silo goes on from that copy and hears nothing of the others: what it sends is Local's model."""
     alone = federate(three, strategy="local", **OPTIONS)
-    run = federate(three, strategy=name, ala=True, prepare=keep_weights_at(0.0, 31), **STILL, **OPTIONS)
+    run = federate(
+        three, strategy=name, ala=True, prepare=keep_weights_at(0.0, 31), **STILL, **OPTIONS
+    )
     for silo in three:
         sent = replies_of(run, silo)[-1][2].models["model"].vector
         assert same(sent, alone.personal(silo))
@@ -55,9 +65,21 @@ def test_a_method_with_two_models_mixes_its_copy_of_the_global_one(three: Files,
 
 def test_the_proximal_centre_is_the_received_model(three: Files) -> None:
     """FedProx with W = 0, one step in round 2 from the silo's own w_i: w_i - η (∇f(w_i) + μ (w_i - w))."""
-    options: dict[str, Any] = {"rounds": 2, "learning_rate": 0.3, "mlp__hidden": "4", "fedprox__mu": 2.0}
+    options: dict[str, Any] = {
+        "rounds": 2,
+        "learning_rate": 0.3,
+        "mlp__hidden": "4",
+        "fedprox__mu": 2.0,
+    }
     first = federate(three, strategy="fedprox", **{**options, "rounds": 1})
-    run = federate(three, strategy="fedprox", ala=True, prepare=keep_weights_at(0.0, 31), **STILL, **options)
+    run = federate(
+        three,
+        strategy="fedprox",
+        ala=True,
+        prepare=keep_weights_at(0.0, 31),
+        **STILL,
+        **options,
+    )
     for silo, file in three.items():
         own = first.personal(silo).double().numpy()
         w = run.sent_to(silo, 2)["global"].vector.double().numpy()

@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 import torch
 from tiny import Files, Run, federate, gradient, initial, rows_of, same
-from two_layers import assert_received_is_fedavgs, replies_of, rounds_trained, snapshot_rows, waits
+from two_layers import (
+    assert_received_is_fedavgs,
+    replies_of,
+    rounds_trained,
+    snapshot_rows,
+    waits,
+)
 
 OPTIONS: dict[str, Any] = {
     "rounds": 3,
@@ -49,7 +55,10 @@ def test_two_silos_two_rounds_by_hand(pair: Files) -> None:
     private = run.grid.state("a").arrays["private"]
     u, v = 1 / 8 + q / 4, 1 / 16 + q / 8
     assert private.tolist() == pytest.approx([u, -u, v, -v], abs=1e-6)
-    u, v = alpha * u + (1 - alpha) * (-1 / 32 + p / 2), alpha * v + (1 - alpha) * (-1 / 16 + p / 4)
+    u, v = (
+        alpha * u + (1 - alpha) * (-1 / 32 + p / 2),
+        alpha * v + (1 - alpha) * (-1 / 16 + p / 4),
+    )
     assert run.personal("a").tolist() == pytest.approx([u, -u, v, -v], abs=1e-6)
 
 
@@ -115,7 +124,9 @@ def test_w_is_fedavgs(three: Files, changes: dict[str, Any]) -> None:
 def test_alpha_zero_is_the_local_copy_of_fedavg(three: Files, mix: str) -> None:
     """Fixed at 0, v̄ = w_i bit for bit, and v stays the initial model."""
     plain = federate(three, strategy="fedavg", **OPTIONS)
-    run = federate(three, strategy="apfl", apfl__alpha=0.0, apfl__adapt="never", apfl__mix=mix, **OPTIONS)
+    run = federate(
+        three, strategy="apfl", apfl__alpha=0.0, apfl__adapt="never", apfl__mix=mix, **OPTIONS
+    )
     logits = mix == "logits"  # its loss is taken of outputs that were added up
     assert snapshot_rows(plain, "personal", without_training=logits) == snapshot_rows(
         run, "personal", without_training=logits
@@ -128,7 +139,9 @@ def test_alpha_zero_is_the_local_copy_of_fedavg(three: Files, mix: str) -> None:
 def test_alpha_one_is_local(three: Files, mix: str) -> None:
     """Fixed at 1, v̄ = v: bit for bit for parameters, up to rounding where logits are mixed."""
     plain = federate(three, strategy="local", **OPTIONS)
-    run = federate(three, strategy="apfl", apfl__alpha=1.0, apfl__adapt="never", apfl__mix=mix, **OPTIONS)
+    run = federate(
+        three, strategy="apfl", apfl__alpha=1.0, apfl__adapt="never", apfl__mix=mix, **OPTIONS
+    )
     if mix == "parameters":
         assert snapshot_rows(plain, "personal") == snapshot_rows(run, "personal")
     for silo in three:
@@ -140,9 +153,18 @@ def test_batch_norm_of_both_models(three: Files, tiny_bn: None) -> None:
     options = {**OPTIONS, "model": "tiny-bn", "learning_rate": 0.1}
     fedavg, local = (federate(three, strategy=name, **options) for name in ("fedavg", "local"))
     for mix in ("parameters", "logits"):
-        run = federate(three, strategy="apfl", apfl__alpha=1.0, apfl__adapt="never", apfl__mix=mix, **options)
+        run = federate(
+            three,
+            strategy="apfl",
+            apfl__alpha=1.0,
+            apfl__adapt="never",
+            apfl__mix=mix,
+            **options,
+        )
         assert snapshot_rows(fedavg, "received") == snapshot_rows(run, "received")
-        assert same(fedavg.strategy.state.arrays["buffers"], run.strategy.state.arrays["buffers"])
+        assert same(
+            fedavg.strategy.state.arrays["buffers"], run.strategy.state.arrays["buffers"]
+        )
         if mix == "parameters":
             assert snapshot_rows(local, "personal") == snapshot_rows(run, "personal")
         for silo in three:
@@ -166,7 +188,10 @@ def test_alpha_is_clipped(three: Files, mix: str) -> None:
 def test_for_a_linear_model_both_mixtures_are_one(three: Files) -> None:
     """Outputs of α v + (1 - α) w are α times v's and 1 - α times w's; so are all gradients, and α's course."""
     options = {**OPTIONS, "mlp__hidden": "", "apfl__adapt": "batch", "rounds": 4}
-    one, other = (federate(three, strategy="apfl", apfl__mix=mix, **options) for mix in ("parameters", "logits"))
+    one, other = (
+        federate(three, strategy="apfl", apfl__mix=mix, **options)
+        for mix in ("parameters", "logits")
+    )
     for silo in three:
         assert alpha_of(one, silo) == pytest.approx(alpha_of(other, silo), abs=1e-5)
         assert alpha_of(one, silo) != 0.5
@@ -178,8 +203,13 @@ def test_for_a_linear_model_both_mixtures_are_one(three: Files) -> None:
 
 
 def test_for_a_deep_model_they_are_two(three: Files) -> None:
-    one, other = (federate(three, strategy="apfl", apfl__mix=mix, **OPTIONS) for mix in ("parameters", "logits"))
-    assert one.values("loss", "a", "personal") != pytest.approx(other.values("loss", "a", "personal"), abs=1e-5)
+    one, other = (
+        federate(three, strategy="apfl", apfl__mix=mix, **OPTIONS)
+        for mix in ("parameters", "logits")
+    )
+    assert one.values("loss", "a", "personal") != pytest.approx(
+        other.values("loss", "a", "personal"), abs=1e-5
+    )
 
 
 def test_mixed_logits_are_those_of_both_networks(three: Files) -> None:
@@ -191,7 +221,10 @@ def test_mixed_logits_are_those_of_both_networks(three: Files) -> None:
 
         def outputs(w: Any, x: Any = x) -> Any:
             w = w.double().numpy()
-            return np.maximum(x @ w[:12].reshape(4, 3).T + w[12:16], 0) @ w[16:28].reshape(3, 4).T + w[28:]
+            return (
+                np.maximum(x @ w[:12].reshape(4, 3).T + w[12:16], 0) @ w[16:28].reshape(3, 4).T
+                + w[28:]
+            )
 
         z = alpha * outputs(kept["private"]) + (1 - alpha) * outputs(kept["shared"])
         loss = float(np.mean(np.log(np.exp(z).sum(1)) - z[np.arange(len(y)), y]))
@@ -205,14 +238,22 @@ def test_mixed_logits_are_those_of_both_networks(three: Files) -> None:
 @pytest.mark.parametrize("mix", ["parameters", "logits"])
 def test_an_absent_silo_keeps_both(three: Files, mix: str) -> None:
     """One of three silos a round: whoever is not drawn reports its last personal model, mixture and all."""
-    run = federate(three, strategy="apfl", apfl__mix=mix, **{**OPTIONS, "rounds": 5}, participation=0.5)
-    assert any(r > min(rounds_trained(run, silo), default=5) for silo in three for r in waits(run, silo))
+    run = federate(
+        three, strategy="apfl", apfl__mix=mix, **{**OPTIONS, "rounds": 5}, participation=0.5
+    )
+    assert any(
+        r > min(rounds_trained(run, silo), default=5)
+        for silo in three
+        for r in waits(run, silo)
+    )
 
 
 @pytest.mark.parametrize("mix", ["parameters", "logits"])
 def test_only_w_leaves_a_silo(three: Files, mix: str) -> None:
     run = federate(three, strategy="apfl", apfl__mix=mix, **OPTIONS)
     plain = federate(three, strategy="fedavg", **OPTIONS)
-    for (_, _, payload, _), (_, _, fedavgs, _) in zip(replies_of(run), replies_of(plain), strict=True):
+    for (_, _, payload, _), (_, _, fedavgs, _) in zip(
+        replies_of(run), replies_of(plain), strict=True
+    ):
         assert list(payload.models) == ["model"] and not payload.numbers
         assert same(payload.models["model"].vector, fedavgs.models["model"].vector)

@@ -55,7 +55,14 @@ def test_two_silos_two_rounds_by_hand(pair: Files) -> None:
     <g, core_a> = 2 (-2 s / 4 - s / 8) = -5/4 s, <g, core_b> = 2 (2 s + s) 3/8 = 9/4 s. p is still p_0, so there is no
     proximal gradient. p_a = (1/4 + 0.1 5/4 s, 3/4 - 0.1 9/4 s), core_a = (1/4, 1/8) + 1/4 (2 s, s).
     """
-    run = federate(pair, strategy="apple", rounds=2, apple__dr_learning_rate=0.1, apple__mu=0.5, apple__prox_share=1.0)
+    run = federate(
+        pair,
+        strategy="apple",
+        rounds=2,
+        apple__dr_learning_rate=0.1,
+        apple__mu=0.5,
+        apple__prox_share=1.0,
+    )
     first = {name: m.vector.tolist() for name, m in run.sent_to("a", 2).items()}
     assert first == {"b": [-3 / 8, 3 / 8, -3 / 8, 3 / 8]}
     s = 1 - 1 / (1 + math.exp(11 / 8))
@@ -66,7 +73,9 @@ def test_two_silos_two_rounds_by_hand(pair: Files) -> None:
     # The personal model mixes the new own core with the other core as it was received.
     expected = dr[0] * own + dr[1] * np.array([-3 / 8, 3 / 8, -3 / 8, 3 / 8])
     assert run.personal("a").tolist() == pytest.approx(expected, abs=1e-6)
-    assert run.values("loss", "a", "received")[1] == pytest.approx(math.log(1 + math.exp(11 / 8)), abs=1e-6)
+    assert run.values("loss", "a", "received")[1] == pytest.approx(
+        math.log(1 + math.exp(11 / 8)), abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("kind", ["cos", "exp"])
@@ -104,7 +113,9 @@ def test_rounds_of_several_steps_in_numpy(three: Files, kind: str) -> None:
             new[i] = mine[i]
         cores = new
     for i, name in enumerate(three):
-        assert run.strategy.state.arrays[model_of(name)].numpy() == pytest.approx(cores[i], abs=2e-5)
+        assert run.strategy.state.arrays[model_of(name)].numpy() == pytest.approx(
+            cores[i], abs=2e-5
+        )
         assert run.grid.state(name).arrays["dr"].numpy() == pytest.approx(p[i], abs=2e-5)
 
 
@@ -117,19 +128,31 @@ def test_loss_schedule_by_hand() -> None:
     assert loss_schedule(3, 6, "exp") == pytest.approx(10**-1.5)
     assert loss_schedule(5, 6, "exp") == pytest.approx(10**-2.5)
     for kind in ("cos", "exp"):
-        assert loss_schedule(6, 6, kind) == loss_schedule(9, 6, kind) == loss_schedule(0, 0, kind) == 0
+        assert (
+            loss_schedule(6, 6, kind)
+            == loss_schedule(9, 6, kind)
+            == loss_schedule(0, 0, kind)
+            == 0
+        )
 
 
 # ---- One step of one silo ------------------------------------------------------------------------------------------
 
 
-def silo_client(files: Files, cores: Tensor, dr: Tensor, server_round: int = 2, **changes: Any) -> AppleClient:
+def silo_client(
+    files: Files, cores: Tensor, dr: Tensor, server_round: int = 2, **changes: Any
+) -> AppleClient:
     """Silo a's half with this DR vector and the others' cores received (cores in the order of the silos' names)."""
     forget_models()
     settings = settings_of(files, strategy="apple", **changes)
     grid = TinyGrid(files, settings)
     state = State({"dr": dr, "core.a": cores[0]})
-    client = client_of(settings, ClientSession(settings, grid.contexts[1], {"classes": 3}).silo, state, server_round)
+    client = client_of(
+        settings,
+        ClientSession(settings, grid.contexts[1], {"classes": 3}).silo,
+        state,
+        server_round,
+    )
     assert isinstance(client, AppleClient)
     names = sorted(files)
     client.models = {model_of(n): Model(cores[i], n) for i, n in enumerate(names) if n != "a"}
@@ -143,25 +166,45 @@ def test_autograd_finds_the_same_gradients(three: Files) -> None:
     size = 3 * 4 + 4 + 4 * 3 + 3
     generator = torch.Generator().manual_seed(4)
     cores, dr = torch.randn(3, size, generator=generator), torch.randn(3, generator=generator)
-    options: dict[str, Any] = {"rounds": 8, "apple__prox_share": 1.0, "apple__mu": 0.9, "mlp__hidden": "4"}
-    client = silo_client(three, cores, dr.clone(), server_round=3, apple__dr_learning_rate=0.25, **options)
+    options: dict[str, Any] = {
+        "rounds": 8,
+        "apple__prox_share": 1.0,
+        "apple__mu": 0.9,
+        "mlp__hidden": "4",
+    }
+    client = silo_client(
+        three, cores, dr.clone(), server_round=3, apple__dr_learning_rate=0.25, **options
+    )
     model, train = client.model, client.silo.train
     p, own = dr.clone().requires_grad_(), cores[0].clone().requires_grad_()
     mixed = p @ torch.stack([own, cores[1], cores[2]])
-    logits = torch.func.functional_call(model.module, model.layout.unflatten(mixed), (train.take(slice(None))[0],))
+    logits = torch.func.functional_call(
+        model.module, model.layout.unflatten(mixed), (train.take(slice(None))[0],)
+    )
     prior = torch.tensor([6.0, 10.0, 8.0]) / 24
     strength = (math.cos(math.pi * 2 / 8) + 1) / 2 * 0.9
-    loss = torch.nn.functional.cross_entropy(logits, train.y) + strength / 2 * (p - prior).square().sum()
+    loss = (
+        torch.nn.functional.cross_entropy(logits, train.y)
+        + strength / 2 * (p - prior).square().sum()
+    )
     by_p, by_core = torch.autograd.grad(loss, (p, own))
     core = client.local_update()[0]
-    torch.testing.assert_close((dr - client.state.arrays["dr"]) / 0.25, by_p, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        (dr - client.state.arrays["dr"]) / 0.25, by_p, rtol=1e-4, atol=1e-5
+    )
     torch.testing.assert_close(cores[0] - core, by_core, rtol=1e-4, atol=1e-5)
 
 
-def test_the_regulariser_adds_nothing_at_p0_and_sums_to_nothing_while_p_sums_to_one(three: Files) -> None:
+def test_the_regulariser_adds_nothing_at_p0_and_sums_to_nothing_while_p_sums_to_one(
+    three: Files,
+) -> None:
     """μ (p_j - p0_j) is 0 at p = p0; elsewhere it sums over j to μ (sum p - 1)."""
     cores = torch.randn(3, 12, generator=torch.Generator().manual_seed(5))
-    options: dict[str, Any] = {"rounds": 8, "apple__prox_share": 1.0, "apple__dr_learning_rate": 0.25}
+    options: dict[str, Any] = {
+        "rounds": 8,
+        "apple__prox_share": 1.0,
+        "apple__dr_learning_rate": 0.25,
+    }
 
     def dr_after_a_step(dr: Tensor, mu: float) -> Tensor:
         client = silo_client(three, cores, dr.clone(), server_round=1, apple__mu=mu, **options)
@@ -212,9 +255,12 @@ def test_one_hot_is_local(three: Files) -> None:
 
 
 @pytest.mark.parametrize(
-    "sizes, initial_dr", [({"a": 8, "b": 8, "c": 8}, "samples"), ({"a": 6, "b": 8, "c": 8}, "uniform")]
+    "sizes, initial_dr",
+    [({"a": 8, "b": 8, "c": 8}, "samples"), ({"a": 6, "b": 8, "c": 8}, "uniform")],
 )
-def test_uniform_mix_of_one_step_is_fedavg(tmp_path: Any, sizes: dict[str, int], initial_dr: str) -> None:
+def test_uniform_mix_of_one_step_is_fedavg(
+    tmp_path: Any, sizes: dict[str, int], initial_dr: str
+) -> None:
     """p = 1/N frozen, η1 = N η: mean_j w_j moves by -(1/N) sum_j N η (1/N) g_j = -η mean_j g_j: one-step FedAvg.
 
     Equal n_i make FedAvg's weights 1/N. (With unequal n_i the mean is still the unweighted step, not FedAvg's.)
@@ -254,7 +300,13 @@ def test_two_steps_a_round_are_not_fedavg(tmp_path: Any) -> None:
 
 
 def apple_rows(files: Files, **changes: Any) -> list[list[str]]:
-    given = {"rounds": 4, "local_epochs": 2, "batch_size": 4, "apple__dr_learning_rate": 0.1, **changes}
+    given = {
+        "rounds": 4,
+        "local_epochs": 2,
+        "batch_size": 4,
+        "apple__dr_learning_rate": 0.1,
+        **changes,
+    }
     return comparable(federate(files, strategy="apple", **given).rows)
 
 
@@ -265,20 +317,26 @@ def test_without_mu_the_schedule_has_no_effect(three: Files) -> None:
     ]
     assert rows[0] == rows[1]
     assert rows[0] != apple_rows(three, apple__mu=1.0, apple__prox_share=1.0)
-    assert apple_rows(three, apple__mu=1.0, apple__scheduler="cos", apple__prox_share=1.0) != apple_rows(
-        three, apple__mu=1.0, apple__scheduler="exp", apple__prox_share=1.0
-    )
+    assert apple_rows(
+        three, apple__mu=1.0, apple__scheduler="cos", apple__prox_share=1.0
+    ) != apple_rows(three, apple__mu=1.0, apple__scheduler="exp", apple__prox_share=1.0)
 
 
 def test_with_p_frozen_mu_has_no_effect(three: Files) -> None:
     frozen: dict[str, Any] = {"apple__dr_learning_rate": 0.0, "apple__prox_share": 1.0}
-    assert apple_rows(three, apple__mu=0.0, **frozen) == apple_rows(three, apple__mu=9.0, **frozen)
-    assert apple_rows(three, apple__scheduler="exp", **frozen) == apple_rows(three, apple__scheduler="cos", **frozen)
+    assert apple_rows(three, apple__mu=0.0, **frozen) == apple_rows(
+        three, apple__mu=9.0, **frozen
+    )
+    assert apple_rows(three, apple__scheduler="exp", **frozen) == apple_rows(
+        three, apple__scheduler="cos", **frozen
+    )
 
 
 @pytest.mark.parametrize("budget", [2, 5])
 def test_a_budget_for_all_others_is_no_limit(three: Files, budget: int) -> None:
-    assert apple_rows(three, apple__max_downloads=budget) == apple_rows(three, apple__max_downloads=0)
+    assert apple_rows(three, apple__max_downloads=budget) == apple_rows(
+        three, apple__max_downloads=0
+    )
 
 
 # ---- Start ---------------------------------------------------------------------------------------------------------
@@ -298,7 +356,8 @@ def test_cores_start_independently_or_alike(three: Files) -> None:
 
 
 @pytest.mark.parametrize(
-    "start, expected", [("samples", [0.25, 10 / 24, 8 / 24]), ("uniform", [1 / 3] * 3), ("own", [0, 1, 0])]
+    "start, expected",
+    [("samples", [0.25, 10 / 24, 8 / 24]), ("uniform", [1 / 3] * 3), ("own", [0, 1, 0])],
 )
 def test_p_at_the_start(three: Files, start: str, expected: list[float]) -> None:
     run = federate(three, strategy="apple", rounds=1, local_epochs=0, apple__initial_dr=start)
@@ -321,7 +380,13 @@ def test_bytes_are_the_stated_units(three: Files) -> None:
 @pytest.mark.parametrize("budget", [0, 1])
 def test_only_the_core_and_names_leave_a_silo(three: Files, budget: int) -> None:
     """No reply carries p: the only vector is the core, the only number the names it wants next."""
-    run = federate(three, strategy="apple", rounds=3, apple__max_downloads=budget, apple__dr_learning_rate=0.3)
+    run = federate(
+        three,
+        strategy="apple",
+        rounds=3,
+        apple__max_downloads=budget,
+        apple__dr_learning_rate=0.3,
+    )
     replies = [(m, r) for m, r in run.grid.traffic if m.metadata.message_type == "train"]
     assert len(replies) == 9
     for message, reply in replies:
@@ -336,7 +401,9 @@ def test_only_the_core_and_names_leave_a_silo(three: Files, budget: int) -> None
         assert set(reply.content) == {"model.model", "config", "metrics"}
         assert set(reply.content["metrics"]) <= allowed_metrics()
         last = message.content["config"]["round"] == 3
-        assert not last or same(payload.models["model"].vector, run.strategy.state.arrays[model_of(silo)])
+        assert not last or same(
+            payload.models["model"].vector, run.strategy.state.arrays[model_of(silo)]
+        )
     assert not same(run.grid.state("a").arrays["dr"], torch.tensor([6.0, 10.0, 8.0]) / 24)
 
 
@@ -351,19 +418,27 @@ def test_an_absent_silos_core_stays(three: Files) -> None:
     assert same(before.vector, after.vector)
     assert (before.round, after.round) == (1, 1)
     assert run.sent_to("a", 3)["b"].round == 2
-    assert run.sent_to("c", 3).keys() == {"a", "b", "c"}  # its own too: the server cannot know why it was away
+    assert run.sent_to("c", 3).keys() == {
+        "a",
+        "b",
+        "c",
+    }  # its own too: the server cannot know why it was away
     x, y = rows_of(three["c"])
     state = run.grid.state("c").arrays
     p0 = np.array([6, 10, 8]) / 24
     received = [run.sent_to("c", 3)[n].vector.double().numpy() for n in "ab"]
     own = after.vector.double().numpy()
     round_1 = [initial(run.settings, 3, 3, n).double().numpy() for n in three]
-    dr = p0 - 0.001 * np.stack(round_1) @ gradient(p0 @ np.stack(round_1), x, y)  # λ is 0 from round 1 on: L = int(0.9)
+    dr = p0 - 0.001 * np.stack(round_1) @ gradient(
+        p0 @ np.stack(round_1), x, y
+    )  # λ is 0 from round 1 on: L = int(0.9)
     expected = own - dr[2] * gradient(dr @ np.stack([*received, own]), x, y)
     assert state["core.c"].numpy() == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_lost_first_reply_does_not_cost_the_silo_its_core(three: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_first_reply_does_not_cost_the_silo_its_core(
+    three: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The server still has c's initial core and sends it again; c goes on from the one that it trained."""
     used: dict[tuple[str, int], Tensor] = {}
     receive = AppleClient.receive
@@ -391,7 +466,9 @@ def test_a_lost_first_reply_does_not_cost_the_silo_its_core(three: Files, monkey
     assert same(used["a", 2][2], run.sent_to("c", 1)["c"].vector)
 
 
-def test_a_silo_that_lost_its_state_starts_again_from_what_the_server_holds(three: Files, tmp_path: Path) -> None:
+def test_a_silo_that_lost_its_state_starts_again_from_what_the_server_holds(
+    three: Files, tmp_path: Path
+) -> None:
     """c's state is gone before round 3: it misses that round, and in round 4 has its core of round 2 and p_0 again."""
 
     def prepare(grid: TinyGrid) -> None:
@@ -404,7 +481,9 @@ def test_a_silo_that_lost_its_state_starts_again_from_what_the_server_holds(thre
 
     place = {"directory": tmp_path / "run", "state_dir": tmp_path / "state"}
     seen: list[Progress] = []
-    run = federate(three, strategy="apple", rounds=4, prepare=prepare, watch=seen.append, **place)
+    run = federate(
+        three, strategy="apple", rounds=4, prepare=prepare, watch=seen.append, **place
+    )
     assert [list(progress.rejected) for progress in seen] == [[], [], ["c"], []]
     assert "this silo has lost its state" in seen[2].rejected["c"]
     assert run.sent_to("c", 4)["c"].round == 2
@@ -424,7 +503,14 @@ def five(tmp_path: Any) -> Files:
 @pytest.mark.parametrize("model, budget", [("mlp", 1), ("mlp", 3), ("tiny-bn", 1)])
 def test_unseen_cores_come_first(five: Files, model: str, budget: int, tiny_bn: None) -> None:
     """The initial cores do not count: from round 2 on every silo has had all four others after ceil(4 / M) rounds."""
-    run = federate(five, strategy="apple", rounds=5, model=model, apple__max_downloads=budget, learning_rate=0.1)
+    run = federate(
+        five,
+        strategy="apple",
+        rounds=5,
+        model=model,
+        apple__max_downloads=budget,
+        learning_rate=0.1,
+    )
     for silo in five:
         got = [set(run.sent_to(silo, r)) - {"buffers"} for r in range(2, 6)]
         assert all(len(names) == budget for names in got)
@@ -432,7 +518,9 @@ def test_unseen_cores_come_first(five: Files, model: str, budget: int, tiny_bn: 
         assert set().union(*got[:needed]) == set(five) - {silo}
 
 
-def test_cores_that_do_not_come_keep_their_cached_value(five: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_that_do_not_come_keep_their_cached_value(
+    five: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The cores a silo mixes are, for every other silo, those of the last message that had them."""
     used: dict[tuple[str, int], Tensor] = {}
     receive = AppleClient.receive
@@ -461,13 +549,19 @@ def drawing_client(strengths: list[float], server_round: int) -> AppleClient:
     from strategies.base.run_settings import parse_settings
 
     nothing = SimpleNamespace(name="a", model=None, train=None, task=MULTICLASS)
-    client = client_of(parse_settings({"strategy": "apple"}), nothing, server_round=server_round)  # type: ignore[arg-type]
+    client = client_of(
+        parse_settings({"strategy": "apple"}),
+        nothing,  # type: ignore[arg-type]
+        server_round=server_round,
+    )
     assert isinstance(client, AppleClient)
     client.names, client.dr = list("abcde"), torch.tensor(strengths)
     return client
 
 
-def draws(client: AppleClient, seen: set[str], budget: int, count: int) -> Iterator[tuple[str, ...]]:
+def draws(
+    client: AppleClient, seen: set[str], budget: int, count: int
+) -> Iterator[tuple[str, ...]]:
     common = client.common
     for seed in range(count):
         client.common = dataclasses.replace(common, seed=seed)
@@ -477,7 +571,9 @@ def draws(client: AppleClient, seen: set[str], budget: int, count: int) -> Itera
 def test_what_was_never_downloaded_is_wanted_first() -> None:
     client = drawing_client([1, 9, 9, 9, 0], server_round=5)
     assert set(draws(client, set("bcd"), 1, 20)) == {("e",)}
-    assert all("e" in names and len(set(names)) == 2 for names in draws(client, set("bcd"), 2, 20))
+    assert all(
+        "e" in names and len(set(names)) == 2 for names in draws(client, set("bcd"), 2, 20)
+    )
     assert {n for names in draws(client, set("b"), 2, 50) for n in names} == set("cde")
 
 
@@ -490,19 +586,28 @@ def test_ties_among_unseen_are_uniform() -> None:
 
 
 @pytest.mark.parametrize(
-    "server_round, budget, base", [(1, 1, 1.5), (7, 1, 1.5), (8, 1, 1.6), (10, 2, 4.0), (3, 3, 1.8)]
+    "server_round, budget, base",
+    [(1, 1, 1.5), (7, 1, 1.5), (8, 1, 1.6), (10, 2, 4.0), (3, 3, 1.8)],
 )
-def test_the_base_of_the_draw(server_round: int, budget: int, base: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_base_of_the_draw(
+    server_round: int, budget: int, base: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """b(r) = max(1.5, r M / N), N = 5, where r counts from 0: after round 8 comes r = 8, and 8 / 5 = 1.6.
 
     The probabilities that are drawn from are b^|p_j| / sum_k b^|p_k|, whatever the sign of p.
     """
     asked: list[Tensor] = []
     draw = torch.multinomial
-    monkeypatch.setattr(torch, "multinomial", lambda w, *a, **k: (asked.append(w), draw(w, *a, **k))[1])  # type: ignore[func-returns-value]
+    monkeypatch.setattr(
+        torch,
+        "multinomial",
+        lambda w, *a, **k: (asked.append(w), draw(w, *a, **k))[1],  # type: ignore[func-returns-value]
+    )
     drawing_client([5.0, 1.0, -2.0, 0.0, 0.5], server_round).wanted(set("bcde"), budget)
     weights = np.array([base**1.0, base**2.0, 1.0, base**0.5])
-    assert (asked[0] / asked[0].sum()).tolist() == pytest.approx(weights / weights.sum(), rel=1e-9)
+    assert (asked[0] / asked[0].sum()).tolist() == pytest.approx(
+        weights / weights.sum(), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("server_round, base", [(1, 1.5), (40, 8.0)])

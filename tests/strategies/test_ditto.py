@@ -94,7 +94,9 @@ def test_w_is_fedavgs(three: Files, changes: dict[str, Any]) -> None:
     assert_received_is_fedavgs(three, "ditto", {**OPTIONS, **changes})
 
 
-@pytest.mark.parametrize("changes", [{}, {"mlp__dropout": 0.5}, {"optimizer": "adam", "learning_rate": 0.01}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"mlp__dropout": 0.5}, {"optimizer": "adam", "learning_rate": 0.01}]
+)
 def test_without_the_term_v_is_local(three: Files, changes: dict[str, Any]) -> None:
     """λ = 0: bit for bit, in every metric of the personal model, the training loss too."""
     options = {**OPTIONS, **changes}
@@ -123,7 +125,9 @@ def test_batch_norm_of_both_models(three: Files, tiny_bn: None) -> None:
 def test_a_full_pull_starts_from_w(three: Files, eta: float) -> None:
     """η λ = 1, one step: v - η (∇f(v) + λ (v - w)) = w - η ∇f(v)."""
     run = federate(three, strategy="ditto", rounds=2, learning_rate=eta, ditto__lambda=1 / eta)
-    first = federate(three, strategy="ditto", rounds=1, learning_rate=eta, ditto__lambda=1 / eta)
+    first = federate(
+        three, strategy="ditto", rounds=1, learning_rate=eta, ditto__lambda=1 / eta
+    )
     for silo, file in three.items():
         w = run.sent_to(silo, 2)["global"].vector.double().numpy()
         expected = w - eta * gradient(first.personal(silo).double().numpy(), *rows_of(file))
@@ -133,7 +137,9 @@ def test_a_full_pull_starts_from_w(three: Files, eta: float) -> None:
 def test_an_absent_silo_keeps_its_personal_model(three: Files) -> None:
     """c misses rounds 2 and 3: its v of round 1 is evaluated meanwhile, and is where round 4 starts."""
     options = {"strategy": "ditto", "rounds": 4, "ditto__lambda": 0.7}
-    run = federate(three, **options, prepare=lambda grid: grid.absent.update({("c", 2), ("c", 3)}))
+    run = federate(
+        three, **options, prepare=lambda grid: grid.absent.update({("c", 2), ("c", 3)})
+    )
     assert rounds_trained(run, "c") == [1, 4]
     first = federate(three, **{**options, "rounds": 1}).personal("c").double().numpy()
     w = run.sent_to("c", 4)["global"].vector.double().numpy()

@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 import torch
 from mixtures import coefficients, some_models
-from tiny import Files, Numbers, comparable, federate, gradient, initial, random_silos, rows_of, same
+from tiny import (
+    Files,
+    Numbers,
+    comparable,
+    federate,
+    gradient,
+    initial,
+    random_silos,
+    rows_of,
+    same,
+)
 from torch import Tensor
 
 
@@ -81,7 +91,9 @@ def test_one_and_two_models_stay(n: int) -> None:
 def test_equidistant_models_stay(n: int) -> None:
     """The corners of a simplex, wherever it lies."""
     models = torch.eye(n) * 2 + torch.linspace(-1, 1, n)
-    torch.testing.assert_close(coefficients("diversifed", models) @ models, models, rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        coefficients("diversifed", models) @ models, models, rtol=0, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 50.0, 1e4])
@@ -92,13 +104,17 @@ def test_a_step_is_at_most_2_a_over_tau(tau: float, scale: float) -> None:
     Far apart the softmax is one-hot: one model repels with (N-2)/(N-1), the others attract with 1/(N-1) each.
     """
     models = some_models(5, scale=scale)
-    moved = (coefficients("diversifed", models, tau=tau, step=1.0).double() @ models.double()) - models.double()
+    moved = (
+        coefficients("diversifed", models, tau=tau, step=1.0).double() @ models.double()
+    ) - models.double()
     assert bool((moved.norm(dim=1) <= 2 / tau * (1 + 1e-4) + 1e-6 * scale).all())
     if scale == 1e4:
         assert float(moved.norm(dim=1).min()) > 0.01 / tau
         found = coefficients("diversifed", models, tau=tau, step=1.0)
         force = found * torch.cdist(models, models) * tau
-        assert sorted(force[0, 1:].tolist()) == pytest.approx([-0.75, 0.25, 0.25, 0.25], rel=1e-3)
+        assert sorted(force[0, 1:].tolist()) == pytest.approx(
+            [-0.75, 0.25, 0.25, 0.25], rel=1e-3
+        )
 
 
 def test_twins_neither_pull_nor_push_each_other() -> None:
@@ -110,7 +126,9 @@ def test_twins_neither_pull_nor_push_each_other() -> None:
     assert found[0, 1] == found[1, 0] == 0
     assert found[0, 2:].tolist() == pytest.approx(found[1, 2:].tolist())
     softmax = (torch.cdist(models, models)[0, 1:]).double().softmax(0)
-    expected = [(1 / 3 - softmax[j - 1]) / (models[0] - models[j]).norm().double() for j in (2, 3)]
+    expected = [
+        (1 / 3 - softmax[j - 1]) / (models[0] - models[j]).norm().double() for j in (2, 3)
+    ]
     assert found[0, 2:].tolist() == pytest.approx([float(e) for e in expected], rel=1e-4)
 
 
@@ -150,7 +168,13 @@ def test_rounds_with_adam_in_numpy(three: Files, start: str) -> None:
         z = one_step(torch.from_numpy(models), tau, step).numpy() if server_round else models
         models = np.stack(
             [
-                adam(models[i] if start == "own" else z[i], z[i], lambda_ / step if server_round else 0.0, file, eta)
+                adam(
+                    models[i] if start == "own" else z[i],
+                    z[i],
+                    lambda_ / step if server_round else 0.0,
+                    file,
+                    eta,
+                )
                 for i, file in enumerate(three.values())
             ]
         )
@@ -192,7 +216,9 @@ def test_without_the_term_it_is_local(three: Files) -> None:
 
 def test_the_first_round_is_plain_training(three: Files) -> None:
     plain = federate(three, strategy="local", rounds=1, local_epochs=3)
-    run = federate(three, strategy="diversifed", rounds=1, local_epochs=3, diversifed__lambda=100.0)
+    run = federate(
+        three, strategy="diversifed", rounds=1, local_epochs=3, diversifed__lambda=100.0
+    )
     for silo in three:
         assert same(plain.personal(silo), run.personal(silo))
 
@@ -205,7 +231,11 @@ def test_two_silos_only_hold_on_to_themselves(two: Files) -> None:
         for server_round in range(3):
             centre = w
             for _ in range(2):
-                w = w - gradient(w, *rows_of(file)) - (0.7 * (w - centre) if server_round else 0.0)
+                w = (
+                    w
+                    - gradient(w, *rows_of(file))
+                    - (0.7 * (w - centre) if server_round else 0.0)
+                )
         assert run.personal(silo).numpy() == pytest.approx(w, abs=1e-5)
         assert same(run.sent_to(silo, 4)["mixture"].vector, run.personal(silo))
 

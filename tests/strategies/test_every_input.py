@@ -16,8 +16,16 @@ CLASSES, STEPS, WORDS = 3, 8, 30
 SIZES = {"a": 7, "b": 6, "c": 5}
 NETWORKS: dict[str, dict[str, Any]] = {  # what "auto" is for each kind, as small as can be
     "text": {"fasttext.width": 4},
-    "signal": {"fedapm-signals.width": 4, "fedapm-signals.filters": 2, "fedapm-signals.heads": 2},
-    "several": {"fedapm-signals.width": 4, "fedapm-signals.filters": 2, "fedapm-signals.heads": 2},
+    "signal": {
+        "fedapm-signals.width": 4,
+        "fedapm-signals.filters": 2,
+        "fedapm-signals.heads": 2,
+    },
+    "several": {
+        "fedapm-signals.width": 4,
+        "fedapm-signals.filters": 2,
+        "fedapm-signals.heads": 2,
+    },
 }
 OPTIONS: dict[str, Any] = {
     "model": "auto",
@@ -68,12 +76,16 @@ def silos(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Files:
     return files
 
 
-@pytest.mark.parametrize("method", sorted(name for name, method in strategies().items() if not method.info.pooled))
+@pytest.mark.parametrize(
+    "method", sorted(name for name, method in strategies().items() if not method.info.pooled)
+)
 def test_every_method_takes_every_input(silos: Files, kind: str, method: str) -> None:
     """Two rounds: every silo answers, what it says is finite, and its own model is kept, is finite and has moved."""
     settings = {"strategy": method, **OPTIONS, **NETWORKS[kind]}
     if method == "fedbn":
-        with pytest.raises(ValueError, match="keeps batch normalisation in the silo, and this network has none"):
+        with pytest.raises(
+            ValueError, match="keeps batch normalisation in the silo, and this network has none"
+        ):
             federate(silos, **settings)
         return
     run = federate(silos, **settings)
@@ -85,13 +97,19 @@ def test_every_method_takes_every_input(silos: Files, kind: str, method: str) ->
         own = run.personal(silo)
         assert "best" in run.grid.state(silo).arrays
         assert own.shape == (layout.size,) and torch.isfinite(own).all()
-        assert not any(torch.equal(own, run.personal(other)) for other in silos if other != silo)
+        assert not any(
+            torch.equal(own, run.personal(other)) for other in silos if other != silo
+        )
 
 
 def test_pooled_takes_every_input(silos: Files, kind: str) -> None:
     """Pooled takes one file that a simulation divides, and so do all."""
     options = {k.replace("__", "."): v for k, v in OPTIONS.items()} | NETWORKS[kind]
-    loop = simulated(strategy="pooled", dataset=str(silos["a"]), **{**options, "silos": 2, "min-metric-samples": 1})
+    loop = simulated(
+        strategy="pooled",
+        dataset=str(silos["a"]),
+        **{**options, "silos": 2, "min-metric-samples": 1},
+    )
     losses = [row.value for row in loop.history.rows if row.metric == "loss"]
     assert losses and np.isfinite(losses).all()
 
@@ -99,4 +117,6 @@ def test_pooled_takes_every_input(silos: Files, kind: str) -> None:
 def test_the_networks_are_those_of_auto() -> None:
     text, signal = ("tokens", 6, WORDS), (2, STEPS)
     assert resolve("auto", text) == "fasttext"
-    assert {resolve("auto", signal), resolve("auto", (("notes", text), ("ecg", signal)))} == {"fedapm-signals"}
+    assert {resolve("auto", signal), resolve("auto", (("notes", text), ("ecg", signal)))} == {
+        "fedapm-signals"
+    }

@@ -13,7 +13,12 @@ from resuming import assert_equal, crash_after, interrupted
 from tiny import Files, federate, gradient, initial, rows_of, same
 from two_layers import confirmed, losing, replies_of
 
-OPTIONS: dict[str, Any] = {"rounds": 5, "local_epochs": 2, "batch_size": 4, "learning_rate": 0.1}
+OPTIONS: dict[str, Any] = {
+    "rounds": 5,
+    "local_epochs": 2,
+    "batch_size": 4,
+    "learning_rate": 0.1,
+}
 
 
 @pytest.mark.usefixtures("zero_start")
@@ -69,7 +74,9 @@ def test_rounds_of_several_steps_in_numpy(three: Files, start: str, since: str) 
         for silo in came:
             w = (own[silo] if start == "own" else theta).copy()
             for _ in range(3):
-                w = w - eta * (gradient(w, *rows_of(three[silo])) + duals[silo] + rho * (w - theta))
+                w = w - eta * (
+                    gradient(w, *rows_of(three[silo])) + duals[silo] + rho * (w - theta)
+                )
             dual = duals[silo] + rho * (w - theta)
             before = own[silo] if since == "own" else theta
             changes.append(w + dual / rho - before - duals[silo] / rho)
@@ -86,11 +93,17 @@ def test_a_full_average_is_fedapm_with_nothing_personal(three: Files) -> None:
     apart = {**OPTIONS, "rounds": 9, "participation": 0.7}  # every silo comes at least once
     ours = federate(three, strategy="fedadmm", fedadmm__rho=0.6, fedadmm__eta=0.0, **apart)
     apm = federate(
-        three, strategy="fedapm", fedapm__personal="none", fedapm__rho=0.2, **{**apart, "learning_rate": 0.3}
+        three,
+        strategy="fedapm",
+        fedapm__personal="none",
+        fedapm__rho=0.2,
+        **{**apart, "learning_rate": 0.3},
     )
     mean = ours.strategy.state.arrays["global"]
     torch.testing.assert_close(mean, apm.strategy.state.arrays["global"], rtol=0, atol=2e-6)
-    z = [confirmed(ours, silo, "primal") + confirmed(ours, silo, "dual") / 0.6 for silo in three]
+    z = [
+        confirmed(ours, silo, "primal") + confirmed(ours, silo, "dual") / 0.6 for silo in three
+    ]
     torch.testing.assert_close(mean, torch.stack(z).mean(0), rtol=0, atol=2e-6)
     for silo in three:
         torch.testing.assert_close(ours.personal(silo), apm.personal(silo), rtol=0, atol=2e-6)
@@ -99,28 +112,51 @@ def test_a_full_average_is_fedapm_with_nothing_personal(three: Files) -> None:
 def test_a_lost_reply_stays_out_of_the_average(three: Files) -> None:
     """η = |S|/N: θ is the mean of all silos' counted z_i, which a reply that was left out does not move."""
     run = federate(
-        three, strategy="fedadmm", fedadmm__rho=0.6, fedadmm__eta=0.0, **OPTIONS, prepare=losing(("b", 2), ("c", 5))
+        three,
+        strategy="fedadmm",
+        fedadmm__rho=0.6,
+        fedadmm__eta=0.0,
+        **OPTIONS,
+        prepare=losing(("b", 2), ("c", 5)),
     )
     z = [confirmed(run, silo, "primal") + confirmed(run, silo, "dual") / 0.6 for silo in three]
-    torch.testing.assert_close(run.strategy.state.arrays["global"], torch.stack(z).mean(0), rtol=0, atol=2e-6)
+    torch.testing.assert_close(
+        run.strategy.state.arrays["global"], torch.stack(z).mean(0), rtol=0, atol=2e-6
+    )
     assert not same(confirmed(run, "c", "primal"), run.personal("c"))
 
 
 def test_measured_from_the_received_model_half_a_step_is_the_mean(three: Files) -> None:
     """Δ_i = 2 (w_i - θ) for any ρ, so with η = 1/2 the server's θ is the plain mean of the w_i."""
-    run = federate(three, strategy="fedadmm", fedadmm__rho=0.7, fedadmm__eta=0.5, fedadmm__since="received", **OPTIONS)
+    run = federate(
+        three,
+        strategy="fedadmm",
+        fedadmm__rho=0.7,
+        fedadmm__eta=0.5,
+        fedadmm__since="received",
+        **OPTIONS,
+    )
     for server_round, silo, payload, _ in replies_of(run):
         if server_round == 5:
             theta = run.sent_to(silo, 5)["global"].vector
             expected = 2 * (run.personal(silo) - theta)
-            torch.testing.assert_close(payload.models["change"].vector, expected, rtol=0, atol=2e-6)
+            torch.testing.assert_close(
+                payload.models["change"].vector, expected, rtol=0, atol=2e-6
+            )
     mean = torch.stack([run.personal(silo) for silo in three]).mean(0)
     torch.testing.assert_close(run.strategy.state.arrays["global"], mean, rtol=0, atol=2e-6)
 
 
 def test_epochs_are_drawn(three: Files) -> None:
     """With full batches an epoch is a step: from 1 to 4 of them, not the same in all silos."""
-    run = federate(three, strategy="fedadmm", rounds=1, local_epochs=4, learning_rate=0.1, fedadmm__random_epochs=True)
+    run = federate(
+        three,
+        strategy="fedadmm",
+        rounds=1,
+        local_epochs=4,
+        learning_rate=0.1,
+        fedadmm__random_epochs=True,
+    )
     seen = set()
     for silo in three:  # round 1, where y = 0 and Δ = 2 (w - θ): which of the four is w?
         w = theta = run.sent_to(silo, 1)["global"].vector.double().numpy()
@@ -136,7 +172,12 @@ def test_epochs_are_drawn(three: Files) -> None:
 
 def test_a_resumed_run_knows_what_was_counted(three: Files, tmp_path: Path) -> None:
     """c's reply of round 3, after which the run breaks off, was left out: resumed, c trains with its round 2."""
-    options = {**OPTIONS, "strategy": "fedadmm", "fedadmm__rho": 0.2, "prepare": losing(("c", 3))}
+    options = {
+        **OPTIONS,
+        "strategy": "fedadmm",
+        "fedadmm__rho": 0.2,
+        "prepare": losing(("c", 3)),
+    }
     whole = federate(three, directory=tmp_path / "whole", **options)
     interrupted(three, tmp_path / "parts", watch=crash_after(3), **options)
     resumed = federate(three, directory=tmp_path / "parts", resume=True, **options)

@@ -39,13 +39,24 @@ def test_two_silos_two_rounds_by_hand(pair: Files) -> None:
     q = 1 / (1 + e), is (-2 (1 - q), -(1 - q)). So W_u = 1 - 0.1 · 2 (1 - q) · 9/8, W_v = 1 - 0.1 (1 - q) 3/4 (for
     -u and -v both factors change sign: the same). Θ̂ = Θ_a + (Θ - Θ_a) W, then one step from there.
     """
-    run = federate(pair, strategy="fedala", rounds=2, fedala__max_epochs=1, fedala__sample_percent=100, fedala__eta=0.1)
+    run = federate(
+        pair,
+        strategy="fedala",
+        rounds=2,
+        fedala__max_epochs=1,
+        fedala__sample_percent=100,
+        fedala__eta=0.1,
+    )
     rest = 1 - 1 / (1 + math.e)
     w_u, w_v = 1 - 0.1 * 2 * rest * 9 / 8, 1 - 0.1 * rest * 3 / 4
-    assert run.grid.state("a").arrays["weights"].tolist() == pytest.approx([w_u, w_u, w_v, w_v], abs=1e-6)
+    assert run.grid.state("a").arrays["weights"].tolist() == pytest.approx(
+        [w_u, w_u, w_v, w_v], abs=1e-6
+    )
     u, v = 1 - 9 / 8 * w_u, 0.5 - 3 / 4 * w_v
     z = 2 * (2 * u + v)  # difference of the two logits
-    assert run.values("loss", "a", "received")[1] == pytest.approx(math.log(1 + math.exp(-z)), abs=1e-6)
+    assert run.values("loss", "a", "received")[1] == pytest.approx(
+        math.log(1 + math.exp(-z)), abs=1e-6
+    )
     rest = 1 - 1 / (1 + math.exp(-z))
     u, v = u + 2 * rest, v + rest
     assert run.personal("a").tolist() == pytest.approx([u, -u, v, -v], abs=1e-6)
@@ -82,7 +93,9 @@ def test_three_rounds_of_several_batches_in_numpy(two: Files) -> None:
         received = total
     assert run.strategy.state.arrays["global"].numpy() == pytest.approx(received, abs=1e-5)
     for silo in two:
-        assert run.grid.state(silo).arrays["weights"].numpy() == pytest.approx(weights[silo], abs=1e-5)
+        assert run.grid.state(silo).arrays["weights"].numpy() == pytest.approx(
+            weights[silo], abs=1e-5
+        )
     assert (weights["a"] < 1).any()
 
 
@@ -90,7 +103,12 @@ def test_three_rounds_of_several_batches_in_numpy(two: Files) -> None:
 
 
 def test_no_mixed_layers_is_fedavg(three: Files) -> None:
-    options: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "mlp__hidden": "4"}
+    options: dict[str, Any] = {
+        "rounds": 3,
+        "local_epochs": 2,
+        "batch_size": 4,
+        "mlp__hidden": "4",
+    }
     plain = federate(three, strategy="fedavg", **options)
     ala = federate(three, strategy="fedala", fedala__layers=0, **options)
     assert comparable(plain.rows) == comparable(ala.rows)
@@ -98,11 +116,26 @@ def test_no_mixed_layers_is_fedavg(three: Files) -> None:
 
 
 @pytest.mark.parametrize("model", ["mlp", "tiny-bn"])
-def test_without_learning_it_is_fedavg_up_to_rounding(three: Files, model: str, tiny_bn: None) -> None:
+def test_without_learning_it_is_fedavg_up_to_rounding(
+    three: Files, model: str, tiny_bn: None
+) -> None:
     """η = 0 keeps W = 1: Θ_i + (Θ - Θ_i) is Θ but for the last bit. Running statistics are not ALA's to change."""
-    options: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "learning_rate": 0.1, "model": model}
+    options: dict[str, Any] = {
+        "rounds": 3,
+        "local_epochs": 2,
+        "batch_size": 4,
+        "learning_rate": 0.1,
+        "model": model,
+    }
     plain = federate(three, strategy="fedavg", **options)
-    ala = federate(three, strategy="fedala", fedala__eta=0.0, fedala__layers=9, fedala__max_epochs=3, **options)
+    ala = federate(
+        three,
+        strategy="fedala",
+        fedala__eta=0.0,
+        fedala__layers=9,
+        fedala__max_epochs=3,
+        **options,
+    )
     for name, vector in plain.strategy.state.arrays.items():
         torch.testing.assert_close(ala.strategy.state.arrays[name], vector, rtol=0, atol=2e-6)
     for a, b in zip(plain.rows, ala.rows, strict=True):
@@ -114,7 +147,9 @@ def test_weights_at_zero_over_all_layers_is_local(three: Files) -> None:
     """Θ_i + (Θ - Θ_i) 0 is Θ_i exactly: bit for bit Local, whatever the others do."""
     options: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "momentum": 0.9}
     alone = federate(three, strategy="local", **options)
-    ala = federate(three, strategy="fedala", fedala__eta=0.0, prepare=keep_weights_at(0.0), **options)
+    ala = federate(
+        three, strategy="fedala", fedala__eta=0.0, prepare=keep_weights_at(0.0), **options
+    )
     drop = ("round_seconds", "bytes_down", "bytes_up")
     assert comparable(alone.rows, without=drop) == comparable(ala.rows, without=drop)
     for silo in three:
@@ -128,7 +163,12 @@ def ala_client(files: Files, state: State, received: Tensor, **changes: Any) -> 
     forget_models()
     settings = settings_of(files, strategy="fedala", **changes)
     grid = TinyGrid(files, settings)
-    client = client_of(settings, ClientSession(settings, grid.contexts[1], {"classes": 3}).silo, state, server_round=2)
+    client = client_of(
+        settings,
+        ClientSession(settings, grid.contexts[1], {"classes": 3}).silo,
+        state,
+        server_round=2,
+    )
     assert isinstance(client, FedALAClient)
     client.models = {"global": Model(received)}
     return client
@@ -172,9 +212,14 @@ def test_only_the_highest_layers_are_mixed(two: Files) -> None:
     """Layers below the p highest take Θ as it is; p counts layers, with weight and bias."""
     size = 3 * 4 + 4 + 4 * 3 + 3  # one hidden layer of 4
     generator = torch.Generator().manual_seed(3)
-    received, old = torch.randn(size, generator=generator), torch.randn(size, generator=generator)
+    received, old = (
+        torch.randn(size, generator=generator),
+        torch.randn(size, generator=generator),
+    )
     state = State({"personal": old})
-    client = ala_client(two, state, received, mlp__hidden="4", fedala__layers=1, fedala__max_epochs=1)
+    client = ala_client(
+        two, state, received, mlp__hidden="4", fedala__layers=1, fedala__max_epochs=1
+    )
     mixed = client.receive()
     assert same(mixed[:16], received[:16])
     assert state.arrays["weights"].shape == (15,)
@@ -184,7 +229,9 @@ def test_only_the_highest_layers_are_mixed(two: Files) -> None:
     assert all(p.requires_grad for p in client.model.module.parameters())
 
 
-def test_a_fault_in_the_middle_leaves_the_model_trainable(two: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_in_the_middle_leaves_the_model_trainable(
+    two: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Silos of one process share the network: what ALA freezes must not stay frozen for the next one."""
     state = State({"personal": torch.zeros(31)})
     client = ala_client(two, state, torch.ones(31), mlp__hidden="4")
@@ -223,7 +270,12 @@ def test_the_first_stage_ends_after_window_plus_one_epochs_at_the_earliest(
 
     Round 1 has no old model and no ALA; the closing exchange (round 4) mixes as well.
     """
-    options: dict[str, Any] = {"strategy": "fedala", "rounds": 3, "fedala__window": 3, "fedala__threshold": 1e9}
+    options: dict[str, Any] = {
+        "strategy": "fedala",
+        "rounds": 3,
+        "fedala__window": 3,
+        "fedala__threshold": 1e9,
+    }
     counted = count_epochs(lambda: federate(two, **options), monkeypatch)
     assert counted == {(silo, r): 4 if r == 2 else 1 for silo in two for r in (2, 3, 4)}
 
@@ -231,20 +283,34 @@ def test_the_first_stage_ends_after_window_plus_one_epochs_at_the_earliest(
 def test_the_first_stage_is_bounded(two: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is ever under threshold 0: max-epochs; and a bound below window + 1 holds too."""
     for bound in (2, 7):
-        options: dict[str, Any] = {"strategy": "fedala", "rounds": 2, "fedala__window": 3, "fedala__threshold": 0.0}
+        options: dict[str, Any] = {
+            "strategy": "fedala",
+            "rounds": 2,
+            "fedala__window": 3,
+            "fedala__threshold": 0.0,
+        }
         with monkeypatch.context() as patch:
-            counted = count_epochs(lambda o=options, b=bound: federate(two, fedala__max_epochs=b, **o), patch)
+            counted = count_epochs(
+                lambda o=options, b=bound: federate(two, fedala__max_epochs=b, **o), patch
+            )
         assert {counted[silo, 2] for silo in two} == {bound}
         assert {counted[silo, 3] for silo in two} == {1}
 
 
-def test_the_last_windows_population_deviation_settles_it(two: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_windows_population_deviation_settles_it(
+    two: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Window 2, threshold 0.5. Population deviation of two values is half their distance.
 
     9, 5: more than two losses are needed. 5, 4 (after 3 epochs): 0.5, not under it. 4, 3.1 (after 4): 0.45, settled.
     The sample deviation, 0.64, would go on.
     """
-    options: dict[str, Any] = {"strategy": "fedala", "rounds": 2, "fedala__window": 2, "fedala__threshold": 0.5}
+    options: dict[str, Any] = {
+        "strategy": "fedala",
+        "rounds": 2,
+        "fedala__window": 2,
+        "fedala__threshold": 0.5,
+    }
     losses = [9.0, 5.0, 4.0, 3.1, 3.1, 3.1, 3.1]
     counted = count_epochs(lambda: federate(two, **options), monkeypatch, losses)
     assert {counted[silo, 2] for silo in two} == {4}
@@ -278,19 +344,33 @@ def test_a_rounds_batches_are_the_same_in_every_epoch_and_others_in_the_next_rou
 
     def epoch(self: FedALAClient, network: Any, take: Any, *arguments: Any) -> float:
         taken: list[list[int]] = []
-        loss = original(self, network, lambda i: (taken.append(i.tolist()), take(i))[1], *arguments)  # type: ignore[func-returns-value]
+        loss = original(
+            self,
+            network,
+            lambda i: (taken.append(i.tolist()), take(i))[1],  # type: ignore[func-returns-value]
+            *arguments,
+        )
         orders.setdefault((self.silo.name, self.round), []).append(taken)
         return loss
 
     monkeypatch.setattr(FedALAClient, "_epoch", epoch)
-    federate(two, strategy="fedala", rounds=4, batch_size=2, fedala__max_epochs=5, fedala__threshold=0.0)
+    federate(
+        two,
+        strategy="fedala",
+        rounds=4,
+        batch_size=2,
+        fedala__max_epochs=5,
+        fedala__threshold=0.0,
+    )
     for silo in two:
         assert len(orders[silo, 2]) == 5
         assert all(order == orders[silo, 2][0] for order in orders[silo, 2])
     assert len({str(orders["b", r][0]) for r in (2, 3, 4)}) == 3
 
 
-def test_dropout_is_drawn_anew_in_every_epoch(two: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout_is_drawn_anew_in_every_epoch(
+    two: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The batches are the same, the dropped units are not: with η = 0 the losses of the last batch differ."""
     losses: list[float] = []
     original = FedALAClient._epoch
@@ -315,15 +395,24 @@ def test_dropout_is_drawn_anew_in_every_epoch(two: Files, monkeypatch: pytest.Mo
     assert len(set(losses[:6])) > 3
 
 
-def test_a_silo_that_comes_later_has_its_first_stage_later(three: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silo_that_comes_later_has_its_first_stage_later(
+    three: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """c is away in rounds 1 and 2: round 3 starts from Θ as received, round 4 is its long one."""
 
     def prepare(grid: TinyGrid) -> None:
         grid.absent = {("c", 1), ("c", 2)}
 
     runs: list[Run] = []
-    options: dict[str, Any] = {"strategy": "fedala", "rounds": 4, "fedala__window": 2, "fedala__threshold": 1e9}
-    counted = count_epochs(lambda: runs.append(federate(three, prepare=prepare, **options)), monkeypatch)
+    options: dict[str, Any] = {
+        "strategy": "fedala",
+        "rounds": 4,
+        "fedala__window": 2,
+        "fedala__threshold": 1e9,
+    }
+    counted = count_epochs(
+        lambda: runs.append(federate(three, prepare=prepare, **options)), monkeypatch
+    )
     of_c = {r: n for (silo, r), n in counted.items() if silo == "c"}
     assert of_c == {4: 3, 5: 1}
     assert {n for (silo, r), n in counted.items() if silo == "a" and r > 2} == {1}
@@ -337,7 +426,9 @@ def test_a_silo_that_comes_later_has_its_first_stage_later(three: Files, monkeyp
 # ---- The sample, and what leaves -----------------------------------------------------------------------------------
 
 
-def test_the_sample_is_s_percent_drawn_anew_each_round(two: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sample_is_s_percent_drawn_anew_each_round(
+    two: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of b's 10 rows 35 % are 3; all epochs of a round go over the same rows, another round over others."""
     taken: dict[int, list[frozenset[int]]] = {}
     original = FedALAClient._epoch
@@ -346,7 +437,11 @@ def test_the_sample_is_s_percent_drawn_anew_each_round(two: Files, monkeypatch: 
         rows: list[int] = []
         take = self.silo.train.take
         with monkeypatch.context() as patch:
-            patch.setattr(self.silo.train, "take", lambda i: (rows.extend(i.tolist()), take(i))[1])  # type: ignore[func-returns-value]
+            patch.setattr(
+                self.silo.train,
+                "take",
+                lambda i: (rows.extend(i.tolist()), take(i))[1],  # type: ignore[func-returns-value]
+            )
             loss = original(self, *arguments)
         if self.silo.name == "b":
             assert len(rows) == len(set(rows)) == 3
@@ -354,7 +449,14 @@ def test_the_sample_is_s_percent_drawn_anew_each_round(two: Files, monkeypatch: 
         return loss
 
     monkeypatch.setattr(FedALAClient, "_epoch", epoch)
-    federate(two, strategy="fedala", rounds=5, batch_size=2, fedala__sample_percent=35, fedala__max_epochs=3)
+    federate(
+        two,
+        strategy="fedala",
+        rounds=5,
+        batch_size=2,
+        fedala__sample_percent=35,
+        fedala__max_epochs=3,
+    )
     assert len(taken[2]) == 3
     assert all(len(set(epochs)) == 1 for epochs in taken.values())
     assert len({epochs[0] for epochs in taken.values()}) > 1
@@ -370,7 +472,9 @@ def test_the_weights_never_leave_the_silo(three: Files) -> None:
             assert not any("weight" in key for key in record)
 
 
-def test_features_of_the_frozen_layers_are_computed_once(two: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_features_of_the_frozen_layers_are_computed_once(
+    two: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With one of two layers mixed, the first layer runs once per sample and round, and nothing else changes."""
     from models.flat import FlatModel
 
@@ -399,4 +503,6 @@ def test_features_of_the_frozen_layers_are_computed_once(two: Files, monkeypatch
     forget_models()
     assert rows
     torch.testing.assert_close(quick.personal("a"), slow.personal("a"), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(quick.grid.state("a").arrays["weights"], slow.grid.state("a").arrays["weights"])
+    torch.testing.assert_close(
+        quick.grid.state("a").arrays["weights"], slow.grid.state("a").arrays["weights"]
+    )

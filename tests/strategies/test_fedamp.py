@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 import torch
 from mixtures import EMPTY, coefficients, some_models
-from tiny import Files, Numbers, comparable, federate, gradient, initial, random_silos, rows_of, same
+from tiny import (
+    Files,
+    Numbers,
+    comparable,
+    federate,
+    gradient,
+    initial,
+    random_silos,
+    rows_of,
+    same,
+)
 from torch import Tensor
 from two_layers import replies_of, rounds_trained
 
@@ -23,7 +33,13 @@ from strategies.fedamp import MixingClient, MixingStrategy, mix
 MIXING = ("fedamp", "heurfedamp", "diversifed")
 AS_PRINTED: tuple[str, dict[str, Any]] = ("fedamp", {"convex": False})
 BYTES = ("round_seconds", "bytes_down", "bytes_up")
-OPTIONS: dict[str, Any] = {"rounds": 4, "local_epochs": 2, "batch_size": 4, "momentum": 0.5, "learning_rate": 0.3}
+OPTIONS: dict[str, Any] = {
+    "rounds": 4,
+    "local_epochs": 2,
+    "batch_size": 4,
+    "momentum": 0.5,
+    "learning_rate": 0.3,
+}
 
 
 # ---- Coefficients ----------------------------------------------------------------------------------------------------
@@ -48,7 +64,9 @@ def test_fedamp_by_hand() -> None:
 def test_heurfedamp_by_hand() -> None:
     """w = (1, 0), (0, 3), (2, 2): cosines 0, 1/√2, 1/√2. σ = √2 log 2 makes exp(σ cos) = 1, 2, 2; ξ = 0.4."""
     models = torch.tensor([[1.0, 0], [0, 3], [2, 2]])
-    found = coefficients("heurfedamp", models, sigma=math.sqrt(2) * math.log(2), self_weight=0.4)
+    found = coefficients(
+        "heurfedamp", models, sigma=math.sqrt(2) * math.log(2), self_weight=0.4
+    )
     expected = [[0.4, 0.2, 0.4], [0.2, 0.4, 0.4], [0.3, 0.3, 0.4]]
     torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-5, atol=1e-6)
 
@@ -111,8 +129,12 @@ def test_adam_does_not_move_equal_models(three: Files, name: str) -> None:
     """No gradient but the term's, λ (w - u_i), from the own model: exactly 0. A rounding error of 1e-8 would be a step
     of η in Adam, whose steps do not depend on the size of the gradient."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MixingClient, "gradient", lambda self, x, y: self.model.gradient.zero_().sum())
-        run = federate(three, strategy=name, optimizer="adam", **{f"{name}.start": "own"}, **OPTIONS)
+        patch.setattr(
+            MixingClient, "gradient", lambda self, x, y: self.model.gradient.zero_().sum()
+        )
+        run = federate(
+            three, strategy=name, optimizer="adam", **{f"{name}.start": "own"}, **OPTIONS
+        )
     start = initial(run.settings, 3, 3)
     assert all(same(run.personal(silo), start) for silo in three)
 
@@ -150,21 +172,35 @@ ZERO, EQUAL = "with 0, their models are", "alike ("
     ("name", "settings", "said"),
     [
         ("fedamp", {"sigma": 1e-3}, [ZERO, "it is Local with", "fedamp.sigma near the square"]),
-        ("fedamp", {"sigma": 1e6}, [EQUAL, "it is FedAvg with", "fedamp.sigma below the square"]),
+        (
+            "fedamp",
+            {"sigma": 1e6},
+            [EQUAL, "it is FedAvg with", "fedamp.sigma below the square"],
+        ),
         ("heurfedamp", {}, [EQUAL, "it is FedAvg with", "greater heurfedamp.sigma"]),
-        ("heurfedamp", {"self-weight": 1.0}, [ZERO, "it is Local with", "heurfedamp.self-weight below 1"]),
+        (
+            "heurfedamp",
+            {"self-weight": 1.0},
+            [ZERO, "it is Local with", "heurfedamp.self-weight below 1"],
+        ),
         ("fedamp", {"sigma": 2.0}, []),
         ("heurfedamp", {"sigma": 20.0}, []),
         ("diversifed", {}, []),
     ],
 )
 def test_weights_that_say_nothing_are_told_once(
-    tmp_path: Any, name: str, settings: dict[str, Any], said: list[str], caplog: pytest.LogCaptureFixture
+    tmp_path: Any,
+    name: str,
+    settings: dict[str, Any],
+    said: list[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """In the first round with mixtures of others, and in one line, however many rounds it goes on."""
     files = random_silos(tmp_path, FIVE)
     federate(files, strategy=name, **{f"{name}.{k}": v for k, v in settings.items()}, **OPTIONS)
-    lines = [r.getMessage() for r in caplog.records if "weighs all other silos" in r.getMessage()]
+    lines = [
+        r.getMessage() for r in caplog.records if "weighs all other silos" in r.getMessage()
+    ]
     assert len(lines) == bool(said)
     for line in lines:
         assert line.startswith(f"round 2: {name} weighs") and all(part in line for part in said)
@@ -174,7 +210,11 @@ def test_the_distance_that_is_told_is_the_median(caplog: pytest.LogCaptureFixtur
     """Models at 0, 3 and 10 on a line: distances 3, 7, 10. Without weights above 0, or with equal ones; two silos
     have nothing to choose from."""
     models = torch.tensor([[0.0], [3.0], [10.0]])
-    for name, settings in (("fedamp", {"sigma": 0.1}), ("heurfedamp", {"sigma": 0.0}), ("fedamp", {"sigma": 50.0})):
+    for name, settings in (
+        ("fedamp", {"sigma": 0.1}),
+        ("heurfedamp", {"sigma": 0.0}),
+        ("fedamp", {"sigma": 50.0}),
+    ):
         method = strategies()[name]
         assert issubclass(method, MixingStrategy)
         strategy = method(Common(), method.Settings(**settings), EMPTY)
@@ -183,13 +223,17 @@ def test_the_distance_that_is_told_is_the_median(caplog: pytest.LogCaptureFixtur
             strategy.state.arrays = {model_of(str(i)): w for i, w in enumerate(models[:count])}
             strategy.plan = RoundPlan({str(i): cast(SiloInfo, None) for i in range(count)})
             strategy.mixtures()
-    lines = [r.getMessage() for r in caplog.records if "weighs all other silos" in r.getMessage()]
+    lines = [
+        r.getMessage() for r in caplog.records if "weighs all other silos" in r.getMessage()
+    ]
     assert len(lines) == 2
     assert all("are 7 apart (median)" in line for line in lines)
 
 
 def test_a_model_of_zeros_has_no_angle() -> None:
-    found = coefficients("heurfedamp", torch.tensor([[0.0, 0], [1, 0], [0, 1]]), sigma=1.0, self_weight=0.5)
+    found = coefficients(
+        "heurfedamp", torch.tensor([[0.0, 0], [1, 0], [0, 1]]), sigma=1.0, self_weight=0.5
+    )
     assert found[0].tolist() == pytest.approx([0.5, 0.25, 0.25])
 
 
@@ -207,7 +251,11 @@ def test_two_silos_two_rounds_by_hand(pair: Files) -> None:
     (w - u_i) / 2.
     """
     step = 6.5 * math.e / 4
-    given: dict[str, Any] = {"fedamp__sigma": 6.5, "fedamp__step": step, "fedamp__lambda": step / 2}
+    given: dict[str, Any] = {
+        "fedamp__sigma": 6.5,
+        "fedamp__step": step,
+        "fedamp__lambda": step / 2,
+    }
     one = federate(pair, strategy="fedamp", rounds=1, **given)
     assert one.personal("a").tolist() == [1, -1, 0.5, -0.5]
     assert one.personal("b").tolist() == [-0.5, 0.5, -0.5, 0.5]
@@ -222,7 +270,10 @@ def test_two_silos_two_rounds_by_hand(pair: Files) -> None:
     sent = {silo: run.sent_to(silo, 2)["mixture"].vector.tolist() for silo in pair}
     assert sent["a"] == pytest.approx([5 / 8, -5 / 8, 1 / 4, -1 / 4], abs=1e-6)
     assert sent["b"] == pytest.approx([-1 / 8, 1 / 8, -1 / 4, 1 / 4], abs=1e-6)
-    for silo, x, sign, (u0, v0) in (("a", 2, 1, (5 / 8, 1 / 4)), ("b", 1, -1, (-1 / 8, -1 / 4))):
+    for silo, x, sign, (u0, v0) in (
+        ("a", 2, 1, (5 / 8, 1 / 4)),
+        ("b", 1, -1, (-1 / 8, -1 / 4)),
+    ):
         u, v = u0, v0
         for _ in range(2):
             q = 1 / (1 + math.exp(sign * 2 * (x * u + v)))
@@ -235,7 +286,12 @@ def fedamp_in_numpy(models: Numbers, sigma: float, step: float) -> Numbers:
     for i, mine in enumerate(models):
         for j, other in enumerate(models):
             if j != i:
-                mixed[i] += step * math.exp(-float((mine - other) @ (mine - other)) / sigma) / sigma * (other - mine)
+                mixed[i] += (
+                    step
+                    * math.exp(-float((mine - other) @ (mine - other)) / sigma)
+                    / sigma
+                    * (other - mine)
+                )
     return mixed
 
 
@@ -243,7 +299,9 @@ def heurfedamp_in_numpy(models: Numbers, sigma: float, own: float) -> Numbers:
     mixed = own * models
     for i, mine in enumerate(models):
         scores = {
-            j: math.exp(sigma * float(mine @ w) / float(np.linalg.norm(mine) * np.linalg.norm(w)))
+            j: math.exp(
+                sigma * float(mine @ w) / float(np.linalg.norm(mine) * np.linalg.norm(w))
+            )
             for j, w in enumerate(models)
             if j != i
         }
@@ -263,7 +321,9 @@ def test_rounds_of_several_steps_in_numpy(three: Files, name: str, start: str) -
     given = {f"{name}.{k}": v for k, v in options[name].items()} | {f"{name}.start": start}
     run = federate(three, strategy=name, rounds=3, local_epochs=2, learning_rate=0.4, **given)
     mix: Callable[[Numbers], Numbers] = (
-        (lambda m: fedamp_in_numpy(m, 3.0, 1.2)) if name == "fedamp" else (lambda m: heurfedamp_in_numpy(m, 2.0, 0.3))
+        (lambda m: fedamp_in_numpy(m, 3.0, 1.2))
+        if name == "fedamp"
+        else (lambda m: heurfedamp_in_numpy(m, 2.0, 0.3))
     )
     models = np.stack([initial(run.settings, 3, 3).double().numpy()] * 3)
     for server_round in range(3):
@@ -276,14 +336,18 @@ def test_rounds_of_several_steps_in_numpy(three: Files, name: str, start: str) -
             models[i] = w
     for i, silo in enumerate(three):
         assert run.personal(silo).numpy() == pytest.approx(models[i], abs=1e-5)
-        assert run.strategy.state.arrays[model_of(silo)].numpy() == pytest.approx(models[i], abs=1e-5)
+        assert run.strategy.state.arrays[model_of(silo)].numpy() == pytest.approx(
+            models[i], abs=1e-5
+        )
 
 
 @pytest.mark.parametrize("name", MIXING)
 def test_without_the_term_and_from_the_own_model_it_is_local(three: Files, name: str) -> None:
     """λ = 0, start = "own": bit for bit, though models travel."""
     plain = federate(three, strategy="local", **OPTIONS)
-    run = federate(three, strategy=name, **{f"{name}.lambda": 0.0, f"{name}.start": "own"}, **OPTIONS)
+    run = federate(
+        three, strategy=name, **{f"{name}.lambda": 0.0, f"{name}.start": "own"}, **OPTIONS
+    )
     assert comparable(plain.rows, without=BYTES) == comparable(run.rows, without=BYTES)
     for silo in three:
         assert same(plain.personal(silo), run.personal(silo))
@@ -295,7 +359,10 @@ def test_where_training_starts_is_what_received_means(three: Files, name: str) -
     for start in ("received", "own"):
         options = {**OPTIONS, "local_epochs": 0, f"{name}.start": start, f"{name}.lambda": 0.0}
         still = federate(three, strategy=name, **options)
-        assert still.values("loss", "a", "received")[1:4] == still.values("loss", "a", "personal")[1:]
+        assert (
+            still.values("loss", "a", "received")[1:4]
+            == still.values("loss", "a", "personal")[1:]
+        )
     own = federate(three, strategy=name, **{f"{name}.start": "own"}, **OPTIONS)
     for metric in ("loss", "accuracy"):
         assert own.values(metric, "a", "received")[1:] == own.values(metric, "a", "personal")
@@ -305,7 +372,9 @@ def test_where_training_starts_is_what_received_means(three: Files, name: str) -
 def test_the_default_start_is_the_mixture(three: Files, name: str) -> None:
     """λ = 0 from there is not Local."""
     plain = federate(three, strategy="local", **OPTIONS)
-    run = federate(three, strategy=name, **{f"{name}.lambda": 0.0, f"{name}.sigma": 2.0}, **OPTIONS)
+    run = federate(
+        three, strategy=name, **{f"{name}.lambda": 0.0, f"{name}.sigma": 2.0}, **OPTIONS
+    )
     assert not same(plain.personal("a"), run.personal("a"))
 
 
@@ -340,7 +409,9 @@ def test_mixtures_are_of_those_who_take_part(tmp_path: Any, name: str) -> None:
             if silo in known:
                 assert same(sent["mixture"].vector, mixed[known.index(silo)])
                 checked += 1
-        last |= {s: p.models["model"].vector for r, s, p, _ in replies_of(run) if r == server_round}
+        last |= {
+            s: p.models["model"].vector for r, s, p, _ in replies_of(run) if r == server_round
+        }
     assert checked > 10
     assert any(len(rounds) < 6 for rounds in trained.values())
     for silo, rounds in trained.items():  # an absent silo keeps its model

@@ -11,7 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import STILL, Files, comparable, federate, initial, keep_weights_at, random_silos, rows_of, same
+from tiny import (
+    STILL,
+    Files,
+    comparable,
+    federate,
+    initial,
+    keep_weights_at,
+    random_silos,
+    rows_of,
+    same,
+)
 from two_layers import (
     DEEP,
     FC1,
@@ -28,7 +38,13 @@ from two_layers import (
 from strategies.base.client import SiloClient
 from strategies.fedapm import FedAPMClient
 
-OPTIONS: dict[str, Any] = {**DEEP, "rounds": 3, "local_epochs": 2, "batch_size": 4, "momentum": 0.5}
+OPTIONS: dict[str, Any] = {
+    **DEEP,
+    "rounds": 3,
+    "local_epochs": 2,
+    "batch_size": 4,
+    "momentum": 0.5,
+}
 FREE: dict[str, Any] = {"fedapm__rho": 0.0, "fedapm__sigma": 0.0, "fedapm__v_start": "server"}
 
 
@@ -43,15 +59,24 @@ def test_two_silos_by_hand(pair: Files, monkeypatch: pytest.MonkeyPatch) -> None
     ρ = 1/4: π_i = (u_i - u) / 4, z_i = u_i + 4 π_i = 2 u_i - u, u = mean z_i = (1 + 4 q + r, 2 q + r).
     """
     start_at(monkeypatch, [1, 0, 0, 0, 0, 0])
-    options: dict[str, Any] = {"mlp__hidden": "1", "learning_rate": 2.0, "fedapm__rho": 0.25, "rounds": 1}
+    options: dict[str, Any] = {
+        "mlp__hidden": "1",
+        "learning_rate": 2.0,
+        "fedapm__rho": 0.25,
+        "rounds": 1,
+    }
     run = federate(pair, strategy="fedapm", **options)
     q, r = 1 / (1 + math.exp(5)), 1 / (1 + math.exp(2))
     for silo, (s, t), (c, d) in (("a", (4 * q, 2 * q), (1, 0.5)), ("b", (r, r), (-0.5, -0.5))):
         assert run.personal(silo).tolist() == pytest.approx([1 + s, t, c, -c, d, -d], abs=1e-6)
-        assert run.grid.state(silo).arrays["dual"].tolist() == pytest.approx([s / 4, t / 4], abs=1e-6)
+        assert run.grid.state(silo).arrays["dual"].tolist() == pytest.approx(
+            [s / 4, t / 4], abs=1e-6
+        )
         sent = replies_of(run, silo)[0][2].models["shared"].vector
         assert sent.tolist() == pytest.approx([1 + 2 * s, 2 * t], abs=1e-6)
-    assert run.strategy.state.arrays["global"].tolist() == pytest.approx([1 + 4 * q + r, 2 * q + r], abs=1e-6)
+    assert run.strategy.state.arrays["global"].tolist() == pytest.approx(
+        [1 + 4 * q + r, 2 * q + r], abs=1e-6
+    )
 
 
 @pytest.mark.usefixtures("zero_start")
@@ -65,7 +90,11 @@ def test_two_quadratics_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """
     quadratic_loss(monkeypatch)
     files = isotropic_silos(tmp_path, {"a": (0, 1), "b": (1, 1)})
-    options: dict[str, Any] = {"fedapm__personal": "none", "fedapm__rho": 0.5, "learning_rate": 1.0}
+    options: dict[str, Any] = {
+        "fedapm__personal": "none",
+        "fedapm__rho": 0.5,
+        "learning_rate": 1.0,
+    }
     run = federate(files, strategy="fedapm", rounds=2, **options)
     m = {"a": np.array([0.5, -0.5, 0.5, 0.5]), "b": np.array([0, 0, 0, 1.0])}
     mean = (m["a"] + m["b"]) / 2
@@ -73,13 +102,20 @@ def test_two_quadratics_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert run.strategy.state.arrays["global"].tolist() == mean.tolist()
     for silo in files:
         assert run.personal(silo).tolist() == (m[silo] / 4 + mean / 2).tolist()
-        assert run.grid.state(silo).arrays["dual"].tolist() == (3 * m[silo] / 8 - mean / 4).tolist()
+        assert (
+            run.grid.state(silo).arrays["dual"].tolist()
+            == (3 * m[silo] / 8 - mean / 4).tolist()
+        )
 
 
-@pytest.mark.parametrize("absent", [set(), {("c", 1), ("a", 2), ("b", 3), ("c", 4)}], ids=["all", "two of three"])
+@pytest.mark.parametrize(
+    "absent", [set(), {("c", 1), ("a", 2), ("b", 3), ("c", 4)}], ids=["all", "two of three"]
+)
 @pytest.mark.parametrize("alpha", ["uniform", "samples"])
 @pytest.mark.parametrize("v_start", ["own", "server"])
-def test_rounds_of_several_steps_in_numpy(three: Files, v_start: str, alpha: str, absent: set[tuple[str, int]]) -> None:
+def test_rounds_of_several_steps_in_numpy(
+    three: Files, v_start: str, alpha: str, absent: set[tuple[str, int]]
+) -> None:
     """Equations 8 and 11 to 15 in float64: 2 steps a phase, 4 rounds, all three silos or two of them a round.
 
     Whoever is absent keeps v_i, u_i, π_i, and its last z_i stays in the mean (eq. 14); before a silo's first round
@@ -111,18 +147,28 @@ def test_rounds_of_several_steps_in_numpy(three: Files, v_start: str, alpha: str
             share = len(y) / 24 if alpha == "samples" else 1 / 3
             w = np.concatenate([own[silo] if v_start == "own" else u, v[silo]])
             for _ in range(2):
-                w[FC2] -= step * (share * deep_gradient(w, x, y)[FC2] + sigma * (w[FC2] - v[silo]))
+                w[FC2] -= step * (
+                    share * deep_gradient(w, x, y)[FC2] + sigma * (w[FC2] - v[silo])
+                )
             w[FC1] = u
             for _ in range(2):
-                w[FC1] -= step * (share * deep_gradient(w, x, y)[FC1] + dual[silo] + rho * (w[FC1] - u))
+                w[FC1] -= step * (
+                    share * deep_gradient(w, x, y)[FC1] + dual[silo] + rho * (w[FC1] - u)
+                )
             v[silo], own[silo] = w[FC2], w[FC1]
             dual[silo] = dual[silo] + rho * (own[silo] - u)
             z[silo] = own[silo] + dual[silo] / rho
     assert trained["c"] == ([2, 3] if absent else [1, 2, 3, 4])
-    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(sum(z.values()) / 3, abs=1e-5)
+    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(
+        sum(z.values()) / 3, abs=1e-5
+    )
     for silo in three:
-        assert run.personal(silo).numpy() == pytest.approx(np.concatenate([own[silo], v[silo]]), abs=1e-5)
-        assert run.grid.state(silo).arrays["dual"].numpy() == pytest.approx(dual[silo], abs=1e-5)
+        assert run.personal(silo).numpy() == pytest.approx(
+            np.concatenate([own[silo], v[silo]]), abs=1e-5
+        )
+        assert run.grid.state(silo).arrays["dual"].numpy() == pytest.approx(
+            dual[silo], abs=1e-5
+        )
 
 
 # ---- ADMM ------------------------------------------------------------------------------------------------------------
@@ -164,17 +210,23 @@ def test_quadratics_converge_to_the_consensus_optimum(
     )
     assert run.strategy.state.arrays["global"].numpy() == pytest.approx(optimum, abs=1e-4)
     if participation == 1:
-        drifted = federate(files, strategy="fedavg", rounds=rounds // 2, **{**options, "learning_rate": 0.2})
+        drifted = federate(
+            files, strategy="fedavg", rounds=rounds // 2, **{**options, "learning_rate": 0.2}
+        )
         assert np.abs(drifted.strategy.state.arrays["global"].numpy() - optimum).max() > 1e-2
 
 
-def test_solved_exactly_the_dual_is_the_gradient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_solved_exactly_the_dual_is_the_gradient(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first-order condition of eq. 11 and eq. 12 give π_i = -α_i ∇f_i(u_i): here -(u_i - m_i) / 3."""
     quadratic_loss(monkeypatch)
     files = isotropic_silos(tmp_path, {"a": (0, 1), "b": (1, 1), "c": (1, 0)})
     rho = 0.15
     options: dict[str, Any] = {"fedapm__personal": "none", "fedapm__rho": rho}
-    run = federate(files, strategy="fedapm", rounds=3, learning_rate=1 / (1 / 3 + rho), **options)
+    run = federate(
+        files, strategy="fedapm", rounds=3, learning_rate=1 / (1 / 3 + rho), **options
+    )
     for silo, file in files.items():
         hessian, optimum = quadratic_terms(*rows_of(file), 2)
         assert hessian.tolist() == np.eye(4).tolist()
@@ -183,7 +235,9 @@ def test_solved_exactly_the_dual_is_the_gradient(tmp_path: Path, monkeypatch: py
         assert state["dual"].numpy() == pytest.approx(expected, abs=1e-6)
 
 
-def test_with_exact_solves_it_is_feddyn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_exact_solves_it_is_feddyn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """FedDyn (Acar et al. 2021) in float64, with its a = ρ / α_i = m ρ, for its f_i has no α_i.
 
     θ_i = argmin f_i - <g_i, θ> + (a/2) ||θ - θ^t||² = (m_i + g_i + a θ^t) / (1 + a); g_i <- g_i - a (θ_i - θ^t);
@@ -193,7 +247,9 @@ def test_with_exact_solves_it_is_feddyn(tmp_path: Path, monkeypatch: pytest.Monk
     files = isotropic_silos(tmp_path, {"a": (0, 1), "b": (1, 1), "c": (1, 0)})
     rho, rounds = 0.4, 5
     options: dict[str, Any] = {"fedapm__personal": "none", "fedapm__rho": rho}
-    run = federate(files, strategy="fedapm", rounds=rounds, learning_rate=1 / (1 / 3 + rho), **options)
+    run = federate(
+        files, strategy="fedapm", rounds=rounds, learning_rate=1 / (1 / 3 + rho), **options
+    )
     a, theta = 3 * rho, initial(run.settings, 1, 2).double().numpy()
     optima = [quadratic_terms(*rows_of(file), 2)[1] for file in files.values()]
     g, h = [np.zeros(4)] * 3, np.zeros(4)
@@ -221,7 +277,13 @@ def equal(tmp_path: Path) -> Files:
 def test_without_penalties_it_is_fedalt(equal: Files, personal: str) -> None:
     """ρ = σ = 0, the v-step at u, m times the learning rate: bit for bit, in every metric and byte."""
     alt = federate(equal, strategy="fedalt", fedalt__personal=personal, **OPTIONS)
-    apm = federate(equal, strategy="fedapm", fedapm__personal=personal, **FREE, **{**OPTIONS, "learning_rate": 0.6})
+    apm = federate(
+        equal,
+        strategy="fedapm",
+        fedapm__personal=personal,
+        **FREE,
+        **{**OPTIONS, "learning_rate": 0.6},
+    )
     assert comparable(alt.rows) == comparable(apm.rows)
     assert same(alt.strategy.state.arrays["global"], apm.strategy.state.arrays["global"])
     for silo in equal:
@@ -229,13 +291,23 @@ def test_without_penalties_it_is_fedalt(equal: Files, personal: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"fedapm__v_start": "own"}, {"fedapm__rho": 0.1}, {"fedapm__sigma": 0.1}, {"participation": 0.5}]
+    "change",
+    [
+        {"fedapm__v_start": "own"},
+        {"fedapm__rho": 0.1},
+        {"fedapm__sigma": 0.1},
+        {"participation": 0.5},
+    ],
 )
-def test_each_condition_of_the_fedalt_case_matters(equal: Files, change: dict[str, Any]) -> None:
+def test_each_condition_of_the_fedalt_case_matters(
+    equal: Files, change: dict[str, Any]
+) -> None:
     """Absent silos' z stay in FedAPM's mean, and FedAlt averages who took part."""
     shared = {k: v for k, v in change.items() if k == "participation"}
     alt = federate(equal, strategy="fedalt", **OPTIONS, **shared)
-    apm = federate(equal, strategy="fedapm", **{**FREE, **OPTIONS, "learning_rate": 0.6, **change})
+    apm = federate(
+        equal, strategy="fedapm", **{**FREE, **OPTIONS, "learning_rate": 0.6, **change}
+    )
     assert not same(alt.strategy.state.arrays["global"], apm.strategy.state.arrays["global"])
 
 
@@ -294,9 +366,14 @@ def test_with_ala_the_shared_step_starts_from_the_mixture(three: Files) -> None:
         "fedala__eta": 1000.0,
         "fedala__max_epochs": 2,
     }
-    first, run = (federate(three, strategy="fedapm", rounds=rounds, **options) for rounds in (1, 2))
+    first, run = (
+        federate(three, strategy="fedapm", rounds=rounds, **options) for rounds in (1, 2)
+    )
     for silo, file in three.items():
-        old, new = ({k: v.double().numpy() for k, v in r.grid.state(silo).arrays.items()} for r in (first, run))
+        old, new = (
+            {k: v.double().numpy() for k, v in r.grid.state(silo).arrays.items()}
+            for r in (first, run)
+        )
         u = run.sent_to(silo, 2)["global"].vector.double().numpy()
         own = old["personal"][FC1]
         mixed = own + new["weights"] * (u - own)
@@ -327,8 +404,19 @@ def test_the_shared_step_ends_at_its_accuracy(
 
     monkeypatch.setattr(FedAPMClient, "batches", counted)
     files = isotropic_silos(tmp_path, {"a": (0, 1), "b": (1, 1), "c": (1, 0)})
-    options: dict[str, Any] = {"fedapm__personal": "none", "fedapm__rho": 0.1, "fedapm__accuracy": accuracy}
-    federate(files, strategy="fedapm", rounds=1, local_epochs=5, learning_rate=1 / (1 / 3 + 0.1), **options)
+    options: dict[str, Any] = {
+        "fedapm__personal": "none",
+        "fedapm__rho": 0.1,
+        "fedapm__accuracy": accuracy,
+    }
+    federate(
+        files,
+        strategy="fedapm",
+        rounds=1,
+        local_epochs=5,
+        learning_rate=1 / (1 / 3 + 0.1),
+        **options,
+    )
     assert steps.count("train") == 3 * epochs  # one batch per epoch
 
 
@@ -345,11 +433,15 @@ def test_with_ala_and_nothing_personal_the_own_shared_part_is_mixed(three: Files
     """Round 2 with W = 0 (see test_ala) starts from u_i of round 1, not from z_i = u_i + π_i / ρ, which travelled."""
     options: dict[str, Any] = {**OPTIONS, "rounds": 2, "fedapm__personal": "none"}
     first = federate(three, strategy="fedapm", **{**options, "rounds": 1})
-    run = federate(three, strategy="fedapm", ala=True, prepare=keep_weights_at(0.0, 31), **STILL, **options)
+    run = federate(
+        three, strategy="fedapm", ala=True, prepare=keep_weights_at(0.0, 31), **STILL, **options
+    )
     for silo in three:
         sent = replies_of(run, silo)[0][2].models["shared"].vector
         assert not same(sent, first.personal(silo))
-        assert run.values("loss", silo, "received")[1] == first.values("loss", silo, "personal")[0]
+        assert (
+            run.values("loss", silo, "received")[1] == first.values("loss", silo, "personal")[0]
+        )
 
 
 def test_the_accuracy_is_that_of_the_augmented_lagrangian(three: Files) -> None:
@@ -398,18 +490,26 @@ def test_the_accuracy_shrinks_with_every_round_a_silo_takes_part_in(three: Files
         **OPTIONS,
         prepare=lambda grid: grid.absent.update({("c", 1), ("c", 2)}),
     )
-    for context, epsilon in zip(run.grid.contexts.values(), (0.0625, 0.0625, 0.25), strict=True):
+    for context, epsilon in zip(
+        run.grid.contexts.values(), (0.0625, 0.0625, 0.25), strict=True
+    ):
         assert json.loads(str(context.state["numbers"]["json"]))["epsilon"] == epsilon
 
 
-def test_measuring_the_accuracy_leaves_running_statistics_alone(three: Files, tiny_bn: None) -> None:
+def test_measuring_the_accuracy_leaves_running_statistics_alone(
+    three: Files, tiny_bn: None
+) -> None:
     """Whether the norm is looked at or not, one epoch moves BatchNorm's statistics alike (batches of one order)."""
     options: dict[str, Any] = {"rounds": 1, "model": "tiny-bn", "learning_rate": 0.1}
     plain, measured = (
-        federate(three, strategy="fedapm", fedapm__accuracy=accuracy, **options) for accuracy in (0.0, 1e9)
+        federate(three, strategy="fedapm", fedapm__accuracy=accuracy, **options)
+        for accuracy in (0.0, 1e9)
     )
     torch.testing.assert_close(
-        plain.strategy.state.arrays["buffers"], measured.strategy.state.arrays["buffers"], rtol=0, atol=1e-6
+        plain.strategy.state.arrays["buffers"],
+        measured.strategy.state.arrays["buffers"],
+        rtol=0,
+        atol=1e-6,
     )
 
 

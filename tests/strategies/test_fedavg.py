@@ -29,17 +29,25 @@ def test_two_silos_two_rounds_by_hand(pair: Files) -> None:
     q_a, q_b = 1 / (1 + math.e), 1 / (1 + math.exp(0.75))
     u = -1 / 8 + (2 * (1 - q_a) - 3 * q_b) / 4
     v = -1 / 4 + ((1 - q_a) - 3 * q_b) / 4
-    assert run.strategy.state.arrays["global"].tolist() == pytest.approx([u, -u, v, -v], abs=1e-6)
+    assert run.strategy.state.arrays["global"].tolist() == pytest.approx(
+        [u, -u, v, -v], abs=1e-6
+    )
     # The personal model is the silo's own copy after training: b's from (-1/8, -1/4) less q_b.
-    assert run.personal("b").tolist() == pytest.approx([-1 / 8 - q_b, 1 / 8 + q_b, -1 / 4 - q_b, 1 / 4 + q_b], abs=1e-6)
+    assert run.personal("b").tolist() == pytest.approx(
+        [-1 / 8 - q_b, 1 / 8 + q_b, -1 / 4 - q_b, 1 / 4 + q_b], abs=1e-6
+    )
     # Loss of the received model before any training is log 2; after round 1, at a: -log q_a = log(1 + e).
-    assert run.values("loss", "a", "received")[:2] == pytest.approx([math.log(2), math.log(1 + math.e)], abs=1e-6)
+    assert run.values("loss", "a", "received")[:2] == pytest.approx(
+        [math.log(2), math.log(1 + math.e)], abs=1e-6
+    )
 
 
 def test_one_full_batch_step_is_centralised_sgd(two: Files) -> None:
     """sum_i (n_i / n) (w - η g_i) = w - η g of the pooled rows, for g_i is a mean over n_i."""
     run = federate(two, strategy="fedavg", rounds=3)
-    x, y = (np.concatenate(parts) for parts in zip(*(rows_of(f) for f in two.values()), strict=True))
+    x, y = (
+        np.concatenate(parts) for parts in zip(*(rows_of(f) for f in two.values()), strict=True)
+    )
     w = initial(run.settings, 3, 3).double().numpy()
     for _ in range(3):
         w = w - gradient(w, x, y)
@@ -48,7 +56,15 @@ def test_one_full_batch_step_is_centralised_sgd(two: Files) -> None:
 
 def test_several_local_steps(two: Files) -> None:
     """Two epochs of one batch each, momentum 1/2 that starts afresh every round, η falling by 0.9 a round."""
-    run = federate(two, strategy="fedavg", rounds=2, local_epochs=2, momentum=0.5, lr_decay=0.9, learning_rate=0.5)
+    run = federate(
+        two,
+        strategy="fedavg",
+        rounds=2,
+        local_epochs=2,
+        momentum=0.5,
+        lr_decay=0.9,
+        learning_rate=0.5,
+    )
     w = initial(run.settings, 3, 3).double().numpy()
     for r in range(2):
         parts = []
@@ -73,15 +89,23 @@ def test_received_is_before_training_and_personal_after_it(two: Files) -> None:
         z = x @ w[:9].reshape(3, 3).T + w[9:]
         return float(np.mean(np.log(np.exp(z).sum(1)) - z[np.arange(len(y)), y]))
 
-    assert run.values("loss", "a", "received")[1] == pytest.approx(loss(run.sent_to("a", 2)["global"].vector), abs=1e-6)
-    assert run.values("loss", "a", "received")[2] == pytest.approx(loss(run.strategy.state.arrays["global"]), abs=1e-6)
-    assert run.values("loss", "a", "personal")[1] == pytest.approx(loss(run.personal("a")), abs=1e-6)
+    assert run.values("loss", "a", "received")[1] == pytest.approx(
+        loss(run.sent_to("a", 2)["global"].vector), abs=1e-6
+    )
+    assert run.values("loss", "a", "received")[2] == pytest.approx(
+        loss(run.strategy.state.arrays["global"]), abs=1e-6
+    )
+    assert run.values("loss", "a", "personal")[1] == pytest.approx(
+        loss(run.personal("a")), abs=1e-6
+    )
 
 
 def test_bytes_are_one_model_down_and_one_up_per_silo(three: Files) -> None:
     run = federate(three, strategy="fedavg", rounds=2)
     assert run.values("bytes_up") == [3 * 12 * 4, 3 * 12 * 4, 0]
-    assert run.values("bytes_down") == [3 * 12 * 4] * 3  # the closing exchange sends the last aggregate
+    assert (
+        run.values("bytes_down") == [3 * 12 * 4] * 3
+    )  # the closing exchange sends the last aggregate
 
 
 # ---- FedAvg-FT -----------------------------------------------------------------------------------------------------
@@ -98,11 +122,15 @@ def test_fine_tuning_leaves_the_federated_training_as_it_is(three: Files, epochs
 
 
 def test_no_fine_tuning_is_the_received_model(three: Files) -> None:
-    run = federate(three, strategy="fedavg-ft", rounds=2, **{"fedavg-ft.epochs": 0}, local_epochs=2)
+    run = federate(
+        three, strategy="fedavg-ft", rounds=2, **{"fedavg-ft.epochs": 0}, local_epochs=2
+    )
     for silo in three:
         assert same(run.personal(silo), run.sent_to(silo, 2)["global"].vector)
         for metric in METRICS:
-            received, personal = (run.values(metric, silo, snapshot) for snapshot in ("received", "personal"))
+            received, personal = (
+                run.values(metric, silo, snapshot) for snapshot in ("received", "personal")
+            )
             assert received[:2] == personal
 
 

@@ -13,7 +13,13 @@ from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of, start_at
 
 from strategies.base.client import SiloClient
 
-OPTIONS: dict[str, Any] = {**DEEP, "rounds": 3, "local_epochs": 2, "batch_size": 4, "momentum": 0.5}
+OPTIONS: dict[str, Any] = {
+    **DEEP,
+    "rounds": 3,
+    "local_epochs": 2,
+    "batch_size": 4,
+    "momentum": 0.5,
+}
 
 
 @pytest.mark.parametrize("tune", ["all", "head", "body"])
@@ -26,7 +32,14 @@ def test_two_silos_by_hand(pair: Files, tune: str, monkeypatch: pytest.MonkeyPat
     gradients: of all, of (c, d) or of (s, t).
     """
     start_at(monkeypatch, [1, 0, 1, -1, 0, 0])
-    run = federate(pair, strategy="fedbabu", mlp__hidden="1", rounds=1, fedbabu__epochs=1, fedbabu__tune=tune)
+    run = federate(
+        pair,
+        strategy="fedbabu",
+        mlp__hidden="1",
+        rounds=1,
+        fedbabu__epochs=1,
+        fedbabu__tune=tune,
+    )
     q, r = 1 / (1 + math.exp(4)), 1 / (1 + math.exp(-2))
     u = [1 + q - 1.5 * r, 0.5 * q - 1.5 * r]
     assert run.strategy.state.arrays["global"].tolist() == pytest.approx(u, abs=1e-6)
@@ -35,7 +48,8 @@ def test_two_silos_by_hand(pair: Files, tune: str, monkeypatch: pytest.MonkeyPat
         move = [*body, c, -c, d, -d]
         still = {"all": [], "head": [0, 1], "body": [2, 3, 4, 5]}[tune]
         expected = [
-            w + (0 if i in still else m) for i, (w, m) in enumerate(zip([1, 0, 1, -1, 0, 0], move, strict=True))
+            w + (0 if i in still else m)
+            for i, (w, m) in enumerate(zip([1, 0, 1, -1, 0, 0], move, strict=True))
         ]
         assert run.personal(silo).tolist() == pytest.approx(expected, abs=1e-6)
 
@@ -64,7 +78,11 @@ def test_rounds_of_several_steps_in_numpy(two: Files, average: str) -> None:
             w[part] -= rate * velocity
 
     for server_round in range(3):
-        received, total, rate = np.concatenate([u, start[FC2]]), np.zeros_like(u), 0.3 * 0.9**server_round
+        received, total, rate = (
+            np.concatenate([u, start[FC2]]),
+            np.zeros_like(u),
+            0.3 * 0.9**server_round,
+        )
         for silo, file in two.items():
             x, y = rows_of(file)
             local, personal[silo] = received.copy(), received.copy()
@@ -96,7 +114,9 @@ def test_the_head_stands_still_in_the_federated_phase(
     assert len(seen) == 9
     for steps in seen.values():
         assert len(steps) == 4
-        assert all(same(w[FC2], head) for w in steps[:3])  # two of the body, and the first of the fine-tuning
+        assert all(
+            same(w[FC2], head) for w in steps[:3]
+        )  # two of the body, and the first of the fine-tuning
         assert not same(steps[3][FC2], head)
         assert not same(steps[0][FC1], steps[1][FC1])
         assert same(steps[0], steps[2])  # which starts from the received model
@@ -111,10 +131,14 @@ def test_nothing_personal_is_fedavg_with_fine_tuning(three: Files) -> None:
 
 
 @pytest.mark.parametrize(("tune", "epochs"), [("all", 0), ("head", 3), ("body", 1), ("all", 4)])
-def test_fine_tuning_leaves_the_federated_training_as_it_is(three: Files, tune: str, epochs: int) -> None:
+def test_fine_tuning_leaves_the_federated_training_as_it_is(
+    three: Files, tune: str, epochs: int
+) -> None:
     """Without an epoch the personal model is the received one: the averaged body and the first head."""
     default = federate(three, strategy="fedbabu", **OPTIONS)
-    run = federate(three, strategy="fedbabu", fedbabu__tune=tune, fedbabu__epochs=epochs, **OPTIONS)
+    run = federate(
+        three, strategy="fedbabu", fedbabu__tune=tune, fedbabu__epochs=epochs, **OPTIONS
+    )
     assert same(default.strategy.state.arrays["global"], run.strategy.state.arrays["global"])
     received = [[r for r in one.rows if r.snapshot == "received"] for one in (default, run)]
     assert comparable(received[0]) == comparable(received[1])
@@ -126,21 +150,36 @@ def test_fine_tuning_leaves_the_federated_training_as_it_is(three: Files, tune: 
 
 
 @pytest.mark.parametrize("tune", ["all", "head", "body"])
-def test_everything_personal_is_fine_tuning_of_the_initial_model(three: Files, tune: str) -> None:
+def test_everything_personal_is_fine_tuning_of_the_initial_model(
+    three: Files, tune: str
+) -> None:
     """Nothing travels and nothing is trained together; as the body is empty, tuning it changes nothing."""
-    run = federate(three, strategy="fedbabu", fedbabu__personal="all", fedbabu__tune=tune, fedbabu__epochs=2, **OPTIONS)
+    run = federate(
+        three,
+        strategy="fedbabu",
+        fedbabu__personal="all",
+        fedbabu__tune=tune,
+        fedbabu__epochs=2,
+        **OPTIONS,
+    )
     alone = federate(three, strategy="local", **{**OPTIONS, "rounds": 1})
     assert sum(run.values("bytes_up") + run.values("bytes_down")) == 0
     for silo in three:
         assert len(set(run.values("loss", silo, "received"))) == 1
         first = run.values("loss", silo, "personal")[0]
-        assert first == (alone.values("loss", silo, "personal" if tune != "body" else "received")[0])
+        assert (
+            first
+            == (alone.values("loss", silo, "personal" if tune != "body" else "received")[0])
+        )
 
 
 def test_absent_silos_are_left_out(three: Files) -> None:
     """The mean is over who came; b is back in round 2, and starts from that mean as the others do."""
     run = federate(
-        three, strategy="fedbabu", **{**OPTIONS, "rounds": 2}, prepare=lambda grid: grid.absent.add(("b", 1))
+        three,
+        strategy="fedbabu",
+        **{**OPTIONS, "rounds": 2},
+        prepare=lambda grid: grid.absent.add(("b", 1)),
     )
     sent = {silo: p.models["shared"].vector for r, silo, p, _ in replies_of(run) if r == 1}
     mean = 6 / 14 * sent["a"] + 8 / 14 * sent["c"]
@@ -152,7 +191,14 @@ def test_with_ala_the_body_that_is_mixed_is_the_federations(three: Files) -> Non
     """W = 0 keeps the silo's own body, which is the trained one and not the fine-tuned: it goes on as if alone."""
     options = {**OPTIONS, "fedbabu__epochs": 2}
     alone = federate({"a": three["a"]}, strategy="fedbabu", **options)
-    run = federate(three, strategy="fedbabu", ala=True, prepare=keep_weights_at(0.0, 16), **STILL, **options)
+    run = federate(
+        three,
+        strategy="fedbabu",
+        ala=True,
+        prepare=keep_weights_at(0.0, 16),
+        **STILL,
+        **options,
+    )
     ours, theirs = (replies_of(r, "a")[-1][2].models["shared"].vector for r in (run, alone))
     assert same(ours, theirs)
     assert not same(run.personal("a")[FC1], ours)

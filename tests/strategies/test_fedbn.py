@@ -19,7 +19,13 @@ from models.networks.registry import MODELS, ModelSpec, build
 from models.training import generator
 from partitions.common.errors import UserError
 
-OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "momentum": 0.5, "learning_rate": 0.1}
+OPTIONS: dict[str, Any] = {
+    "rounds": 3,
+    "local_epochs": 2,
+    "batch_size": 4,
+    "momentum": 0.5,
+    "learning_rate": 0.1,
+}
 BYTES = ("round_seconds", "bytes_down", "bytes_up")
 
 
@@ -31,7 +37,9 @@ class Residual(nn.Module):
     def __init__(self, classes: int, affine: bool) -> None:
         super().__init__()
         self.fc1 = nn.Linear(3, 4)
-        self.body = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, affine=affine)) for _ in range(2))
+        self.body = nn.ModuleList(
+            nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, affine=affine)) for _ in range(2)
+        )
         self.fc2 = nn.Linear(4, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -46,7 +54,13 @@ NORMS = (slice(36, 44), slice(64, 72))  # γ and β of the two, each behind a li
 @pytest.fixture(autouse=True)
 def _networks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name, affine in (("residual", True), ("plain-norm", False)):
-        spec = ModelSpec("tiny", "tests", "tables", lambda s, classes, _, a=affine: Residual(classes, a), ("table",))  # type: ignore[misc]
+        spec = ModelSpec(
+            "tiny",
+            "tests",
+            "tables",
+            lambda s, classes, _, a=affine: Residual(classes, a),  # type: ignore[misc]
+            ("table",),
+        )
         monkeypatch.setitem(MODELS, name, spec)
     yield
     forget_models()
@@ -55,30 +69,44 @@ def _networks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("average", ["silos", "samples"])
 def test_rounds_of_several_steps_in_torch(two: Files, average: str) -> None:
     """Three rounds with torch's own optimiser in float64: linear layers averaged, normalisation each silo's own."""
-    run = federate(two, strategy="fedbn", fedbn__average=average, model="residual", **{**OPTIONS, "batch_size": 1000})
+    run = federate(
+        two,
+        strategy="fedbn",
+        fedbn__average=average,
+        model="residual",
+        **{**OPTIONS, "batch_size": 1000},
+    )
     start = FlatModel(Residual(3, True)).state_dict(initial(run.settings, 3, 3))
     nets = {silo: Residual(3, True).double() for silo in two}
     for net in nets.values():
         net.load_state_dict(start)
-    shared = [n for n, _ in nets["a"].named_parameters() if not n.startswith(("body.0.1", "body.1.1"))]
+    shared = [
+        n for n, _ in nets["a"].named_parameters() if not n.startswith(("body.0.1", "body.1.1"))
+    ]
     for _ in range(3):
         for silo, file in two.items():
             x, y = rows_of(file)
             optimizer = torch.optim.SGD(nets[silo].parameters(), 0.1, momentum=0.5)
             for _ in range(2):
                 optimizer.zero_grad()
-                nn.functional.cross_entropy(nets[silo](torch.tensor(x)), torch.tensor(y)).backward()
+                nn.functional.cross_entropy(
+                    nets[silo](torch.tensor(x)), torch.tensor(y)
+                ).backward()
                 optimizer.step()
         trained = {silo: net.state_dict() for silo, net in nets.items()}
         weights = {"a": 6 / 16, "b": 10 / 16} if average == "samples" else {"a": 0.5, "b": 0.5}
-        personal = {silo: {k: v.clone() for k, v in state.items()} for silo, state in trained.items()}
+        personal = {
+            silo: {k: v.clone() for k, v in state.items()} for silo, state in trained.items()
+        }
         for name in shared:
             mean = sum(weights[silo] * personal[silo][name] for silo in two)
             for state in trained.values():
                 state[name].copy_(mean)
     for silo in two:
         arrays = run.grid.state(silo).arrays
-        found = FlatModel(Residual(3, True)).state_dict(arrays["personal"], arrays["personal.buffers"])
+        found = FlatModel(Residual(3, True)).state_dict(
+            arrays["personal"], arrays["personal.buffers"]
+        )
         for name, tensor in personal[silo].items():
             if "batches" not in name:
                 torch.testing.assert_close(found[name].double(), tensor, rtol=0, atol=1e-6)
@@ -110,7 +138,11 @@ def test_a_residual_networks_normalisation_is_found(name: str) -> None:
     assert "layer2.0.downsample.1" in layout.norms
     channels = sum(m.num_features for m in module.modules() if isinstance(m, nn.BatchNorm2d))
     assert sum(p.stop - p.start for p in layout.norm_parts()) == 2 * channels
-    assert sum(p.stop - p.start for p in layout.norm_buffers()) == 2 * channels == layout.buffer_size
+    assert (
+        sum(p.stop - p.start for p in layout.norm_buffers())
+        == 2 * channels
+        == layout.buffer_size
+    )
 
 
 def test_without_weights_of_its_own_it_is_silobn(three: Files) -> None:
@@ -129,12 +161,16 @@ def test_one_silo_is_local(three: Files) -> None:
     assert comparable(plain.rows, without=BYTES) == comparable(run.rows, without=BYTES)
 
 
-def test_two_silos_with_the_same_data_and_batches_are_fedavg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_silos_with_the_same_data_and_batches_are_fedavg(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """0.5 a + 0.5 a is a: normalisation stays equal by itself, and every metric is FedAvg's bit for bit."""
     rng = np.random.default_rng(5)
     x, y = rng.normal(size=(9, 3)), [0, 1, 2] * 3
     files = {name: write_silo(tmp_path / f"{name}.npz", x, y, 3) for name in ("a", "b")}
-    monkeypatch.setattr(strategies.base.silo, "generator", lambda seed, *of: generator(seed, "a", *of[1:]))
+    monkeypatch.setattr(
+        strategies.base.silo, "generator", lambda seed, *of: generator(seed, "a", *of[1:])
+    )
     plain = federate(files, strategy="fedavg", model="residual", **OPTIONS)
     run = federate(files, strategy="fedbn", model="residual", **OPTIONS)
     assert comparable(plain.rows, without=BYTES) == comparable(run.rows, without=BYTES)
@@ -177,5 +213,7 @@ def test_partialfed_with_normalisation_kept_is_its_loading(three: Files) -> None
 
 
 def test_a_network_without_normalisation_is_refused(three: Files) -> None:
-    with pytest.raises(UserError, match=r"^fedbn keeps.*this network has none.*fc1, fc2.*resnet8$"):
+    with pytest.raises(
+        UserError, match=r"^fedbn keeps.*this network has none.*fc1, fc2.*resnet8$"
+    ):
         federate(three, strategy="fedbn", mlp__hidden="4", **OPTIONS)

@@ -19,15 +19,29 @@ from server.run.reporter import Progress
 from strategies.base.transport.payload import array_record
 from strategies.fedcac import critical, overlap, pack, unpack
 
-OPTIONS: dict[str, Any] = {"rounds": 4, "local_epochs": 2, "batch_size": 4, "learning_rate": 0.2}
-PARTS = (slice(0, 12), slice(12, 16), slice(16, 28), slice(28, 31))  # the four tensors of two_layers.py
+OPTIONS: dict[str, Any] = {
+    "rounds": 4,
+    "local_epochs": 2,
+    "batch_size": 4,
+    "learning_rate": 0.2,
+}
+PARTS = (
+    slice(0, 12),
+    slice(12, 16),
+    slice(16, 28),
+    slice(28, 31),
+)  # the four tensors of two_layers.py
 
 
 def test_critical_parameters_by_hand() -> None:
     """c = |(w' - w) w'| tensor by tensor; half of 4 are 2, half of 3 is 1; ties count, what has not moved does not."""
-    layout = Layout((Entry("w", (4,), 0, 4), Entry("b", (3,), 4, 7), Entry("d", (2,), 7, 9)), (), ())
+    layout = Layout(
+        (Entry("w", (4,), 0, 4), Entry("b", (3,), 4, 7), Entry("d", (2,), 7, 9)), (), ()
+    )
     before = torch.tensor([0, 0, 1, 5, 0, 0, 0, 3, 1], dtype=torch.float32)
-    after = torch.tensor([1, 2, 2, 5, 1, -1, 0, 3, 1], dtype=torch.float32)  # c = 1 4 2 0, 1 1 0, 0 0
+    after = torch.tensor(
+        [1, 2, 2, 5, 1, -1, 0, 3, 1], dtype=torch.float32
+    )  # c = 1 4 2 0, 1 1 0, 0 0
     assert critical(layout, before, after, 0.5).tolist() == [0, 1, 1, 0, 1, 1, 0, 0, 0]
     assert critical(layout, before, after, 0.25).tolist() == [0, 1, 0, 0, 0, 0, 0, 0, 0]
     assert critical(layout, before, after, 0.75).tolist() == [1, 1, 1, 0, 1, 1, 0, 0, 0]
@@ -37,8 +51,15 @@ def test_critical_parameters_by_hand() -> None:
 
 def test_overlaps_by_hand() -> None:
     """Two common of two; one common of two; of two and of four: 1 - 2/4 and 1 - 2/8; none marked: 0."""
-    masks = torch.tensor([[1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0]], dtype=torch.float32)
-    assert overlap(masks).tolist() == [[1, 0.5, 0.5, 0.5], [0.5, 1, 0.5, 0.5], [0.75, 0.75, 1, 0.5], [0, 0, 0, 0]]
+    masks = torch.tensor(
+        [[1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0]], dtype=torch.float32
+    )
+    assert overlap(masks).tolist() == [
+        [1, 0.5, 0.5, 0.5],
+        [0.5, 1, 0.5, 0.5],
+        [0.75, 0.75, 1, 0.5],
+        [0, 0, 0, 0],
+    ]
 
 
 @pytest.mark.parametrize("size", [1, 8, 31, 1000])
@@ -66,7 +87,14 @@ def test_rounds_in_numpy(tmp_path: Path) -> None:
     files = random_silos(tmp_path, {"a": 6, "b": 10, "c": 8, "d": 9})
     prepare = losing(("a", 3), absent=[("b", 2)])
     run = federate(
-        files, strategy="fedcac", rounds=6, local_epochs=3, fedcac__tau=0.5, fedcac__beta=4, prepare=prepare, **DEEP
+        files,
+        strategy="fedcac",
+        rounds=6,
+        local_epochs=3,
+        fedcac__tau=0.5,
+        fedcac__beta=4,
+        prepare=prepare,
+        **DEEP,
     )
     shared = run.sent_to("a", 1)["global"].vector.double().numpy()
     models: dict[str, Numbers] = {}
@@ -74,7 +102,12 @@ def test_rounds_in_numpy(tmp_path: Path) -> None:
     sizes = []
     for r in range(1, 7):
         names = sorted(models)
-        pairs = {(i, j): 1 - np.sum(masks[i] ^ masks[j]) / (2 * masks[i].sum()) for i in names for j in names if i != j}
+        pairs = {
+            (i, j): 1 - np.sum(masks[i] ^ masks[j]) / (2 * masks[i].sum())
+            for i in names
+            for j in names
+            if i != j
+        }
         starts = {}
         for silo in files:
             starts[silo] = shared
@@ -82,7 +115,11 @@ def test_rounds_in_numpy(tmp_path: Path) -> None:
                 level = np.mean(list(pairs.values())) + (r - 1) / 4 * (
                     max(pairs.values()) - np.mean(list(pairs.values()))
                 )
-                like = [j for j in names if j == silo or (r - 1 <= 4 and pairs[silo, j] >= level - 1e-12)]
+                like = [
+                    j
+                    for j in names
+                    if j == silo or (r - 1 <= 4 and pairs[silo, j] >= level - 1e-12)
+                ]
                 sizes.append((r, len(like)))
                 own = np.mean([models[j] for j in like], axis=0)
                 starts[silo] = np.where(masks[silo], own, shared)
@@ -98,7 +135,9 @@ def test_rounds_in_numpy(tmp_path: Path) -> None:
             ends[silo] = w
         for silo in came:
             models[silo], masks[silo] = ends[silo], marked(starts[silo], ends[silo], 0.5)
-        shared = np.average([ends[s] for s in came], axis=0, weights=[len(rows_of(files[s])[1]) for s in came])
+        shared = np.average(
+            [ends[s] for s in came], axis=0, weights=[len(rows_of(files[s])[1]) for s in came]
+        )
     assert run.strategy.state.arrays["global"].numpy() == pytest.approx(shared, abs=1e-6)
     for silo in files:
         assert run.personal(silo).numpy() == pytest.approx(ends[silo], abs=1e-6)
@@ -141,7 +180,13 @@ def test_other_numbers_than_bits_are_refused(three: Files) -> None:
         return reply
 
     seen: list[Progress] = []
-    federate(three, strategy="fedcac", rounds=1, prepare=lambda g: setattr(g, "after", after), watch=seen.append)
+    federate(
+        three,
+        strategy="fedcac",
+        rounds=1,
+        prepare=lambda g: setattr(g, "after", after),
+        watch=seen.append,
+    )
     assert "other numbers than those that bits are packed in" in seen[0].rejected["c"]
 
 

@@ -23,17 +23,27 @@ from models.networks.mlp import MlpSettings
 from models.training import generator
 from strategies.fedcp import PolicyHead
 
-OPTIONS: dict[str, Any] = {**DEEP, "rounds": 3, "local_epochs": 2, "batch_size": 4, "momentum": 0.9}
+OPTIONS: dict[str, Any] = {
+    **DEEP,
+    "rounds": 3,
+    "local_epochs": 2,
+    "batch_size": 4,
+    "momentum": 0.9,
+}
 # The vector of the network 3-4-3: body, P, G, policy (8 x 4, 8, LN 8 + 8), context.
 SHAPES = [(4, 3), (4,), (3, 4), (3,), (3, 4), (3,), (8, 4), (8,), (8,), (8,), (4,)]
-BODY, OWN, SHARED, POLICY, CONTEXT = (slice(*ends) for ends in ((0, 16), (16, 31), (31, 46), (46, 102), (102, 106)))
+BODY, OWN, SHARED, POLICY, CONTEXT = (
+    slice(*ends) for ends in ((0, 16), (16, 31), (31, 46), (46, 102), (102, 106))
+)
 
 
 def test_fixed_masks() -> None:
     """A policy of zeros: r = s = 1/2, so W h + 2 b with equal heads. LN's bias at 50 for r: W h + b_p + b_g."""
     torch.manual_seed(1)
     head, h = PolicyHead(nn.Linear(4, 3)).eval(), torch.randn(5, 4)
-    assert same(head.own.weight, head.shared.weight) and head.own.weight is not head.shared.weight
+    assert (
+        same(head.own.weight, head.shared.weight) and head.own.weight is not head.shared.weight
+    )
     with torch.no_grad():
         for parameter in head.policy.parameters():
             parameter.zero_()
@@ -75,7 +85,9 @@ def logits_of(w: Tensor, x: Tensor, noise: Tensor | None = None) -> tuple[Tensor
     w1, b1, wp, bp, wg, bg, a, c, scale, shift, v = split(w)
     h = (x @ w1.T + b1).clamp_min(0)
     t = (h * v / v.norm()) @ a.T + c
-    t = (t - t.mean(1, keepdim=True)) / (t.var(1, keepdim=True, correction=0) + 1e-5).sqrt() * scale + shift
+    t = (t - t.mean(1, keepdim=True)) / (
+        t.var(1, keepdim=True, correction=0) + 1e-5
+    ).sqrt() * scale + shift
     t = t.clamp_min(0).view(len(x), 2, 4) + (0 if noise is None else noise)
     r = 1 / (1 + (t[:, 1] - t[:, 0]).exp())
     return (r * h) @ wp.T + bp + ((1 - r) * h) @ wg.T + bg, h
@@ -119,7 +131,9 @@ def test_rounds_in_an_independent_loop(two: Files, monkeypatch: pytest.MonkeyPat
     for silo in two:
         torch.testing.assert_close(run.personal(silo).double(), models[silo], rtol=0, atol=2e-6)
     expected = torch.cat([shared[BODY], shared[SHARED], shared[POLICY]])
-    torch.testing.assert_close(run.strategy.state.arrays["global"].double(), expected, rtol=0, atol=2e-6)
+    torch.testing.assert_close(
+        run.strategy.state.arrays["global"].double(), expected, rtol=0, atol=2e-6
+    )
 
 
 def test_heads_that_train_alike(three: Files) -> None:
@@ -140,7 +154,9 @@ def test_lambda_pulls_the_features_back(three: Files) -> None:
     for weight in (0.0, 20.0):
         run = federate(three, strategy="fedcp", fedcp__lambda=weight, **{**OPTIONS, **slow})
         start = run.sent_to("a", 1)["global"].vector
-        moved.append(float((replies_of(run, "a")[0][2].models["shared"].vector - start)[:16].norm()))
+        moved.append(
+            float((replies_of(run, "a")[0][2].models["shared"].vector - start)[:16].norm())
+        )
     assert moved[1] < 0.9 * moved[0]
 
 
@@ -148,7 +164,10 @@ def test_an_absent_silo_keeps_its_head(three: Files) -> None:
     away = {("a", 2), ("b", 1)}
     runs = [
         federate(
-            three, strategy="fedcp", **{**OPTIONS, "rounds": rounds}, prepare=lambda grid: grid.absent.update(away)
+            three,
+            strategy="fedcp",
+            **{**OPTIONS, "rounds": rounds},
+            prepare=lambda grid: grid.absent.update(away),
         )
         for rounds in (1, 2, 3)
     ]

@@ -17,7 +17,13 @@ from two_layers import DEEP, HIDDEN, replies_of, start_at
 from client.export import export_model
 from client.prediction.predict import predict_file
 
-OPTIONS: dict[str, Any] = {**DEEP, "rounds": 3, "local_epochs": 2, "batch_size": 4, "momentum": 0.9}
+OPTIONS: dict[str, Any] = {
+    **DEEP,
+    "rounds": 3,
+    "local_epochs": 2,
+    "batch_size": 4,
+    "momentum": 0.9,
+}
 
 
 def test_one_silo_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +40,9 @@ def test_one_silo_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert run.strategy.state.arrays["mean"].tolist() == [1]
     s = 1 / (1 + math.exp(-2)) - 3 / 4
     w, b, u = 1 - s, -s, -2 * s
-    assert run.strategy.state.arrays["global"].tolist() == pytest.approx([w, -w, b, -b], abs=1e-6)
+    assert run.strategy.state.arrays["global"].tolist() == pytest.approx(
+        [w, -w, b, -b], abs=1e-6
+    )
     assert run.grid.state("a").arrays["bias"].tolist() == pytest.approx([u], abs=1e-6)
     assert run.personal("a").tolist() == pytest.approx([w, -w, b + w * u, -b - w * u], abs=1e-6)
     # One silo: what it starts round 3 from is its own model, with its u.
@@ -46,7 +54,9 @@ def parts(w: Numbers) -> tuple[Numbers, Numbers, Numbers, Numbers]:
     return w[:a].reshape(HIDDEN, 3), w[a:b], w[b:c].reshape(3, HIDDEN), w[c:]
 
 
-def gradients(w: Numbers, u: Numbers, x: Numbers, y: npt.NDArray[np.int64], pull: Numbers) -> tuple[Numbers, Numbers]:
+def gradients(
+    w: Numbers, u: Numbers, x: Numbers, y: npt.NDArray[np.int64], pull: Numbers
+) -> tuple[Numbers, Numbers]:
     """∇w and ∇u of mean CE(W2 (relu(W1 x + b1) + u) + b2, y); ``pull`` is added to every sample's dL/dz."""
     w1, b1, w2, b2 = parts(w)
     h = np.maximum(x @ w1.T + b1, 0)
@@ -55,7 +65,9 @@ def gradients(w: Numbers, u: Numbers, x: Numbers, y: npt.NDArray[np.int64], pull
     p[np.arange(len(y)), y] -= 1
     p /= len(y)
     dz = (p @ w2 + pull) * (h > 0)
-    return np.concatenate([(dz.T @ x).ravel(), dz.sum(0), (p.T @ (h + u)).ravel(), p.sum(0)]), p.sum(0) @ w2
+    return np.concatenate(
+        [(dz.T @ x).ravel(), dz.sum(0), (p.T @ (h + u)).ravel(), p.sum(0)]
+    ), p.sum(0) @ w2
 
 
 @pytest.mark.parametrize(("m", "warm_up"), [(1.0, "discard"), (0.4, "keep")])
@@ -82,7 +94,9 @@ def test_rounds_in_numpy(two: Files, m: float, warm_up: str) -> None:
             for _ in range(3):
                 w1, b1, _, _ = parts(local)
                 mean = (1 - m) * mean + m * np.maximum(x @ w1.T + b1, 0).mean(0)
-                pull = kappa * m * (mean - goal) / (HIDDEN * len(y)) if server_round else 0 * mean
+                pull = (
+                    kappa * m * (mean - goal) / (HIDDEN * len(y)) if server_round else 0 * mean
+                )
                 grad, grad_u = gradients(local, u, x, y, pull)
                 local -= 0.3 * grad
                 u -= 0.3 * grad_u * (server_round > 0)
@@ -95,7 +109,9 @@ def test_rounds_in_numpy(two: Files, m: float, warm_up: str) -> None:
     assert run.strategy.state.arrays["mean"].numpy() == pytest.approx(goal, abs=1e-6)
     assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w, abs=1e-6)
     for silo in two:
-        assert run.grid.state(silo).arrays["bias"].numpy() == pytest.approx(biases[silo], abs=1e-6)
+        assert run.grid.state(silo).arrays["bias"].numpy() == pytest.approx(
+            biases[silo], abs=1e-6
+        )
 
 
 def test_without_both_halves_it_is_fedavg(three: Files) -> None:
@@ -107,8 +123,12 @@ def test_without_both_halves_it_is_fedavg(three: Files) -> None:
         assert same(run.personal(silo), plain.personal(silo))
         assert run.values("loss", silo, "received") == plain.values("loss", silo, "received")
     for half in off:  # and each half does something
-        one = federate(three, strategy="feddbe", feddbe__warm_up="keep", **{half: off[half]}, **OPTIONS)
-        assert not same(one.strategy.state.arrays["global"], plain.strategy.state.arrays["global"])
+        one = federate(
+            three, strategy="feddbe", feddbe__warm_up="keep", **{half: off[half]}, **OPTIONS
+        )
+        assert not same(
+            one.strategy.state.arrays["global"], plain.strategy.state.arrays["global"]
+        )
 
 
 def test_the_warm_up_is_thrown_away(three: Files) -> None:
@@ -135,10 +155,16 @@ def test_absent_silos(three: Files) -> None:
         for rounds in (2, 3)
     ]
     sent = {(r, silo): p.models["model"].vector for r, silo, p, _ in replies_of(runs[1])}
-    assert {silo: v.numel() for (r, silo), v in sent.items() if r == 1} == {"a": HIDDEN, "c": HIDDEN}
+    assert {silo: v.numel() for (r, silo), v in sent.items() if r == 1} == {
+        "a": HIDDEN,
+        "c": HIDDEN,
+    }
     goal = (6 * sent[1, "a"] + 8 * sent[1, "c"]) / 14
     torch.testing.assert_close(runs[1].strategy.state.arrays["mean"], goal)
-    assert "bias" not in runs[0].grid.state("a").arrays and "bias" in runs[1].grid.state("a").arrays
+    assert (
+        "bias" not in runs[0].grid.state("a").arrays
+        and "bias" in runs[1].grid.state("a").arrays
+    )
     assert not same(*(run.grid.state("b").arrays["bias"] for run in runs))
 
 

@@ -13,7 +13,12 @@ from resuming import assert_equal, crash_after, interrupted
 from tiny import Files, federate, gradient, initial, rows_of
 from two_layers import confirmed, losing
 
-OPTIONS: dict[str, Any] = {"rounds": 4, "local_epochs": 2, "batch_size": 4, "learning_rate": 0.2}
+OPTIONS: dict[str, Any] = {
+    "rounds": 4,
+    "local_epochs": 2,
+    "batch_size": 4,
+    "learning_rate": 0.2,
+}
 
 
 @pytest.mark.usefixtures("zero_start")
@@ -42,7 +47,9 @@ def test_two_silos_by_hand(pair: Files) -> None:
         assert vector.tolist() == pytest.approx([u, -u, v, -v], abs=1e-6)
 
 
-@pytest.mark.parametrize(("weights", "clip"), [("uniform", 0.0), ("samples", 0.0), ("uniform", 0.3)])
+@pytest.mark.parametrize(
+    ("weights", "clip"), [("uniform", 0.0), ("samples", 0.0), ("uniform", 0.3)]
+)
 def test_rounds_of_several_steps_in_numpy(three: Files, weights: str, clip: float) -> None:
     """Five rounds of three full-batch steps; b is away in round 2, the server leaves out a's reply of round 3.
 
@@ -90,7 +97,12 @@ def test_rounds_of_several_steps_in_numpy(three: Files, weights: str, clip: floa
 def test_h_is_the_mean_of_the_silos_duals(three: Files) -> None:
     """With mini-batches and momentum, and whoever's reply is left out counts with the dual of before."""
     run = federate(
-        three, strategy="feddyn", feddyn__alpha=0.3, momentum=0.9, **OPTIONS, prepare=losing(("b", 2), ("c", 4))
+        three,
+        strategy="feddyn",
+        feddyn__alpha=0.3,
+        momentum=0.9,
+        **OPTIONS,
+        prepare=losing(("b", 2), ("c", 4)),
     )
     mean = torch.stack([confirmed(run, silo, "dual") for silo in three]).mean(0)
     torch.testing.assert_close(run.strategy.state.arrays["h"], mean, rtol=0, atol=1e-6)
@@ -113,15 +125,34 @@ def test_round_one_goes_on_beyond_the_mean(three: Files, alpha: float) -> None:
 
 
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
-def test_it_comes_to_rest_where_the_weighted_gradients_cancel(three: Files, weights: str) -> None:
+def test_it_comes_to_rest_where_the_weighted_gradients_cancel(
+    three: Files, weights: str
+) -> None:
     """With several local steps, where FedAvg does not: sum_i k_i ∇f_i(θ) = 0 with k_i = 1/N or n_i/n (decay 0.1)."""
-    options = {"rounds": 60, "local_epochs": 5, "learning_rate": 0.3, "weight_decay": 0.1, "evaluate_every": 0}
+    options = {
+        "rounds": 60,
+        "local_epochs": 5,
+        "learning_rate": 0.3,
+        "weight_decay": 0.1,
+        "evaluate_every": 0,
+    }
     left = []
     for strategy in ("feddyn", "fedavg"):
-        run = federate(three, strategy=strategy, **{"feddyn.alpha": 0.5, "feddyn.weights": weights}, **options)
+        run = federate(
+            three,
+            strategy=strategy,
+            **{"feddyn.alpha": 0.5, "feddyn.weights": weights},
+            **options,
+        )
         w = run.strategy.state.arrays["global"].double().numpy()
-        grads = [(len(rows_of(f)[1]), gradient(w, *rows_of(f)) + 0.1 * w) for f in three.values()]
-        left.append(np.linalg.norm(sum((n / 24 if weights == "samples" else 1 / 3) * g for n, g in grads)))
+        grads = [
+            (len(rows_of(f)[1]), gradient(w, *rows_of(f)) + 0.1 * w) for f in three.values()
+        ]
+        left.append(
+            np.linalg.norm(
+                sum((n / 24 if weights == "samples" else 1 / 3) * g for n, g in grads)
+            )
+        )
     assert left[0] < 1e-4 < 1e-2 < left[1]
 
 
@@ -129,16 +160,31 @@ def test_it_is_admm_with_all_silos_present(three: Files) -> None:
     """FedAPM with nothing personal, ρ = α/3 and three times η, for inexact steps as well; FedADMM with ρ = α."""
     options: dict[str, Any] = {"rounds": 4, "local_epochs": 3, "batch_size": 4}
     ours = federate(three, strategy="feddyn", feddyn__alpha=0.6, learning_rate=0.1, **options)
-    apm = federate(three, strategy="fedapm", fedapm__personal="none", fedapm__rho=0.2, learning_rate=0.3, **options)
+    apm = federate(
+        three,
+        strategy="fedapm",
+        fedapm__personal="none",
+        fedapm__rho=0.2,
+        learning_rate=0.3,
+        **options,
+    )
     admm = federate(three, strategy="fedadmm", fedadmm__rho=0.6, learning_rate=0.1, **options)
     for run in (apm, admm):
         for silo in three:
-            torch.testing.assert_close(ours.personal(silo), run.personal(silo), rtol=0, atol=2e-6)
+            torch.testing.assert_close(
+                ours.personal(silo), run.personal(silo), rtol=0, atol=2e-6
+            )
 
 
 def test_a_resumed_run_knows_what_was_counted(three: Files, tmp_path: Path) -> None:
     """c's reply of round 3, after which the run breaks off, was left out: resumed, c trains with its round 2."""
-    options = {**OPTIONS, "strategy": "feddyn", "feddyn__alpha": 0.2, "rounds": 5, "prepare": losing(("c", 3))}
+    options = {
+        **OPTIONS,
+        "strategy": "feddyn",
+        "feddyn__alpha": 0.2,
+        "rounds": 5,
+        "prepare": losing(("c", 3)),
+    }
     whole = federate(three, directory=tmp_path / "whole", **options)
     interrupted(three, tmp_path / "parts", watch=crash_after(3), **options)
     resumed = federate(three, directory=tmp_path / "parts", resume=True, **options)

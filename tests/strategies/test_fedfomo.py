@@ -39,7 +39,12 @@ from strategies.base.transport.payload import Model, model_of
 from strategies.fedfomo import FedFomo, FedFomoClient
 
 BYTES = ("round_seconds", "bytes_down", "bytes_up")
-OPTIONS: dict[str, Any] = {"rounds": 4, "local_epochs": 2, "batch_size": 4, "learning_rate": 0.3}
+OPTIONS: dict[str, Any] = {
+    "rounds": 4,
+    "local_epochs": 2,
+    "batch_size": 4,
+    "learning_rate": 0.3,
+}
 
 
 def affinity(run: Run) -> dict[str, dict[str, float]]:
@@ -48,7 +53,10 @@ def affinity(run: Run) -> dict[str, dict[str, float]]:
 
 def weights_sent(run: Run, silo: str) -> dict[int, dict[str, float]]:
     """Round -> the weights that this silo reported."""
-    return {r: json.loads(cast(str, p.numbers.get("weights", "{}"))) for r, _, p, _ in replies_of(run, silo)}
+    return {
+        r: json.loads(cast(str, p.numbers.get("weights", "{}")))
+        for r, _, p, _ in replies_of(run, silo)
+    }
 
 
 def hold_out(files: Files, seed: int = 5) -> dict[str, tuple[Numbers, Any]]:
@@ -57,7 +65,10 @@ def hold_out(files: Files, seed: int = 5) -> dict[str, tuple[Numbers, Any]]:
     for name, file in files.items():
         with np.load(file, allow_pickle=False) as data:
             parts = dict(data)
-        parts["x_val"], parts["y_val"] = rng.normal(size=(9, 3)).astype(np.float32), rng.integers(0, 3, 9)
+        parts["x_val"], parts["y_val"] = (
+            rng.normal(size=(9, 3)).astype(np.float32),
+            rng.integers(0, 3, 9),
+        )
         np.savez(file, **parts)
         rows[name] = parts["x_val"].astype(np.float64), parts["y_val"]
     return rows
@@ -87,13 +98,19 @@ def test_four_silos_two_rounds_by_hand(tmp_path: Path) -> None:
     assert affinity(run)["a"] == pytest.approx({"a": 1, "b": 0, "c": c, "d": d}, abs=1e-5)
     u = 0.5 + c / 2 + d
     start = 2 * (u + 0.5)
-    assert run.values("loss", "a", "received")[1] == pytest.approx(math.log(1 + math.exp(-start)), abs=1e-6)
+    assert run.values("loss", "a", "received")[1] == pytest.approx(
+        math.log(1 + math.exp(-start)), abs=1e-6
+    )
     q = 1 / (1 + math.exp(start))
-    assert run.personal("a").tolist() == pytest.approx([u + q, -u - q, 0.5 + q, -0.5 - q], abs=1e-5)
+    assert run.personal("a").tolist() == pytest.approx(
+        [u + q, -u - q, 0.5 + q, -0.5 - q], abs=1e-5
+    )
     # b finds nobody who helps it: (u, v) = (-1/2, -1/2) less 1 / (1 + e²).
     assert weights_sent(run, "b")[2] == {}
     q = 1 / (1 + math.exp(2))
-    assert run.personal("b").tolist() == pytest.approx([-0.5 - q, 0.5 + q, -0.5 - q, 0.5 + q], abs=1e-6)
+    assert run.personal("b").tolist() == pytest.approx(
+        [-0.5 - q, 0.5 + q, -0.5 - q, 0.5 + q], abs=1e-6
+    )
 
 
 def cross_entropy(w: Numbers, x: Numbers, y: Any) -> float:
@@ -115,7 +132,8 @@ def test_rounds_of_several_steps_in_numpy(tmp_path: Path) -> None:
             w, mine = own, cross_entropy(own, *held_out[silo])
             gains = (
                 {
-                    n: (mine - cross_entropy(other, *held_out[silo])) / np.linalg.norm(other - own)
+                    n: (mine - cross_entropy(other, *held_out[silo]))
+                    / np.linalg.norm(other - own)
                     for n, other in models.items()
                     if n != silo
                 }
@@ -177,7 +195,9 @@ def a_client(models: dict[str, Tensor], own: Tensor, val: int = 4) -> FedFomoCli
     samples = Samples(rows, np.zeros(4, np.int64))
     empty = Samples(none, np.zeros(0, np.int64))
     model = flat_model("mlp", (3,), 3, MlpSettings(""), "cpu")
-    silo = Silo("a", samples, samples if val else empty, samples, model, lambda purpose: torch.zeros(12))
+    silo = Silo(
+        "a", samples, samples if val else empty, samples, model, lambda purpose: torch.zeros(12)
+    )
     client = client_of(settings, silo, State({"personal": own}), 2)
     client.models = {model_of(name): Model(vector, name) for name, vector in models.items()}
     assert isinstance(client, FedFomoClient)
@@ -199,15 +219,21 @@ def test_the_norm_is_bounded_below(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(FedFomoClient, "validation_loss", loss)
     mixed = client.receive()
-    assert json.loads(str(client.replies["weights"])) == pytest.approx({"b": 0.5, "c": 0.5}, rel=1e-5)
+    assert json.loads(str(client.replies["weights"])) == pytest.approx(
+        {"b": 0.5, "c": 0.5}, rel=1e-5
+    )
     torch.testing.assert_close(mixed, 0.5e-7 * unit[0] + 0.5 * unit[1])
     assert same(own, torch.zeros(12))
 
 
-def test_a_model_whose_loss_is_no_number_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_whose_loss_is_no_number_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     client = a_client({"b": torch.ones(12), "c": torch.full((12,), 2.0)}, torch.zeros(12))
     losses = {0.0: 1.0, 1.0: math.nan, 2.0: 0.5}
-    monkeypatch.setattr(FedFomoClient, "validation_loss", lambda self, vector: losses[float(vector[0])])
+    monkeypatch.setattr(
+        FedFomoClient, "validation_loss", lambda self, vector: losses[float(vector[0])]
+    )
     assert same(client.receive(), torch.full((12,), 2.0))
     assert json.loads(str(client.replies["weights"])) == {"c": 1.0}
 
@@ -219,14 +245,19 @@ def test_without_validation_data_a_silo_keeps_its_own_model() -> None:
     assert not client.replies
 
 
-def test_a_run_without_validation_data_is_refused(three: Files, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_without_validation_data_is_refused(
+    three: Files, caplog: pytest.LogCaptureFixture
+) -> None:
     """All blind: it would be Local that downloads everything. Some blind: they are named, and go on as Local."""
 
     def blind(*silos: str) -> None:
         for silo in silos:
             with np.load(three[silo]) as data:
                 arrays = dict(data)
-            np.savez(three[silo], **{k: v[:0] if k.endswith("_val") else v for k, v in arrays.items()})
+            np.savez(
+                three[silo],
+                **{k: v[:0] if k.endswith("_val") else v for k, v in arrays.items()},
+            )
 
     hold_out(three)
     blind("b")
@@ -255,7 +286,11 @@ def test_the_budget_goes_to_the_highest_affinity(five: Files, budget: int) -> No
     Among equal ones (at first all others) every silo has its own: no name comes first for all.
     """
     run = federate(
-        five, strategy="fedfomo", **{**OPTIONS, "rounds": 6}, fedfomo__max_downloads=budget, fedfomo__epsilon=0.0
+        five,
+        strategy="fedfomo",
+        **{**OPTIONS, "rounds": 6},
+        fedfomo__max_downloads=budget,
+        fedfomo__epsilon=0.0,
     )
     learned = 0
     for silo in five:
@@ -295,7 +330,9 @@ def a_strategy(silos: int, seed: int = 7, **changes: Any) -> FedFomo:
     settings = settings_of({}, strategy="fedfomo", silos=silos, seed=seed, **changes)
     layout = flat_model("mlp", (3,), 3, MlpSettings(""), "cpu").layout
     strategy = FedFomo(settings.common, settings.method, layout)
-    plan = RoundPlan().with_silos([SiloInfo(f"s{i}", i, 5, n_val=2) for i in range(silos)], settings.common)
+    plan = RoundPlan().with_silos(
+        [SiloInfo(f"s{i}", i, 5, n_val=2) for i in range(silos)], settings.common
+    )
     strategy.initialise(plan, lambda purpose: torch.zeros(12))
     strategy.state.arrays |= {model_of(f"s{i}"): torch.zeros(12) for i in range(silos)}
     strategy.state.numbers["affinity"]["s0"] |= {f"s{i}": 10.0 - i for i in range(1, silos)}
@@ -312,7 +349,9 @@ def choices(strategy: FedFomo, rounds: range) -> list[list[str]]:
 @pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
 def test_a_download_is_random_with_probability_epsilon(epsilon: float) -> None:
     """One of four: the best with 1 - ε + ε/4, each other with ε/4; over 2000 draws within 4 σ (at most 75)."""
-    strategy = a_strategy(5, fedfomo__max_downloads=1, fedfomo__epsilon=epsilon, fedfomo__epsilon_decay=1.0)
+    strategy = a_strategy(
+        5, fedfomo__max_downloads=1, fedfomo__epsilon=epsilon, fedfomo__epsilon_decay=1.0
+    )
     drawn = [name for (name,) in choices(strategy, range(2, 2002))]
     for i in range(1, 5):
         expected = 2000 * (epsilon / 4 + (1 - epsilon) * (i == 1))
@@ -320,7 +359,9 @@ def test_a_download_is_random_with_probability_epsilon(epsilon: float) -> None:
 
 
 def test_several_downloads_are_different_silos() -> None:
-    strategy = a_strategy(6, fedfomo__max_downloads=3, fedfomo__epsilon=0.5, fedfomo__epsilon_decay=1.0)
+    strategy = a_strategy(
+        6, fedfomo__max_downloads=3, fedfomo__epsilon=0.5, fedfomo__epsilon_decay=1.0
+    )
     drawn = choices(strategy, range(2, 102))
     assert all(len(set(names)) == 3 and "s0" not in names for names in drawn)
     assert len({tuple(names) for names in drawn}) > 5
@@ -329,7 +370,9 @@ def test_several_downloads_are_different_silos() -> None:
 def test_exploration_is_seeded_and_fades() -> None:
     """ε falls by its factor every round: 1 in round 1, 1/2 in round 2, ..., under 1e-6 from round 21 on."""
     given: dict[str, Any] = {"fedfomo__max_downloads": 1, "fedfomo__epsilon": 1.0}
-    first, again, other = (choices(a_strategy(5, seed, **given), range(2, 12)) for seed in (7, 7, 8))
+    first, again, other = (
+        choices(a_strategy(5, seed, **given), range(2, 12)) for seed in (7, 7, 8)
+    )
     assert first == again != other
     fading = choices(a_strategy(5, **given, fedfomo__epsilon_decay=0.5), range(21, 400))
     assert fading == [["s1"]] * len(fading)
@@ -353,11 +396,18 @@ def test_an_absent_silos_model_and_affinities_stay(three: Files) -> None:
     assert same(sent[2].vector, sent[4].vector) and not same(sent[4].vector, sent[5].vector)
     assert sent[2].samples == 8
     reported = weights_sent(run, "c")
-    assert sum(affinity(run)["c"].values()) == pytest.approx(1 + sum(map(sum, map(dict.values, reported.values()))))
+    assert sum(affinity(run)["c"].values()) == pytest.approx(
+        1 + sum(map(sum, map(dict.values, reported.values())))
+    )
 
 
 def test_a_silo_in_its_first_round_gets_nothing(three: Files) -> None:
-    run = federate(three, strategy="fedfomo", **OPTIONS, prepare=lambda grid: grid.absent.update({("c", 1), ("c", 2)}))
+    run = federate(
+        three,
+        strategy="fedfomo",
+        **OPTIONS,
+        prepare=lambda grid: grid.absent.update({("c", 1), ("c", 2)}),
+    )
     assert set(run.sent_to("c", 3)) == set()
     assert set(run.sent_to("c", 4)) == {"a", "b"}
     assert set(run.sent_to("a", 3)) == {"b"}

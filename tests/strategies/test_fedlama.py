@@ -9,7 +9,17 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Error, Message
-from tiny import Files, TinyGrid, comparable, federate, initial, random_silos, round_of, rows_of, same
+from tiny import (
+    Files,
+    TinyGrid,
+    comparable,
+    federate,
+    initial,
+    random_silos,
+    round_of,
+    rows_of,
+    same,
+)
 from two_layers import DEEP, deep_gradient, replies_of
 
 from models.initialisation import flat_model
@@ -17,7 +27,13 @@ from models.layout import Entry, Layout
 from strategies.base.transport.payload import decode
 from strategies.fedlama import choose_intervals
 
-OPTIONS: dict[str, Any] = {**DEEP, "rounds": 4, "local_epochs": 2, "batch_size": 4, "momentum": 0.5}
+OPTIONS: dict[str, Any] = {
+    **DEEP,
+    "rounds": 4,
+    "local_epochs": 2,
+    "batch_size": 4,
+    "momentum": 0.5,
+}
 
 
 def some_layout(**shapes: tuple[int, ...]) -> Layout:
@@ -49,7 +65,9 @@ def test_the_intervals_by_hand(excess: list[float], slow: str) -> None:
     """
     layout = some_layout(a=(2, 2), a_bias=(2,), b=(2, 4), b_bias=(1,), c=(3, 4))
     found = choose_intervals(layout, excess, 3)
-    assert {e.name for e, i in zip(layout.parameters, found, strict=True) if i == 3} == set(slow)
+    assert {e.name for e, i in zip(layout.parameters, found, strict=True) if i == 3} == set(
+        slow
+    )
     assert set(found) <= {1, 3}
 
 
@@ -70,10 +88,19 @@ def test_rounds_of_several_steps_in_numpy(tmp_path: Path, phi: int, average: str
         momentum=0.5,
         **{**DEEP, "mlp__hidden": "8"},
     )
-    layers = {"w1": slice(0, 96), "b1": slice(96, 104), "w2": slice(104, 120), "b2": slice(120, 122)}
+    layers = {
+        "w1": slice(0, 96),
+        "b1": slice(96, 104),
+        "w2": slice(104, 120),
+        "b2": slice(120, 122),
+    }
     start = initial(run.settings, 12, 2).double().numpy()
     averaged, copies = start.copy(), {silo: start.copy() for silo in files}
-    p = {"a": 6 / 25, "b": 10 / 25, "c": 9 / 25} if average == "samples" else dict.fromkeys(files, 1 / 3)
+    p = (
+        {"a": 6 / 25, "b": 10 / 25, "c": 9 / 25}
+        if average == "samples"
+        else dict.fromkeys(files, 1 / 3)
+    )
     slow: set[str] = set()
     chosen = []
     for server_round in range(1, 8):
@@ -89,14 +116,22 @@ def test_rounds_of_several_steps_in_numpy(tmp_path: Path, phi: int, average: str
             if name in slow and server_round % phi:
                 continue
             u = sum(p[silo] * trained[silo][part] for silo in files)
-            spread[name] = sum(p[silo] * ((trained[silo][part] - u) ** 2).sum() for silo in files)
+            spread[name] = sum(
+                p[silo] * ((trained[silo][part] - u) ** 2).sum() for silo in files
+            )
             spread[name] /= phi if name in slow else 1
             for silo in files:
                 copies[silo][part] = averaged[part] = u
         if server_round % phi == 0:
-            first, second = sorted(("w1", "w2"), key=lambda n: spread[n] / (96 if n == "w1" else 16))
+            first, second = sorted(
+                ("w1", "w2"), key=lambda n: spread[n] / (96 if n == "w1" else 16)
+            )
             size = 96 if first == "w1" else 16
-            slow = {first} if 1 - size / 112 < spread[first] / sum(spread.values()) else {first, second}
+            slow = (
+                {first}
+                if 1 - size / 112 < spread[first] / sum(spread.values())
+                else {first, second}
+            )
             chosen.append(slow)
     for silo in files:
         assert run.personal(silo).numpy() == pytest.approx(trained[silo], abs=1e-6)
@@ -108,7 +143,9 @@ def test_rounds_of_several_steps_in_numpy(tmp_path: Path, phi: int, average: str
 
 @pytest.mark.parametrize("model", ["mlp", "tiny-bn"])
 @pytest.mark.parametrize("own", [{"fedlama__phi": 1}, {"fedlama__phi": 3, "fedlama__wait": 4}])
-def test_one_interval_is_fedavg(three: Files, own: dict[str, Any], model: str, tiny_bn: None) -> None:
+def test_one_interval_is_fedavg(
+    three: Files, own: dict[str, Any], model: str, tiny_bn: None
+) -> None:
     """φ = 1, or no adjustment yet: bit for bit, in every metric and byte, running statistics too."""
     options = {**OPTIONS, "model": model}
     plain = federate(three, strategy="fedavg", **options)
@@ -138,7 +175,10 @@ def test_a_slow_layer_stays_with_its_silo(three: Files) -> None:
 def fresh_of(run: Any, silo: str, server_round: int) -> list[int]:
     """Which tensors this silo got in this round."""
     for message, _ in run.grid.traffic:
-        if (run.grid.name_of(message.metadata.dst_node_id), round_of(message)) == (silo, server_round):
+        if (run.grid.name_of(message.metadata.dst_node_id), round_of(message)) == (
+            silo,
+            server_round,
+        ):
             return decode(message.content)[0].numbers["fresh"]  # type: ignore[return-value]
     raise AssertionError
 
@@ -151,7 +191,10 @@ def test_who_was_away_gets_all_that_was_averaged_since(three: Files) -> None:
     """
 
     def lose(silo: str, message: Message, reply: Message) -> Message:
-        lost = message.metadata.message_type == "train" and (silo, round_of(message)) == ("c", 4)
+        lost = message.metadata.message_type == "train" and (silo, round_of(message)) == (
+            "c",
+            4,
+        )
         return Message(Error(1, "lost on the way"), reply_to=message) if lost else reply
 
     def prepare(grid: TinyGrid) -> None:

@@ -24,7 +24,9 @@ WHOLE: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "learn
 
 
 def draw(monkeypatch: pytest.MonkeyPatch, draws: Draws) -> None:
-    def fixed(layout: Layout, settings: LpSettings, common: Common, silo: str, server_round: int) -> list[slice]:
+    def fixed(
+        layout: Layout, settings: LpSettings, common: Common, silo: str, server_round: int
+    ) -> list[slice]:
         return draws[silo, server_round]
 
     monkeypatch.setattr(strategies.fedlp, "sent", fixed)
@@ -35,7 +37,12 @@ def test_two_silos_by_hand(pair: Files, monkeypatch: pytest.MonkeyPatch) -> None
     """One step of FedAvg from 0: w_a = (1, -1, 1/2, -1/2), w_b = (-1, 1, -1, 1)/2. a sends its weights, b its weights
     and biases: the weights are a mean with equal weights, the biases b's. Nobody sends anything in round 2."""
     weights, biases = slice(0, 2), slice(2, 4)
-    draws: Draws = {("a", 1): [weights], ("b", 1): [weights, biases], ("a", 2): [], ("b", 2): []}
+    draws: Draws = {
+        ("a", 1): [weights],
+        ("b", 1): [weights, biases],
+        ("a", 2): [],
+        ("b", 2): [],
+    }
     draw(monkeypatch, draws)
     run = federate(pair, strategy="fedlp", rounds=2)
     assert [p.models["layers"].vector.tolist() for r, _, p, _ in replies_of(run) if r == 1] == [
@@ -97,7 +104,9 @@ def test_everything_sent_is_fedavg(three: Files, tmp_path: Path) -> None:
         assert comparable(run.rows) == comparable(deep.rows)
         assert same(run.strategy.state.arrays["global"], deep.strategy.state.arrays["global"])
     equal = random_silos(tmp_path, {"x": 8, "y": 8})
-    ours, plain = (federate(equal, strategy=s, fedlp__keep=1.0, **WHOLE) for s in ("fedlp", "fedavg"))
+    ours, plain = (
+        federate(equal, strategy=s, fedlp__keep=1.0, **WHOLE) for s in ("fedlp", "fedavg")
+    )
     assert same(ours.strategy.state.arrays["global"], plain.strategy.state.arrays["global"])
 
 
@@ -112,7 +121,9 @@ def test_the_draw() -> None:
     """p of all layers in the long run, others for every silo and round, the same for the same."""
     layout = Layout((), (), tuple(Block(f"block{i}", i, i + 1) for i in range(50)))
     settings, common = LpSettings(keep=0.3), Common(seed=5)
-    draws = [sent(layout, settings, common, silo, r) for silo in ("a", "b") for r in range(1, 101)]
+    draws = [
+        sent(layout, settings, common, silo, r) for silo in ("a", "b") for r in range(1, 101)
+    ]
     assert abs(sum(map(len, draws)) / (200 * 50) - 0.3) < 0.02
     assert len({tuple(part.start for part in d) for d in draws}) == 200
     assert sent(layout, settings, common, "a", 1) == draws[0]
@@ -131,7 +142,9 @@ def test_other_layers_than_were_drawn_are_left_out(three: Files) -> None:
         grid.after = after
 
     seen: list[Progress] = []
-    federate(three, strategy="fedlp", fedlp__keep=1.0, rounds=1, prepare=prepare, watch=seen.append)
+    federate(
+        three, strategy="fedlp", fedlp__keep=1.0, rounds=1, prepare=prepare, watch=seen.append
+    )
     assert "shape (5,), not float32 of (12,)" in seen[0].rejected["c"]
 
 

@@ -16,7 +16,13 @@ from two_layers import DEEP, FC1, FC2, HIDDEN, deep_gradient, replies_of
 from client.export import export_model
 from strategies.fedpac import combination, on_simplex
 
-OPTIONS: dict[str, Any] = {**DEEP, "rounds": 3, "local_epochs": 2, "batch_size": 4, "momentum": 0.9}
+OPTIONS: dict[str, Any] = {
+    **DEEP,
+    "rounds": 3,
+    "local_epochs": 2,
+    "batch_size": 4,
+    "momentum": 0.9,
+}
 
 
 # ---- The combination of heads --------------------------------------------------------------------------------------
@@ -31,17 +37,23 @@ def test_two_silos_combine_by_hand() -> None:
     h, v = np.array([[1.0, 0, 2], [0, 2.0, 0]]), np.array([3.0, 5.0])
     d = 1 + 4 + 4
     own = [(v[1 - i] + d) / (v.sum() + d) for i in (0, 1)]
-    assert weights(h, v) == pytest.approx(np.array([[own[0], 1 - own[0]], [1 - own[1], own[1]]]))
+    assert weights(h, v) == pytest.approx(
+        np.array([[own[0], 1 - own[0]], [1 - own[1], own[1]]])
+    )
 
 
 def test_special_cases_of_the_combination() -> None:
     """All H equal: 1/V_j, normalised. V near 0 with different H: the own head. One silo: 1."""
     v, rng = np.array([1.0, 2.0, 4.0]), np.random.default_rng(0)
-    assert weights(np.ones((3, 5)), v) == pytest.approx(np.tile(np.array([4, 2, 1]) / 7, (3, 1)))
+    assert weights(np.ones((3, 5)), v) == pytest.approx(
+        np.tile(np.array([4, 2, 1]) / 7, (3, 1))
+    )
     assert weights(np.ones((3, 5)), np.full(3, 2.0)) == pytest.approx(np.full((3, 3), 1 / 3))
     assert weights(rng.normal(size=(3, 5)), np.full(3, 1e-9)) == pytest.approx(np.eye(3))
     assert weights(rng.normal(size=(1, 5)), np.ones(1)).tolist() == [[1]]
-    assert weights(np.ones((2, 5)), np.zeros(2)).sum(1) == pytest.approx([1, 1])  # nothing to choose by
+    assert weights(np.ones((2, 5)), np.zeros(2)).sum(1) == pytest.approx(
+        [1, 1]
+    )  # nothing to choose by
 
 
 def test_heads_that_are_nearly_equal_beside_large_ones() -> None:
@@ -89,7 +101,9 @@ def body_gradient(
 ) -> Numbers:
     """Of CE + λ mean (z - t_y)² with respect to fc1: dL/dz = 2 λ (z - t_y) / (B K) where z > 0."""
     z = features(w, x)
-    dz = np.array([2 * weight * (row - targets[int(c)]) / z.size for row, c in zip(z, y, strict=True)]) * (z > 0)
+    dz = np.array(
+        [2 * weight * (row - targets[int(c)]) / z.size for row, c in zip(z, y, strict=True)]
+    ) * (z > 0)
     return deep_gradient(w, x, y)[FC1] + np.concatenate([(dz.T @ x).ravel(), dz.sum(0)])
 
 
@@ -103,7 +117,8 @@ def lopsided(tmp_path: Path) -> Files:
     rng = np.random.default_rng(4)
     labels = {"a": [0, 0, 1, 0, 1], "b": [1, 2, 2, 1, 2, 1, 1], "c": [0, 0, 0]}
     return {
-        name: write_silo(tmp_path / f"{name}.npz", rng.normal(size=(len(y), 3)), y, 3) for name, y in labels.items()
+        name: write_silo(tmp_path / f"{name}.npz", rng.normal(size=(len(y), 3)), y, 3)
+        for name, y in labels.items()
     }
 
 
@@ -144,18 +159,23 @@ def test_rounds_in_numpy(lopsided: Files) -> None:
             counts.append(np.bincount(y, minlength=3))
         body = sum(c.sum() / 15 * w[FC1] for c, w in zip(counts, sent, strict=True))
         centres = {
-            k: sum(c[k] * m[k] for c, m in zip(counts, means, strict=True) if k in m) / sum(c[k] for c in counts)
+            k: sum(c[k] * m[k] for c, m in zip(counts, means, strict=True) if k in m)
+            / sum(c[k] for c in counts)
             for k in range(3)
         }
         for i, silo in enumerate(lopsided):
             d = np.array([h[i] - other for other in h])
             alpha = by_every_support(np.diag(v) + d @ d.T)
             alpha = np.where(alpha < 1e-3, 0, alpha)
-            heads[silo] = sum(a * w[FC2] for a, w in zip(alpha / alpha.sum(), sent, strict=True))
+            heads[silo] = sum(
+                a * w[FC2] for a, w in zip(alpha / alpha.sum(), sent, strict=True)
+            )
     state = run.strategy.state.arrays
     assert state["global"][FC1].numpy() == pytest.approx(body, abs=1e-6)
     for k in range(3):
-        assert state["prototypes"].view(3, -1)[k].tolist() == pytest.approx([*centres[k], 1], abs=1e-6)
+        assert state["prototypes"].view(3, -1)[k].tolist() == pytest.approx(
+            [*centres[k], 1], abs=1e-6
+        )
     for i, silo in enumerate(lopsided):
         assert state[f"head.{silo}"].numpy() == pytest.approx(heads[silo], abs=2e-6)
         assert run.personal(silo).numpy() == pytest.approx(sent[i], abs=2e-6)
@@ -177,21 +197,34 @@ def by_every_support(p: Numbers) -> Numbers:
 
 
 def test_without_mixing_and_alignment_it_is_fedrep(three: Files) -> None:
-    off: dict[str, Any] = {"fedpac__mix": False, "fedpac__lambda": 0.0, "fedpac__head_learning_rate": 0.0}
+    off: dict[str, Any] = {
+        "fedpac__mix": False,
+        "fedpac__lambda": 0.0,
+        "fedpac__head_learning_rate": 0.0,
+    }
     run = federate(three, strategy="fedpac", **off, **OPTIONS)
-    plain = federate(three, strategy="fedrep", fedrep__head_epochs=1, fedrep__body_epochs=2, **OPTIONS)
+    plain = federate(
+        three, strategy="fedrep", fedrep__head_epochs=1, fedrep__body_epochs=2, **OPTIONS
+    )
     assert same(run.strategy.state.arrays["global"][FC1], plain.strategy.state.arrays["global"])
     for silo in three:
         assert same(run.personal(silo), plain.personal(silo))
         assert run.values("loss", silo, "received") == plain.values("loss", silo, "received")
     for part in off:  # and each of them does something
-        other = federate(three, strategy="fedpac", **{k: x for k, x in off.items() if k != part}, **OPTIONS)
+        other = federate(
+            three, strategy="fedpac", **{k: x for k, x in off.items() if k != part}, **OPTIONS
+        )
         assert not same(other.personal("a"), plain.personal("a"))
 
 
 def test_alignment_begins_in_round_2(three: Files) -> None:
-    runs = [federate(three, strategy="fedpac", fedpac__lambda=weight, **OPTIONS) for weight in (0.0, 5.0)]
-    first, second = ([replies_of(run, "a")[r][2].models["model"].vector for run in runs] for r in (0, 1))
+    runs = [
+        federate(three, strategy="fedpac", fedpac__lambda=weight, **OPTIONS)
+        for weight in (0.0, 5.0)
+    ]
+    first, second = (
+        [replies_of(run, "a")[r][2].models["model"].vector for run in runs] for r in (0, 1)
+    )
     assert same(*first) and not same(*second)
 
 
@@ -211,7 +244,10 @@ def test_an_absent_silo_keeps_its_head(three: Files) -> None:
     """Round 2 mixes the heads of b and c alone; a has its own of round 1 afterwards, with the new body."""
     runs = [
         federate(
-            three, strategy="fedpac", **{**OPTIONS, "rounds": rounds}, prepare=lambda grid: grid.absent.add(("a", 2))
+            three,
+            strategy="fedpac",
+            **{**OPTIONS, "rounds": rounds},
+            prepare=lambda grid: grid.absent.add(("a", 2)),
         )
         for rounds in (1, 2)
     ]
@@ -233,10 +269,15 @@ def test_a_variance_that_is_none_is_left_out(tmp_path: Path, value: Any) -> None
         return reply
 
     files = random_silos(tmp_path, {"a": 6, "b": 10})
-    run = federate(files, strategy="fedpac", rounds=1, prepare=lambda grid: setattr(grid, "after", spoil))
+    run = federate(
+        files, strategy="fedpac", rounds=1, prepare=lambda grid: setattr(grid, "after", spoil)
+    )
     assert [r.silo for r in run.rows if r.metric == "rejected"] == ["a"]
 
 
 def test_the_export_is_plain(three: Files, tmp_path: Path) -> None:
     federate(three, strategy="fedpac", directory=tmp_path / "run", **OPTIONS)
-    assert export_model(tmp_path / "run", "b", "last", tmp_path / "b.safetensors").model.head is None
+    assert (
+        export_model(tmp_path / "run", "b", "last", tmp_path / "b.safetensors").model.head
+        is None
+    )

@@ -13,7 +13,12 @@ from two_layers import DEEP, replies_of
 
 from models.metrics import mmd
 
-OPTIONS: dict[str, Any] = {"rounds": 4, "local_epochs": 2, "batch_size": 4, "learning_rate": 0.2}
+OPTIONS: dict[str, Any] = {
+    "rounds": 4,
+    "local_epochs": 2,
+    "batch_size": 4,
+    "learning_rate": 0.2,
+}
 
 
 @pytest.mark.usefixtures("zero_start")
@@ -28,14 +33,21 @@ def test_two_silos_by_hand(pair: Files) -> None:
     with one of two rounds done μ is 1/2 · 1/2: p = w + (p - w)/4.
     """
     run = federate(
-        pair, strategy="fedphp", rounds=2, fedphp__lambda=0.5, fedphp__mu=0.5, fedphp__transfer="distillation"
+        pair,
+        strategy="fedphp",
+        rounds=2,
+        fedphp__lambda=0.5,
+        fedphp__mu=0.5,
+        fedphp__transfer="distillation",
     )
     s = [1 / (1 + math.exp(-t)) for t in (-1 / 2, 5 / 8, -3 / 8, -1 / 4)]
     s_a, s_b = (s[0] - 1) / 2 + (s[0] - s[1]) / 2, s[2] / 2 + (s[2] - s[3]) / 2
     ends = {"a": (-1 / 16 - 2 * s_a, -1 / 8 - s_a), "b": (-1 / 16 - s_b, -1 / 8 - s_b)}
     before = {"a": (1 / 2, 1 / 4), "b": (-1 / 4, -1 / 4)}
     for silo in pair:
-        u, v = (end + (old - end) / 4 for end, old in zip(ends[silo], before[silo], strict=True))
+        u, v = (
+            end + (old - end) / 4 for end, old in zip(ends[silo], before[silo], strict=True)
+        )
         assert run.personal(silo).tolist() == pytest.approx([u, -u, v, -v], abs=1e-6)
     sent = {(r, silo): p.models["model"].vector.tolist() for r, silo, p, _ in replies_of(run)}
     for silo in pair:
@@ -94,7 +106,9 @@ def test_rounds_in_double_precision(three: Files, transfer: str) -> None:
             history[silo] = m * history[silo] + (1 - m) * own
             visits[silo] += 1
         n = {silo: len(rows_of(three[silo])[1]) for silo in came}
-        w = sum((n[s] * ends[s] for s in came), torch.zeros(31, dtype=torch.float64)) / sum(n.values())
+        w = sum((n[s] * ends[s] for s in came), torch.zeros(31, dtype=torch.float64)) / sum(
+            n.values()
+        )
     assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w.numpy(), abs=1e-6)
     for silo in three:
         assert run.personal(silo).numpy() == pytest.approx(history[silo].numpy(), abs=1e-6)
@@ -105,7 +119,9 @@ def test_mmd_by_hand() -> None:
     a, b = torch.tensor([[0.0, 2.0]]), torch.tensor([[4.0, 0.0]])
     expected = 8 - 2 * sum(math.exp(-10 / s) for s in (10, 15, 20, 50))
     assert float(mmd(a, b)) == pytest.approx(expected, abs=1e-5)
-    same_features = torch.randn(5, 3, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    same_features = torch.randn(
+        5, 3, generator=torch.Generator().manual_seed(1)
+    ).requires_grad_()
     value = mmd(same_features, same_features.detach())
     (grad,) = torch.autograd.grad(value, same_features)
     assert abs(float(value.detach())) < 1e-5 and float(grad.abs().max()) < 1e-6
@@ -122,7 +138,10 @@ def test_without_the_term_the_training_is_fedavgs(three: Files, mu: float) -> No
         assert comparable(run.rows) == comparable(plain.rows)
     else:
         for r, equal in ((1, True), (2, False)):
-            ours, theirs = ([x for x in y.rows if x.round == r and x.snapshot == "personal"] for y in (run, plain))
+            ours, theirs = (
+                [x for x in y.rows if x.round == r and x.snapshot == "personal"]
+                for y in (run, plain)
+            )
             assert (comparable(ours) == comparable(theirs)) == equal
 
 
@@ -133,6 +152,8 @@ def test_statistics_are_mixed_like_the_model(three: Files, tiny_bn: None) -> Non
     for silo in three:
         # μ = 0.9 · 1/2 in round 2 of 2; in round 1 it is 0, whatever T is.
         old = first.grid.state(silo).arrays["personal.buffers"]
-        trained = next(p.models["buffers"].vector for r, s, p, _ in replies_of(run) if (r, s) == (2, silo))
+        trained = next(
+            p.models["buffers"].vector for r, s, p, _ in replies_of(run) if (r, s) == (2, silo)
+        )
         mixed = run.grid.state(silo).arrays["personal.buffers"]
         torch.testing.assert_close(mixed, 0.45 * old + 0.55 * trained)

@@ -9,13 +9,29 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from predictions import read_csv
-from tiny import Files, Numbers, Run, comparable, federate, initial, random_silos, rows_of, same, write_silo
+from tiny import (
+    Files,
+    Numbers,
+    Run,
+    comparable,
+    federate,
+    initial,
+    random_silos,
+    rows_of,
+    same,
+    write_silo,
+)
 from two_layers import DEEP, FC1, FC2, HIDDEN, deep_gradient, replies_of
 
 from client.export import export_model
 from client.prediction.predict import predict_file
 
-OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "learning_rate": 0.1}
+OPTIONS: dict[str, Any] = {
+    "rounds": 3,
+    "local_epochs": 2,
+    "batch_size": 4,
+    "learning_rate": 0.1,
+}
 
 
 def table(run: Run) -> Numbers:
@@ -34,7 +50,12 @@ def test_two_silos_by_hand(pair: Files) -> None:
     assert replies_of(run, "a")[0][2].models["prototypes"].vector.tolist() == [2, 1, 0, 0]
     assert run.values("accuracy", "a", "received") == [1, 1]
     assert run.values("accuracy", "b", "received") == [0, 1]
-    assert run.personal("a").tolist() == [4, 0, -4, -1e9]  # in round 1 it knows its own class only
+    assert run.personal("a").tolist() == [
+        4,
+        0,
+        -4,
+        -1e9,
+    ]  # in round 1 it knows its own class only
     # softmax of (4 - 4, 2 - 1) at x = 1
     assert run.values("loss", "b", "received")[1] == pytest.approx(np.log(1 + np.exp(-1)))
 
@@ -48,9 +69,16 @@ def pulled_gradient(
 ) -> Numbers:
     """deep_gradient, and that of λ mean (z - c_y)²: dL/dz = 2 λ (z - c_y) / (B K) where c_y is known, z > 0."""
     z = features(w, x)
-    dz = np.array([2 * weight * (row - centres.get(int(c), row)) / z.size for row, c in zip(z, y, strict=True)])
+    dz = np.array(
+        [
+            2 * weight * (row - centres.get(int(c), row)) / z.size
+            for row, c in zip(z, y, strict=True)
+        ]
+    )
     dz *= z > 0
-    return deep_gradient(w, x, y) + np.concatenate([(dz.T @ x).ravel(), dz.sum(0), np.zeros(FC2.stop - FC2.start)])
+    return deep_gradient(w, x, y) + np.concatenate(
+        [(dz.T @ x).ravel(), dz.sum(0), np.zeros(FC2.stop - FC2.start)]
+    )
 
 
 def averaged(
@@ -72,7 +100,8 @@ def lopsided(tmp_path: Path) -> Files:
     rng = np.random.default_rng(4)
     labels = {"a": [0, 0, 1, 0, 1], "b": [1, 2, 2, 1, 2, 1, 1], "c": [0, 0, 0]}
     return {
-        name: write_silo(tmp_path / f"{name}.npz", rng.normal(size=(len(y), 3)), y, 3) for name, y in labels.items()
+        name: write_silo(tmp_path / f"{name}.npz", rng.normal(size=(len(y), 3)), y, 3)
+        for name, y in labels.items()
     }
 
 
@@ -100,9 +129,15 @@ def test_rounds_in_numpy(lopsided: Files, weighting: str, which: str) -> None:
             for _ in range(2):
                 seen.append(features(w, x))
                 w = w - 0.3 * pulled_gradient(w, x, y, centres, 0.7)
-            z = {"last-epoch": seen[-1], "all-epochs": (seen[0] + seen[1]) / 2, "trained": features(w, x)}[which]
+            z = {
+                "last-epoch": seen[-1],
+                "all-epochs": (seen[0] + seen[1]) / 2,
+                "trained": features(w, x),
+            }[which]
             models[silo] = w
-            tables.append({int(c): (z[y == c].mean(0), int((y == c).sum())) for c in np.unique(y)})
+            tables.append(
+                {int(c): (z[y == c].mean(0), int((y == c).sum())) for c in np.unique(y)}
+            )
         centres = averaged(tables, weighting == "uniform", centres)
     for c in range(3):
         assert table(run)[c] == pytest.approx(np.append(centres[c], 1), abs=1e-6)
@@ -112,7 +147,9 @@ def test_rounds_in_numpy(lopsided: Files, weighting: str, which: str) -> None:
 
 
 def test_the_share_is_one_where_silos_count_alike(lopsided: Files) -> None:
-    run = federate(lopsided, strategy="fedproto", rounds=1, **DEEP, fedproto__weighting="uniform")
+    run = federate(
+        lopsided, strategy="fedproto", rounds=1, **DEEP, fedproto__weighting="uniform"
+    )
     plain = federate(lopsided, strategy="fedproto", rounds=1, **DEEP)
     for one, expected in ((run, [1, 1, 0]), (plain, [0.6, 0.4, 0])):
         sent = replies_of(one, "a")[0][2].models["prototypes"].vector.view(3, -1)
@@ -121,7 +158,13 @@ def test_the_share_is_one_where_silos_count_alike(lopsided: Files) -> None:
 
 
 def test_without_the_term_the_head_is_local(three: Files) -> None:
-    run = federate(three, strategy="fedproto", fedproto__lambda=0.0, fedproto__predict="head", **DEEP | OPTIONS)
+    run = federate(
+        three,
+        strategy="fedproto",
+        fedproto__lambda=0.0,
+        fedproto__predict="head",
+        **DEEP | OPTIONS,
+    )
     local = federate(three, strategy="local", **DEEP | OPTIONS)
     for silo in three:
         assert same(run.personal(silo), local.personal(silo))
@@ -131,7 +174,13 @@ def test_without_the_term_the_head_is_local(three: Files) -> None:
 
 def test_how_it_predicts_leaves_the_training_as_it_is(three: Files) -> None:
     runs = [
-        federate(three, strategy="fedproto", fedproto__predict=predict, fedproto__classes=classes, **DEEP | OPTIONS)
+        federate(
+            three,
+            strategy="fedproto",
+            fedproto__predict=predict,
+            fedproto__classes=classes,
+            **DEEP | OPTIONS,
+        )
         for predict, classes in (("head", "own"), ("prototypes", "own"), ("prototypes", "all"))
     ]
     for other in runs[1:]:
@@ -155,18 +204,29 @@ def test_a_class_that_nobody_brings_keeps_its_prototype(lopsided: Files) -> None
     one, two = (table(run) for run in runs)
     assert one[2] == pytest.approx(two[2], abs=0) and one[2].any()
     assert not np.allclose(one[1], two[1]) and not np.allclose(one[0], two[0])
-    assert same(runs[0].grid.state("b").arrays["model"], runs[1].grid.state("b").arrays["model"])
-    sent = {(r, silo): p.models["prototypes"].vector.view(3, -1) for r, silo, p, _ in replies_of(runs[1])}
+    assert same(
+        runs[0].grid.state("b").arrays["model"], runs[1].grid.state("b").arrays["model"]
+    )
+    sent = {
+        (r, silo): p.models["prototypes"].vector.view(3, -1)
+        for r, silo, p, _ in replies_of(runs[1])
+    }
     assert set(sent) == {(1, "b"), (1, "c"), (2, "a"), (2, "c")}
     expected = (5 * 0.6 * sent[2, "a"][0] + 3 * sent[2, "c"][0]) / 6
     assert two[0][:-1] == pytest.approx(expected[:-1].numpy(), abs=1e-6)
 
 
 @pytest.mark.parametrize("classes", ["own", "all"])
-def test_the_export_finds_the_nearest_prototype(lopsided: Files, tmp_path: Path, classes: str) -> None:
+def test_the_export_finds_the_nearest_prototype(
+    lopsided: Files, tmp_path: Path, classes: str
+) -> None:
     """Probabilities are the softmax of -||z - c||², by hand from the prototypes that arrived in the last round."""
     run = federate(
-        lopsided, strategy="fedproto", directory=tmp_path / "run", fedproto__classes=classes, **DEEP | OPTIONS
+        lopsided,
+        strategy="fedproto",
+        directory=tmp_path / "run",
+        fedproto__classes=classes,
+        **DEEP | OPTIONS,
     )
     export_model(tmp_path / "run", "a", "last", tmp_path / "a.safetensors")
     x = np.random.default_rng(0).normal(size=(50, 3))
@@ -198,6 +258,8 @@ def test_a_table_that_is_none_is_left_out(tmp_path: Path) -> None:
             replies.view(3, -1)[0, -1] = 50.0
         return reply
 
-    run = federate(files, strategy="fedproto", rounds=1, prepare=lambda grid: setattr(grid, "after", spoil))
+    run = federate(
+        files, strategy="fedproto", rounds=1, prepare=lambda grid: setattr(grid, "after", spoil)
+    )
     assert list(run.strategy.rejected) == []  # the closing exchange starts afresh
     assert [r.silo for r in run.rows if r.metric == "rejected"] == ["a"]

@@ -25,12 +25,22 @@ def test_two_silos_by_hand(pair: Files) -> None:
     a, b = (0.5 + 2 * rest, 0.25 + rest), (-0.25 - q, -0.25 - q)
     u, v = ((a[k] + 3 * b[k]) / 4 for k in (0, 1))
     assert run.personal("a").tolist() == pytest.approx([a[0], -a[0], a[1], -a[1]], abs=1e-6)
-    assert run.strategy.state.arrays["global"].tolist() == pytest.approx([u, -u, v, -v], abs=1e-6)
+    assert run.strategy.state.arrays["global"].tolist() == pytest.approx(
+        [u, -u, v, -v], abs=1e-6
+    )
 
 
 def test_the_centre_is_the_received_model_for_the_whole_round(two: Files) -> None:
     """Three rounds of three steps with momentum; the centre changes between rounds and never within one."""
-    run = federate(two, strategy="fedprox", rounds=3, local_epochs=3, fedprox__mu=0.8, momentum=0.5, learning_rate=0.5)
+    run = federate(
+        two,
+        strategy="fedprox",
+        rounds=3,
+        local_epochs=3,
+        fedprox__mu=0.8,
+        momentum=0.5,
+        learning_rate=0.5,
+    )
     w = initial(run.settings, 3, 3).double().numpy()
     for _ in range(3):
         total = np.zeros_like(w)
@@ -74,7 +84,12 @@ def test_bytes_are_fedavgs(three: Files) -> None:
 def test_fine_tuning_leaves_the_federated_training_as_it_is(three: Files, epochs: int) -> None:
     options: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4}
     plain = federate(three, strategy="fedprox", fedprox__mu=0.5, **options)
-    tuned = federate(three, strategy="fedprox-ft", **{"fedprox-ft.mu": 0.5, "fedprox-ft.epochs": epochs}, **options)
+    tuned = federate(
+        three,
+        strategy="fedprox-ft",
+        **{"fedprox-ft.mu": 0.5, "fedprox-ft.epochs": epochs},
+        **options,
+    )
     assert same(plain.strategy.state.arrays["global"], tuned.strategy.state.arrays["global"])
     received = [[r for r in run.rows if r.snapshot == "received"] for run in (plain, tuned)]
     assert comparable(received[0]) == comparable(received[1])
@@ -85,7 +100,12 @@ def test_fine_tuning_leaves_the_federated_training_as_it_is(three: Files, epochs
 def test_fine_tuning_has_no_proximal_term(three: Files) -> None:
     """In round 1 all methods receive the same model, so the fine-tuned one is FedAvg-FT's bit for bit."""
     options: dict[str, Any] = {"rounds": 1, "local_epochs": 3, "batch_size": 4, "momentum": 0.9}
-    prox = federate(three, strategy="fedprox-ft", **{"fedprox-ft.mu": 0.5, "fedprox-ft.epochs": 2}, **options)
+    prox = federate(
+        three,
+        strategy="fedprox-ft",
+        **{"fedprox-ft.mu": 0.5, "fedprox-ft.epochs": 2},
+        **options,
+    )
     plain = federate(three, strategy="fedavg-ft", **{"fedavg-ft.epochs": 2}, **options)
     assert not same(prox.strategy.state.arrays["global"], plain.strategy.state.arrays["global"])
     for silo in three:
@@ -94,7 +114,12 @@ def test_fine_tuning_has_no_proximal_term(three: Files) -> None:
 
 def test_fine_tuning_without_the_term_is_fedavg_ft(three: Files) -> None:
     options: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "momentum": 0.9}
-    prox = federate(three, strategy="fedprox-ft", **{"fedprox-ft.mu": 0.0, "fedprox-ft.epochs": 2}, **options)
+    prox = federate(
+        three,
+        strategy="fedprox-ft",
+        **{"fedprox-ft.mu": 0.0, "fedprox-ft.epochs": 2},
+        **options,
+    )
     plain = federate(three, strategy="fedavg-ft", **{"fedavg-ft.epochs": 2}, **options)
     assert comparable(prox.rows) == comparable(plain.rows)
 
@@ -102,7 +127,12 @@ def test_fine_tuning_without_the_term_is_fedavg_ft(three: Files) -> None:
 def test_the_pages_walk_shows_the_file() -> None:
     """Every block of Python in docs/contributing.md's walk through strategies/fedprox.py is in the file."""
     root = Path(__file__).parents[2]
-    walk = (root / "docs" / "contributing.md").read_text().split("## How to add a method")[1].split("## Tests")[0]
+    walk = (
+        (root / "docs" / "contributing.md")
+        .read_text()
+        .split("## How to add a method")[1]
+        .split("## Tests")[0]
+    )
     blocks = re.findall(r"```python\n(.*?)```", walk, re.S)
     code = (root / "strategies" / "fedprox.py").read_text()
     assert len(blocks) >= 3

@@ -16,7 +16,13 @@ from two_layers import DEEP, FC1, FC2, HIDDEN, deep_gradient, replies_of, start_
 from client.export import export_model
 from client.prediction.predict import predict_file
 
-OPTIONS: dict[str, Any] = {**DEEP, "rounds": 3, "local_epochs": 2, "batch_size": 4, "momentum": 0.9}
+OPTIONS: dict[str, Any] = {
+    **DEEP,
+    "rounds": 3,
+    "local_epochs": 2,
+    "batch_size": 4,
+    "momentum": 0.9,
+}
 
 
 def test_two_silos_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +48,9 @@ def test_two_silos_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert run.grid.state(silo).arrays["head"].tolist() == pytest.approx(own, abs=1e-6)
         assert run.personal(silo).tolist() == pytest.approx(np.add(own, sent[silo]), abs=1e-6)
     # Before training it predicts with twice the head, after it with the mean G and its own P.
-    assert run.values("loss", "b", "received")[0] == pytest.approx(4 + math.log(1 + math.exp(-4)))
+    assert run.values("loss", "b", "received")[0] == pytest.approx(
+        4 + math.log(1 + math.exp(-4))
+    )
     logit = 2 - 2 * (r - 3 / 4) - 2 * 4 / 5 * g  # of class 0, half of the difference
     loss = run.values("loss", "a", "received")[1]
     assert loss == pytest.approx(math.log(1 + math.exp(-2 * logit)) + 2 * logit / 4, abs=1e-6)
@@ -51,7 +59,15 @@ def test_two_silos_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(("gamma", "start"), [(1.0, "copy"), (0.6, "zeros")])
 def test_rounds_in_numpy(two: Files, gamma: float, start: str) -> None:
     """Three rounds of three full-batch steps in float64; P's grad is of before the joint step."""
-    run = federate(two, strategy="fedrod", rounds=3, local_epochs=3, **DEEP, fedrod__gamma=gamma, fedrod__start=start)
+    run = federate(
+        two,
+        strategy="fedrod",
+        rounds=3,
+        local_epochs=3,
+        **DEEP,
+        fedrod__gamma=gamma,
+        fedrod__start=start,
+    )
     w = initial(run.settings, 3, 3).double().numpy()
     heads = dict.fromkeys(two, w[FC2] * (start == "copy"))
     for _ in range(3):
@@ -71,12 +87,17 @@ def test_rounds_in_numpy(two: Files, gamma: float, start: str) -> None:
         w = total
     assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w, abs=1e-6)
     for silo in two:
-        assert run.grid.state(silo).arrays["head"].numpy() == pytest.approx(heads[silo], abs=1e-6)
+        assert run.grid.state(silo).arrays["head"].numpy() == pytest.approx(
+            heads[silo], abs=1e-6
+        )
 
 
 def labelled(folder: Path, **labels: list[int]) -> Files:
     rng = np.random.default_rng(2)
-    return {n: write_silo(folder / f"{n}.npz", rng.normal(size=(len(y), 3)), y, 3) for n, y in labels.items()}
+    return {
+        n: write_silo(folder / f"{n}.npz", rng.normal(size=(len(y), 3)), y, 3)
+        for n, y in labels.items()
+    }
 
 
 @pytest.mark.parametrize("gamma", [0.0, 1.0])
@@ -85,10 +106,15 @@ def test_balanced_silos_are_fedavg(tmp_path: Path, gamma: float) -> None:
     balanced = labelled(tmp_path, a=[0, 1, 2] * 2, b=[0, 1, 2] * 4)
     uneven = labelled(tmp_path, c=[0, 1, 2, 2, 2], d=[0, 1, 1, 2])
     for files in (balanced, uneven):
-        run = federate(files, strategy="fedrod", fedrod__gamma=gamma, fedrod__predict="generic", **OPTIONS)
+        run = federate(
+            files, strategy="fedrod", fedrod__gamma=gamma, fedrod__predict="generic", **OPTIONS
+        )
         plain = federate(files, strategy="fedavg", **OPTIONS)
         equal = files is balanced or gamma == 0
-        assert same(run.strategy.state.arrays["global"], plain.strategy.state.arrays["global"]) == equal
+        assert (
+            same(run.strategy.state.arrays["global"], plain.strategy.state.arrays["global"])
+            == equal
+        )
         if gamma == 0:
             assert comparable(run.rows) == comparable(plain.rows)
 
@@ -96,7 +122,9 @@ def test_balanced_silos_are_fedavg(tmp_path: Path, gamma: float) -> None:
 def test_a_personal_head_at_zero_predicts_as_the_generic_one(three: Files) -> None:
     """In the first round; and the choice of the predictor and of P's start leave φ and G as they are."""
     runs = {
-        (start, predict): federate(three, strategy="fedrod", fedrod__start=start, fedrod__predict=predict, **OPTIONS)
+        (start, predict): federate(
+            three, strategy="fedrod", fedrod__start=start, fedrod__predict=predict, **OPTIONS
+        )
         for start, predict in (("zeros", "personal"), ("copy", "generic"), ("copy", "personal"))
     }
     zero, generic, both = runs.values()
@@ -105,7 +133,9 @@ def test_a_personal_head_at_zero_predicts_as_the_generic_one(three: Files) -> No
         assert losses[0][0] == losses[1][0] != losses[2][0]
         assert losses[0][1] != losses[1][1]
     for run in (zero, both):
-        assert same(run.strategy.state.arrays["global"], generic.strategy.state.arrays["global"])
+        assert same(
+            run.strategy.state.arrays["global"], generic.strategy.state.arrays["global"]
+        )
 
 
 def test_a_class_that_a_silo_lacks(tmp_path: Path) -> None:
@@ -121,9 +151,21 @@ def test_a_class_that_a_silo_lacks(tmp_path: Path) -> None:
     assert bool(torch.isfinite(own).all()) and not same(own, start[FC2])
 
 
-def test_an_absent_silo_keeps_its_head_and_a_late_one_begins_with_the_initial(three: Files) -> None:
-    run = federate(three, strategy="fedrod", **OPTIONS, prepare=lambda grid: grid.absent.update({("a", 2), ("b", 1)}))
-    one = federate(three, strategy="fedrod", **{**OPTIONS, "rounds": 1}, prepare=lambda grid: grid.absent.add(("b", 1)))
+def test_an_absent_silo_keeps_its_head_and_a_late_one_begins_with_the_initial(
+    three: Files,
+) -> None:
+    run = federate(
+        three,
+        strategy="fedrod",
+        **OPTIONS,
+        prepare=lambda grid: grid.absent.update({("a", 2), ("b", 1)}),
+    )
+    one = federate(
+        three,
+        strategy="fedrod",
+        **{**OPTIONS, "rounds": 1},
+        prepare=lambda grid: grid.absent.add(("b", 1)),
+    )
     two = federate(
         three,
         strategy="fedrod",

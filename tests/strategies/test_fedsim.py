@@ -19,9 +19,18 @@ from strategies.base.client import SiloClient
 from strategies.base.partial import personal_blocks, split_parts
 
 METHODS = ("fedsim", "fedper", "fedalt", "fedrep")
-OPTIONS: dict[str, Any] = {**DEEP, "rounds": 3, "local_epochs": 2, "batch_size": 4, "momentum": 0.5}
+OPTIONS: dict[str, Any] = {
+    **DEEP,
+    "rounds": 3,
+    "local_epochs": 2,
+    "batch_size": 4,
+    "momentum": 0.5,
+}
 SAME_EPOCHS: dict[str, Any] = {"fedrep__head_epochs": 2, "fedrep__body_epochs": 2}
-THREE_LAYERS: dict[str, Any] = {**OPTIONS, "mlp__hidden": "4,5"}  # fc1 of 16, fc2 of 25, fc3 of 18 scalars
+THREE_LAYERS: dict[str, Any] = {
+    **OPTIONS,
+    "mlp__hidden": "4,5",
+}  # fc1 of 16, fc2 of 25, fc3 of 18 scalars
 
 
 # ---- By hand and in numpy --------------------------------------------------------------------------------------------
@@ -53,14 +62,23 @@ def test_two_silos_by_hand(pair: Files, name: str, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(
     ("name", "personal"),
-    [("fedsim", "output"), ("fedsim", "input"), ("fedalt", "output"), ("fedalt", "input"), ("fedrep", "output")],
+    [
+        ("fedsim", "output"),
+        ("fedsim", "input"),
+        ("fedalt", "output"),
+        ("fedalt", "input"),
+        ("fedrep", "output"),
+    ],
 )
 def test_rounds_of_several_steps_in_numpy(two: Files, name: str, personal: str) -> None:
     """Two rounds in float64: momentum per phase, which starts afresh; η falls by 0.9 a round; full batches.
 
     FedSim: 2 joint steps. FedAlt: 3 steps on v, then 2 on u. FedRep: 4 on the head, then 1 on the body.
     """
-    epochs = {"fedalt": {"fedalt__personal_epochs": 3}, "fedrep": {"fedrep__head_epochs": 4}}.get(name, {})
+    epochs = {
+        "fedalt": {"fedalt__personal_epochs": 3},
+        "fedrep": {"fedrep__head_epochs": 4},
+    }.get(name, {})
     run = federate(
         two,
         strategy=name,
@@ -74,7 +92,11 @@ def test_rounds_of_several_steps_in_numpy(two: Files, name: str, personal: str) 
     )
     shared, own = (FC1, FC2) if personal == "output" else (FC2, FC1)
     whole = slice(0, None)
-    phases = {"fedsim": [(whole, 2)], "fedalt": [(own, 3), (shared, 2)], "fedrep": [(own, 4), (shared, 1)]}[name]
+    phases = {
+        "fedsim": [(whole, 2)],
+        "fedalt": [(own, 3), (shared, 2)],
+        "fedrep": [(own, 4), (shared, 1)],
+    }[name]
     w = dict.fromkeys(two, initial(run.settings, 3, 3).double().numpy())
     u = w["a"][shared]
     for server_round in range(2):
@@ -123,24 +145,35 @@ def test_everything_personal_is_local(three: Files, name: str, personal: str) ->
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_everything_personal_is_local_with_batch_norm(three: Files, name: str, tiny_bn: None) -> None:
+def test_everything_personal_is_local_with_batch_norm(
+    three: Files, name: str, tiny_bn: None
+) -> None:
     """Its statistics stay in the silo too: bit for bit, and nothing travels."""
     options = {**OPTIONS, "model": "tiny-bn"}
     plain = federate(three, strategy="local", **options)
-    run = federate(three, strategy=name, **{f"{name}__personal": "all"}, **SAME_EPOCHS, **options)
+    run = federate(
+        three, strategy=name, **{f"{name}__personal": "all"}, **SAME_EPOCHS, **options
+    )
     assert comparable(plain.rows) == comparable(run.rows)
     for silo in three:
-        assert same(plain.grid.state(silo).arrays["personal.buffers"], run.grid.state(silo).arrays["personal.buffers"])
+        assert same(
+            plain.grid.state(silo).arrays["personal.buffers"],
+            run.grid.state(silo).arrays["personal.buffers"],
+        )
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize(("personal", "travel"), [("fc2", 8), ("fc1, norm", 0), ("norm", 0), ("none", 8)])
+@pytest.mark.parametrize(
+    ("personal", "travel"), [("fc2", 8), ("fc1, norm", 0), ("norm", 0), ("none", 8)]
+)
 def test_the_statistics_of_personal_blocks_stay(
     three: Files, name: str, personal: str, travel: int, tiny_bn: None
 ) -> None:
     """tiny-bn's 8 running statistics belong to the block norm, and travel where it is shared."""
     options = {**OPTIONS, "rounds": 2, "model": "tiny-bn"}
-    run = federate(three, strategy=name, **{f"{name}__personal": personal}, **SAME_EPOCHS, **options)
+    run = federate(
+        three, strategy=name, **{f"{name}__personal": personal}, **SAME_EPOCHS, **options
+    )
     for silo in three:
         for _, _, payload, _ in replies_of(run, silo):
             sent = payload.models.get("buffers")
@@ -152,12 +185,18 @@ def test_the_statistics_of_personal_blocks_stay(
 
 @pytest.mark.parametrize(("one", "other"), [("fedsim", "fedper"), ("fedalt", "fedrep")])
 @pytest.mark.parametrize("layers", [1, 2])
-def test_output_personalisation_has_a_name_of_its_own(three: Files, one: str, other: str, layers: int) -> None:
+def test_output_personalisation_has_a_name_of_its_own(
+    three: Files, one: str, other: str, layers: int
+) -> None:
     """FedSim with the highest layers personal is FedPer, FedAlt with equal epochs FedRep."""
     general = federate(three, strategy=one, **{f"{one}__layers": layers}, **THREE_LAYERS)
-    special = federate(three, strategy=other, **{f"{other}__layers": layers}, **SAME_EPOCHS, **THREE_LAYERS)
+    special = federate(
+        three, strategy=other, **{f"{other}__layers": layers}, **SAME_EPOCHS, **THREE_LAYERS
+    )
     assert comparable(general.rows) == comparable(special.rows)
-    assert same(general.strategy.state.arrays["global"], special.strategy.state.arrays["global"])
+    assert same(
+        general.strategy.state.arrays["global"], special.strategy.state.arrays["global"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -170,9 +209,14 @@ def test_output_personalisation_has_a_name_of_its_own(three: Files, one: str, ot
     ],
 )
 @pytest.mark.parametrize("name", ["fedsim", "fedalt"])
-def test_blocks_by_place_are_blocks_by_name(three: Files, name: str, settings: dict[str, Any], names: str) -> None:
+def test_blocks_by_place_are_blocks_by_name(
+    three: Files, name: str, settings: dict[str, Any], names: str
+) -> None:
     place = {f"{name}__{key}": value for key, value in settings.items()}
-    runs = [federate(three, strategy=name, **s, **THREE_LAYERS) for s in (place, {f"{name}__personal": names})]
+    runs = [
+        federate(three, strategy=name, **s, **THREE_LAYERS)
+        for s in (place, {f"{name}__personal": names})
+    ]
     assert comparable(runs[0].rows) == comparable(runs[1].rows)
 
 
@@ -216,20 +260,26 @@ def test_reported_is_the_averaged_body_with_the_own_head(three: Files, name: str
         hidden = np.maximum(x @ body[:12].reshape(4, 3).T + body[12:], 0)
         logits = hidden @ head[:12].reshape(3, 4).T + head[12:]
         loss = (np.log(np.exp(logits).sum(1)) - logits[np.arange(len(y)), y]).mean()
-        assert run.values("loss", silo, run.strategy.info.reports)[-1] == pytest.approx(loss, rel=1e-4)
+        assert run.values("loss", silo, run.strategy.info.reports)[-1] == pytest.approx(
+            loss, rel=1e-4
+        )
 
 
 # ---- The order of the steps ------------------------------------------------------------------------------------------
 
 
-def test_fedalt_evaluates_twice_as_many_gradients(three: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fedalt_evaluates_twice_as_many_gradients(
+    three: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counts: dict[str, int] = {}
     compute = SiloClient.gradient
 
     for name in ("fedsim", "fedalt"):
         counts[name] = 0
 
-        def counted(self: SiloClient, x: torch.Tensor, y: torch.Tensor, name: str = name) -> torch.Tensor:
+        def counted(
+            self: SiloClient, x: torch.Tensor, y: torch.Tensor, name: str = name
+        ) -> torch.Tensor:
             counts[name] += 1
             return compute(self, x, y)
 
@@ -239,7 +289,9 @@ def test_fedalt_evaluates_twice_as_many_gradients(three: Files, monkeypatch: pyt
     assert counts == {"fedsim": 42, "fedalt": 84}
 
 
-def test_one_part_stands_still_while_the_other_is_trained(three: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_part_stands_still_while_the_other_is_trained(
+    three: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """FedRep: 4 head epochs that leave the body as received, then 3 body epochs that leave the new head."""
     seen: list[torch.Tensor] = []
     compute = SiloClient.gradient
@@ -249,7 +301,9 @@ def test_one_part_stands_still_while_the_other_is_trained(three: Files, monkeypa
         return compute(self, x, y)
 
     monkeypatch.setattr(SiloClient, "gradient", recorded)
-    run = federate(three, strategy="fedrep", fedrep__head_epochs=4, fedrep__body_epochs=3, **DEEP, rounds=1)
+    run = federate(
+        three, strategy="fedrep", fedrep__head_epochs=4, fedrep__body_epochs=3, **DEEP, rounds=1
+    )
     start, steps = initial(run.settings, 3, 3), 4 + 3
     for i, silo in enumerate(three):
         head, body = seen[steps * i : steps * i + 4], seen[steps * i + 4 : steps * (i + 1)]
@@ -296,13 +350,20 @@ def test_parts_cover_the_vector_once() -> None:
     for personal in ("all", "none", "output", "input", "fc2", "fc3,fc1", ""):
         settings = settings_of({}, strategy="fedsim", fedsim__personal=personal, silos=1).method
         parts = split_parts(layout, personal_blocks(layout, settings))
-        covered = sorted(i for part in (*parts[0], *parts[1]) for i in range(part.start, part.stop))
+        covered = sorted(
+            i for part in (*parts[0], *parts[1]) for i in range(part.start, part.stop)
+        )
         assert covered == list(range(59))
 
 
 @pytest.mark.parametrize("changes", [{}, {"fedper__layers": 9}, {"fedper__personal": "input"}])
-def test_a_network_of_which_nothing_would_be_shared_is_refused(two: Files, changes: dict[str, Any]) -> None:
+def test_a_network_of_which_nothing_would_be_shared_is_refused(
+    two: Files, changes: dict[str, Any]
+) -> None:
     """Once, before round 1; FedPer on it would be Local without a word."""
-    with pytest.raises(UserError, match=r"this network has the layer blocks fc1 alone, so nothing would be shared"):
+    with pytest.raises(
+        UserError,
+        match=r"this network has the layer blocks fc1 alone, so nothing would be shared",
+    ):
         federate(two, strategy="fedper", model="linear", rounds=1, **changes)
     federate(two, strategy="fedper", model="linear", rounds=1, fedper__personal="all")

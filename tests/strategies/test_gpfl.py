@@ -20,10 +20,33 @@ from models.initialisation import initial_model
 from models.networks.mlp import MlpSettings
 from strategies.gpfl import ConditionalHead, GPFLClient, Valve
 
-OPTIONS: dict[str, Any] = {**DEEP, "rounds": 3, "local_epochs": 2, "batch_size": 4, "momentum": 0.9}
+OPTIONS: dict[str, Any] = {
+    **DEEP,
+    "rounds": 3,
+    "local_epochs": 2,
+    "batch_size": 4,
+    "momentum": 0.9,
+}
 # The vector of the network 3-4-3: body, head, embeddings, A, A', LN, LN', context.
-SHAPES = [(4, 3), (4,), (3, 4), (3,), (3, 4), (4, 4), (4,), (4, 4), (4,), (4,), (4,), (4,), (4,), (4,)]
-BODY, OWN, GCE, VALVE, CONTEXT = (slice(*ends) for ends in ((0, 16), (16, 31), (31, 43), (43, 99), (99, 103)))
+SHAPES = [
+    (4, 3),
+    (4,),
+    (3, 4),
+    (3,),
+    (3, 4),
+    (4, 4),
+    (4,),
+    (4, 4),
+    (4,),
+    (4,),
+    (4,),
+    (4,),
+    (4,),
+    (4,),
+]
+BODY, OWN, GCE, VALVE, CONTEXT = (
+    slice(*ends) for ends in ((0, 16), (16, 31), (31, 43), (43, 99), (99, 103))
+)
 
 
 def test_the_valve_can_be_the_identity() -> None:
@@ -103,10 +126,14 @@ def test_rounds_in_an_independent_loop(two: Files, contexts: str) -> None:
     for silo in two:
         torch.testing.assert_close(run.personal(silo).double(), models[silo], rtol=0, atol=2e-6)
     expected = torch.cat([shared[BODY], shared[GCE], shared[VALVE]])
-    torch.testing.assert_close(run.strategy.state.arrays["global"].double(), expected, rtol=0, atol=2e-6)
+    torch.testing.assert_close(
+        run.strategy.state.arrays["global"].double(), expected, rtol=0, atol=2e-6
+    )
 
 
-def test_without_valve_and_guidance_it_is_fedper(three: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_valve_and_guidance_it_is_fedper(
+    three: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Bit for bit, with the valve replaced by the identity."""
     monkeypatch.setattr(Valve, "forward", lambda self, z, t: z)
     monkeypatch.setattr(GPFLClient, "guidance", lambda self, z, y: 0.0)
@@ -121,7 +148,10 @@ def test_contexts(tmp_path: Path) -> None:
     """Equal class counts: p_i = g. A class that a silo lacks has no part in its context."""
     rng = np.random.default_rng(2)
     labels = {"a": [0, 1, 2, 0, 1, 2], "b": [1, 1, 1, 2]}
-    files = {n: write_silo(tmp_path / f"{n}.npz", rng.normal(size=(len(y), 3)), y, 3) for n, y in labels.items()}
+    files = {
+        n: write_silo(tmp_path / f"{n}.npz", rng.normal(size=(len(y), 3)), y, 3)
+        for n, y in labels.items()
+    }
     run = federate(files, strategy="gpfl", **OPTIONS)
     e = run.sent_to("a", 3)["global"].vector[16:28].view(3, 4)
     torch.testing.assert_close(run.personal("a")[CONTEXT], e.mean(0))
@@ -133,7 +163,9 @@ def test_contexts(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("zero_start")
 def test_a_batch_at_its_embeddings_has_a_gradient(two: Files) -> None:
     """All at 0: the views are their embeddings, where the grad of a bare norm is no number. Only biases move."""
-    run = federate(two, strategy="gpfl", **{**OPTIONS, "rounds": 1, "local_epochs": 1, "batch_size": 100})
+    run = federate(
+        two, strategy="gpfl", **{**OPTIONS, "rounds": 1, "local_epochs": 1, "batch_size": 100}
+    )
     moved = run.personal("a")
     assert not run.strategy.rejected and moved[28:31].any() and not moved[:28].any()
 
@@ -141,7 +173,12 @@ def test_a_batch_at_its_embeddings_has_a_gradient(two: Files) -> None:
 def test_an_absent_silo_keeps_its_head(three: Files) -> None:
     away = {("a", 2), ("b", 1)}
     runs = [
-        federate(three, strategy="gpfl", **{**OPTIONS, "rounds": rounds}, prepare=lambda grid: grid.absent.update(away))
+        federate(
+            three,
+            strategy="gpfl",
+            **{**OPTIONS, "rounds": rounds},
+            prepare=lambda grid: grid.absent.update(away),
+        )
         for rounds in (1, 2)
     ]
     assert same(runs[0].personal("a"), runs[1].personal("a"))

@@ -12,11 +12,20 @@ from flwr.app import Error, Message
 from tiny import Files, TinyGrid, comparable, federate, initial, round_of, rows_of, same
 from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of, start_at
 
-OPTIONS: dict[str, Any] = {**DEEP, "rounds": 4, "local_epochs": 2, "batch_size": 4, "momentum": 0.5}
+OPTIONS: dict[str, Any] = {
+    **DEEP,
+    "rounds": 4,
+    "local_epochs": 2,
+    "batch_size": 4,
+    "momentum": 0.5,
+}
 
 
 def lg(**own: Any) -> dict[str, Any]:
-    return {"strategy": "lg-fedavg", **{f"lg-fedavg.{key}": value for key, value in own.items()}}
+    return {
+        "strategy": "lg-fedavg",
+        **{f"lg-fedavg.{key}": value for key, value in own.items()},
+    }
 
 
 def test_two_silos_by_hand(pair: Files, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,9 +39,15 @@ def test_two_silos_by_hand(pair: Files, monkeypatch: pytest.MonkeyPatch) -> None
     run = federate(pair, mlp__hidden="1", rounds=1, **lg(layers=1))
     q, r = 1 / (1 + math.exp(4)), 1 / (1 + math.exp(-2))
     c, d = 1 + (2 * q - 3 * r) / 4, (q - 3 * r) / 4
-    assert run.sent_to("a", 2)["global"].vector.tolist() == pytest.approx([c, -c, d, -d], abs=1e-6)
-    assert run.personal("a").tolist() == pytest.approx([1 + 4 * q, 2 * q, 1 + 2 * q, -1 - 2 * q, q, -q], abs=1e-6)
-    assert run.personal("b").tolist() == pytest.approx([1 - 2 * r, -2 * r, 1 - r, r - 1, -r, r], abs=1e-6)
+    assert run.sent_to("a", 2)["global"].vector.tolist() == pytest.approx(
+        [c, -c, d, -d], abs=1e-6
+    )
+    assert run.personal("a").tolist() == pytest.approx(
+        [1 + 4 * q, 2 * q, 1 + 2 * q, -1 - 2 * q, q, -q], abs=1e-6
+    )
+    assert run.personal("b").tolist() == pytest.approx(
+        [1 - 2 * r, -2 * r, 1 - r, r - 1, -r, r], abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("average", ["samples", "silos"])
@@ -40,7 +55,12 @@ def test_two_silos_by_hand(pair: Files, monkeypatch: pytest.MonkeyPatch) -> None
 def test_rounds_of_several_steps_in_numpy(two: Files, pretrain: int, average: str) -> None:
     """Five rounds in float64, the first two FedAvg's: then all go on from the averaged model, fc1 on its own."""
     run = federate(
-        two, **lg(layers=1, pretrain=pretrain, average=average), **DEEP, rounds=5, local_epochs=2, momentum=0.5
+        two,
+        **lg(layers=1, pretrain=pretrain, average=average),
+        **DEEP,
+        rounds=5,
+        local_epochs=2,
+        momentum=0.5,
     )
     w = initial(run.settings, 3, 3).double().numpy()
     own = dict.fromkeys(two, w)
@@ -68,23 +88,34 @@ def test_it_is_fedsim_with_input_personalisation(three: Files) -> None:
     for layers, hidden in ((1, "4"), (1, "4,5"), (2, "4,5")):
         options = {**OPTIONS, "mlp__hidden": hidden}
         below = len(hidden.split(",")) + 1 - layers
-        plain = federate(three, strategy="fedsim", fedsim__personal="input", fedsim__layers=below, **options)
+        plain = federate(
+            three, strategy="fedsim", fedsim__personal="input", fedsim__layers=below, **options
+        )
         run = federate(three, **lg(layers=layers), **options)
         assert comparable(plain.rows) == comparable(run.rows)
 
 
 @pytest.mark.parametrize("model", ["mlp", "tiny-bn"])
 @pytest.mark.parametrize(
-    ("own", "other"), [({"layers": 9}, "fedavg"), ({"layers": 1, "pretrain": 4}, "fedavg"), ({"layers": 0}, "local")]
+    ("own", "other"),
+    [
+        ({"layers": 9}, "fedavg"),
+        ({"layers": 1, "pretrain": 4}, "fedavg"),
+        ({"layers": 0}, "local"),
+    ],
 )
-def test_the_ends(three: Files, own: dict[str, Any], other: str, model: str, tiny_bn: None) -> None:
+def test_the_ends(
+    three: Files, own: dict[str, Any], other: str, model: str, tiny_bn: None
+) -> None:
     """All layers averaged, or FedAvg for all rounds: FedAvg; none averaged: Local. Bit for bit, with bytes."""
     plain = federate(three, strategy=other, **{**OPTIONS, "model": model})
     run = federate(three, **lg(**own), **{**OPTIONS, "model": model})
-    last = 4 if "pretrain" in own else 5  # the closing exchange is after the last of FedAvg's rounds
-    assert comparable([r for r in plain.rows if r.round <= last and r.metric != "bytes_down"]) == comparable(
-        [r for r in run.rows if r.round <= last and r.metric != "bytes_down"]
-    )
+    last = (
+        4 if "pretrain" in own else 5
+    )  # the closing exchange is after the last of FedAvg's rounds
+    assert comparable(
+        [r for r in plain.rows if r.round <= last and r.metric != "bytes_down"]
+    ) == comparable([r for r in run.rows if r.round <= last and r.metric != "bytes_down"])
     assert run.values("bytes_down")[:4] == plain.values("bytes_down")[:4]
     for silo in three:
         assert same(plain.personal(silo), run.personal(silo))
@@ -97,17 +128,24 @@ def test_after_fedavg_every_silo_starts_from_the_averaged_model(three: Files) ->
     """
 
     def lose(silo: str, message: Message, reply: Message) -> Message:
-        lost = message.metadata.message_type == "train" and (silo, round_of(message)) == ("b", 3)
+        lost = message.metadata.message_type == "train" and (silo, round_of(message)) == (
+            "b",
+            3,
+        )
         return Message(Error(1, "lost on the way"), reply_to=message) if lost else reply
 
     def prepare(grid: TinyGrid) -> None:
         grid.absent, grid.after = {("c", 3)}, lose
 
-    run = federate(three, **lg(layers=1, pretrain=2), **{**OPTIONS, "rounds": 5}, prepare=prepare)
+    run = federate(
+        three, **lg(layers=1, pretrain=2), **{**OPTIONS, "rounds": 5}, prepare=prepare
+    )
     plain = federate(three, strategy="fedavg", **{**OPTIONS, "rounds": 2})
     averaged = plain.strategy.state.arrays["global"]
     assert all(same(run.sent_to(silo, 3)["global"].vector, averaged) for silo in ("a", "b"))
-    top = replies_of(run, "a")[2][2].models["shared"].vector  # the only one that arrived in round 3
+    top = (
+        replies_of(run, "a")[2][2].models["shared"].vector
+    )  # the only one that arrived in round 3
     for silo in ("b", "c"):
         fourth = run.sent_to(silo, 4)["global"].vector
         assert same(fourth[FC1], averaged[FC1]) and same(fourth[FC2], top)
@@ -118,7 +156,9 @@ def test_after_fedavg_every_silo_starts_from_the_averaged_model(three: Files) ->
 
 
 def test_an_absent_silo_keeps_its_lower_layers(three: Files) -> None:
-    run = federate(three, **lg(layers=1), **OPTIONS, prepare=lambda grid: grid.absent.add(("b", 4)))
+    run = federate(
+        three, **lg(layers=1), **OPTIONS, prepare=lambda grid: grid.absent.add(("b", 4))
+    )
     *_, (last, _, payload, _) = replies_of(run, "b")
     assert last == 3
     assert same(payload.models["shared"].vector, run.personal("b")[FC2])
@@ -129,7 +169,9 @@ def test_an_absent_silo_keeps_its_lower_layers(three: Files) -> None:
     )
 
 
-def test_a_network_without_personal_layers_is_said(three: Files, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_network_without_personal_layers_is_said(
+    three: Files, caplog: pytest.LogCaptureFixture
+) -> None:
     line = "lg-fedavg.layers = 2: the network has 2, nothing is personal and this is FedAvg"
     for layers, said in ((1, 0), (2, 1)):
         federate(three, **lg(layers=layers), **{**OPTIONS, "rounds": 1})

@@ -74,16 +74,28 @@ def test_an_absent_silo_does_not_train(three: Files) -> None:
         expected = initial(run.settings, 3, 3).double().numpy()
         for _ in rounds:
             expected = expected - gradient(expected, *rows_of(three[silo]))
-        state = run.grid.state(silo).arrays if rounds else {"personal": initial(run.settings, 3, 3)}
+        state = (
+            run.grid.state(silo).arrays if rounds else {"personal": initial(run.settings, 3, 3)}
+        )
         assert state["personal"].numpy() == pytest.approx(expected, abs=1e-5)
 
 
 def test_kept_momentum_makes_rounds_and_epochs_the_same(two: Files) -> None:
     """With ``optimizer-state = "keep"`` four rounds of one epoch are two rounds of two; reset momentum is not."""
     for optimizer in ("sgd", "adam"):
-        options = {"strategy": "local", "optimizer": optimizer, "momentum": 0.9, "learning_rate": 0.1}
-        kept = [federate(two, rounds=r, local_epochs=4 // r, optimizer_state="keep", **options) for r in (2, 4)]
-        torch.testing.assert_close(kept[0].personal("a"), kept[1].personal("a"), rtol=1e-5, atol=1e-5)
+        options = {
+            "strategy": "local",
+            "optimizer": optimizer,
+            "momentum": 0.9,
+            "learning_rate": 0.1,
+        }
+        kept = [
+            federate(two, rounds=r, local_epochs=4 // r, optimizer_state="keep", **options)
+            for r in (2, 4)
+        ]
+        torch.testing.assert_close(
+            kept[0].personal("a"), kept[1].personal("a"), rtol=1e-5, atol=1e-5
+        )
         reset = federate(two, rounds=4, local_epochs=1, **options)
         assert (reset.personal("a") - kept[1].personal("a")).abs().max() > 1e-3
 

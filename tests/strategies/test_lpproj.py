@@ -8,19 +8,36 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import Files, Numbers, comparable, federate, gradient, initial, random_silos, rows_of, same
+from tiny import (
+    Files,
+    Numbers,
+    comparable,
+    federate,
+    gradient,
+    initial,
+    random_silos,
+    rows_of,
+    same,
+)
 from two_layers import replies_of
 
 import strategies.lpproj
 from partitions.common.errors import UserError
 from strategies.lpproj import projection
 
-OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "learning_rate": 0.1}
+OPTIONS: dict[str, Any] = {
+    "rounds": 3,
+    "local_epochs": 2,
+    "batch_size": 4,
+    "learning_rate": 0.1,
+}
 CPU = torch.device("cpu")
 
 
 def project_by(monkeypatch: pytest.MonkeyPatch, matrix: list[list[float]] | Numbers) -> None:
-    monkeypatch.setattr(strategies.lpproj, "projection", lambda *_: torch.tensor(matrix, dtype=torch.float32))
+    monkeypatch.setattr(
+        strategies.lpproj, "projection", lambda *_: torch.tensor(matrix, dtype=torch.float32)
+    )
 
 
 @pytest.mark.usefixtures("zero_start")
@@ -45,8 +62,12 @@ def test_two_silos_by_hand(pair: Files, monkeypatch: pytest.MonkeyPatch) -> None
         },
     )
     q, r = 1 / (1 + np.exp(5)), 1 / (1 + np.exp(2))
-    assert run.personal("a").tolist() == pytest.approx([0.75 + 2 * q, -1 - 2 * q, 0.5 + q, -0.5 - q], abs=1e-6)
-    assert run.personal("b").tolist() == pytest.approx([-0.25 - r, 0.5 + r, -0.5 - r, 0.5 + r], abs=1e-6)
+    assert run.personal("a").tolist() == pytest.approx(
+        [0.75 + 2 * q, -1 - 2 * q, 0.5 + q, -0.5 - q], abs=1e-6
+    )
+    assert run.personal("b").tolist() == pytest.approx(
+        [-0.25 - r, 0.5 + r, -0.5 - r, 0.5 + r], abs=1e-6
+    )
     sent = {silo: p.models["projection"].vector.tolist() for _, silo, p, _ in replies_of(run)}
     assert sent == {"a": [0.125], "b": [-0.125]}
     assert run.strategy.state.arrays["global"].tolist() == [0.0]
@@ -62,7 +83,9 @@ def test_two_silos_by_hand(pair: Files, monkeypatch: pytest.MonkeyPatch) -> None
         ("squared", 1.0, 1.5, 0.0),
     ],
 )
-def test_rounds_of_several_steps_in_numpy(two: Files, distance: str, p: float, beta: float, clip: float) -> None:
+def test_rounds_of_several_steps_in_numpy(
+    two: Files, distance: str, p: float, beta: float, clip: float
+) -> None:
     """Four rounds of five full-batch steps, w_i moves after the 2nd, 4th and 5th; a falling η; a is away in round 3."""
     lam, eta, eta_w = 0.1, 0.4, 0.2
     run = federate(
@@ -117,7 +140,9 @@ def test_the_projection() -> None:
     plain, orthogonal = (projection(3, kind, 4, 9, CPU) for kind in ("gaussian", "orthogonal"))
     torch.testing.assert_close(plain.norm(dim=1), torch.ones(4))
     torch.testing.assert_close(orthogonal @ orthogonal.T, torch.eye(4), rtol=0, atol=1e-6)
-    products = orthogonal @ plain.T  # triangular: row k of P lies in the span of the first k orthogonal ones
+    products = (
+        orthogonal @ plain.T
+    )  # triangular: row k of P lies in the span of the first k orthogonal ones
     torch.testing.assert_close(products.tril(-1), torch.zeros(4, 4), rtol=0, atol=1e-6)
     assert bool((products.diagonal() > 0).all())
     strategies.lpproj.projection.cache_clear()
@@ -136,7 +161,9 @@ def test_without_the_term_it_is_local(three: Files) -> None:
 
 
 @pytest.mark.usefixtures("zero_start")
-def test_in_full_dimension_it_is_pfedme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_full_dimension_it_is_pfedme(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """P = 1 and the square, from θ = w = 0: round 1 of three steps and one of w, for full batches and equal silos."""
     equal = random_silos(tmp_path, {"a": 8, "b": 8})
     project_by(monkeypatch, np.eye(12))
@@ -172,7 +199,9 @@ def test_in_full_dimension_it_is_pfedme(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_statistics_stay_with_the_model(three: Files, tiny_bn: None) -> None:
     """Five numbers travel, though the network has BatchNorm and ``buffers = "shared"``."""
-    run = federate(three, strategy="lp-proj", model="tiny-bn", **{"lp-proj.dimension": 5}, **OPTIONS)
+    run = federate(
+        three, strategy="lp-proj", model="tiny-bn", **{"lp-proj.dimension": 5}, **OPTIONS
+    )
     assert run.values("bytes_up") == [3 * 5 * 4] * 3 + [0]
     assert run.values("bytes_down") == [3 * 5 * 4] * 4
     assert "buffers" not in run.strategy.state.arrays

@@ -13,7 +13,13 @@ from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of, start_at
 
 from partitions.common.errors import UserError
 
-OPTIONS: dict[str, Any] = {**DEEP, "rounds": 4, "local_epochs": 2, "batch_size": 4, "momentum": 0.5}
+OPTIONS: dict[str, Any] = {
+    **DEEP,
+    "rounds": 4,
+    "local_epochs": 2,
+    "batch_size": 4,
+    "momentum": 0.5,
+}
 BYTES = ("round_seconds", "bytes_down", "bytes_up")
 
 
@@ -30,14 +36,22 @@ def test_two_silos_by_hand(pair: Files, monkeypatch: pytest.MonkeyPatch) -> None
     c, d = 1 + (2 * q - 3 * r) / 4, (q - 3 * r) / 4
     mean = [1 + q - 1.5 * r, 0.5 * q - 1.5 * r, c, -c, d, -d]
     assert run.strategy.state.arrays["global"].tolist() == pytest.approx(mean, abs=1e-6)
-    assert run.values("loss", "a", "received")[1] == pytest.approx(math.log(1 + math.exp(-2 * q)), abs=1e-6)
+    assert run.values("loss", "a", "received")[1] == pytest.approx(
+        math.log(1 + math.exp(-2 * q)), abs=1e-6
+    )
 
 
 @pytest.mark.parametrize(("personal", "own"), [("output", FC2), ("input", FC1), ("fc1", FC1)])
 def test_rounds_of_several_steps_in_numpy(two: Files, personal: str, own: slice) -> None:
     """Four rounds in float64: the personal layers are averaged too, and only the server ever sees that average."""
     run = federate(
-        two, strategy="partialfed", partialfed__personal=personal, **DEEP, rounds=4, local_epochs=2, momentum=0.5
+        two,
+        strategy="partialfed",
+        partialfed__personal=personal,
+        **DEEP,
+        rounds=4,
+        local_epochs=2,
+        momentum=0.5,
     )
     w = initial(run.settings, 3, 3).double().numpy()
     last = dict.fromkeys(two, w)
@@ -76,13 +90,17 @@ def test_nothing_loaded_is_local(three: Files, model: str, tiny_bn: None) -> Non
     options = {**OPTIONS, "model": model}
     plain = federate(three, strategy="local", **options)
     # Nobody looks at the mean, so the silos' steps from it are of any length: nothing is bounded.
-    run = federate(three, strategy="partialfed", partialfed__personal="all", robust="none", **options)
+    run = federate(
+        three, strategy="partialfed", partialfed__personal="all", robust="none", **options
+    )
     assert comparable(plain.rows, without=BYTES) == comparable(run.rows, without=BYTES)
 
 
 @pytest.mark.parametrize("model", ["mlp", "tiny-bn"])
 @pytest.mark.parametrize("personal", ["output", "input", "fc2"])
-def test_the_silos_models_are_fedsims(three: Files, personal: str, model: str, tiny_bn: None) -> None:
+def test_the_silos_models_are_fedsims(
+    three: Files, personal: str, model: str, tiny_bn: None
+) -> None:
     """Bit for bit but for the bytes; the server knows an average of the personal layers besides."""
     options = {**OPTIONS, "model": model}
     plain = federate(three, strategy="fedsim", fedsim__personal=personal, **options)
@@ -147,8 +165,13 @@ def test_who_comes_late_loads_all_and_who_is_absent_keeps_its_own(three: Files) 
 
 @pytest.mark.parametrize(
     ("personal", "reason"),
-    [("head", r"personal = 'head'.*fc1, fc2"), ("norm", r"partialfed.personal = norm.*has none.*fc1, fc2")],
+    [
+        ("head", r"personal = 'head'.*fc1, fc2"),
+        ("norm", r"partialfed.personal = norm.*has none.*fc1, fc2"),
+    ],
 )
-def test_what_the_network_does_not_have_is_refused(three: Files, personal: str, reason: str) -> None:
+def test_what_the_network_does_not_have_is_refused(
+    three: Files, personal: str, reason: str
+) -> None:
     with pytest.raises(UserError, match=reason):
         federate(three, strategy="partialfed", partialfed__personal=personal, **OPTIONS)

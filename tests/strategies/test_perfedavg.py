@@ -10,14 +10,29 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import Files, Numbers, comparable, federate, gradient, initial, random_silos, rows_of, same
+from tiny import (
+    Files,
+    Numbers,
+    comparable,
+    federate,
+    gradient,
+    initial,
+    random_silos,
+    rows_of,
+    same,
+)
 from torch import Tensor
 from two_layers import quadratic_loss, quadratic_terms, replies_of
 
 import models.tasks.base
 from strategies.perfedavg import PerFedAvgClient
 
-OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "learning_rate": 0.3}
+OPTIONS: dict[str, Any] = {
+    "rounds": 3,
+    "local_epochs": 2,
+    "batch_size": 4,
+    "learning_rate": 0.3,
+}
 NAME = "per-fedavg"
 
 
@@ -43,7 +58,9 @@ def test_two_silos_by_hand(pair: Files) -> None:
     run = federate(pair, strategy=NAME, rounds=1, **given(step=0.5))
     q, r = 1 / (1 + math.exp(2.5)), 1 / (1 + math.e)
     u, v = (2 * q - r) / 2, (q - r) / 2
-    assert run.strategy.state.arrays["global"].tolist() == pytest.approx([u, -u, v, -v], abs=1e-6)
+    assert run.strategy.state.arrays["global"].tolist() == pytest.approx(
+        [u, -u, v, -v], abs=1e-6
+    )
     assert run.personal("a").tolist() == [0.5, -0.5, 0.25, -0.25]
     assert run.personal("b").tolist() == [-0.25, 0.25, -0.25, 0.25]
 
@@ -71,7 +88,10 @@ def test_rounds_of_several_steps_in_numpy(two: Files, variant: str, weighting: s
         lr_decay=0.8,
         **given(step=a, variant=variant, delta=0.05, weighting=weighting),
     )
-    w, shares = (initial(run.settings, 3, 3).double().numpy(), {"uniform": [0.5, 0.5], "samples": [6 / 16, 10 / 16]})
+    w, shares = (
+        initial(run.settings, 3, 3).double().numpy(),
+        {"uniform": [0.5, 0.5], "samples": [6 / 16, 10 / 16]},
+    )
     adapted: dict[str, Numbers] = {}
     for r in range(2):
         mean = np.zeros_like(w)
@@ -104,7 +124,12 @@ def test_without_adaptation_it_is_fedavg(tmp_path: Path, three: Files, variant: 
     ):
         options: dict[str, Any] = {**OPTIONS, **changes}
         plain = federate(files, strategy="fedavg", **options)
-        run = federate(files, strategy=NAME, **given(step=0.0, variant=variant, weighting=weighting), **options)
+        run = federate(
+            files,
+            strategy=NAME,
+            **given(step=0.0, variant=variant, weighting=weighting),
+            **options,
+        )
         assert received(plain) == received(run)
         assert same(plain.strategy.state.arrays["global"], run.strategy.state.arrays["global"])
         for silo in files:  # no step: the personal model is the received one
@@ -118,12 +143,19 @@ def test_the_weights_are_uniform_by_default(three: Files) -> None:
 
 
 @pytest.mark.parametrize("delta", [0.01, 0.5, 10.0])
-def test_on_a_quadratic_the_difference_is_exact(two: Files, delta: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_quadratic_the_difference_is_exact(
+    two: Files, delta: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """f = wᵀ H w / 2 - cᵀ w: w <- w - b (1 - a H) (H w~ - c) with w~ = w - a (H w - c), for any δ."""
     quadratic_loss(monkeypatch)
     a, b = 0.3, 0.4
     run = federate(
-        two, strategy=NAME, rounds=2, local_epochs=2, learning_rate=b, **given(step=a, variant="hf", delta=delta)
+        two,
+        strategy=NAME,
+        rounds=2,
+        local_epochs=2,
+        learning_rate=b,
+        **given(step=a, variant="hf", delta=delta),
     )
     w = initial(run.settings, 3, 3).double().numpy()
     for _ in range(2):
@@ -140,16 +172,26 @@ def test_on_a_quadratic_the_difference_is_exact(two: Files, delta: float, monkey
     assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w, abs=4 * tolerance)
 
 
-def test_without_curvature_both_variants_are_one(three: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_curvature_both_variants_are_one(
+    three: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A loss that is linear in the model has no Hessian; with the cross-entropy the variants differ."""
 
     def linear(logits: Tensor, y: Tensor) -> Tensor:
         return (logits * torch.linspace(-1, 1, 3)).mean() - logits.gather(1, y[:, None]).mean()
 
-    first, second = (federate(three, strategy=NAME, **given(variant=v, step=0.4), **OPTIONS) for v in ("fo", "hf"))
-    assert not same(first.strategy.state.arrays["global"], second.strategy.state.arrays["global"])
+    first, second = (
+        federate(three, strategy=NAME, **given(variant=v, step=0.4), **OPTIONS)
+        for v in ("fo", "hf")
+    )
+    assert not same(
+        first.strategy.state.arrays["global"], second.strategy.state.arrays["global"]
+    )
     monkeypatch.setattr(models.tasks.base, "loss_function", lambda name, gamma: linear)
-    first, second = (federate(three, strategy=NAME, **given(variant=v, step=0.4), **OPTIONS) for v in ("fo", "hf"))
+    first, second = (
+        federate(three, strategy=NAME, **given(variant=v, step=0.4), **OPTIONS)
+        for v in ("fo", "hf")
+    )
     assert comparable(first.rows) == comparable(second.rows)
     assert same(first.strategy.state.arrays["global"], second.strategy.state.arrays["global"])
 
@@ -204,7 +246,9 @@ def test_the_personal_model_adapts_the_received_one(three: Files) -> None:
     run = federate(three, strategy=NAME, **given(step=0.8), **options)
     for silo, file in three.items():
         w = run.sent_to(silo, 2)["global"].vector.double().numpy()
-        assert run.personal(silo).numpy() == pytest.approx(w - 0.8 * gradient(w, *rows_of(file)), abs=1e-5)
+        assert run.personal(silo).numpy() == pytest.approx(
+            w - 0.8 * gradient(w, *rows_of(file)), abs=1e-5
+        )
 
 
 def test_bytes_and_what_leaves(three: Files) -> None:
@@ -218,7 +262,12 @@ def test_bytes_and_what_leaves(three: Files) -> None:
 
 
 def test_absent_silos_are_left_out(three: Files) -> None:
-    run = federate(three, strategy=NAME, **{**OPTIONS, "rounds": 1}, prepare=lambda grid: grid.absent.add(("b", 1)))
+    run = federate(
+        three,
+        strategy=NAME,
+        **{**OPTIONS, "rounds": 1},
+        prepare=lambda grid: grid.absent.add(("b", 1)),
+    )
     sent = {silo: p.models["model"].vector for _, silo, p, _ in replies_of(run)}
     assert set(sent) == {"a", "c"}
     assert same(run.strategy.state.arrays["global"], sent["a"] / 2 + sent["c"] / 2)

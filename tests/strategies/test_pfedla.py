@@ -7,7 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import Files, Numbers, comparable, federate, initial, random_silos, rows_of, same, settings_of
+from tiny import (
+    Files,
+    Numbers,
+    comparable,
+    federate,
+    initial,
+    random_silos,
+    rows_of,
+    same,
+    settings_of,
+)
 from torch import Tensor
 from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of
 
@@ -20,7 +30,14 @@ from strategies.base.transport.payload import Update
 from strategies.pfedla import LaSettings, PFedLA, first_hypernetwork, layer_weights
 
 SMALL = {"pfedla__embedding": 3, "pfedla__hidden": 5, "pfedla__hyper_learning_rate": 0.5}
-OPTIONS: dict[str, Any] = {**DEEP, **SMALL, "strategy": "pfedla", "rounds": 3, "local_epochs": 2, "batch_size": 4}
+OPTIONS: dict[str, Any] = {
+    **DEEP,
+    **SMALL,
+    "strategy": "pfedla",
+    "rounds": 3,
+    "local_epochs": 2,
+    "batch_size": 4,
+}
 BYTES = ("round_seconds", "bytes_down", "bytes_up")
 
 
@@ -33,21 +50,30 @@ def outputs(values: list[float], size: int = 3, hidden: int = 5) -> Tensor:
 def start_with(monkeypatch: pytest.MonkeyPatch, scores: dict[str, list[float]]) -> None:
     """Every silo's hypernetwork starts so; the silos come in the order of their names."""
     names = iter(sorted(scores))
-    monkeypatch.setattr(strategies.pfedla, "first_hypernetwork", lambda *_: outputs(scores[next(names)]))
+    monkeypatch.setattr(
+        strategies.pfedla, "first_hypernetwork", lambda *_: outputs(scores[next(names)])
+    )
 
 
 # ---- By hand and in numpy --------------------------------------------------------------------------------------------
 
 
-def method(models: dict[str, list[float]], scores: dict[str, list[float]], rate: float) -> PFedLA:
+def method(
+    models: dict[str, list[float]], scores: dict[str, list[float]], rate: float
+) -> PFedLA:
     """A server with these models of a linear layer, one column and two classes (4 numbers, one block)."""
     layout = flat_model("mlp", (1,), 2, MlpSettings(""), "cpu").layout
     settings = LaSettings(embedding=3, hidden=5, hyper_learning_rate=rate)
     strategy = PFedLA(settings_of({}, silos=1).common, settings, layout)
-    plan = RoundPlan().with_silos([SiloInfo(n, i, 1) for i, n in enumerate(models)], strategy.common)
+    plan = RoundPlan().with_silos(
+        [SiloInfo(n, i, 1) for i, n in enumerate(models)], strategy.common
+    )
     strategy.initialise(plan, lambda _: torch.zeros(4))
     for name, values in models.items():
-        strategy.state.arrays |= {f"model.{name}": torch.tensor(values).float(), f"hyper.{name}": outputs(scores[name])}
+        strategy.state.arrays |= {
+            f"model.{name}": torch.tensor(values).float(),
+            f"hyper.{name}": outputs(scores[name]),
+        }
     return strategy
 
 
@@ -58,12 +84,16 @@ def test_a_step_by_hand() -> None:
     gradient of d. With η_hn = 4 the scores become (3 - 3/4, 1 + 9/4): α_b = 13/22, up from 1/4. The weights before d
     see a hidden layer of zeros and stay.
     """
-    strategy = method({"a": [0, 0, 0, 0], "b": [1, 1, 2, 0]}, {"a": [3, 1], "b": [1, 1]}, rate=4.0)
+    strategy = method(
+        {"a": [0, 0, 0, 0], "b": [1, 1, 2, 0]}, {"a": [3, 1], "b": [1, 1]}, rate=4.0
+    )
     sent = strategy.payload("a").models["global"].vector
     assert sent.tolist() == [0.25, 0.25, 0.5, 0]
     trained = sent + torch.tensor([0.0, 1, 1, 0])
     strategy.aggregate([Update("a", 1, {"model": trained}, {}, {})])
-    assert strategy.state.arrays["hyper.a"].tolist() == pytest.approx(outputs([2.25, 3.25]).tolist())
+    assert strategy.state.arrays["hyper.a"].tolist() == pytest.approx(
+        outputs([2.25, 3.25]).tolist()
+    )
     assert same(strategy.state.arrays["hyper.b"], outputs([1, 1]))
     assert same(strategy.state.arrays["model.a"], trained)
     alphas = strategy.alphas(strategy.state.arrays["hyper.a"])
@@ -88,9 +118,17 @@ class Hyper:
     """A hypernetwork in float64 numpy, with its gradient written out."""
 
     def __init__(self, phi: Numbers, size: int, hidden: int, layers: int, silos: int) -> None:
-        shapes = [(size,), (hidden, size), (hidden,), (layers * silos, hidden), (layers * silos,)]
+        shapes = [
+            (size,),
+            (hidden, size),
+            (hidden,),
+            (layers * silos, hidden),
+            (layers * silos,),
+        ]
         ends = np.cumsum([np.prod(shape) for shape in shapes])
-        self.parts = [p.reshape(s).copy() for p, s in zip(np.split(phi, ends[:-1]), shapes, strict=True)]
+        self.parts = [
+            p.reshape(s).copy() for p, s in zip(np.split(phi, ends[:-1]), shapes, strict=True)
+        ]
         self.layers, self.silos = layers, silos
 
     def alphas(self) -> Numbers:
@@ -100,7 +138,9 @@ class Hyper:
         self.s = (out @ self.h + out_bias).reshape(self.layers, self.silos)
         r = np.maximum(self.s, 0)
         self.total = r.sum(1, keepdims=True)
-        self.live = self.total > 0  # a layer without a score above 0 has equal weights, and stands still
+        self.live = (
+            self.total > 0
+        )  # a layer without a score above 0 has equal weights, and stands still
         self.a = np.where(self.live, r, 1 / self.silos) / np.where(self.live, self.total, 1)
         return self.a
 
@@ -117,7 +157,14 @@ def test_rounds_of_several_steps_in_numpy(three: Files) -> None:
     """Five rounds in float64; fc1 and fc2 have weights of their own; all present, unequal numbers of samples."""
     rate, rounds = 0.05, 5
     run = federate(
-        three, **{**OPTIONS, "pfedla__hyper_learning_rate": rate, "rounds": rounds, "batch_size": 1000}, momentum=0.5
+        three,
+        **{
+            **OPTIONS,
+            "pfedla__hyper_learning_rate": rate,
+            "rounds": rounds,
+            "batch_size": 1000,
+        },
+        momentum=0.5,
     )
     names, start = list(three), initial(run.settings, 3, 3).double().numpy()
     models = dict.fromkeys(names, start)
@@ -143,7 +190,9 @@ def test_rounds_of_several_steps_in_numpy(three: Files) -> None:
                 velocity = 0.5 * velocity + deep_gradient(local, x, y)
                 local = local - 0.3 * velocity
             moved = mixed - local
-            grads[name] = np.array([[models[other][part] @ moved[part] for other in names] for part in (FC1, FC2)])
+            grads[name] = np.array(
+                [[models[other][part] @ moved[part] for other in names] for part in (FC1, FC2)]
+            )
             trained[name] = local
         for name in names:
             hypers[name].step(grads[name], rate)
@@ -151,7 +200,9 @@ def test_rounds_of_several_steps_in_numpy(three: Files) -> None:
     for name in names:
         assert run.personal(name).numpy() == pytest.approx(models[name], abs=1e-6)
         phi = run.strategy.state.arrays[f"hyper.{name}"].numpy()
-        assert phi == pytest.approx(np.concatenate([p.ravel() for p in hypers[name].parts]), abs=1e-6)
+        assert phi == pytest.approx(
+            np.concatenate([p.ravel() for p in hypers[name].parts]), abs=1e-6
+        )
     assert max(np.abs(hypers[name].alphas() - first[name]).max() for name in names) > 0.01
 
 
@@ -179,11 +230,15 @@ def test_the_gradient_by_differences(seed: int) -> None:
 # ---- Special cases ---------------------------------------------------------------------------------------------------
 
 
-def test_a_weight_of_one_for_itself_is_local(three: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_weight_of_one_for_itself_is_local(
+    three: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Bit for bit but for the bytes: θ_i + 1 · 0 + 0 · (θ_j - θ_i)."""
     own = {n: [float(i == j) for _ in range(2) for j in range(3)] for i, n in enumerate(three)}
     start_with(monkeypatch, own)
-    options = {k: v for k, v in OPTIONS.items() if not k.startswith("pfedla") and k != "strategy"}
+    options = {
+        k: v for k, v in OPTIONS.items() if not k.startswith("pfedla") and k != "strategy"
+    }
     plain = federate(three, strategy="local", **options)
     run = federate(three, **{**OPTIONS, "pfedla__hyper_learning_rate": 0.0})
     assert comparable(plain.rows, without=BYTES) == comparable(run.rows, without=BYTES)
@@ -196,7 +251,9 @@ def test_equal_weights_start_everybody_from_the_plain_mean(
     """Also where no score is above 0. With equal numbers of samples that is FedAvg, up to rounding."""
     equal = random_silos(tmp_path, {"a": 8, "b": 8, "c": 8})
     start_with(monkeypatch, {n: [score] * 6 for n in equal})
-    options = {k: v for k, v in OPTIONS.items() if not k.startswith("pfedla") and k != "strategy"}
+    options = {
+        k: v for k, v in OPTIONS.items() if not k.startswith("pfedla") and k != "strategy"
+    }
     plain = federate(equal, strategy="fedavg", **options)
     run = federate(equal, **{**OPTIONS, "pfedla__hyper_learning_rate": 0.0})
     for silo in equal:
@@ -216,11 +273,15 @@ def test_equal_models_mix_to_themselves(three: Files) -> None:
 
 def test_an_absent_silo_stays_as_it_was(three: Files) -> None:
     """b is away in rounds 2 and 3: its hypernetwork and its model stay, and the others go on mixing that model."""
-    run = federate(three, **OPTIONS, prepare=lambda grid: setattr(grid, "absent", {("b", 2), ("b", 3)}))
+    run = federate(
+        three, **OPTIONS, prepare=lambda grid: setattr(grid, "absent", {("b", 2), ("b", 3)})
+    )
     arrays = run.strategy.state.arrays
     assert same(arrays["model.b"], replies_of(run, "b")[-1][2].models["model"].vector)
     rng = generator(run.settings.common.seed, "hypernetwork", "b")
-    assert same(arrays["hyper.b"], first_hypernetwork(LaSettings(embedding=3, hidden=5), 2, 3, rng))
+    assert same(
+        arrays["hyper.b"], first_hypernetwork(LaSettings(embedding=3, hidden=5), 2, 3, rng)
+    )
     last = {s: replies_of(run, s)[-1][2].models["model"].vector for s in three}
     alphas = layer_weights(arrays["hyper.a"], LaSettings(embedding=3, hidden=5), 2, 3)
     for row, part in enumerate((FC1, FC2)):

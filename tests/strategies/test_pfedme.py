@@ -12,7 +12,12 @@ import torch
 from tiny import Files, comparable, federate, gradient, initial, random_silos, rows_of, same
 from two_layers import replies_of
 
-OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "learning_rate": 0.1}
+OPTIONS: dict[str, Any] = {
+    "rounds": 3,
+    "local_epochs": 2,
+    "batch_size": 4,
+    "learning_rate": 0.1,
+}
 
 
 @pytest.mark.usefixtures("zero_start")
@@ -40,7 +45,9 @@ def test_two_silos_by_hand(pair: Files) -> None:
         sent = replies_of(run, silo)[0][2].models["model"].vector
         assert sent.tolist() == pytest.approx([u / 2, -u / 2, v / 2, -v / 2], abs=1e-6)
     u, v = ((a[k] + 3 * b[k]) / 4 / 2 / 2 for k in (0, 1))
-    assert run.strategy.state.arrays["global"].tolist() == pytest.approx([u, -u, v, -v], abs=1e-6)
+    assert run.strategy.state.arrays["global"].tolist() == pytest.approx(
+        [u, -u, v, -v], abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("beta", [1.0, 0.4, 2.0])
@@ -68,7 +75,9 @@ def test_rounds_of_several_steps_in_numpy(two: Files, beta: float) -> None:
             theta, own = w.copy(), w.copy()
             for _ in range(2):
                 for _ in range(3):
-                    theta = theta - inner * 0.8**r * (gradient(theta, x, y) + lambda_ * (theta - own) + mu * theta)
+                    theta = theta - inner * 0.8**r * (
+                        gradient(theta, x, y) + lambda_ * (theta - own) + mu * theta
+                    )
                 own = own - eta * 0.8**r * lambda_ * (own - theta)
             thetas[silo] = theta
             mean += len(y) / 16 * own
@@ -106,9 +115,13 @@ def test_lambda_zero_is_sgd_from_w(tmp_path: Path) -> None:
     start = initial(run.settings, 3, 3)
     assert same(run.strategy.state.arrays["global"], start)
     for silo in equal:
-        assert all(same(p.models["model"].vector, start) for _, _, p, _ in replies_of(run, silo))
+        assert all(
+            same(p.models["model"].vector, start) for _, _, p, _ in replies_of(run, silo)
+        )
         first = [r for r in run.rows if (r.silo, r.snapshot, r.round) == (silo, "personal", 1)]
-        assert comparable(first) == comparable([r for r in plain.rows if (r.silo, r.snapshot) == (silo, "personal")])
+        assert comparable(first) == comparable(
+            [r for r in plain.rows if (r.silo, r.snapshot) == (silo, "personal")]
+        )
 
 
 def test_a_full_step_takes_theta_over(three: Files) -> None:
@@ -119,7 +132,12 @@ def test_a_full_step_takes_theta_over(three: Files) -> None:
         last = replies_of(run, silo)[-1][2].models["model"].vector
         torch.testing.assert_close(last, run.personal(silo), rtol=0, atol=1e-6)
     run = federate(
-        three, strategy="pfedme", pfedme__inner_steps=1, pfedme__mu=0.0, pfedme__personal_learning_rate=0.3, **options
+        three,
+        strategy="pfedme",
+        pfedme__inner_steps=1,
+        pfedme__mu=0.0,
+        pfedme__personal_learning_rate=0.3,
+        **options,
     )
     plain = federate(three, strategy="fedavg", **{**OPTIONS, "learning_rate": 0.3})
     ours, theirs = (r.strategy.state.arrays["global"] for r in (run, plain))
@@ -131,7 +149,9 @@ def test_a_full_step_takes_theta_over(three: Files) -> None:
 def test_the_steps_are_plain(three: Files) -> None:
     """The run's optimiser, momentum and weight decay have no part in them."""
     plain = federate(three, strategy="pfedme", **OPTIONS)
-    other = federate(three, strategy="pfedme", optimizer="adam", momentum=0.9, weight_decay=0.1, **OPTIONS)
+    other = federate(
+        three, strategy="pfedme", optimizer="adam", momentum=0.9, weight_decay=0.1, **OPTIONS
+    )
     assert comparable(plain.rows) == comparable(other.rows)
 
 

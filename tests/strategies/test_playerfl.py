@@ -18,7 +18,13 @@ from strategies.base.transport.payload import decode
 from strategies.playerfl import PLayerClient, PLayerFL, PLayerSettings, choose_cut, random_cut
 
 SLIDES = {"player-fl.ratio": "cumulative", "player-fl.combine": "mean"}
-OPTIONS: dict[str, Any] = {**DEEP, "rounds": 3, "local_epochs": 2, "batch_size": 4, "momentum": 0.5}
+OPTIONS: dict[str, Any] = {
+    **DEEP,
+    "rounds": 3,
+    "local_epochs": 2,
+    "batch_size": 4,
+    "momentum": 0.5,
+}
 BYTES = ("round_seconds", "bytes_down", "bytes_up")
 # Three columns, hidden layers of 4 and 5, three classes: fc1 of 16, fc2 of 25, fc3 of 18 scalars.
 THREE_LAYERS: dict[str, Any] = {**OPTIONS, "mlp__hidden": "4,5"}
@@ -37,7 +43,9 @@ def force(monkeypatch: pytest.MonkeyPatch, cut: int) -> None:
 
 
 @pytest.mark.parametrize(("threshold", "cut"), [(1.2, 1), (1.3, 2)])
-def test_two_silos_by_hand(pair: Files, threshold: float, cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_silos_by_hand(
+    pair: Files, threshold: float, cut: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One column, one hidden unit, two classes; s = 1, t = 0, c = (1/2, -1/2), d = (1, 1); no training (0 epochs).
 
     a (x = 2, class 0): h = 2, z = (2, 0), q = 1 / (1 + e²), p - e = (-q, q). dL/dc = (-2 q, 2 q), dL/dh = -q,
@@ -47,7 +55,9 @@ def test_two_silos_by_hand(pair: Files, threshold: float, cut: int, monkeypatch:
     """
     start_at(monkeypatch, [1, 0, 0.5, -0.5, 1, 1])
     options: dict[str, Any] = {"mlp__hidden": "1", "local_epochs": 0, "rounds": 2}
-    run = federate(pair, strategy="player-fl", **{"player-fl.threshold": threshold, **SLIDES}, **options)
+    run = federate(
+        pair, strategy="player-fl", **{"player-fl.threshold": threshold, **SLIDES}, **options
+    )
     q, r = 1 / (1 + math.exp(2)), 1 / (1 + math.exp(-1))
     sent = [payload.numbers for _, _, payload, _ in replies_of(run)]
     assert sent[0]["sensitivity"] == pytest.approx([4 * q * q, q * q], rel=1e-5)
@@ -56,7 +66,9 @@ def test_two_silos_by_hand(pair: Files, threshold: float, cut: int, monkeypatch:
     assert cut_of(run) == cut
 
 
-def test_of_an_embedding_the_mean_of_its_tokens_rows_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_an_embedding_the_mean_of_its_tokens_rows_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """fastText of width 1, tokens 0, 1, 2 = 0, 1, 3, fc1 = 1, fc2 = (1/2, -1/2), no biases; one text of two each.
 
     a (1 and no word, class 0): mean 1/2, z = (1/4, -1/4), q = 1 / (1 + e^(1/2)), p - e = (-q, q).
@@ -66,12 +78,19 @@ def test_of_an_embedding_the_mean_of_its_tokens_rows_counts(tmp_path: Path, monk
     """
     files = {}
     for name, text, label in (("a", [1, 0], 0), ("b", [2, 2], 1)):
-        rows: dict[str, Any] = {f"x_{split}": np.array([text]) for split in ("train", "val", "test")}
+        rows: dict[str, Any] = {
+            f"x_{split}": np.array([text]) for split in ("train", "val", "test")
+        }
         rows |= {f"y_{split}": np.array([label]) for split in ("train", "val", "test")}
         files[name] = tmp_path / f"{name}.npz"
         np.savez(files[name], classes=np.array(2), vocabulary=np.array(3), **rows)
     start_at(monkeypatch, [0, 1, 3, 1, 0, 0.5, -0.5, 0, 0])
-    options: dict[str, Any] = {"model": "fasttext", "fasttext__width": 1, "local_epochs": 0, "rounds": 1}
+    options: dict[str, Any] = {
+        "model": "fasttext",
+        "fasttext__width": 1,
+        "local_epochs": 0,
+        "rounds": 1,
+    }
     run = federate(files, strategy="player-fl", **options)
     q, r = 1 / (1 + math.exp(0.5)), 1 / (1 + math.exp(-3))
     sent = [payload.numbers["sensitivity"] for _, _, payload, _ in replies_of(run)]
@@ -84,7 +103,9 @@ def test_the_sensitivity_is_that_of_the_locally_trained_model(three: Files) -> N
 
     It is the mean gradient that is squared: the mean of the batches' squares would be larger by their variance.
     """
-    run = federate(three, strategy="player-fl", **{"player-fl.batches": 1000}, **{**OPTIONS, "rounds": 1})
+    run = federate(
+        three, strategy="player-fl", **{"player-fl.batches": 1000}, **{**OPTIONS, "rounds": 1}
+    )
     for _, silo, payload, _ in replies_of(run):
         w = payload.models["shared"].vector.double().numpy()
         squares = (w * deep_gradient(w, *rows_of(three[silo]))) ** 2
@@ -93,7 +114,9 @@ def test_the_sensitivity_is_that_of_the_locally_trained_model(three: Files) -> N
         assert not same(payload.models["shared"].vector, initial(run.settings, 3, 3))
 
 
-def test_a_layer_without_gradient_adds_nothing(pair: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_without_gradient_adds_nothing(
+    pair: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """t = -9: the hidden unit is off, only the last bias has a gradient, and biases do not count."""
     start_at(monkeypatch, [1, -9, 0.5, -0.5, 1, 1])
     run = federate(pair, strategy="player-fl", mlp__hidden="1", local_epochs=0, rounds=1)
@@ -111,7 +134,12 @@ def test_sensitivities_have_a_random_stream_of_their_own(three: Files) -> None:
 
 
 def test_the_measurement_leaves_running_statistics_alone(three: Files, tiny_bn: None) -> None:
-    options: dict[str, Any] = {"model": "tiny-bn", "rounds": 3, "batch_size": 4, "learning_rate": 0.1}
+    options: dict[str, Any] = {
+        "model": "tiny-bn",
+        "rounds": 3,
+        "batch_size": 4,
+        "learning_rate": 0.1,
+    }
     plain = federate(three, strategy="fedavg", **options)
     run = federate(three, strategy="player-fl", **{"player-fl.threshold": 1e9}, **options)
     assert cut_of(run) == 3
@@ -125,8 +153,13 @@ def test_the_statistics_below_the_cut_travel(
 ) -> None:
     """fc1, norm, fc2: all of them in round 1, then those of shared layers; the server cuts its mean of round 1."""
     force(monkeypatch, cut)
-    run = federate(three, strategy="player-fl", model="tiny-bn", rounds=3, batch_size=4, learning_rate=0.1)
-    sizes = {r: len(p.models["buffers"].vector) if "buffers" in p.models else 0 for r, _, p, _ in replies_of(run)}
+    run = federate(
+        three, strategy="player-fl", model="tiny-bn", rounds=3, batch_size=4, learning_rate=0.1
+    )
+    sizes = {
+        r: len(p.models["buffers"].vector) if "buffers" in p.models else 0
+        for r, _, p, _ in replies_of(run)
+    }
     assert sizes == {1: 8, 2: travel, 3: travel}
     sent = run.sent_to("a", 2).get("buffers")
     assert (sent is not None) == (travel > 0)
@@ -252,7 +285,9 @@ def test_rounds_of_several_steps_in_numpy(two: Files, monkeypatch: pytest.Monkey
         assert run.personal(silo).numpy() == pytest.approx(w[silo], abs=1e-5)
 
 
-@pytest.mark.parametrize("changes", [{"player-fl.threshold": 1e9}, {"player-fl.cut": 2}, {"player-fl.cut": 9}])
+@pytest.mark.parametrize(
+    "changes", [{"player-fl.threshold": 1e9}, {"player-fl.cut": 2}, {"player-fl.cut": 9}]
+)
 def test_everything_federated_is_fedavg(three: Files, changes: dict[str, Any]) -> None:
     """l* = L, decided or fixed: bit for bit, in every metric and byte."""
     plain = federate(three, strategy="fedavg", **OPTIONS)
@@ -274,12 +309,16 @@ def test_nothing_federated_is_local(three: Files, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("decided", [False, True])
 @pytest.mark.parametrize("cut", [1, 2])
-def test_a_shallow_cut_is_fedper(three: Files, cut: int, decided: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shallow_cut_is_fedper(
+    three: Files, cut: int, decided: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """l* = L - 1 (and L - 2, two layers personal): bit for bit; decided at run time, but for round 1's bytes."""
     if decided:
         force(monkeypatch, cut)
     plain = federate(three, strategy="fedper", fedper__layers=3 - cut, **THREE_LAYERS)
-    run = federate(three, strategy="player-fl", **{"player-fl.cut": 0 if decided else cut}, **THREE_LAYERS)
+    run = federate(
+        three, strategy="player-fl", **{"player-fl.cut": 0 if decided else cut}, **THREE_LAYERS
+    )
     without = BYTES if decided else BYTES[:1]
     assert comparable(plain.rows, without=without) == comparable(run.rows, without=without)
     assert same(plain.strategy.state.arrays["global"], run.strategy.state.arrays["global"])
@@ -288,7 +327,9 @@ def test_a_shallow_cut_is_fedper(three: Files, cut: int, decided: bool, monkeypa
 
 
 @pytest.mark.parametrize(("cut", "size"), [(0, 0), (1, 16), (2, 41), (3, 59)])
-def test_bytes_are_the_stated_units(three: Files, cut: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_are_the_stated_units(
+    three: Files, cut: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Σ = 59 both ways in round 1, then Σ_s; every silo hears the same cut, and L numbers go up once."""
     force(monkeypatch, cut)
     run = federate(three, strategy="player-fl", **THREE_LAYERS)
@@ -306,12 +347,16 @@ def test_bytes_are_the_stated_units(three: Files, cut: int, size: int, monkeypat
     assert set(heard) == {(1, -1), (2, cut), (3, cut)}
 
 
-def test_a_silo_absent_in_round_1_lacks_its_vote_and_no_more(three: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silo_absent_in_round_1_lacks_its_vote_and_no_more(
+    three: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The others' sensitivities decide; it comes in with the shared layers and the initial model's personal ones."""
     received: dict[tuple[str, int], torch.Tensor] = {}
     measure = PLayerClient.measure
 
-    def recorded(self: PLayerClient, snapshot: str, vector: torch.Tensor, *splits: Any) -> dict[str, float]:
+    def recorded(
+        self: PLayerClient, snapshot: str, vector: torch.Tensor, *splits: Any
+    ) -> dict[str, float]:
         if snapshot == "received":
             received[self.silo.name, self.round] = vector.clone()
         return measure(self, snapshot, vector, *splits)
@@ -324,7 +369,9 @@ def test_a_silo_absent_in_round_1_lacks_its_vote_and_no_more(three: Files, monke
         **{**THREE_LAYERS, "rounds": 2},
         prepare=lambda grid: grid.absent.add(("c", 1)),
     )
-    votes = [cast(list[float], p.numbers["sensitivity"]) for r, _, p, _ in replies_of(run) if r == 1]
+    votes = [
+        cast(list[float], p.numbers["sensitivity"]) for r, _, p, _ in replies_of(run) if r == 1
+    ]
     assert len(votes) == 2
     assert cut_of(run) == choose_cut(votes, settings(threshold=1.05)) in (1, 2)
     shared = {1: 16, 2: 41}[cut_of(run)]
@@ -337,7 +384,9 @@ def test_a_silo_absent_in_round_1_lacks_its_vote_and_no_more(three: Files, monke
 def test_with_ala_the_old_local_model_is_that_of_the_last_round(three: Files) -> None:
     """Round 1 sends whole models, later rounds parts: ALA's Θ_i must not stay that of round 1."""
     ala: dict[str, Any] = {"ala": True, "fedala__eta": 0.5, "fedala__max_epochs": 2}
-    run = federate(three, strategy="player-fl", **{"player-fl.threshold": 1.0}, **ala, **OPTIONS)
+    run = federate(
+        three, strategy="player-fl", **{"player-fl.threshold": 1.0}, **ala, **OPTIONS
+    )
     per = federate(three, strategy="fedper", **ala, **OPTIONS)
     assert cut_of(run) == 1
     assert comparable(run.rows, without=BYTES) == comparable(per.rows, without=BYTES)
@@ -349,9 +398,17 @@ def test_with_ala_the_old_local_model_is_that_of_the_last_round(three: Files) ->
 @pytest.mark.parametrize("fixed", [1, 2, 3, 9])
 def test_a_fixed_cut_is_the_one_that_random_avoids(three: Files, fixed: int) -> None:
     """Three layers: of {1, 2} what is left, as if PLayer-FL had decided ``fixed``; known from round 1 on."""
-    run = federate(three, strategy="player-fl-random", **{"player-fl-random.cut": fixed}, **THREE_LAYERS)
-    assert cut_of(run) == random_cut(3, min(fixed, 3), run.settings.common.seed) in {1, 2} - {fixed}
-    other = federate(three, strategy="player-fl", **{"player-fl.cut": cut_of(run)}, **THREE_LAYERS)
+    run = federate(
+        three, strategy="player-fl-random", **{"player-fl-random.cut": fixed}, **THREE_LAYERS
+    )
+    assert (
+        cut_of(run)
+        == random_cut(3, min(fixed, 3), run.settings.common.seed)
+        in {1, 2} - {fixed}
+    )
+    other = federate(
+        three, strategy="player-fl", **{"player-fl.cut": cut_of(run)}, **THREE_LAYERS
+    )
     assert comparable(run.rows) == comparable(other.rows)
 
 
@@ -384,5 +441,7 @@ def test_a_random_run_cuts_elsewhere(three: Files, seed: int) -> None:
     without = (*BYTES,)
     first = [[r for r in run.rows if r.round == 1] for run in (chosen, random)]
     assert comparable(first[0], without=without) == comparable(first[1], without=without)
-    fixed = federate(three, strategy="player-fl", **{"player-fl.cut": cut_of(random)}, **options)
+    fixed = federate(
+        three, strategy="player-fl", **{"player-fl.cut": cut_of(random)}, **options
+    )
     assert comparable(fixed.rows, without=without) == comparable(random.rows, without=without)

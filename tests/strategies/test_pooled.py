@@ -26,7 +26,9 @@ def test_the_first_silo_has_everybodys_training_samples() -> None:
     indices = np.concatenate([silo.train for silo in silos])
     np.testing.assert_array_equal(first.train.y, whole.labels[indices])
     assert (
-        len(set(indices)) == len(indices) == sum(summary["n_train"] for summary in run.registration.summaries.values())
+        len(set(indices))
+        == len(indices)
+        == sum(summary["n_train"] for summary in run.registration.summaries.values())
     )
     np.testing.assert_array_equal(first.test.y, whole.labels[silos[0].test])
     second = ClientSession(run.settings, contexts[1]).used_data
@@ -42,21 +44,35 @@ def test_one_trains_and_all_evaluate() -> None:
 
 def test_of_one_silo_it_is_fedavg() -> None:
     """Bit for bit: there is nothing to pool."""
-    runs = [simulated(strategy=name, **{**OPTIONS, "silos": 1}) for name in ("pooled", "fedavg")]
+    runs = [
+        simulated(strategy=name, **{**OPTIONS, "silos": 1}) for name in ("pooled", "fedavg")
+    ]
     assert comparable(runs[0].history.rows) == comparable(runs[1].history.rows)
 
 
 def test_it_shows_what_federation_costs(tmp_path: Path) -> None:
     """On skewed silos the pooled model is better than FedAvg's, and no method's headline."""
-    values = {"silos": 6, "rounds": 2, "local-epochs": 3, "dirichlet.beta": 0.1, "threads": 1, "learning-rate": 0.2}
+    values = {
+        "silos": 6,
+        "rounds": 2,
+        "local-epochs": 3,
+        "dirichlet.beta": 0.1,
+        "threads": 1,
+        "learning-rate": 0.2,
+    }
     names = "local,fedavg,pooled"
-    study = StudyResults(simulate({**values, "strategy": names, "out": str(tmp_path / "run")}, quiet=True))
+    study = StudyResults(
+        simulate({**values, "strategy": names, "out": str(tmp_path / "run")}, quiet=True)
+    )
     pool, fedavg = (study.final(name, "accuracy_mean")[0] for name in ("pooled", "fedavg"))
     assert pool > fedavg + 0.02
     assert study.best == "fedavg" and study.personalised is None
 
 
 def test_hospitals_data_are_not_pooled(two: Files) -> None:
-    with pytest.raises(RuntimeError, match="pooled needs all silos' data in one place: it runs in simulations only"):
+    with pytest.raises(
+        RuntimeError,
+        match="pooled needs all silos' data in one place: it runs in simulations only",
+    ):
         federate(two, strategy="pooled", rounds=1)
     assert issubclass(UserError, ValueError)

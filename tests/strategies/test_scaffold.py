@@ -15,7 +15,12 @@ from two_layers import confirmed, losing, replies_of
 
 from partitions.common.errors import UserError
 
-OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "learning_rate": 0.2}
+OPTIONS: dict[str, Any] = {
+    "rounds": 3,
+    "local_epochs": 2,
+    "batch_size": 4,
+    "learning_rate": 0.2,
+}
 
 
 @pytest.mark.usefixtures("zero_start")
@@ -70,7 +75,11 @@ def test_rounds_of_several_steps_in_numpy(three: Files, option: str) -> None:
             y = x.copy()
             for _ in range(3):
                 y = y - rate * (gradient(y, *rows) + decay * y + c - own[silo])
-            new = own[silo] - c + (x - y) / (3 * rate) if option == "II" else gradient(x, *rows) + decay * x
+            new = (
+                own[silo] - c + (x - y) / (3 * rate)
+                if option == "II"
+                else gradient(x, *rows) + decay * x
+            )
             moves.append(y - x)
             changes.append(new - own[silo])
             own[silo] = new
@@ -95,7 +104,9 @@ def test_c_is_the_mean_of_the_silos(three: Files, optimizer: str) -> None:
     )
     mean = torch.stack([confirmed(run, silo, "control") for silo in three]).mean(0)
     torch.testing.assert_close(run.strategy.state.arrays["control"], mean, rtol=0, atol=1e-6)
-    assert not same(confirmed(run, "b", "control"), run.grid.state("b").arrays["proposed.control"])
+    assert not same(
+        confirmed(run, "b", "control"), run.grid.state("b").arrays["proposed.control"]
+    )
 
 
 def test_what_is_sent_is_the_papers_formula(three: Files) -> None:
@@ -106,7 +117,9 @@ def test_what_is_sent_is_the_papers_formula(three: Files) -> None:
         sent = run.sent_to(silo, server_round)
         x, c, y = sent["global"].vector, sent["control"].vector, payload.models["model"].vector
         expected = (x - y) / (steps[silo] * 0.2) - c
-        torch.testing.assert_close(payload.models["control"].vector, expected, rtol=0, atol=2e-6)
+        torch.testing.assert_close(
+            payload.models["control"].vector, expected, rtol=0, atol=2e-6
+        )
 
 
 def test_one_full_batch_step_goes_along_the_global_gradient(three: Files) -> None:
@@ -118,13 +131,17 @@ def test_one_full_batch_step_goes_along_the_global_gradient(three: Files) -> Non
     assert sent["control"].vector.numpy() == pytest.approx(first, abs=1e-6)
     x1 = x0 - 0.3 * first
     second = np.mean([gradient(x1, *rows_of(file)) for file in three.values()], axis=0)
-    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(x1 - 0.3 * second, abs=1e-6)
+    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(
+        x1 - 0.3 * second, abs=1e-6
+    )
 
 
 def test_round_one_is_fedavg_with_equal_weights(tmp_path: Path) -> None:
     """Bit for bit, for silos of equal size; round 2 is not."""
     equal = random_silos(tmp_path, {"a": 8, "b": 8, "c": 8})
-    runs = [federate(equal, strategy=s, momentum=0.9, **OPTIONS) for s in ("fedavg", "scaffold")]
+    runs = [
+        federate(equal, strategy=s, momentum=0.9, **OPTIONS) for s in ("fedavg", "scaffold")
+    ]
     for server_round, alike in ((2, True), (3, False)):
         ours, theirs = (run.sent_to("a", server_round)["global"].vector for run in runs)
         assert same(ours, theirs) == alike
@@ -132,7 +149,13 @@ def test_round_one_is_fedavg_with_equal_weights(tmp_path: Path) -> None:
 
 def test_the_model_alone_is_enough_for_plain_sgd(three: Files) -> None:
     """The same course up to rounding, for Σ = 12 and one number up, with absent silos, a falling η and lost replies."""
-    options = {**OPTIONS, "rounds": 4, "participation": 0.7, "lr_decay": 0.9, "prepare": losing(("a", 2), ("b", 3))}
+    options = {
+        **OPTIONS,
+        "rounds": 4,
+        "participation": 0.7,
+        "lr_decay": 0.9,
+        "prepare": losing(("a", 2), ("b", 3)),
+    }
     both = federate(three, strategy="scaffold", **options)
     model = federate(three, strategy="scaffold", scaffold__up="model", **options)
     for name in ("global", "control"):
@@ -142,8 +165,13 @@ def test_the_model_alone_is_enough_for_plain_sgd(three: Files) -> None:
     assert all(p.numbers == {"steps": 4 if s != "b" else 6} for _, s, p, _ in replies_of(model))
 
 
-@pytest.mark.parametrize("change", [{"momentum": 0.9}, {"optimizer": "adam"}, {"scaffold__option": "I"}, {"ala": True}])
-def test_the_model_alone_is_refused_where_it_is_not(three: Files, change: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [{"momentum": 0.9}, {"optimizer": "adam"}, {"scaffold__option": "I"}, {"ala": True}],
+)
+def test_the_model_alone_is_refused_where_it_is_not(
+    three: Files, change: dict[str, Any]
+) -> None:
     with pytest.raises(UserError, match="plain SGD only"):
         federate(three, strategy="scaffold", scaffold__up="model", **change)
 
@@ -155,7 +183,11 @@ def test_no_number_of_steps_no_update(three: Files) -> None:
         return reply
 
     run = federate(
-        three, strategy="scaffold", scaffold__up="model", rounds=1, prepare=lambda g: setattr(g, "after", after)
+        three,
+        strategy="scaffold",
+        scaffold__up="model",
+        rounds=1,
+        prepare=lambda g: setattr(g, "after", after),
     )
     assert run.strategy.state.numbers["counted"] == {"a": 1, "b": 1}
 
@@ -163,7 +195,13 @@ def test_no_number_of_steps_no_update(three: Files) -> None:
 @pytest.mark.parametrize("up", ["both", "model"])
 def test_a_resumed_run_knows_what_was_counted(three: Files, tmp_path: Path, up: str) -> None:
     """c's reply of round 3, after which the run breaks off, was left out: resumed, c trains with its round 2."""
-    options = {**OPTIONS, "strategy": "scaffold", "scaffold__up": up, "rounds": 5, "prepare": losing(("c", 3))}
+    options = {
+        **OPTIONS,
+        "strategy": "scaffold",
+        "scaffold__up": up,
+        "rounds": 5,
+        "prepare": losing(("c", 3)),
+    }
     whole = federate(three, directory=tmp_path / "whole", **options)
     interrupted(three, tmp_path / "parts", watch=crash_after(3), **options)
     resumed = federate(three, directory=tmp_path / "parts", resume=True, **options)

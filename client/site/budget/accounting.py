@@ -36,7 +36,13 @@ class MessageCost:
     @property
     def fields(self) -> dict[str, Any]:
         """Return the values as in a line of the ledger."""
-        return {"unit": self.unit, "units": self.units, "rate": self.rate, "noise": self.noise, "steps": self.steps}
+        return {
+            "unit": self.unit,
+            "units": self.units,
+            "rate": self.rate,
+            "noise": self.noise,
+            "steps": self.steps,
+        }
 
 
 def accountant() -> Any:
@@ -86,7 +92,9 @@ def cost_of(run: Mapping[str, Any], data: DataFile) -> MessageCost:
     noise, target = value("dp.noise-multiplier"), value("dp.target-epsilon")
     try:
         if target and steps:
-            noise = accountant().noise_multiplier_for(target, rate, steps * int(value("rounds")), delta)
+            noise = accountant().noise_multiplier_for(
+                target, rate, steps * int(value("rounds")), delta
+            )
         epsilon_of([{"noise": noise, "rate": rate, "steps": steps}], delta)
     except ValueError as error:
         raise SiteError(str(error)) from None
@@ -101,7 +109,9 @@ def steps_of(run: Mapping[str, Any], per_epoch: float, value: Callable[[str], fl
     method = str(run.get("strategy"))
     declared = METHODS.get(method, {}).get("dp")
     if not declared:
-        raise SiteError(f"strategy = {method[:80]}: this site knows no differential privacy of it")
+        raise SiteError(
+            f"strategy = {method[:80]}: this site knows no differential privacy of it"
+        )
     if isinstance(declared, str):  # nothing computed from the data leaves
         return 0
     epochs = (count for term in declared for count in epochs_of(term, run, value))

@@ -46,7 +46,9 @@ class DataFile:
         if unit == "record":
             return self.records
         if self.patients is None:
-            raise SiteError("dp.unit = patient, and its data file names no patients: silofl import --patient COLUMN")
+            raise SiteError(
+                "dp.unit = patient, and its data file names no patients: silofl import --patient COLUMN"
+            )
         return self.patients
 
 
@@ -61,7 +63,9 @@ def read_by_process(path: Path) -> Mapping[str, Any]:
     return found
 
 
-def data_file(state: Path, sha256: str, silo: str, path: Path, read: Reader = read_by_process) -> DataFile:
+def data_file(
+    state: Path, sha256: str, silo: str, path: Path, read: Reader = read_by_process
+) -> DataFile:
     """Return the version of the data file with this SHA-256; a new one is read and noted.
 
     Raises OSError or SiteError if it cannot be read, or noted.
@@ -79,7 +83,9 @@ def data_file(state: Path, sha256: str, silo: str, path: Path, read: Reader = re
     own = {*found["samples"]}
     with record.writing() as db:
         earlier = db.execute("SELECT sha256, samples FROM data_files ORDER BY sha256")
-        links = " ".join(name for name, samples in earlier if not own.isdisjoint(samples.split()))
+        links = " ".join(
+            name for name, samples in earlier if not own.isdisjoint(samples.split())
+        )
         counts = found["cohort"], found["records"], found["patients"]
         db.execute(DATA_FILE, (sha256, silo, *counts, links, " ".join(found["samples"])))
         return load_data_file(db, sha256)
@@ -88,7 +94,9 @@ def data_file(state: Path, sha256: str, silo: str, path: Path, read: Reader = re
 def load_data_file(db: sqlite3.Connection, sha256: str) -> DataFile:
     """Return a version that the record has. Raises SiteError if it has not."""
     if (found := find_data_file(db, sha256)) is None:
-        raise SiteError(f"the record has no data file {sha256[:16]}, which was charged: restore the state directory")
+        raise SiteError(
+            f"the record has no data file {sha256[:16]}, which was charged: restore the state directory"
+        )
     return found
 
 
@@ -96,7 +104,11 @@ def find_data_file(db: sqlite3.Connection, sha256: str) -> DataFile | None:
     """Return a version from the record; None if it has none."""
     names = "sha256, silo, cohort, records, patients, links"
     row = db.execute(f"SELECT {names} FROM data_files WHERE sha256 = ?", (sha256,)).fetchone()
-    return None if row is None else DataFile(row[0], row[1], row[2], row[3], row[4], tuple(row[5].split()))
+    return (
+        None
+        if row is None
+        else DataFile(row[0], row[1], row[2], row[3], row[4], tuple(row[5].split()))
+    )
 
 
 def cohort_of(own: DataFile, charged: Mapping[str, DataFile]) -> set[str]:

@@ -74,7 +74,9 @@ class Ledger(Chain):
             return []
         found = self.verify()
         if found.faults:
-            raise SiteError(f"the ledger {self.folder} is not whole: {found.faults[0]}; restore the state directory")
+            raise SiteError(
+                f"the ledger {self.folder} is not whole: {found.faults[0]}; restore the state directory"
+            )
         return found.entries
 
     def charge(self, release: Release, policy: Policy, attended: int = 0) -> SpentEpsilon:
@@ -85,7 +87,11 @@ class Ledger(Chain):
         """
         with self.open() as db:
             find = "SELECT DISTINCT round FROM charges WHERE run = ? AND silo = ? AND round != ? LIMIT ?"
-            own = len(db.execute(find, (release.run_id, release.silo, release.round, attended)).fetchall())
+            own = len(
+                db.execute(
+                    find, (release.run_id, release.silo, release.round, attended)
+                ).fetchall()
+            )
             if own < attended:
                 raise SiteError(
                     f"the server has had {attended} rounds of this run, and the ledger {self.folder} has {own}: "
@@ -102,7 +108,12 @@ class Ledger(Chain):
         be written.
         """
         with self.open() as db:
-            sent = {reply for (reply,) in db.execute("SELECT reply FROM sent WHERE message = ?", (release.key,))}
+            sent = {
+                reply
+                for (reply,) in db.execute(
+                    "SELECT reply FROM sent WHERE message = ?", (release.key,)
+                )
+            }
             spent, count = self._unchanged(db, release, policy), count_paid(db, release)
             if reply in sent and count:
                 return spent
@@ -116,7 +127,10 @@ class Ledger(Chain):
         """Open the record in a transaction, with all lines of the ledger in it. Raises SiteError, OSError."""
         with self.held(), Record(self.state).writing() as db:
             number, own, files = db.execute("SELECT ledger, hash, files FROM meta").fetchone()
-            if read_head(self.folder) != ((number, own) if number else None) or self._files() != files:
+            if (
+                read_head(self.folder) != ((number, own) if number else None)
+                or self._files() != files
+            ):
                 lines = self.lines()
                 if len(lines) < number or (number and lines[number - 1]["hash"] != own):
                     raise SiteError(
@@ -126,22 +140,31 @@ class Ledger(Chain):
                 for line in lines[number:]:
                     add_line(db, line)
                 last = (lines[-1]["line"], lines[-1]["hash"]) if lines else (0, "")
-                db.execute("UPDATE meta SET ledger = ?, hash = ?, files = ?", (*last, self._files()))
+                db.execute(
+                    "UPDATE meta SET ledger = ?, hash = ?, files = ?", (*last, self._files())
+                )
             yield db
 
     def _files(self) -> str:
         """Return names, sizes and times of the ledger's files: a change by anything else shows in them."""
         found = [(file.name, file.stat()) for file in files_of(self.folder, self.kind)]
-        return json.dumps([(name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in found])
+        return json.dumps(
+            [(name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in found]
+        )
 
     def _note(self, db: sqlite3.Connection, entry: Line) -> None:
         number, own = self.write(entry)
         add_line(db, {**entry, "line": number})
-        db.execute("UPDATE meta SET ledger = ?, hash = ?, files = ?", (number, own, self._files()))
+        db.execute(
+            "UPDATE meta SET ledger = ?, hash = ?, files = ?", (number, own, self._files())
+        )
 
     def _charge(self, db: sqlite3.Connection, release: Release, policy: Policy) -> SpentEpsilon:
         """Write a charge, if the budget allows it."""
-        of_cohort, new = self.of_cohort(db, release.data), {**release.cost.fields, "data": release.data.sha256}
+        of_cohort, new = (
+            self.of_cohort(db, release.data),
+            {**release.cost.fields, "data": release.data.sha256},
+        )
         delta = delta_of([*of_cohort, new], policy)
         before, after = spent_of(of_cohort, delta), spent_of([*of_cohort, new], delta)
         if policy.epsilon and after > policy.epsilon:
@@ -149,11 +172,20 @@ class Ledger(Chain):
                 f"its policy has {policy.line('epsilon')}, and this round would bring what is spent from {before:.3g} "
                 f"to {after:.3g} (delta {delta:.1g}): silofl budget"
             )
-        spent = {"epsilon-before": before, "epsilon-after": after, "delta": delta, "budget": policy.epsilon}
-        self._note(db, {**self._entry(release, CHARGE), **new, **spent, "cohort": release.data.cohort})
+        spent = {
+            "epsilon-before": before,
+            "epsilon-after": after,
+            "delta": delta,
+            "budget": policy.epsilon,
+        }
+        self._note(
+            db, {**self._entry(release, CHARGE), **new, **spent, "cohort": release.data.cohort}
+        )
         return SpentEpsilon(before, after, delta)
 
-    def _unchanged(self, db: sqlite3.Connection, release: Release, policy: Policy) -> SpentEpsilon:
+    def _unchanged(
+        self, db: sqlite3.Connection, release: Release, policy: Policy
+    ) -> SpentEpsilon:
         of_cohort = self.of_cohort(db, release.data)
         delta = delta_of(of_cohort, policy)
         total = spent_of(of_cohort, delta)
@@ -164,7 +196,9 @@ class Ledger(Chain):
 
         Raises SiteError if the record lacks a charged version, since its people are then unknown.
         """
-        charged = db.execute("SELECT DISTINCT data FROM spent WHERE run = '' AND silo = ''").fetchall()
+        charged = db.execute(
+            "SELECT DISTINCT data FROM spent WHERE run = '' AND silo = ''"
+        ).fetchall()
         files = {name: load_data_file(db, name) for (name,) in charged}
         versions = cohort_of(data, files)
         return [line for line in totals(db) if line["data"] in versions]
@@ -180,8 +214,23 @@ def add_line(db: sqlite3.Connection, line: Line) -> None:
     if line["kind"] != CHARGE:
         db.execute("INSERT OR IGNORE INTO sent VALUES (?, ?)", (line["message"], line["reply"]))
         return
-    names = ("line", "message", "silo", "run-id", "round", "data", "unit", "units", "rate", "noise", "steps")
-    db.execute(f"INSERT INTO charges VALUES ({', '.join('?' * len(names))})", [line[name] for name in names])
+    names = (
+        "line",
+        "message",
+        "silo",
+        "run-id",
+        "round",
+        "data",
+        "unit",
+        "units",
+        "rate",
+        "noise",
+        "steps",
+    )
+    db.execute(
+        f"INSERT INTO charges VALUES ({', '.join('?' * len(names))})",
+        [line[name] for name in names],
+    )
     kind = line["data"], line["units"], line["rate"], line["noise"], line["steps"]
     for scope in (("", ""), (line["run-id"], line["silo"])):
         db.execute(
@@ -194,7 +243,9 @@ def add_line(db: sqlite3.Connection, line: Line) -> None:
 def totals(db: sqlite3.Connection, run_id: str = "", silo: str = "") -> list[Line]:
     """Return what was charged in all runs, or to a silo in one, equal steps of a data file together."""
     names = ("data", "units", "rate", "noise", "steps", "messages")
-    rows = db.execute(f"SELECT {', '.join(names)} FROM spent WHERE run = ? AND silo = ?", (run_id, silo))
+    rows = db.execute(
+        f"SELECT {', '.join(names)} FROM spent WHERE run = ? AND silo = ?", (run_id, silo)
+    )
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
@@ -219,4 +270,6 @@ def charges(lines: Iterable[Line]) -> Iterator[Line]:
 
 def delta_of(of_cohort: Iterable[Line], policy: Policy) -> float:
     """Return the delta for a cohort's budget: the policy's, or the default for its largest version."""
-    return policy.delta or default_delta(max((int(line["units"]) for line in of_cohort), default=0))
+    return policy.delta or default_delta(
+        max((int(line["units"]) for line in of_cohort), default=0)
+    )

@@ -21,7 +21,9 @@ def budgets(state: Path, policy: Policy) -> list[dict[str, Any]]:
     """Return each cohort of a state directory with what it has spent. Raises SiteError if the ledger is damaged."""
     lines, found = Ledger(state).lines(), []
     with Record(state).reading() as db:
-        left = {name: load_data_file(db, name) for name in {line["data"] for line in charges(lines)}}
+        left = {
+            name: load_data_file(db, name) for name in {line["data"] for line in charges(lines)}
+        }
     while left:
         versions = cohort_of(left[min(left)], left)
         found.append(budget_of(state, policy, lines, [left[name] for name in sorted(versions)]))
@@ -29,7 +31,9 @@ def budgets(state: Path, policy: Policy) -> list[dict[str, Any]]:
     return sorted(found, key=lambda one: str(one["cohort"]))
 
 
-def budget_of(state: Path, policy: Policy, lines: Sequence[Line], files: Sequence[DataFile]) -> dict[str, Any]:
+def budget_of(
+    state: Path, policy: Policy, lines: Sequence[Line], files: Sequence[DataFile]
+) -> dict[str, Any]:
     """Return one cohort's budget: what it has spent, run by run, and what no epsilon covers."""
     versions = [file.sha256 for file in files]
     own = [line for line in charges(lines) if line["data"] in versions]
@@ -46,7 +50,11 @@ def budget_of(state: Path, policy: Policy, lines: Sequence[Line], files: Sequenc
         "budget": budget,
         "left": None if budget is None else max(budget - spent, 0.0),
         "runs": [
-            {"run": run or run_id, "epsilon": epsilon_of(of_run, delta), "steps": sum(line["steps"] for line in of_run)}
+            {
+                "run": run or run_id,
+                "epsilon": epsilon_of(of_run, delta),
+                "steps": sum(line["steps"] for line in of_run),
+            }
             for (run_id, run), of_run in runs.items()
         ],
         "data": versions,
@@ -73,7 +81,11 @@ def is_of_records(sent: Mapping[str, Any]) -> bool:
     keys = {key for key in sent.get("keys", ()) if not key.startswith("seconds.")}
     if sent["name"] == "survey":
         return True
-    return "shape" in sent or (sent["name"] == "metrics" and bool(keys)) or not keys.isdisjoint({"sum", "square_sum"})
+    return (
+        "shape" in sent
+        or (sent["name"] == "metrics" and bool(keys))
+        or not keys.isdisjoint({"sum", "square_sum"})
+    )
 
 
 def budget_page(found: Sequence[Mapping[str, Any]], name: str, state: Path) -> str:
@@ -82,19 +94,29 @@ def budget_page(found: Sequence[Mapping[str, Any]], name: str, state: Path) -> s
     if not found:
         lines = [f"{name}: no run with differential privacy has cost anything here", ""]
     if head := read_head(Ledger(state).folder):
-        lines += [f"ok    {head[0]} lines: none changed, missing or moved", f"last  {head[1]}  (keep it elsewhere)"]
+        lines += [
+            f"ok    {head[0]} lines: none changed, missing or moved",
+            f"last  {head[1]}  (keep it elsewhere)",
+        ]
     return "\n".join(map(escaped, lines)).rstrip("\n")
 
 
 def run_page(found: Sequence[Mapping[str, Any]]) -> str:
     """Return a text with the cost of a run directory's runs for each silo."""
     lines = [line for one in found for line in _of_cohort(one)]
-    return "\n".join(map(escaped, lines)).rstrip("\n") or "no run here had differential privacy (dp = true)"
+    return (
+        "\n".join(map(escaped, lines)).rstrip("\n")
+        or "no run here had differential privacy (dp = true)"
+    )
 
 
 def _of_cohort(one: Mapping[str, Any]) -> Iterator[str]:
     yield f"{one['cohort']}: epsilon of a {one['unit']}, at delta {one['delta']:.2g}"
-    budget = "no budget (rule epsilon)" if one["budget"] is None else f"of {one['budget']:g}, left {one['left']:.3f}"
+    budget = (
+        "no budget (rule epsilon)"
+        if one["budget"] is None
+        else f"of {one['budget']:g}, left {one['left']:.3f}"
+    )
     yield f"  spent  {one['spent']:.3f}  {budget}"
     for run in one["runs"]:
         yield f"         {run['epsilon']:.3f}  {run['run']}, {run['steps']} steps"

@@ -30,7 +30,13 @@ class Charged:
 
 
 def charge(
-    message: Any, context: Any, policy: Policy, sha256: str, state: Path, *, read: Reader = read_by_process
+    message: Any,
+    context: Any,
+    policy: Policy,
+    sha256: str,
+    state: Path,
+    *,
+    read: Reader = read_by_process,
 ) -> Charged | None:
     """Charge a message's cost to its cohort; return what `note_charged` needs of it, None if it costs nothing.
 
@@ -57,11 +63,17 @@ def charge(
             data=data,
             cost=cost,
         )
-        return Charged(release, policy, Ledger(state).charge(release, policy, whole(config.get("attended"))).before)
+        return Charged(
+            release,
+            policy,
+            Ledger(state).charge(release, policy, whole(config.get("attended"))).before,
+        )
     except SiteError as error:
         raise PolicyRefusedError(f"{silo} refuses: {error}") from None
     except OSError as error:
-        raise PolicyRefusedError(f"{silo} refuses: the ledger cannot be written: {error.strerror}") from None
+        raise PolicyRefusedError(
+            f"{silo} refuses: the ledger cannot be written: {error.strerror}"
+        ) from None
 
 
 def note_charged(reply: Any, charged: Charged, state: Path) -> SpentEpsilon:
@@ -86,7 +98,11 @@ def key_of(message: Any, context: Any, sha256: str, cost: MessageCost) -> str:
 
 def content_of(reply: Any) -> str:
     """Return the SHA-256 of a reply's arrays and of the method's numbers in it."""
-    numbers = [(key, value) for key, value in sorted(config_of(reply).items()) if key.startswith("number.")]
+    numbers = [
+        (key, value)
+        for key, value in sorted(config_of(reply).items())
+        if key.startswith("number.")
+    ]
     return digest(repr((_arrays(reply), numbers)).encode())
 
 
@@ -107,7 +123,14 @@ def _arrays(message: Any) -> list[tuple[object, ...]]:
     if not message.has_content():
         return []
     return [
-        (name, key, str(array.dtype), tuple(array.shape), str(array.stype), digest(bytes(array.data)))
+        (
+            name,
+            key,
+            str(array.dtype),
+            tuple(array.shape),
+            str(array.stype),
+            digest(bytes(array.data)),
+        )
         for name, arrays in sorted(message.content.array_records.items())
         for key, array in sorted(arrays.items())
     ]
@@ -120,6 +143,9 @@ def _values(message: Any) -> list[tuple[object, ...]]:
     content = message.content
     return [
         (kind, name, sorted(record.items()))
-        for kind, records in (("config", content.config_records), ("metric", content.metric_records))
+        for kind, records in (
+            ("config", content.config_records),
+            ("metric", content.metric_records),
+        )
         for name, record in sorted(records.items())
     ]

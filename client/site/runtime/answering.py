@@ -39,7 +39,11 @@ def answer_messages(workers: Workers, state: Any, store: Any) -> None:
                 reply = answer_message(workers, message, task, state)
             except Exception as error:
                 traceback.print_exc()
-                reply = refuse(message, f"nothing leaves: {type(error).__name__}: {error}", "CLIENT_APP_CRASHED")
+                reply = refuse(
+                    message,
+                    f"nothing leaves: {type(error).__name__}: {error}",
+                    "CLIENT_APP_CRASHED",
+                )
             state.record_message_processing_end(name)
             internal("supernode_loop")._insert_message(reply, state, store)
         state.finish_task(task.task_id, internal("SubStatus").STOPPED, "")
@@ -101,7 +105,9 @@ def check_folder(unpacked: Path, fab_id: str, fab_version: str, fab_hash: str) -
     """
     if f"{fab_id.replace('/', '.', 1)}.{fab_version}.{fab_hash[:8]}" != unpacked.name:
         fields = f"{fab_id[:80]!r}, {fab_version[:80]!r}, {fab_hash[:80]!r}"
-        raise refused(f"app {unpacked.name} refused: the server names another folder to load it from: {fields}")
+        raise refused(
+            f"app {unpacked.name} refused: the server names another folder to load it from: {fields}"
+        )
     return unpacked
 
 
@@ -119,9 +125,13 @@ def unpack_app(content: bytes, digest: str) -> Path:
     apps.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=apps))
     with contextlib.redirect_stdout(io.StringIO()):  # its output names the temporary directory
-        made: Path = internal("install_from_fab")(content, install_dir=temporary, skip_prompt=True)
+        made: Path = internal("install_from_fab")(
+            content, install_dir=temporary, skip_prompt=True
+        )
     print(f"app {made.name}, SHA-256 {digest}")
-    compileall.compile_dir(made, quiet=2)  # once: processes with PYTHONDONTWRITEBYTECODE would repeat it
+    compileall.compile_dir(
+        made, quiet=2
+    )  # once: processes with PYTHONDONTWRITEBYTECODE would repeat it
     (made / ".sha256").write_text(digest)
     final = apps / made.name
     shutil.rmtree(final, ignore_errors=True)

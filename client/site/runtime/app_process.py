@@ -28,7 +28,11 @@ from ..flower import internal
 from ..terms import GIVEN
 from .records import read_question, write_answer, write_error
 
-READY, DONE, DIED = b"R", b"D", b"X"  # takes questions (and its process number); has answered; how it ended
+READY, DONE, DIED = (
+    b"R",
+    b"D",
+    b"X",
+)  # takes questions (and its process number); has answered; how it ended
 IDENTITY = ("task_id", "run_id", "node_id")  # of Flower's TaskIdentity
 
 
@@ -74,7 +78,9 @@ def adopt_request(connection: socket.socket) -> None:
 
 def check_peer(connection: socket.socket) -> None:
     """Raise PermissionError if another user's process is at the other end, which would get, or send, what is ours."""
-    _, uid, _ = memoryview(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)).cast("i")
+    _, uid, _ = memoryview(
+        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    ).cast("i")
     if uid != os.geteuid():
         raise PermissionError(f"a process of user {uid} is at the template process's socket")
 
@@ -89,13 +95,19 @@ def end_with_peer(connection: socket.socket) -> None:
 
 def prepare_process() -> None:
     """Set what a process of its own would set as it starts."""
-    with contextlib.suppress(OSError):  # when memory runs out, the kernel should kill this process, not the SuperNode
+    with contextlib.suppress(
+        OSError
+    ):  # when memory runs out, the kernel should kill this process, not the SuperNode
         Path("/proc/self/oom_score_adj").write_text("500")
-    if "numpy" in sys.modules:  # otherwise every run has the same "random" numbers; `random` reseeds itself
+    if (
+        "numpy" in sys.modules
+    ):  # otherwise every run has the same "random" numbers; `random` reseeds itself
         sys.modules["numpy"].random.seed()
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if threads.isdigit() and "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(int(threads))  # libgomp has read the template's value at its start
+        sys.modules["torch"].set_num_threads(
+            int(threads)
+        )  # libgomp has read the template's value at its start
 
 
 def answer_all(connection: socket.socket) -> None:
@@ -113,7 +125,9 @@ def answer_all(connection: socket.socket) -> None:
         connection.sendall(DONE)
 
 
-def answer_question(app: Callable[..., Any] | None, asked: Any, answered: Any) -> Callable[..., Any] | None:
+def answer_question(
+    app: Callable[..., Any] | None, asked: Any, answered: Any
+) -> Callable[..., Any] | None:
     """Write the answer to a question; return the app, which is loaded for the first one."""
     head, message, context = read_question(asked)
     for name in IDENTITY:
@@ -121,12 +135,18 @@ def answer_question(app: Callable[..., Any] | None, asked: Any, answered: Any) -
     context.node_config[GIVEN] = head["terms"]
     try:
         if app is None:
-            app = internal("load_client_app")(default_app_ref="", app_path=None, multi_app=True)(*head["fab"])
+            app = internal("load_client_app")(
+                default_app_ref="", app_path=None, multi_app=True
+            )(*head["fab"])
         reply = app(message=message, context=context)
         write_answer(answered, reply, context.state)
     except Exception as error:
         traceback.print_exc()
         codes = internal("ErrorCode")
-        code = codes.LOAD_CLIENT_APP_EXCEPTION if app is None else codes.CLIENT_APP_RAISED_EXCEPTION
+        code = (
+            codes.LOAD_CLIENT_APP_EXCEPTION
+            if app is None
+            else codes.CLIENT_APP_RAISED_EXCEPTION
+        )
         write_error(answered, code, f"{type(error).__name__}: {error}")
     return app

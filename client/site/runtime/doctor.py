@@ -28,13 +28,18 @@ from partitions.silo_file import Check, check_silo_file
 TIMEOUT_SECONDS = 5.0
 WARN_DAYS = 30
 OPERATOR = "ask the server's operator"
-TRANSIENT = ("name resolution", "port")  # a network or a server that is down for now; a person must fix the others
+TRANSIENT = (
+    "name resolution",
+    "port",
+)  # a network or a server that is down for now; a person must fix the others
 CLOCK = "clock"  # wrong until a person, or NTP, sets it: a silo that was online before waits for that
 SET_IT = f"set it (NTP), or {OPERATOR} to set theirs: it may be 5 s ahead and 5 min behind"
 HOUR = 3600
 FURTHEST = 25 * HOUR  # the largest clock error that is searched
 TIMESTAMP = "timestamp"  # in Flower's error for a wrong clock: "Invalid timestamp"
-HALF_WINDOW = 150  # Flower (1.39) accepts signed times from 305 s before its own to 5 s after it
+HALF_WINDOW = (
+    150  # Flower (1.39) accepts signed times from 305 s before its own to 5 s after it
+)
 # OpenSSL's reasons for refusing a certificate (X509_V_ERR_...).
 NOT_YET_VALID, EXPIRED, WRONG_NAME, WRONG_ADDRESS = 9, 10, 62, 64
 
@@ -55,7 +60,9 @@ def table(checks: Iterable[Check]) -> str:
     """Return the checks as lines: `ok` or `FAIL`, name, detail; under a failure its fix."""
     lines = []
     for check in checks:
-        lines.append(f"{'ok  ' if check.ok else 'FAIL'}  {check.name}: {' '.join(check.detail.split())}")
+        lines.append(
+            f"{'ok  ' if check.ok else 'FAIL'}  {check.name}: {' '.join(check.detail.split())}"
+        )
         if not check.ok:
             lines.append(f"      fix: {check.fix}")
     return "\n".join(lines)
@@ -107,7 +114,10 @@ def data_checks(path: Path, schema: Path | None = None) -> list[Check]:
     if bad:
         return [Check(f"data ({bad[0].name})", False, f"{path}: {bad[0].detail}", bad[0].fix)]
     samples = next((check.detail for check in checks if check.name == "samples"), "")
-    return [Check("data", True, f"{path}: {samples}"), *(check for check in checks if "schema" in check.name)]
+    return [
+        Check("data", True, f"{path}: {samples}"),
+        *(check for check in checks if "schema" in check.name),
+    ]
 
 
 def _owner(path: Path) -> str:
@@ -140,7 +150,10 @@ def device_check(device: str) -> Check:
     if number < count:
         return Check("device", True, f"{device}: {torch.cuda.get_device_name(number)}")
     if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
-        detail, fix = "this PyTorch is built for CPUs", "use the GPU image (build argument TORCH_INDEX=)"
+        detail, fix = (
+            "this PyTorch is built for CPUs",
+            "use the GPU image (build argument TORCH_INDEX=)",
+        )
     else:
         detail = f"PyTorch sees {count} GPUs"
         fix = "nvidia-smi must list it; a container needs the NVIDIA container toolkit and a device reservation"
@@ -150,7 +163,13 @@ def device_check(device: str) -> Check:
 def pin_checks(allowed_apps: str) -> list[Check]:
     """Report the apps that this site runs."""
     if not allowed_apps:
-        return [Check("allowed apps", True, "not pinned: this site runs whatever the server's operator submits")]
+        return [
+            Check(
+                "allowed apps",
+                True,
+                "not pinned: this site runs whatever the server's operator submits",
+            )
+        ]
     try:
         count = len(set(read_pins(allowed_apps)))
     except OSError as error:
@@ -165,12 +184,21 @@ def policy_check(where: str) -> Check:
         policy = read_policy(where)
     except ValueError as error:
         detail, _, fix = str(error).partition("; ")
-        return Check("policy", False, detail, fix or "mend that line; until then nothing leaves this silo")
+        return Check(
+            "policy",
+            False,
+            detail,
+            fix or "mend that line; until then nothing leaves this silo",
+        )
     if policy.public:
         return Check("policy", True, "the data are public: nothing is held back")
     names = ("whole_model", "own_model", "peers", "sums", "min_metric_samples", "floor")
     rule_lines = ", ".join(map(policy.line, names))
-    return Check("policy", True, f"{policy.where}: {rule_lines}; `silofl policy{' FILE' if where else ''}` prints all")
+    return Check(
+        "policy",
+        True,
+        f"{policy.where}: {rule_lines}; `silofl policy{' FILE' if where else ''}` prints all",
+    )
 
 
 def study_checks(site: Site) -> list[Check]:
@@ -216,9 +244,16 @@ def split_address(server: str) -> tuple[str, int, Check | None]:
 def resolve_check(host: str) -> Check:
     """Check that the server's name has an address."""
     try:
-        found = sorted({str(info[4][0]) for info in socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)})
+        found = sorted(
+            {
+                str(info[4][0])
+                for info in socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)
+            }
+        )
     except OSError as error:
-        fix = f"check the name's spelling and this machine's DNS, or {OPERATOR} for an IP address"
+        fix = (
+            f"check the name's spelling and this machine's DNS, or {OPERATOR} for an IP address"
+        )
         return Check("name resolution", False, f"{host}: {error.strerror or error}", fix)
     return Check("name resolution", True, f"{host} is {', '.join(found)}")
 
@@ -230,12 +265,16 @@ def port_check(host: str, port: int) -> Check:
         socket.create_connection((host, port), timeout=TIMEOUT_SECONDS).close()
     except TimeoutError:
         fix = f"let this machine out to TCP port {port} of {host} (firewall, proxy)"
-        return Check("port", False, f"{where} does not answer within {TIMEOUT_SECONDS:.0f} s", fix)
+        return Check(
+            "port", False, f"{where} does not answer within {TIMEOUT_SECONDS:.0f} s", fix
+        )
     except ConnectionRefusedError:
         fix = f"{OPERATOR} whether the server runs and listens on port {port}"
         return Check("port", False, f"{where} refuses connections", fix)
     except OSError as error:
-        return Check("port", False, f"{where}: {error.strerror or error}", "check this machine's network")
+        return Check(
+            "port", False, f"{where}: {error.strerror or error}", "check this machine's network"
+        )
     return Check("port", True, f"{where} answers")
 
 
@@ -245,7 +284,9 @@ def certificate_checks(host: str, port: int, ca_certificate: Path) -> list[Check
         context = ssl.create_default_context(cafile=str(ca_certificate))
     except (OSError, ssl.SSLError) as error:
         fix = "restore it from the bundle"
-        return [Check("CA certificate", False, f"{ca_certificate}: {error.strerror or error}", fix)]
+        return [
+            Check("CA certificate", False, f"{ca_certificate}: {error.strerror or error}", fix)
+        ]
     context.set_alpn_protocols(["h2", "http/1.1"])
     try:
         with (
@@ -257,9 +298,17 @@ def certificate_checks(host: str, port: int, ca_certificate: Path) -> list[Check
         return [refused_certificate(error, host, port)]
     except ssl.SSLError as error:
         fix = f"{OPERATOR} for the address of the Fleet port"
-        return [Check("certificate", False, f"{host}:{port} does not speak TLS ({error.reason})", fix)]
+        return [
+            Check(
+                "certificate", False, f"{host}:{port} does not speak TLS ({error.reason})", fix
+            )
+        ]
     except OSError as error:
-        return [Check("certificate", False, f"{host}:{port}: {error.strerror or error}", "try again")]
+        return [
+            Check(
+                "certificate", False, f"{host}:{port}: {error.strerror or error}", "try again"
+            )
+        ]
     names = ", ".join(str(value) for _, value in certificate.get("subjectAltName", ()))
     days = int((ssl.cert_time_to_seconds(certificate["notAfter"]) - time.time()) / 86400)
     checks = [
@@ -276,14 +325,31 @@ def refused_certificate(error: ssl.SSLCertVerificationError, host: str, port: in
     """Explain why OpenSSL refused the server's certificate, and what to do."""
     if error.verify_code == EXPIRED:
         fix = f"{OPERATOR} to renew it; if this machine's date is wrong, set it"
-        return Check("certificate dates", False, "the server's certificate, or the CA's, has expired", fix)
+        return Check(
+            "certificate dates",
+            False,
+            "the server's certificate, or the CA's, has expired",
+            fix,
+        )
     if error.verify_code == NOT_YET_VALID:
-        return Check(CLOCK, False, f"the server's certificate is not valid yet{_behind(host, port)}", SET_IT)
+        return Check(
+            CLOCK,
+            False,
+            f"the server's certificate is not valid yet{_behind(host, port)}",
+            SET_IT,
+        )
     if error.verify_code in (WRONG_NAME, WRONG_ADDRESS):
         fix = f"use a name that is in the certificate, or {OPERATOR} to add this one (server.address)"
-        return Check("certificate names", False, f"the server's certificate is not for {host}", fix)
+        return Check(
+            "certificate names", False, f"the server's certificate is not for {host}", fix
+        )
     fix = f"{OPERATOR} for a new bundle: this one is of another federation, or someone is in between"
-    return Check("certificate chain", False, f"not issued by this federation's CA ({error.verify_message})", fix)
+    return Check(
+        "certificate chain",
+        False,
+        f"not issued by this federation's CA ({error.verify_message})",
+        fix,
+    )
 
 
 def _behind(host: str, port: int) -> str:
@@ -313,15 +379,25 @@ def key_checks(site: Site) -> list[Check]:
         if not isinstance(key, EllipticCurvePrivateKey):
             raise UserError("no elliptic curve key")
     except OSError as error:
-        return [Check("key", False, f"{site.node_key}: {error.strerror}", "restore it from the bundle")]
+        return [
+            Check(
+                "key", False, f"{site.node_key}: {error.strerror}", "restore it from the bundle"
+            )
+        ]
     except ValueError:
         fix = "restore it from the bundle"
-        return [Check("key", False, f"{site.node_key} is no private key in OpenSSH format", fix)]
+        return [
+            Check("key", False, f"{site.node_key} is no private key in OpenSSH format", fix)
+        ]
     reach_without_proxy(os.environ)
     credentials = grpc.ssl_channel_credentials(site.ca_certificate.read_bytes())
     public = internal("public_key_to_bytes")(key.public_key())
     request = internal("ActivateNodeRequest")(public_key=public, heartbeat_interval=0.0)
-    headers, sign, codes = internal("headers"), internal("sign_message"), internal("ApiErrorCode")
+    headers, sign, codes = (
+        internal("headers"),
+        internal("sign_message"),
+        internal("ApiErrorCode"),
+    )
     in_flowers_words = internal("FlowerError").from_json
 
     def ask(at: float) -> str:
@@ -330,7 +406,9 @@ def key_checks(site: Site) -> list[Check]:
         names = (headers.PUBLIC_KEY_HEADER, headers.TIMESTAMP_HEADER, headers.SIGNATURE_HEADER)
         signed = tuple(zip(names, (public, moment, sign(key, moment.encode())), strict=True))
         try:
-            internal("FleetStub")(channel).ActivateNode(request, timeout=TIMEOUT_SECONDS, metadata=signed)
+            internal("FleetStub")(channel).ActivateNode(
+                request, timeout=TIMEOUT_SECONDS, metadata=signed
+            )
         except grpc.RpcError as error:
             return str(error.details())
         return "activated"
@@ -342,7 +420,10 @@ def key_checks(site: Site) -> list[Check]:
     flower = in_flowers_words(answer)
     code = flower.code if flower else None
     if code == codes.FLEET_INVALID_HEARTBEAT_INTERVAL:
-        return [Check(CLOCK, True, "within the server's limits"), Check("key", True, "registered at the server")]
+        return [
+            Check(CLOCK, True, "within the server's limits"),
+            Check("key", True, "registered at the server"),
+        ]
     if code == codes.FLEET_NODE_ACTIVATION_FAILED:
         fix = f"{OPERATOR}: the silo was removed, or its bundle is of another server (silofl add-silo {site.name})"
         return [Check("key", False, "the server does not know this silo's key", fix)]
@@ -367,4 +448,7 @@ def clock_check(taken: Callable[[float], bool]) -> Check:
 
 def _in_words(seconds: int) -> str:
     hours, minutes = seconds // HOUR, seconds % HOUR // 60
-    return " ".join(f"{n} {unit}" for n, unit in ((hours, "h"), (minutes, "min")) if n) or "a minute"
+    return (
+        " ".join(f"{n} {unit}" for n, unit in ((hours, "h"), (minutes, "min")) if n)
+        or "a minute"
+    )

@@ -5,9 +5,21 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from client.site.runtime.doctor import first_failure, one_line, site_checks, table
-from client.site.runtime.launch import free_ports, own_supernode, silo_environment, supernode_command
+from client.site.runtime.launch import (
+    free_ports,
+    own_supernode,
+    silo_environment,
+    supernode_command,
+)
 from client.site.runtime.supervisor import run
-from client.site.trust.bundle import POLICY_ASKED, check_key, check_signature, read_bundle, site_of, unpack
+from client.site.trust.bundle import (
+    POLICY_ASKED,
+    check_key,
+    check_signature,
+    read_bundle,
+    site_of,
+    unpack,
+)
 from client.site.trust.keys import site_root
 from partitions.common.errors import UserError
 from partitions.common.files import locked, write_atomically
@@ -44,10 +56,14 @@ def join(
         echo(table(checks))
         if fault := first_failure(checks):
             raise UserError(f"{name} cannot join: {one_line(fault)}")
-        write_atomically(folder / POLICY_ASKED, str(site.policy if policy else ""))  # for `silofl policy`, `study`
+        write_atomically(
+            folder / POLICY_ASKED, str(site.policy if policy else "")
+        )  # for `silofl policy`, `study`
         port = free_ports(1)[0]
         echo(f"{name} joins {site.server}; Ctrl-C leaves")
-        echo(f"port {port} is open on 127.0.0.1 alone: Flower's SuperNode opens it, and nothing here uses it")
+        echo(
+            f"port {port} is open on 127.0.0.1 alone: Flower's SuperNode opens it, and nothing here uses it"
+        )
         command = supernode_command(site, program=own_supernode(), port=port)
         environment = silo_environment(folder / "flower", template_socket=folder / "warm.sock")
         environment |= {"SILOFL_ALLOWED_APPS": site.allowed_apps, "SILOFL_POLICY": site.policy}
@@ -59,5 +75,8 @@ def join(
 def only_one(folder: Path, name: str) -> Iterator[None]:
     """Allow one `join` of a silo on this machine at a time."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with locked(folder / "lock", f"{name} runs on this machine already: a bundle runs in one place at a time"):
+    with locked(
+        folder / "lock",
+        f"{name} runs on this machine already: a bundle runs in one place at a time",
+    ):
         yield

@@ -20,7 +20,9 @@ from partitions.common.errors import UserError
 
 LOOPBACK = "127.0.0.1"
 THIS_MACHINE = (LOOPBACK, "localhost", "::1")
-RUNTIME_PORT = 9094  # of a SuperNode alone on its machine or in its container; Flower's own default
+RUNTIME_PORT = (
+    9094  # of a SuperNode alone on its machine or in its container; Flower's own default
+)
 # For every Flower process: no telemetry is sent to Flower's makers, and nothing is installed when a run starts.
 FLOWER = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -45,11 +47,23 @@ def program(name: str) -> str:
 
 def own_supernode() -> list[str]:
     """Return the command of our SuperNode, which stands in place of `flower-supernode` (`supernode.py`)."""
-    return [sys.executable, "-P", str(Path(__file__).resolve().parents[1] / "private.py"), "runtime.supernode"]
+    return [
+        sys.executable,
+        "-P",
+        str(Path(__file__).resolve().parents[1] / "private.py"),
+        "runtime.supernode",
+    ]
 
 
 def superlink_command(
-    path: str, *, ca_certificate: Path, certificate: Path, key: Path, fleet: str, host: str, port: int
+    path: str,
+    *,
+    ca_certificate: Path,
+    certificate: Path,
+    key: Path,
+    fleet: str,
+    host: str,
+    port: int,
 ) -> list[str]:
     """Return the command line of a server. Silos connect to `fleet`; Control and Runtime API listen at `host`, `port`.
 
@@ -68,7 +82,9 @@ def superlink_command(
     ]
 
 
-def superexec_command(path: str, *, ca_certificate: Path, host: str, port: int, superlink: int) -> list[str]:
+def superexec_command(
+    path: str, *, ca_certificate: Path, host: str, port: int, superlink: int
+) -> list[str]:
     """Return the command line of a server's SuperExec, as the SuperLink with this process number starts it itself."""
     return [
         path,
@@ -102,7 +118,9 @@ def node_config(values: Mapping[str, str]) -> str:
         elif not set('"\\') & set(value):
             pairs.append(f'{key}="{value}"')
         else:
-            raise UserError(f"{key}: {value!r} has quotes that Flower's --node-config cannot carry; rename it")
+            raise UserError(
+                f"{key}: {value!r} has quotes that Flower's --node-config cannot carry; rename it"
+            )
     return " ".join(pairs)
 
 
@@ -128,7 +146,9 @@ def free_ports(count: int) -> list[int]:
 def environment(home: Path | None = None) -> dict[str, str]:
     """Return the environment of a Flower process and its children. ``home``: its FLWR_HOME; None: this one's."""
     made = {**DEFAULTS, **os.environ, **FLOWER}
-    made["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    made["PATH"] = os.pathsep.join(
+        [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+    )
     if home is not None:
         made["FLWR_HOME"] = str(home)
     reach_without_proxy(made)

@@ -48,7 +48,9 @@ def write_answer(file: Any, reply: Any, state: Any) -> None:
         return write_error(file, reply.error.code, reply.error.reason)
     to_proto = internal("serde").recorddict_to_proto
     content, arrays = _without_arrays(reply.content)
-    return _write(file, {}, [*(to_proto(part).SerializeToString() for part in (state, content)), *arrays])
+    return _write(
+        file, {}, [*(to_proto(part).SerializeToString() for part in (state, content)), *arrays]
+    )
 
 
 def write_error(file: Any, code: int, reason: str) -> None:
@@ -66,7 +68,10 @@ def read_answer(file: Any, message: Any, context: Any) -> Any:
     try:
         head, parts = _read(file)
         if "error" in head:
-            return Message(Error(int(head["error"]["code"]), str(head["error"]["reason"])), reply_to=message)
+            return Message(
+                Error(int(head["error"]["code"]), str(head["error"]["reason"])),
+                reply_to=message,
+            )
         state, content = map(_records, parts[:2])
         _put_back(content, parts[2:])
         reply = Message(content, reply_to=message)
@@ -77,7 +82,9 @@ def read_answer(file: Any, message: Any, context: Any) -> Any:
 
 
 def _records(part: Any) -> Any:
-    return internal("serde").recorddict_from_proto(internal("recorddict_pb2").RecordDict.FromString(part))
+    return internal("serde").recorddict_from_proto(
+        internal("recorddict_pb2").RecordDict.FromString(part)
+    )
 
 
 def _without_arrays(records: Any) -> tuple[Any, list[Any]]:
@@ -88,7 +95,9 @@ def _without_arrays(records: Any) -> tuple[Any, list[Any]]:
     for name, record in records.items():
         if isinstance(record, ArrayRecord):
             found += [array.data for array in record.values()]
-            record = ArrayRecord({key: Array(a.dtype, a.shape, a.stype, b"") for key, a in record.items()})
+            record = ArrayRecord(
+                {key: Array(a.dtype, a.shape, a.stype, b"") for key, a in record.items()}
+            )
         bare[name] = record
     return bare, found
 

@@ -33,13 +33,17 @@ def install(answer: Callable[[Any, Any], None]) -> None:
             forget(state, object_store)
         return run
 
-    def push_messages(state: Any, object_store: Any, send: Callable[..., Any], push_object: Callable[..., Any]) -> None:
+    def push_messages(
+        state: Any, object_store: Any, send: Callable[..., Any], push_object: Callable[..., Any]
+    ) -> None:
         answer(state, object_store)
         with Transfer("sending the reply", echo, lasting=be_patient) as transfer:
 
             def send_noted(reply: Any, tree: Any, seconds: float) -> Any:
                 wanted, session = send(reply, tree, seconds)
-                transfer.expect(len(wanted), sum(len(object_store.get(name) or b"") for name in wanted))
+                transfer.expect(
+                    len(wanted), sum(len(object_store.get(name) or b"") for name in wanted)
+                )
                 return wanted, session
 
             def push_noted(run_id: int, session: str, name: str, content: bytes) -> None:
@@ -126,5 +130,7 @@ def send_replies(
         faults.clear()
         sleep(pause)
     for reply in kept_state.replies:
-        state.delete_messages(message_ids=[reply.metadata.message_id, reply.metadata.reply_to_message_id])
+        state.delete_messages(
+            message_ids=[reply.metadata.message_id, reply.metadata.reply_to_message_id]
+        )
         store.delete(reply.metadata.message_id)

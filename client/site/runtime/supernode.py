@@ -31,8 +31,12 @@ from .worker import Workers
 
 POLL_SECONDS = 0.25  # for a message from the SuperLink, while a run is on
 BUSY_SECONDS = 60.0  # how long after a silo's last message a run counts as on
-HEARTBEAT_SECONDS = 12  # the SuperLink marks the silo offline after two; with Flower's 30 s, after a minute
-WAITED_SECONDS = 1.0  # for an answer: a server that held an answer back for so long will do so again
+HEARTBEAT_SECONDS = (
+    12  # the SuperLink marks the silo offline after two; with Flower's 30 s, after a minute
+)
+WAITED_SECONDS = (
+    1.0  # for an answer: a server that held an answer back for so long will do so again
+)
 
 
 class Clock:
@@ -78,7 +82,9 @@ def main() -> NoReturn:
 def run_supernode() -> None:
     """Run Flower's own entry with our clock, heartbeat, answers and long transfers."""
     entry, loop, workers = internal("flower_supernode"), internal("supernode_loop"), Workers()
-    loop.subprocess = SimpleNamespace(Popen=lambda _: None)  # no SuperExec: this process answers the messages
+    loop.subprocess = SimpleNamespace(
+        Popen=lambda _: None
+    )  # no SuperExec: this process answers the messages
     loop.time = clock = Clock(each=workers.tidy)
     for module in (internal("heartbeat"), internal("fleet_connection")):
         module.HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT_SECONDS

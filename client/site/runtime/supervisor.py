@@ -40,7 +40,9 @@ WAIT_SECONDS = 5.0
 IN_USE_SECONDS = 195.0
 RESTART_SECONDS = 60.0  # for a restarted server to register this silo again
 EXPLAIN_SECONDS = 60.0  # between two checks for the cause of a missing connection
-GRACE_SECONDS = 7.0  # Flower forces its own exit 5 s after SIGTERM; Docker kills 10 s after its own
+GRACE_SECONDS = (
+    7.0  # Flower forces its own exit 5 s after SIGTERM; Docker kills 10 s after its own
+)
 IN_USE = (
     "its key is in use: a bundle runs in one place at a time, so end the other one or ask the server's operator for "
     "a second bundle (after a crash it takes up to three minutes until the server lets the silo in again)"
@@ -50,12 +52,19 @@ PR_SET_PDEATHSIG = 1
 
 def check_site(site: Site) -> None:
     """Raise UserError, one line, if the silo cannot train: no usable data or policy, no place for its state."""
-    if fault := first_failure([*data_checks(site.data), *state_checks(site.state), policy_check(site.policy)]):
+    if fault := first_failure(
+        [*data_checks(site.data), *state_checks(site.state), policy_check(site.policy)]
+    ):
         raise UserError(f"{site.name}: {one_line(fault)}")
 
 
 def run(
-    site: Site, command: Sequence[str], environment: Mapping[str, str], *, online: Path, echo: Callable[[str], None]
+    site: Site,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    online: Path,
+    echo: Callable[[str], None],
 ) -> int:
     """Run the silo until SIGTERM or SIGINT; exit code 0.
 
@@ -99,7 +108,11 @@ def diagnose(silo: "Supervised") -> tuple[str, float, type[Exception]]:
         return one_line(fault), math.inf if waits else patience, UserError
     if silo.in_use:
         return IN_USE, IN_USE_SECONDS, UserError
-    return f"the SuperNode ended with exit code {silo.code}: {silo.last_line}", patience, RunFailedError
+    return (
+        f"the SuperNode ended with exit code {silo.code}: {silo.last_line}",
+        patience,
+        RunFailedError,
+    )
 
 
 def fault_in_connection(site: Site) -> Check | None:

@@ -60,8 +60,12 @@ def main() -> None:
     """Run the template process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("socket", type=Path)
-    parser.add_argument("--parent", type=int, help="end with the process of this number, which started this one")
-    parser.add_argument("--import", dest="modules", action="append", help="a module to import ahead (repeat)")
+    parser.add_argument(
+        "--parent", type=int, help="end with the process of this number, which started this one"
+    )
+    parser.add_argument(
+        "--import", dest="modules", action="append", help="a module to import ahead (repeat)"
+    )
     given = parser.parse_args()
     if given.parent:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -94,7 +98,9 @@ def serve_template(path: Path, modules: Sequence[str]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, leave)
     log(f"ready in {time.monotonic() - started:.1f} s")
-    running: dict[int, tuple[int, socket.socket]] = {}  # by pidfd: process number and connection
+    running: dict[
+        int, tuple[int, socket.socket]
+    ] = {}  # by pidfd: process number and connection
     while True:
         for ready in select.select([listener.fileno(), *running], [], [])[0]:
             if ready in running:
@@ -154,7 +160,11 @@ def leave(number: int, _: object) -> NoReturn:
 
 def log(text: str) -> None:
     """Write one line to the template process's log."""
-    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} template process {os.getpid()}: {text}", file=sys.stderr, flush=True)
+    print(
+        f"{time.strftime('%Y-%m-%d %H:%M:%S')} template process {os.getpid()}: {text}",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 # --- its socket -------------------------------------------------------------------------------------------

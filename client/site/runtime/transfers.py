@@ -24,7 +24,9 @@ EVERY_SECONDS = 10.0  # between two lines
 LAST_PARTS = 4  # come last and are tiny: the descriptions of a message, its content, a record and an array
 STALLED_SECONDS = 20.0  # without a part, until the line reports it
 HEARTBEAT_CALL_SECONDS = 20
-PATIENT_SECONDS = 90.0  # the heartbeat interval announced in a long transfer; a SuperLink waits for two
+PATIENT_SECONDS = (
+    90.0  # the heartbeat interval announced in a long transfer; a SuperLink waits for two
+)
 Echo = Callable[[str], object]
 
 
@@ -36,9 +38,20 @@ class Transfer:
     """
 
     def __init__(
-        self, what: str, echo: Echo, parts: int = 0, size: int = 0, lasting: Callable[[bool], object] = lambda yes: None
+        self,
+        what: str,
+        echo: Echo,
+        parts: int = 0,
+        size: int = 0,
+        lasting: Callable[[bool], object] = lambda yes: None,
     ) -> None:
-        self.what, self.echo, self.parts, self.size, self.lasting = what, echo, parts, size, lasting
+        self.what, self.echo, self.parts, self.size, self.lasting = (
+            what,
+            echo,
+            parts,
+            size,
+            lasting,
+        )
         self.done = self.bytes = 0
         self.lock, self.over = threading.Lock(), threading.Event()
         self.began = self.moved = time.monotonic()
@@ -58,7 +71,11 @@ class Transfer:
     def add(self, content: bytes) -> bytes:
         """Count a whole part that has arrived, and return it."""
         with self.lock:
-            self.done, self.bytes, self.moved = self.done + 1, self.bytes + len(content), time.monotonic()
+            self.done, self.bytes, self.moved = (
+                self.done + 1,
+                self.bytes + len(content),
+                time.monotonic(),
+            )
         return content
 
     def _tell(self) -> None:
@@ -72,15 +89,21 @@ class Transfer:
         self.lasting(False)
         if reported:
             seconds = self.moved - self.began
-            self.echo(f"{self.what}: {self.bytes / 1e6:.0f} MB, {self.done} parts, in {seconds:.0f} s")
+            self.echo(
+                f"{self.what}: {self.bytes / 1e6:.0f} MB, {self.done} parts, in {seconds:.0f} s"
+            )
 
     def line(self) -> str:
         """Return "62 of 200 MB, 2.4 MB/s, 58 s left". An unknown size is estimated from the parts received."""
         now = time.monotonic()
         about = "" if self.size or not self.done else "about "
-        size = self.size or (self.bytes / self.done * max(self.parts - LAST_PARTS, self.done) if self.done else 0)
+        size = self.size or (
+            self.bytes / self.done * max(self.parts - LAST_PARTS, self.done) if self.done else 0
+        )
         rate = self.bytes / max(now - self.began, 1e-3)
-        text = f"{self.bytes / 1e6:.0f} of {about}{size / 1e6:.0f} MB" if size else "nothing yet"
+        text = (
+            f"{self.bytes / 1e6:.0f} of {about}{size / 1e6:.0f} MB" if size else "nothing yet"
+        )
         if now - self.moved >= STALLED_SECONDS:
             return f"{text}, no part for {now - self.moved:.0f} s"
         if not rate:
@@ -92,7 +115,9 @@ def echo(line: str) -> None:
     print(line, flush=True)
 
 
-def watch_pulls(module: Any, what: str, echo: Echo, lasting: Callable[[bool], object] = lambda yes: None) -> None:
+def watch_pulls(
+    module: Any, what: str, echo: Echo, lasting: Callable[[bool], object] = lambda yes: None
+) -> None:
     """Wrap ``pull_objects`` of one of Flower's modules in a :class:`Transfer`; an earlier wrapper is replaced."""
     original = getattr(module.pull_objects, "flowers", module.pull_objects)
 
@@ -118,13 +143,19 @@ def install() -> None:
             super().__init__(heartbeat_fn)
             HEARTS.append(self)
 
-    connection.HEARTBEAT_CALL_TIMEOUT, connection.HeartbeatSender = HEARTBEAT_CALL_SECONDS, Heart
+    connection.HEARTBEAT_CALL_TIMEOUT, connection.HeartbeatSender = (
+        HEARTBEAT_CALL_SECONDS,
+        Heart,
+    )
     watch_pulls(internal("supernode_loop"), "receiving a message", echo, be_patient)
 
 
 def be_patient(yes: bool) -> None:
     """Announce a longer heartbeat interval, so that the SuperLink marks this silo offline later; False: the usual."""
-    connection, usual = internal("fleet_connection"), internal("heartbeat").HEARTBEAT_DEFAULT_INTERVAL
+    connection, usual = (
+        internal("fleet_connection"),
+        internal("heartbeat").HEARTBEAT_DEFAULT_INTERVAL,
+    )
     connection.HEARTBEAT_DEFAULT_INTERVAL = PATIENT_SECONDS if yes else usual
     if yes and HEARTS:  # at once: the next heartbeat would be up to six seconds later
         threading.Thread(target=HEARTS[-1].heartbeat_fn, daemon=True).start()

@@ -58,7 +58,10 @@ class Worker:
         try:
             socket.send_fds(self.connection, [b"Q"], [question.fileno(), answer.fileno()])
             if not select.select([self.connection], [], [], seconds)[0]:
-                print("ERROR: the message's time to live is over; ending the ClientApp process", file=sys.stderr)
+                print(
+                    "ERROR: the message's time to live is over; ending the ClientApp process",
+                    file=sys.stderr,
+                )
                 raise WorkerEndedError(TOO_LATE)
             sign = self.connection.recv(16)
         except OSError:
@@ -82,7 +85,9 @@ class Workers:
         ``head``: the app's build (`fab`), Flower's `identity` of the task, and the `terms` of the message. Raises
         WorkerEndedError, OSError for no process, and what `read_answer` raises.
         """
-        ends = time.monotonic() + message.metadata.ttl  # from here: the server's clock may differ, never too early
+        ends = (
+            time.monotonic() + message.metadata.ttl
+        )  # from here: the server's clock may differ, never too early
         key = (context.run_id, context.node_id, head["fab"])
         kept = False
         try:
@@ -93,7 +98,9 @@ class Workers:
                 write_question(question, head, message, context)
                 self.worker.exchange(question, answer, max(0.0, ends - time.monotonic()))
                 reply = read_answer(answer, message, context)
-            self.idle_limit = min(AFTER_LAST_SECONDS if is_last(message, context) else 1e9, idle_seconds())
+            self.idle_limit = min(
+                AFTER_LAST_SECONDS if is_last(message, context) else 1e9, idle_seconds()
+            )
             kept = self.idle_limit > 0 and not reply.has_error()
             return reply
         finally:
@@ -155,7 +162,9 @@ class Workers:
         path = socket_path()
         path.parent.mkdir(parents=True, exist_ok=True)
         command = [*template_command(path), "--parent", str(os.getpid())]
-        self.template = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        self.template = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, start_new_session=True
+        )
 
 
 def socket_path() -> Path:
@@ -170,7 +179,10 @@ def idle_seconds() -> float:
     try:
         return 60 * max(0.0, float(text))
     except ValueError:
-        print("WARNING: SILOFL_RESIDENT_MINUTES is not a number of minutes; no process stays", file=sys.stderr)
+        print(
+            "WARNING: SILOFL_RESIDENT_MINUTES is not a number of minutes; no process stays",
+            file=sys.stderr,
+        )
         return 0.0
 
 
@@ -189,9 +201,15 @@ def how_it_ended(sign: bytes) -> str:
         code = int(sign.removeprefix(DIED))
         if code >= 0:
             return f"ClientApp process left with exit code {code} and without a reply"
-        cause = " (out of memory: lower batch-size; or killed by hand)" if code == -signal.SIGKILL else ""
+        cause = (
+            " (out of memory: lower batch-size; or killed by hand)"
+            if code == -signal.SIGKILL
+            else ""
+        )
         reason = f"ClientApp process was ended by {signal.Signals(-code).name}{cause}"
-    except ValueError:  # the template process is gone, or a malicious app has written something else
+    except (
+        ValueError
+    ):  # the template process is gone, or a malicious app has written something else
         return "ClientApp process ended without a reply"
     print(f"ERROR: {reason}", file=sys.stderr)
     return reason

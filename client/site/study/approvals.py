@@ -37,7 +37,9 @@ def study_for(policy: Policy, state: Any, run: Mapping[str, Any]) -> StudyProtoc
     if not name and policy.studies != REQUIRED:
         return None
     if not name:
-        raise SiteError(f"its policy has {policy.line('studies')}, and the run names none: study = NAME")
+        raise SiteError(
+            f"its policy has {policy.line('studies')}, and the run names none: study = NAME"
+        )
     found = find(Path(str(state)), name) if state else None
     if found is None:
         raise SiteError(f"no study {name[:80]!r} is approved here: silofl approve FILE")
@@ -59,7 +61,9 @@ def list_approved(state: Path) -> list[Approved]:
         return [one for (name,) in names if (one := _find(db, name))]
 
 
-def approve(state: Path, silo: str, text: str, by: str, signer: str, warnings: Iterable[str]) -> StudyProtocol:
+def approve(
+    state: Path, silo: str, text: str, by: str, signer: str, warnings: Iterable[str]
+) -> StudyProtocol:
     """Store a study as approved, together with its line in the audit log. Raises SiteError, OSError.
 
     Another version of a study that holds is refused: a person has to revoke that one first.
@@ -73,7 +77,9 @@ def approve(state: Path, silo: str, text: str, by: str, signer: str, warnings: I
                 f"silofl revoke {study.name}, then approve this one; what was used so far stays counted"
             )
         db.execute(APPROVAL, (study.name, text, by, utc_now(), signer, json.dumps(listed), ""))
-        record.append(db, decision(silo, "study approved", study.name, study.digest, by, listed))
+        record.append(
+            db, decision(silo, "study approved", study.name, study.digest, by, listed)
+        )
     return study
 
 
@@ -83,7 +89,9 @@ def revoke(state: Path, silo: str, name: str, by: str) -> None:
     with record.writing() as db:
         found = db.execute("SELECT revoked FROM approvals WHERE name = ?", (name,)).fetchone()
         if found is None:
-            raise SiteError(f"no study {name[:80]!r} is approved here; `silofl studies` lists them")
+            raise SiteError(
+                f"no study {name[:80]!r} is approved here; `silofl studies` lists them"
+            )
         if found[0]:
             raise SiteError(f"the study {name} was revoked before; `silofl studies` says when")
         db.execute("UPDATE approvals SET revoked = ? WHERE name = ?", (utc_now(), name))
@@ -91,12 +99,28 @@ def revoke(state: Path, silo: str, name: str, by: str) -> None:
 
 
 def _find(db: sqlite3.Connection, name: str) -> Approved | None:
-    row = db.execute("SELECT protocol, by, time, signer, revoked FROM approvals WHERE name = ?", (name,)).fetchone()
-    return None if row is None else Approved(parse_study(row[0], f"the approved study {name}"), *row[1:])
+    row = db.execute(
+        "SELECT protocol, by, time, signer, revoked FROM approvals WHERE name = ?", (name,)
+    ).fetchone()
+    return (
+        None
+        if row is None
+        else Approved(parse_study(row[0], f"the approved study {name}"), *row[1:])
+    )
 
 
-def decision(silo: str, what: str, name: str, digest: str, by: str, warnings: list[str]) -> dict[str, Any]:
+def decision(
+    silo: str, what: str, name: str, digest: str, by: str, warnings: list[str]
+) -> dict[str, Any]:
     """Return the line of a decision of this site in its audit log."""
-    entry = {"time": utc_now(), "silo": silo, "asked-by": by, "run-id": "", "run": name, "round": 0, "asked": what}
+    entry = {
+        "time": utc_now(),
+        "silo": silo,
+        "asked-by": by,
+        "run-id": "",
+        "run": name,
+        "round": 0,
+        "asked": what,
+    }
     entry |= {"method": "", "app": "", "settings": "", "rule": "", "bytes": 0, "sent": []}
     return {**entry, "study": {"name": name, "digest": digest}, "warnings": warnings}

@@ -16,7 +16,9 @@ from client.site.trust.policy import Policy
 from client.site.trust.run_config import number, owner
 from partitions.common.errors import DataError
 
-SMALL_BATCH = 32  # samples: below it, published attacks rebuild single records from one gradient
+SMALL_BATCH = (
+    32  # samples: below it, published attacks rebuild single records from one gradient
+)
 LARGE_SHARE = 0.01  # of a model, replaced by one step
 SLOW = 0.01  # a smaller learning rate barely moves a model, so all its gradients are alike
 MANY_EVALUATIONS = 50
@@ -30,13 +32,20 @@ SMALL_COHORT = 200  # training samples
 
 
 def dangers(
-    study: StudyProtocol, policy: Policy, earlier: Sequence[Approved] = (), samples: int | None = None
+    study: StudyProtocol,
+    policy: Policy,
+    earlier: Sequence[Approved] = (),
+    samples: int | None = None,
 ) -> list[str]:
     """Return a line for each danger, with its attack.
 
     ``earlier``: studies that this site approved before; ``samples``: its training samples, if known.
     """
-    return [*_of_settings(study, policy), *_of_queries(study, policy), *_of_people(study, earlier, samples)]
+    return [
+        *_of_settings(study, policy),
+        *_of_queries(study, policy),
+        *_of_people(study, earlier, samples),
+    ]
 
 
 def _of_settings(study: StudyProtocol, policy: Policy) -> Iterator[str]:
@@ -46,7 +55,10 @@ def _of_settings(study: StudyProtocol, policy: Policy) -> Iterator[str]:
             f"batch-size may be {batch:g}: gradient inversion. Records of so small a batch can be rebuilt from the "
             f"reply (below {SMALL_BATCH}; your policy's min-batch-size is {policy.min_batch_size})"
         )
-    rate, decays = most(study, "learning-rate"), [key for key in relevant(study) if SETTINGS.get(key) == "decay"]
+    rate, decays = (
+        most(study, "learning-rate"),
+        [key for key in relevant(study) if SETTINGS.get(key) == "decay"],
+    )
     for key in decays:
         share = rate * most(study, key)
         if share > LARGE_SHARE:
@@ -115,7 +127,9 @@ def _of_queries(study: StudyProtocol, policy: Policy) -> Iterator[str]:
         )
 
 
-def _of_people(study: StudyProtocol, earlier: Sequence[Approved], samples: int | None) -> Iterator[str]:
+def _of_people(
+    study: StudyProtocol, earlier: Sequence[Approved], samples: int | None
+) -> Iterator[str]:
     if samples is not None and samples < SMALL_COHORT:
         yield (
             f"you have {samples} training samples: membership. A model trained on fewer than {SMALL_COHORT} shows who "
@@ -137,7 +151,9 @@ def of_weights(file: Path, wanted: str) -> list[str]:
     """
     content = file.read_bytes()
     if (own := hashlib.sha256(content).hexdigest()) != wanted:
-        raise DataError(f"{file} has SHA-256 {own[:16]}..., and the study's weights have {wanted[:16] or 'none'}...")
+        raise DataError(
+            f"{file} has SHA-256 {own[:16]}..., and the study's weights have {wanted[:16] or 'none'}..."
+        )
     try:
         tensors = load(content)
     except (SafetensorError, ValueError, KeyError) as error:

@@ -40,16 +40,39 @@ from ..trust.run_config import methods_of, number, owner, plain
 # Settings of the server, of a simulation, or of the machine: they do not change how a hospital trains.
 FREE = frozenset(
     (
-        *("study", "out", "resume", "checkpoint-every", "threads", "device", "data-dir", "dataset"),
-        *("partition", "silos", "agreed", "min-silos", "round-timeout", "straggler-factor", "straggler-floor"),
+        *(
+            "study",
+            "out",
+            "resume",
+            "checkpoint-every",
+            "threads",
+            "device",
+            "data-dir",
+            "dataset",
+        ),
+        *(
+            "partition",
+            "silos",
+            "agreed",
+            "min-silos",
+            "round-timeout",
+            "straggler-factor",
+            "straggler-floor",
+        ),
         "lost-silo",
     )
 )
 TEXTS = ("purpose", "contact", "results", "retention")
-NO_COMBAT = {"survey.harmonize": "", "survey.covariates": "", "survey.shrink": True}  # of earlier versions, as unused
+NO_COMBAT = {
+    "survey.harmonize": "",
+    "survey.covariates": "",
+    "survey.shrink": True,
+}  # of earlier versions, as unused
 MOST = 2**53
 MEND = "`silofl study new` writes a protocol with every key"
-NAME = matching(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", "must be 1 to 63 lower-case letters, digits and hyphens")
+NAME = matching(
+    r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", "must be 1 to 63 lower-case letters, digits and hyphens"
+)
 Name = Annotated[str, NAME]
 Text = Annotated[str, matching(r"(?s).*\S.*", "must be a text")]
 Sum = Annotated[str, matching("[0-9a-f]{64}", "must be a SHA-256, 64 hexadecimal digits")]
@@ -79,7 +102,9 @@ class ProtocolFile(Frozen):
     """A protocol, as its file has it. ``settings``: the allowed values by key."""
 
     model_config = ConfigDict(
-        alias_generator=lambda name: name.replace("_", "-"), validate_by_name=True, validate_by_alias=True
+        alias_generator=lambda name: name.replace("_", "-"),
+        validate_by_name=True,
+        validate_by_alias=True,
     )
 
     kind: Literal["silofl study 1"]
@@ -90,15 +115,23 @@ class ProtocolFile(Frozen):
     retention: Text  # who keeps what for how long
     start: date
     end: date
-    apps: Annotated[tuple[Sum, ...], Field(strict=False, min_length=1)]  # of the app's builds, or of their content
+    apps: Annotated[
+        tuple[Sum, ...], Field(strict=False, min_length=1)
+    ]  # of the app's builds, or of their content
     participants: Annotated[int, Field(ge=1, le=MOST)]  # fewest silos that train in a round
-    step: Annotated[float, Field(gt=0)]  # largest distance of a received model, in lengths of this silo's last one
+    step: Annotated[
+        float, Field(gt=0)
+    ]  # largest distance of a received model, in lengths of this silo's last one
     metrics: Metrics
     settings: dict[str, Any]
     limits: StudyLimits
-    schema_digest: Sum | Literal[""] = Field("", alias="schema")  # the federation's; empty: none is declared
+    schema_digest: Sum | Literal[""] = Field(
+        "", alias="schema"
+    )  # the federation's; empty: none is declared
     weights: Sum | Literal[""] = ""  # the file of initial weights; empty: the seed's
-    held_out: Annotated[tuple[Name, ...], Field(strict=False)] = ()  # silos that are evaluated and do not train
+    held_out: Annotated[
+        tuple[Name, ...], Field(strict=False)
+    ] = ()  # silos that are evaluated and do not train
 
     @model_validator(mode="after")
     def check_days(self) -> Self:
@@ -123,7 +156,11 @@ def sign_study(text: str, key: PrivateKey) -> str:
     """Return a protocol's file with this key's signature; an existing signature is replaced."""
     body = body_of(text)
     signed = sign(prefixed(STUDY, body), key)
-    return body + SIGNATURE + "".join(f"{name} = {json.dumps(value)}\n" for name, value in signed.items())
+    return (
+        body
+        + SIGNATURE
+        + "".join(f"{name} = {json.dumps(value)}\n" for name, value in signed.items())
+    )
 
 
 def signer_of(text: str) -> str:
@@ -131,10 +168,14 @@ def signer_of(text: str) -> str:
     if SIGNATURE not in text:
         return ""
     try:
-        return verify(prefixed(STUDY, body_of(text)), tomllib.loads(text.rpartition(SIGNATURE)[2]))
+        return verify(
+            prefixed(STUDY, body_of(text)), tomllib.loads(text.rpartition(SIGNATURE)[2])
+        )
     except ValueError as error:
         what = error if isinstance(error, SiteError) else "its signature is damaged"
-        raise SiteError(f"the study was changed after it was signed: {what}; ask for the file again") from None
+        raise SiteError(
+            f"the study was changed after it was signed: {what}; ask for the file again"
+        ) from None
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -147,12 +188,17 @@ def parse_study(text: str, path: str) -> StudyProtocol:
     settings = _settings(path, found.settings)
     if settings.get("init-weights", "") and not found.weights:
         raise SiteError(f"{path}: weights is missing: the SHA-256 of the file init-weights")
-    return StudyProtocol(**{**dict(found), "settings": settings}, digest=hashlib.sha256(body.encode()).hexdigest())
+    return StudyProtocol(
+        **{**dict(found), "settings": settings},
+        digest=hashlib.sha256(body.encode()).hexdigest(),
+    )
 
 
 def _settings(path: str, table: Mapping[str, Any]) -> dict[str, Any]:
     """Return the allowed values by key, with the methods. Raises SiteError, one line."""
-    flat = {key: own for key, own in _flat(table) if key not in NO_COMBAT or own != NO_COMBAT[key]}
+    flat = {
+        key: own for key, own in _flat(table) if key not in NO_COMBAT or own != NO_COMBAT[key]
+    }
     for key, allowed in flat.items():
         if key not in DEFAULTS or key in FREE:
             why = "no study fixes it" if key in FREE else "this silofl has no such setting"
@@ -181,13 +227,21 @@ def _constraint_fault(allowed: Any, default: Any) -> str:
     if isinstance(allowed, dict):
         numeric = isinstance(default, int | float) and not isinstance(default, bool)
         low, high = (number(allowed.get(end)) for end in ("min", "max"))
-        if not numeric or set(allowed) != {"min", "max"} or low is None or high is None or low > high:
+        if (
+            not numeric
+            or set(allowed) != {"min", "max"}
+            or low is None
+            or high is None
+            or low > high
+        ):
             return "a range is {min = LEAST, max = MOST}, of a number"
         return ""
     if isinstance(allowed, list) and not allowed:
         return "a list of the values that it may have is needed here"
     for value in allowed if isinstance(allowed, list) else [allowed]:
-        if isinstance(value, dict | list) or isinstance(value, bool) != isinstance(default, bool):
+        if isinstance(value, dict | list) or isinstance(value, bool) != isinstance(
+            default, bool
+        ):
             return f"a value like {default!r} is needed here"
         if isinstance(value, str) != isinstance(default, str):
             return f"a value like {default!r} is needed here"
@@ -237,9 +291,13 @@ def setting_faults(study: StudyProtocol, run: Mapping[str, Any]) -> list[str]:
             continue
         allowed = study.settings.get(key, DEFAULTS[key])
         if not allows(allowed, value):
-            faults.append(f"the study {study.name} has {key} = {words(allowed)}, the run {value!r:.80}")
+            faults.append(
+                f"the study {study.name} has {key} = {words(allowed)}, the run {value!r:.80}"
+            )
     for key in (key for key in study.settings if owner(key) not in others and key not in run):
-        faults.append(f"the study {study.name} has {key} = {words(study.settings[key])}, the run none")
+        faults.append(
+            f"the study {study.name} has {key} = {words(study.settings[key])}, the run none"
+        )
     return faults
 
 
@@ -265,19 +323,32 @@ def message_faults(
     sums = (one for one in app if one)
     first = next(sums, "")
     if first and first not in study.apps and not any(one in study.apps for one in sums):
-        faults.append(f"the study {study.name} has {len(study.apps)} app builds, and {first[:16]}... is none of them")
+        faults.append(
+            f"the study {study.name} has {len(study.apps)} app builds, and {first[:16]}... is none of them"
+        )
     faults += setting_faults(study, run)
-    faults += round_fault(study, run, kind, sent, newcomer=silo in study.held_out and "newcomer" in sent)
+    faults += round_fault(
+        study, run, kind, sent, newcomer=silo in study.held_out and "newcomer" in sent
+    )
     if kind == "train" and silo in study.held_out:
-        faults.append(f"the study {study.name} has held-out = {silo}, and this would train there")
+        faults.append(
+            f"the study {study.name} has held-out = {silo}, and this would train there"
+        )
     present = number(sent.get("participants")) or 0
     if kind == "train" and uploads(run) and present < study.participants:
-        faults.append(f"the study {study.name} has participants = {study.participants}, the round {present:g}")
+        faults.append(
+            f"the study {study.name} has participants = {study.participants}, the round {present:g}"
+        )
     return faults
 
 
 def round_fault(
-    study: StudyProtocol, run: Mapping[str, Any], kind: str, sent: Mapping[str, Any], *, newcomer: bool = False
+    study: StudyProtocol,
+    run: Mapping[str, Any],
+    kind: str,
+    sent: Mapping[str, Any],
+    *,
+    newcomer: bool = False,
 ) -> list[str]:
     """Return why the number of a message's round is invalid: training has 1 to `rounds`.
 
@@ -293,14 +364,24 @@ def round_fault(
     least, most = allowed.get(kind, (-math.inf, math.inf))
     if kind not in ("train", "evaluate") or (this is not None and least <= this <= most):
         return []
-    of_study = f"the study {study.name} has rounds = {words(study.settings.get('rounds', rounds))}"
-    where = f"its evaluation is number {rounds + 1:g}, this one" if kind == "evaluate" and not given else "the round"
+    of_study = (
+        f"the study {study.name} has rounds = {words(study.settings.get('rounds', rounds))}"
+    )
+    where = (
+        f"its evaluation is number {rounds + 1:g}, this one"
+        if kind == "evaluate" and not given
+        else "the round"
+    )
     if given and kind == "train":
-        return [f"the study {study.name}: a run with strategy = evaluate trains nothing, and a message asks to train"]
+        return [
+            f"the study {study.name}: a run with strategy = evaluate trains nothing, and a message asks to train"
+        ]
     return [f"{of_study}, {where} {sent.get('round')!r:.20}"]
 
 
 def narrow_policy(policy: Policy, study: StudyProtocol) -> Policy:
     """Return the stricter of policy and study where both have a rule: fewest silos, and metrics that may leave."""
     metrics = tuple(metric for metric in policy.metrics if metric in study.metrics)
-    return policy.model_copy(update={"metrics": metrics, "min_silos": max(policy.min_silos, study.participants)})
+    return policy.model_copy(
+        update={"metrics": metrics, "min_silos": max(policy.min_silos, study.participants)}
+    )

@@ -33,7 +33,9 @@ def files_of(app: Path) -> dict[str, Path]:
     for folder, below, names in os.walk(app):
         below[:] = [name for name in below if name not in ignored]
         paths = [Path(folder, name) for name in names]
-        files |= {path.relative_to(app).as_posix(): path for path in paths if not path.is_symlink()}
+        files |= {
+            path.relative_to(app).as_posix(): path for path in paths if not path.is_symlink()
+        }
     return files
 
 

@@ -40,7 +40,20 @@ class Log(Chain):
 
     kind = "audit"
     required = EVERY.union(
-        ("silo", "asked-by", "run-id", "run", "round", "asked", "method", "app", "settings", "rule", "bytes", "sent")
+        (
+            "silo",
+            "asked-by",
+            "run-id",
+            "run",
+            "round",
+            "asked",
+            "method",
+            "app",
+            "settings",
+            "rule",
+            "bytes",
+            "sent",
+        )
     )
 
     def __init__(self, folder: Path, record: Mapping[str, Any] | None = None) -> None:
@@ -48,7 +61,9 @@ class Log(Chain):
         super().__init__(folder)
         self.record = {} if record is None else {"record": record}
 
-    def completed(self, entry: Mapping[str, Any], number: int, file: str) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    def completed(
+        self, entry: Mapping[str, Any], number: int, file: str
+    ) -> tuple[Mapping[str, Any], dict[str, Any]]:
         """Return the entry with its run's settings, or a reference to their line in this file; and the places to note.
 
         Raises SiteError if a run has more settings than the log allows.
@@ -57,11 +72,15 @@ class Log(Chain):
         lines = noted["lines"] if noted["file"] == file else {}
         if "run-config" in entry:
             if (size := len(plain(entry["run-config"]))) > LARGEST_SETTINGS:
-                raise SiteError(f"the run has {size} bytes of settings, and the log keeps at most {LARGEST_SETTINGS}")
+                raise SiteError(
+                    f"the run has {size} bytes of settings, and the log keeps at most {LARGEST_SETTINGS}"
+                )
             once = {key: entry[key] for key in ONCE if key in entry}
             run = f"{entry['run-id']} {digest(plain(once))}"
             if run in lines:
-                entry = {k: v for k, v in entry.items() if k not in ONCE} | {"settings-line": lines[run]}
+                entry = {k: v for k, v in entry.items() if k not in ONCE} | {
+                    "settings-line": lines[run]
+                }
             else:
                 lines = dict([*lines.items(), (run, number)][-MOST_RUNS:])
         return entry, {"settings": {"file": file, "lines": lines}, **self.record}
@@ -84,7 +103,9 @@ def files_of(folder: Path) -> list[Path]:
 def verify(folder: Path, first: int = 1) -> ChainVerdict:
     """Read the log and verify its chain from line `first` on; earlier lines may be kept elsewhere."""
     found = Log(folder).verify(first)
-    if not found.faults:  # otherwise the line with the settings may be the changed or missing one
+    if (
+        not found.faults
+    ):  # otherwise the line with the settings may be the changed or missing one
         _check_settings(found, first)
     return found
 
@@ -105,7 +126,9 @@ def _check_settings(found: ChainVerdict, first: int) -> None:
     for entry in found.entries:
         where = entry.get("settings-line", entry["line"] if "run-config" in entry else 0)
         if where >= first and entry["line"] not in known:
-            found.faults.append(f"line {entry['line']}: line {where} does not have the settings of its run")
+            found.faults.append(
+                f"line {entry['line']}: line {where} does not have the settings of its run"
+            )
 
 
 # --- what a line is ---------------------------------------------------------------------------------------

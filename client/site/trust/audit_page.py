@@ -29,7 +29,9 @@ def find_log(where: Path | None) -> Path:
     where = find_state(where)
     folder = where / "audit" if (where / "audit").is_dir() else where
     if not files_of(folder):
-        raise UserError(f"there is no audit log in {where}: nothing has left from there, or it is another directory")
+        raise UserError(
+            f"there is no audit log in {where}: nothing has left from there, or it is another directory"
+        )
     return folder
 
 
@@ -40,21 +42,35 @@ def page(entries: Sequence[Entry], month: str, *, all_settings: bool = False) ->
     """
     settings = settings_of(entries)
     of_month = [entry for entry in entries if entry["time"].startswith(month)]
-    decided = [entry for entry in of_month if "warnings" in entry]  # this site's decisions about studies
+    decided = [
+        entry for entry in of_month if "warnings" in entry
+    ]  # this site's decisions about studies
     of_month = [entry for entry in of_month if "warnings" not in entry]
     runs: dict[tuple[str, ...], list[Entry]] = {}
     for entry in of_month:
-        key = (entry["run-id"], entry["run"], entry["method"], entry["asked-by"], entry["app"], entry["settings"])
+        key = (
+            entry["run-id"],
+            entry["run"],
+            entry["method"],
+            entry["asked-by"],
+            entry["app"],
+            entry["settings"],
+        )
         # The data summary is sent before the run's name is known: it belongs to what the same run sends next.
         runs.setdefault((key[0], *key[2:]), []).append(entry)
     silos = ", ".join(sorted({entry["silo"] for entry in of_month})) or "this silo"
     total = sum(entry["bytes"] for entry in of_month)
-    lines = [f"{silos}, {month}: {len(runs)} runs, {len(of_month)} messages, {total} bytes left"]
+    lines = [
+        f"{silos}, {month}: {len(runs)} runs, {len(of_month)} messages, {total} bytes left"
+    ]
     lines += [
-        f"{e['asked']}: {e['run']}, by {e['asked-by']}, {e['time']}, {len(e['warnings'])} warnings" for e in decided
+        f"{e['asked']}: {e['run']}, by {e['asked-by']}, {e['time']}, {len(e['warnings'])} warnings"
+        for e in decided
     ]
     for sent in runs.values():
-        asked = next((settings[entry["line"]] for entry in sent if entry["line"] in settings), {})
+        asked = next(
+            (settings[entry["line"]] for entry in sent if entry["line"] in settings), {}
+        )
         lines += ["", *of_run(sent, asked, all_settings)]
     others = sorted({entry["time"][:7] for entry in entries} - {month})
     if others:
@@ -62,7 +78,9 @@ def page(entries: Sequence[Entry], month: str, *, all_settings: bool = False) ->
     return "\n".join(map(escaped, lines))
 
 
-def of_run(sent: Sequence[Entry], settings: Mapping[str, Any], all_settings: bool) -> Iterator[str]:
+def of_run(
+    sent: Sequence[Entry], settings: Mapping[str, Any], all_settings: bool
+) -> Iterator[str]:
     """Yield the lines of one run, with its settings as the server sent them: all, or those other than the defaults."""
     first, last = sent[0], sent[-1]
     name = next((entry["run"] for entry in sent if entry["run"]), "") or "a run without a name"
@@ -71,19 +89,31 @@ def of_run(sent: Sequence[Entry], settings: Mapping[str, Any], all_settings: boo
     yield f"{name} ({first['method'] or 'no method'}; run {first['run-id']})"
     yield f"  asked by  {first['asked-by']}, {first['time']} to {last['time']}"
     yield f"  with      app {first['app']}, settings {first['settings'][:16]}"
-    shown = {k: v for k, v in settings.items() if all_settings or k not in DEFAULTS or v != DEFAULTS[k]}
+    shown = {
+        k: v
+        for k, v in settings.items()
+        if all_settings or k not in DEFAULTS or v != DEFAULTS[k]
+    }
     text = ", ".join(f"{key} = {json.dumps(value)}" for key, value in shown.items())
-    yield from textwrap.wrap(text, 110, initial_indent=" " * 12, subsequent_indent=" " * 12, break_long_words=False)
+    yield from textwrap.wrap(
+        text, 110, initial_indent=" " * 12, subsequent_indent=" " * 12, break_long_words=False
+    )
     if same := len(settings) - len(shown):
         yield f"            {same} more settings are silofl's defaults (--all-settings)"
     for cohort in sorted({entry["cohort"] for entry in sent if entry.get("cohort")}):
         yield f"  from      data file with SHA-256 {cohort[:16]}"
     yield f"  let by    {'; '.join(sorted({entry['rule'] for entry in sent}))}"
-    for name, digest in sorted({(e["study"]["name"], e["study"]["digest"]) for e in sent if "study" in e}):
+    for name, digest in sorted(
+        {(e["study"]["name"], e["study"]["digest"]) for e in sent if "study" in e}
+    ):
         yield f"  study     {name} ({digest[:16]})"
-    yield from textwrap.wrap(withheld_text(sent), 110, initial_indent="  withheld  ", subsequent_indent=" " * 12)
+    yield from textwrap.wrap(
+        withheld_text(sent), 110, initial_indent="  withheld  ", subsequent_indent=" " * 12
+    )
     yield f"  left      {len(sent)} messages, {sum(entry['bytes'] for entry in sent)} bytes{span}"
-    yield from textwrap.wrap(receipt_text(sent), 110, initial_indent="  receipts  ", subsequent_indent=" " * 12)
+    yield from textwrap.wrap(
+        receipt_text(sent), 110, initial_indent="  receipts  ", subsequent_indent=" " * 12
+    )
     for what, (count, size) in kinds(sent).items():
         yield f"            {count:5} x {what}, {size} bytes"
 
@@ -102,7 +132,9 @@ def withheld_text(sent: Iterable[Entry]) -> str:
     for entry in sent:
         for rule, items in entry.get("withheld", {}).items():
             found.setdefault(rule, set()).update(items)
-    return "; ".join(f"{', '.join(sorted(items))} ({rule})" for rule, items in sorted(found.items()))
+    return "; ".join(
+        f"{', '.join(sorted(items))} ({rule})" for rule, items in sorted(found.items())
+    )
 
 
 def kinds(sent: Iterable[Entry]) -> dict[str, tuple[int, int]]:
@@ -127,7 +159,9 @@ def cause(error: str) -> str:
     return re.sub(r"^<class '[\w.]+'>:<'(.*)'>$", r"\1", error, flags=re.DOTALL)
 
 
-def check_receipts(found: ChainVerdict, folder: Path, others: Sequence[Path] = ()) -> receipts.ReceiptCheck:
+def check_receipts(
+    found: ChainVerdict, folder: Path, others: Sequence[Path] = ()
+) -> receipts.ReceiptCheck:
     """Compare the receipts kept by the site, and the server's own files of receipts, with the log.
 
     Raises UserError for a file that cannot be read.
@@ -135,7 +169,9 @@ def check_receipts(found: ChainVerdict, folder: Path, others: Sequence[Path] = (
     texts = receipts.read_kept(folder / receipts.FILE)
     for path in others:
         if not path.is_file():
-            raise UserError(f"--receipts {path}: there is no such file; the server has runs/NAME/{receipts.FILE}")
+            raise UserError(
+                f"--receipts {path}: there is no such file; the server has runs/NAME/{receipts.FILE}"
+            )
         texts += receipts.read_kept(path)
     silos = {entry["silo"] for entry in found.entries}
     key = receipts.known_key(folder)
@@ -154,11 +190,17 @@ def chain(found: ChainVerdict, folder: Path, seen: str, others: Sequence[Path] =
     found.faults += checked.faults
     hashes = [entry["hash"] for entry in found.entries]
     if seen and not any(own.startswith(seen) for own in hashes):
-        found.faults.append(f"no line has the hash {seen}, which was seen before: lines were taken out or written anew")
-    lines = [f"FAIL  {fault}" for fault in found.faults] + [f"note  {note}" for note in found.notes]
+        found.faults.append(
+            f"no line has the hash {seen}, which was seen before: lines were taken out or written anew"
+        )
+    lines = [f"FAIL  {fault}" for fault in found.faults] + [
+        f"note  {note}" for note in found.notes
+    ]
     if not found.faults:
         first, last = (found.entries[i]["line"] for i in (0, -1))
-        lines.append(f"ok    lines {first} to {last} in {len(files_of(folder))} files: none changed, missing or moved")
+        lines.append(
+            f"ok    lines {first} to {last} in {len(files_of(folder))} files: none changed, missing or moved"
+        )
     if checked.count:
         lines.append(
             f"ok    {checked.count} receipts of the server, up to line {checked.line}, by {', '.join(checked.keys)}"
@@ -169,11 +211,21 @@ def chain(found: ChainVerdict, folder: Path, seen: str, others: Sequence[Path] =
 
 
 def audit(
-    where: Path | None, month: str, seen: str, first: int, others: Sequence[Path] = (), *, all_settings: bool = False
+    where: Path | None,
+    month: str,
+    seen: str,
+    first: int,
+    others: Sequence[Path] = (),
+    *,
+    all_settings: bool = False,
 ) -> tuple[str, list[str]]:
     """Return the page and the chain as text, and the faults. ``others``: the server's files of receipts."""
     folder = find_log(where)
     found = verify(folder, first)
     months = sorted({entry["time"][:7] for entry in found.entries})
-    shown = page(found.entries, month or (months[-1] if months else "no month"), all_settings=all_settings)
+    shown = page(
+        found.entries,
+        month or (months[-1] if months else "no month"),
+        all_settings=all_settings,
+    )
     return f"{shown}\n\n{chain(found, folder, seen, others)}", found.faults

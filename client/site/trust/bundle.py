@@ -25,13 +25,22 @@ from partitions.common.names import SILO
 
 # Optional files: bundles of older versions have no policy, a hospital's own key is not in its bundle, and not every
 # consortium signs, or declares a schema.
-OPTIONAL = ("README.md", "docker-compose.yml", "policy.toml", "node.key", "schema.json", "signed.json")
+OPTIONAL = (
+    "README.md",
+    "docker-compose.yml",
+    "policy.toml",
+    "node.key",
+    "schema.json",
+    "signed.json",
+)
 FILES = (".env", "allowed-apps", "ca.crt", *OPTIONAL)
 POLICY_ASKED = "policy-asked"  # in the silo's folder: the path of the file that `silofl join --policy` named
 LARGEST = 1 << 20  # bytes; every file of a bundle is a few thousand at most
 MOST_FILES = 20  # including the folder and extra entries of a tar
 KINDS_ONLY = "a bundle is one folder of plain files, each once"
-COMPOSE = re.compile(r"(docker-)?compose(\.override)?\.ya?ml")  # files that Docker Compose reads in a folder
+COMPOSE = re.compile(
+    r"(docker-)?compose(\.override)?\.ya?ml"
+)  # files that Docker Compose reads in a folder
 SERVER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
 
 
@@ -44,7 +53,9 @@ def read_bundle(path: Path) -> dict[str, bytes]:
     hint = "name the NAME.tar that `silofl add-silo` made, or the folder unpacked from it"
     try:
         if path.is_dir():
-            files = {name: _plain_file(path / name) for name in FILES if os.path.lexists(path / name)}
+            files = {
+                name: _plain_file(path / name) for name in FILES if os.path.lexists(path / name)
+            }
         else:
             if path.stat().st_size > MOST_FILES * LARGEST:
                 raise DataError(f"{path} is too large for a bundle: {hint}")
@@ -53,7 +64,9 @@ def read_bundle(path: Path) -> dict[str, bytes]:
     except FileNotFoundError:
         raise DataError(f"there is no bundle {path}: {hint}") from None
     except PermissionError:
-        raise DataError(f"{path} cannot be read by this user: a bundle is its owner's alone") from None
+        raise DataError(
+            f"{path} cannot be read by this user: a bundle is its owner's alone"
+        ) from None
     except (OSError, EOFError, tarfile.TarError):
         raise DataError(f"{path} is no bundle, or is damaged: {hint}") from None
     missing = [name for name in FILES if name not in files and name not in OPTIONAL]
@@ -67,11 +80,15 @@ def _plain_file(path: Path) -> bytes:
     kind = path.lstat().st_mode
     if not stat.S_ISREG(kind):
         what = "a symbolic link" if stat.S_ISLNK(kind) else "no plain file"
-        raise DataError(f"{path} is {what}, and a bundle has plain files only: unpack the tar anew")
+        raise DataError(
+            f"{path} is {what}, and a bundle has plain files only: unpack the tar anew"
+        )
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
         content = file.read(LARGEST + 1)
     if len(content) > LARGEST:
-        raise DataError(f"{path} has more than {LARGEST} bytes, which no file of a bundle has: unpack the tar anew")
+        raise DataError(
+            f"{path} has more than {LARGEST} bytes, which no file of a bundle has: unpack the tar anew"
+        )
     return content
 
 
@@ -81,8 +98,18 @@ def _members(archive: tarfile.TarFile, path: Path) -> Iterator[tuple[str, bytes]
     for member in archive:
         place = PurePosixPath(member.name)
         folder = member.isdir() and len(place.parts) <= 1
-        file = member.isreg() and len(place.parts) <= 2 and place.name in FILES and place.name not in seen
-        if place.is_absolute() or ".." in place.parts or not (folder or file) or member.size > LARGEST:
+        file = (
+            member.isreg()
+            and len(place.parts) <= 2
+            and place.name in FILES
+            and place.name not in seen
+        )
+        if (
+            place.is_absolute()
+            or ".." in place.parts
+            or not (folder or file)
+            or member.size > LARGEST
+        ):
             raise DataError(
                 f"{path} holds {member.name[:100]!r}, which no bundle has in that form: {KINDS_ONLY}; ask for the "
                 "bundle again"
@@ -97,7 +124,11 @@ def _members(archive: tarfile.TarFile, path: Path) -> Iterator[tuple[str, bytes]
 def check_key(files: Mapping[str, bytes], site: Site) -> None:
     """Raise DataError if the key that a bundle needs is missing here, or the bundle brings another one than our own."""
     own, wanted = own_key(site_root() / site.name), variables_of(files)
-    if "node.key" in files and own.exists() and files["node.key"].strip() != own.read_bytes().strip():
+    if (
+        "node.key" in files
+        and own.exists()
+        and files["node.key"].strip() != own.read_bytes().strip()
+    ):
         raise DataError(
             f"this bundle brings a private key, and {site.name} has made its own ({own}): a key that others have had "
             f"is not its alone; ask for the bundle of your request, or remove {own}"
@@ -127,8 +158,14 @@ def find_state(where: Path | None) -> Path:
     if where is None:
         joined = joined_silos()
         if len(joined) != 1:
-            names = f"these have: {', '.join(path.name for path in joined)}" if joined else "none has"
-            raise UserError(f"name a state directory or a bundle: of silos that joined from this machine, {names}")
+            names = (
+                f"these have: {', '.join(path.name for path in joined)}"
+                if joined
+                else "none has"
+            )
+            raise UserError(
+                f"name a state directory or a bundle: of silos that joined from this machine, {names}"
+            )
         return joined[0] / "state"
     if where.is_file() or (where / ".env").is_file():
         return site_of(read_bundle(where), Path()).state
@@ -137,11 +174,17 @@ def find_state(where: Path | None) -> Path:
 
 def joined_silos() -> list[Path]:
     """Return the folders of the silos that joined from this machine without Docker, by name."""
-    return sorted({path.parent for name in ("ca.crt", "state") for path in site_root().glob(f"*/{name}")})
+    return sorted(
+        {path.parent for name in ("ca.crt", "state") for path in site_root().glob(f"*/{name}")}
+    )
 
 
 def site_of(
-    files: Mapping[str, bytes], folder: Path, data: Path | None = None, device: str = "", policy: Path | None = None
+    files: Mapping[str, bytes],
+    folder: Path,
+    data: Path | None = None,
+    device: str = "",
+    policy: Path | None = None,
 ) -> Site:
     """Return the silo of a bundle whose files are, or will be, in `folder`; `policy` is a file that overrides its own.
 
@@ -158,7 +201,9 @@ def site_of(
     return replace(
         site,
         ca_certificate=folder / "ca.crt",
-        node_key=folder / "node.key" if "node.key" in files else own_key(site_root() / site.name),
+        node_key=folder / "node.key"
+        if "node.key" in files
+        else own_key(site_root() / site.name),
         data=(data or Path(named or "data.npz")).expanduser().absolute(),
         state=site_root() / site.name / "state",
         device=device or site.device,
@@ -198,7 +243,11 @@ def check_compose_files(folder: Path) -> list[str]:
 
     Raises DataError for one that Compose would start instead.
     """
-    names = sorted(name for name in (os.listdir(folder) if folder.is_dir() else []) if COMPOSE.fullmatch(name))
+    names = sorted(
+        name
+        for name in (os.listdir(folder) if folder.is_dir() else [])
+        if COMPOSE.fullmatch(name)
+    )
     for name in names:
         if ".override." not in name and name != "docker-compose.yml":
             raise DataError(
@@ -208,13 +257,17 @@ def check_compose_files(folder: Path) -> list[str]:
     return [name for name in names if ".override." in name]
 
 
-def check(bundle: Path, by: str = "", *, echo: Callable[[str], None], allow_older: bool = False) -> None:
+def check(
+    bundle: Path, by: str = "", *, echo: Callable[[str], None], allow_older: bool = False
+) -> None:
     """Run `silofl check-bundle`: report the signer, and whether Docker here has the signed image."""
     files = read_bundle(bundle)
     site, added = site_of(files, Path()), check_compose_files(bundle)
     echo(f"{site.name}, at the server {site.server}")
     for name in added:
-        echo(f"not of the bundle: {name}, which Docker Compose adds to it; read it, unless you wrote it")
+        echo(
+            f"not of the bundle: {name}, which Docker Compose adds to it; read it, unless you wrote it"
+        )
     signed = check_signature(bundle, files, site.name, by, echo=echo, allow_older=allow_older)
     if signed is None:
         echo("this bundle has no signature")

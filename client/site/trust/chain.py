@@ -30,7 +30,9 @@ LARGEST = 2 << 20  # bytes, after which the next file is begun
 BLOCK = 1 << 13  # bytes read at once from a file's end
 START = "0" * 64  # `previous` of the first line
 END = b',"hash":"'
-EVERY = frozenset({"line", "previous", "time", "hash"})  # fields of every line of every chain, beside `torn`
+EVERY = frozenset(
+    {"line", "previous", "time", "hash"}
+)  # fields of every line of every chain, beside `torn`
 
 
 class Chain:
@@ -64,7 +66,9 @@ class Chain:
     def write(self, entry: Mapping[str, Any]) -> tuple[int, str]:
         """Write one line, as :meth:`append` does, in a process that already holds the lock."""
         number, before, torn = self._end()
-        head = {"line": number + 1, "previous": before} | ({"torn": digest(torn)} if torn else {})
+        head = {"line": number + 1, "previous": before} | (
+            {"torn": digest(torn)} if torn else {}
+        )
         file = self._file()
         entry, note = self.completed(entry, number + 1, file.name)
         text, own = chain_line({**head, **entry})
@@ -74,7 +78,9 @@ class Chain:
         write_whole(self.folder / "head.json", head_text, sync_name=False)
         return number + 1, own
 
-    def completed(self, entry: Mapping[str, Any], number: int, file: str) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    def completed(
+        self, entry: Mapping[str, Any], number: int, file: str
+    ) -> tuple[Mapping[str, Any], dict[str, Any]]:
         """Return the entry as written in this line of this file, and what `head.json` notes in addition."""
         return entry, {}
 
@@ -90,7 +96,9 @@ class Chain:
         for text in (text for file in reversed(files) for text in last_first(file)):
             entry = parse_line(text, self.required)
             if entry is not None:
-                if entry["line"] >= number:  # otherwise written lines are missing; `verify` reports them
+                if (
+                    entry["line"] >= number
+                ):  # otherwise written lines are missing; `verify` reports them
                     number, before = entry["line"], entry["hash"]
                 break
             torn.append(text)
@@ -273,16 +281,27 @@ def verify(folder: Path, first: int, kind: str, required: frozenset[str]) -> Cha
             unread.append(place)
             continue
         if changed := _check_unread(found, unread, entry.get("torn")):
-            expected, before = expected + changed, ""  # the hash before the next line is unknown
+            expected, before = (
+                expected + changed,
+                "",
+            )  # the hash before the next line is unknown
         unread = []
         number = entry["line"]
         if number > expected:
-            gone = f"line {expected} is" if number == expected + 1 else f"lines {expected} to {number - 1} are"
+            gone = (
+                f"line {expected} is"
+                if number == expected + 1
+                else f"lines {expected} to {number - 1} are"
+            )
             found.faults.append(f"{place}: {gone} missing before line {number}")
         elif number < expected:
-            found.faults.append(f"{place}: line {number} stands behind line {expected - 1}: moved, or written twice")
+            found.faults.append(
+                f"{place}: line {number} stands behind line {expected - 1}: moved, or written twice"
+            )
         elif before and entry["previous"] != before:
-            found.faults.append(f"{place}: line {number} does not follow from the line before it: one was replaced")
+            found.faults.append(
+                f"{place}: line {number} does not follow from the line before it: one was replaced"
+            )
         if number >= expected:
             expected, before = number + 1, entry["hash"]
         found.entries.append(entry)
@@ -295,27 +314,37 @@ def _check_unread(found: ChainVerdict, unread: Sequence[LinePlace], torn: str | 
     if not unread:
         return 0
     if torn == digest(b"\n".join(place.text for place in unread).strip(b"\n")):
-        found.notes.append(f"{unread[0]}: torn by a crash; its message did not leave, and the next line says so")
+        found.notes.append(
+            f"{unread[0]}: torn by a crash; its message did not leave, and the next line says so"
+        )
         return 0
     found.faults += [f"{place}: changed, its hash is wrong" for place in unread]
     return len(unread)
 
 
-def _check_end(found: ChainVerdict, folder: Path, unread: Sequence[LinePlace], expected: int) -> None:
+def _check_end(
+    found: ChainVerdict, folder: Path, unread: Sequence[LinePlace], expected: int
+) -> None:
     """Compare the last lines with `head.json`."""
     head = read_head(folder)
     if head is None:
         if found.entries or unread:
-            found.faults.append("head.json: missing or damaged, so nothing tells whether lines were cut off at the end")
+            found.faults.append(
+                "head.json: missing or damaged, so nothing tells whether lines were cut off at the end"
+            )
         return
     number, own = head
     by_number = {entry["line"]: entry["hash"] for entry in found.entries}
     if unread and number < expected:
-        found.notes.append(f"{unread[0]}: torn by a crash, the last line; its message did not leave")
+        found.notes.append(
+            f"{unread[0]}: torn by a crash, the last line; its message did not leave"
+        )
     elif unread:
         found.faults += [f"{place}: changed or cut off, its hash is wrong" for place in unread]
     elif number >= expected:
-        gone = f"line {expected} is" if number == expected else f"lines {expected} to {number} are"
+        gone = (
+            f"line {expected} is" if number == expected else f"lines {expected} to {number} are"
+        )
         found.faults.append(f"head.json: {gone} missing at the end")
     elif by_number.get(number, own) != own:
         found.faults.append(f"head.json: line {number} is another one than was written")

@@ -18,8 +18,15 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_der_public_key
+from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+    Ed25519PrivateKey,
+    Ed25519PublicKey,
+)
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_der_public_key,
+)
 
 from ..errors import SiteError
 
@@ -55,7 +62,11 @@ def verify(text: str, signed: Mapping[str, Any]) -> str:
     """Return the fingerprint of the key that signed a text. Raises SiteError: "its signature ..."."""
     try:
         public = signed["public-key"].encode()
-        key, own, data = load_der_public_key(_content(public)), _content(signed["signature"].encode()), text.encode()
+        key, own, data = (
+            load_der_public_key(_content(public)),
+            _content(signed["signature"].encode()),
+            text.encode(),
+        )
         if isinstance(key, Ed25519PublicKey):
             key.verify(own, data)
         elif isinstance(key, ec.EllipticCurvePublicKey) and key.curve.name == "secp384r1":
@@ -71,7 +82,9 @@ def verify(text: str, signed: Mapping[str, Any]) -> str:
     return fingerprint(public)
 
 
-def seal(kind: str, name: str, fields: Mapping[str, Any], key: PrivateKey, indent: int | None = None) -> str:
+def seal(
+    kind: str, name: str, fields: Mapping[str, Any], key: PrivateKey, indent: int | None = None
+) -> str:
     """Return fields as a signed text in JSON; ``name``: of the text in it."""
     text = json.dumps({"kind": kind, **fields})
     return json.dumps({name: text, **sign(prefixed(kind, text), key)}, indent=indent)

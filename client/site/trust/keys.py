@@ -24,7 +24,11 @@ def new_key() -> ec.EllipticCurvePrivateKey:
 
 def private_bytes(key: PrivateKey) -> bytes:
     """Return a private key as its file has it: in Flower's form for a node key."""
-    kind = PrivateFormat.OpenSSH if isinstance(key, ec.EllipticCurvePrivateKey) else PrivateFormat.PKCS8
+    kind = (
+        PrivateFormat.OpenSSH
+        if isinstance(key, ec.EllipticCurvePrivateKey)
+        else PrivateFormat.PKCS8
+    )
     return key.private_bytes(Encoding.PEM, kind, NoEncryption())
 
 
@@ -39,11 +43,15 @@ def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = load_ssh_private_key(path.read_bytes(), None)
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}: restore it from a backup, or ask anew") from None
+        raise UserError(
+            f"{path}: {error.strerror}: restore it from a backup, or ask anew"
+        ) from None
     except ValueError:
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise UserError(f"{path} is no private key of a silo: restore it from a backup, or remove it and ask anew")
+        raise UserError(
+            f"{path} is no private key of a silo: restore it from a backup, or remove it and ask anew"
+        )
     return key
 
 

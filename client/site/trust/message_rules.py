@@ -17,7 +17,9 @@ def run_faults(policy: Policy, run: Mapping[str, Any]) -> list[str]:
     faults += filter(None, [network_fault(policy, run)])
     given = number(run.get("batch-size"))
     if given is None or given < policy.min_batch_size:
-        faults.append(f"its policy has {policy.line('min_batch_size')}, the run batch-size = {run.get('batch-size')}")
+        faults.append(
+            f"its policy has {policy.line('min_batch_size')}, the run batch-size = {run.get('batch-size')}"
+        )
     return faults + privacy_faults(policy, run) + setting_faults(policy, run)
 
 
@@ -26,11 +28,19 @@ def privacy_faults(policy: Policy, run: Mapping[str, Any]) -> list[str]:
     faults, method = [], str(run.get("strategy"))
     if not is_private(run):
         rule = "require_dp" if policy.require_dp else "epsilon"
-        return [f"its policy has {policy.line(rule)}, the run dp = false"] if policy.private_only else []
+        return (
+            [f"its policy has {policy.line(rule)}, the run dp = false"]
+            if policy.private_only
+            else []
+        )
     if policy.privacy_unit == "patient" and run.get("dp.unit") != "patient":
-        faults.append(f"its policy has {policy.line('privacy_unit')}, the run dp.unit = {run.get('dp.unit')}")
+        faults.append(
+            f"its policy has {policy.line('privacy_unit')}, the run dp.unit = {run.get('dp.unit')}"
+        )
     if method in METHODS and not METHODS[method].get("dp"):
-        faults.append(f"its policy knows no differential privacy of {method}, and the run has dp = true")
+        faults.append(
+            f"its policy knows no differential privacy of {method}, and the run has dp = true"
+        )
     return faults
 
 
@@ -46,11 +56,15 @@ def setting_faults(policy: Policy, run: Mapping[str, Any]) -> list[str]:
     for key, value in asked.items():
         kind, given = SETTINGS.get(key, ""), number(value)
         if not kind and AMOUNT.search(key) and not isinstance(value, bool):
-            faults.append(f"its policy knows no setting {key[:80]!r}, which may ask for any number: a newer silofl may")
+            faults.append(
+                f"its policy knows no setting {key[:80]!r}, which may ask for any number: a newer silofl may"
+            )
         limit = getattr(policy, LIMITS[kind]) if kind in LIMITS else math.inf
         no_limit = kind not in LIMITS or (kind == "rounds" and not limit)
         if not no_limit and (given is None or given > limit):
-            faults.append(f"its policy has {policy.line(LIMITS[kind])}, the run {key} = {value}")
+            faults.append(
+                f"its policy has {policy.line(LIMITS[kind])}, the run {key} = {value}"
+            )
     return faults + decay_faults(policy, asked)
 
 
@@ -65,13 +79,21 @@ def decay_faults(policy: Policy, asked: Mapping[str, Any]) -> list[str]:
 
     faults, rates = [], of_kind("learning-rate")
     divisors = {owner(key): value for key, value in of_kind("decay-divisor").items()}
-    largest = max(rates, key=lambda key: math.inf if rates[key] is None else rates[key] or 0, default="learning-rate")
+    largest = max(
+        rates,
+        key=lambda key: math.inf if rates[key] is None else rates[key] or 0,
+        default="learning-rate",
+    )
     rate = rates.get(largest)
     for key, decay in of_kind("decay").items():
         divisor = divisors.get(owner(key), 1.0)
-        share = math.inf if rate is None or decay is None or not divisor else rate * decay / divisor
+        share = (
+            math.inf if rate is None or decay is None or not divisor else rate * decay / divisor
+        )
         if decay != 0 and not 0 <= share <= policy.max_decay:
-            faults.append(f"its policy has {policy.line('max_decay')}, the run {largest} x {key} = {share:g}")
+            faults.append(
+                f"its policy has {policy.line('max_decay')}, the run {largest} x {key} = {share:g}"
+            )
     return faults
 
 
@@ -80,7 +102,11 @@ def network_fault(policy: Policy, run: Mapping[str, Any]) -> str:
     name = str(run.get("model", "auto"))
     module, colon, _ = name.partition(":")
     words = {"all", "app"} if colon and module.startswith(APP_NETWORKS) else {"all"}
-    if name in NETWORKS.split() or words & set(policy.networks) or module in set(policy.networks) - {"all", "app"}:
+    if (
+        name in NETWORKS.split()
+        or words & set(policy.networks)
+        or module in set(policy.networks) - {"all", "app"}
+    ):
         return ""
     return f"its policy has {policy.line('networks')}, the run model = {name[:80]}, which is not among them"
 
@@ -90,9 +116,15 @@ def method_faults(policy: Policy, method: str, run: Mapping[str, Any]) -> list[s
     if method not in METHODS and not policy.public:
         return [f"its policy knows no method {method[:80]!r}: a newer silofl at this site may"]
     declared, faults = METHODS.get(method, {}), []
-    if method not in policy.methods and ("all" not in policy.methods or declared.get("listed")) and not policy.public:
+    if (
+        method not in policy.methods
+        and ("all" not in policy.methods or declared.get("listed"))
+        and not policy.public
+    ):
         by_name = ", which has to be listed by its name" if declared.get("listed") else ""
-        faults.append(f"its policy has {policy.line('methods')}, the run strategy = {method}{by_name}")
+        faults.append(
+            f"its policy has {policy.line('methods')}, the run strategy = {method}{by_name}"
+        )
     if not policy.whole_model and (reason := sends_whole(method, run)):
         faults.append(f"its policy has {policy.line('whole_model')}, {reason}")
     if not policy.peers and declared.get("peers"):
@@ -100,7 +132,9 @@ def method_faults(policy: Policy, method: str, run: Mapping[str, Any]) -> list[s
             f"its policy has {policy.line('peers')}, the run strategy = {method}, which hands a silo's model to others"
         )
     if not policy.class_means and declared.get("per_class"):
-        faults.append(f"its policy has {policy.line('class_means')}, the run strategy = {method}, which sends them")
+        faults.append(
+            f"its policy has {policy.line('class_means')}, the run strategy = {method}, which sends them"
+        )
     return faults
 
 
@@ -117,13 +151,17 @@ def sends_whole(method: str, run: Mapping[str, Any]) -> str:
     return ""
 
 
-def round_faults(policy: Policy, run: Mapping[str, Any], kind: str, sent: Mapping[str, Any]) -> list[str]:
+def round_faults(
+    policy: Policy, run: Mapping[str, Any], kind: str, sent: Mapping[str, Any]
+) -> list[str]:
     """Return how a round exceeds the policy; ``sent`` is the config of its message."""
     given = number(sent.get("participants")) or 0
     if kind == "train" and uploads(run) and given < policy.min_silos:
         return [f"its policy has {policy.line('min_silos')}, the round {given:g} that train"]
     if kind == "evaluate" and not policy.peers and owner_of_model(run, sent):
-        return [f"its policy has {policy.line('peers')}, and the model to evaluate is one silo's own (evaluate.models)"]
+        return [
+            f"its policy has {policy.line('peers')}, and the model to evaluate is one silo's own (evaluate.models)"
+        ]
     return []
 
 
@@ -142,7 +180,9 @@ def owner_of_model(run: Mapping[str, Any], sent: Mapping[str, Any]) -> str:
     return (entries[int(this) - 1] if 1 <= this <= len(entries) else models).partition("@")[2]
 
 
-def own_model_faults(policy: Policy, run: Mapping[str, Any], sent: Mapping[str, Any]) -> list[str]:
+def own_model_faults(
+    policy: Policy, run: Mapping[str, Any], sent: Mapping[str, Any]
+) -> list[str]:
     """Return why the silo's own model may not leave with this message; ``sent`` is its config.
 
     It has all layers, so the rule ``whole-model`` applies to it. It leaves once, after the run's last round, which may
@@ -158,5 +198,7 @@ def own_model_faults(policy: Policy, run: Mapping[str, Any], sent: Mapping[str, 
     rounds, this = number(run.get("rounds")) or 0, number(sent.get("round"))
     first = 2 if number(run.get("patience")) else rounds + 1
     if this is None or not first <= this <= rounds + 1:
-        faults.append(f"the run has rounds = {rounds:g}, {asks} in round {sent.get('round')!r:.20}")
+        faults.append(
+            f"the run has rounds = {rounds:g}, {asks} in round {sent.get('round')!r:.20}"
+        )
     return faults

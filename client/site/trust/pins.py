@@ -30,11 +30,15 @@ def check_pin(digest: str, app: bytes = b"") -> None:
     try:
         allowed = set(read_pins(pins))
     except OSError as error:
-        raise refused(f"app {content_sum(app) or digest} refused: cannot read the allowed apps: {error}") from None
+        raise refused(
+            f"app {content_sum(app) or digest} refused: cannot read the allowed apps: {error}"
+        ) from None
     if not any(one in allowed for one in sums_of(digest, app)):
         where = "SILOFL_ALLOWED_APPS" if is_sums(pins) else pins
         its = content_sum(app) or digest
-        raise refused(f"app {its} refused: its SHA-256 is not among the {len(allowed)} listed in {where}")
+        raise refused(
+            f"app {its} refused: its SHA-256 is not among the {len(allowed)} listed in {where}"
+        )
 
 
 @functools.lru_cache(maxsize=2)
@@ -46,8 +50,19 @@ def content_sum(app: bytes) -> str:
             names = [info.filename for info in infos]
             if len({*names}) < len(names) or sum(info.file_size for info in infos) > LARGEST:
                 return ""
-            sums = [f"{hashlib.sha256(archive.read(info)).hexdigest()}  {info.filename!r}\n" for info in infos]
-    except (zipfile.BadZipFile, OSError, RuntimeError, NotImplementedError, EOFError, ValueError, zlib.error):
+            sums = [
+                f"{hashlib.sha256(archive.read(info)).hexdigest()}  {info.filename!r}\n"
+                for info in infos
+            ]
+    except (
+        zipfile.BadZipFile,
+        OSError,
+        RuntimeError,
+        NotImplementedError,
+        EOFError,
+        ValueError,
+        zlib.error,
+    ):
         return ""
     return hashlib.sha256("".join(sums).encode("utf-8", "surrogateescape")).hexdigest()
 
@@ -66,7 +81,9 @@ def refused(line: str) -> AppRefusedError:
 
 def is_sums(pins: str) -> bool:
     """Return whether a value of `SILOFL_ALLOWED_APPS` is a list of sums, and not a file name."""
-    return all(len(part) == 64 and not set(part) - set("0123456789abcdef") for part in split(pins))
+    return all(
+        len(part) == 64 and not set(part) - set("0123456789abcdef") for part in split(pins)
+    )
 
 
 def split(text: str) -> list[str]:
@@ -80,4 +97,6 @@ def read_pins(pins: str) -> Iterator[str]:
         yield from split(pins)
         return
     for line in Path(pins).expanduser().read_text(encoding="utf-8").splitlines():
-        yield from split(line.partition("#")[0])[:1]  # `sha256sum` writes the file's name after the sum
+        yield from split(line.partition("#")[0])[
+            :1
+        ]  # `sha256sum` writes the file's name after the sum

@@ -33,12 +33,28 @@ from .methods import METHODS
 PUBLIC = "public"  # in place of a file: the data are public
 NO_LIMIT = 2**31
 METRICS = (  # of all tasks; models/tasks/ has the same
-    *("loss", "accuracy", "balanced_accuracy", "macro_f1", "weighted_f1", "auc", "mae", "kappa"),
+    *(
+        "loss",
+        "accuracy",
+        "balanced_accuracy",
+        "macro_f1",
+        "weighted_f1",
+        "auc",
+        "mae",
+        "kappa",
+    ),
     *("score_low", "score_high", "r2", "rmse", "c_index", "dice"),
 )
 UNITS = ("record", "patient")
 EVIDENCE = (  # of the reported model, once per run; models/evidence/measure.py has the same
-    *("brier", "calibration_slope", "calibration_in_the_large", "ece", "calibration_intercept", "agreement"),
+    *(
+        "brier",
+        "calibration_slope",
+        "calibration_in_the_large",
+        "ece",
+        "calibration_intercept",
+        "agreement",
+    ),
     *("reliability", "net_benefit", "conformal", "dice_worst_decile", "subgroups"),
 )
 SCORE = "score"  # among the metrics: the task's own score, with its interval
@@ -54,7 +70,9 @@ RETIRED = {  # rules of earlier versions, which may stand in a file: they bound 
     "max-momentum": "it stopped no attack (docs/attacks.md): a study that fixes momentum and learning-rate does",
     "combat": "ComBat left silofl in 0.3.0 (docs/decisions.md), and no exact sums leave",
 }
-AMOUNT = re.compile(r"(^|[-.])(epochs|steps|rounds)(-|$)")  # in the name of a setting that needs a rule
+AMOUNT = re.compile(
+    r"(^|[-.])(epochs|steps|rounds)(-|$)"
+)  # in the name of a setting that needs a rule
 
 
 class PolicyRefusedError(SiteError):
@@ -79,7 +97,9 @@ def among(*known: str) -> AfterValidator:
 
 LISTED = Field(strict=False)  # a tuple, which files have as a list
 Method = Annotated[str, among("all", *METHODS)]
-Module = Annotated[str, matching(r"(?a:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)", 'must be a module, "app" or "all"')]
+Module = Annotated[
+    str, matching(r"(?a:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)", 'must be a module, "app" or "all"')
+]
 Metrics = Annotated[tuple[Annotated[str, among(*METRICS, SCORE, *EVIDENCE)], ...], LISTED]
 Least = Annotated[int, Field(ge=1, le=NO_LIMIT)]
 Most = Annotated[int, Field(ge=0, le=NO_LIMIT)]
@@ -91,7 +111,9 @@ class Rules(Frozen):
     """The rules, as a file has them."""
 
     model_config = ConfigDict(
-        alias_generator=lambda name: name.replace("_", "-"), validate_by_name=True, validate_by_alias=True
+        alias_generator=lambda name: name.replace("_", "-"),
+        validate_by_name=True,
+        validate_by_alias=True,
     )
 
     methods: Annotated[tuple[Method, ...], LISTED] = rule(
@@ -99,49 +121,87 @@ class Rules(Frozen):
         ("all",),
         "methods that may run here; all: those the other rules allow, without survey, which must be listed",
     )
-    whole_model: bool = rule(True, True, "whether all layers of a model trained here may leave; false: some stay")
+    whole_model: bool = rule(
+        True, True, "whether all layers of a model trained here may leave; false: some stay"
+    )
     networks: Annotated[tuple[Module, ...], LISTED] = rule(
         ("app",),
         ("all",),
         "modules or installed packages' networks that a run may name; app: those in the app's models; all: any",
     )
     peers: bool = rule(
-        False, True, "whether silos' own models go round: this one's, by name, to other hospitals, and theirs here"
+        False,
+        True,
+        "whether silos' own models go round: this one's, by name, to other hospitals, and theirs here",
     )
     own_model: bool = rule(
         False,
         True,
         "whether this silo's own model may leave, once, at the end of a run that asks for it (keep-models = reported)",
     )
-    class_means: bool = rule(False, True, "whether means per class and how many samples each class has may leave")
-    sums: bool = rule(True, True, "whether the sums of a table's columns may leave, rounded, once per version of it")
-    min_sum_samples: Least = rule(50, 1, "fewest patients behind such sums, and behind the difference of two of them")
-    min_cell: Least = rule(10, 1, "fewest patients behind any count of a survey; smaller cells stay, and some others")
-    max_surveys: Most = rule(3, 0, "most different answers to surveys that ever leave from here; 0: any number")
+    class_means: bool = rule(
+        False, True, "whether means per class and how many samples each class has may leave"
+    )
+    sums: bool = rule(
+        True,
+        True,
+        "whether the sums of a table's columns may leave, rounded, once per version of it",
+    )
+    min_sum_samples: Least = rule(
+        50, 1, "fewest patients behind such sums, and behind the difference of two of them"
+    )
+    min_cell: Least = rule(
+        10,
+        1,
+        "fewest patients behind any count of a survey; smaller cells stay, and some others",
+    )
+    max_surveys: Most = rule(
+        3, 0, "most different answers to surveys that ever leave from here; 0: any number"
+    )
     metrics: Metrics = rule(
-        ("loss", SCORE), (*METRICS, *EVIDENCE), "metrics that may leave; score: the task's own, with its interval"
+        ("loss", SCORE),
+        (*METRICS, *EVIDENCE),
+        "metrics that may leave; score: the task's own, with its interval",
     )
     min_metric_samples: Least = rule(
-        10, 1, "fewest patients behind a metric, or samples where none is named; those over fewer stay"
+        10,
+        1,
+        "fewest patients behind a metric, or samples where none is named; those over fewer stay",
     )
     min_batch_size: Least = rule(
         8, 1, "fewest samples in a mini-batch of a run; a smaller last one joins the one before"
     )
-    max_local_epochs: Most = rule(20, NO_LIMIT, "most epochs per round, of each training that a method has")
-    max_mixing_epochs: Most = rule(100, NO_LIMIT, "most epochs per round that learn only how models are mixed")
+    max_local_epochs: Most = rule(
+        20, NO_LIMIT, "most epochs per round, of each training that a method has"
+    )
+    max_mixing_epochs: Most = rule(
+        100, NO_LIMIT, "most epochs per round that learn only how models are mixed"
+    )
     max_inner_steps: Most = rule(20, NO_LIMIT, "most inner steps of a method")
     max_decay: Amount = rule(
-        0.1, float(NO_LIMIT), "most of a model that a step may replace: learning rate x weight decay or proximal weight"
+        0.1,
+        float(NO_LIMIT),
+        "most of a model that a step may replace: learning rate x weight decay or proximal weight",
     )
-    max_rounds: Most = rule(200, 0, "most rounds that a run asks for, and most of its training messages; 0: any number")
-    max_evaluations: Most = rule(50, 0, "most evaluations without training in a run; 0: any number")
+    max_rounds: Most = rule(
+        200,
+        0,
+        "most rounds that a run asks for, and most of its training messages; 0: any number",
+    )
+    max_evaluations: Most = rule(
+        50, 0, "most evaluations without training in a run; 0: any number"
+    )
     max_messages: Most = rule(500, 0, "most messages of a run, of any kind; 0: any number")
     min_silos: Least = rule(3, 1, "fewest silos that train in a round in which this one does")
     runs_per_day: Most = rule(20, 0, "most runs on one day (UTC); 0: any number")
     floor: Least = rule(
-        10, 1, "fewest patients to train with, or samples where none is named, for what leaves without a rule"
+        10,
+        1,
+        "fewest patients to train with, or samples where none is named, for what leaves without a rule",
     )
-    require_dp: bool = rule(False, False, "whether a run must have differential privacy (dp = true)")
+    require_dp: bool = rule(
+        False, False, "whether a run must have differential privacy (dp = true)"
+    )
     epsilon: Amount = rule(
         0.0,
         0.0,
@@ -154,10 +214,14 @@ class Rules(Frozen):
         "record", "record", "what a run with dp = true must protect at least: record or patient"
     )
     studies: Wanted = rule(
-        "optional", "optional", "whether a run must belong to a study that was approved here: required or optional"
+        "optional",
+        "optional",
+        "whether a run must belong to a study that was approved here: required or optional",
     )
     receipts: Wanted = rule(
-        "optional", "optional", "whether the server must countersign this site's audit log: required or optional"
+        "optional",
+        "optional",
+        "whether the server must countersign this site's audit log: required or optional",
     )
 
 
@@ -209,7 +273,9 @@ def read_policy(where: str) -> Policy:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise SiteError(f"{path}: {error.strerror}; write the policy there: without it nothing leaves") from None
+        raise SiteError(
+            f"{path}: {error.strerror}; write the policy there: without it nothing leaves"
+        ) from None
     policy = parse_policy(content.decode(errors="replace"), str(path))
     return policy.model_copy(update={"sha256": hashlib.sha256(content).hexdigest()})
 
@@ -217,7 +283,10 @@ def read_policy(where: str) -> Policy:
 @cache
 def public_policy() -> Policy:
     """Return the policy of public data."""
-    extras = {name: cast(dict[str, Any], found.json_schema_extra) for name, found in Rules.model_fields.items()}
+    extras = {
+        name: cast(dict[str, Any], found.json_schema_extra)
+        for name, found in Rules.model_fields.items()
+    }
     return Policy(**{name: extra["public"] for name, extra in extras.items()}, where=PUBLIC)
 
 
@@ -236,7 +305,13 @@ def parse_policy(text: str, path: str) -> Policy:
 
 def default_file(**others: Any) -> str:
     """Return the text of a `policy.toml` with every default, or with the values of ``others``, for a bundle."""
-    lines = ["# What this hospital allows, whatever a run asks for. `silofl policy` prints what it comes to."]
+    lines = [
+        "# What this hospital allows, whatever a run asks for. `silofl policy` prints what it comes to."
+    ]
     for name, found in Rules.model_fields.items():
-        lines += ["", f"# {found.description}", f"{key_of(name)} = {toml(others.get(name, found.default))}"]
+        lines += [
+            "",
+            f"# {found.description}",
+            f"{key_of(name)} = {toml(others.get(name, found.default))}",
+        ]
     return "\n".join(lines) + "\n"

@@ -33,7 +33,9 @@ from .policy import Policy, PolicyRefusedError
 
 ASKED = "receipt"  # in a message's config: the receipt for the silo's last reply, or empty
 RECORD = "audit"  # in a reply: number and hash of its line
-KEY = "SILOFL_RECEIPT_KEY"  # in the server's environment: the file of the key that signs receipts
+KEY = (
+    "SILOFL_RECEIPT_KEY"  # in the server's environment: the file of the key that signs receipts
+)
 FILE, KEY_FILE = "receipts.jsonl", "server-key"
 LONGEST = 4096  # bytes of a receipt
 REQUIRED = "required"
@@ -57,9 +59,18 @@ class Receipt(Frozen):
 # --- making and reading -----------------------------------------------------------------------------------
 
 
-def sign_receipt(key: Ed25519PrivateKey, *, run: str, run_id: str, silo: str, line: int, hash: str) -> str:
+def sign_receipt(
+    key: Ed25519PrivateKey, *, run: str, run_id: str, silo: str, line: int, hash: str
+) -> str:
     """Return a receipt signed by this key, as one line of JSON."""
-    fields = {"run": run, "run-id": run_id, "silo": silo, "line": line, "hash": hash, "time": utc_now()}
+    fields = {
+        "run": run,
+        "run-id": run_id,
+        "silo": silo,
+        "line": line,
+        "hash": hash,
+        "time": utc_now(),
+    }
     return seal(RECEIPT, "receipt", fields, key)
 
 
@@ -68,7 +79,9 @@ def read_receipt(text: str) -> Receipt:
     if len(text) > LONGEST:
         raise SiteError("it is no receipt (too long)")
     fields, key = unseal(RECEIPT, "receipt", text)
-    return parse_values(Receipt, {**fields, "key": key, "text": text}, "it is no receipt", "the server made it")
+    return parse_values(
+        Receipt, {**fields, "key": key, "text": text}, "it is no receipt", "the server made it"
+    )
 
 
 # --- at the site ------------------------------------------------------------------------------------------
@@ -92,7 +105,9 @@ def keep_receipt(
     except (SiteError, OSError) as error:
         fault = str(error)
     if policy.receipts == REQUIRED:
-        raise PolicyRefusedError(f"{silo} refuses: its policy has {policy.line('receipts')}, and {fault}")
+        raise PolicyRefusedError(
+            f"{silo} refuses: its policy has {policy.line('receipts')}, and {fault}"
+        )
     _warn(f"WARNING: {silo}: {fault} ({folder})", run_id)
     return {"fault": fault}
 
@@ -104,7 +119,9 @@ def _checked(text: Any, run_id: str, silo: str, folder: Path) -> Receipt:
     try:
         receipt = read_receipt(str(text))
     except SiteError as error:
-        raise SiteError(f"the server's receipt for the audit log cannot be used: {error}") from None
+        raise SiteError(
+            f"the server's receipt for the audit log cannot be used: {error}"
+        ) from None
     known = known_key(folder)
     if known and receipt.key != known:
         raise SiteError(
@@ -112,7 +129,9 @@ def _checked(text: Any, run_id: str, silo: str, folder: Path) -> Receipt:
             f"consortium tells you, and where it is right delete {folder / KEY_FILE}"
         )
     if (receipt.silo, receipt.run_id) != (silo, run_id):
-        raise SiteError(f"the server's receipt is for {receipt.silo[:80]!r} in run {receipt.run_id[:40]!r}")
+        raise SiteError(
+            f"the server's receipt is for {receipt.silo[:80]!r} in run {receipt.run_id[:40]!r}"
+        )
     here = _hash_of(receipt.line, folder)
     if here != receipt.hash:
         what = "has another hash" if here else "is not there"
@@ -137,7 +156,9 @@ def _keep(receipt: Receipt, folder: Path) -> None:
     """Add a receipt to the kept ones, and store the first one's key. A receipt that is there is not repeated."""
     if not known_key(folder):
         write_whole(folder / KEY_FILE, receipt.key + "\n")
-    descriptor = os.open(folder / FILE, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(
+        folder / FILE, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
+    )
     try:
         size = os.fstat(descriptor).st_size
         last = os.pread(descriptor, 4 * LONGEST, max(0, size - 4 * LONGEST))
@@ -184,7 +205,10 @@ class ReceiptCheck:
 
 
 def compare_receipts(
-    texts: Iterable[str], entries: Iterable[Mapping[str, Any]], wanted: Callable[[Receipt], bool], key: str
+    texts: Iterable[str],
+    entries: Iterable[Mapping[str, Any]],
+    wanted: Callable[[Receipt], bool],
+    key: str,
 ) -> ReceiptCheck:
     """Compare receipts with the lines of a log. ``wanted``: selects them; ``key``: the required signer (empty: any).
 
@@ -203,11 +227,17 @@ def compare_receipts(
             continue
         keys[receipt.key] = None
         if key and receipt.key != key:
-            faults.append(f"receipt {number}: signed by {receipt.key}, not by the server's key {key}")
+            faults.append(
+                f"receipt {number}: signed by {receipt.key}, not by the server's key {key}"
+            )
         elif receipt.line > last:
-            faults.append(f"the server has a receipt for line {receipt.line}, and the log ends with line {last}")
+            faults.append(
+                f"the server has a receipt for line {receipt.line}, and the log ends with line {last}"
+            )
         elif hashes.get(receipt.line) != receipt.hash:
-            faults.append(f"line {receipt.line} is not what the server has a receipt for: the log was written anew")
+            faults.append(
+                f"line {receipt.line} is not what the server has a receipt for: the log was written anew"
+            )
         else:
             count, line = count + 1, max(line, receipt.line)
     return ReceiptCheck(tuple(faults), count, line, tuple(keys))

@@ -39,7 +39,12 @@ class JoinRequest:
 
     def text(self, made: str) -> str:
         """Return the text that is signed; it begins with its kind."""
-        fields = {"kind": REQUEST, "made": made, "name": self.name, "public-key": self.public_key.decode()}
+        fields = {
+            "kind": REQUEST,
+            "made": made,
+            "name": self.name,
+            "public-key": self.public_key.decode(),
+        }
         return json.dumps(fields, sort_keys=True)
 
 
@@ -53,7 +58,9 @@ class RequestFile(Frozen):
     signature: str
 
 
-def make_request(name: str, folder: Path | None, out: Path | None) -> tuple[Path, Path, JoinRequest]:
+def make_request(
+    name: str, folder: Path | None, out: Path | None
+) -> tuple[Path, Path, JoinRequest]:
     """Make this site's key, unless it exists, and the request; return both paths and the request.
 
     The key goes to the folder where `silofl join` searches, or as `node.key` into `folder`, for Docker.
@@ -83,9 +90,14 @@ def read_request(path: Path) -> JoinRequest:
     request = JoinRequest(found.name, found.public_key.encode())
     check_silo_name(request.name)
     try:
-        verify(request.text(found.made), {"public-key": found.public_key, "signature": found.signature})
+        verify(
+            request.text(found.made),
+            {"public-key": found.public_key, "signature": found.signature},
+        )
         if not isinstance(load_pem_public_key(request.public_key), ec.EllipticCurvePublicKey):
             raise SiteError("its key is of another kind")
     except ValueError as error:
-        raise DataError(f"{path} was changed, or its maker does not have its key: {error}; {hint}") from None
+        raise DataError(
+            f"{path} was changed, or its maker does not have its key: {error}; {hint}"
+        ) from None
     return request

@@ -9,8 +9,12 @@ from .methods import METHODS
 
 def methods_of(run: Mapping[str, Any]) -> set[str]:
     """Return a run's method, and the methods that its settings add."""
-    adding = {declared["adds"]: name for name, declared in METHODS.items() if "adds" in declared}
-    added = [name for key, name in adding.items() if str(run.get(key, False)).lower() != "false"]
+    adding = {
+        declared["adds"]: name for name, declared in METHODS.items() if "adds" in declared
+    }
+    added = [
+        name for key, name in adding.items() if str(run.get(key, False)).lower() != "false"
+    ]
     return {str(run.get("strategy")), *added}
 
 

@@ -39,8 +39,18 @@ from partitions.common.errors import DataError
 from partitions.common.files import write_atomically
 
 SIGNED = "signed.json"
-OWN_FILES = (".env", "allowed-apps", "policy.toml", "node.key")  # files that the hospital may change, once unpacked
-FIXED = ("SILOFL_NAME", "SILOFL_SERVER", "SILOFL_KEY", "SILOFL_FLWR")  # variables of `.env` that it may not change
+OWN_FILES = (
+    ".env",
+    "allowed-apps",
+    "policy.toml",
+    "node.key",
+)  # files that the hospital may change, once unpacked
+FIXED = (
+    "SILOFL_NAME",
+    "SILOFL_SERVER",
+    "SILOFL_KEY",
+    "SILOFL_FLWR",
+)  # variables of `.env` that it may not change
 NEWEST = "newest-bundle"  # the file with the time of the newest bundle of each key
 TIME = "%Y-%m-%dT%H:%M:%SZ"
 CLOCKS = 86400  # seconds by which the consortium's clock may be ahead of this machine's
@@ -78,7 +88,9 @@ class Signed:
 # --- signing ----------------------------------------------------------------------------------------------------------
 
 
-def sign_bundle(files: Mapping[str, bytes], key: Ed25519PrivateKey, images: Iterable[str] = ()) -> bytes:
+def sign_bundle(
+    files: Mapping[str, bytes], key: Ed25519PrivateKey, images: Iterable[str] = ()
+) -> bytes:
     """Return the `signed.json` of a bundle with these files. `images`: digests of the image for the hospital."""
     manifest = {
         "made": utc_now(),
@@ -121,7 +133,11 @@ def read_signed(files: Mapping[str, bytes], *, unpacked: bool) -> Signed | None:
     free = {*OWN_FILES, *(name for name in listed if name not in here)} if unpacked else set()
     if faulty := [name for name in differ if name not in free]:
         raise DataError(f"the bundle's {faulty[0]} is not what was signed: {AGAIN}")
-    if other := [name for name, value in fixed_variables(files).items() if manifest.variables.get(name) != value]:
+    if other := [
+        name
+        for name, value in fixed_variables(files).items()
+        if manifest.variables.get(name) != value
+    ]:
         raise DataError(f"{other[0]} in the bundle's .env is not what was signed: {AGAIN}")
     # A key that the hospital made itself is beside the files of a bundle without one.
     return Signed(signer, manifest, tuple(name for name in differ if name != "node.key"))
@@ -148,13 +164,19 @@ def check_signed(
     signed = read_signed(files, unpacked=unpacked)
     remembered = signed_by(folder)
     own = read_signer(remembered)
-    trusted = {own} if own else {read_signer(path) for path in sorted(folder.parent.glob(f"*/{remembered.name}"))}
+    trusted = (
+        {own}
+        if own
+        else {read_signer(path) for path in sorted(folder.parent.glob(f"*/{remembered.name}"))}
+    )
     if by == UNSIGNED:
         if signed is None:
             if remember:
                 remembered.unlink(missing_ok=True)
             return None
-        raise DataError(f"this bundle is signed, by {signed.fingerprint}: leave --signed-by {UNSIGNED} away")
+        raise DataError(
+            f"this bundle is signed, by {signed.fingerprint}: leave --signed-by {UNSIGNED} away"
+        )
     if by:
         trusted = {wanted_key(by)}
     check_signer(signed, trusted)
@@ -163,7 +185,9 @@ def check_signed(
     newest = remembered.with_name(NEWEST)
     times = check_time(signed, newest, allow_older)
     first = (
-        "" if trusted else "; no signer was known before, so it is taken on trust: compare it with what you were told"
+        ""
+        if trusted
+        else "; no signer was known before, so it is taken on trust: compare it with what you were told"
     )
     echo(f"signed by {signed.fingerprint}{first}")
     if signed.changed:
@@ -215,14 +239,19 @@ def check_time(signed: Signed, newest: Path, allow_older: bool) -> dict[str, str
 def read_times(newest: Path, forgiving: bool) -> dict[str, str]:
     """Read :data:`NEWEST`; empty if there is no such file. Raises DataError if it is damaged."""
     try:
-        times = {str(key): str(made) for key, made in json.loads(newest.read_text(encoding="utf-8")).items()}
+        times = {
+            str(key): str(made)
+            for key, made in json.loads(newest.read_text(encoding="utf-8")).items()
+        }
         for made in times.values():
             time.strptime(made, TIME)
         return times
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise DataError(f"{newest}: {error.strerror}; it says how old a bundle may be") from None
+        raise DataError(
+            f"{newest}: {error.strerror}; it says how old a bundle may be"
+        ) from None
     except (ValueError, AttributeError, RecursionError):
         if forgiving:
             return {}
@@ -243,9 +272,13 @@ def read_signer(path: Path) -> str:
     except FileNotFoundError:
         return ""
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror}; it says whose bundles this site takes") from None
+        raise DataError(
+            f"{path}: {error.strerror}; it says whose bundles this site takes"
+        ) from None
     if not is_fingerprint(text):
-        raise DataError(f"{path} is damaged: it says whose bundles this site takes; write the fingerprint into it")
+        raise DataError(
+            f"{path} is damaged: it says whose bundles this site takes; write the fingerprint into it"
+        )
     return text
 
 
@@ -276,12 +309,24 @@ def image_digests(image: str) -> set[str]:
         return set()
     command = ["docker", "image", "inspect", "--format", "{{json .}}", image]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=DOCKER_SECONDS, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=DOCKER_SECONDS, check=False
+        )
         if done.returncode:
             return set()
         found = json.loads(done.stdout)
-        return {str(found["Id"]), *(name.partition("@")[2] for name in found.get("RepoDigests") or ())} - {""}
-    except (ValueError, KeyError, TypeError, AttributeError, OSError, subprocess.TimeoutExpired):
+        return {
+            str(found["Id"]),
+            *(name.partition("@")[2] for name in found.get("RepoDigests") or ()),
+        } - {""}
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OSError,
+        subprocess.TimeoutExpired,
+    ):
         return set()
 
 
@@ -292,7 +337,9 @@ def check_image(signed: Signed, image: str) -> str:
         return f"{image}: the signature names no image"
     here = image_digests(image)
     if not here:
-        raise DataError(f"Docker has no image {image} here: docker load, or docker pull it, then check again")
+        raise DataError(
+            f"Docker has no image {image} here: docker load, or docker pull it, then check again"
+        )
     if not wanted & here:
         raise DataError(
             f"the image {image} on this machine is {min(here)}, and {min(wanted)} was signed: it is another one; "

@@ -37,7 +37,9 @@ def propose_pictures(source: Path, options: ImportOptions) -> str:
     layout = find_layout(source, options)
     found = take_inventory(layout.files, len(layout.files))
     if not sum(found.kinds[kind] for kind in ("pictures", "NIfTI volumes", "DICOM pictures")):
-        raise DataError(f"{source} has no pictures and no scans that can be read: {'; '.join(lines_of(found))}")
+        raise DataError(
+            f"{source} has no pictures and no scans that can be read: {'; '.join(lines_of(found))}"
+        )
     roles = find_roles(layout, options, found)
     infos, notes = infos_of(layout, options, found, known="label" not in roles.questions)
     if not infos:
@@ -67,13 +69,21 @@ def infos_of(
             if not any(sample.where in places for places in found.faults.values()):
                 found.fault(error, sample.where)
     known_places = tuple(where for places in found.faults.values() for where in places)
-    notes += [f"does not fit: {text}" for text in own.faults.found if not text.startswith(known_places)]
-    return infos, notes + ["until the files that do not fit are out, [expected] is of all others"] * bool(found.faults)
+    notes += [
+        f"does not fit: {text}"
+        for text in own.faults.found
+        if not text.startswith(known_places)
+    ]
+    return infos, notes + [
+        "until the files that do not fit are out, [expected] is of all others"
+    ] * bool(found.faults)
 
 
 def samples_of(layout: SourceLayout, options: ImportOptions, known: bool) -> Found:
     """Return the samples of a source, with or without their labels. Raises DataError."""
-    own = replace(options, take=replace(options.take, patient=options.take.patient or None), subgroup="")
+    own = replace(
+        options, take=replace(options.take, patient=options.take.patient or None), subgroup=""
+    )
     if known:
         return find_rows(layout.source, own)
     blank = PictureRecipe(pictures=made_by((1, 1, 1), "uint8", options.reading))
@@ -82,7 +92,9 @@ def samples_of(layout: SourceLayout, options: ImportOptions, known: bool) -> Fou
     return find_others(layout.source, blank, replace(own, pictures=blank), labelled=False)
 
 
-def as_recipe(options: ImportOptions, infos: Sequence[ImageInfo], roles: Roles) -> PictureRecipe:
+def as_recipe(
+    options: ImportOptions, infos: Sequence[ImageInfo], roles: Roles
+) -> PictureRecipe:
     """Return the draft of the recipe, with reasons for the conversion and the expected properties."""
     reading, sizes = options.reading, Counter((info.height, info.width) for info in infos)
     deep, channels = any(info.deep for info in infos), max(info.channels for info in infos)
@@ -97,27 +109,43 @@ def as_recipe(options: ImportOptions, infos: Sequence[ImageInfo], roles: Roles) 
         )
     depth = (infos[0].depth,) if infos[0].depth else ()
     recipe = PictureRecipe(
-        pictures=made_by((*depth, height, width, channels), "float32" if deep else "uint8", reading),
+        pictures=made_by(
+            (*depth, height, width, channels), "float32" if deep else "uint8", reading
+        ),
         expected=expect([info.acquired for info in infos]),
         **roles.made,
         seed=options.seed,
     )
-    mixed = deep and any(not info.deep for info in infos) and all(i.acquired.format == "picture" for i in infos)
+    mixed = (
+        deep
+        and any(not info.deep for info in infos)
+        and all(i.acquired.format == "picture" for i in infos)
+    )
     if mixed:
         count = sum(info.deep for info in infos)
-        roles.questions["dtype"] = f"{count} of {len(infos)} pictures have 16 bits, the others 8: convert them alike"
+        roles.questions["dtype"] = (
+            f"{count} of {len(infos)} pictures have 16 bits, the others 8: convert them alike"
+        )
     roles.reasons |= reasons_of(recipe, infos, options, len(sizes))
     return recipe
 
 
-def reasons_of(recipe: PictureRecipe, infos: Sequence[ImageInfo], options: ImportOptions, sizes: int) -> dict[str, str]:
+def reasons_of(
+    recipe: PictureRecipe, infos: Sequence[ImageInfo], options: ImportOptions, sizes: int
+) -> dict[str, str]:
     """Return the reason for each entry."""
     made = recipe.pictures
     *depth, height, width, channels = made.shape
     size = math.prod(made.shape) * np.dtype(made.dtype).itemsize
     colour = sum(info.channels == 3 for info in infos)
     order = "depth, height, width, channels" if depth else "height, width, channels"
-    how = "as asked for" if options.size or depth else "of several sizes" if sizes > 1 else "as they all are"
+    how = (
+        "as asked for"
+        if options.size or depth
+        else "of several sizes"
+        if sizes > 1
+        else "as they all are"
+    )
     shape = f"{order}: {how}; {size / 1e6:.3g} MB each, {size * len(infos) / 1e9:.3g} GB in all"
     if not depth and max(height, width) > LARGE:
         shape += f"\nlarge for a network: resize = true and shape = [{SIDE}, {SIDE}, {channels}] makes them smaller"
@@ -125,8 +153,12 @@ def reasons_of(recipe: PictureRecipe, infos: Sequence[ImageInfo], options: Impor
     return {
         "seed": "of the split",
         "shape": shape + f"\n{colour} of {len(infos)} are in colour" * bool(colour),
-        "dtype": "more than 8 bits become 0..1" if made.dtype == "float32" else "all have 8 bits",
-        "resize": "stretched to the shape" if made.spacing is None else "cut or widened to the shape",
+        "dtype": "more than 8 bits become 0..1"
+        if made.dtype == "float32"
+        else "all have 8 bits",
+        "resize": "stretched to the shape"
+        if made.spacing is None
+        else "cut or widened to the shape",
         "window": "as asked for: centre and width in the scans' own units",
         "spacing": "mm of a pixel, as asked for",
         "slices": "of each series or volume, as asked for",
@@ -139,18 +171,30 @@ def reasons_of(recipe: PictureRecipe, infos: Sequence[ImageInfo], options: Impor
         "rescaled": "whether values are in a unit, such as Hounsfield",
         "pixel-mm": "half of the smallest to twice the largest pixel",
         "slice-mm": "from slice to slice, with the same room",
-    } | ({} if expected.pixel else {"formats": "what the files are; not all say how large a pixel is"})
+    } | (
+        {}
+        if expected.pixel
+        else {"formats": "what the files are; not all say how large a pixel is"}
+    )
 
 
-def ask_of_scans(options: ImportOptions, found: Inventory, infos: Sequence[ImageInfo], roles: Roles) -> None:
+def ask_of_scans(
+    options: ImportOptions, found: Inventory, infos: Sequence[ImageInfo], roles: Roles
+) -> None:
     """Add questions on differences between scans."""
-    modalities = Counter(info.acquired.modality or "none" for info in infos if info.acquired.format == "dicom")
+    modalities = Counter(
+        info.acquired.modality or "none" for info in infos if info.acquired.format == "dicom"
+    )
     if len(modalities) > 1:
         each = ", ".join(f"{count} {name}" for name, count in modalities.most_common())
         roles.questions["modalities"] = (
             f"samples are of {each}: choose one series with --series, or keep those you mean"
         )
-    if "CT" in modalities and not options.window and any(info.acquired.rescaled for info in infos):
+    if (
+        "CT" in modalities
+        and not options.window
+        and any(info.acquired.rescaled for info in infos)
+    ):
         roles.questions["window"] = (
             "which Hounsfield units are to be seen? Run --propose again with --window=CENTRE,WIDTH, for example "
             "--window=40,400 for soft tissue. Without one each file's own window counts, and hospitals differ in it"
@@ -172,7 +216,11 @@ def written(
 ) -> str:
     """Return the draft as TOML."""
     labels = f" --labels-from {options.labels_from}" if options.labels_from else ""
-    lines = [*ABOUT.format(source=layout.source, labels=labels).splitlines(), "", f"What was found: {layout}."]
+    lines = [
+        *ABOUT.format(source=layout.source, labels=labels).splitlines(),
+        "",
+        f"What was found: {layout}.",
+    ]
     lines += [f"  {line}" for line in lines_of(found)]
     lines += [f"  note: {note}" for note in notes]
     lines += [f"  {FIND}"] * bool(found.faults and layout.kind != "list")

@@ -25,7 +25,18 @@ if TYPE_CHECKING:
     from pydicom import Dataset
 
 MOST_SHOWN = 6  # different values in a line
-BITS = {"1": 1, "L": 8, "LA": 8, "P": 8, "RGB": 8, "RGBA": 8, "CMYK": 8, "YCbCr": 8, "I": 32, "F": 32}
+BITS = {
+    "1": 1,
+    "L": 8,
+    "LA": 8,
+    "P": 8,
+    "RGB": 8,
+    "RGBA": 8,
+    "CMYK": 8,
+    "YCbCr": 8,
+    "I": 32,
+    "F": 32,
+}
 COLOURS = {"1": "grey", "L": "grey", "LA": "grey", "I": "grey", "F": "grey", "P": "palette"}
 
 
@@ -47,7 +58,9 @@ class Inventory:
     series: Counter[str] = field(default_factory=Counter)  # slices of each; frames count
     slices: int = 1  # of the longest series or volume
     nameless: int = 0  # DICOM pictures without a PatientID
-    objects: Counter[str] = field(default_factory=Counter)  # DICOM files without a picture, by modality
+    objects: Counter[str] = field(
+        default_factory=Counter
+    )  # DICOM files without a picture, by modality
     pixels: list[float] = field(default_factory=list)
     faults: dict[str, list[str]] = field(default_factory=dict)
 
@@ -100,7 +113,11 @@ def inspect_picture(found: Inventory, path: Path, where: str) -> None:
                 picture.verify()  # its parts have check sums; nothing is decoded
     except DataError as error:
         raise DataError(str(error).replace(f"{path.name} ", "it ", 1)) from None
-    bits, colour = (16, "grey") if mode.startswith("I;16") else (BITS.get(mode, 8), COLOURS.get(mode, "colour"))
+    bits, colour = (
+        (16, "grey")
+        if mode.startswith("I;16")
+        else (BITS.get(mode, 8), COLOURS.get(mode, "colour"))
+    )
     found.kinds["pictures"] += 1
     for what, value in (
         ("format", kind),
@@ -127,7 +144,9 @@ def inspect_nifti(found: Inventory, path: Path) -> None:
 
 def inspect_dicom(found: Inventory, path: Path) -> None:
     """Add a DICOM file, from its header."""
-    dataset = dicom_file.load(path, (*dicom.IDENTITY.values(), *dicom.PLACE, *dicom.KIND, *dicom.PIXELS))
+    dataset = dicom_file.load(
+        path, (*dicom.IDENTITY.values(), *dicom.PLACE, *dicom.KIND, *dicom.PIXELS)
+    )
     modality = code(dataset, "Modality", MODALITIES)
     if modality in dicom.NO_PICTURES or not dataset.get("Rows") or not dataset.get("Columns"):
         found.kinds["DICOM files without a picture"] += 1
@@ -135,7 +154,10 @@ def inspect_dicom(found: Inventory, path: Path) -> None:
         return
     dicom_file.check_readable(dataset, path)
     found.kinds["DICOM pictures"] += 1
-    key = {name: pseudonym(str(dataset.get(keyword) or "").strip()) for name, keyword in dicom.IDENTITY.items()}
+    key = {
+        name: pseudonym(str(dataset.get(keyword) or "").strip())
+        for name, keyword in dicom.IDENTITY.items()
+    }
     found.patients.update(filter(None, [key["patient"]]))
     found.nameless += not key["patient"]
     study = key["study"] or f"file {found.kinds['DICOM pictures']}"
@@ -156,9 +178,15 @@ def described(dataset: Dataset) -> Iterator[tuple[str, str]]:
     header = dicom_file.of_frame(dataset, 0)
     taken = dicom.acquired(dataset, header)
     yield "modality", taken.modality or "none"
-    yield "photometric interpretation", code(dataset, "PhotometricInterpretation", PHOTOMETRIC) or "none"
+    yield (
+        "photometric interpretation",
+        code(dataset, "PhotometricInterpretation", PHOTOMETRIC) or "none",
+    )
     yield "size", f"{dataset.Columns} x {dataset.Rows}"
-    yield "bits", f"{int(dataset.get('BitsStored') or 0)} of {int(dataset.get('BitsAllocated') or 0)} bits"
+    yield (
+        "bits",
+        f"{int(dataset.get('BitsStored') or 0)} of {int(dataset.get('BitsAllocated') or 0)} bits",
+    )
     yield "plane", taken.plane or "not stated"
     yield "values", "rescaled to a unit" if taken.rescaled else "not rescaled"
     yield "window", "their own" if dicom.has_window(header) else "none"
@@ -184,7 +212,11 @@ def lines_of(found: Inventory) -> Iterator[str]:
         yield f"{what}: {ranked(values)}"
     if found.pixels:
         low, high = min(found.pixels), max(found.pixels)
-        yield f"a pixel: {low:.3g} mm" if f"{low:.3g}" == f"{high:.3g}" else f"a pixel: {low:.3g} to {high:.3g} mm"
+        yield (
+            f"a pixel: {low:.3g} mm"
+            if f"{low:.3g}" == f"{high:.3g}"
+            else f"a pixel: {low:.3g} to {high:.3g} mm"
+        )
     if found.objects:
         yield f"without a picture, by modality: {ranked(found.objects)}"
     for reason, places in found.faults.items():

@@ -80,10 +80,16 @@ def find_layout(source: Path, options: ImportOptions) -> SourceLayout:
     placed = [(place_of(source, i, len(files)), path) for i, path in enumerate(files)]
     if holds_dicom(source):
         table = table or own
-        lines = read_lines(table, options.take.separator, options.take.encoding) if table else NO_LINES
+        lines = (
+            read_lines(table, options.take.separator, options.take.encoding)
+            if table
+            else NO_LINES
+        )
         return SourceLayout("dicom", source, placed, table, tuple(lines.header), lines)
     if table:
-        raise DataError(f"--labels-from goes with a folder of DICOM files, and {source} has none")
+        raise DataError(
+            f"--labels-from goes with a folder of DICOM files, and {source} has none"
+        )
     folders: Counter[str] = Counter()
     deeper = scans = False
     for _, folder in class_folders(source):
@@ -91,14 +97,23 @@ def find_layout(source: Path, options: ImportOptions) -> SourceLayout:
             folders[folder.name] += 1
             deeper |= path.parent != folder
             scans |= path.name.lower().endswith(NIFTI) or is_dicom(path)
-    return SourceLayout("classes" if folders else "loose", source, placed, folders=folders, deeper=deeper, scans=scans)
+    return SourceLayout(
+        "classes" if folders else "loose",
+        source,
+        placed,
+        folders=folders,
+        deeper=deeper,
+        scans=scans,
+    )
 
 
 def listed(table: Path, options: ImportOptions) -> SourceLayout:
     """Return the layout of a csv that lists files. Raises DataError where it lists none."""
     lines = read_lines(table, options.take.separator, options.take.encoding)
     if "file" not in lines.columns:
-        raise DataError(f"{table} has no column file; --propose of pictures wants a folder, or a csv that lists files")
+        raise DataError(
+            f"{table} has no column file; --propose of pictures wants a folder, or a csv that lists files"
+        )
     files = [(where, table.parent / row["file"]) for where, row in lines]
     return SourceLayout("list", table, files, table, tuple(lines.header), lines)
 
@@ -152,7 +167,11 @@ def labels_of_table(layout: SourceLayout, options: ImportOptions, roles: Roles) 
         roles.reasons["task"] = "the column mask names outlines"
         return
     if not label and "label" not in header:
-        free = [n for n in header if n not in (key, "split", "mask") and not names_what(n) and not names_patients(n)]
+        free = [
+            n
+            for n in header
+            if n not in (key, "split", "mask") and not names_what(n) and not names_patients(n)
+        ]
         roles.questions["label"] = (
             f"which column says what is to be learned? {'; '.join(about_columns(free, layout.lines))}. "
             'Write label = ["COLUMN"], or run --propose again with --label COLUMN'
@@ -162,15 +181,28 @@ def labels_of_table(layout: SourceLayout, options: ImportOptions, roles: Roles) 
     roles.made["label"] = columns
     roles.reasons["label"] = "as asked for" if label else "the column that is called so"
     try:
-        samples = [SampleSource(a[0], labels_of(a, columns, options.take.decimal), "", "") for a in layout.lines]
-        task = find_import_task(samples, options.task, options.labels, options.survival is not None)
+        samples = [
+            SampleSource(a[0], labels_of(a, columns, options.take.decimal), "", "")
+            for a in layout.lines
+        ]
+        task = find_import_task(
+            samples, options.task, options.labels, options.survival is not None
+        )
         roles.made["task"] = task
-        roles.reasons["task"] = "as the labels are written; --task where they are something else"
+        roles.reasons["task"] = (
+            "as the labels are written; --task where they are something else"
+        )
         if task in ONE_CLASS:
             _, names = number_labels(samples, options.labels)
             roles.made["classes"] = names
-            where = "as asked for" if options.labels else "in alphabetical order; --labels names those of all hospitals"
-            roles.reasons["classes"] = f"{where}: {counted(Counter(sample.labels[0] for sample in samples))}"
+            where = (
+                "as asked for"
+                if options.labels
+                else "in alphabetical order; --labels names those of all hospitals"
+            )
+            roles.reasons["classes"] = (
+                f"{where}: {counted(Counter(sample.labels[0] for sample in samples))}"
+            )
     except DataError as error:
         roles.questions["label"] = str(error)
 
@@ -197,7 +229,11 @@ def labels_of_dicom(options: ImportOptions, roles: Roles, found: Inventory) -> N
         roles.made |= {"labels_by": "outlines", "task": "segmentation"}
         roles.reasons["labels-by"] = "the outlines that --outlines names"
     elif options.labels:
-        roles.made |= {"labels_by": "folder", "classes": tuple(options.labels), "task": "multiclass"}
+        roles.made |= {
+            "labels_by": "folder",
+            "classes": tuple(options.labels),
+            "task": "multiclass",
+        }
         roles.reasons["labels-by"] = "--labels names folders as the classes"
     else:
         outlined = found.objects["SEG"] + found.objects["RTSTRUCT"]
@@ -213,14 +249,22 @@ def labels_of_folders(layout: SourceLayout, options: ImportOptions, roles: Roles
     """Add the labels of pictures in folders."""
     roles.made["labels_by"] = "folder" if layout.kind == "classes" else "file"
     roles.reasons["labels-by"] = "folder: its name is the class; file: a csv has labels"
-    by_csv = "Otherwise write a csv with columns file, label, patient, and run --propose of that"
+    by_csv = (
+        "Otherwise write a csv with columns file, label, patient, and run --propose of that"
+    )
     names = sorted(layout.folders)
     if layout.kind == "loose" or len(names) > MOST_LEVELS or len(names) < 2:
-        there = f"{len(names)} folders of the first level are hardly the classes" if names else "nothing names a class"
+        there = (
+            f"{len(names)} folders of the first level are hardly the classes"
+            if names
+            else "nothing names a class"
+        )
         roles.questions["label"] = f"what is to be learned? {there}. {by_csv}"
     elif options.labels:
         if strange := set(names) - set(options.labels):
-            raise DataError(f"{layout.source} has {len(strange)} folders besides {', '.join(options.labels)}")
+            raise DataError(
+                f"{layout.source} has {len(strange)} folders besides {', '.join(options.labels)}"
+            )
         roles.made |= {"classes": tuple(options.labels), "task": "multiclass"}
         roles.reasons["classes"] = f"as asked for: {counted(layout.folders)}"
     elif layout.scans:
@@ -239,11 +283,16 @@ def labels_of_folders(layout: SourceLayout, options: ImportOptions, roles: Roles
 # Patients
 
 
-def patients_of(layout: SourceLayout, options: ImportOptions, roles: Roles, found: Inventory) -> None:
+def patients_of(
+    layout: SourceLayout, options: ImportOptions, roles: Roles, found: Inventory
+) -> None:
     """Add what identifies patients, or a question."""
     asked = options.take.patient
     if asked is None:
-        roles.made["patient"], roles.reasons["patient"] = "", "--no-patient: each sample is of another patient"
+        roles.made["patient"], roles.reasons["patient"] = (
+            "",
+            "--no-patient: each sample is of another patient",
+        )
     elif layout.table:
         patients_of_table(layout, options, roles, found)
     elif layout.kind == "dicom":
@@ -253,7 +302,10 @@ def patients_of(layout: SourceLayout, options: ImportOptions, roles: Roles, foun
         if asked:
             roles.reasons["patient"] = "folders below the classes are patients, as asked for"
         else:
-            below = 'Write patient = "folder" where the folders below the classes are patients. ' * layout.deeper
+            below = (
+                'Write patient = "folder" where the folders below the classes are patients. '
+                * layout.deeper
+            )
             roles.questions["patient"] = f"whose is each file? {below}{each('a folder')}"
     else:
         raise DataError(
@@ -261,37 +313,57 @@ def patients_of(layout: SourceLayout, options: ImportOptions, roles: Roles, foun
         )
 
 
-def patients_of_table(layout: SourceLayout, options: ImportOptions, roles: Roles, found: Inventory) -> None:
+def patients_of_table(
+    layout: SourceLayout, options: ImportOptions, roles: Roles, found: Inventory
+) -> None:
     """Add a csv's column of patients, or a question."""
     assert layout.table
     header, used = layout.header, (*roles.made.get("label", ()), "file", "split", "mask")
     if options.take.patient:
         name = patient_column(layout.lines, options.take.patient, used)
     else:
-        joined = next((n for n in header if names_what(n) == "patient"), "") if layout.kind == "dicom" else ""
+        joined = (
+            next((n for n in header if names_what(n) == "patient"), "")
+            if layout.kind == "dicom"
+            else ""
+        )
         name = joined or ("patient" if "patient" in header else "")
     if name:
         whose = Counter(layout.lines.columns[name])
         roles.made["patient"] = name
-        roles.reasons["patient"] = f"{len(whose)} patients in {whose.total()} lines; {whose['']} lines name none"
+        roles.reasons["patient"] = (
+            f"{len(whose)} patients in {whose.total()} lines; {whose['']} lines name none"
+        )
     elif likely := [n for n in header if n not in used and names_patients(n)]:
-        roles.questions["patient"] = f"does {few(likely)} say whose each file is? {each('that column')}"
+        roles.questions["patient"] = (
+            f"does {few(likely)} say whose each file is? {each('that column')}"
+        )
     elif found.kinds["DICOM pictures"]:
         patients_of_headers(found, roles)
     else:
-        roles.questions["patient"] = f"no column says whose each file is. {each('such a column')}"
+        roles.questions["patient"] = (
+            f"no column says whose each file is. {each('such a column')}"
+        )
 
 
 def patients_of_headers(found: Inventory, roles: Roles) -> None:
     """Add patients by DICOM's PatientID, or a question."""
     roles.made["patient"] = ""
     if len(found.patients) > 1 and not found.nameless:
-        roles.reasons["patient"] = f"no column: PatientID tells {len(found.patients)} patients apart"
+        roles.reasons["patient"] = (
+            f"no column: PatientID tells {len(found.patients)} patients apart"
+        )
         return
-    what = "have no PatientID" if found.nameless else "have the same PatientID, as anonymisation makes it"
+    what = (
+        "have no PatientID"
+        if found.nameless
+        else "have the same PatientID, as anonymisation makes it"
+    )
     count = found.nameless or found.kinds["DICOM pictures"]
     if len(found.studies) > 1:
-        roles.questions["patient"] = f"{count} files {what}: whose are they? {each('a column patient in the csv')}"
+        roles.questions["patient"] = (
+            f"{count} files {what}: whose are they? {each('a column patient in the csv')}"
+        )
 
 
 def each(what: str) -> str:

@@ -21,7 +21,9 @@ from partitions.importing.scans import ScanError, Unavailable
 from partitions.recipes.reading import ReadOptions
 from partitions.splits import Array
 
-CANONICAL = np.array([[2, 1], [1, -1], [0, -1]])  # nibabel's orientation: to the head, to the back, to the left
+CANONICAL = np.array(
+    [[2, 1], [1, -1], [0, -1]]
+)  # nibabel's orientation: to the head, to the back, to the left
 RAS = np.diag([-1.0, -1.0, 1.0, 1.0])  # from NIfTI's coordinates to DICOM's, and back
 LARGEST_COSINE = 0.02  # between axes that are at right angles; more is a sheared volume
 
@@ -63,7 +65,10 @@ class Grid:
         own = load_nibabel().orientations
         transform = own.ornt_transform(self.orientation, CANONICAL)
         shape = [self.shape[axis] for axis in np.argsort(transform[:, 0])]
-        return Grid((shape[0], shape[1], shape[2]), self.affine @ own.inv_ornt_aff(transform, self.shape))
+        return Grid(
+            (shape[0], shape[1], shape[2]),
+            self.affine @ own.inv_ornt_aff(transform, self.shape),
+        )
 
     def turned(self, values: Array) -> Array:
         """Turn values (n0, n1, n2) to canonical axes."""
@@ -80,11 +85,16 @@ class Grid:
 
 def check_grid(grid: Grid, *, straight: bool) -> None:
     """Raise ScanError where voxels have no size or, if it is to be ``straight``, axes are not at right angles."""
-    if not np.isfinite(grid.affine).all() or not ((grid.spacing > 0) & (grid.spacing < 1000)).all():
+    if (
+        not np.isfinite(grid.affine).all()
+        or not ((grid.spacing > 0) & (grid.spacing < 1000)).all()
+    ):
         raise ScanError("its header does not say how large a voxel is")
     cosines = grid.affine[:3, :3] / grid.spacing
     if straight and np.abs(cosines.T @ cosines - np.eye(3)).max() > LARGEST_COSINE:
-        raise ScanError("its axes are not at right angles (a tilted gantry?): resample it to a straight volume first")
+        raise ScanError(
+            "its axes are not at right angles (a tilted gantry?): resample it to a straight volume first"
+        )
 
 
 def same_place(one: Grid, other: Grid) -> bool:
@@ -101,7 +111,9 @@ def steps(grid: Grid, reading: ReadOptions) -> tuple[tuple[int, int, int], Array
     return reading.volume, np.array(reading.voxel) / grid.canonical.spacing
 
 
-def resampled(values: Array, shape: Sequence[int], step: Array, *, nearest: bool = False) -> Array:
+def resampled(
+    values: Array, shape: Sequence[int], step: Array, *, nearest: bool = False
+) -> Array:
     """Resample values (n0, n1, n2) to ``shape`` voxels, each ``step`` old voxels wide, about the centre; 0 outside."""
     for axis, (count, width) in enumerate(zip(shape, step, strict=True)):
         own = values.shape[axis]
@@ -111,9 +123,13 @@ def resampled(values: Array, shape: Sequence[int], step: Array, *, nearest: bool
             inside = (index >= 0) & (index < own)
             values = np.take(values, np.clip(index, 0, own - 1), axis)
             if not inside.all():
-                values = values * inside.reshape([-1 if i == axis else 1 for i in range(3)]).astype(values.dtype)
+                values = values * inside.reshape(
+                    [-1 if i == axis else 1 for i in range(3)]
+                ).astype(values.dtype)
         elif count != own or width != 1:
-            values = np.moveaxis(np.tensordot(weights(own, places, width), values, (1, axis)), 0, axis)
+            values = np.moveaxis(
+                np.tensordot(weights(own, places, width), values, (1, axis)), 0, axis
+            )
     return values
 
 

@@ -32,15 +32,21 @@ def load(path: Path) -> Any:
     nibabel = load_nibabel()
     with gzip.open(path) if path.name.lower().endswith(".gz") else path.open("rb") as file:
         start = file.read(LONGEST_HEADER)
-    length = min(int.from_bytes(start[:4], "little"), int.from_bytes(start[:4], "big"))  # in either byte order
+    length = min(
+        int.from_bytes(start[:4], "little"), int.from_bytes(start[:4], "big")
+    )  # in either byte order
     kind = nibabel.Nifti2Header if length == LONGEST_HEADER else nibabel.Nifti1Header
     header = kind.from_fileobj(io.BytesIO(start), check=False)
     check_picture(header.get_data_shape()[:3], "its volume")
     if not 0 <= header.get_data_offset() <= MOST_BEFORE:
-        raise TooLargeError(f"its header says that the voxels begin after {MOST_BEFORE >> 20} MiB or more")
+        raise TooLargeError(
+            f"its header says that the voxels begin after {MOST_BEFORE >> 20} MiB or more"
+        )
     image = nibabel.load(path)
     if len(shape_of(image)) not in (3, 4) or 0 in image.shape or image.get_data_dtype().names:
-        raise ScanError(f"its file is no volume of grey values, but {' x '.join(map(str, image.shape))}")
+        raise ScanError(
+            f"its file is no volume of grey values, but {' x '.join(map(str, image.shape))}"
+        )
     return image
 
 
@@ -63,16 +69,22 @@ def grid_of(image: Any, *, straight: bool) -> Grid:
 def stored(image: Any) -> Array:
     """Return a volume's values along the file's own axes, float32; of several times or channels the first."""
     first = (..., *[0] * (len(image.shape) - 3))
-    values = np.asarray(image.dataobj[first] if len(image.shape) > 3 else image.dataobj, np.float32)
+    values = np.asarray(
+        image.dataobj[first] if len(image.shape) > 3 else image.dataobj, np.float32
+    )
     return np.require(values, requirements="W")
 
 
-@lru_cache(maxsize=1)  # the scans of one patient, which are read consecutively, often have one mask
+@lru_cache(
+    maxsize=1
+)  # the scans of one patient, which are read consecutively, often have one mask
 def stored_classes(path: Path, changed: int) -> Array:
     """Read the classes of a mask along the file's own axes, uint8 (i, j, k). Raises ScanError for other values."""
     values = np.nan_to_num(stored(load(path)), copy=False)
     classes = np.rint(values)
     if classes.min() < 0 or classes.max() > 255 or np.abs(values - classes).max() > 1e-3:
-        raise ScanError("its mask has values that are no classes 0, 1, 2, ... 254; 255 does not count")
+        raise ScanError(
+            "its mask has values that are no classes 0, 1, 2, ... 254; 255 does not count"
+        )
     made: Array = classes.astype(np.uint8)
     return made

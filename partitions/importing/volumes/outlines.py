@@ -32,11 +32,20 @@ if TYPE_CHECKING:
 OUTLINES = ("SEG", "RTSTRUCT")
 PARSED = 60  # bytes of memory per byte of contours, which are decimal texts
 OF_SEG = (
-    *("SegmentationType", "SegmentSequence", "MaximumFractionalValue", "ReferencedSeriesSequence"),
+    *(
+        "SegmentationType",
+        "SegmentSequence",
+        "MaximumFractionalValue",
+        "ReferencedSeriesSequence",
+    ),
     *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence", "BitsAllocated"),
     *("PixelSpacing", "ImagePositionPatient"),
 )
-OF_RTSTRUCT = ("StructureSetROISequence", "ROIContourSequence", "ReferencedFrameOfReferenceSequence")
+OF_RTSTRUCT = (
+    "StructureSetROISequence",
+    "ROIContourSequence",
+    "ReferencedFrameOfReferenceSequence",
+)
 OFF_THE_SLICES = "its outlines do not lie on the slices of their series"
 
 
@@ -49,7 +58,9 @@ def referenced_series(path: Path) -> set[str]:
     for frame in dataset.get("ReferencedFrameOfReferenceSequence") or []:
         for study in frame.get("RTReferencedStudySequence") or []:
             named += study.get("RTReferencedSeriesSequence") or []
-    return {pseudonym(str(item.get("SeriesInstanceUID") or "").strip()) for item in named} - {""}
+    return {pseudonym(str(item.get("SeriesInstanceUID") or "").strip()) for item in named} - {
+        ""
+    }
 
 
 def kind_of_outlines(path: Path) -> str:
@@ -99,7 +110,9 @@ def segments(dataset: Dataset, path: Path, grid: Grid) -> Iterator[tuple[str, An
     slices = [slice_of(of_frame(dataset, frame), grid) for frame in range(frames)]
     numbers = [segment_of(dataset, frame) for frame in range(frames)]
     pixels = pixels_of(path, dataset, None).reshape(frames, *grid.shape[1:])
-    half = float(dataset.get("MaximumFractionalValue") or 255) / 2 if kind == "FRACTIONAL" else 0.5
+    half = (
+        float(dataset.get("MaximumFractionalValue") or 255) / 2 if kind == "FRACTIONAL" else 0.5
+    )
 
     def mask(number: int) -> Array:
         made = np.zeros(grid.shape, bool)
@@ -112,7 +125,10 @@ def segments(dataset: Dataset, path: Path, grid: Grid) -> Iterator[tuple[str, An
 
     for segment in dataset.get("SegmentSequence") or []:
         number = int(segment.SegmentNumber)
-        yield str(segment.get("SegmentLabel") or "").strip().casefold(), lambda number=number: mask(number)
+        yield (
+            str(segment.get("SegmentLabel") or "").strip().casefold(),
+            lambda number=number: mask(number),
+        )
 
 
 def segment_of(dataset: Dataset, frame: int) -> int:
@@ -133,7 +149,10 @@ def slice_of(header: Dataset, grid: Grid) -> int:
     row, column = axes
     steps = np.column_stack([column * spacing[0], row * spacing[1]])
     k, i, j = (np.linalg.inv(grid.affine) @ [*position, 1.0])[:3]
-    fits = np.allclose(steps, grid.affine[:3, 1:3], atol=1e-2 * min(spacing)) and max(abs(i), abs(j)) < 0.1
+    fits = (
+        np.allclose(steps, grid.affine[:3, 1:3], atol=1e-2 * min(spacing))
+        and max(abs(i), abs(j)) < 0.1
+    )
     if not fits or abs(k - round(k)) > 0.1 or not 0 <= round(k) < grid.shape[0]:
         raise ScanError(OFF_THE_SLICES)
     return int(k + 0.5)
@@ -147,7 +166,10 @@ def contours(dataset: Dataset, grid: Grid) -> Iterator[tuple[str, Any]]:
     }
     for roi in dataset.get("ROIContourSequence") or []:
         drawn = list(roi.get("ContourSequence") or [])
-        yield names.get(int(roi.ReferencedROINumber), ""), lambda drawn=drawn: filled(drawn, grid)
+        yield (
+            names.get(int(roi.ReferencedROINumber), ""),
+            lambda drawn=drawn: filled(drawn, grid),
+        )
 
 
 def filled(drawn: Sequence[Dataset], grid: Grid) -> Array:
@@ -159,7 +181,11 @@ def filled(drawn: Sequence[Dataset], grid: Grid) -> Array:
         points = np.array(contour.ContourData, float).reshape(-1, 3)
         places = np.column_stack([points, np.ones(len(points))]) @ back.T
         k = round(float(np.median(places[:, 0])))
-        if not np.isfinite(places).all() or np.abs(places[:, 0] - k).max() > 0.25 or not 0 <= k < grid.shape[0]:
+        if (
+            not np.isfinite(places).all()
+            or np.abs(places[:, 0] - k).max() > 0.25
+            or not 0 <= k < grid.shape[0]
+        ):
             raise ScanError(OFF_THE_SLICES)
         made[k] ^= inside(places[:, 1], places[:, 2], grid.shape[1:])
     return made

@@ -22,8 +22,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from partitions.common.sizes import check_picture
-from partitions.importing.dicom import KIND, PIXELS, PLACE, acquired, in_unit, place_of, spacing_of, warnings_of
-from partitions.importing.dicom_file import check_readable, frames_of, is_grey, load, of_frame, pixels_of
+from partitions.importing.dicom import (
+    KIND,
+    PIXELS,
+    PLACE,
+    acquired,
+    in_unit,
+    place_of,
+    spacing_of,
+    warnings_of,
+)
+from partitions.importing.dicom_file import (
+    check_readable,
+    frames_of,
+    is_grey,
+    load,
+    of_frame,
+    pixels_of,
+)
 from partitions.importing.scans import ScanError
 from partitions.importing.volumes.grid import Grid, check_grid
 from partitions.recipes.reading import Acquisition
@@ -73,7 +89,9 @@ def read_series(files: Sequence[Path]) -> Series:
         notes += warnings_of(dataset)
         planes += [plane_of(dataset, path, frame) for frame in range(frames_of(dataset))]
     if len(kinds) > 1:
-        raise ScanError("its slices are MONOCHROME1 and MONOCHROME2: choose one series with --series")
+        raise ScanError(
+            "its slices are MONOCHROME1 and MONOCHROME2: choose one series with --series"
+        )
     first = planes[0]
     check_picture((len(planes), *first.pixels), "its volume")
     planes, grid = stacked(planes)
@@ -87,10 +105,14 @@ def plane_of(dataset: Dataset, path: Path, frame: int) -> Plane:
     header = of_frame(dataset, frame)
     (position, axes), spacing = place_of(header), spacing_of(header)
     if position is None or axes is None or not spacing:
-        raise ScanError("a slice does not say where it lies, or how large its pixels are: it is no volume")
+        raise ScanError(
+            "a slice does not say where it lies, or how large its pixels are: it is no volume"
+        )
     if not np.isfinite(position).all() or not np.allclose(axes @ axes.T, np.eye(2), atol=1e-2):
         raise ScanError("a slice does not say where it lies: its orientation is none")
-    return Plane(path, frame, position, axes, spacing, (int(dataset.Rows), int(dataset.Columns)))
+    return Plane(
+        path, frame, position, axes, spacing, (int(dataset.Rows), int(dataset.Columns))
+    )
 
 
 def stacked(planes: Sequence[Plane]) -> tuple[list[Plane], Grid]:
@@ -100,8 +122,12 @@ def stacked(planes: Sequence[Plane]) -> tuple[list[Plane], Grid]:
         raise ScanError("its series has one slice: it is no volume")
     for plane in planes:
         if not np.allclose(plane.directions, first.directions, atol=1e-3):
-            raise ScanError("its slices have several orientations (a localiser?): choose one series with --series")
-        if plane.pixels != first.pixels or not np.allclose(plane.spacing, first.spacing, rtol=1e-3):
+            raise ScanError(
+                "its slices have several orientations (a localiser?): choose one series with --series"
+            )
+        if plane.pixels != first.pixels or not np.allclose(
+            plane.spacing, first.spacing, rtol=1e-3
+        ):
             raise ScanError("its slices have several sizes: choose one series with --series")
     row, column = first.directions
     normal = np.cross(row, column)
@@ -111,7 +137,9 @@ def stacked(planes: Sequence[Plane]) -> tuple[list[Plane], Grid]:
     usual = float(np.median(apart))
     if (apart < 1e-3).any():
         at = int(np.argmax(apart < 1e-3))
-        raise ScanError(f"slices {at + 1} and {at + 2} lie at one place: several times or echoes are no volume")
+        raise ScanError(
+            f"slices {at + 1} and {at + 2} lie at one place: several times or echoes are no volume"
+        )
     if (uneven := np.abs(apart - usual) > UNEVEN * usual).any():
         at = int(uneven.argmax())
         raise ScanError(
@@ -125,7 +153,9 @@ def stacked(planes: Sequence[Plane]) -> tuple[list[Plane], Grid]:
         )
     step = (places[-1] - places[0]) / (len(ordered) - 1)
     affine = np.eye(4)
-    affine[:3, :3] = np.column_stack([normal * step, column * first.spacing[0], row * first.spacing[1]])
+    affine[:3, :3] = np.column_stack(
+        [normal * step, column * first.spacing[0], row * first.spacing[1]]
+    )
     affine[:3, 3] = ordered[0].position
     grid = Grid((len(ordered), *first.pixels), affine)
     check_grid(grid, straight=True)

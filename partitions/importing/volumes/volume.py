@@ -18,7 +18,16 @@ import numpy as np
 from PIL import Image
 
 from partitions.common.sizes import check_picture
-from partitions.importing.scans import ImageInfo, ScanError, fit, fitted, hashed, parts_of, pseudonym, redacted_errors
+from partitions.importing.scans import (
+    ImageInfo,
+    ScanError,
+    fit,
+    fitted,
+    hashed,
+    parts_of,
+    pseudonym,
+    redacted_errors,
+)
 from partitions.importing.volumes import nifti
 from partitions.importing.volumes.grid import Grid, resampled, same_place, steps
 from partitions.importing.volumes.outlines import draw
@@ -60,11 +69,15 @@ def open_scan(files: Sequence[Path], *, whole: bool) -> Scan:
     if not is_nifti(files):
         series = read_series(files)
         whose = pseudonym(series.patient), hashed(series.patient)
-        return Scan(series.grid, series.acquired, series.notes, whose, lambda: values_of(series))
+        return Scan(
+            series.grid, series.acquired, series.notes, whose, lambda: values_of(series)
+        )
     image = nifti.load(files[0])
     several = len(nifti.shape_of(image)) > 3
     if whole and several:
-        raise ScanError("its file is a series in time; save the volume to be used as a file of its own")
+        raise ScanError(
+            "its file is a series in time; save the volume to be used as a file of its own"
+        )
 
     def values() -> tuple[Array, Array]:
         found = nifti.stored(image)
@@ -73,7 +86,13 @@ def open_scan(files: Sequence[Path], *, whole: bool) -> Scan:
     # The volume counts as a patient, so that its slices are all in one split.
     whose = (hashed(str(files[0].resolve())),) * 2
     notes = (FIRST,) * several
-    return Scan(nifti.grid_of(image, straight=whole), Acquisition("nifti", plane="axial"), notes, whose, values)
+    return Scan(
+        nifti.grid_of(image, straight=whole),
+        Acquisition("nifti", plane="axial"),
+        notes,
+        whose,
+        values,
+    )
 
 
 def parts(path: Path, where: str, reading: ReadOptions) -> tuple[list[int], int]:
@@ -100,12 +119,16 @@ def probe(files: Sequence[Path], where: str, reading: ReadOptions) -> ImageInfo:
         return ImageInfo(height, width, 1, True, whose, notes, taken, depth, spelling)
 
 
-def read(files: Sequence[Path], where: str, reading: ReadOptions, part: int | None = None) -> Array:
+def read(
+    files: Sequence[Path], where: str, reading: ReadOptions, part: int | None = None
+) -> Array:
     """Read a volume, float32 (d, h, w, 1) in 0..1, or its slice ``part``, (h, w, 1); None: the middle one."""
     with redacted_errors(where, kind_of(files)):
         if reading.volume is None:
             grid, values = shown_of_file(files[0], files[0].stat().st_mtime_ns, reading.window)
-            return slice_of(grid, values, part, reading, Image.Resampling.BILINEAR)[..., np.newaxis]
+            return slice_of(grid, values, part, reading, Image.Resampling.BILINEAR)[
+                ..., np.newaxis
+            ]
         scan = open_scan(files, whole=True)
         shape, step = steps(scan.grid, reading)
         values = scan.grid.turned(shown(scan, reading.window))
@@ -113,16 +136,26 @@ def read(files: Sequence[Path], where: str, reading: ReadOptions, part: int | No
 
 
 @lru_cache(maxsize=1)  # the slices of a volume are read consecutively
-def shown_of_file(path: Path, changed: int, window: tuple[float, float] | None) -> tuple[Grid, Array]:
+def shown_of_file(
+    path: Path, changed: int, window: tuple[float, float] | None
+) -> tuple[Grid, Array]:
     """Return the grid of a NIfTI file, and its values as :func:`shown`."""
     scan = open_scan((path,), whole=False)
     return scan.grid, shown(scan, window)
 
 
-def slice_of(grid: Grid, values: Array, part: int | None, reading: ReadOptions, resampling: Image.Resampling) -> Array:
+def slice_of(
+    grid: Grid,
+    values: Array,
+    part: int | None,
+    reading: ReadOptions,
+    resampling: Image.Resampling,
+) -> Array:
     """Return an axial slice (h, w), of the requested size; None: the middle one."""
     turned = grid.turned(values)
-    picture = Image.fromarray(np.ascontiguousarray(turned[len(turned) // 2 if part is None else part]))
+    picture = Image.fromarray(
+        np.ascontiguousarray(turned[len(turned) // 2 if part is None else part])
+    )
     return np.asarray(fit(picture, grid.canonical.pixel, reading, resampling))
 
 
@@ -133,7 +166,9 @@ def shown(scan: Scan, window: tuple[float, float] | None) -> Array:
         low, high = window[0] - window[1] / 2, window[0] + window[1] / 2
     else:
         seen = values[~padding]
-        low, high = np.percentile(seen, PERCENTILES, overwrite_input=True) if seen.size else (0.0, 0.0)
+        low, high = (
+            np.percentile(seen, PERCENTILES, overwrite_input=True) if seen.size else (0.0, 0.0)
+        )
         del seen
     made = np.nan_to_num(values, copy=False)
     made -= np.float32(low)
@@ -146,7 +181,11 @@ def shown(scan: Scan, window: tuple[float, float] | None) -> Array:
 
 
 def read_mask(
-    files: Sequence[Path], masks: Sequence[Path], where: str, reading: ReadOptions, part: int | None = None
+    files: Sequence[Path],
+    masks: Sequence[Path],
+    where: str,
+    reading: ReadOptions,
+    part: int | None = None,
 ) -> Array:
     """Read the classes of a volume, uint8 (d, h, w), or of its slice, (h, w).
 
@@ -158,10 +197,14 @@ def read_mask(
         if is_nifti(masks):
             image = nifti.load(masks[0])
             if len(nifti.shape_of(image)) != 3:
-                raise ScanError("its mask has several times or channels: save classes 0, 1, 2, ... in one")
+                raise ScanError(
+                    "its mask has several times or channels: save classes 0, 1, 2, ... in one"
+                )
             own = nifti.grid_of(image, straight=whole)
             if not same_place(own, grid):
-                raise ScanError("its mask does not lie on its volume: another shape or another affine")
+                raise ScanError(
+                    "its mask does not lie on its volume: another shape or another affine"
+                )
             classes = nifti.stored_classes(masks[0], masks[0].stat().st_mtime_ns)
             if not whole:
                 return slice_of(own, classes, part, reading, Image.Resampling.NEAREST)
@@ -169,16 +212,22 @@ def read_mask(
         elif is_nifti(files):
             raise ScanError("its mask is DICOM, and its volume NIfTI; convert one of them")
         elif not reading.outlines:
-            raise ScanError("its outlines need names: --outlines A,B makes them the classes 1 and 2")
+            raise ScanError(
+                "its outlines need names: --outlines A,B makes them the classes 1 and 2"
+            )
         else:
             turned = grid.turned(draw(masks, reading.outlines, grid))
         shape, step = steps(grid, reading)
         return resampled(turned, shape, step, nearest=True)
 
 
-def as_source(mask: Array, files: Sequence[Path], where: str, reading: ReadOptions) -> tuple[Array, Grid]:
+def as_source(
+    mask: Array, files: Sequence[Path], where: str, reading: ReadOptions
+) -> tuple[Array, Grid]:
     """Return a mask (d, h, w) of a volume on the voxels of its source, uint8, 0 outside, and the source's grid."""
     with redacted_errors(where, kind_of(files)):
         grid = open_scan(files, whole=True).grid
         _, step = steps(grid, reading)
-        return grid.turned_back(resampled(mask, grid.canonical.shape, 1 / step, nearest=True)), grid
+        return grid.turned_back(
+            resampled(mask, grid.canonical.shape, 1 / step, nearest=True)
+        ), grid

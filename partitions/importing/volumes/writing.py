@@ -31,7 +31,11 @@ MAY_BE_EMPTY = (
     *("StudyDate", "StudyTime", "StudyID", "AccessionNumber", "ReferringPhysicianName"),
 )
 SERIES = 9001  # number of the series of outlines in its study
-TISSUE = ("85756007", "SCT", "Tissue")  # the category of every segment, whose label gives the meaning
+TISSUE = (
+    "85756007",
+    "SCT",
+    "Tissue",
+)  # the category of every segment, whose label gives the meaning
 
 
 def check_writable(sources: Iterable[Sequence[Path]]) -> None:
@@ -49,7 +53,12 @@ def _highdicom() -> Any:
 
 
 def write_masks(
-    to: Path, mask: Array, files: Sequence[Path], classes: Sequence[str], where: str, reading: ReadOptions
+    to: Path,
+    mask: Array,
+    files: Sequence[Path],
+    classes: Sequence[str],
+    where: str,
+    reading: ReadOptions,
 ) -> list[Path]:
     """Write a volume's mask (d, h, w) as TO.nii.gz, and for a series also as TO.dcm; return the written files.
 
@@ -60,7 +69,9 @@ def write_masks(
     if is_nifti(files):
         write_nifti(written[0], own, np.asarray(nifti.load(files[0]).affine))
     else:
-        write_nifti(written[0], np.transpose(own, (2, 1, 0)), (RAS @ grid.affine)[:, [2, 1, 0, 3]])
+        write_nifti(
+            written[0], np.transpose(own, (2, 1, 0)), (RAS @ grid.affine)[:, [2, 1, 0, 3]]
+        )
         written.append(to.with_name(f"{to.name}.dcm"))
         write_segmentation(written[1], files, own, classes, where)
     return written
@@ -75,16 +86,22 @@ def write_nifti(path: Path, mask: Array, affine: Array) -> None:
     write_atomically(path, gzip.compress(image.to_bytes(), mtime=0))
 
 
-def write_segmentation(path: Path, files: Sequence[Path], mask: Array, classes: Sequence[str], where: str) -> None:
+def write_segmentation(
+    path: Path, files: Sequence[Path], mask: Array, classes: Sequence[str], where: str
+) -> None:
     """Write classes (slice, row, column) of a series as a SEG object. Raises DataError, one line."""
-    with redacted_errors(where, "DICOM", ": a SEG object needs all that the standard demands of its source"):
+    with redacted_errors(
+        where, "DICOM", ": a SEG object needs all that the standard demands of its source"
+    ):
         from pydicom import dcmread
         from pydicom.sr.codedict import codes
         from pydicom.sr.coding import Code
 
         highdicom, series = _highdicom(), read_series(files)
         if len(files) > 1 and len(files) < len(series.planes):
-            raise ScanError("its series has several files of several frames each, to which no SEG object can refer")
+            raise ScanError(
+                "its series has several files of several frames each, to which no SEG object can refer"
+            )
         paths = list(dict.fromkeys(plane.path for plane in series.planes))
         sources = [dcmread(own, stop_before_pixels=True) for own in paths]
         for source in sources:
@@ -92,8 +109,14 @@ def write_segmentation(path: Path, files: Sequence[Path], mask: Array, classes: 
                 if keyword not in source:
                     setattr(source, keyword, None)
             if len(files) > 1 and not source.get("SliceThickness"):
-                source.SliceThickness = f"{series.grid.spacing[0]:.6g}"  # of the outline: it fills the slices
-        frames = mask if len(files) > 1 else mask[np.argsort([plane.frame for plane in series.planes])]
+                source.SliceThickness = (
+                    f"{series.grid.spacing[0]:.6g}"  # of the outline: it fills the slices
+                )
+        frames = (
+            mask
+            if len(files) > 1
+            else mask[np.argsort([plane.frame for plane in series.planes])]
+        )
         algorithm = highdicom.AlgorithmIdentificationSequence(
             name="silofl", version=version("silofl"), family=codes.DCM.ArtificialIntelligence
         )

@@ -13,7 +13,9 @@ from partitions.manifest import write_partition
 from server.deploy.federation import Federation
 
 
-def split_demo(federation: Federation, directory: Path, echo: Callable[[str], None]) -> dict[str, Path]:
+def split_demo(
+    federation: Federation, directory: Path, echo: Callable[[str], None]
+) -> dict[str, Path]:
     """Return each silo's data file; first split the demo data if they do not exist as requested.
 
     A part stays assigned to its silo's name (`owner` in `manifest.json`). A new silo gets a part without an owner, or
@@ -30,11 +32,15 @@ def split_demo(federation: Federation, directory: Path, echo: Callable[[str], No
     same = split_of(manifest) == split_of(demo.model_dump())
     count = demo.parts or (len(parts) if same and known else len(users))
     if not same or len(parts) != count:
-        echo(f"splitting {demo.dataset} ({demo.partition}, seed {demo.seed}) over {count} silos")
+        echo(
+            f"splitting {demo.dataset} ({demo.partition}, seed {demo.seed}) over {count} silos"
+        )
         from strategies.base.run_settings import parse_settings
 
         dataset = load_dataset(demo.dataset, os.environ.get("SILOFL_DATA", ""))
-        asked = parse_settings({**demo.settings, "partition": demo.partition, "seed": demo.seed})
+        asked = parse_settings(
+            {**demo.settings, "partition": demo.partition, "seed": demo.seed}
+        )
         manifest = write_partition(
             dataset,
             demo.partition,
@@ -59,7 +65,11 @@ def split_of(content: Mapping[str, Any]) -> tuple[object, ...]:
     from strategies.base.run_settings import defaults
 
     partition = str(content.get("partition", ""))
-    known = {key: value for key, value in defaults().items() if key.startswith(f"{partition}.") or key == "validation"}
+    known = {
+        key: value
+        for key, value in defaults().items()
+        if key.startswith(f"{partition}.") or key == "validation"
+    }
     settings = known | dict(content.get("settings", {}))
     return content.get("dataset"), partition, content.get("seed"), settings
 
@@ -74,7 +84,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def assign_parts(
-    federation: Federation, owners: Sequence[str | None], users: Sequence[str], echo: Callable[[str], None]
+    federation: Federation,
+    owners: Sequence[str | None],
+    users: Sequence[str],
+    echo: Callable[[str], None],
 ) -> list[str | None]:
     """Return each part's owner (None: no owner); each silo in `users` keeps its part or gets one."""
     assigned = list(owners)
@@ -88,6 +101,8 @@ def assign_parts(
                 "them anew for every silo"
             )
         if assigned[free[0]]:
-            echo(f"{name} gets the demo data of {assigned[free[0]]}, which is no longer in {federation.path}")
+            echo(
+                f"{name} gets the demo data of {assigned[free[0]]}, which is no longer in {federation.path}"
+            )
         assigned[free[0]] = name
     return assigned

@@ -26,7 +26,10 @@ from server.deploy.local.record import SUPERLINK, TEMPLATE, LocalFederation, Loc
 from server.deploy.processes import Process
 from server.deploy.superlink import in_place_of
 
-MAIN_PROCESSES = ("server.deploy.superlink", "private.py runtime.supernode")  # text in a part's command line
+MAIN_PROCESSES = (
+    "server.deploy.superlink",
+    "private.py runtime.supernode",
+)  # text in a part's command line
 
 GRACE_SECONDS = 6.0  # Flower forces its own exit 5 s after SIGTERM
 
@@ -43,7 +46,9 @@ def part_environment(directory: Path, part: str, sharing: int = 0) -> dict[str, 
     if part == SUPERLINK:
         made |= {RECEIPT_KEY: str(Credentials(directory / "credentials").receipt_key)}
     if sharing:
-        made = silo_environment(flower, template_socket=directory / "warm.sock", sharing=sharing)
+        made = silo_environment(
+            flower, template_socket=directory / "warm.sock", sharing=sharing
+        )
     return made
 
 
@@ -70,11 +75,18 @@ def start_superexec(local: LocalFederation, superlink: Process) -> None:
         port=local.control_port,
         superlink=superlink.pid,
     )
-    log, inherited = log_file(local.directory, SUPERLINK), part_environment(local.directory, SUPERLINK)
-    processes.start(SUPERLINK, command, directory=local.directory, log=log, environment=inherited)
+    log, inherited = (
+        log_file(local.directory, SUPERLINK),
+        part_environment(local.directory, SUPERLINK),
+    )
+    processes.start(
+        SUPERLINK, command, directory=local.directory, log=log, environment=inherited
+    )
 
 
-def supernode_part(local: LocalFederation, silo: LocalSilo, credentials: Credentials) -> list[str]:
+def supernode_part(
+    local: LocalFederation, silo: LocalSilo, credentials: Credentials
+) -> list[str]:
     site = Site(
         name=silo.name,
         server=f"{LOOPBACK}:{local.fleet_port}",
@@ -92,20 +104,29 @@ def log_file(directory: Path, part: str) -> Path:
 
 
 def start_part(
-    local: LocalFederation, part: str, command: list[str], inherited: Mapping[str, str] | None = None
+    local: LocalFederation,
+    part: str,
+    command: list[str],
+    inherited: Mapping[str, str] | None = None,
 ) -> Process:
     log = log_file(local.directory, part)
     if log.exists():
         log.rename(log.with_name(log.name + ".1"))
     inherited = inherited or part_environment(local.directory, part)
-    return processes.start(part, command, directory=local.directory, log=log, environment=inherited)
+    return processes.start(
+        part, command, directory=local.directory, log=log, environment=inherited
+    )
 
 
 def start_silo(local: LocalFederation, silo: LocalSilo) -> Process:
     Path(silo.state_dir).mkdir(parents=True, exist_ok=True)
     command = supernode_part(local, silo, local.credentials)
-    environment = part_environment(local.directory, silo.name, len(local.silos)) | {"SILOFL_POLICY": silo.policy}
-    environment |= {"SILOFL_SERVER": f"{LOOPBACK}:{local.fleet_port}"}  # the server's name in the audit log
+    environment = part_environment(local.directory, silo.name, len(local.silos)) | {
+        "SILOFL_POLICY": silo.policy
+    }
+    environment |= {
+        "SILOFL_SERVER": f"{LOOPBACK}:{local.fleet_port}"
+    }  # the server's name in the audit log
     return start_part(local, silo.name, command, environment)
 
 
@@ -123,14 +144,22 @@ def main_processes(directory: Path) -> dict[str, Process]:
 
 def starts_runs(found: Sequence[Process]) -> bool:
     """Return whether one of these processes is the server's SuperExec; without one, no run starts."""
-    return any(process.part == SUPERLINK and "flower-superexec" in process.command for process in found)
+    return any(
+        process.part == SUPERLINK and "flower-superexec" in process.command for process in found
+    )
 
 
 def failure(local: LocalFederation, process: Process) -> PartFailedError:
     """Return the error for a part that ended by itself, with its exit code and the last lines of its log."""
     log = log_file(local.directory, process.part)
     code = processes.exit_code(process)
-    how = "" if code is None else f" with exit code {code}" if code >= 0 else f", killed by signal {-code}"
+    how = (
+        ""
+        if code is None
+        else f" with exit code {code}"
+        if code >= 0
+        else f", killed by signal {-code}"
+    )
     how += " (out of memory, or killed by hand)" if code == -signal.SIGKILL else ""
     lines = "\n".join(f"  {line}" for line in last_lines(log, 12))
     return PartFailedError(f"{process.part} ended{how}; the end of {log}:\n{lines}")

@@ -90,13 +90,19 @@ def find_local(name: str = "") -> LocalFederation:
     """Return the federation of that name, or the only one that is up. Raises UserError for none or several."""
     names = sorted(path.parent.name for path in state_root().glob("*/federation.json"))
     if not (name in names if name else names) and (deployed := find_deployed(name)):
-        raise UserError(f"{deployed.name} is up in containers: see docker compose ps, silofl doctor {deployed.file}")
+        raise UserError(
+            f"{deployed.name} is up in containers: see docker compose ps, silofl doctor {deployed.file}"
+        )
     if name and name not in names:
-        raise UserError(f"federation {name!r} is not up (up are: {', '.join(names) or 'none'}); `silofl up` starts one")
+        raise UserError(
+            f"federation {name!r} is not up (up are: {', '.join(names) or 'none'}); `silofl up` starts one"
+        )
     if not names:
         raise UserError("no federation is up; `silofl up` starts one")
     if not name and len(names) > 1:
-        raise UserError(f"several federations are up: {', '.join(names)}; say which with --name")
+        raise UserError(
+            f"several federations are up: {', '.join(names)}; say which with --name"
+        )
     return read_record(state_root() / (name or names[0]))
 
 
@@ -108,7 +114,9 @@ def leftover() -> str:
         if path.is_dir() and ((path / "federation.json").exists() or processes.find(path))
     )
     if len(found) > 1:
-        raise UserError(f"several federations are up: {', '.join(found)}; say which with --name")
+        raise UserError(
+            f"several federations are up: {', '.join(found)}; say which with --name"
+        )
     return found[0] if found else ""
 
 
@@ -117,8 +125,12 @@ def find_deployed(name: str = "") -> Deployed | None:
     found = []
     for path in sorted(state_root().glob(f"{name or '*'}/deployed.json")):
         with contextlib.suppress(OSError, ValueError):
-            deployed = parse_json(Deployed, path.read_bytes(), path, "`silofl credentials` writes it anew")
-            if read_connection(deployed.name) == deployed.connection:  # else it was overwritten by another federation
+            deployed = parse_json(
+                Deployed, path.read_bytes(), path, "`silofl credentials` writes it anew"
+            )
+            if (
+                read_connection(deployed.name) == deployed.connection
+            ):  # else it was overwritten by another federation
                 found.append(deployed)
     return found[0] if len(found) == 1 else None
 
@@ -137,7 +149,9 @@ def read_record(directory: Path) -> LocalFederation:
     try:
         return parse_json(LocalFederation, path.read_bytes(), path, mend)
     except (OSError, DataError) as error:
-        raise UserError(f"{error}; {mend}" if isinstance(error, OSError) else str(error)) from None
+        raise UserError(
+            f"{error}; {mend}" if isinstance(error, OSError) else str(error)
+        ) from None
 
 
 def write_record(folder: Path, up: UpFederation) -> None:
@@ -149,7 +163,8 @@ def write_record(folder: Path, up: UpFederation) -> None:
 def only_one(directory: Path) -> Iterator[None]:
     """Allow one `up` or `down` of a federation at a time. Raises DataError if another one is in progress."""
     with locked(
-        directory / "lock", f"another `silofl up` or `silofl down` of {directory.name!r} is at work; wait for it"
+        directory / "lock",
+        f"another `silofl up` or `silofl down` of {directory.name!r} is at work; wait for it",
     ):
         yield
 

@@ -55,7 +55,9 @@ def up(federation: Federation, *, echo: Callable[[str], None] = print) -> LocalF
     then ended again.
     """
     if not sys.platform.startswith("linux"):
-        raise UserError("`silofl up` needs Linux; use the containers of `silofl compose` elsewhere")
+        raise UserError(
+            "`silofl up` needs Linux; use the containers of `silofl compose` elsewhere"
+        )
     check_devices(federation)
     directory = state_directory(federation.name)
     with only_one(directory):
@@ -69,10 +71,17 @@ def up(federation: Federation, *, echo: Callable[[str], None] = print) -> LocalF
             raise
 
 
-def bring_up(federation: Federation, directory: Path, echo: Callable[[str], None]) -> LocalFederation:
+def bring_up(
+    federation: Federation, directory: Path, echo: Callable[[str], None]
+) -> LocalFederation:
     running = main_processes(directory)
-    if SUPERLINK not in running:  # a new SuperLink has no record of the old one's SuperNodes and runs
-        sweep(directory, keep={process for process in processes.find(directory) if process.part == TEMPLATE})
+    if (
+        SUPERLINK not in running
+    ):  # a new SuperLink has no record of the old one's SuperNodes and runs
+        sweep(
+            directory,
+            keep={process for process in processes.find(directory) if process.part == TEMPLATE},
+        )
         running = {part: process for part, process in running.items() if part == TEMPLATE}
     old = read_record(directory) if SUPERLINK in running else None
     data = split_demo(federation, directory, echo)
@@ -84,7 +93,9 @@ def bring_up(federation: Federation, directory: Path, echo: Callable[[str], None
     write_record(directory, local)
 
     if TEMPLATE not in running:
-        running[TEMPLATE] = start_part(local, TEMPLATE, template_command(directory / "warm.sock"))
+        running[TEMPLATE] = start_part(
+            local, TEMPLATE, template_command(directory / "warm.sock")
+        )
     if SUPERLINK not in running:
         running[SUPERLINK] = start_part(local, SUPERLINK, superlink_part(local))
     with Control(local.connection) as control:
@@ -131,12 +142,16 @@ def plan(
     now = {"fleet-port": old.fleet_port, "control-port": old.control_port} if old else {}
     for key, port in asked.items():
         if port and old and port != now[key]:
-            raise UserError(f"{federation.path}: server: the federation is up on other ports; `silofl down` first")
+            raise UserError(
+                f"{federation.path}: server: the federation is up on other ports; `silofl down` first"
+            )
         if port and not old and not is_free(port):
             raise UserError(
                 f"{federation.path}: server.{key}: port {port} is in use; choose another, or 0 for a free one"
             )
-    fleet_port, control_port = (now.get(key) or port or next(ports) for key, port in asked.items())
+    fleet_port, control_port = (
+        now.get(key) or port or next(ports) for key, port in asked.items()
+    )
     old_ports = {silo.name: silo.port for silo in old.silos} if old else {}
     silos = [
         LocalSilo(
@@ -149,7 +164,9 @@ def plan(
         )
         for silo in federation.silos
     ]
-    connection = Connection(federation.name, f"{LOOPBACK}:{control_port}", str(credentials.ca_certificate))
+    connection = Connection(
+        federation.name, f"{LOOPBACK}:{control_port}", str(credentials.ca_certificate)
+    )
     return LocalFederation(
         name=federation.name,
         file=str(federation.path.absolute()),
@@ -181,7 +198,9 @@ def wait_for_superlink(local: LocalFederation, control: Control, process: Proces
         if not process.runs():
             raise failure(local, process)
         if time.monotonic() > deadline:
-            raise PartFailedError(f"{SUPERLINK} does not answer; see {log_file(local.directory, SUPERLINK)}")
+            raise PartFailedError(
+                f"{SUPERLINK} does not answer; see {log_file(local.directory, SUPERLINK)}"
+            )
         time.sleep(0.2)
 
 
@@ -194,7 +213,10 @@ def register_keys(local: LocalFederation, control: Control) -> None:
     credentials = local.credentials
     renew_shut_out(control, credentials, [silo.name for silo in local.silos])
     own = {credentials.node_public_pem(silo.name).strip(): silo.name for silo in local.silos}
-    remote = {path.read_bytes().strip(): path.stem for path in remote_keys(local.directory).glob("*.pem")}
+    remote = {
+        path.read_bytes().strip(): path.stem
+        for path in remote_keys(local.directory).glob("*.pem")
+    }
     wanted = remote | own
     register(control, {key.decode() + "\n": name for key, name in wanted.items()})
     for node in control.nodes():
@@ -214,7 +236,9 @@ def wait_for_silos(
     `started`: start times (Unix) of silos that were not running before. A killed silo is listed as online for a while,
     so it must have been activated after that time.
     """
-    keys = {silo.name: local.credentials.node_public_pem(silo.name).strip() for silo in local.silos}
+    keys = {
+        silo.name: local.credentials.node_public_pem(silo.name).strip() for silo in local.silos
+    }
     deadline = time.monotonic() + START_SECONDS
     reported: set[str] = set()
     while True:
@@ -230,7 +254,9 @@ def wait_for_silos(
             if not any(REFUSED in line for line in last_lines(log, 20)):
                 raise failure(local, running[silo.name])
             if silo.name not in reported:
-                echo(f"{silo.name} was killed a moment ago: waiting until the server takes it for gone")
+                echo(
+                    f"{silo.name} was killed a moment ago: waiting until the server takes it for gone"
+                )
             reported.add(silo.name)
             time.sleep(2.0)
             running[silo.name] = start_silo(local, silo)
@@ -238,5 +264,7 @@ def wait_for_silos(
             return
         if time.monotonic() > deadline:
             logs = local.directory / "logs"
-            raise PartFailedError(f"not online after {START_SECONDS:.0f} s: {', '.join(missing)}; see {logs}")
+            raise PartFailedError(
+                f"not online after {START_SECONDS:.0f} s: {', '.join(missing)}; see {logs}"
+            )
         time.sleep(0.3)

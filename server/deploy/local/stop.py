@@ -11,7 +11,14 @@ from partitions.common.names import SILO
 from server.deploy import processes
 from server.deploy.control import Control, remove_connection
 from server.deploy.local.parts import GRACE_SECONDS, main_processes, starts_runs
-from server.deploy.local.record import SUPERLINK, TEMPLATE, LocalFederation, only_one, read_record, state_root
+from server.deploy.local.record import (
+    SUPERLINK,
+    TEMPLATE,
+    LocalFederation,
+    only_one,
+    read_record,
+    state_root,
+)
 from server.deploy.processes import Process
 
 
@@ -42,7 +49,10 @@ def status(local: LocalFederation) -> dict[str, Any]:
     runs: list[dict[str, Any]] = []
     with contextlib.suppress(ConnectionError), Control(local.connection) as control:
         nodes = {node.name: node.status for node in control.nodes()}
-        runs = [{"run_id": str(run.run_id), "status": run.status, "details": run.details} for run in control.runs()]
+        runs = [
+            {"run_id": str(run.run_id), "status": run.status, "details": run.details}
+            for run in control.runs()
+        ]
     silos = [
         {
             "name": silo.name,
@@ -67,7 +77,8 @@ def status(local: LocalFederation) -> dict[str, Any]:
         "warm": {"running": TEMPLATE in pids, "pid": pids.get(TEMPLATE)},
         "silos": silos,
         "elsewhere": [
-            {"name": name, "state": nodes[name]} for name in sorted(nodes.keys() - {s.name for s in local.silos})
+            {"name": name, "state": nodes[name]}
+            for name in sorted(nodes.keys() - {s.name for s in local.silos})
         ],
         "runs": runs,
         "logs": str(local.directory / "logs"),
@@ -81,7 +92,9 @@ def down(name: str) -> int:
     """
     if not (SILO.fullmatch(name) and (state_root() / name).is_dir()):
         known = sorted(p.name for p in state_root().glob("*") if p.is_dir())
-        raise UserError(f"there is no federation {name!r} on this machine; there are: {', '.join(known) or 'none'}")
+        raise UserError(
+            f"there is no federation {name!r} on this machine; there are: {', '.join(known) or 'none'}"
+        )
     return clear(name)
 
 
@@ -93,10 +106,18 @@ def clear(name: str) -> int:
     with only_one(directory):
         everything = processes.find(directory)
         # Silos first: while the SuperLink runs they can disconnect cleanly, without retries.
-        silos = [process for part, process in main_processes(directory).items() if part not in (SUPERLINK, TEMPLATE)]
+        silos = [
+            process
+            for part, process in main_processes(directory).items()
+            if part not in (SUPERLINK, TEMPLATE)
+        ]
         processes.end(silos, grace=GRACE_SECONDS)
-        everything += [process for process in sweep(directory, keep=set()) if process not in everything]
-        for leftover in directory.glob("warm.sock*"):  # of the template, its lock, and persistent workers
+        everything += [
+            process for process in sweep(directory, keep=set()) if process not in everything
+        ]
+        for leftover in directory.glob(
+            "warm.sock*"
+        ):  # of the template, its lock, and persistent workers
             if not leftover.name.endswith(".log"):
                 leftover.unlink(missing_ok=True)
         forget(directory)

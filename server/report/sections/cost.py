@@ -11,7 +11,17 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from markupsafe import Markup
 
-from server.report.canvas import BLUE, CARD, ORANGE, Canvas, chart, line, lined, room_for, styles
+from server.report.canvas import (
+    BLUE,
+    CARD,
+    ORANGE,
+    Canvas,
+    chart,
+    line,
+    lined,
+    room_for,
+    styles,
+)
 from server.report.html import duration, lines, markup, render, size_text, typical
 from server.report.methods import keeps, sends_numbers, spelled, uploads
 from server.report.sections.evidence import evidence_that_left, own_models_that_left
@@ -54,9 +64,14 @@ def cost_row(study: StudyResults, method: str) -> list[str]:
     """Return a method's sizes and durations."""
     seconds = study.training_seconds(method)
     total, time = study.cost(method)
-    sizes = (*(typical(study.per_round(method, key)) for key in ("bytes_down", "bytes_up")), total)
+    sizes = (
+        *(typical(study.per_round(method, key)) for key in ("bytes_down", "bytes_up")),
+        total,
+    )
     times = (typical(seconds), max(seconds.values(), default=0.0), time)
-    parts = (mean_seconds(study, method, part) for part in ("train", "communicate", "aggregate"))
+    parts = (
+        mean_seconds(study, method, part) for part in ("train", "communicate", "aggregate")
+    )
     return [*map(size_text, sizes), *map(duration, times), *parts]
 
 
@@ -74,11 +89,18 @@ def bytes_per_round(study: StudyResults) -> str:
     a, rows, most = c.axes, np.arange(len(names)), 1.0
     for key, arrow, shift, look in (
         ("bytes_down", "↓", -0.17, {"color": BLUE}),
-        ("bytes_up", "↑", 0.17, {"color": CARD, "edgecolor": ORANGE, "linewidth": 1.2, "hatch": "////"}),
+        (
+            "bytes_up",
+            "↑",
+            0.17,
+            {"color": CARD, "edgecolor": ORANGE, "linewidth": 1.2, "hatch": "////"},
+        ),
     ):
         sizes = [typical(study.per_round(method, key)) for method in study.methods]
         bars = a.barh(rows + shift, sizes, 0.3, **look)
-        a.bar_label(bars, [f"{arrow} {size_text(size)}" for size in sizes], padding=5, fontsize=11)
+        a.bar_label(
+            bars, [f"{arrow} {size_text(size)}" for size in sizes], padding=5, fontsize=11
+        )
         most = max(most, *sizes)
     a.set(ylim=(len(names) - 0.5, -0.5), xlim=(0, most), xticks=[])
     a.set_yticks(rows, names)
@@ -90,7 +112,11 @@ def bytes_per_round(study: StudyResults) -> str:
 @chart
 def seconds_per_round(study: StudyResults) -> str:
     """Draw the wall time of every round, one line per method."""
-    c, look, ends = Canvas(340, 230, (40, 26 + room_for(map(spelled, study.methods)), 8, 42)), styles(study), []
+    c, look, ends = (
+        Canvas(340, 230, (40, 26 + room_for(map(spelled, study.methods)), 8, 42)),
+        styles(study),
+        [],
+    )
     for method in study.methods:
         if found := study.training_seconds(method):
             line(c.axes, list(found), list(found.values()), look[method])
@@ -115,20 +141,33 @@ def left_section(study: StudyResults) -> Markup:
         own=[(spelled(m), ", ".join(silos)) for m, silos in own.items()],
         head=["Method", "Vectors", lines("per hospital|and round"), "Other numbers"],
         rows=[left_row(method, sent) for method in study.methods],
-        silo_head=["Hospital", lines("Replies with|metrics"), lines("Model|vectors"), lines("Metric|values")],
+        silo_head=[
+            "Hospital",
+            lines("Replies with|metrics"),
+            lines("Model|vectors"),
+            lines("Metric|values"),
+        ],
         silos=[(silo, silo_row(study, silo, sent)) for silo in study.silos],
     )
 
 
-Sent = Mapping[tuple[str, str], Sequence[float]]  # (method, silo) -> bytes of each round and seed
+Sent = Mapping[
+    tuple[str, str], Sequence[float]
+]  # (method, silo) -> bytes of each round and seed
 
 
 def left_row(method: str, sent: Sent) -> dict[str, object]:
     """Return what a silo sends by a method: the vectors, their typical size, and other numbers."""
     shares = sorted(share for (m, _), each in sent.items() if m == method for share in each)
     size = shares[len(shares) // 2] if shares else 0.0
-    text = markup("{}<small>{} numbers</small>", size_text(size), f"{size / 4:,.0f}") if size else "–"
-    vectors, numbers = (", ".join(names) or "none" for names in (uploads(method), sends_numbers(method)))
+    text = (
+        markup("{}<small>{} numbers</small>", size_text(size), f"{size / 4:,.0f}")
+        if size
+        else "–"
+    )
+    vectors, numbers = (
+        ", ".join(names) or "none" for names in (uploads(method), sends_numbers(method))
+    )
     return {"name": spelled(method), "vectors": vectors, "size": text, "numbers": numbers}
 
 
@@ -136,7 +175,11 @@ def silo_row(study: StudyResults, silo: str, sent: Sent) -> list[object]:
     """Return what a silo sent with all methods: replies with metrics, bytes of vectors, metric values."""
     values = [row for row in values_that_left(study) if row.silo == silo]
     size = sum(sum(each) for (_, name), each in sent.items() if name == silo)
-    return [len({(r.strategy, r.seed, r.round) for r in values}), size_text(size), f"{len(values):,}"]
+    return [
+        len({(r.strategy, r.seed, r.round) for r in values}),
+        size_text(size),
+        f"{len(values):,}",
+    ]
 
 
 def values_that_left(study: StudyResults) -> list[Row]:

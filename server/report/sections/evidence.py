@@ -35,9 +35,18 @@ COLUMNS = (
 )
 HEADS = {
     "segmentation": ["Dice of the worst tenth"],
-    "regression": ["Slope", "Intercept", "Difference", "Limits of agreement", "Intervals: coverage, width"],
+    "regression": [
+        "Slope",
+        "Intercept",
+        "Difference",
+        "Limits of agreement",
+        "Intervals: coverage, width",
+    ],
 }
-EVENTS = {"multilabel": "that a finding is present", "survival": "of the event until the chosen time"}
+EVENTS = {
+    "multilabel": "that a finding is present",
+    "survival": "of the event until the chosen time",
+}
 TEMPLATE = """{% from "macros" import table, cells, explained with context %}
 <h2>Evidence per hospital</h2><p class='lead'>{{ first }}{% if second %}, and small below it {{ second }}{% endif %}: each hospital measures its reported model once, on its own test samples ({{ tested }}).{% if seeds > 1 %} Numbers are means over {{ seeds }} seeds; {% if task == "regression" %}limits, intervals, charts and {% elif task != "segmentation" %}sets, charts and {% endif %}subgroups are of the first seed that has them.{% endif %} The numbers of the table have no intervals: with few samples they can be far from the ideal, or differ between methods, by chance alone.</p>
 {% call table(head) %}<tbody>{% for silo, values in rows %}<tr><th scope="row">{{ silo }}</th>{{ cells(values) }}</tr>{% endfor %}</tbody>{% endcall %}
@@ -82,7 +91,9 @@ def measurements_of(study: StudyResults) -> list[str]:
 
 def keys_of(study: StudyResults) -> list[str]:
     """Return the keys of the lists of all silos' evidence."""
-    return [key for r in study.runs for v in r["per_silo"].values() for key in v.get("evidence", {})]
+    return [
+        key for r in study.runs for v in r["per_silo"].values() for key in v.get("evidence", {})
+    ]
 
 
 def over_silos(study: StudyResults, method: str, key: str) -> dict[str, float]:
@@ -93,16 +104,26 @@ def over_silos(study: StudyResults, method: str, key: str) -> dict[str, float]:
 
 def evidence_that_left(study: StudyResults) -> list[str]:
     """Return the names of the evidence that silos have sent; subgroups, which silos name, are one entry."""
-    names = {*keys_of(study), *(key for key in CALIBRATION for m in study.methods if over_silos(study, m, key))}
-    return sorted({"subgroups" if name.startswith(PREFIX) else split_name(name)[1] for name in names})
+    names = {
+        *keys_of(study),
+        *(key for key in CALIBRATION for m in study.methods if over_silos(study, m, key)),
+    }
+    return sorted(
+        {"subgroups" if name.startswith(PREFIX) else split_name(name)[1] for name in names}
+    )
 
 
 def own_models_that_left(study: StudyResults) -> dict[str, list[str]]:
     """Return for each method whose runs request silos' own models (keep-models) the silos that have sent theirs."""
     known, asks = strategies(), study.config.get("keep-models") == "reported"
-    methods = [m for m in study.methods if asks and m in known and sends_own_model(known[m].info)]
+    methods = [
+        m for m in study.methods if asks and m in known and sends_own_model(known[m].info)
+    ]
     sent = [event for event in study.events if event.get("event") == "models"]
-    return {m: sorted({silo for e in sent if e["strategy"] == m for silo in e["silos"]}) for m in methods}
+    return {
+        m: sorted({silo for e in sent if e["strategy"] == m for silo in e["silos"]})
+        for m in methods
+    }
 
 
 def evidence_section(study: StudyResults) -> Markup:
@@ -110,16 +131,22 @@ def evidence_section(study: StudyResults) -> Markup:
     if not study.runs or not evidence_that_left(study):
         return Markup()
     # The headline's method (or the first one) and, if there is one, the baseline that it is compared with.
-    methods = [m for m in dict.fromkeys([study.best or study.methods[0], study.base]) if m is not None]
+    methods = [
+        m for m in dict.fromkeys([study.best or study.methods[0], study.base]) if m is not None
+    ]
     groups, measured = group_rows(study, methods), measurements_of(study)
     sizes = sorted({n for silo in study.silos for n in study.sizes(silo, "n_test")} - {0})
     pairs = [(silo, prefix) for silo in study.silos for prefix in measured]
     drawn = [
         (silo, prefix)
         for silo, prefix in pairs
-        if any({prefix + key for key in BINS_OF} & lists(study, m, silo).keys() for m in methods)
+        if any(
+            {prefix + key for key in BINS_OF} & lists(study, m, silo).keys() for m in methods
+        )
     ]
-    columns = HEADS.get(study.task.name, [*(name for _, name, _ in COLUMNS), "Sets: coverage, size"])
+    columns = HEADS.get(
+        study.task.name, [*(name for _, name, _ in COLUMNS), "Sets: coverage, size"]
+    )
     return render(
         TEMPLATE,
         head=["Hospital", *(["Measurement"] if measured[0] else []), *columns],
@@ -127,32 +154,47 @@ def evidence_section(study: StudyResults) -> Markup:
         first=spelled(methods[0]),
         second=spelled(methods[1]) if len(methods) > 1 else "",
         panels=[
-            (f"{silo}: {name_of(prefix)}" if prefix else silo, diagrams(study, methods, silo, prefix))
+            (
+                f"{silo}: {name_of(prefix)}" if prefix else silo,
+                diagrams(study, methods, silo, prefix),
+            )
             for silo, prefix in drawn[:PANELS]
         ],
         several=bool(measured[0]),
         left=max(len(drawn) - PANELS, 0),
         event=EVENTS.get(
-            study.task.name, "of class 1 of two classes; of more classes, that the predicted class is right"
+            study.task.name,
+            "of class 1 of two classes; of more classes, that the predicted class is right",
         ),
         task=study.task.name,
         seeds=len(study.seeds),
         groups=groups,
         chance=f"{BY_CHANCE * len(groups) * len(methods):.2g}",
-        tested=f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}" if sizes else "few",
+        tested=f"{sizes[0]}"
+        if len(sizes) == 1
+        else f"{sizes[0]} to {sizes[-1]}"
+        if sizes
+        else "few",
         group_head=["Hospital", "Subgroup", "Test", *map(spelled, methods)],
         score=study.task.score_label,
     )
 
 
-def group_rows(study: StudyResults, methods: Sequence[str]) -> list[tuple[str, list[str | Markup]]]:
+def group_rows(
+    study: StudyResults, methods: Sequence[str]
+) -> list[tuple[str, list[str | Markup]]]:
     """Return a row for each silo's subgroup: name, samples, and the methods' scores with their intervals."""
     rows: list[tuple[str, list[str | Markup]]] = []
     for silo in study.silos:
         each = [lists(study, m, silo) for m in methods]
         for key in sorted({key for found in each for key in found if key.startswith(PREFIX)}):
             n = next(f"{found[key][0]:.0f}" for found in each if key in found)
-            rows.append((silo, [key.removeprefix(PREFIX), n, *(scored(found.get(key)) for found in each)]))
+            rows.append(
+                (
+                    silo,
+                    [key.removeprefix(PREFIX), n, *(scored(found.get(key)) for found in each)],
+                )
+            )
     return rows
 
 
@@ -163,7 +205,12 @@ def scored(values: Sequence[float] | None) -> Markup:
     if len(values) == 5:  # measurements: n, MAE, the two ends of its interval, RMSE
         mae, low, high, rmse = (f"{v:.3g}" for v in values[1:])
         return markup("{}<small>{}–{}; {}</small>", mae, low, high, rmse)
-    return markup("{}<small>{}–{}</small>", percent(values[1]), percent(values[2], 0), percent(values[3], 0))
+    return markup(
+        "{}<small>{}–{}</small>",
+        percent(values[1]),
+        percent(values[2], 0),
+        percent(values[3], 0),
+    )
 
 
 def name_of(prefix: str) -> str:
@@ -171,10 +218,15 @@ def name_of(prefix: str) -> str:
     return prefix.removeprefix(MEASUREMENT).removesuffix(".")
 
 
-def cells(study: StudyResults, methods: Sequence[str], silo: str, prefix: str) -> list[str | Markup]:
+def cells(
+    study: StudyResults, methods: Sequence[str], silo: str, prefix: str
+) -> list[str | Markup]:
     """Return a silo's row (for one measurement, with ``prefix``): the first method's values, the second's below."""
     first, *others = (texts_of(study, m, silo, prefix) for m in methods)
-    below = [Markup().join(markup("<small>{}</small>", text) for text in texts) for texts in zip(*others, strict=True)]
+    below = [
+        Markup().join(markup("<small>{}</small>", text) for text in texts)
+        for texts in zip(*others, strict=True)
+    ]
     found = [markup("{}", text) + (below[k] if below else "") for k, text in enumerate(first)]
     return [name_of(prefix), *found] if prefix else [*found]
 
@@ -190,7 +242,8 @@ def texts_of(study: StudyResults, method: str, silo: str, prefix: str) -> list[s
         return [*texts, "–" if sets is None else f"{percent(sets[5], 0)} %, {sets[6]:.2f}"]
     between, sets = found.get(f"{prefix}agreement"), found.get(f"{prefix}conformal_intervals")
     slope, intercept, difference = (
-        value(study, method, silo, f"{prefix}calibration_{key}") for key in ("slope", "intercept", "in_the_large")
+        value(study, method, silo, f"{prefix}calibration_{key}")
+        for key in ("slope", "intercept", "in_the_large")
     )
     return [
         number(slope, 2),
@@ -206,7 +259,9 @@ def short(found: float | None) -> str:
     return "–" if math.isnan(known(found)) else plain(float(found or 0), 3, zeros=False)
 
 
-def diagrams(study: StudyResults, methods: Sequence[str], silo: str, prefix: str) -> list[Markup]:
+def diagrams(
+    study: StudyResults, methods: Sequence[str], silo: str, prefix: str
+) -> list[Markup]:
     """Return the charts of one silo (for one measurement, with ``prefix``)."""
     each, place = {m: lists(study, m, silo) for m in methods}, study.silos.index(silo)
     bins, values, benefits = (
@@ -215,7 +270,11 @@ def diagrams(study: StudyResults, methods: Sequence[str], silo: str, prefix: str
     )
     if values:
         whose = f"{silo}, {name_of(prefix)}" if prefix else silo
-        return [value_diagram(study, whose, values, f"{place}-{measurements_of(study).index(prefix)}")]
+        return [
+            value_diagram(
+                study, whose, values, f"{place}-{measurements_of(study).index(prefix)}"
+            )
+        ]
     charts = [reliability_diagram(study, silo, bins, place)] if bins else []
     return charts + ([net_benefit_chart(study, silo, benefits, place)] if benefits else [])
 
@@ -231,26 +290,44 @@ def reliability_diagram(study: StudyResults, silo: str, bins: Values, place: int
     c.axes.set(xlabel="predicted, %", ylabel="observed, %")
     percent_axis(c.axes.xaxis)
     percent_axis(c.axes.yaxis)
-    return c.svg(f"reliability-{place}", f"Reliability diagram of {silo} with {', '.join(map(spelled, bins))}.")
+    return c.svg(
+        f"reliability-{place}",
+        f"Reliability diagram of {silo} with {', '.join(map(spelled, bins))}.",
+    )
 
 
 @chart
 def value_diagram(study: StudyResults, whose: str, bins: Values, key: str) -> str:
     """Draw mean measurement against mean prediction, in the label's unit, of the methods in ``bins``."""
-    c, rows = Canvas(*SIZE, (52, 12, 14, 40)), {m: np.reshape(v, (-1, 4)) for m, v in bins.items()}
+    c, rows = (
+        Canvas(*SIZE, (52, 12, 14, 40)),
+        {m: np.reshape(v, (-1, 4)) for m, v in bins.items()},
+    )
     ends = np.concatenate([of[:, 1:3].ravel() for of in rows.values()])
     margin = 0.05 * float(np.ptp(ends)) or 1.0
     draw_bins(study, c, rows, (ends.min() - margin, ends.max() + margin))
     c.axes.set(xlabel="predicted", ylabel="measured")
-    return c.svg(f"values-{key}", f"Mean measurement by prediction in {whose} with {', '.join(map(spelled, bins))}.")
+    return c.svg(
+        f"values-{key}",
+        f"Mean measurement by prediction in {whose} with {', '.join(map(spelled, bins))}.",
+    )
 
 
-def draw_bins(study: StudyResults, c: Canvas, bins: Mapping[str, Any], limits: tuple[float, float]) -> None:
+def draw_bins(
+    study: StudyResults, c: Canvas, bins: Mapping[str, Any], limits: tuple[float, float]
+) -> None:
     """Draw each method's bins (count, x, y), larger marks for more samples, and the diagonal between the limits."""
     c.axes.plot(limits, limits, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
     for method, rows in bins.items():
         style, most = styles(study)[method], rows[:, 0].max()
-        c.axes.plot(rows[:, 1], rows[:, 2], color=style.colour, linewidth=1.6, linestyle=style.dash, zorder=3)
+        c.axes.plot(
+            rows[:, 1],
+            rows[:, 2],
+            color=style.colour,
+            linewidth=1.6,
+            linestyle=style.dash,
+            zorder=3,
+        )
         for n, x, y in rows[:, :3].tolist():
             look = {**style.mark, "markersize": 4 + 4 * n / most, "zorder": 4, "clip_on": False}
             c.axes.plot(x, y, style.marker, **look)
@@ -266,9 +343,23 @@ def net_benefit_chart(study: StudyResults, silo: str, benefits: Values, place: i
     a.plot(THRESHOLDS, everybody, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)))
     a.axhline(0, color=MUTED, linewidth=1)
     for method, values in benefits.items():
-        a.plot(THRESHOLDS, values[:n], color=look[method].colour, linewidth=1.8, linestyle=look[method].dash, zorder=3)
+        a.plot(
+            THRESHOLDS,
+            values[:n],
+            color=look[method].colour,
+            linewidth=1.8,
+            linestyle=look[method].dash,
+            zorder=3,
+        )
     top = max([0.1, *everybody, *(v for values in benefits.values() for v in values[:n])])
-    a.set(xlim=(0, 1), ylim=(LOWEST, top * 1.05), xlabel="treat from this probability on, %", ylabel="net benefit")
+    a.set(
+        xlim=(0, 1),
+        ylim=(LOWEST, top * 1.05),
+        xlabel="treat from this probability on, %",
+        ylabel="net benefit",
+    )
     a.grid(axis="y")
     percent_axis(a.xaxis)
-    return c.svg(f"benefit-{place}", f"Net benefit in {silo} with {', '.join(map(spelled, benefits))}.")
+    return c.svg(
+        f"benefit-{place}", f"Net benefit in {silo} with {', '.join(map(spelled, benefits))}."
+    )

@@ -9,15 +9,41 @@ from typing import Any
 
 from markupsafe import Markup
 
-from server.report.canvas import CARD, GAIN_AT, INK, MUTED, Canvas, chart, in_widths, percent_axis, room_for, styles
-from server.report.html import between, hospitals_of, lines, markup, number, percent, points, render, with_spread
+from server.report.canvas import (
+    CARD,
+    GAIN_AT,
+    INK,
+    MUTED,
+    Canvas,
+    chart,
+    in_widths,
+    percent_axis,
+    room_for,
+    styles,
+)
+from server.report.html import (
+    between,
+    hospitals_of,
+    lines,
+    markup,
+    number,
+    percent,
+    points,
+    render,
+    with_spread,
+)
 from server.report.inference import HOSPITALS_NEEDED
 from server.report.methods import alone, baseline_name, baselines, reports, spelled
 from server.report.participation import MARK, mean_without, rounds_missed, seldom, worst
 from server.report.study import StudyResults
 from server.results.summary import round_name
 
-SHOWN_AS = {"auc": "3", "kappa": "3", "mae": "3", "rmse": "3"}  # digits of a metric; other metrics are in per cent
+SHOWN_AS = {
+    "auc": "3",
+    "kappa": "3",
+    "mae": "3",
+    "rmse": "3",
+}  # digits of a metric; other metrics are in per cent
 TEMPLATE = """{% from "macros" import table, cells, widths, explained, rare with context %}
 <h2>How the methods compare</h2><p class='lead'>Each hospital counts alike, however large it is.
 {%- if seeds > 1 %} Means over {{ seeds }} seeds, ± standard deviation; each seed splits the data anew.{% endif %}</p>
@@ -42,7 +68,10 @@ def methods_section(study: StudyResults) -> Markup:
         seeds=len(study.seeds),
         head=[
             "Method",
-            markup("<b>Final</b><br>{}", "by validation" if study.chosen_on == "val" else "last round"),
+            markup(
+                "<b>Final</b><br>{}",
+                "by validation" if study.chosen_on == "val" else "last round",
+            ),
             lines("weighted by|test samples"),
             lines("Worst|hospital"),
             *study.task.secondary_metrics.values(),
@@ -61,7 +90,9 @@ def methods_section(study: StudyResults) -> Markup:
         word=study.task.score_label,
         gains=gain_rows(study),
         gain_head=["Method", lines("Mean gain,|points"), Markup("95&#8239;%<br>interval"), "p"],
-        first=spelled(study.best) if study.best and study.compared(study.best, study.base or "") == 1 else "",
+        first=spelled(study.best)
+        if study.best and study.compared(study.best, study.base or "") == 1
+        else "",
         every=every_method(study),
         every_head=["Hospital", *map(spelled, study.methods)],
     )
@@ -71,14 +102,19 @@ def method_row(study: StudyResults, method: str) -> dict[str, Any]:
     """Return the values of one method's row."""
     rare, score, silo = seldom(study, [method]), study.task.score, worst(study, method)
     metrics = (
-        with_spread(*study.final(method, f"{m}_mean"), SHOWN_AS.get(m, "%")) for m in study.task.secondary_metrics
+        with_spread(*study.final(method, f"{m}_mean"), SHOWN_AS.get(m, "%"))
+        for m in study.task.secondary_metrics
     )
-    without = markup("<small>without {} {}</small>", MARK, percent(mean_without(study, method, rare)))
+    without = markup(
+        "<small>without {} {}</small>", MARK, percent(mean_without(study, method, rare))
+    )
     final = with_spread(*study.mean_score(method), "%") + (without if rare else Markup())
     lowest = Markup("–")
     if silo is not None:
         mark = MARK if silo in rare else ""
-        lowest = markup("{}<small>{}{}</small>", percent(study.score(method, silo).mean), silo, mark)
+        lowest = markup(
+            "{}<small>{}{}</small>", percent(study.score(method, silo).mean), silo, mark
+        )
     rate = math.nan if method in baselines() else study.final(method, "incentivized_rate")[0]
     return {
         "name": spelled(method),
@@ -92,7 +128,8 @@ def method_row(study: StudyResults, method: str) -> dict[str, Any]:
             with_spread(*study.final(method, "fairness_variance"), "4"),
             "–" if math.isnan(rate) else markup("{}&#8239;%", percent(rate, 0)),
             number(study.ranks.get(method, math.nan), 2),
-            with_spread(*study.final(method, "bmcta"), "%") + rounds_text(study, method, "bmcta"),
+            with_spread(*study.final(method, "bmcta"), "%")
+            + rounds_text(study, method, "bmcta"),
         ],
     }
 
@@ -137,13 +174,18 @@ def terms(study: StudyResults) -> list[tuple[str, str]]:
         ),
     ]
     if study.task.secondary_metrics:
-        found.append((", ".join(study.task.secondary_metrics.values()), study.task.secondary_text))
+        found.append(
+            (", ".join(study.task.secondary_metrics.values()), study.task.secondary_text)
+        )
     return found
 
 
 def rounds_text(study: StudyResults, method: str, which: str) -> Markup:
     """Return the rounds of a method's ``final`` or ``bmcta`` scores over its seeds."""
-    found = [(r["final"]["round"] if which == "final" else r["bmcta_round"], r["rounds"]) for r in study.of(method)]
+    found = [
+        (r["final"]["round"] if which == "final" else r["bmcta_round"], r["rounds"])
+        for r in study.of(method)
+    ]
     known = sorted({(number, rounds) for number, rounds in found if number is not None})
     if not known:
         return Markup()
@@ -167,7 +209,9 @@ def every_method(study: StudyResults) -> list[tuple[str, list[tuple[str, Markup]
         for m, score in scores.items():
             text = with_spread(score.mean, score.spread, "%")
             if study.base and m != study.base:
-                text += markup("<small>{}</small>", points(study.gain(m, study.base, silo).mean))
+                text += markup(
+                    "<small>{}</small>", points(study.gain(m, study.base, silo).mean)
+                )
             cells.append(("best" if score.mean >= top - 1e-9 else "", text))
         rows.append((silo, cells))
     return rows
@@ -177,7 +221,9 @@ def every_method(study: StudyResults) -> list[tuple[str, list[tuple[str, Markup]
 def compared(study: StudyResults, width: float) -> str:
     """Draw each method's gain over the baseline: a mark per silo, the mean and its interval."""
     look, base = styles(study), study.base or alone()
-    methods = sorted((m for m in study.methods if m != base), key=lambda m: -study.mean_gain(m, base).mean)
+    methods = sorted(
+        (m for m in study.methods if m != base), key=lambda m: -study.mean_gain(m, base).mean
+    )
     names = list(map(spelled, methods))
     c = Canvas(width, 40 * len(methods) + 50, (8 + room_for(names), 60, 6, 44))
     a = c.axes
@@ -185,13 +231,23 @@ def compared(study: StudyResults, width: float) -> str:
         each = [study.gain(method, base, s).mean for s in study.silos]
         for value, count in Counter(round(g, 3) for g in each if not math.isnan(g)).items():
             size = min(4 * math.sqrt(count), 12)  # a tick would hide in the line at zero
-            a.plot(value, row + 0.2, "o", color=MUTED, markerfacecolor=CARD, markersize=size, zorder=3)
+            a.plot(
+                value,
+                row + 0.2,
+                "o",
+                color=MUTED,
+                markerfacecolor=CARD,
+                markersize=size,
+                zorder=3,
+            )
         total = study.mean_gain(method, base)
         if math.isnan(total.mean):
             continue
         if not math.isnan(total.interval[0]):
             a.plot(total.interval, [row - 0.12] * 2, color=look[method].colour, linewidth=2.5)
-        a.plot(total.mean, row - 0.12, look[method].marker, color=look[method].colour, markersize=8)
+        a.plot(
+            total.mean, row - 0.12, look[method].marker, color=look[method].colour, markersize=8
+        )
         a.annotate(points(total.mean), (1, row - 0.12), (54, 0), **GAIN_AT, weight="bold")
     a.axvline(0, color=INK, linewidth=1)
     a.set_ylim(len(methods) - 0.4, -0.6)
@@ -200,4 +256,7 @@ def compared(study: StudyResults, width: float) -> str:
     percent_axis(a.xaxis)
     a.set_xlabel(f"gain over {spelled(base)}, points of test {study.task.score_label}")
     a.spines["left"].set_visible(False)
-    return c.svg(f"compared{width:g}", f"Mean gain over {spelled(base)} of each method with its 95 % interval.")
+    return c.svg(
+        f"compared{width:g}",
+        f"Mean gain over {spelled(base)} of each method with its 95 % interval.",
+    )

@@ -44,7 +44,9 @@ def privacy_section(study: StudyResults) -> Markup:
 
 def private_methods(study: StudyResults) -> list[str]:
     """Return the methods that were run with differential privacy."""
-    private = {row.strategy for row in study.history.rows if row.metric == "epsilon" and row.silo}
+    private = {
+        row.strategy for row in study.history.rows if row.metric == "epsilon" and row.silo
+    }
     return [method for method in study.methods if method in private]
 
 
@@ -56,7 +58,14 @@ def privacy_rows(study: StudyResults, methods: list[str]) -> Iterator[tuple[str,
         for silo, cost in spent(study.history.of(*key)).items():
             score = run["per_silo"].get(silo, {}).get(study.task.score)
             values = [f"{cost.epsilon:.2f}", f"{cost.delta:.1g}", f"{cost.steps:,}"]
-            yield silo, [f"{spelled(key[0])}, {key[1]}{end}", *values, "withheld" if score is None else percent(score)]
+            yield (
+                silo,
+                [
+                    f"{spelled(key[0])}, {key[1]}{end}",
+                    *values,
+                    "withheld" if score is None else percent(score),
+                ],
+            )
 
 
 def epsilon_by_round(study: StudyResults, method: str, silo: str) -> dict[int, float]:
@@ -76,7 +85,9 @@ def bought(study: StudyResults, method: str, silo: str) -> Points:
     spent, snapshot = epsilon_by_round(study, method, silo), reports(method)
     shift = 1 if snapshot == "received" else 0
     curve = study.curve(method, snapshot, silo)
-    return [(spent[r - shift], statistics.fmean(v)) for r, v in curve.items() if r - shift in spent]
+    return [
+        (spent[r - shift], statistics.fmean(v)) for r, v in curve.items() if r - shift in spent
+    ]
 
 
 @chart
@@ -88,10 +99,14 @@ def score_by_epsilon(study: StudyResults, width: float) -> str:
     for method in methods:
         lines = [points for silo in study.silos if (points := bought(study, method, silo))]
         for points in lines:
-            c.axes.plot(*zip(*points, strict=True), color=look[method].colour, alpha=0.3, linewidth=0.8)
+            c.axes.plot(
+                *zip(*points, strict=True), color=look[method].colour, alpha=0.3, linewidth=0.8
+            )
         if lines:
             steps = zip(*lines, strict=False)  # the rounds that all silos have
-            x, y = zip(*(map(statistics.fmean, zip(*step, strict=True)) for step in steps), strict=True)
+            x, y = zip(
+                *(map(statistics.fmean, zip(*step, strict=True)) for step in steps), strict=True
+            )
             line(c.axes, x, y, look[method])
             ends.append((y[-1], spelled(method), look[method]))
     if not ends:

@@ -20,14 +20,22 @@ TEMPLATE = """<h2>Repeat it</h2><p class='lead'>The same settings and seed give 
 
 def repeat_section(study: StudyResults) -> Markup:
     """Render the commands and the settings."""
-    return render(TEMPLATE, commands=commands(study), settings=[f"{k} = {v!r}" for k, v in study.config.items()])
+    return render(
+        TEMPLATE,
+        commands=commands(study),
+        settings=[f"{k} = {v!r}" for k, v in study.config.items()],
+    )
 
 
 def commands(study: StudyResults) -> list[str]:
     """Return the commands that repeat this study, write its report and export its models."""
     run = shlex.quote(str(study.path))
     c, standard = study.config, defaults()
-    changed = {k: v for k, v in c.items() if k not in ("strategy", "seed", "rounds") and standard.get(k) != v}
+    changed = {
+        k: v
+        for k, v in c.items()
+        if k not in ("strategy", "seed", "rounds") and standard.get(k) != v
+    }
     named = {k: changed.pop(k) for k in ("dataset", "partition", "silos") if k in changed}
     pairs = [shlex.quote(f"{k}={plain(v)}") for k, v in changed.items()]
     main = f"--strategy {shlex.quote(str(c['strategy']))} --rounds {c.get('rounds')} --seed {c.get('seed')}"
@@ -35,7 +43,9 @@ def commands(study: StudyResults) -> list[str]:
     silo = study.silos[0] if study.silos else "hospital-01"
     if study.simulated:
         data = "".join(
-            f" --{k} {shlex.quote(str(v))}" for k, v in named.items() if k != "dataset" or not str(v).endswith(".npz")
+            f" --{k} {shlex.quote(str(v))}"
+            for k, v in named.items()
+            if k != "dataset" or not str(v).endswith(".npz")
         )
         if str(named.get("dataset", "")).endswith(".npz"):
             data += f" --data {shlex.quote(str(named['dataset']))}"
@@ -51,9 +61,17 @@ def commands(study: StudyResults) -> list[str]:
         ]
     if study.manifest is not None and not (study.path / "study").exists():
         n = c.get("silos")
-        first = {"strategy": c["strategy"], "seed": c["seed"], "rounds": c.get("rounds"), "silos": n}
+        first = {
+            "strategy": c["strategy"],
+            "seed": c["seed"],
+            "rounds": c.get("rounds"),
+            "silos": n,
+        }
         pairs = [
-            f"{k}={toml(v)}" for k, v in (first | {k: v for k, v in named.items() if k != "silos"} | changed).items()
+            f"{k}={toml(v)}"
+            for k, v in (
+                first | {k: v for k, v in named.items() if k != "silos"} | changed
+            ).items()
         ]
         return [
             "# Flower's simulation",
@@ -69,7 +87,12 @@ def commands(study: StudyResults) -> list[str]:
         f"silofl run {main}{sets}",
         "# this page again; the model whose score it shows, of all silos or, at its hospital, of one",
         f"silofl report {run}",
-        *exports(study, study.best or alone(), f"STATE/{shlex.quote(study.path.resolve().name)}", silo),
+        *exports(
+            study,
+            study.best or alone(),
+            f"STATE/{shlex.quote(study.path.resolve().name)}",
+            silo,
+        ),
     ]
 
 
@@ -79,12 +102,19 @@ def exports(study: StudyResults, method: str, source: str, silo: str) -> list[st
     if run is None:
         return []
     seed = f" --seed {run['seed']}" if len(study.seeds) > 1 else ""
-    which, file = f"--strategy {shlex.quote(method)}{seed}", f"--out {shlex.quote(silo)}.safetensors"
+    which, file = (
+        f"--strategy {shlex.quote(method)}{seed}",
+        f"--out {shlex.quote(silo)}.safetensors",
+    )
     number = run["per_silo"][silo].get("round")
     of_round = "" if number is None or study.simulated else f" --round {number}"
-    lines = [f"silofl export {source} --silo {shlex.quote(silo)} {which} --which reported{of_round} {file}"]
+    lines = [
+        f"silofl export {source} --silo {shlex.quote(silo)} {which} --which reported{of_round} {file}"
+    ]
     if ends_with_one_model(method) and reports(method) == "received":
-        lines.append(f"silofl export {shlex.quote(str(study.path))} {which} --which shared --out shared.safetensors")
+        lines.append(
+            f"silofl export {shlex.quote(str(study.path))} {which} --which shared --out shared.safetensors"
+        )
     return lines
 
 

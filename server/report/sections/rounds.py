@@ -27,7 +27,10 @@ from server.report.study import StudyResults
 from server.results.summary import early_stop
 
 PANELS = 6  # maximum number of methods shown before and after local training
-SNAPSHOTS = {"received": Style(ORANGE, "s", (0, (4, 2)), filled=False), "personal": Style(BLUE, "o", filled=False)}
+SNAPSHOTS = {
+    "received": Style(ORANGE, "s", (0, (4, 2)), filled=False),
+    "personal": Style(BLUE, "o", filled=False),
+}
 TEMPLATE = """{% from "macros" import widths %}
 <h2>{{ capital }} by round</h2><p class='lead'>How fast the hospitals' mean test {{ word }} rises.</p>
 <figure>{{ widths(by_round) }}</figure>
@@ -43,7 +46,11 @@ def rounds_section(study: StudyResults) -> Markup:
     methods = [m for m in study.methods if study.curve(m, reports(m))]
     if not methods:
         return Markup()
-    shown = methods if len(methods) <= PANELS else list(dict.fromkeys([*study.columns, *methods]))[:PANELS]
+    shown = (
+        methods
+        if len(methods) <= PANELS
+        else list(dict.fromkeys([*study.columns, *methods]))[:PANELS]
+    )
     stopped = [(run, why) for run in study.summarised if (why := early_stop(run))]
     return render(
         TEMPLATE,
@@ -52,7 +59,9 @@ def rounds_section(study: StudyResults) -> Markup:
         by_round=in_widths(by_round, study),
         panels=[(spelled(m), before_after(study, m)) for m in shown],
         methods=len(methods),
-        stopped=[f"{spelled(run['strategy'])}, seed {run['seed']}, {why}" for run, why in stopped],
+        stopped=[
+            f"{spelled(run['strategy'])}, seed {run['seed']}, {why}" for run, why in stopped
+        ],
     )
 
 
@@ -60,20 +69,31 @@ def rounds_section(study: StudyResults) -> Markup:
 def by_round(study: StudyResults, width: float) -> str:
     """Draw each method's mean score over silos, for its reported snapshot, by rounds of training."""
     right = 26 + room_for(map(spelled, study.methods))
-    c, look, ends = Canvas(width, 360 if width > 500 else 290, (38, right, 10, 42)), styles(study), []
+    c, look, ends = (
+        Canvas(width, 360 if width > 500 else 290, (38, right, 10, 42)),
+        styles(study),
+        [],
+    )
     for method in study.methods:
         snapshot = reports(method)
-        shift = 1 if snapshot == "received" else 0  # the model received in round r was trained for r - 1 rounds
+        shift = (
+            1 if snapshot == "received" else 0
+        )  # the model received in round r was trained for r - 1 rounds
         if not (curve := {k - shift: v for k, v in study.curve(method, snapshot).items()}):
             continue
         means = [statistics.fmean(values) for values in curve.values()]
         if len(study.seeds) > 1:
             ranges = list(map(min, curve.values())), list(map(max, curve.values()))
-            c.axes.fill_between(list(curve), *ranges, color=look[method].colour, alpha=0.12, linewidth=0)
+            c.axes.fill_between(
+                list(curve), *ranges, color=look[method].colour, alpha=0.12, linewidth=0
+            )
         line(c.axes, list(curve), means, look[method])
         ends.append((means[-1], spelled(method), look[method]))
     lined(c, ends, "rounds of training")
-    return c.svg(f"by-round{width:g}", f"Mean test {study.task.score_label} over hospitals by round and method.")
+    return c.svg(
+        f"by-round{width:g}",
+        f"Mean test {study.task.score_label} over hospitals by round and method.",
+    )
 
 
 @chart
@@ -82,7 +102,13 @@ def before_after(study: StudyResults, method: str) -> str:
     c, ends = Canvas(340, 230, (36, 78, 8, 42)), []
     for silo in study.silos if len(study.silos) <= 40 else ():
         curve = study.curve(method, "personal", silo)
-        c.axes.plot(list(curve), list(map(statistics.fmean, curve.values())), color=MUTED, alpha=0.22, linewidth=0.8)
+        c.axes.plot(
+            list(curve),
+            list(map(statistics.fmean, curve.values())),
+            color=MUTED,
+            alpha=0.22,
+            linewidth=0.8,
+        )
     for snapshot, style in SNAPSHOTS.items():
         if curve := study.curve(method, snapshot):
             means = list(map(statistics.fmean, curve.values()))

@@ -66,7 +66,9 @@ def label_circles(manifest: Mapping[str, Any], width: float) -> str:
     silos, classes = manifest["silos"], int(manifest["classes"])
     counts = np.zeros((len(silos), classes), int)
     for row, silo in enumerate(silos):
-        for label, n in itertools.chain.from_iterable(silo["labels"][part].items() for part in ("train", "val")):
+        for label, n in itertools.chain.from_iterable(
+            silo["labels"][part].items() for part in ("train", "val")
+        ):
             counts[row, int(label)] += n
     names, prefix = silo_names([s["name"] for s in silos])
     turned = width > 500  # silos side by side if the chart is wide enough, as in the papers
@@ -74,19 +76,32 @@ def label_circles(manifest: Mapping[str, Any], width: float) -> str:
         counts = counts.T
     rows, columns = counts.shape
     left = 44.0 if turned else 14 + room_for(names)
-    right, above = (165.0, 6.0) if turned else (6.0, 52.0)  # room for the key to the right, or above
+    right, above = (
+        (165.0, 6.0) if turned else (6.0, 52.0)
+    )  # room for the key to the right, or above
     cell = min((width - left - right) / columns, 44)
     below = 44.0 if prefix or not turned else 44 + room_for(names)
-    c = Canvas(left + cell * columns + right, cell * rows + above + below, (left, right, above, below))
+    c = Canvas(
+        left + cell * columns + right, cell * rows + above + below, (left, right, above, below)
+    )
     a, most = c.axes, max(int(counts.max()), 1)
     largest, look = (0.92 * cell) ** 2 / most, {"color": BLUE, "alpha": 0.85, "linewidths": 0}
     ys, xs = np.nonzero(counts)
     a.scatter(xs, ys, s=np.maximum(counts[ys, xs] * largest, 1.5), **look)
     for k, n in enumerate(round_numbers(most)):
-        x, y = ((columns - 0.5) * cell + 48, cell * (k + 0.5)) if turned else (70.0 * k + 10, -30.0)
+        x, y = (
+            ((columns - 0.5) * cell + 48, cell * (k + 0.5))
+            if turned
+            else (70.0 * k + 10, -30.0)
+        )
         at = (x / cell - (0.5 if turned else 0), y / cell)
         a.scatter(*at, s=max(n * largest, 1.5), clip_on=False, **look)
-        beside = {"textcoords": "offset points", "va": "center", "annotation_clip": False, "color": MUTED}
+        beside = {
+            "textcoords": "offset points",
+            "va": "center",
+            "annotation_clip": False,
+            "color": MUTED,
+        }
         a.annotate(f"{n} samples" if turned else str(n), at, (cell / 2 + 6, 0), **beside)
     silo_ticks, class_ticks = thinned(names, 48), thinned([str(i) for i in range(classes)], 30)
     across, down = (silo_ticks, class_ticks) if turned else (class_ticks, silo_ticks)
@@ -96,7 +111,10 @@ def label_circles(manifest: Mapping[str, Any], width: float) -> str:
     a.set_ylabel("class" if turned else "")
     a.grid(color=GRID, linewidth=0.6)
     as_matrix(a, rows, columns)
-    return c.svg(f"labels{width:g}", f"Training samples per hospital and class; the largest circle stands for {most}.")
+    return c.svg(
+        f"labels{width:g}",
+        f"Training samples per hospital and class; the largest circle stands for {most}.",
+    )
 
 
 def as_matrix(axes: Any, rows: int, columns: int) -> None:
@@ -107,7 +125,12 @@ def as_matrix(axes: Any, rows: int, columns: int) -> None:
 
 def round_numbers(most: int) -> list[int]:
     """Return two or three counts for a key, up to ``most``: 1, 2 or 5 times a power of ten."""
-    fitting = [digit * 10**power for power in range(9) for digit in (1, 2, 5) if digit * 10**power <= most]
+    fitting = [
+        digit * 10**power
+        for power in range(9)
+        for digit in (1, 2, 5)
+        if digit * 10**power <= most
+    ]
     return fitting[::-2][:3][::-1]
 
 
@@ -153,12 +176,25 @@ def relationship_map(found: Relationships, width: float) -> str:
         p = float(values[i, j])
         strength, colour = abs(p) / largest, BLUE if p >= 0 else VERMILLION
         # Strength is shown by shade if the number fits into the cell, else by size.
-        half, alpha = (0.48, 0.04 + 0.66 * strength) if written else (0.48 * math.sqrt(strength), 0.85)
+        half, alpha = (
+            (0.48, 0.04 + 0.66 * strength) if written else (0.48 * math.sqrt(strength), 0.85)
+        )
         square = (j - half, i - half), 2 * half, 2 * half
         a.add_patch(Rectangle(*square, facecolor=colour, linewidth=0, alpha=alpha))
         if written:
-            text, weight = f"{p:.2f}".replace("0.", ".", 1).replace("-", "−"), "bold" if i == j else "normal"
-            a.text(j, i, text, ha="center", va="center", fontsize=min(11.0, cell * 0.36), weight=weight)
+            text, weight = (
+                f"{p:.2f}".replace("0.", ".", 1).replace("-", "−"),
+                "bold" if i == j else "normal",
+            )
+            a.text(
+                j,
+                i,
+                text,
+                ha="center",
+                va="center",
+                fontsize=min(11.0, cell * 0.36),
+                weight=weight,
+            )
     a.set_xticks(*thinned(names, 48), rotation=0 if prefix else 90)
     a.set_yticks(*thinned(names, 48))
     a.set_xlabel(f"takes from hospital j ({prefix}…)" if prefix else "takes from hospital j")
@@ -183,9 +219,13 @@ def trajectories(found: Relationships, own: bool) -> str:
             first = not own and j == 0
             look = {"color": BLUE if first else next(looks), "linewidth": 2.4 if first else 1.6}
             look["linestyle"] = DASHES[j % len(DASHES)]
-            ends.append((float(values[-1]), clipped(names[j] if prefix else found.names[j], 12), None))
+            ends.append(
+                (float(values[-1]), clipped(names[j] if prefix else found.names[j], 12), None)
+            )
         c.axes.plot(found.rounds, values, **look)
     c.axes.axhline(0, color=INK, linewidth=0.8)
     lined(c, ends, "round", percent=False)
     what = "of every hospital to itself" if own else f"of {found.names[0]} to all hospitals"
-    return c.svg(f"dr-{'own' if own else 'first'}", f"Directed relationships {what} over the rounds.")
+    return c.svg(
+        f"dr-{'own' if own else 'first'}", f"Directed relationships {what} over the rounds."
+    )

@@ -26,7 +26,14 @@ from server.report.canvas import (
 from server.report.html import between, capital, counted, markup, percent, points, render
 from server.report.inference import SEEDS_NEEDED, Gain, Score
 from server.report.methods import spelled
-from server.report.participation import MARK, Rounds, mean_without, rounds_missed, seldom, silo_rounds
+from server.report.participation import (
+    MARK,
+    Rounds,
+    mean_without,
+    rounds_missed,
+    seldom,
+    silo_rounds,
+)
 from server.report.study import StudyResults
 
 SMALL = 30  # a test set with fewer samples is marked as small
@@ -52,7 +59,12 @@ def silos_section(study: StudyResults) -> Markup:
         return Markup()
     best, base, methods = study.best or study.methods[0], study.base, study.columns
     rare = seldom(study, methods)
-    head = [Markup('Hospital<small class="phone">train + test</small>'), "Train", "Test", *map(spelled, methods)]
+    head = [
+        Markup('Hospital<small class="phone">train + test</small>'),
+        "Train",
+        "Test",
+        *map(spelled, methods),
+    ]
     if base:
         head.append(markup("Gain of {}<br>over {}", spelled(best), spelled(base)))
     known = any(not math.isnan(study.score(m, s).mean) for m in methods for s in study.silos)
@@ -61,7 +73,9 @@ def silos_section(study: StudyResults) -> Markup:
         lead=losers(study),
         figure=in_widths(gains, study) if known else None,
         head=head,
-        rows=[silo_row(study, silo, best, MARK if silo in rare else "") for silo in study.silos],
+        rows=[
+            silo_row(study, silo, best, MARK if silo in rare else "") for silo in study.silos
+        ],
         means=list(mean_rows(study, methods, rare)),
         intervals=intervals(study),
         withheld=study.withheld,
@@ -115,7 +129,11 @@ def intervals(study: StudyResults) -> Markup:
     """Return the explanation of the table's small numbers."""
     several = len(study.seeds) > 1
     wilson = "Wilson's" if study.task.score == "accuracy" else "its"
-    what = "mean and standard deviation over seeds" if several else f"with {wilson} 95&#8239;% interval below"
+    what = (
+        "mean and standard deviation over seeds"
+        if several
+        else f"with {wilson} 95&#8239;% interval below"
+    )
     about = f"{capital(study)} in per cent on the hospital's own test samples, {what}. "
     if study.base:
         seeds = f"seeds (from {SEEDS_NEEDED} on) and " if several else ""
@@ -153,18 +171,34 @@ def losers(study: StudyResults) -> Markup:
     """Return a sentence on the silos that score lower with the best method."""
     best, base = study.best, study.base
     if not best or not base:
-        return markup("The {} of every hospital's model on the hospital's own test data.", study.task.score_label)
+        return markup(
+            "The {} of every hospital's model on the hospital's own test data.",
+            study.task.score_label,
+        )
     each = {s: study.gain(best, base, s) for s in study.silos}
-    lose = [markup('<span class="nb">{} ({})</span>', s, points(g.mean)) for s, g in each.items() if g.sign < 0]
+    lose = [
+        markup('<span class="nb">{} ({})</span>', s, points(g.mean))
+        for s, g in each.items()
+        if g.sign < 0
+    ]
     other = Markup()
     if study.personalised not in (None, best):
-        other = markup(" The best personalised method was {}.", spelled(study.personalised or ""))
+        other = markup(
+            " The best personalised method was {}.", spelled(study.personalised or "")
+        )
     if not lose:
-        return markup("No hospital scores lower with {} than with {}.{}", spelled(best), spelled(base), other)
+        return markup(
+            "No hospital scores lower with {} than with {}.{}",
+            spelled(best),
+            spelled(base),
+            other,
+        )
     if len(lose) > 6:
         lose = [*lose[:5], markup("{}", counted(len(lose) - 5, "other"))]
     names = Markup(", ").join(lose)
-    return markup("Lower with {} than with {}: {}.{}", spelled(best), spelled(base), names, other)
+    return markup(
+        "Lower with {} than with {}: {}.{}", spelled(best), spelled(base), names, other
+    )
 
 
 @chart
@@ -175,7 +209,9 @@ def gains(study: StudyResults, width: float) -> str:
     """
     look, methods, best = styles(study), study.columns, study.best or study.methods[0]
     base = study.base
-    order = [s for s in study.silos if any(not math.isnan(study.score(m, s).mean) for m in methods)]
+    order = [
+        s for s in study.silos if any(not math.isnan(study.score(m, s).mean) for m in methods)
+    ]
     gain = {s: study.gain(best, base, s) for s in order} if base else {}
     if base:
         order.sort(key=lambda s: -gain[s].mean if not math.isnan(gain[s].mean) else 9)
@@ -187,14 +223,32 @@ def gains(study: StudyResults, width: float) -> str:
         rows = {m: row + lift for m, lift in lifts(scores, 10 / c.inner[0]).items()}
         lows += _silo_row(a, rows, scores, look, best, base)
         if base:
-            weight, colour = "bold" if gain[silo].shown else "normal", INK if gain[silo].sign else MUTED
-            a.annotate(points(gain[silo].mean), (1, row), (46, 0), **GAIN_AT, weight=weight, color=colour)
+            weight, colour = (
+                "bold" if gain[silo].shown else "normal",
+                INK if gain[silo].sign else MUTED,
+            )
+            a.annotate(
+                points(gain[silo].mean),
+                (1, row),
+                (46, 0),
+                **GAIN_AT,
+                weight=weight,
+                color=colour,
+            )
     if base:
-        a.annotate("gain", (1, -0.5), (46, 6), **{**GAIN_AT, "va": "bottom"}, color=MUTED, fontsize=11)
+        a.annotate(
+            "gain", (1, -0.5), (46, 6), **{**GAIN_AT, "va": "bottom"}, color=MUTED, fontsize=11
+        )
     floor = math.floor(10 * min(lows, default=0.0)) / 10
-    a.set(xlim=(max(floor - 0.02, LOWEST if floor < 0 else -0.02), 1.02), ylim=(len(order) - 0.5, -0.5))
+    a.set(
+        xlim=(max(floor - 0.02, LOWEST if floor < 0 else -0.02), 1.02),
+        ylim=(len(order) - 0.5, -0.5),
+    )
     rare = seldom(study, methods)
-    a.set_yticks(range(len(order)), [n + (MARK if s in rare else "") for n, s in zip(names, order, strict=True)])
+    a.set_yticks(
+        range(len(order)),
+        [n + (MARK if s in rare else "") for n, s in zip(names, order, strict=True)],
+    )
     a.grid(axis="x")
     percent_axis(a.xaxis)
     a.set_xlabel(f"test {study.task.score_label}, %")
@@ -217,10 +271,23 @@ def _silo_row(
     low, high = scores[best].interval
     lows = [scores[method].mean for method in rows]
     if not math.isnan(low):
-        a.plot([low, high], [rows[best], rows[best]], color=look[best].colour, alpha=0.25, linewidth=6, zorder=1)
+        a.plot(
+            [low, high],
+            [rows[best], rows[best]],
+            color=look[best].colour,
+            alpha=0.25,
+            linewidth=6,
+            zorder=1,
+        )
         lows.append(low)
     if base is not None and base in rows and best in rows:
-        a.plot([scores[m].mean for m in (base, best)], [rows[base], rows[best]], color=INK, linewidth=1.4, zorder=2)
+        a.plot(
+            [scores[m].mean for m in (base, best)],
+            [rows[base], rows[best]],
+            color=INK,
+            linewidth=1.4,
+            zorder=2,
+        )
     for method, row in rows.items():
         front = method == best
         size = (8.5 if front else 7) * (1 if row == round(row) else 0.8)
@@ -231,7 +298,10 @@ def _silo_row(
 
 def lifts(scores: Mapping[str, Score], least: float) -> dict[str, float]:
     """Return how far each known score's mark is moved off its row: marks that are ``least`` apart hide no other."""
-    known = sorted((m for m, score in scores.items() if not math.isnan(score.mean)), key=lambda m: scores[m].mean)
+    known = sorted(
+        (m for m, score in scores.items() if not math.isnan(score.mean)),
+        key=lambda m: scores[m].mean,
+    )
     groups: list[list[str]] = []
     for method in known:
         if groups and scores[method].mean - scores[groups[-1][-1]].mean < least:
@@ -242,17 +312,32 @@ def lifts(scores: Mapping[str, Score], least: float) -> dict[str, float]:
     return {m: (k - (len(g) - 1) / 2) * step[len(g)] for g in groups for k, m in enumerate(g)}
 
 
-def _legend(c: Canvas, study: StudyResults, look: Mapping[str, Style], best: str, *, narrow: bool) -> None:
+def _legend(
+    c: Canvas, study: StudyResults, look: Mapping[str, Style], best: str, *, narrow: bool
+) -> None:
     """Add the legend of the methods above the chart."""
     marks: list[Any] = [
         *(
-            c.axes.plot([], [], look[m].marker, **look[m].mark, markersize=7.5, label=spelled(m))[0]
+            c.axes.plot(
+                [], [], look[m].marker, **look[m].mark, markersize=7.5, label=spelled(m)
+            )[0]
             for m in study.columns
         )
     ]
     if len(study.seeds) == 1:
         interval = "95 %" if narrow else "95 % interval"
-        marks += c.axes.plot([], [], color=look[best].colour, alpha=0.25, linewidth=6, label=interval)
-    space: dict[str, Any] = {"handlelength": 1.2, "handletextpad": 0.4, "columnspacing": 0.9 if narrow else 1.6}
-    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, 1), "borderpad": 0, "borderaxespad": 0.2}
+        marks += c.axes.plot(
+            [], [], color=look[best].colour, alpha=0.25, linewidth=6, label=interval
+        )
+    space: dict[str, Any] = {
+        "handlelength": 1.2,
+        "handletextpad": 0.4,
+        "columnspacing": 0.9 if narrow else 1.6,
+    }
+    place: dict[str, Any] = {
+        "loc": "upper left",
+        "bbox_to_anchor": (0, 1),
+        "borderpad": 0,
+        "borderaxespad": 0.2,
+    }
     c.figure.legend(handles=marks, ncols=len(marks), **place, **space)

@@ -33,9 +33,18 @@ def tuning_section(study: StudyResults) -> Markup:
         return Markup()
     asked = searches[0]["asked"]
     methods = [method for method in study.methods if method in asked["strategies"]]
-    rounds = {method: {search["cost"][method]["rounds"] for search in searches} for method in methods}
+    rounds = {
+        method: {search["cost"][method]["rounds"] for search in searches} for method in methods
+    }
     private = any(search["privacy"] for search in searches)
-    head = ["Trials|complete, pruned, failed", "Rounds", "Bytes", "Time", "Best validation|score", "Chosen settings"]
+    head = [
+        "Trials|complete, pruned, failed",
+        "Rounds",
+        "Bytes",
+        "Time",
+        "Best validation|score",
+        "Chosen settings",
+    ]
     return render(
         TEMPLATE,
         trials=asked["trials"],
@@ -46,19 +55,31 @@ def tuning_section(study: StudyResults) -> Markup:
         objective=OBJECTIVES[asked["objective"]],
         word=study.task.score_label,
         equal=len({frozenset(found) for found in rounds.values()}) == 1,
-        head=["Method", *map(lines, head), *([lines("Epsilon|of all trials")] if private else [])],
-        rows=[(spelled(method), cells(searches, method, private=private)) for method in methods],
+        head=[
+            "Method",
+            *map(lines, head),
+            *([lines("Epsilon|of all trials")] if private else []),
+        ],
+        rows=[
+            (spelled(method), cells(searches, method, private=private)) for method in methods
+        ],
         unsearched=study.unsearched,
         searched=", ".join(str(search["seed"]) for search in searches),
         space=[f"{key} = {form}" for key, form in asked["space"].items()],
-        spent=[(search["seed"], *largest(search["privacy"].get("all", {}))) for search in searches if private],
+        spent=[
+            (search["seed"], *largest(search["privacy"].get("all", {})))
+            for search in searches
+            if private
+        ],
     )
 
 
 def cells(searches: Sequence[Search], method: str, *, private: bool) -> list[str | Markup]:
     """Return a method's row: sums over the searches, and means of their best scores."""
     costs = [search["cost"][method] for search in searches]
-    total = {key: sum(cost[key] for cost in costs) for key in (*STATES, "rounds", "bytes", "seconds")}
+    total = {
+        key: sum(cost[key] for cost in costs) for key in (*STATES, "rounds", "bytes", "seconds")
+    }
     best = [search["best"][method] for search in searches]
     scores = [one["score"] for one in best]
     return [
@@ -67,8 +88,14 @@ def cells(searches: Sequence[Search], method: str, *, private: bool) -> list[str
         size_text(total["bytes"]),
         duration(total["seconds"]),
         with_spread(statistics.fmean(scores), spread(scores), "%"),
-        "; ".join(", ".join(f"{k} {shown(v)}" for k, v in one["values"].items()) for one in best),
-        *([", ".join(largest(search["privacy"].get(method, {}))[0] for search in searches)] if private else []),
+        "; ".join(
+            ", ".join(f"{k} {shown(v)}" for k, v in one["values"].items()) for one in best
+        ),
+        *(
+            [", ".join(largest(search["privacy"].get(method, {}))[0] for search in searches)]
+            if private
+            else []
+        ),
     ]
 
 

@@ -16,7 +16,12 @@ from server.report.methods import alone, spelled
 from server.report.study import StudyResults
 from server.results.hold_out import results_in
 
-KINDS = {"zero_shot": "Zero-shot", "personalised": "Personalised", "local": "Alone", "all_in": "All in"}
+KINDS = {
+    "zero_shot": "Zero-shot",
+    "personalised": "Personalised",
+    "local": "Alone",
+    "all_in": "All in",
+}
 Scores = Mapping[str, float]  # kind -> score; nan if unknown
 TEMPLATE = """{% from "macros" import table, cells, explained with context %}
 <h2>Hospitals that did not train</h2><p class='lead'>{{ silos }} held out of the training, by the {{ word }} on their own test samples in per cent{% if seeds > 1 %}, means over {{ seeds }} seeds{% endif %}.</p>
@@ -30,7 +35,10 @@ TEMPLATE = """{% from "macros" import table, cells, explained with context %}
 def held_out(study: StudyResults) -> dict[str, dict[str, Scores]]:
     """Return the scores of each held-out silo by method, from ``summary.json``."""
     found = results_in(study.summary)
-    return {silo: {method: scores_of(values) for method, values in of.items()} for silo, of in found.items()}
+    return {
+        silo: {method: scores_of(values) for method, values in of.items()}
+        for silo, of in found.items()
+    }
 
 
 def scores_of(values: Mapping[str, Any]) -> Scores:
@@ -42,17 +50,28 @@ def unseen_section(study: StudyResults) -> Markup:
     found = held_out(study)
     if not found:
         return Markup()
-    methods = list(dict.fromkeys(method for of in found.values() for method in of if method != "local"))
+    methods = list(
+        dict.fromkeys(method for of in found.values() for method in of if method != "local")
+    )
     return render(
         TEMPLATE,
         silos=hospitals_of(len(found)),
         word=study.task.score_label,
         seeds=len(study.seeds),
-        head=["Method", *KINDS.values(), "Zero-shot − alone", "Personalised − alone", "Worst zero-shot"],
+        head=[
+            "Method",
+            *KINDS.values(),
+            "Zero-shot − alone",
+            "Personalised − alone",
+            "Worst zero-shot",
+        ],
         rows=[
             (
                 spelled(method),
-                mean_row([of[method] for of in found.values() if method in of], study.compared(method, alone())),
+                mean_row(
+                    [of[method] for of in found.values() if method in of],
+                    study.compared(method, alone()),
+                ),
             )
             for method in methods
         ],
@@ -75,7 +94,9 @@ def mean_row(silos: Sequence[Scores], methods: int) -> list[Markup]:
     cells = [Markup(percent(mean([scores[kind] for scores in silos]))) for kind in KINDS]
     for kind in ("zero_shot", "personalised"):
         pairs = [scores[kind] - scores["local"] for scores in silos]
-        cells.append(difference([value for value in pairs if not math.isnan(value)], len(silos), methods))
+        cells.append(
+            difference([value for value in pairs if not math.isnan(value)], len(silos), methods)
+        )
     scores = [scores["zero_shot"] for scores in silos]
     return [*cells, Markup(percent(math.nan if any(map(math.isnan, scores)) else min(scores)))]
 
@@ -90,7 +111,9 @@ def difference(values: Sequence[float], silos: int, methods: int) -> Markup:
     return Markup("{}<small>{}</small>").format(points(gain.mean), interval)
 
 
-def each_rows(found: Mapping[str, Mapping[str, Scores]], methods: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+def each_rows(
+    found: Mapping[str, Mapping[str, Scores]], methods: Sequence[str]
+) -> Iterator[tuple[str, list[str]]]:
     for silo, of in sorted(found.items()):
         for method in methods:
             if method in of:

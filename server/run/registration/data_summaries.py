@@ -49,14 +49,19 @@ class IdentityRegistry:
 
     def __init__(self, known: Mapping[str, str] | None = None) -> None:
         self.known = dict(known or {})
-        self.nodes: dict[int, Any] = {}  # Flower's NodeInfo by node id: name and public key as registered
+        self.nodes: dict[
+            int, Any
+        ] = {}  # Flower's NodeInfo by node id: name and public key as registered
         self.warned = False
 
     def update(self, nodes: Iterable[Any]) -> list[int]:
         """Set the nodes that are online, and return their ids."""
         self.nodes = {node.node_id: node for node in nodes}
         if self.has_keys and not self.has_names and not self.warned:
-            log(WARNING, "the silos' keys are registered without names: a silo may call itself what it likes")
+            log(
+                WARNING,
+                "the silos' keys are registered without names: a silo may call itself what it likes",
+            )
             self.warned = True
         return sorted(self.nodes)
 
@@ -84,7 +89,9 @@ class IdentityRegistry:
         """Raise ImpostorError unless the node may use this name."""
         registered = self.nodes[node_id].name
         if registered and registered != name:
-            raise ImpostorError(f"node {node_id} calls itself {name}, and its key is registered as {registered}")
+            raise ImpostorError(
+                f"node {node_id} calls itself {name}, and its key is registered as {registered}"
+            )
         if not registered and (self.has_names or self.known.get(name)):
             raise ImpostorError(
                 f"node {node_id} calls itself {name}, and its key is registered without a name: remove it and "
@@ -130,7 +137,11 @@ class LateJoiners:
 
     def is_late(self, name: str, before: Mapping[str, Any]) -> bool:
         """Return whether a hospital that is online does not take part yet. ``before``: the silos of a resumed run."""
-        return name not in before if before and self.allows(name) else name in self.common.late and not before
+        return (
+            name not in before
+            if before and self.allows(name)
+            else name in self.common.late and not before
+        )
 
     def wait(self, name: str, node: int, summary: Mapping[str, Any], first: int = 0) -> None:
         """Keep a hospital until its round."""
@@ -138,7 +149,11 @@ class LateJoiners:
 
     def due(self, server_round: int) -> dict[str, Joiner]:
         """Return the hospitals that may join in this round, by name."""
-        return {name: joiner for name, joiner in sorted(self.waiting.items()) if joiner.first <= server_round}
+        return {
+            name: joiner
+            for name, joiner in sorted(self.waiting.items())
+            if joiner.first <= server_round
+        }
 
     def awaited(self, silos: Mapping[str, Any]) -> bool:
         """Return whether a hospital other than the run's ``silos`` may still join."""
@@ -146,7 +161,9 @@ class LateJoiners:
 
 
 SUMMARY_SECONDS = 300.0  # time limit for a data summary
-SUMMARY_TRIES = 3  # number of requests to a silo whose process dies while it computes the summary
+SUMMARY_TRIES = (
+    3  # number of requests to a silo whose process dies while it computes the summary
+)
 
 
 @dataclass
@@ -156,7 +173,9 @@ class Candidates:
     summaries: dict[int, dict[str, Any]] = field(default_factory=dict)
     faults: dict[int, str] = field(default_factory=dict)
     impostors: dict[int, str] = field(default_factory=dict)
-    silent: list[int] = field(default_factory=list)  # nodes without a data summary within the time limit
+    silent: list[int] = field(
+        default_factory=list
+    )  # nodes without a data summary within the time limit
 
     def __contains__(self, node: int) -> bool:
         return node in self.summaries or node in self.faults or node in self.impostors
@@ -165,11 +184,26 @@ class Candidates:
 class SummaryRequests:
     """Requests for data summaries in one run, with the record of the nodes' identities and crashes."""
 
-    def __init__(self, grid: Grid, common: Common, reporter: Reporter, receipts: Receipts, late: LateJoiners) -> None:
-        self.grid, self.common, self.reporter, self.receipts, self.late = grid, common, reporter, receipts, late
+    def __init__(
+        self,
+        grid: Grid,
+        common: Common,
+        reporter: Reporter,
+        receipts: Receipts,
+        late: LateJoiners,
+    ) -> None:
+        self.grid, self.common, self.reporter, self.receipts, self.late = (
+            grid,
+            common,
+            reporter,
+            receipts,
+            late,
+        )
         self.identities = IdentityRegistry()
         self.strangers: dict[str, str] = {}  # silo that is not in the resumed run -> message
-        self.crashes: Counter[int] = Counter()  # node -> requests that ended in a crash or without a reply
+        self.crashes: Counter[int] = (
+            Counter()
+        )  # node -> requests that ended in a crash or without a reply
 
     def nodes(self) -> list[int]:
         """Return the ids of the nodes that are online."""
@@ -204,27 +238,43 @@ class SummaryRequests:
         """Query the nodes that have not answered; return the nodes that may begin, and whether no others can come."""
         nodes = self.nodes()
         self.ask([n for n in nodes if n not in found], found, before)
-        nodes = [n for n in nodes if n not in found.impostors]  # an impostor does not take a silo's place
+        nodes = [
+            n for n in nodes if n not in found.impostors
+        ]  # an impostor does not take a silo's place
         answered = [n for n in nodes if n in found.summaries]
-        online = [n for n in answered if not self.late.is_late(found.summaries[n]["name"], before)]
+        online = [
+            n for n in answered if not self.late.is_late(found.summaries[n]["name"], before)
+        ]
         a_simulation = not self.identities.has_keys  # its set of nodes never grows
         return online, a_simulation and len(answered) + len(found.faults) == len(nodes)
 
-    def _check_faults(self, found: Candidates, online: int, expected: int, complete: bool) -> None:
+    def _check_faults(
+        self, found: Candidates, online: int, expected: int, complete: bool
+    ) -> None:
         """Raise UserError if so many nodes have a fault that the required number of silos cannot be reached."""
         needed, faults = self.common.min_silos or 1, len(found.faults)
-        too_many = expected - faults < needed or (complete and faults and not self.common.min_silos)
+        too_many = expected - faults < needed or (
+            complete and faults and not self.common.min_silos
+        )
         if online < needed and too_many:
             raise UserError("; ".join(dict.fromkeys(found.faults.values())))
 
     def _timed_out(self, found: Candidates, expected: int) -> str:
         names = ", ".join(sorted(c["name"] for c in found.summaries.values())) or "none"
-        refused = "".join(f"; refused: {reason}" for reason in [*found.impostors.values(), *found.faults.values()])
+        refused = "".join(
+            f"; refused: {reason}"
+            for reason in [*found.impostors.values(), *found.faults.values()]
+        )
         waited = f"waited {self.common.round_timeout:g} s for {expected} silos"
         return f"{waited}; here are {len(found.summaries)}: {names}{refused}"
 
     def ask(
-        self, nodes: Sequence[int], found: Candidates, before: Mapping[str, Any] | None = None, *, late: bool = False
+        self,
+        nodes: Sequence[int],
+        found: Candidates,
+        before: Mapping[str, Any] | None = None,
+        *,
+        late: bool = False,
     ) -> None:
         """Request data summaries; add each one to ``found``, or the reason why a node has none.
 
@@ -233,15 +283,26 @@ class SummaryRequests:
         """
         asked = [_message(node, late=late) for node in nodes]
         policy = TimeoutPolicy(JOIN_SECONDS if late else SUMMARY_SECONDS)
-        exchange = Exchange(self.grid, policy, most=lambda _: SUMMARY_BYTES, receipts=self.receipts)
-        replies = sorted(exchange.run(asked) if asked else [], key=lambda reply: reply.metadata.src_node_id)
+        exchange = Exchange(
+            self.grid, policy, most=lambda _: SUMMARY_BYTES, receipts=self.receipts
+        )
+        replies = sorted(
+            exchange.run(asked) if asked else [], key=lambda reply: reply.metadata.src_node_id
+        )
         found.silent = sorted({*nodes} - {reply.metadata.src_node_id for reply in replies})
         for reply in replies:
             node = reply.metadata.src_node_id
             if not reply.has_error():
                 self._admit(node, reply.content, found, before)
-            elif reply.error.code in UNREACHABLE or (reply.error.code == CRASHED and self.may_crash(node)):
-                log(WARNING, "a silo (node %d) gave no data summary yet: %s", node, reason_of(reply.error.reason))
+            elif reply.error.code in UNREACHABLE or (
+                reply.error.code == CRASHED and self.may_crash(node)
+            ):
+                log(
+                    WARNING,
+                    "a silo (node %d) gave no data summary yet: %s",
+                    node,
+                    reason_of(reply.error.reason),
+                )
             else:
                 reason = reason_of(reply.error.reason)
                 self.reporter.silo_fault(f"node {node}", reason)
@@ -252,18 +313,36 @@ class SummaryRequests:
         self.crashes[node] += 1
         return self.crashes[node] < SUMMARY_TRIES
 
-    def _admit(self, node: int, content: RecordDict, found: Candidates, before: Mapping[str, Any] | None) -> None:
+    def _admit(
+        self,
+        node: int,
+        content: RecordDict,
+        found: Candidates,
+        before: Mapping[str, Any] | None,
+    ) -> None:
         """Check a node's data summary and its name; add the summary or the fault to ``found``."""
         try:
             check_reply(content, ("summary",), SUMMARY_BYTES)
             summary = read_data_summary(content.get("summary"))
             self.identities.check(node, name := summary["name"])
-            if before and name not in (*before, *self.common.held_out) and not self.late.allows(name):
-                self.strangers[name] = found.impostors[node] = f"{name} is here, and is none of this run's silos"
+            if (
+                before
+                and name not in (*before, *self.common.held_out)
+                and not self.late.allows(name)
+            ):
+                self.strangers[name] = found.impostors[node] = (
+                    f"{name} is here, and is none of this run's silos"
+                )
                 self.reporter.note(found.impostors[node])
                 return
-            for other in (n for n, c in found.summaries.items() if c["name"] == name and n in self.identities.nodes):
-                raise UserError(f"it is called {name}, as node {other} is: give each its own `name`")
+            for other in (
+                n
+                for n, c in found.summaries.items()
+                if c["name"] == name and n in self.identities.nodes
+            ):
+                raise UserError(
+                    f"it is called {name}, as node {other} is: give each its own `name`"
+                )
         except ImpostorError as error:
             found.impostors[node] = str(error)
             self.reporter.refused(str(error))
@@ -279,7 +358,9 @@ class SummaryRequests:
 def _message(node: int, *, late: bool) -> Message:
     """Return the request for a node's data summary. ``late``: the run has begun."""
     content = RecordDict({"config": ConfigRecord({"late": True} if late else {})})
-    return Message(content, dst_node_id=node, message_type=MessageType.QUERY, ttl=SUMMARY_SECONDS)
+    return Message(
+        content, dst_node_id=node, message_type=MessageType.QUERY, ttl=SUMMARY_SECONDS
+    )
 
 
 def _cannot_take_part(node: int, reason: str) -> str:

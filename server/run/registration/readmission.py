@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from server.run.registration.data_summaries import JOIN_SECONDS, SUMMARY_TRIES, Candidates, Joiner
+from server.run.registration.data_summaries import (
+    JOIN_SECONDS,
+    SUMMARY_TRIES,
+    Candidates,
+    Joiner,
+)
 from server.run.registration.registration import Registration
 from strategies.base.info import OFFLINE, RoundPlan
 from strategies.base.transport.data_summary import SUMS
@@ -16,7 +21,11 @@ class Readmission:
 
     def __init__(self, registration: Registration) -> None:
         self.registration, self.requests = registration, registration.requests
-        self.common, self.reporter, self.late = registration.common, registration.reporter, registration.late
+        self.common, self.reporter, self.late = (
+            registration.common,
+            registration.reporter,
+            registration.late,
+        )
 
     def readmit(self, server_round: int) -> None:
         """Admit silos that were offline or had a fault when the run was resumed, and late joiners.
@@ -37,7 +46,11 @@ class Readmission:
         """Return the data summaries of new nodes, and of nodes that had a fault before; report the other nodes."""
         registration, found = self.registration, Candidates()
         again = {node for node, reason in registration.faulty.items() if not is_refusal(reason)}
-        new = [node for node in self.requests.nodes() if node not in registration.nodes or node in again]
+        new = [
+            node
+            for node in self.requests.nodes()
+            if node not in registration.nodes or node in again
+        ]
         self.requests.ask(new, found, late=True)
         for node, reason in found.faults.items():
             if registration.faulty.get(node) != reason:
@@ -48,7 +61,9 @@ class Readmission:
             self.reporter.note(
                 f"a silo (node {node}) gave no data summary within {JOIN_SECONDS:g} s, {SUMMARY_TRIES} times"
             )
-        registration.nodes |= {node: f"node {node}" for node in (*found.faults, *found.impostors, *gone)}
+        registration.nodes |= {
+            node: f"node {node}" for node in (*found.faults, *found.impostors, *gone)
+        }
         return found.summaries
 
     def _receive(self, node: int, summary: dict[str, Any], server_round: int) -> None:
@@ -77,7 +92,9 @@ class Readmission:
         """Admit a silo that was offline; it continues from its own state."""
         name = summary["name"]
         if self.registration.misfit(summary):
-            self.reporter.note(f"{name} is back with other data than before, and cannot take part in this run")
+            self.reporter.note(
+                f"{name} is back with other data than before, and cannot take part in this run"
+            )
             return
         self.registration.enter(node, summary)
         self.reporter.note(f"{name} is back, and takes part from round {server_round} on")
@@ -87,7 +104,9 @@ class Readmission:
         del self.late.waiting[name]
         if len(self.registration.silos) + len(self.registration.held_out) >= self.common.silos:
             silos = f"silos = {self.common.silos}"
-            self.registration.leave_out(name, f"{name} cannot join the run, which has {silos} and so many already")
+            self.registration.leave_out(
+                name, f"{name} cannot join the run, which has {silos} and so many already"
+            )
             return
         summary = {k: v for k, v in joiner.summary.items() if k not in SUMS}
         if reason := self.registration.misfit(summary):
@@ -96,13 +115,22 @@ class Readmission:
         self.registration.enter(joiner.node, summary)
         self.registration.joined[name] = server_round
         weights = RoundPlan().with_silos(self.registration.silos.values(), self.common).samples
-        counts = f"; it counts as {n} samples" if (n := weights[name]) != summary["n_train"] else ""
-        self.reporter.note(f"{name} joins the run, and takes part from round {server_round} on{counts}")
+        counts = (
+            f"; it counts as {n} samples" if (n := weights[name]) != summary["n_train"] else ""
+        )
+        self.reporter.note(
+            f"{name} joins the run, and takes part from round {server_round} on{counts}"
+        )
 
     def take_back(self, done: int) -> None:
         """Remove the silos that joined after round ``done``, to which the run goes back; they join again."""
         registration = self.registration
         for name, first in list(registration.joined.items()):
             if first > done:
-                self.late.wait(name, registration.silos.pop(name).node_id, registration.summaries.pop(name), first)
+                self.late.wait(
+                    name,
+                    registration.silos.pop(name).node_id,
+                    registration.summaries.pop(name),
+                    first,
+                )
                 del registration.joined[name]

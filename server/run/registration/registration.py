@@ -44,10 +44,16 @@ def without_sums(summaries: Summaries, common: Common) -> list[str]:
     """Return the silos that withhold the sums of their columns: their own statistics standardise their data."""
     if common.normalization != "agreed":
         return []
-    return [name for name, summary in summaries.items() if columns_of(summary) and "sum" not in summary]
+    return [
+        name
+        for name, summary in summaries.items()
+        if columns_of(summary) and "sum" not in summary
+    ]
 
 
-def note_silos(summaries: Summaries, spec: DataSpec, common: Common, reporter: Reporter) -> None:
+def note_silos(
+    summaries: Summaries, spec: DataSpec, common: Common, reporter: Reporter
+) -> None:
     """Report differences between the silos, and from an earlier run of this directory."""
     _note_withheld(summaries, common, reporter)
     _note_mapped(summaries, spec, reporter)
@@ -69,12 +75,20 @@ def _note_mapped(summaries: Summaries, spec: DataSpec, reporter: Reporter) -> No
     own = {name: read_schema(summary.get(SCHEMA, "")) for name, summary in summaries.items()}
     for name, schema in own.items():
         if moves := moved(schema, agreed):
-            reporter.note(f"{name} has its {' and '.join(moves)} in another order: it maps them by name")
+            reporter.note(
+                f"{name} has its {' and '.join(moves)} in another order: it maps them by name"
+            )
     for what in ("features", "labels"):
-        silent = [name for name, schema in own.items() if getattr(agreed, what) and not getattr(schema, what)]
+        silent = [
+            name
+            for name, schema in own.items()
+            if getattr(agreed, what) and not getattr(schema, what)
+        ]
         if silent:
             verb = "names" if len(silent) == 1 else "name"
-            reporter.note(f"{few(silent, 8)} {verb} no {what}: they are taken to be in the order of the other silos")
+            reporter.note(
+                f"{few(silent, 8)} {verb} no {what}: they are taken to be in the order of the other silos"
+            )
 
 
 def _note_changed_counts(summaries: Summaries, reporter: Reporter) -> None:
@@ -83,7 +97,9 @@ def _note_changed_counts(summaries: Summaries, reporter: Reporter) -> None:
     counts = {name: summary["n_train"] for name, summary in summaries.items()}
     for name, before in reporter.directory.sample_counts().items():
         if counts.get(name, before) != before:
-            reporter.note(f"{name} has {counts[name]} training samples now, and said {before} before")
+            reporter.note(
+                f"{name} has {counts[name]} training samples now, and said {before} before"
+            )
     reporter.event("silos", samples=counts)
 
 
@@ -95,11 +111,16 @@ def note_weights(strategy: PersonalizedStrategy, common: Common, reporter: Repor
     for name, info in strategy.silos.items():
         if info.n_train != (weight := strategy.samples[name]):
             why = "as agreed" if name in agreed else _bound_of_count(strategy, common, name)
-            reporter.note(f"{name} says that it has {info.n_train} training samples; it counts as {weight}, {why}")
+            reporter.note(
+                f"{name} says that it has {info.n_train} training samples; it counts as {weight}, {why}"
+            )
 
 
 def _bound_of_count(strategy: PersonalizedStrategy, common: Common, silo: str) -> str:
-    screened, capped = strategy.plan, strategy.plan.with_silos(strategy.silos.values(), replace(common, robust="none"))
+    screened, capped = (
+        strategy.plan,
+        strategy.plan.with_silos(strategy.silos.values(), replace(common, robust="none")),
+    )
     if capped.samples[silo] == screened.samples[silo]:
         return f"{common.weight_cap:g} times the median (weight-cap)"
     return f"{COUNT_SLACK:g} times the largest but {tolerated(len(strategy.silos))} (robust = screen)"
@@ -115,21 +136,33 @@ class Registration:
         directory: RunDirectory | None = None,
         watch: Callable[[Progress], object] | None = None,
     ) -> None:
-        self.grid, self.common, self.run_name = grid, settings.common, directory.name if directory else ""
+        self.grid, self.common, self.run_name = (
+            grid,
+            settings.common,
+            directory.name if directory else "",
+        )
         self.reporter = Reporter(settings, directory, watch)
         self.receipts = Receipts.of(directory.path if directory else None, self.reporter.note)
         self.trains = settings.strategy.info.trains
         self.summaries: dict[str, dict[str, Any]] = {}
         self.data_spec = DataSpec(True, (), 1)
-        self.held_out: dict[str, SiloInfo] = {}  # the held-out hospitals that are online and fit
+        self.held_out: dict[
+            str, SiloInfo
+        ] = {}  # the held-out hospitals that are online and fit
         self.silos: dict[str, SiloInfo] = {}  # the run's silos, also those that are offline
         self.joined: dict[str, int] = {}  # silo that joined during the run -> its first round
         self.left_out: dict[str, str] = {}  # silo or node that does not take part -> reason
-        self.faulty: dict[int, str] = {}  # nodes that answered with an error; they are asked again
+        self.faulty: dict[
+            int, str
+        ] = {}  # nodes that answered with an error; they are asked again
         self.late = LateJoiners(settings.common)
-        self.requests = SummaryRequests(grid, settings.common, self.reporter, self.receipts, self.late)
+        self.requests = SummaryRequests(
+            grid, settings.common, self.reporter, self.receipts, self.late
+        )
         self.identities = self.requests.identities
-        self.keys: dict[str, str] = {}  # silo -> fingerprint of its key, if its name is registered
+        self.keys: dict[
+            str, str
+        ] = {}  # silo -> fingerprint of its key, if its name is registered
         self.nodes: dict[int, str] = {}  # node -> name, also of nodes that do not take part
 
     @property
@@ -174,18 +207,26 @@ class Registration:
         self._agree(summaries, found.faults, saved)
         self.faulty = found.faults
         nodes_of = {found.summaries[n]["name"]: n for n in online}
-        self.nodes = {n: self.identities.registered_name(n) for n in (*found.faults, *found.impostors)}
+        self.nodes = {
+            n: self.identities.registered_name(n) for n in (*found.faults, *found.impostors)
+        }
         self.nodes |= {n: summary["name"] for n, summary in found.summaries.items()}
-        self.keys |= {name: key for name in self.summaries if (key := self.identities.key(nodes_of[name]))}
+        self.keys |= {
+            name: key for name in self.summaries if (key := self.identities.key(nodes_of[name]))
+        }
         if self.trains:
             note_silos(self.summaries, self.data_spec, self.common, self.reporter)
         self._hold_out(held, nodes_of)
         self._check_late()
-        self.silos = {name: silo_info(summary, nodes_of[name]) for name, summary in self.summaries.items()}
+        self.silos = {
+            name: silo_info(summary, nodes_of[name]) for name, summary in self.summaries.items()
+        }
         if saved is not None:
             self._add_absent(saved)
 
-    def _hold_out(self, held: Mapping[str, Mapping[str, Any]], nodes_of: Mapping[str, int]) -> None:
+    def _hold_out(
+        self, held: Mapping[str, Mapping[str, Any]], nodes_of: Mapping[str, int]
+    ) -> None:
         """Set the held-out hospitals, which had no part in the schema; report those that do not fit or are offline.
 
         Raises UserError in a simulation without a silo of that name.
@@ -194,7 +235,11 @@ class Registration:
             if name not in held and self.simulated:
                 raise UserError(f"hold-out = {self.common.hold_out}: there is no silo {name!r}")
             spec = self.data_spec.values
-            fault = misfit(held[name], spec, "the others have") if name in held else "it is not here"
+            fault = (
+                misfit(held[name], spec, "the others have")
+                if name in held
+                else "it is not here"
+            )
             if fault:
                 self.leave_out(name, f"{name}, which is held out, is not evaluated: {fault}")
             else:
@@ -204,17 +249,26 @@ class Registration:
         """Raise UserError if ``late-joiners`` names a hospital that does not exist in a simulation."""
         for name in self.common.late:
             if self.simulated and name not in {**self.late.waiting, **self.summaries}:
-                raise UserError(f"late-joiners = {self.common.late_joiners}: there is no silo {name!r}")
+                raise UserError(
+                    f"late-joiners = {self.common.late_joiners}: there is no silo {name!r}"
+                )
 
-    def _agree(self, summaries: Mapping[str, Summary], faults: Mapping[int, str], saved: State | None) -> None:
+    def _agree(
+        self, summaries: Mapping[str, Summary], faults: Mapping[int, str], saved: State | None
+    ) -> None:
         """Reconcile the schema of all silos, and report those left out. Raises UserError if no quorum remains."""
-        known, source = declared_spec(read_agreed(self.common.agreed)), "the federation file has"
+        known, source = (
+            declared_spec(read_agreed(self.common.agreed)),
+            "the federation file has",
+        )
         if saved is not None:  # an older checkpoint has only the data summaries
             known = saved.numbers.get("facts") or data_spec_of(saved.numbers["cards"].values())
             source = "this run has"
         sums = self.common.normalization == "agreed"
         found = reconcile(list(summaries.values()), read_data_spec(known), source, sums=sums)
-        self.left_out = {self.identities.registered_name(node): fault for node, fault in faults.items()}
+        self.left_out = {
+            self.identities.registered_name(node): fault for node, fault in faults.items()
+        }
         self.left_out |= found.left_out
         if len(found.summaries) < self.needed:
             raise UserError("; ".join(dict.fromkeys(self.left_out.values())))
@@ -229,7 +283,11 @@ class Registration:
         Their data summaries are restored from the checkpoint, so that the agreed schema does not change.
         """
         saved_summaries: dict[str, dict[str, Any]] = saved.numbers.get("cards", {})
-        offline = {n: s for n, s in saved_summaries.items() if n not in self.summaries and not s["simulated"]}
+        offline = {
+            n: s
+            for n, s in saved_summaries.items()
+            if n not in self.summaries and not s["simulated"]
+        }
         faulty = len(self.left_out) - len(self.strangers)  # silos left out are not waited for
         if not self.common.min_silos and len(offline) > faulty:
             return
@@ -259,12 +317,17 @@ class Registration:
 
 def silo_info(summary: Mapping[str, Any], node: int) -> SiloInfo:
     """Return a silo's name, node and sample counts."""
-    return SiloInfo(summary["name"], node, summary["n_train"], summary["n_val"], summary["n_test"])
+    return SiloInfo(
+        summary["name"], node, summary["n_train"], summary["n_val"], summary["n_test"]
+    )
 
 
 def data_spec_of(summaries: Iterable[Summary]) -> dict[str, Any]:
     """Return the schema that these data summaries agreed on, for a checkpoint that does not hold it."""
     summaries = list(summaries)
-    own_file, classes = any(s["own_file"] for s in summaries), max(s["classes"] for s in summaries)
+    own_file, classes = (
+        any(s["own_file"] for s in summaries),
+        max(s["classes"] for s in summaries),
+    )
     shape, task = read_shape(summaries[0]["shape"]), summaries[0].get("task", "multiclass")
     return DataSpec(own_file, shape, classes, task).saved()

@@ -74,13 +74,20 @@ def read(encoded: Encoded, base: Tensor | None) -> Tensor:
     raise DataError(f"unknown form of a vector: '{encoded.form:.80}'")
 
 
-def part(encoded: Encoded, name: str, dtype: torch.dtype | None = None, shape: tuple[int, ...] | None = None) -> Tensor:
+def part(
+    encoded: Encoded,
+    name: str,
+    dtype: torch.dtype | None = None,
+    shape: tuple[int, ...] | None = None,
+) -> Tensor:
     """Return one of its tensors; raise DataError if it is missing, or not of this type and shape."""
     tensor = encoded.tensors.get(name)
     if tensor is None:
         raise DataError(f"its '{name}' are missing")
     if dtype not in (None, tensor.dtype) or shape not in (None, tuple(tensor.shape)):
-        raise DataError(f"its '{name}' are {tensor.dtype} of shape {tuple(tensor.shape)}, not {dtype} of {shape}")
+        raise DataError(
+            f"its '{name}' are {tensor.dtype} of shape {tuple(tensor.shape)}, not {dtype} of {shape}"
+        )
     return tensor
 
 
@@ -118,7 +125,9 @@ def read_change(encoded: Encoded, size: int) -> Tensor:
 def _quantised(change: Tensor) -> dict[str, Tensor]:
     """Return integers from -127 to 127 and a scale per block, nearest to the change (halves round to even)."""
     count = -(-len(change) // BLOCK)
-    blocks = torch.nn.functional.pad(change, (0, count * BLOCK - len(change))).view(count, BLOCK)
+    blocks = torch.nn.functional.pad(change, (0, count * BLOCK - len(change))).view(
+        count, BLOCK
+    )
     scales = blocks.abs().amax(1) / 127
     steps = torch.where(scales > 0, scales, torch.ones_like(scales))
     values = (blocks / steps[:, None]).round_().clamp_(-127, 127).to(torch.int8)
@@ -160,7 +169,9 @@ def write_sparse(vector: Tensor, base: Tensor, dtype: str) -> Encoded | None:
     yes = torch.ones(min(len(places), 1), dtype=torch.bool, device=ends.device)
     starts, stops = places[torch.cat([yes, ends])], places[torch.cat([ends, yes])] + 1
     runs = torch.stack([starts, stops - starts], dim=1)
-    encoded = Encoded({"runs": runs.to(torch.int32), "values": values[within(runs)]}, dtype, SPARSE)
+    encoded = Encoded(
+        {"runs": runs.to(torch.int32), "values": values[within(runs)]}, dtype, SPARSE
+    )
     return encoded if encoded.bytes < values.nbytes else None
 
 
@@ -172,7 +183,9 @@ def read_sparse(encoded: Encoded, base: Tensor) -> Tensor:
         raise DataError("its runs are no pairs of a place and a length")
     runs = runs.long()
     if values.shape != (int(runs[:, 1].sum()),):  # before that many indices are allocated
-        raise DataError(f"its values are of shape {tuple(values.shape)}, which its runs are not")
+        raise DataError(
+            f"its values are of shape {tuple(values.shape)}, which its runs are not"
+        )
     places = within(runs)
     check_places(places, len(base))
     return base.to(values.device).index_copy(0, places, values)
@@ -182,4 +195,6 @@ def within(runs: Tensor) -> Tensor:
     """Return the indices of the runs (r, 2), each (first index, length)."""
     lengths = runs[:, 1]
     before = lengths.cumsum(0) - lengths
-    return torch.arange(int(lengths.sum()), device=runs.device) + (runs[:, 0] - before).repeat_interleave(lengths)
+    return torch.arange(int(lengths.sum()), device=runs.device) + (
+        runs[:, 0] - before
+    ).repeat_interleave(lengths)

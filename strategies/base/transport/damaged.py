@@ -15,7 +15,9 @@ from partitions.common.errors import UserError
 from strategies.base.transport.reporting import reason_of
 
 NUMBER = r"\d{1,9}"
-TEXT = re.compile(rf"its state of round ({NUMBER}) is damaged, and it can go back to (no round|rounds? [\d, ]+): ")
+TEXT = re.compile(
+    rf"its state of round ({NUMBER}) is damaged, and it can go back to (no round|rounds? [\d, ]+): "
+)
 MOST_STATES = 10  # limit of the states named in a reply; a silo keeps fewer
 
 
@@ -27,8 +29,12 @@ class DamagedStateError(UserError):
     """
 
     def __init__(self, round: int, kept: Sequence[int], reason: str) -> None:
-        back = f"round{'s' * (len(kept) > 1)} {', '.join(map(str, kept))}" if kept else "no round"
-        super().__init__(f"its state of round {round} is damaged, and it can go back to {back}: {reason}")
+        back = (
+            f"round{'s' * (len(kept) > 1)} {', '.join(map(str, kept))}" if kept else "no round"
+        )
+        super().__init__(
+            f"its state of round {round} is damaged, and it can go back to {back}: {reason}"
+        )
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,9 @@ class Damage:
         return done == 0 or (done < self.round and any(kept <= done for kept in self.kept))
 
 
-def damages(replies: Iterable[Message], names: Mapping[int, str], server_round: int) -> list[Damage]:
+def damages(
+    replies: Iterable[Message], names: Mapping[int, str], server_round: int
+) -> list[Damage]:
     """Return the damaged states reported in a round's replies, sorted by silo. ``names``: silo names by node."""
     found = []
     for reply in replies:

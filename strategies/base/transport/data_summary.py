@@ -21,8 +21,24 @@ import torch
 from models.shapes import Shape, columns, read_shape, written
 from partitions.common.errors import UserError
 from partitions.labels import MOST_CLASSES, ONE_CLASS, TASKS
-from partitions.schema import NO_SCHEMA, Schema, difference, majority, order_of, parse_schema, read_schema
-from strategies.base.transport.reporting import MOST, SCHEMA, SUMS, WITHHELD, is_shape, is_whole, printable
+from partitions.schema import (
+    NO_SCHEMA,
+    Schema,
+    difference,
+    majority,
+    order_of,
+    parse_schema,
+    read_schema,
+)
+from strategies.base.transport.reporting import (
+    MOST,
+    SCHEMA,
+    SUMS,
+    WITHHELD,
+    is_shape,
+    is_whole,
+    printable,
+)
 
 Summary = Mapping[str, Any]
 SCHEMAS = ("declared", SCHEMA)
@@ -39,7 +55,9 @@ class DataSpec:
     shape: Shape
     classes: int  # or findings, or measurements: the outputs of the network
     task: str = "multiclass"
-    declared: Schema = NO_SCHEMA  # the federation file's schema: every silo must have all names in it
+    declared: Schema = (
+        NO_SCHEMA  # the federation file's schema: every silo must have all names in it
+    )
     schema: Schema = NO_SCHEMA  # the same, completed by the majority of silos
 
     @property
@@ -49,7 +67,11 @@ class DataSpec:
 
     def saved(self) -> dict[str, Any]:
         """Return the values in their JSON form."""
-        return self.values | {"shape": written(self.shape)} | {key: self.values[key].content for key in SCHEMAS}
+        return (
+            self.values
+            | {"shape": written(self.shape)}
+            | {key: self.values[key].content for key in SCHEMAS}
+        )
 
 
 @dataclass(frozen=True)
@@ -67,24 +89,36 @@ def read_agreed(text: str) -> dict[str, Any]:
         stated = json.loads(text or "{}")
     except ValueError:
         stated = None
-    if not isinstance(stated, dict) or not set(stated) <= {"task", "shape", "classes", "samples", SCHEMA}:
+    if not isinstance(stated, dict) or not set(stated) <= {
+        "task",
+        "shape",
+        "classes",
+        "samples",
+        SCHEMA,
+    }:
         raise UserError(
             f"agreed = {text[:80]!r}: a JSON object of task, shape, classes, samples, schema is needed here"
         )
     if stated.get("task", TASKS[0]) not in TASKS:
-        raise UserError(f"agreed: task = {stated['task']!r}: one of {', '.join(TASKS)} is needed here")
+        raise UserError(
+            f"agreed: task = {stated['task']!r}: one of {', '.join(TASKS)} is needed here"
+        )
     if "shape" in stated and not is_shape(stated["shape"]):
         raise UserError(
             f"agreed: shape = {stated['shape']!r}: a list of one to four whole numbers is needed here, or of texts as "
             "a silo's data summary has them"
         )
     if "classes" in stated and not is_whole(stated["classes"], 1, MOST_CLASSES):
-        raise UserError(f"agreed: classes = {stated['classes']!r}: a whole number up to {MOST_CLASSES} is needed here")
+        raise UserError(
+            f"agreed: classes = {stated['classes']!r}: a whole number up to {MOST_CLASSES} is needed here"
+        )
     if SCHEMA in stated:
         check_schema(stated)
     samples = stated.get("samples", {})
     if not isinstance(samples, dict) or not all(is_whole(n, 1, MOST) for n in samples.values()):
-        raise UserError(f"agreed: samples = {samples!r}: a whole number from 1 on for each silo is needed here")
+        raise UserError(
+            f"agreed: samples = {samples!r}: a whole number from 1 on for each silo is needed here"
+        )
     return stated
 
 
@@ -95,17 +129,25 @@ def check_schema(stated: Mapping[str, Any]) -> None:
     except ValueError as error:
         raise UserError(f"agreed: schema: {error}") from None
     if schema.labels and stated.get("classes", len(schema.labels)) != len(schema.labels):
-        raise UserError(f"agreed: schema names {len(schema.labels)} labels, and classes = {stated['classes']}")
+        raise UserError(
+            f"agreed: schema names {len(schema.labels)} labels, and classes = {stated['classes']}"
+        )
     shape = read_shape(stated["shape"]) if "shape" in stated else ()
     if schema.features and shape and columns(shape) != len(schema.features):
-        raise UserError(f"agreed: schema names {len(schema.features)} columns, and shape = {stated['shape']}")
+        raise UserError(
+            f"agreed: schema names {len(schema.features)} columns, and shape = {stated['shape']}"
+        )
 
 
 def declared_spec(stated: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a :class:`DataSpec` that ``agreed`` fixes; its schema's labels fix the number of classes."""
     fixed = {key: stated[key] for key in ("task", "shape", "classes") if key in stated}
     labels = stated.get(SCHEMA, {}).get("labels")
-    return fixed | ({"classes": len(labels)} if labels else {}) | {"declared": stated.get(SCHEMA, {})}
+    return (
+        fixed
+        | ({"classes": len(labels)} if labels else {})
+        | {"declared": stated.get(SCHEMA, {})}
+    )
 
 
 def read_data_spec(stated: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,7 +158,9 @@ def read_data_spec(stated: Mapping[str, Any]) -> dict[str, Any]:
     return fixed | {key: parse_schema(stated[key]) for key in SCHEMAS if key in stated}
 
 
-def sample_weights(counts: Mapping[str, int], cap: float, agreed: Mapping[str, int] | None = None) -> dict[str, int]:
+def sample_weights(
+    counts: Mapping[str, int], cap: float, agreed: Mapping[str, int] | None = None
+) -> dict[str, int]:
     """Return each silo's weight in a mean: the agreed number of samples, or the reported one, capped.
 
     The cap is ``cap`` (0: none) times the (lower) median of all.
@@ -129,7 +173,9 @@ def sample_weights(counts: Mapping[str, int], cap: float, agreed: Mapping[str, i
     return {name: n if name in (agreed or {}) else min(n, most) for name, n in counted.items()}
 
 
-def reconcile(summaries: Sequence[Summary], stated: Mapping[str, Any], by: str, *, sums: bool) -> Reconciled:
+def reconcile(
+    summaries: Sequence[Summary], stated: Mapping[str, Any], by: str, *, sums: bool
+) -> Reconciled:
     """Return the values that all silos use, and the silos that do not fit. At least one summary; their names differ.
 
     ``stated`` holds the fixed values of :class:`DataSpec`, ``by`` their source: "the federation file has". ``sums``:
@@ -145,10 +191,17 @@ def reconcile(summaries: Sequence[Summary], stated: Mapping[str, Any], by: str, 
         source = by if key in stated else "most silos have"
         for summary in rest:
             if reason := _misfit(key, _value(summary, key), spec, source):
-                left_out[summary["name"]] = printable(f"{summary['name']} is left out: it has {reason}")
+                left_out[summary["name"]] = printable(
+                    f"{summary['name']} is left out: it has {reason}"
+                )
         rest = [summary for summary in rest if summary["name"] not in left_out]
-    kept = {s["name"]: {k: v for k, v in s.items() if sums or k not in (*SUMS, WITHHELD)} for s in rest}
-    used = {name: reordered(summary, spec.get(SCHEMA, NO_SCHEMA)) for name, summary in kept.items()}
+    kept = {
+        s["name"]: {k: v for k, v in s.items() if sums or k not in (*SUMS, WITHHELD)}
+        for s in rest
+    }
+    used = {
+        name: reordered(summary, spec.get(SCHEMA, NO_SCHEMA)) for name, summary in kept.items()
+    }
     for name, (ratio, column) in _usual(used).items():
         times = f"values in column {column + 1} that are {ratio:.3g} times those of the others"
         if ratio > IMPLAUSIBLE:
@@ -157,7 +210,9 @@ def reconcile(summaries: Sequence[Summary], stated: Mapping[str, Any], by: str, 
         elif ratio > FAR:
             used[name] = {k: v for k, v in used[name].items() if k not in SUMS}
             used[name][WITHHELD] = f"it has {times}: another unit?"
-    return Reconciled(DataSpec(**{"own_file": True, "shape": (), "classes": 1, **spec}), used, left_out)
+    return Reconciled(
+        DataSpec(**{"own_file": True, "shape": (), "classes": 1, **spec}), used, left_out
+    )
 
 
 def _value(summary: Summary, key: str) -> Any:
@@ -168,14 +223,18 @@ def _value(summary: Summary, key: str) -> Any:
     return read_shape(summary["shape"]) if key == "shape" else summary[key]
 
 
-def _agreed_value(key: str, values: Sequence[Any], stated: Mapping[str, Any], spec: Mapping[str, Any]) -> Any:
+def _agreed_value(
+    key: str, values: Sequence[Any], stated: Mapping[str, Any], spec: Mapping[str, Any]
+) -> Any:
     """Return the value for all silos: the stated one, or the majority's; for a schema, part by part."""
     if key == "declared":
         return stated.get(key, NO_SCHEMA)
     if key != SCHEMA:
         return stated.get(key, _most_stated(values))
     first, most = stated.get(key, spec["declared"]), majority(values)
-    return Schema(first.features or most.features, first.labels or most.labels, first.dtype or most.dtype)
+    return Schema(
+        first.features or most.features, first.labels or most.labels, first.dtype or most.dtype
+    )
 
 
 def reordered(summary: dict[str, Any], agreed: Schema) -> dict[str, Any]:
@@ -184,7 +243,9 @@ def reordered(summary: dict[str, Any], agreed: Schema) -> dict[str, Any]:
     d = columns(read_shape(summary["shape"]))
     order = order_of(own.names, agreed.names) or list(range(d))
     if summary.get("task") == "regression":
-        order += [d + i for i in order_of(own.labels, agreed.labels) or range(summary["classes"])]
+        order += [
+            d + i for i in order_of(own.labels, agreed.labels) or range(summary["classes"])
+        ]
     return summary | {key: [summary[key][i] for i in order] for key in SUMS if key in summary}
 
 
@@ -197,13 +258,18 @@ def _most_stated(values: Sequence[Any]) -> Any:
 
 def misfit(summary: Summary, spec: Mapping[str, Any], source: str) -> str:
     """Return a text on a silo's first value that does not fit the agreed ones; empty if all fit."""
-    return next((r for key in SPEC if (r := _misfit(key, _value(summary, key), spec, source))), "")
+    return next(
+        (r for key in SPEC if (r := _misfit(key, _value(summary, key), spec, source))), ""
+    )
 
 
 def _misfit(key: str, has: Any, spec: Mapping[str, Any], source: str) -> str:
     """Return a text on a silo's value that does not fit, with the remedy; empty if it fits."""
     holds = spec[key]
-    parts = spec.get("task") in (*ONE_CLASS, "segmentation")  # tasks in which a silo may lack some of the classes
+    parts = spec.get("task") in (
+        *ONE_CLASS,
+        "segmentation",
+    )  # tasks in which a silo may lack some of the classes
     if key in SCHEMAS:
         return difference(has, holds, source, required=key == "declared", subset=parts)
     if has == holds or (key == "classes" and parts and has < holds):
@@ -230,7 +296,9 @@ def _usual(summaries: Mapping[str, Summary]) -> dict[str, tuple[float, int]]:
     if not names:
         return {}
     size = torch.tensor([[summaries[n]["n_train"]] for n in names], dtype=torch.float64)
-    values = (torch.tensor([summaries[n]["square_sum"] for n in names], dtype=torch.float64) / size).sqrt()
+    values = (
+        torch.tensor([summaries[n]["square_sum"] for n in names], dtype=torch.float64) / size
+    ).sqrt()
     usual = torch.where(values > 0, values, torch.nan).nanmedian(0).values
     ratio = torch.where(values > 0, values / usual, 0.0)
     most, column = ratio.max(1)

@@ -28,10 +28,19 @@ from models.flat import is_finite
 from partitions.common.errors import DataError
 from strategies.base.settings import Common
 from strategies.base.state import BUFFERS, GLOBAL, State
-from strategies.base.transport.codecs import OF_CHANGES, Encoded, read_change, write_change, write_sparse
+from strategies.base.transport.codecs import (
+    OF_CHANGES,
+    Encoded,
+    read_change,
+    write_change,
+    write_sparse,
+)
 from strategies.base.transport.payload import Model
 
-RESIDUAL, PROPOSED = "owed.", "proposed."  # prefixes in a silo's state: of residuals, and of what is not counted yet
+RESIDUAL, PROPOSED = (
+    "owed.",
+    "proposed.",
+)  # prefixes in a silo's state: of residuals, and of what is not counted yet
 
 
 def base_of(received: Mapping[str, Model], name: str, size: int) -> Tensor | None:
@@ -43,12 +52,17 @@ def base_of(received: Mapping[str, Model], name: str, size: int) -> Tensor | Non
 def feeds_back(common: Common) -> bool:
     """Return whether silos store what the format loses, and send it later."""
     lossy = common.wire_dtype != "float32"
-    return lossy and (common.wire_feedback == "on" or (common.wire_feedback == "auto" and sends_changes(common)))
+    return lossy and (
+        common.wire_feedback == "on"
+        or (common.wire_feedback == "auto" and sends_changes(common))
+    )
 
 
 def sends_changes(common: Common) -> bool:
     """Return whether models travel up as changes."""
-    return common.wire_dtype in OF_CHANGES or (common.wire_feedback == "on" and common.wire_dtype != "float32")
+    return common.wire_dtype in OF_CHANGES or (
+        common.wire_feedback == "on" and common.wire_dtype != "float32"
+    )
 
 
 def propose(state: State, server_round: int, arrays: Mapping[str, Tensor]) -> None:
@@ -70,7 +84,11 @@ def commit(state: State, counted: object) -> None:
 
 
 def encode_vectors(
-    common: Common, state: State, vectors: Mapping[str, Tensor], received: Mapping[str, Model], server_round: int
+    common: Common,
+    state: State,
+    vectors: Mapping[str, Tensor],
+    received: Mapping[str, Model],
+    server_round: int,
 ) -> dict[str, Encoded]:
     """Encode a silo's vectors that do not travel whole; store new residuals in its state.
 
@@ -88,14 +106,20 @@ def encode_vectors(
     return result
 
 
-def _encode_change(common: Common, state: State, name: str, change: Tensor, server_round: int) -> Encoded:
+def _encode_change(
+    common: Common, state: State, name: str, change: Tensor, server_round: int
+) -> Encoded:
     residual, back = state.arrays.get(f"{RESIDUAL}{name}"), feeds_back(common)
-    if back and residual is not None and len(residual) == len(change):  # else the method now shares other layers
+    if (
+        back and residual is not None and len(residual) == len(change)
+    ):  # else the method now shares other layers
         change = change + residual
     encoded = write_change(change, common.wire_dtype, common.wire_topk)
     left = change - read_change(encoded, len(change))
     if not is_finite(left):
-        raise DataError(f"'{name}' holds changes too large for wire-dtype = {common.wire_dtype}")
+        raise DataError(
+            f"'{name}' holds changes too large for wire-dtype = {common.wire_dtype}"
+        )
     if back:
         propose(state, server_round, {f"{RESIDUAL}{name}": left})
     return encoded

@@ -60,7 +60,9 @@ class Payload:
 
 def is_number(value: object) -> bool:
     """Return whether a value that a silo sent is a finite number."""
-    return isinstance(value, int | float) and abs(value) <= sys.float_info.max  # an int may be too large for a float
+    return (
+        isinstance(value, int | float) and abs(value) <= sys.float_info.max
+    )  # an int may be too large for a float
 
 
 class TensorArray(Array):
@@ -73,7 +75,9 @@ class TensorArray(Array):
     tensor: Tensor
 
     def __init__(self, tensor: Tensor) -> None:
-        self.__dict__.update(tensor=tensor.detach(), shape=tuple(tensor.shape), stype="numpy.ndarray")
+        self.__dict__.update(
+            tensor=tensor.detach(), shape=tuple(tensor.shape), stype="numpy.ndarray"
+        )
         self.__dict__["dtype"] = str(tensor.dtype).removeprefix("torch.")
 
     def _array(self) -> Array:
@@ -134,7 +138,10 @@ class Wire:
         key = vector.data_ptr(), vector.numel()
         if key not in self.packed:
             record = array_record({"vector": narrow(vector, self.dtype)})
-            self.packed[key] = (vector, record)  # the reference to the vector prevents reuse of its address
+            self.packed[key] = (
+                vector,
+                record,
+            )  # the reference to the vector prevents reuse of its address
         return self.packed[key][1]
 
     def arrives(self, vector: Tensor) -> Tensor:
@@ -142,13 +149,17 @@ class Wire:
         return widen(tensor_of(self.pack(vector)["vector"]), self.dtype)
 
 
-def unpack(record: ArrayRecord, entry: Mapping[str, Any], base: Callable[[str], Tensor | None]) -> Model:
+def unpack(
+    record: ArrayRecord, entry: Mapping[str, Any], base: Callable[[str], Tensor | None]
+) -> Model:
     """Return the model of a record and its manifest entry; raise DataError if they are invalid."""
     dtype = entry.get("dtype", "float32")
     try:
         tensors = {name: tensor_of(array) for name, array in record.items()}
     except Exception as error:
-        raise DataError(f"its bytes are no array of {dtype:.80} ({type(error).__name__})") from error
+        raise DataError(
+            f"its bytes are no array of {dtype:.80} ({type(error).__name__})"
+        ) from error
     encoded = Encoded(tensors, dtype, entry.get("form", ""))
     vector = read(encoded, base(entry["name"]) if encoded.form else None)
     return Model(vector, entry["silo"], entry["round"], entry["samples"], encoded.bytes)
@@ -156,7 +167,12 @@ def unpack(record: ArrayRecord, entry: Mapping[str, Any], base: Callable[[str], 
 
 def wire_bytes(records: RecordDict) -> int:
     """Return the bytes of the arrays in a message, as the papers count communication."""
-    arrays = [a for record in records.values() if isinstance(record, ArrayRecord) for a in record.values()]
+    arrays = [
+        a
+        for record in records.values()
+        if isinstance(record, ArrayRecord)
+        for a in record.values()
+    ]
     return sum(math.prod(array.shape) * np.dtype(array.dtype).itemsize for array in arrays)
 
 
@@ -170,7 +186,13 @@ def encode(
     wire, encoded, manifest = wire or Wire(), encoded or {}, []
     records = RecordDict()
     for name, model in payload.models.items():
-        entry = {"name": name, "silo": model.silo, "round": model.round, "samples": model.samples, "dtype": wire.dtype}
+        entry = {
+            "name": name,
+            "silo": model.silo,
+            "round": model.round,
+            "samples": model.samples,
+            "dtype": wire.dtype,
+        }
         if name in encoded:
             entry |= {"dtype": encoded[name].dtype, "form": encoded[name].form}
             records[f"model.{name}"] = array_record(encoded[name].tensors)
@@ -178,7 +200,11 @@ def encode(
             records[f"model.{name}"] = wire.pack(model.vector)
         manifest.append(entry)
     records["config"] = ConfigRecord(
-        {"manifest": json.dumps(manifest), **{f"number.{k}": v for k, v in payload.numbers.items()}, **(config or {})}
+        {
+            "manifest": json.dumps(manifest),
+            **{f"number.{k}": v for k, v in payload.numbers.items()},
+            **(config or {}),
+        }
     )
     return records
 
@@ -199,7 +225,9 @@ def decode(
     try:
         manifest = json.loads(cast(str, config.pop("manifest")))
     except (TypeError, ValueError, RecursionError) as error:
-        raise DataError(f"the message's manifest is no JSON ({type(error).__name__})") from error
+        raise DataError(
+            f"the message's manifest is no JSON ({type(error).__name__})"
+        ) from error
     if not isinstance(manifest, list) or not all(map(is_entry, manifest)):
         raise DataError("the message's manifest does not list models")
     models = {}
@@ -211,15 +239,23 @@ def decode(
             model = unpack(record, entry, base)
         except ValueError as error:
             raise DataError(f"model '{entry['name']}': {error}") from error
-        models[entry["name"]] = model if device is None else replace(model, vector=model.vector.to(device))
-    numbers = {k.removeprefix("number."): config.pop(k) for k in list(config) if k.startswith("number.")}
+        models[entry["name"]] = (
+            model if device is None else replace(model, vector=model.vector.to(device))
+        )
+    numbers = {
+        k.removeprefix("number."): config.pop(k)
+        for k in list(config)
+        if k.startswith("number.")
+    }
     return Payload(models, numbers), config
 
 
 def is_entry(entry: object) -> bool:
     """Return whether a manifest entry is valid: a model's name, silo, round and number of samples."""
     kinds = {"name": str, "silo": str, "round": int, "samples": int}
-    if not isinstance(entry, dict) or not all(isinstance(entry.get(key, ""), str) for key in ("dtype", "form")):
+    if not isinstance(entry, dict) or not all(
+        isinstance(entry.get(key, ""), str) for key in ("dtype", "form")
+    ):
         return False
     right = all(isinstance(entry.get(key), kind) for key, kind in kinds.items())
     return right and entry["name"].isprintable() and len(entry["name"]) <= LONGEST_NAME
@@ -258,11 +294,15 @@ class ExpectedReply:
 
     method: str
     round: int
-    samples: Mapping[str, int]  # each silo's weight in a mean; the reply's own number is not used
+    samples: Mapping[
+        str, int
+    ]  # each silo's weight in a mean; the reply's own number is not used
     names: tuple[str, ...]
     size: Callable[[str, str], int]  # (vector, silo) -> length
     numbers: tuple[str, ...]  # the method's numbers that are read
-    base: Callable[[str, str], Tensor | None] = lambda name, silo: None  # (vector, silo) -> base of an encoded one
+    base: Callable[[str, str], Tensor | None] = lambda name, silo: (
+        None
+    )  # (vector, silo) -> base of an encoded one
 
 
 def read_reply(
@@ -280,7 +320,9 @@ def read_reply(
         raise
     except Exception as error:  # the bytes are a silo's: invalid ones must not stop the others
         log(ERROR, "a reply of %s cannot be read", silo, exc_info=error)
-        raise DataError(f"the reply cannot be read ({type(error).__name__}: {error})") from error
+        raise DataError(
+            f"the reply cannot be read ({type(error).__name__}: {error})"
+        ) from error
 
 
 def read_update(reply: Message, silo: str, expected: ExpectedReply) -> Update:
@@ -290,17 +332,26 @@ def read_update(reply: Message, silo: str, expected: ExpectedReply) -> Update:
     )
     named, number = config.get("silo"), config.get("round")
     if number != expected.round or named != silo or silo not in expected.samples:
-        raise DataError(f"a reply of {named!r:.80} for round {number!r:.80}, not of {silo} for {expected.round}")
+        raise DataError(
+            f"a reply of {named!r:.80} for round {number!r:.80}, not of {silo} for {expected.round}"
+        )
     metrics = read_metrics(reply.content.get("metrics"))
-    missing, unknown = set(expected.names) - set(payload.models), set(payload.models) - set(expected.names)
+    missing, unknown = (
+        set(expected.names) - set(payload.models),
+        set(payload.models) - set(expected.names),
+    )
     if missing:
         raise DataError(f"the reply lacks {', '.join(sorted(missing))}")
     if unknown:
-        raise DataError(f"the reply holds {', '.join(sorted(unknown))}, which {expected.method} does not send")
+        raise DataError(
+            f"the reply holds {', '.join(sorted(unknown))}, which {expected.method} does not send"
+        )
     vectors = {name: payload.models[name].vector for name in expected.names}
     for name, vector in vectors.items():
         check_vector(name, vector, expected.size(name, silo))
-    numbers = {name: payload.numbers[name] for name in expected.numbers if name in payload.numbers}
+    numbers = {
+        name: payload.numbers[name] for name in expected.numbers if name in payload.numbers
+    }
     came = sum(payload.models[name].bytes for name in expected.names)
     return Update(silo, expected.samples[silo], vectors, numbers, metrics, came)
 
@@ -308,9 +359,13 @@ def read_update(reply: Message, silo: str, expected: ExpectedReply) -> Update:
 def check_vector(name: str, vector: Tensor, size: int) -> None:
     """Raise DataError if a vector is not float32 of this length, or not finite."""
     if vector.dtype != torch.float32 or vector.shape != (size,):
-        raise DataError(f"'{name}' is {vector.dtype} of shape {tuple(vector.shape)}, not float32 of ({size},)")
+        raise DataError(
+            f"'{name}' is {vector.dtype} of shape {tuple(vector.shape)}, not float32 of ({size},)"
+        )
     if not is_finite(vector):
-        raise DataError(f"'{name}' holds values that are not finite: the local training diverged")
+        raise DataError(
+            f"'{name}' holds values that are not finite: the local training diverged"
+        )
 
 
 def check_statistics(vector: Tensor, layout: Layout, parts: Sequence[slice]) -> None:

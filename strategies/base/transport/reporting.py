@@ -30,7 +30,12 @@ SECONDS = ("seconds.train", "seconds.evaluate")
 EPSILON, DELTA, STEPS = "epsilon", "delta", "dp_steps"
 PRIVACY = (EPSILON, DELTA, STEPS)  # this silo's privacy cost in the run so far
 
-COUNTS = {"n_train": 1, "n_val": 0, "n_test": 0, "threads": 1}  # whole numbers, with the minimum of each
+COUNTS = {
+    "n_train": 1,
+    "n_val": 0,
+    "n_test": 0,
+    "threads": 1,
+}  # whole numbers, with the minimum of each
 SUMS = ("sum", "square_sum")  # per column of a table, and per measurement that is to be learned
 KINDS = ("own_file", "simulated")  # one is true
 TEXTS = ("device", "versions")
@@ -47,7 +52,10 @@ LARGEST = 3.5e38  # more than any float32
 @cache
 def allowed_metrics() -> frozenset[str]:
     """Return the names of the scalars that may leave a silo."""
-    return frozenset({f"{s}.{p}.{m}" for s in SNAPSHOTS for p in SPLITS for m in all_metrics()} | {*SECONDS, *PRIVACY})
+    return frozenset(
+        {f"{s}.{p}.{m}" for s in SNAPSHOTS for p in SPLITS for m in all_metrics()}
+        | {*SECONDS, *PRIVACY}
+    )
 
 
 def read_metrics(record: object) -> dict[str, float]:
@@ -60,7 +68,9 @@ def read_metrics(record: object) -> dict[str, float]:
             raise DataError(f"'{name[:80]}' is no metric that is known here")
         if isinstance(value, list) or not _in_range(name, value):
             raise DataError(f"the metric '{name}' is {value!r}")
-    found = {name: float(value) for name, value in record.items() if not isinstance(value, list)}
+    found = {
+        name: float(value) for name, value in record.items() if not isinstance(value, list)
+    }
     if fault := cost_fault({name: found[name] for name in PRIVACY if name in found}):
         raise DataError(fault)
     return found
@@ -101,7 +111,9 @@ def cost_fault(found: Mapping[str, float]) -> str:
         return f"of {', '.join(PRIVACY)} the reply has only {', '.join(found)}"
     if not 0 < found[DELTA] < 1 or not found[STEPS] <= MOST:
         return f"the privacy cost has delta = {found[DELTA]:g} and {found[STEPS]:g} steps"
-    most = found[STEPS] * ORDERS[0] / (2 * LEAST_NOISE**2) - math.log(found[DELTA]) / (ORDERS[0] - 1)
+    most = found[STEPS] * ORDERS[0] / (2 * LEAST_NOISE**2) - math.log(found[DELTA]) / (
+        ORDERS[0] - 1
+    )
     if found[EPSILON] > most:
         return f"the metric 'epsilon' is {found[EPSILON]:g}, and {found[STEPS]:g} steps cost at most {most:.3g}"
     return ""
@@ -133,7 +145,9 @@ def read_data_summary(record: object) -> dict[str, Any]:
     if not isinstance(record, ConfigRecord):
         raise DataError("the reply carries no data summary")
     # An earlier version has no other task.
-    summary: dict[str, Any] = {"task": "multiclass"} | {key: record[key] for key in SUMMARY if key in record}
+    summary: dict[str, Any] = {"task": "multiclass"} | {
+        key: record[key] for key in SUMMARY if key in record
+    }
     missing = [key for key in SUMMARY if key not in summary and key not in OPTIONAL]
     if missing:
         raise DataError(f"its data summary lacks {', '.join(missing)}")
@@ -151,7 +165,10 @@ def read_data_summary(record: object) -> dict[str, Any]:
 def _faults(summary: Mapping[str, Any]) -> Iterator[str]:
     """Yield the faults of a summary."""
     right = {key: is_whole(summary[key], least, MOST) for key, least in COUNTS.items()}
-    right |= {"shape": is_shape(summary["shape"]), "classes": is_whole(summary["classes"], 1, MOST_CLASSES)}
+    right |= {
+        "shape": is_shape(summary["shape"]),
+        "classes": is_whole(summary["classes"], 1, MOST_CLASSES),
+    }
     right["task"] = isinstance(summary["task"], str) and summary["task"] in TASKS
     right |= {key: isinstance(summary[key], bool) for key in KINDS}
     yield from (f"says {key} = {summary[key]!r}" for key, fits in right.items() if not fits)
@@ -186,7 +203,9 @@ def _faulty_schema(summary: Mapping[str, Any]) -> Iterator[str]:
 
 def columns_of(summary: Mapping[str, Any]) -> int:
     """Return the number of columns with sums in a summary: a table's, and the measurements of a regression."""
-    return columns(read_shape(summary["shape"])) + (summary["classes"] if summary.get("task") == "regression" else 0)
+    return columns(read_shape(summary["shape"])) + (
+        summary["classes"] if summary.get("task") == "regression" else 0
+    )
 
 
 def _faulty_sums(summary: Mapping[str, Any]) -> Iterator[str]:
@@ -199,7 +218,10 @@ def _faulty_sums(summary: Mapping[str, Any]) -> Iterator[str]:
         if not isinstance(sums, list) or len(sums) != count or not all(map(_is_finite, sums)):
             yield f"has no {key} of {count} finite numbers"
     for total, square in zip(summary["sum"], summary["square_sum"], strict=True):
-        if abs(total) / n > LARGEST or not total * (total / n) * (1 - 1e-9) <= square <= n * LARGEST**2:
+        if (
+            abs(total) / n > LARGEST
+            or not total * (total / n) * (1 - 1e-9) <= square <= n * LARGEST**2
+        ):
             yield f"has a sum of {total!r} and one of squares of {square!r}, which cannot be of {n} samples"
 
 
@@ -209,7 +231,12 @@ def _is_finite(value: object) -> bool:
 
 def _is_name(name: object) -> bool:
     """Return whether a silo may have this name: one line, neither a path nor a spreadsheet's formula."""
-    right = isinstance(name, str) and name.isprintable() and 0 < len(name) <= LONGEST_NAME and name == name.strip()
+    right = (
+        isinstance(name, str)
+        and name.isprintable()
+        and 0 < len(name) <= LONGEST_NAME
+        and name == name.strip()
+    )
     return right and cast(str, name)[0].isalnum() and not set(cast(str, name)) & {"/", "\\"}
 
 

@@ -37,7 +37,9 @@ from client.site.trust.apps import build, list_builds
 from client.site.trust.pins import AppRefusedError, check_pin, content_sum
 from client.site.trust.policy import Policy
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="an app's process needs Linux")
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="an app's process needs Linux"
+)
 
 ONE, OTHER = 5, 6  # runs
 KILLED = "(out of memory: lower batch-size; or killed by hand)"
@@ -88,7 +90,9 @@ def test_a_message_runs_in_a_fork_that_looks_like_flowers_own_process(
     assert answer["secret"] == "of this silo" and answer["stray"] == ""
 
 
-def test_messages_of_a_run_share_a_process(silo: Silo, capfd: pytest.CaptureFixture[str]) -> None:
+def test_messages_of_a_run_share_a_process(
+    silo: Silo, capfd: pytest.CaptureFixture[str]
+) -> None:
     seen = []
     for _ in range(2):
         silo.ask(silo.app("one"), run_id=ONE)
@@ -97,7 +101,9 @@ def test_messages_of_a_run_share_a_process(silo: Silo, capfd: pytest.CaptureFixt
         answer = silo.answer()
         seen.append((answer["pid"], answer["served"], answer["messages"]))
     (pid, *first), (same, *second) = seen
-    assert pid == same and first == [1, 1] and second == [2, 1]  # the test gives each message a new context
+    assert (
+        pid == same and first == [1, 1] and second == [2, 1]
+    )  # the test gives each message a new context
 
 
 @pytest.mark.parametrize(("run", "app"), [(OTHER, "one"), (ONE, "two")])
@@ -138,7 +144,9 @@ def test_a_process_that_dies_between_two_messages_is_replaced(silo: Silo) -> Non
     assert served_by(silo) != first
 
 
-def test_a_hung_child_ends_with_the_messages_time_to_live(silo: Silo, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_hung_child_ends_with_the_messages_time_to_live(
+    silo: Silo, capfd: pytest.CaptureFixture[str]
+) -> None:
     silo.ask(silo.app("one"), "hangs", ttl=1.0)  # it ignores SIGTERM
     assert "end of the message's time to live" in silo.reason()
     assert "time to live is over" in capfd.readouterr().err
@@ -190,7 +198,14 @@ def test_it_survives_its_template_which_is_replaced(silo: Silo, tmp_path: Path) 
 
 def test_a_template_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     script = "import os, subprocess, sys; subprocess.Popen([*sys.argv[1:], '--parent', str(os.getpid())]); input()"
-    command = [sys.executable, "-c", script, *template_command(tmp_path / "s"), "--import", "wave"]
+    command = [
+        sys.executable,
+        "-c",
+        script,
+        *template_command(tmp_path / "s"),
+        "--import",
+        "wave",
+    ]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as starter:
         wait_until(lambda: template_pid(tmp_path / "s"))
         pid = template_pid(tmp_path / "s")
@@ -199,7 +214,9 @@ def test_a_template_ends_with_the_process_that_started_it(tmp_path: Path) -> Non
     wait_until(lambda: gone(pid))
 
 
-@pytest.mark.parametrize(("minutes", "idle", "ends"), [("1", 61, True), ("1", 50, False), ("", 50, False)])
+@pytest.mark.parametrize(
+    ("minutes", "idle", "ends"), [("1", 61, True), ("1", 50, False), ("", 50, False)]
+)
 def test_it_ends_when_it_has_waited(silo: Silo, minutes: str, idle: float, ends: bool) -> None:
     silo.set(SILOFL_RESIDENT_MINUTES=minutes)
     pid = served_by(silo)
@@ -210,7 +227,9 @@ def test_it_ends_when_it_has_waited(silo: Silo, minutes: str, idle: float, ends:
         wait_until(lambda: gone(pid))
 
 
-def test_no_message_goes_to_another_users_template(silo: Silo, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_message_goes_to_another_users_template(
+    silo: Silo, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who comes first at a path in a folder of all, such as /tmp, would get the hospital's environment."""
     monkeypatch.setattr("client.site.runtime.app_process.os.geteuid", lambda: os.getuid() + 1)
     silo.ask(silo.app("one"))
@@ -219,7 +238,9 @@ def test_no_message_goes_to_another_users_template(silo: Silo, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("share", [0.5, 0.05])
-def test_it_ends_where_memory_is_short(silo: Silo, monkeypatch: pytest.MonkeyPatch, share: float) -> None:
+def test_it_ends_where_memory_is_short(
+    silo: Silo, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
     monkeypatch.setattr(worker, "available_share", lambda: share)
     served_by(silo)
     silo.workers.tidy()
@@ -227,10 +248,14 @@ def test_it_ends_where_memory_is_short(silo: Silo, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("minutes", ["0", "ten"])
-def test_no_process_stays_where_none_is_wanted(silo: Silo, minutes: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_no_process_stays_where_none_is_wanted(
+    silo: Silo, minutes: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     silo.set(SILOFL_RESIDENT_MINUTES=minutes)
     assert served_by(silo) != served_by(silo)
-    warned = "WARNING: SILOFL_RESIDENT_MINUTES is not a number of minutes" in capfd.readouterr().err
+    warned = (
+        "WARNING: SILOFL_RESIDENT_MINUTES is not a number of minutes" in capfd.readouterr().err
+    )
     assert warned == (minutes == "ten")
 
 
@@ -265,7 +290,9 @@ def test_a_message_that_the_policy_forbids_is_refused_before_import(
     silo.ask(silo.app("weak"), "1", node_config=site, run_config=run)
     line = "clinic refuses: its policy has max-local-epochs = 5, the run local-epochs = 1000"
     assert told(capfd.readouterr().err) == [f"ERROR: {line}"] and silo.reason() == line
-    assert not (silo.marks / "imported-weak").exists() and not list((silo.folder / "flower").glob("apps/*"))
+    assert not (silo.marks / "imported-weak").exists() and not list(
+        (silo.folder / "flower").glob("apps/*")
+    )
     policy.write_text(policy.read_text() + 'methods = ["fedavg"]\n')
     silo.ask(silo.app("weak"), "1", node_config=site, run_config=run | {"local-epochs": 5})
     assert "min-silos = 1, the round 0 that train" in silo.reason()
@@ -292,11 +319,25 @@ def test_an_app_does_not_loosen_what_its_reply_must_pass(silo: Silo) -> None:
     policy = silo.folder / "policy.toml"
     policy.write_text("min-silos = 1\nruns-per-day = 0\n")
     silo.set(SILOFL_POLICY=str(policy))
-    run = {"strategy": "local", "local-epochs": 1, "batch-size": 64, GIVEN: '{"policy": {"peers": true}}'}
-    site: dict[str, Any] = {"name": "clinic", "data": "own.npz", "state-dir": str(silo.log.parent)}
+    run = {
+        "strategy": "local",
+        "local-epochs": 1,
+        "batch-size": 64,
+        GIVEN: '{"policy": {"peers": true}}',
+    }
+    site: dict[str, Any] = {
+        "name": "clinic",
+        "data": "own.npz",
+        "state-dir": str(silo.log.parent),
+    }
     silo.ask(silo.app("one"), "loosens", node_config=site, run_config=run)
     terms = take_terms({GIVEN: silo.answer()["terms"]})
-    assert terms is not None and terms.rules.peers is False and terms.rules.min_silos == 1 and terms.study is None
+    assert (
+        terms is not None
+        and terms.rules.peers is False
+        and terms.rules.min_silos == 1
+        and terms.study is None
+    )
     assert policy.read_text() == "peers = true"  # written by the app, as the same user
     (line,) = audit.verify(silo.log).entries
     assert line["rules"]["peers"] is False and line["rules"]["min-silos"] == 1
@@ -312,7 +353,9 @@ def test_a_message_that_cannot_be_checked_is_refused_in_one_line(
 
     monkeypatch.setattr("client.site.messages.read_terms", unlucky)
     silo.ask(silo.app("one"))
-    assert silo.reason() == "nothing leaves: the message cannot be checked: RuntimeError: no luck"
+    assert (
+        silo.reason() == "nothing leaves: the message cannot be checked: RuntimeError: no luck"
+    )
     assert len(told(capfd.readouterr().err)) == 1 and not list(silo.marks.glob("imported-*"))
 
 
@@ -322,7 +365,11 @@ def test_a_server_without_receipts_is_named_or_refused_before_import(
     """As the site's policy says. A refusal unpacks and imports nothing; else the line is there once."""
     policy = silo.folder / "policy.toml"
     silo.set(SILOFL_POLICY=str(policy))
-    site: dict[str, Any] = {"name": "clinic", "data": "own.npz", "state-dir": str(silo.log.parent)}
+    site: dict[str, Any] = {
+        "name": "clinic",
+        "data": "own.npz",
+        "state-dir": str(silo.log.parent),
+    }
     run: dict[str, Any] = {"strategy": "local", "local-epochs": 1, "batch-size": 64}
     policy.write_text('receipts = "required"\n')
     silo.ask(silo.app("bare"), "1", node_config=site, run_config=run)
@@ -331,11 +378,16 @@ def test_a_server_without_receipts_is_named_or_refused_before_import(
     assert not (silo.marks / "imported-bare").exists()
     policy.write_text("")
     silo.ask(silo.app("bare"), "1", node_config=site, run_config=run)
-    assert "WARNING: clinic: the server gives no receipt for the audit log (" in capfd.readouterr().err
+    assert (
+        "WARNING: clinic: the server gives no receipt for the audit log ("
+        in capfd.readouterr().err
+    )
     assert (silo.marks / "imported-bare").exists()
 
 
-def test_an_app_that_is_not_pinned_is_refused_before_import(silo: Silo, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_app_that_is_not_pinned_is_refused_before_import(
+    silo: Silo, capfd: pytest.CaptureFixture[str]
+) -> None:
     """With one line, before anything of the app is unpacked or imported."""
     good, bad = silo.app("good"), silo.app("bad")
     pins = silo.folder / "allowed-apps"
@@ -359,14 +411,18 @@ def test_no_other_folder_than_the_checked_one_is_imported(
     """The pins check bytes; Flower imports from a folder whose name it makes of what the server says."""
     good = silo.app("good")
     silo.set(SILOFL_ALLOWED_APPS=good.hash_str)
-    shutil.copytree(silo.folder / "app-good", planted := silo.folder / "flower" / f"x.{good.hash_str[:8]}")
+    shutil.copytree(
+        silo.folder / "app-good", planted := silo.folder / "flower" / f"x.{good.hash_str[:8]}"
+    )
     (planted / "main.py").write_text(f"open({str(silo.folder / 'planted')!r}, 'w')\n")
     folder = f"test.probe.1.0.0.{good.hash_str[:8]}"
     names = {"fab_version": f"1.0.0.{good.hash_str[:8]}/../../x", "fab_id": f"{folder}/../../x"}
     silo.ask(good, **{field: names[field]})
     assert "the server names another folder to load it from" in silo.reason()
     assert len(told(capfd.readouterr().err)) == 1
-    assert not (silo.folder / "planted").exists() and not (silo.marks / "imported-good").exists()
+    assert (
+        not (silo.folder / "planted").exists() and not (silo.marks / "imported-good").exists()
+    )
     silo.ask(good)
     assert silo.answer()["version"] == "good"
 
@@ -390,13 +446,20 @@ def test_pins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_pin(one)
 
 
-def test_an_app_is_known_by_what_it_holds_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_app_is_known_by_what_it_holds_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The image's list: the same files compressed otherwise, as on another machine, are the same app. A byte more in a
     file, a file more, or a second file under a name, of which only one is looked at when it is unpacked, are not."""
 
-    def app(files: list[tuple[str, str]], compression: int = zipfile.ZIP_DEFLATED) -> tuple[str, bytes]:
+    def app(
+        files: list[tuple[str, str]], compression: int = zipfile.ZIP_DEFLATED
+    ) -> tuple[str, bytes]:
         content = io.BytesIO()
-        with warnings.catch_warnings(action="ignore"), zipfile.ZipFile(content, "w", compression) as archive:
+        with (
+            warnings.catch_warnings(action="ignore"),
+            zipfile.ZipFile(content, "w", compression) as archive,
+        ):
             for name, text in files:
                 archive.writestr(name, text)
         return hashlib.sha256(content.getvalue()).hexdigest(), content.getvalue()
@@ -423,7 +486,9 @@ def test_an_app_is_known_by_what_it_holds_too(tmp_path: Path, monkeypatch: pytes
         check_pin("ab" * 32, bytes(damaged))
 
 
-def test_the_list_of_an_image_is_the_app_of_its_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_list_of_an_image_is_the_app_of_its_checkout(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     content = build(Path(__file__).parents[3])
     (tmp_path / "allowed-apps").write_text(list_builds(Path(__file__).parents[3]))
     monkeypatch.setenv("SILOFL_ALLOWED_APPS", str(tmp_path / "allowed-apps"))
@@ -467,7 +532,9 @@ def test_what_the_parent_imports_ahead() -> None:
         print(client.site.flower is silofl_site.flower)
     """)
     root = str(Path(private.__file__).parents[2])
-    done = subprocess.run([sys.executable, "-P", "-c", code, root], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, root], capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines() == ["[] 1 False", "[]", "False"]
 
 
@@ -487,8 +554,24 @@ def test_what_leaves_is_written_down_before(silo: Silo) -> None:
     found = audit.verify(silo.log)
     assert (found.faults, found.notes) == ([], [])
     sent, raised, killed = found.entries
-    told = {key: sent[key] for key in ("silo", "asked-by", "run", "round", "asked", "method", "app", "rule", "run-id")}
-    assert LISTED in sent["rule"] and "policy: no policy.toml, so the defaults (rules " in sent["rule"]
+    told = {
+        key: sent[key]
+        for key in (
+            "silo",
+            "asked-by",
+            "run",
+            "round",
+            "asked",
+            "method",
+            "app",
+            "rule",
+            "run-id",
+        )
+    }
+    assert (
+        LISTED in sent["rule"]
+        and "policy: no policy.toml, so the defaults (rules " in sent["rule"]
+    )
     rule = audit_gate.rule_of(read_terms(silo.node_config, {}))
     assert told == {
         "silo": "north",
@@ -502,18 +585,32 @@ def test_what_leaves_is_written_down_before(silo: Silo) -> None:
         "run-id": str(RUN + 1),
     }
     plain = json.dumps(answer, sort_keys=True).encode()
-    digests = [hashlib.sha256(text).hexdigest() for text in (plain, json.dumps(RUN_CONFIG, sort_keys=True).encode())]
-    record = {"name": "answer", "keys": sorted(answer), "bytes": len(plain), "sha256": digests[0]}
+    digests = [
+        hashlib.sha256(text).hexdigest()
+        for text in (plain, json.dumps(RUN_CONFIG, sort_keys=True).encode())
+    ]
+    record = {
+        "name": "answer",
+        "keys": sorted(answer),
+        "bytes": len(plain),
+        "sha256": digests[0],
+    }
     assert (sent["sent"], sent["settings"], sent["bytes"]) == ([record], digests[1], len(plain))
-    assert sent["run-config"] == raised["run-config"] == killed["run-config"] == RUN_CONFIG  # of three runs
+    assert (
+        sent["run-config"] == raised["run-config"] == killed["run-config"] == RUN_CONFIG
+    )  # of three runs
     assert sent["rules"] == rule_values(Policy()) and sent["policy"] == ""  # no file
     assert sent["versions"]["flwr"] == importlib.metadata.version("flwr")
     assert sent["budget"] == {"before": {}, "after": {}}
     assert "withheld" not in sent  # this app reports nothing
-    assert "no such column" in raised["sent"][0]["text"] and "SIGKILL" in killed["sent"][0]["text"]
+    assert (
+        "no such column" in raised["sent"][0]["text"] and "SIGKILL" in killed["sent"][0]["text"]
+    )
 
 
-def test_nothing_leaves_where_it_cannot_be_written_down(silo: Silo, capfd: pytest.CaptureFixture[str]) -> None:
+def test_nothing_leaves_where_it_cannot_be_written_down(
+    silo: Silo, capfd: pytest.CaptureFixture[str]
+) -> None:
     """One line in place of the reply, and in the silo's log. (A full disk: test_audit.py.)"""
     silo.log.parent.mkdir()
     silo.log.write_text("no folder")

@@ -32,7 +32,11 @@ IGNORED = "# results\n.venv/\nruns/\n__pycache__/\nmade/of/*\n/drafts-*/\n"
 
 def test_of_this_checkout(tmp_path: Path) -> None:
     """Flower itself looks at each file that lies about: of a copy without most of those."""
-    shutil.copytree(ROOT, tmp_path / "copy", ignore=shutil.ignore_patterns(".git", ".venv*", "*cache*", "runs"))
+    shutil.copytree(
+        ROOT,
+        tmp_path / "copy",
+        ignore=shutil.ignore_patterns(".git", ".venv*", "*cache*", "runs"),
+    )
     (tmp_path / "copy" / ".venv").mkdir()
     (tmp_path / "copy" / ".venv" / "theirs.py").touch()
     assert build(ROOT) == build(tmp_path / "copy") == build_fab_from_disk(tmp_path / "copy")
@@ -44,7 +48,11 @@ def test_the_app_of_this_checkout_holds_every_module() -> None:
     with zipfile.ZipFile(io.BytesIO(build(ROOT))) as app:
         held = set(app.namelist())
     folders = ("client", "models", "partitions", "server", "strategies")
-    modules = {path.relative_to(ROOT).as_posix() for folder in folders for path in (ROOT / folder).rglob("*.py")}
+    modules = {
+        path.relative_to(ROOT).as_posix()
+        for folder in folders
+        for path in (ROOT / folder).rglob("*.py")
+    }
     assert len(modules) > 200 and sorted(modules - held) == []
 
 
@@ -59,7 +67,11 @@ def test_of_a_folder_with_all_that_lies_about(tmp_path: Path, ignored: str | Non
     (tmp_path / "linked.py").symlink_to(tmp_path / "probe.py")
     fab = build(tmp_path)
     assert fab == build_fab_from_disk(tmp_path)
-    assert (b"runs/old.py" in fab) is (ignored is None) and b".github/notes.md" in fab and b"linked.py" not in fab
+    assert (
+        (b"runs/old.py" in fab) is (ignored is None)
+        and b".github/notes.md" in fab
+        and b"linked.py" not in fab
+    )
 
 
 def test_of_no_app(tmp_path: Path) -> None:

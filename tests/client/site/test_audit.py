@@ -35,12 +35,39 @@ FIRST = chain.file_name(1, "audit")
 def entry(number: int, **changes: Any) -> dict[str, Any]:
     """A message of a run: what `audit_gate.py` writes."""
     sent = [
-        {"name": "model.model/vector", "dtype": "float32", "shape": [12], "bytes": 48, "sha256": f"{number:064x}"},
-        {"name": "metrics", "keys": ["personal.test.accuracy"], "bytes": 30, "sha256": digest(b"m%d" % number)},
+        {
+            "name": "model.model/vector",
+            "dtype": "float32",
+            "shape": [12],
+            "bytes": 48,
+            "sha256": f"{number:064x}",
+        },
+        {
+            "name": "metrics",
+            "keys": ["personal.test.accuracy"],
+            "bytes": 30,
+            "sha256": digest(b"m%d" % number),
+        },
     ]
-    fields: dict[str, Any] = {"time": "2026-11-22T00:00:00Z", "silo": "clinic", "asked-by": "fl.example.org:9092"}
-    fields |= {"run-id": "7", "run": "today", "round": number, "asked": "train", "method": "apple", "app": "a" * 64}
-    fields |= {"settings": "b" * 64, "rule": "allowed-apps: this build is listed", "bytes": 78, "sent": sent}
+    fields: dict[str, Any] = {
+        "time": "2026-11-22T00:00:00Z",
+        "silo": "clinic",
+        "asked-by": "fl.example.org:9092",
+    }
+    fields |= {
+        "run-id": "7",
+        "run": "today",
+        "round": number,
+        "asked": "train",
+        "method": "apple",
+        "app": "a" * 64,
+    }
+    fields |= {
+        "settings": "b" * 64,
+        "rule": "allowed-apps: this build is listed",
+        "bytes": 78,
+        "sent": sent,
+    }
     return fields | changes
 
 
@@ -65,7 +92,9 @@ def test_a_whole_log(log: Path) -> None:
     assert (found.faults, found.notes) == ([], [])
     assert [one["line"] for one in found.entries] == [1, 2, 3, 4, 5, 6]
     assert found.entries[0]["previous"] == chain.START
-    assert [one["previous"] for one in found.entries[1:]] == [one["hash"] for one in found.entries[:-1]]
+    assert [one["previous"] for one in found.entries[1:]] == [
+        one["hash"] for one in found.entries[:-1]
+    ]
     assert {p.name: p.stat().st_mode & 0o777 for p in (log, *log.iterdir())} == {
         "audit": 0o700,
         ".lock": 0o600,
@@ -81,10 +110,16 @@ SETTINGS = {"batch-size": 64, "learning-rate": 1.0, "strategy": "apple", "resume
 
 
 def of_run(number: int, settings: dict[str, Any] = SETTINGS, **changes: Any) -> dict[str, Any]:
-    return entry(number) | {"settings": digest(chain.plain(settings)), "run-config": settings} | changes
+    return (
+        entry(number)
+        | {"settings": digest(chain.plain(settings)), "run-config": settings}
+        | changes
+    )
 
 
-def test_the_settings_of_a_run_are_kept_once_per_run_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_settings_of_a_run_are_kept_once_per_run_and_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = SETTINGS | {"batch-size": 7}
     log = Log(tmp_path / "audit")
     for number, settings in enumerate((SETTINGS, SETTINGS, other, SETTINGS, other), 1):
@@ -93,7 +128,9 @@ def test_the_settings_of_a_run_are_kept_once_per_run_and_file(tmp_path: Path, mo
     assert [one.get("run-config") for one in entries] == [SETTINGS, None, other, None, None]
     assert [one.get("settings-line") for one in entries] == [None, 1, None, 1, 3]
     assert settings_of(entries) == {1: SETTINGS, 2: SETTINGS, 3: other, 4: SETTINGS, 5: other}
-    monkeypatch.setattr(chain, "LARGEST", 10)  # each file tells alone, once the ones before it are moved away
+    monkeypatch.setattr(
+        chain, "LARGEST", 10
+    )  # each file tells alone, once the ones before it are moved away
     log.append(of_run(6))
     log.append(of_run(7) | {"run-id": "8"})
     assert ["run-config" in one for one in verify(log.folder).entries][5:] == [True, True]
@@ -101,12 +138,16 @@ def test_the_settings_of_a_run_are_kept_once_per_run_and_file(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("damage", ["no note", "torn", "odd note"])
-def test_settings_are_written_again_where_nothing_tells_that_they_are_there(tmp_path: Path, damage: str) -> None:
+def test_settings_are_written_again_where_nothing_tells_that_they_are_there(
+    tmp_path: Path, damage: str
+) -> None:
     log = Log(tmp_path / "audit")
     log.append(of_run(1))
     if damage == "torn":
         write(log.folder, [text_of(log.folder)[0][:-9]], end="")
-    head = {"line": 0, "hash": chain.START} | ({"settings": {"lines": 3}} if damage == "odd note" else {})
+    head = {"line": 0, "hash": chain.START} | (
+        {"settings": {"lines": 3}} if damage == "odd note" else {}
+    )
     (log.folder / "head.json").write_text(json.dumps(head))
     log.append(of_run(2))
     assert "run-config" in verify(log.folder).entries[-1] and not verify(log.folder).faults
@@ -114,17 +155,26 @@ def test_settings_are_written_again_where_nothing_tells_that_they_are_there(tmp_
 
 def test_settings_that_were_taken_out_or_changed_are_a_fault(tmp_path: Path) -> None:
     """By somebody who makes all hashes anew."""
-    for change, names in (({"run-config": {"batch-size": 1}}, {1, 2}), ({"run-config": {}}, {2})):
+    for change, names in (
+        ({"run-config": {"batch-size": 1}}, {1, 2}),
+        ({"run-config": {}}, {2}),
+    ):
         log = Log(tmp_path / str(names))
         log.append(of_run(1))
         log.append(of_run(2))
         first, second = (json.loads(line) for line in text_of(log.folder))
         text, own = chain_line({k: v for k, v in (first | change).items() if k != "hash"})
-        last, end = chain_line({k: v for k, v in (second | {"previous": own}).items() if k != "hash"})
+        last, end = chain_line(
+            {k: v for k, v in (second | {"previous": own}).items() if k != "hash"}
+        )
         write(log.folder, [text.decode(), last.decode()])
-        chain.write_whole(log.folder / "head.json", json.dumps({"line": 2, "hash": end, "settings": {}}))
+        chain.write_whole(
+            log.folder / "head.json", json.dumps({"line": 2, "hash": end, "settings": {}})
+        )
         faults = verify(log.folder).faults
-        assert {f"line {n}: line 1 does not have the settings of its run" for n in names} <= set(faults)
+        assert {
+            f"line {n}: line 1 does not have the settings of its run" for n in names
+        } <= set(faults)
 
 
 def test_a_log_of_before_settings_were_kept_goes_on(log: Path) -> None:
@@ -146,7 +196,9 @@ def test_the_page_shows_the_settings_and_nothing_that_steers_a_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     odd = SETTINGS | {"agreed": "\x1b[2J\n"}
-    Log(tmp_path / "audit").append(of_run(1, odd, run="today\x1b]0;gone\x07\nsecond line", asked="a\x9b"))
+    Log(tmp_path / "audit").append(
+        of_run(1, odd, run="today\x1b]0;gone\x07\nsecond line", asked="a\x9b")
+    )
     assert main(["audit", str(tmp_path), "--all-settings"]) == 0
     out = capsys.readouterr().out
     assert 'batch-size = 64, learning-rate = 1.0, strategy = "apple", resume = false' in out
@@ -219,7 +271,9 @@ def test_a_line_that_was_replaced_by_another_whole_one(log: Path) -> None:
     assert [text.partition(", ")[2] for text in verify(log).faults] == [
         "line 4: line 4 does not follow from the line before it: one was replaced"
     ]
-    lines[5] = chain_line({k: v for k, v in json.loads(lines[5]).items() if k != "hash"} | {"bytes": 1})[0].decode()
+    lines[5] = chain_line(
+        {k: v for k, v in json.loads(lines[5]).items() if k != "hash"} | {"bytes": 1}
+    )[0].decode()
     write(log, lines)
     assert verify(log).faults[-1] == "head.json: line 6 is another one than was written"
     assert main(["audit", str(log), "--seen", seen]) == 2
@@ -244,7 +298,9 @@ def test_a_truncated_last_line_is_not_passed_off_as_torn_by_writing_on(log: Path
     write(log, [*lines[:5], lines[5][:50]], end="")
     Log(log).append(entry(7))
     found = verify(log)
-    assert [text.partition(", ")[2] for text in found.faults] == ["line 7: line 6 is missing before line 7"]
+    assert [text.partition(", ")[2] for text in found.faults] == [
+        "line 7: line 6 is missing before line 7"
+    ]
 
 
 def test_a_deleted_note_of_the_last_line_is_named(log: Path) -> None:
@@ -255,7 +311,14 @@ def test_a_deleted_note_of_the_last_line_is_named(log: Path) -> None:
 @pytest.mark.parametrize("text", ["", "x", "{}", '{"line":1}', "\x00" * 100])
 def test_lines_that_are_none(log: Path, text: str) -> None:
     lines = text_of(log)
-    write(log, [*lines[:2], chain_line(json.loads(text))[0].decode() if text.startswith("{") else text, *lines[2:]])
+    write(
+        log,
+        [
+            *lines[:2],
+            chain_line(json.loads(text))[0].decode() if text.startswith("{") else text,
+            *lines[2:],
+        ],
+    )
     assert any(f"{FIRST}, line 3: changed" in fault for fault in verify(log).faults)
 
 
@@ -302,10 +365,15 @@ def test_killed_in_the_middle_of_a_write(log: Path, share: str) -> None:
 
 def test_killed_before_the_lines_last_byte(log: Path) -> None:
     """The line is whole but for its end: it counts, as one that was written and whose message then did not go."""
-    child(log, "os.write = lambda fd, data: (whole(fd, data[:-1]), os.kill(os.getpid(), signal.SIGKILL))")
+    child(
+        log,
+        "os.write = lambda fd, data: (whole(fd, data[:-1]), os.kill(os.getpid(), signal.SIGKILL))",
+    )
     assert not verify(log).faults and len(verify(log).entries) == 7
     Log(log).append(entry(8))
-    assert (verify(log).faults, verify(log).notes) == ([], []) and verify(log).entries[-1]["line"] == 8
+    assert (verify(log).faults, verify(log).notes) == ([], []) and verify(log).entries[-1][
+        "line"
+    ] == 8
 
 
 def test_killed_twice_in_the_middle_of_a_write(log: Path) -> None:
@@ -319,7 +387,9 @@ def test_killed_twice_in_the_middle_of_a_write(log: Path) -> None:
 
 
 @pytest.mark.parametrize("block", [1, 2, 3, 7, 1000])
-@pytest.mark.parametrize("text", [b"", b"\n", b"a", b"a\n", b"\n\na", b"one\n\ntwo\nthree", b"one\ntwo\n\n"])
+@pytest.mark.parametrize(
+    "text", [b"", b"\n", b"a", b"a\n", b"\n\na", b"one\n\ntwo\nthree", b"one\ntwo\n\n"]
+)
 def test_a_file_read_from_its_end_has_the_same_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes, block: int
 ) -> None:
@@ -350,9 +420,8 @@ def test_killed_between_the_line_and_the_note_of_it(log: Path) -> None:
 def test_a_disk_that_is_full(log: Path) -> None:
     """The kernel takes a part of the line and no more: nothing of it stays, and the log goes on when there is room."""
     size = (log / FIRST).stat().st_size
-    full = (
-        f"signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, ({size + 100},) * 2)"
-    )
+    limit = f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size + 100},) * 2)"
+    full = f"signal.signal(signal.SIGXFSZ, signal.SIG_IGN); {limit}"
     done = child(log, full)
     assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("OSError: ")
     assert (log / FIRST).stat().st_size == size
@@ -375,7 +444,9 @@ def test_on_a_full_disk_nothing_leaves(log: Path) -> None:
             info = describe_message(asked, context, "", Terms(Policy()))
             left = release_reply(Message(content, reply_to=asked), info, asked)
         assert not left.has_content()
-        assert left.error.reason.startswith("nothing leaves: record.sqlite cannot be written or read (")
+        assert left.error.reason.startswith(
+            "nothing leaves: record.sqlite cannot be written or read ("
+        )
 
     assert in_fork(answer) == 0
     assert (verify(log).faults, verify(log).notes, len(verify(log).entries)) == ([], [], 6)
@@ -387,7 +458,9 @@ def test_it_rotates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(1, 9):
         Log(tmp_path).append(entry(number))
     names = [file.name for file in files_of(tmp_path)]
-    assert len(names) > 2 and names == [chain.file_name(n + 1, "audit") for n in range(len(names))]
+    assert len(names) > 2 and names == [
+        chain.file_name(n + 1, "audit") for n in range(len(names))
+    ]
     assert not verify(tmp_path).faults and len(verify(tmp_path).entries) == 8
     files_of(tmp_path)[0].unlink()
     left = verify(tmp_path)
@@ -403,10 +476,15 @@ def test_it_rotates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_two_that_write_at_once(log: Path) -> None:
-    code = "import json, sys\nfrom pathlib import Path\nfrom client.site.trust.audit import Log\n"
+    code = (
+        "import json, sys\nfrom pathlib import Path\nfrom client.site.trust.audit import Log\n"
+    )
     code += f"for _ in range(20): Log(Path({str(log)!r})).append(json.loads(sys.argv[1]))"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    both = [subprocess.Popen([sys.executable, "-c", code, json.dumps(entry(n))], env=environment) for n in (7, 8)]
+    both = [
+        subprocess.Popen([sys.executable, "-c", code, json.dumps(entry(n))], env=environment)
+        for n in (7, 8)
+    ]
     assert [one.wait() for one in both] == [0, 0]
     assert not verify(log).faults and len(verify(log).entries) == 46
 
@@ -414,13 +492,22 @@ def test_two_that_write_at_once(log: Path) -> None:
 # --- the page ---------------------------------------------------------------------------------------------
 
 
-def test_the_page_shows_settings_that_are_not_the_defaults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_shows_settings_that_are_not_the_defaults(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A run has some 260 settings. What is unknown here is no default, and is shown."""
-    told = {"strategy": "apple", "momentum": DEFAULTS["momentum"], "batch-size": 7, "not-known": 0}
+    told = {
+        "strategy": "apple",
+        "momentum": DEFAULTS["momentum"],
+        "batch-size": 7,
+        "not-known": 0,
+    }
     Log(tmp_path / "audit").append(of_run(1, told))
     assert main(["audit", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert 'strategy = "apple", batch-size = 7, not-known = 0\n' in out and "momentum" not in out
+    assert (
+        'strategy = "apple", batch-size = 7, not-known = 0\n' in out and "momentum" not in out
+    )
     assert "1 more settings are silofl's defaults (--all-settings)" in out
     assert main(["audit", str(tmp_path), "--all-settings"]) == 0
     out = capsys.readouterr().out
@@ -435,8 +522,20 @@ def test_a_month_on_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     log.append(entry(0, run="", sent=summary, bytes=20, asked="query"))
     log.append(entry(1))
     log.append(entry(2, time="2026-11-23T10:00:00Z"))
-    error = [{"name": "error", "text": "<class 'a.BError'>:<'no such\ncolumn'>", "bytes": 14, "sha256": "0"}]
-    log.append(entry(1, **{"run-id": "8", "run": "", "sent": error, "bytes": 14, "rule": "no allowed-apps"}))
+    error = [
+        {
+            "name": "error",
+            "text": "<class 'a.BError'>:<'no such\ncolumn'>",
+            "bytes": 14,
+            "sha256": "0",
+        }
+    ]
+    log.append(
+        entry(
+            1,
+            **{"run-id": "8", "run": "", "sent": error, "bytes": 14, "rule": "no allowed-apps"},
+        )
+    )
     assert main(["audit", str(tmp_path / "state")]) == 0
     out = capsys.readouterr().out
     last = verify(log.folder).entries[-1]["hash"]
@@ -465,7 +564,9 @@ def test_a_month_on_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         last  {last}  (keep it elsewhere; --seen looks for it)
         """)
     assert main(["audit", str(log.folder), "--month", "2026-10", "--seen", last[:16]]) == 0
-    assert capsys.readouterr().out.startswith("clinic, 2026-10: 1 runs, 1 messages, 78 bytes left")
+    assert capsys.readouterr().out.startswith(
+        "clinic, 2026-10: 1 runs, 1 messages, 78 bytes left"
+    )
 
 
 def test_a_falsified_log_is_exit_code_2(log: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,13 @@ from forks import ended, fork, in_fork
 from client.site.audit_gate import records
 from client.site.budget import ledger as site_ledger
 from client.site.budget.accounting import MessageCost, cost_of, epsilon_of
-from client.site.budget.cohort import DataFile, data_file, find_data_file, load_data_file, read_by_process
+from client.site.budget.cohort import (
+    DataFile,
+    data_file,
+    find_data_file,
+    load_data_file,
+    read_by_process,
+)
 from client.site.budget.ledger import LEAST_EPSILON, Ledger, Release, spent_of
 from client.site.budget.page import budgets, is_of_records
 from client.site.budget.run_cost import in_ledger
@@ -45,19 +51,31 @@ def write_file(path: Path, rows: Sequence[int], **arrays: Any) -> Path:
     x = np.array(rows, np.float32)[:, None] * np.ones(3, np.float32)
     y = np.arange(len(rows)) % 2
     third = len(rows) * 3 // 5
-    parts: dict[str, Any] = {"x_train": x[:third], "y_train": y[:third], "x_test": x[third:], "y_test": y[third:]}
+    parts: dict[str, Any] = {
+        "x_train": x[:third],
+        "y_train": y[:third],
+        "x_test": x[third:],
+        "y_test": y[third:],
+    }
     np.savez(path, **parts, x_val=x[:0], y_val=y[:0], **arrays)
     return path
 
 
-def known(state: Path, name: str = "a", rows: Sequence[int] = range(20), **arrays: Any) -> DataFile:
+def known(
+    state: Path, name: str = "a", rows: Sequence[int] = range(20), **arrays: Any
+) -> DataFile:
     """A version of a silo's data file, as the site notes it; its name stands for its SHA-256."""
     state.mkdir(exist_ok=True)
-    return data_file(state, name, "clinic", write_file(state / f"{name}.npz", rows, **arrays), describe_units)
+    return data_file(
+        state, name, "clinic", write_file(state / f"{name}.npz", rows, **arrays), describe_units
+    )
 
 
 def message(data: DataFile, number: int = 1, run: str = "run-1", **changes: Any) -> Release:
-    return replace(Release(f"{run} {number}", "clinic", run, f"name of {run}", number, data, COST), **changes)
+    return replace(
+        Release(f"{run} {number}", "clinic", run, f"name of {run}", number, data, COST),
+        **changes,
+    )
 
 
 def total(state: Path, data: DataFile) -> float:
@@ -78,13 +96,18 @@ def test_rounds_and_runs_add_up(tmp_path: Path) -> None:
     """Three rounds of one run and one of another are 40 steps, at the delta of 200 units: 1e-5."""
     data, ledger = known(tmp_path), Ledger(tmp_path)
     before = 0.0
-    for number, release in enumerate([*(message(data, n) for n in (1, 2, 3)), message(data, run="run-2")], 1):
+    for number, release in enumerate(
+        [*(message(data, n) for n in (1, 2, 3)), message(data, run="run-2")], 1
+    ):
         spent = ledger.charge(release, NO_BUDGET)
         assert (spent.before, spent.delta) == (before, 1e-5)
         before = spent.after
         assert spent.after == pytest.approx(steps(10 * number), rel=1e-12)
     (line, *_) = ledger.lines()
-    assert {key: line[key] for key in ("kind", "units", "noise", "rate", "steps", "data", "round", "run")} == {
+    assert {
+        key: line[key]
+        for key in ("kind", "units", "noise", "rate", "steps", "data", "round", "run")
+    } == {
         "kind": "charge",
         "units": 200,
         "noise": 1.5,
@@ -108,7 +131,10 @@ def test_a_round_beyond_the_budget_is_refused_and_costs_nothing(tmp_path: Path) 
     data, ledger, policy = known(tmp_path), Ledger(tmp_path), Policy(epsilon=steps(25))
     for number in (1, 2):
         ledger.charge(message(data, number), policy)
-    with pytest.raises(SiteError, match=r"its policy has epsilon = .*, and this round would bring what is spent from"):
+    with pytest.raises(
+        SiteError,
+        match=r"its policy has epsilon = .*, and this round would bring what is spent from",
+    ):
         ledger.charge(message(data, 3), policy)
     assert len(ledger.lines()) == 2 and total(tmp_path, data) == pytest.approx(steps(20))
     ledger.charge(message(data, 3, cost=replace(COST, steps=5)), policy)  # less fits
@@ -119,14 +145,18 @@ def test_delta_is_the_policys_or_of_the_largest_version(tmp_path: Path) -> None:
     data = known(tmp_path)
     few = message(data, 1, cost=replace(COST, units=50_000))
     assert Ledger(tmp_path).charge(few, NO_BUDGET).delta == pytest.approx(1 / 500_000)
-    assert Ledger(tmp_path).charge(message(data, 2), NO_BUDGET).delta == pytest.approx(1 / 500_000)
+    assert Ledger(tmp_path).charge(message(data, 2), NO_BUDGET).delta == pytest.approx(
+        1 / 500_000
+    )
     assert Ledger(tmp_path).charge(message(data, 3), Policy(delta=1e-3)).delta == 1e-3
 
 
 # --- messages that are repeated ---------------------------------------------------------------------------------------
 
 
-def test_a_repeated_message_is_free_as_long_as_its_reply_has_the_same_bits(tmp_path: Path) -> None:
+def test_a_repeated_message_is_free_as_long_as_its_reply_has_the_same_bits(
+    tmp_path: Path,
+) -> None:
     """Killed before the reply, resumed after it: free. Another reply for the same message is another release."""
     data, ledger = known(tmp_path), Ledger(tmp_path)
     release, policy = message(data), Policy(epsilon=steps(25))
@@ -147,10 +177,18 @@ def test_a_message_with_another_model_in_the_same_round_costs_again(tmp_path: Pa
     """Its noise is another one, so the server cannot subtract; and it is another release."""
     data, ledger = known(tmp_path), Ledger(tmp_path)
     ledger.charge(message(data), NO_BUDGET)
-    assert ledger.charge(message(data, key="other"), NO_BUDGET).after == pytest.approx(steps(20))
+    assert ledger.charge(message(data, key="other"), NO_BUDGET).after == pytest.approx(
+        steps(20)
+    )
 
 
-OTHER_COSTS = [{"noise": 0.1}, {"rate": 0.5}, {"steps": 3100}, {"units": 100}, {"unit": "patient"}]
+OTHER_COSTS = [
+    {"noise": 0.1},
+    {"rate": 0.5},
+    {"steps": 3100},
+    {"units": 100},
+    {"unit": "patient"},
+]
 
 
 @pytest.mark.parametrize("change", OTHER_COSTS)
@@ -166,7 +204,9 @@ def test_a_charge_pays_for_no_other_cost(change: dict[str, Any], tmp_path: Path)
         ledger.note_reply(dear, "bits", Policy(epsilon=1e-3))
     assert [line["kind"] for line in ledger.lines()] == ["charge"]
     ledger.note_reply(cheap, "bits", NO_BUDGET)
-    ledger.note_reply(dear, "bits", NO_BUDGET)  # not even where its bits are those of the cheap one
+    ledger.note_reply(
+        dear, "bits", NO_BUDGET
+    )  # not even where its bits are those of the cheap one
     ledger.note_reply(dear, "bits", NO_BUDGET)
     paid = [line["noise"] for line in ledger.lines() if line["kind"] == "charge"]
     assert paid == [1e5, dear.cost.noise]
@@ -178,7 +218,10 @@ VERSIONS: dict[str, tuple[dict[str, Any], bool]] = {
     "other people, nothing declared": ({"rows": range(100, 120)}, True),
     "one value edited": ({"rows": [99, *range(1, 20)]}, True),
     "other people, another cohort": ({"rows": range(100, 120), "cohort": "2027"}, False),
-    "one patient of before, another cohort": ({"rows": [19, *range(100, 120)], "cohort": "2027"}, True),
+    "one patient of before, another cohort": (
+        {"rows": [19, *range(100, 120)], "cohort": "2027"},
+        True,
+    ),
 }
 
 
@@ -192,16 +235,25 @@ def test_an_edited_file_has_no_fresh_budget(case: str, tmp_path: Path) -> None:
 
 
 def test_a_declared_cohort_goes_on_with_other_samples(tmp_path: Path) -> None:
-    before, after = (known(tmp_path, n, rows, cohort="2026") for n, rows in (("a", range(20)), ("b", range(50, 70))))
+    before, after = (
+        known(tmp_path, n, rows, cohort="2026")
+        for n, rows in (("a", range(20)), ("b", range(50, 70)))
+    )
     Ledger(tmp_path).charge(message(before), NO_BUDGET)
-    assert Ledger(tmp_path).charge(message(after, 2), NO_BUDGET).before == pytest.approx(steps(10))
+    assert Ledger(tmp_path).charge(message(after, 2), NO_BUDGET).before == pytest.approx(
+        steps(10)
+    )
 
 
 def test_a_third_version_links_two_cohorts(tmp_path: Path) -> None:
     """Its people are in both: what it spends counts for both, and so do theirs for it."""
     ledger = Ledger(tmp_path)
-    for number, (name, rows) in enumerate((("a", range(20)), ("b", range(50, 70)), ("c", range(10, 60))), 1):
-        spent = ledger.charge(message(known(tmp_path, name, rows, cohort=name), number), NO_BUDGET)
+    for number, (name, rows) in enumerate(
+        (("a", range(20)), ("b", range(50, 70)), ("c", range(10, 60))), 1
+    ):
+        spent = ledger.charge(
+            message(known(tmp_path, name, rows, cohort=name), number), NO_BUDGET
+        )
     assert spent.after == pytest.approx(steps(30))
     (one,) = budgets(tmp_path, NO_BUDGET)
     assert one["cohort"] == "a + b + c" and one["data"] == ["a", "b", "c"]
@@ -233,14 +285,36 @@ def test_a_ledger_that_was_changed_or_lost_lines_allows_nothing(tmp_path: Path) 
 
 def old_state(state: Path) -> Ledger:
     """A state directory of 0.2.0: a ledger with one charge, and the notes of its data file."""
-    folder, samples, ledger = state / "budget" / "data", "".join(f"{n}\n" for n in range(20)), Ledger(state)
+    folder, samples, ledger = (
+        state / "budget" / "data",
+        "".join(f"{n}\n" for n in range(20)),
+        Ledger(state),
+    )
     folder.mkdir(parents=True)
-    fields = {"cohort": "", "records": 200, "patients": None, "silo": "clinic", "links": [], "samples": ""}
+    fields = {
+        "cohort": "",
+        "records": 200,
+        "patients": None,
+        "silo": "clinic",
+        "links": [],
+        "samples": "",
+    }
     note = json.dumps(fields | {"samples": chain.digest(samples.encode())}) + "\n"
     (folder / "a.json").write_text(note)
     (folder / "a.samples").write_text(samples)
-    entry: dict[str, Any] = {"time": "2026-11-24T00:00:00Z", "kind": "charge", "silo": "clinic", "run-id": "old"}
-    entry |= {"run": "old", "round": 1, "message": "m", "data": "a", "note": chain.digest(note.encode())}
+    entry: dict[str, Any] = {
+        "time": "2026-11-24T00:00:00Z",
+        "kind": "charge",
+        "silo": "clinic",
+        "run-id": "old",
+    }
+    entry |= {
+        "run": "old",
+        "round": 1,
+        "message": "m",
+        "data": "a",
+        "note": chain.digest(note.encode()),
+    }
     with ledger.held():
         ledger.write({**entry, **COST.fields})
     return ledger
@@ -251,25 +325,32 @@ def test_a_ledger_of_an_earlier_version_goes_on_with_what_was_spent(tmp_path: Pa
     with Record(tmp_path).reading() as db:
         data = load_data_file(db, "a")
     assert ledger.charge(message(data), NO_BUDGET).after == pytest.approx(steps(20))
-    assert not (ledger.folder / "data").exists() and budgets(tmp_path, NO_BUDGET)[0]["spent"] == pytest.approx(
-        steps(20)
-    )
+    assert not (ledger.folder / "data").exists() and budgets(tmp_path, NO_BUDGET)[0][
+        "spent"
+    ] == pytest.approx(steps(20))
 
 
 @pytest.mark.parametrize("name", ["data/a.json", "data/a.samples", "budget-000001.jsonl"])
 @pytest.mark.parametrize("gone", [True, False], ids=["deleted", "edited"])
-def test_old_notes_that_were_changed_give_no_fresh_budget(name: str, gone: bool, tmp_path: Path) -> None:
+def test_old_notes_that_were_changed_give_no_fresh_budget(
+    name: str, gone: bool, tmp_path: Path
+) -> None:
     """Of whose data a file is, and of which samples it has, is bound by the charge; a ledger by its notes."""
     file = old_state(tmp_path).folder / name
     if gone:
         file.unlink()
     else:
         file.write_text(file.read_text().replace("clinic", "other").replace("19\n", "99\n"))
-    with pytest.raises(SiteError, match=r"cannot be taken over .*restore the folder|restore the state directory"):
+    with pytest.raises(
+        SiteError,
+        match=r"cannot be taken over .*restore the folder|restore the state directory",
+    ):
         Ledger(tmp_path).charge(message(known(tmp_path, "b")), NO_BUDGET)
 
 
-def test_a_message_reads_no_earlier_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_reads_no_earlier_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only where something else has changed the files: then they are verified whole, once."""
     data, ledger, read = known(tmp_path), Ledger(tmp_path), list[int]()
     ledger.charge(message(data, 1), NO_BUDGET)
@@ -283,30 +364,49 @@ def test_a_message_reads_no_earlier_line(tmp_path: Path, monkeypatch: pytest.Mon
     for number in range(2, 5):
         ledger.charge(message(data, number), NO_BUDGET)
         ledger.note_reply(message(data, number), "bits", NO_BUDGET)
-    assert in_ledger(tmp_path, "run-1", "clinic") == [{**ANY_TOTAL, "steps": 40, "messages": 4}] and not read
+    assert (
+        in_ledger(tmp_path, "run-1", "clinic") == [{**ANY_TOTAL, "steps": 40, "messages": 4}]
+        and not read
+    )
     (file,) = ledger.folder.glob("*.jsonl")
     os.utime(file)
     for number in range(5, 7):
-        assert ledger.charge(message(data, number), NO_BUDGET).after == pytest.approx(steps(10 * number))
+        assert ledger.charge(message(data, number), NO_BUDGET).after == pytest.approx(
+            steps(10 * number)
+        )
     assert read == [1]
 
 
-def test_a_message_costs_something_whatever_its_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_costs_something_whatever_its_noise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A budget bounds the number of messages, and so the length of the ledger."""
-    assert spent_of([{**COST.fields, "noise": 1e5, "messages": 1000}], 1e-5) == 1000 * LEAST_EPSILON
+    assert (
+        spent_of([{**COST.fields, "noise": 1e5, "messages": 1000}], 1e-5)
+        == 1000 * LEAST_EPSILON
+    )
     monkeypatch.setattr(site_ledger, "LEAST_EPSILON", 0.1)
     data, ledger, loud = known(tmp_path), Ledger(tmp_path), replace(COST, noise=1e5)
     for number in (1, 2):
-        assert ledger.charge(message(data, number, cost=loud), Policy(epsilon=0.25)).after == number * 0.1
-    with pytest.raises(SiteError, match=r"its policy has epsilon = 0\.25, .* from 0\.2 to 0\.3"):
+        assert (
+            ledger.charge(message(data, number, cost=loud), Policy(epsilon=0.25)).after
+            == number * 0.1
+        )
+    with pytest.raises(
+        SiteError, match=r"its policy has epsilon = 0\.25, .* from 0\.2 to 0\.3"
+    ):
         ledger.charge(message(data, 3, cost=loud), Policy(epsilon=0.25))
     assert budgets(tmp_path, NO_BUDGET)[0]["spent"] == 0.2
 
 
-def test_an_older_copy_of_the_state_directory_is_found_by_the_servers_count(tmp_path: Path) -> None:
+def test_an_older_copy_of_the_state_directory_is_found_by_the_servers_count(
+    tmp_path: Path,
+) -> None:
     data, ledger = known(tmp_path), Ledger(tmp_path)
     ledger.charge(message(data, 1), NO_BUDGET)
-    with pytest.raises(SiteError, match=r"the server has had 2 rounds of this run, and the ledger .* has 1"):
+    with pytest.raises(
+        SiteError, match=r"the server has had 2 rounds of this run, and the ledger .* has 1"
+    ):
         ledger.charge(message(data, 3), NO_BUDGET, attended=2)
     with pytest.raises(SiteError, match="an older copy"):  # the round itself does not count
         ledger.charge(message(data, 1), NO_BUDGET, attended=1)
@@ -317,7 +417,9 @@ def test_an_older_copy_of_the_state_directory_is_found_by_the_servers_count(tmp_
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"), [(os, "fsync"), (chain, "write_whole")], ids=["before the line", "between the line and its note"]
+    ("owner", "name"),
+    [(os, "fsync"), (chain, "write_whole")],
+    ids=["before the line", "between the line and its note"],
 )
 def test_killed_while_it_charges(owner: ModuleType, name: str, tmp_path: Path) -> None:
     """The charge is there or it is not; the repeated message costs it once."""
@@ -329,7 +431,9 @@ def test_killed_while_it_charges(owner: ModuleType, name: str, tmp_path: Path) -
         Ledger(tmp_path).charge(message(data, 2), NO_BUDGET)
 
     assert in_fork(dies) == -signal.SIGKILL
-    assert Ledger(tmp_path).charge(message(data, 2), NO_BUDGET).after == pytest.approx(steps(20))
+    assert Ledger(tmp_path).charge(message(data, 2), NO_BUDGET).after == pytest.approx(
+        steps(20)
+    )
     assert total(tmp_path, data) == pytest.approx(steps(20))
 
 
@@ -347,7 +451,9 @@ def test_two_processes_share_one_budget(tmp_path: Path) -> None:
 
     both = [fork(partial(charge, run)) for run in ("one", "two")]
     assert [ended(one) for one in both] == [0, 0]
-    assert len(Ledger(tmp_path).lines()) == 12 and total(tmp_path, data) == pytest.approx(steps(120))
+    assert len(Ledger(tmp_path).lines()) == 12 and total(tmp_path, data) == pytest.approx(
+        steps(120)
+    )
 
 
 def test_where_nothing_can_be_written_nothing_is_charged(tmp_path: Path) -> None:
@@ -364,12 +470,21 @@ def test_where_nothing_can_be_written_nothing_is_charged(tmp_path: Path) -> None
 def test_the_sites_own_process_counts_as_the_app_does(tmp_path: Path) -> None:
     """Twelve training samples of five patients; one of the rows is there twice."""
     rows = [0, 0, *range(2, 20)]
-    patients = {"patient_train": [0, 0, 1, 1, 2, 2, 3, 3, 3, 4, 4, 4], "patient_val": [], "patient_test": range(9, 17)}
+    patients = {
+        "patient_train": [0, 0, 1, 1, 2, 2, 3, 3, 3, 4, 4, 4],
+        "patient_val": [],
+        "patient_test": range(9, 17),
+    }
     numbers = {key: np.array(list(value), np.int64) for key, value in patients.items()}
     file = write_file(tmp_path / "own.npz", rows, cohort="2026", **numbers)
     found = read_by_process(file)
     assert found == describe_units(file)
-    assert (found["cohort"], found["records"], found["patients"], len(found["samples"])) == ("2026", 12, 5, 19)
+    assert (found["cohort"], found["records"], found["patients"], len(found["samples"])) == (
+        "2026",
+        12,
+        5,
+        19,
+    )
     data = data_file(tmp_path, "sum", "clinic", file)
     assert (data.units("record"), data.units("patient"), data.name) == (12, 5, "cohort 2026")
     assert data_file(tmp_path, "sum", "clinic", tmp_path / "gone.npz") == data  # noted
@@ -382,7 +497,9 @@ def test_patients_that_a_file_does_not_name_are_no_unit(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "own.npz").write_bytes(b"no archive")
-    with pytest.raises(SiteError, match=r"its data file cannot be counted: .*own\.npz: is no \.npz file") as caught:
+    with pytest.raises(
+        SiteError, match=r"its data file cannot be counted: .*own\.npz: is no \.npz file"
+    ) as caught:
         data_file(tmp_path, "sum", "clinic", tmp_path / "own.npz")
     with Record(tmp_path).reading() as db:
         assert "\n" not in str(caught.value) and find_data_file(db, "sum") is None
@@ -393,9 +510,16 @@ def test_the_cohort_of_a_file(tmp_path: Path) -> None:
     assert data.cohort == "heart 2026"
     write_silo_file(tmp_path / "b.npz", data)
     assert read_silo_file(tmp_path / "b.npz").cohort == "heart 2026"
-    for cohort in (np.array(["a", "b"]), np.array(3), np.array("a\x1b[2J"), np.array("x" * 101)):
+    for cohort in (
+        np.array(["a", "b"]),
+        np.array(3),
+        np.array("a\x1b[2J"),
+        np.array("x" * 101),
+    ):
         (*_, last) = check_silo_file(write_file(tmp_path / "c.npz", range(20), cohort=cohort))
-        assert not last.ok and last.name == "cohort" and last.detail == "cohort is no short text"
+        assert (
+            not last.ok and last.name == "cohort" and last.detail == "cohort is no short text"
+        )
 
 
 # --- the rules, and what is printed -----------------------------------------------------------------------------------
@@ -404,8 +528,17 @@ def test_the_cohort_of_a_file(tmp_path: Path) -> None:
 def test_the_rules_of_a_policy() -> None:
     text = 'epsilon = 3\ndelta = 1e-6\nrequire-dp = true\nprivacy-unit = "patient"\n'
     policy = parse_policy(text, "f")
-    assert (policy.epsilon, policy.delta, policy.require_dp, policy.privacy_unit) == (3.0, 1e-6, True, "patient")
-    assert not Policy().private_only and Policy(epsilon=1.0).private_only and Policy(require_dp=True).private_only
+    assert (policy.epsilon, policy.delta, policy.require_dp, policy.privacy_unit) == (
+        3.0,
+        1e-6,
+        True,
+        "patient",
+    )
+    assert (
+        not Policy().private_only
+        and Policy(epsilon=1.0).private_only
+        and Policy(require_dp=True).private_only
+    )
     for line, fault in {
         "epsilon = -1": "epsilon = -1: must be greater than or equal to 0",
         "delta = 0.5": "delta = 0.5: must be less than or equal to 0.01",
@@ -424,19 +557,36 @@ def test_silofl_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     (tmp_path / "policy.toml").write_text("epsilon = 4\n")
     assert main(["budget", str(state), "--json"]) == 0
     (one,) = json.loads(capsys.readouterr().out)
-    assert (one["cohort"], one["delta"], one["budget"], one["unit"]) == ("2026", 1e-5, 4.0, "record")
-    assert one["spent"] == pytest.approx(steps(30)) and one["left"] == pytest.approx(4 - steps(30))
+    assert (one["cohort"], one["delta"], one["budget"], one["unit"]) == (
+        "2026",
+        1e-5,
+        4.0,
+        "record",
+    )
+    assert one["spent"] == pytest.approx(steps(30)) and one["left"] == pytest.approx(
+        4 - steps(30)
+    )
     assert [run["steps"] for run in one["runs"]] == [20, 10]
-    assert [run["epsilon"] for run in one["runs"]] == [pytest.approx(steps(20)), pytest.approx(steps(10))]
+    assert [run["epsilon"] for run in one["runs"]] == [
+        pytest.approx(steps(20)),
+        pytest.approx(steps(10)),
+    ]
     assert main(["budget", str(state)]) == 0
     text = capsys.readouterr().out
-    assert f"spent  {steps(30):.3f}  of 4, left {4 - steps(30):.3f}" in text and "name of run-1, 20 steps" in text
+    assert (
+        f"spent  {steps(30):.3f}  of 4, left {4 - steps(30):.3f}" in text
+        and "name of run-1, 20 steps" in text
+    )
     assert "\x1b" not in text and f"last  {ledger.lines()[-1]['hash']}" in text
     (file,) = ledger.folder.glob("*.jsonl")
     file.write_text(file.read_text().replace('"steps":10', '"steps":1', 1))
     assert main(["budget", str(state)]) == 2
     err = capsys.readouterr().err
-    assert err.startswith("silofl budget: the ledger ") and "line 1: changed" in err and err.count("\n") == 1
+    assert (
+        err.startswith("silofl budget: the ledger ")
+        and "line 1: changed" in err
+        and err.count("\n") == 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -447,10 +597,18 @@ def test_silofl_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         ({"metrics": MetricRecord({"evidence.brier": [0.5]})}, True),
         ({"card": ConfigRecord({"n_train": 20, "sum": [1.0]})}, True),
         ({"card": ConfigRecord({"n_train": 20, "classes": 2})}, False),
-        ({"metrics": MetricRecord({"seconds.train": 1.0}), "config": ConfigRecord({"round": 1})}, False),
+        (
+            {
+                "metrics": MetricRecord({"seconds.train": 1.0}),
+                "config": ConfigRecord({"round": 1}),
+            },
+            False,
+        ),
     ],
 )
-def test_what_no_epsilon_covers_is_all_that_is_of_records(content: dict[str, Any], counts: bool) -> None:
+def test_what_no_epsilon_covers_is_all_that_is_of_records(
+    content: dict[str, Any], counts: bool
+) -> None:
     """Without ``dp = true``: evaluations and sums too, not training alone."""
     with flower_identity():
         reply = Message(RecordDict(content), dst_node_id=1, message_type="query")
@@ -463,7 +621,9 @@ def test_a_batch_size_that_tells_no_cost_is_refused(size: Any, tmp_path: Path) -
         cost_of({"strategy": "fedavg", "dp": True, "batch-size": size}, known(tmp_path))
 
 
-def test_silofl_budget_of_a_site_without_charges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_silofl_budget_of_a_site_without_charges(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["budget", str(tmp_path)]) == 0
     assert "no run with differential privacy has cost anything here" in capsys.readouterr().out
     assert main(["budget", str(tmp_path), "--json"]) == 0

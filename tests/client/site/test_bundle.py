@@ -39,11 +39,21 @@ from server.deploy.federation import Federation, read_federation
 from server.deploy.study_draft import app_sums
 from server.deploy.submit import app_directory
 
-FILES = {".env", "README.md", "allowed-apps", "ca.crt", "docker-compose.yml", "node.key", "policy.toml"}
+FILES = {
+    ".env",
+    "README.md",
+    "allowed-apps",
+    "ca.crt",
+    "docker-compose.yml",
+    "node.key",
+    "policy.toml",
+}
 
 
 def bundle(device: str = "cpu", image: str = "") -> Bundle:
-    return Bundle("clinic", "net", "fl.example.org:9092", b"CA", b"KEY", "# pins\n", device, image)
+    return Bundle(
+        "clinic", "net", "fl.example.org:9092", b"CA", b"KEY", "# pins\n", device, image
+    )
 
 
 @pytest.fixture
@@ -78,9 +88,21 @@ def test_the_federations_schema(tmp_path: Path, capsys: pytest.CaptureFixture[st
     parts: dict[str, Any] = {"x": x, "y": np.arange(6) % 2}
     where = ["check-data", str(site.data), "--schema"]
     for names, code, said in (
-        (("bmi", "age"), 0, "ok    federation's schema: columns in another order: each run maps them by name"),
-        (("age", "sex"), 2, "FAIL  federation's schema: has columns named sex, the federation has bmi"),
-        ((), 2, "FAIL  federation's schema: has no names of its columns, the federation has age, bmi"),
+        (
+            ("bmi", "age"),
+            0,
+            "ok    federation's schema: columns in another order: each run maps them by name",
+        ),
+        (
+            ("age", "sex"),
+            2,
+            "FAIL  federation's schema: has columns named sex, the federation has bmi",
+        ),
+        (
+            (),
+            2,
+            "FAIL  federation's schema: has no names of its columns, the federation has age, bmi",
+        ),
     ):
         np.savez(site.data, **(parts | ({"feature_names": names} if names else {})))
         for schema_of in (tmp_path / "clinic.tar", tmp_path / "site" / "schema.json"):
@@ -101,7 +123,10 @@ def test_doctor_asks_for_the_data_file(
     monkeypatch.chdir(tmp_path)
     bundle().write(tmp_path / "clinic.tar")
     assert main(["doctor", "clinic.tar"]) == 2
-    assert "data.npz, as the bundle's .env has it: name your data file with --data FILE" in capsys.readouterr().err
+    assert (
+        "data.npz, as the bundle's .env has it: name your data file with --data FILE"
+        in capsys.readouterr().err
+    )
 
 
 def test_an_existing_file_is_never_overwritten(tar: Path) -> None:
@@ -130,7 +155,10 @@ def test_sites_command_is_understood_by_flowers_own_parser() -> None:
     parsed = _parse_args_run_supernode().parse_args(arguments)
     assert program == "flower-supernode" and not parsed.insecure
     assert parsed.superlink == "fl.example.org:9092"
-    assert (parsed.root_certificates, parsed.auth_supernode_private_key) == ("/site/ca.crt", "/site/node.key")
+    assert (parsed.root_certificates, parsed.auth_supernode_private_key) == (
+        "/site/ca.crt",
+        "/site/node.key",
+    )
     assert parse_config_args([parsed.node_config]) == {
         "name": "clinic",
         "data": "/data/data.npz",
@@ -159,8 +187,12 @@ def test_sites_containers_are_locked_down() -> None:
 def test_a_bundle_for_a_gpu() -> None:
     service = filled_in("cuda:2")["services"]["silo"]
     assert service["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"] == ["2"]
-    assert service["environment"]["SILOFL_DEVICE"] == "cuda:0" and service["image"].endswith("-gpu")
-    assert "SILOFL_IMAGE=registry/silo:1\n" in str(bundle(image="registry/silo:1").files()[".env"])
+    assert service["environment"]["SILOFL_DEVICE"] == "cuda:0" and service["image"].endswith(
+        "-gpu"
+    )
+    assert "SILOFL_IMAGE=registry/silo:1\n" in str(
+        bundle(image="registry/silo:1").files()[".env"]
+    )
 
 
 def test_pins_are_the_app_that_flwr_run_ships(tmp_path: Path) -> None:
@@ -181,7 +213,9 @@ def test_pins_are_the_app_that_flwr_run_ships(tmp_path: Path) -> None:
     (app / "pkg/a.py").write_text("app = 2\n")
     assert pins(app) != first
     (tmp_path / "allowed-apps").write_text(pins(app))
-    assert list(read_pins(str(tmp_path / "allowed-apps"))) == app_sums(app)  # a study's sum, too
+    assert list(read_pins(str(tmp_path / "allowed-apps"))) == app_sums(
+        app
+    )  # a study's sum, too
 
 
 # --- what a site makes of it ------------------------------------------------------------------------------
@@ -217,19 +251,27 @@ def members(path: Path, extra: tarfile.TarInfo, content: bytes = b"") -> Path:
         ("/etc/signed.json", tarfile.REGTYPE),
         ("clinic/deeper/signed.json", tarfile.REGTYPE),
         ("clinic/.env", tarfile.REGTYPE),  # a second time
-        ("clinic/compose.yaml", tarfile.REGTYPE),  # Docker Compose would start it in place of the signed one
+        (
+            "clinic/compose.yaml",
+            tarfile.REGTYPE,
+        ),  # Docker Compose would start it in place of the signed one
         ("clinic/\x1b[2J", tarfile.REGTYPE),
         ("clinic/deeper", tarfile.DIRTYPE),
     ],
 )
-def test_a_tar_with_anything_but_a_bundles_files_is_refused(tmp_path: Path, name: str, kind: bytes) -> None:
+def test_a_tar_with_anything_but_a_bundles_files_is_refused(
+    tmp_path: Path, name: str, kind: bytes
+) -> None:
     """Links, devices, other paths and other files, which `tar` at the hospital would unpack."""
     member = tarfile.TarInfo(name)
     member.type, member.linkname = kind, "clinic/ca.crt"
     with pytest.raises(ValueError, match="which no bundle has in that form") as refused:
         read_bundle(members(tmp_path / "evil.tar", member))
     assert str(refused.value).isprintable()
-    assert len(read_bundle(members(tmp_path / "fine.tar", tarfile.TarInfo("clinic/signed.json")))) == len(FILES) + 1
+    assert (
+        len(read_bundle(members(tmp_path / "fine.tar", tarfile.TarInfo("clinic/signed.json"))))
+        == len(FILES) + 1
+    )
 
 
 def test_a_bundle_that_is_too_large_is_not_read(tmp_path: Path) -> None:
@@ -243,7 +285,9 @@ def test_a_bundle_that_is_too_large_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling link", "folder", "pipe", "large"])
-def test_in_a_bundles_folder_only_plain_files_are_read(tar: Path, tmp_path: Path, kind: str) -> None:
+def test_in_a_bundles_folder_only_plain_files_are_read(
+    tar: Path, tmp_path: Path, kind: str
+) -> None:
     """A link to a file elsewhere would bring that into the silo's volume."""
     untar(tar, tmp_path)
     folder = tmp_path / "clinic"
@@ -255,15 +299,24 @@ def test_in_a_bundles_folder_only_plain_files_are_read(tar: Path, tmp_path: Path
         file.write_bytes(bytes((1 << 20) + 1))
     else:
         file.mkdir() if kind == "folder" else os.mkfifo(file)
-    with pytest.raises(ValueError, match=r"policy\.toml (is a symbolic link|is no plain file|has more than)"):
+    with pytest.raises(
+        ValueError, match=r"policy\.toml (is a symbolic link|is no plain file|has more than)"
+    ):
         read_bundle(folder)
     for command in ("check-bundle", "join", "doctor"):
-        assert main([command, str(folder), *(["--data", "x.npz"] if command == "join" else [])]) == 2
+        assert (
+            main([command, str(folder), *(["--data", "x.npz"] if command == "join" else [])])
+            == 2
+        )
 
 
 @pytest.mark.parametrize("name", ["compose.yaml", "compose.yml", "docker-compose.yaml"])
 def test_a_compose_file_that_would_start_instead(
-    tar: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+    tar: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
 ) -> None:
     """Docker Compose prefers compose.yaml, and adds an override: the one is refused, the other named."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -274,10 +327,16 @@ def test_a_compose_file_that_would_start_instead(
     assert main(["check-bundle", str(folder)]) == 0
     (folder / "docker-compose.override.yml").write_text("services: {}\n")
     assert main(["check-bundle", str(folder)]) == 0
-    assert "not of the bundle: docker-compose.override.yml, which Docker Compose adds" in capsys.readouterr().out
+    assert (
+        "not of the bundle: docker-compose.override.yml, which Docker Compose adds"
+        in capsys.readouterr().out
+    )
     (folder / name).write_text("services: {}\n")
     assert main(["check-bundle", str(folder)]) == 2
-    assert f"{name}: Docker Compose would start this file in place of the bundle's" in capsys.readouterr().err
+    assert (
+        f"{name}: Docker Compose would start this file in place of the bundle's"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("content", [b"", b"no tar at all" * 100])
@@ -302,20 +361,36 @@ def test_site_of_a_bundle(tar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     site = site_of(read_bundle(tar), tmp_path / "files", tmp_path / "own.npz", "cuda:1")
     assert (site.name, site.server, site.device) == ("clinic", "fl.example.org:9092", "cuda:1")
-    assert (site.data, site.state) == (tmp_path / "own.npz", tmp_path / "state/silofl-site/clinic/state")
+    assert (site.data, site.state) == (
+        tmp_path / "own.npz",
+        tmp_path / "state/silofl-site/clinic/state",
+    )
     assert site.allowed_apps == str(tmp_path / "files/allowed-apps")
     unpack(read_bundle(tar), tmp_path / "files")
-    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "files").iterdir()}
-    assert modes == {"ca.crt": 0o600, "node.key": 0o600, "allowed-apps": 0o600, "policy.toml": 0o600}
-    assert dict(read_policy(site.policy)).items() >= {"studies": "required", "where": site.policy, "floor": 10}.items()
+    modes = {
+        path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "files").iterdir()
+    }
+    assert modes == {
+        "ca.crt": 0o600,
+        "node.key": 0o600,
+        "allowed-apps": 0o600,
+        "policy.toml": 0o600,
+    }
+    assert (
+        dict(read_policy(site.policy)).items()
+        >= {"studies": "required", "where": site.policy, "floor": 10}.items()
+    )
     files = read_bundle(tar)
-    assert site_of(files, tmp_path, policy=tmp_path / "ours.toml").policy == str(tmp_path / "ours.toml")
+    assert site_of(files, tmp_path, policy=tmp_path / "ours.toml").policy == str(
+        tmp_path / "ours.toml"
+    )
     old = {name: content for name, content in files.items() if name != "policy.toml"}
     assert read_policy(site_of(old, tmp_path).policy) == Policy()
 
 
 @pytest.mark.parametrize(
-    ("variables", "reason"), [("", "SILOFL_NAME is not set"), ("SILOFL_NAME=a", "SILOFL_SERVER is not set")]
+    ("variables", "reason"),
+    [("", "SILOFL_NAME is not set"), ("SILOFL_NAME=a", "SILOFL_SERVER is not set")],
 )
 def test_settings_that_are_missing(variables: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
@@ -336,7 +411,12 @@ def test_names_that_would_leave_the_state_directory(name: str) -> None:
 
 def test_variables_as_compose_reads_them() -> None:
     text = "# a comment=1\n\nSILOFL_NAME=a\r\nSILOFL_DATA=/two words \nSILOFL_USER='1:2'\nSILOFL_IMAGE=a=b\n"
-    found = {"SILOFL_NAME": "a", "SILOFL_DATA": "/two words", "SILOFL_USER": "1:2", "SILOFL_IMAGE": "a=b"}
+    found = {
+        "SILOFL_NAME": "a",
+        "SILOFL_DATA": "/two words",
+        "SILOFL_USER": "1:2",
+        "SILOFL_IMAGE": "a=b",
+    }
     assert read_variables(text) == found
 
 
@@ -391,7 +471,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SuperLink]:
 
 
 @pytest.fixture
-def federation(server: SuperLink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Federation:
+def federation(
+    server: SuperLink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Federation:
     """A federation whose server runs; its connection `test` is written."""
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -410,7 +492,10 @@ def registered(server: SuperLink) -> dict[str, bytes]:
 
 
 def test_add_and_remove(
-    server: SuperLink, federation: Federation, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    server: SuperLink,
+    federation: Federation,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
@@ -424,11 +509,17 @@ def test_add_and_remove(
     assert registered(server)["clinic"].strip() == pem.strip()
     assert files["ca.crt"] == server.credentials.ca_certificate.read_bytes()
     assert app_sums(app_directory())[0] in files["allowed-apps"].decode()
-    assert read_variables(files[".env"].decode())["SILOFL_SERVER"] == f"127.0.0.1:{server.fleet}"
+    assert (
+        read_variables(files[".env"].decode())["SILOFL_SERVER"] == f"127.0.0.1:{server.fleet}"
+    )
     noted = tmp_path / "state/silofl/test/remote/clinic.pem"
     assert noted.read_bytes() == pem
 
-    for again, reason in (("clinic", "is registered already"), ("north", "is a silo of"), ("No Name", "is no name")):
+    for again, reason in (
+        ("clinic", "is registered already"),
+        ("north", "is a silo of"),
+        ("No Name", "is no name"),
+    ):
         assert main(["add-silo", again, "--out", "other.tar"]) == 2
         assert reason in capsys.readouterr().err
     assert not Path("other.tar").exists()
@@ -442,8 +533,18 @@ def test_add_and_remove(
 def test_nothing_is_registered_where_no_bundle_can_be_written(
     server: SuperLink, federation: Federation, tmp_path: Path
 ) -> None:
-    with Control(server.connection) as control, pytest.raises(ValueError, match="there is no folder"):
-        add_silo(federation, control, "lost", tmp_path / "no/such/folder.tar", fleet_port=1, app=app_directory())
+    with (
+        Control(server.connection) as control,
+        pytest.raises(ValueError, match="there is no folder"),
+    ):
+        add_silo(
+            federation,
+            control,
+            "lost",
+            tmp_path / "no/such/folder.tar",
+            fleet_port=1,
+            app=app_directory(),
+        )
     assert "lost" not in registered(server)
 
 
@@ -472,7 +573,16 @@ def write_data(path: Path) -> Path:
 
 def join(bundle_file: Path, data: Path, *more: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "server.cli.main", "join", str(bundle_file), "--data", str(data), *more],
+        [
+            sys.executable,
+            "-m",
+            "server.cli.main",
+            "join",
+            str(bundle_file),
+            "--data",
+            str(data),
+            *more,
+        ],
         env={**os.environ, "PYTHONPATH": str(app_directory())},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -482,9 +592,13 @@ def join(bundle_file: Path, data: Path, *more: str) -> subprocess.Popen[str]:
 
 @pytest.mark.deployed
 @pytest.mark.parametrize(
-    "own", [True, pytest.param(False, marks=pytest.mark.exhaustive)], ids=["own key", "bundle's key"]
+    "own",
+    [True, pytest.param(False, marks=pytest.mark.exhaustive)],
+    ids=["own key", "bundle's key"],
 )
-def test_join_and_leave_without_docker(server: SuperLink, federation: Federation, tmp_path: Path, own: bool) -> None:
+def test_join_and_leave_without_docker(
+    server: SuperLink, federation: Federation, tmp_path: Path, own: bool
+) -> None:
     """The silo is online while `join` runs; a second `join` is refused; SIGTERM leaves and says goodbye.
 
     `silofl policy` then prints the policy that it joined with.
@@ -492,7 +606,11 @@ def test_join_and_leave_without_docker(server: SuperLink, federation: Federation
     data = write_data(tmp_path / "data.npz")
     (tmp_path / "ours.toml").write_text("max-rounds = 7\n")
     if own:
-        assert main(["request", "joiner"]) == main(["add-silo", "--request", "joiner.request"]) == 0
+        assert (
+            main(["request", "joiner"])
+            == main(["add-silo", "--request", "joiner.request"])
+            == 0
+        )
     else:
         assert main(["add-silo", "joiner"]) == 0
     online = site_root() / "joiner/online"
@@ -504,7 +622,9 @@ def test_join_and_leave_without_docker(server: SuperLink, federation: Federation
                 assert time.monotonic() < deadline
                 time.sleep(0.2)
             with Control(server.connection) as control:
-                assert {node.name: node.status for node in control.nodes()}["joiner"] == "online"
+                assert {node.name: node.status for node in control.nodes()}[
+                    "joiner"
+                ] == "online"
             if own:
                 second = join(Path("joiner.tar"), data)
                 _, error = second.communicate(timeout=120)
@@ -527,19 +647,28 @@ def test_join_and_leave_without_docker(server: SuperLink, federation: Federation
 
 @pytest.mark.deployed
 def test_a_bundle_of_a_removed_silo_is_refused_at_once(
-    server: SuperLink, federation: Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: SuperLink,
+    federation: Federation,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     data = write_data(tmp_path / "data.npz")
     assert main(["add-silo", "gone"]) == 0 and main(["remove-silo", "gone"]) == 0
     capsys.readouterr()
     assert main(["join", "gone.tar", "--data", str(data)]) == 2
     out, err = capsys.readouterr()
-    assert "FAIL  key: the server does not know this silo's key\n      fix: ask the server's operator" in out
+    assert (
+        "FAIL  key: the server does not know this silo's key\n      fix: ask the server's operator"
+        in out
+    )
     assert err.startswith("silofl join: gone cannot join: key: ") and err.count("\n") == 1
 
 
 def test_join_with_data_that_are_not_there(
-    server: SuperLink, federation: Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: SuperLink,
+    federation: Federation,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     bundle().write(tmp_path / "x.tar")
     assert main(["join", "x.tar", "--data", "nowhere.npz"]) == 2

@@ -99,7 +99,9 @@ def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[callable]
         past = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=days)
         with monkeypatch.context() as patch:
             patch.setattr(credentials_module, "_now", lambda: past)
-            made = ensure_credentials(tmp_path / f"made-{len(servers)}", silos=(), hosts=(HOST,))
+            made = ensure_credentials(
+                tmp_path / f"made-{len(servers)}", silos=(), hosts=(HOST,)
+            )
         servers.append(TlsServer(made))
         return servers[-1].port, made.ca_certificate
 
@@ -110,7 +112,11 @@ def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[callable]
 
 def test_a_good_certificate_passes_chain_names_and_dates(shown) -> None:
     checks = certificate_checks(HOST, *shown())
-    assert [check.name for check in checks] == ["certificate chain", "certificate names", "certificate dates"]
+    assert [check.name for check in checks] == [
+        "certificate chain",
+        "certificate names",
+        "certificate dates",
+    ]
     assert all(check.ok for check in checks)
     assert checks[2].detail == f"valid for {credentials_module.SERVER_DAYS - 1} days"
 
@@ -130,7 +136,9 @@ def test_a_certificate_from_the_future_points_to_the_clock(shown) -> None:
     """It is made in three days, and begins an hour before that: 71 h at least."""
     check = only(certificate_checks(HOST, *shown(days=-3)))
     assert (check.name, check.ok) == ("clock", False) and "NTP" in check.fix
-    assert check.detail.endswith("not valid yet: this machine's clock is 71 h or more behind the server's")
+    assert check.detail.endswith(
+        "not valid yet: this machine's clock is 71 h or more behind the server's"
+    )
 
 
 def test_another_federations_ca_is_told_by_the_chain(shown) -> None:
@@ -144,17 +152,25 @@ def test_a_name_that_the_certificate_lacks(shown) -> None:
     """The certificate is for 127.0.0.1; `localhost` leads to the same server."""
     port, ca = shown()
     check = only(certificate_checks("localhost", port, ca))
-    assert (check.name, check.ok) == ("certificate names", False) and "localhost" in check.detail
+    assert (check.name, check.ok) == (
+        "certificate names",
+        False,
+    ) and "localhost" in check.detail
 
 
 def test_a_port_without_tls(tmp_path: Path, shown) -> None:
     _, ca = shown()
     with socket.create_server((HOST, 0)) as plain:
-        thread = threading.Thread(target=lambda: plain.accept()[0].sendall(b"SSH-2.0-x\r\n" * 10))
+        thread = threading.Thread(
+            target=lambda: plain.accept()[0].sendall(b"SSH-2.0-x\r\n" * 10)
+        )
         thread.start()
         check = only(certificate_checks(HOST, plain.getsockname()[1], ca))
         thread.join()
-    assert (check.name, check.ok) == ("certificate", False) and "does not speak TLS" in check.detail
+    assert (check.name, check.ok) == (
+        "certificate",
+        False,
+    ) and "does not speak TLS" in check.detail
 
 
 def test_a_damaged_ca_certificate(tmp_path: Path) -> None:
@@ -179,7 +195,9 @@ def test_names_and_ports() -> None:
         assert port_check(HOST, server.getsockname()[1]).ok
 
 
-def test_a_port_that_swallows_packets_points_to_the_firewall(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_swallows_packets_points_to_the_firewall(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def silent(*_: object, **__: object) -> None:
         raise TimeoutError
 
@@ -188,7 +206,9 @@ def test_a_port_that_swallows_packets_points_to_the_firewall(monkeypatch: pytest
     assert not check.ok and "does not answer" in check.detail and "firewall" in check.fix
 
 
-@pytest.mark.parametrize("server", ["", "host", "host:", "host:port", ":9092", "host:0", "host:70000"])
+@pytest.mark.parametrize(
+    "server", ["", "host", "host:", "host:port", ":9092", "host:0", "host:70000"]
+)
 def test_an_address_that_is_none(tmp_path: Path, server: str) -> None:
     site = Site("a", server, tmp_path, tmp_path, tmp_path, tmp_path)
     assert failed(connection_checks(site)) == {"server address": f"{server!r} is no address"}
@@ -207,7 +227,10 @@ def test_data_of_every_kind(tmp_path: Path) -> None:
     assert [check.name for check in data_checks(good)] == ["data", "schema"]
     assert data_checks(good)[0].detail == f"{good}: train 20, test 4"
     (tmp_path / "mount").mkdir()
-    assert f"{tmp_path / 'mount'} is empty" == only(data_checks(tmp_path / "mount/data.npz")).detail
+    assert (
+        f"{tmp_path / 'mount'} is empty"
+        == only(data_checks(tmp_path / "mount/data.npz")).detail
+    )
     assert "is a folder" in only(data_checks(tmp_path / "mount")).detail
     assert "no such file" in only(data_checks(tmp_path / "good/other.npz")).detail
     bad = tmp_path / "bad.npz"
@@ -217,7 +240,9 @@ def test_data_of_every_kind(tmp_path: Path) -> None:
 
 def test_data_that_another_user_owns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_data(tmp_path / "data.npz")
-    monkeypatch.setattr(doctor.os, "access", lambda *_: False)  # the tests may run as root, who reads everything
+    monkeypatch.setattr(
+        doctor.os, "access", lambda *_: False
+    )  # the tests may run as root, who reads everything
     check = only(data_checks(path))
     owner = path.stat()
     assert not check.ok and f"SILOFL_USER={owner.st_uid}:{owner.st_gid}" in check.fix
@@ -225,7 +250,9 @@ def test_data_that_another_user_owns(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_state_directory(tmp_path: Path) -> None:
     assert only(state_checks(tmp_path / "new")).ok
-    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700 and not list((tmp_path / "new").iterdir())
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700 and not list(
+        (tmp_path / "new").iterdir()
+    )
     (tmp_path / "file").touch()
     assert not only(state_checks(tmp_path / "file")).ok
 
@@ -233,13 +260,19 @@ def test_state_directory(tmp_path: Path) -> None:
 def test_a_gpu_that_is_not_there() -> None:
     assert device_check("cpu").ok
     check = device_check("cuda:97")
-    assert not check.ok and "cuda:97" in check.detail and check.fix.endswith("or set the device to cpu")
+    assert (
+        not check.ok
+        and "cuda:97" in check.detail
+        and check.fix.endswith("or set the device to cpu")
+    )
 
 
 def test_versions(tmp_path: Path) -> None:
     site = Site("a", "b:1", tmp_path, tmp_path, tmp_path, tmp_path)
     assert version_check(site).ok
-    assert version_check(replace(site, flwr="1.39.7")).ok  # a patch release speaks the same protocol
+    assert version_check(
+        replace(site, flwr="1.39.7")
+    ).ok  # a patch release speaks the same protocol
     other = version_check(replace(site, flwr="1.40.0"))
     assert not other.ok and "1.40.0" in other.detail and "install flwr 1.40.0" in other.fix
 
@@ -252,8 +285,14 @@ def test_pins(tmp_path: Path) -> None:
 
 
 def test_table_and_first_failure() -> None:
-    checks = [Check("a", True, "fine"), Check("b", False, "line one\nline two", "mend it"), Check("c", False, "x", "y")]
-    assert table(checks) == ("ok    a: fine\nFAIL  b: line one line two\n      fix: mend it\nFAIL  c: x\n      fix: y")
+    checks = [
+        Check("a", True, "fine"),
+        Check("b", False, "line one\nline two", "mend it"),
+        Check("c", False, "x", "y"),
+    ]
+    assert table(checks) == (
+        "ok    a: fine\nFAIL  b: line one line two\n      fix: mend it\nFAIL  c: x\n      fix: y"
+    )
     assert first_failure(checks) == checks[1] and first_failure(checks[:1]) is None
     assert one_line(checks[1]) == "b: line one line two; mend it"
 
@@ -270,7 +309,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SuperLink]:
         yield running
 
 
-def test_a_registered_key_passes_and_nothing_changes_at_the_server(server: SuperLink, tmp_path: Path) -> None:
+def test_a_registered_key_passes_and_nothing_changes_at_the_server(
+    server: SuperLink, tmp_path: Path
+) -> None:
     write_data(tmp_path / "data.npz")
     checks = site_checks(server.site(tmp_path))
     assert failed(checks) == {}
@@ -316,12 +357,17 @@ def federation_file(folder: Path, server: SuperLink, silos: tuple[str, ...]) -> 
     path = folder / "federation.yaml"
     listed = "".join(f"  - {{name: {name}, data: demo}}\n" for name in silos)
     ports = f"fleet-port: {server.fleet}, control-port: {server.port}"
-    path.write_text(f"name: test\nserver: {{{ports}}}\ndemo: {{dataset: digits}}\nsilos:\n{listed}")
+    path.write_text(
+        f"name: test\nserver: {{{ports}}}\ndemo: {{dataset: digits}}\nsilos:\n{listed}"
+    )
     return path
 
 
 def test_server_doctor_says_who_is_missing_and_who_is_away(
-    server: SuperLink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: SuperLink,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
     path = federation_file(tmp_path, server, ("north", "west"))
@@ -329,13 +375,20 @@ def test_server_doctor_says_who_is_missing_and_who_is_away(
     assert list(failed(before)) == ["connection"]
     write_connection(server.connection)
     checks = server_checks(read_federation(path), "test")
-    assert failed(checks) == {"registrations": "not registered: west", "online": "not online: north"}
+    assert failed(checks) == {
+        "registrations": "not registered: west",
+        "online": "not online: north",
+    }
     names = [check.name for check in checks]
-    assert {"control port", "fleet port", "CA certificate's dates", "chain", "names"} <= set(names)
+    assert {"control port", "fleet port", "CA certificate's dates", "chain", "names"} <= set(
+        names
+    )
     assert main(["doctor", str(path)]) == 2
     out, err = capsys.readouterr()
     assert "FAIL  online: not online: north\n      fix: ask these sites" in out
-    assert err == f"silofl doctor: test: 2 of {len(checks)} checks failed: registrations, online\n"
+    assert (
+        err == f"silofl doctor: test: 2 of {len(checks)} checks failed: registrations, online\n"
+    )
 
 
 def test_a_control_port_that_others_reach_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,19 +35,31 @@ def study() -> StudyProtocol:
 def node(tmp_path: Path) -> dict[str, Any]:
     (tmp_path / "policy.toml").write_text("min-metric-samples = 3\n")
     (tmp_path / "state").mkdir()
-    return {"name": "a", "policy": str(tmp_path / "policy.toml"), "state-dir": str(tmp_path / "state")}
+    return {
+        "name": "a",
+        "policy": str(tmp_path / "policy.toml"),
+        "state-dir": str(tmp_path / "state"),
+    }
 
 
-def answered(node: dict[str, Any], content: RecordDict, own: StudyProtocol | None, run_id: int = 1) -> Message:
+def answered(
+    node: dict[str, Any], content: RecordDict, own: StudyProtocol | None, run_id: int = 1
+) -> Message:
     """A reply with this content, as it leaves the site, to a message that its process has counted."""
     with flower_identity():
         message = Message(RecordDict(), dst_node_id=1, message_type="train")
         context = Context(run_id, 1, node, RecordDict(), {"strategy": "fedavg"})
         if own is not None:
-            count_message(Policy(), own, node["state-dir"], str(run_id), "a", "train", "2026-01-02")
+            count_message(
+                Policy(), own, node["state-dir"], str(run_id), "a", "train", "2026-01-02"
+            )
         terms = Terms(read_terms(node, {}).policy, own)
-        info = audit_gate.in_study(audit_gate.describe_message(message, context, "ab" * 32, terms), terms)
-        reply: Message = audit_gate.release_reply(Message(content, reply_to=message), info, message)
+        info = audit_gate.in_study(
+            audit_gate.describe_message(message, context, "ab" * 32, terms), terms
+        )
+        reply: Message = audit_gate.release_reply(
+            Message(content, reply_to=message), info, message
+        )
     return reply
 
 
@@ -71,10 +83,16 @@ def test_the_rules_that_were_applied(node: dict[str, Any]) -> None:
     answered(node, content(20), study())
     alone, within = log_of(node)
     policy = read_policy(node["policy"])
-    assert alone["policy"] == within["policy"] == hashlib.sha256(Path(node["policy"]).read_bytes()).hexdigest()
+    assert (
+        alone["policy"]
+        == within["policy"]
+        == hashlib.sha256(Path(node["policy"]).read_bytes()).hexdigest()
+    )
     assert alone["rules"] == rule_values(policy) and alone["rules"]["min-metric-samples"] == 3
     assert within["rules"] == rule_values(policy) | {"metrics": ["loss"], "min-silos": 4}
-    assert within["study"] == {"name": "heart", "digest": study().digest} and "study" not in alone
+    assert (
+        within["study"] == {"name": "heart", "digest": study().digest} and "study" not in alone
+    )
     assert set(within["versions"]) == {"python", *egress_record.TOOLS}
     assert within["versions"]["flwr"].startswith("1.39.")
 
@@ -86,9 +104,18 @@ def test_rules_and_versions_stand_once_per_run_until_one_changes(node: dict[str,
     for run in (1, 1, 2):
         answered(node, content(20), None, run)
     entries = log_of(node)
-    assert [entry.get("rules", {}).get("min-metric-samples") for entry in entries] == [3, None, 4, None, 4]
+    assert [entry.get("rules", {}).get("min-metric-samples") for entry in entries] == [
+        3,
+        None,
+        4,
+        None,
+        4,
+    ]
     assert [entry.get("settings-line") for entry in entries] == [None, 1, None, 3, None]
-    assert [{"run-config", "rules", "versions"} <= entry.keys() for entry in entries] == [True, False] * 2 + [True]
+    assert [{"run-config", "rules", "versions"} <= entry.keys() for entry in entries] == [
+        True,
+        False,
+    ] * 2 + [True]
     assert len({entry["policy"] for entry in entries}) == 2
 
 
@@ -109,10 +136,15 @@ def test_the_budget_before_and_after(node: dict[str, Any]) -> None:
 
 
 def test_what_the_app_tells_the_site_does_not_leave(node: dict[str, Any]) -> None:
-    reply = answered(node, content(20, metrics=["auc", "mae"], sums="its policy has sums = false"), None)
+    reply = answered(
+        node, content(20, metrics=["auc", "mae"], sums="its policy has sums = false"), None
+    )
     assert list(reply.content) == ["config"]
     (entry,) = log_of(node)
-    assert entry["withheld"] == {"metrics": ["auc", "mae"], "sums": ["its policy has sums = false"]}
+    assert entry["withheld"] == {
+        "metrics": ["auc", "mae"],
+        "sums": ["its policy has sums = false"],
+    }
     assert [record["name"] for record in entry["sent"]] == ["config"] and entry["bytes"] == 20
 
 
@@ -125,30 +157,51 @@ def test_a_record_of_that_name_never_leaves(node: dict[str, Any], kind: Any) -> 
     assert list(reply.content) == ["config"] and log_of(node)[0]["withheld"] == {}
 
 
-def test_the_apps_words_are_bounded(node: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_apps_words_are_bounded(
+    node: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     answered(node, content(20, **{"x" * 999: ["y" * 999] * 999, "hash": ["\x1b[2J"]}), None)
     (entry,) = log_of(node)
-    assert len(json.dumps(entry["withheld"])) < 25_000 and entry["withheld"]["hash"] == ["\x1b[2J"]
+    assert len(json.dumps(entry["withheld"])) < 25_000 and entry["withheld"]["hash"] == [
+        "\x1b[2J"
+    ]
     assert main(["audit", node["state-dir"]]) == 0
     out = capsys.readouterr().out
     assert "withheld" in out and "\\x1b[2J (hash)" in out and "\x1b" not in out
 
 
 def test_a_log_from_before_goes_on(node: dict[str, Any]) -> None:
-    entry = {"time": "2026-01-01T00:00:00Z", "silo": "a", "asked-by": "s", "run-id": "1", "run": "r", "round": 1}
+    entry = {
+        "time": "2026-01-01T00:00:00Z",
+        "silo": "a",
+        "asked-by": "s",
+        "run-id": "1",
+        "run": "r",
+        "round": 1,
+    }
     settings = {"strategy": "fedavg"}
-    entry |= {"asked": "train", "method": "fedavg", "app": "", "settings": chain.digest(chain.plain(settings))}
+    entry |= {
+        "asked": "train",
+        "method": "fedavg",
+        "app": "",
+        "settings": chain.digest(chain.plain(settings)),
+    }
     audit.Log(Path(node["state-dir"]) / "audit").append(
         {**entry, "rule": "", "bytes": 0, "sent": [], "run-config": settings}
     )
     answered(node, content(20), None)
-    assert [("rules" in e, "budget" in e) for e in log_of(node)] == [(False, False), (True, True)]
+    assert [("rules" in e, "budget" in e) for e in log_of(node)] == [
+        (False, False),
+        (True, True),
+    ]
 
 
 # ---- The app ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "audits"), [("evaluate", "1 withheld"), ("query", "1 withheld"), ("evaluate", "1")])
+@pytest.mark.parametrize(
+    ("kind", "audits"), [("evaluate", "1 withheld"), ("query", "1 withheld"), ("evaluate", "1")]
+)
 def test_the_app_reports_what_it_holds_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, audits: str
 ) -> None:
@@ -157,10 +210,18 @@ def test_the_app_reports_what_it_holds_back(
     (tmp_path / "policy.toml").write_text("min-metric-samples = 3\nmin-sum-samples = 99\n")
     file = write_silo(tmp_path / "a.npz", [[float(i), 1.0] for i in range(24)], [0, 1] * 12)
     settings = settings_of({"a": file}, batch_size=8, normalization="agreed")
-    node: dict[str, Any] = {"name": "a", "data": str(file), "policy": str(tmp_path / "policy.toml")}
+    node: dict[str, Any] = {
+        "name": "a",
+        "data": str(file),
+        "policy": str(tmp_path / "policy.toml"),
+    }
     context = Context(1, 1, {**node, "state-dir": str(tmp_path)}, RecordDict(), settings.flat())
     config = {"round": 1, "classes": 2, "personal": False, "min_metric_samples": 99}
-    sent = encode(Payload({GLOBAL: Model(torch.zeros(6))}), config, Wire()) if kind == "evaluate" else RecordDict()
+    sent = (
+        encode(Payload({GLOBAL: Model(torch.zeros(6))}), config, Wire())
+        if kind == "evaluate"
+        else RecordDict()
+    )
     with flower_identity():
         reply = app(Message(sent, 1, kind), context)
     assert not reply.has_error(), reply
@@ -168,9 +229,14 @@ def test_the_app_reports_what_it_holds_back(
     if audits == "1":
         assert RECORD not in reply.content
     elif kind == "query":
-        assert told == {"sums": ["its policy has min-sum-samples = 99, it has 24 training samples"]}
+        assert told == {
+            "sums": ["its policy has min-sum-samples = 99, it has 24 training samples"]
+        }
     else:
-        assert told["min-metric-samples"] == ["received.test", "received.val"] and "macro_f1" in told["metrics"]
+        assert (
+            told["min-metric-samples"] == ["received.test", "received.val"]
+            and "macro_f1" in told["metrics"]
+        )
         assert not reply.content["metrics"]
 
 

@@ -17,7 +17,15 @@ from client.site.flower import ASSUMPTIONS, INTERNALS, internal, markdown
 ROOT = Path(__file__).parents[3]
 INVENTORY = "client/site/flower.py"
 PUBLIC = {
-    *("flwr", "flwr.app", "flwr.client", "flwr.clientapp", "flwr.common", "flwr.serverapp", "flwr.serverapp.strategy"),
+    *(
+        "flwr",
+        "flwr.app",
+        "flwr.client",
+        "flwr.clientapp",
+        "flwr.common",
+        "flwr.serverapp",
+        "flwr.serverapp.strategy",
+    ),
     *("flwr.server", "flwr.server.strategy"),  # the plain app of a benchmark
 }
 MODULE = re.compile(r"(?<![\w.])flwr(?:\.[a-z_]\w*)+")
@@ -29,23 +37,45 @@ def files() -> list[tuple[str, ast.Module]]:
     rooms = ("models", "partitions", "strategies", "client", "server", "docker", "benchmarks")
     paths = sorted(path for room in rooms for path in (ROOT / room).rglob("*.py"))
     texts = ((path, path.read_text("utf-8")) for path in paths)
-    return [(path.relative_to(ROOT).as_posix(), ast.parse(t)) for path, t in texts if "flwr" in t or "internal" in t]
+    return [
+        (path.relative_to(ROOT).as_posix(), ast.parse(t))
+        for path, t in texts
+        if "flwr" in t or "internal" in t
+    ]
 
 
 def internals_in(tree: ast.Module) -> Iterator[str]:
     """What a file reaches of Flower past its public names: by import, by attribute, or by a module's name in a text."""
-    texts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+    texts = {
+        id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)
+    }  # docstrings
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (name.name for name in node.names if name.name.startswith("flwr.") and name.name not in PUBLIC)
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "flwr":
+            yield from (
+                name.name
+                for name in node.names
+                if name.name.startswith("flwr.") and name.name not in PUBLIC
+            )
+        elif (
+            isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "flwr"
+        ):
             module = str(node.module)
             public = importlib.import_module(module).__all__ if module in PUBLIC else ()
-            yield from (f"{module}:{name.name}" for name in node.names if name.name not in public)
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "flwr":
+            yield from (
+                f"{module}:{name.name}" for name in node.names if name.name not in public
+            )
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "flwr"
+        ):
             if node.attr != "__version__":
                 yield f"flwr.{node.attr}"
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts:
+        elif (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in texts
+        ):
             yield from (name for name in MODULE.findall(node.value) if name not in PUBLIC)
 
 
@@ -72,7 +102,8 @@ def test_another_way_would_be_found(code: str) -> None:
 
 def test_public_names_are_no_internals() -> None:
     code = (
-        '"""As flwr.supernode does."""\nimport flwr\nfrom flwr.app import Message\nprint(flwr.__version__, "flwr.app")'
+        '"""As flwr.supernode does."""\nimport flwr\nfrom flwr.app import Message\n'
+        'print(flwr.__version__, "flwr.app")'
     )
     assert list(internals_in(ast.parse(code))) == []
 
@@ -81,9 +112,15 @@ def test_every_row_is_used_and_every_use_has_its_row() -> None:
     used: set[str] = set()
     for _, tree in files():
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "internal":
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id == "internal"
+            ):
                 (name,) = node.args
-                assert isinstance(name, ast.Constant) and isinstance(name.value, str), ast.dump(node)
+                assert isinstance(name, ast.Constant) and isinstance(name.value, str), ast.dump(
+                    node
+                )
                 used.add(name.value)
     assert used == INTERNALS.keys()
 
@@ -93,7 +130,9 @@ def test_the_installed_flower_has_it(name: str) -> None:
     assert internal(name) is not None
 
 
-def test_a_name_that_flower_has_moved_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_flower_has_moved_is_an_error_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delattr("flwr.supercore.task_identity.TaskIdentity")
     with pytest.raises(AttributeError, match="TaskIdentity"):
         internal("TaskIdentity")
@@ -113,4 +152,7 @@ def test_each_habit_names_a_test_that_is_there() -> None:
     tests = {path: path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
     for assumption in ASSUMPTIONS:
         name = assumption.test.strip("`")
-        assert any(name in (path.name, *re.findall(r"^def (\w+)", text, re.MULTILINE)) for path, text in tests.items())
+        assert any(
+            name in (path.name, *re.findall(r"^def (\w+)", text, re.MULTILINE))
+            for path, text in tests.items()
+        )

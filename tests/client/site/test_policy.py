@@ -60,7 +60,12 @@ def test_defaults_are_safe() -> None:
     assert (p.min_metric_samples, p.min_silos, p.floor, p.min_sum_samples) == (10, 3, 10, 50)
     assert (p.min_batch_size, p.max_local_epochs, p.runs_per_day) == (8, 20, 20)
     assert (p.max_mixing_epochs, p.max_inner_steps, p.max_decay) == (100, 20, 0.1)
-    assert (p.max_rounds, p.max_evaluations, p.max_messages, p.metrics) == (200, 50, 500, ("loss", "score"))
+    assert (p.max_rounds, p.max_evaluations, p.max_messages, p.metrics) == (
+        200,
+        50,
+        500,
+        ("loss", "score"),
+    )
 
 
 def test_a_rule_of_an_earlier_version_is_told_and_refuses_no_file() -> None:
@@ -73,26 +78,56 @@ def test_a_rule_of_an_earlier_version_is_told_and_refuses_no_file() -> None:
 
 
 BAD = {
-    "exact sums": ("combat = true", r"combat = True: ComBat left silofl in 0.3.0; delete the line"),
-    "unknown": ("peer = true", r"'peer' is no key of it \(did you mean 'peers'\?\); `silofl policy` prints all rules"),
-    "python's name of a rule": ("max_rounds = 3", r"'max_rounds' is no key of it \(did you mean 'max-rounds'"),
+    "exact sums": (
+        "combat = true",
+        r"combat = True: ComBat left silofl in 0.3.0; delete the line",
+    ),
+    "unknown": (
+        "peer = true",
+        r"'peer' is no key of it \(did you mean 'peers'\?\); `silofl policy` prints all rules",
+    ),
+    "python's name of a rule": (
+        "max_rounds = 3",
+        r"'max_rounds' is no key of it \(did you mean 'max-rounds'",
+    ),
     "public by its own word": ('where = "public"', r"'where' is no key of it"),
     "no toml": ("peers: true", r"is no TOML .* a rule is a line such as peers = false"),
     "a text for a truth": ('peers = "false"', r"peers = 'false': must be true or false"),
     "a number for a truth": ("sums = 0", r"sums = 0: must be true or false"),
     "a truth for a number": ("floor = true", r"floor = True: must be a valid integer"),
     "no floor": ("floor = 0", r"floor = 0: must be greater than or equal to 1"),
-    "more than any": ("max-rounds = 2147483649", r"max-rounds = 2147483649: must be less than or equal to 2147483648"),
-    "a truth for a broken number": ("max-decay = true", r"max-decay = True: must be a valid number"),
+    "more than any": (
+        "max-rounds = 2147483649",
+        r"max-rounds = 2147483649: must be less than or equal to 2147483648",
+    ),
+    "a truth for a broken number": (
+        "max-decay = true",
+        r"max-decay = True: must be a valid number",
+    ),
     "no number": ("max-decay = nan", r"max-decay = nan: must be a finite number"),
     "a number without end": ("max-decay = inf", r"max-decay = inf: must be a finite number"),
-    "a delta that protects nobody": ("delta = 0.5", r"delta = 0.5: must be less than or equal to 0.01"),
+    "a delta that protects nobody": (
+        "delta = 0.5",
+        r"delta = 0.5: must be less than or equal to 0.01",
+    ),
     "a broken number": ("min-silos = 2.5", r"min-silos = 2.5: must be a valid integer"),
-    "a method that is none": ('methods = ["fedavgg"]', r"methods.1 = 'fedavgg': must be one of all,"),
+    "a method that is none": (
+        'methods = ["fedavgg"]',
+        r"methods.1 = 'fedavgg': must be one of all,",
+    ),
     "a text for a list": ('methods = "fedavg"', r"methods = 'fedavg': must be a list"),
-    "a metric that is none": ('metrics = ["f1"]', r"metrics.1 = 'f1': must be one of loss, accuracy"),
-    "another word": ('studies = "always"', r"studies = 'always': must be 'required' or 'optional'"),
-    "no module": ('networks = ["a b"]', r"networks.1 = 'a b': must be a module, \"app\" or \"all\""),
+    "a metric that is none": (
+        'metrics = ["f1"]',
+        r"metrics.1 = 'f1': must be one of loss, accuracy",
+    ),
+    "another word": (
+        'studies = "always"',
+        r"studies = 'always': must be 'required' or 'optional'",
+    ),
+    "no module": (
+        'networks = ["a b"]',
+        r"networks.1 = 'a b': must be a module, \"app\" or \"all\"",
+    ),
 }
 
 
@@ -102,7 +137,11 @@ def test_what_is_no_policy_is_one_line(case: str, tmp_path: Path) -> None:
     text, reason = BAD[case]
     file = tmp_path / "policy.toml"
     file.write_text(text)
-    for read in (lambda: read_policy(str(file)), lambda: policy_of({"policy": str(file)}), lambda: policy_at(file)):
+    for read in (
+        lambda: read_policy(str(file)),
+        lambda: policy_of({"policy": str(file)}),
+        lambda: policy_at(file),
+    ):
         with pytest.raises(ValueError, match=reason) as caught:
             read()
         assert "\n" not in str(caught.value)
@@ -111,14 +150,18 @@ def test_what_is_no_policy_is_one_line(case: str, tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_named_and_not_there_is_no_default(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="No such file or directory; write the policy there: without it"):
+    with pytest.raises(
+        ValueError, match="No such file or directory; write the policy there: without it"
+    ):
         read_policy(str(tmp_path / "policy.toml"))
     assert not policy_check(str(tmp_path / "policy.toml")).ok
     assert policy_check("").ok and "peers = false" in policy_check("").detail
     assert policy_check("").detail.endswith("; `silofl policy` prints all")
 
 
-def test_the_silos_own_environment_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_silos_own_environment_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "policy.toml"
     file.write_text("floor = 77\n")
     monkeypatch.setenv("SILOFL_POLICY", str(file))
@@ -132,7 +175,9 @@ def test_the_silos_own_environment_names_it(tmp_path: Path, monkeypatch: pytest.
 
 def test_the_table_is_what_the_methods_declare() -> None:
     assert method_table() == METHODS and bounded_settings() == SETTINGS
-    assert (ROOT / "client/site/trust/methods.py").read_text() == method_table_text(), "run: make settings"
+    assert (ROOT / "client/site/trust/methods.py").read_text() == method_table_text(), (
+        "run: make settings"
+    )
 
 
 def test_declared_settings_are_the_methods_own() -> None:
@@ -143,9 +188,19 @@ def test_declared_settings_are_the_methods_own() -> None:
 
 
 def test_who_hands_models_to_peers_and_who_sends_means_of_classes() -> None:
-    assert {name for name, known in METHODS.items() if known.get("peers")} == {"apple", "fedfomo"}
-    assert {name for name, known in METHODS.items() if known.get("per_class")} == {"fedproto", "fedpac"}
-    assert {name for name, known in METHODS.items() if not known.get("uploads")} == {"evaluate", "local", "survey"}
+    assert {name for name, known in METHODS.items() if known.get("peers")} == {
+        "apple",
+        "fedfomo",
+    }
+    assert {name for name, known in METHODS.items() if known.get("per_class")} == {
+        "fedproto",
+        "fedpac",
+    }
+    assert {name for name, known in METHODS.items() if not known.get("uploads")} == {
+        "evaluate",
+        "local",
+        "survey",
+    }
 
 
 def test_a_method_that_the_site_does_not_know_is_refused() -> None:
@@ -159,7 +214,11 @@ def test_a_method_that_the_site_does_not_know_is_refused() -> None:
 def test_whatever_says_how_many_epochs_steps_or_rounds_is_declared(owner: str) -> None:
     """A new setting of this kind that is not declared fails here, and at a site whose table lacks it."""
     for key, f in keys_of(owners()[owner] if owner else Common, owner).items():
-        if isinstance(f.default, int) and not isinstance(f.default, bool) and site_policy.AMOUNT.search(key):
+        if (
+            isinstance(f.default, int)
+            and not isinstance(f.default, bool)
+            and site_policy.AMOUNT.search(key)
+        ):
             assert f.metadata["kind"] in ("epochs", "mixing-epochs", "steps", "rounds"), key
 
 
@@ -173,10 +232,16 @@ def test_batches_are_drawn_in_one_place() -> None:
     """So that no method trains with a batch of fewer patients than the policy allows."""
 
     def names(file: Path) -> set[str]:
-        imports = [n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.ImportFrom)]
+        imports = [
+            n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.ImportFrom)
+        ]
         return {f"{n.module}.{name.name}" for n in imports for name in n.names}
 
-    drawing = [f.name for f in (ROOT / "strategies").rglob("*.py") if "models.training.batches" in names(f)]
+    drawing = [
+        f.name
+        for f in (ROOT / "strategies").rglob("*.py")
+        if "models.training.batches" in names(f)
+    ]
     assert drawing == ["silo.py"]
 
 
@@ -184,7 +249,8 @@ def test_batches_are_drawn_in_one_place() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [1000, "1000", 1e3, "1e3", " 1000 ", math.inf, math.nan, "nan", True, None, "many", []]
+    "given",
+    [1000, "1000", 1e3, "1e3", " 1000 ", math.inf, math.nan, "nan", True, None, "many", []],
 )
 def test_epochs_in_whatever_form(given: Any) -> None:
     """A number as text is a number to the app; what is none is refused here, whatever the app makes of it."""
@@ -218,7 +284,9 @@ def test_a_run_without_held_out_hospitals_trains_none_of_their_epochs() -> None:
 
 
 def test_a_setting_that_the_run_does_not_send_has_its_default() -> None:
-    run = {key: value for key, value in RUN.items() if key != "fedrep.head-epochs"} | {"strategy": "fedrep"}
+    run = {key: value for key, value in RUN.items() if key != "fedrep.head-epochs"} | {
+        "strategy": "fedrep"
+    }
     assert run_faults(policy(max_local_epochs=5), run) == [
         "its policy has max-local-epochs = 5, the run fedrep.head-epochs = 10"
     ]
@@ -226,7 +294,9 @@ def test_a_setting_that_the_run_does_not_send_has_its_default() -> None:
 
 def test_settings_of_other_methods_do_not_count() -> None:
     assert not run_faults(policy(max_local_epochs=5), {**RUN, "fedrep.head-epochs": 2000})
-    assert len(run_faults(policy(max_local_epochs=5), {**RUN, "strategy": "fedrep"})) == 1  # ten, by default
+    assert (
+        len(run_faults(policy(max_local_epochs=5), {**RUN, "strategy": "fedrep"})) == 1
+    )  # ten, by default
 
 
 @pytest.mark.parametrize("ala", [True, "true", "True", "yes", 1])
@@ -243,25 +313,49 @@ def test_an_amount_that_no_rule_knows_is_refused(key: str) -> None:
     """Of a newer app, or one of the consortium's own: nobody here can say what it may be."""
     (fault,) = run_faults(Policy(), {**RUN, key: 1})
     assert fault.startswith(f"its policy knows no setting {key!r}")
-    assert not run_faults(Policy(), {**RUN, key: True}) and not run_faults(Policy(), {**RUN, f"other.{key}": 1})
+    assert not run_faults(Policy(), {**RUN, key: True}) and not run_faults(
+        Policy(), {**RUN, f"other.{key}": 1}
+    )
 
 
 @pytest.mark.parametrize(
     ("method", "changes", "said"),
     [
-        ("fedavg", {"learning-rate": 1.0, "weight-decay": "1"}, "learning-rate x weight-decay = 1"),
-        ("fedavg", {"learning-rate": "0.1", "weight-decay": 10}, "learning-rate x weight-decay = 1"),
-        ("fedavg", {"learning-rate": math.nan, "weight-decay": 0.001}, "learning-rate x weight-decay = inf"),
-        ("fedavg", {"learning-rate": -1.0, "weight-decay": 1.0}, "learning-rate x weight-decay = -1"),
+        (
+            "fedavg",
+            {"learning-rate": 1.0, "weight-decay": "1"},
+            "learning-rate x weight-decay = 1",
+        ),
+        (
+            "fedavg",
+            {"learning-rate": "0.1", "weight-decay": 10},
+            "learning-rate x weight-decay = 1",
+        ),
+        (
+            "fedavg",
+            {"learning-rate": math.nan, "weight-decay": 0.001},
+            "learning-rate x weight-decay = inf",
+        ),
+        (
+            "fedavg",
+            {"learning-rate": -1.0, "weight-decay": 1.0},
+            "learning-rate x weight-decay = -1",
+        ),
         ("fedavg", {"weight-decay": None}, "learning-rate x weight-decay = inf"),
         ("fedprox", {"fedprox.mu": 20}, "learning-rate x fedprox.mu = 1"),
         ("fedamp", {"fedamp.step": 0.05}, "learning-rate x fedamp.lambda = 1"),
         ("fedamp", {"weight-decay": 20}, "learning-rate x weight-decay = 1"),
-        ("pfedme", {"pfedme.personal-learning-rate": 1e3}, "pfedme.personal-learning-rate x pfedme.mu = 1"),
+        (
+            "pfedme",
+            {"pfedme.personal-learning-rate": 1e3},
+            "pfedme.personal-learning-rate x pfedme.mu = 1",
+        ),
         ("fedpac", {"weight-decay": 10}, "fedpac.head-learning-rate x weight-decay = 1"),
     ],
 )
-def test_a_step_that_replaces_the_model(method: str, changes: dict[str, Any], said: str) -> None:
+def test_a_step_that_replaces_the_model(
+    method: str, changes: dict[str, Any], said: str
+) -> None:
     (fault,) = setting_faults(Policy(), {**RUN, "strategy": method, **changes})
     assert fault == f"its policy has max-decay = 0.1, the run {said}"
 
@@ -306,11 +400,20 @@ def test_a_partial_method_that_is_set_to_send_all(changes: dict[str, Any]) -> No
     run = {**RUN, "strategy": "fedrep"}
     assert not method_faults(strict, "fedrep", run)
     (fault,) = method_faults(strict, "fedrep", {**run, **changes})
-    assert fault.startswith("its policy has whole-model = false, the run strategy = fedrep with fedrep.")
+    assert fault.startswith(
+        "its policy has whole-model = false, the run strategy = fedrep with fedrep."
+    )
     assert method_faults(strict, "fedavg", RUN) and not method_faults(strict, "local", RUN)
 
 
-def counted(rules: Policy, state: Any, run: str, silo: str = "a", kind: str = "query", day: str = "2026-01-01") -> str:
+def counted(
+    rules: Policy,
+    state: Any,
+    run: str,
+    silo: str = "a",
+    kind: str = "query",
+    day: str = "2026-01-01",
+) -> str:
     """Why a message may not be answered; empty: it is counted."""
     try:
         count_message(rules, None, state, run, silo, kind, day)
@@ -339,10 +442,18 @@ def test_messages_are_counted_where_their_process_is_killed(tmp_path: Path) -> N
         os.kill(os.getpid(), signal.SIGKILL)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
     assert not counted(two, tmp_path, "11", "a", "train")
-    assert "max-rounds = 2, and this is number 3 of run 11" in counted(two, tmp_path, "11", "a", "train")
-    assert not counted(two, tmp_path, "11", "a", "query") and not counted(two, tmp_path, "11", "a", "query")
-    assert "max-messages = 4, and this is number 5" in counted(two, tmp_path, "11", "a", "query")
-    assert not counted(two, tmp_path, "11", "b", "train") and not counted(two, tmp_path, "12", "a", "train")
+    assert "max-rounds = 2, and this is number 3 of run 11" in counted(
+        two, tmp_path, "11", "a", "train"
+    )
+    assert not counted(two, tmp_path, "11", "a", "query") and not counted(
+        two, tmp_path, "11", "a", "query"
+    )
+    assert "max-messages = 4, and this is number 5" in counted(
+        two, tmp_path, "11", "a", "query"
+    )
+    assert not counted(two, tmp_path, "11", "b", "train") and not counted(
+        two, tmp_path, "12", "a", "train"
+    )
     assert "no state-dir" in counted(two, None, "1", "a", "query")
 
 
@@ -373,7 +484,10 @@ def test_the_page_has_every_rule_and_every_method() -> None:
     assert "nothing but metrics" in lines["local"]
     assert "d; counts as all layers from 1% of their numbers on" in lines["lp-proj"]
     assert "that the run's settings name by SHA-256" in lines["evaluate"]
-    assert f"(loss, score, over at least {Policy().min_metric_samples} patients)" in lines["evaluate"]
+    assert (
+        f"(loss, score, over at least {Policy().min_metric_samples} patients)"
+        in lines["evaluate"]
+    )
     assert "  evaluate          refused: " in policy_page(policy(methods=("fedavg",)))
     assert "handed to other hospitals under this one's name" in policy_page(policy(peers=True))
     assert "refused" not in policy_page(read_policy("public"))
@@ -388,7 +502,12 @@ def test_the_policy_needs_nothing_but_the_standard_library() -> None:
         "bad = {'client', 'numpy', 'torch', 'flwr', 'strategies'} & set(sys.modules); sys.exit(str(bad) if bad else 0)"
     )
     done = subprocess.run(
-        [sys.executable, "-I", "-c", code.replace("'client/site'", repr(str(ROOT / "client/site")))],
+        [
+            sys.executable,
+            "-I",
+            "-c",
+            code.replace("'client/site'", repr(str(ROOT / "client/site"))),
+        ],
         capture_output=True,
         text=True,
         check=False,
@@ -417,7 +536,9 @@ def test_policy_and_budget_find_the_silo_that_joined_from_here(
         out, err = capsys.readouterr()
         return out if code == 0 else err
 
-    assert printed("policy").startswith("silofl's defaults, for no silo has joined from this machine:\n")
+    assert printed("policy").startswith(
+        "silofl's defaults, for no silo has joined from this machine:\n"
+    )
     north = tmp_path / "silofl-site" / "north"
     (north / "state").mkdir(parents=True)
     (north / "policy.toml").write_text("peers = true\n")
@@ -429,4 +550,6 @@ def test_policy_and_budget_find_the_silo_that_joined_from_here(
     assert printed("budget").startswith("north: ")
     (tmp_path / "silofl-site" / "south" / "state").mkdir(parents=True)
     for command in ("policy", "budget", "audit"):
-        assert "of silos that joined from this machine, these have: north, south" in printed(command)
+        assert "of silos that joined from this machine, these have: north, south" in printed(
+            command
+        )

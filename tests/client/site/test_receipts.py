@@ -25,9 +25,25 @@ OPTIONAL, WANTED = Policy(), parse_policy('receipts = "required"', "policy.toml"
 
 def entry(number: int) -> dict[str, Any]:
     """A message of a run: what `audit_gate.py` writes."""
-    fields: dict[str, Any] = {"time": "2026-11-22T00:00:00Z", "silo": "clinic", "asked-by": "fl.example.org:9092"}
-    fields |= {"run-id": "7", "run": "today", "round": number, "asked": "train", "method": "apple", "app": "a" * 64}
-    return fields | {"settings": "b" * 64, "rule": "allowed-apps: this build is listed", "bytes": 78, "sent": []}
+    fields: dict[str, Any] = {
+        "time": "2026-11-22T00:00:00Z",
+        "silo": "clinic",
+        "asked-by": "fl.example.org:9092",
+    }
+    fields |= {
+        "run-id": "7",
+        "run": "today",
+        "round": number,
+        "asked": "train",
+        "method": "apple",
+        "app": "a" * 64,
+    }
+    return fields | {
+        "settings": "b" * 64,
+        "rule": "allowed-apps: this build is listed",
+        "bytes": 78,
+        "sent": [],
+    }
 
 
 @pytest.fixture
@@ -41,10 +57,22 @@ def log(tmp_path: Path) -> Path:
 def receipt(log: Path, line: int, key: Ed25519PrivateKey = KEY, **changes: Any) -> str:
     """The server's receipt for a line of this log."""
     own = next((e["hash"] for e in verify(log).entries if e["line"] == line), "0" * 64)
-    return sign_receipt(key, **{"run": "today", "run_id": "7", "silo": "clinic", "line": line, "hash": own, **changes})
+    return sign_receipt(
+        key,
+        **{
+            "run": "today",
+            "run_id": "7",
+            "silo": "clinic",
+            "line": line,
+            "hash": own,
+            **changes,
+        },
+    )
 
 
-def taken(log: Path, text: object, policy: Policy = OPTIONAL, kind: str = "train", run: str = "7") -> dict[str, Any]:
+def taken(
+    log: Path, text: object, policy: Policy = OPTIONAL, kind: str = "train", run: str = "7"
+) -> dict[str, Any]:
     config = {} if text is None else {ASKED: text}
     return keep_receipt(config, kind, run, "clinic", log, policy) or {}
 
@@ -53,11 +81,13 @@ def test_a_receipt_is_kept_once(log: Path, capsys: pytest.CaptureFixture[str]) -
     text = receipt(log, 3)
     for _ in range(2):  # a message that is sent again brings it again
         found = taken(log, text, WANTED)
-    assert (found["line"], found["key"]) == (3, receipts.read_receipt(text).key) and found["hash"] == verify(
-        log
-    ).entries[2]["hash"]
+    assert (found["line"], found["key"]) == (3, receipts.read_receipt(text).key) and found[
+        "hash"
+    ] == verify(log).entries[2]["hash"]
     assert receipts.read_kept(log / FILE) == [text] and receipts.known_key(log) == found["key"]
-    assert (log / FILE).stat().st_mode & 0o777 == (log / KEY_FILE).stat().st_mode & 0o777 == 0o600
+    assert (
+        (log / FILE).stat().st_mode & 0o777 == (log / KEY_FILE).stat().st_mode & 0o777 == 0o600
+    )
     assert capsys.readouterr().err == ""
 
 
@@ -72,10 +102,16 @@ WRONG = "in run '7'"
         (lambda log: 5, "cannot be used: it is no receipt"),
         (lambda log: "x" * 9999, "cannot be used: it is no receipt"),
         (lambda log: "[" * 3000, "cannot be used: it is no receipt"),
-        (lambda log: receipt(log, 3).replace("today", "never"), "cannot be used: its signature is wrong"),
+        (
+            lambda log: receipt(log, 3).replace("today", "never"),
+            "cannot be used: its signature is wrong",
+        ),
         (lambda log: receipt(log, 3, silo="north"), f"is for 'north' {WRONG}"),
         (lambda log: receipt(log, 3, run_id="8"), "is for 'clinic' in run '8'"),
-        (lambda log: receipt(log, 2, hash="1" * 64), "line 2 of the audit log, which has another hash here"),
+        (
+            lambda log: receipt(log, 2, hash="1" * 64),
+            "line 2 of the audit log, which has another hash here",
+        ),
         (lambda log: receipt(log, 9), "line 9 of the audit log, which is not there here"),
     ],
 )
@@ -85,9 +121,12 @@ def test_a_fault_is_named_and_stops_only_who_wants_receipts(
     text = make(log)
     assert reason in taken(log, text)["fault"] and not (log / FILE).exists()
     err = capsys.readouterr().err
-    assert err.startswith("WARNING: clinic: the server") and reason in err and err.count("\n") == 1
+    assert (
+        err.startswith("WARNING: clinic: the server") and reason in err and err.count("\n") == 1
+    )
     with pytest.raises(
-        PolicyRefusedError, match=r'clinic refuses: its policy has receipts = "required", and the server'
+        PolicyRefusedError,
+        match=r'clinic refuses: its policy has receipts = "required", and the server',
     ):
         taken(log, text, WANTED)
 
@@ -123,7 +162,10 @@ def test_a_torn_receipt_costs_no_other(log: Path) -> None:
         file.write(second[:40])
     assert receipts.read_kept(log / FILE) == [first]
     taken(log, second)
-    assert [text for text in receipts.read_kept(log / FILE) if text in (first, second)] == [first, second]
+    assert [text for text in receipts.read_kept(log / FILE) if text in (first, second)] == [
+        first,
+        second,
+    ]
 
 
 # --- what an auditor finds ------------------------------------------------------------------------------------
@@ -134,7 +176,9 @@ def anew(log: Path, change: dict[str, Any]) -> None:
     before, lines = chain.START, []
     for one in verify(log).entries:
         fields = {**one, **(change if one["line"] == 2 else {}), "previous": before}
-        text, before = chain_line({key: value for key, value in fields.items() if key != "hash"})
+        text, before = chain_line(
+            {key: value for key, value in fields.items() if key != "hash"}
+        )
         lines.append(text)
     (log / chain.file_name(1, "audit")).write_bytes(b"\n".join(lines) + b"\n")
     head = {"line": len(lines), "hash": before, "settings": {}}
@@ -168,11 +212,17 @@ def test_a_log_that_was_written_anew(
         (log / FILE).unlink()
         assert outcome(log, capsys)[0] == 0
     code, out = outcome(log, capsys, *([] if site_has_them else ["--receipts", str(servers)]))
-    assert code == 2 and "FAIL  line 3 is not what the server has a receipt for: the log was written anew" in out
+    assert (
+        code == 2
+        and "FAIL  line 3 is not what the server has a receipt for: the log was written anew"
+        in out
+    )
     assert "line 1 is" not in out  # it is as it was
 
 
-def test_a_log_that_was_deleted(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_that_was_deleted(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """And goes on from line 1: the server's copy has a line that this one does not have yet."""
     servers = tmp_path / "receipts.jsonl"
     servers.write_text(receipt(log, 3) + "\n")
@@ -180,7 +230,10 @@ def test_a_log_that_was_deleted(log: Path, tmp_path: Path, capsys: pytest.Captur
     Log(log).append(entry(1))
     assert outcome(log, capsys)[0] == 0
     code, out = outcome(log, capsys, "--receipts", str(servers))
-    assert code == 2 and "FAIL  the server has a receipt for line 3, and the log ends with line 1" in out
+    assert (
+        code == 2
+        and "FAIL  the server has a receipt for line 3, and the log ends with line 1" in out
+    )
     assert main(["audit", str(log.parent), "--receipts", str(tmp_path / "gone")]) == 2
 
 
@@ -196,7 +249,9 @@ def test_receipts_of_other_silos_and_by_other_keys(
     assert code == 2 and "not by the server's key" in out and "it is no receipt" in out
 
 
-def test_lines_that_are_kept_elsewhere(log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+def test_lines_that_are_kept_elsewhere(
+    log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
     for line in (1, 3):
         taken(log, receipt(log, line))
     monkeypatch.setattr(chain, "LARGEST", 10)
@@ -212,6 +267,9 @@ def test_what_is_signed_is_a_receipt_and_nothing_else() -> None:
     own = json.dumps({**json.loads(text["receipt"]), "kind": "silofl receipt 2"})
     with pytest.raises(SiteError, match="it is no receipt"):
         receipts.read_receipt(json.dumps({**text, "receipt": own}))
-    for kind in ("", prefixed(BUNDLE, "")):  # the same text, signed behind no kind, or behind another one
+    for kind in (
+        "",
+        prefixed(BUNDLE, ""),
+    ):  # the same text, signed behind no kind, or behind another one
         with pytest.raises(SiteError, match="its signature is wrong"):
             receipts.read_receipt(json.dumps({**text, **sign(kind + text["receipt"], KEY)}))

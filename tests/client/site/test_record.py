@@ -84,7 +84,13 @@ def _overwrite(file: Path) -> None:
 
 @pytest.mark.parametrize(
     "harm",
-    [Path.unlink, _cut, _overwrite, lambda file: file.write_bytes(b""), lambda file: file.write_text("no record")],
+    [
+        Path.unlink,
+        _cut,
+        _overwrite,
+        lambda file: file.write_bytes(b""),
+        lambda file: file.write_text("no record"),
+    ],
 )
 @pytest.mark.parametrize("log", [True, False], ids=["", "without head.json"])
 def test_a_damaged_or_deleted_record_allows_nothing(state: Path, harm: Any, log: bool) -> None:
@@ -92,11 +98,16 @@ def test_a_damaged_or_deleted_record_allows_nothing(state: Path, harm: Any, log:
     if not log:
         (state / "audit" / "head.json").unlink()
     for call in (ask, reply, read_released):
-        with pytest.raises((SiteError, PolicyRefusedError), match=r"record\.sqlite.* (missing|damaged|malformed)"):
+        with pytest.raises(
+            (SiteError, PolicyRefusedError),
+            match=r"record\.sqlite.* (missing|damaged|malformed)",
+        ):
             call(state)
 
 
-def test_messages_share_a_connection(state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_share_a_connection(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """To open the file, and to write the WAL back as it closes, cost more than a message; another file is opened."""
     opened: list[str] = []
 
@@ -137,12 +148,17 @@ def test_an_older_copy_allows_nothing(state: Path, tmp_path: Path) -> None:
         reply(state)
     close_records()
     shutil.copy(tmp_path / "older" / FILE, state / FILE)
-    with pytest.raises(PolicyRefusedError, match=r"is an older copy: it has 2 replies, and the audit log 4; restore"):
+    with pytest.raises(
+        PolicyRefusedError,
+        match=r"is an older copy: it has 2 replies, and the audit log 4; restore",
+    ):
         ask(state)
     ask(tmp_path / "other")
     close_records()
     shutil.copy(tmp_path / "other" / FILE, state / FILE)
-    with pytest.raises(PolicyRefusedError, match="is not the record that belongs to this audit log"):
+    with pytest.raises(
+        PolicyRefusedError, match="is not the record that belongs to this audit log"
+    ):
         ask(state)
 
 
@@ -179,7 +195,9 @@ def test_on_a_full_disk_nothing_is_counted_and_nothing_leaves(state: Path) -> No
         ask(state)
 
 
-def test_a_journal_for_a_file_system_of_the_network(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_journal_for_a_file_system_of_the_network(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(site_record, "is_remote", lambda folder: True)
     with Record(state).writing() as db:
         assert db.execute("PRAGMA journal_mode").fetchone() == ("delete",)
@@ -219,7 +237,9 @@ def test_an_old_state_directory_is_taken_over_once(tmp_path: Path) -> None:
     assert not (state / FILE).exists() and (state / "own-models").exists()
     with pytest.raises(PolicyRefusedError, match="runs-per-day = 2, and this is run 3"):
         count_message(Policy(runs_per_day=2), None, state, "9", "a", "query", "2026-01-01")
-    with pytest.raises(PolicyRefusedError, match="max-rounds = 2, and this is number 3 of run 7"):
+    with pytest.raises(
+        PolicyRefusedError, match="max-rounds = 2, and this is number 3 of run 7"
+    ):
         count_message(Policy(max_rounds=2), None, state, "7", "a", "train", "2026-01-02")
     with Record(state).reading() as db:
         assert count_used(db, "heart", "a") == {
@@ -228,7 +248,9 @@ def test_an_old_state_directory_is_taken_over_once(tmp_path: Path) -> None:
         found = db.execute(
             "SELECT kind, question, answer, people FROM disclosed WHERE kind LIKE 's%y' OR kind = 'sums'"
         )
-        assert [(kind, asked, json.loads(answer), people) for kind, asked, answer, people in found] == [
+        assert [
+            (kind, asked, json.loads(answer), people) for kind, asked, answer, people in found
+        ] == [
             ("sums", "", {"sum": [3.0], "square_sum": [5.0]}, "1\n2"),
             ("survey", "h", {"day": "2026-01-01", "n": 2}, "1\n2"),
         ]
@@ -239,13 +261,17 @@ def test_an_old_state_directory_is_taken_over_once(tmp_path: Path) -> None:
             "bytes": 900, "runs": ["7", "8"], "studies": {"heart": 2, "": 3},
         }
     }  # fmt: skip
-    assert not any((state / name).exists() for name in OLD) and all((state / PLACE / name).exists() for name in OLD)
+    assert not any((state / name).exists() for name in OLD) and all(
+        (state / PLACE / name).exists() for name in OLD
+    )
 
 
 def test_an_old_file_that_is_damaged_allows_nothing(tmp_path: Path) -> None:
     state = old_state(tmp_path / "state")
     (state / "released.json").write_text('{"x": {"models": "many"}}')
     for call in (ask, read_released):
-        with pytest.raises((SiteError, PolicyRefusedError), match=r"cannot be taken over .*restore the folder"):
+        with pytest.raises(
+            (SiteError, PolicyRefusedError), match=r"cannot be taken over .*restore the folder"
+        ):
             call(state)
     assert not (state / FILE).exists() and (state / "own-models").exists()

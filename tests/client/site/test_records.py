@@ -13,7 +13,13 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 
-from client.site.runtime.records import InvalidAnswerError, read_answer, read_question, write_answer, write_question
+from client.site.runtime.records import (
+    InvalidAnswerError,
+    read_answer,
+    read_question,
+    write_answer,
+    write_question,
+)
 from server.simulation.engine import flower_identity
 
 ROOT = Path(__file__).parents[3]
@@ -28,7 +34,12 @@ def identity() -> Iterator[None]:
 
 def content(value: float = 1.5) -> RecordDict:
     vector = ArrayRecord({"vector": Array(np.array([value, -0.0, np.inf], dtype=np.float32))})
-    return RecordDict({"model": vector, "config": ConfigRecord({"round": 3, "exact": True, "names": ["a", "b"]})})
+    return RecordDict(
+        {
+            "model": vector,
+            "config": ConfigRecord({"round": 3, "exact": True, "names": ["a", "b"]}),
+        }
+    )
 
 
 def message() -> Message:
@@ -43,7 +54,13 @@ def written(write: object, *arguments: object) -> io.BytesIO:
 
 def test_a_question_arrives_as_it_was_asked() -> None:
     asked = message()
-    known = Context(11, 7, {"name": "clinic"}, content(2.5), {"rounds": 3, "learning-rate": 0.1, "resume": False})
+    known = Context(
+        11,
+        7,
+        {"name": "clinic"},
+        content(2.5),
+        {"rounds": 3, "learning-rate": 0.1, "resume": False},
+    )
     head, read, same = read_question(written(write_question, {"fab": ["a", "1"]}, asked, known))
     assert head["fab"] == ["a", "1"]
     assert read.content == asked.content and vars(read.metadata) == vars(asked.metadata)
@@ -67,7 +84,10 @@ def test_the_worker_makes_the_reply_from_content_or_error_alone() -> None:
     assert reply.metadata.reply_to_message_id == asked.metadata.message_id
     failed = Message(Error(2, "no such column"), reply_to=asked)
     reply = read_answer(written(write_answer, failed, RecordDict()), asked, known)
-    assert (reply.error.code, reply.error.reason) == (2, "no such column") and known.state == content(2.5)
+    assert (reply.error.code, reply.error.reason) == (
+        2,
+        "no such column",
+    ) and known.state == content(2.5)
 
 
 class Trap:
@@ -97,7 +117,9 @@ def head(**values: object) -> bytes:
         b"\xff" * 64,
     ],
 )
-def test_an_answer_of_bad_intent_is_an_error(answer: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_of_bad_intent_is_an_error(
+    answer: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidAnswerError, match="wrote no valid answer"):
         read_answer(io.BytesIO(answer), message(), None)
@@ -107,6 +129,12 @@ def test_an_answer_of_bad_intent_is_an_error(answer: bytes, tmp_path: Path, monk
 def test_nothing_is_pickled_anywhere() -> None:
     """But CIFAR's published files, which are read with stand-ins for all that a pickle can call."""
     sources = [path for part in PARTS for path in (ROOT / part).rglob("*.py")]
-    imports = re.compile(r"^\s*(import|from) (pickle|marshal|shelve|dill|cloudpickle)\b", re.MULTILINE)
-    users = {path.relative_to(ROOT).as_posix() for path in sources if imports.search(path.read_text("utf-8"))}
+    imports = re.compile(
+        r"^\s*(import|from) (pickle|marshal|shelve|dill|cloudpickle)\b", re.MULTILINE
+    )
+    users = {
+        path.relative_to(ROOT).as_posix()
+        for path in sources
+        if imports.search(path.read_text("utf-8"))
+    }
     assert users == {"partitions/datasets/pickles.py"}

@@ -55,11 +55,18 @@ class Silo:
         self.state.set_node_id(1)
         self.message = message_of(RUN, "a" * 64)
         self.state.store_message(self.message)
-        task = self.state.create_task(task_type=TaskType.CLIENT_APP, run_id=RUN, fab_hash="f" * 64)
+        task = self.state.create_task(
+            task_type=TaskType.CLIENT_APP, run_id=RUN, fab_hash="f" * 64
+        )
         assert task is not None
         self.task = task
-        for name in ("_pull_and_store_message", "_push_messages"):  # so that what `install` does is undone
-            monkeypatch.setattr(start_client_internal, name, getattr(start_client_internal, name))
+        for name in (
+            "_pull_and_store_message",
+            "_push_messages",
+        ):  # so that what `install` does is undone
+            monkeypatch.setattr(
+                start_client_internal, name, getattr(start_client_internal, name)
+            )
         monkeypatch.setattr(replying, "PAUSES", (0.01, 0.01, 0.01))
         replying.install(self.answer)
 
@@ -74,7 +81,9 @@ class Silo:
 
     def push(self, link: SuperLink) -> None:
         """What Flower's loop does after it has taken a message."""
-        start_client_internal._push_messages(self.state, self.store, link.send, link.push_object)
+        start_client_internal._push_messages(
+            self.state, self.store, link.send, link.push_object
+        )
 
     def pulls_of_a_run_that_is_stopped(self) -> None:
         """The next message comes without its parts: its run is stopped meanwhile."""

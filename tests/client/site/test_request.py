@@ -49,11 +49,19 @@ def test_asking_again_is_asking_with_the_same_key() -> None:
 def test_key_and_request_in_a_folder_for_docker(tmp_path: Path) -> None:
     """The bundle is unpacked into it; it brings no key, so that the key stays as it is."""
     key, file, request = make_request("clinic", Path("clinic"), None)
-    assert (key, file) == (Path("clinic/node.key"), Path("clinic/clinic.request")) and not site_root().exists()
-    Bundle("clinic", "net", "a:1", b"CA", b"", "# pins\n", fingerprint=request.fingerprint).write(tmp_path / "x.tar")
+    assert (key, file) == (
+        Path("clinic/node.key"),
+        Path("clinic/clinic.request"),
+    ) and not site_root().exists()
+    Bundle(
+        "clinic", "net", "a:1", b"CA", b"", "# pins\n", fingerprint=request.fingerprint
+    ).write(tmp_path / "x.tar")
     before = key.read_bytes()
     untar(Path("x.tar"), tmp_path)
-    assert key.read_bytes() == before and set(read_bundle(Path("clinic"))) >= {"node.key", "ca.crt"}
+    assert key.read_bytes() == before and set(read_bundle(Path("clinic"))) >= {
+        "node.key",
+        "ca.crt",
+    }
 
 
 @pytest.mark.parametrize("name", ["../up", "No Name", "", "a_b", "x" * 64])
@@ -68,19 +76,29 @@ def test_a_request_that_somebody_has_changed(field: str) -> None:
     make_request("clinic", None, None)
     content = json.loads(Path("clinic.request").read_text())
     other = make_request("other", None, Path("other.request"))[1]
-    content[field] = json.loads(other.read_text())[field] if field != "made" else "2020-01-01T00:00:00Z"
+    content[field] = (
+        json.loads(other.read_text())[field] if field != "made" else "2020-01-01T00:00:00Z"
+    )
     Path("clinic.request").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=r"clinic\.request was changed, or its maker does not have its key"):
+    with pytest.raises(
+        ValueError, match=r"clinic\.request was changed, or its maker does not have its key"
+    ):
         read_request(Path("clinic.request"))
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", "null", "no JSON", '{"name": 1}', "x" * 100_000, "\x00"])
+@pytest.mark.parametrize(
+    "content", ["", "{}", "[]", "null", "no JSON", '{"name": 1}', "x" * 100_000, "\x00"]
+)
 def test_what_is_no_request(content: str) -> None:
     Path("x.request").write_text(content)
-    with pytest.raises(ValueError, match=r"x\.request: .*; `silofl request NAME` at the hospital makes one") as caught:
+    with pytest.raises(
+        ValueError, match=r"x\.request: .*; `silofl request NAME` at the hospital makes one"
+    ) as caught:
         read_request(Path("x.request"))
     assert "\n" not in str(caught.value)
-    with pytest.raises(ValueError, match="none: No such file or directory: `silofl request NAME`"):
+    with pytest.raises(
+        ValueError, match="none: No such file or directory: `silofl request NAME`"
+    ):
         read_request(Path("none"))
 
 
@@ -90,7 +108,9 @@ def test_what_is_no_request(content: str) -> None:
 def bundle(key: bytes = b"", wanted: str = "") -> dict[str, bytes]:
     path = Path("some.tar")
     path.unlink(missing_ok=True)
-    Bundle("clinic", "net", "fl.example.org:9092", b"CA", key, "# pins\n", fingerprint=wanted).write(path)
+    Bundle(
+        "clinic", "net", "fl.example.org:9092", b"CA", key, "# pins\n", fingerprint=wanted
+    ).write(path)
     return read_bundle(path)
 
 
@@ -102,15 +122,23 @@ def test_join_finds_the_sites_own_key(tmp_path: Path) -> None:
     assert site.node_key == key
     unpack(files, tmp_path / "files")
     assert not (tmp_path / "files" / "node.key").exists()
-    assert "holds no private key" in files["README.md"].decode() and len(files["README.md"].splitlines()) == 12
+    assert (
+        "holds no private key" in files["README.md"].decode()
+        and len(files["README.md"].splitlines()) == 12
+    )
 
 
 def test_a_bundle_whose_key_is_elsewhere() -> None:
     files = bundle(wanted="SHA256:12")
-    with pytest.raises(ValueError, match=r"the key of clinic is not on this machine .* this bundle brings none: join"):
+    with pytest.raises(
+        ValueError,
+        match=r"the key of clinic is not on this machine .* this bundle brings none: join",
+    ):
         check_key(files, site_of(files, Path()))
     make_request("clinic", None, None)
-    with pytest.raises(ValueError, match=r"this bundle is for the key SHA256:12, and .* is SHA256:"):
+    with pytest.raises(
+        ValueError, match=r"this bundle is for the key SHA256:12, and .* is SHA256:"
+    ):
         check_key(files, site_of(files, Path()))
 
 
@@ -118,7 +146,9 @@ def test_a_bundle_does_not_bring_another_key_in_place_of_the_sites_own() -> None
     """Whoever made that key could be the hospital from then on."""
     key = make_request("clinic", None, None)[0]
     files = bundle(private_bytes(new_key()))
-    with pytest.raises(ValueError, match="this bundle brings a private key, and clinic has made its own"):
+    with pytest.raises(
+        ValueError, match="this bundle brings a private key, and clinic has made its own"
+    ):
         check_key(files, site_of(files, Path()))
     check_key(bundle(key.read_bytes()), site_of(files, Path()))
 
@@ -132,7 +162,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SuperLink]:
         yield running
 
 
-def test_a_request_is_signed_in(server: SuperLink, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_request_is_signed_in(
+    server: SuperLink, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_connection(server.connection)
     Path("federation.yaml").write_text(
         f"name: test\nserver: {{fleet-port: {server.fleet}, control-port: {server.port}}}\n"
@@ -149,20 +181,30 @@ def test_a_request_is_signed_in(server: SuperLink, tmp_path: Path, capsys: pytes
     files = read_bundle(Path("clinic.tar"))
     assert read_variables(files[".env"].decode())["SILOFL_KEY"] == request.fingerprint
     with Control(server.connection) as control:
-        assert {n.name: fingerprint(n.public_key) for n in control.nodes()}["clinic"] == request.fingerprint
+        assert {n.name: fingerprint(n.public_key) for n in control.nodes()}[
+            "clinic"
+        ] == request.fingerprint
 
     from client.site.runtime.doctor import first_failure, key_checks
 
     unpack(files, tmp_path / "files")
-    assert not first_failure(key_checks(site_of(files, tmp_path / "files")))  # the server knows the key
+    assert not first_failure(
+        key_checks(site_of(files, tmp_path / "files"))
+    )  # the server knows the key
 
     own_key(site_root() / "twin").parent.mkdir()
     own_key(site_root() / "twin").write_bytes(own_key(site_root() / "clinic").read_bytes())
     make_request("twin", None, None)
     for arguments, reason in (
         (["--request", "clinic.request", "--out", "b.tar"], "clinic is registered already"),
-        (["--request", "twin.request"], "this key is registered already, as clinic: one key per silo"),
-        (["other", "--request", "twin.request"], "twin.request is a request of twin, not of other"),
+        (
+            ["--request", "twin.request"],
+            "this key is registered already, as clinic: one key per silo",
+        ),
+        (
+            ["other", "--request", "twin.request"],
+            "twin.request is a request of twin, not of other",
+        ),
         ([], "give a NAME, or --request FILE"),
     ):
         assert main(["add-silo", *arguments]) == 2

@@ -16,7 +16,12 @@ import pytest
 from archives import untar
 from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, generate_private_key
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
 
 from client.site.trust import signing
 from client.site.trust.bundle import check, check_signature, read_bundle
@@ -39,10 +44,21 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def bundle(key: Ed25519PrivateKey | None = OURS, name: str = "clinic", image: str = f"reg/silo@{IMAGE}") -> Path:
+def bundle(
+    key: Ed25519PrivateKey | None = OURS, name: str = "clinic", image: str = f"reg/silo@{IMAGE}"
+) -> Path:
     """The tar of a bundle that this key signs."""
     tar = Path(f"{name}-{len(list(Path().glob('*.tar')))}.tar")
-    made = Bundle(name, "net", "fl.example.org:9092", b"CA", b"KEY", "# pins\n", image=image, signing_key=key)
+    made = Bundle(
+        name,
+        "net",
+        "fl.example.org:9092",
+        b"CA",
+        b"KEY",
+        "# pins\n",
+        image=image,
+        signing_key=key,
+    )
     made.write(tar)
     return tar
 
@@ -73,12 +89,20 @@ def looked_at(tar: Path, by: str = "") -> list[str]:
 
 def test_trust_on_first_use_is_said_and_nobody_elses_bundle_is_taken_afterwards() -> None:
     first = looked_at(bundle())
-    assert len(first) == 1 and f"signed by {BY_US}; no signer was known before, so it is taken on trust" in first[0]
+    assert (
+        len(first) == 1
+        and f"signed by {BY_US}; no signer was known before, so it is taken on trust"
+        in first[0]
+    )
     assert signed_by(site_root() / "clinic").read_text() == BY_US + "\n"
     assert looked_at(bundle()) == [f"signed by {BY_US}"]
-    with pytest.raises(ValueError, match=f"signed by {BY_THEM}, not by {BY_US}: somebody else made it"):
+    with pytest.raises(
+        ValueError, match=f"signed by {BY_THEM}, not by {BY_US}: somebody else made it"
+    ):
         looked_at(bundle(THEIRS))
-    with pytest.raises(ValueError, match=f"this bundle is not signed, and this site's are signed by {BY_US}"):
+    with pytest.raises(
+        ValueError, match=f"this bundle is not signed, and this site's are signed by {BY_US}"
+    ):
         looked_at(bundle(None))
     assert signed_by(site_root() / "clinic").read_text() == BY_US + "\n"
 
@@ -110,7 +134,9 @@ def test_a_new_key_and_no_key_are_taken_where_the_hospital_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    "by", ["SHA256:12", "nowhere.pub", BY_US.upper(), "changed"], ids=["short", "no file", "upper", "changed"]
+    "by",
+    ["SHA256:12", "nowhere.pub", BY_US.upper(), "changed"],
+    ids=["short", "no file", "upper", "changed"],
 )
 def test_what_is_no_fingerprint(by: str) -> None:
     Path("changed").write_text("no key")
@@ -125,7 +151,9 @@ def test_another_name_is_no_way_around_what_the_site_remembers() -> None:
         with pytest.raises(ValueError, match=BY_US):
             check_signature(wrong, read_bundle(wrong), "clinic-b", echo=print)
     said: list[str] = []
-    check_signature(tar := bundle(name="clinic-b"), read_bundle(tar), "clinic-b", echo=said.append)
+    check_signature(
+        tar := bundle(name="clinic-b"), read_bundle(tar), "clinic-b", echo=said.append
+    )
     assert said == [f"signed by {BY_US}"]
 
 
@@ -140,14 +168,18 @@ def test_a_damaged_memory_is_not_taken_for_none(content: str) -> None:
 # --- how old it is ----------------------------------------------------------------------------------------------------
 
 
-def made_at(monkeypatch: pytest.MonkeyPatch, day: int, year: int = 2024, **changes: Any) -> Path:
+def made_at(
+    monkeypatch: pytest.MonkeyPatch, day: int, year: int = 2024, **changes: Any
+) -> Path:
     """A bundle that was signed on this day."""
     with monkeypatch.context() as patch:
         patch.setattr(signing.time, "gmtime", lambda: (year, 11, day, 9, 0, 0, 0, 0, 0))
         return bundle(**changes)
 
 
-def test_a_bundle_that_is_older_than_the_newest_is_refused_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bundle_that_is_older_than_the_newest_is_refused_unless_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Somebody hands over an old one again, whose signature is right, with the list of apps of then."""
     first, second, third = (made_at(monkeypatch, day) for day in (1, 2, 3))
     for tar in (first, second, second):
@@ -155,9 +187,16 @@ def test_a_bundle_that_is_older_than_the_newest_is_refused_unless_asked_for(monk
     old = "was made at 2024-11-01T09:00:00Z, and this site has taken one of 2024-11-02T09:00:00Z: ask for the newest"
     with pytest.raises(ValueError, match=old):
         looked_at(first, BY_US)
-    for command in (["check-bundle", str(first)], ["join", str(first), "--data", "x.npz"], ["doctor", str(first)]):
+    for command in (
+        ["check-bundle", str(first)],
+        ["join", str(first), "--data", "x.npz"],
+        ["doctor", str(first)],
+    ):
         assert main(command) == 2
-    assert main(["check-bundle", str(first), "--allow-older"]) in (0, 2)  # 2: no such image here
+    assert main(["check-bundle", str(first), "--allow-older"]) in (
+        0,
+        2,
+    )  # 2: no such image here
     looked_at(first)  # from then on this one and those made after it
     looked_at(third)
     with pytest.raises(ValueError, match="was made at"):
@@ -174,7 +213,9 @@ def test_the_age_counts_for_each_key(monkeypatch: pytest.MonkeyPatch) -> None:
         looked_at(made_at(monkeypatch, 8), BY_US)
 
 
-def test_a_look_remembers_no_time_and_a_damaged_memory_is_not_taken_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_remembers_no_time_and_a_damaged_memory_is_not_taken_for_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     first, second = (made_at(monkeypatch, day) for day in (1, 2))
     looked_at(first)
     check_signature(second, read_bundle(second), "clinic", echo=print, remember=False)
@@ -183,16 +224,24 @@ def test_a_look_remembers_no_time_and_a_damaged_memory_is_not_taken_for_none(mon
     assert stat.S_IMODE(newest.stat().st_mode) == 0o600
     for content in ("", "[]", '{"SHA256:1": "tomorrow"}', '{"SHA256:1": 1}'):
         newest.write_text(content)
-        with pytest.raises(ValueError, match=r"is damaged: it says how old a bundle may be \(--allow-older writes"):
+        with pytest.raises(
+            ValueError,
+            match=r"is damaged: it says how old a bundle may be \(--allow-older writes",
+        ):
             looked_at(first)
     check_signature(first, read_bundle(first), "clinic", echo=print, allow_older=True)
     looked_at(first)
 
 
-def test_a_bundle_of_a_later_day_is_refused_and_blocks_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bundle_of_a_later_day_is_refused_and_blocks_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Signed by a machine whose clock was wrong: once accepted, every right one would be older."""
     late = made_at(monkeypatch, 5, year=2096)
-    with pytest.raises(ValueError, match=r"was made at 2096-11-05T.*, and this machine's clock says .*: set the clock"):
+    with pytest.raises(
+        ValueError,
+        match=r"was made at 2096-11-05T.*, and this machine's clock says .*: set the clock",
+    ):
         looked_at(late)
     with pytest.raises(ValueError, match="was made at 2096"):
         check_signature(late, read_bundle(late), "clinic", echo=print, allow_older=True)
@@ -218,20 +267,29 @@ def test_a_signed_manifest_that_is_none(key: str, value: object, fault: str) -> 
         odd = json.dumps({k: v for k, v in fields.items() if v is not None})
         signed_json(files, {"manifest": odd, **sign(prefixed(BUNDLE, odd), OURS)})
 
-    with pytest.raises(ValueError, match=rf"the bundle's {SIGNED}: {fault}.*; ask for the bundle again"):
+    with pytest.raises(
+        ValueError, match=rf"the bundle's {SIGNED}: {fault}.*; ask for the bundle again"
+    ):
         looked_at(rewritten(bundle(), change))
 
 
 # --- what was signed --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [".env", "README.md", "allowed-apps", "ca.crt", "docker-compose.yml", "policy.toml"])
+@pytest.mark.parametrize(
+    "name", [".env", "README.md", "allowed-apps", "ca.crt", "docker-compose.yml", "policy.toml"]
+)
 def test_a_file_of_the_tar_that_was_changed_or_taken_out_is_named(name: str) -> None:
     changed = rewritten(bundle(), lambda files: files.update({name: files[name] + b"# more\n"}))
-    with pytest.raises(ValueError, match=f"the bundle's {re.escape(name)} is not what was signed: ask for the bundle"):
+    with pytest.raises(
+        ValueError,
+        match=f"the bundle's {re.escape(name)} is not what was signed: ask for the bundle",
+    ):
         looked_at(changed)
     if name not in (".env", "allowed-apps", "ca.crt"):  # without those it is no bundle
-        with pytest.raises(ValueError, match=f"the bundle's {re.escape(name)} is not what was signed"):
+        with pytest.raises(
+            ValueError, match=f"the bundle's {re.escape(name)} is not what was signed"
+        ):
             looked_at(rewritten(bundle(), lambda files: files.pop(name)))
 
 
@@ -239,7 +297,15 @@ def test_a_key_that_was_put_into_the_tar_is_named() -> None:
     _, _, request = make_request("clinic", None, None)
     tar = Path("own.tar")
     Bundle(
-        "clinic", "net", "a:1", b"CA", b"", "# pins\n", fingerprint=request.fingerprint, image="x", signing_key=OURS
+        "clinic",
+        "net",
+        "a:1",
+        b"CA",
+        b"",
+        "# pins\n",
+        fingerprint=request.fingerprint,
+        image="x",
+        signing_key=OURS,
     ).write(tar)
     assert len(looked_at(tar)) == 1
     with pytest.raises(ValueError, match=r"the bundle's node\.key is not what was signed"):
@@ -263,11 +329,15 @@ def test_a_signature_is_only_as_good_as_its_key_and_its_text() -> None:
         {"signature": base64.b64encode(OURS.sign(text.encode())).decode()},
     ]
     for fields in odd:
-        with pytest.raises(ValueError, match="its signature is wrong; ask for the bundle again"):
+        with pytest.raises(
+            ValueError, match="its signature is wrong; ask for the bundle again"
+        ):
             looked_at(rewritten(tar, partial(signed_json, fields=fields)))
 
 
-@pytest.mark.parametrize("kind", ["no json", "another curve", "another manifest", "no signature"])
+@pytest.mark.parametrize(
+    "kind", ["no json", "another curve", "another manifest", "no signature"]
+)
 def test_a_signature_that_is_none(kind: str) -> None:
     def change(files: dict[str, bytes]) -> None:
         other = generate_private_key(SECP384R1()).public_key()
@@ -282,7 +352,9 @@ def test_a_signature_that_is_none(kind: str) -> None:
         else:
             signed_json(files, {"signature": "*"})
 
-    with pytest.raises(ValueError, match=rf"the bundle's {SIGNED}: .* ask for the bundle again"):
+    with pytest.raises(
+        ValueError, match=rf"the bundle's {SIGNED}: .* ask for the bundle again"
+    ):
         looked_at(rewritten(bundle(), change))
 
 
@@ -290,14 +362,22 @@ def test_in_the_unpacked_folder_the_hospital_sets_what_is_its_own_and_nothing_el
     untar(bundle(), Path())
     folder = Path("clinic")
     env = (folder / ".env").read_text()
-    (folder / ".env").write_text(env.replace("SILOFL_DATA=./data.npz", "SILOFL_DATA=/srv/ours.npz"))
+    (folder / ".env").write_text(
+        env.replace("SILOFL_DATA=./data.npz", "SILOFL_DATA=/srv/ours.npz")
+    )
     (folder / "policy.toml").write_text("peers = false\n")
     (folder / "README.md").unlink()
     said = looked_at(folder)
     assert said[1] == "not as it was signed, so this site's own: .env, README.md, policy.toml"
-    for name, value in (("SILOFL_SERVER", "evil.example.org:9092"), ("SILOFL_NAME", "other"), ("SILOFL_FLWR", "1")):
+    for name, value in (
+        ("SILOFL_SERVER", "evil.example.org:9092"),
+        ("SILOFL_NAME", "other"),
+        ("SILOFL_FLWR", "1"),
+    ):
         (folder / ".env").write_text(re.sub(rf"(?m)^{name}=.*$", f"{name}={value}", env))
-        with pytest.raises(ValueError, match=f"{name} in the bundle's .env is not what was signed"):
+        with pytest.raises(
+            ValueError, match=f"{name} in the bundle's .env is not what was signed"
+        ):
             looked_at(folder)
     (folder / ".env").write_text(env)
     for name in ("ca.crt", "docker-compose.yml"):
@@ -325,7 +405,10 @@ def docker_with(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
     [
         (f'{{"Id": "{IMAGE}"}}', ""),
         (f'{{"Id": "sha256:1", "RepoDigests": ["reg/silo@{IMAGE}"]}}', ""),
-        ('{"Id": "sha256:1", "RepoDigests": []}', "on this machine is sha256:1, and sha256:abab.* it is another one"),
+        (
+            '{"Id": "sha256:1", "RepoDigests": []}',
+            "on this machine is sha256:1, and sha256:abab.* it is another one",
+        ),
         ("", "Docker has no image reg/silo@sha256:abab.* here: docker load, or docker pull it"),
     ],
     ids=["loaded", "pulled", "another", "none"],
@@ -361,19 +444,27 @@ def test_the_digest_of_an_image_that_is_here_is_signed(monkeypatch: pytest.Monke
 
 
 def test_signing_key_and_check_bundle_as_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("federation.yaml").write_text("name: net\ndemo: {dataset: digits}\nsilos: [{name: a, data: demo}]\n")
+    Path("federation.yaml").write_text(
+        "name: net\ndemo: {dataset: digits}\nsilos: [{name: a, data: demo}]\n"
+    )
     assert main(["signing-key"]) == 0
     file = Path("state/silofl/net/signing.key")
     printed = capsys.readouterr().out.splitlines()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600 and "PRIVATE" not in "".join(printed)
     assert printed[-1] == fingerprint(public_pem(load_signing_key(file)))
     assert fingerprint(file.with_suffix(".pub").read_bytes()) == printed[-1]
-    assert main(["signing-key"]) == 0 and capsys.readouterr().out.splitlines() == printed  # the same key
+    assert (
+        main(["signing-key"]) == 0 and capsys.readouterr().out.splitlines() == printed
+    )  # the same key
     tar = bundle(load_signing_key(file), image="silo:1")
     assert main(["check-bundle", str(tar), "--signed-by", str(file.with_suffix(".pub"))]) == 0
     assert f"signed by {printed[-1]}\n" in capsys.readouterr().out
     other = bundle(THEIRS)
-    for command in (["check-bundle", str(other)], ["join", str(other), "--data", "x.npz"], ["doctor", str(other)]):
+    for command in (
+        ["check-bundle", str(other)],
+        ["join", str(other), "--data", "x.npz"],
+        ["doctor", str(other)],
+    ):
         assert main(command) == 2
         error = capsys.readouterr().err
         assert f"signed by {BY_THEM}, not by {printed[-1]}" in error and error.count("\n") == 1
@@ -381,17 +472,26 @@ def test_signing_key_and_check_bundle_as_commands(capsys: pytest.CaptureFixture[
 
 
 def test_what_is_no_signing_key() -> None:
-    with pytest.raises(ValueError, match=r"no\.key: No such file or directory; `silofl signing-key` makes one"):
+    with pytest.raises(
+        ValueError, match=r"no\.key: No such file or directory; `silofl signing-key` makes one"
+    ):
         load_signing_key(Path("no.key"))
-    ec = generate_private_key(SECP384R1()).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    ec = generate_private_key(SECP384R1()).private_bytes(
+        Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
+    )
     for content in (b"", ec):
         Path("odd.key").write_bytes(content)
         with pytest.raises(ValueError, match=r"odd.key is no signing key"):
             load_signing_key(Path("odd.key"))
-    assert make_signing_key(Path("new/one.key")) and Path("new/one.key").stat().st_mode & 0o777 == 0o600
+    assert (
+        make_signing_key(Path("new/one.key"))
+        and Path("new/one.key").stat().st_mode & 0o777 == 0o600
+    )
 
 
-def test_a_container_refuses_another_hands_bundle_before_it_copies_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_container_refuses_another_hands_bundle_before_it_copies_a_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """`install`, the one-shot service of a bundle's compose file, over its volumes: what it copied last stays."""
     monkeypatch.setenv("SILOFL_USER", f"{os.getuid()}:{os.getgid()}")
     for folder in ("site", "state"):
@@ -405,7 +505,14 @@ def test_a_container_refuses_another_hands_bundle_before_it_copies_a_file(monkey
     place(bundle())
     entry.install(Path("root"))
     there = {path.name: path.read_bytes() for path in Path("root/site").iterdir()}
-    assert set(there) == {"ca.crt", "allowed-apps", "policy.toml", "node.key", "signed-by", NEWEST}
+    assert set(there) == {
+        "ca.crt",
+        "allowed-apps",
+        "policy.toml",
+        "node.key",
+        "signed-by",
+        NEWEST,
+    }
     for other in (bundle(None), bundle(THEIRS)):
         place(other)
         (Path("root/bundle") / "allowed-apps").write_text("# any\n")
@@ -414,7 +521,9 @@ def test_a_container_refuses_another_hands_bundle_before_it_copies_a_file(monkey
         assert {path.name: path.read_bytes() for path in Path("root/site").iterdir()} == there
 
 
-def test_a_container_takes_an_older_bundle_only_where_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_container_takes_an_older_bundle_only_where_it_is_told_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("SILOFL_USER", f"{os.getuid()}:{os.getgid()}")
     for folder in ("site", "state"):
         Path("root", folder).mkdir(parents=True)

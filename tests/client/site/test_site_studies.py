@@ -80,7 +80,13 @@ messages = 6
 bytes = 1000
 days = 2
 """
-RUN: dict[str, Any] = {**DEFAULTS, "study": "heart", "strategy": "fedavg", "batch-size": 32, "rounds": 2}
+RUN: dict[str, Any] = {
+    **DEFAULTS,
+    "study": "heart",
+    "strategy": "fedavg",
+    "batch-size": 32,
+    "rounds": 2,
+}
 ASKED = {"participants": 3, "round": 1}
 TODAY = date(2026, 11, 24)
 
@@ -89,7 +95,9 @@ def study(**changes: str) -> StudyProtocol:
     """The study with these lines of its protocol in place of its own."""
     lines = TEXT.splitlines()
     for key, line in changes.items():
-        place = next(i for i, old in enumerate(lines) if old.startswith(f"{key.replace('_', '-')} = "))
+        place = next(
+            i for i, old in enumerate(lines) if old.startswith(f"{key.replace('_', '-')} = ")
+        )
         lines[place] = line
     return parse_study("\n".join(lines), "study.toml")
 
@@ -100,11 +108,16 @@ def study(**changes: str) -> StudyProtocol:
 def test_a_protocol_is_read() -> None:
     found = study()
     assert found.methods == ("fedavg", "apple") and found.settings["apple.mu"] == 0.2
-    assert found.limits.messages == 6 and found.end == date(2099, 12, 31) and found.apps == (APP,)
+    assert (
+        found.limits.messages == 6 and found.end == date(2099, 12, 31) and found.apps == (APP,)
+    )
 
 
 BAD = {
-    "kind": ('kind = "silofl bundle 1"', "kind = 'silofl bundle 1': must be 'silofl study 1'; `silofl study new`"),
+    "kind": (
+        'kind = "silofl bundle 1"',
+        "kind = 'silofl bundle 1': must be 'silofl study 1'; `silofl study new`",
+    ),
     "step": ("step = 0", "step = 0: must be greater than 0"),
     "name": ('name = "../heart"', r"name = '../heart': must be 1 to 63 lower-case letters"),
     "purpose": ('purpose = " "', "purpose = ' ': must be a text"),
@@ -112,14 +125,23 @@ BAD = {
     "end": ("end = 2025-12-31", "end = 2025-12-31: must be a day after start = 2026-01-01"),
     "start": ('start = "2026-01-01"', "start = '2026-01-01': must be a valid date"),
     "apps": ("apps = []", r"apps = \[\]: List should have at least 1 item"),
-    "participants": ("participants = 0", "participants = 0: must be greater than or equal to 1"),
+    "participants": (
+        "participants = 0",
+        "participants = 0: must be greater than or equal to 1",
+    ),
     "metrics": ('metrics = ["f1"]', r"metrics.1 = 'f1': must be one of loss"),
-    "learning-rate": ("learning-rate = {min = 1, max = 0}", "a range is {min = LEAST, max = MOST}"),
+    "learning-rate": (
+        "learning-rate = {min = 1, max = 0}",
+        "a range is {min = LEAST, max = MOST}",
+    ),
     "batch-size": ('batch-size = "all"', "a value like 64 is needed here"),
     "rounds": ("rounds = []", "a list of the values that it may have"),
     "strategy": ('strategy = ["fedavgg"]', "there is no method 'fedavgg'"),
     "mu": ("nu = 0.2", r"'apple.nu': this silofl has no such setting"),
-    "batch_size": ('survey.harmonize = "age"', "'survey.harmonize': ComBat left silofl in 0.3.0; leave it out"),
+    "batch_size": (
+        'survey.harmonize = "age"',
+        "'survey.harmonize': ComBat left silofl in 0.3.0; leave it out",
+    ),
     "runs": ("rins = 2", r"'limits.rins' is no key of it \(did you mean 'runs'\?\)"),
     "bytes": ("bytes = true", "limits.bytes = True: must be a valid integer"),
     "days": ("days = 2\nout = 'x'", "'limits.out' is no key of it"),
@@ -140,7 +162,14 @@ def test_a_study_of_an_earlier_version_that_asked_for_no_combat_is_read() -> Non
 
 
 @pytest.mark.parametrize(
-    "line", ["digest = 'ab'", "held_out = []", "step = nan", "participants = true", "start = 2026-01-01T00:00:00"]
+    "line",
+    [
+        "digest = 'ab'",
+        "held_out = []",
+        "step = nan",
+        "participants = true",
+        "start = 2026-01-01T00:00:00",
+    ],
 )
 def test_what_no_file_sets(line: str) -> None:
     """A protocol's digest, Python's names of keys, numbers that are none, times of a day."""
@@ -161,8 +190,18 @@ def test_no_study_fixes_what_changes_nothing_at_a_hospital() -> None:
 def test_values_by_hand() -> None:
     assert allows({"min": 1, "max": 2}, 1) and allows({"min": 1, "max": 2}, "1.5")
     assert not allows({"min": 1, "max": 2}, 2.1) and not allows({"min": 1, "max": 2}, "nan")
-    assert allows([1, 2], 2) and not allows([1, 2], 3) and allows("sgd", "sgd") and not allows("sgd", "adam")
-    assert allows(True, "true") and not allows(True, 1) and not allows(1, True) and not allows(0, False)
+    assert (
+        allows([1, 2], 2)
+        and not allows([1, 2], 3)
+        and allows("sgd", "sgd")
+        and not allows("sgd", "adam")
+    )
+    assert (
+        allows(True, "true")
+        and not allows(True, 1)
+        and not allows(1, True)
+        and not allows(0, False)
+    )
 
 
 # ---- What is outside a study -----------------------------------------------------------------------------------------
@@ -174,9 +213,15 @@ def outside(run: dict[str, Any], kind: str = "train", **more: Any) -> list[str]:
 
 
 def test_what_is_within() -> None:
-    for run in (RUN, {**RUN, "strategy": "apple", "apple.mu": 0.2, "learning-rate": 0.01}, {**RUN, "rounds": "3"}):
+    for run in (
+        RUN,
+        {**RUN, "strategy": "apple", "apple.mu": 0.2, "learning-rate": 0.01},
+        {**RUN, "rounds": "3"},
+    ):
         last = {**ASKED, "round": int(run["rounds"]) + 1}
-        assert outside(run) == outside(run, "query") == outside(run, "evaluate", sent=last) == []
+        assert (
+            outside(run) == outside(run, "query") == outside(run, "evaluate", sent=last) == []
+        )
 
 
 def test_every_setting_that_may_matter_is_fixed() -> None:
@@ -184,17 +229,31 @@ def test_every_setting_that_may_matter_is_fixed() -> None:
     run, fixed = {**RUN, "strategy": "apple", "apple.mu": 0.2}, study()
     for key, default in DEFAULTS.items():
         value = run[key]
-        changed = not value if isinstance(default, bool) else value + 7 if not isinstance(value, str) else f"{value}x"
+        changed = (
+            not value
+            if isinstance(default, bool)
+            else value + 7
+            if not isinstance(value, str)
+            else f"{value}x"
+        )
         ignored = owner(key) in METHODS and owner(key) != "apple"  # another method's
-        assert bool(setting_faults(fixed, {**run, key: changed})) == (key not in FREE and not ignored), key
+        assert bool(setting_faults(fixed, {**run, key: changed})) == (
+            key not in FREE and not ignored
+        ), key
 
 
 @pytest.mark.parametrize(
     ("run", "reason"),
     [
         ({"batch-size": 1}, "the study heart has batch-size = 32, the run 1"),
-        ({"learning-rate": 0.2}, "the study heart has learning-rate = 0.01 to 0.1, the run 0.2"),
-        ({"strategy": "ditto"}, "the study heart has strategy = fedavg or apple, the run 'ditto'"),
+        (
+            {"learning-rate": 0.2},
+            "the study heart has learning-rate = 0.01 to 0.1, the run 0.2",
+        ),
+        (
+            {"strategy": "ditto"},
+            "the study heart has strategy = fedavg or apple, the run 'ditto'",
+        ),
         ({"momentum": 0.9}, "the study heart has momentum = 0.0, the run 0.9"),
         ({"ala": True}, "the study heart has ala = False, the run True"),
         ({"mlp.hidden": "1"}, "the study heart has mlp.hidden"),
@@ -223,21 +282,33 @@ def test_dates_builds_and_participants() -> None:
         "the study heart has 1 app builds, and cdcdcdcdcdcdcdcd... is none of them"
     ]
     assert outside(RUN, app=("cd" * 32, APP)) == [] and outside(RUN, app=()) == []
-    assert outside(RUN, sent={**ASKED, "participants": 2}) == ["the study heart has participants = 3, the round 2"]
+    assert outside(RUN, sent={**ASKED, "participants": 2}) == [
+        "the study heart has participants = 3, the round 2"
+    ]
     assert outside(RUN, sent={"round": 1}) and not outside(RUN, "evaluate", sent={"round": 3})
 
 
 def test_rounds_are_those_of_the_study() -> None:
     """Two rounds of training, and after them one evaluation: no other number, and none left away."""
     wrong = "the study heart has rounds = 2 or 3, the round"
-    assert outside(RUN, sent={**ASKED, "round": 2}) == outside(RUN, "evaluate", sent={"round": 3}) == []
+    assert (
+        outside(RUN, sent={**ASKED, "round": 2})
+        == outside(RUN, "evaluate", sent={"round": 3})
+        == []
+    )
     assert outside(RUN, sent={**ASKED, "round": 3}) == [f"{wrong} 3"]
     assert outside(RUN, sent={**ASKED, "round": 0}) == [f"{wrong} 0"]
-    assert outside(RUN, sent={"participants": 3}) == [f"{wrong} None"] and outside(RUN, "query", sent={}) == []
+    assert (
+        outside(RUN, sent={"participants": 3}) == [f"{wrong} None"]
+        and outside(RUN, "query", sent={}) == []
+    )
 
 
 def test_the_stricter_holds() -> None:
-    policy = narrow_policy(Policy(metrics=("loss", "accuracy"), min_silos=5), study(participants="participants = 4"))
+    policy = narrow_policy(
+        Policy(metrics=("loss", "accuracy"), min_silos=5),
+        study(participants="participants = 4"),
+    )
     assert policy.metrics == ("loss",) and policy.min_silos == 5
     assert narrow_policy(Policy(min_silos=2), study()).min_silos == 3
 
@@ -254,18 +325,32 @@ def silo(tmp_path: Path) -> Path:
 
 
 def ask(
-    silo: Path, run: dict[str, Any] = RUN, kind: str = "train", run_id: int = 1, sent: Any = ASKED, **more: Any
+    silo: Path,
+    run: dict[str, Any] = RUN,
+    kind: str = "train",
+    run_id: int = 1,
+    sent: Any = ASKED,
+    **more: Any,
 ) -> StudyProtocol | None:
     """A message to the silo, as the site's own process checks it."""
-    node = {"name": "a", "data": "a.npz", "policy": str(silo.parent / "policy.toml"), "state-dir": str(silo)}
-    message = SimpleNamespace(metadata=SimpleNamespace(message_type=kind), content={"config": sent})
+    node = {
+        "name": "a",
+        "data": "a.npz",
+        "policy": str(silo.parent / "policy.toml"),
+        "state-dir": str(silo),
+    }
+    message = SimpleNamespace(
+        metadata=SimpleNamespace(message_type=kind), content={"config": sent}
+    )
     context = SimpleNamespace(node_config=node, run_config=run, run_id=run_id)
     terms = read_terms(context.node_config, context.run_config)
     check_message(message, context, terms, **{"app": (APP,), **more})
     return terms.study
 
 
-def test_policy_and_study_are_read_once_for_a_message(silo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_policy_and_study_are_read_once_for_a_message(
+    silo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The audit line has the rules that allowed the message, whatever the files say a moment later."""
     approvals.approve(silo, "a", TEXT, "J. Doe", "", [])
     policy = silo.parent / "policy.toml"
@@ -278,19 +363,30 @@ def test_policy_and_study_are_read_once_for_a_message(silo: Path, monkeypatch: p
     with flower_identity():
         records = RecordDict({"config": ConfigRecord({"participants": 3, "round": 1})})
         message = Message(records, dst_node_id=1, message_type="train")
-        node: dict[str, Any] = {"name": "a", "data": "a.npz", "policy": str(policy), "state-dir": str(silo)}
+        node: dict[str, Any] = {
+            "name": "a",
+            "data": "a.npz",
+            "policy": str(policy),
+            "state-dir": str(silo),
+        }
         context = Context(1, 1, node, RecordDict(), RUN)
 
         def answer(terms: Terms) -> Message:
             policy.write_text("peers = true\nmin-silos = 99\n")
             node[GIVEN] = written_terms(terms)
-            assert take_terms(node) == terms and GIVEN not in node  # as the app's process gets them
+            assert (
+                take_terms(node) == terms and GIVEN not in node
+            )  # as the app's process gets them
             return Message(RecordDict(), reply_to=message)
 
         assert not pass_gate(message, context, APP, answer, lambda: [APP]).has_error()
     (line,) = audit.verify(silo / "audit").entries[1:]
     assert reads == ["read_policy", "find"] and line["policy"] == digest
-    assert line["rules"]["min-silos"] == 3 and line["rules"]["peers"] is False and line["study"]["name"] == "heart"
+    assert (
+        line["rules"]["min-silos"] == 3
+        and line["rules"]["peers"] is False
+        and line["study"]["name"] == "heart"
+    )
 
 
 def counted(calls: list[str], function: Any, *args: Any) -> Any:
@@ -304,32 +400,44 @@ def approve(silo: Path, text: str = TEXT) -> None:
 
 def test_only_an_approved_study_is_answered(silo: Path) -> None:
     with pytest.raises(
-        PolicyRefusedError, match='a refuses: its policy has studies = "required", and the run names none'
+        PolicyRefusedError,
+        match='a refuses: its policy has studies = "required", and the run names none',
     ):
         ask(silo, {**RUN, "study": ""})
-    with pytest.raises(PolicyRefusedError, match="a refuses: no study 'heart' is approved here: silofl approve FILE"):
+    with pytest.raises(
+        PolicyRefusedError,
+        match="a refuses: no study 'heart' is approved here: silofl approve FILE",
+    ):
         ask(silo)
     approve(silo)
     found = ask(silo)
     assert found is not None and found.name == "heart"
     with pytest.raises(PolicyRefusedError, match="no study 'other' is approved here"):
         ask(silo, {**RUN, "study": "other"})
-    with pytest.raises(PolicyRefusedError, match=r"no study '../studies/heart' is approved here"):
+    with pytest.raises(
+        PolicyRefusedError, match=r"no study '../studies/heart' is approved here"
+    ):
         ask(silo, {**RUN, "study": "../studies/heart"})
-    with pytest.raises(PolicyRefusedError, match="the study heart has batch-size = 32, the run 8"):
+    with pytest.raises(
+        PolicyRefusedError, match="the study heart has batch-size = 32, the run 8"
+    ):
         ask(silo, {**RUN, "batch-size": 8})
     with pytest.raises(PolicyRefusedError, match="is none of them"):
         ask(silo, app=("cd" * 32,))
     (silo.parent / "policy.toml").write_text('studies = "optional"\nmin-silos = 1\n')
     assert ask(silo, {**RUN, "study": ""}) is None
-    with pytest.raises(PolicyRefusedError, match="no study 'other' is approved here"):  # named, so it has to be there
+    with pytest.raises(
+        PolicyRefusedError, match="no study 'other' is approved here"
+    ):  # named, so it has to be there
         ask(silo, {**RUN, "study": "other"})
 
 
 def test_policy_and_study_both_hold(silo: Path) -> None:
     (silo.parent / "policy.toml").write_text('studies = "required"\nmin-batch-size = 64\n')
     approve(silo)
-    with pytest.raises(PolicyRefusedError, match="its policy has min-batch-size = 64, the run batch-size = 32"):
+    with pytest.raises(
+        PolicyRefusedError, match="its policy has min-batch-size = 64, the run batch-size = 32"
+    ):
         ask(silo)
 
 
@@ -338,14 +446,26 @@ def test_limits_hold_over_all_runs(silo: Path) -> None:
     approve(silo)
     assert all(ask(silo, kind=kind) for kind in ("query", "train", "train"))
     assert ask(silo, run_id=2)
-    with pytest.raises(PolicyRefusedError, match=r"limits.rounds = 3, and this is number 4: it is used up here"):
+    with pytest.raises(
+        PolicyRefusedError, match=r"limits.rounds = 3, and this is number 4: it is used up here"
+    ):
         ask(silo, run_id=2)
     with pytest.raises(PolicyRefusedError, match=r"limits.runs = 2, and this is number 3"):
         ask(silo, kind="query", run_id=3)
-    assert ask(silo, kind="evaluate", run_id=2, sent={"round": 3}) and ask(silo, kind="query", run_id=2)
+    assert ask(silo, kind="evaluate", run_id=2, sent={"round": 3}) and ask(
+        silo, kind="query", run_id=2
+    )
     with pytest.raises(PolicyRefusedError, match=r"limits.messages = 6, and this is number 7"):
         ask(silo, kind="query", run_id=2)
-    used = {"runs": 2, "rounds": 3, "evaluations": 1, "queries": 2, "messages": 6, "bytes": 0, "days": 1}
+    used = {
+        "runs": 2,
+        "rounds": 3,
+        "evaluations": 1,
+        "queries": 2,
+        "messages": 6,
+        "bytes": 0,
+        "days": 1,
+    }
     assert counts.count_used_up(silo, study()) == used
 
 
@@ -375,7 +495,8 @@ def test_another_version_is_no_silent_change(silo: Path) -> None:
     approve(silo)
     approve(silo)  # the same once more
     with pytest.raises(
-        SiteError, match=r"another version of the study heart is approved here since .*: silofl revoke heart"
+        SiteError,
+        match=r"another version of the study heart is approved here since .*: silofl revoke heart",
     ):
         approve(silo, TEXT.replace("rounds = 3", "rounds = 300"))
 
@@ -397,10 +518,19 @@ def test_approvals_of_an_earlier_version_are_taken_over(silo: Path) -> None:
     """Its files were `study.toml`, `approval.json` and `revoked.json` ; one that was edited allows nothing."""
     place = silo / "studies" / "heart"
     place.mkdir(parents=True)
-    fields = {"by": "Dr. B", "when": "2026-11-24T00:00:00Z", "signer": "", "digest": study().digest, "warnings": []}
+    fields = {
+        "by": "Dr. B",
+        "when": "2026-11-24T00:00:00Z",
+        "signer": "",
+        "digest": study().digest,
+        "warnings": [],
+    }
     (place / "approval.json").write_text(json.dumps(fields))
     (place / "study.toml").write_text(TEXT.replace("rounds = 3", "rounds = 300"))
-    with pytest.raises(PolicyRefusedError, match=r"cannot be taken over .*heart/study.toml is not what was approved"):
+    with pytest.raises(
+        PolicyRefusedError,
+        match=r"cannot be taken over .*heart/study.toml is not what was approved",
+    ):
         ask(silo)
     (place / "study.toml").write_text(TEXT)
     assert ask(silo) and not place.exists() and approvals.list_approved(silo)[0].by == "Dr. B"
@@ -411,7 +541,10 @@ def test_the_decision_is_in_the_audit_log(silo: Path) -> None:
     approvals.revoke(silo, "a", "heart", "Dr. C")
     found = audit.verify(silo / "audit")
     assert not found.faults
-    told = [(e["asked"], e["run"], e["asked-by"], e["study"]["digest"], e["warnings"]) for e in found.entries]
+    told = [
+        (e["asked"], e["run"], e["asked-by"], e["study"]["digest"], e["warnings"])
+        for e in found.entries
+    ]
     assert told == [
         ("study approved", "heart", "Dr. B", study().digest, ["a warning"]),
         ("study revoked", "heart", "Dr. C", "", []),
@@ -433,43 +566,82 @@ def test_bytes_count_before_they_leave(silo: Path) -> None:
         message = Message(RecordDict(), dst_node_id=1, message_type="train")
         context = Context(1, 1, {"name": "a", "state-dir": str(silo)}, RecordDict(), {})
         terms = Terms(Policy(), study())
-        info = audit_gate.in_study(audit_gate.describe_message(message, context, APP, terms), terms)
+        info = audit_gate.in_study(
+            audit_gate.describe_message(message, context, APP, terms), terms
+        )
         content = RecordDict({"c": ConfigRecord({"k": "x" * (size - len('{"k": ""}'))})})
-        released: Message = audit_gate.release_reply(Message(content, reply_to=message), info, message)
+        released: Message = audit_gate.release_reply(
+            Message(content, reply_to=message), info, message
+        )
         return released
 
     with flower_identity():
         sent = [reply(size) for size in (600, 300, 200)]
     assert [one.has_error() for one in sent] == [False, False, True]
-    line = "nothing leaves: the study heart has limits.bytes = 1000; 900 have left, and 200 follow"
+    line = (
+        "nothing leaves: the study heart has limits.bytes = 1000; 900 have left, and 200 follow"
+    )
     assert sent[2].error.reason == line
     entries = audit.verify(silo / "audit").entries
-    assert [e["bytes"] for e in entries] == [600, 300] and entries[0]["study"]["name"] == "heart"
+    assert [e["bytes"] for e in entries] == [600, 300] and entries[0]["study"][
+        "name"
+    ] == "heart"
     assert counts.count_used_up(silo, study())["bytes"] == 900
 
 
 def test_what_left_of_which_data(silo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two replies of one data file, one of another version of it; a refusal's bytes are no model."""
-    data, node = silo / "a.npz", {"name": "a", "data": str(silo / "a.npz"), "state-dir": str(silo)}
+    data, node = (
+        silo / "a.npz",
+        {"name": "a", "data": str(silo / "a.npz"), "state-dir": str(silo)},
+    )
     assert audit_gate.cohort_of(node) == ""  # there is none
     sums = []
     for content in (b"one", b"one", b"two"):
         if not data.exists() or data.read_bytes() != content:
             data.write_bytes(content)
         sums.append(audit_gate.cohort_of(node))
-        entry = {"time": "2026-01-02T00:00:00Z", "silo": "a", "asked-by": "s", "run-id": "1", "run": "r", "round": 1}
-        entry |= {"asked": "train", "method": "fedavg", "app": APP, "settings": "", "rule": "", "sent": []}
+        entry = {
+            "time": "2026-01-02T00:00:00Z",
+            "silo": "a",
+            "asked-by": "s",
+            "run-id": "1",
+            "run": "r",
+            "round": 1,
+        }
+        entry |= {
+            "asked": "train",
+            "method": "fedavg",
+            "app": APP,
+            "settings": "",
+            "rule": "",
+            "sent": [],
+        }
         study = {"name": "heart", "digest": ""} if content == b"one" else {}
         audit.Log(silo / "audit").append(
             {**entry, "cohort": sums[-1], "bytes": 10} | ({"study": study} if study else {})
         )
-    refusal = {**entry, "cohort": sums[-1], "bytes": 10, "sent": [{"name": "error", "bytes": 10, "sha256": ""}]}
+    refusal = {
+        **entry,
+        "cohort": sums[-1],
+        "bytes": 10,
+        "sent": [{"name": "error", "bytes": 10, "sha256": ""}],
+    }
     audit.Log(silo / "audit").append(refusal)
-    assert sums[0] == sums[1] == hashlib.sha256(b"one").hexdigest() and sums[2] == hashlib.sha256(b"two").hexdigest()
+    assert (
+        sums[0] == sums[1] == hashlib.sha256(b"one").hexdigest()
+        and sums[2] == hashlib.sha256(b"two").hexdigest()
+    )
     found = studies.released(silo)
-    assert [(one["models"], one["bytes"], one["studies"]) for one in found] == [(2, 20, {"heart": 2}), (1, 10, {"": 1})]
+    assert [(one["models"], one["bytes"], one["studies"]) for one in found] == [
+        (2, 20, {"heart": 2}),
+        (1, 10, {"": 1}),
+    ]
     assert main(["studies", "--state-dir", str(silo)]) == 0
-    assert f"data {sums[0][:16]}: 2, 20 bytes, 2026-01-02 to 2026-01-02, 1 runs (2 in heart)" in capsys.readouterr().out
+    assert (
+        f"data {sums[0][:16]}: 2, 20 bytes, 2026-01-02 to 2026-01-02, 1 runs (2 in heart)"
+        in capsys.readouterr().out
+    )
 
 
 def _answer_until_killed(silo: Path) -> None:
@@ -492,14 +664,31 @@ def test_a_message_counts_though_its_process_was_killed(silo: Path) -> None:
 def test_a_signature_is_over_every_byte() -> None:
     key = Ed25519PrivateKey.generate()
     text = sign_study(TEXT, key)
-    assert signer_of(text).startswith("SHA256:") and parse_study(text, "f").digest == study().digest
-    assert sign_study(text, Ed25519PrivateKey.generate()) != text and sign_study(text, key) == text  # in its place
+    assert (
+        signer_of(text).startswith("SHA256:")
+        and parse_study(text, "f").digest == study().digest
+    )
+    assert (
+        sign_study(text, Ed25519PrivateKey.generate()) != text and sign_study(text, key) == text
+    )  # in its place
     assert signer_of(TEXT) == ""
-    for changed in (text.replace("rounds = 3", "rounds = 4"), text.replace("Does", "does"), "# x\n" + text):
-        with pytest.raises(SiteError, match="was changed after it was signed: its signature is wrong"):
+    for changed in (
+        text.replace("rounds = 3", "rounds = 4"),
+        text.replace("Does", "does"),
+        "# x\n" + text,
+    ):
+        with pytest.raises(
+            SiteError, match="was changed after it was signed: its signature is wrong"
+        ):
             signer_of(changed)
-    for damaged in (text.replace("public-key", "public"), text.replace("MCow", "MCo"), text[:-8]):
-        with pytest.raises(SiteError, match="was changed after it was signed: its signature is damaged"):
+    for damaged in (
+        text.replace("public-key", "public"),
+        text.replace("MCow", "MCo"),
+        text[:-8],
+    ):
+        with pytest.raises(
+            SiteError, match="was changed after it was signed: its signature is damaged"
+        ):
             signer_of(damaged)
 
 
@@ -532,13 +721,19 @@ PREPARED = f'participants = 3\nweights = "{APP}"'
         ({"batch_size": "weight-decay = 0.5"}, "forgetting"),
         ({"evaluations": "evaluations = 51"}, "metric oracle"),
         ({"metrics": 'metrics = ["loss", "net_benefit"]'}, "small cells"),
-        ({"batch_size": "momentum = 0.9", "learning_rate": "learning-rate = 0.001"}, "momentum subsets"),
+        (
+            {"batch_size": "momentum = 0.9", "learning_rate": "learning-rate = 0.001"},
+            "momentum subsets",
+        ),
         ({"step": "step = 0.3"}, "imprint. A model so far from your last one"),
         (
             {"batch_size": 'dp = true\n"dp.noise-multiplier" = 0.1'},
             "imprint. Noise may be so small that a model within step",
         ),
-        ({"batch_size": "dp = [false, true]"}, "imprint. Noise may be so small that a model within step"),
+        (
+            {"batch_size": "dp = [false, true]"},
+            "imprint. Noise may be so small that a model within step",
+        ),
         ({"batch_size": 'trainable = "conv1"'}, "training of some layers alone"),
         ({"batch_size": 'init-weights = "w.safetensors"', "participants": PREPARED}, "imprint"),
         ({"batch_size": 'model = "mine.net:make"'}, "imprint"),
@@ -554,9 +749,15 @@ def test_a_danger_is_named(changes: dict[str, str], attack: str) -> None:
 def test_epsilon_bounds_what_step_does_not() -> None:
     safe = {"strategy": 'strategy = "fedavg"', "step": "step = 0.25"}
     with_target = study(**safe, batch_size='dp = true\n"dp.target-epsilon" = 3.0')
-    assert dangers(study(**safe, batch_size="dp = true"), Policy(epsilon=3.0)) == dangers(with_target, Policy()) == []
+    assert (
+        dangers(study(**safe, batch_size="dp = true"), Policy(epsilon=3.0))
+        == dangers(with_target, Policy())
+        == []
+    )
     told = "With dp = true later ones are not checked"
-    assert told in studies.study_page(with_target, "") and told not in studies.study_page(study(**safe), "")
+    assert told in studies.study_page(with_target, "") and told not in studies.study_page(
+        study(**safe), ""
+    )
 
 
 def test_dangers_of_people(silo: Path) -> None:
@@ -565,8 +766,13 @@ def test_dangers_of_people(silo: Path) -> None:
     found = dangers(one, Policy(), approvals.list_approved(silo), samples=150)
     assert ["membership" in found[0], "differencing" in found[1], len(found)] == [True, True, 2]
     assert dangers(one, Policy(), (), samples=200) == []
-    assert any("hands your model to the other hospitals" in line for line in dangers(study(), Policy()))
-    assert any("means per class" in line for line in dangers(study(strategy='strategy = "fedproto"'), Policy()))
+    assert any(
+        "hands your model to the other hospitals" in line for line in dangers(study(), Policy())
+    )
+    assert any(
+        "means per class" in line
+        for line in dangers(study(strategy='strategy = "fedproto"'), Policy())
+    )
 
 
 # ---- The commands ----------------------------------------------------------------------------------------------------
@@ -574,41 +780,78 @@ def test_dangers_of_people(silo: Path) -> None:
 WORDS = ("--purpose", "P", "--contact", "C", "--results", "R", "--retention", "T")
 
 
-def test_from_a_draft_to_its_end(silo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_a_draft_to_its_end(
+    silo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The commands in their order, as documented; a study that is written, signed, approved, listed, revoked."""
     file, key = tmp_path / "study.toml", tmp_path / "signing.key"
-    run = ["--strategy", "fedavg,ditto", "--rounds", "2", "--seed", "1,2", "--set", "batch-size=32", "mlp.hidden=8"]
+    run = [
+        "--strategy",
+        "fedavg,ditto",
+        "--rounds",
+        "2",
+        "--seed",
+        "1,2",
+        "--set",
+        "batch-size=32",
+        "mlp.hidden=8",
+    ]
     new = ["study", "new", str(file), "--name", "trial", "--sum", APP, *run]
-    assert main(new) == 0 and "write purpose, contact, results, retention into it" in capsys.readouterr().out
+    assert (
+        main(new) == 0
+        and "write purpose, contact, results, retention into it" in capsys.readouterr().out
+    )
     assert main(["study", "check", str(file)]) == 2
     assert "purpose = '': must be a text" in capsys.readouterr().err
-    assert main(new) == 2 and "is there already: --overwrite replaces it" in capsys.readouterr().err
+    assert (
+        main(new) == 2
+        and "is there already: --overwrite replaces it" in capsys.readouterr().err
+    )
     assert main([*new, "--overwrite", *WORDS]) == 0
     file.write_text(file.read_text().replace('contact = "C"', 'contact = "..."'))
-    assert main(["study", "check", str(file)]) == 2 and "contact has no words" in capsys.readouterr().err
+    assert (
+        main(["study", "check", str(file)]) == 2
+        and "contact has no words" in capsys.readouterr().err
+    )
     assert main([*new, "--overwrite", *WORDS]) == 0
     assert main(["study", "check", str(file)]) == 0 and "not signed" in capsys.readouterr().out
     key.write_bytes(_pem(Ed25519PrivateKey.generate()))
     assert main(["study", "sign", str(file), "--sign-with", str(key)]) == 0
     assert main(["study", "show", str(file)]) == 0
     page = capsys.readouterr().out
-    assert "signed by SHA256:" in page and "fedavg: the whole model. Can be inferred: class counts" in page
+    assert (
+        "signed by SHA256:" in page
+        and "fedavg: the whole model. Can be inferred: class counts" in page
+    )
     assert "mlp.hidden = 8" in page and "seed = 1 or 2" in page
 
     here = ["--state-dir", str(silo)]
     assert main(["approve", str(file), *here]) == 2  # no terminal
     assert "--yes --by NAME approves without a question" in capsys.readouterr().err
-    assert main(["approve", str(file), *here, "--yes"]) == 2 and "--by NAME is missing" in capsys.readouterr().err
-    assert main(["studies", *here]) == 0 and "no study was approved here" in capsys.readouterr().out
+    assert (
+        main(["approve", str(file), *here, "--yes"]) == 2
+        and "--by NAME is missing" in capsys.readouterr().err
+    )
+    assert (
+        main(["studies", *here]) == 0
+        and "no study was approved here" in capsys.readouterr().out
+    )
     assert main(["approve", str(file), *here, "--yes", "--by", "Dr. B", "--samples", "50"]) == 0
     page = capsys.readouterr().out
     assert "! you have 50 training samples: membership" in page and "Checked against" in page
     found = parse_study(file.read_text(), "f")
-    (run_config,) = {json.dumps(run, sort_keys=True) for run in studies.corners(found, "ditto")[:1]}
+    (run_config,) = {
+        json.dumps(run, sort_keys=True) for run in studies.corners(found, "ditto")[:1]
+    }
     assert ask(silo, {**json.loads(run_config), "seed": 2}) is not None
     assert main(["studies", *here, "--json"]) == 0
     (listed,) = json.loads(capsys.readouterr().out)
-    assert (listed["name"], listed["state"], listed["by"], listed["used"]["rounds"]) == ("trial", "open", "Dr. B", 1)
+    assert (listed["name"], listed["state"], listed["by"], listed["used"]["rounds"]) == (
+        "trial",
+        "open",
+        "Dr. B",
+        1,
+    )
     assert listed["limits"]["rounds"] == 8 and listed["limits"]["runs"] == 4
     assert main(["revoke", "trial", *here, "--by", "Dr. B"]) == 0
     assert main(["studies", *here]) == 0 and "trial: revoked" in capsys.readouterr().out
@@ -617,7 +860,11 @@ def test_from_a_draft_to_its_end(silo: Path, tmp_path: Path, capsys: pytest.Capt
 
 
 def _pem(key: Ed25519PrivateKey) -> bytes:
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+    )
 
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
@@ -629,7 +876,12 @@ def test_somebody_decides_at_a_terminal(silo: Path, tmp_path: Path) -> None:
 
     def decide() -> StudyProtocol:
         return studies.approve(
-            file, silo, by="", signed_by="nobody", ask=lambda question: next(answers), echo=said.append
+            file,
+            silo,
+            by="",
+            signed_by="nobody",
+            ask=lambda question: next(answers),
+            echo=said.append,
         )
 
     with pytest.raises(UserError, match="heart is not approved: its name was not typed"):
@@ -642,22 +894,36 @@ def test_somebody_decides_at_a_terminal(silo: Path, tmp_path: Path) -> None:
 
 def test_a_study_that_the_policy_refuses_altogether(silo: Path, tmp_path: Path) -> None:
     (silo.parent / "policy.toml").write_text("min-batch-size = 64\n")
-    with pytest.raises(UserError, match=r"the study cannot run under .*: its policy has min-batch-size = 64, the run"):
+    with pytest.raises(
+        UserError,
+        match=r"the study cannot run under .*: its policy has min-batch-size = 64, the run",
+    ):
         studies.review(study(strategy='strategy = "fedavg"'), studies.place_of(silo))
     (silo.parent / "policy.toml").write_text("max-rounds = 2\n")
     near = study(strategy='strategy = "fedavg"', step="step = 0.25")
     (line,) = studies.review(near, studies.place_of(silo))
-    assert line == "your policy refuses a part of it: its policy has max-rounds = 2, the run rounds = 3"
+    assert (
+        line
+        == "your policy refuses a part of it: its policy has max-rounds = 2, the run rounds = 3"
+    )
 
 
 def test_a_study_that_waits_or_has_ended(silo: Path) -> None:
     today = datetime.now(UTC).date()
     for name, start, end in (("waits", 1, 2), ("ended", -2, -1)):
-        dates = {"start": f"start = {today + timedelta(start)}", "end": f"end = {today + timedelta(end)}"}
+        dates = {
+            "start": f"start = {today + timedelta(start)}",
+            "end": f"end = {today + timedelta(end)}",
+        }
         text = TEXT.replace('name = "heart"', f'name = "{name}"')
-        text = text.replace("start = 2026-01-01", dates["start"]).replace("end = 2099-12-31", dates["end"])
+        text = text.replace("start = 2026-01-01", dates["start"]).replace(
+            "end = 2099-12-31", dates["end"]
+        )
         approve(silo, text)
-        with pytest.raises(PolicyRefusedError, match=f"the study {name} {'starts' if start > 0 else 'ended'} on"):
+        with pytest.raises(
+            PolicyRefusedError,
+            match=f"the study {name} {'starts' if start > 0 else 'ended'} on",
+        ):
             ask(silo, {**RUN, "study": name})
     assert [one["state"] for one in studies.overview(silo)] == ["ended", "waits"]
 
@@ -668,17 +934,28 @@ def test_a_study_that_waits_or_has_ended(silo: Path) -> None:
 def test_a_held_out_hospital_is_evaluated_and_not_trained_on(silo: Path) -> None:
     text = TEXT.replace("participants = 3", 'held-out = ["a", "north"]\nparticipants = 3')
     approve(silo, text)
-    with pytest.raises(PolicyRefusedError, match="the study heart has held-out = a, and this would train there"):
+    with pytest.raises(
+        PolicyRefusedError, match="the study heart has held-out = a, and this would train there"
+    ):
         ask(silo)
     last = {**ASKED, "round": 3}
     assert message_faults(parse_study(text, "f"), RUN, "evaluate", last, (), TODAY, "a") == []
     assert message_faults(parse_study(text, "f"), RUN, "train", ASKED, (), TODAY, "south") == []
-    chosen = {**ASKED, "round": 1, "newcomer": True}  # what it would have got in the reported round
+    chosen = {
+        **ASKED,
+        "round": 1,
+        "newcomer": True,
+    }  # what it would have got in the reported round
     assert message_faults(parse_study(text, "f"), RUN, "evaluate", chosen, (), TODAY, "a") == []
-    assert message_faults(parse_study(text, "f"), RUN, "evaluate", chosen, (), TODAY, "south") != []
+    assert (
+        message_faults(parse_study(text, "f"), RUN, "evaluate", chosen, (), TODAY, "south")
+        != []
+    )
     with pytest.raises(SiteError, match=r"held-out = 'a': must be a list"):
         parse_study(text.replace('["a", "north"]', '"a"'), "f")
-    assert "Evaluated and not trained on: a, north" in studies.study_page(parse_study(text, "f"), "")
+    assert "Evaluated and not trained on: a, north" in studies.study_page(
+        parse_study(text, "f"), ""
+    )
 
 
 def test_queries_are_counted_where_the_study_says_how_many(silo: Path) -> None:
@@ -702,21 +979,37 @@ def test_a_run_evaluates_behind_its_last_round(silo: Path) -> None:
 def test_a_study_of_given_models_evaluates_in_each_round() -> None:
     """Rounds 1 to `rounds`, no training, and no other models than those that the study names."""
     named = f"m={'0' * 64},n={'1' * 64}"
-    found = study(strategy='strategy = ["fedavg", "evaluate"]', mu=f'mu = 0.2\n[settings.evaluate]\nmodels = "{named}"')
+    found = study(
+        strategy='strategy = ["fedavg", "evaluate"]',
+        mu=f'mu = 0.2\n[settings.evaluate]\nmodels = "{named}"',
+    )
     run = {**RUN, "strategy": "evaluate", "evaluate.models": named}
 
     def faults(kind: str, this: Any, **changes: Any) -> list[str]:
-        return message_faults(found, {**run, **changes}, kind, {**ASKED, "round": this}, (APP,), TODAY)
+        return message_faults(
+            found, {**run, **changes}, kind, {**ASKED, "round": this}, (APP,), TODAY
+        )
 
     assert faults("evaluate", 1) == faults("evaluate", 2) == faults("query", None) == []
     wrong = "the study heart has rounds = 2 or 3, the round"
     for this in (0, 3, None):
-        assert faults("evaluate", this) == faults("evaluate", this, patience=0) == [f"{wrong} {this}"]
+        assert (
+            faults("evaluate", this)
+            == faults("evaluate", this, patience=0)
+            == [f"{wrong} {this}"]
+        )
     for this in (0, 1, 2, 3):
         (line,) = faults("train", this)
-        assert line.endswith("a run with strategy = evaluate trains nothing, and a message asks to train")
-    assert "evaluate.models" in faults("evaluate", 1, **{"evaluate.models": f"m={'2' * 64},n={'1' * 64}"})[0]
-    assert faults("evaluate", 1, strategy="fedavg") and not faults("evaluate", 3, strategy="fedavg")
+        assert line.endswith(
+            "a run with strategy = evaluate trains nothing, and a message asks to train"
+        )
+    assert (
+        "evaluate.models"
+        in faults("evaluate", 1, **{"evaluate.models": f"m={'2' * 64},n={'1' * 64}"})[0]
+    )
+    assert faults("evaluate", 1, strategy="fedavg") and not faults(
+        "evaluate", 3, strategy="fedavg"
+    )
 
 
 def imprint(rows: int = 64) -> Any:
@@ -732,14 +1025,20 @@ def test_a_layer_that_imprints_is_seen_in_the_weights(tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 
     file, rng = tmp_path / "w.safetensors", np.random.default_rng(4)
-    honest = {"conv": rng.normal(size=(32, 3, 3, 3)), "head": rng.normal(size=(10, 64)), "bias": np.ones(64)}
+    honest = {
+        "conv": rng.normal(size=(32, 3, 3, 3)),
+        "head": rng.normal(size=(10, 64)),
+        "bias": np.ones(64),
+    }
     honest |= {"few": np.ones((4, 9)), "zero": np.zeros((20, 20)), "one": np.ones((64, 1))}
     for name, found in (("honest", []), ("fc1", ["fc1"])):
         save_file({**honest, **({"fc1": imprint()} if found else {})}, file)
         lines = of_weights(file, hashlib.sha256(file.read_bytes()).hexdigest())
         assert [line.split("the rows of ")[1].split()[0] for line in lines] == found, name
         assert all("imprint" in line for line in lines)
-    with pytest.raises(DataError, match=r"w.safetensors has SHA-256 .*, and the study's weights have none"):
+    with pytest.raises(
+        DataError, match=r"w.safetensors has SHA-256 .*, and the study's weights have none"
+    ):
         of_weights(file, "")
     file.write_bytes(b"no weights")
     with pytest.raises(DataError, match="is no safetensors file"):
@@ -756,11 +1055,27 @@ def test_the_networks_of_silofl_are_no_imprint() -> None:
 
 
 def reply_of(silo: Path, run: str, size: int, cohort: str) -> None:
-    entry = {"time": f"2026-01-0{run}T00:00:00Z", "silo": "a", "asked-by": "s", "run-id": run, "run": "r", "round": 1}
-    entry |= {"asked": "train", "method": "fedavg", "app": APP, "settings": "", "rule": "", "sent": []}
+    entry = {
+        "time": f"2026-01-0{run}T00:00:00Z",
+        "silo": "a",
+        "asked-by": "s",
+        "run-id": run,
+        "run": "r",
+        "round": 1,
+    }
+    entry |= {
+        "asked": "train",
+        "method": "fedavg",
+        "app": APP,
+        "settings": "",
+        "rule": "",
+        "sent": [],
+    }
     record = Record(silo)
     with record.writing() as db:
-        note_reply(db, record, {**entry, "cohort": cohort, "bytes": size, "study": {"name": "heart"}})
+        note_reply(
+            db, record, {**entry, "cohort": cohort, "bytes": size, "study": {"name": "heart"}}
+        )
 
 
 def test_what_left_is_remembered_though_the_log_is_moved_away(silo: Path) -> None:
@@ -768,7 +1083,12 @@ def test_what_left_is_remembered_though_the_log_is_moved_away(silo: Path) -> Non
         reply_of(silo, run, size, cohort)
     shutil.rmtree(silo / "audit")
     first, second = studies.released(silo)
-    assert (first["cohort"], first["models"], first["bytes"], first["runs"]) == ("x", 2, 30, ["1", "2"])
+    assert (first["cohort"], first["models"], first["bytes"], first["runs"]) == (
+        "x",
+        2,
+        30,
+        ["1", "2"],
+    )
     assert (second["models"], second["studies"]) == (1, {"heart": 1})
 
 
@@ -785,8 +1105,19 @@ def test_what_is_about_to_leave_counts_though_the_process_was_killed(silo: Path)
 def test_a_draft_with_a_schema_and_a_held_out_hospital(tmp_path: Path) -> None:
     schema, file = tmp_path / "schema.json", tmp_path / "study.toml"
     schema.write_text('{"features":["age"],"labels":["well","ill"]}')
-    more = ["--schema", str(schema), "--held-out", "north", "--strategy", "fedavg", "--rounds", "2"]
-    assert main(["study", "new", str(file), "--name", "trial", "--sum", APP, *WORDS, *more]) == 0
+    more = [
+        "--schema",
+        str(schema),
+        "--held-out",
+        "north",
+        "--strategy",
+        "fedavg",
+        "--rounds",
+        "2",
+    ]
+    assert (
+        main(["study", "new", str(file), "--name", "trial", "--sum", APP, *WORDS, *more]) == 0
+    )
     found = parse_study(file.read_text(), "f")
     assert (found.schema_digest, found.held_out) == (load_schema(schema).digest, ("north",))
     assert (found.limits.queries, found.limits.messages) == (4, 8)
@@ -797,7 +1128,14 @@ def test_the_page_says_whether_noise_is_added() -> None:
     without = ("", 'strategy = ["fedavg"]\ndp = [true, false]')
     for line in without:
         page = studies.study_page(study(**({"strategy": line} if line else {})), "")
-        assert "Nothing here adds noise to what leaves." in page and "Training adds noise" not in page
-    page = " ".join(studies.study_page(study(strategy='strategy = "fedavg"\ndp = true\n"dp.delta" = 0.1'), "").split())
+        assert (
+            "Nothing here adds noise to what leaves." in page
+            and "Training adds noise" not in page
+        )
+    page = " ".join(
+        studies.study_page(
+            study(strategy='strategy = "fedavg"\ndp = true\n"dp.delta" = 0.1'), ""
+        ).split()
+    )
     assert "Training adds noise here (dp = true; " in page and "dp.clip-norm = 1.0" in page
     assert "Nothing here adds noise" not in page

@@ -70,7 +70,9 @@ def test_flower_starts_its_superexec_where_we_think_it_does() -> None:
 
 
 def test_our_supernode_takes_flowers_own_options() -> None:
-    done = subprocess.run([*own_supernode(), "--help"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [*own_supernode(), "--help"], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0 and "usage: flower-supernode" in done.stdout
     assert "--auth-supernode-private-key" in done.stdout
 
@@ -83,11 +85,17 @@ def test_the_loop_gets_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (heartbeat, connection):
         monkeypatch.setattr(module, "HEARTBEAT_DEFAULT_INTERVAL", HEARTBEAT_DEFAULT_INTERVAL)
     monkeypatch.setattr(sys, "argv", ["x"])
-    monkeypatch.setattr(entry, "flower_supernode", lambda: seen.append(start_client_internal.time))
+    monkeypatch.setattr(
+        entry, "flower_supernode", lambda: seen.append(start_client_internal.time)
+    )
     supernode.run_supernode()
     assert isinstance(seen[0], Clock) and seen[0].monotonic() > 0
     assert start_client_internal.subprocess.Popen(["flower-superexec"]) is None
-    assert heartbeat.HEARTBEAT_DEFAULT_INTERVAL == connection.HEARTBEAT_DEFAULT_INTERVAL == HEARTBEAT_SECONDS
+    assert (
+        heartbeat.HEARTBEAT_DEFAULT_INTERVAL
+        == connection.HEARTBEAT_DEFAULT_INTERVAL
+        == HEARTBEAT_SECONDS
+    )
     assert HEARTBEAT_MIN_INTERVAL <= HEARTBEAT_SECONDS < HEARTBEAT_DEFAULT_INTERVAL
 
 
@@ -107,6 +115,8 @@ def test_a_supernode_ends_whatever_its_threads_do(ending: str, code: int, said: 
         "threading.Thread(target=time.sleep, args=(3600,)).start()\n"
         f"def entry():\n    print('started')\n    {ending}\nrun_and_leave(entry)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stdout) == (code, "started\n")
     assert said in done.stderr

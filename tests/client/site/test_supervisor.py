@@ -25,7 +25,10 @@ UNKNOWN = Check("key", False, "unknown", "ask")
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
     """`run` takes over the process's signals; the tests' own come back."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM)}
+    before = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM)
+    }
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)
     for number, handler in before.items():
@@ -35,11 +38,28 @@ def handlers() -> Iterator[None]:
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     x = np.zeros((20, 3), np.float32)
-    np.savez(tmp_path / "data.npz", x_train=x, y_train=np.arange(20) % 2, x_test=x, y_test=np.arange(20) % 2)
-    for name, value in (("WAIT_SECONDS", 0.0), ("IN_USE_SECONDS", 0.6), ("RESTART_SECONDS", 0.6)):
+    np.savez(
+        tmp_path / "data.npz",
+        x_train=x,
+        y_train=np.arange(20) % 2,
+        x_test=x,
+        y_test=np.arange(20) % 2,
+    )
+    for name, value in (
+        ("WAIT_SECONDS", 0.0),
+        ("IN_USE_SECONDS", 0.6),
+        ("RESTART_SECONDS", 0.6),
+    ):
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(module, "fault_in_connection", lambda _: None)
-    return Site("clinic", "fl:1", tmp_path / "ca", tmp_path / "key", tmp_path / "data.npz", tmp_path / "state")
+    return Site(
+        "clinic",
+        "fl:1",
+        tmp_path / "ca",
+        tmp_path / "key",
+        tmp_path / "data.npz",
+        tmp_path / "state",
+    )
 
 
 class Supervision:
@@ -53,7 +73,11 @@ class Supervision:
     def run(self, script: str) -> int:
         program = f"import os, pathlib, signal, sys, time\nopen({str(self.starts)!r}, 'a').write('x')\n{script}"
         return run(
-            self.site, [sys.executable, "-u", "-c", program], {}, online=self.folder / "online", echo=self.said.append
+            self.site,
+            [sys.executable, "-u", "-c", program],
+            {},
+            online=self.folder / "online",
+            echo=self.said.append,
         )
 
     @property
@@ -72,7 +96,11 @@ def wait_for_online(folder: Path) -> str:
 
 @pytest.mark.parametrize(("number", "code"), [("SIGTERM", 0), ("SIGINT", None)])
 def test_online_until_a_signal(
-    supervision: Supervision, tmp_path: Path, number: str, code: int | None, capsys: pytest.CaptureFixture[str]
+    supervision: Supervision,
+    tmp_path: Path,
+    number: str,
+    code: int | None,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The script ends its supervisor as soon as the supervisor has seen it online; it is ended in turn."""
     script = (
@@ -115,7 +143,9 @@ def test_why_there_is_no_connection_is_told_once_a_while(
     supervision: Supervision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Flower's SuperNode tries for ever and does not say why."""
-    monkeypatch.setattr(module, "fault_in_connection", lambda _: Check("port", False, "fl:1 refuses", "ask"))
+    monkeypatch.setattr(
+        module, "fault_in_connection", lambda _: Check("port", False, "fl:1 refuses", "ask")
+    )
     lost = f"print('{LOST} 1.00 seconds')\n" * 3
     assert supervision.run(f"{lost}os.kill(os.getppid(), signal.SIGTERM)\ntime.sleep(60)") == 0
     assert supervision.said == ["clinic: no connection: port: fl:1 refuses; ask"]
@@ -132,7 +162,9 @@ def test_a_certificate_that_does_not_fit_ends_what_would_try_for_ever(
 
 
 def test_a_key_in_use_is_tried_again_then_told(supervision: Supervision) -> None:
-    with pytest.raises(UserError, match=r"^clinic: its key is in use: a bundle runs in one place at a time"):
+    with pytest.raises(
+        UserError, match=r"^clinic: its key is in use: a bundle runs in one place at a time"
+    ):
         supervision.run(f"print('[code: 2004] {REFUSED}.'); sys.exit(49)")
     assert supervision.started > 1
     assert len(supervision.said) == 1 and supervision.said[0].endswith("; trying again")
@@ -147,9 +179,15 @@ def test_a_cause_that_the_doctor_finds_ends_it_at_once(
     assert supervision.started == 1 and supervision.said == []
 
 
-@pytest.mark.parametrize(("fault", "seconds"), [(UNKNOWN, 60.0), (Check("clock", False, "ahead", "set it"), 0.0)])
+@pytest.mark.parametrize(
+    ("fault", "seconds"), [(UNKNOWN, 60.0), (Check("clock", False, "ahead", "set it"), 0.0)]
+)
 def test_a_silo_that_was_in_waits_for_a_server_that_restarts_and_for_its_clock(
-    supervision: Supervision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Check, seconds: float
+    supervision: Supervision,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Check,
+    seconds: float,
 ) -> None:
     """Start 1 is online and thrown out, 2 and 3 find the key unknown or the clock wrong, 4 is in again."""
     monkeypatch.setattr(module, "fault_in_connection", lambda _: fault)
@@ -163,7 +201,9 @@ def test_a_silo_that_was_in_waits_for_a_server_that_restarts_and_for_its_clock(
     )
     assert supervision.run(script) == 0
     assert supervision.started == 4
-    assert supervision.said == [f"clinic: {fault.name}: {fault.detail}; {fault.fix}; trying again"]
+    assert supervision.said == [
+        f"clinic: {fault.name}: {fault.detail}; {fault.fix}; trying again"
+    ]
 
 
 def test_a_removed_silo_ends_with_the_reason(
@@ -181,7 +221,9 @@ def test_a_removed_silo_ends_with_the_reason(
 
 
 def test_a_supernode_that_dies_for_no_known_reason(supervision: Supervision) -> None:
-    with pytest.raises(RunFailedError, match=r"^clinic: the SuperNode ended with exit code 3: something broke$"):
+    with pytest.raises(
+        RunFailedError, match=r"^clinic: the SuperNode ended with exit code 3: something broke$"
+    ):
         supervision.run("print('something broke'); sys.exit(3)")
     assert supervision.started == 1
 
@@ -190,11 +232,15 @@ def test_a_supernode_that_dies_for_no_known_reason(supervision: Supervision) -> 
 def test_what_outlives_a_supernode_is_ended(supervision: Supervision) -> None:
     """It has the SuperNode's output, which is read to its end: this returns because the child was ended."""
     script = "import subprocess\nsubprocess.Popen(['sleep', '3600'])\nprint('killed', flush=True)\nsys.exit(3)"
-    with pytest.raises(RunFailedError, match=r"^clinic: the SuperNode ended with exit code 3: killed$"):
+    with pytest.raises(
+        RunFailedError, match=r"^clinic: the SuperNode ended with exit code 3: killed$"
+    ):
         supervision.run(script)
 
 
-def test_no_supernode_is_started_on_an_empty_mount(supervision: Supervision, site: Site) -> None:
+def test_no_supernode_is_started_on_an_empty_mount(
+    supervision: Supervision, site: Site
+) -> None:
     site.data.unlink()
     (site.data.parent / "mount").mkdir()
     object.__setattr__(site, "data", site.data.parent / "mount/data.npz")

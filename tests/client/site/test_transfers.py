@@ -68,9 +68,13 @@ def test_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sent_again.line().startswith("5 of 10 MB")
 
 
-def test_who_waits_for_parts_waits_without_a_limit(said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_for_parts_waits_without_a_limit(
+    said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Flower's own function gives up after so many looks; where it is watched it does not."""
-    monkeypatch.setattr(inflatable_utils, "random", SimpleNamespace(uniform=lambda a, b: -1.0))  # no pauses
+    monkeypatch.setattr(
+        inflatable_utils, "random", SimpleNamespace(uniform=lambda a, b: -1.0)
+    )  # no pauses
     looks = 0
 
     def pull(name: str) -> bytes:
@@ -90,7 +94,9 @@ def test_who_waits_for_parts_waits_without_a_limit(said: list[str], monkeypatch:
     assert module.pull_objects(["a", "b"], lambda name: name.encode()) == {"a": b"a", "b": b"b"}
 
 
-def test_heartbeats_ask_for_patience_and_are_sent_as_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeats_ask_for_patience_and_are_sent_as_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     told: Any = internal("fleet_connection")
     for module in (told, internal("heartbeat")):
         monkeypatch.setattr(module, "HEARTBEAT_DEFAULT_INTERVAL", HEARTBEAT_SECONDS)
@@ -112,7 +118,10 @@ def test_heartbeats_ask_for_patience_and_are_sent_as_often(monkeypatch: pytest.M
 
 def test_flower_reads_them_where_we_think_it_does() -> None:
     source = inspect.getsource(internal("fleet_connection"))
-    assert "heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL" in source and "timeout=HEARTBEAT_CALL_TIMEOUT" in source
+    assert (
+        "heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL" in source
+        and "timeout=HEARTBEAT_CALL_TIMEOUT" in source
+    )
     assert "HeartbeatSender(send_node_heartbeat)" in source
     for module in ("supernode_loop", "http_grid"):
         assert "pull_objects(" in inspect.getsource(internal(module))

@@ -53,7 +53,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(80, 4)).astype(np.float32), np.arange(80) % 2
     x[y == 1] += 1
-    good: dict[str, Any] = {"x_train": x[:60], "y_train": y[:60], "x_test": x[60:], "y_test": y[60:]}
+    good: dict[str, Any] = {
+        "x_train": x[:60],
+        "y_train": y[:60],
+        "x_test": x[60:],
+        "y_test": y[60:],
+    }
     late = good["x_train"].copy()
     late[7, 2] = np.nan
     files = {
@@ -101,20 +106,38 @@ def content(folder: Path) -> dict[str, bytes | None]:
 SIMULATE: list[tuple[str, str]] = [
     # names
     ("--strategy appel", "unknown strategy 'appel' (did you mean 'apple'?); there are: "),
-    ("--strategy local,fedvag", "unknown strategy 'fedvag' (did you mean 'fedavg'?); there are: "),
+    (
+        "--strategy local,fedvag",
+        "unknown strategy 'fedvag' (did you mean 'fedavg'?); there are: ",
+    ),
     ("--strategy local,local", "strategy = local,local names one of them twice"),
     ("--dataset digit", "unknown data set 'digit' (did you mean 'digits'?); there are: "),
-    ("--partition dirichlett", "unknown partition 'dirichlett' (did you mean 'dirichlet'?); there are: "),
+    (
+        "--partition dirichlett",
+        "unknown partition 'dirichlett' (did you mean 'dirichlet'?); there are: ",
+    ),
     ("--set model=fedala", "unknown model 'fedala' (did you mean 'fedala-cnn'?); there are: "),
     ("--set apple.muh=1", "unknown setting 'apple.muh' (did you mean 'apple.mu'?)"),
-    ("--set learning_rate=1", "unknown setting 'learning_rate' (did you mean 'learning-rate'?)"),
-    ("--set optimizer=sdg", "optimizer = 'sdg' (did you mean 'sgd'?): one of sgd, adam is needed here"),
+    (
+        "--set learning_rate=1",
+        "unknown setting 'learning_rate' (did you mean 'learning-rate'?)",
+    ),
+    (
+        "--set optimizer=sdg",
+        "optimizer = 'sdg' (did you mean 'sgd'?): one of sgd, adam is needed here",
+    ),
     ("--set device=gpu", "device 'gpu' is unknown: auto, cpu, cuda or cuda:N is needed here"),
     # values
-    ("--set learning-rate=-1", "learning-rate = -1.0 is out of range: more than 0 is needed here"),
+    (
+        "--set learning-rate=-1",
+        "learning-rate = -1.0 is out of range: more than 0 is needed here",
+    ),
     ("--set learning-rate=nan", "learning-rate = 'nan': a number is needed here"),
     ("--set learning-rate=inf", "learning-rate = 'inf': a number is needed here"),
-    ("--set participation=1.5", "participation = 1.5 is out of range: at most 1 is needed here"),
+    (
+        "--set participation=1.5",
+        "participation = 1.5 is out of range: at most 1 is needed here",
+    ),
     ("--strategy apple --set apple.prox-share=2", "apple.prox-share = 2.0 is out of range"),
     ("--set batch-size=2.5", "batch-size = '2.5': a whole number is needed here"),
     ("--set resume=maybe", "resume = 'maybe': true or false is needed here"),
@@ -127,7 +150,10 @@ SIMULATE: list[tuple[str, str]] = [
     # silos and partitions
     ("--silos 0", "silos = 0 is out of range: at least 1 is needed here"),
     ("--silos -3", "silos = -3 is out of range: at least 1 is needed here"),
-    ("--silos 61", "hospital-21 is left without test samples by iid over 61 silos of good (seed 42); take fewer"),
+    (
+        "--silos 61",
+        "hospital-21 is left without test samples by iid over 61 silos of good (seed 42); take fewer",
+    ),
     (
         "--silos 12 --partition player-dirichlet --set player-dirichlet.beta=0.01",
         "hospital-01 is left without training samples by player-dirichlet over 12 silos of good (seed 42); "
@@ -137,17 +163,29 @@ SIMULATE: list[tuple[str, str]] = [
         "--silos 12 --partition dirichlet --set dirichlet.beta=0.01 dirichlet.least=1",
         "dirichlet: no draw in 10000 gives each of 12 silos 1 samples of good; take fewer silos, a larger",
     ),
-    ("--partition natural", "natural: good does not come with silos of its own (heart-disease does); take another"),
-    ("--set model=apple-cnn", "model 'apple-cnn' cannot take inputs of shape (4,): it takes pictures"),
+    (
+        "--partition natural",
+        "natural: good does not come with silos of its own (heart-disease does); take another",
+    ),
+    (
+        "--set model=apple-cnn",
+        "model 'apple-cnn' cannot take inputs of shape (4,): it takes pictures",
+    ),
     # the command line itself
     ("--set rounds", "--set rounds: KEY=VALUE is needed here"),
     ("--set =3", "--set =3: KEY=VALUE is needed here"),
-    ("--out {place}/run", "{place}/run holds another run: give --out a new directory, or continue it with "),
+    (
+        "--out {place}/run",
+        "{place}/run holds another run: give --out a new directory, or continue it with ",
+    ),
     ("--out {place}/a-folder/..", "is not empty and holds no run: give --out a new directory"),
     ("--out {place}/good.npz", "{place}/good.npz is a file: give --out a directory"),
     ("--set resume=true", "out holds no run to resume"),
     ("--xyzzy", "unrecognized arguments: --xyzzy"),
-    ("--stratgy fedavg", "--stratgy fedavg (did you mean '--strategy'?); see silofl simulate --help"),
+    (
+        "--stratgy fedavg",
+        "--stratgy fedavg (did you mean '--strategy'?); see silofl simulate --help",
+    ),
     (
         "--evidence-horizon=365",
         "unrecognized arguments: --evidence-horizon=365: evidence-horizon is a setting of a run, write --set "
@@ -156,7 +194,10 @@ SIMULATE: list[tuple[str, str]] = [
     ("--set", "argument --set: expected at least one argument; see silofl simulate --help"),
     ("--dataset digits", "argument --dataset: not allowed with argument --data"),
     ("--config {place}/nowhere.toml", "there is no configuration file {place}/nowhere.toml"),
-    ("--config {place}/broken.toml", "the configuration file {place}/broken.toml cannot be read: Invalid value"),
+    (
+        "--config {place}/broken.toml",
+        "the configuration file {place}/broken.toml cannot be read: Invalid value",
+    ),
     ("--config {place}/good.npz", "the configuration file {place}/good.npz cannot be read: "),
     ("--config {place}/a-folder", "the configuration file {place}/a-folder cannot be read: "),
     ("--config {place}/unknown.toml", "unknown setting 'apple.muh' (did you mean 'apple.mu'?)"),
@@ -164,22 +205,41 @@ SIMULATE: list[tuple[str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("options", "reason"), SIMULATE, ids=[o.replace("{place}/", "") for o, _ in SIMULATE])
+@pytest.mark.parametrize(
+    ("options", "reason"), SIMULATE, ids=[o.replace("{place}/", "") for o, _ in SIMULATE]
+)
 def test_bad_simulate(
-    options: str, reason: str, place: Path, say: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: str,
+    reason: str,
+    place: Path,
+    say: Callable[..., Said],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One line on stderr, exit 2, no output directory, and nothing changed beside it."""
     given = options.replace("{place}", str(place)).split()
-    data = () if "--dataset digit" in options and "digits" not in options else ("--data", str(place / "good.npz"))
+    data = (
+        ()
+        if "--dataset digit" in options and "digits" not in options
+        else ("--data", str(place / "good.npz"))
+    )
     silos = [] if "--silos" in given else ["--silos", "2"]
     silos += [] if "--partition" in given else ["--partition", "iid"]
     out = [] if "--out" in given else ["--out", "out"]
-    unchanged(say, place, tmp_path, monkeypatch, ["simulate", *data, *silos, *out, *given], reason)
+    unchanged(
+        say, place, tmp_path, monkeypatch, ["simulate", *data, *silos, *out, *given], reason
+    )
 
 
-@pytest.mark.parametrize("arguments", [["--strategy", ""], ["--strategy", " , "], ["--seed", ""], ["--seed", ","]])
+@pytest.mark.parametrize(
+    "arguments", [["--strategy", ""], ["--strategy", " , "], ["--seed", ""], ["--seed", ","]]
+)
 def test_empty_study(
-    arguments: list[str], place: Path, say: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str],
+    place: Path,
+    say: Callable[..., Said],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reason = "a study needs at least one strategy and one seed"
     unchanged(say, place, tmp_path, monkeypatch, ["simulate", *arguments], reason)
@@ -188,13 +248,22 @@ def test_empty_study(
 DATA: list[tuple[str, str]] = [
     ("cube.npz", "x_train is float32 (60, 1, 1, 1, 2, 2); pictures are "),
     ("lengths.npz", "train has 60 inputs but 59 labels; "),
-    ("columns.npz", "test has a table of 3 columns, float32, but train has a table of 4 columns, float32; "),
+    (
+        "columns.npz",
+        "test has a table of 3 columns, float32, but train has a table of 4 columns, float32; ",
+    ),
     ("nan.npz", "x_train has a value that is no finite number, first in sample 7; "),
     ("negative.npz", "y_train has a label -1; labels count from 0"),
     ("beyond.npz", "has a label 1 where classes is 1; "),
     ("empty.npz", "has no samples in test; "),
-    ("objects.npz", "x_train is an array of Python objects, which are not read: they could run code; "),
-    ("names.npz", "has an array 'x_tets' of no known name (did you mean 'x_test'?); the names are "),
+    (
+        "objects.npz",
+        "x_train is an array of Python objects, which are not read: they could run code; ",
+    ),
+    (
+        "names.npz",
+        "has an array 'x_tets' of no known name (did you mean 'x_test'?); the names are ",
+    ),
     ("texts.npz", "labels are whole numbers 0, 1, 2, ...; `silofl import` numbers text labels"),
     ("text.npz", "is no .npz file, or is cut short; "),
     ("folder.npz", "is no file; "),
@@ -204,14 +273,35 @@ DATA: list[tuple[str, str]] = [
 
 @pytest.mark.parametrize(("file", "reason"), DATA)
 def test_bad_data(
-    file: str, reason: str, place: Path, say: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: str,
+    reason: str,
+    place: Path,
+    say: Callable[..., Said],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The same fault in the same words, whichever command reads the file first."""
     path = str(place / file)
     line = f"{path}: {reason}"
-    reason = line if "labels are whole" not in reason and "has a label 1" not in reason else reason
-    unchanged(say, place, tmp_path, monkeypatch, ["simulate", "--data", path, *TINY, "--out", "out"], reason)
-    unchanged(say, place, tmp_path, monkeypatch, ["partition", "--dataset", path, "--out", "out"], reason)
+    reason = (
+        line if "labels are whole" not in reason and "has a label 1" not in reason else reason
+    )
+    unchanged(
+        say,
+        place,
+        tmp_path,
+        monkeypatch,
+        ["simulate", "--data", path, *TINY, "--out", "out"],
+        reason,
+    )
+    unchanged(
+        say,
+        place,
+        tmp_path,
+        monkeypatch,
+        ["partition", "--dataset", path, "--out", "out"],
+        reason,
+    )
     unchanged(say, place, tmp_path, monkeypatch, ["check-data", path], reason)
 
 
@@ -221,14 +311,32 @@ OTHERS: list[tuple[str, str]] = [
         "simulate --data {place}/a-folder",
         "{place}/a-folder has no .npz file; silofl import makes one for each hospital",
     ),
-    ("simulate --data t.txt", "--data t.txt: is no folder, no .npz file (silofl import makes one) and no csv"),
-    ("simulate --data t.csv", "--data t.csv: a csv needs --recipe FILE.recipe.toml and --by COLUMN"),
-    ("simulate --data {place}/good.npz --data-dir sets", "--data-dir goes with --dataset: --data names its own file"),
-    ("simulate --dataset digits --by x", "digits: a csv needs --recipe and --by, and nothing else takes them"),
+    (
+        "simulate --data t.txt",
+        "--data t.txt: is no folder, no .npz file (silofl import makes one) and no csv",
+    ),
+    (
+        "simulate --data t.csv",
+        "--data t.csv: a csv needs --recipe FILE.recipe.toml and --by COLUMN",
+    ),
+    (
+        "simulate --data {place}/good.npz --data-dir sets",
+        "--data-dir goes with --dataset: --data names its own file",
+    ),
+    (
+        "simulate --dataset digits --by x",
+        "digits: a csv needs --recipe and --by, and nothing else takes them",
+    ),
     ("simulate --subsample many", "subsample is 'many'; it is a number of samples, 1 or more"),
-    ("partition --dataset digitz --out out", "unknown data set 'digitz' (did you mean 'digits'?)"),
+    (
+        "partition --dataset digitz --out out",
+        "unknown data set 'digitz' (did you mean 'digits'?)",
+    ),
     ("partition --partition iidd --out out", "unknown partition 'iidd' (did you mean 'iid'?)"),
-    ("partition --set dirichlet.bet=1 --out out", "unknown setting 'dirichlet.bet' (did you mean 'dirichlet.beta'?)"),
+    (
+        "partition --set dirichlet.bet=1 --out out",
+        "unknown setting 'dirichlet.bet' (did you mean 'dirichlet.beta'?)",
+    ),
     ("partition --silos 0 --out out", "silos = 0 is out of range"),
     ("partition --silos two --out out", "silos = 'two': a whole number is needed here"),
     ("partition --silos 400 --partition iid --out out", "is left without"),
@@ -244,19 +352,46 @@ OTHERS: list[tuple[str, str]] = [
         "no model of hospital-01 by apple; there are: local-42",
     ),
     ("export {place}/a-folder --silo hospital-01 --out m", "holds no silo's state"),
-    ("export {place}/nowhere --silo hospital-01 --out m", "there is no directory {place}/nowhere"),
-    ("export {place}/run --silo hospital-01 --which worst --out m", "argument --which: invalid choice: 'worst'"),
-    ("export {place}/run --silo hospital-01 --out {place}/a-folder", "{place}/a-folder is a directory"),
-    ("predict --model {place}/nowhere --data {place}/good.npz", "there is no model {place}/nowhere"),
-    ("predict --model {place}/good.npz --data {place}/good.npz", "is no exported model, or damaged"),
-    ("predict --model {place}/model.safetensors --data {place}/wide.npz", "holds float32 samples of shape (5,)"),
-    ("predict --model {place}/model.safetensors --data {place}/text.npz", "is no .npz file, or is cut short"),
+    (
+        "export {place}/nowhere --silo hospital-01 --out m",
+        "there is no directory {place}/nowhere",
+    ),
+    (
+        "export {place}/run --silo hospital-01 --which worst --out m",
+        "argument --which: invalid choice: 'worst'",
+    ),
+    (
+        "export {place}/run --silo hospital-01 --out {place}/a-folder",
+        "{place}/a-folder is a directory",
+    ),
+    (
+        "predict --model {place}/nowhere --data {place}/good.npz",
+        "there is no model {place}/nowhere",
+    ),
+    (
+        "predict --model {place}/good.npz --data {place}/good.npz",
+        "is no exported model, or damaged",
+    ),
+    (
+        "predict --model {place}/model.safetensors --data {place}/wide.npz",
+        "holds float32 samples of shape (5,)",
+    ),
+    (
+        "predict --model {place}/model.safetensors --data {place}/text.npz",
+        "is no .npz file, or is cut short",
+    ),
     (
         "predict --model {place}/model.safetensors --data {place}/good.npz --out {place}/a-folder",
         "a-folder: Is a directory",
     ),
-    ("import {place}/table.csv --out t.npz", "has no column that can be an input (age is left out"),
-    ("import {place}/table.csv --out t.npz --labels 0,1 --recipe r.toml", "--labels beside --recipe: the recipe says"),
+    (
+        "import {place}/table.csv --out t.npz",
+        "has no column that can be an input (age is left out",
+    ),
+    (
+        "import {place}/table.csv --out t.npz --labels 0,1 --recipe r.toml",
+        "--labels beside --recipe: the recipe says",
+    ),
     ("schema r.toml --out schema.toml", "r.toml cannot be read (No such file or directory)"),
     ("import {place}/table.csv --out t.csv", "t.csv does not end in .npz"),
     ("import {place}/table.csv --out t.npz --label lable", "'lable' (did you mean 'label'?)"),
@@ -265,15 +400,28 @@ OTHERS: list[tuple[str, str]] = [
         "import {place}/table.csv --out t.npz --length 9",
         "--vocabulary and --length are of texts: name their column with",
     ),
-    ("import {place}/table.csv --out t.npz --text note", "unknown column of {place}/table.csv 'note'"),
-    ("import {place}/table.csv --out t.npz --text age --vocabulary w.txt", "there is no vocabulary w.txt; name a file"),
+    (
+        "import {place}/table.csv --out t.npz --text note",
+        "unknown column of {place}/table.csv 'note'",
+    ),
+    (
+        "import {place}/table.csv --out t.npz --text age --vocabulary w.txt",
+        "there is no vocabulary w.txt; name a file",
+    ),
     ("import {place}/a-folder --out t.npz --size 0", "size is 0; it must be 1 or more"),
 ]
 
 
-@pytest.mark.parametrize(("options", "reason"), OTHERS, ids=[o.replace("{place}/", "") for o, _ in OTHERS])
+@pytest.mark.parametrize(
+    ("options", "reason"), OTHERS, ids=[o.replace("{place}/", "") for o, _ in OTHERS]
+)
 def test_bad_input_of_the_other_commands(
-    options: str, reason: str, place: Path, say: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: str,
+    reason: str,
+    place: Path,
+    say: Callable[..., Said],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given = options.replace("{place}", str(place)).split()
     unchanged(say, place, tmp_path, monkeypatch, given, reason)
@@ -283,27 +431,59 @@ def test_resume_as_another_run(
     place: Path, say: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = place / "run"
-    again = ["simulate", "--config", f"{run}/config.toml", "--out", str(run), "--set", "resume=true"]
+    again = [
+        "simulate",
+        "--config",
+        f"{run}/config.toml",
+        "--out",
+        str(run),
+        "--set",
+        "resume=true",
+    ]
     for change, reason in (
-        (["learning-rate=0.1"], "was run with learning-rate = 0.05, not 0.1: resume with the settings of its "),
+        (
+            ["learning-rate=0.1"],
+            "was run with learning-rate = 0.05, not 0.1: resume with the settings of its ",
+        ),
         (["strategy=fedavg"], "was run with strategy = 'local', not 'fedavg'"),
         (["silos=3"], "was run with silos = 2, not 3"),
     ):
         unchanged(say, place, tmp_path, monkeypatch, [*again, *change], f"{run} {reason}")
     # Two rounds are behind it, one is asked for.
     longer = tmp_path / "longer"
-    two = ["simulate", "--data", str(place / "good.npz"), *TINY, "--rounds", "2", "--strategy", "local"]
+    two = [
+        "simulate",
+        "--data",
+        str(place / "good.npz"),
+        *TINY,
+        "--rounds",
+        "2",
+        "--strategy",
+        "local",
+    ]
     assert say(*two, "--out", str(longer))[0] == 0
     before = content(longer)
     code, _, err = say(
-        "simulate", "--config", f"{longer}/config.toml", "--out", str(longer), "--set", "resume=true", "rounds=1"
+        "simulate",
+        "--config",
+        f"{longer}/config.toml",
+        "--out",
+        str(longer),
+        "--set",
+        "resume=true",
+        "rounds=1",
     )
     assert code == 2 and "has 2 rounds behind it, more than rounds = 1" in err
     assert content(longer) == before
 
 
 def unchanged(
-    say: Callable[..., Said], place: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], reason: str
+    say: Callable[..., Said],
+    place: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    given: list[str],
+    reason: str,
 ) -> None:
     """Exit 2, one line on stderr that says ``reason``, and not a byte changed: neither in ``place`` nor here."""
     monkeypatch.chdir(folder)
@@ -354,7 +534,11 @@ def test_failed_run(place: Path, say: Callable[..., Said], tmp_path: Path) -> No
         (RuntimeError("two\n  lines"), 1, "silofl simulate: RuntimeError: two lines"),
         (ValueError("shapes"), 1, "silofl simulate: ValueError: shapes"),
         (UserError("a setting"), 2, "silofl simulate: a setting"),
-        (PermissionError(13, "Permission denied", "/there"), 2, "silofl simulate: /there: Permission denied"),
+        (
+            PermissionError(13, "Permission denied", "/there"),
+            2,
+            "silofl simulate: /there: Permission denied",
+        ),
     ],
 )
 def test_any_error_is_one_line(
@@ -372,7 +556,11 @@ def test_any_error_is_one_line(
 
     monkeypatch.setattr(server.simulation.simulate, "simulate", fail)
     assert say("simulate") == (code, "", line + "\n")
-    logged = [record.exc_info[1] for record in caplog.records if record.exc_info and record.levelname == "ERROR"]
+    logged = [
+        record.exc_info[1]
+        for record in caplog.records
+        if record.exc_info and record.levelname == "ERROR"
+    ]
     assert logged == ([error] if type(error) in (KeyError, RuntimeError, ValueError) else [])
     monkeypatch.setenv("SILOFL_TRACEBACK", "1")
     with pytest.raises(type(error)):
@@ -383,7 +571,16 @@ def test_interrupted_run(
     place: Path, say: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C in round 2: exit 130, and the line that is printed continues the run to the same end."""
-    given = ["simulate", "--strategy", "fedavg", "--data", str(place / "good.npz"), *TINY, "--rounds", "3"]
+    given = [
+        "simulate",
+        "--strategy",
+        "fedavg",
+        "--data",
+        str(place / "good.npz"),
+        *TINY,
+        "--rounds",
+        "3",
+    ]
     assert say(*given, "--out", str(tmp_path / "whole"))[0] == 0
 
     ordinary = server.simulation.simulate.RoundLoop.round
@@ -407,7 +604,11 @@ def test_interrupted_run(
 
 def history(run: Path) -> list[str]:
     """The lines of a history that must be the same whenever the run is the same."""
-    return [line for line in (run / "history.csv").read_text().splitlines() if "round_seconds" not in line]
+    return [
+        line
+        for line in (run / "history.csv").read_text().splitlines()
+        if "round_seconds" not in line
+    ]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -420,7 +621,9 @@ def test_strategies_json(say: Callable[..., Said]) -> None:
     assert (code, err) == (0, "")
     assert [r["name"] for r in listed] == sorted(r["name"] for r in listed)
     by_name = {r["name"]: r for r in listed}
-    assert {"local", "fedavg", "fedavg-ft", "fedprox", "fedprox-ft", "fedala", "apple"} <= set(by_name)
+    assert {"local", "fedavg", "fedavg-ft", "fedprox", "fedprox-ft", "fedala", "apple"} <= set(
+        by_name
+    )
     types = {"bool": bool, "int": int, "float": float, "str": str}
     keys = defaults()
     for r in listed:
@@ -431,7 +634,9 @@ def test_strategies_json(say: Callable[..., Said]) -> None:
             assert set(value) == {"default", "symbol", "type"}
             assert type(value["default"]) is types[value["type"]]
             assert key.startswith(f"{r['name']}.") and keys[key] == value["default"]
-    assert by_name["fedprox"]["settings"] == {"fedprox.mu": {"default": 0.001, "symbol": "μ", "type": "float"}}
+    assert by_name["fedprox"]["settings"] == {
+        "fedprox.mu": {"default": 0.001, "symbol": "μ", "type": "float"}
+    }
     assert by_name["local"]["settings"] == {}
 
 
@@ -468,9 +673,8 @@ def test_completion(shell: str, say: Callable[..., Said]) -> None:
     assert "check-bundle" in script and "hold-out" in script and "revoke" in script
     assert PATHS.items() <= shtab.FILE.items()  # as the table has it
     if shell == "bash":
-        lines = (
-            f"{script}\nCOMP_WORDS=(silofl stu); COMP_CWORD=1; _shtab_silofl silofl stu silofl; echo ${{COMPREPLY[@]}}"
-        )
+        words = "COMP_WORDS=(silofl stu); COMP_CWORD=1"
+        lines = f"{script}\n{words}; _shtab_silofl silofl stu silofl; echo ${{COMPREPLY[@]}}"
         done = subprocess.run(["bash", "-c", lines], capture_output=True, text=True, check=True)
         assert done.stdout.split() == ["study", "studies"]
 
@@ -482,12 +686,19 @@ def test_version(say: Callable[..., Said]) -> None:
 def test_strategies_as_text(say: Callable[..., Said]) -> None:
     code, out, _ = say("strategies")
     assert code == 0
-    assert out.startswith("down, up: the numbers that a silo receives and sends in a round. Σ: of the whole model")
-    assert "fedprox           Federated averaging with a proximal term (Li et al., MLSys 2020" in out
+    assert out.startswith(
+        "down, up: the numbers that a silo receives and sends in a round. Σ: of the whole model"
+    )
+    assert (
+        "fedprox           Federated averaging with a proximal term (Li et al., MLSys 2020"
+        in out
+    )
     assert "    fedprox.mu = 0.001  (μ, weight of the proximal term)" in out
 
 
-def test_simulate_prints_the_run_directory_last(place: Path, say: Callable[..., Said], tmp_path: Path) -> None:
+def test_simulate_prints_the_run_directory_last(
+    place: Path, say: Callable[..., Said], tmp_path: Path
+) -> None:
     out = tmp_path / "study"
     code, printed, _ = say(
         "simulate",
@@ -504,9 +715,16 @@ def test_simulate_prints_the_run_directory_last(place: Path, say: Callable[..., 
     *results, last = printed.splitlines()
     assert code == 0 and last == str(out)
     runs = json.loads((out / "summary.json").read_text())["runs"]
-    assert [line.split(":")[0] for line in results] == ["local-1", "fedavg-1", "local-2", "fedavg-2"]
+    assert [line.split(":")[0] for line in results] == [
+        "local-1",
+        "fedavg-1",
+        "local-2",
+        "fedavg-2",
+    ]
     for line, run in zip(results, runs, strict=True):
-        assert f"accuracy {run['final']['accuracy_mean']:.4f}, " in line and "of 2 silos" in line
+        assert (
+            f"accuracy {run['final']['accuracy_mean']:.4f}, " in line and "of 2 silos" in line
+        )
 
 
 def test_default_output_directory(
@@ -515,20 +733,35 @@ def test_default_output_directory(
     """``runs/TIME-STRATEGY``; two runs within a second do not meet."""
     monkeypatch.chdir(tmp_path)
     strftime = time.strftime  # only now is fixed: the report writes a file's own date
-    monkeypatch.setattr("time.strftime", lambda form, *at: strftime(form, *at) if at else "20261231-235959")
+    monkeypatch.setattr(
+        "time.strftime", lambda form, *at: strftime(form, *at) if at else "20261231-235959"
+    )
     given = ("simulate", "--strategy", "local,fedavg", "--data", str(place / "good.npz"), *TINY)
     printed = [say(*given)[1].splitlines()[-1] for _ in range(2)]
-    assert printed == ["runs/20261231-235959-local+fedavg", "runs/20261231-235959-local+fedavg-2"]
-    assert all((tmp_path / name / file).is_file() for name in printed for file in ("summary.json", "report.html"))
+    assert printed == [
+        "runs/20261231-235959-local+fedavg",
+        "runs/20261231-235959-local+fedavg-2",
+    ]
+    assert all(
+        (tmp_path / name / file).is_file()
+        for name in printed
+        for file in ("summary.json", "report.html")
+    )
 
 
-def test_partition_check_simulate_export_predict(say: Callable[..., Said], tmp_path: Path) -> None:
+def test_partition_check_simulate_export_predict(
+    say: Callable[..., Said], tmp_path: Path
+) -> None:
     """The way of a file through the commands: each takes what the one before has made."""
     parts, run, model = (str(tmp_path / name) for name in ("parts", "run", "m.safetensors"))
     three = ("--dataset", "breast-cancer", "--partition", "iid", "--silos", "3")
-    code, out, err = say("partition", *three, "--out", parts, "--plot", str(tmp_path / "who.svg"))
+    code, out, err = say(
+        "partition", *three, "--out", parts, "--plot", str(tmp_path / "who.svg")
+    )
     assert (code, err) == (0, "")
-    assert out.splitlines()[-1] == parts and out.startswith("hospital-01: 129 train, 23 val, 38 test\n")
+    assert out.splitlines()[-1] == parts and out.startswith(
+        "hospital-01: 129 train, 23 val, 38 test\n"
+    )
     assert sorted(p.name for p in (tmp_path / "parts").iterdir()) == [
         "hospital-01.npz",
         "hospital-02.npz",
@@ -544,14 +777,23 @@ def test_partition_check_simulate_export_predict(say: Callable[..., Said], tmp_p
 
     code, out, _ = say("simulate", "--data", silo, "--strategy", "fedavg", *TINY, "--out", run)
     assert code == 0 and out.splitlines()[-1] == run
-    code, out, _ = say("export", run, "--silo", "hospital-02", "--which", "last", "--out", model)
-    assert (code, out) == (0, f"{model}: fedavg, seed 42, last model of hospital-02: after training in round 1\n")
+    code, out, _ = say(
+        "export", run, "--silo", "hospital-02", "--which", "last", "--out", model
+    )
+    assert (code, out) == (
+        0,
+        f"{model}: fedavg, seed 42, last model of hospital-02: after training in round 1\n",
+    )
 
     code, out, err = say("predict", "--model", model, "--data", silo)
     assert code == 0 and out.startswith("index,label,p_0,p_1\n0,") and out.count("\n") == 39
     assert "no temperature" in err and "no conformal threshold" in err and err.count("\n") == 2
-    code, printed, _ = say("predict", "--model", model, "--data", silo, "--out", str(tmp_path / "p.csv"))
-    assert (code, printed) == (0, f"{tmp_path}/p.csv\n") and (tmp_path / "p.csv").read_text() == out
+    code, printed, _ = say(
+        "predict", "--model", model, "--data", silo, "--out", str(tmp_path / "p.csv")
+    )
+    assert (code, printed) == (0, f"{tmp_path}/p.csv\n") and (
+        tmp_path / "p.csv"
+    ).read_text() == out
 
 
 def test_import_says_what_it_made(say: Callable[..., Said], tmp_path: Path) -> None:
@@ -588,10 +830,16 @@ SILOFL = Path(sys.executable).with_name("silofl")
 
 def test_installed_command(tmp_path: Path) -> None:
     wrong = subprocess.run(
-        [SILOFL, "simulate", "--strategy", "appel"], capture_output=True, text=True, cwd=tmp_path, check=False
+        [SILOFL, "simulate", "--strategy", "appel"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
     )
     assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert wrong.stderr.startswith("silofl simulate: unknown strategy 'appel' (did you mean 'apple'?); there are: ")
+    assert wrong.stderr.startswith(
+        "silofl simulate: unknown strategy 'appel' (did you mean 'apple'?); there are: "
+    )
     assert wrong.stderr.count("\n") == 1 and list(tmp_path.iterdir()) == []
 
 
@@ -601,7 +849,11 @@ def test_output_may_be_cut_off() -> None:
     os.close(reading)
     with os.fdopen(writing, "w") as broken:
         cut = subprocess.run(
-            [SILOFL, "strategies", "--json"], stdout=broken, stderr=subprocess.PIPE, text=True, check=False
+            [SILOFL, "strategies", "--json"],
+            stdout=broken,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
         )
     assert (cut.returncode, cut.stderr) == (0, "")
 
@@ -611,24 +863,43 @@ def test_progress_has_no_accuracy_for_rounds_that_are_not_evaluated(
 ) -> None:
     """Rounds 2 and 4 are; round 3 leaves what round 2 said, and round 1 says nothing."""
     shown: list[str] = []
-    monkeypatch.setattr(server.simulation.simulate.tqdm, "set_postfix_str", lambda bar, text, **_: shown.append(text))
-    options = ("--rounds", "4", "--out", str(tmp_path / "run"), "--set", "threads=1", "evaluate-every=2")
+    monkeypatch.setattr(
+        server.simulation.simulate.tqdm,
+        "set_postfix_str",
+        lambda bar, text, **_: shown.append(text),
+    )
+    options = (
+        "--rounds",
+        "4",
+        "--out",
+        str(tmp_path / "run"),
+        "--set",
+        "threads=1",
+        "evaluate-every=2",
+    )
     code, _, _ = say("simulate", "--data", str(place / "good.npz"), *TINY[:4], *options)
     assert code == 0 and len(shown) == 2
     assert all(0 <= float(text.removeprefix("accuracy ")) <= 1 for text in shown)
 
 
 def permissions(folder: Path) -> set[str]:
-    return {f"{'d' if p.is_dir() else '-'}{p.stat().st_mode & 0o777:o}" for p in (folder, *folder.rglob("*"))}
+    return {
+        f"{'d' if p.is_dir() else '-'}{p.stat().st_mode & 0o777:o}"
+        for p in (folder, *folder.rglob("*"))
+    }
 
 
-def test_data_models_and_runs_are_their_users_alone(say: Callable[..., Said], tmp_path: Path) -> None:
+def test_data_models_and_runs_are_their_users_alone(
+    say: Callable[..., Said], tmp_path: Path
+) -> None:
     """Under the usual umask, where others could read all that is written; and it is the caller's own again after."""
     before = os.umask(0o022)
     try:
         run = tmp_path / "new" / "run"
         assert say("simulate", "--strategy", "local", *TINY, "--out", str(run))[0] == 0
-        assert say("partition", "--silos", "2", "--out", str(tmp_path / "new" / "parts"))[0] == 0
+        assert (
+            say("partition", "--silos", "2", "--out", str(tmp_path / "new" / "parts"))[0] == 0
+        )
         model = str(tmp_path / "new" / "own.safetensors")
         assert say("export", str(run), "--silo", "hospital-01", "--out", model)[0] == 0
         assert permissions(tmp_path / "new") == {"d700", "-600"}
@@ -640,16 +911,31 @@ def test_data_models_and_runs_are_their_users_alone(say: Callable[..., Said], tm
 def test_help_loads_nothing_that_takes_time() -> None:
     """The libraries, and of Python's own modules those that took a sixth of the start."""
     code = "import sys\nfrom server.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     loaded = set(done.stdout.splitlines()[-1].split())
     assert "server.cli.deploy" in loaded
-    assert not loaded & {"numpy", "torch", "flwr", "yaml", "logging", "tempfile", "dataclasses", "inspect"}
+    assert not loaded & {
+        "numpy",
+        "torch",
+        "flwr",
+        "yaml",
+        "logging",
+        "tempfile",
+        "dataclasses",
+        "inspect",
+    }
 
 
 def test_commands_around_a_federation_load_no_pytorch() -> None:
     """It takes two seconds, and neither a SuperLink nor keys, bundles or a live view need it."""
     code = "import sys, server.deploy.bundle, server.deploy.compose, server.deploy.local, server.deploy.superlink\n"
-    code += "import server.watch.serve, server.watch.source, server.watch.text\nprint(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    code += (
+        "import server.watch.serve, server.watch.source, server.watch.text\nprint(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     loaded = set(done.stdout.split())
     assert "server.deploy.local.parts" in loaded and "torch" not in loaded

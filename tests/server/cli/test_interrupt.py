@@ -36,18 +36,46 @@ def opened(name: str) -> Callable[[int, Path], bool]:
     ],
     ids=["NumPy", "PyTorch", "running"],
 )
-def test_ctrl_c_is_one_line(tmp_path: Path, moment: Callable[[int, Path], bool], last: str) -> None:
+def test_ctrl_c_is_one_line(
+    tmp_path: Path, moment: Callable[[int, Path], bool], last: str
+) -> None:
     out = tmp_path / "run"
-    given = ["--strategy", "local", "--dataset", "breast-cancer", "--silos", "2", "--rounds", "100000"]
-    command = [str(PROGRAM), "simulate", *given, "--set", "partition=iid", "threads=1", "--out", str(out)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    given = [
+        "--strategy",
+        "local",
+        "--dataset",
+        "breast-cancer",
+        "--silos",
+        "2",
+        "--rounds",
+        "100000",
+    ]
+    command = [
+        str(PROGRAM),
+        "simulate",
+        *given,
+        "--set",
+        "partition=iid",
+        "threads=1",
+        "--out",
+        str(out),
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         until = time.monotonic() + 120
-        while not moment(process.pid, out) and process.poll() is None and time.monotonic() < until:
+        while (
+            not moment(process.pid, out) and process.poll() is None and time.monotonic() < until
+        ):
             time.sleep(0.002)
         process.send_signal(signal.SIGINT)
         said, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "Traceback" not in errors and "Fatal" not in errors and "KeyboardInterrupt" not in errors
+    assert (
+        "Traceback" not in errors
+        and "Fatal" not in errors
+        and "KeyboardInterrupt" not in errors
+    )
     assert errors.splitlines()[-1].startswith(last) and said == ""
     assert out.exists() == ("continue" in last)
 
@@ -70,7 +98,12 @@ def test_an_import_is_not_broken_into(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "write", lambda file, text: len(text))
     with pytest.raises(SystemExit) as ended:
         module.interrupted(
-            2, frames("torch/__init__.py", "<frozen importlib._bootstrap>", "server/simulation/simulate.py")
+            2,
+            frames(
+                "torch/__init__.py",
+                "<frozen importlib._bootstrap>",
+                "server/simulation/simulate.py",
+            ),
         )
     assert ended.value.code == 130
     with pytest.raises(KeyboardInterrupt):

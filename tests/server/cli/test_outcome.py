@@ -29,10 +29,15 @@ RUN = {"silos": ["a", "b"], "rounds": 3, "bmcta": 0.75, "reports": "personal"}
 def test_a_run_of_an_earlier_version_is_about_its_accuracy() -> None:
     """A study that was begun with it, and goes on, has such entries in its summary."""
     run = {**RUN, "final": {"round": 2, "accuracy_mean": 0.5}}
-    assert outcome(run).startswith("accuracy 0.5000, the mean of 2 silos' test parts at round 2")
+    assert outcome(run).startswith(
+        "accuracy 0.5000, the mean of 2 silos' test parts at round 2"
+    )
     run = {**RUN, "score": "auc", "final": {"round": 2, "auc_mean": 0.25}}
     assert outcome(run).startswith("auc 0.2500, the mean")
-    assert outcome({**run, "final": {"round": None, "auc_mean": None}}) == "3 rounds, nothing evaluated"
+    assert (
+        outcome({**run, "final": {"round": None, "auc_mean": None}})
+        == "3 rounds, nothing evaluated"
+    )
 
 
 @pytest.mark.parametrize(("rate", "learned"), [("0.00001", False), ("0.5", True)])
@@ -53,7 +58,9 @@ def test_a_run_that_learned_nothing_says_so(
     settings = ["--set", "model=linear", "partition=iid", f"learning-rate={rate}", "threads=1"]
     assert main([*command, *settings]) == 0
     lines = capsys.readouterr().out.splitlines()[:2]
-    assert ["hardly better than before training (0." in line for line in lines] == [not learned] * 2
+    assert ["hardly better than before training (0." in line for line in lines] == [
+        not learned
+    ] * 2
 
 
 def test_a_studys_warnings_are_one_line_behind_the_bar(
@@ -70,7 +77,9 @@ def test_a_studys_warnings_are_one_line_behind_the_bar(
     with RunDirectory.open(tmp_path / "run", study_config([values]), resume=False) as directory:
         run_all([values], directory, (), quiet=False)
     errors = capsys.readouterr().err
-    assert errors.endswith("\nnote: round 0 bounds a (and 2 like it); another; the report names all\n")
+    assert errors.endswith(
+        "\nnote: round 0 bounds a (and 2 like it); another; the report names all\n"
+    )
     assert errors.count("bounds") == 1 and logging.getLogger("flwr").filters == []
 
 
@@ -80,11 +89,17 @@ def warn_not(*_: object) -> None:
 
 def test_the_bar_shows_the_silos_of_a_long_round(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, shown = iter(range(100)), list[str]()
-    monkeypatch.setattr("server.simulation.simulate.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(
+        "server.simulation.simulate.time", SimpleNamespace(monotonic=lambda: next(clock))
+    )
     grid = InProcessGrid(cast(Any, lambda message, context: message), 2, {})
-    grid.answered = silos_shown(cast(Any, SimpleNamespace(set_description=shown.append)), "fedavg-1")
+    grid.answered = silos_shown(
+        cast(Any, SimpleNamespace(set_description=shown.append)), "fedavg-1"
+    )
     with flower_identity():
-        messages = [Message(RecordDict(), dst_node_id=i, message_type="train") for i in (1, 2, 1)]
+        messages = [
+            Message(RecordDict(), dst_node_id=i, message_type="train") for i in (1, 2, 1)
+        ]
         assert len(list(grid.send_and_receive(messages))) == 3
     assert shown == ["fedavg-1, silo 2 of 3"]
 
@@ -93,8 +108,16 @@ def test_a_federations_run_ends_as_a_simulation_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """``silofl run`` prints the comparison per silo, one line for each run, and last the run directory."""
-    small = {"dataset": "breast-cancer", "partition": "iid", "silos": 2, "rounds": 1, "threads": 1}
-    out = simulate({**small, "strategy": "local,fedavg", "out": str(tmp_path / "run")}, quiet=True)
+    small = {
+        "dataset": "breast-cancer",
+        "partition": "iid",
+        "silos": 2,
+        "rounds": 1,
+        "threads": 1,
+    }
+    out = simulate(
+        {**small, "strategy": "local,fedavg", "out": str(tmp_path / "run")}, quiet=True
+    )
     monkeypatch.setattr(submit, "run", lambda values, connection: out)
     assert main(["run", "--strategy", "local,fedavg"]) == 0
     said = capsys.readouterr()

@@ -22,7 +22,9 @@ def table(tmp_path: Path) -> Path:
 
 def silofl(command: str, place: Path, **env: str) -> "subprocess.CompletedProcess[str]":
     own = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", **env}
-    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, cwd=place, env=own)
+    return subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, check=False, cwd=place, env=own
+    )
 
 
 IMPORT = f"{SILOFL} import t.csv --no-patient --out o.npz"
@@ -31,13 +33,19 @@ IMPORT = f"{SILOFL} import t.csv --no-patient --out o.npz"
 @pytest.mark.parametrize(
     ("after", "code", "said"),
     [
-        ("| true; exit ${PIPESTATUS[0]}", 0, ""),  # unbuffered: the first line already finds no reader
+        (
+            "| true; exit ${PIPESTATUS[0]}",
+            0,
+            "",
+        ),  # unbuffered: the first line already finds no reader
         ("2>&1 | true; exit ${PIPESTATUS[0]}", 0, ""),
         (">&-", 0, ""),
         (">/dev/full", 2, "silofl import: standard output: No space left on device\n"),
     ],
 )
-def test_an_import_is_complete_without_a_reader(table: Path, after: str, code: int, said: str) -> None:
+def test_an_import_is_complete_without_a_reader(
+    table: Path, after: str, code: int, said: str
+) -> None:
     done = silofl(f"{IMPORT} {after}", table)
     assert (done.returncode, done.stderr) == (code, said)
     assert {path.name for path in table.iterdir()} == {"t.csv", "o.npz", "o.recipe.toml"}
@@ -45,13 +53,23 @@ def test_an_import_is_complete_without_a_reader(table: Path, after: str, code: i
 
 def test_an_import_is_complete_where_its_output_lacks_a_letter(table: Path) -> None:
     done = silofl(IMPORT, table, PYTHONIOENCODING="ascii")
-    assert (done.returncode, done.stderr) == (0, "") and "0 = gesund \\xfc\n1 = \\u75c5\n" in done.stdout
+    assert (done.returncode, done.stderr) == (
+        0,
+        "",
+    ) and "0 = gesund \\xfc\n1 = \\u75c5\n" in done.stdout
     assert (table / "o.recipe.toml").exists()
-    draft = silofl(f"{SILOFL} import t.csv --no-patient --propose", table, PYTHONIOENCODING="latin-1")
-    assert draft.returncode == 2 and "standard output is iso8859-1, which has no '\\u5024'" in draft.stderr
+    draft = silofl(
+        f"{SILOFL} import t.csv --no-patient --propose", table, PYTHONIOENCODING="latin-1"
+    )
+    assert (
+        draft.returncode == 2
+        and "standard output is iso8859-1, which has no '\\u5024'" in draft.stderr
+    )
 
 
-def test_a_document_is_printed_as_it_is_or_not_at_all(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_document_is_printed_as_it_is_or_not_at_all(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     print_document("ü\n")
     assert capsys.readouterr().out == "ü\n"
     with pytest.raises(UserError):

@@ -51,13 +51,21 @@ def test_the_committed_file_is_what_silofl_compose_prints(
     assert capsys.readouterr().out == (ROOT / "docker-compose.yml").read_text()
 
 
-def test_silos_run_the_app_of_the_images_checkout_and_no_other_by_default(committed: dict) -> None:
+def test_silos_run_the_app_of_the_images_checkout_and_no_other_by_default(
+    committed: dict,
+) -> None:
     """A server that ships another is refused (test_answering.py, test_docker.py); one variable allows it."""
     wanted = "${SILOFL_ALLOWED_APPS-/opt/silofl/allowed-apps}"
-    told = {silo: committed["services"][silo]["environment"]["SILOFL_ALLOWED_APPS"] for silo in SILOS}
+    told = {
+        silo: committed["services"][silo]["environment"]["SILOFL_ALLOWED_APPS"]
+        for silo in SILOS
+    }
     assert told == dict.fromkeys(SILOS, wanted)
     dockerfile = (ROOT / "docker/Dockerfile").read_text()
-    assert "client.site.trust.apps /src > /allowed-apps" in dockerfile and "mv /allowed-apps /opt/silofl/" in dockerfile
+    assert (
+        "client.site.trust.apps /src > /allowed-apps" in dockerfile
+        and "mv /allowed-apps /opt/silofl/" in dockerfile
+    )
 
 
 def test_twelve_silos_a_server_and_a_setup(committed: dict) -> None:
@@ -71,7 +79,10 @@ def test_silos_command_is_understood_by_flowers_own_parser(committed: dict, silo
     parsed = _parse_args_run_supernode().parse_args(arguments)
     assert not parsed.insecure
     assert parsed.superlink == "superlink:9092"
-    assert (parsed.root_certificates, parsed.auth_supernode_private_key) == ("/site/ca.crt", "/site/node.key")
+    assert (parsed.root_certificates, parsed.auth_supernode_private_key) == (
+        "/site/ca.crt",
+        "/site/node.key",
+    )
     assert (parsed.host, parsed.port) == ("127.0.0.1", 9094)
     assert parse_config_args([parsed.node_config]) == {
         "name": silo,
@@ -96,7 +107,9 @@ def test_servers_command_is_understood_by_flowers_own_parser(committed: dict) ->
 def test_environment_and_command_of_a_silo_say_the_same(committed: dict, silo: str) -> None:
     """`silofl doctor` in the container goes by the environment, the SuperNode by its command line."""
     service = committed["services"][silo]
-    assert supernode_command(Site.from_environment(service["environment"])) == service["command"]
+    assert (
+        supernode_command(Site.from_environment(service["environment"])) == service["command"]
+    )
 
 
 @pytest.mark.parametrize("service", ["setup", "superlink", *SILOS])
@@ -106,7 +119,9 @@ def test_every_container_is_locked_down(committed: dict, service: str) -> None:
     assert found["cap_drop"] == ["ALL"]
     assert found["security_opt"] == ["no-new-privileges:true"]
     assert "privileged" not in found and "network_mode" not in found
-    assert found.get("cap_add", []) == (["CHOWN", "SETGID", "SETUID"] if service == "setup" else [])
+    assert found.get("cap_add", []) == (
+        ["CHOWN", "SETGID", "SETUID"] if service == "setup" else []
+    )
     assert found.get("user", "") == ("0:0" if service == "setup" else "")
 
 
@@ -122,7 +137,9 @@ def test_a_silo_sees_its_own_volumes_and_the_fleet_network_alone(committed: dict
     assert committed["networks"]["fleet"] == {"internal": True}
 
 
-def test_control_port_is_published_on_loopback_and_its_name_lives_on_the_control_network(committed: dict) -> None:
+def test_control_port_is_published_on_loopback_and_its_name_lives_on_the_control_network(
+    committed: dict,
+) -> None:
     server = committed["services"]["superlink"]
     assert server["ports"] == ["127.0.0.1:9092:9092", "127.0.0.1:8000:8000"]
     assert server["networks"] == {"fleet": {}, "control": {"aliases": ["control"]}}
@@ -148,7 +165,10 @@ def test_server_with_an_address_listens_for_other_machines(tmp_path: Path) -> No
     services = made(federation)["services"]
     assert services["superlink"]["ports"] == ["443:9092", "127.0.0.1:8123:8000"]
     assert "fed.example.org" in services["setup"]["environment"]["SILOFL_HOSTS"].split()
-    assert services["superlink"]["environment"]["SILOFL_HOSTS"] == services["setup"]["environment"]["SILOFL_HOSTS"]
+    assert (
+        services["superlink"]["environment"]["SILOFL_HOSTS"]
+        == services["setup"]["environment"]["SILOFL_HOSTS"]
+    )
 
 
 def test_gpu_silos_get_their_gpu_and_know_it_as_cuda_0(tmp_path: Path) -> None:
@@ -197,13 +217,24 @@ def test_a_silos_policy_is_mounted_and_only_demo_data_are_public(tmp_path: Path)
     )
     services = made(federation)["services"]
     told = {name: services[name]["environment"]["SILOFL_POLICY"] for name in "abcde"}
-    assert told == {"a": "public", "b": "", "c": "/policy.toml", "d": "/policy.toml", "e": "public"}
+    assert told == {
+        "a": "public",
+        "b": "",
+        "c": "/policy.toml",
+        "d": "/policy.toml",
+        "e": "public",
+    }
     for name in "cd":
         mount = services[name]["volumes"][-1]
-        assert (mount["source"], mount["target"]) == (str(tmp_path / "strict.toml"), "/policy.toml")
+        assert (mount["source"], mount["target"]) == (
+            str(tmp_path / "strict.toml"),
+            "/policy.toml",
+        )
         assert mount["read_only"] and not mount["bind"]["create_host_path"]
     (tmp_path / "strict.toml").write_text("peer = false\n")
-    with pytest.raises(ValueError, match=r"strict.toml: 'peer' is no key of it \(did you mean 'peers'"):
+    with pytest.raises(
+        ValueError, match=r"strict.toml: 'peer' is no key of it \(did you mean 'peers'"
+    ):
         read_federation(tmp_path / "federation.yaml")
 
 
@@ -215,28 +246,37 @@ def test_setup_reads_back_the_federation_that_it_is_told(tmp_path: Path) -> None
         "name: net\ndemo: {dataset: digits, partition: iid, seed: 7}\n"
         "silos: [{name: a, data: demo}, {name: b, data: 'own $1.npz'}]\n",
     )
-    text = made(federation)["services"]["setup"]["environment"]["SILOFL_FEDERATION"].replace("$$", "$")
+    text = made(federation)["services"]["setup"]["environment"]["SILOFL_FEDERATION"].replace(
+        "$$", "$"
+    )
     copy = tmp_path / "copy.yaml"
     copy.write_text(text)
     again = read_federation(copy, check_data=False)
     assert (again.name, again.demo) == (federation.name, federation.demo)
-    assert [(silo.name, silo.data) for silo in again.silos] == [(silo.name, silo.data) for silo in federation.silos]
+    assert [(silo.name, silo.data) for silo in again.silos] == [
+        (silo.name, silo.data) for silo in federation.silos
+    ]
 
 
 @pytest.mark.parametrize("name", ["setup", "superlink"])
 def test_names_of_our_own_services_are_refused(tmp_path: Path, name: str) -> None:
     federation = federation_of(
-        tmp_path, f"name: net\ndemo: {{dataset: digits}}\nsilos: [{{name: {name}, data: demo}}]\n"
+        tmp_path,
+        f"name: net\ndemo: {{dataset: digits}}\nsilos: [{{name: {name}, data: demo}}]\n",
     )
     with pytest.raises(ValueError, match=f"silo {name}: .* another name"):
         compose_file(federation, ROOT, ROOT)
 
 
-def test_missing_data_are_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_data_are_one_line_and_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "federation.yaml"
     path.write_text("name: net\nsilos: [{name: a, data: nowhere.npz}]\n")
     assert main(["compose", str(path), "--out", str(tmp_path / "out.yml")]) == 2
-    assert re.fullmatch(r"silofl compose: .*silos\.1\.data = .*: there is no file .*\n", capsys.readouterr().err)
+    assert re.fullmatch(
+        r"silofl compose: .*silos\.1\.data = .*: there is no file .*\n", capsys.readouterr().err
+    )
     assert not (tmp_path / "out.yml").exists()
 
 
@@ -275,7 +315,9 @@ def test_a_silos_image_has_what_a_silo_imports() -> None:
     while wanted:
         requirement = wanted.pop()
         name = requirement.name.lower().replace("_", "-")
-        if name not in installed and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
+        if name not in installed and (
+            requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        ):
             installed.add(name)
             wanted += map(Requirement, importlib.metadata.requires(name) or [])
     providers = importlib.metadata.packages_distributions()
@@ -296,8 +338,13 @@ def test_requirements_of_the_images_come_from_pyproject() -> None:
     silo, server = requirements("silo", text), requirements("server", text)
     assert set(silo) < set(server)
     assert "flwr==1.39.*" in silo
-    assert not any(requirement.startswith(("scikit-learn", "matplotlib", "torchvision")) for requirement in silo)
-    assert any(requirement.startswith("scikit-learn") for requirement in server)  # the built-in data sets
+    assert not any(
+        requirement.startswith(("scikit-learn", "matplotlib", "torchvision"))
+        for requirement in silo
+    )
+    assert any(
+        requirement.startswith("scikit-learn") for requirement in server
+    )  # the built-in data sets
 
 
 def test_dockerfile_asks_no_registry_for_its_syntax_and_runs_as_a_plain_user() -> None:
@@ -307,7 +354,9 @@ def test_dockerfile_asks_no_registry_for_its_syntax_and_runs_as_a_plain_user() -
     image = next(stage for stage in stages if stage.split("\n")[0].endswith("AS image"))
     assert re.search(r"^USER 10001:10001$", image, flags=re.MULTILINE)
     assert not any("USER root" in stage for stage in stages)
-    entry = shlex.split(re.search(r"^ENTRYPOINT \[(.*)\]", image, flags=re.MULTILINE)[1].replace(",", " "))  # type: ignore[index]
+    entry = shlex.split(
+        re.search(r"^ENTRYPOINT \[(.*)\]", image, flags=re.MULTILINE)[1].replace(",", " ")  # type: ignore[index]
+    )
     assert entry == ["python", "/opt/silofl/entry.py"]
     # No key, no data and no wheel of this checkout gets into a layer: everything not named is left out.
     ignore = (ROOT / ".dockerignore").read_text().split()

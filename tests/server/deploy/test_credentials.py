@@ -10,11 +10,19 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from cryptography.hazmat.primitives.serialization import (
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
 from flwr.cli.supernode.register import try_load_public_key
 
 from server.deploy import credentials
-from server.deploy.credentials import Credentials, check_certificates, ensure_credentials, load_certificate
+from server.deploy.credentials import (
+    Credentials,
+    check_certificates,
+    ensure_credentials,
+    load_certificate,
+)
 
 HOSTS = ("localhost", "127.0.0.1", "::1", "fl.example.org")
 
@@ -25,7 +33,11 @@ def made(tmp_path: Path) -> Credentials:
 
 
 def contents(made: Credentials) -> dict[str, bytes]:
-    return {str(p.relative_to(made.directory)): p.read_bytes() for p in made.directory.rglob("*") if p.is_file()}
+    return {
+        str(p.relative_to(made.directory)): p.read_bytes()
+        for p in made.directory.rglob("*")
+        if p.is_file()
+    }
 
 
 def handshake(made: Credentials, host: str, ca: Path) -> None:
@@ -56,7 +68,9 @@ def test_the_server_is_believed_under_each_of_its_names(made: Credentials, host:
     handshake(made, host, made.ca_certificate)
 
 
-def test_the_server_is_not_believed_under_another_name_or_another_ca(made: Credentials, tmp_path: Path) -> None:
+def test_the_server_is_not_believed_under_another_name_or_another_ca(
+    made: Credentials, tmp_path: Path
+) -> None:
     with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
         handshake(made, "other.example.org", made.ca_certificate)
     stranger = ensure_credentials(tmp_path / "stranger", silos=(), hosts=HOSTS)
@@ -67,7 +81,9 @@ def test_the_server_is_not_believed_under_another_name_or_another_ca(made: Crede
 def test_a_node_key_is_what_flower_registers_and_reads(made: Credentials) -> None:
     private = load_ssh_private_key(made.node_key("north").read_bytes(), password=None)
     assert isinstance(private, ec.EllipticCurvePrivateKey) and private.curve.name == "secp384r1"
-    assert private.public_key() == load_ssh_public_key(made.node_public_key("north").read_bytes())
+    assert private.public_key() == load_ssh_public_key(
+        made.node_public_key("north").read_bytes()
+    )
     assert try_load_public_key(made.node_public_key("north")) == made.node_public_pem("north")
     assert made.node_public_pem("north") != made.node_public_pem("south")
 
@@ -91,12 +107,17 @@ def test_one_more_name_renews_the_servers_certificate_only(made: Credentials) ->
     before = contents(made)
     ensure_credentials(made.directory, silos=("north", "south"), hosts=("10.0.0.9",))
     after = contents(made)
-    assert {name for name in before if before[name] != after[name]} == {"server.crt", "server.key"}
+    assert {name for name in before if before[name] != after[name]} == {
+        "server.crt",
+        "server.key",
+    }
     for host in (*HOSTS, "10.0.0.9"):
         handshake(made, host, made.ca_certificate)
 
 
-def test_a_server_certificate_about_to_expire_is_renewed(made: Credentials, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_certificate_about_to_expire_is_renewed(
+    made: Credentials, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is issued for 825 days and renewed within the last 30: not on day 794, but on day 796."""
     ca, first = made.ca_certificate.read_bytes(), made.server_certificate.read_bytes()
     today = datetime.datetime.now(datetime.UTC)
@@ -108,10 +129,14 @@ def test_a_server_certificate_about_to_expire_is_renewed(made: Credentials, monk
     assert made.ca_certificate.read_bytes() == ca
 
 
-def test_an_expired_ca_is_one_clear_line(made: Credentials, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_expired_ca_is_one_clear_line(
+    made: Credentials, monkeypatch: pytest.MonkeyPatch
+) -> None:
     later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=3651)
     monkeypatch.setattr(credentials, "_now", lambda: later)
-    with pytest.raises(ValueError, match=r"the CA certificate .*ca.crt expired on \d{4}-\d\d-\d\d: remove"):
+    with pytest.raises(
+        ValueError, match=r"the CA certificate .*ca.crt expired on \d{4}-\d\d-\d\d: remove"
+    ):
         ensure_credentials(made.directory, silos=(), hosts=HOSTS)
 
 
@@ -127,7 +152,10 @@ def test_half_a_ca_is_never_replaced(made: Credentials, lost: str) -> None:
 
 def test_checks(made: Credentials, tmp_path: Path) -> None:
     def failing(**changes: object) -> list[str]:
-        arguments: dict[str, object] = {"certificate": made.server_certificate, "ca_certificate": made.ca_certificate}
+        arguments: dict[str, object] = {
+            "certificate": made.server_certificate,
+            "ca_certificate": made.ca_certificate,
+        }
         found = check_certificates(**(arguments | changes))  # type: ignore[arg-type]
         assert all(check.ok or check.fix for check in found)
         return [check.name for check in found if not check.ok]
@@ -137,8 +165,14 @@ def test_checks(made: Credentials, tmp_path: Path) -> None:
     assert failing(host="fl.example.org") == []
     assert failing(host="10.1.1.1") == ["names"]
     assert failing(now=ends - 29 * day) == ["server certificate's dates"]
-    assert failing(now=ends + 3650 * day) == ["CA certificate's dates", "server certificate's dates"]
-    assert failing(now=ends - 900 * day) == ["CA certificate's dates", "server certificate's dates"]
+    assert failing(now=ends + 3650 * day) == [
+        "CA certificate's dates",
+        "server certificate's dates",
+    ]
+    assert failing(now=ends - 900 * day) == [
+        "CA certificate's dates",
+        "server certificate's dates",
+    ]
     stranger = ensure_credentials(tmp_path / "stranger", silos=(), hosts=HOSTS)
     assert failing(ca_certificate=stranger.ca_certificate) == ["chain"]
     with pytest.raises(ValueError, match="is not a certificate in PEM format"):

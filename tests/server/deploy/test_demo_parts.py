@@ -15,7 +15,9 @@ from server.deploy.local.demo_data import split_demo
 def federation(tmp_path: Path, *names: str, demo: str = "") -> Federation:
     path = tmp_path / "federation.yaml"
     silos = "".join(f"- {{name: {name}, data: demo}}\n" for name in names)
-    path.write_text(f"name: net\ndemo: {{dataset: digits, partition: iid, seed: 1{demo}}}\nsilos:\n{silos}")
+    path.write_text(
+        f"name: net\ndemo: {{dataset: digits, partition: iid, seed: 1{demo}}}\nsilos:\n{silos}"
+    )
     return read_federation(path)
 
 
@@ -48,7 +50,9 @@ def test_one_more_is_refused_and_nobody_is_split_anew(tmp_path: Path) -> None:
     after = contents(tmp_path, "a", "b", "c", "d", demo=", parts: 4")
     assert len(set(after.values())) == 4 and after["a"] != before["a"]
     assert (tmp_path / "said").read_text() == "splitting digits (iid, seed 1) over 4 silos"
-    assert contents(tmp_path, "d", "a") == {name: after[name] for name in ("d", "a")}  # the key may go again
+    assert contents(tmp_path, "d", "a") == {
+        name: after[name] for name in ("d", "a")
+    }  # the key may go again
 
 
 def test_settings_of_the_split_are_kept_and_a_change_splits_anew(tmp_path: Path) -> None:
@@ -58,7 +62,9 @@ def test_settings_of_the_split_are_kept_and_a_change_splits_anew(tmp_path: Path)
     assert half != before and "splitting" in (tmp_path / "said").read_text()
     assert contents(tmp_path, "a", "b", demo=", settings: {validation: 0.5}") == half
     assert (tmp_path / "said").read_text() == ""
-    made = compose_file(federation(tmp_path, "a", "b", demo=", settings: {validation: 0.5}"), tmp_path, tmp_path)
+    made = compose_file(
+        federation(tmp_path, "a", "b", demo=", settings: {validation: 0.5}"), tmp_path, tmp_path
+    )
     assert "settings: {validation: 0.5}" in made
     assert contents(tmp_path, "a", "b") == before
 
@@ -78,7 +84,11 @@ def test_a_new_silo_in_place_of_one_that_left_is_told(tmp_path: Path) -> None:
     before = contents(tmp_path, "a", "b")
     after = contents(tmp_path, "a", "new")
     assert after == {"a": before["a"], "new": before["b"]}
-    assert (tmp_path / "said").read_text().startswith("new gets the demo data of b, which is no longer in ")
+    assert (
+        (tmp_path / "said")
+        .read_text()
+        .startswith("new gets the demo data of b, which is no longer in ")
+    )
     with pytest.raises(ValueError, match=r"silo b: the demo data are split into 2 parts"):
         contents(tmp_path, "a", "b", "new")
 

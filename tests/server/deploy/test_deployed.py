@@ -51,7 +51,10 @@ SETTINGS: dict[str, Any] = {
     "hold-out": "hospital-02",
     "keep-models": "reported",
 }
-DATA: dict[str, Any] = {**{key: RUN[key] for key in ("dataset", "partition", "threads")}, "silos": 3}
+DATA: dict[str, Any] = {
+    **{key: RUN[key] for key in ("dataset", "partition", "threads")},
+    "silos": 3,
+}
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +64,9 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return simulate({**SETTINGS, "silos": 3, "out": str(out)}, quiet=True)
 
 
-def test_in_process_and_deployed_give_the_same_numbers(federation: LocalFederation, here: Path, tmp_path: Path) -> None:
+def test_in_process_and_deployed_give_the_same_numbers(
+    federation: LocalFederation, here: Path, tmp_path: Path
+) -> None:
     """Bit for bit: metrics of every silo and round, losses included, and the bytes. Whole models: APPLE's, below."""
     submit.run({**SETTINGS, "out": str(tmp_path / "there")})
     assert rows(tmp_path / "there") == rows(here)
@@ -72,7 +77,10 @@ def test_in_process_and_deployed_give_the_same_numbers(federation: LocalFederati
 
 def own_models(run: Path) -> dict[str, bytes]:
     """The files of the models that the silos have sent at the end."""
-    return {file.parent.name: file.read_bytes() for file in (run / "checkpoint").glob(f"*/{FOLDER}/*/{FILE}")}
+    return {
+        file.parent.name: file.read_bytes()
+        for file in (run / "checkpoint").glob(f"*/{FOLDER}/*/{FILE}")
+    }
 
 
 @pytest.fixture(scope="module")
@@ -85,12 +93,20 @@ def ports(folder: Path) -> Iterator[dict[str, str]]:
 @pytest.mark.exhaustive
 def test_ray_gives_the_same_numbers(ports: dict[str, str], tmp_path: Path) -> None:
     """Samples with several inputs, whose changes travel coded."""
-    settings = {**RUN, "strategy": "ditto", "wire-dtype": "int8", "silos": 3, "keep-models": "reported"}
+    settings = {
+        **RUN,
+        "strategy": "ditto",
+        "wire-dtype": "int8",
+        "silos": 3,
+        "keep-models": "reported",
+    }
     settings |= {"dataset": str(one_file(tmp_path, "stays")), "model": "auto"}
     simulate({**settings, "out": str(tmp_path / "here")}, quiet=True)
     run_under_ray(settings, tmp_path / "there", ports)
     assert rows(tmp_path / "there") == rows(tmp_path / "here")
-    assert len(own_models(tmp_path / "there")) == 3 and own_models(tmp_path / "there") == own_models(tmp_path / "here")
+    assert len(own_models(tmp_path / "there")) == 3 and own_models(
+        tmp_path / "there"
+    ) == own_models(tmp_path / "here")
 
 
 @pytest.mark.exhaustive
@@ -115,15 +131,21 @@ def test_a_matrix_deployed(federation: LocalFederation, here: Path, tmp_path: Pa
     far = shutil.copytree(near, tmp_path / "far", ignore=shutil.ignore_patterns(FOLDER))
     assert main(["evaluate", str(far), *given[:-1], str(tmp_path / "c")]) == 0
     cells = [line.split(",") for line in matrix.read_text().splitlines()]
-    kept = [cell for cell in cells if cell[0] in ("model", "shared", cell[1])]  # what needs no silo's own model
-    assert (tmp_path / "c" / "matrix.csv").read_text() == "".join(f"{','.join(cell)}\n" for cell in kept)
+    kept = [
+        cell for cell in cells if cell[0] in ("model", "shared", cell[1])
+    ]  # what needs no silo's own model
+    assert (tmp_path / "c" / "matrix.csv").read_text() == "".join(
+        f"{','.join(cell)}\n" for cell in kept
+    )
     assert {cell[0] for cell in kept} == {"model", "shared", "hospital-01", "hospital-03"}
 
 
 def test_a_survey_deployed(federation: LocalFederation, tmp_path: Path) -> None:
     """Over the wire as in this process, and the silos' logs say what left."""
     there = tmp_path / "there"
-    assert main(["survey", "--connection", federation.connection.name, "--out", str(there)]) == 0
+    assert (
+        main(["survey", "--connection", federation.connection.name, "--out", str(there)]) == 0
+    )
     here = survey(DATA, tmp_path / "here")
     assert (there / "survey.json").read_text() == (here / "survey.json").read_text()
     assert (there / "survey.csv").read_text().count("label") > 20
@@ -139,7 +161,9 @@ def test_a_matrix_under_ray(ports: dict[str, str], here: Path, tmp_path: Path) -
     values = {**DATA, **run_values(read_models(files)), "out": str(out)}
     directory = submit.open_directory(out, study_config(study_runs(values)), "", resume=False)
     (tmp_path / "models").rename(directory.path / "models")
-    run_under_ray({k: v for k, v in values.items() if k not in ("out", "ala")}, out, ports, "matrix.csv")
+    run_under_ray(
+        {k: v for k, v in values.items() if k not in ("out", "ala")}, out, ports, "matrix.csv"
+    )
     assert (out / "matrix.csv").read_text() == matrix.read_text()
 
 
@@ -149,7 +173,11 @@ def superlink(federation: LocalFederation) -> list[int]:
 
 def server_app(federation: LocalFederation) -> list[int]:
     """The process that runs our ServerApp, started by the SuperLink's SuperExec."""
-    return [one.pid for one in processes.find(federation.directory) if "flwr-serverapp" in command_of(one.pid)]
+    return [
+        one.pid
+        for one in processes.find(federation.directory)
+        if "flwr-serverapp" in command_of(one.pid)
+    ]
 
 
 @pytest.mark.exhaustive
@@ -170,7 +198,12 @@ def test_a_federation_killed_in_mid_run_resumes_as_if_it_had_not_been(
     assert rows(out) == rows(tmp_path / "here")
 
 
-def killed(out: Path, settings: dict[str, Any], after: int, victims: Callable[[LocalFederation], list[int]]) -> None:
+def killed(
+    out: Path,
+    settings: dict[str, Any],
+    after: int,
+    victims: Callable[[LocalFederation], list[int]],
+) -> None:
     """A run whose victims are killed after that round, to its end."""
     ended: list[str] = []
 
@@ -195,14 +228,22 @@ def killed(out: Path, settings: dict[str, Any], after: int, victims: Callable[[L
 
 
 @pytest.mark.exhaustive
-def test_what_dies_in_a_round_costs_nothing(federation: LocalFederation, folder: Path, tmp_path: Path) -> None:
+def test_what_dies_in_a_round_costs_nothing(
+    federation: LocalFederation, folder: Path, tmp_path: Path
+) -> None:
     """kill -9 of the template process, then of a SuperNode in the middle of a round, with `lost-silo=resend`.
 
     The silo is named while the round waits; `up` starts it again, it gets its message once more, and every number is
     what it would have been.
     """
     bring_up(folder)
-    settings = {**RUN, "strategy": "apple", "rounds": 4, "local-epochs": 60, "lost-silo": "resend"}
+    settings = {
+        **RUN,
+        "strategy": "apple",
+        "rounds": 4,
+        "local-epochs": 60,
+        "lost-silo": "resend",
+    }
     simulate({**settings, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
     out = tmp_path / "there"
     follower = start_run(settings, out)
@@ -218,7 +259,9 @@ def test_what_dies_in_a_round_costs_nothing(federation: LocalFederation, folder:
     assert rows(out) == rows(tmp_path / "here")
 
 
-def test_a_stopped_silo_does_not_stop_the_others(federation: LocalFederation, folder: Path, tmp_path: Path) -> None:
+def test_a_stopped_silo_does_not_stop_the_others(
+    federation: LocalFederation, folder: Path, tmp_path: Path
+) -> None:
     """A silo that hangs (SIGSTOP) is named once the round's time is up; with a quorum of two the run goes on."""
     bring_up(folder)
     (pid,) = supernode(record.find_local())
@@ -235,7 +278,10 @@ def test_a_stopped_silo_does_not_stop_the_others(federation: LocalFederation, fo
     history = History(out / "history.csv")
     left_out = {(r.round, r.silo) for r in history.rows if r.metric == "rejected"}
     assert (3, "hospital-02") in left_out
-    assert {r.silo for r in history.rows if r.round == 3 and r.metric == "accuracy"} == {"hospital-01", "hospital-03"}
+    assert {r.silo for r in history.rows if r.round == 3 and r.metric == "accuracy"} == {
+        "hospital-01",
+        "hospital-03",
+    }
     at_server, at_site = (
         WatchSource(out),
         WatchSource(record.state_root() / "trio" / "silos" / "hospital-01", "hospital-01"),
@@ -243,16 +289,25 @@ def test_a_stopped_silo_does_not_stop_the_others(federation: LocalFederation, fo
     for source in (at_server, at_site):
         source.poll()
     shown = {row["name"]: row for row in at_server.board.picture()["run"]["silos"]}
-    missed = sum((r.silo, r.metric) == ("hospital-02", "rejected") and r.round <= 3 for r in history.rows)
+    missed = sum(
+        (r.silo, r.metric) == ("hospital-02", "rejected") and r.round <= 3 for r in history.rows
+    )
     assert shown["hospital-02"]["missed"] == missed > 0
     own = at_site.board.picture()["run"]
     assert [row["name"] for row in own["silos"]] == ["hospital-01"]
-    assert (own["strategy"], own["state"], own["round"], own["rounds"]) == ("fedavg", "done", 3, 3)
+    assert (own["strategy"], own["state"], own["round"], own["rounds"]) == (
+        "fedavg",
+        "done",
+        3,
+        3,
+    )
     assert own["silos"][0]["test"] == shown["hospital-01"]["test"] and own["bytes_down"] > 0
 
 
 @pytest.mark.exhaustive
-def test_a_hospital_that_left_joins_late(federation: LocalFederation, folder: Path, tmp_path: Path) -> None:
+def test_a_hospital_that_left_joins_late(
+    federation: LocalFederation, folder: Path, tmp_path: Path
+) -> None:
     """hospital-02 has trained here, and is shut out; it comes back as the newcomer of a run that has begun.
 
     The others wait in their round for it, so the run need not be long. What it does from then on is what it does in
@@ -280,7 +335,11 @@ def test_a_hospital_that_left_joins_late(federation: LocalFederation, folder: Pa
     late = {"late-joiners": f"hospital-02={joined}", "silos": 3}
     simulate({**settings, **late, "out": str(tmp_path / "here")}, quiet=True)
     assert rows(out) == rows(tmp_path / "here")
-    mine = {r.round for r in History(out / "history.csv").rows if r.silo == "hospital-02" and r.split == "test"}
+    mine = {
+        r.round
+        for r in History(out / "history.csv").rows
+        if r.silo == "hospital-02" and r.split == "test"
+    }
     assert mine == set(range(joined, 8))
 
 
@@ -297,31 +356,62 @@ def test_an_impostor_under_an_absent_hospitals_name_is_refused(
     silo = next(s for s in running.silos if s.name == "hospital-02")
     own = Credentials(running.directory / "credentials")
     theirs = ensure_credentials(tmp_path / "theirs", silos=["hospital-02"], hosts=["localhost"])
-    command = parts.supernode_part(running, silo.model_copy(update={"port": start.free_ports(1)[0]}), own)
+    command = parts.supernode_part(
+        running, silo.model_copy(update={"port": start.free_ports(1)[0]}), own
+    )
     command[command.index(str(own.node_key(silo.name)))] = str(theirs.node_key(silo.name))
     with Control(running.connection) as control:
         control.register("intruder", theirs.node_public_pem("hospital-02"))
-        processes.end([p for p in processes.find(running.directory) if p.part == silo.name], grace=5.0)
-        environment = parts.part_environment(running.directory, "intruder", 3) | {"SILOFL_POLICY": "public"}
+        processes.end(
+            [p for p in processes.find(running.directory) if p.part == silo.name], grace=5.0
+        )
+        environment = parts.part_environment(running.directory, "intruder", 3) | {
+            "SILOFL_POLICY": "public"
+        }
         log = tmp_path / "intruder.log"
-        processes.start("intruder", command, directory=running.directory, log=log, environment=environment)
-        wait_for(lambda: {n.name: n.status for n in control.nodes()}["intruder"] == "online", 60)
-        wait_for(lambda: {n.name: n.status for n in control.nodes()}["hospital-02"] != "online", 90)
+        processes.start(
+            "intruder", command, directory=running.directory, log=log, environment=environment
+        )
+        wait_for(
+            lambda: {n.name: n.status for n in control.nodes()}["intruder"] == "online", 60
+        )
+        wait_for(
+            lambda: {n.name: n.status for n in control.nodes()}["hospital-02"] != "online", 90
+        )
     submit.run({**settings, "rounds": 3, "resume": True, "min-silos": 2, "round-timeout": 20.0})
     said = capfd.readouterr().err
-    assert "refused: node " in said and "calls itself hospital-02, and its key is registered as intruder" in said
+    assert (
+        "refused: node " in said
+        and "calls itself hospital-02, and its key is registered as intruder" in said
+    )
     history = History(out / "history.csv").rows
-    assert {r.silo for r in history if r.metric == "rejected" and r.round == 3} == {"hospital-02"}
-    assert {r.silo for r in history if r.metric == "accuracy" and r.round == 3} == {"hospital-01", "hospital-03"}
-    processes.end([p for p in processes.find(running.directory) if p.part == "intruder"], grace=5.0)
+    assert {r.silo for r in history if r.metric == "rejected" and r.round == 3} == {
+        "hospital-02"
+    }
+    assert {r.silo for r in history if r.metric == "accuracy" and r.round == 3} == {
+        "hospital-01",
+        "hospital-03",
+    }
+    processes.end(
+        [p for p in processes.find(running.directory) if p.part == "intruder"], grace=5.0
+    )
     bring_up(folder)
     left = audit.verify(running.directory / "silos" / "hospital-01" / "audit")
     assert (left.faults, left.notes) == ([], [])
-    mine = [entry for entry in left.entries if entry["run"] == out.name and entry["asked"] == "train"]
+    mine = [
+        entry
+        for entry in left.entries
+        if entry["run"] == out.name and entry["asked"] == "train"
+    ]
     assert [entry["round"] for entry in mine] == [1, 2, 3]
     assert {entry["asked-by"] for entry in mine} == {f"127.0.0.1:{running.fleet_port}"}
-    assert all({r["name"] for r in entry["sent"]} == {"model.model/vector", "metrics", "config"} for entry in mine)
-    submit.run({**settings, "rounds": 4, "resume": True})  # the hospital itself is back, with its own key
+    assert all(
+        {r["name"] for r in entry["sent"]} == {"model.model/vector", "metrics", "config"}
+        for entry in mine
+    )
+    submit.run(
+        {**settings, "rounds": 4, "resume": True}
+    )  # the hospital itself is back, with its own key
     assert {r.silo for r in History(out / "history.csv").rows if r.round == 4 and r.silo} == {
         "hospital-01",
         "hospital-02",

@@ -28,13 +28,29 @@ from server.deploy.credentials import ensure_credentials
 from server.results.history import History
 
 ROOT = Path(__file__).resolve().parents[3]
-ENGINE = Path("/var/tmp/silofl-docker-test")  # one place, so that the next start finds what a crash has left
+ENGINE = Path(
+    "/var/tmp/silofl-docker-test"
+)  # one place, so that the next start finds what a crash has left
 NAME = "endtoend"
 SILOS = [f"hospital-{number:02d}" for number in range(1, 13)]
 THIRTEENTH = "clinic-13"
 STUDY = "thirteen"
-TEXTS = tuple(word for text in ("purpose", "contact", "results", "retention") for word in (f"--{text}", "a text"))
-NEW_STUDY = ("--name", STUDY, "--strategy", "fedala", "--rounds", "2", "--set", "silos=13", *TEXTS)
+TEXTS = tuple(
+    word
+    for text in ("purpose", "contact", "results", "retention")
+    for word in (f"--{text}", "a text")
+)
+NEW_STUDY = (
+    "--name",
+    STUDY,
+    "--strategy",
+    "fedala",
+    "--rounds",
+    "2",
+    "--set",
+    "silos=13",
+    *TEXTS,
+)
 IMAGES = [f"silofl-{part}:{metadata.version('silofl')}" for part in ("server", "silo")]
 
 pytestmark = [pytest.mark.deployed, pytest.mark.docker, pytest.mark.timeout(1800)]
@@ -47,7 +63,9 @@ def run(
     words = [str(word) for word in command]
     done = subprocess.run(words, capture_output=True, text=True, timeout=timeout, **keywords)  # type: ignore[call-overload]
     if check and done.returncode:
-        pytest.fail(f"{words}: exit code {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+        pytest.fail(
+            f"{words}: exit code {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        )
     return done
 
 
@@ -60,7 +78,9 @@ def wait_until(condition: Callable[[], object], seconds: float, what: str) -> No
 
 def environment(**own: str) -> dict[str, str]:
     """This shell's variables, without those that would stand above a compose file's `.env`."""
-    return {key: value for key, value in os.environ.items() if not key.startswith("SILOFL_")} | own
+    return {
+        key: value for key, value in os.environ.items() if not key.startswith("SILOFL_")
+    } | own
 
 
 # --- the engine -------------------------------------------------------------------------------------------
@@ -79,10 +99,14 @@ def engine() -> Iterator[None]:
             pytest.skip("this test is running on this machine already")
         if not docker_answers("version"):
             script = ROOT / "tests/server/deploy/docker-engine.sh"
-            stack.callback(run, "bash", script, "stop", ENGINE, timeout=800)  # removes gigabytes
+            stack.callback(
+                run, "bash", script, "stop", ENGINE, timeout=800
+            )  # removes gigabytes
             started = run("bash", script, "start", ENGINE, check=False, timeout=600)
             if started.returncode:
-                pytest.skip(f"no Docker engine answers: {(started.stdout + started.stderr).splitlines()[-1]}")
+                pytest.skip(
+                    f"no Docker engine answers: {(started.stdout + started.stderr).splitlines()[-1]}"
+                )
             variables = stack.enter_context(pytest.MonkeyPatch.context())
             variables.setenv("DOCKER_HOST", f"unix://{ENGINE}/docker.sock")
             variables.setenv("DOCKER_CONFIG", f"{ENGINE}/config")
@@ -92,7 +116,10 @@ def engine() -> Iterator[None]:
 
 
 def docker_answers(*command: str) -> bool:
-    return shutil.which("docker") is not None and run("docker", *command, check=False).returncode == 0
+    return (
+        shutil.which("docker") is not None
+        and run("docker", *command, check=False).returncode == 0
+    )
 
 
 # --- twelve silos and a server ----------------------------------------------------------------------------
@@ -117,7 +144,9 @@ class Deployment:
     def __init__(self, folder: Path) -> None:
         # A copy of the checkout: its app is built again and again, and must stay the same build.
         self.source = folder / "silofl"
-        listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT).stdout
+        listed = run(
+            "git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT
+        ).stdout
         for name in filter(None, listed.split("\0")):
             if (ROOT / name).is_file() and not name.startswith(("docs/", "experiments/")):
                 (self.source / name).parent.mkdir(parents=True, exist_ok=True)
@@ -144,12 +173,26 @@ class Deployment:
         """A build context with the image's CPU build of PyTorch, where pip here finds it; else its index has one."""
         folder.mkdir()
         listed = (ROOT / "requirements/torch-cpu.txt").read_text()
-        torch = next(line.split()[0] for line in listed.splitlines() if line.startswith("torch=="))
+        torch = next(
+            line.split()[0] for line in listed.splitlines() if line.startswith("torch==")
+        )
         wanted = ("--no-deps", "--only-binary=:all:", "--python-version=3.11", torch)
-        run(sys.executable, "-m", "pip", "download", "--quiet", "--dest", folder, *wanted, check=False)
+        run(
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--dest",
+            folder,
+            *wanted,
+            check=False,
+        )
         return folder
 
-    def host(self, *command: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
+    def host(
+        self, *command: str | Path, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
         return run(*command, check=check, timeout=1200, cwd=self.source, env=self.environment)
 
     def compose(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -161,7 +204,9 @@ class Deployment:
         self.compose(*arguments)
         self.seconds[arguments[0]] = time.monotonic() - start
 
-    def inside(self, service: str, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    def inside(
+        self, service: str, *command: str, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
         return self.compose("exec", "-T", service, *command, check=check)
 
     def container(self, service: str) -> dict:
@@ -179,13 +224,25 @@ class Deployment:
     def kill(self, service: str) -> dict:
         """SIGKILL to the first process of a container, which Docker takes for a crash; what it was before."""
         state = self.container(service)["State"]
-        where = ("--pid", "host", "--user", "0", "--network", "none", "--entrypoint", "sh", IMAGES[1])
+        where = (
+            "--pid",
+            "host",
+            "--user",
+            "0",
+            "--network",
+            "none",
+            "--entrypoint",
+            "sh",
+            IMAGES[1],
+        )
         run("docker", "run", "--rm", *where, "-c", f"kill -9 {state['Pid']}")
         return state
 
 
 def images() -> set[str]:
-    return set(run("docker", "image", "ls", "--format", "{{.Repository}}:{{.Tag}}").stdout.split())
+    return set(
+        run("docker", "image", "ls", "--format", "{{.Repository}}:{{.Tag}}").stdout.split()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +257,9 @@ def deployment(engine: None) -> Iterator[Deployment]:
             made.host("silofl", "credentials")
             yield made
         finally:
-            print(made.compose("logs", "--tail", "30", check=False).stdout)  # pytest shows it where setup failed
+            print(
+                made.compose("logs", "--tail", "30", check=False).stdout
+            )  # pytest shows it where setup failed
             made.compose("down", "--volumes", "--timeout", "5", check=False)
             for image in sorted({*IMAGES} & images() - had):
                 run("docker", "image", "rm", image, check=False)
@@ -219,11 +278,17 @@ class Clinic:
 
     def set(self, key: str, value: str) -> None:
         path = self.folder / ".env"
-        lines = [line for line in path.read_text().splitlines() if not line.startswith(f"{key}=")]
+        lines = [
+            line for line in path.read_text().splitlines() if not line.startswith(f"{key}=")
+        ]
         path.write_text("\n".join([*lines, f"{key}={value}"]) + "\n")
 
     def compose(
-        self, *arguments: str, check: bool = True, project: str = THIRTEENTH, input: str | None = None
+        self,
+        *arguments: str,
+        check: bool = True,
+        project: str = THIRTEENTH,
+        input: str | None = None,
     ) -> subprocess.CompletedProcess[str]:
         command = ("docker", "compose", "--project-name", project, *arguments)
         return run(*command, check=check, cwd=self.folder, env=environment(), input=input)
@@ -232,7 +297,15 @@ class Clinic:
         self.compose("up", "--detach", "--wait", "--wait-timeout", "120", *options)
 
     def down(self, project: str = THIRTEENTH) -> None:
-        self.compose("down", "--volumes", "--remove-orphans", "--timeout", "5", check=False, project=project)
+        self.compose(
+            "down",
+            "--volumes",
+            "--remove-orphans",
+            "--timeout",
+            "5",
+            check=False,
+            project=project,
+        )
 
     def inside(self, *command: str, input: str | None = None) -> str:
         return self.compose("exec", "-T", "silo", *command, input=input).stdout
@@ -272,19 +345,34 @@ def clinic(deployment: Deployment) -> Iterator[Clinic]:
 def silos_of(run_directory: Path, *, round_: int) -> set[str]:
     """The silos that have metrics of their personal model in a round."""
     rows = History(run_directory / "history.csv").rows
-    return {row.silo for row in rows if row.round == round_ and row.snapshot == "personal"} - {""}
+    return {row.silo for row in rows if row.round == round_ and row.snapshot == "personal"} - {
+        ""
+    }
 
 
 # --- twelve silos -----------------------------------------------------------------------------------------
 
 
-def test_twelve_silos_are_healthy(deployment: Deployment, capsys: pytest.CaptureFixture[str]) -> None:
+def test_twelve_silos_are_healthy(
+    deployment: Deployment, capsys: pytest.CaptureFixture[str]
+) -> None:
     expected = dict.fromkeys(["superlink", *SILOS], "healthy")
-    assert {name: deployment.container(name)["State"]["Health"]["Status"] for name in expected} == expected
+    assert {
+        name: deployment.container(name)["State"]["Health"]["Status"] for name in expected
+    } == expected
     assert deployment.container("setup")["State"]["ExitCode"] == 0
-    sizes = {name: json.loads(run("docker", "image", "inspect", name).stdout)[0]["Size"] for name in IMAGES}
+    sizes = {
+        name: json.loads(run("docker", "image", "inspect", name).stdout)[0]["Size"]
+        for name in IMAGES
+    }
     with capsys.disabled():
-        print(*(f"\n{command}: {seconds:.0f} s" for command, seconds in deployment.seconds.items()), end="")
+        print(
+            *(
+                f"\n{command}: {seconds:.0f} s"
+                for command, seconds in deployment.seconds.items()
+            ),
+            end="",
+        )
         print(*(f"\n{name}: {size / 1e9:.2f} GB" for name, size in sizes.items()))
     assert sizes[IMAGES[1]] < 1.3e9
 
@@ -298,18 +386,26 @@ def test_containers_are_locked_down(deployment: Deployment) -> None:
         assert host["CapDrop"] == ["ALL"] and not host["CapAdd"]
         assert "no-new-privileges:true" in host["SecurityOpt"]
         looked = deployment.inside(
-            service, "sh", "-c", "id -u; touch /opt/x /data/x 2>&1 | wc -l; command -v gcc cc pip uv uvx || echo none"
+            service,
+            "sh",
+            "-c",
+            "id -u; touch /opt/x /data/x 2>&1 | wc -l; command -v gcc cc pip uv uvx || echo none",
         )
         assert looked.stdout.split() == ["10001", "2", "none"]
 
 
 def test_a_silo_has_its_own_data_and_its_own_key_alone(deployment: Deployment) -> None:
     listing = "ls /data /site; stat -c %a /site/node.key /site/ca.crt; sha256sum /data/data.npz /site/node.key"
-    seen = [deployment.inside(silo, "sh", "-c", listing).stdout.split() for silo in ("hospital-01", "hospital-02")]
+    seen = [
+        deployment.inside(silo, "sh", "-c", listing).stdout.split()
+        for silo in ("hospital-01", "hospital-02")
+    ]
     for words in seen:
         assert words[:7] == ["/data:", "data.npz", "/site:", "ca.crt", "node.key", "600", "600"]
     assert seen[0][7] != seen[1][7] and seen[0][9] != seen[1][9]
-    outside = "cat /setup/credentials/ca.key /server/server.key /volumes/site/hospital-02/node.key"
+    outside = (
+        "cat /setup/credentials/ca.key /server/server.key /volumes/site/hospital-02/node.key"
+    )
     tried = deployment.inside("hospital-01", "sh", "-c", outside, check=False)
     assert tried.returncode and not tried.stdout
 
@@ -364,9 +460,15 @@ def test_no_silo_opens_the_control_port(deployment: Deployment) -> None:
     ]
     doors += [f"{gateway}:{deployment.control}" for gateway in gateways]
     for silo in ("hospital-01", "hospital-12"):
-        assert knock(deployment, silo, ["superlink:9092", *doors]) == ["open", *["closed"] * len(doors)]
+        assert knock(deployment, silo, ["superlink:9092", *doors]) == [
+            "open",
+            *["closed"] * len(doors),
+        ]
     # The same knock finds the port where it is: at the server itself, and on this machine's loopback interface only.
-    assert knock(deployment, "superlink", [f"{control}:8000", f"{fleet}:8000"]) == ["open", "closed"]
+    assert knock(deployment, "superlink", [f"{control}:8000", f"{fleet}:8000"]) == [
+        "open",
+        "closed",
+    ]
     socket.create_connection(("127.0.0.1", deployment.control), timeout=3).close()
     with pytest.raises(OSError):
         socket.create_connection((deployment.address, deployment.control), timeout=3)
@@ -375,7 +477,10 @@ def test_no_silo_opens_the_control_port(deployment: Deployment) -> None:
 def test_doctor_finds_server_and_silo_well(deployment: Deployment) -> None:
     server = deployment.host("silofl", "doctor", "federation.yaml")
     assert "ok    online: all 12 silos" in server.stdout
-    assert f"ok    control port's reach: {deployment.address}:{deployment.control} is closed" in server.stdout
+    assert (
+        f"ok    control port's reach: {deployment.address}:{deployment.control} is closed"
+        in server.stdout
+    )
     silo = deployment.inside("hospital-03", "silofl", "doctor")
     assert "ok    key: registered at the server" in silo.stdout and "FAIL" not in silo.stdout
 
@@ -391,15 +496,21 @@ def test_flwr_run_trains_apple_and_leaves_history_and_report_on_the_host(
     # The models are where they belong: in the silos' volumes, from where a hospital takes its own.
     assert not list(directory.rglob("hospital-*"))
     states = f"/state/{directory.name}"
-    kept = deployment.inside("hospital-03", "find", "/state", "-name", "*.safetensors").stdout.split()
+    kept = deployment.inside(
+        "hospital-03", "find", "/state", "-name", "*.safetensors"
+    ).stdout.split()
     assert kept and all(path.startswith(f"{states}/apple-42/hospital-03/") for path in kept)
     chosen = ("--silo", "hospital-03", "--strategy", "apple", "--out", "/state/own.safetensors")
     deployment.inside("hospital-03", "silofl", "export", states, *chosen)
     deployment.compose("cp", "hospital-03:/state/own.safetensors", str(tmp_path))
-    assert sum(tensor.numel() for tensor in load_file(tmp_path / "own.safetensors").values()) > 0
+    assert (
+        sum(tensor.numel() for tensor in load_file(tmp_path / "own.safetensors").values()) > 0
+    )
 
 
-def test_another_app_than_the_images_is_refused_by_every_silo(deployment: Deployment, tmp_path: Path) -> None:
+def test_another_app_than_the_images_is_refused_by_every_silo(
+    deployment: Deployment, tmp_path: Path
+) -> None:
     """A server that ships a changed app: the silos' images carry the sum of the checkout that they were built from."""
     assert "1 pinned by SHA-256" in deployment.inside("hospital-01", "silofl", "doctor").stdout
     changed = tmp_path / "changed"
@@ -411,7 +522,9 @@ def test_another_app_than_the_images_is_refused_by_every_silo(deployment: Deploy
     done = run(*command, check=False, timeout=300, cwd=changed, env=deployment.environment)
     logs = deployment.compose("logs", "--no-color", *SILOS).stdout
     refusal = "refused: its SHA-256 is not among the 1 listed in /opt/silofl/allowed-apps"
-    named = {silo for silo in SILOS for line in logs.splitlines() if silo in line and refusal in line}
+    named = {
+        silo for silo in SILOS for line in logs.splitlines() if silo in line and refusal in line
+    }
     assert named == set(SILOS), done.stdout[-2000:]
 
 
@@ -423,7 +536,11 @@ def test_a_wrong_ca_an_unknown_key_and_no_data_are_refused_with_one_line(
 ) -> None:
     foreign = ensure_credentials(tmp_path / "foreign", silos=["x"], hosts=[deployment.address])
     for name, other, reason in (
-        ("ca.crt", foreign.ca_certificate, "certificate chain: not issued by this federation's CA"),
+        (
+            "ca.crt",
+            foreign.ca_certificate,
+            "certificate chain: not issued by this federation's CA",
+        ),
         ("node.key", foreign.node_key("x"), "key: the server does not know this silo's key"),
     ):
         own = (clinic.folder / name).read_bytes()
@@ -435,7 +552,9 @@ def test_a_wrong_ca_an_unknown_key_and_no_data_are_refused_with_one_line(
     clinic.set("SILOFL_DATA", str(clinic.data))
 
 
-def test_an_app_that_the_site_has_not_pinned_is_refused(deployment: Deployment, clinic: Clinic) -> None:
+def test_an_app_that_the_site_has_not_pinned_is_refused(
+    deployment: Deployment, clinic: Clinic
+) -> None:
     pins = clinic.folder / "allowed-apps"
     own = pins.read_text()
     pins.write_text("0" * 64 + "\n")
@@ -443,46 +562,74 @@ def test_an_app_that_the_site_has_not_pinned_is_refused(deployment: Deployment, 
     clinic.up()
     # Nobody else noticed that a hospital joined.
     assert {silo: deployment.container(silo)["State"]["StartedAt"] for silo in SILOS} == before
-    done = deployment.host("silofl", "run", "--strategy", "fedala", "--rounds", "1")  # the others go on without it
+    done = deployment.host(
+        "silofl", "run", "--strategy", "fedala", "--rounds", "1"
+    )  # the others go on without it
     told = done.stdout + done.stderr
     assert "refused: its SHA-256 is not among the 1 listed" in clinic.log()
-    assert "is not among the 1 listed" in told and "12 silos" in told and "Traceback" not in told
+    assert (
+        "is not among the 1 listed" in told and "12 silos" in told and "Traceback" not in told
+    )
     pins.write_text(own)
     clinic.up("--force-recreate")
 
 
 def test_thirteen_silos_train_fedala(deployment: Deployment, clinic: Clinic) -> None:
     silo = json.loads(run("docker", "inspect", f"{THIRTEENTH}-silo-1").stdout)[0]
-    assert set(silo["NetworkSettings"]["Networks"]) == {f"{THIRTEENTH}_default"}  # none of the server's
+    assert set(silo["NetworkSettings"]["Networks"]) == {
+        f"{THIRTEENTH}_default"
+    }  # none of the server's
     doors = [f"{deployment.address}:{port}" for port in (deployment.fleet, deployment.control)]
     assert clinic.inside("python", "-c", KNOCK, *doors).split() == ["open", "closed"]
     checked = clinic.compose("run", "--rm", "-T", "silo", "silofl", "doctor").stdout
     assert "FAIL" not in checked and "1 pinned by SHA-256" in checked
     config = 'strategy="fedala" rounds=2 silos=13'
-    directory = deployment.flower_run(config)  # a bundle's policy wants a study that its hospital has approved
+    directory = deployment.flower_run(
+        config
+    )  # a bundle's policy wants a study that its hospital has approved
     assert silos_of(directory, round_=2) == {*SILOS}
     assert 'its policy has studies = "required", and the run names none' in clinic.log()
     deployment.host("silofl", "study", "new", "study.toml", *NEW_STUDY)
-    approve = ("silofl", "approve", "/dev/stdin", "--yes", "--by", "Dr. B", "--signed-by", "nobody")
+    approve = (
+        "silofl",
+        "approve",
+        "/dev/stdin",
+        "--yes",
+        "--by",
+        "Dr. B",
+        "--signed-by",
+        "nobody",
+    )
     clinic.inside(*approve, input=(deployment.source / "study.toml").read_text())
     directory = deployment.flower_run(f'{config} study="{STUDY}"')
     assert silos_of(directory, round_=2) == {*SILOS, THIRTEENTH}
-    assert f"/fedala-42/{THIRTEENTH}/" in clinic.inside("find", "/state", "-name", "*.safetensors")
+    assert f"/fedala-42/{THIRTEENTH}/" in clinic.inside(
+        "find", "/state", "-name", "*.safetensors"
+    )
 
 
 def test_a_bundle_that_is_used_twice_at_once_says_so(clinic: Clinic) -> None:
     try:
         clinic.compose("up", "--detach", project="second")
-        wait_until(lambda: "trying again" in clinic.log("second"), 60, "the second one is refused")
-        assert f"{THIRTEENTH}: its key is in use: a bundle runs in one place at a time" in clinic.log("second")
+        wait_until(
+            lambda: "trying again" in clinic.log("second"), 60, "the second one is refused"
+        )
+        assert (
+            f"{THIRTEENTH}: its key is in use: a bundle runs in one place at a time"
+            in clinic.log("second")
+        )
     finally:
         clinic.down("second")
 
 
 def test_a_removed_silo_is_shut_out_at_once(deployment: Deployment, clinic: Clinic) -> None:
     deployment.host("silofl", "remove-silo", THIRTEENTH)
-    wait_until(lambda: "does not know this silo's key" in clinic.log(), 60, "the clinic notices")
-    assert "online: all 12 silos" in deployment.host("silofl", "doctor", "federation.yaml").stdout
+    wait_until(
+        lambda: "does not know this silo's key" in clinic.log(), 60, "the clinic notices"
+    )
+    assert (
+        "online: all 12 silos" in deployment.host("silofl", "doctor", "federation.yaml").stdout
+    )
     clinic.down()
 
 
@@ -505,14 +652,29 @@ def test_a_silo_killed_in_mid_round_comes_back_with_its_state(deployment: Deploy
     list none from before the kill.
     """
     directory = deployment.runs / "killed"
-    settings = ("--set", "round-timeout=120", "--set", f"silos={len(SILOS)}", "--out", str(directory))
+    settings = (
+        "--set",
+        "round-timeout=120",
+        "--set",
+        f"silos={len(SILOS)}",
+        "--out",
+        str(directory),
+    )
     command = ("silofl", "run", "--strategy", "apple", "--rounds", "8", *settings)
     progress = directory / "progress.jsonl"
     with subprocess.Popen(
-        command, cwd=deployment.source, env=deployment.environment, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=deployment.source,
+        env=deployment.environment,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as running:
         try:
-            wait_until(lambda: progress.exists() and '"round": 1,' in progress.read_text(), 180, "round 1")
+            wait_until(
+                lambda: progress.exists() and '"round": 1,' in progress.read_text(),
+                180,
+                "round 1",
+            )
             before = deployment.kill("hospital-05")
             _, errors = running.communicate(timeout=600)
         finally:
@@ -523,7 +685,9 @@ def test_a_silo_killed_in_mid_round_comes_back_with_its_state(deployment: Deploy
     missed = {n: set(SILOS) - silos_of(directory, round_=n) for n in range(1, 9)}
     away = [n for n in missed if "hospital-05" in missed[n]]
     assert away and not {1, 8} & {*away}, f"{missed}\n{errors}"
-    print(missed, errors)  # that the others lose no round by it: tests/server/deploy/test_deployed.py
+    print(
+        missed, errors
+    )  # that the others lose no round by it: tests/server/deploy/test_deployed.py
     kept = json.loads(deployment.inside("hospital-05", "python", "-c", STATE).stdout)
     assert 1 in kept and 8 in kept
 
@@ -543,5 +707,8 @@ def test_down_leaves_nothing_running(deployment: Deployment) -> None:
     deployment.compose("down", "--timeout", "10")
     assert deployment.compose("ps", "--all", "--quiet").stdout == ""
     for port in (deployment.fleet, deployment.control):
-        with pytest.raises(OSError), contextlib.closing(socket.create_connection(("127.0.0.1", port), timeout=3)):
+        with (
+            pytest.raises(OSError),
+            contextlib.closing(socket.create_connection(("127.0.0.1", port), timeout=3)),
+        ):
             pass

@@ -23,11 +23,19 @@ def test_stop_succeeds_wherever_start_failed(tmp_path: Path, written: tuple[str,
         (programs / name).chmod(0o755)
     for name in written:
         (folder / name).write_text("")
-    script = SCRIPT.read_text().replace("CGROUP=silofl-docker-test", "CGROUP=silofl-no-such-group")
+    script = SCRIPT.read_text().replace(
+        "CGROUP=silofl-docker-test", "CGROUP=silofl-no-such-group"
+    )
     command = ["bash", "-c", script, "docker-engine.sh", "stop", str(folder)]
     environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"}
     done = subprocess.run(
-        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert not folder.exists()

@@ -38,7 +38,13 @@ pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="`silofl up` needs Linux"),
 ]
 
-LONG: dict[str, Any] = {**RUN, "strategy": "apple", "rounds": 5, "local-epochs": 60, "round-timeout": 240.0}
+LONG: dict[str, Any] = {
+    **RUN,
+    "strategy": "apple",
+    "rounds": 5,
+    "local-epochs": 60,
+    "round-timeout": 240.0,
+}
 # Where a run is when something happens to it: a part of the federation, a file, the function that is about to run.
 PHASES = {
     "before the message": "superlink server/run/exchange.py Exchange.run",
@@ -70,12 +76,17 @@ def reached(out: Path, number: int) -> Callable[[], bool]:
 
 
 def left_out(out: Path) -> set[tuple[int, str]]:
-    return {(r.round, r.silo) for r in History(out / "history.csv").rows if r.metric == "rejected"}
+    return {
+        (r.round, r.silo) for r in History(out / "history.csv").rows if r.metric == "rejected"
+    }
 
 
 def named(out: Path, line: str, since: float, times: int = 1) -> None:
     """The line is on the operator's screen within half a minute."""
-    wait_for(lambda: text_of(out / "progress.jsonl").count(line) >= times, since + NAMED_WITHIN - time.monotonic())
+    wait_for(
+        lambda: text_of(out / "progress.jsonl").count(line) >= times,
+        since + NAMED_WITHIN - time.monotonic(),
+    )
     print(f"named after {time.monotonic() - since:.0f} s: {line}")
 
 
@@ -88,7 +99,9 @@ def victims(who: str, standing: int) -> list[int]:
     """The process numbers of who is to die; ``standing``: that of the process that the gate holds."""
     running = record.find_local()
     found = processes.find(running.directory)
-    silo, server = ([p for p in found if p.part == part] for part in ("hospital-02", "superlink"))
+    silo, server = (
+        [p for p in found if p.part == part] for part in ("hospital-02", "superlink")
+    )
     return {
         "worker": [standing],
         "template process": [local.status(running)["warm"]["pid"]],
@@ -114,7 +127,9 @@ def test_a_silos_process_is_killed_in_each_phase(
     gate: Gate, federation: LocalFederation, folder: Path, tmp_path: Path, who: str
 ) -> None:
     """A kill -9 in each of several rounds: who takes the worker with it costs the silo its round, nobody else does."""
-    phases = {name: place for name, place in PHASES.items() if who != "worker" or name in IN_A_WORKER}
+    phases = {
+        name: place for name, place in PHASES.items() if who != "worker" or name in IN_A_WORKER
+    }
     settings = {**LONG, "rounds": len(phases) + 2, "lost-silo": "resend"}
     bring_up(folder)
     simulate({**settings, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
@@ -135,16 +150,26 @@ def test_a_silos_process_is_killed_in_each_phase(
     finish(follower)
     print(f"rounds lost: {sorted(left_out(out))}")
     if who == "worker":
-        assert {silo for _, silo in left_out(out)} == {"hospital-02"} and len(left_out(out)) == len(IN_A_WORKER)
+        assert {silo for _, silo in left_out(out)} == {"hospital-02"} and len(
+            left_out(out)
+        ) == len(IN_A_WORKER)
         assert text_of(out / "progress.jsonl").count("SIGKILL") == len(IN_A_WORKER)
-        last = {r.silo for r in History(out / "history.csv").rows if r.round == settings["rounds"] and r.split}
+        last = {
+            r.silo
+            for r in History(out / "history.csv").rows
+            if r.round == settings["rounds"] and r.split
+        }
         assert last == {"hospital-01", "hospital-02", "hospital-03"}
     else:
         assert rows(out) == rows(tmp_path / "here")
 
 
 def silofl_run(settings: dict[str, Any], out: Path) -> subprocess.Popen[bytes]:
-    options = [word for key, value in settings.items() for word in ("--set", f"{key}={str(value).lower()}")]
+    options = [
+        word
+        for key, value in settings.items()
+        for word in ("--set", f"{key}={str(value).lower()}")
+    ]
     return subprocess.Popen([program("silofl"), "run", *options, "--set", f"out={out}"])
 
 
@@ -177,7 +202,9 @@ def test_the_server_is_killed_in_each_phase(
     assert rows(out) == rows(tmp_path / "here")
 
 
-def test_the_servers_superexec_is_killed(federation: LocalFederation, folder: Path, tmp_path: Path) -> None:
+def test_the_servers_superexec_is_killed(
+    federation: LocalFederation, folder: Path, tmp_path: Path
+) -> None:
     """The run goes on to its end. No other one would begin: `silofl status` says so, `silofl up` mends it."""
     bring_up(folder)
     simulate({**LONG, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
@@ -211,7 +238,9 @@ def test_a_silo_dies_and_comes_back_three_rounds_later(
     assert last == {"hospital-01", "hospital-02", "hospital-03"}
 
 
-def test_who_follows_a_run_is_killed(federation: LocalFederation, folder: Path, tmp_path: Path) -> None:
+def test_who_follows_a_run_is_killed(
+    federation: LocalFederation, folder: Path, tmp_path: Path
+) -> None:
     """`silofl run` dies; the run goes on to its end, with the same numbers."""
     bring_up(folder)
     simulate({**LONG, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
@@ -232,12 +261,19 @@ def line(federation: LocalFederation, folder: Path) -> Iterator[Line]:
     reach_over(running, line.port)
     yield line
     line.close()
-    processes.end([p for p in processes.find(running.directory) if p.part == "hospital-02"], grace=5.0)
+    processes.end(
+        [p for p in processes.find(running.directory) if p.part == "hospital-02"], grace=5.0
+    )
 
 
 @pytest.mark.parametrize(("seconds", "lost"), [(10.0, "go-on"), (120.0, "resend")])
 def test_the_line_is_cut_in_the_middle_of_an_upload(
-    gate: Gate, line: Line, federation: LocalFederation, tmp_path: Path, seconds: float, lost: str
+    gate: Gate,
+    line: Line,
+    federation: LocalFederation,
+    tmp_path: Path,
+    seconds: float,
+    lost: str,
 ) -> None:
     """For ten seconds: nobody notices. Two minutes: the silo is named, and asked again. No number differs."""
     settings = {**LONG, "lost-silo": lost}
@@ -256,7 +292,9 @@ def test_the_line_is_cut_in_the_middle_of_an_upload(
     assert rows(out) == rows(tmp_path / "here")
 
 
-def test_the_line_is_cut_for_good(gate: Gate, line: Line, federation: LocalFederation, tmp_path: Path) -> None:
+def test_the_line_is_cut_for_good(
+    gate: Gate, line: Line, federation: LocalFederation, tmp_path: Path
+) -> None:
     """In the middle of an upload: the silo is named, and misses that round and all that follow; the run goes on."""
     out = tmp_path / "out"
     follower = start_run({**LONG, "min-silos": 2}, out)
@@ -265,7 +303,11 @@ def test_the_line_is_cut_for_good(gate: Gate, line: Line, federation: LocalFeder
     named(out, "hospital-02 is gone; the round goes on without it", time.monotonic())
     finish(follower)
     missed = {number for number, silo in left_out(out) if silo == "hospital-02"}
-    assert missed == set(range(min(missed), 7)) and min(missed) in (2, 3) and len(missed) == len(left_out(out))
+    assert (
+        missed == set(range(min(missed), 7))
+        and min(missed) in (2, 3)
+        and len(missed) == len(left_out(out))
+    )
 
 
 def cut(gate: Gate, line: Line) -> None:
@@ -282,7 +324,13 @@ def test_a_silo_is_ten_times_slower(
 ) -> None:
     """With `straggler-factor` it is waited for, or named when its time is up and left out until it is fast again."""
     bring_up(folder)
-    settings = {**LONG, "rounds": 6, "local-epochs": 300, "straggler-factor": factor, "straggler-floor": 10.0}
+    settings = {
+        **LONG,
+        "rounds": 6,
+        "local-epochs": 300,
+        "straggler-factor": factor,
+        "straggler-floor": 10.0,
+    }
     simulate({**settings, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
     out = tmp_path / "there"
     follower = start_run(settings, out)
@@ -304,18 +352,34 @@ class Hospital:
     """hospital-02 as hospitals run theirs: `silofl join`, with a supervisor, in place of the SuperNode of `up`."""
 
     def __init__(self, running: LocalFederation, folder: Path) -> None:
-        processes.end([p for p in processes.find(running.directory) if p.part == "hospital-02"], grace=5.0)
+        processes.end(
+            [p for p in processes.find(running.directory) if p.part == "hospital-02"], grace=5.0
+        )
         own = Credentials(running.directory / "credentials")
-        self.bundle, self.policy, self.log = folder / "hospital-02.tar", folder / "policy.toml", folder / "join.log"
+        self.bundle, self.policy, self.log = (
+            folder / "hospital-02.tar",
+            folder / "policy.toml",
+            folder / "join.log",
+        )
         self.data = next(silo.data for silo in running.silos if silo.name == "hospital-02")
         ca, key = own.ca_certificate.read_bytes(), own.node_key("hospital-02").read_bytes()
         address = f"{LOOPBACK}:{running.fleet_port}"
-        Bundle("hospital-02", "trio", address, ca, key, pins(submit.app_directory())).write(self.bundle)
+        Bundle("hospital-02", "trio", address, ca, key, pins(submit.app_directory())).write(
+            self.bundle
+        )
         self.policy.write_text(default_file(**dict(public_policy())))
         self.process: subprocess.Popen[bytes] | None = None
 
     def join(self, **environment: str) -> None:
-        command = [program("silofl"), "join", str(self.bundle), "--data", self.data, "--policy", str(self.policy)]
+        command = [
+            program("silofl"),
+            "join",
+            str(self.bundle),
+            "--data",
+            self.data,
+            "--policy",
+            str(self.policy),
+        ]
         with self.log.open("ab") as log:
             inherited = {**os.environ, processes.PART: "join", **environment}
             self.process = subprocess.Popen(command, env=inherited, stdout=log, stderr=log)
@@ -398,13 +462,22 @@ def test_a_silos_clock_is_off_by_a_day(
 
 @pytest.mark.parametrize("off", [DAY, -DAY], ids=["ahead", "behind"])
 def test_the_servers_clock_jumps_by_a_day(
-    federation: LocalFederation, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, off: int
+    federation: LocalFederation,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    off: int,
 ) -> None:
     """All silos are out at once and the run ends; with the clock set again, `up` and `resume` mend all of it."""
     clock, out = Clock(tmp_path), tmp_path / "there"
     local.down("trio")
-    command, shifted = start.superlink_part, [f"{key}={value}" for key, value in clock.environment.items()]
-    monkeypatch.setattr(start, "superlink_part", lambda *given: ["env", *shifted, *command(*given)])
+    command, shifted = (
+        start.superlink_part,
+        [f"{key}={value}" for key, value in clock.environment.items()],
+    )
+    monkeypatch.setattr(
+        start, "superlink_part", lambda *given: ["env", *shifted, *command(*given)]
+    )
     bring_up(folder)
     settings = {**LONG, "rounds": 8, "round-timeout": 60.0}
     simulate({**settings, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
@@ -412,10 +485,14 @@ def test_the_servers_clock_jumps_by_a_day(
     wait_for(reached(out, 2), 120)
     clock.set(off)
     since = time.monotonic()
-    if off < 0:  # forward, the ServerApp's last sign of life is a day old: Flower ends it before it can say anything
+    if (
+        off < 0
+    ):  # forward, the ServerApp's last sign of life is a day old: Flower ends it before it can say anything
         named(out, "this server's clock went back by 24.0 h", since)
     assert follower.wait(300) != 0
-    print(f"the run ended after {time.monotonic() - since:.0f} s: {text_of(out / 'progress.jsonl').splitlines()[-1]}")
+    print(
+        f"the run ended after {time.monotonic() - since:.0f} s: {text_of(out / 'progress.jsonl').splitlines()[-1]}"
+    )
     clock.set(0)
     bring_up(folder)
     submit.run({**settings, "out": str(out), "resume": True})
@@ -423,7 +500,9 @@ def test_the_servers_clock_jumps_by_a_day(
     local.down("trio")
 
 
-def test_a_silos_disk_is_full(federation: LocalFederation, folder: Path, tmp_path: Path) -> None:
+def test_a_silos_disk_is_full(
+    federation: LocalFederation, folder: Path, tmp_path: Path
+) -> None:
     """Nothing leaves that cannot be written down: the silo is left out with the reason until there is space again."""
     running = bring_up(folder)
     out, disk = tmp_path / "out", SmallDisk(running.directory / "silos" / "hospital-02")
@@ -438,24 +517,34 @@ def test_a_silos_disk_is_full(federation: LocalFederation, folder: Path, tmp_pat
     finally:
         disk.remove()
     assert {silo for _, silo in left_out(out)} == {"hospital-02"}
-    assert "hospital-02" in {r.silo for r in History(out / "history.csv").rows if r.round == 8 and r.split}
+    assert "hospital-02" in {
+        r.silo for r in History(out / "history.csv").rows if r.round == 8 and r.split
+    }
 
 
 @pytest.mark.timeout(900)
-def test_a_silos_state_is_damaged(federation: LocalFederation, folder: Path, tmp_path: Path) -> None:
+def test_a_silos_state_is_damaged(
+    federation: LocalFederation, folder: Path, tmp_path: Path
+) -> None:
     """Found as the run is resumed: all go back a round, and every number is what it would have been."""
     running = bring_up(folder)
     settings = {**RUN, "strategy": "fedala", "rounds": 2}
     simulate({**settings, "rounds": 4, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
     submit.run({**settings, "out": str(tmp_path / "out")})
-    (newest,) = (running.directory / "silos").rglob("out/*/hospital-02/run-*/round-000002.safetensors")
+    (newest,) = (running.directory / "silos").rglob(
+        "out/*/hospital-02/run-*/round-000002.safetensors"
+    )
     flip(newest)
     submit.run({**settings, "rounds": 4, "out": str(tmp_path / "out"), "resume": True})
     assert rows(tmp_path / "out") == rows(tmp_path / "here")
-    assert "hospital-02's state of round 2 is damaged: the run goes back" in text_of(tmp_path / "out/progress.jsonl")
+    assert "hospital-02's state of round 2 is damaged: the run goes back" in text_of(
+        tmp_path / "out/progress.jsonl"
+    )
 
 
-def test_the_servers_disk_is_full(federation: LocalFederation, folder: Path, tmp_path: Path) -> None:
+def test_the_servers_disk_is_full(
+    federation: LocalFederation, folder: Path, tmp_path: Path
+) -> None:
     """The run ends with the reason; once there is space it is resumed, and every number is what it would have been."""
     bring_up(folder)
     simulate({**LONG, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)

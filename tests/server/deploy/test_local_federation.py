@@ -27,7 +27,13 @@ from client.site.runtime.launch import LOOPBACK, free_ports, program
 from client.site.trust.apps import build
 from server.cli.main import main
 from server.deploy import local, processes, submit
-from server.deploy.control import Connection, Control, flower_config, read_connection, write_connection
+from server.deploy.control import (
+    Connection,
+    Control,
+    flower_config,
+    read_connection,
+    write_connection,
+)
 from server.deploy.credentials import Credentials, ensure_credentials
 from server.deploy.federation import read_federation
 from server.deploy.local import LocalFederation, parts, record, start, stop
@@ -106,7 +112,9 @@ def make_app(folder: Path, server: str = SERVER, client: str = CLIENT) -> Path:
     (folder / "probe_server.py").write_text(textwrap.dedent(server))
     (folder / "probe_client.py").write_text(textwrap.dedent(client))
     settings = 'behaviour = ""\nsilos = 2\nout = ""'
-    (folder / "pyproject.toml").write_text(project("probe_server:app", "probe_client:app", settings))
+    (folder / "pyproject.toml").write_text(
+        project("probe_server:app", "probe_client:app", settings)
+    )
     return folder
 
 
@@ -114,7 +122,9 @@ def write_file(folder: Path, *names: str) -> Path:
     """A federation file; a silo's data file may have a space and a quote in its name."""
     for name in names:
         (folder / f"data of {name}'s.npz").touch()
-    silos = [{"name": name, "data": f"data of {name}'s.npz", "policy": "public"} for name in names]
+    silos = [
+        {"name": name, "data": f"data of {name}'s.npz", "policy": "public"} for name in names
+    ]
     path = folder / "federation.yaml"
     path.write_text(json.dumps({"name": "trial", "silos": silos}))
     return path
@@ -136,7 +146,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def federation(folder: Path) -> LocalFederation:
-    return local.up(read_federation(write_file(folder, "north", "south")), echo=lambda line: None)
+    return local.up(
+        read_federation(write_file(folder, "north", "south")), echo=lambda line: None
+    )
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +156,9 @@ def app(folder: Path) -> Path:
     return make_app(folder / "app")
 
 
-def run(federation: LocalFederation, app: Path, out: Path, behaviour: str = "", silos: int = 2) -> None:
+def run(
+    federation: LocalFederation, app: Path, out: Path, behaviour: str = "", silos: int = 2
+) -> None:
     out.mkdir(exist_ok=True)
     with Control(read_connection(federation.connection.name)) as control:
         settings = {"behaviour": behaviour, "silos": silos, "out": str(out)}
@@ -164,7 +178,11 @@ def listening(pid: int) -> set[tuple[str, int]]:
             if target.startswith("socket:["):
                 inodes.add(target[8:-1])
     found = set()
-    lines = [line for table in ("tcp", "tcp6") for line in Path("/proc/net", table).read_text().splitlines()[1:]]
+    lines = [
+        line
+        for table in ("tcp", "tcp6")
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]
+    ]
     for fields in map(str.split, lines):
         if fields[3] == "0A" and fields[9] in inodes:
             address, port = fields[1].split(":")
@@ -175,11 +193,16 @@ def listening(pid: int) -> set[tuple[str, int]]:
 
 def test_up_returns_when_all_are_online(federation: LocalFederation) -> None:
     status = local.status(record.find_local())
-    assert [(silo["name"], silo["state"]) for silo in status["silos"]] == [("north", "online"), ("south", "online")]
+    assert [(silo["name"], silo["state"]) for silo in status["silos"]] == [
+        ("north", "online"),
+        ("south", "online"),
+    ]
     assert status["superlink"]["running"] and status["warm"]["running"] and status["runs"] == []
 
 
-def test_ports_are_on_the_loopback_interface_and_a_silo_has_one_of_its_own(federation: LocalFederation) -> None:
+def test_ports_are_on_the_loopback_interface_and_a_silo_has_one_of_its_own(
+    federation: LocalFederation,
+) -> None:
     superlink = local.status(federation)["superlink"]["pid"]
     control = int(federation.connection.address.rpartition(":")[2])
     assert listening(superlink) == {(LOOPBACK, control), (LOOPBACK, federation.fleet_port)}
@@ -187,14 +210,18 @@ def test_ports_are_on_the_loopback_interface_and_a_silo_has_one_of_its_own(feder
     assert nodes == [{(LOOPBACK, silo.port)} for silo in federation.silos]
 
 
-def test_the_connection_is_written_and_nothing_else_of_the_configuration_touched(federation: LocalFederation) -> None:
+def test_the_connection_is_written_and_nothing_else_of_the_configuration_touched(
+    federation: LocalFederation,
+) -> None:
     ca = str(federation.directory / "credentials" / "ca.crt")
     assert read_connection("trial") == Connection("trial", federation.connection.address, ca)
     assert flower_config().read_text().startswith(OWN_CONFIG)
 
 
 def test_an_unregistered_key_is_refused(federation: LocalFederation, tmp_path: Path) -> None:
-    stranger = ensure_credentials(tmp_path / "stranger", silos=["stranger"], hosts=["localhost"])
+    stranger = ensure_credentials(
+        tmp_path / "stranger", silos=["stranger"], hosts=["localhost"]
+    )
     command = [
         *(program("flower-supernode"), "--superlink", f"{LOOPBACK}:{federation.fleet_port}"),
         *("--root-certificates", federation.connection.root_certificates),
@@ -202,9 +229,13 @@ def test_an_unregistered_key_is_refused(federation: LocalFederation, tmp_path: P
         *("--port", str(free_ports(1)[0])),
     ]
     environment = parts.part_environment(tmp_path, "stranger")
-    log = tmp_path / "log"  # a file: a SuperExec that outlives its SuperNode for a while keeps a pipe open
+    log = (
+        tmp_path / "log"
+    )  # a file: a SuperExec that outlives its SuperNode for a while keeps a pipe open
     with log.open("w") as output:
-        done = subprocess.run(command, env=environment, stdout=output, stderr=output, timeout=60)
+        done = subprocess.run(
+            command, env=environment, stdout=output, stderr=output, timeout=60
+        )
     assert done.returncode == 1 and "Failed to activate SuperNode" in log.read_text()
     assert len(local.status(federation)["silos"]) == 2
 
@@ -213,12 +244,20 @@ def test_a_run_reaches_every_silo(
     federation: LocalFederation, app: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(federation, app, tmp_path / "out")
-    assert "probe seed 1  round 1/1  2 silos  accuracy 0.5000  1.0 s  2.0 MB" in capsys.readouterr().err
-    (event,) = [json.loads(line) for line in (tmp_path / "out" / "progress.jsonl").read_text().splitlines()]
+    assert (
+        "probe seed 1  round 1/1  2 silos  accuracy 0.5000  1.0 s  2.0 MB"
+        in capsys.readouterr().err
+    )
+    (event,) = [
+        json.loads(line)
+        for line in (tmp_path / "out" / "progress.jsonl").read_text().splitlines()
+    ]
     assert event["names"] == ["north", "south"]
 
 
-def test_a_silo_opens_its_own_file_whatever_its_name(federation: LocalFederation, app: Path, tmp_path: Path) -> None:
+def test_a_silo_opens_its_own_file_whatever_its_name(
+    federation: LocalFederation, app: Path, tmp_path: Path
+) -> None:
     run(federation, app, tmp_path / "out", "data")
 
 
@@ -226,7 +265,10 @@ def test_a_silo_opens_its_own_file_whatever_its_name(federation: LocalFederation
     ("behaviour", "reason"),
     [
         ("server", "no such column"),
-        ("killed", "a silo failed: ClientApp process was ended by SIGKILL (out of memory: lower batch-size;"),
+        (
+            "killed",
+            "a silo failed: ClientApp process was ended by SIGKILL (out of memory: lower batch-size;",
+        ),
     ],
 )
 def test_a_failed_run_says_why(
@@ -238,20 +280,27 @@ def test_a_failed_run_says_why(
 
 
 @pytest.mark.parametrize(
-    ("part", "reason"), [("server", "No module named 'not_there'"), ("client", "No module named 'not_there'")]
+    ("part", "reason"),
+    [("server", "No module named 'not_there'"), ("client", "No module named 'not_there'")],
 )
 def test_a_run_that_fails_at_import_says_why(
     federation: LocalFederation, tmp_path: Path, part: str, reason: str
 ) -> None:
-    broken = {part: "import not_there\n" + textwrap.dedent(SERVER if part == "server" else CLIENT)}
+    broken = {
+        part: "import not_there\n" + textwrap.dedent(SERVER if part == "server" else CLIENT)
+    }
     with pytest.raises(submit.RunFailedError) as caught:
         run(federation, make_app(tmp_path / "app", **broken), tmp_path / "out")
     assert reason in str(caught.value)
 
 
-def test_a_run_that_is_refused_says_why(federation: LocalFederation, app: Path, tmp_path: Path) -> None:
+def test_a_run_that_is_refused_says_why(
+    federation: LocalFederation, app: Path, tmp_path: Path
+) -> None:
     with (
-        pytest.raises(submit.RunFailedError, match=r"was not submitted: .*Invalid run configuration"),
+        pytest.raises(
+            submit.RunFailedError, match=r"was not submitted: .*Invalid run configuration"
+        ),
         Control(federation.connection) as control,
     ):
         submit.submit_and_follow(control, build(app), {"no-such-key": 1}, tmp_path)
@@ -269,13 +318,16 @@ def test_ctrl_c_while_a_run_is_submitted_stops_it(
 
     monkeypatch.setattr(Control, "start", start)
     with pytest.raises(
-        KeyboardInterrupt, match=f"silofl run --config .*config.toml --out {tmp_path / 'out'} --set res"
+        KeyboardInterrupt,
+        match=f"silofl run --config .*config.toml --out {tmp_path / 'out'} --set res",
     ):
         run(federation, app, tmp_path / "out", "waits")
     assert local.status(federation)["runs"][0]["status"] == "finished:stopped"
 
 
-def test_stop_ends_a_run_and_who_follows_it(federation: LocalFederation, app: Path, tmp_path: Path) -> None:
+def test_stop_ends_a_run_and_who_follows_it(
+    federation: LocalFederation, app: Path, tmp_path: Path
+) -> None:
     waits = Path(federation.silos[0].state_dir) / "waits"
     failures: list[str] = []
 
@@ -303,13 +355,17 @@ def test_a_federation_that_lost_its_server_is_mended_by_up(
     """SuperLink, a SuperNode and the template process killed together; the keys stay."""
     before = local.status(federation)
     killed = (before["superlink"]["pid"], before["warm"]["pid"], silo_pids(federation)["north"])
-    processes.end([p for p in processes.find(federation.directory) if p.pid in killed], grace=0.0)
+    processes.end(
+        [p for p in processes.find(federation.directory) if p.pid in killed], grace=0.0
+    )
     lost = local.status(federation)
     assert not lost["superlink"]["running"] and not lost["warm"]["running"]
     assert lost["silos"][0]["state"] == "stopped"
     keys = Credentials(federation.directory / "credentials").node_key("north").read_bytes()
     again = local.up(read_federation(folder / "federation.yaml"), echo=lambda line: None)
-    assert Credentials(federation.directory / "credentials").node_key("north").read_bytes() == keys
+    assert (
+        Credentials(federation.directory / "credentials").node_key("north").read_bytes() == keys
+    )
     assert [silo["state"] for silo in local.status(again)["silos"]] == ["online", "online"]
     run(again, app, tmp_path / "out")
 
@@ -321,17 +377,23 @@ def test_a_server_that_lost_its_superexec_is_mended_by_up(
 
     def superexecs() -> list[processes.Process]:
         return [
-            p for p in processes.find(federation.directory) if p.part == "superlink" and "flower-superexec" in p.command
+            p
+            for p in processes.find(federation.directory)
+            if p.part == "superlink" and "flower-superexec" in p.command
         ]
 
-    wait_for(lambda: bool(superexecs()), 30)  # the SuperLink starts it a moment after it answers
+    wait_for(
+        lambda: bool(superexecs()), 30
+    )  # the SuperLink starts it a moment after it answers
     (before,) = superexecs()
     processes.end([before], grace=0.0)
     assert main(["status", "--name", "trial"]) == 0
     assert "server runs, but starts no run" in capsys.readouterr().out
     local.up(read_federation(folder / "federation.yaml"), echo=lambda line: None)
     assert [process.command for process in superexecs()] == [before.command]
-    assert main(["status", "--name", "trial"]) == 0 and "server running" in capsys.readouterr().out
+    assert (
+        main(["status", "--name", "trial"]) == 0 and "server running" in capsys.readouterr().out
+    )
 
 
 def test_a_server_that_is_silent_is_named_at_once(
@@ -339,26 +401,41 @@ def test_a_server_that_is_silent_is_named_at_once(
 ) -> None:
     """Once, while `silofl run` still hopes; nobody listens at the port."""
     monkeypatch.setattr(submit, "SILENCE_SECONDS", 1.0)
-    lost = pytest.raises(submit.RunFailedError, match="run 7 is lost after round 0: no answer from the SuperLink")
+    lost = pytest.raises(
+        submit.RunFailedError, match="run 7 is lost after round 0: no answer from the SuperLink"
+    )
     with Control(Connection("gone", f"{LOOPBACK}:{free_ports(1)[0]}")) as control, lost:
         submit.follow(control, 7, submit.RunFollower(tmp_path / "progress.jsonl"))
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "no answer from" in said and said.endswith("taken for lost after 1 s\n")
+    assert (
+        said.count("\n") == 1
+        and "no answer from" in said
+        and said.endswith("taken for lost after 1 s\n")
+    )
 
 
-def test_up_applies_what_changed_and_leaves_the_rest_running(federation: LocalFederation, folder: Path) -> None:
+def test_up_applies_what_changed_and_leaves_the_rest_running(
+    federation: LocalFederation, folder: Path
+) -> None:
     before = silo_pids(local.find_local())
-    more = local.up(read_federation(write_file(folder, "north", "south", "west")), echo=lambda line: None)
+    more = local.up(
+        read_federation(write_file(folder, "north", "south", "west")), echo=lambda line: None
+    )
     after = silo_pids(more)
     assert {name: after[name] for name in before} == before and after["west"] is not None
-    fewer = local.up(read_federation(write_file(folder, "south", "west")), echo=lambda line: None)
+    fewer = local.up(
+        read_federation(write_file(folder, "south", "west")), echo=lambda line: None
+    )
     assert silo_pids(fewer) == {name: after[name] for name in ("south", "west")}
     with Control(fewer.connection) as control:
         assert sorted(node.name for node in control.nodes()) == ["south", "west"]
 
 
 def test_one_up_at_a_time(federation: LocalFederation, folder: Path) -> None:
-    with record.only_one(federation.directory), pytest.raises(ValueError, match="is at work; wait for it"):
+    with (
+        record.only_one(federation.directory),
+        pytest.raises(ValueError, match="is at work; wait for it"),
+    ):
         local.up(read_federation(folder / "federation.yaml"))
 
 
@@ -366,7 +443,9 @@ def test_down_leaves_nothing_behind_also_after_a_crash(federation: LocalFederati
     """With the server killed before, silos cannot say goodbye; a run's processes would be found as well."""
     current = record.find_local()
     superlink = local.status(current)["superlink"]["pid"]
-    processes.end([p for p in processes.find(federation.directory) if p.pid == superlink], grace=0.0)
+    processes.end(
+        [p for p in processes.find(federation.directory) if p.pid == superlink], grace=0.0
+    )
     assert record.leftover() == "trial"
     assert local.down("trial") >= 4
     assert processes.find(federation.directory) == [] and record.leftover() == ""
@@ -380,7 +459,9 @@ def test_down_leaves_nothing_behind_also_after_a_crash(federation: LocalFederati
 
 
 @pytest.mark.parametrize("name", ["trail", "../trial", "..", "a/b", ""])
-def test_down_of_what_is_no_federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_down_of_what_is_no_federation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     """It says so, names those that there are, and makes no folder."""
     monkeypatch.setattr(stop, "state_root", lambda: tmp_path)
     (tmp_path / "trial").mkdir()
@@ -395,7 +476,9 @@ def test_a_part_that_does_not_start_is_named_and_nothing_stays(folder: Path) -> 
     directory = record.state_root() / "broken"
     made = ensure_credentials(directory / "credentials", silos=["north"], hosts=["localhost"])
     made.node_key("north").write_text("no key\n")
-    with pytest.raises(local.PartFailedError, match=r"(?s)north ended.*Unable to parse the private key file"):
+    with pytest.raises(
+        local.PartFailedError, match=r"(?s)north ended.*Unable to parse the private key file"
+    ):
         local.up(read_federation(path), echo=lambda line: None)
     assert processes.find(directory) == [] and local.leftover() == ""
     assert flower_config().read_text() == OWN_CONFIG
@@ -407,12 +490,18 @@ def test_a_port_in_use_is_one_clear_line(folder: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         path = write_file(folder, "north")
-        path.write_text(path.read_text().replace('"trial"', f'"broken", "server": {{"fleet-port": {port}}}'))
-        with pytest.raises(ValueError, match=rf"server.fleet-port: port {port} is in use; choose another"):
+        path.write_text(
+            path.read_text().replace('"trial"', f'"broken", "server": {{"fleet-port": {port}}}')
+        )
+        with pytest.raises(
+            ValueError, match=rf"server.fleet-port: port {port} is in use; choose another"
+        ):
             local.up(read_federation(path), echo=lambda line: None)
 
 
 def test_someone_elses_connection_is_not_overwritten(folder: Path) -> None:
-    with pytest.raises(ValueError, match="already has a connection 'elsewhere' that is not this federation's"):
+    with pytest.raises(
+        ValueError, match="already has a connection 'elsewhere' that is not this federation's"
+    ):
         write_connection(Connection("elsewhere", f"{LOOPBACK}:1", "/a/ca.crt"))
     assert flower_config().read_text() == OWN_CONFIG

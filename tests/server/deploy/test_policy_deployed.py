@@ -65,42 +65,93 @@ def through_a_study(tmp_path: Path, directory: Path) -> list[str]:
     before = len(log.read_text())
     submit.run({**run, "study": "trial", "out": str(tmp_path / "within")})
     assert "ERROR" not in log.read_text()[before:]
-    submit.run({**run, "study": "trial", "learning-rate": 0.01, "out": str(tmp_path / "outside")})
+    submit.run(
+        {**run, "study": "trial", "learning-rate": 0.01, "out": str(tmp_path / "outside")}
+    )
     assert count_used_up(state, parse_study(text, "f")) | {"bytes": 0} == {**USED, "bytes": 0}
     entries = [entry for entry in audit.verify(state / "audit").entries if "study" in entry]
     assert [(entry["asked"], entry["study"]["name"]) for entry in entries] == [
         (asked, "trial") for asked in ("study approved", "query", "train", "evaluate")
     ]
-    for entry in entries[1:]:  # under which rules each message left, and what it took of the study
-        assert entry["policy"] == hashlib.sha256((tmp_path / "policy.toml").read_bytes()).hexdigest()
+    for entry in entries[
+        1:
+    ]:  # under which rules each message left, and what it took of the study
+        assert (
+            entry["policy"]
+            == hashlib.sha256((tmp_path / "policy.toml").read_bytes()).hexdigest()
+        )
         assert entry["budget"]["after"]["messages"] == entry["budget"]["before"]["messages"] + 1
-        assert entry["budget"]["after"]["bytes"] == entry["budget"]["before"]["bytes"] + entry["bytes"]
+        assert (
+            entry["budget"]["after"]["bytes"]
+            == entry["budget"]["before"]["bytes"] + entry["bytes"]
+        )
     assert [entry["budget"]["after"]["messages"] for entry in entries[1:]] == [1, 2, 3]
-    assert entries[1]["rules"]["min-silos"] == 3 and entries[1]["versions"]["silofl"]  # the study's participants
-    assert [entry["withheld"].keys() & {"metrics"} for entry in entries[1:]] == [set(), {"metrics"}, {"metrics"}]
+    assert (
+        entries[1]["rules"]["min-silos"] == 3 and entries[1]["versions"]["silofl"]
+    )  # the study's participants
+    assert [entry["withheld"].keys() & {"metrics"} for entry in entries[1:]] == [
+        set(),
+        {"metrics"},
+        {"metrics"},
+    ]
     assert "macro_f1" in entries[2]["withheld"]["metrics"]
     through_receipts(tmp_path, state, entries)
-    assert count_used_up(state, parse_study(text, "f"))["bytes"] == sum(entry["bytes"] for entry in entries)
+    assert count_used_up(state, parse_study(text, "f"))["bytes"] == sum(
+        entry["bytes"] for entry in entries
+    )
     (cohort,) = released(state)
-    assert (cohort["models"], cohort["studies"]) == (3, {"": 2, "trial": 1}) and len(cohort["cohort"]) == 64
-    silos = {name: {r.silo for r in History(tmp_path / name / "history.csv").rows if r.silo} for name in RUNS}
+    assert (cohort["models"], cohort["studies"]) == (3, {"": 2, "trial": 1}) and len(
+        cohort["cohort"]
+    ) == 64
+    silos = {
+        name: {r.silo for r in History(tmp_path / name / "history.csv").rows if r.silo}
+        for name in RUNS
+    }
     assert [len(silos[name]) for name in RUNS] == [3, 2]
-    return [line for line in log.read_text().splitlines() if line.startswith("ERROR: hospital-03 refuses")]
+    return [
+        line
+        for line in log.read_text().splitlines()
+        if line.startswith("ERROR: hospital-03 refuses")
+    ]
 
 
 def through_receipts(tmp_path: Path, state: Path, entries: list[dict[str, Any]]) -> None:
     """The server has signed every line of the run within the study, and the site has what was sent within it."""
-    theirs = [receipts.read_receipt(text) for text in receipts.read_kept(tmp_path / "within" / receipts.FILE)]
+    theirs = [
+        receipts.read_receipt(text)
+        for text in receipts.read_kept(tmp_path / "within" / receipts.FILE)
+    ]
     mine = [one for one in theirs if one.silo == "hospital-03"]
-    assert [(one.line, one.hash) for one in mine] == [(entry["line"], entry["hash"]) for entry in entries[1:]]
+    assert [(one.line, one.hash) for one in mine] == [
+        (entry["line"], entry["hash"]) for entry in entries[1:]
+    ]
     own = receipts.read_kept(state / "audit" / receipts.FILE)
-    assert [one.text in own for one in mine] == [True, True, False]  # the last reply has no message after it
-    command = ["audit", str(state), "--study", "trial", "--receipts", str(tmp_path / "within" / receipts.FILE)]
+    assert [one.text in own for one in mine] == [
+        True,
+        True,
+        False,
+    ]  # the last reply has no message after it
+    command = [
+        "audit",
+        str(state),
+        "--study",
+        "trial",
+        "--receipts",
+        str(tmp_path / "within" / receipts.FILE),
+    ]
     key = state.parents[1] / "credentials" / "nodes" / "hospital-03"
-    assert main([*command, "--export", str(tmp_path / "trial.json"), "--sign-with", str(key)]) == 0
+    assert (
+        main([*command, "--export", str(tmp_path / "trial.json"), "--sign-with", str(key)]) == 0
+    )
     record, signer = read_export(tmp_path / "trial.json")
-    assert record["messages"] == 3 and record["receipts"]["line"] == mine[-1].line and signer.startswith("SHA256:")
-    assert record["used"]["messages"] == 3 and [run["run"] for run in record["runs"]] == ["within"]
+    assert (
+        record["messages"] == 3
+        and record["receipts"]["line"] == mine[-1].line
+        and signer.startswith("SHA256:")
+    )
+    assert record["used"]["messages"] == 3 and [run["run"] for run in record["runs"]] == [
+        "within"
+    ]
 
 
 def through_a_budget(tmp_path: Path, directory: Path) -> None:
@@ -110,7 +161,14 @@ def through_a_budget(tmp_path: Path, directory: Path) -> None:
     """
     policy, state = tmp_path / "policy.toml", directory / "silos" / "hospital-03"
     log = directory / "logs" / "hospital-03.log"
-    run = {"strategy": "fedavg", "rounds": 1, "threads": 1, "model": "mlp", "batch-size": 32, "dp": True}
+    run = {
+        "strategy": "fedavg",
+        "rounds": 1,
+        "threads": 1,
+        "model": "mlp",
+        "batch-size": 32,
+        "dp": True,
+    }
     policy.write_text("epsilon = 100\nmin-silos = 1\n")
     submit.run({**run, "out": str(tmp_path / "private")})
     lines = Ledger(state).lines()
@@ -123,15 +181,25 @@ def through_a_budget(tmp_path: Path, directory: Path) -> None:
         row.metric == "accuracy" and row.value == row.value for row in rows
     )  # no metric without noise leaves
     entries = audit.verify(state / "audit").entries
-    budgets = [one["budget"] for one in entries if "epsilon" in one.get("budget", {}).get("after", {})]
-    assert [(one["before"]["epsilon"], one["after"]["epsilon"]) for one in budgets] == [(0.0, spent)]
+    budgets = [
+        one["budget"] for one in entries if "epsilon" in one.get("budget", {}).get("after", {})
+    ]
+    assert [(one["before"]["epsilon"], one["after"]["epsilon"]) for one in budgets] == [
+        (0.0, spent)
+    ]
     assert_same_in_process(tmp_path, directory, run, lines[0]["run-id"])
     before = len(log.read_text())
     policy.write_text(f"epsilon = {spent}\nmin-silos = 1\n")
     submit.run({**run, "out": str(tmp_path / "used-up")})
-    assert f"ERROR: hospital-03 refuses: its policy has epsilon = {spent}" in log.read_text()[before:]
+    assert (
+        f"ERROR: hospital-03 refuses: its policy has epsilon = {spent}"
+        in log.read_text()[before:]
+    )
     rows = History(tmp_path / "used-up" / "history.csv").rows
-    assert {row.silo for row in rows if row.metric == "epsilon"} == {"hospital-01", "hospital-02"}
+    assert {row.silo for row in rows if row.metric == "epsilon"} == {
+        "hospital-01",
+        "hospital-02",
+    }
     assert [row.silo for row in rows if row.metric == "rejected"] == ["hospital-03"]
     assert len(Ledger(state).lines()) == 2
 
@@ -139,25 +207,46 @@ def through_a_budget(tmp_path: Path, directory: Path) -> None:
 def through_own_models(tmp_path: Path, directory: Path) -> None:
     """Hospital-03's own model stays by its own process; then it leaves once, and the resumed run trains no further."""
     state, log = directory / "silos" / "hospital-03", directory / "logs" / "hospital-03.log"
-    run = {"strategy": "fedper", "rounds": 1, "threads": 1, "model": "mlp", "batch-size": 32, "keep-models": "reported"}
+    run = {
+        "strategy": "fedper",
+        "rounds": 1,
+        "threads": 1,
+        "model": "mlp",
+        "batch-size": 32,
+        "keep-models": "reported",
+    }
     before = len(log.read_text())
     for rules, silos in (("", 2), ("own-model = true\n", 3)):
         (tmp_path / "policy.toml").write_text(f"{rules}min-silos = 1\n")
         submit.run({**run, "out": str(tmp_path / f"own-{silos}")})
-        kept = list((tmp_path / f"own-{silos}" / "checkpoint" / "fedper-42" / FOLDER).glob(f"*/{FILE}"))
+        kept = list(
+            (tmp_path / f"own-{silos}" / "checkpoint" / "fedper-42" / FOLDER).glob(f"*/{FILE}")
+        )
         assert len(kept) == silos
     asks = "and a message asks for this silo's own model"
-    assert f"ERROR: hospital-03 refuses: its policy has own-model = false, {asks}" in log.read_text()[before:]
+    assert (
+        f"ERROR: hospital-03 refuses: its policy has own-model = false, {asks}"
+        in log.read_text()[before:]
+    )
     assert audit.verify(state / "audit").entries[-1]["asked"] == "evaluate.own_model"
     with Record(state).reading() as db:
-        assert db.execute("SELECT count(*) FROM disclosed WHERE kind = 'own model'").fetchone() == (1,)
+        assert db.execute(
+            "SELECT count(*) FROM disclosed WHERE kind = 'own model'"
+        ).fetchone() == (1,)
     assert sum(cohort["own_models"] for cohort in released(state)) == 1
-    shutil.rmtree(tmp_path / "own-3" / "checkpoint" / "fedper-42" / FOLDER)  # a server that hides it
+    shutil.rmtree(
+        tmp_path / "own-3" / "checkpoint" / "fedper-42" / FOLDER
+    )  # a server that hides it
     submit.run({**run, "rounds": 2, "resume": True, "out": str(tmp_path / "own-3")})
-    assert "ERROR: hospital-03 refuses: its own model has left in this run (keep-models)" in log.read_text()[before:]
+    assert (
+        "ERROR: hospital-03 refuses: its own model has left in this run (keep-models)"
+        in log.read_text()[before:]
+    )
 
 
-def assert_same_in_process(tmp_path: Path, directory: Path, run: dict[str, Any], run_id: str) -> None:
+def assert_same_in_process(
+    tmp_path: Path, directory: Path, run: dict[str, Any], run_id: str
+) -> None:
     """With the keys of the three sites' noise, the same data and the run's id, a simulation sends the same bits."""
     names = [f"hospital-{number:02}" for number in (1, 2, 3)]
     settings = parse_settings({**run, "silos": 3})
@@ -191,21 +280,35 @@ def test_a_server_that_weakens_every_setting(
     monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
     (tmp_path / "policy.toml").write_text("")  # the defaults
     (tmp_path / "federation.yaml").write_text(FEDERATION)
-    weak = {"strategy": "fedavg", "rounds": 1, "threads": 1, "model": "mlp", "batch-size": 1, "min-metric-samples": 1}
+    weak = {
+        "strategy": "fedavg",
+        "rounds": 1,
+        "threads": 1,
+        "model": "mlp",
+        "batch-size": 1,
+        "min-metric-samples": 1,
+    }
     try:
         up = local.up(read_federation(tmp_path / "federation.yaml"), echo=lambda line: None)
         submit.run({**weak, "out": str(tmp_path / "run")})
         before = (up.directory / "logs" / "hospital-03.log").read_text()
         submit.run({**weak, "batch-size": 8, "rounds": 2, "out": str(tmp_path / "allowed")})
         with Record(up.directory / "silos" / "hospital-03").reading() as db:
-            counted = db.execute("SELECT kind || ' ' || silo FROM messages ORDER BY rowid").fetchall()
-        logs = {silo.name: (up.directory / "logs" / f"{silo.name}.log").read_text() for silo in up.silos}
+            counted = db.execute(
+                "SELECT kind || ' ' || silo FROM messages ORDER BY rowid"
+            ).fetchall()
+        logs = {
+            silo.name: (up.directory / "logs" / f"{silo.name}.log").read_text()
+            for silo in up.silos
+        }
         logs_of_study = through_a_study(tmp_path, up.directory)
         through_a_budget(tmp_path, up.directory)
         through_own_models(tmp_path, up.directory)
     finally:
         processes.end(processes.find(record.state_root() / "strict"), grace=1.0)
-    assert logs_of_study[1:] == ["ERROR: hospital-03 refuses: the study trial has learning-rate = 0.05, the run 0.01"]
+    assert logs_of_study[1:] == [
+        "ERROR: hospital-03 refuses: the study trial has learning-rate = 0.05, the run 0.01"
+    ]
     line = "hospital-03 refuses: its policy has min-batch-size = 8, the run batch-size = 1"
     assert f"ERROR: {line}" in logs["hospital-03"].splitlines()
     assert f"cannot take part: {line}\n" in capfd.readouterr().err

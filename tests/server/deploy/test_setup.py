@@ -40,7 +40,10 @@ class FakeControl:
         if self.silent_calls:
             self.silent_calls -= 1
             raise ConnectionError("no answer")
-        return [Node(number, name, "registered", key.strip(), 0.0) for number, (name, key) in self.registered.items()]
+        return [
+            Node(number, name, "registered", key.strip(), 0.0)
+            for number, (name, key) in self.registered.items()
+        ]
 
     def register(self, name: str, public_key: bytes) -> int:
         if public_key in {*self.unregistered, *(key for _, key in self.registered.values())}:
@@ -78,7 +81,10 @@ def prepare(root: Path, *silos: str) -> dict[str, str]:
     for name in ("setup", "server", "tmp"):
         (root / name).mkdir(exist_ok=True)
     listed = "".join(f"- {{name: {name}, data: demo}}\n" for name in silos)
-    return {"SILOFL_FEDERATION": FEDERATION.format(silos=listed), "SILOFL_HOSTS": "localhost superlink control"}
+    return {
+        "SILOFL_FEDERATION": FEDERATION.format(silos=listed),
+        "SILOFL_HOSTS": "localhost superlink control",
+    }
 
 
 @pytest.fixture
@@ -93,11 +99,20 @@ def test_each_gets_its_own_and_nothing_else(tmp_path: Path, control: FakeControl
     set_up(prepare(tmp_path, "north", "south"), tmp_path)
     assert control.names == ["north", "south"]
     server = {path.name for path in (tmp_path / "server").iterdir()}
-    assert server == {"ca.crt", "server.crt", "server.key", "receipt.key", "ready"}  # not the CA's key
+    assert server == {
+        "ca.crt",
+        "server.crt",
+        "server.key",
+        "receipt.key",
+        "ready",
+    }  # not the CA's key
     assert (tmp_path / "server/ready").read_text() == "localhost superlink control"
     volumes = tmp_path / "volumes"
     for name in ("north", "south"):
-        assert {path.name for path in (volumes / "site" / name).iterdir()} == {"ca.crt", "node.key"}
+        assert {path.name for path in (volumes / "site" / name).iterdir()} == {
+            "ca.crt",
+            "node.key",
+        }
         assert {path.name for path in (volumes / "data" / name).iterdir()} == {"data.npz"}
         key = volumes / "site" / name / "node.key"
         assert key.read_bytes() == (tmp_path / "setup/credentials/nodes" / name).read_bytes()
@@ -111,7 +126,11 @@ def test_each_gets_its_own_and_nothing_else(tmp_path: Path, control: FakeControl
 def test_a_second_time_keeps_everything(tmp_path: Path, control: FakeControl) -> None:
     environment = prepare(tmp_path, "north")
     set_up(environment, tmp_path)
-    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.rglob("*") if path.is_file()}
+    before = {
+        path: (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in tmp_path.rglob("*")
+        if path.is_file()
+    }
     set_up(environment, tmp_path)
     for path, content in before.items():
         if path.name not in ("federation.yaml", "ready"):
@@ -132,13 +151,17 @@ def test_a_silo_more_and_a_silo_less(tmp_path: Path, control: FakeControl) -> No
     assert not (tmp_path / "setup/credentials/nodes/south").exists()
 
 
-def test_a_removed_silo_that_is_still_in_the_file_gets_a_new_key(tmp_path: Path, control: FakeControl) -> None:
+def test_a_removed_silo_that_is_still_in_the_file_gets_a_new_key(
+    tmp_path: Path, control: FakeControl
+) -> None:
     """As with `silofl up`; the SuperLink is busy at first. `south` keeps its key, and a third time nothing changes."""
     environment = prepare(tmp_path, "north", "south")
     set_up(environment, tmp_path)
     keys = {name: tmp_path / "volumes/site" / name / "node.key" for name in ("north", "south")}
     before = {name: key.read_bytes() for name, key in keys.items()}
-    control.unregister(next(number for number, (name, _) in control.registered.items() if name == "north"))
+    control.unregister(
+        next(number for number, (name, _) in control.registered.items() if name == "north")
+    )
     control.silent_calls = 2
     set_up(environment, tmp_path)
     assert control.names == ["north", "south"]
@@ -146,14 +169,22 @@ def test_a_removed_silo_that_is_still_in_the_file_gets_a_new_key(tmp_path: Path,
     assert after["south"] == before["south"] and after["north"] != before["north"]
     assert after["north"] == (tmp_path / "setup/credentials/nodes/north").read_bytes()
     set_up(environment, tmp_path)
-    assert {name: key.read_bytes() for name, key in keys.items()} == after and control.names == ["north", "south"]
+    assert {
+        name: key.read_bytes() for name, key in keys.items()
+    } == after and control.names == ["north", "south"]
 
 
-def test_a_new_address_gets_a_new_certificate_under_the_same_ca(tmp_path: Path, control: FakeControl) -> None:
+def test_a_new_address_gets_a_new_certificate_under_the_same_ca(
+    tmp_path: Path, control: FakeControl
+) -> None:
     environment = prepare(tmp_path, "north")
     set_up(environment, tmp_path)
-    before = {name: (tmp_path / "server" / name).read_bytes() for name in ("ca.crt", "server.crt")}
-    set_up(environment | {"SILOFL_HOSTS": "localhost superlink control fl.example.org"}, tmp_path)
+    before = {
+        name: (tmp_path / "server" / name).read_bytes() for name in ("ca.crt", "server.crt")
+    }
+    set_up(
+        environment | {"SILOFL_HOSTS": "localhost superlink control fl.example.org"}, tmp_path
+    )
     assert (tmp_path / "server/ca.crt").read_bytes() == before["ca.crt"]
     assert (tmp_path / "server/server.crt").read_bytes() != before["server.crt"]
     # What the SuperLink waits for before it starts.
@@ -163,7 +194,9 @@ def test_a_new_address_gets_a_new_certificate_under_the_same_ca(tmp_path: Path, 
 # --- registrations over a restart -------------------------------------------------------------------------
 
 
-def test_who_was_registered_is_registered_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_was_registered_is_registered_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(registrar.time, "sleep", lambda _: None)
     record = tmp_path / "registered.json"
     registrar.write(record, {"KEY 1\n": "north", "KEY 2\n": "clinic"})
@@ -190,7 +223,9 @@ def test_setup_and_registrar_may_both_be_at_it(monkeypatch: pytest.MonkeyPatch) 
     assert racing.names == ["the other one"]
 
 
-def test_changes_are_noted_and_a_removed_silo_stays_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_are_noted_and_a_removed_silo_stays_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Round 1: a clinic has joined; 2: the SuperLink is busy; 3: the clinic was removed; then the test ends."""
     record, ready = tmp_path / "registered.json", tmp_path / "ready"
     control = FakeControl()
@@ -257,20 +292,31 @@ def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Deployed:
     return found
 
 
-def test_a_run_directory_of_the_host_as_the_server_sees_it(known: Deployed, tmp_path: Path) -> None:
+def test_a_run_directory_of_the_host_as_the_server_sees_it(
+    known: Deployed, tmp_path: Path
+) -> None:
     assert known.in_container(tmp_path / "runs/net/today") == Path("/runs/today")
-    with pytest.raises(ValueError, match=r"--out /elsewhere: the runs of net land in .*/runs/net"):
+    with pytest.raises(
+        ValueError, match=r"--out /elsewhere: the runs of net land in .*/runs/net"
+    ):
         known.in_container(Path("/elsewhere"))
 
 
 def test_a_run_directory_for_the_server_in_its_container(tmp_path: Path) -> None:
     """The host's user opens it, the server's, another one, reads its settings and writes to it."""
     with private(), shared():
-        directory = open_directory(tmp_path / "runs" / "today", {"strategy": "fedavg"}, "federation.yaml", resume=False)
-    modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in (directory.path, *directory.path.iterdir())}
+        directory = open_directory(
+            tmp_path / "runs" / "today", {"strategy": "fedavg"}, "federation.yaml", resume=False
+        )
+    modes = {
+        p.name: stat.S_IMODE(p.stat().st_mode)
+        for p in (directory.path, *directory.path.iterdir())
+    }
     assert modes == {"today": 0o777, "config.toml": 0o666, "study": 0o666, ".lock": 0o666}
     image = (ROOT / "docker" / "Dockerfile").read_text().partition("FROM silo AS server")
-    assert "SILOFL_SHARED=1" in image[2] and "SILOFL_SHARED" not in image[0]  # the server's alone
+    assert (
+        "SILOFL_SHARED=1" in image[2] and "SILOFL_SHARED" not in image[0]
+    )  # the server's alone
 
 
 def test_the_federation_behind_a_connection(known: Deployed) -> None:
@@ -278,14 +324,19 @@ def test_the_federation_behind_a_connection(known: Deployed) -> None:
     assert find_deployed("other") is None
 
 
-def test_a_connection_that_another_federation_has_taken_over(known: Deployed, tmp_path: Path) -> None:
+def test_a_connection_that_another_federation_has_taken_over(
+    known: Deployed, tmp_path: Path
+) -> None:
     """`docker compose down`, then `silofl up` with the same name: its runs are no containers' runs."""
     write_connection(replace(known.connection, address="127.0.0.1:8123"))
     assert find_deployed("net") is None
 
 
 def test_run_outside_the_servers_folder_is_one_line(
-    known: Deployed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    known: Deployed,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     control = FakeControl()
     control.register("north", b"KEY\n")

@@ -30,8 +30,15 @@ pytestmark = [
 ]
 
 MB, MBIT = float(os.environ.get("SLOW_MB", 40)), float(os.environ.get("SLOW_MBIT", 10))
-WIDTH = round((MB * 1e6 / 4 + 38**2) ** 0.5 - 38)  # of two layers between 64 inputs and 10 classes
-LARGE: dict[str, Any] = {**RUN, "strategy": "fedavg", "rounds": 1, "mlp.hidden": f"{WIDTH},{WIDTH}"}
+WIDTH = round(
+    (MB * 1e6 / 4 + 38**2) ** 0.5 - 38
+)  # of two layers between 64 inputs and 10 classes
+LARGE: dict[str, Any] = {
+    **RUN,
+    "strategy": "fedavg",
+    "rounds": 1,
+    "mlp.hidden": f"{WIDTH},{WIDTH}",
+}
 SECONDS = MB * 8 / MBIT  # of one model's way
 PART = 5 << 20
 
@@ -43,13 +50,17 @@ def line(federation: LocalFederation, folder: Path) -> Iterator[Line]:
     reach_over(running, line.port)
     yield line
     line.close()
-    processes.end([p for p in processes.find(running.directory) if p.part == "hospital-02"], grace=5.0)
+    processes.end(
+        [p for p in processes.find(running.directory) if p.part == "hospital-02"], grace=5.0
+    )
 
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same run in a simulation."""
-    return simulate({**LARGE, "silos": 3, "out": str(tmp_path_factory.mktemp("here") / "run")}, quiet=True)
+    return simulate(
+        {**LARGE, "silos": 3, "out": str(tmp_path_factory.mktemp("here") / "run")}, quiet=True
+    )
 
 
 def finish(follower: threading.Thread) -> None:
@@ -66,7 +77,9 @@ def new_text(path: Path) -> Callable[[], str]:
     return lambda: text_of(path)[before:]
 
 
-def test_a_large_model_over_a_slow_line(line: Line, federation: LocalFederation, here: Path, tmp_path: Path) -> None:
+def test_a_large_model_over_a_slow_line(
+    line: Line, federation: LocalFederation, here: Path, tmp_path: Path
+) -> None:
     """No limit of time ends it, though it takes longer than the others' time times the factor; both ends tell."""
     said = new_text(silo_log(federation))
     out, up = tmp_path / "out", line.up
@@ -77,9 +90,13 @@ def test_a_large_model_over_a_slow_line(line: Line, federation: LocalFederation,
     assert "is gone" not in text_of(out / "progress.jsonl")
     for what in ("receiving a message: ", "sending the reply: "):
         lines = [text for text in said().splitlines() if text.startswith(what)]
-        assert len(lines) >= SECONDS / 10 - 1 and " MB/s, " in lines[1] and " s left" in lines[1]
+        assert (
+            len(lines) >= SECONDS / 10 - 1 and " MB/s, " in lines[1] and " s left" in lines[1]
+        )
         print(*lines, sep="\n")
-    served = [line for line in text_of(out / "progress.jsonl").splitlines() if '"transfer"' in line]
+    served = [
+        line for line in text_of(out / "progress.jsonl").splitlines() if '"transfer"' in line
+    ]
     assert "receiving a reply: " in served[0] and "waits for hospital-02" in served[0]
     print(*served, sep="\n")
     assert MB * 1e6 < line.up - up < 1.05 * MB * 1e6 + 1e6
@@ -94,7 +111,10 @@ def test_what_arrived_before_a_cut_is_not_sent_again(
     out, up = tmp_path / "out", way == "sending"
     before = dict(line.passed)
     follower = start_run(LARGE, out)
-    wait_for(lambda: f"{way} " in said() and " MB/s" in said().split(f"{way} ", 1)[1], 20 * SECONDS + 300)
+    wait_for(
+        lambda: f"{way} " in said() and " MB/s" in said().split(f"{way} ", 1)[1],
+        20 * SECONDS + 300,
+    )
     wait_for(lambda: line.passed[up] - before[up] > MB * 1e6 * 0.7, 10 * SECONDS)
     cut = line.passed[up] - before[up]
     line.break_for(60)
@@ -104,5 +124,7 @@ def test_what_arrived_before_a_cut_is_not_sent_again(
     assert "no part for" in said()
     models = 1 if up else 2  # a round's, and the closing one
     again = line.passed[up] - before[up] - models * MB * 1e6
-    print(f"{way}: cut after {cut / 1e6:.1f} MB; {again / 1e6:.1f} MB more than the models went over the line")
+    print(
+        f"{way}: cut after {cut / 1e6:.1f} MB; {again / 1e6:.1f} MB more than the models went over the line"
+    )
     assert again < 2.5 * PART + 0.05 * models * MB * 1e6

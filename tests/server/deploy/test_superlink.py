@@ -40,7 +40,14 @@ from superlink import superlink
 from client.site.flower import internal
 from server.deploy import superlink as ours
 from server.deploy.control import Control
-from server.deploy.superlink import LOOK_SECONDS, MOST_CALL, MOST_TIMES, WAIT_SECONDS, ReplyBounds, waiting
+from server.deploy.superlink import (
+    LOOK_SECONDS,
+    MOST_CALL,
+    MOST_TIMES,
+    WAIT_SECONDS,
+    ReplyBounds,
+    waiting,
+)
 from server.run.limits import group_id
 
 
@@ -71,7 +78,9 @@ class Clock:
             self.changed.notify_all()
 
 
-ENDED: SimpleQueue[bool] = SimpleQueue()  # a call that the caller has given up; a call that has been answered
+ENDED: SimpleQueue[bool] = (
+    SimpleQueue()
+)  # a call that the caller has given up; a call that has been answered
 pull = waiting(FleetServicer.PullMessages, most=2)
 
 
@@ -101,15 +110,25 @@ class Server:
 
     def store(self, number: float, *, whole: bool = True, group: str = "") -> str:
         """A message to the silo, as a ServerApp pushes one; ``whole``: with its parts. Its number."""
-        state, content = self.states.state(), RecordDict({"model": ArrayRecord([np.full(3, number)])})
+        state, content = (
+            self.states.state(),
+            RecordDict({"model": ArrayRecord([np.full(3, number)])}),
+        )
         now = time.time()
-        metadata = Metadata(self.run, "", SUPERLINK_NODE_ID, self.node, "", group, now, 60.0, "train")
+        metadata = Metadata(
+            self.run, "", SUPERLINK_NODE_ID, self.node, "", group, now, 60.0, "train"
+        )
         message = make_message(metadata, content)
         metadata.__dict__["_message_id"] = message.object_id
         session = state.start_session(self.run)
-        stored, missing = state.store_message_and_object_tree(message, get_object_tree(message), session)
+        stored, missing = state.store_message_and_object_tree(
+            message, get_object_tree(message), session
+        )
         assert stored and missing
-        self.rest = (session, {name: part.deflate() for name, part in get_all_nested_objects(message).items()})
+        self.rest = (
+            session,
+            {name: part.deflate() for name, part in get_all_nested_objects(message).items()},
+        )
         if whole:
             self.complete()
         return message.object_id
@@ -137,7 +156,9 @@ class Silo:
 
     def ask(self) -> list[str]:
         """The numbers of the messages that it is given."""
-        answer = self.stub.PullMessages(PullMessagesRequest(node=Node(node_id=self.node)), timeout=60)
+        answer = self.stub.PullMessages(
+            PullMessagesRequest(node=Node(node_id=self.node)), timeout=60
+        )
         return [m.metadata.message_id for m in answer.messages_list]
 
     def answer(
@@ -155,7 +176,9 @@ class Silo:
         """
         content = RecordDict({"model": ArrayRecord([np.arange(numbers, dtype=np.float64)])})
         now = time.time()
-        metadata = Metadata(self.run, "", self.node, SUPERLINK_NODE_ID, message, group, now, 30.0, "train")
+        metadata = Metadata(
+            self.run, "", self.node, SUPERLINK_NODE_ID, message, group, now, 30.0, "train"
+        )
         reply = make_message(metadata, content)
         metadata.__dict__["_message_id"] = reply.object_id
         parts = {name: part.deflate() for name, part in get_all_nested_objects(reply).items()}
@@ -180,7 +203,9 @@ class Silo:
 
     def confirm(self, message: str) -> None:
         node = Node(node_id=self.node)
-        request = ConfirmMessageReceivedRequest(node=node, run_id=self.run, message_object_id=message)
+        request = ConfirmMessageReceivedRequest(
+            node=node, run_id=self.run, message_object_id=message
+        )
         self.stub.ConfirmMessageReceived(request)
 
 
@@ -198,10 +223,14 @@ def server(clock: Clock) -> Iterator[Server]:
     state = states.state()
     node = state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, b"key", 60.0)
     assert state.activate_node(node, 60.0)
-    run = state.create_run(None, None, None, {}, NOOP_FEDERATION_ID, None, None, TaskType.SERVER_APP)
+    run = state.create_run(
+        None, None, None, {}, NOOP_FEDERATION_ID, None, None, TaskType.SERVER_APP
+    )
     (task,) = state.get_tasks(run_ids=[run])
     assert state.claim_task(task.task_id) and state.activate_task(task.task_id)
-    service = grpc.server(ThreadPoolExecutor(8), options=[("grpc.max_receive_message_length", MOST_CALL)])
+    service = grpc.server(
+        ThreadPoolExecutor(8), options=[("grpc.max_receive_message_length", MOST_CALL)]
+    )
     add_FleetServicer_to_server(Waiting(states, stores, False), service)
     port = service.add_insecure_port("127.0.0.1:0")
     service.start()
@@ -268,7 +297,9 @@ def test_but_not_for_ever(server: Server, clock: Clock) -> None:
 def test_a_silo_that_has_gone_takes_no_message_with_it(server: Server, clock: Clock) -> None:
     while not ENDED.empty():  # of tests before
         ENDED.get()
-    asked = server.silo().stub.PullMessages.future(PullMessagesRequest(node=Node(node_id=server.node)))
+    asked = server.silo().stub.PullMessages.future(
+        PullMessagesRequest(node=Node(node_id=server.node))
+    )
     clock.wait_for(1)
     asked.cancel()
     assert ENDED.get(timeout=60)  # the server knows it
@@ -279,7 +310,9 @@ def test_a_silo_that_has_gone_takes_no_message_with_it(server: Server, clock: Cl
     assert server.silo().ask() == [name]
 
 
-def test_more_silos_than_there_is_room_for_have_their_answer_at_once(server: Server, clock: Clock) -> None:
+def test_more_silos_than_there_is_room_for_have_their_answer_at_once(
+    server: Server, clock: Clock
+) -> None:
     with ThreadPoolExecutor() as pool:
         held = [pool.submit(server.silo().ask) for _ in range(2)]
         clock.wait_for(2)
@@ -308,7 +341,9 @@ def test_a_reply_within_its_bounds_is_taken(server: Server) -> None:
 
 
 @pytest.mark.parametrize("session", [None, "", "another"])
-def test_of_a_reply_that_is_too_large_nothing_is_kept(server: Server, session: str | None) -> None:
+def test_of_a_reply_that_is_too_large_nothing_is_kept(
+    server: Server, session: str | None
+) -> None:
     """40 MB, in parts of 5 MiB: the ServerApp has an error at once, and no part of it is in the server's memory."""
     name, silo = server.store(1.0, group=group_id(MOST)), server.silo()
     silo.ask()
@@ -317,15 +352,24 @@ def test_of_a_reply_that_is_too_large_nothing_is_kept(server: Server, session: s
     assert not all(taken) and kept(server) < MOST
     if session is None:
         reply = server.reply(name)
-        assert reply.error.reason == "its reply has more than 100000 bytes, the most that it may have, and was not read"
+        assert (
+            reply.error.reason
+            == "its reply has more than 100000 bytes, the most that it may have, and was not read"
+        )
         assert silo.answer(name, 5_000_001) == []  # and no other one is taken
         assert kept(server) < MOST
 
 
 @pytest.mark.parametrize(("numbers", "whole"), [(10_000, True), (5_000_000, False)])
-def test_parts_come_after_the_serverapp_has_begun_to_take_the_reply(server: Server, numbers: int, whole: bool) -> None:
+def test_parts_come_after_the_serverapp_has_begun_to_take_the_reply(
+    server: Server, numbers: int, whole: bool
+) -> None:
     """Then Flower has deleted message and reply, and the parts still count to that reply."""
-    name, silo, state = server.store(1.0, group=group_id(MOST)), server.silo(), server.states.state()
+    name, silo, state = (
+        server.store(1.0, group=group_id(MOST)),
+        server.silo(),
+        server.states.state(),
+    )
 
     def pulled() -> None:
         assert server.reply(name).has_content()
@@ -335,7 +379,9 @@ def test_parts_come_after_the_serverapp_has_begun_to_take_the_reply(server: Serv
     assert kept(server) < MOST or whole
 
 
-def test_a_call_that_is_too_large_is_refused_by_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_is_too_large_is_refused_by_its_length(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     module = internal("superlink_server")
     monkeypatch.setattr(module, "GRPC_MAX_MESSAGE_LENGTH", module.GRPC_MAX_MESSAGE_LENGTH)
     monkeypatch.setattr(module, "flower_superlink", lambda: None)
@@ -344,7 +390,9 @@ def test_a_call_that_is_too_large_is_refused_by_its_length(monkeypatch: pytest.M
         monkeypatch.setattr(FleetServicer, name, getattr(FleetServicer, name))
     ours.main()
     seen: dict[str, Any] = {}
-    monkeypatch.setattr(module, "generic_create_grpc_server", lambda **given: seen.update(given) or 1 / 0)
+    monkeypatch.setattr(
+        module, "generic_create_grpc_server", lambda **given: seen.update(given) or 1 / 0
+    )
     with pytest.raises(ZeroDivisionError):
         module._run_fleet_api_grpc_rere("127.0.0.1:0", None, None, False, None)
     assert seen["max_message_length"] == MOST_CALL < 150_000_000

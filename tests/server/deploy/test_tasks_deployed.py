@@ -33,8 +33,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for key, value in FLOWER.items():
             patch.setenv(key, value)
         files = hospital_files(folder, "ordinal")
-        silos = "".join(f"\n  - {{name: {name}, data: {file}, policy: public}}" for name, file in files.items())
-        (folder / "schema.toml").write_text(f"features = {list(COLUMNS)}\nlabels = {list(LABELS)}\n")
+        silos = "".join(
+            f"\n  - {{name: {name}, data: {file}, policy: public}}"
+            for name, file in files.items()
+        )
+        (folder / "schema.toml").write_text(
+            f"features = {list(COLUMNS)}\nlabels = {list(LABELS)}\n"
+        )
         (folder / "federation.yaml").write_text(f"name: tasks\nsilos:{silos}\n")
         bring_up(folder)
         yield folder
@@ -42,13 +47,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(
-    "task", ["balls", *(pytest.param(task, marks=pytest.mark.exhaustive) for task in ("stays", *MADE))]
+    "task",
+    ["balls", *(pytest.param(task, marks=pytest.mark.exhaustive) for task in ("stays", *MADE))],
 )
 def test_deployed_and_in_process_are_the_same(folder: Path, tmp_path: Path, task: str) -> None:
     """Masks, of volumes, which move with their pictures. In process every task is run by ``test_every_task.py``."""
     files = hospital_files(folder, task)
-    run = {"strategy": "fedala", "rounds": 2, "threads": 1, "batch-size": 16, "learning-rate": 0.05, "seed": 42}
-    run |= {key.replace("__", ".").replace("_", "-"): value for key, value in NETWORKS[task].items()}
+    run = {
+        "strategy": "fedala",
+        "rounds": 2,
+        "threads": 1,
+        "batch-size": 16,
+        "learning-rate": 0.05,
+        "seed": 42,
+    }
+    run |= {
+        key.replace("__", ".").replace("_", "-"): value for key, value in NETWORKS[task].items()
+    }
     run |= {"normalization": "silo", "min-metric-samples": 0}
     if task in ("segmentation", "balls"):  # masks move with their pictures
         run["augment"] = "flip,rotate:20"
@@ -57,7 +72,9 @@ def test_deployed_and_in_process_are_the_same(folder: Path, tmp_path: Path, task
     assert rows(tmp_path / "there") == rows(tmp_path / "here")
 
 
-def test_files_in_other_orders_give_the_numbers_of_the_declared_order(folder: Path, tmp_path: Path) -> None:
+def test_files_in_other_orders_give_the_numbers_of_the_declared_order(
+    folder: Path, tmp_path: Path
+) -> None:
     """One hospital's file is permuted, one has a foreign column and is left out; the other two train."""
     one, other, foreign = NAMES
     save(folder / f"{one}.npz")
@@ -72,4 +89,7 @@ def test_files_in_other_orders_give_the_numbers_of_the_declared_order(folder: Pa
     assert rows(tmp_path / "there") == rows(tmp_path / "here")
     notes = (tmp_path / "there" / "progress.jsonl").read_text()
     assert f"{other} has its columns and labels in another order: it maps them by name" in notes
-    assert f"{foreign} is left out: it has columns named bmi, the federation file has chol" in notes
+    assert (
+        f"{foreign} is left out: it has columns named bmi, the federation file has chol"
+        in notes
+    )

@@ -27,10 +27,17 @@ SIX = (0.60, 0.62, 0.58, 0.61, 0.59, 0.60)
 BETTER = tuple(v + 0.2 for v in SIX)
 
 
-def planted(path: Path, local: Sequence[Any], apple: Sequence[Any], n: int = 200, **options: Any) -> StudyResults:
-    counts = {f"h{k}": n for k in range(1, 1 + len(local if not isinstance(local[0], tuple) else local[0]))}
+def planted(
+    path: Path, local: Sequence[Any], apple: Sequence[Any], n: int = 200, **options: Any
+) -> StudyResults:
+    counts = {
+        f"h{k}": n
+        for k in range(1, 1 + len(local if not isinstance(local[0], tuple) else local[0]))
+    }
     test = {"local": local, "apple": apple}
-    return StudyResults(make_run(path, test, counts=counts, validation={"local": 0.5, "apple": 0.8}, **options))
+    return StudyResults(
+        make_run(path, test, counts=counts, validation={"local": 0.5, "apple": 0.8}, **options)
+    )
 
 
 def said(study: StudyResults) -> str:
@@ -42,8 +49,13 @@ def said(study: StudyResults) -> str:
 def test_a_real_gain(tmp_path: Path) -> None:
     study = planted(tmp_path / "run", SIX, BETTER)
     text = said(study)
-    assert text.startswith("Yes: APPLE gains +20.0 points of accuracy on average over training alone (95 % interval +")
-    assert "in 6 hospitals, and no hospital is shown to lose" in text and not verdict(study, "apple", "local").harmed
+    assert text.startswith(
+        "Yes: APPLE gains +20.0 points of accuracy on average over training alone (95 % interval +"
+    )
+    assert (
+        "in 6 hospitals, and no hospital is shown to lose" in text
+        and not verdict(study, "apple", "local").harmed
+    )
     assert "the worst hospital, h3, reaches 78.0 % (58.0 % alone)" in text
     assert "an unseen hospital: not shown, none was held out" in text
     assert "calibration: not shown, it was not measured" in text
@@ -53,7 +65,10 @@ def test_a_real_gain(tmp_path: Path) -> None:
 
 def test_no_gain(tmp_path: Path) -> None:
     text = said(planted(tmp_path / "run", SIX, SIX))
-    assert text.startswith("Not yet certain: APPLE has 0.0 points") and "interval 0.0 to 0.0" in text
+    assert (
+        text.startswith("Not yet certain: APPLE has 0.0 points")
+        and "interval 0.0 to 0.0" in text
+    )
 
 
 def test_a_loss(tmp_path: Path) -> None:
@@ -72,13 +87,17 @@ def test_one_harmed_hospital(tmp_path: Path) -> None:
     assert many.startswith(
         "Yes on average, and not for everybody: h1 (−30.0) is shown to lose, while APPLE gains +16.4"
     )
-    few = said(planted(tmp_path / "few", local, apple, n=10))  # three patients of ten are no evidence of harm
+    few = said(
+        planted(tmp_path / "few", local, apple, n=10)
+    )  # three patients of ten are no evidence of harm
     assert "shown to lose" not in few or "no hospital is shown to lose" in few
 
 
 def test_harm_without_a_mean_gain(tmp_path: Path) -> None:
     study = planted(tmp_path / "run", (0.9, *SIX[:5]), (0.5, *SIX[:5]))
-    assert said(study).startswith("No gain is certain, and harm is shown: h1 (−40.0) is shown to lose; APPLE has")
+    assert said(study).startswith(
+        "No gain is certain, and harm is shown: h1 (−40.0) is shown to lose; APPLE has"
+    )
 
 
 def test_chance_harms_no_hospital(tmp_path: Path) -> None:
@@ -119,9 +138,16 @@ def test_a_gain_that_is_large_is_shown_without_validation_data(tmp_path: Path) -
     """And validation data that choose cost nothing: their choice knows nothing of the test part's luck."""
     test = {"local": SIX, **dict.fromkeys(METHODS, BETTER)}
     counts = {f"h{k}": 200 for k in range(1, 7)}
-    assert said(StudyResults(make_run(tmp_path / "run", test, counts=counts, validation=None))).startswith("Yes:")
-    luck = {"local": SIX, **dict.fromkeys(METHODS, tuple(v + 0.1 * (-1) ** k for k, v in enumerate(SIX)))}
-    chosen = StudyResults(make_run(tmp_path / "val", luck, counts=counts, validation=dict.fromkeys(luck, 0.6)))
+    assert said(
+        StudyResults(make_run(tmp_path / "run", test, counts=counts, validation=None))
+    ).startswith("Yes:")
+    luck = {
+        "local": SIX,
+        **dict.fromkeys(METHODS, tuple(v + 0.1 * (-1) ** k for k, v in enumerate(SIX))),
+    }
+    chosen = StudyResults(
+        make_run(tmp_path / "val", luck, counts=counts, validation=dict.fromkeys(luck, 0.6))
+    )
     assert [chosen.compared(m, "local") for m in (str(chosen.best), "ditto")] == [1, 8]
     study = StudyResults(make_run(tmp_path / "not", luck, counts=counts, validation=None))
     assert study.compared(str(study.best), "local") == 8
@@ -129,7 +155,9 @@ def test_a_gain_that_is_large_is_shown_without_validation_data(tmp_path: Path) -
 
 def test_the_worst_silo_is_named_with_its_size(tmp_path: Path) -> None:
     """The lowest of many scores is low by chance, too: a reader sees of how many samples it is."""
-    assert "reaches 78.0 % (58.0 % alone) of 200 test samples" in said(planted(tmp_path / "run", SIX, BETTER))
+    assert "reaches 78.0 % (58.0 % alone) of 200 test samples" in said(
+        planted(tmp_path / "run", SIX, BETTER)
+    )
 
 
 def test_settings_searched_on_another_seeds_split_are_a_condition(tmp_path: Path) -> None:
@@ -148,9 +176,16 @@ def test_too_few(tmp_path: Path) -> None:
 
 
 def test_without_training_alone_nothing_is_shown(tmp_path: Path) -> None:
-    study = StudyResults(make_run(tmp_path / "run", {"fedavg": (0.6,) * 3, "apple": (0.7,) * 3}))
+    study = StudyResults(
+        make_run(tmp_path / "run", {"fedavg": (0.6,) * 3, "apple": (0.7,) * 3})
+    )
     assert said(study).startswith("Not shown: training alone (local) was not run beside it")
-    assert answer(StudyResults(make_run(tmp_path / "alone", {"local": (0.6,) * 3}, validation=None))) is None
+    assert (
+        answer(
+            StudyResults(make_run(tmp_path / "alone", {"local": (0.6,) * 3}, validation=None))
+        )
+        is None
+    )
 
 
 def test_withheld_scores_show_nothing(tmp_path: Path) -> None:
@@ -166,7 +201,8 @@ def test_it_never_contradicts_the_headline(tmp_path: Path, seed: int) -> None:
     silos, n, shift = int(rng.integers(2, 10)), int(rng.integers(10, 300)), rng.normal(0, 0.1)
     seeds = (1, 2, 3) if seed % 2 else (1,)
     each = [
-        [tuple(np.clip(rng.normal(0.6 + move, 0.1, silos), 0.05, 0.95).tolist()) for _ in seeds] for move in (0, shift)
+        [tuple(np.clip(rng.normal(0.6 + move, 0.1, silos), 0.05, 0.95).tolist()) for _ in seeds]
+        for move in (0, shift)
     ]
     local, apple = (side if len(seeds) > 1 else side[0] for side in each)
     study = planted(tmp_path / "run", local, apple, n=n, seeds=seeds)
@@ -182,7 +218,14 @@ def test_it_never_contradicts_the_headline(tmp_path: Path, seed: int) -> None:
 def test_an_unseen_hospital(tmp_path: Path) -> None:
     def hold_out(gains: Sequence[float]) -> Callable[[dict[str, Any]], object]:
         values = {
-            f"h{k}": {"apple": {"zero_shot": 0.6 + g, "personalised": 0.7, "local": 0.6, "all_in": None}}
+            f"h{k}": {
+                "apple": {
+                    "zero_shot": 0.6 + g,
+                    "personalised": 0.7,
+                    "local": 0.6,
+                    "all_in": None,
+                }
+            }
             for k, g in enumerate(gains)
         }
         return lambda content: content.update({"hold_out": values})
@@ -190,12 +233,22 @@ def test_an_unseen_hospital(tmp_path: Path) -> None:
     study = planted(tmp_path / "run", SIX, BETTER)
     text = said(changed(study, hold_out([0.1, 0.12, 0.09, 0.11, 0.1, 0.1])))
     assert "an unseen hospital: a gain is shown (70.3 % as it comes, 60.0 % alone)" in text
-    assert "a loss is shown (49.8 %" in said(changed(study, hold_out([-0.1, -0.12, -0.09, -0.11, -0.1, -0.09])))
+    assert "a loss is shown (49.8 %" in said(
+        changed(study, hold_out([-0.1, -0.12, -0.09, -0.11, -0.1, -0.09]))
+    )
     equal = said(changed(study, hold_out([1e-5] * 5 + [2e-5])))
-    assert "an unseen hospital: no difference is shown (60.0 % as it comes, 60.0 % alone)" in equal
+    assert (
+        "an unseen hospital: no difference is shown (60.0 % as it comes, 60.0 % alone)" in equal
+    )
     few = said(changed(study, hold_out([0.1, 0.1])))
-    assert "no difference is shown (70.0 % as it comes, 60.0 % alone, 2 hospitals held out, at least 6 needed)" in few
-    missing = changed(study, lambda content: content.update({"hold_out": {"h1": {"apple": {"zero_shot": None}}}}))
+    assert (
+        "no difference is shown (70.0 % as it comes, 60.0 % alone, 2 hospitals held out, at least 6 needed)"
+        in few
+    )
+    missing = changed(
+        study,
+        lambda content: content.update({"hold_out": {"h1": {"apple": {"zero_shot": None}}}}),
+    )
     assert "not shown, 1 hospital held out, none with both scores" in said(missing)
 
 
@@ -211,10 +264,16 @@ def test_calibration(tmp_path: Path) -> None:
     study = planted(tmp_path / "run", SIX, BETTER)
     better = said(changed(study, scores([0.05, 0.06, 0.04, 0.05, 0.05, 0.05])))
     assert "calibration: better (Brier score 0.150, 0.200 alone)" in better
-    equal = said(changed(study, scores([-1e-5] * 5 + [-2e-5])))  # certain, and nothing that a reader can see
+    equal = said(
+        changed(study, scores([-1e-5] * 5 + [-2e-5]))
+    )  # certain, and nothing that a reader can see
     assert "calibration: no difference is shown (Brier score 0.200, 0.200 alone)" in equal
-    assert "calibration: worse" in said(changed(study, scores([-0.05, -0.06, -0.04, -0.05, -0.05, -0.05])))
-    assert "calibration: no difference is shown" in said(changed(study, scores([0.3, -0.3, 0.1, -0.1, 0.05, -0.05])))
+    assert "calibration: worse" in said(
+        changed(study, scores([-0.05, -0.06, -0.04, -0.05, -0.05, -0.05]))
+    )
+    assert "calibration: no difference is shown" in said(
+        changed(study, scores([0.3, -0.3, 0.1, -0.1, 0.05, -0.05]))
+    )
 
 
 def test_epsilon(tmp_path: Path) -> None:
@@ -227,7 +286,9 @@ def test_epsilon(tmp_path: Path) -> None:
         return change
 
     study = planted(tmp_path / "run", SIX, BETTER, config={"dp": True})
-    assert "with differential privacy, whose epsilon not every hospital has sent." in said(study)
+    assert "with differential privacy, whose epsilon not every hospital has sent." in said(
+        study
+    )
     assert "with epsilon at most 3.5." in said(changed(study, spent(2.0, 3.5)))
 
 
@@ -242,9 +303,15 @@ def test_intervals_of_hospitals_are_statsmodels() -> None:
     """``DescrStatsW([.1, .2, .05, .15, .3, -.1]).tconfint_mean()`` of statsmodels 0.15.0."""
     values = [0.1, 0.2, 0.05, 0.15, 0.3, -0.1]
     found = over_hospitals(values)
-    assert found.interval == pytest.approx((-0.026713537787432726, 0.2600468711207661), abs=1e-9)
+    assert found.interval == pytest.approx(
+        (-0.026713537787432726, 0.2600468711207661), abs=1e-9
+    )
     assert found.p == pytest.approx(0.09070960218611414, abs=1e-9)  # ``ttest_mean(0)[1]``
-    assert not found.shown and not over_hospitals([0.1] * 5).shown and over_hospitals([0.1, 0.2] * 3).shown == 1
+    assert (
+        not found.shown
+        and not over_hospitals([0.1] * 5).shown
+        and over_hospitals([0.1, 0.2] * 3).shown == 1
+    )
 
 
 def test_several_methods_share_five_per_cent() -> None:
@@ -252,7 +319,9 @@ def test_several_methods_share_five_per_cent() -> None:
     values = [0.1, 0.2, 0.05, 0.15, 0.3, -0.1]
     one, four = over_hospitals(values), over_hospitals(values, 4)
     low, high = stats.ttest_1samp(values, 0).confidence_interval(1 - 0.05 / 4)
-    assert four.interval == pytest.approx((low, high), abs=1e-9) and four.p == pytest.approx(4 * one.p)
+    assert four.interval == pytest.approx((low, high), abs=1e-9) and four.p == pytest.approx(
+        4 * one.p
+    )
 
 
 def test_what_would_settle_it() -> None:
@@ -284,7 +353,12 @@ def test_evidence_stands_in_its_section_and_under_what_left(tmp_path: Path) -> N
     def change(content: dict[str, Any]) -> None:
         for run in content["runs"]:
             first = run["per_silo"]["h1"]
-            first |= {"brier": 0.125, "calibration_slope": -0.5, "calibration_in_the_large": 0.1, "ece": 0.05}
+            first |= {
+                "brier": 0.125,
+                "calibration_slope": -0.5,
+                "calibration_in_the_large": 0.1,
+                "ece": 0.05,
+            }
             first["evidence"] = {
                 "reliability": [50.0, 0.2, 0.25, 50.0, 0.8, 0.7],
                 "conformal": [100.0, 0.8],
@@ -295,5 +369,11 @@ def test_evidence_stands_in_its_section_and_under_what_left(tmp_path: Path) -> N
     document = checked(changed(planted(tmp_path / "run", SIX, BETTER), change).path)
     assert "h10.1250.125−0.50−0.500.100.100.0500.05091 %, 1.2591 %, 1.25" in document.text
     assert "sex <f>" in document.text and "12080.070–90" in document.text
-    assert "Once, at the end, evidence: brier, calibration_in_the_large, calibration_slope, conformal" in document.text
-    assert "Evidence per hospital" not in checked(planted(tmp_path / "none", SIX, BETTER).path).text
+    assert (
+        "Once, at the end, evidence: brier, calibration_in_the_large, calibration_slope, conformal"
+        in document.text
+    )
+    assert (
+        "Evidence per hospital"
+        not in checked(planted(tmp_path / "none", SIX, BETTER).path).text
+    )

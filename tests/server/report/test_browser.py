@@ -12,7 +12,9 @@ from chromium import Page, browser, program
 
 from server.simulation.simulate import simulate
 
-pytestmark = pytest.mark.skipif(program() is None, reason="no Chromium here (Debian: apt-get install chromium)")
+pytestmark = pytest.mark.skipif(
+    program() is None, reason="no Chromium here (Debian: apt-get install chromium)"
+)
 
 SIZES = {"phone": (390, 844), "desk": (1280, 900)}
 SCHEMES = ("light", "dark")
@@ -52,7 +54,14 @@ OVERLAPS = """[...document.querySelectorAll('svg')].filter(s => s.checkVisibilit
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: Any) -> Path:
     """The report of a small study with every section."""
-    given = {"dataset": "breast-cancer", "partition": "iid", "silos": 6, "rounds": 2, "model": "linear", "threads": 1}
+    given = {
+        "dataset": "breast-cancer",
+        "partition": "iid",
+        "silos": 6,
+        "rounds": 2,
+        "model": "linear",
+        "threads": 1,
+    }
     run = tmp_path_factory.mktemp("browser") / "run"
     simulate({**given, "strategy": "local,fedavg,apple", "out": str(run)}, quiet=True)
     return run / "report.html"
@@ -82,7 +91,9 @@ def test_nothing_is_wider_than_the_window(opened: tuple[Page, int]) -> None:
     assert page.value("document.documentElement.scrollWidth") <= width
     texts = page.value(TEXTS)
     assert len(texts) > 100
-    assert [t for t in texts if not t["scrolls"] and (t["left"] < -1 or t["right"] > width + 1)] == []
+    assert [
+        t for t in texts if not t["scrolls"] and (t["left"] < -1 or t["right"] > width + 1)
+    ] == []
 
 
 def test_every_text_can_be_read(opened: tuple[Page, int]) -> None:
@@ -101,7 +112,11 @@ def test_the_answer_stands_at_the_head(opened: tuple[Page, int]) -> None:
     """On the first screen of a desk; on a phone above every section."""
     page, width = opened
     top = page.value("document.querySelector('.answer').getBoundingClientRect().top")
-    assert top < (900 if width > 600 else page.value("document.querySelector('section').getBoundingClientRect().top"))
+    assert top < (
+        900
+        if width > 600
+        else page.value("document.querySelector('section').getBoundingClientRect().top")
+    )
     ids = page.value("[...document.querySelectorAll('section')].map(s => s.id)")
     assert {"silos", "methods", "evidence", "rounds", "data", "cost"} <= set(ids)
 

@@ -43,18 +43,27 @@ def decision(path: Path) -> tuple[str, str]:
     assert found is not None
     tile, points = found.groups()
     word = next(word for word in ("not yet certain", " gains ", " loses ") if word in sentence)
-    tiles_of = {"not yet certain": "Mean gain, not yet certain", " gains ": "Mean gain", " loses ": "Mean loss"}
+    tiles_of = {
+        "not yet certain": "Mean gain, not yet certain",
+        " gains ": "Mean gain",
+        " loses ": "Mean loss",
+    }
     assert tile == tiles_of[word] and f"{points} points" in sentence
     return word.strip(), points
 
 
 def test_two_silos_with_one_patient_more_show_no_gain(tmp_path: Path) -> None:
     """One of 32 and one of 40 patients more, each with an interval far below zero (-16..+22, -13..+18)."""
-    path = compared(tmp_path / "run", (26 / 32, 34 / 40), (27 / 32, 35 / 40), counts={"a": 32, "b": 40})
+    path = compared(
+        tmp_path / "run", (26 / 32, 34 / 40), (27 / 32, 35 / 40), counts={"a": 32, "b": 40}
+    )
     text = checked(path).text
     assert "−16 to +22" in text and "−13 to +18" in text
     assert not re.search(r"is clear of zero|gains? with APPLE|2 of 2 hospitals", text)
-    assert "+2.8 points of accuracy on average in 2 hospitals, not yet certain (an interval needs 6 hospitals)" in text
+    assert (
+        "+2.8 points of accuracy on average in 2 hospitals, not yet certain (an interval needs 6 hospitals)"
+        in text
+    )
     assert decision(path) == ("not yet certain", "+2.8")
 
 
@@ -70,16 +79,25 @@ def test_three_seeds_with_one_patient_more_are_no_more_than_chance(tmp_path: Pat
 def test_seeds_that_disagree_widen_the_interval(tmp_path: Path) -> None:
     apple = [(0.6,), (0.75,), (0.9,)]
     one = compared(tmp_path / "one", (0.5,), (0.75,))
-    three = compared(tmp_path / "three", [(0.5,)] * 3, apple, seeds=(1, 2, 3), counts={"h1": 100})
-    (low, high), (lower, higher) = (StudyResults(p).gain("apple", "local", "h1").interval for p in (one, three))
+    three = compared(
+        tmp_path / "three", [(0.5,)] * 3, apple, seeds=(1, 2, 3), counts={"h1": 100}
+    )
+    (low, high), (lower, higher) = (
+        StudyResults(p).gain("apple", "local", "h1").interval for p in (one, three)
+    )
     assert low > 0 > lower and higher > high
 
 
 def test_a_gain_everywhere_is_shown_and_so_is_a_loss(tmp_path: Path) -> None:
     up = compared(tmp_path / "up", (0.5,) * 6, (0.7, 0.72, 0.68, 0.7, 0.75, 0.65))
     assert decision(up) == ("gains", "+20.0")
-    assert "\nAPPLE against Local: +20.0 points, 95 % interval +16.4 to +23.6\n" in silo_table(StudyResults(up))
-    assert "the 95 % intervals of 6 gains lie above zero. Chance alone puts about 0.15 of 6 there." in checked(up).text
+    assert "\nAPPLE against Local: +20.0 points, 95 % interval +16.4 to +23.6\n" in silo_table(
+        StudyResults(up)
+    )
+    assert (
+        "the 95 % intervals of 6 gains lie above zero. Chance alone puts about 0.15 of 6 there."
+        in checked(up).text
+    )
     down = compared(tmp_path / "down", (0.7,) * 6, (0.5, 0.52, 0.48, 0.5, 0.55, 0.45))
     assert decision(down) == ("loses", "−20.0")
     assert "One seed was run" in checked(down).text
@@ -91,7 +109,9 @@ def test_headline_and_number_agree_whatever_the_study(tmp_path: Path) -> None:
     for silos, shift in itertools.product((1, 5, 6, 9), (-0.2, 0.0, 0.2)):
         local = rng.uniform(0.4, 0.6, silos)
         apple = np.clip(local + shift + rng.normal(0, 0.05, silos), 0, 1)
-        path = compared(tmp_path / f"{silos}{shift}", local.round(2).tolist(), apple.round(2).tolist())
+        path = compared(
+            tmp_path / f"{silos}{shift}", local.round(2).tolist(), apple.round(2).tolist()
+        )
         words.append(decision(path)[0])
     assert words == ["not yet certain"] * 6 + ["loses", "not yet certain", "gains"] * 2
 
@@ -102,9 +122,15 @@ def test_an_interval_that_is_not_certain_stands_in_the_headline(tmp_path: Path) 
     path = compared(tmp_path / "run", (0.5,) * 6, apple)
     low, high = stats.ttest_1samp(np.array(apple) - 0.5, 0).confidence_interval(0.95)
     text = checked(path).text
-    assert f"+4.5 points of accuracy on average in 6 hospitals, not yet certain (−{-100 * low:.1f} to +" in text
+    assert (
+        f"+4.5 points of accuracy on average in 6 hospitals, not yet certain (−{-100 * low:.1f} to +"
+        in text
+    )
     assert f"to +{100 * high:.1f})" in text
-    assert "About 14 hospitals like these would settle it, if average and spread stay as they are; more seeds" in text
+    assert (
+        "About 14 hospitals like these would settle it, if average and spread stay as they are; more seeds"
+        in text
+    )
 
 
 def test_seeds_that_disagree_are_visible(tmp_path: Path) -> None:
@@ -113,8 +139,12 @@ def test_seeds_that_disagree_are_visible(tmp_path: Path) -> None:
     path = compared(tmp_path / "run", [(0.5,) * 6] * 3, apple, seeds=(1, 2, 3), counts=SIX)
     text = checked(path).text
     assert "3 seeds were run, with averages from +7.5 to +17.5." in text
-    expected = stats.ttest_1samp([0.1 + 0.01 * k for k in range(6)], 0).confidence_interval(0.95)
-    assert StudyResults(path).mean_gain("apple", "local").interval == pytest.approx(tuple(expected))
+    expected = stats.ttest_1samp([0.1 + 0.01 * k for k in range(6)], 0).confidence_interval(
+        0.95
+    )
+    assert StudyResults(path).mean_gain("apple", "local").interval == pytest.approx(
+        tuple(expected)
+    )
 
 
 def test_the_page_names_one_worst_hospital(tmp_path: Path) -> None:
@@ -123,7 +153,9 @@ def test_the_page_names_one_worst_hospital(tmp_path: Path) -> None:
     counts = {f"h{k}": 100 for k in range(1, 4)}
     path = compared(tmp_path / "run", local, apple, seeds=(1, 2), counts=counts)
     text = checked(path).text
-    assert re.findall("worst hospital, (h.), reaches (.*?) %.? .(.*?) %", text) == [("h1", "50.0", "60.0")]
+    assert re.findall("worst hospital, (h.), reaches (.*?) %.? .(.*?) %", text) == [
+        ("h1", "50.0", "60.0")
+    ]
     assert "50.0h1" in text and "20.0h2" in text  # in the table of methods, each method's own
 
 
@@ -134,7 +166,10 @@ def test_the_mean_holds_the_truth_as_often_as_it_says_and_sees_a_gain() -> None:
     rng = np.random.default_rng(3)
     found = [interval_of(study(rng, np.zeros((6, 1)), 40)) for _ in range(400)]
     assert 370 <= sum(low <= 0 <= high for low, high in found) <= 390
-    seen = [interval_of(study(rng, np.full((6, 3), 0.1), 40, shared=False))[0] > 0 for _ in range(200)]
+    seen = [
+        interval_of(study(rng, np.full((6, 3), 0.1), 40, shared=False))[0] > 0
+        for _ in range(200)
+    ]
     assert sum(seen) > 150
 
 
@@ -148,7 +183,9 @@ def test_one_hospitals_gain_counts_its_patients_once_and_its_seeds() -> None:
     assert silo_interval({1: one}) == pytest.approx(one.interval)
     assert silo_interval(dict.fromkeys((1, 2, 3), one)) == pytest.approx(one.interval)
     seeds = {k: difference(a, 0.02, 50) for k, a in enumerate((0.98, 0.94, 0.9))}
-    below, above = (np.mean([abs(d.mean - d.interval[end]) for d in seeds.values()]) for end in (0, 1))
+    below, above = (
+        np.mean([abs(d.mean - d.interval[end]) for d in seeds.values()]) for end in (0, 1)
+    )
     of_seeds = float(stats.t.ppf(0.975, 2)) * 0.04 / math.sqrt(3)
     assert silo_interval(seeds) == pytest.approx(
         (0.92 - math.hypot(below, of_seeds), 0.92 + math.hypot(above, of_seeds))
@@ -156,16 +193,23 @@ def test_one_hospitals_gain_counts_its_patients_once_and_its_seeds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("interval", "kind"), [((0.1, 0.3), "up"), ((-0.3, -0.1), "down"), ((-0.1, 0.3), ""), ((math.nan,) * 2, "")]
+    ("interval", "kind"),
+    [((0.1, 0.3), "up"), ((-0.3, -0.1), "down"), ((-0.1, 0.3), ""), ((math.nan,) * 2, "")],
 )
-def test_a_silos_gain_has_a_colour_where_its_interval_excludes_zero(interval: tuple[float, float], kind: str) -> None:
+def test_a_silos_gain_has_a_colour_where_its_interval_excludes_zero(
+    interval: tuple[float, float], kind: str
+) -> None:
     assert gain_cell(Gain(sum(interval) / 2, interval))[0] == kind
 
 
-def test_an_unknown_number_of_patients_leaves_one_silo_without_an_interval(tmp_path: Path) -> None:
+def test_an_unknown_number_of_patients_leaves_one_silo_without_an_interval(
+    tmp_path: Path,
+) -> None:
     """The mean needs none of theirs."""
     test = {"local": (0.5,) * 6, "apple": (0.7, 0.72, 0.68, 0.7, 0.75, 0.65)}
-    path = make_run(tmp_path / "run", test, counts={**SIX, "h6": 0}, validation={"local": 0.5, "apple": 0.8})
+    path = make_run(
+        tmp_path / "run", test, counts={**SIX, "h6": 0}, validation={"local": 0.5, "apple": 0.8}
+    )
     assert math.isnan(StudyResults(path).gain("apple", "local", "h6").interval[0])
     assert decision(path)[0] == "gains"
 
@@ -181,13 +225,30 @@ def test_a_silo_that_missed_22_of_25_rounds_is_marked(tmp_path: Path) -> None:
     path = compared(tmp_path / "run", local, apple, counts=counts, rounds=25, away={"h8": 3})
     text = checked(path).text
     assert "† h8 took part in 3 of 25 rounds. Scores are those of the last round" in text
-    assert "h8 took part in 3 of 25 rounds: without it the average is +20.0 points (95 % interval +" in text
+    assert (
+        "h8 took part in 3 of 25 rounds: without it the average is +20.0 points (95 % interval +"
+        in text
+    )
     assert (
         "the worst hospital, h8, reaches 10.0 % (10.0 % alone) of 100 test samples; without † h1, reaches 80.0 %"
         in text
     )
-    rows = re.sub(r"<[^>]+>", " ", write_report(path).read_text().partition("<tfoot>")[2].partition("</tfoot>")[0])
-    assert rows.split() == ["Mean", "53.8", "71.2", "+17.5", "without", "†", "60.0", "80.0", "+20.0"]
+    rows = re.sub(
+        r"<[^>]+>",
+        " ",
+        write_report(path).read_text().partition("<tfoot>")[2].partition("</tfoot>")[0],
+    )
+    assert rows.split() == [
+        "Mean",
+        "53.8",
+        "71.2",
+        "+17.5",
+        "without",
+        "†",
+        "60.0",
+        "80.0",
+        "+20.0",
+    ]
     assert "10.0h8†" in text  # the methods' worst silo
     assert "without † +20.0" in tiles(StudyResults(path))
     assert "\nh8 took part in 3 of 25 rounds: scores are" in silo_table(StudyResults(path))
@@ -209,11 +270,20 @@ def test_silos_drawn_for_few_rounds_like_all_others_are_not_marked(tmp_path: Pat
 
 def test_lines_of_the_log_have_their_time(tmp_path: Path) -> None:
     path = compared(tmp_path / "run", (0.5,), (0.7,))
-    line = {"event": "note", "strategy": "apple", "seed": 42, "message": "h1 is gone; waits for it"}
-    lines = [{**line, "time": f"2026-11-23T15:0{k}:11Z"} for k in (2, 7)] + [{**line, "message": "h1 is back"}]
+    line = {
+        "event": "note",
+        "strategy": "apple",
+        "seed": 42,
+        "message": "h1 is gone; waits for it",
+    }
+    lines = [{**line, "time": f"2026-11-23T15:0{k}:11Z"} for k in (2, 7)] + [
+        {**line, "message": "h1 is back"}
+    ]
     (path / "progress.jsonl").write_text("".join(json.dumps(event) + "\n" for event in lines))
     text = checked(path).text
-    assert "From the run's log:2026-11-23 15:02:11 UTC h1 is gone; waits for it. (2 times)" in text
+    assert (
+        "From the run's log:2026-11-23 15:02:11 UTC h1 is gone; waits for it. (2 times)" in text
+    )
     assert "time not recorded h1 is back." in text
 
 
@@ -233,9 +303,13 @@ def test_an_axis_has_no_tick_twice() -> None:
 
 def test_the_terms_are_explained_where_asked(tmp_path: Path) -> None:
     html = write_report(compared(tmp_path / "run", (0.5,), (0.7,))).read_text()
-    explained = re.findall(r"<details[^>]*><summary>What is this\?</summary>(.*?)</details>", html, re.DOTALL)
+    explained = re.findall(
+        r"<details[^>]*><summary>What is this\?</summary>(.*?)</details>", html, re.DOTALL
+    )
     assert any("Incentivised rate" in text and "BMCTA" in text for text in explained)
-    assert "<dl class='terms'>" not in re.sub(r"<details.*?</details>", "", html, flags=re.DOTALL)
+    assert "<dl class='terms'>" not in re.sub(
+        r"<details.*?</details>", "", html, flags=re.DOTALL
+    )
 
 
 MEASURE = """<script>
@@ -260,10 +334,11 @@ def test_tables_fit_or_show_that_they_scroll(width: int, tmp_path: Path) -> None
     html = path.read_text() + MEASURE.replace("document.title", "parent.document.title")
     # The window's least width is more than a phone's; a frame has any.
     escaped = html.replace("&", "&amp;").replace('"', "&quot;")
-    page.write_text(f'<body><iframe srcdoc="{escaped}" width={width} height=900 frameborder=0></iframe>')
-    flags = (
-        f"--headless --no-sandbox --disable-gpu --disable-sync --no-first-run --user-data-dir={tmp_path / 'browser'}"
+    page.write_text(
+        f'<body><iframe srcdoc="{escaped}" width={width} height=900 frameborder=0></iframe>'
     )
+    flags = "--headless --no-sandbox --disable-gpu --disable-sync --no-first-run"
+    flags += f" --user-data-dir={tmp_path / 'browser'}"
     quiet = "--disable-quic --disable-background-networking --disable-component-update"
     command = [browser, *flags.split(), *quiet.split(), "--dump-dom", page.as_uri()]
     found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
@@ -286,12 +361,26 @@ def test_the_table_of_methods_has_the_headlines_interval(tmp_path: Path) -> None
         "fedavg": (0.6, 0.52, 0.45, 0.65, 0.48, 0.57),
         "apple": (0.7, 0.72, 0.68, 0.7, 0.7, 0.6),
     }
-    path = make_run(tmp_path / "run", test, counts=SIX, validation={"local": 0.5, "fedavg": 0.6, "apple": 0.8})
-    rows = re.sub(r"<[^>]+>", " ", write_report(path).read_text().partition("Gain over Local</h3>")[2])
-    each = {m: over_hospitals([a - 0.5 for a in test[m]], k) for m, k in (("fedavg", 2), ("apple", 1))}
+    path = make_run(
+        tmp_path / "run",
+        test,
+        counts=SIX,
+        validation={"local": 0.5, "fedavg": 0.6, "apple": 0.8},
+    )
+    rows = re.sub(
+        r"<[^>]+>", " ", write_report(path).read_text().partition("Gain over Local</h3>")[2]
+    )
+    each = {
+        m: over_hospitals([a - 0.5 for a in test[m]], k)
+        for m, k in (("fedavg", 2), ("apple", 1))
+    }
     low, high = (f"{100 * end:+.1f}" for end in each["apple"].interval)
     assert f"APPLE +18.3 6 hospitals {low} to {high} &lt; 0.001" in re.sub(r"\s+", " ", rows)
     low, high = (f"{100 * end:+.1f}".replace("-", "−") for end in each["fedavg"].interval)
-    assert f"FedAvg +4.5 6 hospitals {low} to {high} {each['fedavg'].p:.3f}" in re.sub(r"\s+", " ", rows)
+    assert f"FedAvg +4.5 6 hospitals {low} to {high} {each['fedavg'].p:.3f}" in re.sub(
+        r"\s+", " ", rows
+    )
     assert "APPLE, which validation data chose, comes first" in checked(path).text
-    assert "Gain over Local" not in checked(compared(tmp_path / "one", (0.5,), (math.nan,))).text
+    assert (
+        "Gain over Local" not in checked(compared(tmp_path / "one", (0.5,), (math.nan,))).text
+    )

@@ -26,7 +26,11 @@ NONE = math.nan
 def planted(path: Path, local: Any, apple: Any, silos: int, **options: Any) -> StudyResults:
     counts = {f"h{k}": 200 for k in range(1, 1 + silos)}
     chosen = {"local": 0.5, "apple": 0.8}
-    return StudyResults(make_run(path, {"local": local, "apple": apple}, counts=counts, validation=chosen, **options))
+    return StudyResults(
+        make_run(
+            path, {"local": local, "apple": apple}, counts=counts, validation=chosen, **options
+        )
+    )
 
 
 def plain(text: str) -> str:
@@ -43,26 +47,38 @@ def test_silos_without_a_score_are_in_no_count(tmp_path: Path) -> None:
     """Two of eight withhold theirs with APPLE: "all silos" and "drawn from 8 silos" would count them."""
     study = planted(tmp_path / "run", (*SIX, 0.9, 0.9), (*BETTER, NONE, NONE), 8)
     assert said(study).startswith("Yes:") and "in 6 hospitals" in said(study)
-    assert condition(verdict(study, "apple", "local")).startswith("Drawn from 6 of 8 hospitals, each tested")
+    assert condition(verdict(study, "apple", "local")).startswith(
+        "Drawn from 6 of 8 hospitals, each tested"
+    )
     below = plain(headline(study)[1])
-    assert "2 hospitals sent no accuracy and are not counted." in below and "all hospitals" not in below
+    assert (
+        "2 hospitals sent no accuracy and are not counted." in below
+        and "all hospitals" not in below
+    )
 
 
 def test_seeds_of_one_method_alone_are_in_no_count(tmp_path: Path) -> None:
     """Local was run with three seeds, APPLE has results with one: the comparison is of that one."""
     study = planted(tmp_path / "run", (SIX,) * 3, (BETTER,) * 3, 6, seeds=(1, 2, 3))
     assert (
-        condition(verdict(study, "apple", "local")).endswith("2 rounds; 3 seeds.") and "run:" not in headline(study)[1]
+        condition(verdict(study, "apple", "local")).endswith("2 rounds; 3 seeds.")
+        and "run:" not in headline(study)[1]
     )
 
     def without(content: dict[str, Any]) -> None:
         for run in content["runs"]:
             if run["strategy"] == "apple" and run["seed"] > 1:
-                run["per_silo"] = {silo: values | {"accuracy": None} for silo, values in run["per_silo"].items()}
+                run["per_silo"] = {
+                    silo: values | {"accuracy": None}
+                    for silo, values in run["per_silo"].items()
+                }
 
     one = changed(study, without)
     assert condition(verdict(one, "apple", "local")).endswith("2 rounds; 1 seed.")
-    assert "One seed was run with both methods: how much others would change this is not counted." in headline(one)[1]
+    assert (
+        "One seed was run with both methods: how much others would change this is not counted."
+        in headline(one)[1]
+    )
 
 
 def test_a_run_that_was_cut_off_has_its_own_rounds(tmp_path: Path) -> None:
@@ -70,17 +86,28 @@ def test_a_run_that_was_cut_off_has_its_own_rounds(tmp_path: Path) -> None:
     study = planted(tmp_path / "run", SIX, BETTER, 6, rounds=9, config={"dp": True})
     rows = [r for r in study.history.rows if r.strategy == "local" or r.round <= 3]
     cost = {"epsilon": 2.5, "delta": 1e-5, "dp_steps": 40.0}
-    rows += [Row("apple", 42, 3, silo, "", "", metric, v, None) for silo in study.silos for metric, v in cost.items()]
+    rows += [
+        Row("apple", 42, 3, silo, "", "", metric, v, None)
+        for silo in study.silos
+        for metric, v in cost.items()
+    ]
     (study.path / "history.csv").unlink()
     History(study.path / "history.csv").add(rows)
-    cut = changed(study, lambda content: content.update(runs=[r for r in content["runs"] if r["strategy"] == "local"]))
+    cut = changed(
+        study,
+        lambda content: content.update(
+            runs=[r for r in content["runs"] if r["strategy"] == "local"]
+        ),
+    )
     assert "3 to 9 rounds" in condition(verdict(cut, "apple", "local"))
     assert "with epsilon at most 2.5 so far." in said(cut)
     assert {row[0] for _, row in privacy_rows(cut, ["apple"])} == {"APPLE, 42, not finished"}
 
 
 def test_epsilon_of_one_run_is_not_that_of_the_study(tmp_path: Path) -> None:
-    study = planted(tmp_path / "run", (SIX,) * 2, (BETTER,) * 2, 6, seeds=(1, 2), config={"dp": True})
+    study = planted(
+        tmp_path / "run", (SIX,) * 2, (BETTER,) * 2, 6, seeds=(1, 2), config={"dp": True}
+    )
 
     def spent(content: dict[str, Any]) -> None:
         for run in content["runs"]:
@@ -88,21 +115,31 @@ def test_epsilon_of_one_run_is_not_that_of_the_study(tmp_path: Path) -> None:
                 values["epsilon"] = 3.5
 
     text = said(changed(study, spent))
-    assert "epsilon at most 3.5 in one run, as the hospitals' last replies say; runs on the same data add up." in text
+    assert (
+        "epsilon at most 3.5 in one run, as the hospitals' last replies say; runs on the same data add up."
+        in text
+    )
 
 
 @pytest.mark.parametrize(
     ("zero_shot", "expected"),
     [
-        ([0.7] * 6 + [None, None], "a gain is shown (70.0 % as it comes, 60.0 % alone, in 6 of 8 hospitals held out)"),
+        (
+            [0.7] * 6 + [None, None],
+            "a gain is shown (70.0 % as it comes, 60.0 % alone, in 6 of 8 hospitals held out)",
+        ),
         ([None, None], "not shown, 2 hospitals held out, none with both scores"),
         ([], "not shown, none was held out"),
     ],
 )
-def test_held_out_silos_without_a_score_are_named(tmp_path: Path, zero_shot: list[Any], expected: str) -> None:
+def test_held_out_silos_without_a_score_are_named(
+    tmp_path: Path, zero_shot: list[Any], expected: str
+) -> None:
     """A model that diverges at a hospital has no score there: the mean is of those where it did not."""
     each = {f"h{k}": {"apple": {"zero_shot": v, "local": 0.6}} for k, v in enumerate(zero_shot)}
-    study = changed(planted(tmp_path / "run", SIX, BETTER, 6), lambda content: content.update(hold_out=each))
+    study = changed(
+        planted(tmp_path / "run", SIX, BETTER, 6), lambda content: content.update(hold_out=each)
+    )
     assert f"an unseen hospital: {expected}" in said(study)
 
 
@@ -113,4 +150,7 @@ def test_calibration_of_several_measurements_was_measured(tmp_path: Path) -> Non
                 values["evidence"] = {"measurement.a.b.calibration_slope": 1.0}
 
     study = changed(planted(tmp_path / "run", SIX, BETTER, 6), measured)
-    assert "calibration: not shown, each measurement has its own (evidence per hospital)" in said(study)
+    assert (
+        "calibration: not shown, each measurement has its own (evidence per hospital)"
+        in said(study)
+    )

@@ -10,13 +10,25 @@ import pytest
 from server.report import canvas
 from server.report.page import page
 from server.report.sections import privacy
-from server.report.sections.privacy import bought, epsilon_by_round, privacy_section, private_methods
+from server.report.sections.privacy import (
+    bought,
+    epsilon_by_round,
+    privacy_section,
+    private_methods,
+)
 from server.report.study import StudyResults
 from server.results.history import History, Row, budgets_of, spent
 from server.simulation.simulate import simulate
 
 UNDRAWN = canvas.undrawn  # the tests of other modules raise in its place
-RUN = {"strategy": "fedavg", "dataset": "digits", "rounds": 2, "silos": 2, "threads": 1, "model": "mlp"}
+RUN = {
+    "strategy": "fedavg",
+    "dataset": "digits",
+    "rounds": 2,
+    "silos": 2,
+    "threads": 1,
+    "model": "mlp",
+}
 
 
 @pytest.fixture(scope="module")
@@ -38,15 +50,23 @@ def test_the_table_and_the_chart(study: StudyResults) -> None:
     page = str(privacy_section(study))
     assert page.count("<td>fedavg, 42</td>".replace("fedavg", "FedAvg")) == 2
     assert page.count("<td>1.50</td><td>1e-05</td><td>8</td>") == 2
-    assert "these numbers show what a deployed run costs" in page and "epsilon spent in the run" in page
+    assert (
+        "these numbers show what a deployed run costs" in page
+        and "epsilon spent in the run" in page
+    )
 
 
-def test_a_chart_that_fails_stops_no_page(study: StudyResults, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chart_that_fails_stops_no_page(
+    study: StudyResults, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An epsilon of an earlier version's history that no axis can hold."""
     monkeypatch.setattr(canvas, "undrawn", UNDRAWN)
     monkeypatch.setattr(privacy, "epsilon_by_round", lambda *_: {1: 1e308, 2: 1.5})
     found = page(study)
-    assert found.count("This chart could not be drawn; the reason is in the log.") == 2 and "</html>" in found
+    assert (
+        found.count("This chart could not be drawn; the reason is in the log.") == 2
+        and "</html>" in found
+    )
 
 
 def test_what_an_epsilon_has_bought(study: StudyResults) -> None:
@@ -54,12 +74,16 @@ def test_what_an_epsilon_has_bought(study: StudyResults) -> None:
     assert private_methods(study) == ["fedavg"]
     assert epsilon_by_round(study, "fedavg", "hospital-01") == {1: 1.0, 2: 1.5}
     points = bought(study, "fedavg", "hospital-01")
-    assert [epsilon for epsilon, _ in points] == [1.0, 1.5] and not any(math.isnan(score) for _, score in points)
+    assert [epsilon for epsilon, _ in points] == [1.0, 1.5] and not any(
+        math.isnan(score) for _, score in points
+    )
 
 
 def test_the_last_reply_says_what_a_run_has_cost(study: StudyResults) -> None:
     found = spent(study.history.of("fedavg", 42))
-    assert {silo: (cost.epsilon, cost.steps) for silo, cost in found.items()} == dict.fromkeys(study.silos, (1.5, 8))
+    assert {silo: (cost.epsilon, cost.steps) for silo, cost in found.items()} == dict.fromkeys(
+        study.silos, (1.5, 8)
+    )
     assert [one["spent"] for one in budgets_of(study.history, "record")] == [1.5, 1.5]
 
 

@@ -66,7 +66,11 @@ def test_difference_interval_of_newcombe() -> None:
 
 
 def test_intervals_of_nothing() -> None:
-    unknown = accuracy_interval(math.nan, 10), accuracy_interval(0.5, 0), difference_interval(0.5, 10, math.nan, 10)
+    unknown = (
+        accuracy_interval(math.nan, 10),
+        accuracy_interval(0.5, 0),
+        difference_interval(0.5, 10, math.nan, 10),
+    )
     assert all(map(math.isnan, sum(unknown, ())))
 
 
@@ -97,7 +101,10 @@ def test_one_seed_has_score_intervals_and_several_a_spread(tmp_path: Path) -> No
     assert one.score("apple", "a").interval == accuracy_interval(0.7, 10)
     assert math.isnan(one.score("apple", "a").spread)
     assert one.gain("apple", "local", "a").interval == difference_interval(0.7, 10, 0.5, 10)
-    test = {"local": [(0.5, 0.5, 0.5), (0.1, 0.5, 0.5)], "apple": [(0.7, 0.5, 0.5), (0.5, 0.5, 0.5)]}
+    test = {
+        "local": [(0.5, 0.5, 0.5), (0.1, 0.5, 0.5)],
+        "apple": [(0.7, 0.5, 0.5), (0.5, 0.5, 0.5)],
+    }
     two = StudyResults(make_run(tmp_path / "two", test, seeds=(1, 2)))
     gain = two.gain("apple", "local", "a")
     assert gain.mean == pytest.approx(0.3) and not gain.shown and gain.sign == 1
@@ -148,7 +155,10 @@ def test_silo_table(tmp_path: Path) -> None:
 def test_headline(tmp_path: Path) -> None:
     """a gains 7/10 - 5/10, far from certain over 10 samples; three silos are too few for the mean's interval."""
     study = StudyResults(make_run(tmp_path / "run"))
-    sentence, trust = (unescape(re.sub(r"<[^>]+>|&#8239;", "", t)).replace("\u00a0", " ") for t in headline(study))
+    sentence, trust = (
+        unescape(re.sub(r"<[^>]+>|&#8239;", "", t)).replace("\u00a0", " ")
+        for t in headline(study)
+    )
     assert sentence == (
         "APPLE against training alone: +3.3 points of accuracy on average in 3 hospitals, not yet certain (an interval "
         "needs 6 hospitals), at a cost of 8.4 MB and 2.5 minutes"
@@ -181,16 +191,40 @@ def test_page_of_the_study(tmp_path: Path) -> None:
 def test_everything_is_escaped(tmp_path: Path) -> None:
     """Names and settings come from elsewhere: one silo is called like a script, one like mathematics for matplotlib."""
     counts = {"<script>alert(1)</script>": 10, "$\\frac{": 20, "\"&'<b>": 40}
-    path = make_run(tmp_path / "<i>run", counts=counts, config={"data-dir": "</pre><img src=x onerror=alert(1)>"})
+    path = make_run(
+        tmp_path / "<i>run",
+        counts=counts,
+        config={"data-dir": "</pre><img src=x onerror=alert(1)>"},
+    )
     events = [
-        {"event": "note", "time": "<script>alert(3)</script>", "message": "<script>alert(4)</script>"},
-        {"event": "round", "strategy": "apple", "seed": 42, "rejected": {"$\\frac{": "<script>alert(5)</script>"}},
-        {"event": "error", "strategy": "apple", "seed": 42, "message": "<script>alert(2)</script>"},
+        {
+            "event": "note",
+            "time": "<script>alert(3)</script>",
+            "message": "<script>alert(4)</script>",
+        },
+        {
+            "event": "round",
+            "strategy": "apple",
+            "seed": 42,
+            "rejected": {"$\\frac{": "<script>alert(5)</script>"},
+        },
+        {
+            "event": "error",
+            "strategy": "apple",
+            "seed": 42,
+            "message": "<script>alert(2)</script>",
+        },
     ]
     (path / "progress.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    History(path / "history.csv").add([Row("apple", 42, 1, "$\\frac{", "", "", "rejected", 1.0, None)])
+    History(path / "history.csv").add(
+        [Row("apple", 42, 1, "$\\frac{", "", "", "rejected", 1.0, None)]
+    )
     silos = [{"name": name, "labels": {"train": {"0": 5}, "val": {}}} for name in counts]
-    manifest = {"dataset": "<script>alert(6)</script>", "partition": "<script>alert(7)</script>", "seed": 42}
+    manifest = {
+        "dataset": "<script>alert(6)</script>",
+        "partition": "<script>alert(7)</script>",
+        "seed": 42,
+    }
     (path / "manifest.json").write_text(json.dumps({**manifest, "classes": 1, "silos": silos}))
     document = checked(path)
     assert {"script", "img", "i"}.isdisjoint(document.tags)
@@ -205,9 +239,15 @@ def test_only_local(tmp_path: Path) -> None:
 
 
 def test_without_local(tmp_path: Path) -> None:
-    assert "APPLE reaches 53.3 %" in checked(make_run(tmp_path / "one", {"apple": TEST["apple"]})).text
+    assert (
+        "APPLE reaches 53.3 %"
+        in checked(make_run(tmp_path / "one", {"apple": TEST["apple"]})).text
+    )
     text = checked(make_run(tmp_path / "two", {k: TEST[k] for k in ("fedavg", "apple")})).text
-    assert "APPLE against FedAvg's shared model: −6.7 points of accuracy on average in 3 hospitals" in text
+    assert (
+        "APPLE against FedAvg's shared model: −6.7 points of accuracy on average in 3 hospitals"
+        in text
+    )
 
 
 def test_one_silo(tmp_path: Path) -> None:
@@ -221,7 +261,9 @@ def test_forty_silos_and_many_methods(tmp_path: Path) -> None:
     counts = {f"hospital-{k:02d}": 20 + k for k in range(1, 41)}
     names = ["local", "fedavg", "apple", "fedala", "fedavg-ft", "apfl", "fedprox", "ditto"]
     test = {name: [round(0.5 + 0.04 * i, 2)] * 40 for i, name in enumerate(names)}
-    path = make_run(tmp_path / "run", test, counts=counts, validation={n: v[0] for n, v in test.items()})
+    path = make_run(
+        tmp_path / "run", test, counts=counts, validation={n: v[0] for n, v in test.items()}
+    )
     for name in ("config.toml", "history.csv", "summary.json"):  # a run of another version's
         file = path / name
         file.write_text(file.read_text().replace("fedprox", "no-longer-known"))
@@ -247,19 +289,35 @@ def test_withheld_metrics(tmp_path: Path) -> None:
     assert StudyResults(path).withheld == ["a"]
     text = checked(path).text
     assert "of accuracy on average in 2 hospitals" in text and "stand behind them: a." in text
-    assert "on its own 20 to 40 samples" in text and "1 hospital sent no accuracy and is not counted." in text
+    assert (
+        "on its own 20 to 40 samples" in text
+        and "1 hospital sent no accuracy and is not counted." in text
+    )
     nothing = dict.fromkeys(TEST, (math.nan,) * 3)
-    assert "The accuracies stayed in the hospitals" in checked(make_run(tmp_path / "all", nothing)).text
+    assert (
+        "The accuracies stayed in the hospitals"
+        in checked(make_run(tmp_path / "all", nothing)).text
+    )
 
 
 def test_failed_before_its_first_round(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", {}, config={"strategy": "local,apple"})
     (path / "summary.json").unlink()
-    event = {"event": "error", "strategy": "local", "seed": 42, "message": "hospital-03 has samples of another shape"}
-    (path / "progress.jsonl").write_text(json.dumps(event) + "\n" + '{"event": "rou')  # killed while it wrote
+    event = {
+        "event": "error",
+        "strategy": "local",
+        "seed": 42,
+        "message": "hospital-03 has samples of another shape",
+    }
+    (path / "progress.jsonl").write_text(
+        json.dumps(event) + "\n" + '{"event": "rou'
+    )  # killed while it wrote
     text = checked(path).text
     assert "The run failed" in text
-    assert "Local, seed 42 failed before its first round ended: hospital-03 has samples of another shape." in text
+    assert (
+        "Local, seed 42 failed before its first round ended: hospital-03 has samples of another shape."
+        in text
+    )
     assert "APPLE, seed 42 was not run." in text
 
 
@@ -275,9 +333,16 @@ def test_silos_left_out_are_named_with_the_reason(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run")
     history = History(path / "history.csv")
     history.add([Row("apple", 42, r, "b", "", "", "rejected", 1.0, None) for r in (1, 2)])
-    event = {"event": "round", "strategy": "apple", "seed": 42, "rejected": {"b": "no reply within 3 s"}}
+    event = {
+        "event": "round",
+        "strategy": "apple",
+        "seed": 42,
+        "rejected": {"b": "no reply within 3 s"},
+    }
     (path / "progress.jsonl").write_text(json.dumps(event) + "\n")
-    assert silo_rounds(StudyResults(path), "rejected") == [("APPLE", 42, "b", 2, "no reply within 3 s")]
+    assert silo_rounds(StudyResults(path), "rejected") == [
+        ("APPLE", 42, "b", 2, "no reply within 3 s")
+    ]
     assert "Rounds that went on without a hospital" in checked(path).text
 
 
@@ -285,24 +350,46 @@ def test_silos_whose_step_was_bounded_are_named_with_the_reason(tmp_path: Path) 
     path = make_run(tmp_path / "run")
     history = History(path / "history.csv")
     history.add([Row("apple", 42, r, "b", "", "", "bounded", 0.1, None) for r in (1, 2)])
-    event = {"event": "round", "strategy": "apple", "seed": 42, "rejected": {}, "bounded": {"b": "cut: <b>far</b>"}}
+    event = {
+        "event": "round",
+        "strategy": "apple",
+        "seed": 42,
+        "rejected": {},
+        "bounded": {"b": "cut: <b>far</b>"},
+    }
     (path / "progress.jsonl").write_text(json.dumps(event) + "\n")
-    assert silo_rounds(StudyResults(path), "bounded") == [("APPLE", 42, "b", 2, "cut: <b>far</b>")]
+    assert silo_rounds(StudyResults(path), "bounded") == [
+        ("APPLE", 42, "b", 2, "cut: <b>far</b>")
+    ]
     assert not silo_rounds(StudyResults(path), "rejected")
     text = checked(path).text
-    assert "Rounds in which a hospital's step was bounded" in text and "Rounds that went on without" not in text
+    assert (
+        "Rounds in which a hospital's step was bounded" in text
+        and "Rounds that went on without" not in text
+    )
 
 
 def test_several_seeds(tmp_path: Path) -> None:
     test = {name: [values, tuple(v + 0.05 for v in values)] for name, values in TEST.items()}
     text = checked(make_run(tmp_path / "run", test, seeds=(1, 2))).text
-    assert "Means over 2 seeds, ± standard deviation" in text and "± 3.5 over seeds" in text  # .05 / sqrt(2)
+    assert (
+        "Means over 2 seeds, ± standard deviation" in text and "± 3.5 over seeds" in text
+    )  # .05 / sqrt(2)
 
 
 def test_label_circles_come_with_a_manifest(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run")
-    silos = [{"name": n, "labels": {"train": {"0": 5 * c}, "val": {"1": c}}} for n, c in N_TEST.items()]
-    manifest = {"dataset": "digits", "partition": "iid", "seed": 42, "classes": 2, "silos": silos}
+    silos = [
+        {"name": n, "labels": {"train": {"0": 5 * c}, "val": {"1": c}}}
+        for n, c in N_TEST.items()
+    ]
+    manifest = {
+        "dataset": "digits",
+        "partition": "iid",
+        "seed": 42,
+        "classes": 2,
+        "silos": silos,
+    }
     (path / "manifest.json").write_text(json.dumps(manifest))
     text = checked(path).text
     assert "Who holds what" in text and "digits split by iid" in text
@@ -310,12 +397,23 @@ def test_label_circles_come_with_a_manifest(tmp_path: Path) -> None:
 
 def test_commands_repeat_the_run(tmp_path: Path) -> None:
     """Only what differs from the defaults is written out; every value is quoted for the shell."""
-    config = {"apple.mu": 0.5, "rounds": 2, "dataset": "breast-cancer", "data-dir": "my data", "batch-size": 64}
+    config = {
+        "apple.mu": 0.5,
+        "rounds": 2,
+        "dataset": "breast-cancer",
+        "data-dir": "my data",
+        "batch-size": 64,
+    }
     study = StudyResults(make_run(tmp_path / "run", config=config))
     line = next(c for c in commands(study) if "--strategy" in c)
-    assert line == "silofl run --strategy local,fedavg,apple --rounds 2 --seed 42 --set 'data-dir=my data' apple.mu=0.5"
+    assert (
+        line
+        == "silofl run --strategy local,fedavg,apple --rounds 2 --seed 42 --set 'data-dir=my data' apple.mu=0.5"
+    )
     (tmp_path / "run" / "study").write_text("/my files/federation.yaml")
-    assert commands(StudyResults(tmp_path / "run"))[0] == "silofl up '/my files/federation.yaml'"
+    assert (
+        commands(StudyResults(tmp_path / "run"))[0] == "silofl up '/my files/federation.yaml'"
+    )
     (tmp_path / "run" / "checkpoint" / "apple-42" / "silos").mkdir(parents=True)
     line = next(c for c in commands(StudyResults(tmp_path / "run")) if "--strategy" in c)
     assert line == (
@@ -350,7 +448,13 @@ def test_small_texts() -> None:
     assert short_names(["a-1", "b-1"]) == (["a-1", "b-1"], "")
     sizes = map(size_text, (0, 999, 1000, 99_600, 2_543_000, 613_000_000, 2e12, 5e15))
     assert ", ".join(sizes) == "0 B, 999 B, 1.0 kB, 100 kB, 2.5 MB, 613 MB, 2.0 TB, 5000.0 TB"
-    assert [duration(s) for s in (0.04, 9.96, 99.4, 150, 7200)] == ["0.0 s", "10 s", "99 s", "2.5 min", "2.0 h"]
+    assert [duration(s) for s in (0.04, 9.96, 99.4, 150, 7200)] == [
+        "0.0 s",
+        "10 s",
+        "99 s",
+        "2.5 min",
+        "2.0 h",
+    ]
     assert round_numbers(64) == [2, 10, 50] and round_numbers(1) == [1]
 
 
@@ -367,7 +471,13 @@ def test_the_users_matplotlib_settings_stay_as_they_are(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three silos of digits, two rounds of local, fedavg and apple."""
-    values = {"strategy": "local,fedavg,apple", "rounds": 2, "silos": 3, "partition": "iid", "threads": 1}
+    values = {
+        "strategy": "local,fedavg,apple",
+        "rounds": 2,
+        "silos": 3,
+        "partition": "iid",
+        "threads": 1,
+    }
     return simulate({**values, "out": str(tmp_path_factory.mktemp("runs") / "run")}, quiet=True)
 
 
@@ -389,7 +499,9 @@ def test_relationships_start_at_p0_and_end_at_the_states(simulated: Path) -> Non
     for i, name in enumerate(found.names):
         assert found.values[0, i].tolist() == pytest.approx([n / sum(counts) for n in counts])
         state = State.load(folder / name / "round-000002.safetensors")
-        assert torch.equal(torch.tensor(found.values[-1, i], dtype=torch.float32), state.arrays["dr"])
+        assert torch.equal(
+            torch.tensor(found.values[-1, i], dtype=torch.float32), state.arrays["dr"]
+        )
     assert not (found.values[0] == found.values[-1]).all()
 
 
@@ -401,11 +513,15 @@ def test_an_absent_silos_relationships_stay(tmp_path: Path) -> None:
     ):
         state = State({"dr_history": torch.tensor(values)}, {"dr_rounds": rounds})
         state.save(tmp_path / name / "round-000002.safetensors")
-    (tmp_path / "b" / "round-000003.safetensors").write_bytes(b"damaged")  # the one before is shown
+    (tmp_path / "b" / "round-000003.safetensors").write_bytes(
+        b"damaged"
+    )  # the one before is shown
     found = Apple.read_relationships(newest_states(tmp_path))
     assert found is not None and found.rounds == [0, 1, 2]
     assert found.values[:, 1, 1].tolist() == pytest.approx([0.5, 0.6, 0.9])
-    assert math.isnan(found.values[0, 0, 0]) and found.values[1:, 0, 0].tolist() == pytest.approx([0.5, 0.7])
+    assert math.isnan(found.values[0, 0, 0]) and found.values[
+        1:, 0, 0
+    ].tolist() == pytest.approx([0.5, 0.7])
     assert Apple.read_relationships(newest_states(tmp_path / "nowhere")) is None
 
 
@@ -414,7 +530,9 @@ def test_command_line(simulated: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out == f"{simulated / 'report.html'}\n"
 
 
-def test_study_prints_the_table_and_ends_with_the_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_study_prints_the_table_and_ends_with_the_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run"
     line = f"simulate --strategy local,fedavg --rounds 1 --silos 2 --partition iid --set threads=1 --out {out}"
     assert main(line.split()) == 0
@@ -425,7 +543,14 @@ def test_study_prints_the_table_and_ends_with_the_directory(tmp_path: Path, caps
 
 def test_failed_simulation_leaves_a_report(tmp_path: Path) -> None:
     """A learning rate that makes every silo diverge: the run fails, the report says why."""
-    values = {"strategy": "fedavg", "rounds": 2, "silos": 2, "partition": "iid", "threads": 1, "learning-rate": 1e30}
+    values = {
+        "strategy": "fedavg",
+        "rounds": 2,
+        "silos": 2,
+        "partition": "iid",
+        "threads": 1,
+        "learning-rate": 1e30,
+    }
     with pytest.raises(RuntimeError):
         simulate({**values, "out": str(tmp_path / "run")}, quiet=True)
     text = checked(tmp_path / "run").text
@@ -433,17 +558,30 @@ def test_failed_simulation_leaves_a_report(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("simulated", [True, False])
-def test_server_app_ends_with_a_report(simulated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_app_ends_with_a_report(
+    simulated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Label counts only where the data are the simulation's: hospitals do not send theirs."""
     out = tmp_path / "run"
-    values = {"strategy": "fedavg", "rounds": 1, "silos": 2, "partition": "iid", "threads": 1, "out": str(out)}
+    values = {
+        "strategy": "fedavg",
+        "rounds": 1,
+        "silos": 2,
+        "partition": "iid",
+        "threads": 1,
+        "out": str(out),
+    }
     settings = parse_settings(values)
     summary = ClientSession.data_summary
     kind = {"simulated": simulated, "own_file": not simulated}
-    monkeypatch.setattr(ClientSession, "data_summary", lambda session, **asked: {**summary(session), **kind})
+    monkeypatch.setattr(
+        ClientSession, "data_summary", lambda session, **asked: {**summary(session), **kind}
+    )
     with flower_identity():
         server.app.main(InProcessGrid(client_app, 2, settings.flat()), server_context(settings))
-    assert {p.stat().st_mode & 0o077 for p in (out, *out.rglob("*"))} == {0}  # for its user alone
+    assert {p.stat().st_mode & 0o077 for p in (out, *out.rglob("*"))} == {
+        0
+    }  # for its user alone
     assert (out / "manifest.json").exists() == simulated
     assert ("Who holds what" in checked(out).text) == simulated
 
@@ -485,15 +623,23 @@ def test_round_values() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(TRACKERS))
-def test_missing_library_is_one_line(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard" if name == "tensorboard" else name, None)
-    with pytest.raises(UserError, match=rf"--log {name} needs a library .* pip install -e '.\[tracking\]'"):
+def test_missing_library_is_one_line(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(
+        sys.modules, "torch.utils.tensorboard" if name == "tensorboard" else name, None
+    )
+    with pytest.raises(
+        UserError, match=rf"--log {name} needs a library .* pip install -e '.\[tracking\]'"
+    ):
         simulate({"out": str(tmp_path / "run")}, quiet=True, log=[name])
     assert not (tmp_path / "run").exists()
 
 
 def test_unknown_library() -> None:
-    with pytest.raises(UserError, match=r"unknown --log 'tensorbord' \(did you mean 'tensorboard'\?\)"):
+    with pytest.raises(
+        UserError, match=r"unknown --log 'tensorbord' \(did you mean 'tensorboard'\?\)"
+    ):
         open_trackers(["tensorbord"])
 
 
@@ -522,5 +668,10 @@ def test_mlflow(tmp_path: Path) -> None:
     assert sorted(r.info.run_name for r in runs) == ["fedavg-42", "local-42"]
     run = next(r for r in runs if r.info.run_name == "fedavg-42")
     assert run.info.status == "FINISHED" and run.data.params["learning-rate"] == "0.05"
-    logged = {m.step: m.value for m in client.get_metric_history(run.info.run_id, "test/accuracy/received")}
-    assert logged == pytest.approx({r: v[0] for r, v in StudyResults(out).curve("fedavg", "received").items()})
+    logged = {
+        m.step: m.value
+        for m in client.get_metric_history(run.info.run_id, "test/accuracy/received")
+    }
+    assert logged == pytest.approx(
+        {r: v[0] for r, v in StudyResults(out).curve("fedavg", "received").items()}
+    )

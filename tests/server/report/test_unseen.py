@@ -23,7 +23,9 @@ BETTER = tuple(v + 0.2 for v in SIX)
 def planted(path: Path, local: Sequence[float], apple: Sequence[float]) -> StudyResults:
     counts = {f"h{k}": 200 for k in range(1, 1 + len(local))}
     test: dict[str, Any] = {"local": local, "apple": apple}
-    return StudyResults(make_run(path, test, counts=counts, validation={"local": 0.5, "apple": 0.8}))
+    return StudyResults(
+        make_run(path, test, counts=counts, validation={"local": 0.5, "apple": 0.8})
+    )
 
 
 def scores(zero_shot: float | None, personalised: float | None = 0.8) -> dict[str, Any]:
@@ -31,7 +33,12 @@ def scores(zero_shot: float | None, personalised: float | None = 0.8) -> dict[st
 
 
 def text_of(study: Any) -> str:
-    page = str(unseen_section(study)).replace("</td>", " ").replace("</th>", " ").replace("<small>", " ")
+    page = (
+        str(unseen_section(study))
+        .replace("</td>", " ")
+        .replace("</th>", " ")
+        .replace("<small>", " ")
+    )
     return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", "", page)))
 
 
@@ -63,7 +70,10 @@ def test_too_few_are_not_shown(tmp_path: Path) -> None:
 def test_what_is_withheld_makes_no_mean(tmp_path: Path) -> None:
     """One silo's score is not known: neither the mean nor the worst is made of the others."""
     study = with_held_out(tmp_path / "run", scores(None), scores(0.9))
-    row = [re.sub("<[^>]+>", " ", str(cell)) for cell in mean_row([of["apple"] for of in held_out(study).values()], 1)]
+    row = [
+        re.sub("<[^>]+>", " ", str(cell))
+        for cell in mean_row([of["apple"] for of in held_out(study).values()], 1)
+    ]
     assert row[0] == "–" and row[6] == "–" and row[4] == "+30.0 not shown, 1 of 2 hospitals "
 
 
@@ -76,12 +86,22 @@ def test_a_run_that_holds_out_itself_shows_what_it_has(tmp_path: Path) -> None:
 
     def change(summary: dict[str, Any]) -> None:
         for run in summary["runs"]:
-            run["hold_out"] = {"h9": {"n_test": 50, "zero_shot": {"accuracy": 0.7}, "personalised": {"accuracy": 0.8}}}
+            run["hold_out"] = {
+                "h9": {
+                    "n_test": 50,
+                    "zero_shot": {"accuracy": 0.7},
+                    "personalised": {"accuracy": 0.8},
+                }
+            }
 
     study = changed(planted(tmp_path / "run", SIX, BETTER), change)
     assert "APPLE 70.0 80.0 – – – – 70.0" in text_of(study)
     found = answer(study)
-    assert found and "an unseen hospital: not shown, 1 hospital held out, none with both scores" in found.sentence
+    assert (
+        found
+        and "an unseen hospital: not shown, 1 hospital held out, none with both scores"
+        in found.sentence
+    )
 
 
 @pytest.mark.parametrize("late", [{}, {"h2": 4}])

@@ -14,19 +14,41 @@ def test_a_regression_has_its_evidence(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(300, 3)).astype(np.float32)
     y = (500 + 90 * x[:, 0] + rng.normal(0, 30, 300)).astype(np.float32)
-    np.savez(tmp_path / "all.npz", x=x, y=y, subgroup=np.where(x[:, 1] > 0, "scanner A", "scanner B"))
-    given = {"dataset": str(tmp_path / "all.npz"), "partition": "iid", "silos": 3, "rounds": 2, "model": "linear"}
-    out = simulate({**given, "strategy": "local,fedavg", "threads": 1, "out": str(tmp_path / "run")}, quiet=True)
+    np.savez(
+        tmp_path / "all.npz", x=x, y=y, subgroup=np.where(x[:, 1] > 0, "scanner A", "scanner B")
+    )
+    given = {
+        "dataset": str(tmp_path / "all.npz"),
+        "partition": "iid",
+        "silos": 3,
+        "rounds": 2,
+        "model": "linear",
+    }
+    out = simulate(
+        {**given, "strategy": "local,fedavg", "threads": 1, "out": str(tmp_path / "run")},
+        quiet=True,
+    )
     page = (out / "report.html").read_text()
     for runs in json.loads((out / "summary.json").read_text())["runs"]:
         for silo, values in runs["per_silo"].items():
             n, mean, low, high = values["evidence"]["agreement"]
-            assert n == values["n_test"] and mean == values["calibration_in_the_large"] and low < mean < high
+            assert (
+                n == values["n_test"]
+                and mean == values["calibration_in_the_large"]
+                and low < mean < high
+            )
             assert values["brier"] is None and values["ece"] is None
             assert values["evidence"]["subgroup.scanner A"][1] > 0, silo
-    assert "Limits of agreement" in page and "Predicted against measured" in page and "Mean absolute error" in page
+    assert (
+        "Limits of agreement" in page
+        and "Predicted against measured" in page
+        and "Mean absolute error" in page
+    )
     assert "Net benefit" not in page and page.count('id="values-') >= 3
-    assert "have no intervals" in page and "chance alone lets about 0.6 of those below miss" in page
+    assert (
+        "have no intervals" in page
+        and "chance alone lets about 0.6 of those below miss" in page
+    )
     assert "no theorem promises" in page
     assert "distance of mean measured and mean predicted" in page
 
@@ -36,9 +58,23 @@ def test_several_measurements_have_a_row_each(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(300, 2)).astype(np.float32)
     y = np.array([500, 5]) + (x + rng.normal(0, 0.3, x.shape)) * np.array([90, 1])
-    np.savez(tmp_path / "all.npz", x=x, y=y.astype(np.float32), label_names=np.array(["a<b & c", "v1.2"]))
-    given = {"dataset": str(tmp_path / "all.npz"), "partition": "iid", "silos": 3, "rounds": 2, "model": "linear"}
-    out = simulate({**given, "strategy": "local,fedavg", "threads": 1, "out": str(tmp_path / "run")}, quiet=True)
+    np.savez(
+        tmp_path / "all.npz",
+        x=x,
+        y=y.astype(np.float32),
+        label_names=np.array(["a<b & c", "v1.2"]),
+    )
+    given = {
+        "dataset": str(tmp_path / "all.npz"),
+        "partition": "iid",
+        "silos": 3,
+        "rounds": 2,
+        "model": "linear",
+    }
+    out = simulate(
+        {**given, "strategy": "local,fedavg", "threads": 1, "out": str(tmp_path / "run")},
+        quiet=True,
+    )
     page = (out / "report.html").read_text()
     for runs in json.loads((out / "summary.json").read_text())["runs"]:
         for values in runs["per_silo"].values():
@@ -46,7 +82,11 @@ def test_several_measurements_have_a_row_each(tmp_path: Path) -> None:
             for name, unit in (("a<b & c", 90), ("v1.2", 1)):
                 n, mean, low, high = values["evidence"][f"measurement.{name}.agreement"]
                 assert n == values["n_test"] and low < mean < high < 3 * unit
-                assert 0 < values["evidence"][f"measurement.{name}.conformal_intervals"][6] < 20 * unit
+                assert (
+                    0
+                    < values["evidence"][f"measurement.{name}.conformal_intervals"][6]
+                    < 20 * unit
+                )
     section = page[page.index("Evidence per hospital") :]
     assert section.count("<td>a&lt;b &amp; c</td>") == section.count("<td>v1.2</td>") == 3
     assert "a<b" not in page and "hospital-01: v1.2" in page and page.count('id="values-') >= 6

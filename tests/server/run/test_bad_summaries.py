@@ -15,7 +15,17 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Error, Message, MetricRecord
-from tiny import Files, Run, TinyGrid, comparable, federate, random_silos, round_of, rows_of, same
+from tiny import (
+    Files,
+    Run,
+    TinyGrid,
+    comparable,
+    federate,
+    random_silos,
+    round_of,
+    rows_of,
+    same,
+)
 
 from partitions.common.errors import UserError
 from server.results.run_directory import RunDirectory
@@ -36,7 +46,9 @@ def says(**values: Any) -> Spoil:
 
     def spoil(reply: Message) -> None:
         summary = dict(reply.content["summary"]) | values
-        reply.content["summary"] = ConfigRecord({key: value for key, value in summary.items() if value is not None})
+        reply.content["summary"] = ConfigRecord(
+            {key: value for key, value in summary.items() if value is not None}
+        )
 
     return spoil
 
@@ -70,7 +82,9 @@ BAD: dict[str, Spoil] = {
     "no card": nothing,
     "numbers for a card": instead(MetricRecord({"n_train": 8})),
     "an empty card": instead(ConfigRecord({})),
-    "a million unknown fields' worth, and nothing else": instead(ConfigRecord({"x": "x" * 10**6})),
+    "a million unknown fields' worth, and nothing else": instead(
+        ConfigRecord({"x": "x" * 10**6})
+    ),
     # -- names
     "no name": says(name=None),
     "an empty name": says(name=""),
@@ -177,7 +191,9 @@ BAD: dict[str, Spoil] = {
     "sums beyond every number": says(sum=[1e300, 0.0, 0.0], square_sum=[1e305, 1.0, 1.0]),
     "all sums far off": says(sum=[8e14] * 3, square_sum=[1e30] * 3),
     "a negative sum of squares": says(square_sum=[-1.0, 1.0, 1.0]),
-    "squares below the square of the mean": says(sum=[8.0, 8.0, 8.0], square_sum=[7.9, 8.0, 8.0]),
+    "squares below the square of the mean": says(
+        sum=[8.0, 8.0, 8.0], square_sum=[7.9, 8.0, 8.0]
+    ),
     "sums in another unit still": times(1e13),
     "a reason of two lines": says(sums_withheld="a\nb"),
     "a long reason": says(sums_withheld="x" * 301),
@@ -215,7 +231,9 @@ def test_there_are_enough_kinds() -> None:
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_a_bad_summary_costs_the_others_nothing(four: Files, without: Run, tmp_path: Path, kind: str) -> None:
+def test_a_bad_summary_costs_the_others_nothing(
+    four: Files, without: Run, tmp_path: Path, kind: str
+) -> None:
     """With a quorum of three the numbers are those of a run of three, bit for bit.
 
     Of some kinds: round 1 without a quorum, then resumed with it. The silo is named in a printable line of at most 300
@@ -236,13 +254,23 @@ def test_a_bad_summary_costs_the_others_nothing(four: Files, without: Run, tmp_p
     written = [e for e in map(json.loads, lines) if e["event"] == "note"]
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", e["time"]) for e in written)
     notes = [e["message"] for e in written]
-    assert len(notes) == 1 + resumed and notes[-1] == reason and re.search(r"node 4|\bd\b", notes[0])
+    assert (
+        len(notes) == 1 + resumed
+        and notes[-1] == reason
+        and re.search(r"node 4|\bd\b", notes[0])
+    )
     summary = write_summary(directory, run.federation.history, run.federation.finished())
-    assert list(summary["runs"][0]["left_out"].values()) == [reason] and summary["runs"][0]["silos"] == list(HONEST)
+    assert list(summary["runs"][0]["left_out"].values()) == [reason] and summary["runs"][0][
+        "silos"
+    ] == list(HONEST)
 
 
-@pytest.mark.parametrize("kind", ["no card", "text in the sums", "another shape", "all sums far off", "no thread"])
-def test_a_summary_that_goes_bad_before_a_resume(four: Files, tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind", ["no card", "text in the sums", "another shape", "all sums far off", "no thread"]
+)
+def test_a_summary_that_goes_bad_before_a_resume(
+    four: Files, tmp_path: Path, kind: str
+) -> None:
     """d took part in round 1 with a right summary. The others go on as if it had failed in round 2."""
     options = {**OPTIONS, "rounds": 2}
 
@@ -255,8 +283,15 @@ def test_a_summary_that_goes_bad_before_a_resume(four: Files, tmp_path: Path, ki
     run = federate(four, resume=True, prepare=prepared(BAD[kind]), **place)
     assert same(run.strategy.state.arrays["global"], whole.strategy.state.arrays["global"])
     assert run.strategy.plan.numbers["mean"] == whole.strategy.plan.numbers["mean"]
-    assert {(r.round, r.silo) for r in run.rows if r.metric == "rejected"} == {(2, "d"), (3, "d")}
-    assert {round_of(m) for m, _ in run.grid.traffic if run.grid.name_of(m.metadata.dst_node_id) == "d"} == {0}
+    assert {(r.round, r.silo) for r in run.rows if r.metric == "rejected"} == {
+        (2, "d"),
+        (3, "d"),
+    }
+    assert {
+        round_of(m)
+        for m, _ in run.grid.traffic
+        if run.grid.name_of(m.metadata.dst_node_id) == "d"
+    } == {0}
 
 
 def killed(times: int) -> Callable[[TinyGrid], None]:
@@ -267,7 +302,9 @@ def killed(times: int) -> Callable[[TinyGrid], None]:
         if (name, message.metadata.message_type) != ("d", "query") or not left[0]:
             return reply
         left[0] -= 1
-        return Message(Error(CRASHED, "ClientApp process was ended by SIGKILL"), reply_to=message)
+        return Message(
+            Error(CRASHED, "ClientApp process was ended by SIGKILL"), reply_to=message
+        )
 
     return lambda grid: setattr(grid, "after", after)
 
@@ -288,13 +325,18 @@ def test_a_quorum_that_the_others_do_not_make_up(four: Files) -> None:
             federate(four, rounds=1, min_silos=4, prepare=prepared(BAD[kind]), **OPTIONS)
 
 
-def test_a_silo_that_is_here_for_the_first_time_when_a_run_is_resumed(four: Files, tmp_path: Path) -> None:
+def test_a_silo_that_is_here_for_the_first_time_when_a_run_is_resumed(
+    four: Files, tmp_path: Path
+) -> None:
     """It was left out at the start, and its summary is right now: it is named, and the others go on."""
     place = {**OPTIONS, "directory": tmp_path / "run"}
     federate(four, rounds=1, prepare=prepared(BAD["no name"]), **place)
     run = federate(four, rounds=2, resume=True, **place)
     assert list(run.strategy.silos) == list(HONEST)
-    assert "d is here, and is none of this run's silos" in (tmp_path / "run" / "progress.jsonl").read_text()
+    assert (
+        "d is here, and is none of this run's silos"
+        in (tmp_path / "run" / "progress.jsonl").read_text()
+    )
 
 
 def test_unknown_fields_reach_no_checkpoint(four: Files, tmp_path: Path) -> None:
@@ -308,7 +350,9 @@ def test_unknown_fields_reach_no_checkpoint(four: Files, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("method", ["fedavg", "apple", "fedfomo", "player-fl"])
-def test_unknown_numbers_of_a_reply_reach_no_checkpoint(four: Files, tmp_path: Path, method: str) -> None:
+def test_unknown_numbers_of_a_reply_reach_no_checkpoint(
+    four: Files, tmp_path: Path, method: str
+) -> None:
     def after(silo: str, message: Message, reply: Message) -> Message:
         if silo == "d" and message.metadata.message_type == "train":
             config: Any = reply.content["config"]
@@ -327,17 +371,27 @@ def test_unknown_numbers_of_a_reply_reach_no_checkpoint(four: Files, tmp_path: P
 
 def test_another_unit_is_named_and_standardised_by_itself(four: Files, tmp_path: Path) -> None:
     """A thousand times the others' values: theirs alone make the mean, the silo takes part with its own."""
-    run = federate(four, rounds=2, directory=tmp_path / "run", prepare=prepared(times(1000.0)), **OPTIONS)
-    assert run.strategy.plan.numbers["own_statistics"] == ["d"] and not run.federation.registration.left_out
+    run = federate(
+        four, rounds=2, directory=tmp_path / "run", prepare=prepared(times(1000.0)), **OPTIONS
+    )
+    assert (
+        run.strategy.plan.numbers["own_statistics"] == ["d"]
+        and not run.federation.registration.left_out
+    )
     rows = np.concatenate([rows_of(four[name])[0] for name in HONEST])
     assert np.allclose(run.strategy.plan.numbers["mean"], rows.mean(0)) and np.allclose(
         run.strategy.plan.numbers["std"], rows.std(0)
     )
     note = (tmp_path / "run" / "progress.jsonl").read_text()
-    assert "d gives no sums of its columns: it has values in column 1 that are" in note and "another unit?" in note
+    assert (
+        "d gives no sums of its columns: it has values in column 1 that are" in note
+        and "another unit?" in note
+    )
 
 
-def summary(name: str, sums: list[float], squares: list[float], **values: Any) -> dict[str, Any]:
+def summary(
+    name: str, sums: list[float], squares: list[float], **values: Any
+) -> dict[str, Any]:
     known = {"name": name, "own_file": True, "shape": [len(sums)], "classes": 2, "n_train": 4}
     return {**known, "sum": sums, "square_sum": squares, **values}
 
@@ -351,7 +405,11 @@ def test_what_is_usual_in_a_column() -> None:
         summary("c", [0.0, 0.0], [0.0, 36.0]),
     ]
     assert not reconcile(summaries, {}, "", sums=True).left_out
-    for ratio, field in ((FAR * 0.99, "sum"), (FAR * 1.01, "sums_withheld"), (IMPLAUSIBLE * 1.01, "")):
+    for ratio, field in (
+        (FAR * 0.99, "sum"),
+        (FAR * 1.01, "sums_withheld"),
+        (IMPLAUSIBLE * 1.01, ""),
+    ):
         odd = summary("d", [0.0, 0.0], [0.0, 4 * (3 * ratio) ** 2])
         verdict = reconcile([*summaries, odd], {}, "", sums=True)
         assert field in verdict.summaries["d"] if field else list(verdict.left_out) == ["d"]
@@ -362,23 +420,43 @@ def test_what_is_usual_in_a_column() -> None:
 
 
 def kinds(*values: tuple[str, list[int], int]) -> list[dict[str, Any]]:
-    return [{"name": n, "own_file": True, "shape": shape, "classes": c, "n_train": 1} for n, shape, c in values]
+    return [
+        {"name": n, "own_file": True, "shape": shape, "classes": c, "n_train": 1}
+        for n, shape, c in values
+    ]
 
 
 def test_the_majority_and_a_tie() -> None:
-    verdict = reconcile(kinds(("a", [4], 9), ("b", [3], 2), ("c", [3], 2), ("d", [3], 3)), {}, "", sums=True)
-    assert (verdict.data_spec.shape, verdict.data_spec.classes, list(verdict.left_out)) == ((3,), 2, ["a", "d"])
-    assert verdict.left_out["d"].startswith("d is left out: it has 3 classes, most silos have 2 (`classes` in the")
-    tie = reconcile(kinds(("b", [4], 5), ("a", [3], 2), ("c", [3], 7), ("d", [4], 5)), {}, "", sums=True)
-    assert (tie.data_spec.shape, tie.data_spec.classes, list(tie.left_out)) == ((3,), 7, ["b", "d"])
+    verdict = reconcile(
+        kinds(("a", [4], 9), ("b", [3], 2), ("c", [3], 2), ("d", [3], 3)), {}, "", sums=True
+    )
+    assert (verdict.data_spec.shape, verdict.data_spec.classes, list(verdict.left_out)) == (
+        (3,),
+        2,
+        ["a", "d"],
+    )
+    assert verdict.left_out["d"].startswith(
+        "d is left out: it has 3 classes, most silos have 2 (`classes` in the"
+    )
+    tie = reconcile(
+        kinds(("b", [4], 5), ("a", [3], 2), ("c", [3], 7), ("d", [4], 5)), {}, "", sums=True
+    )
+    assert (tie.data_spec.shape, tie.data_spec.classes, list(tie.left_out)) == (
+        (3,),
+        7,
+        ["b", "d"],
+    )
 
 
 def test_the_federation_file_stands_above_the_majority(four: Files) -> None:
     """Four classes are agreed on: d, which alone has so many, takes part, and the model has four outputs, Σ = 16."""
-    run = federate(four, rounds=1, agreed='{"classes": 4}', prepare=prepared(says(classes=4)), **OPTIONS)
+    run = federate(
+        four, rounds=1, agreed='{"classes": 4}', prepare=prepared(says(classes=4)), **OPTIONS
+    )
     assert list(run.strategy.silos) == [*HONEST, "d"] and run.strategy.layout.size == 16
     with pytest.raises(
-        UserError, match=r"a is left out: it has samples of shape \(3,\), the federation file has \(5,\)"
+        UserError,
+        match=r"a is left out: it has samples of shape \(3,\), the federation file has \(5,\)",
     ):
         federate(four, rounds=1, agreed='{"shape": [5]}', **OPTIONS)
 
@@ -393,9 +471,14 @@ def test_what_holds_stays_when_a_run_is_resumed(four: Files, tmp_path: Path) -> 
             says(shape=[4], sum=[0.0] * 4, square_sum=[1.0] * 4)(reply)
         return reply
 
-    run = federate(four, rounds=2, resume=True, prepare=lambda grid: setattr(grid, "after", after), **place)
+    run = federate(
+        four, rounds=2, resume=True, prepare=lambda grid: setattr(grid, "after", after), **place
+    )
     assert list(run.federation.registration.left_out) == ["b", "c", "d"]
-    assert "b is left out: it has samples of shape (4,), this run has (3,)" in run.federation.registration.left_out["b"]
+    assert (
+        "b is left out: it has samples of shape (4,), this run has (3,)"
+        in run.federation.registration.left_out["b"]
+    )
 
 
 @pytest.mark.parametrize(

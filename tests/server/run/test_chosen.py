@@ -20,9 +20,27 @@ def random_history(rng: random.Random, splits: tuple[str, ...]) -> list[Row]:
         for silo in ("a", "b", "c", "d")[: rng.randint(1, 4)]:
             if rng.random() < 0.7:
                 for split in splits:
-                    value = math.nan if rng.random() < 0.05 and split == "test" else rng.randint(0, 4) / 4
-                    rows.append(Row("fedavg", 1, number, silo, split, "received", "accuracy", value, 5))
-                    rows.append(Row("fedavg", 1, number, silo, split, "personal", "accuracy", rng.random(), 5))
+                    value = (
+                        math.nan
+                        if rng.random() < 0.05 and split == "test"
+                        else rng.randint(0, 4) / 4
+                    )
+                    rows.append(
+                        Row("fedavg", 1, number, silo, split, "received", "accuracy", value, 5)
+                    )
+                    rows.append(
+                        Row(
+                            "fedavg",
+                            1,
+                            number,
+                            silo,
+                            split,
+                            "personal",
+                            "accuracy",
+                            rng.random(),
+                            5,
+                        )
+                    )
     return rows
 
 
@@ -38,7 +56,9 @@ def test_it_is_the_summarys(splits: tuple[str, ...]) -> None:
             chosen.add(rows)
             cards = {silo: {"n_train": 5, "n_test": 5} for silo in ("a", "b", "c", "d")}
             totals = {"down": 0, "up": 0}
-            run = FinishedRun(strategy="fedavg", seed=1, rounds=9, silos=cards, total_bytes=totals, seconds={})
+            run = FinishedRun(
+                strategy="fedavg", seed=1, rounds=9, silos=cards, total_bytes=totals, seconds={}
+            )
             found = run_summary(history, run)
             if found["final"]["round"] is None:
                 continue

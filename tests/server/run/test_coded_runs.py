@@ -15,7 +15,18 @@ import torch
 from cases import CASES, OPTIONS, every
 from flwr.app import Error, Message
 from resuming import assert_equal, crash_after, interrupted
-from tiny import Files, Run, TinyGrid, comparable, federate, forget_models, same, simulated, train_replies, write_silo
+from tiny import (
+    Files,
+    Run,
+    TinyGrid,
+    comparable,
+    federate,
+    forget_models,
+    same,
+    simulated,
+    train_replies,
+    write_silo,
+)
 from torch import Tensor, nn
 from two_layers import DEEP
 
@@ -27,7 +38,13 @@ from strategies.base.transport.error_feedback import PROPOSED, RESIDUAL
 from strategies.base.transport.payload import array_record, decode
 
 TOPK: dict[str, Any] = {"wire_dtype": "topk", "wire_topk": 0.2}
-FEW: dict[str, Any] = {"strategy": "fedavg", "rounds": 4, "batch_size": 4, "learning_rate": 0.3, "mlp__hidden": "6"}
+FEW: dict[str, Any] = {
+    "strategy": "fedavg",
+    "rounds": 4,
+    "batch_size": 4,
+    "learning_rate": 0.3,
+    "mlp__hidden": "6",
+}
 SOUND = {
     *(
         "apfl",
@@ -53,7 +70,9 @@ def test_which_methods_can() -> None:
 
 
 @every(CASES)
-def test_every_method_is_refused_or_loses_nothing_where_all_is_sent(three: Files, name: str, tiny_bn: None) -> None:
+def test_every_method_is_refused_or_loses_nothing_where_all_is_sent(
+    three: Files, name: str, tiny_bn: None
+) -> None:
     """topk with k = Σ, so that C(p) = p: the run is that in float32 up to rounding, which says that the base is right.
 
     The last silo misses a round, and a reply of the first is lost.
@@ -64,16 +83,22 @@ def test_every_method_is_refused_or_loses_nothing_where_all_is_sent(three: Files
     def disturb(grid: TinyGrid) -> None:
         grid.absent.add(("c", 2))
         grid.after = lambda silo, message, reply: (
-            Message(Error(1, "lost"), reply_to=message) if grid.key_of(message) == ("a", 2) else reply
+            Message(Error(1, "lost"), reply_to=message)
+            if grid.key_of(message) == ("a", 2)
+            else reply
         )
 
     def go(**changes: Any) -> Run:
         return federate(three, **{**options, **changes}, prepare=disturb)
 
     if settings["strategy"] not in SOUND or "ala" in settings:
-        with pytest.raises(UserError, match=rf"^wire-dtype = topk: not for {settings['strategy']}.*: [^\n]+$"):
+        with pytest.raises(
+            UserError, match=rf"^wire-dtype = topk: not for {settings['strategy']}.*: [^\n]+$"
+        ):
             go(wire_dtype="topk")
-        with pytest.raises(UserError, match="wire-dtype = float16, wire-feedback = on: not for"):
+        with pytest.raises(
+            UserError, match="wire-dtype = float16, wire-feedback = on: not for"
+        ):
             go(wire_dtype="float16", wire_feedback="on")
         go(wire_dtype="float16", rounds=1)
         return
@@ -92,30 +117,53 @@ def test_what_is_sent_and_what_is_kept(three: Files, kind: str) -> None:
     one = {"int8": size + 4, "topk": 8 * round(0.2 * size), "float16": 2 * size}[kind]
     assert run.values("bytes_up")[:4] == [3 * one] * 4
     assert run.values("bytes_down")[0] == 3 * size * (2 if kind == "float16" else 4)
-    residuals = {k: v for k, v in run.grid.state("a").arrays.items() if k not in ("candidate", "reported")}
-    assert residuals.keys() == {"personal", "best", f"{RESIDUAL}model", f"{PROPOSED}{RESIDUAL}model"}
+    residuals = {
+        k: v
+        for k, v in run.grid.state("a").arrays.items()
+        if k not in ("candidate", "reported")
+    }
+    assert residuals.keys() == {
+        "personal",
+        "best",
+        f"{RESIDUAL}model",
+        f"{PROPOSED}{RESIDUAL}model",
+    }
     for (silo, _), reply in train_replies(run.grid):
         assert set(reply.content.array_records) == {"model.model"}
         audited = [record for record in records(reply) if record["name"].startswith("model.")]
-        assert sum(record["bytes"] for record in audited) == one + 128 * len(audited)  # a header for each array
-        sent = decode(reply.content, base=lambda name: torch.zeros(size))[0].models["model"].vector
+        assert sum(record["bytes"] for record in audited) == one + 128 * len(
+            audited
+        )  # a header for each array
+        sent = (
+            decode(reply.content, base=lambda name: torch.zeros(size))[0].models["model"].vector
+        )
         assert not any(same(sent, kept) for kept in run.grid.state(silo).arrays.values())
 
 
 @pytest.mark.parametrize("kind", ["int8", "topk"])
-def test_a_reply_that_is_lost_or_left_out_counts_in_neither_place(three: Files, kind: str) -> None:
+def test_a_reply_that_is_lost_or_left_out_counts_in_neither_place(
+    three: Files, kind: str
+) -> None:
     """Silo a's residual is the same when round 3 begins as when round 2 began: of round 2 nothing arrived."""
     residuals: dict[int, Tensor] = {}
 
     def prepare(grid: TinyGrid) -> None:
         def before(silo: str, message: Message, context: Any) -> None:
             if silo == "a" and message.metadata.message_type == "train":
-                assert ("counted" in message.content["config"]) and message.content["config"]["counted"] in (0, 1, 3)
+                assert ("counted" in message.content["config"]) and message.content["config"][
+                    "counted"
+                ] in (0, 1, 3)
 
         def after(silo: str, message: Message, reply: Message) -> Message:
             if silo == "a" and message.metadata.message_type == "train":
-                residuals[grid.key_of(message)[1]] = grid.state("a").arrays.get(f"{RESIDUAL}model", torch.zeros(0))
-            return Message(Error(1, "lost"), reply_to=message) if grid.key_of(message) == ("a", 2) else reply
+                residuals[grid.key_of(message)[1]] = grid.state("a").arrays.get(
+                    f"{RESIDUAL}model", torch.zeros(0)
+                )
+            return (
+                Message(Error(1, "lost"), reply_to=message)
+                if grid.key_of(message) == ("a", 2)
+                else reply
+            )
 
         grid.before, grid.after = before, after
 
@@ -126,7 +174,9 @@ def test_a_reply_that_is_lost_or_left_out_counts_in_neither_place(three: Files, 
     assert run.strategy.state.numbers["counted"] == {"a": 4, "b": 4, "c": 4}
 
 
-@pytest.mark.parametrize("wire", [{"wire_dtype": "int8"}, TOPK, {"wire_dtype": "bfloat16", "wire_feedback": "on"}])
+@pytest.mark.parametrize(
+    "wire", [{"wire_dtype": "int8"}, TOPK, {"wire_dtype": "bfloat16", "wire_feedback": "on"}]
+)
 def test_resumed_bit_for_bit(three: Files, tmp_path: Path, wire: dict[str, Any]) -> None:
     whole = federate(three, directory=tmp_path / "whole", **FEW, **wire)
     interrupted(three, tmp_path / "parts", watch=crash_after(2), **FEW, **wire)
@@ -136,9 +186,13 @@ def test_resumed_bit_for_bit(three: Files, tmp_path: Path, wire: dict[str, Any])
 
 @pytest.mark.parametrize("wire", [{"wire_dtype": "int8"}, TOPK, {"wire_sparse": True}])
 @pytest.mark.parametrize("way", ["pickle", "deep copy"])
-def test_the_same_numbers_however_messages_are_carried(three: Files, wire: dict[str, Any], way: str) -> None:
+def test_the_same_numbers_however_messages_are_carried(
+    three: Files, wire: dict[str, Any], way: str
+) -> None:
     """As bytes (Ray, and the object store's arrays), or as tensors in one process."""
-    carry: Callable[[Any], Any] = copy.deepcopy if way == "deep copy" else lambda x: pickle.loads(pickle.dumps(x))
+    carry: Callable[[Any], Any] = (
+        copy.deepcopy if way == "deep copy" else lambda x: pickle.loads(pickle.dumps(x))
+    )
 
     def prepare(grid: TinyGrid) -> None:
         def after(silo: str, message: Message, reply: Message) -> Message:
@@ -168,7 +222,11 @@ DIGITS: dict[str, Any] = {
 def accuracy(**wire: Any) -> float:
     """Mean test accuracy of the received model, after 20 rounds."""
     rows = simulated(**DIGITS, **wire).history.rows
-    found = [r.value for r in rows if (r.round, r.split, r.snapshot, r.metric) == (21, "test", "received", "accuracy")]
+    found = [
+        r.value
+        for r in rows
+        if (r.round, r.split, r.snapshot, r.metric) == (21, "test", "received", "accuracy")
+    ]
     assert len(found) == 12
     return sum(found) / 12
 
@@ -182,12 +240,16 @@ def in_float32() -> float:
     ("wire", "within"),
     [
         ({"wire_dtype": "int8"}, 0.01),
-        pytest.param({"wire_dtype": "topk", "wire_topk": 0.05}, 0.03, marks=pytest.mark.exhaustive),
+        pytest.param(
+            {"wire_dtype": "topk", "wire_topk": 0.05}, 0.03, marks=pytest.mark.exhaustive
+        ),
         ({"wire_dtype": "topk", "wire_topk": 0.01}, 0.08),
         ({"wire_dtype": "float16", "wire_feedback": "on"}, 0.01),
     ],
 )
-def test_accuracy_is_near_that_of_float32(in_float32: float, wire: dict[str, Any], within: float) -> None:
+def test_accuracy_is_near_that_of_float32(
+    in_float32: float, wire: dict[str, Any], within: float
+) -> None:
     assert abs(accuracy(**wire) - in_float32) <= within
 
 
@@ -218,8 +280,18 @@ def ints(*given: int) -> Tensor:
         (TOPK, "places", ints(0), "not torch.int32 of"),
         (TOPK, "values", torch.full((4,), math.nan), "not finite"),
         ({"wire_dtype": "int8"}, "scales", torch.tensor([math.nan]), "no sizes of steps"),
-        ({"wire_dtype": "int8"}, "values", torch.zeros(64, dtype=torch.int8), "not torch.int8 of"),
-        ({"wire_dtype": "int8"}, "values", torch.zeros(2**21, dtype=torch.int8), "its reply has more than"),
+        (
+            {"wire_dtype": "int8"},
+            "values",
+            torch.zeros(64, dtype=torch.int8),
+            "not torch.int8 of",
+        ),
+        (
+            {"wire_dtype": "int8"},
+            "values",
+            torch.zeros(2**21, dtype=torch.int8),
+            "its reply has more than",
+        ),
         ({"wire_sparse": True}, "runs", ints(0, 2**31 - 1).view(1, 2), "its runs are not"),
     ],
 )
@@ -232,7 +304,9 @@ def test_hostile_changes_are_left_out_with_one_line(
                 if "wire_sparse" in wire:  # dense layers change whole: as if it had sent runs
                     reply.content["model.model"] = array_record({"values": torch.ones(3)})
                     config: Any = reply.content["config"]
-                    config["manifest"] = config["manifest"].replace('"float32"', '"float32", "form": "sparse"')
+                    config["manifest"] = config["manifest"].replace(
+                        '"float32"', '"float32", "form": "sparse"'
+                    )
                 tampered(reply, name, value)
             return reply
 
@@ -240,7 +314,9 @@ def test_hostile_changes_are_left_out_with_one_line(
 
     seen: list[dict[str, str]] = []
     options = {**FEW, "mlp__hidden": "", "wire_topk": 1 / 3}
-    run = federate(three, **{**wire, **options}, prepare=prepare, watch=lambda p: seen.append(p.rejected))
+    run = federate(
+        three, **{**wire, **options}, prepare=prepare, watch=lambda p: seen.append(p.rejected)
+    )
     assert [set(rejected) for rejected in seen] == [set(), {"c"}, set(), set()]
     assert why in seen[1]["c"] and "\n" not in seen[1]["c"] and len(seen[1]["c"]) <= 300
     assert len(run.values("round_seconds")) == 5
@@ -265,23 +341,37 @@ class Words(nn.Module):
 @pytest.fixture
 def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Files]:
     """Two silos of twelve texts of three words of 500; makes ``words`` known, a network for them."""
-    spec = ModelSpec("words", "tests", "any input", lambda shape, classes, _: Words(classes), ("table",))
+    spec = ModelSpec(
+        "words", "tests", "any input", lambda shape, classes, _: Words(classes), ("table",)
+    )
     monkeypatch.setitem(MODELS, "words", spec)
     draw = torch.Generator().manual_seed(0)
     files = {}
     for name in ("a", "b"):
         x = torch.randint(500, (12, 3), generator=draw)
-        files[name] = write_silo(tmp_path / f"{name}.npz", x.double().numpy(), (x[:, 0] % 2).tolist())
+        files[name] = write_silo(
+            tmp_path / f"{name}.npz", x.double().numpy(), (x[:, 0] % 2).tolist()
+        )
     yield files
     forget_models()
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "feddyn", "fedamp"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_rows_of_an_embedding_that_were_not_touched_are_not_sent(words: Files, strategy: str, dtype: str) -> None:
+def test_rows_of_an_embedding_that_were_not_touched_are_not_sent(
+    words: Files, strategy: str, dtype: str
+) -> None:
     """Bit for bit the run that sends all; up go at most the 36 rows of 8, their places, and the linear layer."""
-    options = {"strategy": strategy, "model": "words", "rounds": 3, "local_epochs": 2, "batch_size": 4}
-    sparse, dense = (federate(words, **options, wire_dtype=dtype, wire_sparse=s) for s in (True, False))
+    options = {
+        "strategy": strategy,
+        "model": "words",
+        "rounds": 3,
+        "local_epochs": 2,
+        "batch_size": 4,
+    }
+    sparse, dense = (
+        federate(words, **options, wire_dtype=dtype, wire_sparse=s) for s in (True, False)
+    )
     rows = [row for row in comparable(sparse.rows) if "bytes_up" not in row]
     assert rows == [row for row in comparable(dense.rows) if "bytes_up" not in row]
     for key, vector in dense.strategy.state.arrays.items():
@@ -294,5 +384,7 @@ def test_rows_of_an_embedding_that_were_not_touched_are_not_sent(words: Files, s
 
 
 def test_sparse_is_for_vectors_not_for_changes(two: Files) -> None:
-    with pytest.raises(UserError, match=r"^wire-sparse = true: with wire-dtype = int8 changes are sent"):
+    with pytest.raises(
+        UserError, match=r"^wire-sparse = true: with wire-dtype = int8 changes are sent"
+    ):
         federate(two, strategy="fedavg", wire_sparse=True, wire_dtype="int8")

@@ -21,12 +21,18 @@ OPTIONS: dict[str, Any] = {"strategy": "apple", "rounds": 4, "learning_rate": 0.
 
 
 def notes(directory: Path) -> list[str]:
-    events = [json.loads(line) for line in (directory / "progress.jsonl").read_text().splitlines()]
+    events = [
+        json.loads(line) for line in (directory / "progress.jsonl").read_text().splitlines()
+    ]
     return [event["message"] for event in events if event["event"] == "note"]
 
 
 def files_of(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+    return {
+        path: path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
 
 
 def test_of_a_damaged_checkpoint_the_one_before_is_taken(three: Files, tmp_path: Path) -> None:
@@ -44,7 +50,12 @@ def test_of_a_damaged_checkpoint_the_one_before_is_taken(three: Files, tmp_path:
         resumed = federate(three, directory=parts, resume=True, **OPTIONS)
         assert_equal(whole, resumed, (tmp_path / "whole", parts))
         (note,) = notes(parts)
-        assert note.startswith("the run goes on from the checkpoint before the newest, of round 2: ") and NEWEST in note
+        assert (
+            note.startswith(
+                "the run goes on from the checkpoint before the newest, of round 2: "
+            )
+            and NEWEST in note
+        )
 
 
 def test_a_crash_between_two_checkpoints_costs_a_round(three: Files, tmp_path: Path) -> None:
@@ -63,24 +74,34 @@ def test_without_a_good_checkpoint_nothing_is_changed(three: Files, tmp_path: Pa
     for name in (NEWEST, BEFORE):
         (folder / name).write_bytes((folder / name).read_bytes()[:-1])
     before = files_of(tmp_path / "run")
-    with pytest.raises(ValueError, match=f"{NEWEST} cannot be read: .*there is no other checkpoint: start the run"):
+    with pytest.raises(
+        ValueError,
+        match=f"{NEWEST} cannot be read: .*there is no other checkpoint: start the run",
+    ):
         federate(three, directory=tmp_path / "run", resume=True, **{**OPTIONS, "rounds": 9})
     assert files_of(tmp_path / "run") == before
 
 
-def test_a_run_without_its_checkpoint_does_not_begin_again_silently(three: Files, tmp_path: Path) -> None:
+def test_a_run_without_its_checkpoint_does_not_begin_again_silently(
+    three: Files, tmp_path: Path
+) -> None:
     interrupted(three, tmp_path / "run", watch=crash_after(3), **OPTIONS)
     shutil.rmtree(tmp_path / "run" / "checkpoint")
     federate(three, directory=tmp_path / "run", resume=True, **OPTIONS)
     (note,) = notes(tmp_path / "run")
-    assert note == "apple-7 has no checkpoint, though history.csv has rounds of it: it begins again at round 1"
+    assert (
+        note
+        == "apple-7 has no checkpoint, though history.csv has rounds of it: it begins again at round 1"
+    )
 
 
 def test_a_history_with_holes_is_named(three: Files, tmp_path: Path) -> None:
     interrupted(three, tmp_path / "run", watch=crash_after(3), **OPTIONS)
     file = tmp_path / "run" / "history.csv"
     lines = file.read_text().splitlines(keepends=True)
-    file.write_text("".join(line for line in lines if not line.startswith(("apple,7,1,", "apple,7,3,"))))
+    file.write_text(
+        "".join(line for line in lines if not line.startswith(("apple,7,1,", "apple,7,3,")))
+    )
     resumed = federate(three, directory=tmp_path / "run", resume=True, **OPTIONS)
     assert notes(tmp_path / "run") == [
         "history.csv has nothing of apple-7 in rounds 1, 3, of 3 that are done: it was damaged"
@@ -89,7 +110,9 @@ def test_a_history_with_holes_is_named(three: Files, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("old", "new"), [(",0.", ",0.1"), (",received,", ",personal,")])
-def test_a_history_with_other_numbers_is_named(three: Files, tmp_path: Path, old: str, new: str) -> None:
+def test_a_history_with_other_numbers_is_named(
+    three: Files, tmp_path: Path, old: str, new: str
+) -> None:
     """One row of the checkpoint's is another: no round is missing."""
     interrupted(three, tmp_path / "run", watch=crash_after(3), **OPTIONS)
     file = tmp_path / "run" / "history.csv"
@@ -127,9 +150,13 @@ def test_rows_are_on_the_disk_before_the_checkpoint_that_counts_on_them(
     assert checked == [True] * 4
 
 
-def test_an_interrupted_studys_rows_have_the_order_of_an_uninterrupted_ones(tmp_path: Path) -> None:
+def test_an_interrupted_studys_rows_have_the_order_of_an_uninterrupted_ones(
+    tmp_path: Path,
+) -> None:
     """The first run was done and is closed once more as the study is resumed, in the middle of the second."""
-    study: list[dict[str, Any]] = [{"strategy": name, "rounds": 3, "silos": 3} for name in ("local", "fedavg")]
+    study: list[dict[str, Any]] = [
+        {"strategy": name, "rounds": 3, "silos": 3} for name in ("local", "fedavg")
+    ]
     for options in study:
         simulated(directory=tmp_path / "whole", **options)
     simulated(directory=tmp_path / "parts", **study[0])
@@ -137,9 +164,15 @@ def test_an_interrupted_studys_rows_have_the_order_of_an_uninterrupted_ones(tmp_
         simulated(directory=tmp_path / "parts", watch=crash_after(2), **study[1])
     for options in study:
         simulated(directory=tmp_path / "parts", resume=True, **options)
-    whole, parts = (History(tmp_path / name / "history.csv").rows for name in ("whole", "parts"))
-    assert [row.strategy for row in whole] == sorted((row.strategy for row in whole), reverse=True)
-    assert comparable(parts) == comparable(whole) and [r.strategy for r in parts] == [r.strategy for r in whole]
+    whole, parts = (
+        History(tmp_path / name / "history.csv").rows for name in ("whole", "parts")
+    )
+    assert [row.strategy for row in whole] == sorted(
+        (row.strategy for row in whole), reverse=True
+    )
+    assert comparable(parts) == comparable(whole) and [r.strategy for r in parts] == [
+        r.strategy for r in whole
+    ]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,9 @@ from server.run.loop import RoundLoop
 from strategies import strategies
 
 SILOS = 2
-METHODS = sorted(name for name, method in strategies().items() if not method.info.pooled)  # there one silo trains
+METHODS = sorted(
+    name for name, method in strategies().items() if not method.info.pooled
+)  # there one silo trains
 
 
 NEEDS = {"fedbn": {"model": "tiny-bn"}}  # settings without which a method refuses to run
@@ -40,7 +42,11 @@ def _few(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def run(**changes: Any) -> RoundLoop:
     changes |= NEEDS.get(changes["strategy"], {})
-    few: dict[str, Any] = {"fedala.max-epochs": 2, "fedrep.head-epochs": 2, "pfedme.inner-steps": 2}
+    few: dict[str, Any] = {
+        "fedala.max-epochs": 2,
+        "fedrep.head-epochs": 2,
+        "pfedme.inner-steps": 2,
+    }
     return simulated(silos=SILOS, optimizer="adam", optimizer_state="keep", **few, **changes)
 
 
@@ -64,14 +70,20 @@ def test_every_method_gives_the_numbers_of_the_cpu(
 
 
 @pytest.mark.parametrize("strategy", METHODS)
-def test_models_and_data_stay_on_the_device(strategy: str, tiny_bn: None, on_device: None) -> None:
+def test_models_and_data_stay_on_the_device(
+    strategy: str, tiny_bn: None, on_device: None
+) -> None:
     """A round moves the order of the samples, once per epoch, and reads a few numbers, however many its steps are."""
     crossings = []
     with phony_device():
-        run(strategy=strategy, rounds=1, evaluate_every=0)  # the data stay on the device from run to run
+        run(
+            strategy=strategy, rounds=1, evaluate_every=0
+        )  # the data stay on the device from run to run
     for rounds, batch_size in ((1, 64), (2, 64), (2, 32)):
         with phony_device() as crossed:
-            federation = run(strategy=strategy, rounds=rounds, batch_size=batch_size, evaluate_every=0)
+            federation = run(
+                strategy=strategy, rounds=rounds, batch_size=batch_size, evaluate_every=0
+            )
         crossings.append(crossed)
     samples = max(summary["n_train"] for summary in federation.registration.summaries.values())
     second_round = crossings[1] - crossings[0]
@@ -82,10 +94,14 @@ def test_models_and_data_stay_on_the_device(strategy: str, tiny_bn: None, on_dev
 
 
 @pytest.mark.parametrize("strategy", ["apple", "fedala", "fedapm", "fedfomo"])
-def test_a_run_goes_on_from_its_files(strategy: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_run_goes_on_from_its_files(
+    strategy: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     on_cpu = figures(run(strategy=strategy, rounds=4))
     request.getfixturevalue("on_device")
     with phony_device():
         with pytest.raises(Crash):
             run(directory=tmp_path, watch=crash_after(2), strategy=strategy, rounds=4)
-        assert figures(run(directory=tmp_path, strategy=strategy, rounds=4, resume=True)) == on_cpu
+        assert (
+            figures(run(directory=tmp_path, strategy=strategy, rounds=4, resume=True)) == on_cpu
+        )

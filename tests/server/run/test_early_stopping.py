@@ -43,11 +43,15 @@ def last_by_hand(means: Mapping[int, float], patience: int, min_delta: float = 0
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedala", "apple"])
-def test_the_run_ends_when_the_validation_score_says_so(three: Files, tmp_path: Path, method: str) -> None:
+def test_the_run_ends_when_the_validation_score_says_so(
+    three: Files, tmp_path: Path, method: str
+) -> None:
     """Its rounds are those of the run without patience, bit for bit, and the closing exchange follows the last."""
     # APPLE's λ depends on the planned rounds, which both have.
     stopped = federate(three, directory=tmp_path / "early", strategy=method, **OPTIONS)
-    whole = federate(three, directory=tmp_path / "whole", strategy=method, **{**OPTIONS, "patience": 0})
+    whole = federate(
+        three, directory=tmp_path / "whole", strategy=method, **{**OPTIONS, "patience": 0}
+    )
     means = validation_means(whole)
     last = last_by_hand({n: m for n, m in means.items() if n <= 16}, 3)
     assert last < 16
@@ -117,7 +121,9 @@ def test_a_stopped_run_goes_on_without_patience(three: Files, tmp_path: Path) ->
     whole = federate(three, directory=tmp_path / "whole", **{**options, "patience": 0})
     stopped = federate(three, directory=tmp_path / "parts", **options)
     assert stopped.federation.last < 12
-    resumed = federate(three, directory=tmp_path / "parts", resume=True, **{**options, "patience": 0})
+    resumed = federate(
+        three, directory=tmp_path / "parts", resume=True, **{**options, "patience": 0}
+    )
     assert_equal(whole, resumed, (tmp_path / "whole", tmp_path / "parts"))
 
 
@@ -138,7 +144,13 @@ def test_a_damaged_state_at_the_closing_exchange(three: Files, tmp_path: Path) -
 
         grid.before = before
 
-    run = federate(three, directory=tmp_path / "parts", state_dir=tmp_path / "ps", prepare=damage, **options)
+    run = federate(
+        three,
+        directory=tmp_path / "parts",
+        state_dir=tmp_path / "ps",
+        prepare=damage,
+        **options,
+    )
     assert run.federation.last == last
     assert comparable(run.rows) == comparable(whole.rows)
     assert sum(round_of(m) == last for m, _ in run.grid.traffic) == 6  # three silos, twice
@@ -150,14 +162,18 @@ def test_it_is_a_finished_run(three: Files, tmp_path: Path, method: str) -> None
     directory = tmp_path / "run"
     run = federate(three, directory=directory, strategy=method, **OPTIONS)
     last = run.federation.last
-    summary = write_summary(RunDirectory(directory), History(directory / "history.csv"), run.federation.finished())
+    summary = write_summary(
+        RunDirectory(directory), History(directory / "history.csv"), run.federation.finished()
+    )
     [entry] = summary["runs"]
     assert entry["rounds"] == last
     since = last_better(run)
     assert entry["stopped"] == {"since": since, "planned": 16, "patience": 3, "min_delta": 0.0}
     page = write_report(directory).read_text()
     assert f"stopped after round {last} of 16" in page
-    assert "stopped after round" not in page.replace(f"stopped after round {last} of 16", "")  # it is no fault
+    assert "stopped after round" not in page.replace(
+        f"stopped after round {last} of 16", ""
+    )  # it is no fault
     card = export_model(directory, "a", "reported", tmp_path / "a.safetensors")
     assert card.round == entry["final"]["round"] == run.federation.recorder.chosen.round
     newest = export_model(directory, "a", "last", tmp_path / "last.safetensors")
@@ -165,7 +181,9 @@ def test_it_is_a_finished_run(three: Files, tmp_path: Path, method: str) -> None
     if method == "fedavg":
         shared = export_shared(directory, tmp_path / "shared.safetensors", round=last + 1)
         assert shared.when == f"received after round {last}, the last"
-    events = [json.loads(line) for line in (directory / "progress.jsonl").read_text().splitlines()]
+    events = [
+        json.loads(line) for line in (directory / "progress.jsonl").read_text().splitlines()
+    ]
     [told] = [event for event in events if event["event"] == "stopped"]
     assert (told["after"], told["rounds"], told["since"]) == (last, 16, since)
 
@@ -179,13 +197,17 @@ def last_better(run: Run) -> int:
 def test_the_silo_says_received_after_the_last_round(three: Files, tmp_path: Path) -> None:
     """The closing exchange gave the best model: the silo's card calls it that of the last round, not of the 16th."""
     options = {"patience": 1, "min_delta": 0.9, "learning_rate": 0.1}
-    run = federate(three, directory=tmp_path / "run", strategy="fedavg", **{**OPTIONS, **options})
+    run = federate(
+        three, directory=tmp_path / "run", strategy="fedavg", **{**OPTIONS, **options}
+    )
     last = run.federation.last
     assert last == 2  # nothing is better by 0.9
     directory = RunDirectory(tmp_path / "run")
     summary = write_summary(directory, History(directory.history), run.federation.finished())
     chosen = summary["runs"][0]["final"]["round"]
-    card = export_model(tmp_path / "run", "a", "reported", tmp_path / "a.safetensors", round=chosen)
+    card = export_model(
+        tmp_path / "run", "a", "reported", tmp_path / "a.safetensors", round=chosen
+    )
     assert chosen == last + 1
     assert card.when == f"received after round {last}, the last"
 
@@ -202,13 +224,19 @@ def test_without_validation_data_it_is_refused(tmp_path: Path, three: Files) -> 
 
 
 def test_settings_that_could_never_stop_a_run_are_refused() -> None:
-    with pytest.raises(UserError, match="patience = 2: nothing is evaluated with evaluate-every = 0"):
+    with pytest.raises(
+        UserError, match="patience = 2: nothing is evaluated with evaluate-every = 0"
+    ):
         parse_settings({"patience": 2, "evaluate-every": 0})
-    with pytest.raises(UserError, match=r"min-delta = 0\.01 is of early stopping: it needs patience"):
+    with pytest.raises(
+        UserError, match=r"min-delta = 0\.01 is of early stopping: it needs patience"
+    ):
         parse_settings({"min-delta": 0.01})
 
 
-def test_silos_that_keep_their_scores_to_themselves_are_named_once(three: Files, tmp_path: Path) -> None:
+def test_silos_that_keep_their_scores_to_themselves_are_named_once(
+    three: Files, tmp_path: Path
+) -> None:
     """Every split has fewer samples than metrics need: there is nothing to stop by, and the log says so."""
     options = {**OPTIONS, "rounds": 6, "min_metric_samples": 1000}
     run = federate(three, directory=tmp_path / "run", strategy="fedavg", **options)
@@ -221,7 +249,12 @@ def test_a_power_cut_leaves_all_states_of_the_last_round(three: Files, tmp_path:
     """With rare checkpoints the round that ends the run is saved all the same, by server and silos."""
     options = {**OPTIONS, "strategy": "local", "checkpoint_every": 1000}
     with pytest.raises(Crash):
-        federate(three, directory=tmp_path / "run", watch=crash_after(last_of(three, options)), **options)
+        federate(
+            three,
+            directory=tmp_path / "run",
+            watch=crash_after(last_of(three, options)),
+            **options,
+        )
     resumed = federate(three, directory=tmp_path / "run", resume=True, **options)
     assert {round_of(m) for m, _ in resumed.grid.traffic} == {0, resumed.federation.last + 1}
 
@@ -235,7 +268,9 @@ def test_a_silo_that_joins_late_does_not_look_like_progress() -> None:
     settings = settings_of({"a": Path("a"), "b": Path("b")}, patience=2)
     assert settings.common.patience == 2
     followed = Chosen("personal", "accuracy")
-    for number, scores in enumerate([{"a": 0.5}, {"a": 0.5, "b": 0.9}, {"a": 0.4, "b": 0.9}], start=1):
+    for number, scores in enumerate(
+        [{"a": 0.5}, {"a": 0.5, "b": 0.9}, {"a": 0.4, "b": 0.9}], start=1
+    ):
         followed.add(row(number, silo, value) for silo, value in scores.items())
     assert (followed.round, followed.evaluated) == (1, 3)
 

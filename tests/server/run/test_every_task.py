@@ -29,25 +29,49 @@ from server.results.history import History
 from server.simulation.simulate import simulate
 from server.simulation.workers import side_by_side
 
-EASY: dict[str, Any] = {"learning_rate": 0.1, "batch_size": 16, "normalization": "agreed", "local_epochs": 5}
+EASY: dict[str, Any] = {
+    "learning_rate": 0.1,
+    "batch_size": 16,
+    "normalization": "agreed",
+    "local_epochs": 5,
+}
 FEWER: dict[str, Any] = {"local_epochs": 2}  # what learns at once, and takes long
-EASY_OF: dict[str, dict[str, Any]] = dict.fromkeys(("segmentation", "balls", "nodules", "stays"), EASY | FEWER)
-ONES = {"survival", "fedala"}  # each method on one task, each task with one method; all pairs: `make test-all`
+EASY_OF: dict[str, dict[str, Any]] = dict.fromkeys(
+    ("segmentation", "balls", "nodules", "stays"), EASY | FEWER
+)
+ONES = {
+    "survival",
+    "fedala",
+}  # each method on one task, each task with one method; all pairs: `make test-all`
 OF_ONE_CLASS = {"fedproto", "fedrod", "fedpac", "gpfl"}
 
 
 def go(folder: Path, kind: str, **changes: Any) -> Any:
     return federate(
-        hospital_files(folder, kind), **{**EASY_OF.get(kind, EASY), **NETWORKS[kind], "rounds": 2, **changes}
+        hospital_files(folder, kind),
+        **{**EASY_OF.get(kind, EASY), **NETWORKS[kind], "rounds": 2, **changes},
     )
 
 
 @pytest.mark.parametrize(
     ("made", "strategy"),
     [
-        pytest.param(made, strategy, marks=() if made in ONES or strategy in ONES else pytest.mark.exhaustive)
+        pytest.param(
+            made,
+            strategy,
+            marks=() if made in ONES or strategy in ONES else pytest.mark.exhaustive,
+        )
         for made in ALL
-        for strategy in ("local", "fedavg", "fedala", "apple", "ditto", "fedfomo", "fedper", "apfl")
+        for strategy in (
+            "local",
+            "fedavg",
+            "fedala",
+            "apple",
+            "ditto",
+            "fedfomo",
+            "fedper",
+            "apfl",
+        )
     ],
 )
 def test_methods_learn_every_task(tmp_path: Path, made: str, strategy: str) -> None:
@@ -74,11 +98,17 @@ def learns(run: Any, made: str, snapshot: str = "", **changes: Any) -> None:
     task = TASK_OF.get(made, made)
     kind = task_of(task)
     rows = [r for r in run.federation.history.rows if r.silo in NAMES and r.split == "test"]
-    assert {r.silo for r in rows} == set(NAMES) and {r.metric for r in rows} == set(kind.metrics)
+    assert {r.silo for r in rows} == set(NAMES) and {r.metric for r in rows} == set(
+        kind.metrics
+    )
     assert run.federation.registration.data_spec.task == task and not run.strategy.rejected
     known = [r.value for r in rows if r.metric in ("loss", kind.score)]
     assert not any(map(math.isnan, known))
-    loss = {(r.round, r.silo): r.value for r in rows if (r.metric, r.snapshot) == ("loss", snapshot or kind_of(run))}
+    loss = {
+        (r.round, r.silo): r.value
+        for r in rows
+        if (r.metric, r.snapshot) == ("loss", snapshot or kind_of(run))
+    }
     assert sum(loss[2, name] for name in NAMES) < start_loss(made, **changes)
 
 
@@ -90,10 +120,14 @@ def kind_of(run: Any) -> str:
 def start_loss(made: str, **changes: Any) -> float:
     """Of the model that all begin with, summed over the silos."""
     with tempfile.TemporaryDirectory() as folder:
-        run = go(Path(folder), made, strategy="fedavg", rounds=1, **{**changes, "local_epochs": 0})
+        run = go(
+            Path(folder), made, strategy="fedavg", rounds=1, **{**changes, "local_epochs": 0}
+        )
     rows = run.federation.history.rows
     wanted = (1, "test", "loss", "received")
-    losses = {r.silo: r.value for r in rows if (r.round, r.split, r.metric, r.snapshot) == wanted}
+    losses = {
+        r.silo: r.value for r in rows if (r.round, r.split, r.metric, r.snapshot) == wanted
+    }
     return sum(losses[name] for name in NAMES)
 
 
@@ -105,7 +139,9 @@ def test_a_run_that_is_resumed_is_the_same(tmp_path: Path, task: str) -> None:
     go(tmp_path, task, **run, rounds=2)
     again = go(tmp_path, task, **run, rounds=3, resume=True)
     rounds = [r for r in again.federation.history.rows if r.round <= 3]
-    assert comparable(rounds) == comparable([r for r in whole.federation.history.rows if r.round <= 3])
+    assert comparable(rounds) == comparable(
+        [r for r in whole.federation.history.rows if r.round <= 3]
+    )
 
 
 @pytest.mark.parametrize("made", ALL)
@@ -113,9 +149,17 @@ def test_summary_report_export_and_predictions(tmp_path: Path, made: str) -> Non
     task, out = TASK_OF.get(made, made), tmp_path / "run"
     kind, file = task_of(task), one_file(tmp_path, made)
     changes = {
-        k.replace("__", ".").replace("_", "-"): v for k, v in {**EASY_OF.get(made, EASY), **NETWORKS[made]}.items()
+        k.replace("__", ".").replace("_", "-"): v
+        for k, v in {**EASY_OF.get(made, EASY), **NETWORKS[made]}.items()
     }
-    run = {"dataset": str(file), "partition": "iid", "silos": 3, "rounds": 2, "threads": 1, "min-metric-samples": 1}
+    run = {
+        "dataset": str(file),
+        "partition": "iid",
+        "silos": 3,
+        "rounds": 2,
+        "threads": 1,
+        "min-metric-samples": 1,
+    }
     simulate({**run, **changes, "strategy": "local,ditto", "out": str(out)}, quiet=True)
     entries = json.loads((out / "summary.json").read_text())["runs"]
     for entry in entries:
@@ -126,7 +170,9 @@ def test_summary_report_export_and_predictions(tmp_path: Path, made: str) -> Non
     gains = [silo["gain_over_local"] for silo in entries[-1]["per_silo"].values()]
     assert gains == [
         mine[kind.score] - alone[kind.score]
-        for mine, alone in zip(entries[-1]["per_silo"].values(), entries[0]["per_silo"].values(), strict=True)
+        for mine, alone in zip(
+            entries[-1]["per_silo"].values(), entries[0]["per_silo"].values(), strict=True
+        )
     ]
     study = StudyResults(out)
     assert study.task == kind
@@ -171,7 +217,9 @@ def test_whoever_learns_something_else_is_left_out(tmp_path: Path) -> None:
 
 def test_the_federation_file_may_say_the_task(tmp_path: Path) -> None:
     files = hospital_files(tmp_path, "multilabel")
-    with pytest.raises(UserError, match="it has labels for multilabel, the federation file has for survival"):
+    with pytest.raises(
+        UserError, match="it has labels for multilabel, the federation file has for survival"
+    ):
         federate(files, rounds=1, agreed='{"task": "survival"}', **NETWORKS["multilabel"])
     with pytest.raises(UserError, match="agreed: task = 'x': one of multiclass, ordinal"):
         federate(files, rounds=1, agreed='{"task": "x"}', **NETWORKS["multilabel"])
@@ -179,10 +227,16 @@ def test_the_federation_file_may_say_the_task(tmp_path: Path) -> None:
 
 def test_a_run_cannot_take_classes_for_measurements(three: Files) -> None:
     """The sums of measurements leave a silo: of classes they would tell how many samples each has."""
-    with pytest.raises(UserError, match="this silo's data file is for multiclass, and only the file can say otherwise"):
+    with pytest.raises(
+        UserError,
+        match="this silo's data file is for multiclass, and only the file can say otherwise",
+    ):
         federate(three, strategy="fedavg", rounds=1, task="regression")
     assert (
-        federate(three, strategy="fedavg", rounds=1, task="ordinal").federation.registration.data_spec.task == "ordinal"
+        federate(
+            three, strategy="fedavg", rounds=1, task="ordinal"
+        ).federation.registration.data_spec.task
+        == "ordinal"
     )
 
 
@@ -192,7 +246,10 @@ def test_methods_that_look_at_classes_say_so(tmp_path: Path, task: str) -> None:
         if TASKS[task].single_label:
             go(tmp_path, task, strategy=strategy, rounds=1)
         else:
-            with pytest.raises(UserError, match=f"{strategy} works on samples that have one class each, which {task}"):
+            with pytest.raises(
+                UserError,
+                match=f"{strategy} works on samples that have one class each, which {task}",
+            ):
                 go(tmp_path, task, strategy=strategy, rounds=1)
 
 
@@ -200,10 +257,18 @@ def test_methods_that_look_at_classes_say_so(tmp_path: Path, task: str) -> None:
     ("task", "changes", "message"),
     [
         ("survival", {"loss": "focal"}, "loss = focal: survival has one loss of its own"),
-        ("segmentation", {"model": "small-cnn"}, "model 'small-cnn' is not for segmentation: take unet, or auto"),
+        (
+            "segmentation",
+            {"model": "small-cnn"},
+            "model 'small-cnn' is not for segmentation: take unet, or auto",
+        ),
         ("multilabel", {"model": "unet"}, "model 'unet' is not for multilabel: take apple-cnn"),
         ("multilabel", {"task": "ordinal"}, r"y is \(60, 3\); give one label per sample"),
-        ("ordinal", {"task": "regression"}, "data file is for ordinal, and only the file can say otherwise"),
+        (
+            "ordinal",
+            {"task": "regression"},
+            "data file is for ordinal, and only the file can say otherwise",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_one_line(
@@ -216,15 +281,26 @@ def test_what_does_not_go_together_is_one_line(
 
 def test_a_simulation_without_classes_says_how_to_divide(tmp_path: Path) -> None:
     file = hospital_files(tmp_path, "regression")["north"]
-    run = {"dataset": str(file), "silos": 2, "rounds": 1, "out": str(tmp_path / "run"), "strategy": "fedavg"}
+    run = {
+        "dataset": str(file),
+        "silos": 2,
+        "rounds": 1,
+        "out": str(tmp_path / "run"),
+        "strategy": "fedavg",
+    }
     with pytest.raises(
-        ValueError, match=r"partition = dirichlet divides samples by their class, .*: take iid or natural"
+        ValueError,
+        match=r"partition = dirichlet divides samples by their class, .*: take iid or natural",
     ):
         simulate(run, quiet=True)
     apart = functools.partial(side_by_side, engine=inline, workers="2")
-    simulate({**run, "partition": "iid", "strategy": "fedavg,local"}, quiet=True, executor=apart)
+    simulate(
+        {**run, "partition": "iid", "strategy": "fedavg,local"}, quiet=True, executor=apart
+    )
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
-    assert manifest["task"] == "regression" and all("labels" not in silo for silo in manifest["silos"])
+    assert manifest["task"] == "regression" and all(
+        "labels" not in silo for silo in manifest["silos"]
+    )
     assert "Who holds what" not in (tmp_path / "run" / "report.html").read_text()
 
 
@@ -249,8 +325,20 @@ BUILT_IN: dict[str, tuple[str, dict[str, Any]]] = {
 def test_the_examples_of_the_documentation(tmp_path: Path, dataset: str, methods: str) -> None:
     """docs/tasks.md: data that come with silofl, two rounds, every method better than nothing."""
     task, changes = BUILT_IN[dataset]
-    settings = {"dataset": dataset, "partition": "iid", "silos": 3, "rounds": 2, "threads": 1, "batch-size": 16}
-    settings |= {"local-epochs": 5, "apple.common-init": True, "strategy": methods, "out": str(tmp_path / "run")}
+    settings = {
+        "dataset": dataset,
+        "partition": "iid",
+        "silos": 3,
+        "rounds": 2,
+        "threads": 1,
+        "batch-size": 16,
+    }
+    settings |= {
+        "local-epochs": 5,
+        "apple.common-init": True,
+        "strategy": methods,
+        "out": str(tmp_path / "run"),
+    }
     run: dict[str, Any] = {**settings, **changes}
     runs = json.loads((simulate(run, quiet=True) / "summary.json").read_text())["runs"]
     assert [one["strategy"] for one in runs] == methods.split(",")
@@ -263,10 +351,27 @@ def test_breast_cancer_in_six_regions(tmp_path: Path, data_dir: Path) -> None:
     """FLamby's Fed-TCGA-BRCA with its own centres and test parts. A linear Cox model on whole batches is far better
     than its published figures (pooled 0.68), which batches of eight have made (docs/tasks.md).
     """
-    settings = {"dataset": "tcga-brca", "data-dir": str(data_dir), "partition": "natural", "silos": 6, "mlp.hidden": ""}
-    settings |= {"batch-size": 300, "learning-rate": 0.3, "threads": 1, "rounds": 30, "evaluate-every": 10}
-    out = simulate({**settings, "strategy": "fedavg,local", "out": str(tmp_path / "run"), "seed": "1"}, quiet=True)
-    runs = {run["strategy"]: run for run in json.loads((out / "summary.json").read_text())["runs"]}
+    settings = {
+        "dataset": "tcga-brca",
+        "data-dir": str(data_dir),
+        "partition": "natural",
+        "silos": 6,
+        "mlp.hidden": "",
+    }
+    settings |= {
+        "batch-size": 300,
+        "learning-rate": 0.3,
+        "threads": 1,
+        "rounds": 30,
+        "evaluate-every": 10,
+    }
+    out = simulate(
+        {**settings, "strategy": "fedavg,local", "out": str(tmp_path / "run"), "seed": "1"},
+        quiet=True,
+    )
+    runs = {
+        run["strategy"]: run for run in json.loads((out / "summary.json").read_text())["runs"]
+    }
     sizes = [(silo["n_train"], silo["n_test"]) for silo in runs["fedavg"]["per_silo"].values()]
     assert [n for _, n in sizes] == [63, 40, 42, 33, 33, 11]
     assert runs["fedavg"]["final"]["c_index_mean"] > 0.72

@@ -77,11 +77,15 @@ class Network(Grid):
             gone = self.away.get(node, (1e9, 1e9))[0]
             done = pushed + self.takes[node]
             if not self.is_here(node):
-                yield Message(Error(CODES.NODE_UNAVAILABLE, "the node is not here"), reply_to=message)
+                yield Message(
+                    Error(CODES.NODE_UNAVAILABLE, "the node is not here"), reply_to=message
+                )
             elif self.now >= done and not pushed <= gone < done:
                 yield Message(RecordDict(), reply_to=message)
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
         raise NotImplementedError
 
     create_message = set_run = send_and_receive  # type: ignore[assignment]
@@ -89,18 +93,28 @@ class Network(Grid):
 
 
 def go(
-    network: Network, policy: TimeoutPolicy, monkeypatch: pytest.MonkeyPatch, answered: Collection[int] = ()
+    network: Network,
+    policy: TimeoutPolicy,
+    monkeypatch: pytest.MonkeyPatch,
+    answered: Collection[int] = (),
 ) -> tuple[dict[int, str], list[int]]:
     """What each node's reply is ("" is content), and who was said to be gone."""
     monkeypatch.setattr(exchange.time, "sleep", network.sleep)
     monkeypatch.setattr(exchange.time, "monotonic", lambda: network.now)
     gone: list[int] = []
     with flower_identity():
-        messages = [Message(RecordDict(), dst_node_id=n, message_type=MessageType.TRAIN) for n in network.takes]
-        replies = Exchange(network, policy, answered=answered, on_disconnect=gone.append).run(messages)
+        messages = [
+            Message(RecordDict(), dst_node_id=n, message_type=MessageType.TRAIN)
+            for n in network.takes
+        ]
+        replies = Exchange(network, policy, answered=answered, on_disconnect=gone.append).run(
+            messages
+        )
     assert len({r.metadata.src_node_id for r in replies}) == len(replies)
     assert all(r.metadata.message_type == MessageType.TRAIN for r in replies)
-    return {r.metadata.src_node_id: str(r.error.reason) if r.has_error() else "" for r in replies}, gone
+    return {
+        r.metadata.src_node_id: str(r.error.reason) if r.has_error() else "" for r in replies
+    }, gone
 
 
 def test_each_reply_is_reported_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,10 +124,17 @@ def test_each_reply_is_reported_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(exchange.time, "monotonic", lambda: network.now)
     told: list[tuple[int, float]] = []
     with flower_identity():
-        messages = [Message(RecordDict(), dst_node_id=n, message_type=MessageType.TRAIN) for n in network.takes]
-        Exchange(network, TimeoutPolicy(1000.0), on_reply=lambda *reply: told.append(reply)).run(messages)
+        messages = [
+            Message(RecordDict(), dst_node_id=n, message_type=MessageType.TRAIN)
+            for n in network.takes
+        ]
+        Exchange(
+            network, TimeoutPolicy(1000.0), on_reply=lambda *reply: told.append(reply)
+        ).run(messages)
     assert [node for node, _ in told] == [2, 1]
-    assert all(0 <= seconds - network.takes[node] <= exchange.POLL_SECONDS[1] for node, seconds in told)
+    assert all(
+        0 <= seconds - network.takes[node] <= exchange.POLL_SECONDS[1] for node, seconds in told
+    )
 
 
 def test_the_time_that_stragglers_have() -> None:
@@ -123,13 +144,18 @@ def test_the_time_that_stragglers_have() -> None:
     assert policy.limit(asked=6, took=[10, 20, 30]) == 100
     assert policy.limit(asked=7, took=[10, 20, 30]) == 1000
     assert policy.limit(asked=6, took=[1, 2, 3]) == 60  # never less
-    assert TimeoutPolicy(timeout=90, factor=5, floor=60).limit(6, [10, 20, 30]) == 90  # never more
-    assert TimeoutPolicy(timeout=1000, factor=5, floor=60, quorum=4).limit(6, [10, 20, 30]) == 1000
+    assert (
+        TimeoutPolicy(timeout=90, factor=5, floor=60).limit(6, [10, 20, 30]) == 90
+    )  # never more
+    assert (
+        TimeoutPolicy(timeout=1000, factor=5, floor=60, quorum=4).limit(6, [10, 20, 30]) == 1000
+    )
     assert TimeoutPolicy(timeout=1000).limit(6, [10, 20, 30]) == 1000
 
 
 @pytest.mark.parametrize(
-    ("factor", "answered", "until"), [(3, {1, 2, 3}, 60), (9, {1, 2, 3, 4}, 150), (0, {1, 2, 3, 4}, 150)]
+    ("factor", "answered", "until"),
+    [(3, {1, 2, 3}, 60), (9, {1, 2, 3, 4}, 150), (0, {1, 2, 3, 4}, 150)],
 )
 def test_a_straggler_costs_a_multiple_of_the_median(
     factor: float, answered: set[int], until: float, monkeypatch: pytest.MonkeyPatch
@@ -177,7 +203,9 @@ def test_the_round_goes_on_without_a_silo_that_is_gone(monkeypatch: pytest.Monke
     assert gone == [3] and network.now == pytest.approx(30, abs=1)
 
 
-def test_a_silo_that_was_gone_between_two_looks_does_not_keep_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silo_that_was_gone_between_two_looks_does_not_keep_the_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It went away and came back within a quarter of a second: nobody saw it, and its message is lost."""
     network = Network({1: 10, 2: 30, 3: 100}, away={3: (20.1234, 20.1235)})
     replies, gone = go(network, TimeoutPolicy(1000), monkeypatch)
@@ -185,7 +213,9 @@ def test_a_silo_that_was_gone_between_two_looks_does_not_keep_the_round(monkeypa
     assert gone == [3] and network.now == pytest.approx(30, abs=1)
 
 
-def test_who_goes_away_in_the_middle_of_a_reply_is_told_while_flower_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_goes_away_in_the_middle_of_a_reply_is_told_while_flower_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Flower's call for the replies returns only after that."""
     told = threading.Event()
 
@@ -200,7 +230,10 @@ def test_who_goes_away_in_the_middle_of_a_reply_is_told_while_flower_waits(monke
     monkeypatch.setattr(exchange, "PRESENCE_SECONDS", 0.01)
     network = Waiting({1: 0, 2: 0})
     with flower_identity():
-        messages = [Message(RecordDict(), dst_node_id=n, message_type=MessageType.TRAIN) for n in network.takes]
+        messages = [
+            Message(RecordDict(), dst_node_id=n, message_type=MessageType.TRAIN)
+            for n in network.takes
+        ]
         policy = TimeoutPolicy(1000, watches=True)
         replies = Exchange(network, policy, on_disconnect=lambda node: told.set()).run(messages)
     assert {r.metadata.src_node_id: r.has_error() for r in replies} == {1: False, 2: False}
@@ -231,7 +264,10 @@ def test_a_reply_that_gets_through_after_a_cut_counts(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Exchange, "_check_presence", look)
     network = Waiting({1: 0, 2: 0})
     with flower_identity():
-        messages = [Message(RecordDict(), dst_node_id=n, message_type=MessageType.TRAIN) for n in network.takes]
+        messages = [
+            Message(RecordDict(), dst_node_id=n, message_type=MessageType.TRAIN)
+            for n in network.takes
+        ]
         policy = TimeoutPolicy(1000, watches=True)
         replies = Exchange(network, policy, on_disconnect=lambda node: gone.set()).run(messages)
     assert {r.metadata.src_node_id: r.has_error() for r in replies} == {1: False, 2: False}
@@ -239,7 +275,9 @@ def test_a_reply_that_gets_through_after_a_cut_counts(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("back", [20.1235, 50.0])
-def test_a_silo_that_is_back_gets_its_message_once_more(back: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silo_that_is_back_gets_its_message_once_more(
+    back: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     network = Network({1: 10, 2: 30, 3: 100}, away={3: (20.1234, back)})
     replies, gone = go(network, TimeoutPolicy(1000, resend=True), monkeypatch)
     assert replies == {1: "", 2: "", 3: ""}
@@ -247,21 +285,27 @@ def test_a_silo_that_is_back_gets_its_message_once_more(back: float, monkeypatch
     assert network.now == pytest.approx(back + 100, abs=3)
 
 
-def test_a_silo_that_never_comes_back_keeps_the_round_no_longer_than_any(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silo_that_never_comes_back_keeps_the_round_no_longer_than_any(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     network = Network({1: 10, 2: 30, 3: 100}, away={3: (20, 1e9)})
     replies, _ = go(network, TimeoutPolicy(1000, factor=5, floor=60, resend=True), monkeypatch)
     assert replies == {1: "", 2: "", 3: "the node is not here"}
     assert network.now == pytest.approx(100, abs=1)  # five times the median of 10 and 30
 
 
-def test_nobody_waits_for_a_silo_that_was_not_here_to_begin_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_waits_for_a_silo_that_was_not_here_to_begin_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     network = Network({1: 10, 2: 30, 3: 100}, away={3: (-1, 1e9)})
     replies, _ = go(network, TimeoutPolicy(1000, resend=True), monkeypatch)
     assert replies == {1: "", 2: "", 3: "the node is not here"}
     assert network.now == pytest.approx(30, abs=1)
 
 
-def test_a_silo_that_has_just_replied_is_waited_for_though_it_counts_as_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silo_that_has_just_replied_is_waited_for_though_it_counts_as_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Its line was mended, and its next sign of life comes after 8 s."""
     network = Network({1: 10, 2: 30, 3: 100}, away={3: (-1, 8)})
     replies, _ = go(network, TimeoutPolicy(1000, resend=True), monkeypatch, answered=[3])
@@ -280,7 +324,9 @@ def test_a_message_is_sent_twice_at_most(monkeypatch: pytest.MonkeyPatch) -> Non
     assert gone == [2, 2] and network.pushes == 3
 
 
-def test_messages_that_did_not_reach_the_superlink_go_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_that_did_not_reach_the_superlink_go_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     network = Network({1: 10, 2: 30})
     network.faults = 3
     assert go(network, TimeoutPolicy(1000), monkeypatch)[0] == {1: "", 2: ""}

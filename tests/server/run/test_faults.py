@@ -13,7 +13,18 @@ from typing import Any, cast
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, Context, Error, Message
-from tiny import METHODS, Files, TinyGrid, comparable, federate, round_of, rows_of, same, train_replies, write_silo
+from tiny import (
+    METHODS,
+    Files,
+    TinyGrid,
+    comparable,
+    federate,
+    round_of,
+    rows_of,
+    same,
+    train_replies,
+    write_silo,
+)
 from torch import Tensor
 
 import server.app
@@ -86,11 +97,17 @@ FAULTS: dict[str, tuple[Callable[[Message], object], str]] = {
         "more than 1048672 bytes",
     ),
     "an unknown format": (
-        lambda r: change(r, manifest='[{"name": "model", "silo": "c", "round": 2, "samples": 8, "dtype": "f7"}]'),
+        lambda r: change(
+            r,
+            manifest='[{"name": "model", "silo": "c", "round": 2, "samples": 8, "dtype": "f7"}]',
+        ),
         "its bytes are no array of f7",
     ),
     "a format that does not fit": (
-        lambda r: change(r, manifest='[{"name": "model", "silo": "c", "round": 2, "samples": 8, "dtype": "float16"}]'),
+        lambda r: change(
+            r,
+            manifest='[{"name": "model", "silo": "c", "round": 2, "samples": 8, "dtype": "float16"}]',
+        ),
         "its bytes are no array of float16",
     ),
 }
@@ -108,20 +125,34 @@ def test_a_faulty_reply_is_left_out_and_named(three: Files, fault: str) -> None:
 
     seen: list[Progress] = []
     run = federate(
-        three, strategy="fedavg", rounds=3, prepare=lambda grid: setattr(grid, "after", after), watch=seen.append
+        three,
+        strategy="fedavg",
+        rounds=3,
+        prepare=lambda grid: setattr(grid, "after", after),
+        watch=seen.append,
     )
     assert [sorted(p.rejected) for p in seen] == [[], ["c"], []]
     assert re.search(reason, seen[1].rejected["c"]), seen[1].rejected["c"]
     assert "\n" not in seen[1].rejected["c"]
     named = [(r.round, r.silo, r.value) for r in run.rows if r.metric == "rejected"]
     assert named == [(2, "c", 1.0)]
-    sent = {key: decode(r.content)[0].models["model"].vector for key, r in train_replies(run.grid) if key[0] != "c"}
+    sent = {
+        key: decode(r.content)[0].models["model"].vector
+        for key, r in train_replies(run.grid)
+        if key[0] != "c"
+    }
     expected = weighted_mean([sent["a", 2], sent["b", 2]], [6, 10])
     assert same(run.sent_to("a", 3)["global"].vector, expected)
 
 
-NUMBERS: dict[str, tuple[str, dict[str, Any], str]] = {  # what the reply's numbers become; None: dropped
-    "no sensitivities": ("player-fl", {"sensitivity": None}, r"'sensitivity' is None, not 1 finite numbers"),
+NUMBERS: dict[
+    str, tuple[str, dict[str, Any], str]
+] = {  # what the reply's numbers become; None: dropped
+    "no sensitivities": (
+        "player-fl",
+        {"sensitivity": None},
+        r"'sensitivity' is None, not 1 finite numbers",
+    ),
     "too few": ("player-fl", {"sensitivity": []}, "not 1 finite numbers"),
     "not finite": ("player-fl", {"sensitivity": [math.nan]}, "not 1 finite numbers"),
     "text for numbers": ("player-fl", {"sensitivity": ["x"]}, "not 1 finite numbers"),
@@ -151,7 +182,13 @@ def test_a_methods_own_numbers_are_checked(three: Files, fault: str) -> None:
         return reply
 
     seen: list[Progress] = []
-    federate(three, strategy=method, rounds=2, prepare=lambda g: setattr(g, "after", after), watch=seen.append)
+    federate(
+        three,
+        strategy=method,
+        rounds=2,
+        prepare=lambda g: setattr(g, "after", after),
+        watch=seen.append,
+    )
     assert [sorted(p.rejected) for p in seen] == [["c"], []]
     assert re.search(reason, seen[0].rejected["c"]), seen[0].rejected["c"]
     assert "\n" not in seen[0].rejected["c"]
@@ -187,7 +224,11 @@ def test_a_silo_that_raises_is_left_out_with_its_reason(three: Files) -> None:
 
     seen: list[Progress] = []
     run = federate(
-        three, strategy="fedavg", rounds=3, prepare=lambda g: setattr(g, "before", before), watch=seen.append
+        three,
+        strategy="fedavg",
+        rounds=3,
+        prepare=lambda g: setattr(g, "before", before),
+        watch=seen.append,
     )
     assert "/nowhere/b.npz" in seen[1].rejected["b"]
     assert [(r.round, r.silo) for r in run.rows if r.metric == "rejected"] == [(2, "b")]
@@ -209,7 +250,9 @@ def test_every_method_goes_on_without_a_silo(three: Files, method: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_message_that_arrives_twice_changes_nothing(three: Files, tmp_path: Path, method: str) -> None:
+def test_a_message_that_arrives_twice_changes_nothing(
+    three: Files, tmp_path: Path, method: str
+) -> None:
     """Every silo trains twice on every message, from the state that it had before, and of the second reply one hears.
 
     The server saves every third round only, so between them the silos' states are those that no checkpoint needs.
@@ -224,7 +267,13 @@ def test_a_message_that_arrives_twice_changes_nothing(three: Files, tmp_path: Pa
 
     options = {"strategy": method, "rounds": 4, "checkpoint_every": 3}
     once, twice = (
-        federate(three, directory=tmp_path / name / "run", state_dir=tmp_path / name / "state", prepare=p, **options)
+        federate(
+            three,
+            directory=tmp_path / name / "run",
+            state_dir=tmp_path / name / "state",
+            prepare=p,
+            **options,
+        )
         for name, p in (("once", None), ("twice", prepare))
     )
     assert comparable(once.rows) == comparable(twice.rows)
@@ -238,16 +287,25 @@ def test_when_all_fail_the_run_stops_with_one_line(two: Files, method: str) -> N
     with pytest.raises(RuntimeError) as caught:
         federate(two, strategy=method, rounds=3, prepare=prepare)
     text = str(caught.value)
-    assert text == "round 2: no silo sent a usable update (a: the power is out; b: the power is out)"
+    assert (
+        text
+        == "round 2: no silo sent a usable update (a: the power is out; b: the power is out)"
+    )
 
 
 def test_a_failing_closing_evaluation_is_named(two: Files) -> None:
     """The last exchange trains nothing, but a silo whose metrics are missing there must be seen."""
 
     def after(silo: str, message: Message, reply: Message) -> Message:
-        return Message(Error(1, "disk gone"), reply_to=message) if (silo, round_of(message)) == ("b", 3) else reply
+        return (
+            Message(Error(1, "disk gone"), reply_to=message)
+            if (silo, round_of(message)) == ("b", 3)
+            else reply
+        )
 
-    run = federate(two, strategy="fedavg", rounds=2, prepare=lambda grid: setattr(grid, "after", after))
+    run = federate(
+        two, strategy="fedavg", rounds=2, prepare=lambda grid: setattr(grid, "after", after)
+    )
     assert [(r.round, r.silo) for r in run.rows if r.metric == "rejected"] == [(3, "b")]
     assert {r.silo for r in run.rows if r.round == 3 and r.split} == {"a"}
 
@@ -261,12 +319,18 @@ def test_a_summary_and_a_closing_evaluation_that_are_too_large_are_named(three: 
             reply.content.config_records["config"]["more"] = "x" * (OTHER_BYTES + 1)
         return reply
 
-    run = federate(three, strategy="fedavg", rounds=1, prepare=lambda grid: setattr(grid, "after", after))
-    assert "more than 16777216 bytes" in next(iter(run.federation.registration.left_out.values()))
+    run = federate(
+        three, strategy="fedavg", rounds=1, prepare=lambda grid: setattr(grid, "after", after)
+    )
+    assert "more than 16777216 bytes" in next(
+        iter(run.federation.registration.left_out.values())
+    )
     assert [(r.round, r.silo) for r in run.rows if r.metric == "rejected"] == [(2, "b")]
 
 
-def test_a_silo_left_out_of_the_last_round_is_not_named_again_at_the_close(three: Files) -> None:
+def test_a_silo_left_out_of_the_last_round_is_not_named_again_at_the_close(
+    three: Files,
+) -> None:
     def prepare(grid: TinyGrid) -> None:
         grid.absent = {("c", 2)}
 
@@ -279,7 +343,14 @@ def test_a_silent_silo_is_named_when_the_time_is_up(three: Files) -> None:
         grid.silent = {("c", 2)}
 
     seen: list[Progress] = []
-    run = federate(three, strategy="fedavg", rounds=3, round_timeout=0.05, prepare=prepare, watch=seen.append)
+    run = federate(
+        three,
+        strategy="fedavg",
+        rounds=3,
+        round_timeout=0.05,
+        prepare=prepare,
+        watch=seen.append,
+    )
     assert seen[1].rejected == {"c": "no reply within 0.05 s"}
     assert [(r.round, r.silo) for r in run.rows if r.metric == "rejected"] == [(2, "c")]
 
@@ -295,7 +366,9 @@ def test_the_quorum(three: Files, quorum: int, stops: bool) -> None:
     if not stops:
         assert len(go().values("round_seconds")) == 4
         return
-    with pytest.raises(RuntimeError, match=r"round 2: 2 usable updates, min-silos = 3 \(c: the power is out\)"):
+    with pytest.raises(
+        RuntimeError, match=r"round 2: 2 usable updates, min-silos = 3 \(c: the power is out\)"
+    ):
         go()
 
 
@@ -311,12 +384,16 @@ def test_what_a_failed_silo_froze_is_thawed_for_the_next(three: Files, method: s
 
         grid.before = before
 
-    frozen, plain = (federate(three, strategy=method, rounds=2, prepare=p) for p in (prepare, None))
+    frozen, plain = (
+        federate(three, strategy=method, rounds=2, prepare=p) for p in (prepare, None)
+    )
     assert comparable(frozen.rows) == comparable(plain.rows)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_silo_that_diverges_keeps_its_last_good_state(three: Files, tmp_path: Path, method: str) -> None:
+def test_a_silo_that_diverges_keeps_its_last_good_state(
+    three: Files, tmp_path: Path, method: str
+) -> None:
     """In round 2 silo c trains on rows of size 1e30 with all labels wrong, and overflows.
 
     It names the learning rates that may mend it, the run's and the method's. Its state stays that of round 1, finite;
@@ -329,7 +406,9 @@ def test_a_silo_that_diverges_keeps_its_last_good_state(three: Files, tmp_path: 
     def prepare(grid: TinyGrid) -> None:
         def before(silo: str, message: Message, context: Context) -> None:
             if silo == "c":
-                context.node_config["data"] = str(huge if round_of(message) == 2 else three["c"])
+                context.node_config["data"] = str(
+                    huge if round_of(message) == 2 else three["c"]
+                )
                 if "arrays" in context.state:
                     states[round_of(message)] = grid.state("c").arrays
 
@@ -347,7 +426,11 @@ def test_a_silo_that_diverges_keeps_its_last_good_state(three: Files, tmp_path: 
         fedala__max_epochs=2,
     )
     rates = "learning-rate or apple.dr-learning-rate" if method == "apple" else "learning-rate"
-    assert [p.rejected for p in seen] == [{}, {"c": f"the local training diverged (a lower {rates} may help)"}, {}]
+    assert [p.rejected for p in seen] == [
+        {},
+        {"c": f"the local training diverged (a lower {rates} may help)"},
+        {},
+    ]
     assert states[2].keys() == states[3].keys()
     for name, array in states[3].items():
         assert same(array, states[2][name])
@@ -358,7 +441,9 @@ def test_a_silo_that_diverges_keeps_its_last_good_state(three: Files, tmp_path: 
 
 
 @pytest.mark.parametrize("place", ["registration.data_summaries", "collector"])
-def test_a_fault_of_the_server_is_blamed_on_no_silo(three: Files, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+def test_a_fault_of_the_server_is_blamed_on_no_silo(
+    three: Files, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
     """A ValueError of NumPy's or our own mistake, as a reply is checked, ends the run; no silo is left out for it."""
 
     def broken(*arguments: Any) -> None:
@@ -371,7 +456,9 @@ def test_a_fault_of_the_server_is_blamed_on_no_silo(three: Files, monkeypatch: p
     assert not isinstance(raised.value, UserError) and seen == []
 
 
-def test_what_a_silo_reports_of_a_fault_is_logged_as_an_error(three: Files, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_a_silo_reports_of_a_fault_is_logged_as_an_error(
+    three: Files, caplog: pytest.LogCaptureFixture
+) -> None:
     """The traceback is in the silo's log, also at ERROR: both are one process here."""
 
     def train(*arguments: Any) -> None:
@@ -384,15 +471,27 @@ def test_what_a_silo_reports_of_a_fault_is_logged_as_an_error(three: Files, capl
     errors = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
     assert any("c reports an exception: TypeError in client/app.py:" in line for line in errors)
     assert "a fault of the program: no such thing" in errors
-    assert any(r.exc_info and r.exc_info[0] is TypeError for r in caplog.records if r.levelname == "ERROR")
+    assert any(
+        r.exc_info and r.exc_info[0] is TypeError
+        for r in caplog.records
+        if r.levelname == "ERROR"
+    )
 
 
 @pytest.mark.parametrize(
     ("error", "traceback"),
-    [(TypeError("a mistake"), True), (UserError("a setting"), False), (RunFailedError("late"), False)],
+    [
+        (TypeError("a mistake"), True),
+        (UserError("a setting"), False),
+        (RunFailedError("late"), False),
+    ],
 )
 def test_the_server_logs_the_traceback_of_a_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, traceback: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    traceback: bool,
 ) -> None:
     def fail(loop: Any) -> None:
         raise error
@@ -400,6 +499,9 @@ def test_the_server_logs_the_traceback_of_a_fault(
     monkeypatch.setattr(server.app.RoundLoop, "run", fail)
     settings = {**parse_settings({}).flat(), "out": str(tmp_path / "run")}
     with pytest.raises(type(error)):
-        server.app.main(InProcessGrid(client_app, 1, settings), cast(Context, SimpleNamespace(run_config=settings)))
+        server.app.main(
+            InProcessGrid(client_app, 1, settings),
+            cast(Context, SimpleNamespace(run_config=settings)),
+        )
     (record,) = [r for r in caplog.records if r.levelname == "ERROR"]
     assert bool(record.exc_info) == traceback and str(error) in record.getMessage()

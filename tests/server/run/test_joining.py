@@ -33,7 +33,9 @@ def four(tmp_path: Path) -> Files:
     return random_silos(tmp_path, {"a": 6, "b": 10, "c": 8, "d": 7})
 
 
-def coming(silo: str, server_round: int, also: Callable[[TinyGrid], object] = lambda grid: None) -> Any:
+def coming(
+    silo: str, server_round: int, also: Callable[[TinyGrid], object] = lambda grid: None
+) -> Any:
     """For ``prepare``: the silo's node is online from that round on."""
 
     def prepare(grid: TinyGrid) -> None:
@@ -53,7 +55,9 @@ def coming(silo: str, server_round: int, also: Callable[[TinyGrid], object] = la
 
 
 def notes(directory: Path) -> list[str]:
-    events = [json.loads(line) for line in (directory / "progress.jsonl").read_text().splitlines()]
+    events = [
+        json.loads(line) for line in (directory / "progress.jsonl").read_text().splitlines()
+    ]
     return [e["message"] for e in events if e["event"] == "note"]
 
 
@@ -62,15 +66,23 @@ def trained(run: Run, silo: str) -> list[int]:
     return [round_of(m) for m in asked if m.metadata.message_type == "train"]
 
 
-def test_whoever_connects_takes_part_from_the_next_round_on(four: Files, tmp_path: Path) -> None:
-    run = federate(four, **RUN, late_joiners="any", directory=tmp_path / "run", prepare=coming("b", 3))
+def test_whoever_connects_takes_part_from_the_next_round_on(
+    four: Files, tmp_path: Path
+) -> None:
+    run = federate(
+        four, **RUN, late_joiners="any", directory=tmp_path / "run", prepare=coming("b", 3)
+    )
     assert trained(run, "b") == [3, 4] and trained(run, "a") == [1, 2, 3, 4]
     assert "b joins the run, and takes part from round 3 on" in notes(tmp_path / "run")
-    entry = write_summary(RunDirectory(tmp_path / "run"), run.federation.history, run.federation.finished())["runs"][0]
+    entry = write_summary(
+        RunDirectory(tmp_path / "run"), run.federation.history, run.federation.finished()
+    )["runs"][0]
     assert entry["joined"] == {"b": 3} and entry["silos"] == ["a", "b", "c", "d"]
 
 
-def test_a_run_that_anybody_may_join_begins_with_its_quorum(four: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_anybody_may_join_begins_with_its_quorum(
+    four: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It does not wait for `silos`, which is the most that it may ever have."""
 
     def waits(seconds: float) -> None:
@@ -98,18 +110,33 @@ def test_another_than_the_named_one_does_not_join(four: Files, tmp_path: Path) -
 
 def test_a_run_has_no_more_than_its_silos(four: Files, tmp_path: Path) -> None:
     changes = {**RUN, "silos": 3}
-    run = federate(four, **changes, late_joiners="any", directory=tmp_path / "run", prepare=coming("b", 3))
+    run = federate(
+        four, **changes, late_joiners="any", directory=tmp_path / "run", prepare=coming("b", 3)
+    )
     assert trained(run, "b") == []
-    assert "b cannot join the run, which has silos = 3 and so many already" in notes(tmp_path / "run")
+    assert "b cannot join the run, which has silos = 3 and so many already" in notes(
+        tmp_path / "run"
+    )
 
 
 def test_data_that_do_not_fit_stay_out(four: Files, tmp_path: Path) -> None:
     """The run goes on; the reason is in summary.json and in the notes, once."""
     wide = write_silo(tmp_path / "wide.npz", np.zeros((5, 7)), [0, 1, 0, 1, 0], 3)
     files = {**four, "b": wide}
-    run = federate(files, **RUN, late_joiners="any", directory=tmp_path / "run", prepare=coming("b", 2))
-    said = [line for line in notes(tmp_path / "run") if line.startswith("b cannot join the run: it has")]
-    assert len(said) == 1 and "shape" in said[0] and trained(run, "b") == [] and trained(run, "a") == [1, 2, 3, 4]
+    run = federate(
+        files, **RUN, late_joiners="any", directory=tmp_path / "run", prepare=coming("b", 2)
+    )
+    said = [
+        line
+        for line in notes(tmp_path / "run")
+        if line.startswith("b cannot join the run: it has")
+    ]
+    assert (
+        len(said) == 1
+        and "shape" in said[0]
+        and trained(run, "b") == []
+        and trained(run, "a") == [1, 2, 3, 4]
+    )
     assert run.federation.finished().left_out == {"b": said[0]}
 
 
@@ -129,19 +156,30 @@ def test_a_name_that_takes_part_cannot_be_taken(four: Files, tmp_path: Path) -> 
 
     run = federate(four, **RUN, late_joiners="any", directory=tmp_path / "run", prepare=prepare)
     node = list(four).index("b") + 1
-    assert [m.metadata.message_type for m, _ in run.grid.traffic if m.metadata.dst_node_id == node] == ["query"]
-    assert "a second node calls itself a, which takes part already: it does not" in notes(tmp_path / "run")
+    assert [
+        m.metadata.message_type for m, _ in run.grid.traffic if m.metadata.dst_node_id == node
+    ] == ["query"]
+    assert "a second node calls itself a, which takes part already: it does not" in notes(
+        tmp_path / "run"
+    )
 
 
 @pytest.mark.parametrize(
-    ("setting", "silo", "late"), [("", "a", 2), ("b=3", "a", 2), ("b=3", "b", 2), ("b=3", "b", 4), ("any", "a", "2")]
+    ("setting", "silo", "late"),
+    [("", "a", 2), ("b=3", "a", 2), ("b=3", "b", 2), ("b=3", "b", 4), ("any", "a", "2")],
 )
-def test_a_silo_is_a_late_joiner_only_as_the_settings_say(four: Files, setting: str, silo: str, late: Any) -> None:
+def test_a_silo_is_a_late_joiner_only_as_the_settings_say(
+    four: Files, setting: str, silo: str, late: Any
+) -> None:
     """A server says so in round 3 of another silo, or of another round: the silo does not train."""
 
     def prepare(grid: TinyGrid) -> None:
         def before(name: str, message: Message, context: Any) -> None:
-            if name == silo and round_of(message) == 3 and message.metadata.message_type == "train":
+            if (
+                name == silo
+                and round_of(message) == 3
+                and message.metadata.message_type == "train"
+            ):
                 message.content.config_records["config"]["late"] = late
 
         grid.before = before
@@ -153,7 +191,10 @@ def test_a_silo_is_a_late_joiner_only_as_the_settings_say(four: Files, setting: 
         if r.has_error()
     }
     assert list(refused) == [(silo, 3)]
-    assert f"late-joiners = {setting!r}, and a message of round 3 takes it as one that joined" in refused[silo, 3]
+    assert (
+        f"late-joiners = {setting!r}, and a message of round 3 takes it as one that joined"
+        in refused[silo, 3]
+    )
 
 
 def test_one_that_is_offline_in_its_round_joins_once_it_is_back(four: Files) -> None:
@@ -187,7 +228,8 @@ def test_its_sums_are_not_asked_for(four: Files) -> None:
     means = [
         list(r["mean"])  # type: ignore[arg-type]
         for m, _ in run.grid.traffic
-        if m.metadata.message_type == "train" and isinstance(r := m.content["config"], ConfigRecord)
+        if m.metadata.message_type == "train"
+        and isinstance(r := m.content["config"], ConfigRecord)
     ]
     assert all(mean == means[0] for mean in means) and trained(run, "b") == [3, 4]
 
@@ -195,11 +237,15 @@ def test_its_sums_are_not_asked_for(four: Files) -> None:
 def test_a_named_one_sends_no_sums_whatever_the_server_asks(four: Files) -> None:
     changes = {**RUN, "normalization": "agreed", "late_joiners": "b=3"}
     run = federate(four, **changes)
-    sent = next(r for m, r in run.grid.traffic if run.grid.name_of(m.metadata.dst_node_id) == "b")
+    sent = next(
+        r for m, r in run.grid.traffic if run.grid.name_of(m.metadata.dst_node_id) == "b"
+    )
     assert "sum" not in sent.content.config_records["summary"]
 
 
-def test_a_silent_node_holds_nobody_up_for_long(four: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_node_holds_nobody_up_for_long(
+    four: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Three times the limit in all, and then it is not asked any more."""
     assert JOIN_SECONDS == 60
     monkeypatch.setattr("server.run.registration.data_summaries.JOIN_SECONDS", 0.01)
@@ -208,14 +254,24 @@ def test_a_silent_node_holds_nobody_up_for_long(four: Files, tmp_path: Path, mon
         grid.silent = {("b", 0)}
 
     changes = {**RUN, "rounds": 6}
-    run = federate(four, **changes, late_joiners="any", directory=tmp_path / "run", prepare=coming("b", 2, silence))
+    run = federate(
+        four,
+        **changes,
+        late_joiners="any",
+        directory=tmp_path / "run",
+        prepare=coming("b", 2, silence),
+    )
     assert trained(run, "a") == [1, 2, 3, 4, 5, 6] and trained(run, "b") == []
-    assert [line for line in notes(tmp_path / "run") if "gave no data summary within" in line] != []
+    assert [
+        line for line in notes(tmp_path / "run") if "gave no data summary within" in line
+    ] != []
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "apple", "pfedla", "scaffold", "ditto"])
 @pytest.mark.parametrize("killed", [2, 3])
-def test_resume_keeps_who_joined_and_who_is_to_join(four: Files, tmp_path: Path, strategy: str, killed: int) -> None:
+def test_resume_keeps_who_joined_and_who_is_to_join(
+    four: Files, tmp_path: Path, strategy: str, killed: int
+) -> None:
     changes = {**RUN, "strategy": strategy, "late_joiners": "b=3"}
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     undisturbed = federate(four, **changes, directory=whole)
@@ -243,7 +299,9 @@ def test_a_run_that_goes_back_lets_it_join_again(four: Files, tmp_path: Path) ->
 
         grid.before = before
 
-    again = federate(four, **changes, directory=hurt, state_dir=tmp_path / "states-2", prepare=prepare)
+    again = federate(
+        four, **changes, directory=hurt, state_dir=tmp_path / "states-2", prepare=prepare
+    )
     assert trained(again, "b") == [3, 4, 3, 4] or trained(again, "b") == [3, 3, 4]
     assert_equal_rows(undisturbed, again)
 

@@ -21,7 +21,9 @@ PRIVATE: dict[str, Any] = {"dp": True, "batch_size": 10, "learning_rate": 0.1}
 COST: dict[str, Any] = {"epsilon": 600.0, "delta": 1e-5, "dp_steps": 10.0}
 
 
-def run_with(folder: Path, metrics: Mapping[str, float], vector: float = 0.0, **settings: Any) -> Run:
+def run_with(
+    folder: Path, metrics: Mapping[str, float], vector: float = 0.0, **settings: Any
+) -> Run:
     """Two rounds in which silo a says this of itself, and adds ``vector`` to what it sends."""
 
     def prepare(grid: TinyGrid) -> None:
@@ -30,13 +32,22 @@ def run_with(folder: Path, metrics: Mapping[str, float], vector: float = 0.0, **
                 for record in reply.content.array_records.values():
                     for key, array in list(record.items()):
                         record[key] = array_record({key: tensor_of(array) + vector})[key]
-                reply.content["metrics"] = MetricRecord({**dict(reply.content.metric_records["metrics"]), **metrics})
+                reply.content["metrics"] = MetricRecord(
+                    {**dict(reply.content.metric_records["metrics"]), **metrics}
+                )
             return reply
 
         grid.after = after
 
     files = random_silos(folder, {"a": 40, "b": 40, "c": 40})
-    return federate(files, state_dir=folder / "state", strategy="fedavg", rounds=2, prepare=prepare, **settings)
+    return federate(
+        files,
+        state_dir=folder / "state",
+        strategy="fedavg",
+        rounds=2,
+        prepare=prepare,
+        **settings,
+    )
 
 
 def test_an_epsilon_without_differential_privacy_is_none(tmp_path: Path) -> None:
@@ -44,7 +55,9 @@ def test_an_epsilon_without_differential_privacy_is_none(tmp_path: Path) -> None
     assert not spent(run.rows) and not {row.metric for row in run.rows} & {*PRIVACY}
 
 
-def test_an_epsilon_that_no_noise_costs_is_rejected_and_the_others_have_a_report(tmp_path: Path) -> None:
+def test_an_epsilon_that_no_noise_costs_is_rejected_and_the_others_have_a_report(
+    tmp_path: Path,
+) -> None:
     run = run_with(tmp_path, {"epsilon": 1e308}, **PRIVATE)
     assert set(spent(run.rows)) == {"b", "c"}
     assert {row.silo for row in run.rows if row.metric == "rejected"} == {"a"}
@@ -59,7 +72,13 @@ def test_a_rejected_replys_epsilon_is_recorded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [{"epsilon": 1.0}, {**COST, "delta": 0.0}, {**COST, "dp_steps": 1e300}, {**COST, "epsilon": 1e4}]
+    "given",
+    [
+        {"epsilon": 1.0},
+        {**COST, "delta": 0.0},
+        {**COST, "dp_steps": 1e300},
+        {**COST, "epsilon": 1e4},
+    ],
 )
 def test_a_cost_that_cannot_be(given: dict[str, Any]) -> None:
     assert read_metrics(MetricRecord(COST)) == COST

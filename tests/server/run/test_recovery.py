@@ -37,7 +37,9 @@ def rows(directory: Path) -> list[list[str]]:
 
 
 def notes(directory: Path) -> list[str]:
-    events = [json.loads(line) for line in (directory / "progress.jsonl").read_text().splitlines()]
+    events = [
+        json.loads(line) for line in (directory / "progress.jsonl").read_text().splitlines()
+    ]
     return [event["message"] for event in events if event["event"] == "note"]
 
 
@@ -83,12 +85,17 @@ def run(at_three: Path, tmp_path: Path) -> Path:
     [
         (NEWEST, "the run goes on from the checkpoint before the newest, of round 2"),
         (BEFORE, ""),
-        ("silos/hospital-02/round-000003.safetensors", "hospital-02's state of round 3 is damaged: the run goes back"),
+        (
+            "silos/hospital-02/round-000003.safetensors",
+            "hospital-02's state of round 3 is damaged: the run goes back",
+        ),
         ("silos/hospital-02/round-000002.safetensors", ""),
         ("silos/hospital-02/round-000001.safetensors", ""),
     ],
 )
-def test_one_flipped_bit_changes_no_number(whole: list[list[str]], run: Path, file: str, told: str, bit: int) -> None:
+def test_one_flipped_bit_changes_no_number(
+    whole: list[list[str]], run: Path, file: str, told: str, bit: int
+) -> None:
     flip(run / KEY / file, bit)
     resumed(run)
     assert rows(run) == whole
@@ -116,7 +123,11 @@ def test_a_run_that_was_stopped_in_the_middle_of_a_round(
 
     def third_silo(*arguments: Any, **named: Any) -> Any:
         asked = named.get("reply_to")
-        if asked is not None and asked.metadata.dst_node_id == 3 and asked.metadata.message_type == "train":
+        if (
+            asked is not None
+            and asked.metadata.dst_node_id == 3
+            and asked.metadata.message_type == "train"
+        ):
             raise Crash
         return train(*arguments, **named)
 
@@ -130,8 +141,12 @@ def test_a_run_that_was_stopped_in_the_middle_of_a_round(
     assert rows(run) == whole
 
 
-@pytest.mark.parametrize("changes", [{"checkpoint_every": 2}, {"participation": 0.7}, {"evaluate_every": 0}])
-def test_checkpoints_and_participants_now_and_then(tmp_path: Path, changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "changes", [{"checkpoint_every": 2}, {"participation": 0.7}, {"evaluate_every": 0}]
+)
+def test_checkpoints_and_participants_now_and_then(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
     simulated(directory=tmp_path / "whole", **{**OPTIONS, **changes})
     run = stopped(tmp_path / "run", after=4, **changes)
     damaged = max(run.rglob("hospital-0?/round-000004.safetensors"))
@@ -139,13 +154,17 @@ def test_checkpoints_and_participants_now_and_then(tmp_path: Path, changes: dict
     resumed(run, **changes)
     assert rows(run) == rows(tmp_path / "whole")
     back = 2 if "checkpoint_every" in changes else 3
-    assert [line for line in notes(run) if not line.startswith("no evidence of")] == [  # of one that was never drawn
+    assert [
+        line for line in notes(run) if not line.startswith("no evidence of")
+    ] == [  # of one that was never drawn
         f"{damaged.parent.name}'s state of round 4 is damaged: the run goes back to the end of round {back} and "
         "repeats the rounds after it"
     ]
 
 
-def test_before_the_first_checkpoint_lies_the_start(whole: list[list[str]], tmp_path: Path) -> None:
+def test_before_the_first_checkpoint_lies_the_start(
+    whole: list[list[str]], tmp_path: Path
+) -> None:
     run = stopped(tmp_path / "run", after=1)
     flip(state(run, 2, 1))
     resumed(run)
@@ -164,7 +183,9 @@ def test_a_finished_run_that_is_closed_again(whole: list[list[str]], tmp_path: P
 
 
 @pytest.mark.parametrize("others", [[(2, 2), (2, 1)], [(1, 2)]])
-def test_where_it_cannot_go_back_a_simulation_says_why(run: Path, others: list[tuple[int, int]]) -> None:
+def test_where_it_cannot_go_back_a_simulation_says_why(
+    run: Path, others: list[tuple[int, int]]
+) -> None:
     """All states of a silo are damaged; or the newest of one silo, and of another that before it."""
     for silo, number in [(2, 3), *others]:
         flip(state(run, silo, number))
@@ -173,7 +194,9 @@ def test_where_it_cannot_go_back_a_simulation_says_why(run: Path, others: list[t
     silo, number = (2, 3) if len(others) == 2 else others[0]
     line = f"hospital-0{silo}: its state of round {number} is damaged, and it can go back to "
     assert str(refused.value).startswith(line) and "round-00000" in str(refused.value)
-    assert "restore the file from a backup, or start the run again with another --out" in str(refused.value)
+    assert "restore the file from a backup, or start the run again with another --out" in str(
+        refused.value
+    )
     assert "\n" not in str(refused.value)
 
 
@@ -196,7 +219,9 @@ def test_a_crash_as_it_goes_back(
     def crashing(*arguments: Any, **named: Any) -> Any:
         result = step(*arguments, **named)
         calls.append(name)
-        if len(calls) == (2 if place in ("forget", "round") else 1):  # resuming forgets, and the first round goes back
+        if len(calls) == (
+            2 if place in ("forget", "round") else 1
+        ):  # resuming forgets, and the first round goes back
             raise Crash
         return result
 
@@ -226,9 +251,22 @@ def test_a_crash_between_two_checkpoints_after_a_damaged_one(
     assert rows(run) == whole
 
 
-def test_the_screen_and_the_report_say_it_at_the_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_screen_and_the_report_say_it_at_the_end(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     run = tmp_path / "run"
-    given = ["simulate", "--strategy", "local", "--silos", "3", "--seed", "7", "--out", str(run), "--set"]
+    given = [
+        "simulate",
+        "--strategy",
+        "local",
+        "--silos",
+        "3",
+        "--seed",
+        "7",
+        "--out",
+        str(run),
+        "--set",
+    ]
     assert main([*given, "model=mlp", "--rounds", "2"]) == 0
     flip(run / "checkpoint/local-7/silos/hospital-02/round-000002.safetensors")
     capfd.readouterr()
@@ -264,7 +302,9 @@ def before_round(number: int, silo: str, do: Callable[[], None]) -> Callable[[Ti
 
 def damage_all(folder: Path, silo: str, *numbers: int) -> Callable[[], None]:
     def do() -> None:
-        files = [f for n in numbers for f in folder.rglob(f"{silo}/run-*/*-{n:06d}.safetensors")]
+        files = [
+            f for n in numbers for f in folder.rglob(f"{silo}/run-*/*-{n:06d}.safetensors")
+        ]
         assert len(files) == len(numbers)
         for file in files:
             flip(file)
@@ -273,14 +313,26 @@ def damage_all(folder: Path, silo: str, *numbers: int) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("every", [1, 2])
-def test_a_federation_goes_back_in_the_middle_of_a_run(three: Files, tmp_path: Path, every: int) -> None:
+def test_a_federation_goes_back_in_the_middle_of_a_run(
+    three: Files, tmp_path: Path, every: int
+) -> None:
     """With checkpoints of every other round the damaged state is of a round between two of them."""
     undisturbed = deployed(three, tmp_path / "whole", checkpoint_every=every)
     disturb = before_round(4, "b", damage_all(tmp_path / "run", "b", 3))
     run = deployed(three, tmp_path / "run", checkpoint_every=every, prepare=disturb)
     assert comparable(run.rows) == comparable(undisturbed.rows)
     assert rows(tmp_path / "run" / "run") == comparable(undisturbed.rows)
-    assert [round_of(m) for m, _ in run.grid.traffic if m.metadata.dst_node_id == 2] == [0, 1, 2, 3, 4, 3, 4, 5, 6]
+    assert [round_of(m) for m, _ in run.grid.traffic if m.metadata.dst_node_id == 2] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+        3,
+        4,
+        5,
+        6,
+    ]
     assert run.federation.state.total_bytes == undisturbed.federation.state.total_bytes
     assert notes(tmp_path / "run" / "run") == [
         "b's state of round 3 is damaged: the run goes back to the end of round 2 and repeats the rounds after it"
@@ -291,7 +343,9 @@ def test_a_state_that_is_lost_is_marked(three: Files, tmp_path: Path) -> None:
     """All that b has kept is damaged: it misses a round, and begins anew with what it then receives."""
     disturb = before_round(4, "b", damage_all(tmp_path, "b", 3, 2, 1))
     run = deployed(three, tmp_path, rounds=6, prepare=disturb)
-    assert [(r.round, r.silo, r.value) for r in run.rows if r.metric == "state_lost"] == [(4, "b", 3.0)]
+    assert [(r.round, r.silo, r.value) for r in run.rows if r.metric == "state_lost"] == [
+        (4, "b", 3.0)
+    ]
     assert [(r.round, r.silo) for r in run.rows if r.metric == "rejected"] == [(4, "b")]
     (note,) = notes(tmp_path / "run")
     assert note == (
@@ -314,7 +368,10 @@ def test_what_is_lost_stays_known_when_the_run_is_resumed(three: Files, tmp_path
         deployed(three, tmp_path, rounds=7, prepare=prepare, watch=crash_after(5))
     run = deployed(three, tmp_path, rounds=7, resume=True)
     assert [(r.round, r.value) for r in run.rows if r.metric == "state_lost"] == [(4, 2.0)]
-    assert [(r.round, r.silo) for r in run.rows if r.metric == "rejected"] == [(4, "b"), (5, "b")]
+    assert [(r.round, r.silo) for r in run.rows if r.metric == "rejected"] == [
+        (4, "b"),
+        (5, "b"),
+    ]
     assert "then goes on from its state of round 1" in notes(tmp_path / "run")[0]
 
 
@@ -326,13 +383,20 @@ def test_a_silo_that_always_says_so_holds_nobody_up(three: Files, tmp_path: Path
             number = round_of(message)
             if silo != "c" or number < 4:
                 return reply
-            return Message(Error(1, str(DamagedStateError(number - 1, [number - 2], "none"))), reply_to=message)
+            return Message(
+                Error(1, str(DamagedStateError(number - 1, [number - 2], "none"))),
+                reply_to=message,
+            )
 
         grid.after = after
 
     def fails(grid: TinyGrid) -> None:
         def after(silo: str, message: Message, reply: Message) -> Message:
-            return reply if silo != "c" or round_of(message) < 4 else Message(Error(1, "it"), reply_to=message)
+            return (
+                reply
+                if silo != "c" or round_of(message) < 4
+                else Message(Error(1, "it"), reply_to=message)
+            )
 
         grid.after = after
 
@@ -345,7 +409,9 @@ def test_a_silo_that_always_says_so_holds_nobody_up(three: Files, tmp_path: Path
     assert [r.round for r in run.rows if r.metric == "state_lost"] == [4, 5, 6, 7, 8, 9]
 
 
-def test_one_silo_that_cannot_be_helped_keeps_no_other_from_it(three: Files, tmp_path: Path) -> None:
+def test_one_silo_that_cannot_be_helped_keeps_no_other_from_it(
+    three: Files, tmp_path: Path
+) -> None:
     """b's state of round 3 is made anew; a has nothing left, and is marked in the round that all come to again."""
     of_b, of_a = damage_all(tmp_path, "b", 3), damage_all(tmp_path, "a", 3, 2, 1)
 

@@ -12,7 +12,17 @@ import pytest
 import torch
 from flwr.app import Context, Message
 from resuming import Crash, assert_equal, crash_after, interrupted, personal_models
-from tiny import METHODS, Files, TinyGrid, comparable, federate, one_block, round_of, same, write_silo
+from tiny import (
+    METHODS,
+    Files,
+    TinyGrid,
+    comparable,
+    federate,
+    one_block,
+    round_of,
+    same,
+    write_silo,
+)
 
 from partitions.common.errors import UserError
 from server.run.checkpoints import Checkpoints
@@ -35,7 +45,9 @@ OPTIONS: dict[str, Any] = {
 
 @pytest.mark.parametrize("model", ["mlp", "tiny-bn"])
 @pytest.mark.parametrize("method", METHODS)
-def test_two_rounds_and_two_more_are_four(three: Files, tmp_path: Path, method: str, model: str, tiny_bn: None) -> None:
+def test_two_rounds_and_two_more_are_four(
+    three: Files, tmp_path: Path, method: str, model: str, tiny_bn: None
+) -> None:
     options = {**OPTIONS, "strategy": method, "rounds": 4, "model": model}
     whole = federate(three, directory=tmp_path / "whole", **options)
     interrupted(three, tmp_path / "parts", watch=crash_after(2), **options)
@@ -80,7 +92,12 @@ def test_a_crash_in_the_middle_of_a_round(three: Files, tmp_path: Path, method: 
         grid.before = before
 
     options = {**OPTIONS, "strategy": method, "rounds": 4}
-    whole = federate(three, directory=tmp_path / "whole" / "run", state_dir=tmp_path / "whole" / "silos", **options)
+    whole = federate(
+        three,
+        directory=tmp_path / "whole" / "run",
+        state_dir=tmp_path / "whole" / "silos",
+        **options,
+    )
     parts = {"directory": tmp_path / "parts" / "run", "state_dir": tmp_path / "parts" / "silos"}
     with pytest.raises(Crash):
         federate(three, prepare=prepare, **parts, **options)
@@ -101,21 +118,29 @@ def test_resume_with_changing_participants(three: Files, tmp_path: Path, method:
 
 
 @pytest.mark.parametrize("method", ["fedala", "apple"])
-def test_resume_from_a_checkpoint_of_every_other_round(three: Files, tmp_path: Path, method: str) -> None:
+def test_resume_from_a_checkpoint_of_every_other_round(
+    three: Files, tmp_path: Path, method: str
+) -> None:
     """Stopped after round 5 of 6 with checkpoints at 2 and 4: rounds 5 and 6 are done (again) from round 4.
 
     Where the state is in files only, the silos' round 5 must not have pushed their round 4 out.
     """
     options = {**OPTIONS, "strategy": method, "rounds": 6, "checkpoint_every": 2}
     whole = federate(three, directory=tmp_path / "whole", state_dir=tmp_path / "ws", **options)
-    interrupted(three, tmp_path / "parts", state_dir=tmp_path / "ps", watch=crash_after(5), **options)
-    resumed = federate(three, directory=tmp_path / "parts", state_dir=tmp_path / "ps", resume=True, **options)
+    interrupted(
+        three, tmp_path / "parts", state_dir=tmp_path / "ps", watch=crash_after(5), **options
+    )
+    resumed = federate(
+        three, directory=tmp_path / "parts", state_dir=tmp_path / "ps", resume=True, **options
+    )
     assert {round_of(m) for m, _ in resumed.grid.traffic} == {0, 5, 6, 7}
     assert comparable(resumed.rows) == comparable(whole.rows)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedala", "local"])
-def test_more_rounds_than_were_asked_for_first(three: Files, tmp_path: Path, method: str) -> None:
+def test_more_rounds_than_were_asked_for_first(
+    three: Files, tmp_path: Path, method: str
+) -> None:
     """A finished run of 2 rounds goes on to 4; its closing evaluation is replaced by round 3.
 
     (Not APPLE: its λ depends on the number of rounds from the start.)
@@ -128,7 +153,13 @@ def test_more_rounds_than_were_asked_for_first(three: Files, tmp_path: Path, met
 
 
 def test_dropout_after_a_resume(three: Files, tmp_path: Path) -> None:
-    options = {"strategy": "fedala", "rounds": 4, "mlp.hidden": "6", "mlp.dropout": 0.5, "fedala.max-epochs": 3}
+    options = {
+        "strategy": "fedala",
+        "rounds": 4,
+        "mlp.hidden": "6",
+        "mlp.dropout": 0.5,
+        "fedala.max-epochs": 3,
+    }
     whole = federate(three, directory=tmp_path / "whole", **options)
     interrupted(three, tmp_path / "parts", watch=crash_after(2), **options)
     torch.rand(5)
@@ -138,7 +169,9 @@ def test_dropout_after_a_resume(three: Files, tmp_path: Path) -> None:
 
 def test_a_finished_run_resumed_changes_nothing(three: Files, tmp_path: Path) -> None:
     whole = federate(three, directory=tmp_path / "run", strategy="fedavg", rounds=2)
-    again = federate(three, directory=tmp_path / "run", strategy="fedavg", rounds=2, resume=True)
+    again = federate(
+        three, directory=tmp_path / "run", strategy="fedavg", rounds=2, resume=True
+    )
     assert {round_of(m) for m, _ in again.grid.traffic} == {0, 3}
     assert comparable(again.rows) == comparable(whole.rows)
 
@@ -154,7 +187,14 @@ def test_without_resume_a_directory_is_not_touched(three: Files, tmp_path: Path)
 def test_other_settings_are_another_run(three: Files, tmp_path: Path) -> None:
     federate(three, directory=tmp_path / "run", strategy="fedavg", rounds=2)
     with pytest.raises(UserError, match=r"was run with learning-rate = 1\.0, not 0\.5"):
-        federate(three, directory=tmp_path / "run", strategy="fedavg", rounds=4, learning_rate=0.5, resume=True)
+        federate(
+            three,
+            directory=tmp_path / "run",
+            strategy="fedavg",
+            rounds=4,
+            learning_rate=0.5,
+            resume=True,
+        )
     with pytest.raises(UserError, match="holds no run to resume"):
         federate(three, directory=tmp_path / "none", strategy="fedavg", rounds=2, resume=True)
 
@@ -184,7 +224,13 @@ def test_a_quorum_goes_on_without_a_silo(three: Files, tmp_path: Path, method: s
 
     whole = federate(three, directory=tmp_path / "whole", prepare=fails, **options)
     interrupted(three, tmp_path / "parts", watch=crash_after(2), **options)
-    again = {**options, "directory": tmp_path / "parts", "resume": True, "round_timeout": 0.1, "prepare": without_c}
+    again = {
+        **options,
+        "directory": tmp_path / "parts",
+        "resume": True,
+        "round_timeout": 0.1,
+        "prepare": without_c,
+    }
     resumed = federate(three, min_silos=2, **again)
     rejected = [(r.round, r.silo) for r in resumed.rows if r.metric == "rejected"]
     assert rejected == [(3, "c"), (4, "c"), (5, "c")]
@@ -208,7 +254,9 @@ def away_in_round_three(grid: TinyGrid) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_silo_that_was_away_rejoins_in_the_next_round(three: Files, tmp_path: Path, method: str) -> None:
+def test_a_silo_that_was_away_rejoins_in_the_next_round(
+    three: Files, tmp_path: Path, method: str
+) -> None:
     """c is away when the run is resumed, and back in round 4: as if it had failed in round 3 alone."""
     options = {**OPTIONS, "strategy": method, "rounds": 4}
 
@@ -217,17 +265,28 @@ def test_a_silo_that_was_away_rejoins_in_the_next_round(three: Files, tmp_path: 
 
     whole = federate(three, directory=tmp_path / "whole", prepare=fails, **options)
     interrupted(three, tmp_path / "parts", watch=crash_after(2), **options)
-    again = {**options, "directory": tmp_path / "parts", "resume": True, "min_silos": 2, "round_timeout": 0.1}
+    again = {
+        **options,
+        "directory": tmp_path / "parts",
+        "resume": True,
+        "min_silos": 2,
+        "round_timeout": 0.1,
+    }
     resumed = federate(three, prepare=away_in_round_three, **again)
     assert [(r.round, r.silo) for r in resumed.rows if r.metric == "rejected"] == [(3, "c")]
     for name, array in whole.strategy.state.arrays.items():
         assert same(array, resumed.strategy.state.arrays[name])
     for silo in "abc":
         assert same(whole.personal(silo), resumed.personal(silo))
-    assert "c is back, and takes part from round 4 on" in (tmp_path / "parts" / "progress.jsonl").read_text()
+    assert (
+        "c is back, and takes part from round 4 on"
+        in (tmp_path / "parts" / "progress.jsonl").read_text()
+    )
 
 
-def test_a_silo_whose_fault_is_mended_rejoins_in_the_next_round(three: Files, tmp_path: Path) -> None:
+def test_a_silo_whose_fault_is_mended_rejoins_in_the_next_round(
+    three: Files, tmp_path: Path
+) -> None:
     """c's data cannot be read when the run is resumed; from round 4 on they can."""
     options = {**OPTIONS, "strategy": "fedala", "rounds": 5}
     interrupted(three, tmp_path / "run", watch=crash_after(2), **options)
@@ -240,16 +299,30 @@ def test_a_silo_whose_fault_is_mended_rejoins_in_the_next_round(three: Files, tm
 
         grid.before = before
 
-    again = {**options, "directory": tmp_path / "run", "resume": True, "min_silos": 2, "round_timeout": 5}
+    again = {
+        **options,
+        "directory": tmp_path / "run",
+        "resume": True,
+        "min_silos": 2,
+        "round_timeout": 5,
+    }
     resumed = federate(three, prepare=prepare, **again)
-    assert [(r.round, r.silo) for r in resumed.rows if r.metric == "rejected"] == [(3, "c"), (4, "c")]
+    assert [(r.round, r.silo) for r in resumed.rows if r.metric == "rejected"] == [
+        (3, "c"),
+        (4, "c"),
+    ]
     assert not resumed.federation.registration.left_out
     told = (tmp_path / "run" / "progress.jsonl").read_text()
-    assert told.count("cannot take part") == 1 and "c is back, and takes part from round 5 on" in told
+    assert (
+        told.count("cannot take part") == 1
+        and "c is back, and takes part from round 5 on" in told
+    )
 
 
 @pytest.mark.parametrize("rows, says", [(8, ""), (4, "with other data than before")])
-def test_who_comes_back_with_other_data_stays_away(three: Files, tmp_path: Path, rows: int, says: str) -> None:
+def test_who_comes_back_with_other_data_stays_away(
+    three: Files, tmp_path: Path, rows: int, says: str
+) -> None:
     """c has a column more, or another number of rows, which may be."""
     options = {"strategy": "fedavg", "rounds": 4}
 
@@ -262,7 +335,13 @@ def test_who_comes_back_with_other_data_stays_away(three: Files, tmp_path: Path,
         grid.contexts[3].node_config["data"] = str(other)
 
     interrupted(three, tmp_path / "run", watch=crash_after(2), **options)
-    again = {**options, "directory": tmp_path / "run", "resume": True, "min_silos": 2, "round_timeout": 0.1}
+    again = {
+        **options,
+        "directory": tmp_path / "run",
+        "resume": True,
+        "min_silos": 2,
+        "round_timeout": 0.1,
+    }
     resumed = federate(three, prepare=prepare, **again)
     rejected = [(r.round, r.silo) for r in resumed.rows if r.metric == "rejected"]
     assert rejected == ([(3, "c"), (4, "c"), (5, "c")] if says else [(3, "c")])
@@ -297,7 +376,9 @@ def test_a_cut_off_history_is_mended(three: Files, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["apple", "fedamp", "fedfomo", "fedapm"])
-def test_a_checkpoint_of_before_the_prefixes_is_read(three: Files, tmp_path: Path, method: str) -> None:
+def test_a_checkpoint_of_before_the_prefixes_is_read(
+    three: Files, tmp_path: Path, method: str
+) -> None:
     """Format 1 had silos' models under their bare names, and did not say its number."""
     options = {**OPTIONS, "strategy": method, "rounds": 4, **one_block(method)}
     whole = federate(three, directory=tmp_path / "whole", **options)
@@ -305,6 +386,9 @@ def test_a_checkpoint_of_before_the_prefixes_is_read(three: Files, tmp_path: Pat
     file = tmp_path / "parts" / "checkpoint" / f"{method}-7" / "server.safetensors"
     state = State.load(file)
     assert state.numbers.pop("format") == 2
-    State({name.removeprefix(MODEL_OF): array for name, array in state.arrays.items()}, state.numbers).save(file)
+    State(
+        {name.removeprefix(MODEL_OF): array for name, array in state.arrays.items()},
+        state.numbers,
+    ).save(file)
     resumed = federate(three, directory=tmp_path / "parts", resume=True, **options)
     assert_equal(whole, resumed, (tmp_path / "whole", tmp_path / "parts"))

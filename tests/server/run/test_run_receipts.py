@@ -47,12 +47,18 @@ def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def log_of(folder: Path, silo: str) -> tuple[list[dict[str, Any]], list[receipts.Receipt], Path]:
+def log_of(
+    folder: Path, silo: str
+) -> tuple[list[dict[str, Any]], list[receipts.Receipt], Path]:
     """A silo's log, which is whole, and the receipts that it keeps."""
     place = folder / "site" / silo / "audit"
     found = audit.verify(place)
     assert not found.faults
-    return found.entries, [receipts.read_receipt(text) for text in receipts.read_kept(place / receipts.FILE)], place
+    return (
+        found.entries,
+        [receipts.read_receipt(text) for text in receipts.read_kept(place / receipts.FILE)],
+        place,
+    )
 
 
 def servers(folder: Path, silo: str) -> list[receipts.Receipt]:
@@ -68,24 +74,32 @@ def test_both_keep_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         entries, own, place = log_of(tmp_path, silo)
         theirs = servers(tmp_path, silo)
         assert [entry["asked"] for entry in entries] == ["query", "train", "train", "evaluate"]
-        assert [(one.line, one.hash) for one in theirs] == [(entry["line"], entry["hash"]) for entry in entries]
+        assert [(one.line, one.hash) for one in theirs] == [
+            (entry["line"], entry["hash"]) for entry in entries
+        ]
         assert [one.text for one in own] == [one.text for one in theirs[:3]]
         assert [entry.get("receipt", {}).get("line") for entry in entries] == [None, 1, 2, 3]
         names = {record["name"] for entry in entries for record in entry["sent"]}
-        assert receipts.RECORD not in names  # a line cannot have its own hash; that leaves beside what it lists
+        assert (
+            receipts.RECORD not in names
+        )  # a line cannot have its own hash; that leaves beside what it lists
         assert receipts.known_key(place) == theirs[0].key
         assert main(["audit", str(place)]) == 0
         assert "  receipts  of the server, up to line 3\n" in capsys.readouterr().out
     assert "receipt" not in capsys.readouterr().err
 
 
-def test_the_numbers_are_the_same_with_and_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_numbers_are_the_same_with_and_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with_them = run(tmp_path, 2).rows
     monkeypatch.delenv(KEY)
     (tmp_path / "other").mkdir()
     without = run(tmp_path / "other", 2).rows
     seconds = ("round_seconds",)
-    assert [r for r in with_them if r.metric not in seconds] == [r for r in without if r.metric not in seconds]
+    assert [r for r in with_them if r.metric not in seconds] == [
+        r for r in without if r.metric not in seconds
+    ]
     assert not (tmp_path / "other" / "run" / receipts.FILE).exists()
 
 
@@ -95,11 +109,15 @@ def test_a_server_without_a_key_is_named_and_stops_nothing(
     monkeypatch.setenv(KEY, "")
     assert not run(tmp_path, 2).strategy.rejected
     err = capsys.readouterr().err
-    assert err.count("gives no receipt for the audit log") == len(SILOS)  # once in the run at each site
+    assert err.count("gives no receipt for the audit log") == len(
+        SILOS
+    )  # once in the run at each site
     entries, own, place = log_of(tmp_path, "a")
     assert own == [] and "gives no receipt" in entries[-1]["receipt"]["fault"]
     assert main(["audit", str(place)]) == 0
-    assert "  receipts  the server gives no receipt for the audit log" in capsys.readouterr().out
+    assert (
+        "  receipts  the server gives no receipt for the audit log" in capsys.readouterr().out
+    )
 
 
 def test_a_server_with_another_key_is_named_and_stops_nothing(
@@ -133,9 +151,13 @@ def _run_until_killed(folder: Path, key: str) -> None:
     run(folder, 3, prepare)
 
 
-def test_over_kill_9_and_resume(tmp_path: Path, key: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_over_kill_9_and_resume(
+    tmp_path: Path, key: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What was signed before is still there, what follows covers the line whose reply was lost; no log goes back."""
-    process = multiprocessing.get_context("spawn").Process(target=_run_until_killed, args=(tmp_path, str(key)))
+    process = multiprocessing.get_context("spawn").Process(
+        target=_run_until_killed, args=(tmp_path, str(key))
+    )
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
@@ -148,9 +170,14 @@ def test_over_kill_9_and_resume(tmp_path: Path, key: Path, capsys: pytest.Captur
     for silo in SILOS:
         entries, own, _ = log_of(tmp_path, silo)
         theirs = [one for one in _readable(tmp_path) if one.silo == silo]
-        assert [one.line for one in theirs[:2]] == [1, 2] and theirs[-1].line == entries[-1]["line"]
+        assert [one.line for one in theirs[:2]] == [1, 2] and theirs[-1].line == entries[-1][
+            "line"
+        ]
         hashes = {entry["line"]: entry["hash"] for entry in entries}
-        assert all(hashes[one.line] == one.hash for one in [*theirs, *own]) and own[-1].line == theirs[-2].line
+        assert (
+            all(hashes[one.line] == one.hash for one in [*theirs, *own])
+            and own[-1].line == theirs[-2].line
+        )
     assert "receipt" not in capsys.readouterr().err
 
 
@@ -159,7 +186,9 @@ def _readable(folder: Path) -> list[receipts.Receipt]:
     return [receipts.read_receipt(text) for text in texts if text.endswith("}")]
 
 
-def test_a_log_that_goes_back_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_that_goes_back_is_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Somebody at hospital b deletes its log between two runs of the same directory."""
     run(tmp_path, 2)
     _, _, place = log_of(tmp_path, "b")
@@ -174,14 +203,26 @@ def test_a_log_that_goes_back_is_noted(tmp_path: Path, capsys: pytest.CaptureFix
 def test_a_silo_says_nonsense_of_its_log(tmp_path: Path) -> None:
     """Nothing of it is signed, and the reply counts as any other."""
     good: dict[str, Any] = {"silo": "a", "line": 1, "hash": "0" * 64}
-    bad: list[dict[str, Any]] = [{}, {"line": 0}, {"line": 2**60}, {"line": True}, {"line": 1.0}, {"hash": "x"}]
+    bad: list[dict[str, Any]] = [
+        {},
+        {"line": 0},
+        {"line": 2**60},
+        {"line": True},
+        {"line": 1.0},
+        {"hash": "x"},
+    ]
     bad += [{"silo": ""}, {"silo": "x" * 999}, {"silo": 5}, {"hash": b"0" * 64}]
     found = Receipts.of(tmp_path, lambda line: None)
     with flower_identity():
-        asked = Message(RecordDict({"config": ConfigRecord({})}), dst_node_id=1, message_type="train")
+        asked = Message(
+            RecordDict({"config": ConfigRecord({})}), dst_node_id=1, message_type="train"
+        )
         for change in bad:
             record = ConfigRecord({**good, **change} if change else {})
-            reply = Message(RecordDict({receipts.RECORD: record, "config": ConfigRecord({})}), reply_to=asked)
+            reply = Message(
+                RecordDict({receipts.RECORD: record, "config": ConfigRecord({})}),
+                reply_to=asked,
+            )
             found.take([reply])
             assert list(reply.content) == ["config"]
         assert not (tmp_path / receipts.FILE).exists()

@@ -23,7 +23,12 @@ from strategies.base.state import State
 from strategies.base.transport.data_summary import read_agreed, reconcile
 from strategies.base.transport.reporting import LONGEST, read_data_summary
 
-OPTIONS: dict[str, Any] = {"strategy": "fedavg", "rounds": 3, "normalization": "agreed", "momentum": 0.5}
+OPTIONS: dict[str, Any] = {
+    "strategy": "fedavg",
+    "rounds": 3,
+    "normalization": "agreed",
+    "momentum": 0.5,
+}
 
 
 @pytest.fixture(scope="module")
@@ -56,24 +61,36 @@ def notes(directory: Path) -> list[str]:
 
 @pytest.mark.parametrize("agreement", ["", DECLARED], ids=["majority", "declared"])
 @pytest.mark.parametrize("normalization", ["agreed", "silo", "none"])
-def test_permuted_columns_and_flipped_labels(agreed: Files, tmp_path: Path, agreement: str, normalization: str) -> None:
+def test_permuted_columns_and_flipped_labels(
+    agreed: Files, tmp_path: Path, agreement: str, normalization: str
+) -> None:
     """Bit for bit the run of files in the agreed order, models and metrics; and a line says who maps what."""
     options = {**OPTIONS, "normalization": normalization, "agreed": agreement}
-    run = federate(hospitals(tmp_path / "files", b=PERMUTED), directory=tmp_path / "run", **options)
+    run = federate(
+        hospitals(tmp_path / "files", b=PERMUTED), directory=tmp_path / "run", **options
+    )
     assert not run.federation.registration.left_out
     assert_same(run, federate(agreed, **options))
-    assert notes(tmp_path / "run") == ["b has its columns and labels in another order: it maps them by name"]
+    assert notes(tmp_path / "run") == [
+        "b has its columns and labels in another order: it maps them by name"
+    ]
 
 
 def test_everybody_in_another_order_than_declared(tmp_path: Path, reference: Run) -> None:
-    files = hospitals(tmp_path / "files", a=PERMUTED, b=PERMUTED, c={"columns": ("sex", "age", "chol")})
+    files = hospitals(
+        tmp_path / "files", a=PERMUTED, b=PERMUTED, c={"columns": ("sex", "age", "chol")}
+    )
     assert_same(federate(files, agreed=DECLARED, **OPTIONS), reference)
 
 
 @pytest.mark.parametrize("method", ["apple", "ditto", "fedper"])
-def test_methods_that_keep_models_in_the_silo(agreed: Files, tmp_path: Path, method: str) -> None:
+def test_methods_that_keep_models_in_the_silo(
+    agreed: Files, tmp_path: Path, method: str
+) -> None:
     options = {**OPTIONS, "strategy": method, "rounds": 2, **one_block(method)}
-    assert_same(federate(hospitals(tmp_path, b=PERMUTED), **options), federate(agreed, **options))
+    assert_same(
+        federate(hospitals(tmp_path, b=PERMUTED), **options), federate(agreed, **options)
+    )
 
 
 def test_resumed(tmp_path: Path, reference: Run) -> None:
@@ -89,16 +106,21 @@ def test_resumed(tmp_path: Path, reference: Run) -> None:
 def test_rounded_sums_of_permuted_columns(agreed: Files, tmp_path: Path) -> None:
     """Under a policy the sums are rounded and remembered, in the order of the file: the agreed mean is the same."""
     rules = tmp_path / "policy.toml"
-    rules.write_text("min-sum-samples = 5\nmin-batch-size = 1\nmin-metric-samples = 1\nfloor = 5\n")
+    rules.write_text(
+        "min-sum-samples = 5\nmin-batch-size = 1\nmin-metric-samples = 1\nfloor = 5\n"
+    )
     options = {**OPTIONS, "rounds": 1, "policy": str(rules)}
     run = federate(
-        hospitals(tmp_path / "files", b=PERMUTED), state_dir=tmp_path / "one", directory=tmp_path / "r", **options
+        hospitals(tmp_path / "files", b=PERMUTED),
+        state_dir=tmp_path / "one",
+        directory=tmp_path / "r",
+        **options,
     )
     other = federate(agreed, state_dir=tmp_path / "two", directory=tmp_path / "s", **options)
     assert "sum" in run.federation.registration.summaries["b"]
-    assert {k: run.federation.registration.summaries["b"][k] for k in ("sum", "square_sum")} == {
-        k: other.federation.registration.summaries["b"][k] for k in ("sum", "square_sum")
-    }
+    assert {
+        k: run.federation.registration.summaries["b"][k] for k in ("sum", "square_sum")
+    } == {k: other.federation.registration.summaries["b"][k] for k in ("sum", "square_sum")}
     assert run.strategy.plan.numbers["mean"] == other.strategy.plan.numbers["mean"]
     assert comparable(run.rows) == comparable(other.rows)
 
@@ -112,7 +134,10 @@ def test_a_hospital_without_patients_of_a_class(tmp_path: Path) -> None:
             arrays: dict[str, Any] = dict(npz)
         for split in ("train", "val", "test"):
             arrays[f"y_{split}"] = np.where(arrays[f"y_{split}"] == 0, 0, labels.index("dead"))
-        np.savez(files["c"], **{**arrays, "label_names": np.array(labels), "classes": np.array(len(labels))})
+        np.savez(
+            files["c"],
+            **{**arrays, "label_names": np.array(labels), "classes": np.array(len(labels))},
+        )
         return files
 
     run = federate(without_ill(tmp_path / "one", ("well", "dead")), **OPTIONS)
@@ -124,7 +149,9 @@ def test_findings_and_measurements(tmp_path: Path) -> None:
     for task in ("multilabel", "regression"):
         runs = []
         for folder, order in (("one", [0, 1, 2]), ("two", [2, 0, 1])):
-            files = hospitals(tmp_path / f"{task}-{folder}", **({"b": PERMUTED} if folder == "two" else {}))
+            files = hospitals(
+                tmp_path / f"{task}-{folder}", **({"b": PERMUTED} if folder == "two" else {})
+            )
             for name, file in files.items():
                 own = order if name == "b" else [0, 1, 2]
                 with np.load(file) as npz:
@@ -132,7 +159,11 @@ def test_findings_and_measurements(tmp_path: Path) -> None:
                 rng = np.random.default_rng(ord(name))
                 for split in ("train", "val", "test"):
                     y = rng.normal(size=(len(arrays[f"y_{split}"]), 3))
-                    y = (y > 0).astype(np.int8) if task == "multilabel" else y.astype(np.float32) * [1, 5, 90] + 7
+                    y = (
+                        (y > 0).astype(np.int8)
+                        if task == "multilabel"
+                        else y.astype(np.float32) * [1, 5, 90] + 7
+                    )
                     arrays[f"y_{split}"] = np.ascontiguousarray(
                         y[:, own].astype(np.float32 if task == "regression" else np.int8)
                     )
@@ -146,8 +177,14 @@ def test_findings_and_measurements(tmp_path: Path) -> None:
 # ---- Left out and named ----------------------------------------------------------------------------------------------
 
 MISFITS: dict[str, tuple[dict[str, Any], str]] = {
-    "a foreign column": ({"feature_names": ("age", "sex", "bmi")}, "it has columns named bmi, most silos have chol"),
-    "a foreign label": ({"label_names": ("well", "ill", "gone")}, "it has labels named gone, most silos have dead"),
+    "a foreign column": (
+        {"feature_names": ("age", "sex", "bmi")},
+        "it has columns named bmi, most silos have chol",
+    ),
+    "a foreign label": (
+        {"label_names": ("well", "ill", "gone")},
+        "it has labels named gone, most silos have dead",
+    ),
 }
 
 
@@ -156,7 +193,10 @@ def test_a_foreign_name(agreed: Files, tmp_path: Path, kind: str) -> None:
     changes, reason = MISFITS[kind]
     files = hospitals(tmp_path / "files", c=changes)
     run = federate(files, directory=tmp_path / "run", **OPTIONS)
-    assert list(run.strategy.silos) == ["a", "b"] and reason in run.federation.registration.left_out["c"]
+    assert (
+        list(run.strategy.silos) == ["a", "b"]
+        and reason in run.federation.registration.left_out["c"]
+    )
     assert len(run.federation.registration.left_out["c"]) <= LONGEST
     without = federate({name: agreed[name] for name in ("a", "b")}, **OPTIONS)
     assert comparable(run.rows) == comparable(without.rows)
@@ -167,7 +207,10 @@ def test_another_unit(tmp_path: Path) -> None:
     units = [("years", "", unit) for unit in ("mg/dl", "", "mmol/l")]
     changes = {name: {"feature_units": own} for name, own in zip("abc", units, strict=True)}
     run = federate(hospitals(tmp_path, **changes), **OPTIONS)
-    assert "c is left out: it has chol in mmol/l, most silos have mg/dl" in run.federation.registration.left_out["c"]
+    assert (
+        "c is left out: it has chol in mmol/l, most silos have mg/dl"
+        in run.federation.registration.left_out["c"]
+    )
     assert run.federation.registration.data_spec.schema.features[2] == Feature("chol", "mg/dl")
 
 
@@ -177,13 +220,15 @@ def test_another_number_format(tmp_path: Path) -> None:
     for name, dtype in (("a", np.uint8), ("b", np.uint8), ("c", np.float32)):
         x = np.random.default_rng(0).integers(0, 2, (8, 4, 4, 1)).astype(dtype)
         parts: dict[str, Any] = {
-            f"x_{split}": x if dtype == np.uint8 else np.moveaxis(x, -1, 1) for split in ("train", "test")
+            f"x_{split}": x if dtype == np.uint8 else np.moveaxis(x, -1, 1)
+            for split in ("train", "test")
         }
         files[name] = tmp_path / f"{name}.npz"
         np.savez(files[name], **parts, y_train=np.arange(8) % 2, y_test=np.arange(8) % 2)
     run = federate(files, strategy="fedavg", rounds=1)
     assert (
-        "c is left out: it has samples of float32, most silos have uint8" in run.federation.registration.left_out["c"]
+        "c is left out: it has samples of float32, most silos have uint8"
+        in run.federation.registration.left_out["c"]
     )
 
 
@@ -193,7 +238,8 @@ def test_missing_names(agreed: Files, tmp_path: Path, reference: Run) -> None:
     run = federate(files, directory=tmp_path / "run", **OPTIONS)
     assert_same(run, reference)
     assert notes(tmp_path / "run") == [
-        f"c names no {what}: they are taken to be in the order of the other silos" for what in ("features", "labels")
+        f"c names no {what}: they are taken to be in the order of the other silos"
+        for what in ("features", "labels")
     ]
     run = federate(files, agreed=DECLARED, **OPTIONS)
     assert list(run.strategy.silos) == ["a", "b"]
@@ -202,16 +248,22 @@ def test_missing_names(agreed: Files, tmp_path: Path, reference: Run) -> None:
         in (run.federation.registration.left_out["c"])
     )
     features = json.dumps({"schema": {"labels": list(LABELS)}})
-    unlabelled = hospitals(tmp_path / "unlabelled", b={"feature_names": None}, c={"label_names": None})
+    unlabelled = hospitals(
+        tmp_path / "unlabelled", b={"feature_names": None}, c={"label_names": None}
+    )
     run = federate(unlabelled, agreed=features, **OPTIONS)
-    assert list(run.federation.registration.left_out) == ["c"], "columns are not declared: b need not name them"
+    assert list(run.federation.registration.left_out) == ["c"], (
+        "columns are not declared: b need not name them"
+    )
 
 
 def test_nobody_names_anything(tmp_path: Path) -> None:
     """The messages and the numbers are those of before."""
     nothing = {"feature_names": None, "label_names": None}
     run = federate(hospitals(tmp_path, **dict.fromkeys("abc", nothing)), **OPTIONS)
-    assert "schema" not in run.strategy.plan.numbers and not run.federation.registration.left_out
+    assert (
+        "schema" not in run.strategy.plan.numbers and not run.federation.registration.left_out
+    )
 
 
 def test_the_declared_schema_stands_above_the_majority(tmp_path: Path) -> None:
@@ -224,7 +276,9 @@ def test_the_declared_schema_stands_above_the_majority(tmp_path: Path) -> None:
     )
 
 
-def test_a_silo_that_cannot_map_says_so(agreed: Files, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_silo_that_cannot_map_says_so(
+    agreed: Files, caplog: pytest.LogCaptureFixture
+) -> None:
     """A server that sends a schema of other columns than the silo has gets no model."""
     wrong = Schema((Feature("age"), Feature("sex"), Feature("bmi")))
 
@@ -245,8 +299,14 @@ SUMMARIES: dict[str, tuple[Any, str]] = {
     "a list": (["age"], "says schema = "),
     "no JSON": ("{", "has no usable schema: a schema is a JSON object"),
     "a deep one": ("[" * 100_000, "has no usable schema: a schema is a JSON object"),
-    "an endless one": ("x" * 2_000_000, "has no usable schema: a schema has at most 1048576 characters"),
-    "the smallest and the largest of the data": ('{"features":[{"name":"a","min":3}]}', "has no usable schema"),
+    "an endless one": (
+        "x" * 2_000_000,
+        "has no usable schema: a schema has at most 1048576 characters",
+    ),
+    "the smallest and the largest of the data": (
+        '{"features":[{"name":"a","min":3}]}',
+        "has no usable schema",
+    ),
     "an escape sequence": ('{"labels":["a\\u001bb"]}', "has no usable schema"),
     "too few columns": ('{"features":["age"]}', "names 1 columns, of 3"),
     "too many labels": ('{"labels":["a","b","c","d"]}', "names 4 labels, of 3"),
@@ -263,7 +323,9 @@ def test_what_a_summary_may_not_say(agreed: Files, kind: str) -> None:
             reply.content["summary"] = ConfigRecord({**dict(summary), "schema": content})
         return reply
 
-    run = federate(agreed, prepare=lambda grid: setattr(grid, "after", after), **{**OPTIONS, "rounds": 1})
+    run = federate(
+        agreed, prepare=lambda grid: setattr(grid, "after", after), **{**OPTIONS, "rounds": 1}
+    )
     assert list(run.strategy.silos) == ["a", "b"]
     assert reason in next(iter(run.federation.registration.left_out.values()))
 
@@ -271,18 +333,26 @@ def test_what_a_summary_may_not_say(agreed: Files, kind: str) -> None:
 def test_a_summary_states_no_values_of_the_data(agreed: Files) -> None:
     """Names, and what the file declares of units and ranges: no smallest or largest value."""
     grid = federate(agreed, **{**OPTIONS, "rounds": 1}).grid
-    reply = next(reply for message, reply in grid.traffic if message.metadata.message_type == "query")
-    assert parse_schema(json.loads(read_data_summary(reply.content["summary"])["schema"])) == Schema(
-        tuple(map(Feature, COLUMNS)), LABELS, "float32"
+    reply = next(
+        reply for message, reply in grid.traffic if message.metadata.message_type == "query"
     )
+    assert parse_schema(
+        json.loads(read_data_summary(reply.content["summary"])["schema"])
+    ) == Schema(tuple(map(Feature, COLUMNS)), LABELS, "float32")
 
 
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
         ({"schema": []}, "agreed: schema: a schema has the keys"),
-        ({"schema": {"labels": ["a", "b"]}, "classes": 3}, "agreed: schema names 2 labels, and classes = 3"),
-        ({"schema": {"features": ["a", "b"]}, "shape": [3]}, "agreed: schema names 2 columns, and shape = [3]"),
+        (
+            {"schema": {"labels": ["a", "b"]}, "classes": 3},
+            "agreed: schema names 2 labels, and classes = 3",
+        ),
+        (
+            {"schema": {"features": ["a", "b"]}, "shape": [3]},
+            "agreed: schema names 2 columns, and shape = [3]",
+        ),
     ],
 )
 def test_what_cannot_be_declared(said: Any, reason: str) -> None:
@@ -307,13 +377,21 @@ def test_a_simulation_of_a_file_keeps_its_names(tmp_path: Path) -> None:
     (tmp_path / "turned").mkdir()
     file, turned = save(tmp_path / "all.npz"), save(tmp_path / "turned" / "all.npz", **PERMUTED)
     for method in ("fedavg", "pooled"):
-        options: dict[str, Any] = {"strategy": method, "silos": 2, "rounds": 2, "partition": "iid", "mlp.hidden": "4"}
+        options: dict[str, Any] = {
+            "strategy": method,
+            "silos": 2,
+            "rounds": 2,
+            "partition": "iid",
+            "mlp.hidden": "4",
+        }
         runs = [simulated(dataset=str(f), agreed=DECLARED, **options) for f in (file, turned)]
         assert all(summary["schema"] for summary in runs[0].registration.summaries.values())
         assert comparable(runs[0].history.rows) == comparable(runs[1].history.rows)
 
 
-def test_predict_maps_by_name(agreed: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_maps_by_name(
+    agreed: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The model of a silo whose file is permuted: its card has the run's schema, and predicts files in any order."""
     files = hospitals(tmp_path / "files", b=PERMUTED)
     federate(files, directory=tmp_path / "run", **OPTIONS)
@@ -324,7 +402,9 @@ def test_predict_maps_by_name(agreed: Files, tmp_path: Path, capsys: pytest.Capt
     answers = predict_file(model, agreed["b"])
     assert not capsys.readouterr().err
     assert predict_file(model, files["b"]) == answers
-    assert "has its columns and labels in another order: mapped by name" in (capsys.readouterr().err)
+    assert "has its columns and labels in another order: mapped by name" in (
+        capsys.readouterr().err
+    )
     bare = save(tmp_path / "files" / "b.npz", feature_names=None, label_names=None)
     assert predict_file(model, bare) == answers
     assert "names no columns: they are taken to be age, sex, chol" in capsys.readouterr().err
@@ -345,7 +425,9 @@ def test_predict_maps_by_name(agreed: Files, tmp_path: Path, capsys: pytest.Capt
 def test_a_model_of_before(agreed: Files, tmp_path: Path) -> None:
     """A state that knows of no schema: its model takes what has its shape."""
     federate(agreed, directory=tmp_path / "run", **OPTIONS)
-    file = max((tmp_path / "run" / "checkpoint" / "fedavg-7" / "silos").rglob("round-*.safetensors"))
+    file = max(
+        (tmp_path / "run" / "checkpoint" / "fedavg-7" / "silos").rglob("round-*.safetensors")
+    )
     silo = file.parent.name if file.parent.name in agreed else file.parent.parent.name
     state = State.load(file)
     del state.numbers["model"]["schema"]

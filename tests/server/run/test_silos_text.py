@@ -31,7 +31,11 @@ def nasty(kind: str, *rounds: int, code: int = 1) -> Any:
     """For ``prepare``: c fails with a nasty reason."""
 
     def after(silo: str, message: Message, reply: Message) -> Message:
-        if silo == "c" and message.metadata.message_type == kind and round_of(message) in rounds:
+        if (
+            silo == "c"
+            and message.metadata.message_type == kind
+            and round_of(message) in rounds
+        ):
             return Message(Error(code, NASTY), reply_to=message)
         return reply
 
@@ -83,18 +87,35 @@ def test_a_reason_is_printable() -> None:
     assert reason_of("\n") == reason_of("\x85") == "failed without a reason"
 
 
-@pytest.mark.parametrize(("kind", "when"), [("query", (0,)), ("train", (1, 2)), ("evaluate", (3,))])
+@pytest.mark.parametrize(
+    ("kind", "when"), [("query", (0,)), ("train", (1, 2)), ("evaluate", (3,))]
+)
 def test_a_nasty_reason_everywhere(
-    three: Files, tmp_path: Path, kind: str, when: tuple[int, ...], caplog: pytest.LogCaptureFixture, capsys: Any
+    three: Files,
+    tmp_path: Path,
+    kind: str,
+    when: tuple[int, ...],
+    caplog: pytest.LogCaptureFixture,
+    capsys: Any,
 ) -> None:
     """In the log, progress.jsonl, what `silofl run` prints of it, summary, history, checkpoint and report."""
     caplog.set_level("DEBUG", logger="flwr")
-    run = federate(three, strategy="fedavg", rounds=2, directory=tmp_path / "run", prepare=nasty(kind, *when))
+    run = federate(
+        three,
+        strategy="fedavg",
+        rounds=2,
+        directory=tmp_path / "run",
+        prepare=nasty(kind, *when),
+    )
     write_summary(run.federation.directory, run.federation.history, run.federation.finished())  # type: ignore[arg-type]
     check_files(run, tmp_path / "run", capsys)
     lines = [record.getMessage() for record in caplog.records]
     named = [line for line in lines if "owned" in line]
-    assert named and max(map(len, named)) < 2 * LONGEST and all(line.isprintable() for line in lines)
+    assert (
+        named
+        and max(map(len, named)) < 2 * LONGEST
+        and all(line.isprintable() for line in lines)
+    )
 
 
 def check_files(run: Run, directory: Path, capsys: Any) -> None:
@@ -103,7 +124,9 @@ def check_files(run: Run, directory: Path, capsys: Any) -> None:
     told = [e["message"] for e in events if "message" in e] + [
         r for e in events for r in e.get("rejected", {}).values()
     ]
-    told += list(run.strategy.rejected.values()) + list(run.federation.registration.left_out.values())
+    told += list(run.strategy.rejected.values()) + list(
+        run.federation.registration.left_out.values()
+    )
     assert any("owned" in text for text in told) and all(map(harmless, told))
     capsys.readouterr()
     progress = RunFollower(directory / "progress.jsonl")
@@ -112,13 +135,16 @@ def check_files(run: Run, directory: Path, capsys: Any) -> None:
     assert all(line.isprintable() for line in capsys.readouterr().err.splitlines())
     for file in directory.rglob("*"):
         assert file.is_dir() or (
-            b"\x1b]0;owned" not in file.read_bytes() and b"x" * (LONGEST + 1) not in file.read_bytes()
+            b"\x1b]0;owned" not in file.read_bytes()
+            and b"x" * (LONGEST + 1) not in file.read_bytes()
         )
     page = Page(write_report(directory).read_text())
     assert "img" not in page.tags
 
 
-def test_a_silo_that_says_it_is_not_reachable(three: Files, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_silo_that_says_it_is_not_reachable(
+    three: Files, caplog: pytest.LogCaptureFixture
+) -> None:
     """Under a code of the SuperLink's own, for which it is asked again; then it gives its card."""
     calls: list[str] = []
 
@@ -132,7 +158,9 @@ def test_a_silo_that_says_it_is_not_reachable(three: Files, caplog: pytest.LogCa
         grid.after = after
 
     federate(three, strategy="fedavg", rounds=1, prepare=prepare)
-    assert "owned" in caplog.text and all(record.getMessage().isprintable() for record in caplog.records)
+    assert "owned" in caplog.text and all(
+        record.getMessage().isprintable() for record in caplog.records
+    )
 
 
 def test_what_replies_hold_is_quoted_harmlessly(three: Files) -> None:
@@ -141,13 +169,19 @@ def test_what_replies_hold_is_quoted_harmlessly(three: Files) -> None:
 
     for key, value in spoilt.items():
 
-        def after(silo: str, message: Message, reply: Message, key: str = key, value: str = value) -> Message:
+        def after(
+            silo: str, message: Message, reply: Message, key: str = key, value: str = value
+        ) -> Message:
             if silo == "c" and message.metadata.message_type == "train":
                 reply.content["config"] = ConfigRecord({**reply.content["config"], key: value})  # type: ignore[dict-item]
             return reply
 
         run = federate(
-            three, strategy="fedavg", rounds=1, evaluate_every=0, prepare=lambda g: setattr(g, "after", after)
+            three,
+            strategy="fedavg",
+            rounds=1,
+            evaluate_every=0,
+            prepare=lambda g: setattr(g, "after", after),
         )
         assert harmless(run.strategy.rejected["c"]), key
 
@@ -155,7 +189,9 @@ def test_what_replies_hold_is_quoted_harmlessly(three: Files) -> None:
 # ---- Spreadsheets ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@SUM(1)", "\t=1", "'=1", "''-1", "'a", "a=1", "", "a,b"])
+@pytest.mark.parametrize(
+    "name", ["=1+1", "+1", "-1", "@SUM(1)", "\t=1", "'=1", "''-1", "'a", "a=1", "", "a,b"]
+)
 def test_no_cell_is_a_formula(tmp_path: Path, name: str) -> None:
     """And what is read back is what was written."""
     assert guarded("\r=1") == "'\r=1" and unguarded(guarded("\r=1")) == "\r=1"

@@ -60,7 +60,9 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def test_everything_is_read_and_built_once(counts: Counter[str], strategy: str) -> None:
     """Over four rounds, a closing exchange and six silos; and between silos of one process nothing is serialised."""
     simulated(strategy=strategy, rounds=4)
-    purposes = 7 if strategy == "apple" else 1  # initial models: of every silo's core, or the common one
+    purposes = (
+        7 if strategy == "apple" else 1
+    )  # initial models: of every silo's core, or the common one
     assert counts.pop("build") <= 1 + purposes
     assert counts == {"load digits": 1, "partition": 1, "parse": 1, "samples": 3 * 6}
     many = counts.copy()
@@ -69,7 +71,9 @@ def test_everything_is_read_and_built_once(counts: Counter[str], strategy: str) 
     assert many == counts - Counter({"build": counts["build"]})
 
 
-def test_a_message_opens_what_it_needs_once(counts: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_opens_what_it_needs_once(
+    counts: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Six silos: a query, four train messages, a closing one and two for evidence each."""
     names = ("open_data", "device_of", "silo_policy", "columns_in")
 
@@ -127,7 +131,11 @@ def predictions(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Any]) -> tupl
     ],
 )
 def test_no_model_is_evaluated_twice(
-    strategy: str, changes: dict[str, Any], count: int | None, tiny_bn: None, monkeypatch: pytest.MonkeyPatch
+    strategy: str,
+    changes: dict[str, Any],
+    count: int | None,
+    tiny_bn: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The personal model that a silo had before; and no number is another one for it."""
     settings = {"strategy": strategy, "rounds": 4, **changes}
@@ -147,10 +155,23 @@ def test_a_model_is_evaluated_again_on_other_data(three: Files) -> None:
                 arrays = dict(data)
             np.savez(three["a"], **{**arrays, "y_test": (arrays["y_test"] + 1) % 3})
 
-    settings = {"strategy": "local", "rounds": 4, "silos": 3, "local-epochs": 0, "min-metric-samples": 1}
+    settings = {
+        "strategy": "local",
+        "rounds": 4,
+        "silos": 3,
+        "local-epochs": 0,
+        "min-metric-samples": 1,
+    }
     run = simulated(three, watch=replace, **settings)
-    losses = [r.value for r in run.history.rows if (r.silo, r.split, r.metric) == ("a", "test", "loss")]
-    before, after = set(losses[:4]), set(losses[4:])  # of two models in rounds 1 and 2, and of those since
+    losses = [
+        r.value
+        for r in run.history.rows
+        if (r.silo, r.split, r.metric) == ("a", "test", "loss")
+    ]
+    before, after = (
+        set(losses[:4]),
+        set(losses[4:]),
+    )  # of two models in rounds 1 and 2, and of those since
     assert len(losses) == 4 + 5 and len(before) == len(after) == 1 and before != after
 
 
@@ -168,7 +189,11 @@ class Alive:
         tensors = [o for o in objects if issubclass(type(o), torch.Tensor)]
         counted = [sum(issubclass(type(o), kind) for o in objects) for kind in (Message, Array)]
         # What a stand-in device of an earlier test has left has no storage to ask for.
-        owned = [t.untyped_storage() for t in tensors if type(t) in (torch.Tensor, torch.nn.Parameter)]
+        owned = [
+            t.untyped_storage()
+            for t in tensors
+            if type(t) in (torch.Tensor, torch.nn.Parameter)
+        ]
         storages = {storage.data_ptr(): storage.nbytes() for storage in owned}
         self.numbers[progress.round] = (len(tensors), *counted, sum(storages.values()))
 
@@ -184,5 +209,7 @@ def test_memory_does_not_grow_with_the_rounds(strategy: str, evaluate_every: int
     early, late = alive.numbers[4], alive.numbers[7]
     assert early[:3] == late[:3]
     assert early[0] > 20
-    if evaluate_every == 0:  # else the best personal model is the last one in some silos, and one storage with it
+    if (
+        evaluate_every == 0
+    ):  # else the best personal model is the last one in some silos, and one storage with it
         assert late[3] - early[3] == (3 * 6 * 6 * 4 if strategy == "apple" else 0)

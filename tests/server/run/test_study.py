@@ -39,7 +39,14 @@ EVIDENCE: dict[str, Any] = {**dict.fromkeys(CALIBRATION), "evidence": {}}
 
 def values(table: Path, out: Path, **changes: Any) -> dict[str, object]:
     """Settings of a small study."""
-    given = {"dataset": str(table), "partition": "iid", "silos": 2, "rounds": 3, "threads": 1, "out": str(out)}
+    given = {
+        "dataset": str(table),
+        "partition": "iid",
+        "silos": 2,
+        "rounds": 3,
+        "threads": 1,
+        "out": str(out),
+    }
     return {**given, **{k.replace("__", ".").replace("_", "-"): v for k, v in changes.items()}}
 
 
@@ -47,7 +54,9 @@ def values(table: Path, out: Path, **changes: Any) -> dict[str, object]:
 def study(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three methods with two seeds."""
     out = tmp_path_factory.mktemp("runs") / "study"
-    return simulate(values(table, out, strategy="local,fedavg,apple", seed="1,2", apple__mu=0.5), quiet=True)
+    return simulate(
+        values(table, out, strategy="local,fedavg,apple", seed="1,2", apple__mu=0.5), quiet=True
+    )
 
 
 def summary(run: Path) -> list[dict[str, Any]]:
@@ -63,20 +72,30 @@ def test_a_study_is_its_single_runs(study: Path, table: Path, tmp_path: Path) ->
     assert [(r["strategy"], r["seed"]) for r in summary(study)] == [
         (name, seed) for seed in (1, 2) for name in ("local", "fedavg", "apple")
     ]
-    alone = simulate(values(table, tmp_path / "alone", strategy="apple", seed=2, apple__mu=0.5), quiet=True)
+    alone = simulate(
+        values(table, tmp_path / "alone", strategy="apple", seed=2, apple__mu=0.5), quiet=True
+    )
     rows = history_without_seconds(study)
-    assert [line for line in rows if line.startswith("apple,2,")] == history_without_seconds(alone)[1:]
+    assert [line for line in rows if line.startswith("apple,2,")] == history_without_seconds(
+        alone
+    )[1:]
     of_seed_1 = [line for line in rows if line.startswith("apple,1,")]
-    assert of_seed_1 and of_seed_1 != [line.replace("apple,2,", "apple,1,") for line in history_without_seconds(alone)]
+    assert of_seed_1 and of_seed_1 != [
+        line.replace("apple,2,", "apple,1,") for line in history_without_seconds(alone)
+    ]
     keys = {f"{name}-{seed}" for seed in (1, 2) for name in ("local", "fedavg", "apple")}
     assert {p.name for p in (study / "checkpoint").iterdir()} == keys
 
 
 def test_config_repeats_the_study(study: Path, tmp_path: Path) -> None:
-    again = simulate({**read_toml(study / "config.toml"), "out": str(tmp_path / "again")}, quiet=True)
+    again = simulate(
+        {**read_toml(study / "config.toml"), "out": str(tmp_path / "again")}, quiet=True
+    )
     assert history_without_seconds(again) == history_without_seconds(study)
     assert (again / "config.toml").read_text() == (study / "config.toml").read_text()
-    assert [without_seconds(r) for r in summary(again)] == [without_seconds(r) for r in summary(study)]
+    assert [without_seconds(r) for r in summary(again)] == [
+        without_seconds(r) for r in summary(study)
+    ]
 
 
 def without_seconds(run: dict[str, Any]) -> dict[str, Any]:
@@ -85,22 +104,43 @@ def without_seconds(run: dict[str, Any]) -> dict[str, Any]:
 
 def test_config_holds_everything_that_matters(study: Path) -> None:
     config = flatten(tomllib.loads((study / "config.toml").read_text()))
-    common = {k: v for k, v in defaults().items() if "." not in k and k not in ("out", "resume")}
+    common = {
+        k: v for k, v in defaults().items() if "." not in k and k not in ("out", "resume")
+    }
     assert set(common) <= set(config)
-    assert (config["strategy"], config["seed"], config["silos"]) == ("local,fedavg,apple", "1,2", 2)
-    assert config["apple.mu"] == 0.5 and config["apple.dr-learning-rate"] == defaults()["apple.dr-learning-rate"]
-    assert not any(key.startswith(("fedprox.", "dirichlet.")) for key in config)  # not of this study
+    assert (config["strategy"], config["seed"], config["silos"]) == (
+        "local,fedavg,apple",
+        "1,2",
+        2,
+    )
+    assert (
+        config["apple.mu"] == 0.5
+        and config["apple.dr-learning-rate"] == defaults()["apple.dr-learning-rate"]
+    )
+    assert not any(
+        key.startswith(("fedprox.", "dirichlet.")) for key in config
+    )  # not of this study
 
 
 def test_toml_of_all_kinds_of_values() -> None:
-    given: dict[str, Any] = {"a": 'quote " and \\ back', "b": True, "c": 1e-05, "d": -3, "e": ""}
+    given: dict[str, Any] = {
+        "a": 'quote " and \\ back',
+        "b": True,
+        "c": 1e-05,
+        "d": -3,
+        "e": "",
+    }
     given |= {"x.y": "µ", "x.z": 1e16, "v.w": 0.1}
     read = flatten(tomllib.loads(toml_text(given)))
-    assert read == given and {k: type(v) for k, v in read.items()} == {k: type(v) for k, v in given.items()}
+    assert read == given and {k: type(v) for k, v in read.items()} == {
+        k: type(v) for k, v in given.items()
+    }
 
 
 def test_study_runs_and_config_are_inverse() -> None:
-    runs = study_runs({"strategy": " local , apple ", "seed": "3,1", "apple.mu": "0.25", "rounds": 2})
+    runs = study_runs(
+        {"strategy": " local , apple ", "seed": "3,1", "apple.mu": "0.25", "rounds": 2}
+    )
     assert [r.run_key for r in runs] == ["local-3", "apple-3", "local-1", "apple-1"]
     again = study_runs(study_config(runs))
     assert [r.flat() for r in again] == [r.flat() for r in runs]
@@ -114,14 +154,23 @@ def test_study_runs_and_config_are_inverse() -> None:
 def test_settings_of_one_run(tmp_path: Path) -> None:
     """As tuned methods have them: written by run, read back, and of the network too; data are the same for all."""
     values = {**SIMULATED, "strategy": "fedavg,ditto", "seed": "1,2", "model": "mlp"}
-    own = {"run.ditto-2.learning-rate": 0.25, "run.fedavg-1.mlp.hidden": "8", "run.ditto-1.ditto.lambda": "0.5"}
+    own = {
+        "run.ditto-2.learning-rate": 0.25,
+        "run.fedavg-1.mlp.hidden": "8",
+        "run.ditto-1.ditto.lambda": "0.5",
+    }
     runs = study_runs({**values, **own})
-    assert [run.common.learning_rate for run in runs[:3]] == [0.05] * 3 and runs[3].common.learning_rate == 0.25
+    assert [run.common.learning_rate for run in runs[:3]] == [0.05] * 3 and runs[
+        3
+    ].common.learning_rate == 0.25
     assert [run.method.lambda_ for run in (runs[1], runs[3])] == [0.5, 0.1]
     (tmp_path / "config.toml").write_text(toml_text(study_config(runs)))
     assert study_runs(read_toml(tmp_path / "config.toml")) == runs
     for key, line in (
-        ("run.fedavg-3.learning-rate", "the study has no run 'fedavg-3'; it has fedavg-1, ditto-1"),
+        (
+            "run.fedavg-3.learning-rate",
+            "the study has no run 'fedavg-3'; it has fedavg-1, ditto-1",
+        ),
         ("run.fedavg-1.dataset", "dataset is the same for all runs of a study"),
         ("run.fedavg-1.learning-rat", "unknown setting 'learning-rat'"),
     ):
@@ -132,7 +181,9 @@ def test_settings_of_one_run(tmp_path: Path) -> None:
 def test_history_format(study: Path) -> None:
     """Per silo and round: 4 metrics of 2 snapshots on val and test, and the training loss; received again at R + 1."""
     text = (study / "history.csv").read_text()
-    assert text.startswith("strategy,seed,round,silo,split,snapshot,metric,value,n\n") and text.endswith("\n")
+    assert text.startswith(
+        "strategy,seed,round,silo,split,snapshot,metric,value,n\n"
+    ) and text.endswith("\n")
     rows = list(csv.DictReader(io.StringIO(text)))
     of_one = [r for r in rows if (r["strategy"], r["seed"]) == ("apple", "1")]
     metrics = set(METRICS)
@@ -142,27 +193,41 @@ def test_history_format(study: Path) -> None:
             found = {(r["split"], r["snapshot"], r["metric"]) for r in mine}
             assert len(found) == len(mine)
             received = {(split, "received", m) for split in ("val", "test") for m in metrics}
-            personal = {(split, "personal", m) for split in ("val", "test") for m in metrics} | {
-                ("train", "personal", "loss")
-            }
+            personal = {
+                (split, "personal", m) for split in ("val", "test") for m in metrics
+            } | {("train", "personal", "loss")}
             assert found == (received | personal if number < 4 else received)
     for number in (1, 2, 3, 4):
         whole = [r for r in of_one if r["round"] == str(number) and not r["silo"]]
         assert [r["metric"] for r in whole] == ["round_seconds", "bytes_down", "bytes_up"]
         assert all((r["split"], r["snapshot"], r["n"]) == ("", "", "") for r in whole)
-    assert {r["n"] for r in rows if r["split"] == "test"} == {"15"}  # 30 test samples over two silos
+    assert {r["n"] for r in rows if r["split"] == "test"} == {
+        "15"
+    }  # 30 test samples over two silos
     for r in rows:
-        assert r["value"] == repr(float(r["value"])), "floats are written by repr, so that they read back the same"
+        assert r["value"] == repr(float(r["value"])), (
+            "floats are written by repr, so that they read back the same"
+        )
 
 
 def test_byte_counts(study: Path) -> None:
     """APPLE downloads the core models of all silos and uploads one: Σ = (3 + 1) 64 + (64 + 1) 3 floats of 4 bytes."""
     sigma = 4 * ((3 + 1) * 64 + (64 + 1) * 3)
     rows = History(study / "history.csv").rows
-    sent = {(r.strategy, r.round, r.metric): r.value for r in rows if r.seed == 1 and r.metric.startswith("bytes")}
+    sent = {
+        (r.strategy, r.round, r.metric): r.value
+        for r in rows
+        if r.seed == 1 and r.metric.startswith("bytes")
+    }
     for number in (1, 2, 3):
-        assert (sent["local", number, "bytes_down"], sent["local", number, "bytes_up"]) == (0, 0)
-        assert (sent["fedavg", number, "bytes_down"], sent["fedavg", number, "bytes_up"]) == (2 * sigma, 2 * sigma)
+        assert (sent["local", number, "bytes_down"], sent["local", number, "bytes_up"]) == (
+            0,
+            0,
+        )
+        assert (sent["fedavg", number, "bytes_down"], sent["fedavg", number, "bytes_up"]) == (
+            2 * sigma,
+            2 * sigma,
+        )
         assert sent["apple", number, "bytes_up"] == 2 * sigma
     assert (sent["fedavg", 4, "bytes_down"], sent["fedavg", 4, "bytes_up"]) == (2 * sigma, 0)
     of_fedavg = next(r for r in summary(study) if r["strategy"] == "fedavg")
@@ -171,7 +236,10 @@ def test_byte_counts(study: Path) -> None:
 
 def test_withheld_values_are_empty(table: Path, tmp_path: Path) -> None:
     """15 test and 5 validation samples per silo, 10 wanted: the validation rows say that they are withheld."""
-    run = simulate(values(table, tmp_path / "run", strategy="fedavg", rounds=1, min_metric_samples=10), quiet=True)
+    run = simulate(
+        values(table, tmp_path / "run", strategy="fedavg", rounds=1, min_metric_samples=10),
+        quiet=True,
+    )
     lines = [line for line in history_without_seconds(run) if ",val," in line]
     assert [line for line in lines if "hospital-01" in line] == [
         "fedavg,42,1,hospital-01,val,personal,accuracy,,5",
@@ -179,7 +247,9 @@ def test_withheld_values_are_empty(table: Path, tmp_path: Path) -> None:
         "fedavg,42,2,hospital-01,val,received,accuracy,,5",
     ]
     [one] = summary(run)
-    assert one["final"]["round"] == 2 and one["final"]["accuracy_mean"] is not None  # without validation: the last
+    assert (
+        one["final"]["round"] == 2 and one["final"]["accuracy_mean"] is not None
+    )  # without validation: the last
 
 
 def test_metric_rows_by_hand() -> None:
@@ -191,8 +261,17 @@ def test_metric_rows_by_hand() -> None:
     ]
 
 
-def row(round: int, metric: str = "accuracy", value: float = 0.5, silo: str = "a", **changes: Any) -> Row:
-    given = {"strategy": "local", "seed": 1, "split": "test", "snapshot": "personal", "n": 10, **changes}
+def row(
+    round: int, metric: str = "accuracy", value: float = 0.5, silo: str = "a", **changes: Any
+) -> Row:
+    given = {
+        "strategy": "local",
+        "seed": 1,
+        "split": "test",
+        "snapshot": "personal",
+        "n": 10,
+        **changes,
+    }
     return Row(round=round, metric=metric, value=value, silo=silo, **given)
 
 
@@ -210,7 +289,12 @@ def test_history_reads_what_it_wrote(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["local,1,x,a,test,received,loss,0.5,3", "local,1", "local,1,2,a,test,received,loss,much,3"]
+    "line",
+    [
+        "local,1,x,a,test,received,loss,0.5,3",
+        "local,1",
+        "local,1,2,a,test,received,loss,much,3",
+    ],
 )
 def test_a_damaged_history_is_one_line(tmp_path: Path, line: str) -> None:
     path = tmp_path / "history.csv"
@@ -222,13 +306,26 @@ def test_a_damaged_history_is_one_line(tmp_path: Path, line: str) -> None:
 def test_history_forgets_what_is_repeated(tmp_path: Path) -> None:
     """Only rows of that method, that seed, and later rounds; the file is what is in memory."""
     history = History(tmp_path / "history.csv")
-    history.add([row(r, strategy=s, seed=n) for s in ("local", "fedavg") for n in (1, 2) for r in (1, 2, 3)])
+    history.add(
+        [
+            row(r, strategy=s, seed=n)
+            for s in ("local", "fedavg")
+            for n in (1, 2)
+            for r in (1, 2, 3)
+        ]
+    )
     history.forget("fedavg", 2, after=1)
     left = [(r.strategy, r.seed, r.round) for r in history.rows]
     assert left == [
-        (s, n, r) for s in ("local", "fedavg") for n in (1, 2) for r in (1, 2, 3) if (s, n) != ("fedavg", 2) or r == 1
+        (s, n, r)
+        for s in ("local", "fedavg")
+        for n in (1, 2)
+        for r in (1, 2, 3)
+        if (s, n) != ("fedavg", 2) or r == 1
     ]
-    assert [r.cells() for r in History(tmp_path / "history.csv").rows] == [r.cells() for r in history.rows]
+    assert [r.cells() for r in History(tmp_path / "history.csv").rows] == [
+        r.cells() for r in history.rows
+    ]
     history.add([row(2, strategy="fedavg", seed=2)])
     assert len(History(tmp_path / "history.csv").rows) == len(left) + 1
 
@@ -259,12 +356,16 @@ def test_history_cut_off_in_its_first_line(tmp_path: Path) -> None:
 def test_resume_after_a_crash_in_mid_line(table: Path, tmp_path: Path) -> None:
     """Three rounds; the crash left half a line of round 2's history and no later file: the run ends the same."""
     whole = simulate(values(table, tmp_path / "whole", strategy="fedavg,apple"), quiet=True)
-    broken = simulate(values(table, tmp_path / "broken", strategy="fedavg,apple", rounds=1), quiet=True)
+    broken = simulate(
+        values(table, tmp_path / "broken", strategy="fedavg,apple", rounds=1), quiet=True
+    )
     with (broken / "history.csv").open("a") as file:
         file.write("apple,42,2,hospital-01,test,personal,accuracy,0.4")
     simulate({**values(table, broken, strategy="fedavg,apple"), "resume": True}, quiet=True)
     assert sorted(history_without_seconds(broken)) == sorted(history_without_seconds(whole))
-    assert [without_seconds(r) for r in summary(broken)] == [without_seconds(r) for r in summary(whole)]
+    assert [without_seconds(r) for r in summary(broken)] == [
+        without_seconds(r) for r in summary(whole)
+    ]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -288,8 +389,12 @@ def test_summary_has_the_stated_form(study: Path) -> None:
             "bytes_up",
             "seconds",
         } <= set(run)
-        assert set(run["threads"]) == {"server", "hospital-01", "hospital-02"} and all(run["threads"].values())
-        assert run["rounds"] == 3 and run["silos"] == ["hospital-01", "hospital-02"] == list(run["per_silo"])
+        assert set(run["threads"]) == {"server", "hospital-01", "hospital-02"} and all(
+            run["threads"].values()
+        )
+        assert run["rounds"] == 3 and run["silos"] == ["hospital-01", "hospital-02"] == list(
+            run["per_silo"]
+        )
         assert set(run["final"]) == {
             "round",
             "accuracy_mean",
@@ -300,7 +405,11 @@ def test_summary_has_the_stated_form(study: Path) -> None:
         }
         assert set(run["seconds"]) == {"total", "train", "communicate", "aggregate"}
         assert all(isinstance(v, float) and v >= 0 for v in run["seconds"].values())
-        assert type(run["bytes_down"]) is int and type(run["bytes_up"]) is int and type(run["bmcta_round"]) is int
+        assert (
+            type(run["bytes_down"]) is int
+            and type(run["bytes_up"]) is int
+            and type(run["bmcta_round"]) is int
+        )
         for silo in run["per_silo"].values():
             assert set(silo) == {
                 "n_train",
@@ -321,12 +430,18 @@ def test_gains_are_over_the_same_seed(study: Path) -> None:
     for (_, seed), silos in by_key.items():
         for name, silo in silos.items():
             for other in ("local", "fedavg"):
-                assert silo[f"gain_over_{other}"] == silo["accuracy"] - by_key[other, seed][name]["accuracy"]
+                assert (
+                    silo[f"gain_over_{other}"]
+                    == silo["accuracy"] - by_key[other, seed][name]["accuracy"]
+                )
 
 
 def test_what_is_not_known_is_null(table: Path, tmp_path: Path) -> None:
     """Without evaluation there is no accuracy, without local and fedavg no gain over them."""
-    run = simulate(values(table, tmp_path / "run", strategy="apple", evaluate_every=0, rounds=1), quiet=True)
+    run = simulate(
+        values(table, tmp_path / "run", strategy="apple", evaluate_every=0, rounds=1),
+        quiet=True,
+    )
     [one] = summary(run)
     assert (one["bmcta"], one["bmcta_round"], one["incentivized_rate"]) == (None, None, None)
     assert set(one["final"].values()) == {None}
@@ -343,24 +458,38 @@ def test_what_is_not_known_is_null(table: Path, tmp_path: Path) -> None:
     assert [p["accuracy"] for p in progress(run) if p["event"] == "round"] == [None]
 
 
-def made_up(strategy: str, tables: dict[tuple[str, str], list[list[float]]], **sizes: int) -> dict[str, Any]:
+def made_up(
+    strategy: str, tables: dict[tuple[str, str], list[list[float]]], **sizes: int
+) -> dict[str, Any]:
     """The summary of a run over silos a, b (30 and 10 test samples) with these values, round by round."""
     history = History()
     snapshot = "personal" if strategy != "fedavg" else "received"
     for (split, metric), rounds in tables.items():
         for number, pair in enumerate(rounds, start=1):
             history.add(
-                row(number, metric, value, silo, strategy=strategy, split=split, snapshot=snapshot)
+                row(
+                    number,
+                    metric,
+                    value,
+                    silo,
+                    strategy=strategy,
+                    split=split,
+                    snapshot=snapshot,
+                )
                 for silo, value in zip("ab", pair, strict=True)
             )
             # The other snapshot is better throughout, and must not be looked at.
             other = "received" if snapshot == "personal" else "personal"
-            history.add([row(number, metric, 1.0, "a", strategy=strategy, split=split, snapshot=other)])
+            history.add(
+                [row(number, metric, 1.0, "a", strategy=strategy, split=split, snapshot=other)]
+            )
     cards = {"b": {"n_train": 20, "n_test": 10}, "a": {"n_train": 60, "n_test": 30}}
     seconds = {"total": 4.0, "train": 3.0, "communicate": 0.5, "aggregate": 0.5}
     last = len(next(iter(tables.values())))
     totals = {"down": 5, "up": 7}
-    run = FinishedRun(strategy=strategy, seed=1, rounds=last, silos=cards, total_bytes=totals, seconds=seconds)
+    run = FinishedRun(
+        strategy=strategy, seed=1, rounds=last, silos=cards, total_bytes=totals, seconds=seconds
+    )
     return run_summary(history, run)
 
 
@@ -396,7 +525,9 @@ def test_summary_by_hand() -> None:
     a = {"n_train": 60, "n_test": 30, "accuracy": 0.6, "macro_f1": 0.2, "auc": 0.75}
     b = {"n_train": 20, "n_test": 10, "accuracy": 0.8, "macro_f1": 0.4, "auc": None}
     unknown = {"round": 3, "gain_over_local": None, "gain_over_fedavg": None} | EVIDENCE
-    assert one["per_silo"] == {name: one["per_silo"][name] | of | unknown for name, of in (("a", a), ("b", b))}
+    assert one["per_silo"] == {
+        name: one["per_silo"][name] | of | unknown for name, of in (("a", a), ("b", b))
+    }
     assert (one["bytes_down"], one["bytes_up"], one["incentivized_rate"]) == (5, 7, None)
 
 
@@ -447,15 +578,24 @@ def test_gains_and_incentivised_rate_by_hand() -> None:
         pair = [list(accuracies)]
         return made_up(strategy, {("test", "accuracy"): pair, ("val", "accuracy"): pair})
 
-    local, fedavg, apple = compare([run("local", (0.6, 0.7)), run("fedavg", (0.8, 0.5)), run("apple", (0.7, 0.8))])
+    local, fedavg, apple = compare(
+        [run("local", (0.6, 0.7)), run("fedavg", (0.8, 0.5)), run("apple", (0.7, 0.8))]
+    )
     assert apple["per_silo"]["a"]["gain_over_local"] == pytest.approx(0.1)
     assert apple["per_silo"]["b"]["gain_over_local"] == pytest.approx(0.1)
     assert apple["per_silo"]["a"]["gain_over_fedavg"] == pytest.approx(-0.1)
     assert apple["per_silo"]["b"]["gain_over_fedavg"] == pytest.approx(0.3)
-    assert (local["incentivized_rate"], fedavg["incentivized_rate"], apple["incentivized_rate"]) == (0, 0, 0.5)
+    assert (
+        local["incentivized_rate"],
+        fedavg["incentivized_rate"],
+        apple["incentivized_rate"],
+    ) == (0, 0, 0.5)
     # Without FedAvg there is nothing to compare with; another seed's FedAvg does not count.
     alone = compare([local, {**fedavg, "seed": 2}, apple])[2]
-    assert alone["incentivized_rate"] is None and alone["per_silo"]["a"]["gain_over_fedavg"] is None
+    assert (
+        alone["incentivized_rate"] is None
+        and alone["per_silo"]["a"]["gain_over_fedavg"] is None
+    )
     assert alone["per_silo"]["a"]["gain_over_local"] == pytest.approx(0.1)
 
 
@@ -469,7 +609,9 @@ def progress(run: Path) -> list[dict[str, Any]]:
 
 def test_progress_events(study: Path) -> None:
     """One line per round, and one at the end of each run, in the order of the study."""
-    events = [e for e in progress(study) if e["event"] in ("round", "done")]  # the others: test_watch.py
+    events = [
+        e for e in progress(study) if e["event"] in ("round", "done")
+    ]  # the others: test_watch.py
     told = [(e["event"], e["strategy"], e["seed"], e.get("round")) for e in events]
     assert told == [
         (event, name, seed, number)
@@ -502,11 +644,15 @@ def test_progress_events(study: Path) -> None:
         if e["event"] == "round" and e["strategy"] == "apple":
             wanted = (e["round"], "test", "personal", "accuracy")
             rows = History(study / "history.csv").of("apple", e["seed"])
-            found = [r.value for r in rows if (r.round, r.split, r.snapshot, r.metric) == wanted]
+            found = [
+                r.value for r in rows if (r.round, r.split, r.snapshot, r.metric) == wanted
+            ]
             assert e["accuracy"] == sum(found) / 2
 
 
-def test_two_processes_do_not_write_one_run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_do_not_write_one_run_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first holds it until it ends, however it ends; a second one, which resumes it, is refused in one line, unless
     the first, as that of a stopped run does, ends a moment later.
     """
@@ -529,7 +675,9 @@ def test_two_processes_do_not_write_one_run_directory(tmp_path: Path, monkeypatc
             pass
         with pytest.raises(ValueError, match=refused):
             directory.check_free()
-        opened = RunDirectory.open(config.parent, {"rounds": 9}, resume=True)  # as it would be, were it alone
+        opened = RunDirectory.open(
+            config.parent, {"rounds": 9}, resume=True
+        )  # as it would be, were it alone
         monkeypatch.setattr(run_directory, "LINGER_SECONDS", 0.3)
         with pytest.raises(ValueError, match=refused), opened:
             pass

@@ -14,7 +14,12 @@ from tiny import Files, federate, random_silos, round_of
 from server.simulation.engine import flower_identity
 from strategies.base.transport.payload import Model, Payload, Wire, decode, encode, wire_bytes
 
-OPTIONS: dict[str, Any] = {"rounds": 3, "batch_size": 4, "mlp__hidden": "4", "learning_rate": 0.3}
+OPTIONS: dict[str, Any] = {
+    "rounds": 3,
+    "batch_size": 4,
+    "mlp__hidden": "4",
+    "learning_rate": 0.3,
+}
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -25,14 +30,21 @@ def test_a_narrow_format_halves_the_bytes_and_rounds_once(dtype: str) -> None:
     assert wire_bytes(records) == 3 * 2
     arrived = decode(records)[0].models["global"].vector
     assert arrived.dtype == torch.float32
-    assert arrived.tolist() == [{"float16": 1365 / 4096, "bfloat16": 171 / 512}[dtype], -2.0, 0.0]
+    assert arrived.tolist() == [
+        {"float16": 1365 / 4096, "bfloat16": 171 / 512}[dtype],
+        -2.0,
+        0.0,
+    ]
 
 
 def test_a_vector_is_packed_once_however_many_get_it() -> None:
     wire, vector, other = Wire(), torch.ones(3), torch.ones(3)
     first, second = (encode(Payload({"global": Model(vector)}), wire=wire) for _ in range(2))
     assert first["model.global"] is second["model.global"]
-    assert encode(Payload({"global": Model(other)}), wire=wire)["model.global"] is not first["model.global"]
+    assert (
+        encode(Payload({"global": Model(other)}), wire=wire)["model.global"]
+        is not first["model.global"]
+    )
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "apple"])
@@ -50,18 +62,31 @@ def test_a_run_in_a_narrow_format(three: Files, strategy: str, dtype: str) -> No
 
 
 # Whole messages, as Flower's object store moves them: every nested object under its hash, headers and settings too.
-BIG: dict[str, Any] = {"rounds": 2, "batch_size": 8, "mlp__hidden": "9000", "evaluate_every": 0}  # Σ = 63,003
+BIG: dict[str, Any] = {
+    "rounds": 2,
+    "batch_size": 8,
+    "mlp__hidden": "9000",
+    "evaluate_every": 0,
+}  # Σ = 63,003
 
 
 def objects(message: Message) -> dict[str, int]:
     with flower_identity():
-        return {key: len(part.deflate()) for key, part in get_all_nested_objects(message).items()}
+        return {
+            key: len(part.deflate()) for key, part in get_all_nested_objects(message).items()
+        }
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "apple", "fedamp"])
-def test_whole_messages_are_within_two_per_cent_of_the_stated_units(three: Files, strategy: str) -> None:
+def test_whole_messages_are_within_two_per_cent_of_the_stated_units(
+    three: Files, strategy: str
+) -> None:
     run = federate(three, strategy=strategy, **BIG)
-    second = [(m, r) for m, r in run.grid.traffic if m.metadata.message_type == "train" and round_of(m) == 2]
+    second = [
+        (m, r)
+        for m, r in run.grid.traffic
+        if m.metadata.message_type == "train" and round_of(m) == 2
+    ]
     assert len(second) == 3
     model = 4 * run.strategy.layout.size
     down, up = 3 * model * (2 if strategy == "apple" else 1), 3 * model
@@ -70,7 +95,9 @@ def test_whole_messages_are_within_two_per_cent_of_the_stated_units(three: Files
 
 
 @pytest.mark.parametrize("silos", [3, 6])
-def test_what_the_server_uploads_for_apple_grows_with_the_silos(tmp_path: Path, silos: int) -> None:
+def test_what_the_server_uploads_for_apple_grows_with_the_silos(
+    tmp_path: Path, silos: int
+) -> None:
     """N core models to each of N silos; a model that several messages share is one object, and is uploaded once."""
     files = random_silos(tmp_path, {f"h{i}": 8 for i in range(silos)})
     run = federate(files, strategy="apple", **BIG)

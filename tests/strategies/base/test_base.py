@@ -67,13 +67,18 @@ def test_the_order_of_arrival_does_not_matter(three: Files, method: str) -> None
         pull = grid.pull_messages
         grid.pull_messages = lambda message_ids: list(pull(message_ids))[::-1]  # type: ignore[method-assign]
 
-    runs = [federate(three, strategy=method, rounds=3, batch_size=4, prepare=p) for p in (None, backwards)]
+    runs = [
+        federate(three, strategy=method, rounds=3, batch_size=4, prepare=p)
+        for p in (None, backwards)
+    ]
     assert comparable(runs[0].rows) == comparable(runs[1].rows)
 
 
 def test_silos_are_sorted_by_name_whatever_their_node(three: Files) -> None:
     mixed = {name: three[name] for name in ("c", "a", "b")}
-    runs = [federate(files, strategy="fedavg", rounds=3, batch_size=4) for files in (three, mixed)]
+    runs = [
+        federate(files, strategy="fedavg", rounds=3, batch_size=4) for files in (three, mixed)
+    ]
     assert list(runs[1].strategy.silos) == ["a", "b", "c"]
     assert comparable(runs[0].rows) == comparable(runs[1].rows)
 
@@ -84,7 +89,9 @@ def test_silos_are_sorted_by_name_whatever_their_node(three: Files) -> None:
 def drawn(share: float, silos: int, seed: int = 7, rounds: int = 40) -> list[list[str]]:
     settings = settings_of({}, silos=1, strategy="local", participation=share, seed=seed)
     strategy = settings.strategy(settings.common, settings.method, None)  # type: ignore[arg-type]
-    plan = RoundPlan().with_silos([SiloInfo(f"s{i:02d}", i, 1) for i in range(silos)], settings.common)
+    plan = RoundPlan().with_silos(
+        [SiloInfo(f"s{i:02d}", i, 1) for i in range(silos)], settings.common
+    )
     strategy.initialise(plan, lambda purpose: torch.zeros(1))
     result = []
     for strategy.round in range(1, rounds + 1):
@@ -92,7 +99,9 @@ def drawn(share: float, silos: int, seed: int = 7, rounds: int = 40) -> list[lis
     return result
 
 
-@pytest.mark.parametrize("share, silos, size", [(1.0, 5, 5), (0.5, 5, 2), (0.3, 10, 3), (0.01, 5, 1), (0.99, 5, 4)])
+@pytest.mark.parametrize(
+    "share, silos, size", [(1.0, 5, 5), (0.5, 5, 2), (0.3, 10, 3), (0.01, 5, 1), (0.99, 5, 4)]
+)
 def test_the_share_of_silos_that_train(share: float, silos: int, size: int) -> None:
     """max(int(ρ N), 1) different silos, sorted."""
     for names in drawn(share, silos):
@@ -115,7 +124,11 @@ def test_absent_silos_are_evaluated(three: Files, method: str) -> None:
     run = federate(three, strategy=method, rounds=4, participation=0.4, fedala__max_epochs=2)
     for r in range(1, 5):
         for snapshot in ("received", "personal"):
-            rows = [row for row in run.rows if (row.round, row.snapshot, row.split) == (r, snapshot, "test")]
+            rows = [
+                row
+                for row in run.rows
+                if (row.round, row.snapshot, row.split) == (r, snapshot, "test")
+            ]
             assert {row.silo for row in rows} == {"a", "b", "c"}
     trained = [key for key, _ in train_replies(run.grid)]
     assert [r for _, r in trained] == [1, 2, 3, 4]
@@ -139,17 +152,27 @@ def test_rounds_between_evaluations_have_no_metrics(two: Files) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_an_empty_round(two: Files, method: str) -> None:
     """No local epochs and no evaluation: everything stays where it began."""
-    options: dict[str, Any] = {"fedavg-ft.epochs": 0, "fedprox-ft.epochs": 0, "apple.common-init": True}
+    options: dict[str, Any] = {
+        "fedavg-ft.epochs": 0,
+        "fedprox-ft.epochs": 0,
+        "apple.common-init": True,
+    }
     run = federate(two, strategy=method, rounds=2, local_epochs=0, evaluate_every=0, **options)
     for silo in two:
-        torch.testing.assert_close(run.personal(silo), initial(run.settings, 3, 3), rtol=0, atol=1e-6)
+        torch.testing.assert_close(
+            run.personal(silo), initial(run.settings, 3, 3), rtol=0, atol=1e-6
+        )
 
 
 # ---- What leaves a silo --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("least, withheld", [(1, set()), (7, {"a"}), (9, {"a", "c"}), (0, {"a", "c"})])
-def test_metrics_over_few_samples_are_withheld(three: Files, least: int, withheld: set[str]) -> None:
+@pytest.mark.parametrize(
+    "least, withheld", [(1, set()), (7, {"a"}), (9, {"a", "c"}), (0, {"a", "c"})]
+)
+def test_metrics_over_few_samples_are_withheld(
+    three: Files, least: int, withheld: set[str]
+) -> None:
     """a, b, c have 6, 10 and 8 rows in every split; 0 means 10 for silos with files of their own.
 
     Nothing of a withheld split is in the reply; the history has one empty value per snapshot, so that it is seen.
@@ -184,11 +207,20 @@ def silo_half(files: Files, **changes: Any) -> SiloClient:
 def test_only_what_is_declared_leaves(two: Files) -> None:
     client = silo_half(two, strategy="fedavg")
     vector = torch.zeros(12)
-    records = release(client, [vector], {"personal.test.loss": 0.5}, MANY, min_samples=1, policy=read_policy(PUBLIC))
+    records = release(
+        client,
+        [vector],
+        {"personal.test.loss": 0.5},
+        MANY,
+        min_samples=1,
+        policy=read_policy(PUBLIC),
+    )
     assert set(records) == {"model.model", "config", "metrics"}
     for name in ("dr", "personal.test.labels", "personal.cards.loss", "secret"):
         with pytest.raises(ValueError, match=f"metric '{name}' is not on the list"):
-            release(client, [vector], {name: 1.0}, MANY, min_samples=1, policy=read_policy(PUBLIC))
+            release(
+                client, [vector], {name: 1.0}, MANY, min_samples=1, policy=read_policy(PUBLIC)
+            )
     with pytest.raises(ValueError):
         release(client, [vector, vector], {}, MANY, min_samples=1, policy=read_policy(PUBLIC))
     client.replies = {"dr": [0.5, 0.5]}
@@ -196,11 +228,15 @@ def test_only_what_is_declared_leaves(two: Files) -> None:
         release(client, [vector], {}, MANY, min_samples=1, policy=read_policy(PUBLIC))
 
 
-def test_the_data_summary_is_on_a_list_and_logged(two: Files, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_data_summary_is_on_a_list_and_logged(
+    two: Files, caplog: pytest.LogCaptureFixture
+) -> None:
     """Once per run and silo; of the columns' sums the log has the number, for a table may have thousands."""
     caplog.set_level("INFO", logger="flwr")
     federate(two, strategy="fedavg", rounds=1, normalization="agreed")
-    lines = [r.getMessage() for r in caplog.records if "sent its data summary" in r.getMessage()]
+    lines = [
+        r.getMessage() for r in caplog.records if "sent its data summary" in r.getMessage()
+    ]
     assert [line.split()[0] for line in lines] == list(two)
     assert "'n_train': 6" in lines[0] and "'square_sum': 'of 3 columns'" in lines[0]
     with pytest.raises(ValueError, match="labels: not on the list"):
@@ -216,7 +252,10 @@ def test_the_first_of_two_silos_of_one_name_takes_part(three: Files) -> None:
 
     run = federate(three, strategy="fedavg", rounds=1, prepare=prepare)
     assert list(run.strategy.silos) == ["a", "c"]
-    assert "it is called a, as node 1 is: give each its own `name`" in run.federation.registration.left_out["node 2"]
+    assert (
+        "it is called a, as node 1 is: give each its own `name`"
+        in run.federation.registration.left_out["node 2"]
+    )
 
 
 def test_a_silo_of_another_shape_is_left_out(two: Files, tmp_path: Path) -> None:
@@ -245,13 +284,20 @@ def test_the_largest_number_of_classes_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_flowers_own_start_runs_our_strategies(three: Files, method: str) -> None:
     """``Strategy.start`` knows nothing of our round loop; two rounds of it end where two of ours end."""
-    options: dict[str, Any] = {"strategy": method, "rounds": 2, "batch_size": 4, "fedala__max_epochs": 3}
+    options: dict[str, Any] = {
+        "strategy": method,
+        "rounds": 2,
+        "batch_size": 4,
+        "fedala__max_epochs": 3,
+    }
     ours = federate(three, **options)
     forget_models()
     settings = settings_of(three, **options)
     grid = TinyGrid(three, settings)
     layout = ours.strategy.layout
-    silos = [SiloInfo(n, i, len(rows_of(f)[1])) for i, (n, f) in enumerate(three.items(), start=1)]
+    silos = [
+        SiloInfo(n, i, len(rows_of(f)[1])) for i, (n, f) in enumerate(three.items(), start=1)
+    ]
     strategy = settings.strategy(settings.common, settings.method, layout)
     plan = RoundPlan(last=settings.common.rounds).with_silos(silos, settings.common)
     strategy.initialise(plan, lambda purpose: initial(settings, 3, 3, purpose))
@@ -265,7 +311,9 @@ def test_flowers_own_start_runs_our_strategies(three: Files, method: str) -> Non
 
 
 def grid_state(grid: TinyGrid, silo: str) -> ArrayRecord:
-    record = next(c.state["arrays"] for c in grid.contexts.values() if c.node_config["name"] == silo)
+    record = next(
+        c.state["arrays"] for c in grid.contexts.values() if c.node_config["name"] == silo
+    )
     assert isinstance(record, ArrayRecord)
     return record
 
@@ -274,14 +322,20 @@ def test_configure_train_gives_a_list(two: Files) -> None:
     """The deployment's grid goes over it twice; a generator would send nothing there."""
     run = federate(two, strategy="fedavg", rounds=1)
     with flower_identity():
-        messages = run.strategy.configure_train(1, ArrayRecord(), ConfigRecord({"save": False}), run.grid)
+        messages = run.strategy.configure_train(
+            1, ArrayRecord(), ConfigRecord({"save": False}), run.grid
+        )
     assert isinstance(messages, list) and len(messages) == 2
     assert all(m.metadata.ttl == run.settings.common.round_timeout for m in messages)
 
 
 def test_a_summary_says_no_labels(two: Files) -> None:
     run = federate(two, strategy="fedavg", rounds=1)
-    summaries = [dict(r.content["summary"]) for m, r in run.grid.traffic if m.metadata.message_type == "query"]
+    summaries = [
+        dict(r.content["summary"])
+        for m, r in run.grid.traffic
+        if m.metadata.message_type == "query"
+    ]
     assert [c["name"] for c in summaries] == ["a", "b"]
     for summary in summaries:
         assert set(summary) <= {
@@ -307,7 +361,10 @@ def test_an_unusable_silo_is_named_before_anything_starts(two: Files, tmp_path: 
     (tmp_path / "broken.npz").write_bytes(b"not an archive")
     files = {**two, "x": tmp_path / "broken.npz"}
     run = federate(files, strategy="fedavg", rounds=1)
-    assert list(run.strategy.silos) == ["a", "b"] and "broken.npz" in run.federation.registration.left_out["node 3"]
+    assert (
+        list(run.strategy.silos) == ["a", "b"]
+        and "broken.npz" in run.federation.registration.left_out["node 3"]
+    )
     with pytest.raises(UserError, match=r"cannot take part: .*broken\.npz"):
         federate(files, strategy="fedavg", rounds=1, min_silos=3)
     with pytest.raises(UserError, match=r"cannot take part: .*broken\.npz"):
@@ -337,7 +394,9 @@ def test_messages_hold_what_the_engine_needs(two: Files) -> None:
 
 
 @pytest.mark.parametrize("method", ["apple", "fedfomo", "fedamp", "fedavg"])
-def test_no_silo_name_is_forbidden(method: str, two: Files, tmp_path: Path, tiny_bn: None) -> None:
+def test_no_silo_name_is_forbidden(
+    method: str, two: Files, tmp_path: Path, tiny_bn: None
+) -> None:
     """A silo's name is no key of the method's own: silos called as those are get what silos a and b get."""
     options: dict[str, Any] = {"strategy": method, "rounds": 3, "model": "tiny-bn"}
     renamed = federate({"buffers": two["a"], "global": two["b"]}, **options, seed=7)

@@ -38,18 +38,28 @@ def test_a_number_beyond_its_limit_is_refused_by_the_silos_own_parser(key: str) 
             parse_settings({key: absurd})
     if "maximum" in limits:
         near = int(most) if isinstance(f.default, int) else float(most)
-        others: dict[str, dict[str, Any]] = {"min-silos": {"silos": 10**6}, "min-batch-size": {"batch-size": near}}
+        others: dict[str, dict[str, Any]] = {
+            "min-silos": {"silos": 10**6},
+            "min-batch-size": {"batch-size": near},
+        }
         others["min-delta"] = {"patience": 1}
         parse_settings({key: near, **others.get(key, {})})
 
 
 @pytest.mark.parametrize(
-    "hidden", ["10001", "1" * 5000, ",".join(["1"] * 9), "100000000"], ids=["wide", "digits", "deep", "memory"]
+    "hidden",
+    ["10001", "1" * 5000, ",".join(["1"] * 9), "100000000"],
+    ids=["wide", "digits", "deep", "memory"],
 )
 def test_a_network_is_as_large_as_a_silo_takes_and_no_larger(hidden: str) -> None:
-    with pytest.raises(ValueError, match=r"mlp\.hidden must be widths such as .*: at most 8, of at most 10000"):
+    with pytest.raises(
+        ValueError, match=r"mlp\.hidden must be widths such as .*: at most 8, of at most 10000"
+    ):
         settings_of(("model", "mlp.hidden"), ("mlp", hidden), (str, str))
-    assert parse_settings({"model": "mlp", "mlp.hidden": "10000,1"}).models["mlp"].widths() == (10_000, 1)
+    assert parse_settings({"model": "mlp", "mlp.hidden": "10000,1"}).models["mlp"].widths() == (
+        10_000,
+        1,
+    )
 
 
 @pytest.mark.parametrize("classes", [1, MOST_CLASSES + 1, 10**9])
@@ -57,5 +67,8 @@ def test_the_server_says_a_number_of_classes_that_can_be(tmp_path: Path, classes
     """The last layer has a row for each: 10^9 of them would fill the hospital's memory."""
     data = read_silo_file(write_silo(tmp_path / "own.npz", [[0.0], [1.0], [2.0]], [0, 1, 1]))
     assert agreed_classes({"classes": 5}, data) == 5
-    with pytest.raises(UserError, match=f"there are {classes} classes: this silo has 2, and takes at most 10000"):
+    with pytest.raises(
+        UserError,
+        match=f"there are {classes} classes: this silo has 2, and takes at most 10000",
+    ):
         agreed_classes({"classes": classes}, data)

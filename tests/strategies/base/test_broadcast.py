@@ -30,7 +30,9 @@ METHODS = sorted(name for name, method in strategies().items() if not method.inf
 
 def study(step: float) -> StudyProtocol:
     metrics = '"loss", "score", "accuracy"'
-    return parse_study(study_text(participants=1, step=step, metrics=metrics, runs=1, bytes=9, days=1), "f")
+    return parse_study(
+        study_text(participants=1, step=step, metrics=metrics, runs=1, bytes=9, days=1), "f"
+    )
 
 
 @pytest.fixture
@@ -44,7 +46,11 @@ def under(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
     def belong(step: float) -> None:
         monkeypatch.setattr(answer, "check_message", lambda *args, **kwargs: None)
-        monkeypatch.setattr(answer, "read_terms", lambda node, run: replace(read_terms(node, run), study=study(step)))
+        monkeypatch.setattr(
+            answer,
+            "read_terms",
+            lambda node, run: replace(read_terms(node, run), study=study(step)),
+        )
 
     return belong
 
@@ -54,11 +60,15 @@ def test_by_hand() -> None:
     last = torch.tensor([3.0, 4.0])
     check_received("a", 2, torch.tensor([3.0, 9.0]), last, 1.0, first=False)
     check_received("a", 1, last.clone(), last, 1.0, first=True)
-    with pytest.raises(UserError, match=r"a refuses: the model of round 2 is 2 lengths away .* has step = 1$"):
+    with pytest.raises(
+        UserError, match=r"a refuses: the model of round 2 is 2 lengths away .* has step = 1$"
+    ):
         check_received("a", 2, torch.tensor([3.0, 14.0]), last, 1.0, first=False)
     with pytest.raises(UserError, match="is nan lengths away"):
         check_received("a", 2, torch.tensor([3.0, math.nan]), last, 1.0, first=False)
-    with pytest.raises(UserError, match="the first model is not the one that the run's seed gives"):
+    with pytest.raises(
+        UserError, match="the first model is not the one that the run's seed gives"
+    ):
         check_received("a", 1, torch.nextafter(last, torch.tensor(9.0)), last, 1.0, first=True)
 
 
@@ -72,8 +82,12 @@ def test_an_honest_server_is_never_refused(
         if case.partition(",")[0] != name:
             continue
         grids: list[TinyGrid] = []
-        run = federate(three, prepare=grids.append, **{**DEEP, **OPTIONS, **options, "rounds": 3})
-        assert len(grids[0].traffic) > 0 and not [r for _, r in grids[0].traffic if r.has_error()], case
+        run = federate(
+            three, prepare=grids.append, **{**DEEP, **OPTIONS, **options, "rounds": 3}
+        )
+        assert len(grids[0].traffic) > 0 and not [
+            r for _, r in grids[0].traffic if r.has_error()
+        ], case
         assert run.rows
 
 
@@ -87,7 +101,9 @@ def replaced(grid: TinyGrid, this: int, change: Callable[[torch.Tensor], torch.T
             config: Any = message.content.config_records.get("config", {})
             for key, record in list(message.content.array_records.items()):
                 if config.get("round") == this and key.startswith("model."):
-                    message.content[key] = array_record({"vector": change(tensor_of(record["vector"]))})
+                    message.content[key] = array_record(
+                        {"vector": change(tensor_of(record["vector"]))}
+                    )
         return push(messages)
 
     grid.push_messages = push_messages  # type: ignore[method-assign]
@@ -118,8 +134,14 @@ def test_a_crafted_first_model_is_refused(
     with contextlib.suppress(RunFailedError):  # no silo answers
         federate(five, prepare=prepare, **{**DEEP, **OPTIONS, **CASES[name][0], "rounds": 1})
     trained = [pair for pair in grids[0].traffic if pair[0].metadata.message_type == "train"]
-    sent = [any(k.startswith("model.") for k in message.content.array_records) for message, _ in trained]
-    refused = [r.has_error() and "the first model is not the one" in str(r.error.reason) for _, r in trained]
+    sent = [
+        any(k.startswith("model.") for k in message.content.array_records)
+        for message, _ in trained
+    ]
+    refused = [
+        r.has_error() and "the first model is not the one" in str(r.error.reason)
+        for _, r in trained
+    ]
     assert len(trained) == 5 and sum(sent) in (0, 5)
     assert refused == ([False] * 5 if name in NO_START else sent)
 
@@ -139,4 +161,6 @@ def test_a_crafted_later_model_is_refused(five: Files, under: Callable[[float], 
     replies: list[tuple[Any, Message]] = [(m.content["config"]["round"], r) for m, r in trained]
     assert not any(reply.has_error() for this, reply in replies if this < 3)
     reasons = [str(reply.error.reason) for this, reply in replies if this == 3]
-    assert len(reasons) == 5 and all("lengths away from its last one" in reason for reason in reasons)
+    assert len(reasons) == 5 and all(
+        "lengths away from its last one" in reason for reason in reasons
+    )

@@ -25,7 +25,13 @@ from strategies.base.transport.codecs import (
     write_change,
     write_sparse,
 )
-from strategies.base.transport.error_feedback import GLOBAL, PROPOSED, RESIDUAL, commit, encode_vectors
+from strategies.base.transport.error_feedback import (
+    GLOBAL,
+    PROPOSED,
+    RESIDUAL,
+    commit,
+    encode_vectors,
+)
 from strategies.base.transport.payload import Model, Payload, decode, encode, wire_bytes
 
 
@@ -39,13 +45,21 @@ class Feedback:
     size: int
 
     def code(self, vectors: Mapping[str, Tensor]) -> dict[str, Encoded]:
-        return encode_vectors(self.common, self.state, vectors, {GLOBAL: Model(torch.zeros(self.size))}, self.round)
+        return encode_vectors(
+            self.common,
+            self.state,
+            vectors,
+            {GLOBAL: Model(torch.zeros(self.size))},
+            self.round,
+        )
 
     def commit(self, acknowledged: int | None) -> None:
         commit(self.state, acknowledged)
 
 
-def client(server_round: int = 1, state: State | None = None, size: int = 4, **wire: Any) -> Feedback:
+def client(
+    server_round: int = 1, state: State | None = None, size: int = 4, **wire: Any
+) -> Feedback:
     return Feedback(Common(**wire), state or State(), server_round, size)
 
 
@@ -69,7 +83,9 @@ def test_two_steps_of_feedback_by_hand() -> None:
 
 @pytest.mark.parametrize("taken", [0, None, 7])
 def test_a_reply_that_was_not_taken_leaves_the_residual_as_it_was(taken: int | None) -> None:
-    silo = client(3, State({f"{RESIDUAL}model": torch.ones(4)}, {}), wire_dtype="topk", wire_topk=0.25)
+    silo = client(
+        3, State({f"{RESIDUAL}model": torch.ones(4)}, {}), wire_dtype="topk", wire_topk=0.25
+    )
     silo.code({"model": torch.tensor([4.0, -3.0, 1.0, 0.0])})
     silo.commit(taken)
     assert silo.state.arrays.keys() == {f"{RESIDUAL}model"}
@@ -89,7 +105,9 @@ def test_what_was_sent_and_the_residual_are_the_sum_of_the_changes(dtype: str) -
     draw, state = torch.Generator().manual_seed(0), State()
     total, arrived, last = torch.zeros(3000), torch.zeros(3000), 0
     for server_round in range(1, 31):
-        silo = client(server_round, state, 3000, wire_dtype=dtype, wire_topk=0.02, wire_feedback="on")
+        silo = client(
+            server_round, state, 3000, wire_dtype=dtype, wire_topk=0.02, wire_feedback="on"
+        )
         silo.commit(last)
         change = torch.randn(3000, generator=draw)
         sent = read(silo.code({"model": change})["model"], torch.zeros(3000))
@@ -103,7 +121,13 @@ def test_what_was_sent_and_the_residual_are_the_sum_of_the_changes(dtype: str) -
 
 def test_int8_by_hand() -> None:
     """A block whose largest number is 127 has steps of 1; halves go to the even step; the next block has its own."""
-    change = torch.cat([torch.tensor([127.0, -127.0, 0.5, 1.5, -2.6]), torch.zeros(BLOCK - 5), torch.tensor([0.254])])
+    change = torch.cat(
+        [
+            torch.tensor([127.0, -127.0, 0.5, 1.5, -2.6]),
+            torch.zeros(BLOCK - 5),
+            torch.tensor([0.254]),
+        ]
+    )
     coded = write_change(change, "int8")
     assert coded.tensors["scales"].tolist() == pytest.approx([1, 0.002])
     assert coded.tensors["values"][:5].tolist() == [127, -127, 0, 2, -3]
@@ -119,7 +143,11 @@ def test_int8_by_hand() -> None:
 def test_a_change_of_any_length(dtype: str, size: int) -> None:
     change = torch.randn(size, generator=torch.Generator().manual_seed(1))
     arrived = read(write_change(change, dtype, 1.0), torch.zeros(size))
-    assert torch.allclose(arrived, change, atol={"int8": 0.02, "topk": 0, "float16": 3e-3, "bfloat16": 2e-2}[dtype])
+    assert torch.allclose(
+        arrived,
+        change,
+        atol={"int8": 0.02, "topk": 0, "float16": 3e-3, "bfloat16": 2e-2}[dtype],
+    )
 
 
 def test_a_block_of_zeros_stays_zeros() -> None:
@@ -131,7 +159,9 @@ def test_topk_takes_the_largest_and_of_equal_ones_the_first() -> None:
     assert largest(torch.tensor([2.0, -2.0, 1.0, 2.0, 2.0]), 3).tolist() == [0, 1, 3]
     assert largest(torch.zeros(4), 2).tolist() == [0, 1]
     change = torch.randn(5000, generator=torch.Generator().manual_seed(2))
-    assert largest(change, 50).tolist() == sorted(change.abs().argsort(descending=True)[:50].tolist())
+    assert largest(change, 50).tolist() == sorted(
+        change.abs().argsort(descending=True)[:50].tolist()
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -158,14 +188,19 @@ def test_sparse_only_where_it_is_smaller() -> None:
     assert unchanged is not None
     assert unchanged.bytes == 0
     assert not read(unchanged, base).any()
-    every_other = torch.tensor([1.0, 0.0, 0.0] * 33 + [1.0])  # a gap of two costs what a run costs: one run, no gain
+    every_other = torch.tensor(
+        [1.0, 0.0, 0.0] * 33 + [1.0]
+    )  # a gap of two costs what a run costs: one run, no gain
     assert write_sparse(every_other, base, "float32") is None
 
 
 PLACES, TEN = torch.tensor([0, 3], dtype=torch.int32), torch.zeros(10)
 TOPK: dict[str, Tensor] = {"places": PLACES, "values": torch.ones(2)}
 INT8: dict[str, Tensor] = {"values": torch.zeros(10, dtype=torch.int8), "scales": torch.ones(1)}
-RUNS: dict[str, Tensor] = {"runs": torch.tensor([[0, 2]], dtype=torch.int32), "values": torch.ones(2)}
+RUNS: dict[str, Tensor] = {
+    "runs": torch.tensor([[0, 2]], dtype=torch.int32),
+    "values": torch.ones(2),
+}
 
 
 def places(*given: int) -> Tensor:
@@ -214,21 +249,29 @@ HOSTILE: list[tuple[str, str, Mapping[str, Tensor]]] = [
 
 
 @pytest.mark.parametrize(("dtype", "form", "tensors"), HOSTILE)
-def test_what_does_not_fit_is_one_line(dtype: str, form: str, tensors: Mapping[str, Tensor]) -> None:
-    records = encode(Payload({"model": Model(TEN)}), encoded={"model": Encoded(tensors, dtype, form)})
+def test_what_does_not_fit_is_one_line(
+    dtype: str, form: str, tensors: Mapping[str, Tensor]
+) -> None:
+    records = encode(
+        Payload({"model": Model(TEN)}), encoded={"model": Encoded(tensors, dtype, form)}
+    )
     with pytest.raises(ValueError, match=r"^model 'model': .+") as refused:
         decode(records, base=lambda name: TEN)
     assert "\n" not in str(refused.value)
 
 
 def test_a_change_of_nothing_that_is_known() -> None:
-    records = encode(Payload({"model": Model(TEN)}), encoded={"model": Encoded(TOPK, "topk", CHANGE)})
+    records = encode(
+        Payload({"model": Model(TEN)}), encoded={"model": Encoded(TOPK, "topk", CHANGE)}
+    )
     with pytest.raises(ValueError, match="there is no such base"):
         decode(records)
 
 
 def test_a_coded_model_counts_the_bytes_that_travelled() -> None:
-    records = encode(Payload({"model": Model(TEN)}), encoded={"model": Encoded(TOPK, "topk", CHANGE)})
+    records = encode(
+        Payload({"model": Model(TEN)}), encoded={"model": Encoded(TOPK, "topk", CHANGE)}
+    )
     model = decode(records, base=lambda name: torch.ones(10))[0].models["model"]
     assert model.vector.tolist() == [2, 1, 1, 2, 1, 1, 1, 1, 1, 1]
     assert model.bytes == wire_bytes(records) == 16

@@ -23,7 +23,9 @@ ROOT = Path(__file__).parents[3]
 
 def travels(values: Tensor, sent: Tensor) -> bool:
     """Whether these values stand in a row somewhere in what was sent."""
-    return len(values) <= len(sent) and bool((sent.unfold(0, len(values), 1) == values).all(1).any())
+    return len(values) <= len(sent) and bool(
+        (sent.unfold(0, len(values), 1) == values).all(1).any()
+    )
 
 
 def own_model(run: Run, silo: str = "a") -> str:
@@ -41,20 +43,38 @@ def peers(run: Run) -> str:
         if message.metadata.message_type == "train":
             payload, config = decode(message.content)
             key = int(str(config["round"])), run.grid.name_of(message.metadata.dst_node_id)
-            down[key] = {name: m.vector for name, m in payload.models.items() if name != "buffers"}
-    sent = {(r, silo): [m.vector for m in payload.models.values()] for r, silo, payload, _ in replies_of(run)}
+            down[key] = {
+                name: m.vector for name, m in payload.models.items() if name != "buffers"
+            }
+    sent = {
+        (r, silo): [m.vector for m in payload.models.values()]
+        for r, silo, payload, _ in replies_of(run)
+    }
     for (r, silo), models in down.items():
-        others = [v for (at, by), vectors in sent.items() if at < r and by != silo for v in vectors]
+        others = [
+            v for (at, by), vectors in sent.items() if at < r and by != silo for v in vectors
+        ]
         if any(same(mine, other) for mine in models.values() for other in others):
             return "models"
-    pairs = [(a, b) for (r, i), a in down.items() for (at, j), b in down.items() if r == at > 1 and i < j]
-    if any(len(a[n]) == len(b[n]) and not same(a[n], b[n]) for a, b in pairs for n in a.keys() & b.keys()):
+    pairs = [
+        (a, b)
+        for (r, i), a in down.items()
+        for (at, j), b in down.items()
+        if r == at > 1 and i < j
+    ]
+    if any(
+        len(a[n]) == len(b[n]) and not same(a[n], b[n])
+        for a, b in pairs
+        for n in a.keys() & b.keys()
+    ):
         return "mixture"
     return "mean" if any(down.values()) else "nothing"
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_declarations_are_what_the_messages_show(three: Files, name: str, tiny_bn: None) -> None:
+def test_the_declarations_are_what_the_messages_show(
+    three: Files, name: str, tiny_bn: None
+) -> None:
     settings, _, _ = CASES[name]
     run = federate(three, **{**settings, **DEEP, **OPTIONS}, rounds=4)
     method = strategies()[settings["strategy"]]
@@ -74,14 +94,21 @@ def test_fedavg_ft_sends_its_own_model_with_default_settings(three: Files) -> No
 
 def test_the_page_has_every_method_as_it_is_declared() -> None:
     page = (ROOT / "docs" / "attacks.md").read_text("utf-8")
-    assert page.split(BEGIN)[1].split(END)[0].strip() == methods_table(), "make settings writes it"
+    assert page.split(BEGIN)[1].split(END)[0].strip() == methods_table(), (
+        "make settings writes it"
+    )
 
 
 def test_the_page_explains_every_number_that_is_released(two: Files) -> None:
     """All keys of a data summary, and all records of a reply, stand in the first column of the page's table."""
     page = (ROOT / "docs" / "privacy.md").read_text("utf-8")
     table = page.split("## What leaves, number by number")[1].split("\n## ")[0]
-    named = set(re.findall(r"`([^`]+)`", "".join(line.split("|")[1] for line in table.splitlines() if line[:1] == "|")))
+    named = set(
+        re.findall(
+            r"`([^`]+)`",
+            "".join(line.split("|")[1] for line in table.splitlines() if line[:1] == "|"),
+        )
+    )
     assert set(SUMMARY) | set(SECONDS) <= named
     run = federate(two, strategy="fedavg", **DEEP, rounds=1)
     records = {name for _, reply in run.grid.traffic for name in reply.content} - {"summary"}
@@ -95,7 +122,9 @@ def test_everything_that_is_declared_to_leave_is_explained() -> None:
     assert {name for info in infos for name in info.sends_numbers} == set(NUMBERS)
 
 
-def test_a_zero_model_and_a_full_batch_give_exact_class_counts(tmp_path: Path, zero_start: None) -> None:
+def test_a_zero_model_and_a_full_batch_give_exact_class_counts(
+    tmp_path: Path, zero_start: None
+) -> None:
     """The attack that hospital.md once denied: class counts do not stay.
 
     A server may send any model. With zero weights softmax is 1/C for each sample, and a step of a full batch moves the
@@ -106,20 +135,34 @@ def test_a_zero_model_and_a_full_batch_give_exact_class_counts(tmp_path: Path, z
     for silo, per_class in counts.items():
         y = [label for label, n in enumerate(per_class) for _ in range(n)]
         x = torch.randn(len(y), 3, generator=torch.Generator().manual_seed(len(y)))
-        files[silo] = write_silo(tmp_path / f"{silo}.npz", x.numpy().astype(float), y, classes=3)
+        files[silo] = write_silo(
+            tmp_path / f"{silo}.npz", x.numpy().astype(float), y, classes=3
+        )
     run = federate(files, strategy="fedavg", rounds=1, learning_rate=0.5)
     for _, silo, payload, _ in replies_of(run):
         sent = payload.models["model"]
         received = run.sent_to(silo, 1)["global"].vector
         moved = (sent.vector - received)[-3:]
-        assert [round(n) for n in (sent.samples * (1 / 3 + moved / 0.5)).tolist()] == counts[silo]
+        assert [round(n) for n in (sent.samples * (1 / 3 + moved / 0.5)).tolist()] == counts[
+            silo
+        ]
 
 
 def test_one_patient_is_read_off_the_first_layer(tmp_path: Path) -> None:
     """The attack of the page's first lines: a silo that trains on one patient sends the record, for dW_i / db_i = x."""
     rows: Any = [[0.25, -1.5, 3.0]]
-    files = {"a": write_silo(tmp_path / "a.npz", rows, [1]), "b": write_silo(tmp_path / "b.npz", rows * 2, [0, 1])}
+    files = {
+        "a": write_silo(tmp_path / "a.npz", rows, [1]),
+        "b": write_silo(tmp_path / "b.npz", rows * 2, [0, 1]),
+    }
     run = federate(files, strategy="fedavg", rounds=1)
-    sent, received = replies_of(run, "a")[0][2].models["model"].vector, run.sent_to("a", 1)["global"].vector
+    sent, received = (
+        replies_of(run, "a")[0][2].models["model"].vector,
+        run.sent_to("a", 1)["global"].vector,
+    )
     moved = sent - received
-    assert torch.allclose(moved[:3] / moved[6], torch.tensor(rows_of(files["a"])[0][0], dtype=torch.float32), atol=1e-4)
+    assert torch.allclose(
+        moved[:3] / moved[6],
+        torch.tensor(rows_of(files["a"])[0][0], dtype=torch.float32),
+        atol=1e-4,
+    )

@@ -12,7 +12,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import BODY, CASES, FULL, HEAD, OPTIONS, PAC, POLICY, TABLE, VALVE, WITH_ALA, Flow, K, every
+from cases import (
+    BODY,
+    CASES,
+    FULL,
+    HEAD,
+    OPTIONS,
+    PAC,
+    POLICY,
+    TABLE,
+    VALVE,
+    WITH_ALA,
+    Flow,
+    K,
+    every,
+)
 from resuming import assert_equal, crash_after, interrupted
 from tiny import Files, Run, Witness, federate, random_silos, round_of, same
 from two_layers import DEEP, replies_of, waits
@@ -77,20 +91,28 @@ def test_every_method_is_here() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_bytes_are_the_stated_units(three: Files, run_of: Callable[[str], Run], name: str, tiny_bn: None) -> None:
+def test_bytes_are_the_stated_units(
+    three: Files, run_of: Callable[[str], Run], name: str, tiny_bn: None
+) -> None:
     """Four bytes a scalar for each of three silos, every round and in the closing exchange; as ``sends`` declares."""
     settings, down, up = CASES[name]
     rounds, run = rounds_of(down, up), run_of(name)
     for way, flow, last in (("down", down, rounds + 1), ("up", up, rounds)):
-        expected = [4 * sum(scalars(flow, silo, r) for silo in three) for r in range(1, last + 1)]
+        expected = [
+            4 * sum(scalars(flow, silo, r) for silo in three) for r in range(1, last + 1)
+        ]
         assert run.values(f"bytes_{way}") == expected + [0] * (rounds + 1 - last)
         if name == settings["strategy"]:
             unit = UNITS[run.strategy.info.sends[way == "up"]]
-            assert all(set(own[1:] or own) <= unit for own in (flows(flow, silo) for silo in three))
+            assert all(
+                set(own[1:] or own) <= unit for own in (flows(flow, silo) for silo in three)
+            )
 
 
 @pytest.mark.parametrize("name", CASES | WITH_ALA)
-def test_only_what_is_declared_leaves_a_silo(run_of: Callable[[str], Run], name: str, tiny_bn: None) -> None:
+def test_only_what_is_declared_leaves_a_silo(
+    run_of: Callable[[str], Run], name: str, tiny_bn: None
+) -> None:
     """The declared vectors of the stated size, numbers and metrics, and nothing else."""
     _, down, up = (CASES | WITH_ALA)[name]
     rounds, run = rounds_of(down, up), run_of(name)
@@ -99,7 +121,9 @@ def test_only_what_is_declared_leaves_a_silo(run_of: Callable[[str], Run], name:
     assert len(replies) == 3 * rounds
     for server_round, silo, payload, reply in replies:
         assert list(payload.models) == list(info.uploads)
-        assert sum(m.vector.numel() for m in payload.models.values()) == scalars(up, silo, server_round)
+        assert sum(m.vector.numel() for m in payload.models.values()) == scalars(
+            up, silo, server_round
+        )
         assert set(payload.numbers) <= set(info.sends_numbers)
         assert set(reply.content["config"]) == {
             "manifest",
@@ -108,22 +132,38 @@ def test_only_what_is_declared_leaves_a_silo(run_of: Callable[[str], Run], name:
             "samples",
             *(f"number.{k}" for k in payload.numbers),
         }
-        assert set(reply.content) == {*(f"model.{n}" for n in info.uploads), "config", "metrics"}
+        assert set(reply.content) == {
+            *(f"model.{n}" for n in info.uploads),
+            "config",
+            "metrics",
+        }
         assert set(reply.content["metrics"]) <= allowed_metrics()
 
 
-def test_the_hospital_is_told_whose_models_travel(three: Files, run_of: Callable[[str], Run], tiny_bn: None) -> None:
+def test_the_hospital_is_told_whose_models_travel(
+    three: Files, run_of: Callable[[str], Run], tiny_bn: None
+) -> None:
     """docs/own-model.md names the methods whose personal model is what the silo sent, and those alone."""
     sent = set()
     for name, (settings, _, _) in CASES.items():
         run = run_of(name)
-        if name.endswith("-ft"):  # with other local epochs than the fine-tuning's, which would else be the training
-            run = federate(three, **settings, **{**DEEP, **OPTIONS, "local_epochs": 3}, rounds=2)
+        if name.endswith(
+            "-ft"
+        ):  # with other local epochs than the fine-tuning's, which would else be the training
+            run = federate(
+                three, **settings, **{**DEEP, **OPTIONS, "local_epochs": 3}, rounds=2
+            )
         own = run.personal("a")
-        if any(same(m.vector, own) for _, _, payload, _ in replies_of(run, "a") for m in payload.models.values()):
+        if any(
+            same(m.vector, own)
+            for _, _, payload, _ in replies_of(run, "a")
+            for m in payload.models.values()
+        ):
             sent.add(settings["strategy"])
     text = (Path(__file__).parents[3] / "docs" / "own-model.md").read_text()
-    told = text.split("Whether anyone else has this model")[1].split("it is what the silo sent")[0]
+    told = text.split("Whether anyone else has this model")[1].split(
+        "it is what the silo sent"
+    )[0]
     assert set(re.findall(r"`([a-z-]+)`", told)) == sent
 
 
@@ -131,20 +171,33 @@ def test_the_hospital_is_told_whose_models_travel(three: Files, run_of: Callable
 def test_nothing_that_goes_by_is_written_to(three: Files, name: str, tiny_bn: None) -> None:
     """In one process tensors travel uncopied: a write would reach other silos, the server, or a saved state."""
     witness = Witness()
-    settings = {**(CASES | WITH_ALA)[name][0], **OPTIONS, "model": "tiny-bn", "participation": 0.7}
+    settings = {
+        **(CASES | WITH_ALA)[name][0],
+        **OPTIONS,
+        "model": "tiny-bn",
+        "participation": 0.7,
+    }
     run = federate(three, **settings, rounds=3, prepare=witness)
     witness.remember(array_record(run.strategy.state.arrays))
     witness.confirm(more_than=20)
 
 
 @every(CASES | WITH_ALA)
-def test_a_resumed_run_is_an_uninterrupted_one(three: Files, tmp_path: Path, name: str, tiny_bn: None) -> None:
+def test_a_resumed_run_is_an_uninterrupted_one(
+    three: Files, tmp_path: Path, name: str, tiny_bn: None
+) -> None:
     """Stopped after round 2 of 4, resumed from files: history, server's state and silos' states bit for bit.
 
     With BatchNorm, momentum that is kept over rounds, and two of three silos a round. Whoever does not take part
     keeps its personal model, and reports it as it was.
     """
-    settings = {**(CASES | WITH_ALA)[name][0], **OPTIONS, "model": "tiny-bn", "participation": 0.7, "rounds": 4}
+    settings = {
+        **(CASES | WITH_ALA)[name][0],
+        **OPTIONS,
+        "model": "tiny-bn",
+        "participation": 0.7,
+        "rounds": 4,
+    }
     whole = federate(three, directory=tmp_path / "whole", **settings)
     interrupted(three, tmp_path / "parts", watch=crash_after(2), **settings)
     resumed = federate(three, directory=tmp_path / "parts", resume=True, **settings)

@@ -20,8 +20,13 @@ from strategies.base.settings import RULES
 from strategies.base.state import BUFFERS
 from strategies.base.strategy import PersonalizedStrategy
 
-METHODS = [name for name, method in strategies().items() if not method.info.pooled]  # one silo: no mean, no joint step
-FEW_RULES = ("median", "krum")  # a method that takes no mean ignores both; each rule's numbers: test_robust.py
+METHODS = [
+    name for name, method in strategies().items() if not method.info.pooled
+]  # one silo: no mean, no joint step
+FEW_RULES = (
+    "median",
+    "krum",
+)  # a method that takes no mean ignores both; each rule's numbers: test_robust.py
 LONGER = {"fedlama": 3, "lg-fedavg": 3}  # rounds before something is averaged
 
 
@@ -51,14 +56,23 @@ def options(name: str, **changes: Any) -> dict[str, Any]:
 def differ(one: Run, other: Run, files: Files) -> bool:
     """Whether the server's states or the personal models of both runs differ."""
     arrays = one.strategy.state.arrays, other.strategy.state.arrays
-    kept = all(name in arrays[1] and same(vector, arrays[1][name]) for name, vector in arrays[0].items())
+    kept = all(
+        name in arrays[1] and same(vector, arrays[1][name])
+        for name, vector in arrays[0].items()
+    )
     return not kept or not all(same(one.personal(silo), other.personal(silo)) for silo in files)
 
 
 @pytest.mark.parametrize("name", [n for n in METHODS if strategies()[n].info.robust])
-@pytest.mark.parametrize("rules", [FEW_RULES, pytest.param(RULES, marks=pytest.mark.exhaustive)], ids=["few", "all"])
-def test_a_declared_robust_rule_changes_the_result(five: Files, name: str, rules: Sequence[str], tiny_bn: None) -> None:
-    few = options(name, evaluate_every=0, rounds=LONGER.get(name, 1))  # the server's state shows it after the first
+@pytest.mark.parametrize(
+    "rules", [FEW_RULES, pytest.param(RULES, marks=pytest.mark.exhaustive)], ids=["few", "all"]
+)
+def test_a_declared_robust_rule_changes_the_result(
+    five: Files, name: str, rules: Sequence[str], tiny_bn: None
+) -> None:
+    few = options(
+        name, evaluate_every=0, rounds=LONGER.get(name, 1)
+    )  # the server's state shows it after the first
     plain = federate(five, **few)
     declared = [rule for rule in strategies()[name].info.robust if rule in rules]
     assert declared
@@ -67,7 +81,9 @@ def test_a_declared_robust_rule_changes_the_result(five: Files, name: str, rules
         assert differ(plain, run, five), rule
 
 
-@pytest.mark.parametrize("name", [n for n in METHODS if strategies()[n].info.receives != "nothing"])
+@pytest.mark.parametrize(
+    "name", [n for n in METHODS if strategies()[n].info.receives != "nothing"]
+)
 def test_an_undeclared_robust_rule_is_refused(five: Files, name: str, tiny_bn: None) -> None:
     for rule in set(RULES) - set(strategies()[name].info.robust):
         with pytest.raises(UserError, match=rf"^robust = {rule}: {name} takes no mean [^\n]*$"):
@@ -75,7 +91,9 @@ def test_an_undeclared_robust_rule_is_refused(five: Files, name: str, tiny_bn: N
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_lossy_codec_changes_the_result_or_is_refused(three: Files, name: str, tiny_bn: None) -> None:
+def test_a_lossy_codec_changes_the_result_or_is_refused(
+    three: Files, name: str, tiny_bn: None
+) -> None:
     info, lossy = strategies()[name].info, options(name, wire_dtype="topk", wire_topk=0.2)
     if info.lossy:
         assert differ(federate(three, **options(name)), federate(three, **lossy), three)
@@ -85,7 +103,9 @@ def test_a_lossy_codec_changes_the_result_or_is_refused(three: Files, name: str,
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_batch_norm_statistics_travel_where_the_method_declares_it(three: Files, name: str, tiny_bn: None) -> None:
+def test_batch_norm_statistics_travel_where_the_method_declares_it(
+    three: Files, name: str, tiny_bn: None
+) -> None:
     """With ``buffers = local``, and in a method of which they are part, they stay."""
     extra: dict[str, Any] = {"lg-fedavg.pretrain": 1} if name == "lg-fedavg" else {}
     for way in ("shared", "local"):
@@ -102,21 +122,40 @@ def test_ala_is_for_those_that_declare_it(three: Files) -> None:
                 settings_of(three, strategy=name, ala=True)
 
 
-def test_a_method_that_declares_nothing_gets_nothing(five: Files, undeclared: str, tiny_bn: None) -> None:
+def test_a_method_that_declares_nothing_gets_nothing(
+    five: Files, undeclared: str, tiny_bn: None
+) -> None:
     """Before, a method without a mean took ``robust = median`` and ignored it."""
     cases: tuple[tuple[dict[str, Any], str], ...] = (
-        *(({"robust": r, "robust_attackers": 1}, f"robust = {r}: undeclared takes no mean") for r in RULES),
-        ({"wire_dtype": "int8"}, "wire-dtype = int8: not for undeclared: its MethodInfo does not declare `lossy`"),
+        *(
+            ({"robust": r, "robust_attackers": 1}, f"robust = {r}: undeclared takes no mean")
+            for r in RULES
+        ),
+        (
+            {"wire_dtype": "int8"},
+            "wire-dtype = int8: not for undeclared: its MethodInfo does not declare `lossy`",
+        ),
         ({"ala": True}, "ala = true: undeclared has no received model"),
         ({"dp": True}, "dp = true: not with undeclared: its MethodInfo does not declare `dp`"),
-        ({"hold_out": "e"}, "hold-out = e: undeclared does not declare it (MethodInfo.newcomer)"),
-        ({"late_joiners": "e=2"}, "late-joiners = e=2: not with undeclared: its MethodInfo does not declare `late`"),
+        (
+            {"hold_out": "e"},
+            "hold-out = e: undeclared does not declare it (MethodInfo.newcomer)",
+        ),
+        (
+            {"late_joiners": "e=2"},
+            "late-joiners = e=2: not with undeclared: its MethodInfo does not declare `late`",
+        ),
     )
     for given, message in cases:
         with pytest.raises(UserError) as error:
             settings_of(five, strategy=undeclared, **given)
         assert str(error.value).startswith(message) and "\n" not in str(error.value)
-    with pytest.raises(UserError, match=r"^buffers = shared: undeclared does not declare [^\n]*buffers = local keeps"):
+    with pytest.raises(
+        UserError,
+        match=r"^buffers = shared: undeclared does not declare [^\n]*buffers = local keeps",
+    ):
         federate(five, strategy=undeclared, rounds=1, model="tiny-bn")
     federate(five, strategy=undeclared, rounds=1, model="tiny-bn", buffers="local")
-    assert torch.isfinite(federate(five, strategy=undeclared, rounds=1, **DEEP).personal("a")).all()
+    assert torch.isfinite(
+        federate(five, strategy=undeclared, rounds=1, **DEEP).personal("a")
+    ).all()

@@ -34,7 +34,14 @@ def four(tmp_path: Path) -> Files:
 
 
 def run_with(files: Files, settings: Mapping[str, Any], **changes: Any) -> Run:
-    given = {**settings, **DEEP, **OPTIONS, "rounds": 4, "late_joiners": f"{LATE}={FIRST}", **changes}
+    given = {
+        **settings,
+        **DEEP,
+        **OPTIONS,
+        "rounds": 4,
+        "late_joiners": f"{LATE}={FIRST}",
+        **changes,
+    }
     return federate(files, **given)
 
 
@@ -43,7 +50,9 @@ def before(run: Run) -> list[list[str]]:
 
 
 @every(EVERY)
-def test_a_late_joiner_takes_part_from_its_round_on(four: Files, name: str, tiny_bn: None) -> None:
+def test_a_late_joiner_takes_part_from_its_round_on(
+    four: Files, name: str, tiny_bn: None
+) -> None:
     """Earlier rounds are bit for bit those of a federation without it; then all train, and none is left out."""
     settings = EVERY[name][0]
     assert strategies()[settings["strategy"]].info.late in ("starts", "grows")
@@ -53,18 +62,25 @@ def test_a_late_joiner_takes_part_from_its_round_on(four: Files, name: str, tiny
     assert kinds[:4] == [(0, "query"), (3, "train"), (4, "train"), (5, "evaluate")]
     assert not any(r.metric == "rejected" for r in run.rows)
     assert [(r.round, r.silo) for r in run.rows if r.metric == "joined"] == [(FIRST, LATE)]
-    scored = {(r.silo, r.round) for r in run.rows if r.snapshot == "personal" and r.split == "test"}
+    scored = {
+        (r.silo, r.round) for r in run.rows if r.snapshot == "personal" and r.split == "test"
+    }
     assert scored >= {(silo, r) for silo in four for r in (3, 4)} and (LATE, 2) not in scored
     assert all(torch.isfinite(run.personal(silo)).all() for silo in four)
     without = run_with({n: f for n, f in four.items() if n != LATE}, settings, late_joiners="")
     assert before(run) == before(without)
-    assert all(not same(run.personal(n), without.personal(n)) for n in ("a", "c")) or settings["strategy"] in ALONE
+    assert (
+        all(not same(run.personal(n), without.personal(n)) for n in ("a", "c"))
+        or settings["strategy"] in ALONE
+    )
 
 
 def test_methods_that_cannot_take_one_say_why(four: Files) -> None:
     refusing = {name for name, method in strategies().items() if not method.info.late}
     assert refusing == {"pooled"}
-    with pytest.raises(UserError, match="late-joiners = b=3: not with pooled: its one model trains on all"):
+    with pytest.raises(
+        UserError, match="late-joiners = b=3: not with pooled: its one model trains on all"
+    ):
         run_with(four, {"strategy": "pooled"})
 
 
@@ -88,7 +104,11 @@ def test_scaffold_keeps_its_invariant(four: Files) -> None:
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 def test_feddyn_keeps_its_invariant(four: Files, weights: str) -> None:
     """h is the mean of the g_i, weighed by N n_i / n where losses are weighed by samples."""
-    run = run_with(four, {"strategy": "feddyn", "feddyn.alpha": 0.2, "feddyn.weights": weights}, weight_cap=0)
+    run = run_with(
+        four,
+        {"strategy": "feddyn", "feddyn.alpha": 0.2, "feddyn.weights": weights},
+        weight_cap=0,
+    )
     counts = {n: run.strategy.silos[n].n_train for n in four}
     total, dual = sum(counts.values()), torch.zeros(31)
     for name in four:
@@ -104,7 +124,9 @@ def test_apple_s_vectors_grow_as_p_0_does(four: Files) -> None:
     """With eta2 = 0 every p_i is p_0 of all four silos, in the order of their names, and rows before have a 0."""
     frozen = {"strategy": "apple", "apple.dr-learning-rate": 0.0, "apple.mu": 0.0}
     run = run_with(four, frozen, weight_cap=0)
-    shares = torch.tensor([run.strategy.silos[n].n_train for n in sorted(four)], dtype=torch.float32)
+    shares = torch.tensor(
+        [run.strategy.silos[n].n_train for n in sorted(four)], dtype=torch.float32
+    )
     for name in four:
         torch.testing.assert_close(run.grid.state(name).arrays["dr"], shares / shares.sum())
     history = run.grid.state("a").arrays["dr_history"]

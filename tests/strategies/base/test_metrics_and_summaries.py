@@ -41,7 +41,9 @@ def spoilt(
 
     seen: list[Progress] = []
     given = {"strategy": "fedavg", "rounds": 3, **changes}
-    run = federate(files, prepare=lambda grid: setattr(grid, "after", after), watch=seen.append, **given)
+    run = federate(
+        files, prepare=lambda grid: setattr(grid, "after", after), watch=seen.append, **given
+    )
     return run, seen
 
 
@@ -68,12 +70,27 @@ METRICS: dict[str, tuple[Spoil, str]] = {
         metric("received.foo.accuracy", 0.5),
         "'received.foo.accuracy' is no metric that is known here",
     ),
-    "a list": (metric("received.test.accuracy", [0.5]), r"the metric 'received.test.accuracy' is [0.5]"),
-    "above one": (metric("personal.test.accuracy", 1000.0), "the metric 'personal.test.accuracy' is 1000.0"),
+    "a list": (
+        metric("received.test.accuracy", [0.5]),
+        r"the metric 'received.test.accuracy' is [0.5]",
+    ),
+    "above one": (
+        metric("personal.test.accuracy", 1000.0),
+        "the metric 'personal.test.accuracy' is 1000.0",
+    ),
     "infinite": (metric("personal.val.auc", math.inf), "the metric 'personal.val.auc' is inf"),
-    "a score that no mean survives": (metric("personal.val.r2", -1e308), "the metric 'personal.val.r2' is -1e+308"),
-    "an error without end": (metric("personal.test.rmse", math.inf), "the metric 'personal.test.rmse' is inf"),
-    "negative": (metric("received.val.macro_f1", -0.5), "the metric 'received.val.macro_f1' is -0.5"),
+    "a score that no mean survives": (
+        metric("personal.val.r2", -1e308),
+        "the metric 'personal.val.r2' is -1e+308",
+    ),
+    "an error without end": (
+        metric("personal.test.rmse", math.inf),
+        "the metric 'personal.test.rmse' is inf",
+    ),
+    "negative": (
+        metric("received.val.macro_f1", -0.5),
+        "the metric 'received.val.macro_f1' is -0.5",
+    ),
     "no time": (metric("seconds.train", math.nan), "the metric 'seconds.train' is nan"),
     "no numbers": (no_numbers, "the reply carries no metrics"),
     "none": (none_at_all, "the reply carries no metrics"),
@@ -161,18 +178,28 @@ def test_the_order_of_the_vectors_does_not_matter(three: Files, tiny_bn: None) -
         config["manifest"] = json.dumps(json.loads(config["manifest"])[::-1])
 
     options: dict[str, Any] = {"model": "tiny-bn", "learning_rate": 0.1}
-    (one, seen), (other, _) = spoilt(three, turned, **options), spoilt(three, lambda reply: None, **options)
+    (one, seen), (other, _) = (
+        spoilt(three, turned, **options),
+        spoilt(three, lambda reply: None, **options),
+    )
     assert not seen[1].rejected
     assert same(one.strategy.state.arrays["global"], other.strategy.state.arrays["global"])
 
 
 @pytest.mark.parametrize(
     ("value", "reason"),
-    [(1e6, "'buffers' exploded: its step of length 2.83e+06"), (-1e-3, "'buffers' holds a variance below 0")],
+    [
+        (1e6, "'buffers' exploded: its step of length 2.83e+06"),
+        (-1e-3, "'buffers' holds a variance below 0"),
+    ],
 )
-def test_statistics_out_of_all_proportion_are_left_out(three: Files, tiny_bn: None, value: float, reason: str) -> None:
+def test_statistics_out_of_all_proportion_are_left_out(
+    three: Files, tiny_bn: None, value: float, reason: str
+) -> None:
     """They would spoil every silo's model, for good."""
-    run, seen = spoilt(three, model(torch.full((8,), value), "buffers"), model="tiny-bn", learning_rate=0.1)
+    run, seen = spoilt(
+        three, model(torch.full((8,), value), "buffers"), model="tiny-bn", learning_rate=0.1
+    )
     assert list(seen[1].rejected) == ["c"] and seen[1].rejected["c"].startswith(reason)
     assert all(math.isfinite(v) for silo in three for v in run.values("loss", silo, "personal"))
 
@@ -186,7 +213,13 @@ def test_two_silos_are_measured_against_what_they_got(two: Files) -> None:
         return reply
 
     seen: list[Progress] = []
-    federate(two, strategy="fedavg", rounds=3, prepare=lambda g: setattr(g, "after", after), watch=seen.append)
+    federate(
+        two,
+        strategy="fedavg",
+        rounds=3,
+        prepare=lambda g: setattr(g, "after", after),
+        watch=seen.append,
+    )
     assert [list(p.rejected) for p in seen] == [[], ["b"], []]
     assert "exploded" in seen[1].rejected["b"]
 
@@ -239,7 +272,10 @@ SUMMARIES: dict[str, tuple[dict[str, Any], str]] = {
     "a thousand million classes": ({"classes": 10**9}, "classes = 1000000000"),
     "a broken sum": ({"sum": [math.nan, 0.0, 0.0]}, "no sum of 3 finite numbers"),
     "too few sums": ({"square_sum": [1.0]}, "no square_sum of 3 finite numbers"),
-    "a reason of two lines": ({WITHHELD: "a\nb"}, "no line of at most 300 characters as sums_withheld"),
+    "a reason of two lines": (
+        {WITHHELD: "a\nb"},
+        "no line of at most 300 characters as sums_withheld",
+    ),
     "half of the sums": ({"square_sum": None}, "no square_sum of 3 finite numbers"),
 }
 
@@ -248,27 +284,39 @@ SUMMARIES: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_wrong_data_summary_is_refused(fault: str) -> None:
     changes, reason = SUMMARIES[fault]
     with pytest.raises(ValueError, match=reason) as caught:
-        read_data_summary(ConfigRecord({k: v for k, v in {**GOOD, **changes}.items() if v is not None}))
+        read_data_summary(
+            ConfigRecord({k: v for k, v in {**GOOD, **changes}.items() if v is not None})
+        )
     assert "\n" not in str(caught.value)
 
 
 def test_a_right_data_summary() -> None:
     assert {*GOOD, WITHHELD, SCHEMA} == set(SUMMARY)
-    without = {key: value for key, value in GOOD.items() if key not in SUMS} | {WITHHELD: "its policy has sums = false"}
+    without = {key: value for key, value in GOOD.items() if key not in SUMS} | {
+        WITHHELD: "its policy has sums = false"
+    }
     assert read_data_summary(ConfigRecord(without)) == without
     assert read_data_summary(ConfigRecord(GOOD)) == GOOD
     with pytest.raises(ValueError, match="no data summary"):
         read_data_summary(None)
 
 
-def test_the_others_go_on_without_a_silo_whose_summary_is_wrong(three: Files, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_others_go_on_without_a_silo_whose_summary_is_wrong(
+    three: Files, caplog: pytest.LogCaptureFixture
+) -> None:
     def after(silo: str, message: Message, reply: Message) -> Message:
         if (silo, message.metadata.message_type) == ("c", "query"):
             summary: Any = reply.content["summary"]
             summary["n_train"] = math.nan
         return reply
 
-    run = federate(three, strategy="fedavg", rounds=1, min_silos=2, prepare=lambda g: setattr(g, "after", after))
+    run = federate(
+        three,
+        strategy="fedavg",
+        rounds=1,
+        min_silos=2,
+        prepare=lambda g: setattr(g, "after", after),
+    )
     assert list(run.strategy.silos) == ["a", "b"]
     assert "cannot take part: c's data summary says n_train = nan" in caplog.text
 
@@ -281,12 +329,20 @@ def test_the_superlinks_own_errors_name_the_silo(three: Files) -> None:
 
     def after(silo: str, message: Message, reply: Message) -> Message:
         if (silo, round_of(message)) == ("c", 2):
-            reply = Message(Error(ErrorCode.NODE_UNAVAILABLE, "Node Unavailable"), reply_to=message)
+            reply = Message(
+                Error(ErrorCode.NODE_UNAVAILABLE, "Node Unavailable"), reply_to=message
+            )
             reply.metadata.__dict__.update(_src_node_id=10**6, _message_type="system")
         return reply
 
     seen: list[Progress] = []
-    federate(three, strategy="fedavg", rounds=3, prepare=lambda g: setattr(g, "after", after), watch=seen.append)
+    federate(
+        three,
+        strategy="fedavg",
+        rounds=3,
+        prepare=lambda g: setattr(g, "after", after),
+        watch=seen.append,
+    )
     assert [p.rejected for p in seen] == [{}, {"c": "Node Unavailable"}, {}]
 
 
@@ -299,23 +355,37 @@ def test_a_silo_that_was_removed_is_not_waited_for(three: Files) -> None:
         def pushed(messages: Any) -> list[str]:
             sent = list(messages)
             ids = list(push(sent))
-            return ["" if grid.key_of(m) in {("c", 2), ("c", 3)} else i for i, m in zip(ids, sent, strict=True)]
+            return [
+                "" if grid.key_of(m) in {("c", 2), ("c", 3)} else i
+                for i, m in zip(ids, sent, strict=True)
+            ]
 
         grid.push_messages = pushed  # type: ignore[method-assign]
 
     seen: list[Progress] = []
-    federate(three, strategy="fedavg", rounds=2, round_timeout=600, prepare=prepare, watch=seen.append)
+    federate(
+        three,
+        strategy="fedavg",
+        rounds=2,
+        round_timeout=600,
+        prepare=prepare,
+        watch=seen.append,
+    )
     assert seen[1].rejected == {"c": "the server does not know it any more"}
 
 
-def test_a_quorum_starts_when_the_time_is_up(three: Files, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_quorum_starts_when_the_time_is_up(
+    three: Files, caplog: pytest.LogCaptureFixture
+) -> None:
     """One of three silos never says who it is; with min-silos = 2 the others begin, and it is named."""
 
     def prepare(grid: TinyGrid) -> None:
         nodes = list(grid.contexts)
         grid.get_node_ids = lambda: nodes[:2]  # type: ignore[method-assign]
 
-    run = federate(three, strategy="fedavg", rounds=1, min_silos=2, round_timeout=0.1, prepare=prepare)
+    run = federate(
+        three, strategy="fedavg", rounds=1, min_silos=2, round_timeout=0.1, prepare=prepare
+    )
     assert list(run.strategy.silos) == ["a", "b"]
     assert "goes on with 2 of 3 silos" in caplog.text
     with pytest.raises(RuntimeError, match="here are 2: a, b"):
@@ -324,6 +394,9 @@ def test_a_quorum_starts_when_the_time_is_up(three: Files, caplog: pytest.LogCap
 
 def test_a_reason_is_the_silos_own_words() -> None:
     """Flower wraps what is raised before the app runs."""
-    assert reason_of("<class 'silofl_site.policy.PolicyRefusedError'>:<'a refuses: b'>") == "a refuses: b"
+    assert (
+        reason_of("<class 'silofl_site.policy.PolicyRefusedError'>:<'a refuses: b'>")
+        == "a refuses: b"
+    )
     assert reason_of("no such column") == "no such column"
     assert reason_of(None) == reason_of("") == "failed without a reason"

@@ -30,7 +30,9 @@ def pictures(tmp_path: Path) -> Files:
     files = {}
     for name, n in (("a", 5), ("b", 4)):
         y = np.arange(n) % CLASSES
-        x = (rng.integers(0, 80, (n, SIDE, SIDE, 2)) + 60 * y[:, None, None, None]).astype(np.uint8)
+        x = (rng.integers(0, 80, (n, SIDE, SIDE, 2)) + 60 * y[:, None, None, None]).astype(
+            np.uint8
+        )
         named: dict[str, Any] = {"x_train": x, "y_train": y, "x_test": x, "y_test": y}
         np.savez(tmp_path / f"{name}.npz", classes=np.array(CLASSES), **named)
         files[name] = tmp_path / f"{name}.npz"
@@ -38,7 +40,11 @@ def pictures(tmp_path: Path) -> Files:
 
 
 @pytest.mark.parametrize(
-    "network", [pytest.param(name, marks=pytest.mark.exhaustive if name in LARGEST else ()) for name in NETWORKS]
+    "network",
+    [
+        pytest.param(name, marks=pytest.mark.exhaustive if name in LARGEST else ())
+        for name in NETWORKS
+    ],
 )
 def test_methods_of_each_kind_run(pictures: Files, network: str) -> None:
     """Two rounds each: every silo answers, what is sent has the stated size, and models move and stay finite.
@@ -56,7 +62,10 @@ def test_methods_of_each_kind_run(pictures: Files, network: str) -> None:
         settings |= {"rounds": 2, "batch_size": 8, "evaluate_every": 0, **NETWORKS[network]}
         settings |= one_block(method) if network == "linear" else {}
         if method == "fedbn" and network in ("linear", "vit-s"):
-            with pytest.raises(ValueError, match="fedbn keeps batch normalisation in the silo, and this network has"):
+            with pytest.raises(
+                ValueError,
+                match="fedbn keeps batch normalisation in the silo, and this network has",
+            ):
                 federate(pictures, **settings)
             continue
         run = federate(pictures, **settings)

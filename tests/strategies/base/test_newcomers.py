@@ -27,9 +27,15 @@ EVERY = CASES | WITH_ALA | {"pooled": ({"strategy": "pooled"}, (), ())}
 OWN: Mapping[str, Callable[[SiloClient], list[slice]]] = {
     "fedpac": lambda client: [client.model.head],
     "fedrod": lambda client: [client.model.head],
-    "feddbe": lambda client: [slice(s.start, s.stop) for s in client.model.layout.linear_head()[1:]],
-    "fedcp": lambda client: list(client.model.layout.parts(head_blocks(client.model.layout, "own"))),
-    "gpfl": lambda client: list(client.model.layout.parts(head_blocks(client.model.layout, "own"))),
+    "feddbe": lambda client: [
+        slice(s.start, s.stop) for s in client.model.layout.linear_head()[1:]
+    ],
+    "fedcp": lambda client: list(
+        client.model.layout.parts(head_blocks(client.model.layout, "own"))
+    ),
+    "gpfl": lambda client: list(
+        client.model.layout.parts(head_blocks(client.model.layout, "own"))
+    ),
 }
 
 
@@ -66,7 +72,15 @@ def four(tmp_path: Path) -> Files:
 
 
 def run_with(files: Files, settings: Mapping[str, Any], **changes: Any) -> Run:
-    given = {**settings, **DEEP, **OPTIONS, "rounds": 3, "evaluate_every": 3, "hold_out": HELD, **changes}
+    given = {
+        **settings,
+        **DEEP,
+        **OPTIONS,
+        "rounds": 3,
+        "evaluate_every": 3,
+        "hold_out": HELD,
+        **changes,
+    }
     return federate(files, **given)
 
 
@@ -85,11 +99,15 @@ def test_a_newcomer_gets_what_its_method_declares(
     kinds = {r.snapshot for r in run.rows if r.silo == HELD}
     assert kinds == {"zero_shot", "personalised"}
     assert {r.round for r in run.rows if r.silo == HELD} == {4}
-    sent = [(m, r) for m, r in run.grid.traffic if run.grid.name_of(m.metadata.dst_node_id) == HELD]
+    sent = [
+        (m, r) for m, r in run.grid.traffic if run.grid.name_of(m.metadata.dst_node_id) == HELD
+    ]
     assert [m.metadata.message_type for m, _ in sent] == ["query", "evaluate"]
     message, reply = sent[1]
     assert not decode(reply.content)[0].models and not decode(reply.content)[0].numbers
-    assert "arrays" not in next(c.state for c in run.grid.contexts.values() if c.node_config["name"] == HELD)
+    assert "arrays" not in next(
+        c.state for c in run.grid.contexts.values() if c.node_config["name"] == HELD
+    )
     check_kind(
         strategies()[settings["strategy"]],
         run,
@@ -100,7 +118,9 @@ def test_a_newcomer_gets_what_its_method_declares(
     assert only(run.rows) == only(without.rows)
 
 
-def check_kind(method: type[PersonalizedStrategy], run: Run, seen: Seen, got: Mapping[str, Tensor]) -> None:
+def check_kind(
+    method: type[PersonalizedStrategy], run: Run, seen: Seen, got: Mapping[str, Tensor]
+) -> None:
     kind, start, own, name = method.info.newcomer, seen.start, seen.own, method.info.name
     moved = ~torch.isclose(start, own, rtol=0, atol=0)
     initial = seen.client.silo.initial("")
@@ -118,18 +138,24 @@ def check_kind(method: type[PersonalizedStrategy], run: Run, seen: Seen, got: Ma
             assert same(start[~mask], got["global"][~mask])
     elif kind == "mixture":
         silos = [
-            p.models["model"].vector for r, s, p, _ in replies_of(run) if r == run.federation.state.newcomers.round - 1
+            p.models["model"].vector
+            for r, s, p, _ in replies_of(run)
+            if r == run.federation.state.newcomers.round - 1
         ]
         assert len(silos) == 3
         base = torch.stack([v - silos[0] for v in silos[1:]], 1).double()
-        found = torch.linalg.lstsq(base, (start - silos[0]).double()[:, None], driver="gelsd").solution
+        found = torch.linalg.lstsq(
+            base, (start - silos[0]).double()[:, None], driver="gelsd"
+        ).solution
         assert float((base @ found - (start - silos[0])[:, None]).abs().max()) < 1e-5
         assert bool(moved.any())
     else:
         assert kind == "own" and bool(moved.any())
         last = seen.client.model.head
         keep = torch.ones_like(moved)
-        keep[last] = name != "fedproto"  # its last layer finds the nearest of the received prototypes
+        keep[last] = (
+            name != "fedproto"
+        )  # its last layer finds the nearest of the received prototypes
         assert same(start[keep], initial[keep])
 
 
@@ -153,6 +179,12 @@ def test_no_epochs_leave_the_model_that_arrived(
 def test_the_page_says_what_each_method_declares() -> None:
     page = (Path(__file__).parents[3] / "docs" / "compare.md").read_text("utf-8")
     section = page.split("### A hospital that was not there\n")[1].split("\n### ")[0]
-    kinds = re.findall(r"^\* \*\*(\w+)\*\*:(.*?)(?=\n\* |\n\n|\Z)", section, re.MULTILINE | re.DOTALL)
-    said = {name: kind for kind, text in kinds for name in re.findall(r"`([a-z-]+)`", text.rpartition(": ")[2])}
+    kinds = re.findall(
+        r"^\* \*\*(\w+)\*\*:(.*?)(?=\n\* |\n\n|\Z)", section, re.MULTILINE | re.DOTALL
+    )
+    said = {
+        name: kind
+        for kind, text in kinds
+        for name in re.findall(r"`([a-z-]+)`", text.rpartition(": ")[2])
+    }
     assert said == {name: method.info.newcomer for name, method in strategies().items()}

@@ -32,14 +32,18 @@ from strategies.base.transport.payload import (
 
 def by_objects(records: RecordDict) -> RecordDict:
     """As the object store of a deployment: every nested object as bytes under its hash, inflated on the other side."""
-    contents = {key: bytes(part.deflate()) for key, part in get_all_nested_objects(records).items()}
+    contents = {
+        key: bytes(part.deflate()) for key, part in get_all_nested_objects(records).items()
+    }
     result = inflate_object_from_contents(records.object_id, contents)
     assert isinstance(result, RecordDict)
     return result
 
 
 def by_protobuf(records: RecordDict) -> RecordDict:
-    return recorddict_from_proto(ProtoRecordDict.FromString(recorddict_to_proto(records).SerializeToString()))
+    return recorddict_from_proto(
+        ProtoRecordDict.FromString(recorddict_to_proto(records).SerializeToString())
+    )
 
 
 def by_pickle(records: RecordDict) -> RecordDict:
@@ -62,10 +66,18 @@ def example() -> Payload:
     generator = torch.Generator().manual_seed(0)
     models = {
         "global": Model(torch.randn(1000, generator=generator), round=3),
-        "St. Mary's/2": Model(torch.tensor([1.5, -0.0, float("inf"), 1e-45]), "St. Mary's/2", 2, 17),
+        "St. Mary's/2": Model(
+            torch.tensor([1.5, -0.0, float("inf"), 1e-45]), "St. Mary's/2", 2, 17
+        ),
         "empty": Model(torch.zeros(0)),
     }
-    numbers = {"wanted": ["a", "b"], "strength": 0.1 + 0.2, "samples": json.dumps({"ä": 3}), "flag": True, "n": 2**53}
+    numbers = {
+        "wanted": ["a", "b"],
+        "strength": 0.1 + 0.2,
+        "samples": json.dumps({"ä": 3}),
+        "flag": True,
+        "n": 2**53,
+    }
     return Payload(models, numbers)  # type: ignore[arg-type]
 
 
@@ -201,7 +213,9 @@ def test_no_manifest_at_all() -> None:
             decode(empty)
 
 
-@pytest.mark.parametrize("data", [b"", b"\x93NUMPY", b"garbage", np.array([object()], dtype=object).dumps()])
+@pytest.mark.parametrize(
+    "data", [b"", b"\x93NUMPY", b"garbage", np.array([object()], dtype=object).dumps()]
+)
 def test_bytes_that_are_no_array(data: bytes) -> None:
     """Nothing is unpickled, whatever a message says it holds."""
     array = Array(dtype="float32", shape=(3,), stype="numpy.ndarray", data=data)

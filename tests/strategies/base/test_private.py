@@ -38,11 +38,21 @@ from strategies.base.transport.payload import Model, array_record, decode, tenso
 
 SIZES = {"a": 9, "b": 11, "c": 8}
 PRIVATE = [name for name, method in strategies().items() if method.info.dp == "gradient"]
-VARIANTS = [name for name in CASES if CASES[name][0]["strategy"] in PRIVATE and "hf" not in CASES[name][0].values()]
+VARIANTS = [
+    name
+    for name in CASES
+    if CASES[name][0]["strategy"] in PRIVATE and "hf" not in CASES[name][0].values()
+]
 
 
 def options(name: str, **changes: Any) -> dict[str, Any]:
-    return {**CASES[name][0], **DEEP, **OPTIONS, "rounds": 3 if name in ("fedlama", "lg-fedavg") else 2, **changes}
+    return {
+        **CASES[name][0],
+        **DEEP,
+        **OPTIONS,
+        "rounds": 3 if name in ("fedlama", "lg-fedavg") else 2,
+        **changes,
+    }
 
 
 def private(name: str, **changes: Any) -> dict[str, Any]:
@@ -66,7 +76,9 @@ def equal(one: Any, other: Any) -> bool:
 def unseen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers that know no data in the place of the noised gradients."""
 
-    def gradient(training: PrivateTraining, x: Any, y: Tensor, loss: Any, network: Any) -> Tensor:
+    def gradient(
+        training: PrivateTraining, x: Any, y: Tensor, loss: Any, network: Any
+    ) -> Tensor:
         training.batches[y].uses -= 1
         training.gradients += 1
         rng = generator(training.gradients, "in place of a gradient")
@@ -92,12 +104,21 @@ def test_what_leaves_is_a_function_of_noised_gradients_only(
     assert [key for key in one if not equal(one[key], other[key])] == []
 
 
-OF_DATA: dict[str, dict[str, Any]] = {  # texts, signals, several inputs, outlines, volumes, and parts of a network
-    **{kind: NETWORKS[kind] for kind in ("multilabel", "ordinal", "regression", "segmentation", "balls")},
+OF_DATA: dict[
+    str, dict[str, Any]
+] = {  # texts, signals, several inputs, outlines, volumes, and parts of a network
+    **{
+        kind: NETWORKS[kind]
+        for kind in ("multilabel", "ordinal", "regression", "segmentation", "balls")
+    },
     **{kind: NETWORKS[kind] for kind in ("notes", "pulses", "stays")},
     "notes, the last layer": {**NETWORKS["notes"], "trainable": "head"},
     "notes, LoRA": {**NETWORKS["notes"], "lora_rank": 2},
-    "pulses, LoRA and the GRU": {**NETWORKS["pulses"], "lora_rank": 2, "trainable": "gru.*,head"},
+    "pulses, LoRA and the GRU": {
+        **NETWORKS["pulses"],
+        "lora_rank": 2,
+        "trainable": "gru.*,head",
+    },
 }
 
 
@@ -106,13 +127,21 @@ def test_it_is_with_every_input_task_and_part(tmp_path: Path, unseen: None, name
     """Whole runs of Ditto, whose own model sees the records as they are; then with inputs in another order, and masks,
     findings and measurements that are all those of the first record.
     """
-    settings = {**OF_DATA[name], "strategy": "ditto", "dp": True, "normalization": "none", "rounds": 2}
+    settings = {
+        **OF_DATA[name],
+        "strategy": "ditto",
+        "dp": True,
+        "normalization": "none",
+        "rounds": 2,
+    }
     kind, _, _ = name.partition(",")
     files = hospital_files(tmp_path, kind)
     one = messages(federate(files, state_dir=tmp_path / "one", **settings))
     for file in files.values():
         arrays = dict(np.load(file))
-        arrays |= {key: np.flip(value, 0) for key, value in arrays.items() if key.startswith("x")}
+        arrays |= {
+            key: np.flip(value, 0) for key, value in arrays.items() if key.startswith("x")
+        }
         if arrays["y"].ndim > 1:  # of one class alone there is no file
             arrays["y"] = np.repeat(arrays["y"][:1], len(arrays["y"]), 0)
         np.savez(file, **arrays)
@@ -124,7 +153,13 @@ def test_it_is_with_every_input_task_and_part(tmp_path: Path, unseen: None, name
 @pytest.mark.parametrize("name", OF_DATA)
 def test_a_record_s_gradient_is_its_own_in_all_of_them(tmp_path: Path, name: str) -> None:
     """A round with noise, in which the records of each network go together."""
-    settings = {**OF_DATA[name], "strategy": "fedavg", "dp": True, "normalization": "none", "rounds": 1}
+    settings = {
+        **OF_DATA[name],
+        "strategy": "fedavg",
+        "dp": True,
+        "normalization": "none",
+        "rounds": 1,
+    }
     seen: list[bool] = []
     real = Clipping._trial
 
@@ -134,14 +169,25 @@ def test_a_record_s_gradient_is_its_own_in_all_of_them(tmp_path: Path, name: str
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Clipping, "_trial", trial)
-        run = federate(hospital_files(tmp_path, name.partition(",")[0]), state_dir=tmp_path / "state", **settings)
+        run = federate(
+            hospital_files(tmp_path, name.partition(",")[0]),
+            state_dir=tmp_path / "state",
+            **settings,
+        )
     assert len(messages(run)) == 3 and seen == [True] * 3
     assert all(bool(torch.isfinite(value).all()) for value in messages(run).values())
 
 
 def test_survival_is_refused(tmp_path: Path) -> None:
-    settings = {**NETWORKS["survival"], "strategy": "fedavg", "dp": True, "normalization": "none"}
-    with pytest.raises(Exception, match="dp = true: not for survival: Cox's loss is no sum over records"):
+    settings = {
+        **NETWORKS["survival"],
+        "strategy": "fedavg",
+        "dp": True,
+        "normalization": "none",
+    }
+    with pytest.raises(
+        Exception, match="dp = true: not for survival: Cox's loss is no sum over records"
+    ):
         federate(hospital_files(tmp_path, "survival"), state_dir=tmp_path / "state", **settings)
 
 
@@ -164,10 +210,14 @@ def test_no_metric_leaves_a_hospital(three: Files, tmp_path: Path, name: str) ->
     assert run.values("round_seconds") and not run.values("accuracy", "a", "personal")
     for _, _, _, reply in replies_of(run):
         found = {key.partition(".")[0] for key in reply.content["metrics"]}
-        assert found - {"epsilon", "delta", "dp_steps"} == {"seconds"}  # the first three are not of the records
+        assert found - {"epsilon", "delta", "dp_steps"} == {
+            "seconds"
+        }  # the first three are not of the records
 
 
-def test_batch_normalisation_is_refused_once_before_round_1(three: Files, tmp_path: Path, tiny_bn: None) -> None:
+def test_batch_normalisation_is_refused_once_before_round_1(
+    three: Files, tmp_path: Path, tiny_bn: None
+) -> None:
     """Not by each silo in the round; where nothing leaves, it may stay."""
     asked: list[str] = []
 
@@ -175,7 +225,9 @@ def test_batch_normalisation_is_refused_once_before_round_1(three: Files, tmp_pa
         grid.before = lambda silo, message, context: asked.append(message.metadata.message_type)
 
     given: dict[str, Any] = {"model": "tiny-bn", "dp": True, "rounds": 1}
-    with pytest.raises(UserError, match=r"^dp = true: not with this network: its BatchNorm1d \("):
+    with pytest.raises(
+        UserError, match=r"^dp = true: not with this network: its BatchNorm1d \("
+    ):
         federate(three, state_dir=tmp_path / "one", prepare=prepare, strategy="fedavg", **given)
     assert set(asked) == {"query"}
     federate(three, state_dir=tmp_path / "two", strategy="local", **given)
@@ -191,9 +243,23 @@ def test_a_step_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     rows = {"a": ([[1.0], [3.0]], [0, 1]), "b": ([[-2.0], [1.0]], [1, 0])}
     files = {name: write_silo(tmp_path / f"{name}.npz", x, y) for name, (x, y) in rows.items()}
     noise = torch.tensor([0.5, -0.25, 0.125, 0.0])
-    monkeypatch.setattr(module, "noised", lambda total, deviation, key: total.double() + deviation * noise)
-    settings: dict[str, Any] = {"dp__clip_norm": 0.8, "dp__noise_multiplier": 2.0, "learning_rate": 0.1}
-    run = federate(files, state_dir=tmp_path / "s", strategy="fedavg", rounds=1, local_epochs=1, dp=True, **settings)
+    monkeypatch.setattr(
+        module, "noised", lambda total, deviation, key: total.double() + deviation * noise
+    )
+    settings: dict[str, Any] = {
+        "dp__clip_norm": 0.8,
+        "dp__noise_multiplier": 2.0,
+        "learning_rate": 0.1,
+    }
+    run = federate(
+        files,
+        state_dir=tmp_path / "s",
+        strategy="fedavg",
+        rounds=1,
+        local_epochs=1,
+        dp=True,
+        **settings,
+    )
     start = run.sent_to("a", 1)["global"].vector.double().numpy()
     sent = {silo: payload.models["model"].vector for _, silo, payload, _ in replies_of(run)}
     for name, (x, y) in rows.items():
@@ -208,7 +274,9 @@ def test_a_step_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert np.allclose(sent[name].numpy(), expected, atol=1e-6)
 
 
-def test_a_record_moves_a_step_by_its_sensitivity_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_moves_a_step_by_its_sensitivity_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One record more, with the same noise: w moves by at most η C / B, whatever the record is."""
     import strategies.base.privacy as module
 
@@ -223,23 +291,39 @@ def test_a_record_moves_a_step_by_its_sensitivity_at_most(tmp_path: Path, monkey
         folder = tmp_path / f"{more}{label}"
         folder.mkdir()
         rows, labels = np.vstack([x, 1e4 * np.ones((more, 3))]), [*y, *[label] * more]
-        files = {name: write_silo(folder / f"{name}.npz", rows, labels, 3) for name in ("a", "b")}
+        files = {
+            name: write_silo(folder / f"{name}.npz", rows, labels, 3) for name in ("a", "b")
+        }
         run = federate(
-            files, state_dir=folder / "s", strategy="fedavg", rounds=1, local_epochs=1, dp=True, dp__clip_norm=0.5
+            files,
+            state_dir=folder / "s",
+            strategy="fedavg",
+            rounds=1,
+            local_epochs=1,
+            dp=True,
+            dp__clip_norm=0.5,
         )
         sent.append(replies_of(run, "a")[0][2].models["model"].vector)
     moved = [float((sent[0] - other).norm()) for other in sent[1:]]
     assert max(moved) <= 1.0001 * 0.5 / 10 and max(moved) > 0.9 * 0.5 / 10
 
 
-def test_a_repeated_round_sends_the_same_bits_and_another_run_others(three: Files, tmp_path: Path) -> None:
+def test_a_repeated_round_sends_the_same_bits_and_another_run_others(
+    three: Files, tmp_path: Path
+) -> None:
     settings = options("fedavg", dp=True, strategy="fedavg")
-    whole = messages(federate(three, state_dir=tmp_path / "state", directory=tmp_path / "run", **settings))
-    other = messages(federate(three, state_dir=tmp_path / "state", directory=tmp_path / "other", **settings))
+    whole = messages(
+        federate(three, state_dir=tmp_path / "state", directory=tmp_path / "run", **settings)
+    )
+    other = messages(
+        federate(three, state_dir=tmp_path / "state", directory=tmp_path / "other", **settings)
+    )
     assert not any(equal(whole[key], other[key]) for key in whole)
 
 
-def replayed(three: Files, tmp_path: Path, change: Callable[[Any], None]) -> tuple[Tensor, Tensor]:
+def replayed(
+    three: Files, tmp_path: Path, change: Callable[[Any], None]
+) -> tuple[Tensor, Tensor]:
     """What silo a sends in round 1, and when the same message comes again, changed by ``change(content)``."""
     run = federate(three, state_dir=tmp_path / "state", **options("fedavg", dp=True, rounds=1))
     grid = run.grid
@@ -250,7 +334,9 @@ def replayed(three: Files, tmp_path: Path, change: Callable[[Any], None]) -> tup
             content = RecordDict(dict(message.content))
             change(content)
             with flower_identity():
-                copy = Message(content, dst_node_id=message.metadata.dst_node_id, message_type=kind)
+                copy = Message(
+                    content, dst_node_id=message.metadata.dst_node_id, message_type=kind
+                )
                 again = client_app(copy, context)
             one, other = (decode(r.content)[0].models["model"].vector for r in (reply, again))
             return one, other
@@ -274,7 +360,9 @@ def test_another_setting_of_the_network_gets_other_samples(
 
     monkeypatch.setattr("client.session.private_round", noted)
     federate(three, state_dir=tmp_path / "state", **options("fedavg", dp=True, rounds=1))
-    assert len(seen) >= 3 and all(found == ("mlp", MlpSettings(DEEP["mlp__hidden"])) for found in seen)
+    assert len(seen) >= 3 and all(
+        found == ("mlp", MlpSettings(DEEP["mlp__hidden"])) for found in seen
+    )
 
 
 def test_another_model_in_the_same_round_gets_other_noise(three: Files, tmp_path: Path) -> None:
@@ -282,7 +370,9 @@ def test_another_model_in_the_same_round_gets_other_noise(three: Files, tmp_path
 
     def change(content: Any) -> None:
         for name, record in content.array_records.items():
-            content[name] = array_record({key: tensor_of(value) + 1e-6 for key, value in record.items()})
+            content[name] = array_record(
+                {key: tensor_of(value) + 1e-6 for key, value in record.items()}
+            )
 
     one, other = replayed(three, tmp_path, change)
     # With the same noise and samples a millionth would move them by about as little.
@@ -295,12 +385,16 @@ def test_steps_and_rates_are_those_of_the_plan() -> None:
         sampling = Sampling(n, n, size)
         assert sampling.steps(epochs) == max(round(epochs * n / min(size, n)), 1)
         assert sum(map(sampling.steps_of_epoch, range(epochs))) == sampling.steps(epochs)
-        assert sampling.rate == min(size / n, 1) and sampling.divisor == pytest.approx(min(size, n))
+        assert sampling.rate == min(size / n, 1) and sampling.divisor == pytest.approx(
+            min(size, n)
+        )
     patients = Sampling(records=100, units=20, batch_size=10)
     assert patients.rate == 0.1 and patients.divisor == 2 and patients.steps(1) == 10
 
 
-def test_several_gradients_of_a_batch_have_more_noise_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_gradients_of_a_batch_have_more_noise_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """K of them, of deviation σ C √K each, tell together as much as one of deviation σ C."""
     deviations: list[float] = []
 
@@ -310,7 +404,9 @@ def test_several_gradients_of_a_batch_have_more_noise_each(monkeypatch: pytest.M
 
     monkeypatch.setattr("strategies.base.privacy.noised", noised)
     model, sampling = flat_model("linear", (3,), 2, None, "cpu"), Sampling(4, 4, 4)
-    plan = plan_of(Privacy(clip_norm=0.5, noise_multiplier=2.0), Common(batch_size=4), sampling, [1], "")
+    plan = plan_of(
+        Privacy(clip_norm=0.5, noise_multiplier=2.0), Common(batch_size=4), sampling, [1], ""
+    )
     x, y = torch.randn(4, 3), torch.tensor([0, 1, 0, 1])
     for uses in (1, 3):
         training = PrivateTraining(plan, sampling, Units(4), b"key", model, uses)
@@ -329,7 +425,9 @@ def test_a_target_epsilon_is_that_of_all_rounds_together() -> None:
     assert 1.99 < epsilon(plan.noise_multiplier, 0.1, 30 * plan.steps, plan.delta) <= 2.0
 
 
-def test_training_beyond_the_plan_fails(three: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_beyond_the_plan_fails(
+    three: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(SiloClient, "noised_passes", lambda self: (1,))  # of two epochs
     with pytest.raises(Exception, match="no silo sent a usable update"):
         federate(three, state_dir=tmp_path / "state", **options("fedavg", dp=True))
@@ -352,7 +450,9 @@ def test_what_is_not_private_is_refused_by_the_silo(
 
 
 @pytest.mark.parametrize(("changes", "line"), [({"ala": True}, "not with ala = true")])
-def test_what_does_not_go_with_it_is_refused(three: Files, changes: dict[str, Any], line: str) -> None:
+def test_what_does_not_go_with_it_is_refused(
+    three: Files, changes: dict[str, Any], line: str
+) -> None:
     with pytest.raises(UserError, match=f"^dp = true: {line}"):
         settings_of(three, strategy="fedavg", dp=True, **changes)
 
@@ -361,28 +461,40 @@ def test_patients_are_drawn_whole(tmp_path: Path) -> None:
     """Records of one patient share one clipped gradient; batches hold all of a patient's records or none."""
     files = {}
     for name in ("a", "b"):
-        x, y = np.random.default_rng(1).normal(size=(12, 3)).astype(np.float32), np.arange(12) % 3
+        x, y = (
+            np.random.default_rng(1).normal(size=(12, 3)).astype(np.float32),
+            np.arange(12) % 3,
+        )
         ids = np.repeat(np.arange(4), 3)
         files[name] = tmp_path / f"{name}.npz"
-        arrays: dict[str, Any] = {f"{k}_{part}": v for part in ("train", "test") for k, v in (("x", x), ("y", y))}
+        arrays: dict[str, Any] = {
+            f"{k}_{part}": v for part in ("train", "test") for k, v in (("x", x), ("y", y))
+        }
         np.savez(files[name], classes=3, patient_train=ids, patient_test=ids + 10, **arrays)
     run = federate(
-        files, state_dir=tmp_path / "s", **options("fedavg", dp=True, dp__unit="patient", dp__noise_multiplier=0.5)
+        files,
+        state_dir=tmp_path / "s",
+        **options("fedavg", dp=True, dp__unit="patient", dp__noise_multiplier=0.5),
     )
     assert len(messages(run)) == 4
 
 
-def test_whether_a_model_without_noise_diverges_is_not_told(three: Files, tmp_path: Path) -> None:
+def test_whether_a_model_without_noise_diverges_is_not_told(
+    three: Files, tmp_path: Path
+) -> None:
     """Ditto's own model does here, in every round: the message is that of a run where it does not."""
     settings = options("ditto", strategy="ditto", rounds=2)
     with pytest.raises(Exception, match="no silo sent a usable update"):
         federate(three, state_dir=tmp_path / "plain", **{**settings, "ditto__lambda": 1e30})
     whole = {}
     for mu in (0.1, 1e30):
-        run = federate(three, state_dir=tmp_path / f"{mu}", **{**settings, "dp": True, "ditto__lambda": mu})
+        run = federate(
+            three, state_dir=tmp_path / f"{mu}", **{**settings, "dp": True, "ditto__lambda": mu}
+        )
         whole[mu] = messages(run)
         kept = [
-            State.load(file).arrays["personal"] for file in sorted((tmp_path / f"{mu}").rglob("*-000002.safetensors"))
+            State.load(file).arrays["personal"]
+            for file in sorted((tmp_path / f"{mu}").rglob("*-000002.safetensors"))
         ]
         assert len(kept) == 3 and all(bool(torch.isfinite(model).all()) for model in kept)
     assert len(whole[1e30]) == len(whole[0.1]) == 6
@@ -398,7 +510,12 @@ def test_a_study_s_step_is_counted_from_the_received_model(tmp_path: Path) -> No
 
     def sent(size: float, own: State, this: int = 2, *, dp: bool = True) -> State:
         vector = size * start
-        config = {"round": this, "models": {GLOBAL: Model(vector)}, "numbers": {}, "evaluate": False}
+        config = {
+            "round": this,
+            "models": {GLOBAL: Model(vector)},
+            "numbers": {},
+            "evaluate": False,
+        }
         client = SiloClient(silo, common, NoSettings(), own, info)
         if dp:
             private_round(client, Privacy(), Units(4), b"key", config)
@@ -412,7 +529,10 @@ def test_a_study_s_step_is_counted_from_the_received_model(tmp_path: Path) -> No
             sent(5.0, State({"personal": own * start, "received": start}))
     with pytest.raises(UserError, match="of round 2 is 4 lengths away"):
         sent(5.0, State({"personal": start}), dp=False)
-    for this, reason in ((1, "the first model is not the one"), (2, "is 4 lengths away")):  # before its first training
+    for this, reason in (
+        (1, "the first model is not the one"),
+        (2, "is 4 lengths away"),
+    ):  # before its first training
         with pytest.raises(UserError, match=reason):
             sent(5.0, State(), this)
 
@@ -463,15 +583,22 @@ def test_a_late_joiner_s_samples_are_others() -> None:
         client = SiloClient(silo, common, NoSettings(), State(), info)
         private_round(client, Privacy(), Units(64), b"key", {**config, **more})
         assert client.privacy is not None
-        drawn.append([index.tolist() for index, _ in client.privacy.drawn(1, 0, torch.device("cpu"))])
+        drawn.append(
+            [index.tolist() for index, _ in client.privacy.drawn(1, 0, torch.device("cpu"))]
+        )
     assert drawn[0] == drawn[1] != drawn[2]
 
 
-@pytest.mark.parametrize("change", [{"threads": 2}, {"device": "cuda"}, {"network": ("mlp", "dropout = 0.5")}])
+@pytest.mark.parametrize(
+    "change", [{"threads": 2}, {"device": "cuda"}, {"network": ("mlp", "dropout = 0.5")}]
+)
 def test_what_changes_the_rounding_of_a_sum_draws_other_samples(change: dict[str, Any]) -> None:
     """Else a server gets new noise on one sample as often as it likes, each charged as if of another sample."""
     model = flat_model("linear", (3,), 2, None, "cpu")
-    train, start = Samples(np.zeros((64, 3), np.float32), np.zeros(64, np.int64)), torch.ones(model.layout.size)
+    train, start = (
+        Samples(np.zeros((64, 3), np.float32), np.zeros(64, np.int64)),
+        torch.ones(model.layout.size),
+    )
     silo = Silo("a", train, train, train, model, lambda purpose: start)
     config = {"round": 2, "models": {GLOBAL: Model(start)}, "numbers": {}, "evaluate": False}
     drawn = []
@@ -481,7 +608,9 @@ def test_what_changes_the_rounding_of_a_sum_draws_other_samples(change: dict[str
         client = SiloClient(silo, common, NoSettings(), State(), strategies()["fedavg"].info)
         private_round(client, Privacy(), Units(64), b"key", config, more.get("network"))
         assert client.privacy is not None
-        drawn.append([index.tolist() for index, _ in client.privacy.drawn(1, 0, torch.device("cpu"))])
+        drawn.append(
+            [index.tolist() for index, _ in client.privacy.drawn(1, 0, torch.device("cpu"))]
+        )
     assert drawn[0] == drawn[2] != drawn[1]
 
 

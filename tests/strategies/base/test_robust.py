@@ -11,7 +11,18 @@ import pytest
 import torch
 from cases import CASES, OPTIONS, every
 from flwr.app import Message
-from tiny import Files, Run, TinyGrid, comparable, federate, random_silos, round_of, same, settings_of, train_replies
+from tiny import (
+    Files,
+    Run,
+    TinyGrid,
+    comparable,
+    federate,
+    random_silos,
+    round_of,
+    same,
+    settings_of,
+    train_replies,
+)
 from torch import Tensor
 from two_layers import DEEP
 
@@ -86,7 +97,9 @@ def test_geometric_median_by_hand() -> None:
     (2, -1), (2, 3); their mean is (3.5, 0.5). Of three numbers it is the middle one."""
     given = vectors([0, 0], [10, 0], [2, -1], [2, 3])
     assert torch.allclose(geometric_median(given), torch.tensor([2.0, 0.0]), atol=1e-4)
-    assert torch.allclose(geometric_median(vectors([1], [2], [900])), torch.tensor([2.0]), atol=1e-3)
+    assert torch.allclose(
+        geometric_median(vectors([1], [2], [900])), torch.tensor([2.0]), atol=1e-3
+    )
 
 
 ALIKE = dict.fromkeys("abcd", 3)  # batches per epoch
@@ -111,9 +124,19 @@ def test_who_has_more_samples_goes_further_and_a_still_federation_measures_nothi
     """Of 3, 3, 3 and 12 batches the median is 3: d's bound is four times a's. Steps of 0.1 beside a model of length 50
     are less than 2 % of it, which is 1."""
     norms = {"model": dict.fromkeys("abcd", 2.0)}
-    assert units(norms, {}, {**ALIKE, "d": 12})["model"] == {"a": 2.0, "b": 2.0, "c": 2.0, "d": 8.0}
-    assert units(norms, {}, {**ALIKE, "d": 1})["model"]["d"] == 2.0  # fewer give no smaller bound
-    assert units({"model": dict.fromkeys("abcd", 0.1)}, {"model": 50.0}, ALIKE)["model"]["a"] == 1.0
+    assert units(norms, {}, {**ALIKE, "d": 12})["model"] == {
+        "a": 2.0,
+        "b": 2.0,
+        "c": 2.0,
+        "d": 8.0,
+    }
+    assert (
+        units(norms, {}, {**ALIKE, "d": 1})["model"]["d"] == 2.0
+    )  # fewer give no smaller bound
+    assert (
+        units({"model": dict.fromkeys("abcd", 0.1)}, {"model": 50.0}, ALIKE)["model"]["a"]
+        == 1.0
+    )
 
 
 def test_two_steps_have_no_middle() -> None:
@@ -147,7 +170,16 @@ def test_coordinates_are_sorted_piece_by_piece(monkeypatch: pytest.MonkeyPatch) 
 # ---- What they bear, and what breaks them ---------------------------------------------------------------------------
 
 
-HONEST = [[1.0, -2.0], [1.1, -2.1], [0.9, -1.9], [1.0, -2.1], [1.1, -1.9], [0.9, -2.0], [1.0, -1.9], [1.1, -2.0]]
+HONEST = [
+    [1.0, -2.0],
+    [1.1, -2.1],
+    [0.9, -1.9],
+    [1.0, -2.1],
+    [1.1, -1.9],
+    [0.9, -2.0],
+    [1.0, -1.9],
+    [1.1, -2.0],
+]
 
 
 @pytest.mark.parametrize("lie", [[1e6, 1e6], [-1e6, 0.0], [900.0, -900.0]])
@@ -169,8 +201,24 @@ def test_a_rule_bears_what_it_says_and_breaks_beyond(rule: str, lie: list[float]
 
 def test_f_is_lowered_to_what_the_silos_of_a_round_can_bear() -> None:
     """f < n/2, for Krum n >= 2f + 3 (Blanchard et al., proposition 1)."""
-    assert [breakdown_point("trimmed-mean", n, 3) for n in (1, 2, 3, 6, 7, 12)] == [0, 0, 1, 2, 3, 3]
-    assert [breakdown_point("krum", n, 3) for n in (1, 2, 3, 4, 5, 8, 9, 12)] == [0, 0, 0, 0, 1, 2, 3, 3]
+    assert [breakdown_point("trimmed-mean", n, 3) for n in (1, 2, 3, 6, 7, 12)] == [
+        0,
+        0,
+        1,
+        2,
+        3,
+        3,
+    ]
+    assert [breakdown_point("krum", n, 3) for n in (1, 2, 3, 4, 5, 8, 9, 12)] == [
+        0,
+        0,
+        0,
+        0,
+        1,
+        2,
+        3,
+        3,
+    ]
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -178,7 +226,11 @@ def test_one_silo_and_equal_silos_come_out_to_the_bit(rule: str) -> None:
     one = torch.randn(50, generator=torch.Generator().manual_seed(2))
     for n in (1, 2, 3, 7, 12):
         given = [one.clone() for _ in range(n)]
-        found = given[chosen(rule, given, 0)[0]] if rule in KRUM else apply(rule, given, breakdown_point(rule, n, 3))
+        found = (
+            given[chosen(rule, given, 0)[0]]
+            if rule in KRUM
+            else apply(rule, given, breakdown_point(rule, n, 3))
+        )
         assert same(found, one)
 
 
@@ -187,7 +239,8 @@ def test_without_attackers_a_rule_is_the_mean(tmp_path: Path, rule: str) -> None
     """f = 0, silos of equal size: FedAvg to the bit."""
     files = random_silos(tmp_path, dict.fromkeys("abcde", 8))
     plain, robust = (
-        federate(files, strategy="fedavg", rounds=3, robust=name, robust_attackers=0) for name in ("none", rule)
+        federate(files, strategy="fedavg", rounds=3, robust=name, robust_attackers=0)
+        for name in ("none", rule)
     )
     assert same(plain.strategy.state.arrays["global"], robust.strategy.state.arrays["global"])
     assert comparable(plain.rows) == comparable(robust.rows)
@@ -205,11 +258,17 @@ def changed(reply: Message, change: Callable[[Tensor], Tensor]) -> Message:
     return reply
 
 
-def attacking(change: Callable[[Tensor], Tensor], *silos: str, since: int = 1) -> Callable[[TinyGrid], None]:
+def attacking(
+    change: Callable[[Tensor], Tensor], *silos: str, since: int = 1
+) -> Callable[[TinyGrid], None]:
     """For ``prepare``: what these silos send from this round on is changed on its way."""
 
     def after(silo: str, message: Message, reply: Message) -> Message:
-        lies = silo in silos and round_of(message) >= since and message.metadata.message_type == "train"
+        lies = (
+            silo in silos
+            and round_of(message) >= since
+            and message.metadata.message_type == "train"
+        )
         return changed(reply, change) if lies and not reply.has_error() else reply
 
     return lambda grid: setattr(grid, "after", after)
@@ -231,7 +290,12 @@ def sent_in(run: Run, server_round: int, name: str = "model") -> list[Tensor]:
 def test_a_rule_stands_for_fedavgs_mean(five: Files, rule: str, wire: str) -> None:
     """d is away: the next model is the rule's of the four that were sent, counted alike, with f = 1 (Krum: 0)."""
     run = federate(
-        five, strategy="fedavg", rounds=2, robust=rule, wire_dtype=wire, prepare=lambda grid: grid.absent.add(("d", 1))
+        five,
+        strategy="fedavg",
+        rounds=2,
+        robust=rule,
+        wire_dtype=wire,
+        prepare=lambda grid: grid.absent.add(("d", 1)),
     )
     given = sent_in(run, 1)
     assert len(given) == 4
@@ -241,9 +305,13 @@ def test_a_rule_stands_for_fedavgs_mean(five: Files, rule: str, wire: str) -> No
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_running_statistics_and_shared_layers_too(five: Files, tiny_bn: None, rule: str) -> None:
+def test_running_statistics_and_shared_layers_too(
+    five: Files, tiny_bn: None, rule: str
+) -> None:
     """FedPer shares the first layers of a network with BatchNorm: what travels of both is the rule's."""
-    run = federate(five, strategy="fedper", model="tiny-bn", learning_rate=0.1, rounds=2, robust=rule)
+    run = federate(
+        five, strategy="fedper", model="tiny-bn", learning_rate=0.1, rounds=2, robust=rule
+    )
     shared, buffers = sent_in(run, 1, "shared"), sent_in(run, 1, "buffers")
     sent = run.sent_to("a", 2)
     if rule in KRUM:  # of the same silos
@@ -262,9 +330,13 @@ def test_scaffolds_two_vectors(five: Files, rule: str) -> None:
     models, changes = sent_in(run, 1), sent_in(run, 1, "control")
     start = run.sent_to("a", 1)["global"].vector
     if rule == "krum":
-        (i,) = chosen("krum", [torch.cat([m - start, c]) for m, c in zip(models, changes, strict=True)], 1)
+        (i,) = chosen(
+            "krum", [torch.cat([m - start, c]) for m, c in zip(models, changes, strict=True)], 1
+        )
         expected = models[i], changes[i] / 5
-        assert sorted(run.strategy.state.numbers["counted"]) == ["abcde"[i]]  # the others' control variates stay
+        assert sorted(run.strategy.state.numbers["counted"]) == [
+            "abcde"[i]
+        ]  # the others' control variates stay
         assert {r.silo: r.value for r in run.rows if r.metric == "bounded"} == dict.fromkeys(
             set("abcde") - {"abcde"[i]}, 0.0
         )
@@ -277,10 +349,17 @@ def test_scaffolds_two_vectors(five: Files, rule: str) -> None:
 
 def test_fedapms_mean_is_over_all_that_it_holds(five: Files) -> None:
     run = federate(
-        five, strategy="fedapm", rounds=1, robust="median", prepare=lambda grid: grid.absent.add(("d", 1)), **DEEP
+        five,
+        strategy="fedapm",
+        rounds=1,
+        robust="median",
+        prepare=lambda grid: grid.absent.add(("d", 1)),
+        **DEEP,
     )
     sent, start = sent_in(run, 1, "shared"), run.sent_to("a", 1)["global"].vector
-    assert torch.allclose(run.strategy.state.arrays["global"], median([*sent, start]), atol=1e-6)
+    assert torch.allclose(
+        run.strategy.state.arrays["global"], median([*sent, start]), atol=1e-6
+    )
 
 
 def test_fedprotos_prototypes_class_by_class(five: Files) -> None:
@@ -300,7 +379,9 @@ def test_fedprotos_prototypes_class_by_class(five: Files) -> None:
         held = [table[k, :-1] for table in tables if table[k, -1] > 0]
         assert torch.allclose(found[k, :-1], median(held), atol=1e-6)
     most = max(float(table[:, :-1].abs().max()) for table in tables)
-    assert float(lied.sent_to("a", 2)["prototypes"].vector.view(3, -1)[:, :-1].abs().max()) <= most
+    assert (
+        float(lied.sent_to("a", 2)["prototypes"].vector.view(3, -1)[:, :-1].abs().max()) <= most
+    )
 
 
 # ---- Clip, the default ----------------------------------------------------------------------------------------------
@@ -322,18 +403,29 @@ def test_a_clipped_silo_counts_with_a_part_of_its_step_and_is_named(five: Files)
     step = given[4] - start
     cut = start + step * (10 * lengths[2] / float(step.norm()))
     expected = sum(n / 40 * v for n, v in zip((6, 10, 8, 7, 9), [*given[:4], cut], strict=True))
-    assert torch.allclose(run.sent_to("a", 3)["global"].vector, torch.as_tensor(expected), atol=1e-4)
-    assert [list(p.bounded) for p in seen][:2] == [[], ["e"]] and not any(p.rejected for p in seen)
-    assert "the model moved" in seen[1].bounded["e"] and "(robust-clip = 10)" in seen[1].bounded["e"]
+    assert torch.allclose(
+        run.sent_to("a", 3)["global"].vector, torch.as_tensor(expected), atol=1e-4
+    )
+    assert [list(p.bounded) for p in seen][:2] == [[], ["e"]] and not any(
+        p.rejected for p in seen
+    )
+    assert (
+        "the model moved" in seen[1].bounded["e"]
+        and "(robust-clip = 10)" in seen[1].bounded["e"]
+    )
     (row,) = (r for r in run.rows if r.metric == "bounded" and r.round == 2)
     assert row.silo == "e" and row.value == pytest.approx(10 * lengths[2] / float(step.norm()))
 
 
-def test_lengths_of_centres_that_are_made_to_be_measured(five: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lengths_of_centres_that_are_made_to_be_measured(
+    five: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each may get the place in memory, and so the id, of the one before: the median of 1 to 5 is 3 all the same."""
     run = federate(five, strategy="fedfomo", rounds=1)
     lengths = dict(zip(five, (1.0, 2.0, 3.0, 4.0, 5.0), strict=True))
-    monkeypatch.setattr(run.strategy, "centre", lambda name, update: torch.tensor([lengths[update.silo]]))
+    monkeypatch.setattr(
+        run.strategy, "centre", lambda name, update: torch.tensor([lengths[update.silo]])
+    )
     updates = [Update(silo, 1, {}, {}, {}) for silo in five]
     monkeypatch.setattr(run.strategy, "sent", {})
     bounds = UpdateBounds(run.strategy)
@@ -341,7 +433,9 @@ def test_lengths_of_centres_that_are_made_to_be_measured(five: Files, monkeypatc
 
 
 @every(sorted(CASES))
-def test_in_every_method_the_attacker_alone_is_named(three: Files, tiny_bn: None, name: str) -> None:
+def test_in_every_method_the_attacker_alone_is_named(
+    three: Files, tiny_bn: None, name: str
+) -> None:
     """c sends two hundred times what it should, from round 2 on: it is bounded or left out, a and b are neither, and
     what all end with is finite. Without an attack nobody is, and the run is that without bounds to the bit."""
     settings = {**DEEP, **OPTIONS, **CASES[name][0], "rounds": 2}
@@ -351,7 +445,9 @@ def test_in_every_method_the_attacker_alone_is_named(three: Files, tiny_bn: None
     if not honest.strategy.info.uploads:
         return
     seen: list[Progress] = []
-    run = federate(three, **settings, watch=seen.append, prepare=attacking(lambda v: 200 * v, "c", since=2))
+    run = federate(
+        three, **settings, watch=seen.append, prepare=attacking(lambda v: 200 * v, "c", since=2)
+    )
     for progress in seen[1:]:
         named = {**progress.rejected, **progress.bounded}
         assert set(named) <= {"c"}, named
@@ -363,8 +459,14 @@ def test_what_a_user_asks_for_and_cannot_have(three: Files) -> None:
     for given, message in (
         ({"strategy": "apple", "robust": "median"}, "robust = median: apple takes no mean"),
         ({"strategy": "fedamp", "robust": "krum"}, "none, clip, screen are for it"),
-        ({"strategy": "fedlp", "robust": "krum"}, "clip, screen, trimmed-mean, median, geometric-median are for it"),
-        ({"robust": "trimmed-mean", "robust_attackers": 2}, "needs at least 5 silos for that, here are 3"),
+        (
+            {"strategy": "fedlp", "robust": "krum"},
+            "clip, screen, trimmed-mean, median, geometric-median are for it",
+        ),
+        (
+            {"robust": "trimmed-mean", "robust_attackers": 2},
+            "needs at least 5 silos for that, here are 3",
+        ),
         ({"robust": "krum"}, "needs at least 5 silos"),
         ({"robust": "kurm"}, "robust = 'kurm' (did you mean 'krum'?)"),
         ({"robust_clip": 0}, "robust-clip = 0"),
@@ -372,14 +474,17 @@ def test_what_a_user_asks_for_and_cannot_have(three: Files) -> None:
         with pytest.raises(UserError) as error:
             settings_of(three, **given)
         assert message in str(error.value)
-    settings_of(three, strategy="local", robust="median")  # nothing travels: nothing stands against it
+    settings_of(
+        three, strategy="local", robust="median"
+    )  # nothing travels: nothing stands against it
 
 
 def test_a_cell_of_the_benchmark(tmp_path: Path) -> None:
     """APPLE, one of twelve sends a hundred times its core: it alone is left out, and the others learn. Without a bound
     its core is in everybody's mixture, and they do not."""
     bounded, free = (
-        cell("apple", "x100", 1, tmp_path, rounds=8, evaluate_every=8, robust=rule) for rule in ("clip", "none")
+        cell("apple", "x100", 1, tmp_path, rounds=8, evaluate_every=8, robust=rule)
+        for rule in ("clip", "none")
     )
     assert float(bounded) > 60
     assert free == "stops" or float(free) < 40

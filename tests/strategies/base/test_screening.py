@@ -13,7 +13,18 @@ import pytest
 import torch
 from cases import CASES, OPTIONS
 from flwr.app import ConfigRecord, Message
-from tiny import Files, TinyGrid, comparable, federate, notes, random_silos, rows_of, same, train_replies, write_silo
+from tiny import (
+    Files,
+    TinyGrid,
+    comparable,
+    federate,
+    notes,
+    random_silos,
+    rows_of,
+    same,
+    train_replies,
+    write_silo,
+)
 from two_layers import DEEP, quadratic_loss, quadratic_terms
 
 from benchmarks.robustness import cell, start_of
@@ -55,7 +66,9 @@ def test_counts_by_hand() -> None:
     assert plausible_counts(counts, ()) == {"a": 6, "b": 10, "c": 8, "d": 12}
     assert plausible_counts(counts, {"d": 900}) == counts
     assert plausible_counts({"a": 6, "b": 10, "c": LIE}, ()) == {"a": 6, "b": 10, "c": LIE}
-    assert plausible_counts({}, ()) == {} and plausible_counts(dict.fromkeys("abcd", 0), ()) == dict.fromkeys("abcd", 0)
+    assert plausible_counts({}, ()) == {} and plausible_counts(
+        dict.fromkeys("abcd", 0), ()
+    ) == dict.fromkeys("abcd", 0)
 
 
 def test_lengths_by_hand() -> None:
@@ -66,8 +79,12 @@ def test_lengths_by_hand() -> None:
     limits = length_limits(norms, units, 10.0, 1)
     assert limits == {"model": 3.0}
     assert outliers(norms, units, limits) == {"d": {"model": 45.0}}
-    assert length_limits({"model": dict.fromkeys("abcd", 0.0)}, units, 10.0, 1) == {"model": 1.5}
-    assert length_limits({"model": dict.fromkeys("abcd", 40.0)}, units, 10.0, 1) == {"model": 10.0}
+    assert length_limits({"model": dict.fromkeys("abcd", 0.0)}, units, 10.0, 1) == {
+        "model": 1.5
+    }
+    assert length_limits({"model": dict.fromkeys("abcd", 40.0)}, units, 10.0, 1) == {
+        "model": 10.0
+    }
 
 
 def gram(steps: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -94,7 +111,11 @@ def test_directions_by_hand() -> None:
     rows = [[1.0, 0.0]] * 4 + [[0.0, 1.0], [-45.0, 0.0]]
     assert against(rows, 2) == {5: pytest.approx(-1.0, abs=1e-6)}
     assert (
-        against(rows, 0) == against(rows[:5], 2) == against([[0.0, 0.0]] * 5, 2) == against([[2.0, 1.0]] * 5, 2) == {}
+        against(rows, 0)
+        == against(rows[:5], 2)
+        == against([[0.0, 0.0]] * 5, 2)
+        == against([[2.0, 1.0]] * 5, 2)
+        == {}
     )
     assert list(against([[1.0, 0.0]] * 6 + [[-1.0, 0.0]] * 3, 2)) == [6, 7]  # no more than f
 
@@ -115,7 +136,9 @@ def test_honest_silos_that_cancel_exclude_nobody() -> None:
 
 
 @pytest.mark.parametrize("n", [4, 8])
-def test_optima_apart_have_their_consensus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+def test_optima_apart_have_their_consensus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int
+) -> None:
     """FedAPM's steps are the duals, which at the optimum are not 0, differ in length and cancel: no silo is bounded,
     among four as among eight, and u gets to the minimum of sum_i f_i / n."""
     quadratic_loss(monkeypatch)
@@ -123,7 +146,12 @@ def test_optima_apart_have_their_consensus(tmp_path: Path, monkeypatch: pytest.M
     files = random_silos(tmp_path, sizes)
     terms = [quadratic_terms(*rows_of(file), 3) for file in files.values()]
     optimum = np.linalg.solve(sum(h for h, _ in terms), sum(c for _, c in terms))
-    options: dict[str, Any] = {"rounds": 40, "local_epochs": 5, "learning_rate": 0.2 * n, "evaluate_every": 0}
+    options: dict[str, Any] = {
+        "rounds": 40,
+        "local_epochs": 5,
+        "learning_rate": 0.2 * n,
+        "evaluate_every": 0,
+    }
     options |= {"fedapm__personal": "none", "fedapm__rho": 0.8 / n, "batch_size": 20}
     run = federate(files, strategy="fedapm", robust="screen", **options)
     assert not [row for row in run.rows if row.metric == "bounded"]
@@ -132,7 +160,9 @@ def test_optima_apart_have_their_consensus(tmp_path: Path, monkeypatch: pytest.M
 
 def test_the_order_of_silos_does_not_matter() -> None:
     random = torch.Generator().manual_seed(5)
-    honest = [torch.tensor([3.0, *[0.0] * 9]) + torch.randn(10, generator=random) for _ in range(6)]
+    honest = [
+        torch.tensor([3.0, *[0.0] * 9]) + torch.randn(10, generator=random) for _ in range(6)
+    ]
     steps = dict(zip("abcdefgh", [*honest, -honest[0], -5 * honest[1]], strict=True))
     for order in itertools.islice(itertools.permutations(steps), 0, None, 4001):
         found = opposing(gram([steps[name] for name in order]), 2)
@@ -141,12 +171,19 @@ def test_the_order_of_silos_does_not_matter() -> None:
 
 # ---- Ten attacks on one aggregation ---------------------------------------------------------------------------------
 
-Liar = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # own model, what was sent, the others' mean
+Liar = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor
+]  # own model, what was sent, the others' mean
 ATTACKS: dict[str, tuple[Liar, int]] = {  # and the number of samples that it says; 0: its own
     "sign flip": (lambda v, c, mean: -v, 0),
     "x10": (lambda v, c, mean: 10 * v, 0),
     "-45 steps": (lambda v, c, mean: c - 45 * (v - c), LIE),
-    "noise": (lambda v, c, mean: v + 10 * torch.randn(len(v), generator=torch.Generator().manual_seed(3)), 0),
+    "noise": (
+        lambda v, c, mean: (
+            v + 10 * torch.randn(len(v), generator=torch.Generator().manual_seed(3))
+        ),
+        0,
+    ),
     "lied n": (lambda v, c, mean: c - mean + (v - c - mean), LIE),
     "drift": (lambda v, c, mean: v + torch.linspace(-0.2, 0.2, len(v)), 0),
     "collusion at the bound of clip": (lambda v, c, mean: c - 10 * mean, 0),
@@ -160,18 +197,27 @@ def moved(rule: str, attack: str, liars: int) -> float:
     """How far FedAvg's next model is from the mean of the honest ones of twelve, in lengths of the mean honest step."""
     random, size = torch.Generator().manual_seed(8), 200
     start, common = (torch.randn(size, generator=random) for _ in range(2))
-    models = {f"{i:02}": start + common + torch.randn(size, generator=random) for i in range(12)}
+    models = {
+        f"{i:02}": start + common + torch.randn(size, generator=random) for i in range(12)
+    }
     honest = torch.stack([models[name] for name in list(models)[liars:]]).mean(0)
     lie, count = ATTACKS[attack]
     counts = dict.fromkeys(models, 20)
     for name in list(models)[:liars]:
-        models[name], counts[name] = lie(models[name], start, honest - start), count or counts[name]
+        models[name], counts[name] = (
+            lie(models[name], start, honest - start),
+            count or counts[name],
+        )
     layout: Any = SimpleNamespace(size=size)
-    strategy = FedAvg(parse_settings({"strategy": "fedavg", "silos": 12, "robust": rule}).common, None, layout)
+    strategy = FedAvg(
+        parse_settings({"strategy": "fedavg", "silos": 12, "robust": rule}).common, None, layout
+    )
     silos = [SiloInfo(name, i, n) for i, (name, n) in enumerate(counts.items())]
     strategy.initialise(RoundPlan().with_silos(silos, strategy.common), lambda purpose: start)
     strategy.sent = {name: {"global": Model(start)} for name in models}
-    updates = [Update(name, strategy.samples[name], {"model": v}, {}, {}) for name, v in models.items()]
+    updates = [
+        Update(name, strategy.samples[name], {"model": v}, {}, {}) for name, v in models.items()
+    ]
     strategy.aggregate(UpdateBounds(strategy).within(updates))
     return float((strategy.state.arrays["global"] - honest).norm() / (honest - start).norm())
 
@@ -209,7 +255,9 @@ def lying(factor: float, *silos: str, count: int = 0) -> Callable[[TinyGrid], No
         if silo not in silos or reply.has_error():
             return reply
         if message.metadata.message_type == "query" and count:
-            reply.content["summary"] = ConfigRecord({**reply.content["summary"], "n_train": count})  # type: ignore[dict-item]
+            reply.content["summary"] = ConfigRecord(
+                {**reply.content["summary"], "n_train": count}  # type: ignore[dict-item]
+            )
         for key, record in list(reply.content.array_records.items()):
             if message.metadata.message_type == "train":
                 vector = tensor_of(record["vector"])
@@ -224,13 +272,26 @@ def test_a_silo_of_a_million_samples_and_45_steps_back(eight: Files, tmp_path: P
     """The attack that turned FedAvg into guessing: h is excluded and named, and the next model is, bit for bit, the
     mean of the other seven. Its count is 12, 1.25 times the third largest, and the log says so."""
     seen: list[Progress] = []
-    settings: dict[str, Any] = {"strategy": "fedavg", "robust": "screen", "rounds": 2, "directory": tmp_path / "run"}
+    settings: dict[str, Any] = {
+        "strategy": "fedavg",
+        "robust": "screen",
+        "rounds": 2,
+        "directory": tmp_path / "run",
+    }
     run = federate(eight, watch=seen.append, prepare=lying(-45, "h", count=LIE), **settings)
-    sent = {key: decode(reply.content)[0].models["model"].vector for key, reply in train_replies(run.grid)}
+    sent = {
+        key: decode(reply.content)[0].models["model"].vector
+        for key, reply in train_replies(run.grid)
+    }
     honest = [silo for silo in SIZES if silo != "h"]
-    expected = weighted_mean([sent[silo, 1] for silo in honest], [SIZES[silo] for silo in honest])
+    expected = weighted_mean(
+        [sent[silo, 1] for silo in honest], [SIZES[silo] for silo in honest]
+    )
     assert run.strategy.samples["h"] == 12
-    assert list(seen[0].bounded) == ["h"] and "excluded: its step opposes the others'" in seen[0].bounded["h"]
+    assert (
+        list(seen[0].bounded) == ["h"]
+        and "excluded: its step opposes the others'" in seen[0].bounded["h"]
+    )
     assert same(run.sent_to("a", 2)["global"].vector, expected)
     counted = "counts as 12, 1.25 times the largest but 2 (robust = screen)"
     assert any(note.endswith(counted) for note in notes(tmp_path / "run"))
@@ -241,7 +302,11 @@ def test_what_is_too_long_counts_as_the_median_step(eight: Files) -> None:
     it counts."""
     run = federate(eight, strategy="fedavg", robust="screen", rounds=2, prepare=lying(9, "h"))
     start = run.sent_to("a", 1)["global"].vector
-    sent = {s: decode(r.content)[0].models["model"].vector for (s, number), r in train_replies(run.grid) if number == 1}
+    sent = {
+        s: decode(r.content)[0].models["model"].vector
+        for (s, number), r in train_replies(run.grid)
+        if number == 1
+    }
     steps = {silo: vector - start for silo, vector in sent.items()}
     lengths = sorted(float(step.norm()) for step in steps.values())
     sent["h"] = start + steps["h"] * (lengths[3] / float(steps["h"].norm()))
@@ -251,13 +316,19 @@ def test_what_is_too_long_counts_as_the_median_step(eight: Files) -> None:
 
 
 def test_without_an_outlier_it_is_the_mean_to_the_bit(eight: Files) -> None:
-    screened, plain = (federate(eight, strategy="fedavg", rounds=4, robust=rule) for rule in ("screen", "none"))
+    screened, plain = (
+        federate(eight, strategy="fedavg", rounds=4, robust=rule) for rule in ("screen", "none")
+    )
     assert not [row for row in screened.rows if row.metric == "bounded"]
     assert comparable(screened.rows) == comparable(plain.rows)
 
 
 # Not FedLP, whose silos send different layers, nor FedAPM, which sends duals: screen is clip there.
-MEANS = sorted(n for n, (s, _, _) in CASES.items() if steps_are_comparable(strategies()[s["strategy"]].info))
+MEANS = sorted(
+    n
+    for n, (s, _, _) in CASES.items()
+    if steps_are_comparable(strategies()[s["strategy"]].info)
+)
 
 
 @pytest.mark.parametrize("name", MEANS)
@@ -265,7 +336,9 @@ def test_every_method_with_a_mean_has_it(eight: Files, tiny_bn: None, name: str)
     """g and h say n = 10⁶ and step 45 times back: both are named in the first round in which anything travels."""
     settings = {**DEEP, **OPTIONS, **CASES[name][0], "robust": "screen", "rounds": 1}
     seen: list[Progress] = []
-    run = federate(eight, watch=seen.append, prepare=lying(-45, "g", "h", count=LIE), **settings)
+    run = federate(
+        eight, watch=seen.append, prepare=lying(-45, "g", "h", count=LIE), **settings
+    )
     if run.strategy.info.uploads:
         assert {"g", "h"} <= {*seen[0].bounded, *seen[0].rejected}
 

@@ -13,13 +13,24 @@ from partitions.common.errors import UserError
 from server.results.run_directory import flatten, read_toml, toml_text
 from strategies import strategies
 from strategies.base.run_settings import defaults, owners, parse_settings
-from strategies.base.settings import Common, build_settings, choose, convert, defaults_of, keys_of, nearest, setting
+from strategies.base.settings import (
+    Common,
+    build_settings,
+    choose,
+    convert,
+    defaults_of,
+    keys_of,
+    nearest,
+    setting,
+)
 
 ROOT = Path(__file__).parents[3]
 
 
 def parsed(**values: object) -> Any:
-    return parse_settings({k.replace("__", ".").replace("_", "-"): v for k, v in values.items()})
+    return parse_settings(
+        {k.replace("__", ".").replace("_", "-"): v for k, v in values.items()}
+    )
 
 
 def complaint(values: dict[str, object]) -> str:
@@ -37,9 +48,9 @@ def complaint(values: dict[str, object]) -> str:
 def test_defaults_parse_to_themselves() -> None:
     """Every default passes its own check, alone and written as the command line would give it."""
     assert parse_settings(defaults()) == parse_settings({})
-    assert parse_settings({k: str(v).lower() if isinstance(v, bool) else str(v) for k, v in defaults().items()}) == (
-        parse_settings({})
-    )
+    assert parse_settings(
+        {k: str(v).lower() if isinstance(v, bool) else str(v) for k, v in defaults().items()}
+    ) == (parse_settings({}))
 
 
 @pytest.mark.parametrize("name", sorted(strategies()))
@@ -51,10 +62,15 @@ def test_flat_settings_parse_to_the_same(name: str) -> None:
 
 
 def test_pyproject_holds_the_defaults() -> None:
-    table = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"][
+        "config"
+    ]
     written = flatten(table)
     assert written == defaults()
-    for key, value in defaults().items():  # 0 == 0.0 and 1 == True: Flower needs the type as well
+    for (
+        key,
+        value,
+    ) in defaults().items():  # 0 == 0.0 and 1 == True: Flower needs the type as well
         assert type(written[key]) is type(value), key
 
 
@@ -91,7 +107,13 @@ def test_the_contracts_defaults() -> None:
         "out": "",
     }
     assert contract.items() <= defaults().items()
-    assert {"apple.mu", "apple.max-downloads", "fedala.eta", "mlp.hidden", "dirichlet.beta"} <= set(defaults())
+    assert {
+        "apple.mu",
+        "apple.max-downloads",
+        "fedala.eta",
+        "mlp.hidden",
+        "dirichlet.beta",
+    } <= set(defaults())
 
 
 def test_every_setting_has_a_type_a_help_and_an_owner() -> None:
@@ -140,7 +162,9 @@ def test_an_unknown_key_without_a_neighbour() -> None:
         ("model", "fedala-cn", "fedala-cnn", "model"),
     ],
 )
-def test_an_unknown_name_lists_what_there_is(key: str, value: str, hint: str, kind: str) -> None:
+def test_an_unknown_name_lists_what_there_is(
+    key: str, value: str, hint: str, kind: str
+) -> None:
     text = complaint({key: value})
     assert text.startswith(f"unknown {kind} '{value}' (did you mean '{hint}'?); there are: ")
     assert hint in text.split("there are: ")[1]
@@ -252,13 +276,16 @@ def test_choices_are_listed(key: str, value: str, choices: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text, value", [("true", True), ("True", True), ("false", False), ("FALSE", False), (True, True)]
+    "text, value",
+    [("true", True), ("True", True), ("false", False), ("FALSE", False), (True, True)],
 )
 def test_true_and_false(text: object, value: bool) -> None:
     assert parsed(resume=text).common.resume is value
 
 
-@pytest.mark.parametrize("text, value", [("7", 7), (7, 7), (7.0, 7), ("7.0", 7), ("1e3", 1000), (" 7 ", 7)])
+@pytest.mark.parametrize(
+    "text, value", [("7", 7), (7, 7), (7.0, 7), ("7.0", 7), ("1e3", 1000), (" 7 ", 7)]
+)
 def test_whole_numbers(text: object, value: int) -> None:
     result = parsed(rounds=text).common.rounds
     assert result == value and type(result) is int
@@ -277,7 +304,13 @@ def test_numbers(text: object, value: float) -> None:
 
 
 def test_settings_reach_their_owner() -> None:
-    settings = parsed(strategy="apple", apple__mu=0.5, fedala__eta=3, partition="dirichlet", dirichlet__beta=0.1)
+    settings = parsed(
+        strategy="apple",
+        apple__mu=0.5,
+        fedala__eta=3,
+        partition="dirichlet",
+        dirichlet__beta=0.1,
+    )
     assert settings.method.mu == 0.5
     assert settings.partition.beta == 0.1
     assert settings.run_key == "apple-42"
@@ -303,8 +336,12 @@ class Example:
 def test_keys_and_defaults_of_a_dataclass() -> None:
     assert list(keys_of(Example)) == ["one-half", "colour"]
     assert defaults_of(Example, "x") == {"x.one-half": 0.5, "x.colour": "red"}
-    assert build_settings(Example, {"x.one-half": "0.25", "one-half": 9, "colour": "green"}, "x") == Example(0.25)
-    with pytest.raises(UserError, match=r"x\.colour = 'blu' \(did you mean 'blue'\?\): one of red, blue"):
+    assert build_settings(
+        Example, {"x.one-half": "0.25", "one-half": 9, "colour": "green"}, "x"
+    ) == Example(0.25)
+    with pytest.raises(
+        UserError, match=r"x\.colour = 'blu' \(did you mean 'blue'\?\): one of red, blue"
+    ):
         build_settings(Example, {"x.colour": "blu"}, "x")
     assert convert("k", 1, keys_of(Example)["one-half"]) == 1.0
 

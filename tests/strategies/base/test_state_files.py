@@ -15,12 +15,21 @@ from partitions.common.files import write_atomically
 from strategies.base import state as state_module
 from strategies.base.state import State
 
-NUMBERS = {"round": 3, "best_accuracy": 0.1 + 0.2, "name": "hospital-01 ä", "none": None, "own": [1, "a"]}
+NUMBERS = {
+    "round": 3,
+    "best_accuracy": 0.1 + 0.2,
+    "name": "hospital-01 ä",
+    "none": None,
+    "own": [1, "a"],
+}
 
 
 def some_state() -> State:
     noise = torch.randn(5000, generator=torch.Generator().manual_seed(1))
-    return State({"personal": noise, "best": noise, "count": torch.arange(7), "empty": noise[:0]}, dict(NUMBERS))
+    return State(
+        {"personal": noise, "best": noise, "count": torch.arange(7), "empty": noise[:0]},
+        dict(NUMBERS),
+    )
 
 
 @pytest.fixture
@@ -38,7 +47,9 @@ def test_a_file_is_read_as_it_was_written_and_by_any_reader(file: Path) -> None:
     assert all(same(plain[name], tensor) for name, tensor in state.arrays.items())
     some_state().save(file.with_name("again"))
     assert file.read_bytes() == file.with_name("again").read_bytes()
-    assert all(tensor.data_ptr() % 64 == 0 for tensor in read.arrays.values())  # as torch has them: sums are the same
+    assert all(
+        tensor.data_ptr() % 64 == 0 for tensor in read.arrays.values()
+    )  # as torch has them: sums are the same
 
 
 def test_none_of_100_damaged_files_is_read(file: Path) -> None:
@@ -72,7 +83,9 @@ def test_files_of_before_there_were_seals_open_and_that_is_said_once(
     state_module._tell_of_age.cache_clear()
     numbers = {"numbers": json.dumps(NUMBERS)}
     for name in ("one", "two"):
-        (tmp_path / name).write_bytes(safetensors.torch.save({"personal": torch.ones(3)}, metadata=numbers))
+        (tmp_path / name).write_bytes(
+            safetensors.torch.save({"personal": torch.ones(3)}, metadata=numbers)
+        )
         read = State.load(tmp_path / name)
         assert read.numbers == NUMBERS and read.arrays["personal"].tolist() == [1, 1, 1]
     assert caplog.text.count("without a SHA-256") == 1
@@ -80,7 +93,9 @@ def test_files_of_before_there_were_seals_open_and_that_is_said_once(
 
 def test_what_is_no_state_is_one_clear_error(tmp_path: Path) -> None:
     """Of those without a seal: other people's files, and ours that a disk has damaged."""
-    ours = safetensors.torch.save({"w": torch.arange(40.0)}, metadata={"numbers": json.dumps(NUMBERS)})
+    ours = safetensors.torch.save(
+        {"w": torch.arange(40.0)}, metadata={"numbers": json.dumps(NUMBERS)}
+    )
     texts = ({"format": "pt"}, {"numbers": "[1]"}, {"numbers": "[" * 100_000}, {"numbers": "{"})
     files = [safetensors.torch.save({"w": torch.ones(3)}, metadata=text) for text in texts]
     for data in (b"", b"\0" * 20, b"\xff" * 200, *files):
@@ -108,4 +123,6 @@ def test_the_file_of_before_stays_until_the_new_one_is_written(tmp_path: Path) -
 
     with pytest.raises(OSError, match="no space"):
         write_atomically(new, fail, keep=before)
-    assert (new.read_text(), before.read_text()) == ("2", "1") and len(list(tmp_path.iterdir())) == 2
+    assert (new.read_text(), before.read_text()) == ("2", "1") and len(
+        list(tmp_path.iterdir())
+    ) == 2

@@ -23,13 +23,17 @@ FILES = sorted((Path(__file__).parent / "states").glob("*.safetensors"))
 
 
 def silo(version: str, method: str) -> State:
-    state = State.load(Path(__file__).parent / "states" / f"{version}-{method}-silo.safetensors")
+    state = State.load(
+        Path(__file__).parent / "states" / f"{version}-{method}-silo.safetensors"
+    )
     return strategies()[method].client.state_type(state.arrays, state.numbers)
 
 
 def server(version: str, method: str) -> State:
     """As the loop resumes it: the method's numbers are among those of the checkpoint; 0.1 named models otherwise."""
-    state = State.load(Path(__file__).parent / "states" / f"{version}-{method}-server.safetensors")
+    state = State.load(
+        Path(__file__).parent / "states" / f"{version}-{method}-server.safetensors"
+    )
     arrays = {f"model.{k}" if k in ("a", "b", "c") else k: v for k, v in state.arrays.items()}
     return strategies()[method].state_type(arrays, state.numbers["strategy"])
 
@@ -37,9 +41,15 @@ def server(version: str, method: str) -> State:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_old_files_open_and_are_written_with_the_same_keys(file: Path, tmp_path: Path) -> None:
     method, side = file.stem.split("-", 1)[1].rsplit("-", 1)
-    kind = strategies()[method].client.state_type if side == "silo" else strategies()[method].state_type
+    kind = (
+        strategies()[method].client.state_type
+        if side == "silo"
+        else strategies()[method].state_type
+    )
     state = kind.load(file)
-    for owner in kind.__mro__:  # every field that the file has is read, and written where it was
+    for (
+        owner
+    ) in kind.__mro__:  # every field that the file has is read, and written where it was
         for name, field in vars(owner).items():
             if isinstance(field, Array | RequiredArray) and field.key in state.arrays:
                 assert getattr(state, name) is state.arrays[field.key]
@@ -57,12 +67,20 @@ def test_old_files_open_and_are_written_with_the_same_keys(file: Path, tmp_path:
 def test_what_old_files_say(version: str) -> None:
     apple = silo(version, "apple")
     assert isinstance(apple, AppleClient.state_type)
-    assert apple.dr is not None and apple.dr.shape == (3,) and sorted(apple.cores) == ["a", "b", "c"]
+    assert (
+        apple.dr is not None
+        and apple.dr.shape == (3,)
+        and sorted(apple.cores) == ["a", "b", "c"]
+    )
     assert apple.dr_rounds == [0, 1, 2] and apple.downloaded == ["b"]
     assert apple.dr_history is not None and same(apple.dr_history[-1], apple.dr)
     served = server(version, "apple")
     assert isinstance(served, Apple.state_type)
-    assert dict(served.rounds) == {"a": 2, "b": 2, "c": 2} and set(served.wanted) == {"a", "b", "c"}
+    assert dict(served.rounds) == {"a": 2, "b": 2, "c": 2} and set(served.wanted) == {
+        "a",
+        "b",
+        "c",
+    }
     assert len(served.models) == 3 and served.missed == []
 
     ala = silo(version, "fedala")
@@ -71,7 +89,12 @@ def test_what_old_files_say(version: str) -> None:
 
     apm, z = silo(version, "fedapm"), server(version, "fedapm")
     assert isinstance(apm, FedAPMClient.state_type) and isinstance(z, FedAPM.state_type)
-    assert apm.dual is not None and apm.epsilon is None and list(z.z) == ["a", "b", "c"] and z.model.shape == (16,)
+    assert (
+        apm.dual is not None
+        and apm.epsilon is None
+        and list(z.z) == ["a", "b", "c"]
+        and z.model.shape == (16,)
+    )
 
     fomo = server(version, "fedfomo")
     assert isinstance(fomo, FedFomo.state_type)
@@ -80,12 +103,18 @@ def test_what_old_files_say(version: str) -> None:
 
 def test_what_files_of_02_say_of_later_methods() -> None:
     scaffold, c = silo("v02", "scaffold"), server("v02", "scaffold")
-    assert isinstance(scaffold, ScaffoldClient.state_type) and isinstance(c, Scaffold.state_type)
+    assert isinstance(scaffold, ScaffoldClient.state_type) and isinstance(
+        c, Scaffold.state_type
+    )
     assert "proposed.control" in scaffold.arrays and scaffold.numbers["proposed"] == 2
     assert c.counted == {"a": 2, "b": 2, "c": 2} and c.control.shape == c.model.shape == (12,)
     cac, masks = silo("v02", "fedcac"), server("v02", "fedcac")
     assert isinstance(cac, FedCACClient.state_type) and isinstance(masks, FedCAC.state_type)
-    assert cac.critical is not None and list(masks.critical) == list(masks.models) == ["a", "b", "c"]
+    assert cac.critical is not None and list(masks.critical) == list(masks.models) == [
+        "a",
+        "b",
+        "c",
+    ]
     php = silo("v02", "fedphp")
     assert isinstance(php, FedPHPClient.state_type) and php.visits == 2
 
@@ -108,7 +137,9 @@ FIELDS = {  # of a tiny run of two rounds by 0.2: what its files hold, by the na
 
 @pytest.mark.parametrize("method", FIELDS)
 def test_fields_that_files_of_02_hold(method: str) -> None:
-    for state, names in zip((silo("v02", method), server("v02", method)), FIELDS[method], strict=True):
+    for state, names in zip(
+        (silo("v02", method), server("v02", method)), FIELDS[method], strict=True
+    ):
         for name in names.split():
             value = getattr(state, name)
             assert isinstance(value, Tensor) or value, name

@@ -11,7 +11,18 @@ from typing import Any
 import pytest
 from cases import CASES, OPTIONS
 from flwr.app import ConfigRecord, Message
-from tiny import Files, comparable, federate, notes, random_silos, round_of, same, settings_of, simulated, train_replies
+from tiny import (
+    Files,
+    comparable,
+    federate,
+    notes,
+    random_silos,
+    round_of,
+    same,
+    settings_of,
+    simulated,
+    train_replies,
+)
 from two_layers import DEEP
 
 from models.standardisation import agreed_statistics
@@ -26,7 +37,9 @@ LIE = 2**31
 ONE_OF_EACH = {settings["strategy"]: name for name, (settings, _, _) in reversed(CASES.items())}
 
 
-def saying(silo: str, *kinds: str, when: Callable[[Message], bool] = lambda m: True, **values: Any) -> Any:
+def saying(
+    silo: str, *kinds: str, when: Callable[[Message], bool] = lambda m: True, **values: Any
+) -> Any:
     """For ``prepare``: the silo says these values, on its summary (``query``) or in its replies (``train``)."""
 
     def after(name: str, message: Message, reply: Message) -> Message:
@@ -41,11 +54,23 @@ def saying(silo: str, *kinds: str, when: Callable[[Message], bool] = lambda m: T
 
 def test_the_cap_by_hand() -> None:
     """The lower median of 6, 8, 10, 900 is 8; of two silos it is the smaller one's. An agreed number is not capped."""
-    assert sample_weights({"a": 6, "b": 10, "c": 8, "d": 900}, 5.0) == {"a": 6, "b": 10, "c": 8, "d": 40}
+    assert sample_weights({"a": 6, "b": 10, "c": 8, "d": 900}, 5.0) == {
+        "a": 6,
+        "b": 10,
+        "c": 8,
+        "d": 40,
+    }
     assert sample_weights({"a": 6, "b": LIE}, 2.5) == {"a": 6, "b": 15}
     assert sample_weights({"a": 6, "b": LIE}, 0.0) == {"a": 6, "b": LIE}
-    assert sample_weights({"a": 6, "b": 10, "c": 8, "d": LIE}, 5.0, {"d": 300, "x": 1})["d"] == 300
-    assert sample_weights({"a": 0, "b": 0, "c": 3, "d": 100}, 5.0) == {"a": 0, "b": 0, "c": 3, "d": 15}
+    assert (
+        sample_weights({"a": 6, "b": 10, "c": 8, "d": LIE}, 5.0, {"d": 300, "x": 1})["d"] == 300
+    )
+    assert sample_weights({"a": 0, "b": 0, "c": 3, "d": 100}, 5.0) == {
+        "a": 0,
+        "b": 0,
+        "c": 3,
+        "d": 15,
+    }
     assert sample_weights({"a": 1}, 5.0) == {"a": 1} and sample_weights({}, 5.0) == {}
 
 
@@ -65,11 +90,22 @@ def test_every_method_weighs_by_what_counts(three: Files, method: str, tiny_bn: 
 
 
 @pytest.mark.parametrize(("cap", "counts"), [(5.0, 50), (2.0, 20), (0.0, LIE)])
-def test_a_lie_counts_no_more_than_the_cap(three: Files, tmp_path: Path, cap: float, counts: int) -> None:
+def test_a_lie_counts_no_more_than_the_cap(
+    three: Files, tmp_path: Path, cap: float, counts: int
+) -> None:
     """By hand: the mean of what the three have sent."""
     lie = saying("c", "query", "train", n_train=LIE, samples=LIE)
-    run = federate(three, strategy="fedavg", rounds=2, weight_cap=cap, directory=tmp_path / "run", prepare=lie)
-    sent = {key: decode(r.content)[0].models["model"].vector for key, r in train_replies(run.grid)}
+    run = federate(
+        three,
+        strategy="fedavg",
+        rounds=2,
+        weight_cap=cap,
+        directory=tmp_path / "run",
+        prepare=lie,
+    )
+    sent = {
+        key: decode(r.content)[0].models["model"].vector for key, r in train_replies(run.grid)
+    }
     expected = weighted_mean([sent[silo, 1] for silo in "abc"], [6, 10, counts])
     assert same(run.sent_to("a", 2)["global"].vector, expected)
     told = f"c says that it has {LIE} training samples; it counts as {counts}, {cap:g} times the median (weight-cap)"
@@ -84,10 +120,16 @@ def test_nobody_above_the_cap_is_as_without_one(three: Files) -> None:
 
 
 def test_what_is_agreed_stands_above_what_a_silo_says(three: Files, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"strategy": "fedavg", "rounds": 1, "agreed": '{"samples": {"b": 7}}'}
+    options: dict[str, Any] = {
+        "strategy": "fedavg",
+        "rounds": 1,
+        "agreed": '{"samples": {"b": 7}}',
+    }
     run = federate(three, directory=tmp_path / "run", **options)
     assert run.strategy.samples == {"a": 6, "b": 7, "c": 8}
-    assert notes(tmp_path / "run") == ["b says that it has 10 training samples; it counts as 7, as agreed"]
+    assert notes(tmp_path / "run") == [
+        "b says that it has 10 training samples; it counts as 7, as agreed"
+    ]
 
 
 def test_the_statistics_of_tables_are_weighed_alike() -> None:
@@ -109,7 +151,9 @@ def test_the_weighted_mean_of_the_summary_is_capped(three: Files) -> None:
     accuracy = {n: v["accuracy"] for n, v in uncapped["per_silo"].items()}
     expected = (6 * accuracy["a"] + 10 * accuracy["b"] + 50 * accuracy["c"]) / 66
     assert finished.weight_cap == 5.0
-    assert run_summary(history, finished)["final"]["accuracy_weighted"] == pytest.approx(expected, rel=1e-12)
+    assert run_summary(history, finished)["final"]["accuracy_weighted"] == pytest.approx(
+        expected, rel=1e-12
+    )
 
 
 # ---- Numbers that change ---------------------------------------------------------------------------------------------
@@ -124,13 +168,19 @@ def test_another_number_in_a_round_is_named_once(three: Files, tmp_path: Path) -
         run = federate(three, strategy="fedavg", rounds=3, directory=place, prepare=late)
         assert comparable(run.rows) == comparable(plain.rows)
         (note,) = notes(place)
-        assert note.startswith(f"c says in round 2 that it has {shown}") and note.isprintable() and len(note) <= 300
+        assert (
+            note.startswith(f"c says in round 2 that it has {shown}")
+            and note.isprintable()
+            and len(note) <= 300
+        )
 
 
 def test_another_number_in_a_resumed_run_is_named(three: Files, tmp_path: Path) -> None:
     options: dict[str, Any] = {"strategy": "fedavg", "directory": tmp_path / "run"}
     federate(three, rounds=1, **options)
-    run = federate(three, rounds=2, resume=True, prepare=saying("c", "query", n_train=9), **options)
+    run = federate(
+        three, rounds=2, resume=True, prepare=saying("c", "query", n_train=9), **options
+    )
     assert run.strategy.samples["c"] == 9
     first = notes(tmp_path / "run")[0]
     assert first == "c has 9 training samples now, and said 8 before"
@@ -141,20 +191,38 @@ def test_another_number_in_the_next_run_of_a_study_is_named(tmp_path: Path) -> N
     (tmp_path / "grown").mkdir()
     files = random_silos(tmp_path, {"a": 6, "b": 10, "c": 8})
     grown = random_silos(tmp_path / "grown", {"a": 6, "b": 10, "c": 9})
-    options: dict[str, Any] = {"silos": 3, "rounds": 1, "mlp.hidden": "", "directory": tmp_path / "run"}
+    options: dict[str, Any] = {
+        "silos": 3,
+        "rounds": 1,
+        "mlp.hidden": "",
+        "directory": tmp_path / "run",
+    }
     (tmp_path / "run").mkdir()
     loop: RoundLoop = simulated(files, strategy="local", **options)
-    assert loop.directory is not None and loop.directory.sample_counts() == {"a": 6, "b": 10, "c": 8}
+    assert loop.directory is not None and loop.directory.sample_counts() == {
+        "a": 6,
+        "b": 10,
+        "c": 8,
+    }
     with (tmp_path / "run" / "progress.jsonl").open("a") as file:
         file.write('{"event": "silos", "samp')  # a crash cut it off
         file.write("\n")
     simulated(grown, strategy="fedavg", **options)
-    assert "c has 9 training samples now, and said 8 before" in notes_of_whole_lines(tmp_path / "run")
+    assert "c has 9 training samples now, and said 8 before" in notes_of_whole_lines(
+        tmp_path / "run"
+    )
 
 
 def test_a_simulation_draws_anew_with_every_seed(tmp_path: Path) -> None:
     for seed in (1, 2):
-        loop = simulated(silos=3, rounds=1, partition="dirichlet", strategy="local", seed=seed, directory=tmp_path)
+        loop = simulated(
+            silos=3,
+            rounds=1,
+            partition="dirichlet",
+            strategy="local",
+            seed=seed,
+            directory=tmp_path,
+        )
         assert loop.directory is not None and loop.directory.sample_counts() == {}
     assert notes_of_whole_lines(tmp_path) == []
 
