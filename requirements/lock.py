@@ -60,7 +60,14 @@ def requirements(part: str, pyproject: str) -> list[str]:
             kept.append(plain)
     if part == "dev":
         extras = content["project"]["optional-dependencies"]
-        kept += extras["tuning"] + extras["imaging"] + extras["onnx"] + extras["dev"]
+        kept += extras["tuning"] + extras["imaging"] + extras["onnx"]
+        kept += (
+            extras["monai"]
+            + extras["signals"]
+            + extras["trees"]
+            + extras["centres"]
+            + extras["dev"]
+        )
     return [*kept, *content["build-system"]["requires"]]
 
 
