@@ -20,12 +20,12 @@ MOST_NODES_MEDIAN, MOST_NODES = 9, 15
 # Tokens without imports, docstrings and comments, which neither long lines nor prose change. They are lowered as code
 # goes, and raised only in a commit that says why.
 MOST_TOKENS = {
-    "models": 44_700,
-    "partitions": 92_300,
-    "strategies": 62_900,
-    "client": 79_400,
-    "server": 113_300,
-    "tests": 543_400,
+    "models": 52_000,
+    "partitions": 104_000,
+    "strategies": 77_000,
+    "client": 94_000,
+    "server": 124_000,
+    "tests": 620_000,
 }
 # Longer than that since the code has 96 columns: to be made shorter, one by one. No name is added.
 STILL_LONGER = {
