@@ -200,19 +200,31 @@ def split_table(
     classes: int,
     groups: Array | None = None,
     vocabulary: int = 0,
+    *,
+    task: str = "multiclass",
+    patient: Array | None = None,
 ) -> Dataset:
-    """Split samples without parts 80 / 20 into train and test, class by class, with a fixed seed.
+    """Split samples without parts 80 / 20 into train and test with a fixed seed.
 
-    ``groups``: text (n,), the silo of each row, or None; ``vocabulary``: of texts.
+    They are divided class by class where ``task`` has classes. Where ``patient``, int64 (n,), is given, patients are
+    divided, each by the class of its first sample. ``groups``: text (n,), the silo of each row, or None;
+    ``vocabulary``: of texts.
     """
     rng = np.random.default_rng(TABLE_SEED)
-    in_test = np.zeros(len(y), bool)
+    units = np.arange(len(y)) if patient is None else patient
+    own, first = np.unique(units, return_index=True)
+    labels = y[first] if task in ("multiclass", "ordinal") else np.zeros(len(own), np.int64)
+    chosen = []
     for label in range(classes):
-        rows = rng.permutation(np.flatnonzero(y == label))
-        in_test[rows[: round(TABLE_TEST * len(rows))]] = True
-    own = None
+        rows = rng.permutation(np.flatnonzero(labels == label))
+        chosen.append(own[rows[: round(TABLE_TEST * len(rows))]])
+    in_test = np.isin(units, np.concatenate(chosen))
+    silos = None
     if groups is not None:
         pooled = np.concatenate([groups[~in_test], groups[in_test]])
-        own = {str(group): np.flatnonzero(pooled == group) for group in dict.fromkeys(groups)}
-    train, test = (Split(x[part], y[part]) for part in (~in_test, in_test))
-    return Dataset(name, train, test, classes, own, vocabulary=vocabulary)
+        silos = {str(group): np.flatnonzero(pooled == group) for group in dict.fromkeys(groups)}
+    train, test = (
+        Split(x[part], y[part], None if patient is None else patient[part])
+        for part in (~in_test, in_test)
+    )
+    return Dataset(name, train, test, classes, silos, task, vocabulary=vocabulary)

@@ -7,6 +7,7 @@ data; the partition ``natural`` keeps centres and test parts.
 from __future__ import annotations
 
 import csv
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -79,7 +80,7 @@ def load_heart(name: str, data_dir: str) -> Dataset:
     )
 
 
-def read_tables(name: str, data_dir: str) -> dict[str, Array]:
+def read_tables(name: str, data_dir: str, whole: bool = False) -> dict[str, Array]:
     """Read each hospital's table (:func:`read_table`); missing files are downloaded. ``name``: for messages."""
     tables, folders = {}, ("heart_disease", "heart-disease", "fed_heart_disease")
     for hospital, md5 in HEART_MD5.items():
@@ -87,25 +88,29 @@ def read_tables(name: str, data_dir: str) -> dict[str, Array]:
         tables[hospital] = read_table(
             found_or_downloaded(
                 name, RemoteFile(file, HEART_URL + file, md5), data_dir, folders
-            )
+            ),
+            whole,
         )
     return tables
 
 
-def read_table(path: Path) -> Array:
-    """Read one hospital's table, float64 (n, 11): 10 features and the label 0..4, rows without a missing value."""
+def read_table(path: Path, whole: bool = False) -> Array:
+    """Read one hospital's table, float64 (n, 11): 10 features and the label 0..4.
+
+    Rows with a missing value are left out; ``whole``: they are kept, with ``nan``.
+    """
     rows = []
     for number, line in enumerate(path.read_text("utf-8", errors="replace").splitlines(), 1):
         cells = [cell.strip() for cell in line.split(",")]
         if cells == [""]:
             continue
         kept = [*cells[: len(HEART_FEATURES)], cells[-1]]
-        if "?" in kept:
+        if "?" in kept and not whole:
             continue
         try:
             if len(cells) != 14:
                 raise DataError(f"{len(cells)} columns instead of 14")
-            rows.append([float(cell) for cell in kept])
+            rows.append([math.nan if cell == "?" else float(cell) for cell in kept])
             if rows[-1][-1] not in range(5):
                 raise DataError(f"the label is {kept[-1]}, not 0..4")
         except ValueError as error:

@@ -20,7 +20,7 @@ import numpy as np
 
 from partitions.common.errors import DataError
 from partitions.common.names import unknown_name
-from partitions.datasets import cifar, flamby, images, signals, texts
+from partitions.datasets import centres, cifar, flamby, images, signals, texts
 from partitions.datasets.download import (
     RemoteFile,
     cache_dir,
@@ -126,9 +126,7 @@ def load_diabetes(name: str, data_dir: str) -> Dataset:
 
     bunch = load(scaled=False)
     x, y = bunch.data.astype(np.float32), bunch.target.astype(np.float32)[:, np.newaxis]
-    rows = split_table(name, np.arange(len(y)), np.zeros(len(y), np.int64), classes=1)
-    train, test = (Split(x[s.x], y[s.x]) for s in (rows.train, rows.test))
-    return Dataset(name, train, test, 1, task="regression")
+    return split_table(name, x, y, classes=1, task="regression")
 
 
 def load_breast_cancer(name: str, data_dir: str) -> Dataset:
@@ -258,6 +256,30 @@ DATASETS: dict[str, DatasetInfo] = {
     ),
     "tcga-brca": DatasetInfo(
         "breast cancer in six regions, 39 features, survival", 1, flamby.load_tcga_brca
+    ),
+    "heart-uci": DatasetInfo(
+        "heart disease in four hospitals, 9 features, 5 grades", 5, centres.load_heart_uci
+    ),
+    "azpro": DatasetInfo("length of stay in 16 hospitals, 4 features", 1, centres.load_centres),
+    "azpro-grades": DatasetInfo(
+        "length of stay in 16 hospitals, 4 grades", 4, centres.load_centres
+    ),
+    "opt-bleeding": DatasetInfo(
+        "bleeding gums in four clinics, a measurement", 1, centres.load_centres
+    ),
+    "rand-health": DatasetInfo(
+        "health of persons at six sites, 4 grades", 4, centres.load_centres
+    ),
+    "rand-visits": DatasetInfo(
+        "visits to physicians at six sites, a measurement", 1, centres.load_centres
+    ),
+    "aids2": DatasetInfo("AIDS in four regions, survival", 1, centres.load_centres),
+    "bmt": DatasetInfo("bone marrow of four hospitals, survival", 1, centres.load_centres),
+    "immunisation": DatasetInfo(
+        "immunisation in 38 communities, yes or no", 2, centres.load_centres
+    ),
+    "medpar": DatasetInfo(
+        "deaths in 30 hospitals, a negative control", 2, centres.load_centres
     ),
     "emnist": DatasetInfo("handwritten digits and letters, 28x28 grey", 62, images.load_emnist),
     "tiny-imagenet": DatasetInfo("objects, 64x64 colour", 200, images.load_tiny_imagenet),
