@@ -142,9 +142,8 @@ def tokens(path: Path) -> int:
         if isinstance(node, ast.Import | ast.ImportFrom)
         for line in range(node.lineno, (node.end_lineno or 0) + 1)
     }
-    count = inside = (
-        0  # a formatted text is one token, as in Python 3.11: newer versions divide it
-    )
+    # A formatted text is one token, as in Python 3.11: newer versions divide it
+    count = inside = 0
     for t in _code(path):
         kind = tokenize.tok_name[t.type]
         inside -= kind == "FSTRING_END"

@@ -243,11 +243,9 @@ def main() -> int:
                 }
                 out.write(json.dumps(row) + "\n")
                 out.flush()
-                caught, survived, unreached = (
-                    caught + bool(by),
-                    survived + (not by),
-                    unreached + (not tests),
-                )
+                caught = caught + bool(by)
+                survived = survived + (not by)
+                unreached = unreached + (not tests)
                 print(
                     f"{'caught  ' if by else 'SURVIVES'} {row['place']}: {old} -> {new}",
                     flush=True,

@@ -23,10 +23,8 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 
 def main(run: Path, out: Path) -> int:
     """Photograph the report of ``run`` into ``out``. Returns 2 where there is no Chromium or no report."""
-    chromium, report = (
-        next(filter(None, map(shutil.which, NAMES)), None),
-        (run / "report.html").absolute(),
-    )
+    chromium = next(filter(None, map(shutil.which, NAMES)), None)
+    report = (run / "report.html").absolute()
     if chromium is None or not report.is_file():
         print("picture: needs Chromium, and a report from make demo", file=sys.stderr)
         return 2

@@ -38,19 +38,16 @@ class Loop:
             for part, found in ((data.train, self.train), (data.val, self.val)):
                 x, y = Samples(part.x, part.y, self.device).take(slice(None))
                 if x.dim() == 4:
-                    x = x.clone(
-                        memory_format=layout
-                    )  # contiguous() does not change grey pictures
+                    # contiguous() does not change grey pictures
+                    x = x.clone(memory_format=layout)
                 found.append((x, y))
         shape = data.input_shape
         name, options = settings.model_for(shape)
         self.model = FlatModel(build(name, shape, data.classes, options), self.device)
         self.w, self.g = self.model.vector, self.model.gradient
-        self.settings, self.rate, self.batch = (
-            prepared.strategy.settings,
-            c.learning_rate,
-            c.batch_size,
-        )
+        self.settings = prepared.strategy.settings
+        self.rate = c.learning_rate
+        self.batch = c.batch_size
         self.center = initial_model(name, shape, data.classes, options, c.seed)("").to(
             self.device, copy=True
         )
@@ -232,12 +229,10 @@ class PlainFedALA:
 
     def __init__(self, prepared: Prepared, sparse: bool = False) -> None:
         loop = FedALA(prepared)
-        self.train, self.rate, self.batch, self.settings = (
-            loop.train,
-            loop.rate,
-            loop.batch,
-            loop.settings,
-        )
+        self.train = loop.train
+        self.rate = loop.rate
+        self.batch = loop.batch
+        self.settings = loop.settings
         self.net = copy.deepcopy(loop.model.module)
         for layer in self.net.modules():
             if isinstance(layer, torch.nn.Embedding):

@@ -63,9 +63,8 @@ class Prepared:
     """A federation in this process after client registration; :meth:`round` runs one more round."""
 
     def __init__(self, values: Mapping[str, Any], *, on_disk: bool = False) -> None:
-        logging.getLogger("flwr").setLevel(
-            logging.ERROR
-        )  # a line per silo and round would be part of the time
+        # A line per silo and round would be part of the time
+        logging.getLogger("flwr").setLevel(logging.ERROR)
         self.settings: RunSettings = parse_settings(
             {"evaluate-every": 0, "rounds": 10_000, **values}
         )

@@ -211,9 +211,8 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=4000)
     parser.add_argument("--part", choices=PARTS)
     options = parser.parse_args()
-    with patch.object(
-        inference, "HOSPITALS_NEEDED", 2
-    ):  # also for numbers without an interval in the report
+    # Also for numbers without an interval in the report
+    with patch.object(inference, "HOSPITALS_NEEDED", 2):
         for name in (options.part,) if options.part else PARTS:
             rows, header = PARTS[name]
             print(table(list(rows(options.draws)), header), flush=True)

@@ -61,10 +61,8 @@ def accountant() -> str:
         found = own.epsilon(noise, rate, steps, delta)
         assert found > least, (noise, rate, steps, delta)
         again = own.noise_multiplier_for(found, rate, steps, delta)
-        worst, inverse = (
-            max(worst, abs(found / wanted - 1)),
-            max(inverse, abs(again / noise - 1)),
-        )
+        worst = max(worst, abs(found / wanted - 1))
+        inverse = max(inverse, abs(again / noise - 1))
         lines.append(
             f"| {noise:g} | {rate:g} | {steps} | {delta:g} | {found:.6g} | {wanted:.6g} | {least:.6g} | {again:.6g} |"
         )

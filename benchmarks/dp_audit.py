@@ -51,9 +51,8 @@ def lower_bound(
 
     def p_value(epsilon: float) -> float:
         q = 1 / (1 + math.exp(-epsilon))
-        tail = binom.sf(
-            np.arange(right, -1, -1) - 1, guesses, q
-        )  # P(X >= c), P(X >= c - 1), ..., P(X >= 0)
+        # P(X >= c), P(X >= c - 1), ..., P(X >= 0)
+        tail = binom.sf(np.arange(right, -1, -1) - 1, guesses, q)
         alpha = max(((tail[i] - tail[0]) / i for i in range(1, right + 1)), default=0.0)
         return min(1.0, float(tail[0] + 2 * canaries * delta * alpha))
 

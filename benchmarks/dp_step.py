@@ -32,9 +32,8 @@ from models.privacy.noise import derived, digest_of, noised
 from models.tasks.segmentation import segmentation_loss
 from models.training import own_gradient
 
-CASES: dict[
-    str, tuple[Any, ...]
-] = {  # every built-in network that mixes no records; Opacus knows the first four
+# Every built-in network that mixes no records; Opacus knows the first four
+CASES: dict[str, tuple[Any, ...]] = {
     "fedala-cnn": (1, 28, 28),
     "small-cnn": (1, 8, 8),
     "mlp": (1, 8, 8),
@@ -52,11 +51,8 @@ CASES: dict[
     "unet": (1, 32, 32),
 }
 OPACUS = tuple(CASES)[:4]
-FEWER = {
-    "vit-s": 16,
-    "player-transformer": 16,
-    "unet": 16,
-}  # records of a batch, for all others BATCH
+# Records of a batch, for all others BATCH
+FEWER = {"vit-s": 16, "player-transformer": 16, "unet": 16}
 BATCH, CLASSES, CLIP, RATE = 64, 5, 0.5, 0.1
 
 
@@ -183,9 +179,8 @@ def costs(names: Sequence[str], repeats: int, opacus: bool = False) -> Iterator[
             calls |= more
             apart = f"; a step differs from Opacus's by {difference:.1e}"
         found = in_turns(calls, repeats)
-        kept = (
-            8 * model.layout.size + x.numel() * x.element_size()
-        )  # the model, its gradient, the batch
+        # The model, its gradient, the batch
+        kept = 8 * model.layout.size + x.numel() * x.element_size()
         most = {what: kept + peak(calls[what]) for what in ("plain", "private")}
         times = ", ".join(
             f"{what} {ms:.1f} ms ({ms / found['plain']:.1f})" for what, ms in found.items()

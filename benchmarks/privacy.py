@@ -188,11 +188,9 @@ class Attack:
         shape = self.shape = tuple(x.shape[1:])
         name, options = settings.model_for(shape)
         classes, c = int(str(strategy.plan.numbers["classes"])), settings.common
-        self.model, self.y, self.rate = (
-            flat_model(name, shape, classes, options, "cpu", None),
-            y,
-            c.learning_rate,
-        )
+        self.model = flat_model(name, shape, classes, options, "cpu", None)
+        self.y = y
+        self.rate = c.learning_rate
         whole = [slice(0, self.model.layout.size)]
         self.parts = strategy.shared_parts() if hasattr(strategy, "shared_parts") else whole
         received, sent = seen.received[GLOBAL], next(iter(seen.sent.values()))

@@ -63,9 +63,8 @@ from strategies.base.state import GLOBAL
 from strategies.base.transport.payload import array_record, tensor_of
 
 SILOS, TARGET = 12, 0
-FILES = lru_cache(maxsize=2 * SILOS)(
-    local_data._own_file.__wrapped__
-)  # a process has one silo's data, here it has all
+# A process has one silo's data, here it has all
+FILES = lru_cache(maxsize=2 * SILOS)(local_data._own_file.__wrapped__)
 RUN: dict[str, Any] = {
     "threads": 1,
     "device": "cpu",
@@ -213,10 +212,8 @@ class Federation:
         return self.loop
 
     def file(self, i: int) -> Path:
-        part, file = (
-            self.parts[i],
-            self.folder / f"{self.names[i]}-{self.attack}-{i < self.liars}.npz",
-        )
+        part = self.parts[i]
+        file = self.folder / f"{self.names[i]}-{self.attack}-{i < self.liars}.npz"
         if not file.exists():
             arrays: dict[str, Any] = {}
             for split in ("train", "val", "test"):
@@ -315,12 +312,8 @@ RULES_TRIED = (
     "krum",
     "none",
 )
-WORST = (
-    "sign-flip",
-    "-45 steps",
-    "noise",
-    "lied n",
-)  # of one liar, over the rules and data sets of FedAvg's table
+# Of one liar, over the rules and data sets of FedAvg's table
+WORST = ("sign-flip", "-45 steps", "noise", "lied n")
 
 
 def pictures(folder: Path) -> str:

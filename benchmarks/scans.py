@@ -50,10 +50,8 @@ def write_dicom(path: Path, pixels: Any, study: int, number: int, modality: str)
     dataset.SamplesPerPixel, dataset.PhotometricInterpretation = 1, "MONOCHROME2"
     dataset.BitsAllocated, dataset.BitsStored, dataset.HighBit = 16, 16, 15
     dataset.PixelRepresentation = int(pixels.dtype.kind == "i")
-    dataset.ImageOrientationPatient, dataset.ImagePositionPatient = (
-        [1, 0, 0, 0, 1, 0],
-        [0, 0, 1.5 * number],
-    )
+    dataset.ImageOrientationPatient = [1, 0, 0, 0, 1, 0]
+    dataset.ImagePositionPatient = [0, 0, 1.5 * number]
     dataset.PixelSpacing, dataset.RescaleSlope, dataset.RescaleIntercept = [0.7, 0.7], 1, 0
     dataset.PixelData = pixels.tobytes()
     dataset["PixelData"].VR = "OW"

@@ -76,9 +76,8 @@ def evaluate(session: ClientSession, client: SiloClient) -> Result:
     config = session.config
     if NEWCOMER in config:
         return [], evaluate_newcomer(client, config)
-    kept = (
-        client.state.copy()
-    )  # changes that the method makes in order to evaluate are discarded
+    # Changes that the method makes in order to evaluate are discarded
+    kept = client.state.copy()
     _, _, metrics = client.evaluate(session.parameters, config)
     if session.info.trains and keep_evaluated(
         client, metrics, kept, session.info.reports, config

@@ -103,10 +103,8 @@ def sift_metrics(
 
 def check_sent(client: SiloClient, vectors: Sequence[Tensor], policy: Policy) -> None:
     """Raise PolicyRefusedError if these vectors contain more than the silo's policy allows, whatever the method is."""
-    size, largest = (
-        client.model.layout.size,
-        max((vector.numel() for vector in vectors), default=0),
-    )
+    size = client.model.layout.size
+    largest = max((vector.numel() for vector in vectors), default=0)
     if not policy.whole_model and largest >= client.info.whole_from * size:
         most = (
             f": {client.info.whole_from:.0%} count as all" if client.info.whole_from < 1 else ""

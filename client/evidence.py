@@ -47,14 +47,11 @@ def answer_evidence(message: Message, session: ClientSession) -> RecordDict:
     allowed = set(session.policy.metrics) & set(EVIDENCE)
     wanted, least = int(config["min_metric_samples"]), session.policy.min_metric_samples
     if not is_own_file(session.context) or session.policy.public:
-        least = max(
-            wanted, least
-        )  # at a hospital the run chooses no bins: two sizes would give the difference
+        # At a hospital the run chooses no bins: two sizes would give the difference
+        least = max(wanted, least)
     test = session.used_data.test
-    values, held = (
-        Evidence(),
-        list[str](),
-    )  # with differential privacy nothing: evidence has no mechanism of its own
+    # With differential privacy nothing: evidence has no mechanism of its own
+    values, held = Evidence(), list[str]()
     if allowed and not client.common.dp and test.people >= max(wanted, least):
         if not load_reported(client, reported := config.get("reported"), session.info.reports):
             raise UserError(
@@ -144,10 +141,8 @@ def claim_evidence(client: SiloClient, session: ClientSession, least: int) -> No
             *([numbers] if client.needed_to_predict else []),
         ]
     ).hex()
-    asked, people = (
-        f"{session.input_digest()} {least} {client.common.evidence_horizon!r}",
-        people_of(session.used_data.test),
-    )
+    asked = f"{session.input_digest()} {least} {client.common.evidence_horizon!r}"
+    people = people_of(session.used_data.test)
     claim(
         session, Question("evidence", model, hashlib.sha256(asked.encode()).hexdigest(), people)
     )

@@ -77,9 +77,8 @@ def explain(error: Exception) -> tuple[int, str]:
 
 def report(error: Exception, batch_size: int | None = None) -> str:
     """Log an error at ERROR, a fault of the program with its traceback; return the server's line."""
-    if is_out_of_memory(
-        error
-    ):  # the server is not told how much was asked for: it may follow from the data's size
+    # The server is not told how much was asked for: it may follow from the data's size
+    if is_out_of_memory(error):
         asked = ASKED.search(str(error))
         log(
             ERROR,

@@ -47,9 +47,8 @@ def silo_name(context: Context) -> str:
     if "partition-id" in config:
         index, parts = int(config["partition-id"]), int(config["num-partitions"])
         names = names_of(str(run.get("dataset", "")), str(run.get("partition", "")), parts)
-        return (
-            names[index] if index < len(names) else simulated_name(index)
-        )  # `open_data` refuses a surplus silo
+        # `open_data` refuses a surplus silo
+        return names[index] if index < len(names) else simulated_name(index)
     raise UserError(
         'this silo has no name: give its SuperNode --node-config \'name="hospital-01" data="FILE.npz"\''
     )
@@ -64,10 +63,8 @@ def device_of(settings: RunSettings, context: Context) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cpu":
         return torch.device(name)
-    if name.partition(":")[0] not in (
-        "cpu",
-        "cuda",
-    ):  # PyTorch has more, and some of them store no numbers
+    # PyTorch has more, and some of them store no numbers
+    if name.partition(":")[0] not in ("cpu", "cuda"):
         raise UserError(f"device '{name}' is unknown: auto, cpu, cuda or cuda:N is needed here")
     try:
         device = torch.device(name)
@@ -197,10 +194,8 @@ def weights_file(settings: RunSettings, context: Context) -> Path | None:
     named = settings.common.init_weights
     if not named or not is_own_file(context):
         return None
-    folder, name = (
-        str(context.node_config.get("weights") or os.environ.get("SILOFL_WEIGHTS", "")),
-        Path(named).name,
-    )
+    folder = str(context.node_config.get("weights") or os.environ.get("SILOFL_WEIGHTS", ""))
+    name = Path(named).name
     if not folder or not (Path(folder) / name).is_file():
         where = (
             f"not in SILOFL_WEIGHTS={folder}"

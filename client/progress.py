@@ -34,7 +34,9 @@ class OwnProgress:
     """The events of one message; none are written in a simulation, where the server's file has all."""
 
     def __init__(self, session: ClientSession, message: Message) -> None:
-        self.session, self.message, self.kind = session, message, message.metadata.message_type
+        self.session = session
+        self.message = message
+        self.kind = message.metadata.message_type
         self.started = time.time()
         self.closing = False
         self.folder: Path | None = None
@@ -44,7 +46,8 @@ class OwnProgress:
 
         Nothing is written if a run only evaluates, or if the silo is a newcomer.
         """
-        store, config = self.session.store, self.session.config
+        store = self.session.store
+        config = self.session.config
         if NEWCOMER in config or not self.session.info.trains:
             return
         if "state-dir" not in store.context.node_config or store.folder is None:
@@ -67,19 +70,22 @@ class OwnProgress:
         """Note the round's scores, and the bytes of the vectors sent and received."""
         if self.folder is None:
             return
-        score, snapshot = self.session.silo.task.score, self.session.info.reports
+        score = self.session.silo.task.score
+        snapshot = self.session.info.reports
         found = {
             part: metrics.get(f"{snapshot}.{part}.{score}", math.nan)
             for part in ("val", "test")
         }
         scores = {part: float(value) for part, value in found.items() if math.isfinite(value)}
-        down, up = wire_bytes(self.message.content), wire_bytes(sent)
+        down = wire_bytes(self.message.content)
+        up = wire_bytes(sent)
         common = {"score": score, "per_silo": {self.session.name: scores}}
         if self.closing:
             self._add("closed", number=server_round - 1, **common)
             self._add("done")
             return
-        seconds, rounds = time.time() - self.started, self.session.settings.common.rounds
+        seconds = time.time() - self.started
+        rounds = self.session.settings.common.rounds
         self._add("reply", silo=self.session.name, seconds=seconds)
         size = {"bytes": down + up, "bytes_down": down, "bytes_up": up}
         if EPSILON in metrics:

@@ -18,10 +18,8 @@ from strategies.base.client import SiloClient
 from strategies.base.state import State, model_in, put_model
 
 TERMS = "own_model_terms"  # in the numbers: study of all trainings ("": none), and the Flower run numbers
-REPORTED, CANDIDATE = (
-    "reported",
-    "candidate",
-)  # names of arrays, and of {"round", "metrics"} in the numbers
+# Names of arrays, and of {"round", "metrics"} in the numbers
+REPORTED, CANDIDATE = "reported", "candidate"
 
 
 def note_terms(state: State, study: str, run: str, *, may_leave: bool) -> None:
@@ -85,9 +83,8 @@ def load_reported(client: SiloClient, wanted: object, snapshot: str) -> bool:
             name = array_of(entry, snapshot)
             client.model.reset_buffers()
             client.model.load(state.arrays[name], *model_in(state.arrays, name)[1:])
-            if (
-                entry == REPORTED and snapshot == "personal"
-            ):  # the candidate's entries are those of the state
+            # The candidate's entries are those of the state
+            if entry == REPORTED and snapshot == "personal":
                 _load_entries(state, client.needed_to_predict)
             return True
     return False

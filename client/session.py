@@ -142,10 +142,8 @@ class ClientSession:
     def check_role(self, *, newcomer: bool) -> None:
         """Raise UserError if the message and the run's settings disagree about whether this silo is held out."""
         if newcomer != (self.name in self.settings.common.held_out):
-            held, asked = (
-                self.settings.common.hold_out,
-                "as a newcomer" if newcomer else "as one that takes part",
-            )
+            held = self.settings.common.hold_out
+            asked = "as a newcomer" if newcomer else "as one that takes part"
             raise UserError(
                 f"{self.name} refuses: the run has hold-out = {held!r}, and a message takes it {asked}"
             )
@@ -251,9 +249,8 @@ class ClientSession:
         by = "silo" if alone else self.settings.common.normalization
         mean, std = standardisation(columns, by, self.config)
         agreed = self.settings.common.normalization == "agreed"
-        if (
-            agreed and self.study is not None and self.info.trains
-        ):  # a given model has its own statistics
+        # A given model has its own statistics
+        if agreed and self.study is not None and self.info.trains:
             if not alone:
                 check_statistics(columns, mean, std, self.study, self.name)
             state, run = self.context.node_config.get("state-dir"), int(self.context.run_id)
@@ -269,10 +266,8 @@ class ClientSession:
         A deployed silo never opens a path that the server sends. It reads the site's file of that name and compares its
         SHA-256 with the server's.
         """
-        part, agreed = (
-            self.settings.part(weights_file(self.settings, self.context)),
-            self.config.get("weights"),
-        )
+        part = self.settings.part(weights_file(self.settings, self.context))
+        agreed = self.config.get("weights")
         if (
             self.study is not None
             and part.weights is not None
@@ -297,12 +292,10 @@ class ClientSession:
     @cached_property
     def silo(self) -> Silo:
         """Return what the method works with: the data on the device, one network, seeded initial models."""
-        data, settings, classes, device = (
-            self.used_data,
-            self.settings,
-            self.classes,
-            self.device,
-        )
+        data = self.used_data
+        settings = self.settings
+        classes = self.classes
+        device = self.device
         inputs, labels = self.statistics
         (train, val, test), known = samples_on(data, device, inputs, labels)
         name, options = self.network
@@ -353,10 +346,8 @@ class ClientSession:
         state, first = State(), self.first_round()
         if not newcomer and self.info.trains:
             state = self.store.load(self.config["round"], self.config["state_lost"], first)
-            study, number = (
-                self.study.digest if self.study else "",
-                number_of(int(self.context.run_id)),
-            )
+            study = self.study.digest if self.study else ""
+            number = number_of(int(self.context.run_id))
             note_terms(state, study, number, may_leave=self.sends_own_model)
         silo, settings, common = self.silo, self.settings, self.settings.common
         if newcomer:

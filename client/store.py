@@ -40,9 +40,8 @@ from strategies.base.transport.payload import array_record, tensor_of
 KEPT_ROUNDS = 3  # the server's two checkpoints, and its current round
 BETWEEN = "between"  # prefix of states without a server checkpoint
 RUN_FOLDER = re.compile(r"run-[0-9a-f]{16}")
-_WRITTEN: dict[
-    Path, tuple[tuple[int, ...], State]
-] = {}  # the last written file, its stamp then, and its content
+# The last written file, its stamp then, and its content
+_WRITTEN: dict[Path, tuple[tuple[int, ...], State]] = {}
 
 
 class StateStore:
@@ -50,14 +49,12 @@ class StateStore:
 
     def __init__(self, context: Context, run: str, key: str, run_id: str) -> None:
         self.context = context
-        self.run_id = (
-            run_id or f"{context.run_id:016x}"
-        )  # Flower's own number, if the server's loop is not ours
+        # Flower's own number, if the server's loop is not ours
+        self.run_id = run_id or f"{context.run_id:016x}"
         config = context.node_config
         self.folder: Path | None = None
-        self.older: Path | None = (
-            None  # where earlier versions kept the states of all runs of this name
-        )
+        # Where earlier versions kept the states of all runs of this name
+        self.older: Path | None = None
         if "state-path" in config:  # set by the in-process engine
             self.folder = Path(str(config["state-path"])) / silo_name(context)
         elif "state-dir" in config:
@@ -129,14 +126,12 @@ class StateStore:
             (i for i in range(place + 1, len(files)) if self._is_readable(files[i])), place + 1
         )
         kept = [_round(file) for file in itertools.takewhile(self._is_readable, files[good:])]
-        if (
-            len(files) == 1
-        ):  # states are only removed when there are later ones, so this is the first
+        # States are only removed when there are later ones, so this is the first
+        if len(files) == 1:
             kept = [0]
         reason = str(error)
-        if (
-            "state-path" not in self.context.node_config
-        ):  # the path goes only to the hospital's own log
+        # The path goes only to the hospital's own log
+        if "state-path" not in self.context.node_config:
             log(WARNING, "%s", error)
             reason = f"{files[place].name} cannot be read"
         return DamagedStateError(_round(files[good - 1]), kept, reason)

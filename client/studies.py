@@ -56,9 +56,8 @@ def place_of(state: Path | None, policy: Path | None = None) -> JoinedSilo:
             f"--state-dir {state}: there is no such directory; it is the one that the silo keeps its state in"
         )
     state = state.absolute()
-    folder = (
-        state.parent if state.name == "state" else state
-    )  # the first by `silofl join`, the second by `silofl up`
+    # The first by `silofl join`, the second by `silofl up`
+    folder = state.parent if state.name == "state" else state
     asked = folder / POLICY_ASKED  # what `silofl join --policy` named
     named = asked.read_text("utf-8") if asked.is_file() else ""
     own = (

@@ -26,9 +26,8 @@ READY_SECONDS = 600.0  # `setup` may download public data first
 def main(command: list[str]) -> int:
     from client.site.runtime.launch import reach_without_proxy
 
-    reach_without_proxy(
-        os.environ, "control", "superlink"
-    )  # Docker passes on the host's proxies
+    # Docker passes on the host's proxies
+    reach_without_proxy(os.environ, "control", "superlink")
     if command[:1] == ["setup"]:
         give_away()
         from server.deploy.setup import set_up
@@ -43,12 +42,10 @@ def main(command: list[str]) -> int:
 
         command = in_place_of(command)
         wait_for_setup(Path("/server/ready"), os.environ["SILOFL_HOSTS"])
-        subprocess.Popen(
-            [sys.executable, "-P", __file__, "registrar"]
-        )  # ends with this container
-        os.umask(
-            0
-        )  # with SILOFL_SHARED of this image: the run directories are the host's user's to tidy up
+        # Ends with this container
+        subprocess.Popen([sys.executable, "-P", __file__, "registrar"])
+        # With SILOFL_SHARED of this image: the run directories are the host's user's to tidy up
+        os.umask(0)
     elif command[:1] == ["registrar"]:
         from server.deploy.control import Connection
         from server.deploy.registrar import keep_registrations
@@ -63,9 +60,8 @@ def main(command: list[str]) -> int:
 
         keep_private()  # what this silo writes, and everything that it starts
         site = Site.from_environment(os.environ)
-        sharing = int(
-            os.environ.get("SILOFL_SHARING") or 1
-        )  # silos that share this machine's cores
+        # Silos that share this machine's cores
+        sharing = int(os.environ.get("SILOFL_SHARING") or 1)
         os.environ.setdefault("OMP_NUM_THREADS", threads(sharing))
         command = [*own_supernode(), *command[1:]]
         return run(
@@ -83,12 +79,10 @@ def give_away() -> None:
     folders = [*Path("/volumes").glob("*/*"), *map(Path, ("/setup", "/server", "/runs"))]
     if os.geteuid() == 0:
         for folder in [*folders, *Path("/").glob("datasets")]:
-            if folder.stat().st_uid == 0 and not any(
-                folder.iterdir()
-            ):  # a folder in use is somebody's
-                folder.chmod(
-                    0o777 if folder.name == "runs" else 0o700
-                )  # the host's user works in `runs` too
+            # A folder in use is somebody's
+            if folder.stat().st_uid == 0 and not any(folder.iterdir()):
+                # The host's user works in `runs` too
+                folder.chmod(0o777 if folder.name == "runs" else 0o700)
                 os.chown(folder, USER, USER)
         os.setgroups([])
         os.setgid(USER)

@@ -40,12 +40,8 @@ from models.shapes import Shape, inputs_of, kind_of
 from partitions.common.errors import UserError
 
 COLUMNS = 19  # numbers drawn for each picture, always all: each change uses fixed columns
-CORNERS = (
-    (-1.0, -1.0),
-    (1.0, -1.0),
-    (1.0, 1.0),
-    (-1.0, 1.0),
-)  # of a picture, in half sides, x before y
+# Of a picture, in half sides, x before y
+CORNERS = ((-1.0, -1.0), (1.0, -1.0), (1.0, 1.0), (-1.0, 1.0))
 PLACE = ("flip", "flip_vertical", "crop", "shift", "rotate", "scale", "perspective")
 # The largest strengths; those in pixels are limited by the picture. A perspective from about 0.47 can show its horizon.
 MOST = {"rotate": 180.0, "scale": 0.5, "perspective": 0.4, "contrast": 1.0, "brightness": 1.0}

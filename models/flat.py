@@ -55,9 +55,8 @@ class FlatModel:
 
     def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
         check_tensors(module)
-        self._first_names = other_names(
-            module
-        )  # by a tensor's other names; ``to`` makes buffers anew
+        # By a tensor's other names; ``to`` makes buffers anew
+        self._first_names = other_names(module)
         self.module = module.to(device=device)
         parameters = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         batch_norms = [
@@ -65,9 +64,8 @@ class FlatModel:
             for n, m in module.named_modules()
             if isinstance(m, nn.modules.batchnorm._BatchNorm)
         ]
-        frozen = frozen_modules(module).intersection(
-            batch_norms
-        )  # other frozen modules may change their buffers
+        # Other frozen modules may change their buffers
+        frozen = frozen_modules(module).intersection(batch_norms)
         buffers, integers = _state_buffers(module, frozen, self._first_names)
         entries = _entries(parameters)
         self.parameters = [p for _, p in parameters]
@@ -93,10 +91,8 @@ class FlatModel:
             ):
                 owner, _, leaf = known.rpartition(".")
                 module.get_submodule(owner)._buffers[leaf] = buffer
-        self._initial_buffers, self._initial_integers = (
-            self.buffers.clone(),
-            self.integers.clone(),
-        )
+        self._initial_buffers = self.buffers.clone()
+        self._initial_integers = self.integers.clone()
         self._places = self._tensor_places()
         # The head maps features to logits: the last block, or a method's own head of several blocks.
         self.head_name: str = getattr(module, "head_name", self.layout.blocks[-1].name)
@@ -130,13 +126,10 @@ class FlatModel:
         tables = [
             slice(e.start, e.stop) for e in self.layout.parameters if e.name in self.embeddings
         ]
-        starts, stops = (
-            [0, *(t.stop for t in tables)],
-            [*(t.start for t in tables), self.layout.size],
-        )
-        self._others = [
-            slice(a, b) for a, b in zip(starts, stops, strict=True) if a < b
-        ]  # all but embeddings
+        starts = [0, *(t.stop for t in tables)]
+        stops = [*(t.start for t in tables), self.layout.size]
+        # All but embeddings
+        self._others = [slice(a, b) for a, b in zip(starts, stops, strict=True) if a < b]
         # Rows of embeddings with a gradient (None: any may have one); the gradient's version after ``one_gradient``.
         self._rows: dict[str, list[Tensor]] | None = None
         self._known = -1

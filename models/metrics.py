@@ -152,15 +152,13 @@ def _one_vs_rest_auc(p: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> f
     n, stops = len(labels), counts.cumsum()
     scores = p.T.copy()
     scores.sort()
-    own = p[np.arange(n), labels][
-        labels.argsort(kind="stable")
-    ]  # the positives' scores, class by class
+    # The positives' scores, class by class
+    own = p[np.arange(n), labels][labels.argsort(kind="stable")]
     areas = []
     for label in (present[1:] if p.shape[1] == 2 else present).tolist():
         k = int(counts[label])
-        positives = np.sort(
-            own[stops[label] - k : stops[label]]
-        )  # sorted needles search several times faster
+        # Sorted needles search several times faster
+        positives = np.sort(own[stops[label] - k : stops[label]])
         below = scores[label].searchsorted(positives, side="left").sum()
         not_above = scores[label].searchsorted(positives, side="right").sum()
         areas.append((int(below) + int(not_above) - k * k) / (2 * (n - k) * k))

@@ -17,9 +17,8 @@ from partitions.common.errors import UserError
 class Optimizer(ABC):
     """Optimiser of a flat vector, element by element."""
 
-    only_where_gradient = (
-        False  # True where a step leaves an element with a zero gradient as it is
-    )
+    # True where a step leaves an element with a zero gradient as it is
+    only_where_gradient = False
 
     def __init__(self, lr: float) -> None:
         self.lr = lr
@@ -64,12 +63,10 @@ class Adam(Optimizer):
         eps: float = 1e-8,
     ) -> None:
         super().__init__(lr)
-        self.weight_decay, self.amsgrad, self.betas, self.eps = (
-            weight_decay,
-            amsgrad,
-            betas,
-            eps,
-        )
+        self.weight_decay = weight_decay
+        self.amsgrad = amsgrad
+        self.betas = betas
+        self.eps = eps
 
     @torch.no_grad()
     def step(self, vector: Tensor, gradient: Tensor) -> None:

@@ -52,9 +52,8 @@ class Samples:
                 self.x = (self.x - scale[0]) / scale[1]
             return
         inputs, done = [_tensor(x[name], device) for name in x.dtype.names], 0
-        self.missing = [
-            _missing(part) for part in inputs
-        ]  # of each input (n,), or None where no sample lacks it
+        # Of each input (n,), or None where no sample lacks it
+        self.missing = [_missing(part) for part in inputs]
         for i, (part, missing) in enumerate(zip(inputs, self.missing, strict=True)):
             if scale is not None and part.dim() == 2 and part.is_floating_point():
                 own, done = slice(done, done + part.shape[1]), done + part.shape[1]
@@ -82,9 +81,8 @@ class Samples:
             return _as_networks_take(_rows(self.x, index)), self.labels(index)
         parts = [_as_networks_take(_rows(part, index)) for part in self.x]
         for stored, part, missing in zip(self.x, parts, self.missing, strict=True):
-            if (
-                missing is not None and stored.dtype == torch.uint8
-            ):  # other types are zeros already
+            # Other types are zeros already
+            if missing is not None and stored.dtype == torch.uint8:
                 part[missing[index]] = 0.0
         return type(self.x)(*parts), self.labels(index)
 
@@ -95,9 +93,8 @@ class Samples:
 
 
 def _tensor(values: np.ndarray, device: torch.device | str) -> Tensor:
-    with (
-        warnings.catch_warnings()
-    ):  # memory-mapped arrays are read-only; nothing here writes to them
+    # Memory-mapped arrays are read-only; nothing here writes to them
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*not writable.*")
         # Through a flat view: an axis of length 1 may have any stride, and grey pictures would lose channels-last.
         return (

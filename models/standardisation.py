@@ -16,9 +16,8 @@ Array = npt.NDArray[Any]
 
 def column_sums(x: Array) -> tuple[list[float], list[float]]:
     """Return sum and sum of squares of each column of a table (n, d), for the statistics over all silos."""
-    columns = np.ascontiguousarray(
-        x.T, "float64"
-    )  # numpy sums rows pairwise, which is more exact, but not columns
+    # numpy sums rows pairwise, which is more exact, but not columns
+    columns = np.ascontiguousarray(x.T, "float64")
     return columns.sum(1).tolist(), (columns * columns).sum(1).tolist()
 
 
@@ -36,10 +35,8 @@ def rounded_sums(x: Array, records: int = 1) -> tuple[list[float], list[float]]:
     reach = np.abs(columns - mean[:, None]).max(1)
     reach = np.where(reach > 1e-9 * np.abs(mean), reach, np.where(mean == 0, 1.0, np.abs(mean)))
     steps = [2.0 ** np.ceil(np.log2(4 * records * most / n)) for most in (reach, reach * reach)]
-    mean, variance = (
-        np.rint(mean / steps[0]) * steps[0],
-        np.rint(columns.var(1) / steps[1]) * steps[1],
-    )
+    mean = np.rint(mean / steps[0]) * steps[0]
+    variance = np.rint(columns.var(1) / steps[1]) * steps[1]
     variance = np.maximum(variance, steps[1])
     return (n * mean).tolist(), (n * (variance + mean * mean)).tolist()
 

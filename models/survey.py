@@ -195,9 +195,8 @@ def columns_of(schema: Schema, recipe: Recipe | None, count: int) -> list[TableC
         ]
     found, at = [], 0
     for own in recipe.used:
-        places = tuple(
-            range(at, at + len(own.features) - own.mark_gaps)
-        )  # the column that marks gaps follows
+        # The column that marks gaps follows
+        places = tuple(range(at, at + len(own.features) - own.mark_gaps))
         at += len(own.features)
         feature = features[places[0]]
         range_ = None if own.kind == "category" else feature.range

@@ -49,9 +49,8 @@ def freeze(network: nn.Module, part: Part) -> nn.Module:
     if part.whole:
         return network
     head = getattr(network, "head_name", block_names(network)[-1])
-    names = [
-        name for name, _ in network.named_parameters(remove_duplicate=False)
-    ]  # tied tensors under each name
+    # Tied tensors under each name
+    names = [name for name, _ in network.named_parameters(remove_duplicate=False)]
     trained: set[str] = set()
     for word in filter(None, (word.strip() for word in part.trainable.split(","))):
         pattern = f"{head}.*" if word == "head" else word

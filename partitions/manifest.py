@@ -179,9 +179,8 @@ def plot_partition(manifest: Mapping[str, Any], path: str | Path) -> None:
             for label, count in silo["labels"][split].items():
                 counts[int(label), column] += count
 
-    cell = min(
-        0.42, 40 / max(len(silos), classes)
-    )  # inches; the largest circle fills nine tenths of a cell
+    # Inches; the largest circle fills nine tenths of a cell
+    cell = min(0.42, 40 / max(len(silos), classes))
     figure = Figure(
         figsize=(cell * len(silos) + 2.6, cell * classes + 1.9), layout="constrained"
     )

@@ -18,9 +18,8 @@ from partitions.common.memory import available
 from partitions.labels import Fault
 from partitions.splits import Array
 
-LARGEST_UNPACKED = (
-    1 << 27
-)  # bytes; a file that unpacks to more, and to so many times its own size, is a trap:
+# Bytes; a file that unpacks to more, and to so many times its own size, is a trap
+LARGEST_UNPACKED = 1 << 27
 
 MOST_TIMES = 100
 
@@ -102,11 +101,8 @@ def read_arrays(path: Path) -> dict[str, Array]:
         raise Fault(
             f"is damaged or not readable ({error})", "copy it again, or " + make
         ) from error
-    except (
-        ValueError,
-        OverflowError,
-        struct.error,
-    ) as error:  # of zipfile's, about its own header
+    # Of zipfile's, about its own header
+    except (ValueError, OverflowError, struct.error) as error:
         if isinstance(error, Fault):
             raise
         raise Fault(f"is damaged ({error})", "copy it again, or " + make) from error

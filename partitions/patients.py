@@ -21,9 +21,8 @@ from partitions.recipes.cells import identifier
 from partitions.recipes.lines import Cells, Lines, cells_in
 from partitions.splits import Array, Dataset
 
-ROUNDED = re.compile(
-    r"\d([.,]\d+)?E\+\d+", re.ASCII
-)  # 1,23457E+11, as Excel shows numbers of 12 digits
+# 1,23457E+11, as Excel shows numbers of 12 digits
+ROUNDED = re.compile(r"\d([.,]\d+)?E\+\d+", re.ASCII)
 PATIENT_NAMES = names_by_part("patient")
 
 # Names of a column of patients, in lower case without punctuation: a word, or a person with a kind of identifier.
@@ -50,6 +49,7 @@ PERSONS = (
         "participant",
         "individual",
     ),
+    # German
     *(
         "patienten",
         "patientin",
@@ -59,7 +59,7 @@ PERSONS = (
         "versicherten",
         "personen",
         "dossier",
-    ),  # German
+    ),
 )
 KINDS = (
     *(

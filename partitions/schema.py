@@ -187,11 +187,9 @@ def parse_schema(content: object) -> Schema:
     """Return the schema of a TOML, YAML or JSON mapping. Raises DataError, one line, for invalid content."""
     if not isinstance(content, Mapping) or not set(content) <= set(KEYS):
         raise DataError(f"a schema has the keys {', '.join(KEYS)}")
-    features, labels, dtype = (
-        content.get("features", []),
-        content.get("labels", []),
-        content.get("dtype", ""),
-    )
+    features = content.get("features", [])
+    labels = content.get("labels", [])
+    dtype = content.get("dtype", "")
     if (
         not isinstance(features, list)
         or not isinstance(labels, list)

@@ -104,9 +104,8 @@ class Contents:
     schema: Schema = NO_SCHEMA
     recipe: str = ""
     cohort: str = ""
-    gaps: Mapping[str, Array] = field(
-        default_factory=dict
-    )  # per split, of a table: which values are filled
+    # Per split, of a table: which values are filled
+    gaps: Mapping[str, Array] = field(default_factory=dict)
 
     def divided(self) -> SiloData:
         """Return the parts of the file, or parts drawn by its samples' values. Raises DataError for too few samples."""

@@ -48,9 +48,8 @@ class Split:
         return len(self) if self.patient is None else len(np.unique(self.patient))
 
 
-@dataclass(
-    frozen=True, eq=False
-)  # compared by identity, because == of arrays is an array, and caches use it as key
+# Compared by identity, because == of arrays is an array, and caches use it as key
+@dataclass(frozen=True, eq=False)
 class SiloData:
     """All samples of one silo. ``val`` may be empty, ``train`` and ``test`` are not.
 

@@ -27,11 +27,8 @@ from typing import Any
 from uv import find_uv_bin
 
 FOLDER = Path(__file__).resolve().parent
-PARTS = (
-    "silo",
-    "server",
-    "dev",
-)  # each holds the one before; the last one's versions are everybody's
+# Each holds the one before; the last one's versions are everybody's
+PARTS = ("silo", "server", "dev")
 # A silo reads its own file and trains; it downloads no public data set and draws no report.
 LEFT_OUT = {
     "server": {"ray"},

@@ -35,10 +35,8 @@ PYTHON = {
     "os_name": "posix",
 }
 PYTHON |= {"sys_platform": "linux", "platform_system": "Linux", "platform_machine": "x86_64"}
-PYTHON |= {
-    "python_version": OLDEST,
-    "python_full_version": f"{OLDEST}.0",
-}  # the images' (docker/Dockerfile)
+# The images' (docker/Dockerfile)
+PYTHON |= {"python_version": OLDEST, "python_full_version": f"{OLDEST}.0"}
 LONGEST = 60  # characters of a licence's name; some packages give the whole text
 
 

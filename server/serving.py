@@ -81,9 +81,8 @@ def application(card: Card, net: FlatModel, recipe: AnyRecipe, token: str = "") 
         return JSONResponse(predict_rows(card, net, used, body.getvalue(), as_gaps))
 
     async def of_scans(request: Request, used: PictureRecipe) -> Response:
-        if not kind_of(request).startswith(
-            ("image/", *SCANS)
-        ):  # a form of another site cannot send these types
+        # A form of another site cannot send these types
+        if not kind_of(request).startswith(("image/", *SCANS)):
             return fault(
                 f"the request has no Content-Type of a picture or scan: image/png, {', '.join(SCANS)}",
                 415,
@@ -112,9 +111,8 @@ def application(card: Card, net: FlatModel, recipe: AnyRecipe, token: str = "") 
             return fault(str(error), 422)
         except ClientDisconnect:
             return fault("the request was cut short", 400)
-        except (
-            Exception
-        ) as error:  # its text may contain a patient's value, so only the type is printed
+        # Its text may contain a patient's value, so only the type is printed
+        except Exception as error:
             if is_out_of_memory(error):
                 print("out of memory: a request is not answered", file=sys.stderr, flush=True)
                 return fault("out of memory: send less at once", 503)

@@ -74,10 +74,8 @@ class ApflClient(SiloClient):
         for x, y in self.batches():
             model.load(w, w_buffers)
             self.gradient(x, y)
-            grad, w_buffers = (
-                model.gradient.clone(),
-                w_buffers if self.frozen else model.buffers.clone(),
-            )
+            grad = model.gradient.clone()
+            w_buffers = w_buffers if self.frozen else model.buffers.clone()
             if len(y):  # a Poisson sample may be empty
                 mixed = v, w, alpha, v_buffers
                 alpha = quietly(

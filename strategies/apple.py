@@ -92,14 +92,12 @@ def loss_schedule(r: int, last: int, kind: str) -> float:
 
 class AppleClientState(ClientState):
     dr = Array()  # p_i (N,)
-    cores = Arrays(
-        "core."
-    )  # w_i^c (Σ,) and, under a budget, the others' as they were last downloaded
+    # w_i^c (Σ,) and, under a budget, the others' as they were last downloaded
+    cores = Arrays("core.")
     dr_history = Array()  # p_i after each round of dr_rounds (rounds, N)
     dr_rounds = Item[list[int]](list)
-    dr_names = Item[list[str]](
-        list
-    )  # the silos that p_i is over; [] in a state of an earlier version
+    # The silos that p_i is over; [] in a state of an earlier version
+    dr_names = Item[list[str]](list)
     downloaded = Item[list[str]](list)  # silos whose core models were downloaded once
 
 
@@ -214,9 +212,8 @@ class AppleClient(SiloClient):
             ]
             state.cores.update({n: self.models[model_of(n)].vector for n in arrived})
             seen = set(state.downloaded)
-            if (
-                len(arrived) < len(self.names) - 1
-            ):  # not the initial cores, which come all at once
+            # Not the initial cores, which come all at once
+            if len(arrived) < len(self.names) - 1:
                 seen |= set(arrived)
             state.downloaded = sorted(seen)
             self.replies["wanted"] = self.wanted(seen, budget)
@@ -231,15 +228,13 @@ class AppleClient(SiloClient):
         ]
         rest = [n for n in others if n not in chosen]
         if len(chosen) < budget:
-            base = max(
-                1.5, self.round * budget / len(self.names)
-            )  # of the next round: r counts from 0 there
+            # Of the next round: r counts from 0 there
+            base = max(1.5, self.round * budget / len(self.names))
             strength = torch.tensor(
                 [float(self.dr[self.names.index(n)].abs()) for n in rest], dtype=torch.float64
             )
-            weights = (strength * math.log(base)).softmax(
-                0
-            )  # base ** |p|, normalised; no overflow
+            # Base ** |p|, normalised; no overflow
+            weights = (strength * math.log(base)).softmax(0)
             drawn = torch.multinomial(
                 weights, budget - len(chosen), replacement=False, generator=rng
             )
@@ -303,14 +298,11 @@ class Apple(PersonalizedStrategy):
         state = self.state
         names = state.wanted.get(silo) or [n for n in self.silos if n != silo]
         if silo not in state.rounds or silo in state.missed:
-            names = list(
-                self.silos
-            )  # including its own core: it has none yet, or may have lost it
+            # Including its own core: it has none yet, or may have lost it
+            names = list(self.silos)
         new = [n for n, first in self.plan.joined.items() if state.rounds.get(silo, 0) < first]
-        names = [
-            *names,
-            *(n for n in new if n not in names and n != silo),
-        ]  # whatever the budget: it has none of these
+        # Whatever the budget: it has none of these
+        names = [*names, *(n for n in new if n not in names and n != silo)]
         models = {
             model_of(n): Model(state.models[n], n, state.rounds.get(n, 0), self.samples[n])
             for n in names

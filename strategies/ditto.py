@@ -39,11 +39,9 @@ class DittoClient(SiloClient):
     settings: DittoSettings
 
     def personal(self) -> Tensor:
-        centre, s, buffers = (
-            self.models[GLOBAL].vector,
-            self.settings,
-            self.state.personal_buffers,
-        )
+        centre = self.models[GLOBAL].vector
+        s = self.settings
+        buffers = self.state.personal_buffers
         self.model.load(self.own(), self.received_buffers if buffers is None else buffers)
         epochs = s.personal_epochs or None
         self.train(

@@ -71,9 +71,8 @@ class Ala:
 class AlaClientState(ClientState):
     weights = Array()  # W_i, of the layers that are mixed
     settled = Item(bool)  # whether the first stage is done
-    local = (
-        Array()
-    )  # ALA as a module: the silo's copy of the global model (Σ,) after its training
+    # ALA as a module: the silo's copy of the global model (Σ,) after its training
+    local = Array()
 
 
 class AlaClient(SiloClient):
@@ -84,10 +83,8 @@ class AlaClient(SiloClient):
     ala: Ala
 
     def receive(self) -> Tensor:
-        received, old = (
-            super().receive(),
-            self.state.personal if self.state.local is None else self.state.local,
-        )
+        received = super().receive()
+        old = self.state.personal if self.state.local is None else self.state.local
         return received if old is None else self.adapt(received, old)
 
     def adapt(self, received: Tensor, old: Tensor) -> Tensor:
@@ -161,9 +158,8 @@ class AlaClient(SiloClient):
         """Make one pass over the sample; change ``weights`` and the mixed model; return the last batch's loss."""
         model, of = self.model, (self.common.seed, self.silo.name, self.round)
         seed_torch(generator(*of, "ala-dropout", epoch))
-        rng = generator(
-            *of, "ala-batches"
-        )  # the same batches in every epoch: see the module's docstring
+        # The same batches in every epoch: see the module's docstring
+        rng = generator(*of, "ala-batches")
         loss = torch.zeros(())
         for index in shuffled(self.silo, self.common, self._sample_size(), rng):
             loss = loss_gradient(model, *take(index), self.loss, network)
@@ -194,9 +190,8 @@ def with_ala(client: type[SiloClient], settings: Ala) -> type[SiloClient]:
 
         def local_update(self) -> list[Tensor]:
             vectors: list[Tensor] = super().local_update()
-            if self.info.uploads == (
-                "model",
-            ):  # its copy of the global one; a part's is in the personal model
+            # Its copy of the global one; a part's is in the personal model
+            if self.info.uploads == ("model",):
                 self.state.local = vectors[0]
             return vectors
 

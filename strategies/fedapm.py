@@ -72,9 +72,8 @@ class ApmSettings(PartialSettings):
 
 class ApmClientState(ClientState):
     dual = Array()  # π_i (Σ_s,); None: 0
-    epsilon = Item[float | None](
-        lambda: None
-    )  # the accuracy that the local problem is solved to
+    # The accuracy that the local problem is solved to
+    epsilon = Item[float | None](lambda: None)
 
 
 class ApmServerState(ServerState):
@@ -87,8 +86,10 @@ class FedAPMClient(PartialClient):
     settings: ApmSettings
 
     def local_update(self) -> list[Tensor]:
-        s, state = self.settings, self.state
-        u, start = self.models[GLOBAL].vector, gather(self.model.vector, self.shared)
+        s = self.settings
+        state = self.state
+        u = self.models[GLOBAL].vector
+        start = gather(self.model.vector, self.shared)
         dual = torch.zeros_like(u) if state.dual is None else state.dual
         self._personal_step(gather(self.own(), self.shared) if s.v_start == "own" else start)
         self.model.load(scatter(self.model.vector, self.shared, start))
@@ -114,7 +115,9 @@ class FedAPMClient(PartialClient):
         if not self.private:
             return
         self.model.load(scatter(self.model.vector, self.shared, shared))
-        centre, alpha, sigma = self.model.vector.clone(), self._scale(), self.settings.sigma
+        centre = self.model.vector.clone()
+        alpha = self._scale()
+        sigma = self.settings.sigma
 
         def correct(w: Tensor, g: Tensor) -> None:
             g.mul_(alpha)
@@ -132,7 +135,8 @@ class FedAPMClient(PartialClient):
             return
         centre = scatter(self.model.vector, self.shared, u)
         pull = scatter(torch.zeros_like(centre), self.shared, dual)
-        alpha, rho = self._scale(), self.settings.rho
+        alpha = self._scale()
+        rho = self.settings.rho
 
         def correct(w: Tensor, g: Tensor) -> None:
             g.mul_(alpha).add_(pull)

@@ -118,10 +118,8 @@ class FedDBEClient(SiloClient):
         if self.warms_up or not self.settings.bias:
             return feature_gradient(model, x, y, self.regularised)
         weight, bias = model.layout.linear_head()
-        w, b = (
-            model.vector[weight.start : weight.stop].view(weight.shape),
-            model.vector[bias.start : bias.stop],
-        )
+        w = model.vector[weight.start : weight.stop].view(weight.shape)
+        b = model.vector[bias.start : bias.stop]
         plain = b.clone()
         b += w @ u
         loss = feature_gradient(model, x, y, self.regularised)

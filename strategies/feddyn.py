@@ -68,9 +68,8 @@ class FedDynClient(SiloClient):
         centre, clip = self.models[GLOBAL].vector, self.settings.clip
         alpha = self.settings.alpha * cast(float, self.numbers["scale"])
         share, most = self.learning_rate() * alpha, self.silo.max_decay
-        if (
-            not 0 <= share <= most
-        ):  # the server's message changes α; the policy checks settings before the run
+        # The server's message changes α; the policy checks settings before the run
+        if not 0 <= share <= most:
             raise UserError(
                 f"{self.silo.name}: max-decay = {most:g}, and learning rate x proximal weight = {share:g}"
             )

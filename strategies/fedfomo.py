@@ -96,9 +96,8 @@ class FedFomoClient(SiloClient):
 
 
 class FomoServerState(ServerState):
-    affinity = Item[dict[str, dict[str, float]]](
-        dict
-    )  # P: silo -> other silo -> sum of its weights
+    # P: silo -> other silo -> sum of its weights
+    affinity = Item[dict[str, dict[str, float]]](dict)
     made = Item[dict[str, int]](dict)  # silo -> round of its last model
 
 
@@ -166,9 +165,8 @@ class FedFomo(PersonalizedStrategy):
         affinity = self.state.affinity[silo]
         rng = generator(self.common.seed, "fomo", silo, self.round)
         epsilon = self.settings.epsilon * self.settings.epsilon_decay ** (self.round - 1)
-        order = torch.randperm(
-            len(others), generator=rng
-        ).tolist()  # among equals at random, not by name
+        # Among equals at random, not by name
+        order = torch.randperm(len(others), generator=rng).tolist()
         ranked = sorted((others[k] for k in order), key=lambda n: -affinity[n])
         picked: list[str] = []
         while ranked and len(picked) < budget:

@@ -105,11 +105,9 @@ class FedLAMA(PersonalizedStrategy):
     def start_state(self, initial: Callable[[str], Tensor]) -> None:
         super().start_state(initial)
         count = len(self.layout.parameters)
-        self.state.intervals, self.state.averaged, self.state.heard = (
-            [1] * count,
-            [0] * count,
-            {},
-        )
+        self.state.intervals = [1] * count
+        self.state.averaged = [0] * count
+        self.state.heard = {}
 
     def due(self) -> list[int]:
         """Return 1 for every tensor that is averaged in this round, else 0."""
@@ -121,9 +119,8 @@ class FedLAMA(PersonalizedStrategy):
         return super().upload_size(name, silo)
 
     def begin_round(self) -> None:
-        self._packed: dict[
-            int, Tensor
-        ] = {}  # what silos that were last heard of in that round get
+        # What silos that were last heard of in that round get
+        self._packed: dict[int, Tensor] = {}
 
     def payload(self, silo: str) -> Payload:
         heard = self.state.heard.get(silo, 0)

@@ -103,9 +103,8 @@ class FedLP(PersonalizedStrategy):
         weights = {
             u.silo: u.samples if self.settings.weights == "samples" else 1 for u in updates
         }
-        layers: dict[
-            tuple[int, int], dict[str, Tensor]
-        ] = {}  # (start, stop) -> silo -> its parameters
+        # (start, stop) -> silo -> its parameters
+        layers: dict[tuple[int, int], dict[str, Tensor]] = {}
         for update in updates:
             parts = self.sent_parts(update.silo)
             pieces = torch.split(

@@ -80,9 +80,8 @@ class PacSettings:
 
 
 class PacServerState(ServerState):
-    prototypes = Array(
-        PROTOTYPES
-    )  # c (C (K + 1),): see strategies/fedproto.py; None in round 1
+    # c (C (K + 1),): see strategies/fedproto.py; None in round 1
+    prototypes = Array(PROTOTYPES)
     heads = Arrays("head.")  # ψ_i, by the silo's name
 
 
@@ -159,9 +158,8 @@ def on_simplex(matrix: np.ndarray) -> np.ndarray:
     n = len(matrix)
     scale = max(float(np.diag(matrix).max()), np.finfo(float).tiny)
     values, vectors = np.linalg.eigh(matrix / scale)
-    root = (
-        np.sqrt(values.clip(min=0) + 1e-12)[:, None] * vectors.T
-    )  # rounding makes an eigenvalue of 0 negative
+    # Rounding makes an eigenvalue of 0 negative
+    root = np.sqrt(values.clip(min=0) + 1e-12)[:, None] * vectors.T
     a, _ = nnls(np.vstack([root, np.ones(n)]), np.append(np.zeros(n), 1.0))
     return cast(np.ndarray, a / a.sum())
 

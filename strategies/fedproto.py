@@ -104,10 +104,8 @@ def average(
 
     ``rule`` may replace that mean. A class that no silo has keeps its prototype of ``before``.
     """
-    total, mass = (
-        0.0 * read_table(tables[0], classes)[0],
-        0.0 * read_table(tables[0], classes)[1],
-    )
+    total = 0.0 * read_table(tables[0], classes)[0]
+    mass = 0.0 * read_table(tables[0], classes)[1]
     for table, weight in zip(tables, weights, strict=True):
         prototypes, marks = read_table(table, classes)
         total += prototypes * (marks * weight)[:, None]
@@ -272,9 +270,8 @@ class FedProto(PersonalizedStrategy):
     settings: ProtoSettings
 
     def start_state(self, initial: Callable[[str], Tensor]) -> None:
-        table_size(
-            self.layout
-        )  # refuses a network without a linear head before anything is trained
+        # Refuses a network without a linear head before anything is trained
+        table_size(self.layout)
 
     def upload_size(self, name: str, silo: str = "") -> int:
         return (

@@ -46,7 +46,8 @@ class PerFedAvgClient(SiloClient):
     settings: PerFedAvgSettings
 
     def noised_passes(self) -> tuple[int, ...]:
-        s, epochs = self.settings, self.common.local_epochs
+        s = self.settings
+        epochs = self.common.local_epochs
         if s.variant == "hf" and s.step:
             raise UserError(
                 "dp = true: per-fedavg.variant = hf divides noise by a small number: take fo"
@@ -54,9 +55,12 @@ class PerFedAvgClient(SiloClient):
         return (epochs, epochs) if s.step else (epochs,)
 
     def local_update(self) -> list[Tensor]:
-        s, model, optimizer = self.settings, self.model, self.optimizer()
+        s = self.settings
+        model = self.model
+        optimizer = self.optimizer()
         w = model.vector.clone()
-        support, hessian = self.endless("support"), self.endless("hessian")
+        support = self.endless("support")
+        hessian = self.endless("hessian")
         losses = MeanLoss()
         for x, y in self.batches():
             model.load(w)

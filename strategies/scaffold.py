@@ -79,7 +79,9 @@ class ScaffoldClient(SiloClient):
         return (*super().noised_passes(), *([1] if self.settings.option == "I" else []))
 
     def local_update(self) -> list[Tensor]:
-        decay, total, steps = self.common.weight_decay, torch.zeros_like(self.model.vector), 0
+        decay = self.common.weight_decay
+        total = torch.zeros_like(self.model.vector)
+        steps = 0
         own = total.clone() if self.state.control is None else self.state.control
         drift = self.models["control"].vector - own
         at_received = None
@@ -150,14 +152,14 @@ class Scaffold(PersonalizedStrategy):
             raise DataError(f"'steps' is {steps!r}, not a number of steps")
 
     def aggregate(self, updates: Sequence[Update]) -> None:
-        x, c, equal = self.state.model, self.state.control, [1.0] * len(updates)
+        x = self.state.model
+        c = self.state.control
+        equal = [1.0] * len(updates)
         changes = [
             u.vectors["control"] if "control" in u.vectors else self.change(u) for u in updates
         ]
-        mean, step = (
-            self.mean((u.vector for u in updates), equal),
-            self.settings.server_learning_rate,
-        )
+        mean = self.mean((u.vector for u in updates), equal)
+        step = self.settings.server_learning_rate
         self.state.model = mean if step == 1 else x + step * (mean - x)
         share = len(updates) / len(self.silos)
         self.state.control = c + share * self.mean(changes, equal)
@@ -167,7 +169,8 @@ class Scaffold(PersonalizedStrategy):
 
     def change(self, update: Update) -> Tensor:
         """Return c_i⁺ - c_i of a silo that sent only its model and K."""
-        x, c = self.state.model, self.state.control
+        x = self.state.model
+        c = self.state.control
         steps = cast(int, update.numbers["steps"])
         rate = self.common.decayed(self.common.learning_rate, self.round)
         return (x - update.vector) / (steps * rate) - c if steps else torch.zeros_like(c)

@@ -168,11 +168,9 @@ class TinyBatchNorm(nn.Module):
 
     def __init__(self, inputs: int, classes: int) -> None:
         super().__init__()
-        self.fc1, self.norm, self.fc2 = (
-            nn.Linear(inputs, 4),
-            nn.BatchNorm1d(4),
-            nn.Linear(4, classes),
-        )
+        self.fc1 = nn.Linear(inputs, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.fc2 = nn.Linear(4, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.fc2(torch.relu(self.norm(self.fc1(x.flatten(1)))))

@@ -217,9 +217,8 @@ def stale(text: str, file: Path, *, plain: bool = False) -> list[str]:
     return wrong
 
 
-DOCSTRING = re.compile(
-    r'^ *r?"""(.*?)"""', re.MULTILINE | re.DOTALL
-)  # parsing every file would take seconds
+# Parsing every file would take seconds
+DOCSTRING = re.compile(r'^ *r?"""(.*?)"""', re.MULTILINE | re.DOTALL)
 
 
 def python_files() -> list[Path]:

@@ -49,10 +49,8 @@ GIVEN: list[tuple[str, dict[str, Any]]] = [
     ("diversifed/*", {"silos": 40, "rounds": 500, "local-epochs": 10, "batch-size": 100}),
     ("diversifed/*[l0-9]", {"optimizer": "adam", "learning-rate": 0.001}),
     ("diversifed/fmnist-*", {"dataset": "fashion-mnist", "model": "mlp", "mlp.hidden": "64"}),
-    (
-        "diversifed/fmnist-dirichlet-*",
-        {"diversifed-dirichlet.train-size": 375},
-    ),  # 300, and 75 for validation
+    # 300, and 75 for validation
+    ("diversifed/fmnist-dirichlet-*", {"diversifed-dirichlet.train-size": 375}),
     (
         "diversifed/cifar10-*",
         {

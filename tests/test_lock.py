@@ -41,11 +41,9 @@ def lacking(part: str, pyproject: str, locked_versions: dict[str, set[Version]])
     Requirements of requirements are those of the installed packages, where a lock file has the installed version: the
     CUDA build of PyTorch needs more than the CPU build. What other Pythons and platforms need is up to uv.
     """
-    wanted, seen, missing = (
-        [Requirement(one) for one in requirements(part, pyproject)],
-        set(),
-        [],
-    )
+    wanted = [Requirement(one) for one in requirements(part, pyproject)]
+    seen = set()
+    missing = []
     while wanted:
         one = wanted.pop()
         name = canonicalize_name(one.name)

@@ -110,10 +110,8 @@ def test_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_several_seeds(tmp_path: Path) -> None:
     """The median over seeds; its bootstrap interval lies inside the range and holds the median."""
-    one, two = (
-        write(tmp_path / "one", "fedavg", seeds=(1, 2)),
-        write(tmp_path / "two", "fedavg", 0.1, seeds=(3,)),
-    )
+    one = write(tmp_path / "one", "fedavg", seeds=(1, 2))
+    two = write(tmp_path / "two", "fedavg", 0.1, seeds=(3,))
     runs = read_runs([one, two])
     assert sorted(runs["fedavg"]) == [1, 2, 3]
     assert silo_medians(runs["fedavg"]) == pytest.approx({"a": 0.6, "b": 0.8})

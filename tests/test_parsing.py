@@ -414,9 +414,8 @@ def test_a_reply(
     content = RecordDict(
         {"config": ConfigRecord(whole), "model.model": ArrayRecord({"vector": array})}
     )
-    with contextlib.suppress(
-        TypeError, ValueError, OverflowError
-    ):  # numbers that Flower itself does not carry
+    # Numbers that Flower itself does not carry
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
         content["metrics"] = MetricRecord(metrics)
     try:
         found = read_update(reply_of(content), "a", EXPECTED)

@@ -40,9 +40,8 @@ def test_silofl_is_imported_and_run_above_a_clone(tmp_path: Path) -> None:
         paths = [
             wheel.read(name).decode() for name in wheel.namelist() if name.endswith(".pth")
         ]
-    assert paths == [
-        f"{source}\n"
-    ]  # a path, and no import of a finder, which is asked after all paths
+    # A path, and no import of a finder, which is asked after all paths
+    assert paths == [f"{source}\n"]
     site = f"import site, sys; site.addsitedir({str(tmp_path / 'site')!r}); import silofl; print(silofl.__file__)"
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "silofl.pth").write_text(paths[0])

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+# shtab.FILE, without importing it
 PATHS = {
     "bash": "_shtab_compgen_files",
     "zsh": "_files",
     "fish": "(__fish_complete_path (commandline -ct))",
-}  # shtab.FILE, without importing it
+}
 
 
 class Option(NamedTuple):

@@ -103,9 +103,8 @@ def open_session(message: Message, context: Context) -> ClientSession:
     """
     terms = take_terms(context.node_config)
     if terms is None:
-        if (
-            Path(sys.argv[0]).name == "flwr-clientapp"
-        ):  # the process of a SuperNode that is not ours
+        # The process of a SuperNode that is not ours
+        if Path(sys.argv[0]).name == "flwr-clientapp":
             raise UserError(NO_GATE)
         terms = read_terms(context.node_config, context.run_config)
         check_message(message, context, terms)

@@ -96,11 +96,9 @@ def may_measure(session: ClientSession) -> bool:
 
 def claim(session: ClientSession, question: Question) -> None:
     """Note that this answer is about to leave. Raises PolicyRefusedError where the rule refuses it, else SiteError."""
-    state, silo, run = (
-        session.context.node_config.get("state-dir"),
-        session.name,
-        str(int(session.context.run_id)),
-    )
+    state = session.context.node_config.get("state-dir")
+    silo = session.name
+    run = str(int(session.context.run_id))
     if not state:
         raise PolicyRefusedError(
             f"{silo} refuses: it has no state-dir to remember what it gave"

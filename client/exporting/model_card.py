@@ -49,9 +49,8 @@ class Input(Frozen):
     """Shape (``models.shapes.written``) and number format of a sample."""
 
     shape: list[int] | list[str]
-    dtype: (
-        Name | None
-    )  # of several inputs one each, as ``partitions.splits.dtype_of`` writes them
+    # Of several inputs one each, as ``partitions.splits.dtype_of`` writes them
+    dtype: Name | None
 
 
 class Scale(Frozen):

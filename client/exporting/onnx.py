@@ -71,9 +71,8 @@ def onnx_of(card: Card, net: FlatModel) -> tuple[bytes, float]:
     written: Any = io.BytesIO()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # the exporter is the older one; shapes are constants
+            # The exporter is the older one; shapes are constants
+            warnings.simplefilter("ignore")
             torch.onnx.export(
                 module,
                 (inputs(card, shape, 2),),

@@ -34,10 +34,8 @@ from partitions.recipes.recipe import Recipe
 
 MOST_SCAN_BYTES = 1 << 28  # of a request
 MOST_FILES = 10_000  # in a zip
-LARGEST_UNPACKED, MOST_TIMES = (
-    1 << 27,
-    100,
-)  # a zip that unpacks to more, and to that many times its size, is refused
+# A zip that unpacks to more, and to that many times its size, is refused
+LARGEST_UNPACKED, MOST_TIMES = 1 << 27, 100
 ZIP, GZIP = b"PK", b"\x1f\x8b"
 NIFTI_MAGIC = {344: (b"ni1\0", b"n+1\0"), 4: (b"ni2\0", b"n+2\0")}
 THE_REQUEST = "the request"
@@ -109,9 +107,8 @@ def unpack(body: Path, folder: Path) -> None:
                     archive.open(member) as file,
                     (folder / f"{number:06}{ending}").open("xb") as out,
                 ):
-                    shutil.copyfileobj(
-                        file, out, BLOCK
-                    )  # raises if there is more than the directory states
+                    # Raises if there is more than the directory states
+                    shutil.copyfileobj(file, out, BLOCK)
     except (UserError, DataError):
         raise
     except (

@@ -37,9 +37,8 @@ from partitions.schema import Schema, difference, few, moved, order_of
 from partitions.splits import Array, dtype_of, input_shape
 
 BATCH = 512
-MOST_VALUES = (
-    1 << 22
-)  # of pictures and volumes per batch; a U-Net's outputs are several times that
+# Of pictures and volumes per batch; a U-Net's outputs are several times that
+MOST_VALUES = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -142,10 +141,8 @@ def answers_of(
     x, own = asked.x, asked.schema
     shape, dtype = card.shape, card.input.dtype
     here, kind = input_shape(x, asked.vocabulary), dtype_of(x)
-    if here != shape or dtype not in (
-        None,
-        kind,
-    ):  # None: a shared model accepts each silo's own type
+    # None: a shared model accepts each silo's own type
+    if here != shape or dtype not in (None, kind):
         raise UserError(
             f"{data} holds {kind} samples of shape {here}; {model} takes {dtype or 'samples'} of shape {shape}"
         )
@@ -156,9 +153,8 @@ def answers_of(
     mean, std = (torch.tensor(scale.mean), torch.tensor(scale.std)) if scale else (None, None)
     for batch in batches_of(asked, data):
         part = reorder_columns(batch, order)
-        part = (
-            part.astype(np.float32) if part.dtype == np.uint8 else part
-        )  # scaled below, as in the card
+        # Scaled below, as in the card
+        part = part.astype(np.float32) if part.dtype == np.uint8 else part
         outputs = logits_of(net, Samples(part, np.zeros(len(part), np.int64), "cpu", mean, std))
         if not bool(outputs.isfinite().all()):
             raise UserError(

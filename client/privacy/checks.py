@@ -155,12 +155,8 @@ def released_sums(x: Array, part: Split, policy: Policy, state: str) -> tuple[Su
     try:
         with Record(Path(state)).writing() as db:
             return _release(x, part.units, policy, rule, db)
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-    ) as error:  # the record is unreadable: release nothing more
+    # The record is unreadable: release nothing more
+    except (OSError, ValueError, KeyError, TypeError) as error:
         return None, f"what it gave before cannot be remembered ({error})"
 
 

@@ -84,9 +84,8 @@ def private_round(
     sampling = Sampling(units.records, units.count, client.common.batch_size)
     digest = _digest(client, s, units, config, network)
     plan = plan_of(s, client.common, sampling, client.noised_passes(), digest.hex())
-    uses = getattr(
-        client.settings, "gradients_per_batch", 1
-    )  # gradients of each batch in a round
+    # Gradients of each batch in a round
+    uses = getattr(client.settings, "gradients_per_batch", 1)
     from_here = derived(key, "round", client.round, digest)
     client.privacy = PrivateTraining(plan, sampling, units, from_here, client.model, uses)
 
@@ -130,9 +129,8 @@ def _digest(
         sorted(kept.items()),
         used,
     ]
-    return round_digest(
-        given, [*values, bool(config.get("late"))]
-    )  # a late joiner starts from another model
+    # A late joiner starts from another model
+    return round_digest(given, [*values, bool(config.get("late"))])
 
 
 # The key of the noise

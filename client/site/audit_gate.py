@@ -71,12 +71,10 @@ class MessageInfo:
     versions: Mapping[str, str]
     cohort: str
     study: Mapping[str, Any] | None = None  # name, digest, and how many bytes may leave
-    receipt: Mapping[str, Any] | None = (
-        None  # the log's entry about the server's receipt (`take_receipt`)
-    )
-    charged: Charged | None = (
-        None  # the charge to the privacy budget (`messages.charge_message`)
-    )
+    # The log's entry about the server's receipt (`take_receipt`)
+    receipt: Mapping[str, Any] | None = None
+    # The charge to the privacy budget (`messages.charge_message`)
+    charged: Charged | None = None
 
     @property
     def state(self) -> Path:

@@ -17,15 +17,10 @@ from .study.protocol import StudyLimits, StudyProtocol
 from .trust.policy import Policy
 
 BYTES = "bytes"
-RULES = {
-    "train": "max_rounds",
-    "evaluate": "max_evaluations",
-}  # for a kind of message, besides `max_messages`
-LIMITS = {
-    "train": "rounds",
-    "evaluate": "evaluations",
-    "query": "queries",
-}  # of a study, besides `messages`
+# For a kind of message, besides `max_messages`
+RULES = {"train": "max_rounds", "evaluate": "max_evaluations"}
+# Of a study, besides `messages`
+LIMITS = {"train": "rounds", "evaluate": "evaluations", "query": "queries"}
 
 
 def limits_of(policy: Policy, kind: str) -> dict[str, int]:

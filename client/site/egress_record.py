@@ -26,10 +26,8 @@ from .trust.policy import Policy, Rules
 TAKEN = "withheld"  # in `SILOFL_SITE_AUDITS`: the site accepts this record from the app
 RECORD = "site"  # in a reply: the app's report to the site, removed before the reply leaves
 TOOLS = ("silofl", "flwr", "torch", "numpy", "cryptography")
-MOST_ITEMS, MOST_TEXT = (
-    100,
-    200,
-)  # limits of an app's report: items per rule; characters per item
+# Limits of an app's report: items per rule; characters per item
+MOST_ITEMS, MOST_TEXT = 100, 200
 
 
 def rule_values(policy: Policy) -> dict[str, Any]:

@@ -34,11 +34,9 @@ NO_REFUSAL = "a reply that is too large is awaited until the round's time is up"
 NO_KEY_CHECK = "`doctor` and `join` cannot say whether the server knows the silo's key"
 
 # Log lines of Flower's SuperNode: registered, connection lost, connection back, and refused by the server.
-REGISTERED, LOST, BACK = (
-    "SuperNode ID: ",
-    "Connection attempt failed, retrying in",
-    "Connection successful after",
-)
+REGISTERED = "SuperNode ID: "
+LOST = "Connection attempt failed, retrying in"
+BACK = "Connection successful after"
 REFUSED = "Failed to activate SuperNode"
 
 INTERNALS = {

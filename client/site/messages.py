@@ -83,11 +83,9 @@ def check_message(message: Any, context: Any, terms: Terms, *, app: Iterable[str
     asked, run_config = message.metadata.message_type, context.run_config
     kind = asked.partition(".")[0]
     sent = dict(message.content["config"]) if "config" in message.content else {}
-    state, run, today = (
-        node.get("state-dir"),
-        str(int(context.run_id)),
-        datetime.now(UTC).date(),
-    )
+    state = node.get("state-dir")
+    run = str(int(context.run_id))
+    today = datetime.now(UTC).date()
     try:
         left = kind == "train" and has_left(state, names_of(sent, int(run)), silo)
     except SiteError as error:

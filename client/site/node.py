@@ -42,9 +42,8 @@ class Site:
     data: Path
     state: Path
     device: str = "cpu"
-    allowed_apps: str = (
-        ""  # SHA-256 sums, or a file of them; empty: every app that the server sends
-    )
+    # SHA-256 sums, or a file of them; empty: every app that the server sends
+    allowed_apps: str = ""
     policy: str = ""  # the file with the rules for what may leave (policy.py), or `public`; empty: the defaults
     flwr: str = ""  # the server's version of Flower; empty: unknown
     schema: Path | None = None  # the file with the federation's schema, if it declares one

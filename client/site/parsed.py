@@ -19,10 +19,8 @@ def read_toml(text: str, path: str, mend: str) -> dict[str, Any]:
     """Return the content of a text in TOML. ``mend``: the next step. Raises SiteError, one line."""
     try:
         return tomllib.loads(text)
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # ValueError also for a number of thousands of digits
+    # ValueError also for a number of thousands of digits
+    except (ValueError, RecursionError) as error:
         raise SiteError(f"{path} is no TOML ({error}); {mend}") from None
 
 

@@ -37,18 +37,8 @@ from .trust.chain import sync_folder, utc_now, write_whole
 FILE = "record.sqlite"
 VERSION = 2  # 1 was never released
 WAIT_SECONDS = 60.0  # for another process of this silo
-REMOTE = (
-    "nfs",
-    "cifs",
-    "smb",
-    "9p",
-    "fuse",
-    "lustre",
-    "gpfs",
-    "ceph",
-    "afs",
-    "beegfs",
-)  # no shared memory for a WAL
+# No shared memory for a WAL
+REMOTE = ("nfs", "cifs", "smb", "9p", "fuse", "lustre", "gpfs", "ceph", "afs", "beegfs")
 TABLES = """
 CREATE TABLE meta (id TEXT NOT NULL, replies INTEGER NOT NULL, ledger INTEGER NOT NULL, hash TEXT NOT NULL,
     files TEXT NOT NULL);
@@ -89,9 +79,8 @@ class OpenConnections(threading.local):
 
 
 KEPT = OpenConnections()
-INHERITED: list[
-    sqlite3.Connection
-] = []  # by a fork: to close them would release the parent's locks
+# By a fork: to close them would release the parent's locks
+INHERITED: list[sqlite3.Connection] = []
 
 
 def close_records(*modes: str) -> None:
@@ -204,10 +193,8 @@ class Record:
                 (own,) = db.execute("SELECT id FROM meta").fetchone()
             (self.state / "audit").mkdir(exist_ok=True, mode=0o700)
             close_records()
-            for ending in (
-                "-wal",
-                "-shm",
-            ):  # of a record that is gone: they would change this one
+            # Of a record that is gone: they would change this one
+            for ending in ("-wal", "-shm"):
                 (self.state / f"{FILE}{ending}").unlink(missing_ok=True)
             os.replace(new, self.path)
             sync_folder(self.state)

@@ -87,9 +87,8 @@ def _replies(db: sqlite3.Connection, state: Path) -> Iterator[str]:
                 db.execute(REPLY, (*what, entry["bytes"], entry["line"], entry["hash"]))
                 logged[study] += entry["bytes"]
     for file in sorted(state.glob("studies/*/bytes")):
-        sent = sum(
-            int(size) for (size,) in _words(file, 1)
-        )  # also of replies without a row of their own
+        # Also of replies without a row of their own
+        sent = sum(int(size) for (size,) in _words(file, 1))
         _total(db, study=file.parent.name, size=max(sent - logged[file.parent.name], 0))
 
 
@@ -165,10 +164,8 @@ def _disclosed(db: sqlite3.Connection, state: Path) -> Iterator[str]:
 def _approvals(db: sqlite3.Connection, state: Path) -> Iterator[str]:
     """Take over the approved studies, as they were approved."""
     for file in sorted(state.glob("studies/*/approval.json")):
-        protocol, approval = (
-            (file.parent / "study.toml").read_text(encoding="utf-8"),
-            json.loads(file.read_text()),
-        )
+        protocol = (file.parent / "study.toml").read_text(encoding="utf-8")
+        approval = json.loads(file.read_text())
         if digest(body_of(protocol).encode()) != approval["digest"]:
             raise SiteError(f"{file.parent.name}/study.toml is not what was approved")
         ended = file.parent / "revoked.json"
@@ -186,10 +183,8 @@ def _data_files(db: sqlite3.Connection, state: Path) -> Iterator[str]:
     lines = verify_chain(state / "budget", 1, "budget", EVERY).entries
     bound = {line["data"]: line["note"] for line in lines if line.get("note")}
     for file in sorted(state.glob("budget/data/*.json")):
-        text, samples = (
-            file.read_text(encoding="utf-8"),
-            file.with_suffix(".samples").read_text(encoding="utf-8"),
-        )
+        text = file.read_text(encoding="utf-8")
+        samples = file.with_suffix(".samples").read_text(encoding="utf-8")
         note = json.loads(text)
         if (
             bound.get(file.stem) not in (None, digest(text.encode()))

@@ -14,9 +14,8 @@ from .study.approvals import study_for
 from .study.protocol import StudyProtocol, narrow_policy
 from .trust.policy import Policy, PolicyRefusedError, policy_of
 
-GIVEN = (
-    "terms"  # in the node config of a message that the gate has checked, charged and counted
-)
+# In the node config of a message that the gate has checked, charged and counted
+GIVEN = "terms"
 
 
 @dataclass(frozen=True)

@@ -38,9 +38,8 @@ from partitions.splits import Array, dtype_of
 TO_PREDICT = ("test", "all")  # the first of these parts in a file is used
 INDEX, FILE = "index", "file"
 KEYS = (FILE, "patient", "study", "accession")  # possible keys of a picture
-NUMBERED = re.compile(
-    r"(p|y|pixels|set|low|high)_(\d+)"
-)  # columns of the answers, by class or measurement
+# Columns of the answers, by class or measurement
+NUMBERED = re.compile(r"(p|y|pixels|set|low|high)_(\d+)")
 
 
 @dataclass(frozen=True)
@@ -55,9 +54,8 @@ class NewSamples:
     schema: Schema
     keys: Sequence[str]
     key: str = INDEX
-    pictures: NewPictures | None = (
-        None  # the source of pictures or scans; ``x`` has only their shape and type
-    )
+    # The source of pictures or scans; ``x`` has only their shape and type
+    pictures: NewPictures | None = None
     notes: Sequence[str] = ()
 
 

@@ -15,17 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
-Units = npt.NDArray[
-    np.int64
-]  # the patient of each prediction (n,); without patients, the sample
+# The patient of each prediction (n,); without patients, the sample
+Units = npt.NDArray[np.int64]
 
 BINS = 10
-FEWEST = (
-    5  # least samples per bin on average, because the share of events in a bin of one is 0 or 1
-)
-NEAREST = (
-    1e-12  # least distance of a probability from 0 and 1, where its logit would be infinite
-)
+# Least samples per bin on average, because the share of events in a bin of one is 0 or 1
+FEWEST = 5
+# Least distance of a probability from 0 and 1, where its logit would be infinite
+NEAREST = 1e-12
 STEPS = 50  # of Newton's method
 LARGEST = 1e3  # a larger coefficient has no finite estimate: the events are separated
 
@@ -141,9 +138,8 @@ def _newton(x: Array, offset: Array, event: Array) -> Array | None:
 # Net benefit of decisions by a model's probabilities (Vickers and Elkin, Med. Decis. Making 2006)
 
 
-THRESHOLDS = tuple(
-    round(0.05 * k, 2) for k in range(1, 20)
-)  # probabilities from which a patient is treated
+# Probabilities from which a patient is treated
+THRESHOLDS = tuple(round(0.05 * k, 2) for k in range(1, 20))
 
 
 def net_benefit(p: Array, event: Array, thresholds: tuple[float, ...] = THRESHOLDS) -> Array:

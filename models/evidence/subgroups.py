@@ -65,9 +65,8 @@ def subgroup_scores(
     """
     if isinstance(task, Segmentation):
         dice = task.dice_by_case(model, test)
-        known = (
-            ~dice.isnan()
-        ).numpy()  # a case without foreground is in no number, so its patient does not count
+        # A case without foreground is in no number, so its patient does not count
+        known = (~dice.isnan()).numpy()
         names = released(groups[known], None if patients is None else patients[known], least)
         each = {name: _of_cases(dice[torch.from_numpy(groups == name)]) for name in names}
     else:

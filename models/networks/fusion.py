@@ -251,9 +251,8 @@ class Fusion(nn.Module):
     def __init__(self, input_shape: Shape, classes: int, settings: SignalsSettings) -> None:
         super().__init__()
         s, width = settings, settings.width
-        self.kinds: list[
-            tuple[str, str]
-        ] = []  # of each input: the prefix of its blocks' names, and its kind
+        # Of each input: the prefix of its blocks' names, and its kind
+        self.kinds: list[tuple[str, str]] = []
         second: dict[str, nn.Module] = {}
         for name, shape in inputs_of(input_shape).items():
             start, kind = f"{name}_" if name else "", kind_of(shape)

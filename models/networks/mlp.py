@@ -43,10 +43,8 @@ class Mlp(nn.Module):
         return x
 
 
-MOST_LAYERS, MOST_UNITS = (
-    8,
-    10_000,
-)  # limits, because a silo builds the network from a server's settings
+# Limits, because a silo builds the network from a server's settings
+MOST_LAYERS, MOST_UNITS = 8, 10_000
 
 
 @dataclass(frozen=True)

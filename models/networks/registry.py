@@ -53,11 +53,8 @@ from partitions.common.plugins import NETWORKS, plugins
 Make = Callable[[Shape, int, Any], nn.Module]
 FLATTENED = ("table", "signal", "picture", "volume")
 EVERY = (*FLATTENED, "text", "several")
-AUTO = {
-    "table": "mlp",
-    "text": "fasttext",
-    "signal": "fedapm-signals",
-}  # "auto" for these kinds of inputs
+# "auto" for these kinds of inputs
+AUTO = {"table": "mlp", "text": "fasttext", "signal": "fedapm-signals"}
 
 
 @dataclass(frozen=True)
@@ -76,9 +73,8 @@ class ModelSpec:
     smallest: int = 1
     settings: type | None = None
     per_pixel: bool = False  # outputs for every pixel of the picture
-    published: tuple[
-        tuple[str, str], ...
-    ] = ()  # (pattern, replacement): names in published files, and ours
+    # (pattern, replacement): names in published files, and ours
+    published: tuple[tuple[str, str], ...] = ()
 
 
 def _conv_net(

@@ -42,18 +42,13 @@ from partitions.common.errors import UserError
 from partitions.common.memory import is_out_of_memory
 
 MIXING = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
-TRIED, TOLERANCE = (
-    3,
-    1e-3,
-)  # records of the trial, and the relative error that rounding explains
+# Records of the trial, and the relative error that rounding explains
+TRIED, TOLERANCE = 3, 1e-3
 ROUNDED = 1 + 1e-3  # how much longer rounding may make a sum
 CHUNK = 2**17  # input values in a chunk,
 FEWEST, MOST = 16, 256  # within these limits of its records
-MEANS = (
-    F.cross_entropy,
-    square_loss,
-    segmentation_loss,
-)  # losses that are means of the records' losses
+# Losses that are means of the records' losses
+MEANS = (F.cross_entropy, square_loss, segmentation_loss)
 
 
 class Clipping:
@@ -63,9 +58,8 @@ class Clipping:
         check_network(model.module)
         self.model, self.clip_norm = model, clip_norm
         self.together = together  # False: one by one, for every network
-        self.tried: dict[
-            tuple[Any, ...], bool
-        ] = {}  # results of the trial, by trained parameters and kind of loss
+        # Results of the trial, by trained parameters and kind of loss
+        self.tried: dict[tuple[Any, ...], bool] = {}
         self.clipped: Tensor | int = 0  # number of units whose gradients were clipped,
         self.units = 0  # of this number
 
@@ -148,10 +142,8 @@ class Clipping:
         factors = torch.where(
             norms.isfinite(), (self.clip_norm / (norms + 1e-6)).clamp(max=1.0), 0.0
         )
-        self.clipped, self.units = (
-            self.clipped + (factors < 1).sum(),
-            self.units + norms.numel(),
-        )
+        self.clipped = self.clipped + (factors < 1).sum()
+        self.units = self.units + norms.numel()
         return factors
 
     def _single(
@@ -291,10 +283,8 @@ class Clipping:
             return False
         module.eval()
         try:
-            together, single = (
-                torch.zeros_like(self.model.gradient),
-                torch.zeros_like(self.model.gradient),
-            )
+            together = torch.zeros_like(self.model.gradient)
+            single = torch.zeros_like(self.model.gradient)
             norms = self._chunk(x, y, loss, network, together)[1]
             lengths = []
             for one in torch.split(index, 1):

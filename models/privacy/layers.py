@@ -34,9 +34,8 @@ UNFOLDED = 2**18  # numbers of unfolded inputs at once
 DOUBLES = 2**16  # numbers of float64 at once
 SHORT = 1e-18  # least norm of a term: squares of shorter vectors underflow in float32
 LONG = 1e15  # largest norm of an input: f d of longer ones would underflow in float32
-CANCELLED = (
-    1000  # largest ratio of the sum of the terms' norms to the norm of their sum; see at_least
-)
+# Largest ratio of the sum of the terms' norms to the norm of their sum; see at_least
+CANCELLED = 1000
 
 
 class Rows(NamedTuple):
@@ -135,9 +134,8 @@ def linear_square(a: Tensor, d: Tensor) -> Tensor:
     """Return |d_iᵀ a_i|² (b,) for a (b, [T,] I) and d (b, [T,] O); see :func:`at_least`."""
     a, d = (v.flatten(1, -2) if v.dim() > 2 else v.unsqueeze(1) for v in (a, d))
     positions = a.shape[1]
-    if (
-        positions == 1
-    ):  # float64 holds the squares of all float32; for 1e-23 times 1e19 one would underflow to 0
+    # float64 holds the squares of all float32; for 1e-23 times 1e19 one would underflow to 0
+    if positions == 1:
         inputs, back = (torch.linalg.vector_norm(v, dim=2, dtype=torch.float64) for v in (a, d))
         return _of_short(inputs, (inputs * back).square().sum(1))
     inputs, back = (_lengths(v).clamp(min=SHORT) for v in (a, d))
@@ -332,10 +330,8 @@ class SummedTerms(ParameterGradients):
 
 def _norm(layer: Any, a: Tensor, d: Tensor) -> Iterator[ParameterGradients]:
     if isinstance(layer, nn.GroupNorm):
-        scaled, dims = (
-            F.group_norm(a, layer.num_groups, eps=layer.eps),
-            tuple(range(2, d.dim())),
-        )
+        scaled = F.group_norm(a, layer.num_groups, eps=layer.eps)
+        dims = tuple(range(2, d.dim()))
     else:
         scaled = F.layer_norm(a, layer.normalized_shape, eps=layer.eps)
         dims = tuple(range(1, d.dim() - len(layer.normalized_shape)))

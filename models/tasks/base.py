@@ -17,9 +17,8 @@ from partitions.common.errors import DataError
 
 ENDS = ("score_low", "score_high")
 Array = npt.NDArray[np.float64]
-Chances = tuple[
-    Array, Array, npt.NDArray[np.intp]
-]  # probabilities; 1 where the event happened, else 0; sample indices
+# Probabilities; 1 where the event happened, else 0; sample indices
+Chances = tuple[Array, Array, npt.NDArray[np.intp]]
 
 
 def probabilities(outputs: Tensor) -> Array:
@@ -35,10 +34,8 @@ class Task:
     metrics: ClassVar[tuple[str, ...]] = METRICS
     score: ClassVar[str] = "accuracy"
     score_label: ClassVar[str] = "accuracy"  # the score's name in texts
-    secondary_metrics: ClassVar[dict[str, str]] = {
-        "macro_f1": "Macro F1",
-        "auc": "AUC",
-    }  # further metrics in the report
+    # Further metrics in the report
+    secondary_metrics: ClassVar[dict[str, str]] = {"macro_f1": "Macro F1", "auc": "AUC"}
     secondary_text: ClassVar[str] = (  # the report's text on them
         "Accuracy's companions that do not let common classes hide rare ones; mean over silos."
     )

@@ -51,11 +51,9 @@ class Multilabel(SingleLossTask):
         if not len(y):
             return dict.fromkeys(self.metrics, math.nan)
         logits, labels = outputs.detach().double().cpu(), y.double().cpu()
-        known, truth, predicted = (
-            (labels >= 0).numpy(),
-            (labels == 1).numpy(),
-            (logits > 0).numpy(),
-        )
+        known = (labels >= 0).numpy()
+        truth = (labels == 1).numpy()
+        predicted = (logits > 0).numpy()
         found, effects, counts = [], [], []
         scores = logits.numpy()
         for k in range(labels.shape[1]):
@@ -74,10 +72,8 @@ class Multilabel(SingleLossTask):
             for k in range(labels.shape[1])
             if known[:, k].any()
         ]
-        hits, all_ = (
-            (truth & predicted & known).sum(0),
-            (truth & known).sum(0) + (predicted & known).sum(0),
-        )
+        hits = (truth & predicted & known).sum(0)
+        all_ = (truth & known).sum(0) + (predicted & known).sum(0)
         occur = all_ > 0
         return {
             "loss": float(binary_loss(logits, labels)),
@@ -91,10 +87,8 @@ class Multilabel(SingleLossTask):
 
     def chances(self, outputs: Tensor, y: Tensor) -> Chances | None:
         """Return :meth:`Task.chances`, with one event for every known label of every sample."""
-        p, labels = (
-            torch.sigmoid(outputs.detach().double()).cpu().numpy(),
-            y.detach().cpu().numpy(),
-        )
+        p = torch.sigmoid(outputs.detach().double()).cpu().numpy()
+        labels = y.detach().cpu().numpy()
         known = labels >= 0
         return p[known], (labels[known] > 0).astype(np.float64), np.nonzero(known)[0]
 

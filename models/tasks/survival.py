@@ -26,9 +26,8 @@ def cox_loss(outputs: Tensor, y: Tensor) -> Tensor:
     order = torch.argsort(y[:, 0], descending=True, stable=True)
     s, time, event = outputs[order, 0], y[order, 0], y[order, 1]
     at_risk = torch.logcumsumexp(s, 0)
-    last = (
-        torch.searchsorted(-time.contiguous(), -time.contiguous(), right=True) - 1
-    )  # of those with an equal time
+    # Of those with an equal time
+    last = torch.searchsorted(-time.contiguous(), -time.contiguous(), right=True) - 1
     return -(event * (s - at_risk[last])).sum() / event.sum().clamp(min=1)
 
 

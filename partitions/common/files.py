@@ -77,9 +77,8 @@ def write_atomically(
     * ``keep``: the path to which the old file is moved, once the new one is written; None: it is replaced.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(
-        prefix=".", suffix=f".{path.name}.tmp", dir=path.parent
-    )  # permissions 0600
+    # Permissions 0600
+    descriptor, name = tempfile.mkstemp(prefix=".", suffix=f".{path.name}.tmp", dir=path.parent)
     temporary = Path(name)
     try:
         os.close(descriptor)

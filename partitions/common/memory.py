@@ -52,9 +52,8 @@ def bounds(root: Path) -> Iterator[tuple[int, int]]:
     for group in groups(root):
         for limit, use, inactive in NAMES:
             with suppress(OSError, ValueError, KeyError):
-                most, used = (
-                    int((group / name).read_text()) for name in (limit, use)
-                )  # "max": no limit
+                # "max": no limit
+                most, used = (int((group / name).read_text()) for name in (limit, use))
                 parts = dict(
                     line.split() for line in (group / "memory.stat").read_text().splitlines()
                 )

@@ -9,13 +9,11 @@ from collections.abc import Iterable, Sequence
 
 from .errors import DataError, UserError
 
-FORMULA = re.compile(
-    r"'*[=+\-@\t\r]"
-)  # text that a spreadsheet would compute, also if guarded already
+# Text that a spreadsheet would compute, also if guarded already
+FORMULA = re.compile(r"'*[=+\-@\t\r]")
 NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
-SILO = re.compile(
-    r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
-)  # also a host name, a file name, a TOML key
+# Also a host name, a file name, a TOML key
+SILO = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 
 LOOK_ALIKE = str.maketrans("авекмнорстухіјѕ‐‑‒–—−", "abekmhopctyxijs------")
 

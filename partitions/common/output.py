@@ -45,9 +45,8 @@ def open_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.dup2(
-                os.open(os.devnull, os.O_RDWR), number
-            )  # else the first file to be written would get its number
+            # Else the first file to be written would get its number
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
         if number:
             old = getattr(sys, name) or open(number, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
             buffered, through = old.line_buffering, old.write_through

@@ -28,10 +28,8 @@ class Frozen(BaseModel):
 Parsed = TypeVar("Parsed", bound=Frozen)
 
 
-NO_KEY = (
-    "extra_forbidden",
-    "invalid_key",
-)  # named first: for a key that is missing, another is misspelt
+# Named first: for a key that is missing, another is misspelt
+NO_KEY = ("extra_forbidden", "invalid_key")
 SHORT = reprlib.Repr()  # whatever the size of a value, which YAML's aliases can make unlimited
 SHORT.maxlevel, SHORT.maxstring, SHORT.maxother = 2, 80, 80
 
@@ -60,11 +58,8 @@ def parse_content(kind: type[Parsed], content: object, mend: str) -> Parsed:
         return kind.model_validate_json(json.dumps(content), by_alias=True, by_name=False)
     except ValidationError as error:
         raise DataError(f"{first_fault(error, kind)}; {mend}") from None
-    except (
-        TypeError,
-        ValueError,
-        RecursionError,
-    ) as error:  # such as a date without quotation marks
+    # Such as a date without quotation marks
+    except (TypeError, ValueError, RecursionError) as error:
         raise DataError(
             f"a value is no text, number, list or table ({str(error)[:80]}); {mend}"
         ) from None

@@ -68,10 +68,8 @@ def load_heart(name: str, data_dir: str) -> Dataset:
     dummies = [
         whole[:, i] == value for i in (CHEST_PAIN, ECG) for value in np.unique(whole[:, i])[1:]
     ]
-    x, y = (
-        np.column_stack([*kept, *dummies]).astype(np.float32),
-        (whole[:, -1] > 0).astype(np.int64),
-    )
+    x = np.column_stack([*kept, *dummies]).astype(np.float32)
+    y = (whole[:, -1] > 0).astype(np.int64)
     centre = np.repeat(list(tables), [len(table) for table in tables.values()])
     in_test = heart_test(y, centre)
     order = np.argsort(in_test, kind="stable")
@@ -169,10 +167,8 @@ ISIC_CENTRES = (
     "HAM_vienna_dias",
 )
 ISIC_CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
-ISIC_SHORT, ISIC_SIDE = (
-    224,
-    200,
-)  # pixels: the shorter side after resizing, and the side of the central crop
+# Pixels: the shorter side after resizing, and the side of the central crop
+ISIC_SHORT, ISIC_SIDE = 224, 200
 
 
 def load_isic(name: str, data_dir: str) -> Dataset:
@@ -285,11 +281,8 @@ def shades_of_grey(picture: Array, power: int = 6) -> Array:
 # Brains
 
 IXI_PLACES = ("ixi-tiny", "ixi", "fed_ixi", "IXI-Dataset")
-IXI_SIZES = {
-    "HH": 181,
-    "Guys": 311,
-    "IOP": 74,
-}  # subjects; in the order in which FLamby draws the test parts
+# Subjects; in the order in which FLamby draws the test parts
+IXI_SIZES = {"HH": 181, "Guys": 311, "IOP": 74}
 IXI_CENTRES = ("Guys", "HH", "IOP")
 IXI_SHAPE = (48, 60, 48)
 IXI_SUBJECT = re.compile(r"IXI(\d{3})-(HH|Guys|IOP)-\d+")

@@ -45,10 +45,8 @@ MEDMNIST = {
     "vesselmnist3d": ("brain MRA, shape of vessels, aneurysms", 2),
     "synapsemnist3d": ("electron microscope, synapses", 2),
 }
-MEDMNIST_TASKS = {
-    "chestmnist": "multilabel",
-    "retinamnist": "ordinal",
-}  # the others are multiclass
+# The others are multiclass
+MEDMNIST_TASKS = {"chestmnist": "multilabel", "retinamnist": "ordinal"}
 TRAIN, TEST = ("train", "val"), ("test",)
 
 

@@ -33,11 +33,8 @@ KUHAR_CLASSES = (
 )
 KUHAR_COLUMNS = 8  # time, acceleration (3), time, angular velocity (3)
 KUHAR_WITHOUT = "1101"  # a participant whom FedMultimodal leaves out
-STEPS, STRIDE, FEWEST = (
-    128,
-    2,
-    10,
-)  # of a window; every second row is taken; windows of a participant
+# Of a window; every second row is taken; windows of a participant
+STEPS, STRIDE, FEWEST = 128, 2, 10
 
 
 def load_ku_har(name: str, data_dir: str) -> Dataset:

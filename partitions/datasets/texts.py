@@ -35,10 +35,8 @@ def load_ag_news(name: str, data_dir: str) -> Dataset:
     test = require(name, ["test.csv"], NEWS_PLACES, data_dir, whence)
     train = test.parent / "train.csv"
     tables = [read_news(name, path) for path in (train, test) if path.is_file()]
-    texts, labels = (
-        [text for table in tables for text, _ in table],
-        [label for table in tables for _, label in table],
-    )
+    texts = [text for table in tables for text, _ in table]
+    labels = [label for table in tables for _, label in table]
     vocabulary = by_frequency(texts)
     x, y = encode(texts, vocabulary, LENGTH).x, np.array(labels, np.int64)
     if len(tables) == 1:

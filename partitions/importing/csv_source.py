@@ -83,10 +83,10 @@ def read_csv(path: Path, options: ImportOptions) -> Found:
         lines, notes = lines_by(path, options.recipe)
         found = rows_by_recipe(lines, options.recipe, options.as_gaps)
     else:
-        lines, notes = (
-            read_lines(path, options.take.separator, options.take.encoding, options.take.gaps),
-            (),
+        lines = read_lines(
+            path, options.take.separator, options.take.encoding, options.take.gaps
         )
+        notes = ()
         found = rows_of(lines, options)
     found = replace(found, notes=(*notes, *found.notes))
     return with_subgroups(lines, found, options) if options.subgroup else found
@@ -266,9 +266,8 @@ def table_rows(lines: Lines, recipe: Recipe, columns: tuple[str, ...], as_gaps: 
         lines.columns.get(name, empty) for name in (recipe.patient, recipe.text.column)
     )
     whose = {key: (pseudonym(key), hashed(key)) for key in dict.fromkeys(keys)}
-    known: dict[
-        tuple[str, ...], tuple[tuple[str, ...], str]
-    ] = {}  # labels and split of each combination of cells
+    # Labels and split of each combination of cells
+    known: dict[tuple[str, ...], tuple[tuple[str, ...], str]] = {}
     names, rows = (*columns, "split"), list[SampleSource]()
     cells = zip(*(lines.columns.get(name, empty) for name in names), strict=True)
     for i, (own, key, text) in enumerate(zip(cells, keys, texts, strict=True)):
@@ -350,12 +349,10 @@ def draft_roles(
     lines: Lines, options: ImportOptions, problems: Problems
 ) -> tuple[tuple[str, ...], str]:
     """Return the columns of labels and of patients; one not found is open, and ``problems`` gets the reason."""
-    path, header, take, label = (
-        lines.path,
-        lines.header,
-        options.take,
-        options.survival or options.label,
-    )
+    path = lines.path
+    header = lines.header
+    take = options.take
+    label = options.survival or options.label
     columns: tuple[str, ...] = (OPEN,)
     patient = OPEN
     with problems.collected():

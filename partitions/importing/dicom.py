@@ -92,10 +92,8 @@ PIXELS = (
     ),
     *("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence"),
     *("WindowCenter", "WindowWidth", "VOILUTFunction", "VOILUTSequence", *PALETTE),
-    *(
-        "SharedFunctionalGroupsSequence",
-        "PerFrameFunctionalGroupsSequence",
-    ),  # where enhanced files have the above
+    # Where enhanced files have the above
+    *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"),
     *("BurnedInAnnotation", "ConversionType"),
 )
 NO_PICTURES = ("SEG", "PR", "KO", "SR", "REG", "RTDOSE", "RTSTRUCT", "RTPLAN")
@@ -255,16 +253,12 @@ def _windowed(values: Array, centre: float, width: float, function: str) -> Arra
     from pydicom.pixels import apply_windowing
 
     screen = Dataset()
-    screen.PhotometricInterpretation, screen.BitsStored, screen.PixelRepresentation = (
-        "MONOCHROME2",
-        16,
-        0,
-    )
-    screen.WindowCenter, screen.WindowWidth, screen.VOILUTFunction = (
-        f"{centre:.8g}",
-        f"{width:.8g}",
-        function,
-    )
+    screen.PhotometricInterpretation = "MONOCHROME2"
+    screen.BitsStored = 16
+    screen.PixelRepresentation = 0
+    screen.WindowCenter = f"{centre:.8g}"
+    screen.WindowWidth = f"{width:.8g}"
+    screen.VOILUTFunction = function
     return apply_windowing(values, screen) / 65535
 
 
@@ -341,10 +335,8 @@ def spacing_of(header: Dataset, *, ratio: bool = False) -> tuple[float, float] |
 
 def place_of(header: Dataset) -> tuple[Array | None, Array | None]:
     """Return the mm of a frame's first pixel, (3,), and the directions of its rows and columns, (2, 3), or None."""
-    position, directions = (
-        header.get("ImagePositionPatient"),
-        header.get("ImageOrientationPatient"),
-    )
+    position = header.get("ImagePositionPatient")
+    directions = header.get("ImageOrientationPatient")
     return (
         np.array(position, float) if position and len(position) == 3 else None,
         np.array(directions, float).reshape(2, 3)

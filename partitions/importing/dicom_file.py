@@ -33,24 +33,10 @@ if TYPE_CHECKING:
 
 GROUP_LENGTH = b"DICM\x02\0\0\0UL"  # the beginning of a header, before its length
 DEFLATED = b"1.2.840.10008.1.2.1.99"
-BARE = (
-    b"UL",
-    b"CS",
-    b"UI",
-    b"DA",
-    b"TM",
-    b"SH",
-    b"LO",
-    b"OB",
-)  # types of values at the beginning without DICM
-TEXTS = (
-    "DS",
-    "IS",
-    "CS",
-    "LO",
-    "SH",
-    "UI",
-)  # types of values that are empty with blanks in them, too
+# Types of values at the beginning without DICM
+BARE = (b"UL", b"CS", b"UI", b"DA", b"TM", b"SH", b"LO", b"OB")
+# Types of values that are empty with blanks in them, too
+TEXTS = ("DS", "IS", "CS", "LO", "SH", "UI")
 REQUIRED = (
     "SamplesPerPixel",
     "PhotometricInterpretation",
@@ -58,9 +44,8 @@ REQUIRED = (
     "BitsStored",
     "PixelRepresentation",
 )
-START_OF_FRAME = re.compile(
-    rb"\xff\xf7\x00.[\x02-\x10](.{5})", re.DOTALL
-)  # of JPEG-LS: height, width, components
+# Of JPEG-LS: height, width, components
+START_OF_FRAME = re.compile(rb"\xff\xf7\x00.[\x02-\x10](.{5})", re.DOTALL)
 GROUPS = (  # of enhanced files: the sequences that describe a frame
     *("PixelMeasuresSequence", "PlanePositionSequence", "PlaneOrientationSequence"),
     *("PixelValueTransformationSequence", "FrameVOILUTSequence"),
@@ -268,9 +253,8 @@ def pixels_of(path: Path, dataset: Dataset, frame: int | None) -> Array:
     from pydicom.pixels import pixel_array
 
     shift = 0 if is_compressed(dataset) else shift_of(dataset)
-    bits = (
-        {"bits_stored": dataset.BitsAllocated} if shift else {}
-    )  # else pydicom takes the lowest bits
+    # Else pydicom takes the lowest bits
+    bits = {"bits_stored": dataset.BitsAllocated} if shift else {}
     stored = pixel_array(
         path, index=frame, transfer_syntax_uid=dataset.file_meta.TransferSyntaxUID, **bits
     )

@@ -25,6 +25,7 @@ TEST_SHARE, VAL_SHARE = 0.2, 0.2  # of all; of the rest
 
 FEWEST_DIVIDED = 3  # patients; fewer would leave a part without one
 
+# No class
 UNKNOWN = (
     "unknown",
     "unbekannt",
@@ -34,7 +35,7 @@ UNKNOWN = (
     "n.a.",
     "inconnu",
     "desconocido",
-)  # no class
+)
 
 VAL_SHARE_GIVEN = 0.15  # of the training samples, where train and test are given but val is not
 

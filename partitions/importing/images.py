@@ -43,18 +43,8 @@ PICTURES = (
     ),
     *(".webp", ".gif", ".avif", ".pbm", ".pgm", ".ppm", ".pnm"),
 )
-FORMATS = (
-    "PNG",
-    "JPEG",
-    "JPEG2000",
-    "BMP",
-    "DIB",
-    "TIFF",
-    "WEBP",
-    "GIF",
-    "AVIF",
-    "PPM",
-)  # Pillow has more
+# Pillow has more
+FORMATS = ("PNG", "JPEG", "JPEG2000", "BMP", "DIB", "TIFF", "WEBP", "GIF", "AVIF", "PPM")
 MODES = (
     "1",
     "L",
@@ -72,17 +62,12 @@ MODES = (
     "I;16L",
 )
 NIFTI = (".nii", ".nii.gz")
-DICOM = (
-    ".dcm",
-    ".dicom",
-    ".ima",
-)  # files with these endings are never named in messages, DICOM or not
+# Files with these endings are never named in messages, DICOM or not
+DICOM = (".dcm", ".dicom", ".ima")
 ORIENTATION = 0x0112  # of EXIF
 LOSSY = ("JPEG", "MPO")  # formats whose pixels are not what was saved
-PHOTOMETRIC, SAMPLES = (
-    262,
-    277,
-)  # tags of TIFF: whether 0 is white, and how many channels there are
+# Tags of TIFF: whether 0 is white, and how many channels there are
+PHOTOMETRIC, SAMPLES = 262, 277
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +83,8 @@ class SampleSource:
     text: str = ""
     subgroup: str = ""  # "" = not known
     spelling: str = ""  # the hash of the patient's identifier as it is written
-    key: str = (
-        ""  # the csv's identifier of the patient, for predictions; no file of ours contains it
-    )
+    # The csv's identifier of the patient, for predictions; no file of ours contains it
+    key: str = ""
     part: int | None = None  # the slice of a volume; None: the middle one
     files: tuple[Path, ...] = ()  # of a whole volume: a NIfTI file, or all files of a series
     masks: tuple[Path, ...] = ()  # of a whole volume: a NIfTI file, or SEG and RTSTRUCT objects
@@ -146,9 +130,8 @@ def probe(sample: SampleSource, reading: ReadOptions) -> ImageInfo:
             raise DataError(
                 f"its pixels are {what} ({picture.mode}); convert it to 8 or 16 bit"
             )
-        notes = tuple(
-            remarks_on(picture)
-        )  # before EXIF is read, for which Pillow decodes a PNG
+        # Before EXIF is read, for which Pillow decodes a PNG
+        notes = tuple(remarks_on(picture))
         width, height = picture.size
         if picture.getexif().get(ORIENTATION, 1) >= 5:  # rotated by 90 degrees
             width, height = height, width
@@ -196,9 +179,8 @@ def read(sample: SampleSource, reading: ReadOptions) -> Array:
         picture: Image.Image = ImageOps.exif_transpose(opened)
         if picture.mode.startswith("I;16"):
             values = np.asarray(picture).astype(np.float32) / 65535
-            white = (
-                getattr(opened, "tag_v2", {}).get(PHOTOMETRIC) == 0
-            )  # of TIFF: Pillow inverts 8 bits only
+            # Of TIFF: Pillow inverts 8 bits only
+            white = getattr(opened, "tag_v2", {}).get(PHOTOMETRIC) == 0
             picture = Image.fromarray(1 - values if white else values)
         else:
             picture = picture.convert("L" if picture.mode in ("1", "L", "LA") else "RGB")
@@ -272,9 +254,8 @@ def open_picture(path: Path, where: str) -> Iterator[Image.Image]:
         with picture:
             yield picture
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        reason = getattr(error, "strerror", None) or str(
-            error
-        )  # without the name of a patient's folder
+        # Without the name of a patient's folder
+        reason = getattr(error, "strerror", None) or str(error)
         if isinstance(error, FileNotFoundError | UnidentifiedImageError):
             reason = (
                 "there is no such file"

@@ -338,9 +338,8 @@ def collect(source: Path, found: Found, options: ImportOptions) -> Collected:
             *future_notes(found.table, recipe),
             *rare_notes(found.table, recipe, patients),
         )
-        names = (
-            recipe.classes or names
-        )  # of a shared schema; this file's own names are in its recipe
+        # Of a shared schema; this file's own names are in its recipe
+        names = recipe.classes or names
         classes = names if task in ONE_CLASS else recipe.classes
         recipe = recipe.model_copy(
             update={"task": task, "classes": classes, "outputs": outputs}

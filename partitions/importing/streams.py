@@ -81,17 +81,13 @@ def describe(
         return blank(
             (len(samples), *recipe.pictures.shape), np.dtype(recipe.pictures.dtype).type
         )
-    first, plain = (
-        infos[0],
-        None,
-    )  # plain: the first that is no scan, whose depth was chosen by its maker
+    # Plain: the first that is no scan, whose depth was chosen by its maker
+    first, plain = infos[0], None
     for sample, info in zip(samples, infos, strict=True):
         assert sample.file is not None
         what = f"{sample.where}: {name_of(sample.file)}"
-        if (info.height, info.width) != (
-            first.height,
-            first.width,
-        ):  # volumes have equal shapes already
+        # Volumes have equal shapes already
+        if (info.height, info.width) != (first.height, first.width):
             sizes = (
                 f"{info.width} x {info.height}, those before it {first.width} x {first.height}"
             )

@@ -33,14 +33,8 @@ SPLIT_NAMES = {
 }
 SEPARATOR_LINE = re.compile(r'"?sep=([,;|\t])"?')  # before the header, as in Excel
 WITH_COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?", re.ASCII)
-SEPARATORS = {
-    ",": ",",
-    ";": ";",
-    "|": "|",
-    "\t": "\t",
-    "tab": "\t",
-    "\\t": "\t",
-}  # by the name in an option
+# By the name in an option
+SEPARATORS = {",": ",", ";": ";", "|": "|", "\t": "\t", "tab": "\t", "\\t": "\t"}
 UTF8 = "utf-8-sig"  # with or without a byte order mark
 FALLBACK = "cp1252"  # of programs of Windows in Western Europe and America
 ONE_BYTE = ("cp125", "iso8859", "latin", "mac")  # encodings that decode any UTF-8, but wrongly
@@ -65,17 +59,15 @@ LONGEST_SHOWN = 40  # characters of a cell in a message
 
 BLOCK_CELLS = 1 << 20  # cells that are read before they go into columns
 
-Label = (
-    str | tuple[str, ...] | None
-)  # a column, or several joined by commas; time and event; None: the usual one
+# A column, or several joined by commas; time and event; None: the usual one
+Label = str | tuple[str, ...] | None
 
 
 @contextmanager
 def long_cells() -> Iterator[None]:
     """Context in which a csv's cells may be long; afterwards the library's limit is restored."""
-    before = csv.field_size_limit(
-        MOST_LINE
-    )  # some hospitals' notes exceed the library's own limit
+    # Some hospitals' notes exceed the library's own limit
+    before = csv.field_size_limit(MOST_LINE)
     try:
         yield
     finally:
@@ -237,11 +229,9 @@ def read_lines(
         header, width = [*map(str.strip, first[1])], len(first[1])
         unnamed = all(is_number(cell) or WITH_COMMA.fullmatch(cell) for cell in header if cell)
         found = chain([first], found) if unnamed else found
-        readers, numbers, ragged = (
-            [ColumnReader(gaps=gaps) for _ in header],
-            list[Array](),
-            dict[int, list[str]](),
-        )
+        readers = [ColumnReader(gaps=gaps) for _ in header]
+        numbers = list[Array]()
+        ragged = dict[int, list[str]]()
         while block := [*islice(found, max(BLOCK_CELLS // width, 1))]:
             numbers.append(np.array([number for number, _ in block]))
             for i, (number, cells) in enumerate(block):

@@ -143,9 +143,8 @@ def number_labels(
     """Return labels as int64 (n,), and the classes' names if they had to be numbered. ``known``: their number."""
     texts = [sample.labels[0] for sample in samples]
     places = {sample.labels[0]: sample.where for sample in reversed(samples)}
-    first = {
-        text: places[text] for text in dict.fromkeys(texts)
-    }  # each label's first place, in order
+    # Each label's first place, in order
+    first = {text: places[text] for text in dict.fromkeys(texts)}
     for text, where in first.items():
         if len(text) > LONGEST_LABEL:
             raise DataError(

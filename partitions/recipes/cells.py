@@ -14,16 +14,10 @@ NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 LARGEST = float(np.finfo(np.float32).max)
 MINUS = "\u2212"  # of typesetting, beside the hyphen that programs write
 SIGN = f"[+{MINUS}-]?"
-ONE_GROUP = re.compile(
-    rf"{SIGN}[1-9]\d{{0,2}}([.,])\d{{3}}", re.ASCII
-)  # 1,234: decimals, or thousands
-SPACES = (
-    " ",
-    "'",
-    "\u2019",
-    "\u00a0",
-    "\u202f",
-)  # between groups of three digits, never before decimals
+# 1,234: decimals, or thousands
+ONE_GROUP = re.compile(rf"{SIGN}[1-9]\d{{0,2}}([.,])\d{{3}}", re.ASCII)
+# Between groups of three digits, never before decimals
+SPACES = (" ", "'", "\u2019", "\u00a0", "\u202f")
 GROUPS = ("", ",", ".", *SPACES)  # signs between thousands
 # Cells that mean a missing value, in lower case. A dash is not included, because beside a plus it is a finding.
 GAPS = ("", "?", "na", "n/a", "nan", "null", "#n/a", "#na", "#nv")

@@ -391,9 +391,8 @@ def draft_category(
         return drafted(name, "skip", why="; ".join([why, *remarks_on_units(cells)]))
     tidied = {cell: tidy(cell) for cell in lines.columns[name].different}
     whose = patients_by(lines, name, tidied, patient)
-    spellings: dict[
-        str, list[str]
-    ] = {}  # the cells of each value, which may differ in blanks and line breaks
+    # The cells of each value, which may differ in blanks and line breaks
+    spellings: dict[str, list[str]] = {}
     for cell in cells:
         spellings.setdefault(tidied[cell], []).append(cell)
     common = sorted(own for own in spellings if whose[own] >= FEWEST and own.isprintable())

@@ -21,9 +21,8 @@ from partitions.recipes.cells import LARGEST, ONE_GROUP, is_number
 from partitions.splits import Array
 
 Line = tuple[str, Mapping[str, str]]  # "table.csv, line 7", and its cells by column
-Coded = tuple[
-    Sequence[str], Array
-]  # the different cells in the order of the lines; each line's code, int32 (n,)
+# The different cells in the order of the lines; each line's code, int32 (n,)
+Coded = tuple[Sequence[str], Array]
 
 MOST_CODED = 4096  # different cells of a column that stay such, where they are numbers
 MOST_OTHERS = 16  # different cells of a column of numbers that are none, and as many gaps that look like numbers
@@ -31,11 +30,8 @@ HEAD = 1000  # first cells that are kept of a column of numbers
 NUMERIC = b"0123456789+-.,eE\n"
 LEADING_ZERO = re.compile("\n0[0-9]")
 THREE_DIGITS = re.compile("[.,][0-9]{3}\n")
-CODE_BYTES, CELL_BYTES, VALUE_BYTES = (
-    4,
-    150,
-    9,
-)  # memory of a code, of a different cell, of a number
+# Memory of a code, of a different cell, of a number
+CODE_BYTES, CELL_BYTES, VALUE_BYTES = 4, 150, 9
 
 
 @dataclass(frozen=True)
@@ -161,18 +157,14 @@ class ColumnReader:
 
     def __init__(self, numbers: bool = True, gaps: Collection[str] = ()) -> None:
         self.gaps = [gap for gap in gaps if is_plain(gap)]
-        self.numbers, self.lines, self.failed = (
-            numbers and len(self.gaps) < MOST_OTHERS,
-            0,
-            False,
-        )
+        self.numbers = numbers and len(self.gaps) < MOST_OTHERS
+        self.lines = 0
+        self.failed = False
         self.code: dict[str, int] = {}  # of each cell as it is written
         self.different: dict[str, int] = {}
         self.codes: list[Array] = []
-        self.values, self.kinds = (
-            array("d"),
-            array("b"),
-        )  # which grow in place: blocks would be in memory twice
+        # Which grow in place: blocks would be in memory twice
+        self.values, self.kinds = array("d"), array("b")
         self.others = {gap: k for k, gap in enumerate(self.gaps)}
         self.sign, self.zeros, self.head = "", False, list[str]()
         self.decimal: tuple[int, str] | None = None

@@ -64,13 +64,8 @@ MODALITIES = frozenset(
 GREY = ("MONOCHROME1", "MONOCHROME2")
 YBR = ("YBR_FULL", "YBR_FULL_422", "YBR_PARTIAL_420", "YBR_ICT", "YBR_RCT")
 PHOTOMETRIC = frozenset((*GREY, "PALETTE COLOR", "RGB", *YBR))
-SAME = (
-    "window",
-    "slices",
-    "series",
-    "outlines",
-    "binary_masks",
-)  # fields of ReadOptions and of [pictures]
+# Fields of ReadOptions and of [pictures]
+SAME = ("window", "slices", "series", "outlines", "binary_masks")
 COMMENTS = {
     "pictures": "What is made of each picture.",
     "expected": "What the pictures were. Others are refused where they differ: add what the model may be used for.",

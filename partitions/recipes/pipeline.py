@@ -48,10 +48,8 @@ def convert(lines: Lines, recipe: Recipe) -> tuple[DataFrame, list[Misfit]]:
 
     found: list[tuple[int, Misfit]] = []
     made: dict[int, Any] = {}
-    gaps, formats = (
-        frozenset(recipe.file.gaps),
-        {c.origin: c for c in recipe.columns if c.format},
-    )
+    gaps = frozenset(recipe.file.gaps)
+    formats = {c.origin: c for c in recipe.columns if c.format}
     for j, column in enumerate(recipe.used):
         cells = lines.columns[column.origin]
         if (values := plain_numbers(cells, column, gaps)) is not None:

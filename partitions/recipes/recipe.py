@@ -49,11 +49,8 @@ FILLS = {
     "skip": (),  # any: it is of no meaning there
 }
 MOST_CATEGORIES, MOST_COLUMNS, LONGEST_RECIPE = 1000, 100_000, 1 << 24
-KEYS = {
-    "source": "from",
-    "pixel": "pixel-mm",
-    "between": "slice-mm",
-}  # of fields with another name in a file
+# Of fields with another name in a file
+KEYS = {"source": "from", "pixel": "pixel-mm", "between": "slice-mm"}
 
 T = TypeVar("T")
 

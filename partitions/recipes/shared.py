@@ -31,6 +31,7 @@ from partitions.recipes.recipe import (
 from partitions.recipes.toml import as_toml
 from partitions.schema import Schema, few, tidy
 
+# One hospital's
 OWN = (
     "from",
     "decimal",
@@ -41,7 +42,7 @@ OWN = (
     "format",
     "latest",
     "fill-value",
-)  # one hospital's
+)
 
 
 @dataclass(frozen=True)
@@ -184,10 +185,8 @@ def recipe_for(
         values = codes_of(
             shared.label[0], label[0], cells_in(lines, label[0], gaps), labels, mapped, False
         )
-    left, taken = (
-        [name for name in header if name not in sources.values()],
-        {column.name for column in made},
-    )
+    left = [name for name in header if name not in sources.values()]
+    taken = {column.name for column in made}
     skipped = (Column(name=free_name(name, taken), kind="skip", source=name) for name in left)
     roles: dict[str, Any] = {
         "label": label,

@@ -70,9 +70,8 @@ def dirichlet(pool: Pool, settings: Dirichlet) -> list[Parts]:
     Raises DataError where no draw gives every silo enough samples.
     """
     least = settings.least or paper_minimum(len(pool.labels), pool.silos)
-    least = max(
-        least, (settings.min_test - 1) * 4 + 1
-    )  # a quarter of this, rounded up, is min_test
+    # A quarter of this, rounded up, is min_test
+    least = max(least, (settings.min_test - 1) * 4 + 1)
     by_class = [pool.of_class(label) for label in range(pool.classes)]
     for _ in range(DRAWS):
         cuts = draw_cuts(

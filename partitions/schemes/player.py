@@ -15,11 +15,8 @@ from partitions.splits import Array
 
 TEST_SHARE = 0.2
 SHOWN = 6  # silos of a data set that an error names
-PAPER_SAMPLES = {
-    "fashion-mnist": 2000,
-    "emnist": 3000,
-    "cifar10": 10_000,
-}  # per silo, five silos
+# Per silo, five silos
+PAPER_SAMPLES = {"fashion-mnist": 2000, "emnist": 3000, "cifar10": 10_000}
 
 
 @dataclass(frozen=True)

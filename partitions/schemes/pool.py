@@ -28,9 +28,8 @@ class Pool:
     silos: int
     rng: np.random.Generator
     groups: Mapping[str, Array] | None = None
-    own_test: bool = (
-        False  # whether groups keep the data set's own division into train and test
-    )
+    # Whether groups keep the data set's own division into train and test
+    own_test: bool = False
 
     def of_class(self, label: int) -> Array:
         """Return the indices of all samples of a class, shuffled."""

@@ -175,10 +175,8 @@ def doctor(args: argparse.Namespace) -> None:
         from server.deploy.federation import read_federation
 
         federation = read_federation(what, check_data=False)
-        subject, checks = (
-            federation.name,
-            server_checks(federation, args.connection or federation.name),
-        )
+        subject = federation.name
+        checks = server_checks(federation, args.connection or federation.name)
     else:
         subject, checks = site_doctor(what, args.data, args.policy)
     print(table(checks))
@@ -217,9 +215,8 @@ def site_doctor(
         raise UserError(
             f"there is no {named}, as the bundle's .env has it: name your data file with --data FILE"
         )
-    with tempfile.TemporaryDirectory(
-        prefix="silofl-"
-    ) as folder:  # mode 0700; deleted afterwards with the key
+    # Mode 0700; deleted afterwards with the key
+    with tempfile.TemporaryDirectory(prefix="silofl-") as folder:
         unpack(files, Path(folder))
         site = site_of(files, Path(folder), data, policy=policy)
         return site.name, site_checks(site)

@@ -29,9 +29,8 @@ def end_at_once() -> NoReturn:
 
 
 IS_PROGRAM = __name__ == "__main__" or os.path.basename(sys.argv[0]) in ("silofl", "silofl.py")
-if (
-    IS_PROGRAM and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-):  # else it is ignored, as with nohup
+# Else it is ignored, as with nohup
+if IS_PROGRAM and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, interrupted)
 
 import argparse
@@ -171,9 +170,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     print(f"silofl{command}: {escaped(' '.join(text.split()))}", file=sys.stderr)
     if IS_PROGRAM and arguments is None and code == 130:
-        signal.signal(
-            signal.SIGINT, signal.SIG_IGN
-        )  # a second Ctrl-C must not interrupt Python's finalisation
+        # A second Ctrl-C must not interrupt Python's finalisation
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     return code
 
 

@@ -103,10 +103,8 @@ def untrained(run: Mapping[str, Any], rows: Sequence[Row]) -> str:
     from server.results.summary import values_by_round
 
     score = run.get("score", "accuracy")
-    first, final = (
-        values_by_round(rows, "test", "received", score).get(1),
-        run["final"][f"{score}_mean"],
-    )
+    first = values_by_round(rows, "test", "received", score).get(1)
+    final = run["final"][f"{score}_mean"]
     if (
         not first
         or final is None

@@ -27,9 +27,8 @@ def new(args: argparse.Namespace) -> None:
     if args.file.exists() and not args.overwrite:
         raise UserError(f"{args.file} is there already: --overwrite replaces it")
     values, own, schema, held_out = run_values(args), {}, NO_SCHEMA, args.held_out
-    if (
-        args.federation.is_file()
-    ):  # its runs have the settings, the schema and the roles that the file states
+    # Its runs have the settings, the schema and the roles that the file states
+    if args.federation.is_file():
         federation = read_federation(args.federation, check_data=False)
         own, schema = federation.settings, federation.schema
         held_out = held_out or federation.held_out(values.get("strategy"))

@@ -25,10 +25,8 @@ from client.site.trust.policy import PUBLIC
 from partitions.common.errors import UserError
 from server.deploy.federation import Federation, Server, SiloEntry
 
-FLEET_PORT, CONTROL_PORT = (
-    9092,
-    8000,
-)  # inside the containers; on the host the default without ports in the file
+# Inside the containers; on the host the default without ports in the file
+FLEET_PORT, CONTROL_PORT = 9092, 8000
 SERVER = "superlink"  # the server's name on the network `fleet`
 CONTROL = "control"  # the server's name on the network `control`
 CPU, GPU = "", "-gpu"
@@ -65,10 +63,8 @@ def compose_file(federation: Federation, directory: Path, source: Path) -> str:
         parts = ["site", *(["data"] if silo.data is None else [])]
         mounted += [f"{silo.name}-{part}:/volumes/{part}/{silo.name}" for part in parts]
         volumes += [f"{silo.name}-{part}" for part in (*parts, "state")]
-    text, built = (
-        head(federation, runs) + server_services(federation, runs, context, mounted),
-        set[str](),
-    )
+    text = head(federation, runs) + server_services(federation, runs, context, mounted)
+    built = set[str]()
     for silo in federation.silos:
         text += silo_service(silo, context, built)
         built.add(image("silo", variant_of(silo.device)))

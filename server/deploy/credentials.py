@@ -167,10 +167,8 @@ def check_certificates(
         left = one.not_valid_after_utc - moment
         fix = RENEW if one is server else "make a new CA and give it to every silo"
         if moment < one.not_valid_before_utc:
-            detail, ok = (
-                f"not valid before {one.not_valid_before_utc:%Y-%m-%d %H:%M} UTC",
-                False,
-            )
+            detail = f"not valid before {one.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
+            ok = False
             fix = "set this machine's clock"
         elif left <= datetime.timedelta(0):
             detail, ok = f"{path} expired on {one.not_valid_after_utc:%Y-%m-%d}", False

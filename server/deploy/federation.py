@@ -43,21 +43,11 @@ from partitions.common.names import SILO, nearest, unknown_name
 from partitions.common.parsed import Frozen, matching, parse_values, shown
 from partitions.schema import NO_SCHEMA, Schema, load_schema, parse_schema
 
-LARGEST, DEEPEST = (
-    1 << 20,
-    20,
-)  # maximum characters and levels of a file; a federation has four levels
+# Maximum characters and levels of a file; a federation has four levels
+LARGEST, DEEPEST = 1 << 20, 20
 TAKEN = ("default", "local", "supergrid")  # entries of Flower's own configuration
-OF_A_RUN = {
-    "dataset",
-    "partition",
-    "data-dir",
-    "silos",
-    "agreed",
-    "resume",
-    "out",
-    "hold-out",
-}  # not in `run`
+# Not in `run`
+OF_A_RUN = {"dataset", "partition", "data-dir", "silos", "agreed", "resume", "out", "hold-out"}
 DEVICE = r"cpu|cuda:\d{1,3}"
 
 Name = Annotated[
@@ -157,9 +147,8 @@ def data_file(named: object, info: ValidationInfo[FederationPlace]) -> Path | No
     if named == "demo":
         return None
     file = absolute(named, info)
-    if info.context.check_data and not os.path.isfile(
-        file
-    ):  # False also for a name that is too long
+    # False also for a name that is too long
+    if info.context.check_data and not os.path.isfile(file):
         raise UserError(f"there is no file {file}; give the path of an .npz file, or `demo`")
     return file
 
@@ -167,9 +156,8 @@ def data_file(named: object, info: ValidationInfo[FederationPlace]) -> Path | No
 def policy_file(named: object, info: ValidationInfo[FederationPlace]) -> str:
     """Return a silo's policy. A policy file is checked now, because a silo does not start with an unreadable one."""
     if named in (None, PUBLIC):
-        return (
-            PUBLIC if named or info.data.get("data", "") is None else ""
-        )  # demo data are public
+        # Demo data are public
+        return PUBLIC if named or info.data.get("data", "") is None else ""
     read_policy(file := str(absolute(named, info)))
     return file
 
@@ -185,9 +173,8 @@ class SiloEntry(Frozen):
     ] = ""
     # a file, `public`, or nothing, which means the defaults
     policy: Annotated[Any, PlainValidator(policy_file)] = Field(None, validate_default=True)
-    samples: Annotated[int, Field(ge=1)] | None = (
-        None  # its weight as a number of training samples; None: as reported
-    )
+    # Its weight as a number of training samples; None: as reported
+    samples: Annotated[int, Field(ge=1)] | None = None
     role: Literal["train", "held-out"] = "train"
 
 
@@ -200,9 +187,8 @@ def declared_schema(content: object, info: ValidationInfo[FederationPlace]) -> S
     )
 
 
-Section = BeforeValidator(
-    lambda content: {} if content is None else content
-)  # an empty section
+# An empty section
+Section = BeforeValidator(lambda content: {} if content is None else content)
 
 
 class Content(Frozen):
@@ -221,9 +207,8 @@ class Content(Frozen):
     def can_run(cls, run: dict[str, Any]) -> dict[str, Any]:
         from strategies.base.settings import MOST_SILOS
 
-        check_settings(
-            run, lambda key: key not in OF_A_RUN, silos=MOST_SILOS
-        )  # each run sets their number
+        # Each run sets their number
+        check_settings(run, lambda key: key not in OF_A_RUN, silos=MOST_SILOS)
         return run
 
     @model_validator(mode="after")
@@ -257,10 +242,8 @@ class Content(Frozen):
     @cached_property
     def agreed_text(self) -> str:
         """The section `agreed`, the silos' `samples` and the schema, as the setting `agreed`."""
-        fields, samples = (
-            dict(self.agreed),
-            {silo.name: silo.samples for silo in self.silos if silo.samples},
-        )
+        fields = dict(self.agreed)
+        samples = {silo.name: silo.samples for silo in self.silos if silo.samples}
         if samples and isinstance(elsewhere := fields.get("samples", {}), dict):
             fields["samples"] = elsewhere | samples
         fields |= {"schema": schema} if (schema := self.declared.bare.content) else {}
@@ -351,9 +334,8 @@ def parse_yaml(text: str, path: Path) -> Any:
         line = f", line {mark.line + 1}" if mark else ""
         problem = " ".join(str(getattr(error, "problem", None) or error).split())
         raise UserError(f"{path}{line}: not valid YAML: {problem}") from None
-    except (
-        Exception
-    ) as error:  # PyYAML raises at least six types for a value that does not fit its tag
+    # PyYAML raises at least six types for a value that does not fit its tag
+    except Exception as error:
         raise UserError(
             f"{path}: not valid YAML: a value does not fit its tag ({error})"
         ) from None

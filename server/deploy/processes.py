@@ -61,9 +61,8 @@ def spawn(
     """Start a child in a session of its own, which Ctrl-C does not reach. `end` ends it, `exit_code` has its code."""
     streams = {"stdin": subprocess.DEVNULL, **streams}
     child = subprocess.Popen(command, env=environment, start_new_session=True, **streams)
-    child.returncode = (
-        0  # otherwise `subprocess` could reap it, and `exit_code` would not get its exit code
-    )
+    # Otherwise `subprocess` could reap it, and `exit_code` would not get its exit code
+    child.returncode = 0
     return Process(child.pid, _started(child.pid) or 0, part)
 
 

@@ -40,9 +40,8 @@ if TYPE_CHECKING:
     from strategies.base.settings import Common, Value
 
 POLL_SECONDS = 0.5
-SILENCE_SECONDS = (
-    30.0  # time without an answer from the SuperLink after which the run is regarded as lost
-)
+# Time without an answer from the SuperLink after which the run is regarded as lost
+SILENCE_SECONDS = 30.0
 STOP_SECONDS = 60.0
 
 
@@ -96,9 +95,8 @@ def run(
             out = out if first.out else Path(up.runs, out.name)
             theirs = up.in_container(out)
         file = up.file if isinstance(up, LocalFederation) else ""
-        with (
-            shared() if theirs != out else contextlib.nullcontext()
-        ):  # the server in its container is another user
+        # The server in its container is another user
+        with shared() if theirs != out else contextlib.nullcontext():
             directory = open_directory(out, config, file, resume=first.resume)
             fill(directory.path)
         for one in runs:
@@ -114,9 +112,8 @@ def open_directory(
     from server.results.run_directory import RunDirectory
 
     with RunDirectory.open(out, config, resume=resume) as directory:
-        write_atomically(
-            directory.path / "study", federation
-        )  # the report reads the federation's path from it
+        # The report reads the federation's path from it
+        write_atomically(directory.path / "study", federation)
     return directory
 
 
@@ -194,10 +191,8 @@ def _own_data(up: UpFederation, values: Mapping[str, object]) -> dict[str, objec
         **demo.get("settings", {}),
     }
     split = {key: values[key] for key in demo.get("settings", {}) if key in values}
-    values = {
-        **values,
-        **{key: parse_settings({**own, **split}).flat()[key] for key in split},
-    }  # typed
+    # Typed
+    values = {**values, **{key: parse_settings({**own, **split}).flat()[key] for key in split}}
     for key in ("dataset", "partition", "data-dir", *demo.get("settings", {})):
         asked = values.get(key) or own.get(key)
         unused = not demo and asked == defaults()[key]  # from the config.toml of an earlier run
@@ -274,9 +269,8 @@ def interrupts_noted() -> Iterator[list[int]]:
     An interrupted call would leave a run whose number is unknown.
     """
     noted: list[int] = []
-    if (
-        threading.current_thread() is not threading.main_thread()
-    ):  # only the main thread receives signals
+    # Only the main thread receives signals
+    if threading.current_thread() is not threading.main_thread():
         yield noted
         return
     before = signal.signal(signal.SIGINT, lambda number, _: noted.append(number))
@@ -286,15 +280,8 @@ def interrupts_noted() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
 
 
-OF_ROUND = {
-    "strategy",
-    "seed",
-    "round",
-    "rounds",
-    "silos",
-    "seconds",
-    "bytes",
-}  # what a round's line shows
+# What a round's line shows
+OF_ROUND = {"strategy", "seed", "round", "rounds", "silos", "seconds", "bytes"}
 
 
 class RunFollower:

@@ -31,9 +31,8 @@ from server.run.limits import most_bytes, too_large
 
 WAIT_SECONDS = 10.0  # maximum wait for a message before an empty answer
 LOOK_SECONDS = 0.05  # between two checks, which read this process's memory only
-MOST_WAITING = (
-    500  # silos; each waiting one occupies one of the thousand threads that answer calls
-)
+# Silos; each waiting one occupies one of the thousand threads that answer calls
+MOST_WAITING = 500
 MOST_CALL = 1 << 26  # bytes; Flower moves arrays in parts of 5 MiB
 MOST_COUNTED = 1000  # messages whose reply bytes are counted; the oldest are dropped first
 MOST_TIMES = 5  # deliveries of a message again; a limit, as a message of a stopped run can never be confirmed
@@ -62,7 +61,8 @@ def waiting(pull: Pull, most: int = MOST_WAITING) -> Pull:
     times: Counter[str] = Counter()
 
     def pull_messages(servicer: Any, request: Any, context: Any) -> Any:
-        state, store = servicer.state_factory.state(), servicer.objectstore_factory.store()
+        state = servicer.state_factory.state()
+        store = servicer.objectstore_factory.store()
         node = request.node.node_id
         # Only with messages in memory: silofl uses no database, and each check would be a query there.
         if hasattr(state, "message_ins_store") and room.acquire(blocking=False):
@@ -149,7 +149,8 @@ class ReplyBounds:
 
     def install(self, servicer: Any) -> None:
         """Wrap a servicer's `PushMessages` and `PushObject`."""
-        push_messages, push_object = servicer.PushMessages, servicer.PushObject
+        push_messages = servicer.PushMessages
+        push_object = servicer.PushObject
 
         def bounded_messages(own: Any, request: Any, context: Any) -> Any:
             state = own.state_factory.state()
@@ -174,7 +175,8 @@ class ReplyBounds:
                 return internal("message_pb2").PushObjectResponse(stored=False)
             return push_object(own, request, context)
 
-        servicer.PushMessages, servicer.PushObject = bounded_messages, bounded_object
+        servicer.PushMessages = bounded_messages
+        servicer.PushObject = bounded_object
 
     def expected(self, state: Any, asked: str) -> Coming | None:
         """Return the size record of the reply to a message; None if the message is unknown or has no limit."""
@@ -209,7 +211,8 @@ def refuse(state: Any, coming: Coming) -> None:
     from flwr.app import Error, Message
 
     with state.lock:
-        message, line = state.message_ins_store.get(coming.asked), too_large(coming.most)
+        message = state.message_ins_store.get(coming.asked)
+        line = too_large(coming.most)
         before = state.message_ins_id_to_message_res_id.get(coming.asked)
         if message is None or (
             before is not None and state.message_res_store[before].has_error()

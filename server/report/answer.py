@@ -120,10 +120,8 @@ def worst_part(found: GainVerdict) -> Markup:
 def reached(found: GainVerdict, silo: str) -> Markup:
     """Return a hospital's score with both methods and its number of test samples: a minimum is low by chance, too."""
     study, base = found.study, found.base
-    own, over = (
-        study.score(base, silo).mean,
-        "alone" if base == alone() else f"with {spelled(base)}",
-    )
+    own = study.score(base, silo).mean
+    over = "alone" if base == alone() else f"with {spelled(base)}"
     beside = "" if math.isnan(own) else markup(" ({}&#8239;% {})", percent(own), over)
     tested = sorted(set(study.sizes(silo, "n_test")) - {0})
     of = f" of {counted(tested[0], 'test sample')}" if tested else ""

@@ -240,9 +240,8 @@ def line(axes: Any, x: Sequence[float], y: Sequence[float], style: Style) -> Non
     axes.plot(x, y, marker=style.marker, markevery=every, **look)
 
 
-Ends = Sequence[
-    tuple[float, str, Style | None]
-]  # of lines: y in data units, text, style of the marker or None
+# Of lines: y in data units, text, style of the marker or None
+Ends = Sequence[tuple[float, str, Style | None]]
 
 
 def lined(

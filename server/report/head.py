@@ -71,7 +71,8 @@ def headline(study: StudyResults) -> tuple[str, str]:
         return f"The {scores(study)} stayed in the hospitals", (
             "Every hospital's test set is too small for its metrics to be sent. They are in the hospitals' own logs."
         )
-    method, base = study.best or study.methods[0], study.base
+    method = study.best or study.methods[0]
+    base = study.base
     bytes_, seconds = study.cost(method)
     price = Markup(
         re.sub(r"(\d) ", "\\1&nbsp;", f"at a cost of {size_text(bytes_)} and {spoken(seconds)}")
@@ -114,12 +115,11 @@ def headline(study: StudyResults) -> tuple[str, str]:
 
 def claim(found: GainVerdict) -> Markup:
     """Return the sentence on the mean gain: its value, and whether it is shown."""
-    name, over, score = (
-        spelled(found.method),
-        baseline_name(found.base),
-        found.study.task.score_label,
-    )
-    emphasis, gain = "shown" if found.shown else "not-shown", points(found.gain.mean)
+    name = spelled(found.method)
+    over = baseline_name(found.base)
+    score = found.study.task.score_label
+    emphasis = "shown" if found.shown else "not-shown"
+    gain = points(found.gain.mean)
     measured = markup('<em class="{}">{} points</em> of {} on average', emphasis, gain, score)
     if not found.shown:
         return markup(
@@ -139,7 +139,8 @@ def caution(found: GainVerdict) -> Markup:
     text: list[str] = [average(found), *single_gains(found), seeds_apart(found)]
     if found.without is not None:
         it = "it" if len(found.rare) == 1 else "them"
-        mean, ends = points(found.without.mean), in_brackets(found.without)
+        mean = points(found.without.mean)
+        ends = in_brackets(found.without)
         missed = rounds_missed(found.rare)
         text.append(
             markup(
@@ -178,7 +179,8 @@ def single_gains(found: GainVerdict) -> list[str]:
     many = (
         counted(sizes[0], "sample") if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]} samples"
     )
-    clear, tested = sum(gain.shown > 0 for gain in found.gains.values()), len(found.gains)
+    clear = sum(gain.shown > 0 for gain in found.gains.values())
+    tested = len(found.gains)
     text = f"Each hospital is tested on its own {many}, which leaves a single hospital's gain uncertain: "
     if clear == 0:
         return [f"{text}no gain is larger than chance alone could explain."]
@@ -222,7 +224,8 @@ def tiles(study: StudyResults) -> Markup:
     if not study.runs:
         return Markup()
     tiles: list[tuple[str, str, str]] = []
-    method, base = study.best or study.methods[0], study.base
+    method = study.best or study.methods[0]
+    base = study.base
     if base and study.best:
         found = verdict(study, method, base)
         up, level, down = study.counts(method, base)

@@ -94,9 +94,8 @@ def known(value: object) -> float:
     return float(value) if number else NAN  # type: ignore[arg-type]
 
 
-Seeds = Mapping[
-    int, Gain
-]  # of one hospital: seed -> difference, its interval for the sampling of patients
+# Of one hospital: seed -> difference, its interval for the sampling of patients
+Seeds = Mapping[int, Gain]
 
 
 def t_quantile(n: int, methods: int = 1) -> float:

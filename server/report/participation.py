@@ -10,9 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from server.report.methods import spelled
 from server.report.study import StudyResults
 
-FEW = (
-    0.5  # a silo that took part in fewer rounds than this share of the median silo's is marked
-)
+# A silo that took part in fewer rounds than this share of the median silo's is marked
+FEW = 0.5
 MARK = "†"
 
 Rounds = tuple[int, int]  # took part in, of

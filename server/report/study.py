@@ -161,9 +161,8 @@ class StudyResults:
         for event in self.events:
             last[event.get("strategy", ""), event.get("seed", 0)] = event
         found = []
-        asked = int(
-            self.config.get("rounds", 0)
-        )  # the closing exchange has the number rounds + 1
+        # The closing exchange has the number rounds + 1
+        asked = int(self.config.get("rounds", 0))
         for key in self.planned:
             event = last.get(key, {})
             name = f"{spelled(key[0])}, seed {key[1]}"

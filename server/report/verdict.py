@@ -84,7 +84,8 @@ def reason(silos: int, rare: int, gain: Gain) -> str:
 
 def settling(study: StudyResults, method: str, base: str, without: Collection[str]) -> str:
     """Return the numbers of hospitals and of seeds that would settle it, if average and spread stay as they are."""
-    values, methods = study.silo_means(method, base, without), study.compared(method, base)
+    values = study.silo_means(method, base, without)
+    methods = study.compared(method, base)
     if len(values) < 2:
         return f"It takes {HOSPITALS_NEEDED} hospitals or more to settle it."
     hospitals = hospitals_to_settle(list(values.values()), methods)

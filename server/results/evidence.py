@@ -20,13 +20,10 @@ from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Number, Payload, encode
 from strategies.base.transport.reporting import SCHEMA, read_replies
 
-Exchanges = Callable[
-    [Sequence[Message]], Sequence[Message]
-]  # sends messages, and returns the replies
-OWN = (
-    "conformal",
-    "conformal_width",
-)  # the silos' thresholds that are averaged; a task has one of the two
+# Sends messages, and returns the replies
+Exchanges = Callable[[Sequence[Message]], Sequence[Message]]
+# The silos' thresholds that are averaged; a task has one of the two
+OWN = ("conformal", "conformal_width")
 HOSPITALS = 2  # minimum number of hospitals with a threshold for a common one
 
 
@@ -75,9 +72,8 @@ def _common(found: Mapping[str, Evidence], own: Sequence[str]) -> float | None:
     if len(pairs) < HOSPITALS:
         return None
     common = sum(n * threshold for n, threshold in pairs) / sum(n for n, _ in pairs)
-    return min(
-        common, max(threshold for _, threshold in pairs)
-    )  # rounding may exceed the maximum
+    # Rounding may exceed the maximum
+    return min(common, max(threshold for _, threshold in pairs))
 
 
 def _asked(

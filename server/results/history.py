@@ -110,14 +110,12 @@ class History:
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
         self.rows: list[Row] = []
-        self._sums: dict[
-            tuple[str, int], Any
-        ] = {}  # (strategy, seed) -> running SHA-256 of the run's rows
+        # (strategy, seed) -> running SHA-256 of the run's rows
+        self._sums: dict[tuple[str, int], Any] = {}
         if path is not None and path.exists():
             text = _text_of(path)
-            self.rows = _read(
-                text[: text.rfind("\n") + 1], path
-            )  # a last line cut off by a crash is left out
+            # A last line cut off by a crash is left out
+            self.rows = _read(text[: text.rfind("\n") + 1], path)
         elif path is not None:
             self._write()
 
@@ -212,11 +210,8 @@ class SiloCost:
 
 def spent(rows: Iterable[Row]) -> dict[str, SiloCost]:
     """Return each silo's cost in a run, from its last reply. Empty without differential privacy."""
-    from strategies.base.transport.reporting import (
-        DELTA,
-        EPSILON,
-        STEPS,
-    )  # PyTorch comes with it
+    # PyTorch comes with it
+    from strategies.base.transport.reporting import DELTA, EPSILON, STEPS
 
     last: dict[str, dict[str, float]] = defaultdict(dict)
     for row in rows:

@@ -60,10 +60,8 @@ def export_kept(
     ``entry``: the run's entry in ``summary.json``. Raises UserError for a file that cannot be used.
     """
     checkpoint = source / "checkpoint" / run.run_key
-    file, wanted = (
-        checkpoint / FOLDER / silo / FILE,
-        entry["per_silo"].get(silo, {}).get("round"),
-    )
+    file = checkpoint / FOLDER / silo / FILE
+    wanted = entry["per_silo"].get(silo, {}).get("round")
     if not file.is_file():
         return False
     try:

@@ -20,9 +20,8 @@ from strategies.base.settings import Value
 from strategies.base.state import State
 
 LOCK = ".lock"  # held by the process that trains
-LINGER_SECONDS = (
-    10.0  # how long the process of a run that was just stopped may still hold the lock
-)
+# How long the process of a run that was just stopped may still hold the lock
+LINGER_SECONDS = 10.0
 WORKERS = "workers"  # holds the directories of runs in parallel (worker_directories.py)
 # These may differ between a run and its continuation; a change of any other setting is refused.
 FREE_ON_RESUME = (
@@ -66,10 +65,8 @@ def read_toml(path: Path) -> dict[str, Value]:
         return flatten(tomllib.loads(path.read_text()))
     except FileNotFoundError:
         raise UserError(f"there is no configuration file {path}") from None
-    except (
-        OSError,
-        ValueError,
-    ) as error:  # ValueError also for a number with thousands of digits
+    # ValueError also for a number with thousands of digits
+    except (OSError, ValueError) as error:
         raise UserError(f"the configuration file {path} cannot be read: {error}") from None
     except RecursionError:
         raise UserError(
@@ -104,9 +101,8 @@ class RunDirectory:
         directory._check_place(resume, member)
         directory.path.mkdir(parents=True, exist_ok=True)
         with directory.held(LINGER_SECONDS if resume else 0.0):
-            found = directory._check_place(
-                resume, member
-            )  # no other process has come in between
+            # No other process has come in between
+            found = directory._check_place(resume, member)
             if not (found and member):
                 kept = {k: v for k, v in config.items() if k not in ("resume", "out")}
                 if found:
@@ -133,9 +129,8 @@ class RunDirectory:
     def held(self, patience: float = 0.0) -> Iterator[None]:
         """Lock the directory. Raises DataError if another process still holds it after ``patience`` seconds."""
         with contextlib.ExitStack() as stack:
-            with contextlib.suppress(
-                PermissionError
-            ):  # another user's directory: a run without a lock is acceptable
+            # Another user's directory: a run without a lock is acceptable
+            with contextlib.suppress(PermissionError):
                 busy = f"{self.path}: another run is writing to it; silofl stop ends it"
                 stack.enter_context(locked(self.own / LOCK, busy, patience))
             yield

@@ -48,9 +48,8 @@ class FinishedRun:
     weight_cap: float = 0.0
     task: Task = MULTICLASS
     left_out: Mapping[str, str] = field(default_factory=dict)
-    stopped: Mapping[str, float] | None = (
-        None  # by early stopping: ``since``, ``planned``, ``patience``, ``min_delta``
-    )
+    # By early stopping: ``since``, ``planned``, ``patience``, ``min_delta``
+    stopped: Mapping[str, float] | None = None
     hold_out: Mapping[str, Any] = field(default_factory=dict)
     evidence: Mapping[str, Evidence] = field(default_factory=dict)
 
@@ -111,9 +110,8 @@ def run_summary(history: History, run: FinishedRun) -> dict[str, Any]:
         "rounds": run.rounds,
         "stopped": None if run.stopped is None else dict(run.stopped),
         "silos": names,
-        **(
-            {"joined": joined} if (joined := joined_in(rows)) else {}
-        ),  # late: silo -> first round
+        # Late: silo -> first round
+        **({"joined": joined} if (joined := joined_in(rows)) else {}),
         "reports": snapshot,
         "task": task.name,
         "score": task.score,
@@ -207,10 +205,8 @@ def compare(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     result = []
     for run in runs:
         others = {r["strategy"]: r["per_silo"] for r in runs if r["seed"] == run["seed"]}
-        bases, score = (
-            {name: others.get(name, {}) for name in ("local", "fedavg")},
-            run.get("score", "accuracy"),
-        )
+        bases = {name: others.get(name, {}) for name in ("local", "fedavg")}
+        score = run.get("score", "accuracy")
         gains = {
             silo: {
                 f"gain_over_{name}": _gain(score, values, base.get(silo))

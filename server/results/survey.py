@@ -72,9 +72,8 @@ FACTORS = (
     Factor(7.5006, "mmHg", "kPa", ("press", "druck", "bp", "po2", "pco2", "sys", "dia")),
     Factor(1.8, "°F", "°C", ("temp",), 32.0),
     Factor(1.0, "K", "°C", ("temp",), 273.15),
-    Factor(
-        10.93, "mmol/mol", "%", ("a1c", "glyc", "glyk"), -23.5
-    ),  # HbA1c: IFCC against NGSP, the master equation
+    # HbA1c: IFCC against NGSP, the master equation
+    Factor(10.93, "mmol/mol", "%", ("a1c", "glyc", "glyk"), -23.5),
     Factor(2.2046, "lb", "kg", ("weight", "gewicht", "mass")),
     Factor(2.54, "cm", "inch", ("height", "length", "size", "grö", "waist")),
     Factor(365.25, "days", "years", TIME),
@@ -140,10 +139,8 @@ LIKE = 1.6  # a constant factor scales mean and deviation equally, within this t
 FAR = 3.0  # distance of a shifted mean from the others', in standard deviations
 ALMOST_ALL, FEW = 0.95, 0.5  # shares of missing values: at this hospital, and at the others
 COMMON = 0.2  # minimum share at the others of a category that one hospital lacks
-APART, ALIKE = (
-    0.5,
-    0.2,
-)  # total variation between shares of categories: as they are, and with two exchanged
+# Total variation between shares of categories: as they are, and with two exchanged
+APART, ALIKE = 0.5, 0.2
 MOST_EXCHANGED = 30  # maximum number of categories for which exchanges are tried
 EDGE = 0.9  # share of values in the first or last cell of a range
 
@@ -211,10 +208,8 @@ Others = Sequence[tuple[int, Mapping[str, Any]]]
 
 def _of_column(name: str, n: int, item: Mapping[str, Any], others: Others) -> Iterator[Texts]:
     """Yield the anomalies of this hospital's column, the likeliest first."""
-    here, there = (
-        share(n, item),
-        [s for k, other in others if (s := share(k, other)) is not None],
-    )
+    here = share(n, item)
+    there = [s for k, other in others if (s := share(k, other)) is not None]
     if here is not None and here >= ALMOST_ALL and there and median(there) <= FEW:
         what = f"{here:.0%} of its values are missing, elsewhere {median(there):.0%}"
         yield "missing", what, f'`from` (or --map) and `gaps` of the column "{name}"'
@@ -282,14 +277,12 @@ def _of_cells(
     name: str, item: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
 ) -> Iterator[Texts]:
     """Yield a finding if nearly all values lie at one end of the range, unlike at the other hospitals."""
-    here, there = (
-        shares(item),
-        [
-            s
-            for other in others
-            if (s := shares(other)) and other.get("range") == item.get("range")
-        ],
-    )
+    here = shares(item)
+    there = [
+        s
+        for other in others
+        if (s := shares(other)) and other.get("range") == item.get("range")
+    ]
     if not here or len(there) < OTHERS or len(here) != BINS:
         return
     for end, place in (("lower", 0), ("upper", -1)):

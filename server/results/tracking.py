@@ -117,9 +117,8 @@ def round_values(
     def of_round(row: Row) -> bool:
         return (row.strategy, row.seed, row.round) == (strategy, seed, server_round)
 
-    rows = list(
-        takewhile(of_round, reversed(history.rows))
-    )  # a round's rows are added together, at the end
+    # A round's rows are added together, at the end
+    rows = list(takewhile(of_round, reversed(history.rows)))
     values: dict[str, float] = {}
     sums: dict[str, list[float]] = {}
     for row in reversed(rows):

@@ -25,11 +25,8 @@ from server.results.study import by_run
 
 TUNING = "tuning.json"
 STATES = ("complete", "pruned", "failed")
-ALLOWED = (
-    "strategy",
-    "seed",
-    *FREE_ON_RESUME,
-)  # may be set beside --tuned; the search fixes all others
+# May be set beside --tuned; the search fixes all others
+ALLOWED = ("strategy", "seed", *FREE_ON_RESUME)
 
 
 def read_search(path: Path) -> dict[str, Any]:

@@ -25,9 +25,8 @@ class WorkerDirectories:
     def __init__(self, directory: RunDirectory, runs: Sequence[RunSettings]) -> None:
         self.directory, self.runs = directory, runs
         self.order = [(run.common.strategy, run.common.seed) for run in runs]
-        self._tails: dict[
-            str, Tail
-        ] = {}  # run -> reader of its progress, whose lines are copied to the study
+        # Run -> reader of its progress, whose lines are copied to the study
+        self._tails: dict[str, Tail] = {}
 
     def of(self, run: RunSettings) -> RunDirectory:
         """Return the directory for this run's process."""

@@ -45,24 +45,19 @@ class LoopState:
     """State of a run apart from the strategy's own."""
 
     run_id: str = field(default_factory=lambda: secrets.token_hex(8))
-    statistics: dict[str, Any] = field(
-        default_factory=dict
-    )  # standardise tables; and the silos that use their own
-    numbers: dict[str, Number] = field(
-        default_factory=dict
-    )  # for every silo's app (classes, task, ...)
+    # Standardise tables; and the silos that use their own
+    statistics: dict[str, Any] = field(default_factory=dict)
+    # For every silo's app (classes, task, ...)
+    numbers: dict[str, Number] = field(default_factory=dict)
     weights: str = ""  # SHA-256 of the file with the network's initial weights
     seconds: dict[str, float] = field(default_factory=no_seconds)
     total_bytes: dict[str, int] = field(default_factory=lambda: {"down": 0, "up": 0})
-    lost: dict[str, int] = field(
-        default_factory=dict
-    )  # silo whose state is lost -> last round that it may be from
-    shared: dict[str, Tensor] = field(
-        default_factory=dict
-    )  # the shared model of the reported round, if any
-    newcomers: NewcomerPayloads = field(
-        default_factory=NewcomerPayloads
-    )  # what held-out hospitals would have received in that round
+    # Silo whose state is lost -> last round that it may be from
+    lost: dict[str, int] = field(default_factory=dict)
+    # The shared model of the reported round, if any
+    shared: dict[str, Tensor] = field(default_factory=dict)
+    # What held-out hospitals would have received in that round
+    newcomers: NewcomerPayloads = field(default_factory=NewcomerPayloads)
 
     @classmethod
     def begin(cls, saved: State | None) -> LoopState:
@@ -162,9 +157,8 @@ class Checkpoints:
                     f"{', '.join(sorted({*strategy.silos, *registration.strangers}))} "
                     "(min-silos lets a run go on without some)"
                 )
-            if (
-                self.fallen_back and self.folder
-            ):  # otherwise the next save would keep the damaged one as `BEFORE`
+            # Otherwise the next save would keep the damaged one as `BEFORE`
+            if self.fallen_back and self.folder:
                 go_back_to(self.folder, self.folder / BEFORE)
             run_state.run_id = saved.numbers["run_id"]
             log(INFO, "resumes after round %d", saved.numbers["round"])
@@ -186,10 +180,8 @@ class Checkpoints:
 
     def check_history(self, saved: State, done: int) -> None:
         """Report rows of the history, up to the checkpoint's round, that are missing or changed."""
-        key, which = (
-            self.settings.run_key,
-            (self.settings.common.strategy, self.settings.common.seed),
-        )
+        key = self.settings.run_key
+        which = (self.settings.common.strategy, self.settings.common.seed)
         note, digest = self.reporter.note, self.history.digest(*which)
         if missing := self.history.missing(*which, done):
             numbers = ", ".join(map(str, missing))

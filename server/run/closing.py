@@ -56,9 +56,8 @@ class Closing:
         self.recorder.history.add(self.hold_out.evaluate(strategy, state.newcomers))
 
 
-Exchanges = Callable[
-    [Sequence[Message]], Sequence[Message]
-]  # sends messages, and returns the replies
+# Sends messages, and returns the replies
+Exchanges = Callable[[Sequence[Message]], Sequence[Message]]
 
 
 def collect_models(

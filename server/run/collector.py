@@ -43,25 +43,18 @@ class Collector:
     """The exchanges of one run with its registered silos."""
 
     def __init__(self, registration: Registration) -> None:
-        self.registration, self.grid, self.common = (
-            registration,
-            registration.grid,
-            registration.common,
-        )
-        self.reporter, self.clock = (
-            registration.reporter,
-            ClockWatch(registration.reporter.note),
-        )
-        self.disconnected: set[int] = (
-            set()
-        )  # nodes that disconnected in a round and have not answered since
+        self.registration = registration
+        self.grid = registration.grid
+        self.common = registration.common
+        self.reporter = registration.reporter
+        self.clock = ClockWatch(registration.reporter.note)
+        # Nodes that disconnected in a round and have not answered since
+        self.disconnected: set[int] = set()
         self.answered: set[int] = set()  # nodes that replied in the last exchange
-        self.limit = (
-            self.common.round_timeout
-        )  # seconds that the silos of the last exchange had
-        self.samples: dict[
-            str, Any
-        ] = {}  # silo -> last reported number of samples, where it has changed
+        # Seconds that the silos of the last exchange had
+        self.limit = self.common.round_timeout
+        # Silo -> last reported number of samples, where it has changed
+        self.samples: dict[str, Any] = {}
 
     def exchange(
         self,

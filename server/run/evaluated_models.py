@@ -21,11 +21,8 @@ from partitions.schema import Schema, parse_schema
 from strategies.base.evaluation import EVALUATE, EvaluatedEntry, digest_of, input_digest
 from strategies.base.settings import keys_of
 
-ALIKE = (
-    "model",
-    "task",
-    "classes",
-)  # fields of the model card that all models of one evaluation share
+# Fields of the model card that all models of one evaluation share
+ALIKE = ("model", "task", "classes")
 
 
 @dataclass(frozen=True)
@@ -111,9 +108,8 @@ def run_values(models: Sequence[EvaluatedModel], *, owned: bool = True) -> dict[
     """
     card = models[0].card
     name = card.model.name
-    own = (
-        None if is_custom(name) else spec_of(name).settings
-    )  # of one's own network, the task says all
+    # Of one's own network, the task says all
+    own = None if is_custom(name) else spec_of(name).settings
     given = card.model.settings
     options = {}  # a network of one's own has none: the task says whether it has outputs per pixel
     if own and not is_custom(name):

@@ -35,10 +35,8 @@ from strategies.base.evaluation import Evaluate, EvaluateSettings
 from strategies.base.run_settings import RunSettings
 from strategies.base.transport.reporting import SCHEMA, metrics_of_reply, read_replies
 
-MATRIX, MODELS = (
-    "matrix.csv",
-    "models",
-)  # in the directory: the result, and the folder with the models' files
+# In the directory: the result, and the folder with the models' files
+MATRIX, MODELS = "matrix.csv", "models"
 HEADER = ("model", "silo", "split", "metric", "value", "n")
 
 
@@ -63,9 +61,8 @@ class EvaluationLoop:
         self.settings, self.common = settings, settings.common
         self.registration = Registration(grid, settings, directory)
         self.reporter, self.collector = self.registration.reporter, Collector(self.registration)
-        self.left_out: dict[
-            str, dict[str, str]
-        ] = {}  # model -> silo -> reason why it returned no metrics
+        # Model -> silo -> reason why it returned no metrics
+        self.left_out: dict[str, dict[str, str]] = {}
 
     def run(self, models: Sequence[EvaluatedModel]) -> list[Cell]:
         """Return the rows of the matrix. Raises UserError, or RunFailedError if no silo evaluates any model."""
@@ -242,10 +239,8 @@ def add_cells(matrix: Path, cells: Sequence[Cell], silos: Sequence[str]) -> None
     """
     with io.StringIO(matrix.read_text() if matrix.exists() else "", newline="") as text:
         rows = list(csv.reader(text))[1:]
-    measured, places = (
-        {(row[0], row[1]) for row in rows},
-        {guarded(silo): at for at, silo in enumerate(silos)},
-    )
+    measured = {(row[0], row[1]) for row in rows}
+    places = {guarded(silo): at for at, silo in enumerate(silos)}
     rows += [
         row for cell in cells if (row := cell.cells()) and (row[0], row[1]) not in measured
     ]

@@ -29,11 +29,8 @@ from server.run.receipts import Receipts
 POLL_SECONDS = (0.02, 0.25)  # first and longest pause between two queries for replies
 PRESENCE_SECONDS = 2.0  # between two queries of the nodes that are online
 DETECTED_LATE = LONG_SECONDS + 8.0  # duration of a transfer when a heartbeat first reports it
-PUSH_PAUSES = (
-    0.5,
-    2.0,
-    5.0,
-)  # before the second, third and fourth attempt to push the messages
+# Before the second, third and fourth attempt to push the messages
+PUSH_PAUSES = (0.5, 2.0, 5.0)
 CODES = internal("ErrorCode")
 UNREACHABLE = (
     CODES.NODE_UNAVAILABLE,
@@ -48,9 +45,8 @@ class TimeoutPolicy:
     """The limits of an exchange, in seconds."""
 
     timeout: float
-    factor: float = (
-        0.0  # a straggler's limit as a multiple of the median time of the others; 0: no limit
-    )
+    # A straggler's limit as a multiple of the median time of the others; 0: no limit
+    factor: float = 0.0
     floor: float = 0.0  # the shortest limit for stragglers
     quorum: int = 0  # replies before the limit for stragglers applies
     resend: bool = False  # whether a silo that disconnected receives its message again
@@ -97,9 +93,8 @@ class Exchange:
         # repaired connection Flower lists a node as offline until its next heartbeat, even if it has replied.
         self.online: set[int] = set(answered)
         self.resent: set[int] = set()  # the nodes that were sent their message twice
-        self.offline: set[int] = (
-            set()
-        )  # the nodes that were online and, at the last query, were not
+        # The nodes that were online and, at the last query, were not
+        self.offline: set[int] = set()
         self.busy: set[int] = set()  # the nodes that were in a long transfer at the last query
         self.moving: dict[int, float] = {}  # seconds that nodes were in long transfers
         self.seen = time.monotonic()  # the time of the last query

@@ -16,9 +16,8 @@ from flwr.app import Array, ConfigRecord, MetricRecord, RecordDict
 from partitions.common.errors import DataError
 
 SUMMARY_BYTES = 1 << 24  # for a data summary, whose sums grow with a table's columns
-OTHER_BYTES = (
-    1 << 20
-)  # for a reply's numbers, metrics and Flower's own fields, without its vectors
+# For a reply's numbers, metrics and Flower's own fields, without its vectors
+OTHER_BYTES = 1 << 20
 NUMBER_BYTES = 8  # maximum per number of a vector: topk sends it with its index
 GROUP = re.compile(r"[0-9a-f]{32}-([0-9]{1,15})")
 
@@ -57,9 +56,8 @@ def size_of(record: object) -> int:
 
 
 def array_bytes(array: Array) -> int:
-    tensor = getattr(
-        array, "tensor", None
-    )  # from a silo in this process; `data` would serialise it
+    # From a silo in this process; `data` would serialise it
+    tensor = getattr(array, "tensor", None)
     return len(array.data) if tensor is None else int(tensor.nbytes)
 
 

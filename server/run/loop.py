@@ -43,12 +43,10 @@ class RoundLoop:
         directory: RunDirectory | None = None,
         watch: Callable[[Progress], object] | None = None,
     ) -> None:
-        self.grid, self.settings, self.common, self.directory = (
-            grid,
-            settings,
-            settings.common,
-            directory,
-        )
+        self.grid = grid
+        self.settings = settings
+        self.common = settings.common
+        self.directory = directory
         self.history = History(directory.history if directory else None)
         self.registration = Registration(grid, settings, directory, watch)
         self.reporter = self.registration.reporter
@@ -62,9 +60,8 @@ class RoundLoop:
         self.checkpoints = Checkpoints(settings, directory, self.history, self.reporter)
         self.state = LoopState()
         self.until = 0  # the round after which the run pauses; 0: none
-        self.done = (
-            0  # the last round that is done; the closing exchange comes after the last of all
-        )
+        # The last round that is done; the closing exchange comes after the last of all
+        self.done = 0
 
     @property
     def last(self) -> int:
@@ -111,12 +108,11 @@ class RoundLoop:
 
     def plan(self) -> RoundPlan:
         """Return what this loop decides of the next round."""
-        r, recorder = self.registration, self.recorder
-        shown, attended, joined = (
-            recorder.chosen.of(r.silos),
-            recorder.attended(),
-            dict(r.joined),
-        )
+        r = self.registration
+        recorder = self.recorder
+        shown = recorder.chosen.of(r.silos)
+        attended = recorder.attended()
+        joined = dict(r.joined)
         plan = RoundPlan(
             dict(r.silos), self.state.numbers, {}, self.last, shown, attended, joined
         )
@@ -124,7 +120,8 @@ class RoundLoop:
 
     def finished(self) -> FinishedRun:
         """Return the values of this run that the summary needs."""
-        c, r = self.common, self.registration
+        c = self.common
+        r = self.registration
         return FinishedRun(
             strategy=c.strategy,
             seed=c.seed,
@@ -144,12 +141,10 @@ class RoundLoop:
         """Execute one round, or go back to an earlier one if silos' states are damaged."""
         self.readmission.readmit(server_round)
         strategy.follow(self.plan())
-        c, recorder, collector, task = (
-            self.common,
-            self.recorder,
-            self.collector,
-            self.registration.task,
-        )
+        c = self.common
+        recorder = self.recorder
+        collector = self.collector
+        task = self.registration.task
         started = time.perf_counter()
         last = server_round in (c.rounds, self.until) or self.stopping.may_stop(server_round)
         save = last or server_round % c.checkpoint_every == 0
@@ -195,7 +190,8 @@ class RoundLoop:
 
     def close(self, strategy: PersonalizedStrategy) -> None:
         """Evaluate at every silo the model that would start its next round, or go back to an earlier round."""
-        started, rounds = time.perf_counter(), self.last
+        started = time.perf_counter()
+        rounds = self.last
         strategy.follow(self.plan())
         messages = strategy.configure_evaluate(
             rounds, ArrayRecord(), ConfigRecord({"save": False}), self.grid
@@ -223,7 +219,8 @@ class RoundLoop:
 
     def _goes_back(self, strategy: PersonalizedStrategy, replies: Sequence[Message]) -> bool:
         """Go back to an earlier checkpoint if silos' states are damaged; return whether the run has gone back."""
-        folder, simulated = self.checkpoints.folder, self.registration.simulated
+        folder = self.checkpoints.folder
+        simulated = self.registration.simulated
         if (
             start := self.recovery.start(strategy, replies, folder, simulated=simulated)
         ) is None:

@@ -25,10 +25,8 @@ from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Model, Number, Payload
 from strategies.base.transport.reporting import metrics_of_reply, read_replies
 
-SNAPSHOTS = {
-    "received": "zero_shot",
-    "personal": "personalised",
-}  # name in a reply -> in history and summary
+# Name in a reply -> in history and summary
+SNAPSHOTS = {"received": "zero_shot", "personal": "personalised"}
 ARRAYS = "newcomer/"  # prefix of the array names in the checkpoint
 
 
@@ -120,10 +118,8 @@ class HoldOut:
 
     def _result(self, name: str, rows: Sequence[Row], server_round: int) -> dict[str, Any]:
         """Return a hospital's counts, the reported round, and its test metrics of both models; null if unknown."""
-        info, metrics = (
-            self.registration.held_out.get(name),
-            {kind: dict[str, Any]() for kind in SNAPSHOTS.values()},
-        )
+        info = self.registration.held_out.get(name)
+        metrics = {kind: dict[str, Any]() for kind in SNAPSHOTS.values()}
         for row in rows:
             if (row.silo, row.split) == (name, "test"):
                 metrics[row.snapshot][row.metric] = None if math.isnan(row.value) else row.value

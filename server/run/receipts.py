@@ -53,9 +53,8 @@ class Receipts:
     run: str = ""
     note: Callable[[str], object] = lambda line: None
     lines: dict[str, int] = field(default_factory=dict)  # silo -> the last line with a receipt
-    latest: dict[int, str] = field(
-        default_factory=dict
-    )  # node -> the receipt for its last reply
+    # Node -> the receipt for its last reply
+    latest: dict[int, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, directory: Path | None, note: Callable[[str], object]) -> Receipts:

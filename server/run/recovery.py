@@ -37,11 +37,11 @@ class Recovery:
     """Handling of the damaged states of one run."""
 
     def __init__(self, common: Common, reporter: Reporter) -> None:
-        self.common, self.reporter = common, reporter
+        self.common = common
+        self.reporter = reporter
         self.repaired: set[str] = set()  # silos for which the run has gone back
-        self.lost_now: dict[
-            str, int
-        ] = {}  # silos that lost their state in this round, and the round that it was of
+        # Silos that lost their state in this round, and the round that it was of
+        self.lost_now: dict[str, int] = {}
 
     def start(
         self,
@@ -61,9 +61,8 @@ class Recovery:
         if not found:
             return None
         repairable = [damage for damage in found if damage.silo not in self.repaired]
-        folder = (
-            None if any_kept(folder) else folder
-        )  # after silos' own models were sent, the run trains no further
+        # After silos' own models were sent, the run trains no further
+        folder = None if any_kept(folder) else folder
         start = earlier_start(folder, repairable, self.common.checkpoint_every)
         repaired = start.repaired if start is not None else ()
         if len(repaired) < len(found) and simulated:
@@ -94,9 +93,8 @@ def earlier_start(folder: Path | None, damaged: Sequence[Damage], every: int) ->
         Start(*place, tuple(d for d in damaged if d.is_mended_from(place[0])))
         for place in places
     ]
-    best = max(
-        starts, key=lambda start: len(start.repaired), default=None
-    )  # the first, and newest, of equals
+    # The first, and newest, of equals
+    best = max(starts, key=lambda start: len(start.repaired), default=None)
     return best if best is not None and best.repaired else None
 
 

@@ -32,9 +32,8 @@ class Progress:
     seconds: float
     bytes: int
     rejected: dict[str, str] = field(default_factory=dict)
-    bounded: dict[str, str] = field(
-        default_factory=dict
-    )  # silo whose update was scaled down -> reason
+    # Silo whose update was scaled down -> reason
+    bounded: dict[str, str] = field(default_factory=dict)
 
 
 def silo_scores(
@@ -59,9 +58,8 @@ def epsilons(rows: Sequence[Row]) -> dict[str, float]:
     }
 
 
-REPORTED_FAULT = re.compile(
-    rf"\w+( in [\w./]+:\d+)?: {FAULT};"
-)  # the format of client.faults.report
+# The format of client.faults.report
+REPORTED_FAULT = re.compile(rf"\w+( in [\w./]+:\d+)?: {FAULT};")
 
 
 class Reporter:
@@ -168,10 +166,8 @@ class Reporter:
             strategy.rejected
         )
         total = strategy.bytes_down + strategy.bytes_up
-        rejected, bounded = (
-            dict(strategy.rejected),
-            {silo: why for silo, (_, why) in strategy.bounded.items()},
-        )
+        rejected = dict(strategy.rejected)
+        bounded = {silo: why for silo, (_, why) in strategy.bounded.items()}
         result = f"{task.score_label} {score:.4f}" if values else "not evaluated"
         log(
             INFO,

@@ -38,9 +38,8 @@ from server.run.checkpoints import FORMAT
 from server.run.newcomers import ARRAYS as NEWCOMER
 from strategies.base.state import State
 
-NAMING = re.compile(
-    r'(hold-out|late-joiners|models) = "(.*)"'
-)  # lines of config.toml that may name hospitals
+# Lines of config.toml that may name hospitals
+NAMING = re.compile(r'(hold-out|late-joiners|models) = "(.*)"')
 LOGS = ("tensorboard", "mlflow", "mlruns")  # other programs' formats: reported, not searched
 
 
@@ -139,9 +138,8 @@ def _clean_state(file: Path, name: str, known: Sequence[str]) -> bool:
     # Arrays are called MODEL.NAME; a bare name belongs to a method (`global`), except in checkpoints before format 2.
     bare = "cards" in state.numbers and state.numbers.get("format", 1) < FORMAT
     ours = {key for key in state.arrays if of_silo(key, name, known) and (bare or key != name)}
-    ours |= {
-        key for key in state.arrays if key.startswith(f"{NEWCOMER}{name}/")
-    }  # of a held-out hospital
+    # Of a held-out hospital
+    ours |= {key for key in state.arrays if key.startswith(f"{NEWCOMER}{name}/")}
     arrays = {key: tensor for key, tensor in state.arrays.items() if key not in ours}
     gone = state.numbers.pop("withdrawn", [])
     numbers = {key: without(value, name, known) for key, value in state.numbers.items()}
@@ -260,10 +258,8 @@ def _clean_held_out(run: Path, name: str) -> list[str]:
 def _clean_matrix(run: Path, name: str) -> list[str]:
     """Delete the silo's rows and its own models from an evaluation (``silofl evaluate``)."""
     entries = str(read_toml(run / "config.toml").get("evaluate.models", "")).split(",")
-    done, gone = (
-        [],
-        {name, *(e.partition("=")[0].strip() for e in entries if e.endswith(f"@{name}"))},
-    )
+    done = []
+    gone = {name, *(e.partition("=")[0].strip() for e in entries if e.endswith(f"@{name}"))}
     for file in (file for one in gone for file in (run / "models").glob(f"{one}.safetensors*")):
         file.unlink()
         done = ["models"]

@@ -163,9 +163,8 @@ def evaluate(
             gather_models(source, out / MODELS, which, strategy, seed), network
         )
         settings = parse_settings({**where, **run_values(models, owned=False)})
-        named = parse_settings(
-            {**where, **run_values(models)}
-        )  # with owners, as for a federation's study
+        # With owners, as for a federation's study
+        named = parse_settings({**where, **run_values(models)})
         with silos_here(out, settings, named, nodes) as grid:
             return write_matrix(out, EvaluationLoop(grid, settings).run(models))
 

@@ -70,10 +70,6 @@ def survey_deployed(values: Mapping[str, object], out: Path | None, connection: 
         "wire-dtype": "float32",
         "ala": False,
     }
-    given = {
-        **plain,
-        "keep-models": "none",
-        **values,
-        **RUN,
-    }  # overrides the federation file's training settings
+    # Overrides the federation file's training settings
+    given = {**plain, "keep-models": "none", **values, **RUN}
     return submit.run({**given, **({"out": str(out)} if out else {})}, connection)

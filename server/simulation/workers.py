@@ -52,9 +52,8 @@ from server.simulation.simulate import (
 from strategies.base.run_settings import RunSettings
 
 PAUSE = 0.2  # seconds between polls of the runs' progress
-Ends = Mapping[
-    str, int
-]  # run -> exit code: 0, 1 or 2 as of `silofl`, or minus a signal's number
+# Run -> exit code: 0, 1 or 2 as of `silofl`, or minus a signal's number
+Ends = Mapping[str, int]
 # Yields, a few times a second, the runs that have ended since the last time; closing it ends the remaining runs.
 Engine = Callable[[Mapping[str, "Job"]], Generator[Ends, None, None]]
 
@@ -117,9 +116,8 @@ def side_by_side(
         raise KeyboardInterrupt(f"{how_to_continue(directory)} --workers {workers}") from None
     finally:
         for of_part in dict.fromkeys(directories.values()):
-            with contextlib.suppress(
-                DataError
-            ):  # a remote process may end a little later: the next start merges it
+            # A remote process may end a little later: the next start merges it
+            with contextlib.suppress(DataError):
                 of_part.take_back_all()
         try_reports(runs, directory)
     if study.failed:
@@ -139,12 +137,10 @@ class SideBySide:
         bar: StudyBar,
     ) -> None:
         self.going = {run.label: run for run in runs}
-        self.count, self.directories, self.trackers, self.bar = (
-            len(runs),
-            directories,
-            trackers,
-            bar,
-        )
+        self.count = len(runs)
+        self.directories = directories
+        self.trackers = trackers
+        self.bar = bar
         self.failed: dict[str, tuple[int, str]] = {}
         self.errors: dict[str, str] = {}  # run -> its last error message
         self.describe()
@@ -175,11 +171,9 @@ class SideBySide:
         self.bar.bar.set_description(f"{done} of {self.count} runs{failed}")
 
     def end(self, run: RunSettings, code: int) -> None:
-        directories, strategy, seed = (
-            self.directories[run.label],
-            run.common.strategy,
-            run.common.seed,
-        )
+        directories = self.directories[run.label]
+        strategy = run.common.strategy
+        seed = run.common.seed
         rows = self.new_rows(run) if self.trackers else []
         self.show(run, directories.take_back(run))
         if not code:
@@ -232,11 +226,9 @@ def killed(number: int) -> str:
 def in_processes(count: int, jobs: Mapping[str, Job]) -> Generator[Ends, None, None]:
     """Execute the jobs in at most ``count`` processes at a time; they end with this one."""
     first = next(iter(jobs.values())).run.common
-    count, threads, cores = (
-        min(count, len(jobs)),
-        threads_for(first.threads),
-        os.cpu_count() or 1,
-    )
+    count = min(count, len(jobs))
+    threads = threads_for(first.threads)
+    cores = os.cpu_count() or 1
     if count * threads > cores:
         log(
             logging.WARNING,
@@ -383,9 +375,8 @@ def _on(ray: Any, jobs: Mapping[str, Job]) -> Generator[Ends, None, None]:
 
 
 def work_on_ray(path: str, key: str, resume: bool, threads: int, until: int) -> int:
-    os.environ["OMP_NUM_THREADS"] = str(
-        threads
-    )  # for threads = 0: Ray sets its own number otherwise
+    # For threads = 0: Ray sets its own number otherwise
+    os.environ["OMP_NUM_THREADS"] = str(threads)
     return work(path, key, resume, until)
 
 

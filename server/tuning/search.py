@@ -88,9 +88,8 @@ def tune(
     """Search, and return the results. Raises UserError, or RunFailedError if a method has no trial with a score."""
     request.check()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    logging.getLogger("flwr").setLevel(
-        logging.WARNING
-    )  # the bar replaces a line per silo and round
+    # The bar replaces a line per silo and round
+    logging.getLogger("flwr").setLevel(logging.WARNING)
     book = Book(out, request.asked(), list(request.space.distributions))
     book.open()
     searcher = Searcher(request, book, engine)

@@ -41,9 +41,8 @@ OBJECTIVES = ("mean", "worst")
 COMPLETE, PRUNED, FAILED = "complete", "pruned", "failed"
 STORED = {COMPLETE: TrialState.COMPLETE, PRUNED: TrialState.PRUNED, FAILED: TrialState.FAIL}
 STORAGE = "optuna.log"
-Releases = dict[
-    str, dict[str, Any]
-]  # silo -> delta, epsilon and the releases (noise, rate, steps)
+# Silo -> delta, epsilon and the releases (noise, rate, steps)
+Releases = dict[str, dict[str, Any]]
 
 
 @dataclass
@@ -90,9 +89,8 @@ class Book:
     asked: Mapping[str, Any]
     keys: Sequence[str]
     trials: list[Trial] = field(default_factory=list)
-    privacy: dict[str, dict[str, dict[str, float]]] = field(
-        default_factory=dict
-    )  # set at the end of the search
+    # Set at the end of the search
+    privacy: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     storage: JournalStorage = field(init=False)
 
     def open(self) -> None:

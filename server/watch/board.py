@@ -18,19 +18,12 @@ from server.results.chosen import Chosen, mean
 from server.results.history import Row
 
 NOTES = 50  # lines of the log that are shown
-NOTED = (
-    "note",
-    "refused",
-    "stopped",
-    "error",
-    "left_out",
-)  # events whose message is such a line
+# Events whose message is such a line
+NOTED = ("note", "refused", "stopped", "error", "left_out")
 POINTS = 400  # maximum points of the curve
 PACE = 10  # number of last rounds for the estimate of the remaining time
-LATE_FACTOR, LATE_FLOOR = (
-    2.0,
-    5.0,
-)  # a silo is late after this multiple of the others' median, at least these seconds
+# A silo is late after this multiple of the others' median, at least these seconds
+LATE_FACTOR, LATE_FLOOR = 2.0, 5.0
 LONGEST = 500  # maximum characters of a line
 ALONE = "local"  # the method without any exchange
 PARTS = {"val": "validation", "test": "test"}
@@ -64,9 +57,8 @@ class WatchedRun:
     why: str = ""
     rounds: int = 0
     round: int = 0
-    asked: float | None = (
-        None  # start of the current round, Unix time; None: no round is in progress
-    )
+    # Start of the current round, Unix time; None: no round is in progress
+    asked: float | None = None
     closing: bool = False
     score: str = ""
     silos: dict[str, WatchedSilo] = field(default_factory=dict)
@@ -190,10 +182,8 @@ class Board:
         for name in event["rejected"]:
             run.silo(name).missed += 1
         for name, silo in run.silos.items():
-            silo.left_out, silo.bounded = (
-                line(event["rejected"].get(name)),
-                line(event["bounded"].get(name)),
-            )
+            silo.left_out = line(event["rejected"].get(name))
+            silo.bounded = line(event["bounded"].get(name))
         self._score(run, event, run.round)
         if not run.curve or run.curve[-1][0] != run.round:
             validation, test = (
@@ -315,15 +305,8 @@ class Board:
 
 TEXTS = ("event", "strategy", "score", "silo", "message")
 WHOLE = ("seed", "round", "rounds", "number", "bytes", "bytes_down", "bytes_up")
-TABLES = (
-    "samples",
-    "left_out",
-    "silos",
-    "per_silo",
-    "epsilon",
-    "rejected",
-    "bounded",
-)  # by silo
+# By silo
+TABLES = ("samples", "left_out", "silos", "per_silo", "epsilon", "rejected", "bounded")
 
 
 def checked(event: Event, own: str) -> dict[str, Any]:

@@ -48,9 +48,8 @@ OF_SILOS = {
         "privacy budget that the silo has spent, where it reports it",
     ),
 }
-Samples = Iterable[
-    tuple[Sequence[str], float | None]
-]  # values of the labels, value; None: no sample
+# Values of the labels, value; None: no sample
+Samples = Iterable[tuple[Sequence[str], float | None]]
 
 
 def exposition(picture: Mapping[str, Any]) -> bytes:

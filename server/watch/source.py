@@ -18,9 +18,8 @@ from server.watch.board import Board
 PROGRESS = "progress.jsonl"
 RUNS = Path("runs")  # the default folder of runs
 FIRST = 512  # bytes at the beginning that identify a file
-LARGEST = (
-    1 << 22
-)  # maximum bytes read at once, so that the page stays responsive with a long file
+# Maximum bytes read at once, so that the page stays responsive with a long file
+LARGEST = 1 << 22
 
 
 class Followed(Tail):
@@ -61,9 +60,8 @@ class WatchSource:
         """Return the files to follow now, the newest last; empty if there is none yet."""
         if self.silo:
             found = self.folder.glob(f"*/*/{glob.escape(self.silo)}/run-*/{PROGRESS}")
-            newest = {
-                file.parents[2]: file for file in sorted(found, key=_modified)
-            }  # of each method and seed
+            # Of each method and seed
+            newest = {file.parents[2]: file for file in sorted(found, key=_modified)}
             ordered = sorted(newest.values(), key=_modified)
             return [file for file in ordered if file.parents[3] == ordered[-1].parents[3]]
         if (self.folder / "config.toml").is_file() or (self.folder / PROGRESS).is_file():

@@ -84,9 +84,8 @@ class UpdateBounds:
         self.info: MethodInfo = strategy.info
         self.common: Common = strategy.common
         self.centre: Callable[[str, Update], Tensor | None] = strategy.centre
-        self.sent: Mapping[str, Mapping[str, Model]] = (
-            strategy.sent
-        )  # what each silo of the round trains from
+        # What each silo of the round trains from
+        self.sent: Mapping[str, Mapping[str, Model]] = strategy.sent
 
     def within(self, updates: list[Update]) -> list[Update]:
         """Return the updates to aggregate: without diverging silos, and within the bounds of the setting ``robust``."""
@@ -99,9 +98,8 @@ class UpdateBounds:
         gram = self._gram(names[0], updates) if screens and excludable(len(updates)) else None
         norms = self._norms(names, updates, gram)
         agreed = read_agreed(self.common.agreed).get("samples", {})
-        counts = plausible_counts(
-            {u.silo: u.samples for u in updates}, agreed
-        )  # a lie must not widen the bound
+        # A lie must not widen the bound
+        counts = plausible_counts({u.silo: u.samples for u in updates}, agreed)
         batches = {
             silo: math.ceil(count / self.common.batch_size) for silo, count in counts.items()
         }
@@ -153,9 +151,8 @@ class UpdateBounds:
 
     def _lengths(self, names: Sequence[str], updates: Sequence[Update]) -> dict[str, float]:
         """Return, per vector, the (lower) median over silos of the length of the vector they were sent."""
-        known: dict[
-            int, float
-        ] = {}  # by the id of a vector that was sent: most silos were sent the same
+        # By the id of a vector that was sent: most silos were sent the same
+        known: dict[int, float] = {}
         found: dict[str, list[float]] = {}
         for name, update in itertools.product(names, updates):
             sent = self.sent.get(update.silo, {})

@@ -49,16 +49,14 @@ class SiloClient(NumPyClient):
     is discarded as a whole. Received vectors are shared with other silos and must not be written to either.
     """
 
-    state_type: ClassVar[type[ClientState]] = (
-        ClientState  # the method's silo state, in typed fields
-    )
+    # The method's silo state, in typed fields
+    state_type: ClassVar[type[ClientState]] = ClientState
     state: ClientState
     silo: Silo
     privacy: PrivateTraining | None = None  # differential privacy of this round's gradients
     networks: int = 1  # number of networks in the personal model; a file holds one
-    needed_to_predict: ClassVar[
-        tuple[str, ...]
-    ] = ()  # state entries that prediction needs in addition to the vector
+    # State entries that prediction needs in addition to the vector
+    needed_to_predict: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self, silo: Silo, common: Common, settings: Any, state: State, info: MethodInfo
@@ -68,15 +66,12 @@ class SiloClient(NumPyClient):
         self.model = silo.model
         self.loss = silo.task.loss(common.loss, common.focal_gamma)
         self.round, self.late = 0, False  # late: the silo joined during the run
-        self.run_id, self.measured_round = (
-            "",
-            0,
-        )  # of the state that the evaluated personal model belongs to
+        # Of the state that the evaluated personal model belongs to
+        self.run_id, self.measured_round = "", 0
         self.models: Mapping[str, Model] = {}
         self.numbers: Mapping[str, Number] = {}
-        self.replies: dict[
-            str, Number
-        ] = {}  # numbers that a method uploads in addition to its vectors
+        # Numbers that a method uploads in addition to its vectors
+        self.replies: dict[str, Number] = {}
         self.encoded: dict[str, Encoded] = {}  # the uploaded vectors that travel encoded
         self.train_loss = float("nan")
         # The start of this round, not to be written to.
@@ -364,11 +359,9 @@ class SiloClient(NumPyClient):
 
     def begin(self, config: Mapping[str, Any]) -> Tensor:
         """Begin a round or an evaluation with its message; return the received model, which the network holds."""
-        self.round, self.models, self.numbers = (
-            config["round"],
-            config["models"],
-            config["numbers"],
-        )
+        self.round = config["round"]
+        self.models = config["models"]
+        self.numbers = config["numbers"]
         self.run_id, self.late = config.get("run_id", ""), bool(config.get("late"))
         commit(self.state, config.get("counted"))
         self.model.freeze()  # the silos of a process share the network; a failed one may have left parts frozen
@@ -377,10 +370,8 @@ class SiloClient(NumPyClient):
             write(self.model.buffers, self.shared_buffers(), self.models[BUFFERS].vector)
         self.received = self.receive()
         check_step(self, self.received)
-        self.received_buffers, self.received_integers = (
-            self.model.buffers.clone(),
-            self.model.integers.clone(),
-        )
+        self.received_buffers = self.model.buffers.clone()
+        self.received_integers = self.model.integers.clone()
         return self.received
 
     def propose(self, **arrays: Tensor) -> None:

@@ -200,10 +200,8 @@ def settings_page() -> str:
         for owner, cls in members:
             for key, f in keys_of(cls, owner).items():
                 default = f"`{toml_value(cast(Value, f.default))}`"
-                symbol, meaning = (
-                    f.metadata.get("symbol", ""),
-                    f.metadata.get("help", "").replace("|", "\\|"),
-                )
+                symbol = f.metadata.get("symbol", "")
+                meaning = f.metadata.get("help", "").replace("|", "\\|")
                 line = f"| `{key}` | {default} | {allowed_values(f)} | {symbol} | {meaning} |"
                 lines.append(line.replace("|  |", "| |"))
     return "\n".join(lines) + "\n"

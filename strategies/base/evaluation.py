@@ -96,10 +96,8 @@ class EvaluateClient(SiloClient):
 
     def receive(self) -> Tensor:
         """Return the round's model; raise UserError if it is not the one in the run's settings."""
-        vector, buffers = (
-            self.models[GLOBAL].vector,
-            self.models[BUFFERS].vector if BUFFERS in self.models else None,
-        )
+        vector = self.models[GLOBAL].vector
+        buffers = self.models[BUFFERS].vector if BUFFERS in self.models else None
         entries = self.settings.entries
         name, digest, _ = (
             entries[self.round - 1]

@@ -39,27 +39,23 @@ class MethodInfo:
     # What leaves a silo, and what comes back.
     sends: tuple[str, str] = ("Σ", "Σ")  # per participating silo and round: down, up
     uploads: tuple[str, ...] = ("model",)  # the vectors that ``local_update`` returns, by name
-    sends_numbers: tuple[
-        str, ...
-    ] = ()  # the numbers in the client's ``replies`` that may leave the silo
+    # The numbers in the client's ``replies`` that may leave the silo
+    sends_numbers: tuple[str, ...] = ()
     # Whether a silo's message may hold all layers of a model; a mapping: only with these values of its settings.
     whole: bool | Mapping[str, tuple[Value, ...]] = True
     whole_from: float = 1.0  # the share of the model's size from which an uploaded vector counts as the whole model
-    per_class: bool = (
-        False  # whether means per class, or how many samples each has, leave a silo
-    )
-    own_model: Literal["sent", "layers", "kept"] = (
-        "sent"  # the silo's own model: sent, some layers of it, or kept
-    )
+    # Whether means per class, or how many samples each has, leave a silo
+    per_class: bool = False
+    # The silo's own model: sent, some layers of it, or kept
+    own_model: Literal["sent", "layers", "kept"] = "sent"
     # What a silo receives of others: the same "mean" as all, a "mixture" made for it, others' "models" by name.
     receives: Literal["mean", "mixture", "models", "nothing"] = "mean"
     keeps: tuple[str, ...] = ()  # what stays in the silo in addition to data and personal model
     note: str = ""  # further information for hospitals
 
     # How results are read.
-    reports: Literal["received", "personal"] = (
-        "personal"  # the snapshot that the paper evaluates
-    )
+    # The snapshot that the paper evaluates
+    reports: Literal["received", "personal"] = "personal"
     # What a new silo starts from ("": not declared, so no silo can be held out or join late): the shared "model"; a
     # "copy" of it to train; the shared "layers", below or above some of its own to train; a "mixture" of the silos'
     # models; or the common initial model, as its "own".
@@ -67,20 +63,17 @@ class MethodInfo:
     # The effect of a hospital that joins during the run: it "starts" like every silo and nothing of the others changes,
     # or the state for N silos "grows".
     late: Literal["", "starts", "grows"] = ""
-    not_late: str = (
-        "its MethodInfo does not declare `late`"  # the reason, if ``late`` is not declared
-    )
+    # The reason, if ``late`` is not declared
+    not_late: str = "its MethodInfo does not declare `late`"
     one_model: bool = False  # whether the run ends with one model for all silos
     baseline: str = ""  # its label as a baseline from which other methods' gains are computed
-    relationships: str = (
-        ""  # the caption of the report's figure of who learns from whom, if it has one
-    )
+    # The caption of the report's figure of who learns from whom, if it has one
+    relationships: str = ""
 
     # The purpose of its messages; only "training" is a method (strategies/base/evaluation, strategies/base/survey).
     asks: Literal["training", "evaluation", "survey"] = "training"
-    listed: bool = (
-        False  # whether a policy must list it by its name; ``all`` does not include it
-    )
+    # Whether a policy must list it by its name; ``all`` does not include it
+    listed: bool = False
 
     # Requirements of the method.
     needs_classes: bool = False  # whether it needs samples that have one class each
@@ -88,27 +81,22 @@ class MethodInfo:
     adds: str = ""  # the common setting that adds this method's client to another method's
 
     # Capabilities.
-    robust: tuple[
-        str, ...
-    ] = ()  # values of ``robust`` that can replace its mean (``PersonalizedStrategy.mean``)
+    # Values of ``robust`` that can replace its mean (``PersonalizedStrategy.mean``)
+    robust: tuple[str, ...] = ()
     unclipped: tuple[str, ...] = ()  # uploaded vectors that have no length to bound: bits
-    sends_duals: bool = (
-        False  # whether a step holds a dual: at the optimum these differ, and cancel
-    )
-    lossy: bool = (
-        False  # whether vectors may travel as lossy changes (``wire-dtype = int8``, ...)
-    )
+    # Whether a step holds a dual: at the optimum these differ, and cancel
+    sends_duals: bool = False
+    # Whether vectors may travel as lossy changes (``wire-dtype = int8``, ...)
+    lossy: bool = False
     not_lossy: str = UNDECLARED  # the reason, if not ``lossy``
-    ala: bool = (
-        False  # whether its silos start from a received model, which ``ala = true`` may mix
-    )
+    # Whether its silos start from a received model, which ``ala = true`` may mix
+    ala: bool = False
     # BatchNorm statistics: "shared" averages them with the setting ``buffers = "shared"``, "local" never does.
     buffers: Literal["", "shared", "local"] = ""
     # Differential privacy: all that leaves is computed from noised "gradient"s, or "nothing" of the data leaves.
     dp: Literal["", "gradient", "nothing"] = ""
-    not_dp: str = (
-        "its MethodInfo does not declare `dp`"  # the reason, if ``dp`` is not declared
-    )
+    # The reason, if ``dp`` is not declared
+    not_dp: str = "its MethodInfo does not declare `dp`"
     # The trainings with noise in a round, for the hospital's privacy account (client/site/budget/accounting.py). Each
     # is a number of epochs, or the setting that holds it (0: local-epochs). ``each KEY``: that many trainings of one
     # epoch. ``TERM if KEY`` or ``TERM if KEY = VALUE``: only if that setting is not 0, or has that value.
@@ -173,25 +161,19 @@ class SiloInfo:
 class RoundPlan:
     """What the round loop decides of a round; a strategy receives a new one before each round, and only reads it."""
 
-    silos: Mapping[str, SiloInfo] = field(
-        default_factory=dict
-    )  # the run's silos, sorted by name
-    numbers: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # for every silo's app, beside the payload (classes, ...)
-    samples: Mapping[str, int] = field(
-        default_factory=dict
-    )  # each silo's weight in a mean: agreed, or capped
+    # The run's silos, sorted by name
+    silos: Mapping[str, SiloInfo] = field(default_factory=dict)
+    # For every silo's app, beside the payload (classes, ...)
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+    # Each silo's weight in a mean: agreed, or capped
+    samples: Mapping[str, int] = field(default_factory=dict)
     last: int = 0  # the run's last round: an earlier one than planned where it stops early
-    shown: Mapping[str, int] = field(
-        default_factory=dict
-    )  # silo -> the round that a report would show of it now
-    attended: Mapping[str, int] = field(
-        default_factory=dict
-    )  # silo -> its rounds with differential privacy
-    joined: Mapping[str, int] = field(
-        default_factory=dict
-    )  # silo that joined during the run -> its first round
+    # Silo -> the round that a report would show of it now
+    shown: Mapping[str, int] = field(default_factory=dict)
+    # Silo -> its rounds with differential privacy
+    attended: Mapping[str, int] = field(default_factory=dict)
+    # Silo that joined during the run -> its first round
+    joined: Mapping[str, int] = field(default_factory=dict)
 
     def with_silos(self, silos: Iterable[SiloInfo], common: Common) -> RoundPlan:
         """Return the plan with these silos; a weight by sample count is taken from their data summaries alone."""

@@ -120,9 +120,8 @@ def newcomer_payload(
     ``strategy`` is not changed.
     """
     guest = copy.copy(strategy)
-    guest.common = replace(
-        strategy.common, participation=1.0
-    )  # it takes no part in the draw of participants
+    # It takes no part in the draw of participants
+    guest.common = replace(strategy.common, participation=1.0)
     guest.state = state.copy()
     guest.admit(info, trains=False)
     guest.begin_round()

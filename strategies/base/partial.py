@@ -23,9 +23,8 @@ from strategies.base.strategy import PersonalizedStrategy
 
 # The settings with which no block is personal: a silo then sends the whole model.
 ALL_LAYERS_AT: Mapping[str, tuple[Value, ...]] = {"personal": ("none", ""), "layers": (0,)}
-Split = tuple[
-    tuple[slice, ...], tuple[slice, ...]
-]  # the shared and the personal parts of a model's vector
+# The shared and the personal parts of a model's vector
+Split = tuple[tuple[slice, ...], tuple[slice, ...]]
 
 
 @dataclass(frozen=True)

@@ -145,11 +145,9 @@ def plan_of(
     s: Privacy, common: Common, sampling: Sampling, passes: Sequence[int], digest: str
 ) -> Plan:
     """Return the plan of a round with these passes (epochs each); raise UserError if δ or ε cannot be reached."""
-    steps, delta, noise = (
-        sum(map(sampling.steps, passes)),
-        s.delta_for(sampling.units),
-        s.noise_multiplier,
-    )
+    steps = sum(map(sampling.steps, passes))
+    delta = s.delta_for(sampling.units)
+    noise = s.noise_multiplier
     if delta > 1 / sampling.units:
         raise UserError(
             f"dp.delta = {delta:g} is more than 1 / {sampling.units}, one of the {s.unit}s: take less"
@@ -208,14 +206,12 @@ class PrivateTraining:
         model: FlatModel,
         uses: int,
     ) -> None:
-        self.plan, self.sampling, self.units, self.key, self.model, self.uses = (
-            plan,
-            sampling,
-            units,
-            key,
-            model,
-            uses,
-        )
+        self.plan = plan
+        self.sampling = sampling
+        self.units = units
+        self.key = key
+        self.model = model
+        self.uses = uses
         self.clipping = Clipping(model, plan.clip_norm)
         self.on = False  # whether gradients are private now
         self.steps = self.gradients = self.calls = 0

@@ -92,13 +92,11 @@ def weighted_mean(vectors: Iterable[Tensor], weights: Sequence[float]) -> Tensor
 
 
 EXPLODED = 1000  # times the others' step
-STILL = (
-    0.02  # of the length of the vector that was sent: shorter steps are not used as a measure
-)
+# Of the length of the vector that was sent: shorter steps are not used as a measure
+STILL = 0.02
 CHUNK = 1 << 20  # coordinates that are sorted at a time
-STRIP = (
-    1 << 13
-)  # coordinates whose differences are multiplied at a time: they fit a core's cache
+# Coordinates whose differences are multiplied at a time: they fit a core's cache
+STRIP = 1 << 13
 PADDING = 8  # between their rows: rows at a distance of a power of two would evict each other from the cache
 SMALLEST = 1e-6  # ν of the geometric median, as a share of the largest distance
 ITERATIONS = 100  # upper limit of the geometric median, which converges in about ten
@@ -114,9 +112,8 @@ def trimmed_mean(vectors: Sequence[Tensor], f: int) -> Tensor:
     for start in range(0, max(len(result), 1), CHUNK):
         part = slice(start, start + CHUNK)
         kept = torch.stack([v[part] for v in vectors]).sort(0).values[f : n - f]
-        result[part] = kept[0] + (kept - kept[0]).mean(
-            0
-        )  # as differences: equal numbers stay unchanged
+        # As differences: equal numbers stay unchanged
+        result[part] = kept[0] + (kept - kept[0]).mean(0)
     return result
 
 
@@ -212,9 +209,8 @@ def gram_of(vectors: Sequence[Tensor], centres: Sequence[Tensor | None]) -> Tens
     """
     n, length, device = len(vectors), len(vectors[0]), vectors[0].device
     total = torch.zeros(n, n, dtype=torch.float64, device=device)
-    memory = torch.empty(
-        n, STRIP + PADDING, dtype=torch.float64, device=device
-    )  # reused: fresh pages are slow
+    # Reused: fresh pages are slow
+    memory = torch.empty(n, STRIP + PADDING, dtype=torch.float64, device=device)
     for start in range(0, length, STRIP):
         part = slice(start, start + STRIP)
         rows = memory[:, : min(STRIP, length - start)]
@@ -287,9 +283,8 @@ def excess(ratios: Mapping[str, float], bound: str) -> str:
 
 COUNT_SLACK = 1.25  # times the (f + 1)-th largest count
 LENGTH_SLACK = 1.5  # times the (f + 1)-th largest length
-LEAST = (
-    8  # silos: with fewer, an honest silo that differs cannot be distinguished from an attacker
-)
+# Silos: with fewer, an honest silo that differs cannot be distinguished from an attacker
+LEAST = 8
 OPPOSED = 0.1  # times the median length: a longer projection against g opposes it
 
 

@@ -262,9 +262,8 @@ def parse_settings(values: Mapping[str, object]) -> RunSettings:
     return RunSettings(common, own, every.get(common.partition), models, ala, privacy)
 
 
-REMOVED = {
-    "vectorize": "silos train one after the other since 0.3"
-}  # settings of earlier versions, and why
+# Settings of earlier versions, and why
+REMOVED = {"vectorize": "silos train one after the other since 0.3"}
 
 
 def _check_keys(values: Mapping[str, object]) -> None:

@@ -353,9 +353,8 @@ class Averaging:
 
 
 def key_of(f: Field[Any], owner: str = "") -> str:
-    return (f"{owner}." if owner else "") + f.name.rstrip("_").replace(
-        "_", "-"
-    )  # lambda_ is lambda
+    # lambda_ is lambda
+    return (f"{owner}." if owner else "") + f.name.rstrip("_").replace("_", "-")
 
 
 def keys_of(cls: type[Any], owner: str = "") -> Mapping[str, Field[Any]]:

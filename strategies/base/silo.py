@@ -38,20 +38,17 @@ class Silo:
     val: Samples
     test: Samples
     model: FlatModel
-    initial: Callable[
-        [str], Tensor
-    ]  # purpose -> initial vector (Σ,), the same in every process
+    # Purpose -> initial vector (Σ,), the same in every process
+    initial: Callable[[str], Tensor]
     task: Task = MULTICLASS
     # Metrics of the personal model that this process evaluated last on these data, by run, round and splits.
     known: dict[Hashable, dict[str, float]] = field(default_factory=dict)
     augment: Augmentation | None = None  # augmentation of its training images
     min_batch_size: int = 1  # the site's rule: the fewest samples of a training batch
-    max_decay: float = (
-        math.inf
-    )  # the site's rule: the largest share of a model that one step may replace
-    max_step: float = (
-        math.inf
-    )  # the site's rule: largest distance of a received model from its last, in lengths of it
+    # The site's rule: the largest share of a model that one step may replace
+    max_decay: float = math.inf
+    # The site's rule: largest distance of a received model from its last, in lengths of it
+    max_step: float = math.inf
     inputs: str = ""  # in an evaluation: the digest of the statistics and of the order of columns and labels
 
 
@@ -94,15 +91,13 @@ def shuffled(silo: Silo, common: Common, n: int, rng: torch.Generator) -> Iterat
         raise UserError(
             f"{silo.name}: min-batch-size = {least}, and there are {n} samples to train with"
         )
-    least = (
-        max(least, 2) if silo.model.has_batch_norm else least
-    )  # BatchNorm cannot train on one sample
+    # BatchNorm cannot train on one sample
+    least = max(least, 2) if silo.model.has_batch_norm else least
     return batches(n, common.batch_size, 1, rng, least=least, device=silo.train.y.device)
 
 
-RECEIVED = (
-    "received"  # the entry of a silo's state with the last received model, with dp and a step
-)
+# The entry of a silo's state with the last received model, with dp and a step
+RECEIVED = "received"
 
 
 def check_step(client: Any, received: Tensor) -> None:
@@ -110,11 +105,9 @@ def check_step(client: Any, received: Tensor) -> None:
 
     ``client``: its :class:`SiloClient`, which has the message. In an evaluation, the study fixes the models.
     """
-    most, last, first = (
-        client.silo.max_step,
-        client.state.personal,
-        client.state.personal is None,
-    )
+    most = client.silo.max_step
+    last = client.state.personal
+    first = client.state.personal is None
     if not (math.isfinite(most) and client.info.trains):
         return
     if first:

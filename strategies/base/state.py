@@ -72,11 +72,8 @@ class State:
         return type(self)(dict(self.arrays), json.loads(json.dumps(self.numbers)))
 
 
-SUFFIXES = (
-    "",
-    ".buffers",
-    ".integers",
-)  # of a model's arrays: its vector, its running statistics, its counts
+# Of a model's arrays: its vector, its running statistics, its counts
+SUFFIXES = ("", ".buffers", ".integers")
 
 Parts = tuple[Tensor | None, Tensor | None, Tensor | None]
 

@@ -54,9 +54,8 @@ T = TypeVar("T")
 
 
 _REGISTRY: dict[str, type[PersonalizedStrategy]] = {}
-_EVALUATIONS: dict[
-    str, type[PersonalizedStrategy]
-] = {}  # runnable strategies that are no methods
+# Runnable strategies that are no methods
+_EVALUATIONS: dict[str, type[PersonalizedStrategy]] = {}
 
 
 class PersonalizedStrategy(Strategy):
@@ -69,9 +68,8 @@ class PersonalizedStrategy(Strategy):
 
     info: ClassVar[MethodInfo]
     client: ClassVar[type[SiloClient]] = SiloClient
-    state_type: ClassVar[type[ServerState]] = (
-        ServerState  # the method's server state, in typed fields
-    )
+    # The method's server state, in typed fields
+    state_type: ClassVar[type[ServerState]] = ServerState
     state: ServerState
     Settings: ClassVar[type[Any]] = NoSettings
     # A module class that builds the network's head from its last layer; None: that layer (models.networks.registry).
@@ -160,11 +158,12 @@ class PersonalizedStrategy(Strategy):
     def participants(self) -> list[str]:
         """Return the silos that train in this round: a share of all, drawn by (seed, round)."""
         names = list(self.silos)
+        # 0.57 of 100: 57
         count = (
             1
             if self.info.pooled
             else max(int(self.common.participation * len(names) + 1e-9), 1)
-        )  # 0.57 of 100: 57
+        )
         if count == len(names) or self.info.pooled:
             return names[:count]
         rng = generator(self.common.seed, "participants", self.round)
@@ -191,13 +190,11 @@ class PersonalizedStrategy(Strategy):
     def start_round(self, server_round: int) -> None:
         """Begin the record of a round: bytes, what was sent, and the silos that were left out or bounded."""
         self.round, self.bytes_down, self.bytes_up = server_round, 0, 0
-        self.sent: dict[
-            str, Mapping[str, Model]
-        ] = {}  # the models that each silo of the round trains from
+        # The models that each silo of the round trains from
+        self.sent: dict[str, Mapping[str, Model]] = {}
         self.rejected: dict[str, str] = {}  # silo -> why it is left out
-        self.bounded: dict[
-            str, tuple[float, str]
-        ] = {}  # silo -> the share of its step that counts, and why
+        # Silo -> the share of its step that counts, and why
+        self.bounded: dict[str, tuple[float, str]] = {}
         self.wire = Wire(self.common.wire_dtype)
 
     def _online(self, server_round: int) -> list[str]:
@@ -225,9 +222,8 @@ class PersonalizedStrategy(Strategy):
         )
         messages = []
         for name in online:
-            if (
-                name in chosen
-            ):  # "participants": a silo may require a minimum, for its own privacy
+            # "participants": a silo may require a minimum, for its own privacy
+            if name in chosen:
                 flags: dict[str, Number] = {"evaluate": evaluate, "participants": len(chosen)}
                 messages.append(self._message(name, MessageType.TRAIN, config, **flags))
             elif evaluate:

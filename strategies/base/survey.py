@@ -101,11 +101,9 @@ def _item(name: str, text: object) -> dict[str, Any]:
         item = None
     if not isinstance(item, dict) or item.get("kind") not in KINDS or not set(item) <= KEYS:
         raise DataError(f"the survey of {name[:80]!r} cannot be read")
-    levels, cells, range_ = (
-        item.get("levels", []),
-        item.get("cells", []),
-        item.get("range", [0, 1]),
-    )
+    levels = item.get("levels", [])
+    cells = item.get("cells", [])
+    range_ = item.get("range", [0, 1])
     category = item["kind"] == "category"
     right = (
         isinstance(levels, list) and len(levels) <= MOST_LEVELS and all(map(_is_text, levels))

@@ -282,25 +282,20 @@ def test_a_patient_of_many_records_is_one_in_the_difference_of_two_versions(
     tmp_path: Path,
 ) -> None:
     """Sixty records more, all of one patient, or 49 corrected patients: the sums wait. Of 50 others, they leave."""
-    x, file, state = (
-        np.random.default_rng(7).normal(size=(660, 4)),
-        tmp_path / "own.npz",
-        tmp_path / "state",
-    )
+    x = np.random.default_rng(7).normal(size=(660, 4))
+    file = tmp_path / "own.npz"
+    state = tmp_path / "state"
     whose = np.arange(660) % 60
     first = summary(records(file, x[:600], whose[:600]), state)
     held = "its policy has min-sum-samples = 50, and fewer patients differ from those it gave sums of before"
-    came, corrected = (
-        np.append(whose[:600], np.full(60, 60)),
-        x[:600] + (whose[:600] < 49)[:, None],
-    )
+    came = np.append(whose[:600], np.full(60, 60))
+    corrected = x[:600] + (whose[:600] < 49)[:, None]
     assert summary(records(file, x, came), state)["sums_withheld"] == held
     assert summary(records(file, corrected, whose[:600]), state)["sums_withheld"] == held
     assert summary(records(file, x[:600], whose[:600]), state)["sum"] == first["sum"]
     with Record(state).writing() as db:
-        db.execute(
-            "UPDATE disclosed SET answer = json_remove(answer, '$.patients')"
-        )  # as 0.2.0 did
+        # As 0.2.0 did
+        db.execute("UPDATE disclosed SET answer = json_remove(answer, '$.patients')")
     assert summary(records(file, x, came), state)["sums_withheld"] == held
     assert (
         summary(records(file, x[:600] + (whose[:600] < 50)[:, None], whose[:600]), state)["sum"]
@@ -478,10 +473,8 @@ def test_the_federation_goes_on_with_the_others_sums(
 
 def test_metrics_of_one_model_before_and_after_a_patient_came(tmp_path: Path) -> None:
     """The initial model of a seed is the same in every run: its losses on two files would give one patient's loss."""
-    files, policy = (
-        random_silos(tmp_path, {"a": 60, "b": 60, "c": 60}),
-        loose(tmp_path, "min-silos = 1"),
-    )
+    files = random_silos(tmp_path, {"a": 60, "b": 60, "c": 60})
+    policy = loose(tmp_path, "min-silos = 1")
     x, y = rows_of(files["a"])
 
     def losses(rows: int) -> dict[int, float]:

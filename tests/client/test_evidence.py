@@ -133,9 +133,8 @@ def test_a_run_asks_once_and_its_rounds_are_as_before(tmp_path: Path) -> None:
     plain, _, without = finished(tmp_path / "without", "fedavg", evidence="off")
     kinds = [m.metadata.message_type for m, _ in run.grid.traffic]
     before = [m.metadata.message_type for m, _ in plain.grid.traffic]
-    assert (
-        kinds == before + ["evaluate.evidence"] * 6
-    )  # three silos, twice: the second for the common threshold
+    # Three silos, twice: the second for the common threshold
+    assert kinds == before + ["evaluate.evidence"] * 6
     assert [r.cells() for r in run.rows if r.metric != "round_seconds"] == [
         r.cells() for r in plain.rows if r.metric != "round_seconds"
     ]
@@ -177,9 +176,8 @@ def test_hospitals_send_it_only_where_run_and_policy_say_so(tmp_path: Path) -> N
         and silo["a"]["ece"] is None
         and set(silo["a"]["evidence"]) == {"reliability"}
     )
-    assert unflat(silo["a"]["evidence"]["reliability"])[:, 0].tolist() == [
-        40.0
-    ]  # no two bins of 25
+    # No two bins of 25
+    assert unflat(silo["a"]["evidence"]["reliability"])[:, 0].tolist() == [40.0]
     assert silo["c"]["brier"] is None and silo["c"]["evidence"] == {}  # 22 test samples
 
 

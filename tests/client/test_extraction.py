@@ -187,10 +187,8 @@ def nearest_patient(loss: Callable[[Tensor, Tensor], Tensor], y: Tensor) -> floa
     found = []
     for seed in range(10):
         torch.manual_seed(seed)
-        x, network = (
-            torch.randn(len(y), 10),
-            nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 2)),
-        )
+        x = torch.randn(len(y), 10)
+        network = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 2))
         weights, bias = torch.autograd.grad(loss(network(x), y), list(network.parameters())[:2])
         guesses = weights[bias != 0] / bias[bias != 0, None]
         found.append(float(torch.cdist(guesses, x).min() / x.norm(dim=1).mean()))
@@ -248,9 +246,8 @@ def test_a_projection_to_few_numbers_is_none(tmp_path: Path) -> None:
         "weight_decay": 0.0,
         "mlp__hidden": "100",
     }
-    assert not erase(
-        tmp_path, "whole-model = false", **given
-    ).strategy.rejected  # 703 parameters
+    # 703 parameters
+    assert not erase(tmp_path, "whole-model = false", **given).strategy.rejected
 
 
 # ---- The metric oracle -----------------------------------------------------------------------------------------------
@@ -336,19 +333,18 @@ def test_what_the_sites_own_process_has_counted_the_app_does_not(tmp_path: Path)
         assert not app(Message(RecordDict({}), 1, "query"), oracle.context).has_error()
     record = Path(str(oracle.context.node_config["state-dir"]), "record.sqlite")
     assert not record.exists()
+    # As simulated
     assert (
         not app(Message(RecordDict({}), 1, "query"), oracle.context).has_error()
         and record.exists()
-    )  # as simulated
+    )
 
 
 def test_a_report_of_runs_whose_other_metrics_stay(tmp_path: Path) -> None:
     """Loss and score are enough for it: what stays is missing, and nothing stands in its place."""
     files = random_silos(tmp_path, SIZES)
-    out, given = (
-        tmp_path / "run",
-        {"strategy": "fedavg", "batch_size": 8, "rounds": 2, "min_metric_samples": 1},
-    )
+    out = tmp_path / "run"
+    given = {"strategy": "fedavg", "batch_size": 8, "rounds": 2, "min_metric_samples": 1}
     run = federate(
         files, policy=rules(tmp_path), state_dir=tmp_path / "states", directory=out, **given
     )

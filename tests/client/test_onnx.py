@@ -29,12 +29,8 @@ from partitions.common.errors import UserError
 from server.cli.main import main
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "own-model.md"
-REFUSED = (
-    "vit-s",
-    "player-transformer",
-    "fedapm-image-text",
-    "fedapm-signals",
-)  # by PyTorch's exporter
+# By PyTorch's exporter
+REFUSED = ("vit-s", "player-transformer", "fedapm-image-text", "fedapm-signals")
 
 
 def bare(name: str, shape: tuple[Any, ...]) -> tuple[Card, FlatModel]:

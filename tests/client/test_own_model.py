@@ -269,10 +269,8 @@ def test_a_policy_keeps_it_here_and_the_run_goes_on(
     tmp_path: Path, rules: str, line: str
 ) -> None:
     """One line; the others' models, and every number of the run, are as they are without that policy."""
-    sites, free = (
-        Sites(tmp_path / "1", strategy="fedper"),
-        Sites(tmp_path / "2", strategy="fedper"),
-    )
+    sites = Sites(tmp_path / "1", strategy="fedper")
+    free = Sites(tmp_path / "2", strategy="fedper")
     sites.policies["b"].write_text(rules)
     strict, run = sites.run(), free.run()
     (note,) = notes(tmp_path / "1" / "run")
@@ -374,17 +372,8 @@ def test_a_server_gets_one_model_of_one_run(tmp_path: Path) -> None:
         taken.extend([] if reply.has_error() else [reply])
         return reason(reply)
 
-    for this in (
-        0,
-        1,
-        2,
-        3,
-        5,
-        -4,
-        True,
-        "3",
-        float("nan"),
-    ):  # in mid-run, by the round that the message says
+    # In mid-run, by the round that the message says
+    for this in (0, 1, 2, 3, 5, -4, True, "3", float("nan")):
         assert "asks for this silo's own model in round" in take(round=this)
     for this in (1, 5):
         assert "asks for this silo's own model in round" in take(round=this, run__patience=1)
@@ -404,9 +393,8 @@ def test_a_server_gets_one_model_of_one_run(tmp_path: Path) -> None:
         {"run": "another"},
         {"run_id": "0" * 16},
     ):
-        for (
-            message
-        ) in steps:  # each round again: from an earlier state, which has no mark of its own
+        # Each round again: from an earlier state, which has no mark of its own
+        for message in steps:
             assert reason(ask(run, message, **changed)) == further
     # Under two new names it is a new training from the start, and counts as a run; its model leaves under these alone.
     assert not ask(run, steps[0], number=78, run_id="1" * 16).has_error()

@@ -185,10 +185,8 @@ def test_a_data_file_by_the_same_recipe_says_the_same(tmp_path, model):
     ],
 )
 def test_what_does_not_fit_is_one_line(tmp_path, model, capsys, what, words):
-    new, more = (
-        tmp_path / "new",
-        {"key": ["--key", "study"], "gaps": ["--as-gaps"]}.get(what, []),
-    )
+    new = tmp_path / "new"
+    more = {"key": ["--key", "study"], "gaps": ["--as-gaps"]}.get(what, [])
     new.mkdir()
     if what == "mr":
         write_dicom(

@@ -93,14 +93,12 @@ def test_a_silo_whose_budget_is_used_up_is_left_out_and_the_run_goes_on(
     assert (
         reason.startswith("a refuses: its policy has epsilon = ") and "silofl budget" in reason
     )
-    seen = [
-        event["epsilon"] for event in events if event["event"] == "round"
-    ]  # as `silofl watch` shows it
+    # As `silofl watch` shows it
+    seen = [event["epsilon"] for event in events if event["event"] == "round"]
     assert [sorted(one) for one in seen] == [["a", "b", "c"]] * 2 + [["b", "c"]] * 2
     assert seen[1] == pytest.approx({"a": steps(8), "b": steps(8), "c": steps(8)})
-    again = federate(
-        files, state_dir=state, prepare=policy, **PRIVATE
-    )  # a new run has no new budget
+    # A new run has no new budget
+    again = federate(files, state_dir=state, prepare=policy, **PRIVATE)
     assert not spent(again, "a") and len(spent(again, "b")) == 4
     capsys.readouterr()
     assert (
@@ -235,11 +233,9 @@ def test_a_charge_is_bound_to_everything_that_is_released(
         key(cost=replace(cost, noise=2.0)),
         key(cost=replace(cost, delta=1e-6)),
     ]
-    config, settings, run_id = (
-        message.content.config_records["config"],
-        dict(context.run_config),
-        context.run_id,
-    )
+    config = message.content.config_records["config"]
+    settings = dict(context.run_config)
+    run_id = context.run_id
     for change in (
         {"dp.clip-norm": 9.0},
         {"learning-rate": "0.1"},
@@ -342,9 +338,8 @@ def test_what_the_site_charges_is_what_the_app_does(
     federate(files, state_dir=state, **given)
     data = data_file(tmp_path / "site", "sum", "a", files["a"], describe_units)
     cost = cost_of(settings_of(files, **given).flat(), data)
-    assert (
-        2.97 < epsilon(cost.noise, cost.rate, 2 * cost.steps, cost.delta) <= 3.0
-    )  # of both rounds together
+    # Of both rounds together
+    assert 2.97 < epsilon(cost.noise, cost.rate, 2 * cost.steps, cost.delta) <= 3.0
     for plan, own in plans:
         assert (plan.unit, plan.units, plan.delta) == (cost.unit, cost.units, cost.delta)
         assert (plan.sample_rate, plan.noise_multiplier) == (

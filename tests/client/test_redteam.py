@@ -188,10 +188,8 @@ IMPRINTED: dict[str, Any] = {"mlp__hidden": str(HIDDEN), "batch_size": 1000, "ro
 def imprint(model: Numbers, rows: int, scale: float = 1.0) -> Numbers:
     """The model with an imprint in its first rows: one direction h, biases quantiles of h.x, the same above each."""
     sent = model.copy()
-    first, bias = (
-        sent[: HIDDEN * COLUMNS].reshape(HIDDEN, COLUMNS),
-        sent[HIDDEN * COLUMNS : HIDDEN * (COLUMNS + 1)],
-    )
+    first = sent[: HIDDEN * COLUMNS].reshape(HIDDEN, COLUMNS)
+    bias = sent[HIDDEN * COLUMNS : HIDDEN * (COLUMNS + 1)]
     above = sent[HIDDEN * (COLUMNS + 1) : -CLASSES].reshape(CLASSES, HIDDEN)
     direction = np.random.default_rng(11).normal(size=COLUMNS)
     first[:rows] = scale * direction / np.linalg.norm(direction)
@@ -287,10 +285,8 @@ def read_extremes(hospital: Hospital, sharpness: float, **given: Any) -> tuple[i
         if reply is None:
             continue
         gradient = seeds - reply
-        weights, bias = (
-            gradient[: 64 * COLUMNS].reshape(64, COLUMNS),
-            gradient[64 * COLUMNS :][:64],
-        )
+        weights = gradient[: 64 * COLUMNS].reshape(64, COLUMNS)
+        bias = gradient[64 * COLUMNS :][:64]
         with np.errstate(all="ignore"):
             guesses = weights / bias[:, None] * std + mean
         found += hospital.read(guesses[np.isfinite(guesses).all(1)]) > 0
@@ -335,9 +331,8 @@ def test_statistics_within_the_bound(tmp_path: Path) -> None:
         reply = honest.ask(context, this, model, mean=mean.tolist(), std=std.tolist())
         assert reply is not None
         model = reply
-    own = honest.ask(
-        context, 3, model, own_statistics=["own"]
-    )  # a second choice, though it is no server's
+    # A second choice, though it is no server's
+    own = honest.ask(context, 3, model, own_statistics=["own"])
     assert own is None and "by other statistics before" in honest.refusals[-1]
     alone = Hospital(tmp_path / "alone", MANY, SCALED)
     context = alone.context(**SCALED, study="heart")
@@ -419,10 +414,8 @@ def test_differencing(tmp_path: Path) -> None:
 def test_no_extra_query(tmp_path: Path) -> None:
     """The data summary is asked for a few times in a run, for a silo may not have answered; then no more."""
     hospital = Hospital(tmp_path, 20, FULL)
-    context, query = (
-        hospital.context(**FULL, study="heart"),
-        Message(RecordDict({}), 1, "query"),
-    )
+    context = hospital.context(**FULL, study="heart")
+    query = Message(RecordDict({}), 1, "query")
     replies = [app(query, context) for _ in range(6)]
     answered = [not reply.has_error() for reply in replies]
     assert answered == [True] * 4 + [False] * 2

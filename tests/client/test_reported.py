@@ -124,9 +124,8 @@ def test_deployed_silos_keep_it_too(tmp_path: Path, method: str, snapshot: str) 
         shown = entry["per_silo"][silo]
         card = export_model(tmp_path / "states", silo, "reported", out, round=shown["round"])
         assert card.snapshot == snapshot and accuracy(out, file) == shown["accuracy"]
-        if (
-            snapshot == "received"
-        ):  # of the closing exchange the server alone knows whether it is the best
+        # Of the closing exchange the server alone knows whether it is the best
+        if snapshot == "received":
             with pytest.raises(
                 ValueError, match=rf"models of rounds \d and 6 of {silo}: name it by --round"
             ):

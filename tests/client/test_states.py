@@ -211,9 +211,8 @@ def test_state_files_are_read_back_as_they_were(tmp_path: Path) -> None:
     assert read.numbers == state.numbers
     assert read.arrays.keys() == state.arrays.keys()
     assert all(same(read.arrays[k], v) for k, v in state.arrays.items())
-    assert [p.name for p in (tmp_path / "deep").iterdir()] == [
-        "state.safetensors"
-    ]  # no temporary file is left
+    # No temporary file is left
+    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["state.safetensors"]
     (tmp_path / "bad.safetensors").write_bytes(b"\x00" * 20)
     with pytest.raises(ValueError, match=r"bad\.safetensors cannot be read"):
         State.load(tmp_path / "bad.safetensors")
@@ -433,14 +432,10 @@ def test_a_damaged_state_is_told_and_not_passed_over(
     reason = "its state of round 6 is damaged, and it can go back to rounds 5, 4: round-000006.safetensors cannot"
     assert str(told.value).startswith(reason) and str(tmp_path) not in str(told.value)
     assert f"{newest} cannot be read" in caplog.text
-    assert store_of(tmp_path).load(6).arrays["personal"].tolist() == [
-        5,
-        5,
-    ]  # as the server goes back
-    assert store_of(tmp_path).load(7, lost=6).arrays["personal"].tolist() == [
-        5,
-        5,
-    ]  # as it goes on without
+    # As the server goes back
+    assert store_of(tmp_path).load(6).arrays["personal"].tolist() == [5, 5]
+    # As it goes on without
+    assert store_of(tmp_path).load(7, lost=6).arrays["personal"].tolist() == [5, 5]
     flip(older)
     with pytest.raises(
         DamagedStateError, match="state of round 5 is damaged, and it can go back to round 4: "

@@ -151,9 +151,8 @@ def test_a_changed_file_is_refused(
 ) -> None:
     file = tmp_path / "heart.json"
     (silo.parent / "own.key").write_bytes(private_bytes(new_key()))
-    assert (
-        run(capsys, str(silo), "--study", "heart", "--export", str(file))[0] == 0
-    )  # its own key
+    # Its own key
+    assert run(capsys, str(silo), "--study", "heart", "--export", str(file))[0] == 0
     content = json.loads(file.read_text())
     if change == "record":
         content["record"] = content["record"].replace('"messages": 4', '"messages": 3')

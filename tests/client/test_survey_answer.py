@@ -96,10 +96,8 @@ def test_a_site_allows_a_survey_and_nothing_else(site: Site) -> None:
     ]
     assert answer["labels"] == {}  # class-means = false
     assert answer["columns"]["age"]["range"] == [0, 120] and "mean" in answer["columns"]["age"]
-    assert answer["columns"]["crp"].keys() == {
-        "kind",
-        MISSING,
-    }  # no range in the schema: no sums, no cells
+    # No range in the schema: no sums, no cells
+    assert answer["columns"]["crp"].keys() == {"kind", MISSING}
     cells = [
         c
         for item in answer["columns"].values()
@@ -340,9 +338,8 @@ def test_a_study_can_approve_a_survey(site: Site) -> None:
         grid.contexts[1].run_config["threads"] = 0
 
     assert site.ask(prepare).answers["north"]["n"] == 90
-    assert (
-        count_used_up(site.folder / "state", study)["queries"] == 2
-    )  # the data summary, and the survey
+    # The data summary, and the survey
+    assert count_used_up(site.folder / "state", study)["queries"] == 2
     with pytest.raises((UserError, RunFailedError), match=r"limits\.(queries|runs|messages)"):
         for _ in range(4):
             site.ask(prepare)

@@ -32,9 +32,8 @@ def test_it_is_statsmodels() -> None:
     assert fitted("multilabel", x[:, None], labels[:, None].float()) == pytest.approx(
         3.7572759060378447, abs=1e-9
     )
-    assert fitted("multiclass", 1e3 * two, labels) == pytest.approx(
-        T_RANGE[1]
-    )  # what it would be is beyond
+    # What it would be is beyond
+    assert fitted("multiclass", 1e3 * two, labels) == pytest.approx(T_RANGE[1])
     assert fitted(
         "multiclass", two * 0 + torch.eye(2)[labels].double(), labels
     ) == pytest.approx(T_RANGE[0])
@@ -144,10 +143,8 @@ def test_what_it_refuses(tmp_path: Path, finished: tuple[Path, Path]) -> None:
     run, file = finished
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(40, 3)), np.arange(40) % 3
-    few, wide = (
-        write_silo(tmp_path / "few.npz", x[:20], y[:20].tolist(), 3),
-        tmp_path / "wide.npz",
-    )
+    few = write_silo(tmp_path / "few.npz", x[:20], y[:20].tolist(), 3)
+    wide = tmp_path / "wide.npz"
     write_silo(wide, rng.normal(size=(40, 4)), y.tolist(), 3)
     more = write_silo(tmp_path / "more.npz", x, (np.arange(40) % 4).tolist(), 4)
     faults = {

@@ -10,11 +10,8 @@ from typing import Any
 
 import pytest
 
-FULL, BODY, HEAD = (
-    31,
-    16,
-    15,
-)  # Σ, fc1 and fc2 of the network in two_layers.py; by default fc2 is personal
+# Σ, fc1 and fc2 of the network in two_layers.py; by default fc2 is personal
+FULL, BODY, HEAD = 31, 16, 15
 K = 4  # features, the width of fc1
 POLICY = FULL + 2 * K * K + 6 * K  # FedCP: with another head and a policy for the personal one
 TABLE = 3 * (K + 1)  # C (K + 1): prototypes of three classes
@@ -38,10 +35,8 @@ def case(
 ALA: dict[str, Any] = {"fedala.max-epochs": 2, "fedala.eta": 5.0, "fedala.layers": 2}
 PART: dict[str, Flow] = {"down": (BODY, BODY), "up": (BODY, BODY)}
 TWO: dict[str, Flow] = {"down": (2 * FULL, 2 * FULL), "up": (2 * FULL, 2 * FULL)}
-MASKS: dict[str, Flow] = {
-    "down": (FULL, 2 * FULL),
-    "up": (FULL + 4, FULL + 4),
-}  # 31 bits are in 4 numbers
+# 31 bits are in 4 numbers
+MASKS: dict[str, Flow] = {"down": (FULL, 2 * FULL), "up": (FULL + 4, FULL + 4)}
 LATER: dict[str, Flow] = {"down": (0, FULL)}  # nothing in a silo's first round
 CUT: dict[str, Flow] = {"down": (FULL, BODY), "up": (FULL, BODY)}
 CASES: dict[str, tuple[dict[str, Any], Flow, Flow]] = {

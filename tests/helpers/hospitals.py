@@ -158,11 +158,12 @@ INPUTS: dict[str, Callable[[np.random.Generator], Arrays]] = {
     "stays": stays,
 }
 ALL = {**MADE, **VOLUMES, **INPUTS}
+# Else their name
 TASK_OF = {
     "balls": "segmentation",
     "nodules": "multiclass",
     **dict.fromkeys(INPUTS, "multiclass"),
-}  # else their name
+}
 
 
 def one_file(folder: Path, task: str) -> Path:

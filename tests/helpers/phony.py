@@ -148,7 +148,6 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     result = func(*inner_args, **inner_kwargs)
     if target != DEVICE:
         return result
-    given = {
-        id(shell.inner): shell for shell in shells
-    }  # an operation in place gives its argument back
+    # An operation in place gives its argument back
+    given = {id(shell.inner): shell for shell in shells}
     return mapped(lambda t: given[id(t)] if id(t) in given else Phony(t), result)

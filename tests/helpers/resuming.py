@@ -53,8 +53,7 @@ def assert_equal(whole: Run, resumed: Run, directories: tuple[Path, Path]) -> No
     kept = [personal_models(d) for d in directories]
     assert kept[0].keys() == kept[1].keys() != set()
     for silo in kept[0]:
-        own = (
-            {"personal", "best"} if "personal" in kept[0][silo] else {"candidate"}
-        )  # it has not trained yet
+        # It has not trained yet
+        own = {"personal", "best"} if "personal" in kept[0][silo] else {"candidate"}
         assert kept[0][silo].keys() == kept[1][silo].keys() >= own
         assert all(same(kept[0][silo][k], kept[1][silo][k]) for k in kept[0][silo])

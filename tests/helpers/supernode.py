@@ -89,10 +89,8 @@ class Silo:
 
     def __init__(self, folder: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         stores = ObjectStoreFactory()
-        self.state, self.store = (
-            NodeStateFactory(objectstore_factory=stores).state(),
-            stores.store(),
-        )
+        self.state = NodeStateFactory(objectstore_factory=stores).state()
+        self.store = stores.store()
         self.state.set_node_id(NODE)
         self.workers = Workers()
         self.folder, self.marks = folder, folder / "marks"

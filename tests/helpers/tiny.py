@@ -40,9 +40,8 @@ Files = Mapping[str, Path]
 Numbers = npt.NDArray[np.float64]
 
 METHODS = ("local", "fedavg", "fedavg-ft", "fedprox", "fedprox-ft", "fedala", "apple")
-PLAIN: dict[
-    str, Any
-] = {  # what every tiny run has in common: one full batch per epoch, no normalisation
+# What every tiny run has in common: one full batch per epoch, no normalisation
+PLAIN: dict[str, Any] = {
     "model": "mlp",
     "mlp.hidden": "",
     "normalization": "none",
@@ -136,9 +135,8 @@ class TinyGrid(InProcessGrid):
         self.after: Callable[[str, Message, Message], Message] = lambda silo, message, reply: (
             reply
         )
-        self.absent: set[tuple[str, int]] = (
-            set()
-        )  # (silo, round): its training fails before it begins
+        # (silo, round): its training fails before it begins
+        self.absent: set[tuple[str, int]] = set()
         self.silent: set[tuple[str, int]] = set()  # (silo, round): it never answers
 
     def call(self, message: Message, context: Context) -> Message:
@@ -319,11 +317,8 @@ def federate(
         return Run(settings, federation, grid, federation.run())
 
 
-STILL: dict[str, Any] = {
-    "fedala__max_epochs": 1,
-    "fedala__eta": 0.0,
-    "fedala__layers": 9,
-}  # W stays as it is
+# w stays as it is
+STILL: dict[str, Any] = {"fedala__max_epochs": 1, "fedala__eta": 0.0, "fedala__layers": 9}
 
 
 def keep_weights_at(value: float, size: int = 12) -> Callable[[TinyGrid], None]:

@@ -27,10 +27,8 @@ import server.run.preparation
 from strategies.base.transport.payload import Payload, decode
 
 HIDDEN = 4
-DEEP: dict[str, Any] = {
-    "mlp__hidden": str(HIDDEN),
-    "learning_rate": 0.3,
-}  # three columns and classes: Σ = 31
+# Three columns and classes: Σ = 31
+DEEP: dict[str, Any] = {"mlp__hidden": str(HIDDEN), "learning_rate": 0.3}
 FC1, FC2 = slice(0, 4 * HIDDEN), slice(4 * HIDDEN, 7 * HIDDEN + 3)
 
 
@@ -44,12 +42,10 @@ def deep_gradient(
     columns = x.shape[1]
     hidden = (len(w) - classes) // (columns + 1 + classes)
     a, b = hidden * columns, hidden * (columns + 1)
-    w1, b1, w2, b2 = (
-        w[:a].reshape(hidden, columns),
-        w[a:b],
-        w[b:-classes].reshape(classes, hidden),
-        w[-classes:],
-    )
+    w1 = w[:a].reshape(hidden, columns)
+    b1 = w[a:b]
+    w2 = w[b:-classes].reshape(classes, hidden)
+    b2 = w[-classes:]
     z = x @ w1.T + b1
     h = np.maximum(z, 0)
     p = np.exp(h @ w2.T + b2)

@@ -71,18 +71,14 @@ def write_seg(
                 frames.append(mask[k])
                 header = pydicom.dcmread(ordered[k], stop_before_pixels=True)
                 group, segment, place = Dataset(), Dataset(), Dataset()
-                segment.ReferencedSegmentNumber, place.ImagePositionPatient = (
-                    number,
-                    header.ImagePositionPatient,
-                )
+                segment.ReferencedSegmentNumber = number
+                place.ImagePositionPatient = header.ImagePositionPatient
                 group.SegmentIdentificationSequence = Sequence([segment])
                 group.PlanePositionSequence = Sequence([place])
                 groups.append(group)
     measures, plane, shared, series = Dataset(), Dataset(), Dataset(), Dataset()
-    measures.PixelSpacing, plane.ImageOrientationPatient = (
-        source.PixelSpacing,
-        source.ImageOrientationPatient,
-    )
+    measures.PixelSpacing = source.PixelSpacing
+    plane.ImageOrientationPatient = source.ImageOrientationPatient
     shared.PixelMeasuresSequence = Sequence([measures])
     shared.PlaneOrientationSequence = Sequence([plane])
     series.SeriesInstanceUID = source.SeriesInstanceUID
@@ -141,10 +137,8 @@ def write_rtstruct(path: Path, files: list[Path], outlines: dict[str, list[Any]]
     dataset.StudyInstanceUID = source.StudyInstanceUID
     frame, study, series = Dataset(), Dataset(), Dataset()
     series.SeriesInstanceUID = source.SeriesInstanceUID
-    study.ReferencedSOPClassUID, study.ReferencedSOPInstanceUID = (
-        "1.2.840.10008.3.1.2.3.1",
-        source.StudyInstanceUID,
-    )
+    study.ReferencedSOPClassUID = "1.2.840.10008.3.1.2.3.1"
+    study.ReferencedSOPInstanceUID = source.StudyInstanceUID
     study.RTReferencedSeriesSequence = Sequence([series])
     frame.FrameOfReferenceUID = source.get("FrameOfReferenceUID", UID("1.2.3"))
     frame.RTReferencedStudySequence = Sequence([study])
@@ -157,22 +151,17 @@ def write_rtstruct(path: Path, files: list[Path], outlines: dict[str, list[Any]]
         items = []
         for points in contours:
             contour = Dataset()
-            contour.ContourGeometricType, contour.NumberOfContourPoints = (
-                "CLOSED_PLANAR",
-                len(points),
-            )
-            with warnings.catch_warnings(
-                action="ignore"
-            ):  # of values that are wrong on purpose
+            contour.ContourGeometricType = "CLOSED_PLANAR"
+            contour.NumberOfContourPoints = len(points)
+            # Of values that are wrong on purpose
+            with warnings.catch_warnings(action="ignore"):
                 contour.ContourData = [f"{value:.4g}" for value in np.ravel(points)]
             items.append(contour)
         contour_of.ContourSequence = Sequence(items)
         rois.append(roi)
         drawn.append(contour_of)
-    dataset.StructureSetROISequence, dataset.ROIContourSequence = (
-        Sequence(rois),
-        Sequence(drawn),
-    )
+    dataset.StructureSetROISequence = Sequence(rois)
+    dataset.ROIContourSequence = Sequence(drawn)
     with warnings.catch_warnings(action="ignore"):
         dataset.save_as(path)
     return path

@@ -24,10 +24,8 @@ from models.networks.unet import UnetSettings
 from models.networks.vit import VitSettings
 from models.shapes import Shape, example, kind_of
 
-KU_HAR, CREMA_D = (
-    (("acc", (3, 128)), ("gyro", (3, 128))),
-    (("audio", (80, 600)), ("video", (1280, 10))),
-)
+KU_HAR = (("acc", (3, 128)), ("gyro", (3, 128)))
+CREMA_D = (("audio", (80, 600)), ("video", (1280, 10)))
 CRISIS = (("image", (1280,)), ("text", (512, 40)))
 # Those with running statistics, and the transformer (PyTorch has no joint attention on a CPU), never train jointly; nor
 # do recurrent networks.
@@ -68,57 +66,29 @@ def block_sizes(network: nn.Module) -> dict[str, int]:
         ("player-cnn", (3, 32, 32), 10, 3_963_094),  # CIFAR-10
         ("player-cnn", (3, 200, 200), 4, 1_700_932),  # ISIC
         ("player-heart", (10,), 5, 2_095),
-        (
-            "resnet18",
-            (3, 64, 64),
-            10,
-            11_181_642,
-        ),  # FedALA's table for Tiny-ImageNet, where ten outputs are counted
-        (
-            "resnet18",
-            (3, 64, 64),
-            200,
-            11_279_112,
-        ),  # Tiny-ImageNet: torchvision's 11,689,512 with 800 outputs fewer
-        (
-            "fasttext",
-            ("tokens", 200, 98_635),
-            4,
-            3_157_508,
-        ),  # AG News: 98,635 * 32 + 32 * 33 + 4 * 33
+        # FedALA's table for Tiny-ImageNet, where ten outputs are counted
+        ("resnet18", (3, 64, 64), 10, 11_181_642),
+        # Tiny-ImageNet: torchvision's 11,689,512 with 800 outputs fewer
+        ("resnet18", (3, 64, 64), 200, 11_279_112),
+        # AG News: 98,635 * 32 + 32 * 33 + 4 * 33
+        ("fasttext", ("tokens", 200, 98_635), 4, 3_157_508),
         # 7,084,034 beside the embeddings (see the docstring of PlayerTransformer), and 768 a token and a position.
-        (
-            "player-transformer",
-            ("tokens", 119, 9_524),
-            2,
-            14_489_858,
-        ),  # Sent-140, 14.49 million
-        (
-            "player-transformer",
-            ("tokens", 512, 12_835),
-            2,
-            17_334_530,
-        ),  # MIMIC-III, 17.33 million
+        # Sent-140, 14.49 million
+        ("player-transformer", ("tokens", 119, 9_524), 2, 14_489_858),
+        # MIMIC-III, 17.33 million
+        ("player-transformer", ("tokens", 512, 12_835), 2, 17_334_530),
         # Convolutions 512 + 10,304 + 41,088, GRU 99,072, of each; attention 69,126; 49,216 + 520.
         ("fedapm-signals", KU_HAR, 8, 420_814),
         # Convolutions 12,832 + 10,304 + 41,088, GRUs 99,072 and 541,440; 69,126; 49,216 + 260.
         ("fedapm-signals", CREMA_D, 4, 823_338),
-        (
-            "fedapm-image-text",
-            CRISIS,
-            8,
-            245_260,
-        ),  # 81,984; GRU 110,976; attention 35,332; 16,448 + 520
+        # 81,984; GRU 110,976; attention 35,332; 16,448 + 520
+        ("fedapm-image-text", CRISIS, 8, 245_260),
         ("resnet50", (3, 224, 224), 1000, 25_557_032),  # torchvision's published counts
         ("densenet121", (3, 224, 224), 1000, 7_978_856),
         ("vit-s", (3, 224, 224), 1000, 22_050_664),
         ("resnet50", (1, 28, 28), 1000, 25_557_032 - 2 * 64 * 49),  # two channels fewer
-        (
-            "densenet121",
-            (1, 28, 28),
-            9,
-            7_978_856 - 2 * 64 * 49 - 991 * 1025,
-        ),  # 991 classes of 1024 features fewer
+        # 991 classes of 1024 features fewer
+        ("densenet121", (1, 28, 28), 9, 7_978_856 - 2 * 64 * 49 - 991 * 1025),
         ("linear", (30,), 2, 62),
         ("linear", (1, 28, 28), 10, 7_850),
         # 9 i o + 9 o o + 6 o a level of 16, 32, 64, 128 channels: 2,544 + 14,016 + 55,680 + 221,952 down, 147,840 +

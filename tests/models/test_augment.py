@@ -78,11 +78,8 @@ def test_turning_scaling_and_shifting_are_scipys() -> None:
     out, _ = change("rotate:40,scale:0.3,shift:2.5", x)
     middle = (np.array(SIZE) - 1) / 2
     for i, row in enumerate(drawn.double().numpy() * 2 - 1):
-        angle, factor, shift = (
-            row[4] * np.deg2rad(40),
-            1 + 0.3 * row[7],
-            2.5 * row[6:4:-1],
-        )  # y before x
+        # Y before x
+        angle, factor, shift = row[4] * np.deg2rad(40), 1 + 0.3 * row[7], 2.5 * row[6:4:-1]
         back = (
             np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]) / factor
         )

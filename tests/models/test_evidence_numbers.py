@@ -337,9 +337,8 @@ def test_evidence_of_survival_needs_a_time() -> None:
     )
     risk = predicted_risk(s, 0.7322725916657231)
     assert found["brier"] == pytest.approx(brier_of_survival(risk, time, event, 8.0), abs=1e-5)
-    fewer = int(
-        min(((time <= 8) & (event > 0)).sum(), (time > 8).sum())
-    )  # events, or followed beyond without one
+    # Events, or followed beyond without one
+    fewer = int(min(((time <= 8) & (event > 0)).sum(), (time > 8).sum()))
     for least in (fewer, fewer + 1):
         limited = evidence_of(
             task,
@@ -360,9 +359,8 @@ def test_a_group_of_one_event_does_not_tell_when_it_was(when: int) -> None:
     of nineteen without. The group's risk is 1 / (number at risk as it happened), so with the times of the nineteen,
     censored at 2, 4, ..., the server knows the patient's time to two units.
     """
-    others = np.concatenate(
-        [np.arange(1.0, 41.0), np.full(40, 99.0)]
-    )  # forty events, forty followed to the end
+    # Forty events, forty followed to the end
+    others = np.concatenate([np.arange(1.0, 41.0), np.full(40, 99.0)])
     group = np.concatenate([[when], np.arange(2.0, 38.0, 2.0), [60.0]])
     time = np.concatenate([others, group])
     event = np.concatenate([np.arange(80) < 40, np.arange(20) < 1]).astype(float)
@@ -395,9 +393,10 @@ def test_the_worst_decile_of_cases() -> None:
     assert evidence_of(task, model, samples, samples, np.arange(len(samples)), Ask()) == {
         "dice_worst_decile": 0.0
     }
+    # The tenth is two cases
     assert (
         evidence_of(task, model, samples, samples, np.arange(len(samples)), Ask(least=3)) == {}
-    )  # the tenth is two cases
+    )
 
 
 def test_nothing_of_a_diverged_model() -> None:

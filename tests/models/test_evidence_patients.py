@@ -26,9 +26,8 @@ LEAST = 10
 RECORDS = 12  # of the patient whom the server is after
 OTHERS = 108
 UNITS = np.concatenate([np.arange(OTHERS), np.full(RECORDS, OTHERS)])
-SAID = np.concatenate(
-    [np.linspace(0.1, 0.6, OTHERS), np.full(RECORDS, 0.9)]
-)  # the crafted model's predictions
+# The crafted model's predictions
+SAID = np.concatenate([np.linspace(0.1, 0.6, OTHERS), np.full(RECORDS, 0.9)])
 
 
 def test_a_bin_of_one_patients_records_joins_its_neighbour() -> None:

@@ -136,11 +136,8 @@ def test_evidence_is_in_the_measurements_unit() -> None:
     )
 
 
-UNITS = {
-    "pressure, mmHg": (120.0, 15.0),
-    "glucose v1.2": (5.5, 0.8),
-    "weight": (70.0, 12.0),
-}  # mean, deviation
+# Mean, deviation
+UNITS = {"pressure, mmHg": (120.0, 15.0), "glucose v1.2": (5.5, 0.8), "weight": (70.0, 12.0)}
 
 
 def several(n: int = 90) -> tuple[np.ndarray, np.ndarray, Any, FlatModel, Samples]:
@@ -280,10 +277,8 @@ def measuring(
 def test_hospitals_send_it_as_their_policy_says(tmp_path: Path) -> None:
     """By default nothing; then the words listed; c has too few test samples for anything."""
     files = measuring(tmp_path, {"a": 60, "b": 50, "c": 8})
-    policy, given = (
-        tmp_path / "policy.toml",
-        {"strategy": "fedavg", "rounds": 3, "evidence": "on"},
-    )
+    policy = tmp_path / "policy.toml"
+    given = {"strategy": "fedavg", "rounds": 3, "evidence": "on"}
     own = {"calibration_slope", "calibration_intercept", "agreement", "value_bins"}
     for i, (words, expected) in enumerate(
         {
@@ -307,10 +302,8 @@ def test_hospitals_send_it_as_their_policy_says(tmp_path: Path) -> None:
 
 def test_hospitals_send_that_of_each_measurement(tmp_path: Path) -> None:
     """By its name in the schema, in its unit; also where a hospital's file has them in another order."""
-    files, names = (
-        measuring(tmp_path, {"a": 60, "b": 50, "c": 8}, ("sbp", "dbp")),
-        ("sbp", "dbp"),
-    )
+    files = measuring(tmp_path, {"a": 60, "b": 50, "c": 8}, ("sbp", "dbp"))
+    names = ("sbp", "dbp")
     other = dict(np.load(files["b"]))
     np.savez(
         files["b"],

@@ -97,10 +97,8 @@ def without(*names: str) -> Tensors:
     ("tensors", "message"),
     [
         (without("fc1.bias"), r"of 4 tensors: fc1.bias is missing$"),
-        (
-            without("fc2.bias"),
-            r"fc2.bias is missing$",
-        ),  # half of the last layer is no last layer left out
+        # Half of the last layer is no last layer left out
+        (without("fc2.bias"), r"fc2.bias is missing$"),
         ({**trained(), "fc3.weight": torch.zeros(2)}, r"fc3.weight is not known$"),
         (
             {**trained(), "fc2.weight": torch.zeros(5, 4)},

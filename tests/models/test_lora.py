@@ -21,9 +21,8 @@ from models.networks.vit import VitSettings
 from models.trainable import Part, freeze
 
 DEEP = MlpSettings("4,5")  # 3 columns, 3 classes: fc1 4x3, fc2 5x4, fc3 3x5
-LORA = Part(
-    "head", 7, None, 2, 8.0
-)  # of rank 2: 2 (3 + 4) + 2 (4 + 5) = 32 scalars, and the head's 18
+# Of rank 2: 2 (3 + 4) + 2 (4 + 5) = 32 scalars, and the head's 18
+LORA = Part("head", 7, None, 2, 8.0)
 
 
 def lora(part: Part = LORA) -> FlatModel:
@@ -60,9 +59,8 @@ def test_what_is_trained() -> None:
         "fc2": 18,
         "fc3": 18,
     }
-    more = lora(
-        Part("head,fc2.*", 7, None, 2, 8.0)
-    ).layout  # what is trained needs no change of low rank
+    # What is trained needs no change of low rank
+    more = lora(Part("head,fc2.*", 7, None, 2, 8.0)).layout
     assert {b.name: b.stop - b.start for b in more.blocks} == {"fc1": 14, "fc2": 25, "fc3": 18}
     half = lora(Part("head,fc2.bias", 7, None, 2, 8.0)).layout
     assert {b.name: b.stop - b.start for b in half.blocks} == {"fc1": 14, "fc2": 23, "fc3": 18}

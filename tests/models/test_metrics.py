@@ -161,9 +161,8 @@ def test_scikit_learn_agrees(case: str, classes: int) -> None:
         logits = torch.randn(n, classes)
         # Labels that the logits partly foretell, so that areas are not all near one half.
         y = (logits + 1.5 * torch.randn(n, classes)).argmax(1)
-        if (
-            case == "ties"
-        ):  # six distinct rows at most, the first of them without a single largest logit
+        # Six distinct rows at most, the first of them without a single largest logit
+        if case == "ties":
             rows = torch.cat([torch.zeros(1, classes), torch.randn(5, classes)])
             logits = rows[torch.randint(6, (n,))]
         elif case == "absent":

@@ -135,9 +135,8 @@ def test_names_of_blocks_statistics_and_dropout_in_the_forward_pass() -> None:
     flat = FlatModel(build("mine_path:dropping", (3,), 2))
     assert [b.name for b in flat.layout.blocks] == ["first", "norm", "last"]
     assert flat.has_dropout and flat.has_batch_norm
-    assert (
-        flat.layout.buffer_size == 10
-    )  # two statistics of five units; what counts batches is not among them
+    # Two statistics of five units; what counts batches is not among them
+    assert flat.layout.buffer_size == 10
 
 
 def test_an_answer_for_every_pixel() -> None:
@@ -162,10 +161,8 @@ def test_an_answer_for_every_pixel() -> None:
         ),
         ("mine_path:absent", r"mine_path defines no function absent\(input_shape, outputs\)"),
         ("mine_path:number", r"mine_path defines no function number"),
-        (
-            "mine_path:prod",
-            r"mine_path defines no function prod",
-        ),  # which it imports from another
+        # Which it imports from another
+        ("mine_path:prod", r"mine_path defines no function prod"),
         ("mine_path:nothing", r"for inputs of shape \(3,\): it gives list, not an nn.Module"),
         ("mine_path:breaks", r"RuntimeError: too bad$"),
         ("mine_path:takes_none", r"TypeError: takes_none\(\) takes 0 positional arguments"),

@@ -40,12 +40,10 @@ class Mixed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fc, self.gru, self.group, self.out = (
-            nn.Linear(3, 4),
-            Gru(4, 4),
-            nn.GroupNorm(2, 6),
-            nn.Linear(4, 3),
-        )
+        self.fc = nn.Linear(3, 4)
+        self.gru = Gru(4, 4)
+        self.group = nn.GroupNorm(2, 6)
+        self.out = nn.Linear(4, 3)
         self.register_buffer("scale", torch.ones(4))
 
     def forward(self, x: Tensor) -> Tensor:

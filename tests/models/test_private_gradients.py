@@ -136,10 +136,8 @@ def test_networks(name: str, shape: tuple[Any, ...], options: Part) -> None:
     if shape[0] == "tokens":
         x, y = tokens(n)
     else:
-        x, y = (
-            torch.randn(n, *shape, generator=torch.Generator().manual_seed(1)),
-            torch.arange(n) % 3,
-        )
+        x = torch.randn(n, *shape, generator=torch.Generator().manual_seed(1))
+        y = torch.arange(n) % 3
     loss: Any = F.cross_entropy
     if name == "unet":
         y, loss = torch.randint(0, 3, (n, *shape[1:])), segmentation_loss

@@ -88,9 +88,8 @@ def test_torchvisions_own_outputs(torchvision_models: Any, name: str) -> None:
         renamed(key, spec_of(name).published): tensor
         for key, tensor in theirs.state_dict().items()
     }
-    ours.load_state_dict(
-        own_names
-    )  # strict: the same names and shapes, none missing, none too many
+    # Strict: the same names and shapes, none missing, none too many
+    ours.load_state_dict(own_names)
     x = torch.randn(4, 3, 32, 32)
     torch.testing.assert_close(ours.eval()(x), theirs.eval()(x), rtol=1e-4, atol=1e-4)
     losses = [network.train()(x).square().mean() for network in (ours, theirs)]

@@ -189,9 +189,8 @@ def test_the_gru_is_pytorchs() -> None:
     ours, theirs, x = Gru(3, 4), nn.GRU(3, 4, batch_first=True), torch.randn(2, 6, 3)
     theirs.load_state_dict(ours.state_dict())
     assert torch.equal(ours(x), theirs(x)[0])
-    assert all(
-        0.2 < p.abs().max() <= 0.25 for p in Gru(9, 16).parameters()
-    )  # uniform within 1 / sqrt(width)
+    # Uniform within 1 / sqrt(width)
+    assert all(0.2 < p.abs().max() <= 0.25 for p in Gru(9, 16).parameters())
 
 
 def test_attention_by_hand() -> None:
@@ -308,11 +307,9 @@ def test_where_everything_is_missing_the_output_is_finite() -> None:
 def test_a_model_of_several_inputs_is_one_vector() -> None:
     """After ``load`` it says what another network with these weights says; gradients are in the one gradient."""
     torch.manual_seed(0)
-    one, other, x = (
-        FlatModel(Fusion(SEVERAL, 2, SMALL)),
-        FlatModel(Fusion(SEVERAL, 2, SMALL)),
-        several(),
-    )
+    one = FlatModel(Fusion(SEVERAL, 2, SMALL))
+    other = FlatModel(Fusion(SEVERAL, 2, SMALL))
+    x = several()
     before = one.module(x)
     one.load(other.vector)
     assert torch.equal(one.module(x), other.module(x)) and not torch.equal(

@@ -25,10 +25,8 @@ def of_counts(**counts: int) -> np.ndarray:
     [
         ({"a": 50, "b": 50}, ["a", "b"]),
         ({"a": 95, "b": 5}, []),  # a alone would give b by subtraction
-        (
-            {"a": 50, "b": 40, "c": 5},
-            [],
-        ),  # c and b are suppressed; a alone tells no more than all, and is left out
+        # C and b are suppressed; a alone tells no more than all, and is left out
+        ({"a": 50, "b": 40, "c": 5}, []),
         ({"a": 50, "b": 40, "c": 20, "d": 5}, ["a", "b"]),  # d and c together are 25
         ({"a": 50, "b": 40, "c": 6, "d": 5}, ["a", "b"]),  # c and d together are 11
         ({"a": 50, "b": 40, "_": 12}, ["a", "b"]),  # unknown ones count as suppressed

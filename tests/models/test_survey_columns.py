@@ -93,20 +93,14 @@ def test_a_patient_in_several_small_cells_is_one_patient() -> None:
     item = of_column(
         AGE, np.array(values, np.float32)[:, None], np.zeros(750, bool), patients, LIMITS
     )
-    assert item["cells"] == [
-        None,
-        200,
-        200,
-        *[None] * 7,
-    ]  # one of the large ones stays with the two
+    # One of the large ones stays with the two
+    assert item["cells"] == [None, 200, 200, *[None] * 7]
 
 
 def test_a_patient_with_many_records_moves_a_mean_as_any_other() -> None:
     """Sixty visits of one patient at 99 among 200 patients at 5: by records the mean would be 26.7."""
-    values, patients = (
-        [5.0] * 200 + [99.0] * 60,
-        np.concatenate([np.arange(200), np.full(60, 200)]),
-    )
+    values = [5.0] * 200 + [99.0] * 60
+    patients = np.concatenate([np.arange(200), np.full(60, 200)])
     table, none = np.array(values, np.float32)[:, None], np.zeros(260, bool)
     exact = of_column(AGE, table, none, patients, ReleaseLimits(1, 1, True, True))
     assert exact["mean"] == pytest.approx((200 * 5 + 99) / 201, abs=1e-3)

@@ -256,11 +256,9 @@ def concordance_by_definition(
 
 def test_concordance_by_definition() -> None:
     for _ in range(20):
-        risk, time, event = (
-            RNG.integers(0, 6, 12).astype(float),
-            RNG.integers(0, 8, 12),
-            RNG.random(12) < 0.6,
-        )
+        risk = RNG.integers(0, 6, 12).astype(float)
+        time = RNG.integers(0, 8, 12)
+        event = RNG.random(12) < 0.6
         concordant, comparable = concordance(risk, time, event)
         right, pairs = concordance_by_definition(risk, time, event)
         assert concordant.sum() == pytest.approx(2 * right) and comparable.sum() == 2 * pairs
@@ -343,11 +341,9 @@ def test_a_perfect_area_is_not_certain() -> None:
 
 def test_leaving_out_one_after_the_other() -> None:
     """The jackknife's variance, from shares that are computed anew without each sample."""
-    risk, time, event = (
-        RNG.normal(size=15),
-        RNG.permutation(15).astype(float),
-        RNG.random(15) < 0.7,
-    )
+    risk = RNG.normal(size=15)
+    time = RNG.permutation(15).astype(float)
+    event = RNG.random(15) < 0.7
     share, (low, high) = of_pairs(*concordance(risk, time, event))
     without = []
     for i in range(15):

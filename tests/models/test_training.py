@@ -105,10 +105,8 @@ def test_the_state_is_all_there_is(make: Any) -> None:
 
 
 def test_make_optimizer() -> None:
-    sgd, adam = (
-        make_optimizer("sgd", 0.1, 0.9, 0.01),
-        make_optimizer("adam", 0.1, 0.9, 0.01, True),
-    )
+    sgd = make_optimizer("sgd", 0.1, 0.9, 0.01)
+    adam = make_optimizer("adam", 0.1, 0.9, 0.01, True)
     assert isinstance(sgd, Sgd) and (sgd.lr, sgd.momentum, sgd.weight_decay) == (0.1, 0.9, 0.01)
     assert isinstance(adam, Adam) and (adam.lr, adam.weight_decay, adam.amsgrad) == (
         0.1,

@@ -327,11 +327,9 @@ def test_methods_that_divide_a_network_refuse_a_tensor_on_both_sides() -> None:
     class Autoencoding(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embed, self.middle, self.head = (
-                nn.Linear(4, 3),
-                nn.Linear(3, 3),
-                nn.Linear(4, 3),
-            )
+            self.embed = nn.Linear(4, 3)
+            self.middle = nn.Linear(3, 3)
+            self.head = nn.Linear(4, 3)
             self.head.weight = self.embed.weight
 
         def forward(self, x: Tensor) -> Tensor:

@@ -63,14 +63,8 @@ def test_digits():
     assert data.train.x.dtype == np.uint8 and data.train.x.shape == (1438, 8, 8, 1)
     assert len(data.test) == 359
     grey = load_digits().images[0]
-    wanted = {
-        0: 0,
-        1: 16,
-        5: 80,
-        8: 128,
-        12: 191,
-        16: 255,
-    }  # v * 15.9375; 127.5 goes to the even 128
+    # v * 15.9375; 127.5 goes to the even 128
+    wanted = {0: 0, 1: 16, 5: 80, 8: 128, 12: 191, 16: 255}
     first = next(x for x in data.train.x if np.array_equal(np.rint(x[..., 0] / 15.9375), grey))
     for value, scaled in wanted.items():
         assert set(first[grey == value].ravel()) <= {scaled}
@@ -129,9 +123,8 @@ def test_registry():
         match=r"unknown data set 'minst' \(did you mean 'mnist'\?\); there are: .*digits",
     ):
         load_dataset("minst")
-    with pytest.raises(
-        ValueError, match=r"octmnist\[-64\|-128\|-224\], organamnist"
-    ):  # sizes once, not a page
+    # Sizes once, not a page
+    with pytest.raises(ValueError, match=r"octmnist\[-64\|-128\|-224\], organamnist"):
         load_dataset("minst", "")
 
 

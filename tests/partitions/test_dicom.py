@@ -63,10 +63,8 @@ def shown(
 ) -> Any:
     """The picture that is made of one file, without its last axis where it is grey."""
     path = write_dicom(tmp_path / "IM", pixels, **attributes)
-    form, picture = (
-        dicom.probe(path, "here", options or ReadOptions()),
-        dicom.read(path, "here", options or ReadOptions()),
-    )
+    form = dicom.probe(path, "here", options or ReadOptions())
+    picture = dicom.read(path, "here", options or ReadOptions())
     assert picture.shape == (form.height, form.width, form.channels)
     assert picture.dtype == (np.float32 if form.deep else np.uint8)
     return picture[..., 0] if form.channels == 1 else picture
@@ -299,10 +297,8 @@ def test_bad_labels(tmp_path, text, words):
 
 def test_a_column_of_names_is_no_label(tmp_path):
     """It would be written into the file as the names of classes."""
-    source, table = (
-        ten_studies(tmp_path / "export"),
-        labels(tmp_path / "l.csv", "patient", lambda i: f"PAT-{i}-UMPF"),
-    )
+    source = ten_studies(tmp_path / "export")
+    table = labels(tmp_path / "l.csv", "patient", lambda i: f"PAT-{i}-UMPF")
     refused(source, tmp_path, "it is no label", labels_from=table, label="patient")
 
 
@@ -355,9 +351,8 @@ def test_a_patient_is_in_one_split_only(tmp_path):
     again = import_source(
         tmp_path / "x", tmp_path / "b.npz", ImportOptions(labels_from=table, window=(500, 1000))
     )
-    assert (
-        tmp_path / "a.npz"
-    ).read_bytes() == again.file.read_bytes()  # whatever the pseudonyms' key
+    # Whatever the pseudonyms' key
+    assert (tmp_path / "a.npz").read_bytes() == again.file.read_bytes()
 
 
 def test_patients_without_names_need_a_column(tmp_path):

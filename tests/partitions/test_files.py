@@ -106,9 +106,8 @@ def test_pictures_that_a_csv_does_not_list_are_counted(tmp_path: Path) -> None:
         "file,label\n" + "".join(f"{i}.png,{i % 2}\n" for i in range(18))
     )
     assert "2 of 21 files are passed over: 2 .png" in made_of(root, tmp_path).notes
-    assert (
-        made_of(root / "l.csv", tmp_path).notes == ()
-    )  # a list that the user names may be of a part
+    # A list that the user names may be of a part
+    assert made_of(root / "l.csv", tmp_path).notes == ()
 
 
 def damaged(root: Path) -> list[str]:

@@ -99,11 +99,9 @@ def isic(root: Path, folder: str = "ISIC_2019_Training_Input_preprocessed", n: i
     (root / folder).mkdir(parents=True)
     for i in range(n):
         for centre in range(6):
-            name, label, part = (
-                f"ISIC_00{centre}{i}",
-                (centre + i) % 8,
-                "test" if i == n - 1 else "train",
-            )
+            name = f"ISIC_00{centre}{i}"
+            label = (centre + i) % 8
+            part = "test" if i == n - 1 else "train"
             one_hot = ",".join("1.0" if k == label else "0.0" for k in range(9))
             lines.append(
                 f"{name},{one_hot},{label},{centre},{'train' if centre else 'test'},{part}_{centre}"
@@ -137,9 +135,10 @@ def test_isic_keeps_its_centres_and_their_test_parts(tmp_path, monkeypatch):
         for centre, silo in enumerate(silos):
             assert (len(silo.train), len(silo.test)) == (3, 1)
             x = take(data, np.concatenate([silo.train, silo.test])).x
+            # JPEG
             assert (
                 np.abs(x.mean(axis=(1, 2, 3)) - [10 * centre + i for i in range(4)]).max() < 1
-            )  # JPEG
+            )
             assert data.labels[silo.train].tolist() == [(centre + i) % 8 for i in range(3)]
         registry._load.cache_clear()
         monkeypatch.setattr(flamby, "read_isic", None)

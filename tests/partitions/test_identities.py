@@ -215,10 +215,8 @@ def test_without_classes_the_draw_is_as_it_was() -> None:
 
 
 def test_a_part_without_a_class_is_named() -> None:
-    present, places = (
-        np.eye(2, dtype=bool)[[0, 0, 1, 0]],
-        np.array(["train", "val", "train", "test"]),
-    )
+    present = np.eye(2, dtype=bool)[[0, 0, 1, 0]]
+    places = np.array(["train", "val", "train", "test"])
     notes = list(missing_notes(present, ("well", "ill"), places))
     assert [note[:31] for note in notes] == [
         "no sample of the val part has i",

@@ -175,14 +175,11 @@ def test_a_batch_has_every_input_and_what_is_missing_stays_zero() -> None:
     )
     x, y = samples.take(torch.tensor([2, 1]))
     assert x._fields == ("blood", "more", "notes", "scan") and y.tolist() == [0, 1]
-    assert (
-        x.scan.shape == (2, 1, 2, 2) and x.scan[0].eq(1.0).all() and x.scan[1].eq(0.0).all()
-    )  # black would be -1
+    # Black would be -1
+    assert x.scan.shape == (2, 1, 2, 2) and x.scan[0].eq(1.0).all() and x.scan[1].eq(0.0).all()
     assert x.notes.tolist() == [[3, 0], [0, 0]]
-    assert x.blood.tolist() == [
-        [0.0, 0.0],
-        [1.0, 7.0],
-    ]  # (3 - 1) / 2, (9 - 2) / 1; the missing one is not (0 - 1) / 2
+    # (3 - 1) / 2, (9 - 2) / 1; the missing one is not (0 - 1) / 2
+    assert x.blood.tolist() == [[0.0, 0.0], [1.0, 7.0]]
     assert x.more.tolist() == [[0.75], [0.25]]
 
 

@@ -137,11 +137,9 @@ def test_metrics_are_those_of_the_official_evaluator(tmp_path: Path, name: str) 
     size = int(side or 28)
     official = pytest.importorskip("medmnist.evaluator")
     info = pytest.importorskip("medmnist.info").INFO[flag]
-    rng, classes, sides = (
-        np.random.default_rng(size),
-        len(info["label"]),
-        3 if flag.endswith("3d") else 2,
-    )
+    rng = np.random.default_rng(size)
+    classes = len(info["label"])
+    sides = 3 if flag.endswith("3d") else 2
     arrays: dict[str, Any] = {}
     for split, n in (("train", 2), ("val", 1), ("test", 44)):
         shape = (n, *[size] * sides, *([3] if info["n_channels"] == 3 else []))
@@ -165,9 +163,8 @@ def test_metrics_are_those_of_the_official_evaluator(tmp_path: Path, name: str) 
         if data.task == "multilabel"
         else torch.softmax(logits.double(), 1)
     )
-    if (
-        info["task"] == "binary-class"
-    ):  # the official networks have one output there; the last column is taken
+    # The official networks have one output there; the last column is taken
+    if info["task"] == "binary-class":
         scores = scores[:, -1:]
     truth = official.Evaluator(flag, "test", size=size, root=str(tmp_path)).evaluate(
         scores.numpy()

@@ -45,19 +45,11 @@ def test_of_a_machine(root: Path, tmp_path: Path) -> None:
     [
         ("sys/fs/cgroup", "0::/", V2, "max"),  # a container with a namespace of its own
         ("sys/fs/cgroup/user.slice/job", "0::/user.slice/job", V2, "max"),  # a batch job
-        (
-            "sys/fs/cgroup/user.slice",
-            "0::/user.slice/job",
-            V2,
-            "max",
-        ),  # whose limit is a group around it
+        # Whose limit is a group around it
+        ("sys/fs/cgroup/user.slice", "0::/user.slice/job", V2, "max"),
         ("sys/fs/cgroup/unified/job", "4:memory:/\n0::/job", V2, "max"),
-        (
-            "sys/fs/cgroup/memory",
-            "5:cpu:/x\n4:memory:/docker/5f",
-            V1,
-            2**63 - 4096,
-        ),  # the path is the host's
+        # The path is the host's
+        ("sys/fs/cgroup/memory", "5:cpu:/x\n4:memory:/docker/5f", V1, 2**63 - 4096),
         ("sys/fs/cgroup/memory/slurm/job", "4:memory:/slurm/job", V1, 2**63 - 4096),
         ("sys/fs/cgroup/memory/slurm", "4:memory,hugetlb:/slurm/job", V1, 2**63 - 4096),
     ],

@@ -44,10 +44,8 @@ def slice_of(
     values: Any, tmp_path: Path, affine: Any = None, part: int | None = None, **options: Any
 ) -> Any:
     """The slice in thousandths, as its window 500, 1000 makes it unless another one is asked."""
-    path, asked = (
-        write_nifti(tmp_path / "v.nii.gz", values, affine),
-        ReadOptions(**({"window": (500.0, 1000.0)} | options)),
-    )
+    path = write_nifti(tmp_path / "v.nii.gz", values, affine)
+    asked = ReadOptions(**({"window": (500.0, 1000.0)} | options))
     form, picture = scans.probe([path], "here", asked), scans.read([path], "here", asked, part)
     assert (
         picture.shape == (form.height, form.width, 1)
@@ -87,9 +85,8 @@ def test_dicom_and_nifti_of_one_patient_are_one_picture(tmp_path):
     seen = dicom.read(
         write_dicom(tmp_path / "IM", pixels), "here", ReadOptions(window=(500, 1000)), None
     )[..., 0]
-    as_converters_write = np.diag(
-        [-1.0, -1.0, 1.0, 1.0]
-    )  # voxel (column, row): left and back are negative in RAS
+    # Voxel (column, row): left and back are negative in RAS
+    as_converters_write = np.diag([-1.0, -1.0, 1.0, 1.0])
     np.testing.assert_allclose(
         slice_of(pixels.T[:, :, None], tmp_path, as_converters_write), seen * 1000, atol=1e-2
     )
@@ -265,9 +262,8 @@ def test_folders_are_classes_only_where_they_are_named(tmp_path):
         assert [round(float(x[0, 0, 0]) * 10) % 2 for x in part.x] == part.y.tolist()
     made.file.unlink()
     (tmp_path / "x" / "well" / "2.nii.gz").write_bytes(b"")
-    with pytest.raises(
-        ValueError, match=r"x, file 7 of 10: its file cannot be read as NIfTI"
-    ):  # ill/ has 5
+    # Ill/ has 5
+    with pytest.raises(ValueError, match=r"x, file 7 of 10: its file cannot be read as NIfTI"):
         import_source(tmp_path / "x", tmp_path / "a.npz", ImportOptions(labels=("well", "ill")))
     write_nifti(tmp_path / "x" / "Zarathustra" / "a.nii", volume())
     with pytest.raises(ValueError, match="x has 1 folders besides well, ill"):

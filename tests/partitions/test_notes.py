@@ -114,9 +114,8 @@ def test_a_text_without_words_in_berts_pieces_is_missing(notes):
     x = np.concatenate([made.data.train.x, made.data.val.x, made.data.test.x])
     assert (~x["text"].any(axis=1)).sum() == 1
     made.file.unlink()
-    with pytest.raises(
-        ValueError, match=r"notes\.csv, line 8: NOTE has no word; fill or drop"
-    ):  # two lines a note
+    # Two lines a note
+    with pytest.raises(ValueError, match=r"notes\.csv, line 8: NOTE has no word; fill or drop"):
         take_in(source, Take("NOTE", vocabulary=str(source.parent / "vocab.txt")))
 
 
@@ -146,10 +145,8 @@ def test_words_that_share_a_number_are_counted(notes):
 
 
 def test_the_label_is_said_where_no_column_has_that_name(notes):
-    header, rows = (
-        ["age", "ill", "NOTE"],
-        [(i, [str(i), str(i % 2), f"note {i}"]) for i in range(50)],
-    )
+    header = ["age", "ill", "NOTE"]
+    rows = [(i, [str(i), str(i % 2), f"note {i}"]) for i in range(50)]
     source = notes(*rows, header=header)
     with pytest.raises(
         ValueError,

@@ -150,10 +150,8 @@ def test_silos_have_the_names_of_their_files(tmp_path):
         "b",
         "c",
     ]
-    assert names_of(str(folder), "iid", 2) == (
-        "hospital-01",
-        "hospital-02",
-    )  # mixed, they are no hospitals
+    # Mixed, they are no hospitals
+    assert names_of(str(folder), "iid", 2) == ("hospital-01", "hospital-02")
     write_file(folder / "A.npz", 20)
     with pytest.raises(
         ValueError, match="'a' and 'A' would both be the silo a; rename one of them"

@@ -120,9 +120,8 @@ def test_validation_share_can_be_asked_for(name):
     )
     for a, b in zip(none, half, strict=True):
         assert len(a.val) == 0
-        assert (
-            abs(len(np.unique(b.val)) - len(np.unique(a.train)) / 2) <= 0.5
-        )  # copies of a sample stay together
+        # Copies of a sample stay together
+        assert abs(len(np.unique(b.val)) - len(np.unique(a.train)) / 2) <= 0.5
         np.testing.assert_array_equal(
             np.sort(np.concatenate([b.train, b.val])), np.sort(a.train)
         )
@@ -511,9 +510,8 @@ def test_diversifed_dirichlet_concentration(alpha):
     )
     q = train_counts(data, result) / 500
     assert (q**2).sum(axis=1).mean() == pytest.approx((alpha + 1) / (10 * alpha + 1), abs=0.03)
-    assert (
-        np.abs(test_counts_of(data, result) / 100 - q).max() <= 0.06
-    )  # the same q, rounded to 1 / 100
+    # The same q, rounded to 1 / 100
+    assert np.abs(test_counts_of(data, result) / 100 - q).max() <= 0.06
 
 
 def test_diversifed_practical_groups():
@@ -537,9 +535,8 @@ def test_diversifed_practical_other_numbers(silos, sizes):
     """Groups of 30 %, 30 % and 40 % of the silos, ends rounded."""
     data = make(10, 1000, 300)
     result = partition(data, "diversifed-practical", silos=silos, seed=0)
-    groups = np.add.reduceat(
-        train_counts(data, result), [0, 4, 7], axis=1
-    )  # classes in 4 + 3 + 3
+    # Classes in 4 + 3 + 3
+    groups = np.add.reduceat(train_counts(data, result), [0, 4, 7], axis=1)
     assert np.bincount(groups.argmax(axis=1), minlength=3).tolist() == sizes
 
 

@@ -25,9 +25,8 @@ from partitions.splits import Split
 from strategies.base.run_settings import parse_settings
 
 PATIENTS = 120
-OWNER = np.repeat(
-    np.arange(PATIENTS), np.arange(PATIENTS) % 4 + 1
-)  # 1 to 4 samples each, 300 in all
+# 1 to 4 samples each, 300 in all
+OWNER = np.repeat(np.arange(PATIENTS), np.arange(PATIENTS) % 4 + 1)
 
 
 def arrays(**changes: Any) -> dict[str, Any]:

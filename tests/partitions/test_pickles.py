@@ -118,9 +118,8 @@ def test_a_damaged_pickle_is_refused():
             read_pickle(damaged)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:invalid escape sequence:DeprecationWarning"
-)  # of what is damaged
+# Of what is damaged
+@pytest.mark.filterwarnings("ignore:invalid escape sequence:DeprecationWarning")
 def test_whatever_is_damaged_is_a_value_error():
     """Bytes changed, taken out and put in, of each protocol: read, or refused, and nothing else."""
     rng = random.Random(0)

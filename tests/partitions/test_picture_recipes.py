@@ -221,9 +221,8 @@ def test_colour_and_size_and_depth(tmp_path):
     ):
         import_source(new, tmp_path / "c.npz", ImportOptions(pictures=recipe))
     shape = recipe.pictures.model_copy(update={"shape": (4, 6, 3)})
-    colour = recipe.model_copy(
-        update={"pictures": shape}
-    )  # a grey picture becomes one of three channels, as in training
+    # A grey picture becomes one of three channels, as in training
+    colour = recipe.model_copy(update={"pictures": shape})
     import_source(tmp_path / "x", tmp_path / "d.npz", ImportOptions(pictures=colour))
     with np.load(tmp_path / "d.npz") as npz:
         assert npz["x_train"].shape[1:] == (4, 6, 3) and npz["x_train"].max() > 0
@@ -356,9 +355,8 @@ def test_links_out_of_the_folder_are_refused(tmp_path, capsys):
     assert main([*command, "--out", str(tmp_path / "a.npz")]) == 2
     assert "x, file 2 of 4 is a link that leads out of the folder" in capsys.readouterr().err
     (source / "0" / "IM1").unlink()
-    (source / "0" / "IM1").symlink_to(
-        source / "1" / "IM0"
-    )  # within it links are files like others
+    # Within it links are files like others
+    (source / "0" / "IM1").symlink_to(source / "1" / "IM0")
     import_source(
         source,
         tmp_path / "a.npz",

@@ -67,9 +67,8 @@ def test_a_header_of_terabytes(tmp_path):
 
 def test_a_series_that_is_large_in_all(tmp_path, monkeypatch):
     """Each slice is within the limit, the volume is not: nothing is decoded."""
-    monkeypatch.setenv(
-        "SILOFL_LARGEST_FILE", "0.000002"
-    )  # 2147 bytes: 6 slices of 8 x 8 voxels take 3072
+    # 2147 bytes: 6 slices of 8 x 8 voxels take 3072
+    monkeypatch.setenv("SILOFL_LARGEST_FILE", "0.000002")
     files = write_series(tmp_path, values())
     small = ReadOptions(volume=(2, 2, 2), window=(500, 1000))
     assert "its volume would take" in refusal(lambda: volume.probe(files, "here", small))
@@ -146,10 +145,8 @@ def test_sequences_within_sequences(tmp_path):
     path = write_dicom(tmp_path / "IM")
     content = path.read_bytes()
     start, end = b"\xfe\xff\x00\xe0\xff\xff\xff\xff", b"\xfe\xff\x0d\xe0\x00\x00\x00\x00"
-    sequence, close = (
-        b"\x00\x52\x29\x92SQ\x00\x00\xff\xff\xff\xff",
-        b"\xfe\xff\xdd\xe0\x00\x00\x00\x00",
-    )
+    sequence = b"\x00\x52\x29\x92SQ\x00\x00\xff\xff\xff\xff"
+    close = b"\xfe\xff\xdd\xe0\x00\x00\x00\x00"
     nested = (sequence + start) * 5000 + (end + close) * 5000
     at = content.rindex(b"\xe0\x7f\x10\x00")  # before the pixels
     path.write_bytes(content[:at] + nested + content[at:])

@@ -40,9 +40,8 @@ def kuhar_file(root: Path, label: int, person: int, rows: int, number: int = 1) 
 def kuhar(root: Path) -> Path:
     """1001 and 1005 have ten windows or more, 1003 has nine, 1101 is left out."""
     for label in range(8):
-        kuhar_file(
-            root, label, 1001, 512 if label < 4 else 511
-        )  # 512 rows: 256 taken, two windows; 511: also 256
+        # 512 rows: 256 taken, two windows; 511: also 256
+        kuhar_file(root, label, 1001, 512 if label < 4 else 511)
         kuhar_file(root, label, 1005, 509 + 256)  # 383 taken: two windows
         kuhar_file(root, label, 1003, 300 if label else 600)  # 150 taken: one window; 300: two
         kuhar_file(root, label, 1101, 2000)

@@ -250,9 +250,8 @@ def test_a_large_picture_is_read_without_a_word_and_a_larger_one_refused(
                 tmp_path / "in" / name / f"{number}.png"
             )
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 40)
-    made = import_source(
-        tmp_path / "in", tmp_path / "out.npz"
-    )  # the suite turns warnings into errors
+    # The suite turns warnings into errors
+    made = import_source(tmp_path / "in", tmp_path / "out.npz")
     assert len(made.data.train) + len(made.data.val) + len(made.data.test) == 10
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 20)
     with pytest.raises(

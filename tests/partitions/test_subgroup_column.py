@@ -39,13 +39,8 @@ def test_a_column_of_a_csv(tmp_path: Path) -> None:
     assert set(data.train.subgroup.tolist()) == {"sex f", "sex m"}  # type: ignore[union-attr]
     assert len(data.test.subgroup) == len(data.test) == 5  # type: ignore[arg-type]
     data = read_silo_file(imported(tmp_path, "age:40,60"))
-    of_test = [
-        "age under 40",
-        "age 40 to 60",
-        "age from 60",
-        "age from 60",
-        "age from 60",
-    ]  # 30, 45, 60, 75, 90
+    # 30, 45, 60, 75, 90
+    of_test = ["age under 40", "age 40 to 60", "age from 60", "age from 60", "age from 60"]
     assert data.test.subgroup.tolist() == of_test  # type: ignore[union-attr]
 
 

@@ -80,9 +80,8 @@ def test_other_planes_get_the_same_axes(tmp_path, directions, plane):
         2.0 * g[..., np.newaxis] * axis
         for g, axis in zip(grid, (normal, column, row), strict=True)
     )
-    stored = (places @ np.array([1.0, 10.0, 50.0]) + 600).astype(
-        np.uint16
-    )  # x, y, z of the patient
+    # X, y, z of the patient
+    stored = (places @ np.array([1.0, 10.0, 50.0]) + 600).astype(np.uint16)
     files = []
     for k in range(6):
         plane_at: dict[str, Any] = {
@@ -174,9 +173,8 @@ def test_rescaling_slice_by_slice_and_inversion(tmp_path):
         PixelPaddingValue=1,
     )
     made = read(files, window=(500, 4000))
-    assert (
-        made[0, 0, 0] == 0 and abs(made[0, 0, 1] - (1 - (2 + 1500) / 4000)) < 1e-5
-    )  # padding is black all the same
+    # Padding is black all the same
+    assert made[0, 0, 0] == 0 and abs(made[0, 0, 1] - (1 - (2 + 1500) / 4000)) < 1e-5
 
 
 # What is no volume

@@ -20,15 +20,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SILOS = [f"hospital-{number:02d}" for number in range(1, 13)]
-OURS = (
-    "XDG_",
-    "SILOFL_",
-    "FLWR_",
-    "VIRTUAL_ENV",
-    "PYTHON",
-    "MAKE",
-    "OMP_",
-)  # what an own shell may have set
+# What an own shell may have set
+OURS = ("XDG_", "SILOFL_", "FLWR_", "VIRTUAL_ENV", "PYTHON", "MAKE", "OMP_")
 
 
 def fresh_environment(home: Path) -> dict[str, str]:
@@ -64,10 +57,8 @@ def check_gain(report: str) -> None:
     assert rows and all(int(row[1]) == found[row[0]]["n_test"] for row in rows), (
         "the README's table is of other data"
     )
-    mean, shown = (
-        statistics.fmean(silo["gain_over_local"] for silo in found.values()),
-        float(table[0].split()[-1]),
-    )
+    mean = statistics.fmean(silo["gain_over_local"] for silo in found.values())
+    shown = float(table[0].split()[-1])
     assert abs(100 * mean - shown) < 2, (
         f"the mean gain is {100 * mean:+.1f} points, the README says {shown:+.1f}"
     )

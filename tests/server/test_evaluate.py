@@ -674,9 +674,8 @@ def test_the_limit_of_evaluations_holds(tmp_path: Path) -> None:
     second = sites.made[0].with_name("second.safetensors")
     export_model(tmp_path / "run", "a", "last", second)
     sites.made.append(second)
-    sites.values = run_values(
-        read_models(sites.made), owned=False
-    )  # as a server that does not say whose it is
+    # As a server that does not say whose it is
+    sites.values = run_values(read_models(sites.made), owned=False)
     assert not same(read_model(second)[1].vector, net.vector) and card.classes == 3
     with pytest.raises(RuntimeError, match=r"no silo evaluated second .*max-evaluations = 1"):
         sites.run()

@@ -138,9 +138,8 @@ def test_side_by_side_and_after_a_crash_the_study_is_the_same(
     monkeypatch.setattr(RoundLoop, "round", stop)
     with pytest.raises(KeyboardInterrupt):
         simulate(values(table, tmp_path / "broken", **less), quiet=True, hold_out="each")
-    assert list(summary(tmp_path / "broken")["hold_out"]) == [
-        "hospital-01"
-    ]  # whose runs have ended
+    # Whose runs have ended
+    assert list(summary(tmp_path / "broken")["hold_out"]) == ["hospital-01"]
     monkeypatch.undo()
     again = simulate(values(table, tmp_path / "broken", **less, resume=True), quiet=True)
     assert all_left(again) == all_left(each)

@@ -129,9 +129,8 @@ def test_the_notebook_of_the_documentation(study: Path, tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "study").symlink_to(study)
     book = nbformat.read(ROOT / "docs" / "notebook.ipynb", as_version=4)
-    assert not any(
-        cell.get("outputs") for cell in book.cells
-    )  # a reader sees what their own run says
+    # A reader sees what their own run says
+    assert not any(cell.get("outputs") for cell in book.cells)
     nbclient.NotebookClient(
         book, timeout=120, resources={"metadata": {"path": str(tmp_path)}}
     ).execute()

@@ -216,9 +216,8 @@ def test_what_does_not_fit_is_refused(
     model: Path, body: bytes | Callable[[], bytes], words: str, capsys: Any, temporary: Path
 ) -> None:
     """In one line without a path, and not a word of it in the log."""
-    body = (
-        body() if callable(body) else body
-    )  # what takes a second to make is made where it is asked
+    # What takes a second to make is made where it is asked
+    body = body() if callable(body) else body
     answer = ask(model, body, content_type="application/octet-stream")
     said = answer.json()["error"]
     assert answer.status_code == 422 and (words in said or not body)
@@ -252,9 +251,8 @@ def test_volumes(tmp_path: Path, model: Path) -> None:
     assert isinstance(recipe, PictureRecipe)
     new = study(tmp_path / "new", 81)
     said = ask(model, zipped(below(new)), recipe=recipe, **ZIP).json()
-    assert (
-        "samples of shape (1, 4, 2, 2)" in said["error"]
-    )  # read as a volume; the model takes slices
+    # Read as a volume; the model takes slices
+    assert "samples of shape (1, 4, 2, 2)" in said["error"]
     write_nifti(tmp_path / "v.nii.gz", np.full((4, 4, 4), 900, np.int16))
     for name, kind in (("v.nii.gz", "application/gzip"), ("v.nii", "application/octet-stream")):
         write_nifti(tmp_path / name, np.full((4, 4, 4), 900, np.int16))

@@ -46,9 +46,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def surveyed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "survey"
     policy = out.parent / "policy.toml"
-    policy.write_text(
-        'methods = ["survey"]\nstudies = "required"\n'
-    )  # as in a new bundle: it keeps no preview away
+    # As in a new bundle: it keeps no preview away
+    policy.write_text('methods = ["survey"]\nstudies = "required"\n')
     assert (
         main(["survey", "--data", str(data), "--policy", str(policy), "--out", str(out)]) == 0
     )

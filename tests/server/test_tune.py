@@ -310,11 +310,8 @@ def test_halving_continues_the_best_third_by_the_score_at_the_rung(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nine trials of 9 rounds: 1, 3, 9. Scores are made up, and change their order from rung to rung."""
-    made = {
-        1: [5, 1, 7, 2, 9, 3, 8, 4, 6],
-        3: [0, 0, 2, 0, 1, 0, 3, 0, 0],
-        0: [1] * 9,
-    }  # until -> score of each trial
+    # Until -> score of each trial
+    made = {1: [5, 1, 7, 2, 9, 3, 8, 4, 6], 3: [0, 0, 2, 0, 1, 0, 3, 0, 0], 0: [1] * 9}
     ran: list[tuple[int, int]] = []
 
     def number(directory: RunDirectory) -> int:
@@ -535,9 +532,8 @@ def test_kill_9_in_the_middle_of_a_search(
         "--space",
         *SPACE,
     ]
-    process = multiprocessing.get_context("spawn").Process(
-        target=killed, args=(given,)
-    )  # a fork may not train
+    # A fork may not train
+    process = multiprocessing.get_context("spawn").Process(target=killed, args=(given,))
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL

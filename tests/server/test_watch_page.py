@@ -109,9 +109,8 @@ def test_it_fits_the_screen(page: chromium.Page, run: Path, width: int) -> None:
 def test_the_page_finds_a_server_that_is_started_again(page: chromium.Page, run: Path) -> None:
     with served(str(run), "--port", "0") as (address, process):
         page.open(address)
-        page.until(
-            f"{row('a')}.includes('0.5000')"
-        )  # the stream is live before the first picture
+        # The stream is live before the first picture
+        page.until(f"{row('a')}.includes('0.5000')")
         process.kill()
         page.until(
             "document.getElementById('line').textContent.startsWith('The connection is lost')"
@@ -133,9 +132,8 @@ def test_a_run_that_is_resumed_or_replaced_is_followed(page: chromium.Page, run:
         page.until(f"{row('c')}.includes('0.2500')")
         assert page.value("document.querySelectorAll('#silos tbody tr').length") == 1
         page.until("document.getElementById('head').textContent.includes('done')")
-        page.until(
-            "document.getElementById('line').textContent.startsWith('ended')"
-        )  # nothing is live any more
+        # Nothing is live any more
+        page.until("document.getElementById('line').textContent.startsWith('ended')")
 
 
 def test_a_token_opens_the_page_and_is_not_in_it(

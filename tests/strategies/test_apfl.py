@@ -55,10 +55,8 @@ def test_two_silos_two_rounds_by_hand(pair: Files) -> None:
     private = run.grid.state("a").arrays["private"]
     u, v = 1 / 8 + q / 4, 1 / 16 + q / 8
     assert private.tolist() == pytest.approx([u, -u, v, -v], abs=1e-6)
-    u, v = (
-        alpha * u + (1 - alpha) * (-1 / 32 + p / 2),
-        alpha * v + (1 - alpha) * (-1 / 16 + p / 4),
-    )
+    u = alpha * u + (1 - alpha) * (-1 / 32 + p / 2)
+    v = alpha * v + (1 - alpha) * (-1 / 16 + p / 4)
     assert run.personal("a").tolist() == pytest.approx([u, -u, v, -v], abs=1e-6)
 
 

@@ -418,20 +418,16 @@ def test_an_absent_silos_core_stays(three: Files) -> None:
     assert same(before.vector, after.vector)
     assert (before.round, after.round) == (1, 1)
     assert run.sent_to("a", 3)["b"].round == 2
-    assert run.sent_to("c", 3).keys() == {
-        "a",
-        "b",
-        "c",
-    }  # its own too: the server cannot know why it was away
+    # Its own too: the server cannot know why it was away
+    assert run.sent_to("c", 3).keys() == {"a", "b", "c"}
     x, y = rows_of(three["c"])
     state = run.grid.state("c").arrays
     p0 = np.array([6, 10, 8]) / 24
     received = [run.sent_to("c", 3)[n].vector.double().numpy() for n in "ab"]
     own = after.vector.double().numpy()
     round_1 = [initial(run.settings, 3, 3, n).double().numpy() for n in three]
-    dr = p0 - 0.001 * np.stack(round_1) @ gradient(
-        p0 @ np.stack(round_1), x, y
-    )  # λ is 0 from round 1 on: L = int(0.9)
+    # λ is 0 from round 1 on: L = int(0.9)
+    dr = p0 - 0.001 * np.stack(round_1) @ gradient(p0 @ np.stack(round_1), x, y)
     expected = own - dr[2] * gradient(dr @ np.stack([*received, own]), x, y)
     assert state["core.c"].numpy() == pytest.approx(expected, abs=1e-5)
 

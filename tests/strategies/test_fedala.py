@@ -212,10 +212,8 @@ def test_only_the_highest_layers_are_mixed(two: Files) -> None:
     """Layers below the p highest take Θ as it is; p counts layers, with weight and bias."""
     size = 3 * 4 + 4 + 4 * 3 + 3  # one hidden layer of 4
     generator = torch.Generator().manual_seed(3)
-    received, old = (
-        torch.randn(size, generator=generator),
-        torch.randn(size, generator=generator),
-    )
+    received = torch.randn(size, generator=generator)
+    old = torch.randn(size, generator=generator)
     state = State({"personal": old})
     client = ala_client(
         two, state, received, mlp__hidden="4", fedala__layers=1, fedala__max_epochs=1

@@ -103,9 +103,8 @@ def test_received_is_before_training_and_personal_after_it(two: Files) -> None:
 def test_bytes_are_one_model_down_and_one_up_per_silo(three: Files) -> None:
     run = federate(three, strategy="fedavg", rounds=2)
     assert run.values("bytes_up") == [3 * 12 * 4, 3 * 12 * 4, 0]
-    assert (
-        run.values("bytes_down") == [3 * 12 * 4] * 3
-    )  # the closing exchange sends the last aggregate
+    # The closing exchange sends the last aggregate
+    assert run.values("bytes_down") == [3 * 12 * 4] * 3
 
 
 # ---- FedAvg-FT -----------------------------------------------------------------------------------------------------

@@ -78,11 +78,9 @@ def test_rounds_of_several_steps_in_numpy(two: Files, average: str) -> None:
             w[part] -= rate * velocity
 
     for server_round in range(3):
-        received, total, rate = (
-            np.concatenate([u, start[FC2]]),
-            np.zeros_like(u),
-            0.3 * 0.9**server_round,
-        )
+        received = np.concatenate([u, start[FC2]])
+        total = np.zeros_like(u)
+        rate = 0.3 * 0.9**server_round
         for silo, file in two.items():
             x, y = rows_of(file)
             local, personal[silo] = received.copy(), received.copy()
@@ -114,9 +112,8 @@ def test_the_head_stands_still_in_the_federated_phase(
     assert len(seen) == 9
     for steps in seen.values():
         assert len(steps) == 4
-        assert all(
-            same(w[FC2], head) for w in steps[:3]
-        )  # two of the body, and the first of the fine-tuning
+        # Two of the body, and the first of the fine-tuning
+        assert all(same(w[FC2], head) for w in steps[:3])
         assert not same(steps[3][FC2], head)
         assert not same(steps[0][FC1], steps[1][FC1])
         assert same(steps[0], steps[2])  # which starts from the received model

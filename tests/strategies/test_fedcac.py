@@ -25,12 +25,8 @@ OPTIONS: dict[str, Any] = {
     "batch_size": 4,
     "learning_rate": 0.2,
 }
-PARTS = (
-    slice(0, 12),
-    slice(12, 16),
-    slice(16, 28),
-    slice(28, 31),
-)  # the four tensors of two_layers.py
+# The four tensors of two_layers.py
+PARTS = (slice(0, 12), slice(12, 16), slice(16, 28), slice(28, 31))
 
 
 def test_critical_parameters_by_hand() -> None:
@@ -39,9 +35,8 @@ def test_critical_parameters_by_hand() -> None:
         (Entry("w", (4,), 0, 4), Entry("b", (3,), 4, 7), Entry("d", (2,), 7, 9)), (), ()
     )
     before = torch.tensor([0, 0, 1, 5, 0, 0, 0, 3, 1], dtype=torch.float32)
-    after = torch.tensor(
-        [1, 2, 2, 5, 1, -1, 0, 3, 1], dtype=torch.float32
-    )  # c = 1 4 2 0, 1 1 0, 0 0
+    # C = 1 4 2 0, 1 1 0, 0 0
+    after = torch.tensor([1, 2, 2, 5, 1, -1, 0, 3, 1], dtype=torch.float32)
     assert critical(layout, before, after, 0.5).tolist() == [0, 1, 1, 0, 1, 1, 0, 0, 0]
     assert critical(layout, before, after, 0.25).tolist() == [0, 1, 0, 0, 0, 0, 0, 0, 0]
     assert critical(layout, before, after, 0.75).tolist() == [1, 1, 1, 0, 1, 1, 0, 0, 0]

@@ -51,9 +51,8 @@ def test_special_cases_of_the_combination() -> None:
     assert weights(np.ones((3, 5)), np.full(3, 2.0)) == pytest.approx(np.full((3, 3), 1 / 3))
     assert weights(rng.normal(size=(3, 5)), np.full(3, 1e-9)) == pytest.approx(np.eye(3))
     assert weights(rng.normal(size=(1, 5)), np.ones(1)).tolist() == [[1]]
-    assert weights(np.ones((2, 5)), np.zeros(2)).sum(1) == pytest.approx(
-        [1, 1]
-    )  # nothing to choose by
+    # Nothing to choose by
+    assert weights(np.ones((2, 5)), np.zeros(2)).sum(1) == pytest.approx([1, 1])
 
 
 def test_heads_that_are_nearly_equal_beside_large_ones() -> None:

@@ -50,12 +50,8 @@ def test_two_silos_by_hand(pair: Files) -> None:
     assert replies_of(run, "a")[0][2].models["prototypes"].vector.tolist() == [2, 1, 0, 0]
     assert run.values("accuracy", "a", "received") == [1, 1]
     assert run.values("accuracy", "b", "received") == [0, 1]
-    assert run.personal("a").tolist() == [
-        4,
-        0,
-        -4,
-        -1e9,
-    ]  # in round 1 it knows its own class only
+    # In round 1 it knows its own class only
+    assert run.personal("a").tolist() == [4, 0, -4, -1e9]
     # softmax of (4 - 4, 2 - 1) at x = 1
     assert run.values("loss", "b", "received")[1] == pytest.approx(np.log(1 + np.exp(-1)))
 

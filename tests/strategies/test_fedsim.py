@@ -27,10 +27,8 @@ OPTIONS: dict[str, Any] = {
     "momentum": 0.5,
 }
 SAME_EPOCHS: dict[str, Any] = {"fedrep__head_epochs": 2, "fedrep__body_epochs": 2}
-THREE_LAYERS: dict[str, Any] = {
-    **OPTIONS,
-    "mlp__hidden": "4,5",
-}  # fc1 of 16, fc2 of 25, fc3 of 18 scalars
+# fc1 of 16, fc2 of 25, fc3 of 18 scalars
+THREE_LAYERS: dict[str, Any] = {**OPTIONS, "mlp__hidden": "4,5"}
 
 
 # ---- By hand and in numpy --------------------------------------------------------------------------------------------

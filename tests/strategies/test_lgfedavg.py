@@ -110,9 +110,8 @@ def test_the_ends(
     """All layers averaged, or FedAvg for all rounds: FedAvg; none averaged: Local. Bit for bit, with bytes."""
     plain = federate(three, strategy=other, **{**OPTIONS, "model": model})
     run = federate(three, **lg(**own), **{**OPTIONS, "model": model})
-    last = (
-        4 if "pretrain" in own else 5
-    )  # the closing exchange is after the last of FedAvg's rounds
+    # The closing exchange is after the last of FedAvg's rounds
+    last = 4 if "pretrain" in own else 5
     assert comparable(
         [r for r in plain.rows if r.round <= last and r.metric != "bytes_down"]
     ) == comparable([r for r in run.rows if r.round <= last and r.metric != "bytes_down"])
@@ -143,9 +142,8 @@ def test_after_fedavg_every_silo_starts_from_the_averaged_model(three: Files) ->
     plain = federate(three, strategy="fedavg", **{**OPTIONS, "rounds": 2})
     averaged = plain.strategy.state.arrays["global"]
     assert all(same(run.sent_to(silo, 3)["global"].vector, averaged) for silo in ("a", "b"))
-    top = (
-        replies_of(run, "a")[2][2].models["shared"].vector
-    )  # the only one that arrived in round 3
+    # The only one that arrived in round 3
+    top = replies_of(run, "a")[2][2].models["shared"].vector
     for silo in ("b", "c"):
         fourth = run.sent_to(silo, 4)["global"].vector
         assert same(fourth[FC1], averaged[FC1]) and same(fourth[FC2], top)

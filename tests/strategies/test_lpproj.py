@@ -140,9 +140,8 @@ def test_the_projection() -> None:
     plain, orthogonal = (projection(3, kind, 4, 9, CPU) for kind in ("gaussian", "orthogonal"))
     torch.testing.assert_close(plain.norm(dim=1), torch.ones(4))
     torch.testing.assert_close(orthogonal @ orthogonal.T, torch.eye(4), rtol=0, atol=1e-6)
-    products = (
-        orthogonal @ plain.T
-    )  # triangular: row k of P lies in the span of the first k orthogonal ones
+    # Triangular: row k of P lies in the span of the first k orthogonal ones
+    products = orthogonal @ plain.T
     torch.testing.assert_close(products.tril(-1), torch.zeros(4, 4), rtol=0, atol=1e-6)
     assert bool((products.diagonal() > 0).all())
     strategies.lpproj.projection.cache_clear()

@@ -88,10 +88,8 @@ def test_rounds_of_several_steps_in_numpy(two: Files, variant: str, weighting: s
         lr_decay=0.8,
         **given(step=a, variant=variant, delta=0.05, weighting=weighting),
     )
-    w, shares = (
-        initial(run.settings, 3, 3).double().numpy(),
-        {"uniform": [0.5, 0.5], "samples": [6 / 16, 10 / 16]},
-    )
+    w = initial(run.settings, 3, 3).double().numpy()
+    shares = {"uniform": [0.5, 0.5], "samples": [6 / 16, 10 / 16]}
     adapted: dict[str, Numbers] = {}
     for r in range(2):
         mean = np.zeros_like(w)

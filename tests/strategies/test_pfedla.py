@@ -138,9 +138,8 @@ class Hyper:
         self.s = (out @ self.h + out_bias).reshape(self.layers, self.silos)
         r = np.maximum(self.s, 0)
         self.total = r.sum(1, keepdims=True)
-        self.live = (
-            self.total > 0
-        )  # a layer without a score above 0 has equal weights, and stands still
+        # A layer without a score above 0 has equal weights, and stands still
+        self.live = self.total > 0
         self.a = np.where(self.live, r, 1 / self.silos) / np.where(self.live, self.total, 1)
         return self.a
 

@@ -161,10 +161,8 @@ class Ledger(Chain):
 
     def _charge(self, db: sqlite3.Connection, release: Release, policy: Policy) -> SpentEpsilon:
         """Write a charge, if the budget allows it."""
-        of_cohort, new = (
-            self.of_cohort(db, release.data),
-            {**release.cost.fields, "data": release.data.sha256},
-        )
+        of_cohort = self.of_cohort(db, release.data)
+        new = {**release.cost.fields, "data": release.data.sha256}
         delta = delta_of([*of_cohort, new], policy)
         before, after = spent_of(of_cohort, delta), spent_of([*of_cohort, new], delta)
         if policy.epsilon and after > policy.epsilon:

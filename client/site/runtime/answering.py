@@ -129,9 +129,8 @@ def unpack_app(content: bytes, digest: str) -> Path:
             content, install_dir=temporary, skip_prompt=True
         )
     print(f"app {made.name}, SHA-256 {digest}")
-    compileall.compile_dir(
-        made, quiet=2
-    )  # once: processes with PYTHONDONTWRITEBYTECODE would repeat it
+    # Once: processes with PYTHONDONTWRITEBYTECODE would repeat it
+    compileall.compile_dir(made, quiet=2)
     (made / ".sha256").write_text(digest)
     final = apps / made.name
     shutil.rmtree(final, ignore_errors=True)

@@ -28,11 +28,8 @@ from ..flower import internal
 from ..terms import GIVEN
 from .records import read_question, write_answer, write_error
 
-READY, DONE, DIED = (
-    b"R",
-    b"D",
-    b"X",
-)  # takes questions (and its process number); has answered; how it ended
+# Takes questions (and its process number); has answered; how it ended
+READY, DONE, DIED = b"R", b"D", b"X"
 IDENTITY = ("task_id", "run_id", "node_id")  # of Flower's TaskIdentity
 
 
@@ -95,19 +92,16 @@ def end_with_peer(connection: socket.socket) -> None:
 
 def prepare_process() -> None:
     """Set what a process of its own would set as it starts."""
-    with contextlib.suppress(
-        OSError
-    ):  # when memory runs out, the kernel should kill this process, not the SuperNode
+    # When memory runs out, the kernel should kill this process, not the SuperNode
+    with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
-    if (
-        "numpy" in sys.modules
-    ):  # otherwise every run has the same "random" numbers; `random` reseeds itself
+    # Otherwise every run has the same "random" numbers; `random` reseeds itself
+    if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if threads.isdigit() and "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(
-            int(threads)
-        )  # libgomp has read the template's value at its start
+        # libgomp has read the template's value at its start
+        sys.modules["torch"].set_num_threads(int(threads))
 
 
 def answer_all(connection: socket.socket) -> None:

@@ -28,18 +28,15 @@ from partitions.silo_file import Check, check_silo_file
 TIMEOUT_SECONDS = 5.0
 WARN_DAYS = 30
 OPERATOR = "ask the server's operator"
-TRANSIENT = (
-    "name resolution",
-    "port",
-)  # a network or a server that is down for now; a person must fix the others
+# A network or a server that is down for now; a person must fix the others
+TRANSIENT = ("name resolution", "port")
 CLOCK = "clock"  # wrong until a person, or NTP, sets it: a silo that was online before waits for that
 SET_IT = f"set it (NTP), or {OPERATOR} to set theirs: it may be 5 s ahead and 5 min behind"
 HOUR = 3600
 FURTHEST = 25 * HOUR  # the largest clock error that is searched
 TIMESTAMP = "timestamp"  # in Flower's error for a wrong clock: "Invalid timestamp"
-HALF_WINDOW = (
-    150  # Flower (1.39) accepts signed times from 305 s before its own to 5 s after it
-)
+# Flower (1.39) accepts signed times from 305 s before its own to 5 s after it
+HALF_WINDOW = 150
 # OpenSSL's reasons for refusing a certificate (X509_V_ERR_...).
 NOT_YET_VALID, EXPIRED, WRONG_NAME, WRONG_ADDRESS = 9, 10, 62, 64
 
@@ -150,10 +147,8 @@ def device_check(device: str) -> Check:
     if number < count:
         return Check("device", True, f"{device}: {torch.cuda.get_device_name(number)}")
     if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
-        detail, fix = (
-            "this PyTorch is built for CPUs",
-            "use the GPU image (build argument TORCH_INDEX=)",
-        )
+        detail = "this PyTorch is built for CPUs"
+        fix = "use the GPU image (build argument TORCH_INDEX=)"
     else:
         detail = f"PyTorch sees {count} GPUs"
         fix = "nvidia-smi must list it; a container needs the NVIDIA container toolkit and a device reservation"
@@ -393,11 +388,9 @@ def key_checks(site: Site) -> list[Check]:
     credentials = grpc.ssl_channel_credentials(site.ca_certificate.read_bytes())
     public = internal("public_key_to_bytes")(key.public_key())
     request = internal("ActivateNodeRequest")(public_key=public, heartbeat_interval=0.0)
-    headers, sign, codes = (
-        internal("headers"),
-        internal("sign_message"),
-        internal("ApiErrorCode"),
-    )
+    headers = internal("headers")
+    sign = internal("sign_message")
+    codes = internal("ApiErrorCode")
     in_flowers_words = internal("FlowerError").from_json
 
     def ask(at: float) -> str:

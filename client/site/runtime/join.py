@@ -56,9 +56,8 @@ def join(
         echo(table(checks))
         if fault := first_failure(checks):
             raise UserError(f"{name} cannot join: {one_line(fault)}")
-        write_atomically(
-            folder / POLICY_ASKED, str(site.policy if policy else "")
-        )  # for `silofl policy`, `study`
+        # For `silofl policy`, `study`
+        write_atomically(folder / POLICY_ASKED, str(site.policy if policy else ""))
         port = free_ports(1)[0]
         echo(f"{name} joins {site.server}; Ctrl-C leaves")
         echo(

@@ -20,9 +20,8 @@ from partitions.common.errors import UserError
 
 LOOPBACK = "127.0.0.1"
 THIS_MACHINE = (LOOPBACK, "localhost", "::1")
-RUNTIME_PORT = (
-    9094  # of a SuperNode alone on its machine or in its container; Flower's own default
-)
+# Of a SuperNode alone on its machine or in its container; Flower's own default
+RUNTIME_PORT = 9094
 # For every Flower process: no telemetry is sent to Flower's makers, and nothing is installed when a run starts.
 FLOWER = {
     "FLWR_TELEMETRY_ENABLED": "0",

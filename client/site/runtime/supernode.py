@@ -31,12 +31,10 @@ from .worker import Workers
 
 POLL_SECONDS = 0.25  # for a message from the SuperLink, while a run is on
 BUSY_SECONDS = 60.0  # how long after a silo's last message a run counts as on
-HEARTBEAT_SECONDS = (
-    12  # the SuperLink marks the silo offline after two; with Flower's 30 s, after a minute
-)
-WAITED_SECONDS = (
-    1.0  # for an answer: a server that held an answer back for so long will do so again
-)
+# The SuperLink marks the silo offline after two; with Flower's 30 s, after a minute
+HEARTBEAT_SECONDS = 12
+# For an answer: a server that held an answer back for so long will do so again
+WAITED_SECONDS = 1.0
 
 
 class Clock:
@@ -82,9 +80,8 @@ def main() -> NoReturn:
 def run_supernode() -> None:
     """Run Flower's own entry with our clock, heartbeat, answers and long transfers."""
     entry, loop, workers = internal("flower_supernode"), internal("supernode_loop"), Workers()
-    loop.subprocess = SimpleNamespace(
-        Popen=lambda _: None
-    )  # no SuperExec: this process answers the messages
+    # No SuperExec: this process answers the messages
+    loop.subprocess = SimpleNamespace(Popen=lambda _: None)
     loop.time = clock = Clock(each=workers.tidy)
     for module in (internal("heartbeat"), internal("fleet_connection")):
         module.HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT_SECONDS

@@ -40,9 +40,8 @@ WAIT_SECONDS = 5.0
 IN_USE_SECONDS = 195.0
 RESTART_SECONDS = 60.0  # for a restarted server to register this silo again
 EXPLAIN_SECONDS = 60.0  # between two checks for the cause of a missing connection
-GRACE_SECONDS = (
-    7.0  # Flower forces its own exit 5 s after SIGTERM; Docker kills 10 s after its own
-)
+# Flower forces its own exit 5 s after SIGTERM; Docker kills 10 s after its own
+GRACE_SECONDS = 7.0
 IN_USE = (
     "its key is in use: a bundle runs in one place at a time, so end the other one or ask the server's operator for "
     "a second bundle (after a crash it takes up to three minutes until the server lets the silo in again)"

@@ -98,9 +98,8 @@ def serve_template(path: Path, modules: Sequence[str]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, leave)
     log(f"ready in {time.monotonic() - started:.1f} s")
-    running: dict[
-        int, tuple[int, socket.socket]
-    ] = {}  # by pidfd: process number and connection
+    # By pidfd: process number and connection
+    running: dict[int, tuple[int, socket.socket]] = {}
     while True:
         for ready in select.select([listener.fileno(), *running], [], [])[0]:
             if ready in running:

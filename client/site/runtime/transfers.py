@@ -24,9 +24,8 @@ EVERY_SECONDS = 10.0  # between two lines
 LAST_PARTS = 4  # come last and are tiny: the descriptions of a message, its content, a record and an array
 STALLED_SECONDS = 20.0  # without a part, until the line reports it
 HEARTBEAT_CALL_SECONDS = 20
-PATIENT_SECONDS = (
-    90.0  # the heartbeat interval announced in a long transfer; a SuperLink waits for two
-)
+# The heartbeat interval announced in a long transfer; a SuperLink waits for two
+PATIENT_SECONDS = 90.0
 Echo = Callable[[str], object]
 
 
@@ -45,15 +44,14 @@ class Transfer:
         size: int = 0,
         lasting: Callable[[bool], object] = lambda yes: None,
     ) -> None:
-        self.what, self.echo, self.parts, self.size, self.lasting = (
-            what,
-            echo,
-            parts,
-            size,
-            lasting,
-        )
+        self.what = what
+        self.echo = echo
+        self.parts = parts
+        self.size = size
+        self.lasting = lasting
         self.done = self.bytes = 0
-        self.lock, self.over = threading.Lock(), threading.Event()
+        self.lock = threading.Lock()
+        self.over = threading.Event()
         self.began = self.moved = time.monotonic()
         self.thread = threading.Thread(target=self._tell, daemon=True)
 
@@ -66,26 +64,27 @@ class Transfer:
         self.thread.join()
 
     def expect(self, parts: int, size: int) -> None:
-        self.parts, self.size = self.done + parts, self.bytes + size
+        self.parts = self.done + parts
+        self.size = self.bytes + size
 
     def add(self, content: bytes) -> bytes:
         """Count a whole part that has arrived, and return it."""
         with self.lock:
-            self.done, self.bytes, self.moved = (
-                self.done + 1,
-                self.bytes + len(content),
-                time.monotonic(),
-            )
+            self.done = self.done + 1
+            self.bytes = self.bytes + len(content)
+            self.moved = time.monotonic()
         return content
 
     def _tell(self) -> None:
         if self.over.wait(LONG_SECONDS):
             return
         self.lasting(True)
-        reported, wait = False, EVERY_SECONDS - LONG_SECONDS
+        reported = False
+        wait = EVERY_SECONDS - LONG_SECONDS
         while not self.over.wait(wait):
             self.echo(f"{self.what}: {self.line()}")
-            reported, wait = True, EVERY_SECONDS
+            reported = True
+            wait = EVERY_SECONDS
         self.lasting(False)
         if reported:
             seconds = self.moved - self.began
@@ -122,7 +121,8 @@ def watch_pulls(
     original = getattr(module.pull_objects, "flowers", module.pull_objects)
 
     def pull_objects(names: Sequence[str] = (), pull: Any = None, **given: Any) -> Any:
-        names, pull = given.pop("object_ids", names), given.pop("pull_object_fn", pull)
+        names = given.pop("object_ids", names)
+        pull = given.pop("pull_object_fn", pull)
         with Transfer(what, echo, parts=len(names), lasting=lasting) as transfer:
             limits = {"max_time": None, "max_tries_per_object": None}
             return original(names, lambda name: transfer.add(pull(name)), **{**given, **limits})
@@ -143,19 +143,15 @@ def install() -> None:
             super().__init__(heartbeat_fn)
             HEARTS.append(self)
 
-    connection.HEARTBEAT_CALL_TIMEOUT, connection.HeartbeatSender = (
-        HEARTBEAT_CALL_SECONDS,
-        Heart,
-    )
+    connection.HEARTBEAT_CALL_TIMEOUT = HEARTBEAT_CALL_SECONDS
+    connection.HeartbeatSender = Heart
     watch_pulls(internal("supernode_loop"), "receiving a message", echo, be_patient)
 
 
 def be_patient(yes: bool) -> None:
     """Announce a longer heartbeat interval, so that the SuperLink marks this silo offline later; False: the usual."""
-    connection, usual = (
-        internal("fleet_connection"),
-        internal("heartbeat").HEARTBEAT_DEFAULT_INTERVAL,
-    )
+    connection = internal("fleet_connection")
+    usual = internal("heartbeat").HEARTBEAT_DEFAULT_INTERVAL
     connection.HEARTBEAT_DEFAULT_INTERVAL = PATIENT_SECONDS if yes else usual
     if yes and HEARTS:  # at once: the next heartbeat would be up to six seconds later
         threading.Thread(target=HEARTS[-1].heartbeat_fn, daemon=True).start()

@@ -85,9 +85,8 @@ class Workers:
         ``head``: the app's build (`fab`), Flower's `identity` of the task, and the `terms` of the message. Raises
         WorkerEndedError, OSError for no process, and what `read_answer` raises.
         """
-        ends = (
-            time.monotonic() + message.metadata.ttl
-        )  # from here: the server's clock may differ, never too early
+        # From here: the server's clock may differ, never too early
+        ends = time.monotonic() + message.metadata.ttl
         key = (context.run_id, context.node_id, head["fab"])
         kept = False
         try:
@@ -207,9 +206,8 @@ def how_it_ended(sign: bytes) -> str:
             else ""
         )
         reason = f"ClientApp process was ended by {signal.Signals(-code).name}{cause}"
-    except (
-        ValueError
-    ):  # the template process is gone, or a malicious app has written something else
+    # The template process is gone, or a malicious app has written something else
+    except ValueError:
         return "ClientApp process ended without a reply"
     print(f"ERROR: {reason}", file=sys.stderr)
     return reason

@@ -16,18 +16,14 @@ from client.site.trust.policy import Policy
 from client.site.trust.run_config import number, owner
 from partitions.common.errors import DataError
 
-SMALL_BATCH = (
-    32  # samples: below it, published attacks rebuild single records from one gradient
-)
+# Samples: below it, published attacks rebuild single records from one gradient
+SMALL_BATCH = 32
 LARGE_SHARE = 0.01  # of a model, replaced by one step
 SLOW = 0.01  # a smaller learning rate barely moves a model, so all its gradients are alike
 MANY_EVALUATIONS = 50
 NEAR = 0.25  # relative distance: the red team's imprints within it recover no record (tests/client/test_redteam.py)
-PARALLEL, SHARE, ROWS = (
-    0.99,
-    0.5,
-    8,
-)  # a layer is an imprint from this cosine between rows, share of such rows, and number of rows on
+# A layer is an imprint from this cosine between rows, share of such rows, and number of rows on
+PARALLEL, SHARE, ROWS = 0.99, 0.5, 8
 SMALL_COHORT = 200  # training samples
 
 
@@ -55,10 +51,8 @@ def _of_settings(study: StudyProtocol, policy: Policy) -> Iterator[str]:
             f"batch-size may be {batch:g}: gradient inversion. Records of so small a batch can be rebuilt from the "
             f"reply (below {SMALL_BATCH}; your policy's min-batch-size is {policy.min_batch_size})"
         )
-    rate, decays = (
-        most(study, "learning-rate"),
-        [key for key in relevant(study) if SETTINGS.get(key) == "decay"],
-    )
+    rate = most(study, "learning-rate")
+    decays = [key for key in relevant(study) if SETTINGS.get(key) == "decay"]
     for key in decays:
         share = rate * most(study, key)
         if share > LARGE_SHARE:

@@ -63,11 +63,8 @@ FREE = frozenset(
     )
 )
 TEXTS = ("purpose", "contact", "results", "retention")
-NO_COMBAT = {
-    "survey.harmonize": "",
-    "survey.covariates": "",
-    "survey.shrink": True,
-}  # of earlier versions, as unused
+# Of earlier versions, as unused
+NO_COMBAT = {"survey.harmonize": "", "survey.covariates": "", "survey.shrink": True}
 MOST = 2**53
 MEND = "`silofl study new` writes a protocol with every key"
 NAME = matching(
@@ -115,23 +112,19 @@ class ProtocolFile(Frozen):
     retention: Text  # who keeps what for how long
     start: date
     end: date
-    apps: Annotated[
-        tuple[Sum, ...], Field(strict=False, min_length=1)
-    ]  # of the app's builds, or of their content
+    # Of the app's builds, or of their content
+    apps: Annotated[tuple[Sum, ...], Field(strict=False, min_length=1)]
     participants: Annotated[int, Field(ge=1, le=MOST)]  # fewest silos that train in a round
-    step: Annotated[
-        float, Field(gt=0)
-    ]  # largest distance of a received model, in lengths of this silo's last one
+    # Largest distance of a received model, in lengths of this silo's last one
+    step: Annotated[float, Field(gt=0)]
     metrics: Metrics
     settings: dict[str, Any]
     limits: StudyLimits
-    schema_digest: Sum | Literal[""] = Field(
-        "", alias="schema"
-    )  # the federation's; empty: none is declared
+    # The federation's; empty: none is declared
+    schema_digest: Sum | Literal[""] = Field("", alias="schema")
     weights: Sum | Literal[""] = ""  # the file of initial weights; empty: the seed's
-    held_out: Annotated[
-        tuple[Name, ...], Field(strict=False)
-    ] = ()  # silos that are evaluated and do not train
+    # Silos that are evaluated and do not train
+    held_out: Annotated[tuple[Name, ...], Field(strict=False)] = ()
 
     @model_validator(mode="after")
     def check_days(self) -> Self:

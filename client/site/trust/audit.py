@@ -103,9 +103,8 @@ def files_of(folder: Path) -> list[Path]:
 def verify(folder: Path, first: int = 1) -> ChainVerdict:
     """Read the log and verify its chain from line `first` on; earlier lines may be kept elsewhere."""
     found = Log(folder).verify(first)
-    if (
-        not found.faults
-    ):  # otherwise the line with the settings may be the changed or missing one
+    # Otherwise the line with the settings may be the changed or missing one
+    if not found.faults:
         _check_settings(found, first)
     return found
 

@@ -42,9 +42,8 @@ def page(entries: Sequence[Entry], month: str, *, all_settings: bool = False) ->
     """
     settings = settings_of(entries)
     of_month = [entry for entry in entries if entry["time"].startswith(month)]
-    decided = [
-        entry for entry in of_month if "warnings" in entry
-    ]  # this site's decisions about studies
+    # This site's decisions about studies
+    decided = [entry for entry in of_month if "warnings" in entry]
     of_month = [entry for entry in of_month if "warnings" not in entry]
     runs: dict[tuple[str, ...], list[Entry]] = {}
     for entry in of_month:

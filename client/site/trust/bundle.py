@@ -38,9 +38,8 @@ POLICY_ASKED = "policy-asked"  # in the silo's folder: the path of the file that
 LARGEST = 1 << 20  # bytes; every file of a bundle is a few thousand at most
 MOST_FILES = 20  # including the folder and extra entries of a tar
 KINDS_ONLY = "a bundle is one folder of plain files, each once"
-COMPOSE = re.compile(
-    r"(docker-)?compose(\.override)?\.ya?ml"
-)  # files that Docker Compose reads in a folder
+# Files that Docker Compose reads in a folder
+COMPOSE = re.compile(r"(docker-)?compose(\.override)?\.ya?ml")
 SERVER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
 
 

@@ -30,9 +30,8 @@ LARGEST = 2 << 20  # bytes, after which the next file is begun
 BLOCK = 1 << 13  # bytes read at once from a file's end
 START = "0" * 64  # `previous` of the first line
 END = b',"hash":"'
-EVERY = frozenset(
-    {"line", "previous", "time", "hash"}
-)  # fields of every line of every chain, beside `torn`
+# Fields of every line of every chain, beside `torn`
+EVERY = frozenset({"line", "previous", "time", "hash"})
 
 
 class Chain:
@@ -96,9 +95,8 @@ class Chain:
         for text in (text for file in reversed(files) for text in last_first(file)):
             entry = parse_line(text, self.required)
             if entry is not None:
-                if (
-                    entry["line"] >= number
-                ):  # otherwise written lines are missing; `verify` reports them
+                # Otherwise written lines are missing; `verify` reports them
+                if entry["line"] >= number:
                     number, before = entry["line"], entry["hash"]
                 break
             torn.append(text)
@@ -281,10 +279,8 @@ def verify(folder: Path, first: int, kind: str, required: frozenset[str]) -> Cha
             unread.append(place)
             continue
         if changed := _check_unread(found, unread, entry.get("torn")):
-            expected, before = (
-                expected + changed,
-                "",
-            )  # the hash before the next line is unknown
+            # The hash before the next line is unknown
+            expected, before = expected + changed, ""
         unread = []
         number = entry["line"]
         if number > expected:

@@ -30,8 +30,11 @@ from cryptography.hazmat.primitives.serialization import (
 
 from ..errors import SiteError
 
-BUNDLE, RECEIPT, RECORD = "silofl bundle 1", "silofl receipt 1", "silofl study record 1"
-REQUEST, STUDY = "silofl request 1", "silofl study 1"
+BUNDLE = "silofl bundle 1"
+RECEIPT = "silofl receipt 1"
+RECORD = "silofl study record 1"
+REQUEST = "silofl request 1"
+STUDY = "silofl study 1"
 SIGNATURE = "\n[signature]\n"  # start of the signature in a study, after the protocol
 ECDSA = ec.ECDSA(hashes.SHA384())
 LARGEST = 1 << 26  # bytes of a signed file; the longest are the records of studies
@@ -62,11 +65,9 @@ def verify(text: str, signed: Mapping[str, Any]) -> str:
     """Return the fingerprint of the key that signed a text. Raises SiteError: "its signature ..."."""
     try:
         public = signed["public-key"].encode()
-        key, own, data = (
-            load_der_public_key(_content(public)),
-            _content(signed["signature"].encode()),
-            text.encode(),
-        )
+        key = load_der_public_key(_content(public))
+        own = _content(signed["signature"].encode())
+        data = text.encode()
         if isinstance(key, Ed25519PublicKey):
             key.verify(own, data)
         elif isinstance(key, ec.EllipticCurvePublicKey) and key.curve.name == "secp384r1":

@@ -97,6 +97,5 @@ def read_pins(pins: str) -> Iterator[str]:
         yield from split(pins)
         return
     for line in Path(pins).expanduser().read_text(encoding="utf-8").splitlines():
-        yield from split(line.partition("#")[0])[
-            :1
-        ]  # `sha256sum` writes the file's name after the sum
+        # `sha256sum` writes the file's name after the sum
+        yield from split(line.partition("#")[0])[:1]

@@ -70,9 +70,8 @@ RETIRED = {  # rules of earlier versions, which may stand in a file: they bound 
     "max-momentum": "it stopped no attack (docs/attacks.md): a study that fixes momentum and learning-rate does",
     "combat": "ComBat left silofl in 0.3.0 (docs/decisions.md), and no exact sums leave",
 }
-AMOUNT = re.compile(
-    r"(^|[-.])(epochs|steps|rounds)(-|$)"
-)  # in the name of a setting that needs a rule
+# In the name of a setting that needs a rule
+AMOUNT = re.compile(r"(^|[-.])(epochs|steps|rounds)(-|$)")
 
 
 class PolicyRefusedError(SiteError):

@@ -33,9 +33,8 @@ from .policy import Policy, PolicyRefusedError
 
 ASKED = "receipt"  # in a message's config: the receipt for the silo's last reply, or empty
 RECORD = "audit"  # in a reply: number and hash of its line
-KEY = (
-    "SILOFL_RECEIPT_KEY"  # in the server's environment: the file of the key that signs receipts
-)
+# In the server's environment: the file of the key that signs receipts
+KEY = "SILOFL_RECEIPT_KEY"
 FILE, KEY_FILE = "receipts.jsonl", "server-key"
 LONGEST = 4096  # bytes of a receipt
 REQUIRED = "required"

@@ -39,18 +39,10 @@ from partitions.common.errors import DataError
 from partitions.common.files import write_atomically
 
 SIGNED = "signed.json"
-OWN_FILES = (
-    ".env",
-    "allowed-apps",
-    "policy.toml",
-    "node.key",
-)  # files that the hospital may change, once unpacked
-FIXED = (
-    "SILOFL_NAME",
-    "SILOFL_SERVER",
-    "SILOFL_KEY",
-    "SILOFL_FLWR",
-)  # variables of `.env` that it may not change
+# Files that the hospital may change, once unpacked
+OWN_FILES = (".env", "allowed-apps", "policy.toml", "node.key")
+# Variables of `.env` that it may not change
+FIXED = ("SILOFL_NAME", "SILOFL_SERVER", "SILOFL_KEY", "SILOFL_FLWR")
 NEWEST = "newest-bundle"  # the file with the time of the newest bundle of each key
 TIME = "%Y-%m-%dT%H:%M:%SZ"
 CLOCKS = 86400  # seconds by which the consortium's clock may be ahead of this machine's

@@ -58,9 +58,8 @@ class Inventory:
     series: Counter[str] = field(default_factory=Counter)  # slices of each; frames count
     slices: int = 1  # of the longest series or volume
     nameless: int = 0  # DICOM pictures without a PatientID
-    objects: Counter[str] = field(
-        default_factory=Counter
-    )  # DICOM files without a picture, by modality
+    # DICOM files without a picture, by modality
+    objects: Counter[str] = field(default_factory=Counter)
     pixels: list[float] = field(default_factory=list)
     faults: dict[str, list[str]] = field(default_factory=dict)
 

@@ -21,9 +21,8 @@ from partitions.importing.scans import ScanError, Unavailable
 from partitions.recipes.reading import ReadOptions
 from partitions.splits import Array
 
-CANONICAL = np.array(
-    [[2, 1], [1, -1], [0, -1]]
-)  # nibabel's orientation: to the head, to the back, to the left
+# nibabel's orientation: to the head, to the back, to the left
+CANONICAL = np.array([[2, 1], [1, -1], [0, -1]])
 RAS = np.diag([-1.0, -1.0, 1.0, 1.0])  # from NIfTI's coordinates to DICOM's, and back
 LARGEST_COSINE = 0.02  # between axes that are at right angles; more is a sheared volume
 

@@ -32,9 +32,8 @@ def load(path: Path) -> Any:
     nibabel = load_nibabel()
     with gzip.open(path) if path.name.lower().endswith(".gz") else path.open("rb") as file:
         start = file.read(LONGEST_HEADER)
-    length = min(
-        int.from_bytes(start[:4], "little"), int.from_bytes(start[:4], "big")
-    )  # in either byte order
+    # In either byte order
+    length = min(int.from_bytes(start[:4], "little"), int.from_bytes(start[:4], "big"))
     kind = nibabel.Nifti2Header if length == LONGEST_HEADER else nibabel.Nifti1Header
     header = kind.from_fileobj(io.BytesIO(start), check=False)
     check_picture(header.get_data_shape()[:3], "its volume")
@@ -75,9 +74,8 @@ def stored(image: Any) -> Array:
     return np.require(values, requirements="W")
 
 
-@lru_cache(
-    maxsize=1
-)  # the scans of one patient, which are read consecutively, often have one mask
+# The scans of one patient, which are read consecutively, often have one mask
+@lru_cache(maxsize=1)
 def stored_classes(path: Path, changed: int) -> Array:
     """Read the classes of a mask along the file's own axes, uint8 (i, j, k). Raises ScanError for other values."""
     values = np.nan_to_num(stored(load(path)), copy=False)

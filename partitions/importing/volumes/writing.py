@@ -31,11 +31,8 @@ MAY_BE_EMPTY = (
     *("StudyDate", "StudyTime", "StudyID", "AccessionNumber", "ReferringPhysicianName"),
 )
 SERIES = 9001  # number of the series of outlines in its study
-TISSUE = (
-    "85756007",
-    "SCT",
-    "Tissue",
-)  # the category of every segment, whose label gives the meaning
+# The category of every segment, whose label gives the meaning
+TISSUE = ("85756007", "SCT", "Tissue")
 
 
 def check_writable(sources: Iterable[Sequence[Path]]) -> None:
@@ -109,9 +106,8 @@ def write_segmentation(
                 if keyword not in source:
                     setattr(source, keyword, None)
             if len(files) > 1 and not source.get("SliceThickness"):
-                source.SliceThickness = (
-                    f"{series.grid.spacing[0]:.6g}"  # of the outline: it fills the slices
-                )
+                # Of the outline: it fills the slices
+                source.SliceThickness = f"{series.grid.spacing[0]:.6g}"
         frames = (
             mask
             if len(files) > 1

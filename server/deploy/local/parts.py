@@ -26,10 +26,8 @@ from server.deploy.local.record import SUPERLINK, TEMPLATE, LocalFederation, Loc
 from server.deploy.processes import Process
 from server.deploy.superlink import in_place_of
 
-MAIN_PROCESSES = (
-    "server.deploy.superlink",
-    "private.py runtime.supernode",
-)  # text in a part's command line
+# Text in a part's command line
+MAIN_PROCESSES = ("server.deploy.superlink", "private.py runtime.supernode")
 
 GRACE_SECONDS = 6.0  # Flower forces its own exit 5 s after SIGTERM
 
@@ -75,10 +73,8 @@ def start_superexec(local: LocalFederation, superlink: Process) -> None:
         port=local.control_port,
         superlink=superlink.pid,
     )
-    log, inherited = (
-        log_file(local.directory, SUPERLINK),
-        part_environment(local.directory, SUPERLINK),
-    )
+    log = log_file(local.directory, SUPERLINK)
+    inherited = part_environment(local.directory, SUPERLINK)
     processes.start(
         SUPERLINK, command, directory=local.directory, log=log, environment=inherited
     )
@@ -124,9 +120,8 @@ def start_silo(local: LocalFederation, silo: LocalSilo) -> Process:
     environment = part_environment(local.directory, silo.name, len(local.silos)) | {
         "SILOFL_POLICY": silo.policy
     }
-    environment |= {
-        "SILOFL_SERVER": f"{LOOPBACK}:{local.fleet_port}"
-    }  # the server's name in the audit log
+    # The server's name in the audit log
+    environment |= {"SILOFL_SERVER": f"{LOOPBACK}:{local.fleet_port}"}
     return start_part(local, silo.name, command, environment)
 
 

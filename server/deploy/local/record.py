@@ -128,9 +128,8 @@ def find_deployed(name: str = "") -> Deployed | None:
             deployed = parse_json(
                 Deployed, path.read_bytes(), path, "`silofl credentials` writes it anew"
             )
-            if (
-                read_connection(deployed.name) == deployed.connection
-            ):  # else it was overwritten by another federation
+            # Else it was overwritten by another federation
+            if read_connection(deployed.name) == deployed.connection:
                 found.append(deployed)
     return found[0] if len(found) == 1 else None
 

@@ -75,9 +75,8 @@ def bring_up(
     federation: Federation, directory: Path, echo: Callable[[str], None]
 ) -> LocalFederation:
     running = main_processes(directory)
-    if (
-        SUPERLINK not in running
-    ):  # a new SuperLink has no record of the old one's SuperNodes and runs
+    # A new SuperLink has no record of the old one's SuperNodes and runs
+    if SUPERLINK not in running:
         sweep(
             directory,
             keep={process for process in processes.find(directory) if process.part == TEMPLATE},

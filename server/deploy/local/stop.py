@@ -115,9 +115,8 @@ def clear(name: str) -> int:
         everything += [
             process for process in sweep(directory, keep=set()) if process not in everything
         ]
-        for leftover in directory.glob(
-            "warm.sock*"
-        ):  # of the template, its lock, and persistent workers
+        # Of the template, its lock, and persistent workers
+        for leftover in directory.glob("warm.sock*"):
             if not leftover.name.endswith(".log"):
                 leftover.unlink(missing_ok=True)
         forget(directory)

@@ -112,11 +112,9 @@ def bytes_per_round(study: StudyResults) -> str:
 @chart
 def seconds_per_round(study: StudyResults) -> str:
     """Draw the wall time of every round, one line per method."""
-    c, look, ends = (
-        Canvas(340, 230, (40, 26 + room_for(map(spelled, study.methods)), 8, 42)),
-        styles(study),
-        [],
-    )
+    c = Canvas(340, 230, (40, 26 + room_for(map(spelled, study.methods)), 8, 42))
+    look = styles(study)
+    ends = []
     for method in study.methods:
         if found := study.training_seconds(method):
             line(c.axes, list(found), list(found.values()), look[method])
@@ -151,9 +149,8 @@ def left_section(study: StudyResults) -> Markup:
     )
 
 
-Sent = Mapping[
-    tuple[str, str], Sequence[float]
-]  # (method, silo) -> bytes of each round and seed
+# (method, silo) -> bytes of each round and seed
+Sent = Mapping[tuple[str, str], Sequence[float]]
 
 
 def left_row(method: str, sent: Sent) -> dict[str, object]:

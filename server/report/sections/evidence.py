@@ -299,10 +299,8 @@ def reliability_diagram(study: StudyResults, silo: str, bins: Values, place: int
 @chart
 def value_diagram(study: StudyResults, whose: str, bins: Values, key: str) -> str:
     """Draw mean measurement against mean prediction, in the label's unit, of the methods in ``bins``."""
-    c, rows = (
-        Canvas(*SIZE, (52, 12, 14, 40)),
-        {m: np.reshape(v, (-1, 4)) for m, v in bins.items()},
-    )
+    c = Canvas(*SIZE, (52, 12, 14, 40))
+    rows = {m: np.reshape(v, (-1, 4)) for m, v in bins.items()}
     ends = np.concatenate([of[:, 1:3].ravel() for of in rows.values()])
     margin = 0.05 * float(np.ptp(ends)) or 1.0
     draw_bins(study, c, rows, (ends.min() - margin, ends.max() + margin))

@@ -38,12 +38,8 @@ from server.report.participation import MARK, mean_without, rounds_missed, seldo
 from server.report.study import StudyResults
 from server.results.summary import round_name
 
-SHOWN_AS = {
-    "auc": "3",
-    "kappa": "3",
-    "mae": "3",
-    "rmse": "3",
-}  # digits of a metric; other metrics are in per cent
+# Digits of a metric; other metrics are in per cent
+SHOWN_AS = {"auc": "3", "kappa": "3", "mae": "3", "rmse": "3"}
 TEMPLATE = """{% from "macros" import table, cells, widths, explained, rare with context %}
 <h2>How the methods compare</h2><p class='lead'>Each hospital counts alike, however large it is.
 {%- if seeds > 1 %} Means over {{ seeds }} seeds, ± standard deviation; each seed splits the data anew.{% endif %}</p>

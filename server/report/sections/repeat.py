@@ -102,10 +102,8 @@ def exports(study: StudyResults, method: str, source: str, silo: str) -> list[st
     if run is None:
         return []
     seed = f" --seed {run['seed']}" if len(study.seeds) > 1 else ""
-    which, file = (
-        f"--strategy {shlex.quote(method)}{seed}",
-        f"--out {shlex.quote(silo)}.safetensors",
-    )
+    which = f"--strategy {shlex.quote(method)}{seed}"
+    file = f"--out {shlex.quote(silo)}.safetensors"
     number = run["per_silo"][silo].get("round")
     of_round = "" if number is None or study.simulated else f" --round {number}"
     lines = [

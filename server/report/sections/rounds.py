@@ -69,16 +69,13 @@ def rounds_section(study: StudyResults) -> Markup:
 def by_round(study: StudyResults, width: float) -> str:
     """Draw each method's mean score over silos, for its reported snapshot, by rounds of training."""
     right = 26 + room_for(map(spelled, study.methods))
-    c, look, ends = (
-        Canvas(width, 360 if width > 500 else 290, (38, right, 10, 42)),
-        styles(study),
-        [],
-    )
+    c = Canvas(width, 360 if width > 500 else 290, (38, right, 10, 42))
+    look = styles(study)
+    ends = []
     for method in study.methods:
         snapshot = reports(method)
-        shift = (
-            1 if snapshot == "received" else 0
-        )  # the model received in round r was trained for r - 1 rounds
+        # The model received in round r was trained for r - 1 rounds
+        shift = 1 if snapshot == "received" else 0
         if not (curve := {k - shift: v for k, v in study.curve(method, snapshot).items()}):
             continue
         means = [statistics.fmean(values) for values in curve.values()]

@@ -76,9 +76,8 @@ def label_circles(manifest: Mapping[str, Any], width: float) -> str:
         counts = counts.T
     rows, columns = counts.shape
     left = 44.0 if turned else 14 + room_for(names)
-    right, above = (
-        (165.0, 6.0) if turned else (6.0, 52.0)
-    )  # room for the key to the right, or above
+    # Room for the key to the right, or above
+    right, above = (165.0, 6.0) if turned else (6.0, 52.0)
     cell = min((width - left - right) / columns, 44)
     below = 44.0 if prefix or not turned else 44 + room_for(names)
     c = Canvas(
@@ -182,10 +181,8 @@ def relationship_map(found: Relationships, width: float) -> str:
         square = (j - half, i - half), 2 * half, 2 * half
         a.add_patch(Rectangle(*square, facecolor=colour, linewidth=0, alpha=alpha))
         if written:
-            text, weight = (
-                f"{p:.2f}".replace("0.", ".", 1).replace("-", "−"),
-                "bold" if i == j else "normal",
-            )
+            text = f"{p:.2f}".replace("0.", ".", 1).replace("-", "−")
+            weight = "bold" if i == j else "normal"
             a.text(
                 j,
                 i,

@@ -223,10 +223,8 @@ def gains(study: StudyResults, width: float) -> str:
         rows = {m: row + lift for m, lift in lifts(scores, 10 / c.inner[0]).items()}
         lows += _silo_row(a, rows, scores, look, best, base)
         if base:
-            weight, colour = (
-                "bold" if gain[silo].shown else "normal",
-                INK if gain[silo].sign else MUTED,
-            )
+            weight = "bold" if gain[silo].shown else "normal"
+            colour = INK if gain[silo].sign else MUTED
             a.annotate(
                 points(gain[silo].mean),
                 (1, row),

@@ -49,9 +49,8 @@ class IdentityRegistry:
 
     def __init__(self, known: Mapping[str, str] | None = None) -> None:
         self.known = dict(known or {})
-        self.nodes: dict[
-            int, Any
-        ] = {}  # Flower's NodeInfo by node id: name and public key as registered
+        # Flower's NodeInfo by node id: name and public key as registered
+        self.nodes: dict[int, Any] = {}
         self.warned = False
 
     def update(self, nodes: Iterable[Any]) -> list[int]:
@@ -161,9 +160,8 @@ class LateJoiners:
 
 
 SUMMARY_SECONDS = 300.0  # time limit for a data summary
-SUMMARY_TRIES = (
-    3  # number of requests to a silo whose process dies while it computes the summary
-)
+# Number of requests to a silo whose process dies while it computes the summary
+SUMMARY_TRIES = 3
 
 
 @dataclass
@@ -173,9 +171,8 @@ class Candidates:
     summaries: dict[int, dict[str, Any]] = field(default_factory=dict)
     faults: dict[int, str] = field(default_factory=dict)
     impostors: dict[int, str] = field(default_factory=dict)
-    silent: list[int] = field(
-        default_factory=list
-    )  # nodes without a data summary within the time limit
+    # Nodes without a data summary within the time limit
+    silent: list[int] = field(default_factory=list)
 
     def __contains__(self, node: int) -> bool:
         return node in self.summaries or node in self.faults or node in self.impostors
@@ -192,18 +189,15 @@ class SummaryRequests:
         receipts: Receipts,
         late: LateJoiners,
     ) -> None:
-        self.grid, self.common, self.reporter, self.receipts, self.late = (
-            grid,
-            common,
-            reporter,
-            receipts,
-            late,
-        )
+        self.grid = grid
+        self.common = common
+        self.reporter = reporter
+        self.receipts = receipts
+        self.late = late
         self.identities = IdentityRegistry()
         self.strangers: dict[str, str] = {}  # silo that is not in the resumed run -> message
-        self.crashes: Counter[int] = (
-            Counter()
-        )  # node -> requests that ended in a crash or without a reply
+        # Node -> requests that ended in a crash or without a reply
+        self.crashes: Counter[int] = Counter()
 
     def nodes(self) -> list[int]:
         """Return the ids of the nodes that are online."""
@@ -238,9 +232,8 @@ class SummaryRequests:
         """Query the nodes that have not answered; return the nodes that may begin, and whether no others can come."""
         nodes = self.nodes()
         self.ask([n for n in nodes if n not in found], found, before)
-        nodes = [
-            n for n in nodes if n not in found.impostors
-        ]  # an impostor does not take a silo's place
+        # An impostor does not take a silo's place
+        nodes = [n for n in nodes if n not in found.impostors]
         answered = [n for n in nodes if n in found.summaries]
         online = [
             n for n in answered if not self.late.is_late(found.summaries[n]["name"], before)

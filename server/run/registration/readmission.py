@@ -21,11 +21,9 @@ class Readmission:
 
     def __init__(self, registration: Registration) -> None:
         self.registration, self.requests = registration, registration.requests
-        self.common, self.reporter, self.late = (
-            registration.common,
-            registration.reporter,
-            registration.late,
-        )
+        self.common = registration.common
+        self.reporter = registration.reporter
+        self.late = registration.late
 
     def readmit(self, server_round: int) -> None:
         """Admit silos that were offline or had a fault when the run was resumed, and late joiners.

@@ -117,10 +117,8 @@ def note_weights(strategy: PersonalizedStrategy, common: Common, reporter: Repor
 
 
 def _bound_of_count(strategy: PersonalizedStrategy, common: Common, silo: str) -> str:
-    screened, capped = (
-        strategy.plan,
-        strategy.plan.with_silos(strategy.silos.values(), replace(common, robust="none")),
-    )
+    screened = strategy.plan
+    capped = strategy.plan.with_silos(strategy.silos.values(), replace(common, robust="none"))
     if capped.samples[silo] == screened.samples[silo]:
         return f"{common.weight_cap:g} times the median (weight-cap)"
     return f"{COUNT_SLACK:g} times the largest but {tolerated(len(strategy.silos))} (robust = screen)"
@@ -136,33 +134,28 @@ class Registration:
         directory: RunDirectory | None = None,
         watch: Callable[[Progress], object] | None = None,
     ) -> None:
-        self.grid, self.common, self.run_name = (
-            grid,
-            settings.common,
-            directory.name if directory else "",
-        )
+        self.grid = grid
+        self.common = settings.common
+        self.run_name = directory.name if directory else ""
         self.reporter = Reporter(settings, directory, watch)
         self.receipts = Receipts.of(directory.path if directory else None, self.reporter.note)
         self.trains = settings.strategy.info.trains
         self.summaries: dict[str, dict[str, Any]] = {}
         self.data_spec = DataSpec(True, (), 1)
-        self.held_out: dict[
-            str, SiloInfo
-        ] = {}  # the held-out hospitals that are online and fit
+        # The held-out hospitals that are online and fit
+        self.held_out: dict[str, SiloInfo] = {}
         self.silos: dict[str, SiloInfo] = {}  # the run's silos, also those that are offline
         self.joined: dict[str, int] = {}  # silo that joined during the run -> its first round
         self.left_out: dict[str, str] = {}  # silo or node that does not take part -> reason
-        self.faulty: dict[
-            int, str
-        ] = {}  # nodes that answered with an error; they are asked again
+        # Nodes that answered with an error; they are asked again
+        self.faulty: dict[int, str] = {}
         self.late = LateJoiners(settings.common)
         self.requests = SummaryRequests(
             grid, settings.common, self.reporter, self.receipts, self.late
         )
         self.identities = self.requests.identities
-        self.keys: dict[
-            str, str
-        ] = {}  # silo -> fingerprint of its key, if its name is registered
+        # Silo -> fingerprint of its key, if its name is registered
+        self.keys: dict[str, str] = {}
         self.nodes: dict[int, str] = {}  # node -> name, also of nodes that do not take part
 
     @property
@@ -257,10 +250,8 @@ class Registration:
         self, summaries: Mapping[str, Summary], faults: Mapping[int, str], saved: State | None
     ) -> None:
         """Reconcile the schema of all silos, and report those left out. Raises UserError if no quorum remains."""
-        known, source = (
-            declared_spec(read_agreed(self.common.agreed)),
-            "the federation file has",
-        )
+        known = declared_spec(read_agreed(self.common.agreed))
+        source = "the federation file has"
         if saved is not None:  # an older checkpoint has only the data summaries
             known = saved.numbers.get("facts") or data_spec_of(saved.numbers["cards"].values())
             source = "this run has"
@@ -325,9 +316,7 @@ def silo_info(summary: Mapping[str, Any], node: int) -> SiloInfo:
 def data_spec_of(summaries: Iterable[Summary]) -> dict[str, Any]:
     """Return the schema that these data summaries agreed on, for a checkpoint that does not hold it."""
     summaries = list(summaries)
-    own_file, classes = (
-        any(s["own_file"] for s in summaries),
-        max(s["classes"] for s in summaries),
-    )
+    own_file = any(s["own_file"] for s in summaries)
+    classes = max(s["classes"] for s in summaries)
     shape, task = read_shape(summaries[0]["shape"]), summaries[0].get("task", "multiclass")
     return DataSpec(own_file, shape, classes, task).saved()

@@ -55,9 +55,8 @@ class DataSpec:
     shape: Shape
     classes: int  # or findings, or measurements: the outputs of the network
     task: str = "multiclass"
-    declared: Schema = (
-        NO_SCHEMA  # the federation file's schema: every silo must have all names in it
-    )
+    # The federation file's schema: every silo must have all names in it
+    declared: Schema = NO_SCHEMA
     schema: Schema = NO_SCHEMA  # the same, completed by the majority of silos
 
     @property
@@ -266,10 +265,8 @@ def misfit(summary: Summary, spec: Mapping[str, Any], source: str) -> str:
 def _misfit(key: str, has: Any, spec: Mapping[str, Any], source: str) -> str:
     """Return a text on a silo's value that does not fit, with the remedy; empty if it fits."""
     holds = spec[key]
-    parts = spec.get("task") in (
-        *ONE_CLASS,
-        "segmentation",
-    )  # tasks in which a silo may lack some of the classes
+    # Tasks in which a silo may lack some of the classes
+    parts = spec.get("task") in (*ONE_CLASS, "segmentation")
     if key in SCHEMAS:
         return difference(has, holds, source, required=key == "declared", subset=parts)
     if has == holds or (key == "classes" and parts and has < holds):

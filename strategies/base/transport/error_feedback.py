@@ -37,10 +37,9 @@ from strategies.base.transport.codecs import (
 )
 from strategies.base.transport.payload import Model
 
-RESIDUAL, PROPOSED = (
-    "owed.",
-    "proposed.",
-)  # prefixes in a silo's state: of residuals, and of what is not counted yet
+# Prefixes in a silo's state: of residuals, and of what is not counted yet
+RESIDUAL = "owed."
+PROPOSED = "proposed."
 
 
 def base_of(received: Mapping[str, Model], name: str, size: int) -> Tensor | None:
@@ -76,7 +75,8 @@ def commit(state: State, counted: object) -> None:
 
     ``counted``: the round of the last reply that the server counted, from its message.
     """
-    arrays, takes = state.arrays, state.numbers.pop("proposed", None) == counted
+    arrays = state.arrays
+    takes = state.numbers.pop("proposed", None) == counted
     for key in [key for key in arrays if key.startswith(PROPOSED)]:
         array = arrays.pop(key)
         if takes:
@@ -109,10 +109,10 @@ def encode_vectors(
 def _encode_change(
     common: Common, state: State, name: str, change: Tensor, server_round: int
 ) -> Encoded:
-    residual, back = state.arrays.get(f"{RESIDUAL}{name}"), feeds_back(common)
-    if (
-        back and residual is not None and len(residual) == len(change)
-    ):  # else the method now shares other layers
+    residual = state.arrays.get(f"{RESIDUAL}{name}")
+    back = feeds_back(common)
+    # Else the method now shares other layers
+    if back and residual is not None and len(residual) == len(change):
         change = change + residual
     encoded = write_change(change, common.wire_dtype, common.wire_topk)
     left = change - read_change(encoded, len(change))

@@ -60,9 +60,8 @@ class Payload:
 
 def is_number(value: object) -> bool:
     """Return whether a value that a silo sent is a finite number."""
-    return (
-        isinstance(value, int | float) and abs(value) <= sys.float_info.max
-    )  # an int may be too large for a float
+    # An int may be too large for a float
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
 
 
 class TensorArray(Array):
@@ -138,10 +137,8 @@ class Wire:
         key = vector.data_ptr(), vector.numel()
         if key not in self.packed:
             record = array_record({"vector": narrow(vector, self.dtype)})
-            self.packed[key] = (
-                vector,
-                record,
-            )  # the reference to the vector prevents reuse of its address
+            # The reference to the vector prevents reuse of its address
+            self.packed[key] = (vector, record)
         return self.packed[key][1]
 
     def arrives(self, vector: Tensor) -> Tensor:
@@ -294,15 +291,13 @@ class ExpectedReply:
 
     method: str
     round: int
-    samples: Mapping[
-        str, int
-    ]  # each silo's weight in a mean; the reply's own number is not used
+    # Each silo's weight in a mean; the reply's own number is not used
+    samples: Mapping[str, int]
     names: tuple[str, ...]
     size: Callable[[str, str], int]  # (vector, silo) -> length
     numbers: tuple[str, ...]  # the method's numbers that are read
-    base: Callable[[str, str], Tensor | None] = lambda name, silo: (
-        None
-    )  # (vector, silo) -> base of an encoded one
+    # (vector, silo) -> base of an encoded one
+    base: Callable[[str, str], Tensor | None] = lambda name, silo: None
 
 
 def read_reply(
@@ -336,10 +331,8 @@ def read_update(reply: Message, silo: str, expected: ExpectedReply) -> Update:
             f"a reply of {named!r:.80} for round {number!r:.80}, not of {silo} for {expected.round}"
         )
     metrics = read_metrics(reply.content.get("metrics"))
-    missing, unknown = (
-        set(expected.names) - set(payload.models),
-        set(payload.models) - set(expected.names),
-    )
+    missing = set(expected.names) - set(payload.models)
+    unknown = set(payload.models) - set(expected.names)
     if missing:
         raise DataError(f"the reply lacks {', '.join(sorted(missing))}")
     if unknown:

@@ -30,12 +30,8 @@ SECONDS = ("seconds.train", "seconds.evaluate")
 EPSILON, DELTA, STEPS = "epsilon", "delta", "dp_steps"
 PRIVACY = (EPSILON, DELTA, STEPS)  # this silo's privacy cost in the run so far
 
-COUNTS = {
-    "n_train": 1,
-    "n_val": 0,
-    "n_test": 0,
-    "threads": 1,
-}  # whole numbers, with the minimum of each
+# Whole numbers, with the minimum of each
+COUNTS = {"n_train": 1, "n_val": 0, "n_test": 0, "threads": 1}
 SUMS = ("sum", "square_sum")  # per column of a table, and per measurement that is to be learned
 KINDS = ("own_file", "simulated")  # one is true
 TEXTS = ("device", "versions")

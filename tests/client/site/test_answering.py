@@ -101,9 +101,8 @@ def test_messages_of_a_run_share_a_process(
         answer = silo.answer()
         seen.append((answer["pid"], answer["served"], answer["messages"]))
     (pid, *first), (same, *second) = seen
-    assert (
-        pid == same and first == [1, 1] and second == [2, 1]
-    )  # the test gives each message a new context
+    # The test gives each message a new context
+    assert pid == same and first == [1, 1] and second == [2, 1]
 
 
 @pytest.mark.parametrize(("run", "app"), [(OTHER, "one"), (ONE, "two")])
@@ -596,9 +595,8 @@ def test_what_leaves_is_written_down_before(silo: Silo) -> None:
         "sha256": digests[0],
     }
     assert (sent["sent"], sent["settings"], sent["bytes"]) == ([record], digests[1], len(plain))
-    assert (
-        sent["run-config"] == raised["run-config"] == killed["run-config"] == RUN_CONFIG
-    )  # of three runs
+    # Of three runs
+    assert sent["run-config"] == raised["run-config"] == killed["run-config"] == RUN_CONFIG
     assert sent["rules"] == rule_values(Policy()) and sent["policy"] == ""  # no file
     assert sent["versions"]["flwr"] == importlib.metadata.version("flwr")
     assert sent["budget"] == {"before": {}, "after": {}}

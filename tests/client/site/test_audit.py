@@ -128,9 +128,8 @@ def test_the_settings_of_a_run_are_kept_once_per_run_and_file(
     assert [one.get("run-config") for one in entries] == [SETTINGS, None, other, None, None]
     assert [one.get("settings-line") for one in entries] == [None, 1, None, 1, 3]
     assert settings_of(entries) == {1: SETTINGS, 2: SETTINGS, 3: other, 4: SETTINGS, 5: other}
-    monkeypatch.setattr(
-        chain, "LARGEST", 10
-    )  # each file tells alone, once the ones before it are moved away
+    # Each file tells alone, once the ones before it are moved away
+    monkeypatch.setattr(chain, "LARGEST", 10)
     log.append(of_run(6))
     log.append(of_run(7) | {"run-id": "8"})
     assert ["run-config" in one for one in verify(log.folder).entries][5:] == [True, True]

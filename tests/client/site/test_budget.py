@@ -204,9 +204,8 @@ def test_a_charge_pays_for_no_other_cost(change: dict[str, Any], tmp_path: Path)
         ledger.note_reply(dear, "bits", Policy(epsilon=1e-3))
     assert [line["kind"] for line in ledger.lines()] == ["charge"]
     ledger.note_reply(cheap, "bits", NO_BUDGET)
-    ledger.note_reply(
-        dear, "bits", NO_BUDGET
-    )  # not even where its bits are those of the cheap one
+    # Not even where its bits are those of the cheap one
+    ledger.note_reply(dear, "bits", NO_BUDGET)
     ledger.note_reply(dear, "bits", NO_BUDGET)
     paid = [line["noise"] for line in ledger.lines() if line["kind"] == "charge"]
     assert paid == [1e5, dear.cost.noise]
@@ -285,11 +284,9 @@ def test_a_ledger_that_was_changed_or_lost_lines_allows_nothing(tmp_path: Path) 
 
 def old_state(state: Path) -> Ledger:
     """A state directory of 0.2.0: a ledger with one charge, and the notes of its data file."""
-    folder, samples, ledger = (
-        state / "budget" / "data",
-        "".join(f"{n}\n" for n in range(20)),
-        Ledger(state),
-    )
+    folder = state / "budget" / "data"
+    samples = "".join(f"{n}\n" for n in range(20))
+    ledger = Ledger(state)
     folder.mkdir(parents=True)
     fields = {
         "cohort": "",

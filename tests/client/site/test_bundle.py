@@ -213,9 +213,8 @@ def test_pins_are_the_app_that_flwr_run_ships(tmp_path: Path) -> None:
     (app / "pkg/a.py").write_text("app = 2\n")
     assert pins(app) != first
     (tmp_path / "allowed-apps").write_text(pins(app))
-    assert list(read_pins(str(tmp_path / "allowed-apps"))) == app_sums(
-        app
-    )  # a study's sum, too
+    # A study's sum, too
+    assert list(read_pins(str(tmp_path / "allowed-apps"))) == app_sums(app)
 
 
 # --- what a site makes of it ------------------------------------------------------------------------------
@@ -251,10 +250,8 @@ def members(path: Path, extra: tarfile.TarInfo, content: bytes = b"") -> Path:
         ("/etc/signed.json", tarfile.REGTYPE),
         ("clinic/deeper/signed.json", tarfile.REGTYPE),
         ("clinic/.env", tarfile.REGTYPE),  # a second time
-        (
-            "clinic/compose.yaml",
-            tarfile.REGTYPE,
-        ),  # Docker Compose would start it in place of the signed one
+        # Docker Compose would start it in place of the signed one
+        ("clinic/compose.yaml", tarfile.REGTYPE),
         ("clinic/\x1b[2J", tarfile.REGTYPE),
         ("clinic/deeper", tarfile.DIRTYPE),
     ],

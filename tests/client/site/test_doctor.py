@@ -240,9 +240,8 @@ def test_data_of_every_kind(tmp_path: Path) -> None:
 
 def test_data_that_another_user_owns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_data(tmp_path / "data.npz")
-    monkeypatch.setattr(
-        doctor.os, "access", lambda *_: False
-    )  # the tests may run as root, who reads everything
+    # The tests may run as root, who reads everything
+    monkeypatch.setattr(doctor.os, "access", lambda *_: False)
     check = only(data_checks(path))
     owner = path.stat()
     assert not check.ok and f"SILOFL_USER={owner.st_uid}:{owner.st_gid}" in check.fix
@@ -270,9 +269,8 @@ def test_a_gpu_that_is_not_there() -> None:
 def test_versions(tmp_path: Path) -> None:
     site = Site("a", "b:1", tmp_path, tmp_path, tmp_path, tmp_path)
     assert version_check(site).ok
-    assert version_check(
-        replace(site, flwr="1.39.7")
-    ).ok  # a patch release speaks the same protocol
+    # A patch release speaks the same protocol
+    assert version_check(replace(site, flwr="1.39.7")).ok
     other = version_check(replace(site, flwr="1.40.0"))
     assert not other.ok and "1.40.0" in other.detail and "install flwr 1.40.0" in other.fix
 

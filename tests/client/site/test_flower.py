@@ -46,9 +46,8 @@ def files() -> list[tuple[str, ast.Module]]:
 
 def internals_in(tree: ast.Module) -> Iterator[str]:
     """What a file reaches of Flower past its public names: by import, by attribute, or by a module's name in a text."""
-    texts = {
-        id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)
-    }  # docstrings
+    # Docstrings
+    texts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (

@@ -294,9 +294,8 @@ def test_a_setting_that_the_run_does_not_send_has_its_default() -> None:
 
 def test_settings_of_other_methods_do_not_count() -> None:
     assert not run_faults(policy(max_local_epochs=5), {**RUN, "fedrep.head-epochs": 2000})
-    assert (
-        len(run_faults(policy(max_local_epochs=5), {**RUN, "strategy": "fedrep"})) == 1
-    )  # ten, by default
+    # Ten, by default
+    assert len(run_faults(policy(max_local_epochs=5), {**RUN, "strategy": "fedrep"})) == 1
 
 
 @pytest.mark.parametrize("ala", [True, "true", "True", "yes", 1])

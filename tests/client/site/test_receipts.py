@@ -267,9 +267,7 @@ def test_what_is_signed_is_a_receipt_and_nothing_else() -> None:
     own = json.dumps({**json.loads(text["receipt"]), "kind": "silofl receipt 2"})
     with pytest.raises(SiteError, match="it is no receipt"):
         receipts.read_receipt(json.dumps({**text, "receipt": own}))
-    for kind in (
-        "",
-        prefixed(BUNDLE, ""),
-    ):  # the same text, signed behind no kind, or behind another one
+    # The same text, signed behind no kind, or behind another one
+    for kind in ("", prefixed(BUNDLE, "")):
         with pytest.raises(SiteError, match="its signature is wrong"):
             receipts.read_receipt(json.dumps({**text, **sign(kind + text["receipt"], KEY)}))

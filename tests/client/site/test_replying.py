@@ -60,10 +60,8 @@ class Silo:
         )
         assert task is not None
         self.task = task
-        for name in (
-            "_pull_and_store_message",
-            "_push_messages",
-        ):  # so that what `install` does is undone
+        # So that what `install` does is undone
+        for name in ("_pull_and_store_message", "_push_messages"):
             monkeypatch.setattr(
                 start_client_internal, name, getattr(start_client_internal, name)
             )

@@ -188,9 +188,8 @@ def test_a_request_is_signed_in(
     from client.site.runtime.doctor import first_failure, key_checks
 
     unpack(files, tmp_path / "files")
-    assert not first_failure(
-        key_checks(site_of(files, tmp_path / "files"))
-    )  # the server knows the key
+    # The server knows the key
+    assert not first_failure(key_checks(site_of(files, tmp_path / "files")))
 
     own_key(site_root() / "twin").parent.mkdir()
     own_key(site_root() / "twin").write_bytes(own_key(site_root() / "clinic").read_bytes())

@@ -193,10 +193,8 @@ def test_a_bundle_that_is_older_than_the_newest_is_refused_unless_asked_for(
         ["doctor", str(first)],
     ):
         assert main(command) == 2
-    assert main(["check-bundle", str(first), "--allow-older"]) in (
-        0,
-        2,
-    )  # 2: no such image here
+    # 2: no such image here
+    assert main(["check-bundle", str(first), "--allow-older"]) in (0, 2)
     looked_at(first)  # from then on this one and those made after it
     looked_at(third)
     with pytest.raises(ValueError, match="was made at"):
@@ -453,9 +451,8 @@ def test_signing_key_and_check_bundle_as_commands(capsys: pytest.CaptureFixture[
     assert stat.S_IMODE(file.stat().st_mode) == 0o600 and "PRIVATE" not in "".join(printed)
     assert printed[-1] == fingerprint(public_pem(load_signing_key(file)))
     assert fingerprint(file.with_suffix(".pub").read_bytes()) == printed[-1]
-    assert (
-        main(["signing-key"]) == 0 and capsys.readouterr().out.splitlines() == printed
-    )  # the same key
+    # The same key
+    assert main(["signing-key"]) == 0 and capsys.readouterr().out.splitlines() == printed
     tar = bundle(load_signing_key(file), image="silo:1")
     assert main(["check-bundle", str(tar), "--signed-by", str(file.with_suffix(".pub"))]) == 0
     assert f"signed by {printed[-1]}\n" in capsys.readouterr().out

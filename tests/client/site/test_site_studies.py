@@ -374,9 +374,8 @@ def test_policy_and_study_are_read_once_for_a_message(
         def answer(terms: Terms) -> Message:
             policy.write_text("peers = true\nmin-silos = 99\n")
             node[GIVEN] = written_terms(terms)
-            assert (
-                take_terms(node) == terms and GIVEN not in node
-            )  # as the app's process gets them
+            # As the app's process gets them
+            assert take_terms(node) == terms and GIVEN not in node
             return Message(RecordDict(), reply_to=message)
 
         assert not pass_gate(message, context, APP, answer, lambda: [APP]).has_error()
@@ -426,9 +425,8 @@ def test_only_an_approved_study_is_answered(silo: Path) -> None:
         ask(silo, app=("cd" * 32,))
     (silo.parent / "policy.toml").write_text('studies = "optional"\nmin-silos = 1\n')
     assert ask(silo, {**RUN, "study": ""}) is None
-    with pytest.raises(
-        PolicyRefusedError, match="no study 'other' is approved here"
-    ):  # named, so it has to be there
+    # Named, so it has to be there
+    with pytest.raises(PolicyRefusedError, match="no study 'other' is approved here"):
         ask(silo, {**RUN, "study": "other"})
 
 
@@ -668,9 +666,10 @@ def test_a_signature_is_over_every_byte() -> None:
         signer_of(text).startswith("SHA256:")
         and parse_study(text, "f").digest == study().digest
     )
+    # In its place
     assert (
         sign_study(text, Ed25519PrivateKey.generate()) != text and sign_study(text, key) == text
-    )  # in its place
+    )
     assert signer_of(TEXT) == ""
     for changed in (
         text.replace("rounds = 3", "rounds = 4"),
@@ -941,11 +940,8 @@ def test_a_held_out_hospital_is_evaluated_and_not_trained_on(silo: Path) -> None
     last = {**ASKED, "round": 3}
     assert message_faults(parse_study(text, "f"), RUN, "evaluate", last, (), TODAY, "a") == []
     assert message_faults(parse_study(text, "f"), RUN, "train", ASKED, (), TODAY, "south") == []
-    chosen = {
-        **ASKED,
-        "round": 1,
-        "newcomer": True,
-    }  # what it would have got in the reported round
+    # What it would have got in the reported round
+    chosen = {**ASKED, "round": 1, "newcomer": True}
     assert message_faults(parse_study(text, "f"), RUN, "evaluate", chosen, (), TODAY, "a") == []
     assert (
         message_faults(parse_study(text, "f"), RUN, "evaluate", chosen, (), TODAY, "south")

@@ -72,9 +72,8 @@ def test_who_waits_for_parts_waits_without_a_limit(
     said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Flower's own function gives up after so many looks; where it is watched it does not."""
-    monkeypatch.setattr(
-        inflatable_utils, "random", SimpleNamespace(uniform=lambda a, b: -1.0)
-    )  # no pauses
+    # No pauses
+    monkeypatch.setattr(inflatable_utils, "random", SimpleNamespace(uniform=lambda a, b: -1.0))
     looks = 0
 
     def pull(name: str) -> bytes:

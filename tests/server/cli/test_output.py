@@ -33,11 +33,8 @@ IMPORT = f"{SILOFL} import t.csv --no-patient --out o.npz"
 @pytest.mark.parametrize(
     ("after", "code", "said"),
     [
-        (
-            "| true; exit ${PIPESTATUS[0]}",
-            0,
-            "",
-        ),  # unbuffered: the first line already finds no reader
+        # Unbuffered: the first line already finds no reader
+        ("| true; exit ${PIPESTATUS[0]}", 0, ""),
         ("2>&1 | true; exit ${PIPESTATUS[0]}", 0, ""),
         (">&-", 0, ""),
         (">/dev/full", 2, "silofl import: standard output: No space left on device\n"),

@@ -342,9 +342,8 @@ def test_requirements_of_the_images_come_from_pyproject() -> None:
         requirement.startswith(("scikit-learn", "matplotlib", "torchvision"))
         for requirement in silo
     )
-    assert any(
-        requirement.startswith("scikit-learn") for requirement in server
-    )  # the built-in data sets
+    # The built-in data sets
+    assert any(requirement.startswith("scikit-learn") for requirement in server)
 
 
 def test_dockerfile_asks_no_registry_for_its_syntax_and_runs_as_a_plain_user() -> None:

@@ -50,9 +50,8 @@ def test_one_more_is_refused_and_nobody_is_split_anew(tmp_path: Path) -> None:
     after = contents(tmp_path, "a", "b", "c", "d", demo=", parts: 4")
     assert len(set(after.values())) == 4 and after["a"] != before["a"]
     assert (tmp_path / "said").read_text() == "splitting digits (iid, seed 1) over 4 silos"
-    assert contents(tmp_path, "d", "a") == {
-        name: after[name] for name in ("d", "a")
-    }  # the key may go again
+    # The key may go again
+    assert contents(tmp_path, "d", "a") == {name: after[name] for name in ("d", "a")}
 
 
 def test_settings_of_the_split_are_kept_and_a_change_splits_anew(tmp_path: Path) -> None:

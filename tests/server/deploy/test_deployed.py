@@ -131,9 +131,8 @@ def test_a_matrix_deployed(federation: LocalFederation, here: Path, tmp_path: Pa
     far = shutil.copytree(near, tmp_path / "far", ignore=shutil.ignore_patterns(FOLDER))
     assert main(["evaluate", str(far), *given[:-1], str(tmp_path / "c")]) == 0
     cells = [line.split(",") for line in matrix.read_text().splitlines()]
-    kept = [
-        cell for cell in cells if cell[0] in ("model", "shared", cell[1])
-    ]  # what needs no silo's own model
+    # What needs no silo's own model
+    kept = [cell for cell in cells if cell[0] in ("model", "shared", cell[1])]
     assert (tmp_path / "c" / "matrix.csv").read_text() == "".join(
         f"{','.join(cell)}\n" for cell in kept
     )
@@ -282,10 +281,8 @@ def test_a_stopped_silo_does_not_stop_the_others(
         "hospital-01",
         "hospital-03",
     }
-    at_server, at_site = (
-        WatchSource(out),
-        WatchSource(record.state_root() / "trio" / "silos" / "hospital-01", "hospital-01"),
-    )
+    at_server = WatchSource(out)
+    at_site = WatchSource(record.state_root() / "trio" / "silos" / "hospital-01", "hospital-01")
     for source in (at_server, at_site):
         source.poll()
     shown = {row["name"]: row for row in at_server.board.picture()["run"]["silos"]}
@@ -409,9 +406,8 @@ def test_an_impostor_under_an_absent_hospitals_name_is_refused(
         {r["name"] for r in entry["sent"]} == {"model.model/vector", "metrics", "config"}
         for entry in mine
     )
-    submit.run(
-        {**settings, "rounds": 4, "resume": True}
-    )  # the hospital itself is back, with its own key
+    # The hospital itself is back, with its own key
+    submit.run({**settings, "rounds": 4, "resume": True})
     assert {r.silo for r in History(out / "history.csv").rows if r.round == 4 and r.silo} == {
         "hospital-01",
         "hospital-02",

@@ -28,9 +28,8 @@ from server.deploy.credentials import ensure_credentials
 from server.results.history import History
 
 ROOT = Path(__file__).resolve().parents[3]
-ENGINE = Path(
-    "/var/tmp/silofl-docker-test"
-)  # one place, so that the next start finds what a crash has left
+# One place, so that the next start finds what a crash has left
+ENGINE = Path("/var/tmp/silofl-docker-test")
 NAME = "endtoend"
 SILOS = [f"hospital-{number:02d}" for number in range(1, 13)]
 THIRTEENTH = "clinic-13"
@@ -99,9 +98,8 @@ def engine() -> Iterator[None]:
             pytest.skip("this test is running on this machine already")
         if not docker_answers("version"):
             script = ROOT / "tests/server/deploy/docker-engine.sh"
-            stack.callback(
-                run, "bash", script, "stop", ENGINE, timeout=800
-            )  # removes gigabytes
+            # Removes gigabytes
+            stack.callback(run, "bash", script, "stop", ENGINE, timeout=800)
             started = run("bash", script, "start", ENGINE, check=False, timeout=600)
             if started.returncode:
                 pytest.skip(
@@ -257,9 +255,8 @@ def deployment(engine: None) -> Iterator[Deployment]:
             made.host("silofl", "credentials")
             yield made
         finally:
-            print(
-                made.compose("logs", "--tail", "30", check=False).stdout
-            )  # pytest shows it where setup failed
+            # pytest shows it where setup failed
+            print(made.compose("logs", "--tail", "30", check=False).stdout)
             made.compose("down", "--volumes", "--timeout", "5", check=False)
             for image in sorted({*IMAGES} & images() - had):
                 run("docker", "image", "rm", image, check=False)
@@ -562,9 +559,8 @@ def test_an_app_that_the_site_has_not_pinned_is_refused(
     clinic.up()
     # Nobody else noticed that a hospital joined.
     assert {silo: deployment.container(silo)["State"]["StartedAt"] for silo in SILOS} == before
-    done = deployment.host(
-        "silofl", "run", "--strategy", "fedala", "--rounds", "1"
-    )  # the others go on without it
+    # The others go on without it
+    done = deployment.host("silofl", "run", "--strategy", "fedala", "--rounds", "1")
     told = done.stdout + done.stderr
     assert "refused: its SHA-256 is not among the 1 listed" in clinic.log()
     assert (
@@ -576,17 +572,15 @@ def test_an_app_that_the_site_has_not_pinned_is_refused(
 
 def test_thirteen_silos_train_fedala(deployment: Deployment, clinic: Clinic) -> None:
     silo = json.loads(run("docker", "inspect", f"{THIRTEENTH}-silo-1").stdout)[0]
-    assert set(silo["NetworkSettings"]["Networks"]) == {
-        f"{THIRTEENTH}_default"
-    }  # none of the server's
+    # None of the server's
+    assert set(silo["NetworkSettings"]["Networks"]) == {f"{THIRTEENTH}_default"}
     doors = [f"{deployment.address}:{port}" for port in (deployment.fleet, deployment.control)]
     assert clinic.inside("python", "-c", KNOCK, *doors).split() == ["open", "closed"]
     checked = clinic.compose("run", "--rm", "-T", "silo", "silofl", "doctor").stdout
     assert "FAIL" not in checked and "1 pinned by SHA-256" in checked
     config = 'strategy="fedala" rounds=2 silos=13'
-    directory = deployment.flower_run(
-        config
-    )  # a bundle's policy wants a study that its hospital has approved
+    # A bundle's policy wants a study that its hospital has approved
+    directory = deployment.flower_run(config)
     assert silos_of(directory, round_=2) == {*SILOS}
     assert 'its policy has studies = "required", and the run names none' in clinic.log()
     deployment.host("silofl", "study", "new", "study.toml", *NEW_STUDY)
@@ -685,9 +679,8 @@ def test_a_silo_killed_in_mid_round_comes_back_with_its_state(deployment: Deploy
     missed = {n: set(SILOS) - silos_of(directory, round_=n) for n in range(1, 9)}
     away = [n for n in missed if "hospital-05" in missed[n]]
     assert away and not {1, 8} & {*away}, f"{missed}\n{errors}"
-    print(
-        missed, errors
-    )  # that the others lose no round by it: tests/server/deploy/test_deployed.py
+    # That the others lose no round by it: tests/server/deploy/test_deployed.py
+    print(missed, errors)
     kept = json.loads(deployment.inside("hospital-05", "python", "-c", STATE).stdout)
     assert 1 in kept and 8 in kept
 

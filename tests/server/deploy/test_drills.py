@@ -356,11 +356,9 @@ class Hospital:
             [p for p in processes.find(running.directory) if p.part == "hospital-02"], grace=5.0
         )
         own = Credentials(running.directory / "credentials")
-        self.bundle, self.policy, self.log = (
-            folder / "hospital-02.tar",
-            folder / "policy.toml",
-            folder / "join.log",
-        )
+        self.bundle = folder / "hospital-02.tar"
+        self.policy = folder / "policy.toml"
+        self.log = folder / "join.log"
         self.data = next(silo.data for silo in running.silos if silo.name == "hospital-02")
         ca, key = own.ca_certificate.read_bytes(), own.node_key("hospital-02").read_bytes()
         address = f"{LOOPBACK}:{running.fleet_port}"
@@ -471,10 +469,8 @@ def test_the_servers_clock_jumps_by_a_day(
     """All silos are out at once and the run ends; with the clock set again, `up` and `resume` mend all of it."""
     clock, out = Clock(tmp_path), tmp_path / "there"
     local.down("trio")
-    command, shifted = (
-        start.superlink_part,
-        [f"{key}={value}" for key, value in clock.environment.items()],
-    )
+    command = start.superlink_part
+    shifted = [f"{key}={value}" for key, value in clock.environment.items()]
     monkeypatch.setattr(
         start, "superlink_part", lambda *given: ["env", *shifted, *command(*given)]
     )
@@ -485,9 +481,8 @@ def test_the_servers_clock_jumps_by_a_day(
     wait_for(reached(out, 2), 120)
     clock.set(off)
     since = time.monotonic()
-    if (
-        off < 0
-    ):  # forward, the ServerApp's last sign of life is a day old: Flower ends it before it can say anything
+    # Forward, the ServerApp's last sign of life is a day old: Flower ends it before it can say anything
+    if off < 0:
         named(out, "this server's clock went back by 24.0 h", since)
     assert follower.wait(300) != 0
     print(

@@ -229,9 +229,8 @@ def test_an_unregistered_key_is_refused(federation: LocalFederation, tmp_path: P
         *("--port", str(free_ports(1)[0])),
     ]
     environment = parts.part_environment(tmp_path, "stranger")
-    log = (
-        tmp_path / "log"
-    )  # a file: a SuperExec that outlives its SuperNode for a while keeps a pipe open
+    # A file: a SuperExec that outlives its SuperNode for a while keeps a pipe open
+    log = tmp_path / "log"
     with log.open("w") as output:
         done = subprocess.run(
             command, env=environment, stdout=output, stderr=output, timeout=60
@@ -382,9 +381,8 @@ def test_a_server_that_lost_its_superexec_is_mended_by_up(
             if p.part == "superlink" and "flower-superexec" in p.command
         ]
 
-    wait_for(
-        lambda: bool(superexecs()), 30
-    )  # the SuperLink starts it a moment after it answers
+    # The SuperLink starts it a moment after it answers
+    wait_for(lambda: bool(superexecs()), 30)
     (before,) = superexecs()
     processes.end([before], grace=0.0)
     assert main(["status", "--name", "trial"]) == 0

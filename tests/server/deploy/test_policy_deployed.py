@@ -73,9 +73,8 @@ def through_a_study(tmp_path: Path, directory: Path) -> list[str]:
     assert [(entry["asked"], entry["study"]["name"]) for entry in entries] == [
         (asked, "trial") for asked in ("study approved", "query", "train", "evaluate")
     ]
-    for entry in entries[
-        1:
-    ]:  # under which rules each message left, and what it took of the study
+    # Under which rules each message left, and what it took of the study
+    for entry in entries[1:]:
         assert (
             entry["policy"]
             == hashlib.sha256((tmp_path / "policy.toml").read_bytes()).hexdigest()
@@ -86,9 +85,8 @@ def through_a_study(tmp_path: Path, directory: Path) -> list[str]:
             == entry["budget"]["before"]["bytes"] + entry["bytes"]
         )
     assert [entry["budget"]["after"]["messages"] for entry in entries[1:]] == [1, 2, 3]
-    assert (
-        entries[1]["rules"]["min-silos"] == 3 and entries[1]["versions"]["silofl"]
-    )  # the study's participants
+    # The study's participants
+    assert entries[1]["rules"]["min-silos"] == 3 and entries[1]["versions"]["silofl"]
     assert [entry["withheld"].keys() & {"metrics"} for entry in entries[1:]] == [
         set(),
         {"metrics"},
@@ -126,11 +124,8 @@ def through_receipts(tmp_path: Path, state: Path, entries: list[dict[str, Any]])
         (entry["line"], entry["hash"]) for entry in entries[1:]
     ]
     own = receipts.read_kept(state / "audit" / receipts.FILE)
-    assert [one.text in own for one in mine] == [
-        True,
-        True,
-        False,
-    ]  # the last reply has no message after it
+    # The last reply has no message after it
+    assert [one.text in own for one in mine] == [True, True, False]
     command = [
         "audit",
         str(state),
@@ -177,9 +172,8 @@ def through_a_budget(tmp_path: Path, directory: Path) -> None:
     rows = History(tmp_path / "private" / "history.csv").rows
     costs = {row.silo: row.value for row in rows if row.metric == "epsilon"}
     assert len(costs) == 3 and costs["hospital-03"] == spent
-    assert not any(
-        row.metric == "accuracy" and row.value == row.value for row in rows
-    )  # no metric without noise leaves
+    # No metric without noise leaves
+    assert not any(row.metric == "accuracy" and row.value == row.value for row in rows)
     entries = audit.verify(state / "audit").entries
     budgets = [
         one["budget"] for one in entries if "epsilon" in one.get("budget", {}).get("after", {})
@@ -234,9 +228,8 @@ def through_own_models(tmp_path: Path, directory: Path) -> None:
             "SELECT count(*) FROM disclosed WHERE kind = 'own model'"
         ).fetchone() == (1,)
     assert sum(cohort["own_models"] for cohort in released(state)) == 1
-    shutil.rmtree(
-        tmp_path / "own-3" / "checkpoint" / "fedper-42" / FOLDER
-    )  # a server that hides it
+    # A server that hides it
+    shutil.rmtree(tmp_path / "own-3" / "checkpoint" / "fedper-42" / FOLDER)
     submit.run({**run, "rounds": 2, "resume": True, "out": str(tmp_path / "own-3")})
     assert (
         "ERROR: hospital-03 refuses: its own model has left in this run (keep-models)"

@@ -99,13 +99,8 @@ def test_each_gets_its_own_and_nothing_else(tmp_path: Path, control: FakeControl
     set_up(prepare(tmp_path, "north", "south"), tmp_path)
     assert control.names == ["north", "south"]
     server = {path.name for path in (tmp_path / "server").iterdir()}
-    assert server == {
-        "ca.crt",
-        "server.crt",
-        "server.key",
-        "receipt.key",
-        "ready",
-    }  # not the CA's key
+    # Not the CA's key
+    assert server == {"ca.crt", "server.crt", "server.key", "receipt.key", "ready"}
     assert (tmp_path / "server/ready").read_text() == "localhost superlink control"
     volumes = tmp_path / "volumes"
     for name in ("north", "south"):
@@ -314,9 +309,8 @@ def test_a_run_directory_for_the_server_in_its_container(tmp_path: Path) -> None
     }
     assert modes == {"today": 0o777, "config.toml": 0o666, "study": 0o666, ".lock": 0o666}
     image = (ROOT / "docker" / "Dockerfile").read_text().partition("FROM silo AS server")
-    assert (
-        "SILOFL_SHARED=1" in image[2] and "SILOFL_SHARED" not in image[0]
-    )  # the server's alone
+    # The server's alone
+    assert "SILOFL_SHARED=1" in image[2] and "SILOFL_SHARED" not in image[0]
 
 
 def test_the_federation_behind_a_connection(known: Deployed) -> None:

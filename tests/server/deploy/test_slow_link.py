@@ -30,9 +30,8 @@ pytestmark = [
 ]
 
 MB, MBIT = float(os.environ.get("SLOW_MB", 40)), float(os.environ.get("SLOW_MBIT", 10))
-WIDTH = round(
-    (MB * 1e6 / 4 + 38**2) ** 0.5 - 38
-)  # of two layers between 64 inputs and 10 classes
+# Of two layers between 64 inputs and 10 classes
+WIDTH = round((MB * 1e6 / 4 + 38**2) ** 0.5 - 38)
 LARGE: dict[str, Any] = {
     **RUN,
     "strategy": "fedavg",

@@ -78,9 +78,8 @@ class Clock:
             self.changed.notify_all()
 
 
-ENDED: SimpleQueue[bool] = (
-    SimpleQueue()
-)  # a call that the caller has given up; a call that has been answered
+# A call that the caller has given up; a call that has been answered
+ENDED: SimpleQueue[bool] = SimpleQueue()
 pull = waiting(FleetServicer.PullMessages, most=2)
 
 
@@ -110,10 +109,8 @@ class Server:
 
     def store(self, number: float, *, whole: bool = True, group: str = "") -> str:
         """A message to the silo, as a ServerApp pushes one; ``whole``: with its parts. Its number."""
-        state, content = (
-            self.states.state(),
-            RecordDict({"model": ArrayRecord([np.full(3, number)])}),
-        )
+        state = self.states.state()
+        content = RecordDict({"model": ArrayRecord([np.full(3, number)])})
         now = time.time()
         metadata = Metadata(
             self.run, "", SUPERLINK_NODE_ID, self.node, "", group, now, 60.0, "train"
@@ -365,11 +362,9 @@ def test_parts_come_after_the_serverapp_has_begun_to_take_the_reply(
     server: Server, numbers: int, whole: bool
 ) -> None:
     """Then Flower has deleted message and reply, and the parts still count to that reply."""
-    name, silo, state = (
-        server.store(1.0, group=group_id(MOST)),
-        server.silo(),
-        server.states.state(),
-    )
+    name = server.store(1.0, group=group_id(MOST))
+    silo = server.silo()
+    state = server.states.state()
 
     def pulled() -> None:
         assert server.reply(name).has_content()

@@ -87,9 +87,8 @@ def test_one_harmed_hospital(tmp_path: Path) -> None:
     assert many.startswith(
         "Yes on average, and not for everybody: h1 (−30.0) is shown to lose, while APPLE gains +16.4"
     )
-    few = said(
-        planted(tmp_path / "few", local, apple, n=10)
-    )  # three patients of ten are no evidence of harm
+    # Three patients of ten are no evidence of harm
+    few = said(planted(tmp_path / "few", local, apple, n=10))
     assert "shown to lose" not in few or "no hospital is shown to lose" in few
 
 
@@ -264,9 +263,8 @@ def test_calibration(tmp_path: Path) -> None:
     study = planted(tmp_path / "run", SIX, BETTER)
     better = said(changed(study, scores([0.05, 0.06, 0.04, 0.05, 0.05, 0.05])))
     assert "calibration: better (Brier score 0.150, 0.200 alone)" in better
-    equal = said(
-        changed(study, scores([-1e-5] * 5 + [-2e-5]))
-    )  # certain, and nothing that a reader can see
+    # Certain, and nothing that a reader can see
+    equal = said(changed(study, scores([-1e-5] * 5 + [-2e-5])))
     assert "calibration: no difference is shown (Brier score 0.200, 0.200 alone)" in equal
     assert "calibration: worse" in said(
         changed(study, scores([-0.05, -0.06, -0.04, -0.05, -0.05, -0.05]))

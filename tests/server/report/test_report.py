@@ -309,9 +309,8 @@ def test_failed_before_its_first_round(tmp_path: Path) -> None:
         "seed": 42,
         "message": "hospital-03 has samples of another shape",
     }
-    (path / "progress.jsonl").write_text(
-        json.dumps(event) + "\n" + '{"event": "rou'
-    )  # killed while it wrote
+    # Killed while it wrote
+    (path / "progress.jsonl").write_text(json.dumps(event) + "\n" + '{"event": "rou')
     text = checked(path).text
     assert "The run failed" in text
     assert (
@@ -372,9 +371,8 @@ def test_silos_whose_step_was_bounded_are_named_with_the_reason(tmp_path: Path) 
 def test_several_seeds(tmp_path: Path) -> None:
     test = {name: [values, tuple(v + 0.05 for v in values)] for name, values in TEST.items()}
     text = checked(make_run(tmp_path / "run", test, seeds=(1, 2))).text
-    assert (
-        "Means over 2 seeds, ± standard deviation" in text and "± 3.5 over seeds" in text
-    )  # .05 / sqrt(2)
+    # .05 / sqrt(2)
+    assert "Means over 2 seeds, ± standard deviation" in text and "± 3.5 over seeds" in text
 
 
 def test_label_circles_come_with_a_manifest(tmp_path: Path) -> None:
@@ -513,9 +511,8 @@ def test_an_absent_silos_relationships_stay(tmp_path: Path) -> None:
     ):
         state = State({"dr_history": torch.tensor(values)}, {"dr_rounds": rounds})
         state.save(tmp_path / name / "round-000002.safetensors")
-    (tmp_path / "b" / "round-000003.safetensors").write_bytes(
-        b"damaged"
-    )  # the one before is shown
+    # The one before is shown
+    (tmp_path / "b" / "round-000003.safetensors").write_bytes(b"damaged")
     found = Apple.read_relationships(newest_states(tmp_path))
     assert found is not None and found.rounds == [0, 1, 2]
     assert found.values[:, 1, 1].tolist() == pytest.approx([0.5, 0.6, 0.9])
@@ -579,9 +576,8 @@ def test_server_app_ends_with_a_report(
     )
     with flower_identity():
         server.app.main(InProcessGrid(client_app, 2, settings.flat()), server_context(settings))
-    assert {p.stat().st_mode & 0o077 for p in (out, *out.rglob("*"))} == {
-        0
-    }  # for its user alone
+    # For its user alone
+    assert {p.stat().st_mode & 0o077 for p in (out, *out.rglob("*"))} == {0}
     assert (out / "manifest.json").exists() == simulated
     assert ("Who holds what" in checked(out).text) == simulated
 

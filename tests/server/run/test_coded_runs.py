@@ -131,9 +131,8 @@ def test_what_is_sent_and_what_is_kept(three: Files, kind: str) -> None:
     for (silo, _), reply in train_replies(run.grid):
         assert set(reply.content.array_records) == {"model.model"}
         audited = [record for record in records(reply) if record["name"].startswith("model.")]
-        assert sum(record["bytes"] for record in audited) == one + 128 * len(
-            audited
-        )  # a header for each array
+        # A header for each array
+        assert sum(record["bytes"] for record in audited) == one + 128 * len(audited)
         sent = (
             decode(reply.content, base=lambda name: torch.zeros(size))[0].models["model"].vector
         )

@@ -21,9 +21,8 @@ from server.run.loop import RoundLoop
 from strategies import strategies
 
 SILOS = 2
-METHODS = sorted(
-    name for name, method in strategies().items() if not method.info.pooled
-)  # there one silo trains
+# There one silo trains
+METHODS = sorted(name for name, method in strategies().items() if not method.info.pooled)
 
 
 NEEDS = {"fedbn": {"model": "tiny-bn"}}  # settings without which a method refuses to run
@@ -76,9 +75,8 @@ def test_models_and_data_stay_on_the_device(
     """A round moves the order of the samples, once per epoch, and reads a few numbers, however many its steps are."""
     crossings = []
     with phony_device():
-        run(
-            strategy=strategy, rounds=1, evaluate_every=0
-        )  # the data stay on the device from run to run
+        # The data stay on the device from run to run
+        run(strategy=strategy, rounds=1, evaluate_every=0)
     for rounds, batch_size in ((1, 64), (2, 64), (2, 32)):
         with phony_device() as crossed:
             federation = run(

@@ -171,9 +171,8 @@ def test_it_is_a_finished_run(three: Files, tmp_path: Path, method: str) -> None
     assert entry["stopped"] == {"since": since, "planned": 16, "patience": 3, "min_delta": 0.0}
     page = write_report(directory).read_text()
     assert f"stopped after round {last} of 16" in page
-    assert "stopped after round" not in page.replace(
-        f"stopped after round {last} of 16", ""
-    )  # it is no fault
+    # It is no fault
+    assert "stopped after round" not in page.replace(f"stopped after round {last} of 16", "")
     card = export_model(directory, "a", "reported", tmp_path / "a.safetensors")
     assert card.round == entry["final"]["round"] == run.federation.recorder.chosen.round
     newest = export_model(directory, "a", "last", tmp_path / "last.safetensors")

@@ -39,10 +39,8 @@ FEWER: dict[str, Any] = {"local_epochs": 2}  # what learns at once, and takes lo
 EASY_OF: dict[str, dict[str, Any]] = dict.fromkeys(
     ("segmentation", "balls", "nodules", "stays"), EASY | FEWER
 )
-ONES = {
-    "survival",
-    "fedala",
-}  # each method on one task, each task with one method; all pairs: `make test-all`
+# Each method on one task, each task with one method; all pairs: `make test-all`
+ONES = {"survival", "fedala"}
 OF_ONE_CLASS = {"fedproto", "fedrod", "fedpac", "gpfl"}
 
 

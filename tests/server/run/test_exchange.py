@@ -144,9 +144,8 @@ def test_the_time_that_stragglers_have() -> None:
     assert policy.limit(asked=6, took=[10, 20, 30]) == 100
     assert policy.limit(asked=7, took=[10, 20, 30]) == 1000
     assert policy.limit(asked=6, took=[1, 2, 3]) == 60  # never less
-    assert (
-        TimeoutPolicy(timeout=90, factor=5, floor=60).limit(6, [10, 20, 30]) == 90
-    )  # never more
+    # Never more
+    assert TimeoutPolicy(timeout=90, factor=5, floor=60).limit(6, [10, 20, 30]) == 90
     assert (
         TimeoutPolicy(timeout=1000, factor=5, floor=60, quorum=4).limit(6, [10, 20, 30]) == 1000
     )

@@ -145,9 +145,8 @@ def test_a_faulty_reply_is_left_out_and_named(three: Files, fault: str) -> None:
     assert same(run.sent_to("a", 3)["global"].vector, expected)
 
 
-NUMBERS: dict[
-    str, tuple[str, dict[str, Any], str]
-] = {  # what the reply's numbers become; None: dropped
+# What the reply's numbers become; None: dropped
+NUMBERS: dict[str, tuple[str, dict[str, Any], str]] = {
     "no sensitivities": (
         "player-fl",
         {"sensitivity": None},

@@ -154,9 +154,8 @@ def test_checkpoints_and_participants_now_and_then(
     resumed(run, **changes)
     assert rows(run) == rows(tmp_path / "whole")
     back = 2 if "checkpoint_every" in changes else 3
-    assert [
-        line for line in notes(run) if not line.startswith("no evidence of")
-    ] == [  # of one that was never drawn
+    # Of one that was never drawn
+    assert [line for line in notes(run) if not line.startswith("no evidence of")] == [
         f"{damaged.parent.name}'s state of round 4 is damaged: the run goes back to the end of round {back} and "
         "repeats the rounds after it"
     ]
@@ -219,9 +218,8 @@ def test_a_crash_as_it_goes_back(
     def crashing(*arguments: Any, **named: Any) -> Any:
         result = step(*arguments, **named)
         calls.append(name)
-        if len(calls) == (
-            2 if place in ("forget", "round") else 1
-        ):  # resuming forgets, and the first round goes back
+        # Resuming forgets, and the first round goes back
+        if len(calls) == (2 if place in ("forget", "round") else 1):
             raise Crash
         return result
 

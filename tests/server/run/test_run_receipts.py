@@ -80,9 +80,8 @@ def test_both_keep_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         assert [one.text for one in own] == [one.text for one in theirs[:3]]
         assert [entry.get("receipt", {}).get("line") for entry in entries] == [None, 1, 2, 3]
         names = {record["name"] for entry in entries for record in entry["sent"]}
-        assert (
-            receipts.RECORD not in names
-        )  # a line cannot have its own hash; that leaves beside what it lists
+        # A line cannot have its own hash; that leaves beside what it lists
+        assert receipts.RECORD not in names
         assert receipts.known_key(place) == theirs[0].key
         assert main(["audit", str(place)]) == 0
         assert "  receipts  of the server, up to line 3\n" in capsys.readouterr().out
@@ -109,9 +108,8 @@ def test_a_server_without_a_key_is_named_and_stops_nothing(
     monkeypatch.setenv(KEY, "")
     assert not run(tmp_path, 2).strategy.rejected
     err = capsys.readouterr().err
-    assert err.count("gives no receipt for the audit log") == len(
-        SILOS
-    )  # once in the run at each site
+    # Once in the run at each site
+    assert err.count("gives no receipt for the audit log") == len(SILOS)
     entries, own, place = log_of(tmp_path, "a")
     assert own == [] and "gives no receipt" in entries[-1]["receipt"]["fault"]
     assert main(["audit", str(place)]) == 0
@@ -141,9 +139,8 @@ def _run_until_killed(folder: Path, key: str) -> None:
 
         def before(silo: str, message: Message, context: Context) -> None:
             if silo == "b" and round_of(message) == 2:
-                os.kill(
-                    os.getpid(), signal.SIGKILL
-                )  # silo a has written down its reply, and the server has not seen it
+                # Silo a has written down its reply, and the server has not seen it
+                os.kill(os.getpid(), signal.SIGKILL)
             inner(silo, message, context)
 
         grid.before = before

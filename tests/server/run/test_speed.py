@@ -60,9 +60,8 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def test_everything_is_read_and_built_once(counts: Counter[str], strategy: str) -> None:
     """Over four rounds, a closing exchange and six silos; and between silos of one process nothing is serialised."""
     simulated(strategy=strategy, rounds=4)
-    purposes = (
-        7 if strategy == "apple" else 1
-    )  # initial models: of every silo's core, or the common one
+    # Initial models: of every silo's core, or the common one
+    purposes = 7 if strategy == "apple" else 1
     assert counts.pop("build") <= 1 + purposes
     assert counts == {"load digits": 1, "partition": 1, "parse": 1, "samples": 3 * 6}
     many = counts.copy()
@@ -168,10 +167,8 @@ def test_a_model_is_evaluated_again_on_other_data(three: Files) -> None:
         for r in run.history.rows
         if (r.silo, r.split, r.metric) == ("a", "test", "loss")
     ]
-    before, after = (
-        set(losses[:4]),
-        set(losses[4:]),
-    )  # of two models in rounds 1 and 2, and of those since
+    # Of two models in rounds 1 and 2, and of those since
+    before, after = set(losses[:4]), set(losses[4:])
     assert len(losses) == 4 + 5 and len(before) == len(after) == 1 and before != after
 
 
@@ -209,7 +206,6 @@ def test_memory_does_not_grow_with_the_rounds(strategy: str, evaluate_every: int
     early, late = alive.numbers[4], alive.numbers[7]
     assert early[:3] == late[:3]
     assert early[0] > 20
-    if (
-        evaluate_every == 0
-    ):  # else the best personal model is the last one in some silos, and one storage with it
+    # Else the best personal model is the last one in some silos, and one storage with it
+    if evaluate_every == 0:
         assert late[3] - early[3] == (3 * 6 * 6 * 4 if strategy == "apple" else 0)

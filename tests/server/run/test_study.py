@@ -117,9 +117,8 @@ def test_config_holds_everything_that_matters(study: Path) -> None:
         config["apple.mu"] == 0.5
         and config["apple.dr-learning-rate"] == defaults()["apple.dr-learning-rate"]
     )
-    assert not any(
-        key.startswith(("fedprox.", "dirichlet.")) for key in config
-    )  # not of this study
+    # Not of this study
+    assert not any(key.startswith(("fedprox.", "dirichlet.")) for key in config)
 
 
 def test_toml_of_all_kinds_of_values() -> None:
@@ -201,9 +200,8 @@ def test_history_format(study: Path) -> None:
         whole = [r for r in of_one if r["round"] == str(number) and not r["silo"]]
         assert [r["metric"] for r in whole] == ["round_seconds", "bytes_down", "bytes_up"]
         assert all((r["split"], r["snapshot"], r["n"]) == ("", "", "") for r in whole)
-    assert {r["n"] for r in rows if r["split"] == "test"} == {
-        "15"
-    }  # 30 test samples over two silos
+    # 30 test samples over two silos
+    assert {r["n"] for r in rows if r["split"] == "test"} == {"15"}
     for r in rows:
         assert r["value"] == repr(float(r["value"])), (
             "floats are written by repr, so that they read back the same"
@@ -247,9 +245,8 @@ def test_withheld_values_are_empty(table: Path, tmp_path: Path) -> None:
         "fedavg,42,2,hospital-01,val,received,accuracy,,5",
     ]
     [one] = summary(run)
-    assert (
-        one["final"]["round"] == 2 and one["final"]["accuracy_mean"] is not None
-    )  # without validation: the last
+    # Without validation: the last
+    assert one["final"]["round"] == 2 and one["final"]["accuracy_mean"] is not None
 
 
 def test_metric_rows_by_hand() -> None:
@@ -609,9 +606,8 @@ def progress(run: Path) -> list[dict[str, Any]]:
 
 def test_progress_events(study: Path) -> None:
     """One line per round, and one at the end of each run, in the order of the study."""
-    events = [
-        e for e in progress(study) if e["event"] in ("round", "done")
-    ]  # the others: test_watch.py
+    # The others: test_watch.py
+    events = [e for e in progress(study) if e["event"] in ("round", "done")]
     told = [(e["event"], e["strategy"], e["seed"], e.get("round")) for e in events]
     assert told == [
         (event, name, seed, number)
@@ -675,9 +671,8 @@ def test_two_processes_do_not_write_one_run_directory(
             pass
         with pytest.raises(ValueError, match=refused):
             directory.check_free()
-        opened = RunDirectory.open(
-            config.parent, {"rounds": 9}, resume=True
-        )  # as it would be, were it alone
+        # As it would be, were it alone
+        opened = RunDirectory.open(config.parent, {"rounds": 9}, resume=True)
         monkeypatch.setattr(run_directory, "LINGER_SECONDS", 0.3)
         with pytest.raises(ValueError, match=refused), opened:
             pass

@@ -62,12 +62,8 @@ def test_a_run_in_a_narrow_format(three: Files, strategy: str, dtype: str) -> No
 
 
 # Whole messages, as Flower's object store moves them: every nested object under its hash, headers and settings too.
-BIG: dict[str, Any] = {
-    "rounds": 2,
-    "batch_size": 8,
-    "mlp__hidden": "9000",
-    "evaluate_every": 0,
-}  # Σ = 63,003
+# Σ = 63,003
+BIG: dict[str, Any] = {"rounds": 2, "batch_size": 8, "mlp__hidden": "9000", "evaluate_every": 0}
 
 
 def objects(message: Message) -> dict[str, int]:

@@ -188,9 +188,8 @@ def test_sparse_only_where_it_is_smaller() -> None:
     assert unchanged is not None
     assert unchanged.bytes == 0
     assert not read(unchanged, base).any()
-    every_other = torch.tensor(
-        [1.0, 0.0, 0.0] * 33 + [1.0]
-    )  # a gap of two costs what a run costs: one run, no gain
+    # A gap of two costs what a run costs: one run, no gain
+    every_other = torch.tensor([1.0, 0.0, 0.0] * 33 + [1.0])
     assert write_sparse(every_other, base, "float32") is None
 
 

@@ -156,10 +156,8 @@ def test_one_patient_is_read_off_the_first_layer(tmp_path: Path) -> None:
         "b": write_silo(tmp_path / "b.npz", rows * 2, [0, 1]),
     }
     run = federate(files, strategy="fedavg", rounds=1)
-    sent, received = (
-        replies_of(run, "a")[0][2].models["model"].vector,
-        run.sent_to("a", 1)["global"].vector,
-    )
+    sent = replies_of(run, "a")[0][2].models["model"].vector
+    received = run.sent_to("a", 1)["global"].vector
     moved = sent - received
     assert torch.allclose(
         moved[:3] / moved[6],

@@ -147,9 +147,8 @@ def test_the_hospital_is_told_whose_models_travel(
     sent = set()
     for name, (settings, _, _) in CASES.items():
         run = run_of(name)
-        if name.endswith(
-            "-ft"
-        ):  # with other local epochs than the fine-tuning's, which would else be the training
+        # With other local epochs than the fine-tuning's, which would else be the training
+        if name.endswith("-ft"):
             run = federate(
                 three, **settings, **{**DEEP, **OPTIONS, "local_epochs": 3}, rounds=2
             )

@@ -20,13 +20,10 @@ from strategies.base.settings import RULES
 from strategies.base.state import BUFFERS
 from strategies.base.strategy import PersonalizedStrategy
 
-METHODS = [
-    name for name, method in strategies().items() if not method.info.pooled
-]  # one silo: no mean, no joint step
-FEW_RULES = (
-    "median",
-    "krum",
-)  # a method that takes no mean ignores both; each rule's numbers: test_robust.py
+# One silo: no mean, no joint step
+METHODS = [name for name, method in strategies().items() if not method.info.pooled]
+# A method that takes no mean ignores both; each rule's numbers: test_robust.py
+FEW_RULES = ("median", "krum")
 LONGER = {"fedlama": 3, "lg-fedavg": 3}  # rounds before something is averaged
 
 
@@ -70,9 +67,8 @@ def differ(one: Run, other: Run, files: Files) -> bool:
 def test_a_declared_robust_rule_changes_the_result(
     five: Files, name: str, rules: Sequence[str], tiny_bn: None
 ) -> None:
-    few = options(
-        name, evaluate_every=0, rounds=LONGER.get(name, 1)
-    )  # the server's state shows it after the first
+    # The server's state shows it after the first
+    few = options(name, evaluate_every=0, rounds=LONGER.get(name, 1))
     plain = federate(five, **few)
     declared = [rule for rule in strategies()[name].info.robust if rule in rules]
     assert declared

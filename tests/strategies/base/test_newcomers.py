@@ -153,9 +153,8 @@ def check_kind(
         assert kind == "own" and bool(moved.any())
         last = seen.client.model.head
         keep = torch.ones_like(moved)
-        keep[last] = (
-            name != "fedproto"
-        )  # its last layer finds the nearest of the received prototypes
+        # Its last layer finds the nearest of the received prototypes
+        keep[last] = name != "fedproto"
         assert same(start[keep], initial[keep])
 
 

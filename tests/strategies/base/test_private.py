@@ -104,9 +104,8 @@ def test_what_leaves_is_a_function_of_noised_gradients_only(
     assert [key for key in one if not equal(one[key], other[key])] == []
 
 
-OF_DATA: dict[
-    str, dict[str, Any]
-] = {  # texts, signals, several inputs, outlines, volumes, and parts of a network
+# Texts, signals, several inputs, outlines, volumes, and parts of a network
+OF_DATA: dict[str, dict[str, Any]] = {
     **{
         kind: NETWORKS[kind]
         for kind in ("multilabel", "ordinal", "regression", "segmentation", "balls")
@@ -210,9 +209,8 @@ def test_no_metric_leaves_a_hospital(three: Files, tmp_path: Path, name: str) ->
     assert run.values("round_seconds") and not run.values("accuracy", "a", "personal")
     for _, _, _, reply in replies_of(run):
         found = {key.partition(".")[0] for key in reply.content["metrics"]}
-        assert found - {"epsilon", "delta", "dp_steps"} == {
-            "seconds"
-        }  # the first three are not of the records
+        # The first three are not of the records
+        assert found - {"epsilon", "delta", "dp_steps"} == {"seconds"}
 
 
 def test_batch_normalisation_is_refused_once_before_round_1(
@@ -461,10 +459,8 @@ def test_patients_are_drawn_whole(tmp_path: Path) -> None:
     """Records of one patient share one clipped gradient; batches hold all of a patient's records or none."""
     files = {}
     for name in ("a", "b"):
-        x, y = (
-            np.random.default_rng(1).normal(size=(12, 3)).astype(np.float32),
-            np.arange(12) % 3,
-        )
+        x = np.random.default_rng(1).normal(size=(12, 3)).astype(np.float32)
+        y = np.arange(12) % 3
         ids = np.repeat(np.arange(4), 3)
         files[name] = tmp_path / f"{name}.npz"
         arrays: dict[str, Any] = {
@@ -529,10 +525,8 @@ def test_a_study_s_step_is_counted_from_the_received_model(tmp_path: Path) -> No
             sent(5.0, State({"personal": own * start, "received": start}))
     with pytest.raises(UserError, match="of round 2 is 4 lengths away"):
         sent(5.0, State({"personal": start}), dp=False)
-    for this, reason in (
-        (1, "the first model is not the one"),
-        (2, "is 4 lengths away"),
-    ):  # before its first training
+    # Before its first training
+    for this, reason in ((1, "the first model is not the one"), (2, "is 4 lengths away")):
         with pytest.raises(UserError, match=reason):
             sent(5.0, State(), this)
 
@@ -595,10 +589,8 @@ def test_a_late_joiner_s_samples_are_others() -> None:
 def test_what_changes_the_rounding_of_a_sum_draws_other_samples(change: dict[str, Any]) -> None:
     """Else a server gets new noise on one sample as often as it likes, each charged as if of another sample."""
     model = flat_model("linear", (3,), 2, None, "cpu")
-    train, start = (
-        Samples(np.zeros((64, 3), np.float32), np.zeros(64, np.int64)),
-        torch.ones(model.layout.size),
-    )
+    train = Samples(np.zeros((64, 3), np.float32), np.zeros(64, np.int64))
+    start = torch.ones(model.layout.size)
     silo = Silo("a", train, train, train, model, lambda purpose: start)
     config = {"round": 2, "models": {GLOBAL: Model(start)}, "numbers": {}, "evaluate": False}
     drawn = []

@@ -130,9 +130,8 @@ def test_who_has_more_samples_goes_further_and_a_still_federation_measures_nothi
         "c": 2.0,
         "d": 8.0,
     }
-    assert (
-        units(norms, {}, {**ALIKE, "d": 1})["model"]["d"] == 2.0
-    )  # fewer give no smaller bound
+    # Fewer give no smaller bound
+    assert units(norms, {}, {**ALIKE, "d": 1})["model"]["d"] == 2.0
     assert (
         units({"model": dict.fromkeys("abcd", 0.1)}, {"model": 50.0}, ALIKE)["model"]["a"]
         == 1.0
@@ -334,9 +333,8 @@ def test_scaffolds_two_vectors(five: Files, rule: str) -> None:
             "krum", [torch.cat([m - start, c]) for m, c in zip(models, changes, strict=True)], 1
         )
         expected = models[i], changes[i] / 5
-        assert sorted(run.strategy.state.numbers["counted"]) == [
-            "abcde"[i]
-        ]  # the others' control variates stay
+        # The others' control variates stay
+        assert sorted(run.strategy.state.numbers["counted"]) == ["abcde"[i]]
         assert {r.silo: r.value for r in run.rows if r.metric == "bounded"} == dict.fromkeys(
             set("abcde") - {"abcde"[i]}, 0.0
         )
@@ -474,9 +472,8 @@ def test_what_a_user_asks_for_and_cannot_have(three: Files) -> None:
         with pytest.raises(UserError) as error:
             settings_of(three, **given)
         assert message in str(error.value)
-    settings_of(
-        three, strategy="local", robust="median"
-    )  # nothing travels: nothing stands against it
+    # Nothing travels: nothing stands against it
+    settings_of(three, strategy="local", robust="median")
 
 
 def test_a_cell_of_the_benchmark(tmp_path: Path) -> None:

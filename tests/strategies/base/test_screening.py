@@ -171,9 +171,8 @@ def test_the_order_of_silos_does_not_matter() -> None:
 
 # ---- Ten attacks on one aggregation ---------------------------------------------------------------------------------
 
-Liar = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor
-]  # own model, what was sent, the others' mean
+# Own model, what was sent, the others' mean
+Liar = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 ATTACKS: dict[str, tuple[Liar, int]] = {  # and the number of samples that it says; 0: its own
     "sign flip": (lambda v, c, mean: -v, 0),
     "x10": (lambda v, c, mean: 10 * v, 0),

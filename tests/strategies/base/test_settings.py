@@ -67,10 +67,8 @@ def test_pyproject_holds_the_defaults() -> None:
     ]
     written = flatten(table)
     assert written == defaults()
-    for (
-        key,
-        value,
-    ) in defaults().items():  # 0 == 0.0 and 1 == True: Flower needs the type as well
+    # 0 == 0.0 and 1 == True: Flower needs the type as well
+    for key, value in defaults().items():
         assert type(written[key]) is type(value), key
 
 

@@ -47,9 +47,8 @@ def test_a_file_is_read_as_it_was_written_and_by_any_reader(file: Path) -> None:
     assert all(same(plain[name], tensor) for name, tensor in state.arrays.items())
     some_state().save(file.with_name("again"))
     assert file.read_bytes() == file.with_name("again").read_bytes()
-    assert all(
-        tensor.data_ptr() % 64 == 0 for tensor in read.arrays.values()
-    )  # as torch has them: sums are the same
+    # As torch has them: sums are the same
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in read.arrays.values())
 
 
 def test_none_of_100_damaged_files_is_read(file: Path) -> None:

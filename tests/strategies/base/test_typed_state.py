@@ -47,9 +47,8 @@ def test_old_files_open_and_are_written_with_the_same_keys(file: Path, tmp_path:
         else strategies()[method].state_type
     )
     state = kind.load(file)
-    for (
-        owner
-    ) in kind.__mro__:  # every field that the file has is read, and written where it was
+    # Every field that the file has is read, and written where it was
+    for owner in kind.__mro__:
         for name, field in vars(owner).items():
             if isinstance(field, Array | RequiredArray) and field.key in state.arrays:
                 assert getattr(state, name) is state.arrays[field.key]
