@@ -60,7 +60,8 @@ def too_few(part: Split, policy: Policy, rule: str) -> str:
 
 def check_records(settings: RunSettings, data: SiloData, name: str) -> None:
     """Raise UserError if, with ``dp = true``, something would be computed from the records without noise."""
-    s, normalization = settings.privacy, settings.common.normalization
+    s = settings.privacy
+    normalization = settings.common.normalization
     if s is None:
         return
     if columns_in(data) is not None and normalization != "none":
@@ -114,7 +115,8 @@ def claim_statistics(mean: Columns, std: Columns, silo: str, state: Any, run_id:
 
     Empty ones: the silo's own.
     """
-    own, run = derived(b"", "statistics", repr(mean), repr(std)).hex(), str(run_id)
+    own = derived(b"", "statistics", repr(mean), repr(std)).hex()
+    run = str(run_id)
     find = "SELECT question FROM disclosed WHERE kind = 'statistics' AND silo = ? AND run = ?"
     with Record(Path(str(state))).writing() as db:
         before = {question for (question,) in db.execute(find, (silo, run))}

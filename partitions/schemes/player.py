@@ -54,9 +54,8 @@ def player_dirichlet(pool: Pool, settings: PlayerDirichlet) -> list[Parts]:
     first = pool.labels[: size * pool.silos]
     for label in range(pool.classes):
         samples = pool.rng.permutation(np.flatnonzero(first == label))
-        counts = (pool.rng.dirichlet(np.full(pool.silos, settings.beta)) * len(samples)).astype(
-            int
-        )
+        shares = pool.rng.dirichlet(np.full(pool.silos, settings.beta))
+        counts = (shares * len(samples)).astype(int)
         for silo, piece in enumerate(np.split(samples, np.cumsum(counts)[:-1])):
             silos[silo].append(piece)
     return [hold_out(gather(pieces), TEST_SHARE, pool.rng) for pieces in silos]

@@ -172,7 +172,8 @@ def _check_silos(common: Common, registered: Set[str]) -> None:
         raise UserError(
             f"late-joiners = {ANY}: min-silos is wanted too, the number of silos that the run begins with"
         )
-    late, known = common.late_joiners, len(registered - common.late.keys())
+    late = common.late_joiners
+    known = len(registered - common.late.keys())
     if (wanted := LateJoiners(common).expected) > known:
         setting = f"min-silos = {wanted}" if late == ANY else f"silos = {common.silos}"
         besides = f", besides late-joiners = {late}" if common.late else ""
@@ -348,12 +349,14 @@ def round_line(event: Mapping[str, Any]) -> str:
 
 def follow(control: Control, run_id: int, progress: RunFollower) -> None:
     """Wait for the end of a run. Raises RunFailedError with the reason unless it completed."""
-    answered, silent = time.monotonic(), False
+    answered = time.monotonic()
+    silent = False
     while True:
         progress.read()
         try:
             now = control.run(run_id)
-            answered, silent = time.monotonic(), False
+            answered = time.monotonic()
+            silent = False
         except ConnectionError as error:
             if time.monotonic() - answered > SILENCE_SECONDS:
                 raise RunFailedError(

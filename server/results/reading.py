@@ -52,7 +52,9 @@ class Tail:
     """
 
     def __init__(self, file: Path, position: int = 0, largest: int = -1) -> None:
-        self.file, self.position, self.largest = file, position, largest
+        self.file = file
+        self.position = position
+        self.largest = largest
 
     def lines(self) -> list[bytes]:
         """Return the next complete lines; none if there is no file."""

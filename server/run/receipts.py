@@ -72,7 +72,8 @@ class Receipts:
             except SiteError as error:
                 note(f"{found.path}: {error}")
                 continue
-            found.lines[receipt.silo] = max(receipt.line, found.lines.get(receipt.silo, 0))
+            before = found.lines.get(receipt.silo, 0)
+            found.lines[receipt.silo] = max(receipt.line, before)
         return found
 
     def attach(self, messages: Iterable[Message]) -> None:

@@ -58,7 +58,8 @@ def sign(text: str, key: PrivateKey) -> dict[str, str]:
     """Return public key and signature of a text."""
     data = text.encode()
     own = key.sign(data) if isinstance(key, Ed25519PrivateKey) else key.sign(data, ECDSA)
-    return {"public-key": public_pem(key).decode(), "signature": base64.b64encode(own).decode()}
+    signature = base64.b64encode(own).decode()
+    return {"public-key": public_pem(key).decode(), "signature": signature}
 
 
 def verify(text: str, signed: Mapping[str, Any]) -> str:

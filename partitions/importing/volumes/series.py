@@ -167,7 +167,8 @@ def values_of(series: Series) -> tuple[Array, Array]:
 
     MONOCHROME1 is not inverted yet, because a window is in the machine's unit.
     """
-    values, padding = np.empty(series.grid.shape, np.float32), np.zeros(series.grid.shape, bool)
+    values = np.empty(series.grid.shape, np.float32)
+    padding = np.zeros(series.grid.shape, bool)
     for k, plane in enumerate(series.planes):
         dataset = load(plane.path, (*KIND, *PIXELS))
         stored = pixels_of(plane.path, dataset, plane.frame)

@@ -48,7 +48,8 @@ class Damage:
 
     def is_mended_from(self, done: int) -> bool:
         """Return whether the silo can rebuild the state if the run goes back to the end of round ``done``."""
-        return done == 0 or (done < self.round and any(kept <= done for kept in self.kept))
+        goes_back = any(kept <= done for kept in self.kept)
+        return done == 0 or (done < self.round and goes_back)
 
 
 def damages(
