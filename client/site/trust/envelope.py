@@ -35,6 +35,7 @@ RECEIPT = "silofl receipt 1"
 RECORD = "silofl study record 1"
 REQUEST = "silofl request 1"
 STUDY = "silofl study 1"
+SECURE = "silofl secure 1"
 SIGNATURE = "\n[signature]\n"  # start of the signature in a study, after the protocol
 ECDSA = ec.ECDSA(hashes.SHA384())
 LARGEST = 1 << 26  # bytes of a signed file; the longest are the records of studies

@@ -1,0 +1,119 @@
+"""Masks of one slot (run, round, attempt): streams of ChaCha20 that cancel in the sum.
+
+A seed depends on all that the silos of a slot must agree on (:func:`context`). If the server sends one of them another
+model, list, weight or setting, its masks do not cancel: the sum is noise, and nothing leaks.
+"""
+
+import base64
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
+
+from ..errors import SiteError
+from ..study.protocol import FREE
+from ..trust.chain import digest, plain
+
+Vector = NDArray[np.uint32]
+ONCE = bytes(12)  # a nonce: each key seals one text
+
+
+def encoded(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def decoded(text: str) -> bytes:
+    return base64.b64decode(text)
+
+
+# --- what the silos of a slot must agree on ---------------------------------------------------------------------------
+
+
+def received_sha256(content: Any) -> str:
+    """Return the SHA-256 of all arrays in a message's content (RecordDict)."""
+    found = [
+        (name, key, str(array.dtype), list(array.shape), digest(array.data))
+        for name, arrays in sorted(content.array_records.items())
+        for key, array in sorted(arrays.items())
+    ]
+    return digest(plain({"arrays": found}))
+
+
+def settings_sha256(run_config: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a run's settings, without those that do not affect a silo's training."""
+    return digest(plain({key: run_config[key] for key in run_config.keys() - FREE}))
+
+
+def context(
+    run: str,
+    round: int,
+    attempt: int,
+    received: str,
+    settings: str,
+    members: Sequence[tuple[str, int, str]],
+) -> bytes:
+    """Return the SHA-256 of all that a slot's silos agree on. ``members``: name, weight and statement of each."""
+    listed = [(name, weight, digest(text.encode())) for name, weight, text in members]
+    agreed = {"run": run, "round": round, "attempt": attempt, "received": received}
+    return bytes.fromhex(digest(plain({**agreed, "settings": settings, "members": listed})))
+
+
+# --- seeds and streams ------------------------------------------------------------------------------------------------
+
+
+def derived(secret: bytes, info: bytes) -> bytes:
+    """Return 32 bytes that HKDF derives from a secret for one purpose."""
+    return HKDF(SHA256(), 32, None, info).derive(secret)
+
+
+def agree(private: bytes, public: bytes) -> bytes:
+    """Return the shared secret of two X25519 keys. Raises SiteError for a key that gives none."""
+    try:
+        other = X25519PublicKey.from_public_bytes(public)
+        return X25519PrivateKey.from_private_bytes(private).exchange(other)
+    except ValueError:
+        raise SiteError("a peer's key is no X25519 key that gives a secret") from None
+
+
+def public_of(private: bytes) -> bytes:
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def self_seed(secret: bytes, context: bytes) -> bytes:
+    """Return the seed of a silo's self mask."""
+    return derived(secret, b"silofl self mask 1" + context)
+
+
+def pair_seed(private: bytes, public: bytes, context: bytes) -> bytes:
+    """Return the seed of the mask that two silos share, one adds and the other subtracts."""
+    return derived(agree(private, public), b"silofl pair mask 1" + context)
+
+
+def add(vector: Vector, plus: Iterable[bytes], minus: Iterable[bytes]) -> Vector:
+    """Return the vector with the streams of these seeds added and subtracted, modulo 2^32."""
+    masked, zeros = vector.astype("<u4"), bytes(4 * vector.size)
+    for seeds, change in ((plus, np.add), (minus, np.subtract)):
+        for seed in seeds:
+            stream = Cipher(ChaCha20(seed, bytes(16)), None).encryptor().update(zeros)
+            change(masked, np.frombuffer(stream, "<u4"), out=masked)
+    return masked
+
+
+# --- shares under way -------------------------------------------------------------------------------------------------
+
+
+def sealing_key(shared: bytes, slot: str, sender: str, holder: str) -> bytes:
+    """Return the key that seals the shares of one silo for another, once. ``slot``: of the secrets."""
+    return derived(shared, f"silofl share 1\0{slot}\0{sender}\0{holder}".encode())
+
+
+def seal_shares(key: bytes, shares: bytes) -> bytes:
+    """Return shares that only the holder can read."""
+    return ChaCha20Poly1305(key).encrypt(ONCE, shares, None)

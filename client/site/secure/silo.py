@@ -1,0 +1,343 @@
+"""A silo's part in secure aggregation: its secrets and answers of one run at a time, on its disk.
+
+    STATE_DIR/secure/SILO.json (0600)    by slot: own secrets, peers' shares, and after `unmask` only the answer
+    STATE_DIR/record.sqlite              a row per question and set of survivors, before the answer leaves
+
+A silo masks one vector per slot, and answers one set of survivors per slot, for each peer with a share of its self mask
+or of its mask key, never of both. It answers one set per question over all runs: the same received arrays under the
+same settings. Two sums of one question over different sets would differ by single silos' updates.
+"""
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+from ..errors import SiteError
+from ..record import Record, disclose
+from ..trust.chain import digest, plain, write_whole
+from ..trust.envelope import PrivateKey
+from ..trust.run_config import number
+from . import masks
+from .masks import Vector, decoded, encoded
+from .shamir import SHARE, split
+from .statements import Slot, Statement, check_peers, check_weights, read_list, state, threshold
+
+SUM = "secure sum"  # kind of a row in the record
+ORDER = "SELECT answer FROM disclosed WHERE kind = ? AND silo = ? AND question = ?"
+Entry = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What the hospital has approved: the study, its training peers' fingerprints, the fewest of them, the settings."""
+
+    study: str  # digest
+    peers: Mapping[str, str]
+    secure_peers: int
+    rule: str  # its line in the policy
+    run_config: Mapping[str, Any]
+
+
+@dataclass
+class Entered:
+    """A train message that was accepted. ``faults``: peers whose shares cannot be opened."""
+
+    slot: Slot
+    statements: dict[str, Statement]
+    context: bytes
+    question: str
+    held: dict[str, str]
+    faults: list[str] = field(default_factory=list)
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 1 <= value <= 2**31:
+        raise SiteError("the message names no round and attempt")
+    return value
+
+
+def begun(entry: Entry) -> bool:
+    """Return whether a slot was asked for; the one after it has its secrets before that."""
+    return "keys" in entry or "names" in entry
+
+
+class SecureSilo:
+    """One silo in one run."""
+
+    def __init__(
+        self, folder: Path, silo: str, key: PrivateKey, run: str, agreed: Agreed
+    ) -> None:
+        self.folder, self.silo, self.key, self.run, self.agreed = folder, silo, key, run, agreed
+        self.path = folder / "secure" / f"{quote(silo, safe='')}.json"
+
+    # --- the four messages ----------------------------------------------------------------------------------------
+
+    def keys(self, record: Mapping[str, Any]) -> Entry:
+        """Return a statement with a key to seal shares with; earlier slots of this run, and other runs, are over."""
+        slot, slots = self._slot(record), self._read()
+        entry = slots.get(slot.order, {})
+        if slot.order < max((order for order in slots if begun(slots[order])), default=(0, 0)):
+            raise SiteError(f"round {slot.round}, attempt {slot.attempt}, is over here")
+        if "names" in entry:
+            raise SiteError(
+                f"a vector of round {slot.round} has left under this attempt's keys"
+            )
+        if "keys" not in entry:
+            private = secrets.token_bytes(32)
+            text = self._state(slot, "keys", masks.public_of(private))
+            entry = {"keys": text, "seal": encoded(private)}
+        self._write({slot.order: entry})
+        return {"statement": entry["keys"]}
+
+    def start(self, record: Mapping[str, Any]) -> Entry:
+        """Return the statement and the sealed shares of this slot's secrets. ``record`` lists the holders' keys."""
+        slot, slots = self._slot(record), self._read()
+        entry = slots.get(slot.order, {})
+        if "keys" not in entry:
+            raise SiteError(
+                f"there are no keys here for round {slot.round}: ask for them first"
+            )
+        holders = self._list(record, slot, "keys", entry["keys"])
+        origin = self._origin(holders)
+        if entry.get("origin", origin) != origin:
+            raise SiteError(f"the shares of round {slot.round} were made for another list")
+        if "b" not in entry:
+            entry |= self._share(slot, decoded(entry["seal"]), holders)
+            self._write(slots)
+        return self._shared(entry)
+
+    def enter(self, record: Mapping[str, Any], received: str, share: Any) -> Entered:
+        """Accept a train message: its list, its weights, its shares. ``share``: the weight that the app is to use."""
+        slot = self._slot(record)
+        entry = self._read().get(slot.order, {})
+        if "answer" in entry:
+            raise SiteError(f"round {slot.round}, attempt {slot.attempt}, is over here")
+        if "b" not in entry:
+            raise SiteError(
+                f"there are no secrets here for round {slot.round}: repeat its keys"
+            )
+        listed = self._list(record, slot, "round", entry["statement"])
+        if not listed.keys() <= {*entry["holders"]}:
+            raise SiteError("the list has silos that hold no shares of this round's secrets")
+        self._check_count(listed, len(entry["holders"]))
+        run_config, names = self.agreed.run_config, [*listed]
+        weights = check_weights(record.get("weights"), len(names), run_config)
+        if share != weights[names.index(self.silo)] / sum(weights):
+            raise SiteError(f"its weight is {share!r:.40}, not what the list of weights gives")
+        texts = [one.text for one in listed.values()]
+        settings = masks.settings_sha256(run_config)
+        context = masks.context(
+            *(self.run, slot.round, slot.attempt, received, settings),
+            [*zip(names, weights, texts, strict=True)],
+        )
+        if entry.get("context", encoded(context)) != encoded(context):
+            raise SiteError(f"round {slot.round} has come before with another model or list")
+        held, faults = self._open(entry, record.get("sealed"), names)
+        question = digest(plain({"received": received, "settings": settings}))
+        return Entered(slot, listed, context, question, held, faults)
+
+    def mask(self, vector: Vector, entered: Entered) -> tuple[Vector, Entry]:
+        """Return the masked vector, once per slot, and what the next round needs; empty after the last."""
+        slot, slots = entered.slot, self._read()
+        entry, names, own = slots[slot.order], [*entered.statements], digest(vector.tobytes())
+        if entry.get("vector", own) != own:
+            raise SiteError(f"another vector of round {slot.round} has left under these masks")
+        entry |= {
+            "vector": own,
+            "names": names,
+            "context": encoded(entered.context),
+            "question": entered.question,
+            "held": entered.held,
+        }
+        private, plus, minus = decoded(entry["s"]), list[bytes](), list[bytes]()
+        for name in [name for name in names if name != self.silo]:
+            other = decoded(entered.statements[name].mask)
+            seed = masks.pair_seed(private, other, entered.context)
+            (plus if self.silo < name else minus).append(seed)
+        plus.append(masks.self_seed(decoded(entry["b"]), entered.context))
+        following = Slot(self.run, slot.round + 1, 1)
+        kept = {slot.order: entry}
+        if following.round <= (number(self.agreed.run_config.get("rounds")) or 0):
+            found, origin = slots.get(following.order, {}), self._origin(entered.statements)
+            if found.get("origin") != origin:
+                found = self._share(following, decoded(entry["seal"]), entered.statements)
+            kept[following.order] = found
+        self._write(kept)
+        ahead = kept.get(following.order)
+        return masks.add(vector, plus, minus), self._shared(ahead) if ahead else {}
+
+    def unmask(self, record: Mapping[str, Any]) -> Entry:
+        """Return a share per silo of the list: of a survivor's self mask, of another's mask key."""
+        slot, slots = self._slot(record), self._read()
+        entry = slots.get(slot.order, {})
+        names = entry.get("names")
+        if names is None:
+            raise SiteError(
+                f"no vector of round {slot.round}, attempt {slot.attempt}, has left here"
+            )
+        survivors = self._survivors(record, names, len(entry["holders"]))
+        if "answer" not in entry:
+            self._note(entry["question"], survivors, slot)
+            shares = [
+                self._half(entry["held"].get(name, ""), name in survivors) for name in names
+            ]
+            kept = {key: entry[key] for key in ("names", "holders", "question")}
+            slots[slot.order] = entry = {**kept, "survivors": survivors, "answer": shares}
+            self._write(slots)
+        if entry["survivors"] != survivors:
+            raise SiteError(f"round {slot.round} was answered for other survivors")
+        return {"shares": [decoded(share) for share in entry["answer"]]}
+
+    # --- checks ---------------------------------------------------------------------------------------------------
+
+    def _slot(self, record: Mapping[str, Any]) -> Slot:
+        found = record.get("round"), record.get("attempt")
+        return Slot(self.run, *map(_count, found))
+
+    def _list(
+        self, record: Mapping[str, Any], slot: Slot, phase: str, own: str
+    ) -> dict[str, Statement]:
+        """Return the message's list, which has this silo's own statement and enough peers."""
+        agreed = self.agreed
+        found = read_list(record.get("statements"), slot, phase, agreed.study, agreed.peers)
+        if self.silo not in found or found[self.silo].text != own:
+            raise SiteError("the list lacks this silo's own last statement")
+        self._check_count(found, len(agreed.peers))
+        return found
+
+    def _check_count(self, names: Sequence[str] | Mapping[str, Any], of: int) -> None:
+        if len(names) < (least := threshold(of)):
+            raise SiteError(
+                f"{len(names)} silos of {of} are listed: at least {least} are needed"
+            )
+        check_peers([*names], self.silo, self.agreed.secure_peers, self.agreed.rule)
+
+    def _survivors(
+        self, record: Mapping[str, Any], names: Sequence[str], holders: int
+    ) -> list[str]:
+        given = record.get("survivors")
+        if not isinstance(given, list) or given != [name for name in names if name in given]:
+            raise SiteError("the survivors are not silos of the round's list, in its order")
+        self._check_count(given, holders)
+        return [*given]
+
+    def _note(self, question: str, survivors: Sequence[str], slot: Slot) -> None:
+        """Write down which set this question is answered for. Raises SiteError if it was another one before."""
+        own = digest("\n".join(survivors).encode())
+        with Record(self.folder).writing() as db:
+            for (before,) in db.execute(ORDER, (SUM, self.silo, question)):
+                if before != own:
+                    raise SiteError(
+                        "what this round starts from was summed over other silos before, and two such sums would show "
+                        "one silo's update: repeat it with the same silos, or start a run with another seed"
+                    )
+            disclose(db, SUM, silo=self.silo, run=str(slot), question=question, answer=own)
+
+    # --- secrets and shares -----------------------------------------------------------------------------------------
+
+    def _state(self, slot: Slot, phase: str, public: bytes, **more: str) -> str:
+        return state(slot, self.agreed.study, self.silo, phase, public, self.key, **more)
+
+    def _share(self, slot: Slot, private: bytes, holders: Mapping[str, Statement]) -> Entry:
+        """Return a slot's new secrets, their shares sealed to the holders, and keys to open the holders' own."""
+        b, s, seal = (secrets.token_bytes(32) for _ in range(3))
+        count = len(holders)
+        shares = [
+            one + two
+            for one, two in zip(
+                split(b, count, threshold(count)),
+                split(s, count, threshold(count)),
+                strict=True,
+            )
+        ]
+        sealed, opens, held = list[str](), dict[str, str](), ""
+        for (name, one), share in zip(holders.items(), shares, strict=True):
+            if name == self.silo:
+                held = encoded(share)
+                sealed.append("")
+                continue
+            shared = masks.agree(private, decoded(one.seal))
+            key = masks.sealing_key(shared, str(slot), self.silo, name)
+            sealed.append(encoded(masks.seal_shares(key, share)))
+            opens[name] = encoded(masks.sealing_key(shared, str(slot), name, self.silo))
+        hashes = b"".join(
+            bytes.fromhex(digest(share[:SHARE]) + digest(share[SHARE:])) for share in shares
+        )
+        text = self._state(
+            slot,
+            "round",
+            masks.public_of(seal),
+            mask=encoded(masks.public_of(s)),
+            secrets=f"{digest(b)}:{digest(s)}",
+            shares=digest(hashes),
+            holders=digest("\n".join(holders).encode()),
+        )
+        own = {"b": encoded(b), "s": encoded(s), "seal": encoded(seal), "share": held}
+        out = {"statement": text, "sealed": sealed, "hashes": encoded(hashes)}
+        ties = {"holders": [*holders], "opens": opens, "origin": self._origin(holders)}
+        return {**own, **out, **ties}
+
+    def _shared(self, entry: Entry) -> Entry:
+        """Return what leaves of a slot's secrets."""
+        sealed = [decoded(one) for one in entry["sealed"]]
+        return {
+            "statement": entry["statement"],
+            "sealed": sealed,
+            "hashes": decoded(entry["hashes"]),
+        }
+
+    def _origin(self, statements: Mapping[str, Statement]) -> str:
+        return digest("\n".join(one.text for one in statements.values()).encode())
+
+    def _open(
+        self, entry: Entry, sealed: Any, names: Sequence[str]
+    ) -> tuple[dict[str, str], list[str]]:
+        """Return the shares that peers have sealed for this silo, and who sent none that can be opened."""
+        if not isinstance(sealed, list) or len(sealed) != len(names):
+            raise SiteError("the message has no share of each silo in the list")
+        held, faults = {self.silo: entry["share"]}, list[str]()
+        for name, one in zip(names, sealed, strict=True):
+            if name == self.silo:
+                continue
+            try:
+                opener = ChaCha20Poly1305(decoded(entry["opens"][name]))
+                share = opener.decrypt(masks.ONCE, bytes(one), None)
+                if len(share) != 2 * SHARE:
+                    raise InvalidTag
+                held[name] = encoded(share)
+            except (InvalidTag, ValueError, TypeError):
+                faults.append(name)
+        return held, faults
+
+    def _half(self, held: str, survives: bool) -> str:
+        share = decoded(held)
+        return encoded(share[:SHARE] if survives else share[SHARE:])
+
+    # --- the disk -------------------------------------------------------------------------------------------------
+
+    def _read(self) -> dict[tuple[int, int], Entry]:
+        """Return this run's slots by round and attempt; empty where another run was the last."""
+        try:
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+            if found["run"] != self.run:
+                return {}
+            return {(r, a): entry for r, a, entry in found["slots"]}
+        except FileNotFoundError:
+            return {}
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            raise SiteError(
+                f"{self.path} cannot be read ({type(error).__name__}): remove it, and repeat the round"
+            ) from None
+
+    def _write(self, slots: Mapping[tuple[int, int], Entry]) -> None:
+        """Write this run's slots; other runs, and slots that are not among them, are erased."""
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        listed = [[*order, entry] for order, entry in slots.items()]
+        write_whole(self.path, json.dumps({"run": self.run, "slots": listed}))

@@ -1,0 +1,159 @@
+"""A silo's statement of its keys for one slot, signed by its node key, and the lists of them that a silo accepts.
+
+The server's list is never believed: each name must be a peer of the study that the hospital has approved, and each
+statement must be signed by that peer's key.
+"""
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from ..errors import SiteError
+from ..parsed import Frozen, matching, parse_values
+from ..trust.envelope import SECURE, PrivateKey, seal, unseal
+from ..trust.run_config import number
+from . import MOST_SILOS
+from .masks import encoded
+
+LONGEST = 4096  # characters of a statement
+CAP = 5.0  # of a weight, in median weights, where a run has weight-cap = 0
+
+
+def _key(text: str) -> str:
+    try:
+        if text and len(base64.b64decode(text, validate=True)) != 32:
+            raise ValueError
+    except ValueError:
+        raise SiteError("must be 32 bytes in base64") from None
+    return text
+
+
+Key = Annotated[str, AfterValidator(_key)]
+Sha = Annotated[str, matching("([0-9a-f]{64})?", "must be a SHA-256")]
+Shas = Annotated[str, matching("([0-9a-f]{64}:[0-9a-f]{64})?", "must be two SHA-256 sums")]
+Number = Annotated[int, Field(ge=1, le=2**31)]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One try at one round's sum: Flower's number of the run, the round, the attempt."""
+
+    run: str
+    round: int
+    attempt: int
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return self.round, self.attempt
+
+    def __str__(self) -> str:
+        return f"{self.run}.{self.round}.{self.attempt}"
+
+
+class Statement(Frozen):
+    """A statement with a correct signature. ``signer``: the key's fingerprint; ``text``: as it came."""
+
+    kind: str
+    study: Sha
+    run: str
+    round: Number
+    attempt: Number
+    phase: Literal["keys", "round"]
+    silo: str
+    seal: Key  # the public key to seal shares to this silo with
+    mask: Key  # the public key of pair masks; this and what follows are empty in phase "keys"
+    secrets: Shas  # of the self mask's secret and of the mask key
+    shares: Sha  # of the hashes of all shares
+    holders: Sha  # of the names of those who hold them
+    signer: str
+    text: str
+
+    @property
+    def slot(self) -> Slot:
+        return Slot(self.run, self.round, self.attempt)
+
+
+def state(
+    slot: Slot, study: str, silo: str, phase: str, public: bytes, key: PrivateKey, **more: str
+) -> str:
+    """Return a silo's signed statement. ``public``: the key to seal shares with; ``more``: of phase "round"."""
+    empty = {"mask": "", "secrets": "", "shares": "", "holders": ""}
+    fields = {"study": study, **vars(slot), "phase": phase, "silo": silo}
+    return seal(SECURE, "statement", {**fields, "seal": encoded(public), **empty, **more}, key)
+
+
+def read_statement(text: str) -> Statement:
+    """Return the statement in a text. Raises SiteError: "it ..." for one that is damaged or signed wrongly."""
+    if len(text) > LONGEST:
+        raise SiteError("it is no statement (too long)")
+    fields, signer = unseal(SECURE, "statement", text)
+    return parse_values(
+        Statement,
+        {**fields, "signer": signer, "text": text},
+        "it is no statement",
+        "a silo made it",
+    )
+
+
+def threshold(holders: int) -> int:
+    """Return how many holders must answer: more than two thirds."""
+    return 2 * holders // 3 + 1
+
+
+def read_list(
+    texts: Any, slot: Slot, phase: str, study: str, peers: Mapping[str, str]
+) -> dict[str, Statement]:
+    """Return the statements of a list by silo. Raises SiteError for a list that a silo must not accept."""
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise SiteError("the message has no list of peers' statements")
+    if len(texts) > MOST_SILOS:
+        raise SiteError(f"the list has {len(texts)} silos, and {MOST_SILOS} is the most")
+    found, keys = dict[str, Statement](), set[str]()
+    for number_, text in enumerate(texts, 1):
+        try:
+            one = read_statement(text)
+        except SiteError as error:
+            raise SiteError(f"statement {number_} of the list: {error}") from None
+        name = one.silo[:80]
+        if one.silo not in peers:
+            raise SiteError(f"{name!r} is no peer of the approved study")
+        if one.signer != peers[one.silo]:
+            raise SiteError(f"{name}'s statement is signed by {one.signer}, not by its own key")
+        if (one.slot, one.phase, one.study) != (slot, phase, study):
+            raise SiteError(f"{name}'s statement is of another study, run, round or attempt")
+        if found and one.silo <= max(found):
+            raise SiteError(f"{name} is listed twice, or the list is not in the order of names")
+        own = [key for key in (one.seal, one.mask) if key]
+        if len(own) != (1 if phase == "keys" else 2) or keys & {*own} or len({*own}) < len(own):
+            raise SiteError(f"{name} lacks a key, or has one that another silo has")
+        keys |= {*own}
+        found[one.silo] = one
+    return found
+
+
+def check_weights(weights: Any, count: int, run_config: Mapping[str, Any]) -> list[int]:
+    """Return the weights of a list. Raises SiteError if one of them would give a silo the sum to itself."""
+    if (
+        not isinstance(weights, list)
+        or len(weights) != count
+        or not all(type(weight) is int and weight >= 1 for weight in weights)
+    ):
+        raise SiteError("the list has no weight of at least 1 for each silo")
+    cap = number(run_config.get("weight-cap")) or CAP
+    most, half = cap * median(weights), sum(weights) / 2
+    if max(weights) > min(most, half):
+        raise SiteError(
+            f"a weight of {max(weights)} is above weight-cap = {cap:g} times the median weight, or above half of all"
+        )
+    return [*weights]
+
+
+def check_peers(names: Sequence[str], own: str, least: int, rule: str) -> None:
+    """Raise SiteError if a list has fewer than ``least`` silos besides this one. ``rule``: its line in the policy."""
+    others = len({*names} - {own})
+    if others < least:
+        raise SiteError(f"its policy has {rule}, and the list {others} besides this silo")

@@ -1,0 +1,269 @@
+"""Secure aggregation at the silo: shares, statements, masks, and the four messages."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from secure_ring import RECEIVED, Ring, plain_sum
+
+from client.site.errors import SiteError
+from client.site.secure import masks, shamir
+from client.site.secure.statements import check_weights, read_statement, threshold
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Ring:
+    made = Ring(tmp_path, 6)
+    made.begin()
+    return made
+
+
+# --- primitives -------------------------------------------------------------------------------------------------------
+
+
+def test_any_threshold_of_shares_gives_the_secret() -> None:
+    for count, least in ((1, 1), (3, 3), (12, 9), (100, 67)):
+        secret = secrets.token_bytes(32)
+        shares = dict(enumerate(shamir.split(secret, count, least), 1))
+        assert {len(share) for share in shares.values()} == {shamir.SHARE}
+        last = {x: shares[x] for x in [*shares][-least:]}
+        assert shamir.combine(last) == secret
+        if least > 1:
+            with pytest.raises(SiteError):
+                shamir.combine({x: shares[x] for x in [*last][1:]})
+
+
+def test_shares_of_a_known_polynomial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """7 + 5 x + 3 x^2 by hand, at x = 1, 2, 3."""
+    coefficients = iter((3, 5))
+    monkeypatch.setattr(shamir.secrets, "randbelow", lambda most: next(coefficients))
+    shares = shamir.split((7).to_bytes(32, "big"), 3, 3)
+    assert [int.from_bytes(share, "big") for share in shares] == [15, 29, 49]
+
+
+def test_a_smaller_field_agrees_with_pycryptodome() -> None:
+    """PyCryptodome shares 16 bytes in GF(2^128): the same secrets come back by both, from any threshold."""
+    other = pytest.importorskip("Crypto.Protocol.SecretSharing").Shamir
+    secret = secrets.token_bytes(16)
+    theirs = other.split(9, 12, secret)
+    ours = dict(enumerate(shamir.split(bytes(16) + secret, 12, 9), 1))
+    for xs in (range(1, 10), range(4, 13)):
+        assert other.combine([theirs[x - 1] for x in xs]) == secret
+        assert shamir.combine({x: ours[x] for x in xs})[16:] == secret
+
+
+def test_a_mask_is_a_chacha20_stream() -> None:
+    """The key stream of RFC 8439, A.1, test vector 1: key and nonce of zeros."""
+    stream = masks.add(np.zeros(4, np.uint32), [bytes(32)], [])
+    assert stream.astype("<u4").tobytes().hex() == "76b8e0ada0f13d90405d6ae55386bd28"
+    again = Cipher(ChaCha20(bytes(32), bytes(16)), None).encryptor().update(bytes(16))
+    assert stream.tobytes() == again
+
+
+def test_two_silos_derive_one_pair_seed() -> None:
+    """X25519 of RFC 7748, 6.1."""
+    a = bytes.fromhex("77076d0a7318a57d3c16c17251b26645df4c92f1ebc9a6a2a0b5d6a6c8d2ad9c"[:64])
+    b = bytes.fromhex("5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb")
+    one = masks.pair_seed(a, masks.public_of(b), b"x")
+    assert one == masks.pair_seed(b, masks.public_of(a), b"x") != masks.self_seed(a, b"x")
+    assert one != masks.pair_seed(b, masks.public_of(a), b"y")
+
+
+def test_more_than_two_thirds_must_answer() -> None:
+    assert [threshold(n) for n in (3, 4, 5, 6, 12, 100)] == [3, 3, 4, 5, 9, 67]
+
+
+# --- a round ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_sum_of_the_survivors_is_opened_in_every_round(ring: Ring) -> None:
+    vectors = ring.vectors()
+    for number, gone in ((1, {"clinic-03"}), (2, set()), (3, {"clinic-01"})):
+        among = [name for name in ring.names if number == 1 or name != "clinic-03"]
+        masked, following = ring.upload(vectors, number, among=among)
+        assert all((masked[name] != vectors[name]).any() for name in masked)
+        left = [name for name in among if name not in gone]
+        found = ring.open(masked, left, number)
+        assert (found.total == plain_sum(vectors, left)).all() and not found.false
+        assert bool(following["clinic-02"]) == (number < 3)
+        if number < 3:
+            ring.holders, ring.offers = among, {n: following[n] for n in left}
+
+
+def test_secrets_are_on_the_disk_only_while_a_slot_is_open(ring: Ring) -> None:
+    file = ring.folder / "clinic-01" / "secure" / "clinic-01.json"
+    assert file.stat().st_mode & 0o777 == 0o600
+    masked, _ = ring.upload(ring.vectors())
+    ring.open(masked, ring.names)
+    closed, following = json.loads(file.read_text())["slots"]
+    assert {*closed[2]} == {"names", "holders", "question", "survivors", "answer"}
+    assert following[:2] == [2, 1] and "b" in following[2]
+    ring.silo("clinic-01", run="8").keys({"round": 1, "attempt": 1})
+    assert [slot[:2] for slot in json.loads(file.read_text())["slots"]] == [[1, 1]]
+
+
+@pytest.mark.parametrize("what", ["received", "weights", "settings"])
+def test_another_model_list_or_setting_for_one_silo_gives_noise(ring: Ring, what: str) -> None:
+    vectors, masked = ring.vectors(64), {}
+    for name in ring.names:
+        record, received = ring.record(1, 1, ring.names, name), ""
+        if name == "clinic-04":
+            received = "c" * 64 if what == "received" else received
+            record["weights"][1] += what == "weights"
+            ring.settings["learning-rate"] = 0.1 if what == "settings" else 0.01
+        else:
+            ring.settings["learning-rate"] = 0.01
+        ring.entered[name] = ring.enter(name, record, received)
+        masked[name], _ = ring.silos[name].mask(vectors[name], ring.entered[name])
+    ring.settings["learning-rate"] = 0.01
+    found = ring.open(masked, ring.names).total
+    assert (found == plain_sum(vectors, ring.names)).mean() < 0.05
+
+
+# --- what a silo refuses ----------------------------------------------------------------------------------------------
+
+
+def refused(ring: Ring, record: dict[str, object], name: str = "clinic-01") -> str:
+    with pytest.raises(SiteError) as error:
+        ring.enter(name, record)
+    return str(error.value)
+
+
+def test_a_list_that_isolates_a_silo_is_refused(ring: Ring) -> None:
+    few = ["clinic-01", "clinic-02", "clinic-03", "clinic-04"]
+    assert "4 silos of 6 are listed: at least 5" in refused(
+        ring, ring.record(1, 1, few, few[0])
+    )
+    own = ring.record(1, 1, ring.names[1:], "clinic-02")
+    with pytest.raises(SiteError, match="lacks this silo's own last statement"):
+        ring.silos["clinic-01"].enter({**own, "weights": [1] * 5}, RECEIVED, 0.2)
+
+
+def test_too_few_peers_are_refused(tmp_path: Path) -> None:
+    ring = Ring(tmp_path, 3, least=3)
+    with pytest.raises(SiteError, match="secure-peers = 2, and the list 2 besides"):
+        ring.begin()
+
+
+def test_statements_of_others_are_refused(ring: Ring, tmp_path: Path) -> None:
+    record = ring.record(1, 1, ring.names, "clinic-01")
+    strangers = Ring(tmp_path / "sybils", 6)
+    strangers.begin()
+    texts = record["statements"]
+
+    def instead(text: str) -> str:
+        return refused(ring, {**record, "statements": [*texts[:5], text]})
+
+    assert "signed by" in instead(strangers.offers["clinic-06"]["statement"])
+    assert "listed twice" in instead(texts[4])
+    assert "its signature is wrong" in instead(texts[5].replace("clinic-06", "clinic-05"))
+    again = ring.silo("clinic-06", run="8").keys({"round": 1, "attempt": 1})["statement"]
+    assert "another study, run, round or attempt" in instead(again)
+    assert "is no statement (too long)" in instead("x" * 5000)
+    del ring.peers["clinic-06"]
+    assert "'clinic-06' is no peer" in refused(ring, record)
+    many = {**record, "statements": ["x"] * 10**6}
+    with pytest.raises(SiteError, match="1000000 silos, and 100 is the most"):
+        ring.silos["clinic-01"].enter(many, RECEIVED, 1 / 6)
+
+
+def test_a_replayed_or_another_rounds_slot_is_refused(ring: Ring) -> None:
+    record = ring.record(1, 1, ring.names, "clinic-01")
+    masked, _ = ring.upload(ring.vectors())
+    assert "no secrets here for round 3" in refused(ring, {**record, "round": 3})
+    assert "another study, run, round" in refused(ring, {**record, "round": 2})
+    ring.open(masked, ring.names)
+    assert "is over here" in refused(ring, record)  # a late upload after unmask
+    with pytest.raises(SiteError, match="a vector of round 1 has left"):
+        ring.silos["clinic-01"].keys({"round": 1, "attempt": 1})
+    ring.silos["clinic-01"].keys({"round": 2, "attempt": 2})
+    with pytest.raises(SiteError, match="is over here"):
+        ring.silos["clinic-01"].keys({"round": 1, "attempt": 3})
+
+
+def test_one_silo_cannot_have_the_sum_to_itself(ring: Ring) -> None:
+    record = ring.record(1, 1, ring.names, "clinic-01")
+    weights = {"weights": [1, 1, 1, 1, 1, 6]}
+    assert "weight-cap = 5" in refused(ring, {**record, **weights})
+    with pytest.raises(SiteError, match="not what the list of weights gives"):
+        ring.silos["clinic-01"].enter(record, RECEIVED, 1.0)
+    for bad in ([1] * 5, [1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, True], "111111", None):
+        with pytest.raises(SiteError, match="no weight of at least 1"):
+            check_weights(bad, 6, {})
+    with pytest.raises(SiteError, match="above half"):
+        check_weights([1, 1, 3], 3, {})
+
+
+def test_a_silo_masks_one_vector_in_a_slot(ring: Ring) -> None:
+    vectors = ring.vectors()
+    masked, following = ring.upload(vectors)
+    again, same = ring.upload(vectors)  # the message came twice
+    assert (again["clinic-01"] == masked["clinic-01"]).all() and same == following
+    other = ring.enter("clinic-01", ring.sent["clinic-01"])
+    with pytest.raises(SiteError, match="another vector of round 1 has left"):
+        ring.silos["clinic-01"].mask(vectors["clinic-01"] + 1, other)
+    with pytest.raises(SiteError, match="another model or list"):
+        ring.enter("clinic-01", ring.sent["clinic-01"], "c" * 64)
+
+
+def test_a_silo_answers_one_set_in_a_slot(ring: Ring) -> None:
+    ring.upload(ring.vectors())
+    silo, slot = ring.silos["clinic-01"], {"round": 1, "attempt": 1}
+    for bad in (["clinic-01"], ring.names[::-1], [*ring.names, "x"], None, ring.names * 2):
+        with pytest.raises(SiteError):
+            silo.unmask({**slot, "survivors": bad})
+    first = silo.unmask({**slot, "survivors": ring.names[:5]})
+    assert first == silo.unmask({**slot, "survivors": ring.names[:5]})
+    assert {len(share) for share in first["shares"]} == {shamir.SHARE}
+    for other in (ring.names, ring.names[1:]):
+        with pytest.raises(SiteError, match="answered for other survivors"):
+            ring.silo("clinic-01").unmask({**slot, "survivors": other})
+
+
+def test_one_question_is_answered_for_one_set_over_all_runs(ring: Ring) -> None:
+    """Two sums of one question over sets that differ by a silo would differ by its update."""
+    vectors = ring.vectors()
+    masked, _ = ring.upload(vectors)
+    ring.open(masked, ring.names)
+    ring.begin(1, 2)
+    masked, _ = ring.upload(vectors, 1, 2)
+    with pytest.raises(SiteError, match="summed over other silos before"):
+        ring.open(masked, ring.names[1:], 1, 2)
+    found = ring.open(masked, ring.names, 1, 2)  # a repeat over the same set
+    assert (found.total == plain_sum(vectors, ring.names)).all()
+
+
+def test_false_shares_are_traced_to_their_silo(ring: Ring) -> None:
+    vectors = ring.vectors()
+    offers = ring.offers["clinic-02"]["sealed"]
+    offers[0] = offers[0][:-1] + bytes([offers[0][-1] ^ 1])  # for clinic-01
+    masked, _ = ring.upload(vectors)
+    assert ring.entered["clinic-01"].faults == ["clinic-02"]
+    answer = ring.silos["clinic-03"].unmask
+
+    def lies(record: Mapping[str, Any]) -> dict[str, Any]:
+        shares = answer(record)["shares"]
+        return {"shares": [bytes(66), *shares[1:]]}
+
+    ring.silos["clinic-03"].unmask = lies  # type: ignore[method-assign]
+    with pytest.raises(SiteError, match="4 shares of clinic-01's"):
+        ring.open(masked, ring.names, asked=ring.names[:5])
+    found = ring.open(masked, ring.names)
+    assert (found.total == plain_sum(vectors, ring.names)).all()
+    assert [*found.false] == ["clinic-03"]
+
+
+def test_a_statement_says_what_it_is_for(ring: Ring) -> None:
+    one = read_statement(ring.offers["clinic-01"]["statement"])
+    assert (one.round, one.attempt, one.phase, one.silo) == (1, 1, "round", "clinic-01")
+    for bad in ("", "{}", "[]", json.dumps({"statement": "{}"}), "x" * 5000):
+        with pytest.raises(SiteError, match="it is no"):
+            read_statement(bad)

@@ -1,0 +1,127 @@
+"""Silos of one secure run in one process, each with keys and a disk of its own, and an honest server between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from client.site.secure import masks
+from client.site.secure.silo import Agreed, Entered, SecureSilo
+from client.site.secure.statements import Statement, read_statement
+from client.site.secure.unmasking import open_sum
+from client.site.trust.envelope import fingerprint, public_pem
+from client.site.trust.keys import new_key
+
+RUN, STUDY, RECEIVED = "7", "a" * 64, "b" * 64
+SETTINGS: dict[str, Any] = {"rounds": 3, "weight-cap": 5.0, "secure-aggregation": True}
+Record = dict[str, Any]
+
+
+class Ring:
+    """The silos, what the server has of them, and the steps of a round."""
+
+    def __init__(self, folder: Path, count: int, least: int = 2) -> None:
+        self.folder, self.least, self.settings = folder, least, dict(SETTINGS)
+        self.names = [f"clinic-{number:02d}" for number in range(1, count + 1)]
+        self.nodes = {name: new_key() for name in self.names}
+        self.peers = {n: fingerprint(public_pem(key)) for n, key in self.nodes.items()}
+        self.silos = {name: self.silo(name) for name in self.names}
+        self.offers: dict[str, Record] = {}  # what came last of each silo: statement, shares
+        self.holders: list[str] = []
+        self.entered: dict[str, Entered] = {}
+        self.sent: dict[str, Record] = {}  # the last train record of each silo
+
+    def silo(self, name: str, run: str = RUN, **more: Any) -> SecureSilo:
+        agreed = Agreed(STUDY, self.peers, self.least, "secure-peers = 2", self.settings)
+        key = self.nodes[name]
+        return SecureSilo(self.folder / name, name, key, run, more.get("agreed", agreed))
+
+    def begin(self, round: int = 1, attempt: int = 1, among: Sequence[str] = ()) -> None:
+        names = sorted(among or self.names)
+        slot = {"round": round, "attempt": attempt}
+        texts = [self.silos[name].keys(slot)["statement"] for name in names]
+        record = {**slot, "statements": texts}
+        self.offers = {name: self.silos[name].start(record) for name in names}
+        self.holders = names
+
+    def record(self, round: int, attempt: int, names: Sequence[str], to: str) -> Record:
+        """The train record for one silo."""
+        place = self.holders.index(to)
+        return {
+            "round": round,
+            "attempt": attempt,
+            "statements": [self.offers[name]["statement"] for name in names],
+            "weights": [1] * len(names),
+            "sealed": [self.offers[name]["sealed"][place] for name in names],
+        }
+
+    def received(self, round: int) -> str:
+        """The model of a round, which is another one in each."""
+        return RECEIVED[:-2] + f"{round:02d}"
+
+    def vectors(self, size: int = 5) -> dict[str, Any]:
+        rng = np.random.default_rng(0)
+        return {n: rng.integers(0, 2**32, size, dtype=np.uint32) for n in self.names}
+
+    def enter(self, name: str, record: Record, received: str = "") -> Entered:
+        weights, received = record["weights"], received or self.received(record["round"])
+        own = [self.read(text).silo for text in record["statements"]].index(name)
+        return self.silos[name].enter(record, received, weights[own] / sum(weights))
+
+    def read(self, text: str) -> Statement:
+        return read_statement(text)
+
+    def upload(
+        self,
+        vectors: Mapping[str, Any],
+        round: int = 1,
+        attempt: int = 1,
+        among: Sequence[str] = (),
+    ) -> tuple[dict[str, Any], dict[str, Record]]:
+        """The masked vectors, and the offers for the next round; all silos of the list send."""
+        names, masked, following = sorted(among or self.offers), {}, {}
+        for name in names:
+            self.sent[name] = self.record(round, attempt, names, name)
+            self.entered[name] = self.enter(name, self.sent[name])
+            masked[name], following[name] = self.silos[name].mask(
+                vectors[name], self.entered[name]
+            )
+        return masked, following
+
+    def open(
+        self,
+        masked: Mapping[str, Any],
+        survivors: Sequence[str],
+        round: int = 1,
+        attempt: int = 1,
+        asked: Sequence[str] = (),
+    ) -> Any:
+        """The opened sum of the survivors. ``asked``: who answers."""
+        names = sorted(masked)
+        slot = {"round": round, "attempt": attempt, "survivors": [*survivors]}
+        answers = {n: self.silos[n].unmask(slot)["shares"] for n in asked or survivors}
+        total = np.zeros_like(next(iter(masked.values())))
+        for name in survivors:
+            total += masked[name]
+        texts = {name: self.offers[name]["statement"] for name in names}
+        context = masks.context(
+            *(RUN, round, attempt, self.received(round), masks.settings_sha256(self.settings)),
+            [(name, 1, texts[name]) for name in names],
+        )
+        return open_sum(
+            *(total, names, survivors, context),
+            {name: self.read(text) for name, text in texts.items()},
+            answers,
+            self.holders,
+            {name: self.offers[name]["hashes"] for name in names},
+        )
+
+
+def plain_sum(vectors: Mapping[str, Any], names: Sequence[str]) -> Any:
+    total = np.zeros_like(next(iter(vectors.values())))
+    for name in names:
+        total += vectors[name]
+    return total
