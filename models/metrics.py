@@ -27,13 +27,20 @@ IGNORED = -100  # the label that PyTorch's losses ignore
 MMD_WIDTHS = (10.0, 15.0, 20.0, 50.0)
 
 
-def mmd(a: Tensor, b: Tensor) -> Tensor:
-    """Return the squared maximum mean discrepancy of two batches of features (b, K), for a sum of Gaussian kernels."""
-    both = torch.cat([a, b])
+def mmd(a: Tensor, b: Tensor, *, of_batch: bool = False) -> Tensor:
+    """Return the squared maximum mean discrepancy of two batches of features (b, K), for a sum of Gaussian kernels.
+
+    The kernels are exp(-d² / 2s), with the fixed s of ``MMD_WIDTHS``; ``of_batch``: with 2s = 1/4, 1/2, 1, 2, 4 times
+    the mean d² of two different samples of both batches, which has no gradient.
+    """
+    both, n = torch.cat([a, b]), len(a)
     squares = both.square().sum(1)
     distances = squares.unsqueeze(1) + squares - 2 * both @ both.T
-    kernel = torch.stack([(-distances / (2 * width)).exp() for width in MMD_WIDTHS]).sum(0)
-    n = len(a)
+    widths: Sequence[float | Tensor] = MMD_WIDTHS
+    if of_batch:
+        mean = distances.detach().sum() / (4 * n * n - 2 * n) + 1e-8
+        widths = [mean * share / 2 for share in (0.25, 0.5, 1, 2, 4)]
+    kernel = torch.stack([(-distances / (2 * width)).exp() for width in widths]).sum(0)
     return (kernel[:n, :n] + kernel[n:, n:] - kernel[:n, n:] - kernel[n:, :n]).mean()
 
 

@@ -18,7 +18,7 @@ penalties per silo are not implemented. The method of Wang, Marella and Anderson
 Paper and code: the authors' code measures Δ_i from the received θ, not from the silo's own w_i, so that
 Δ_i = 2 (w_i - θ) and η = 1/2 is plain averaging (``since = "received"``). It draws each silo's epochs from 1 to
 E (``random-epochs``), and lowers η to 0.5 at round 60 (``later``, ``later-from``). Local steps start from θ (code) or
-from the silo's w_i (``start = "own"``).
+from the silo's w_i (``start = "own"``). The received model is θ in both cases.
 
 Special cases: with all present and η = 1 it is FedDyn with α = ρ. η = 0 is FedAPM with nothing personal, ρ/N for its
 ρ and N times the learning rate, with absent silos too. since = "received", η = 1/2: FedAvg's mean with equal weights.
@@ -72,14 +72,10 @@ class FedADMMClient(SiloClient):
         """Return w_i of the last counted round; before the first the common initial model, for a late joiner θ."""
         return self.first() if self.state.primal is None else self.state.primal
 
-    def newcomer(self) -> Tensor:
-        return self.models[GLOBAL].vector
-
-    def receive(self) -> Tensor:
-        return self.last() if self.settings.start == "own" else super().receive()
-
     def local_update(self) -> list[Tensor]:
         s, theta, w = self.settings, self.models[GLOBAL].vector, self.model.vector
+        if s.start == "own":
+            self.model.load(self.last())
         dual = torch.zeros_like(w) if self.state.dual is None else self.state.dual
         self.train(
             correction=lambda v, g: g.add_(v - theta, alpha=s.rho).add_(dual),

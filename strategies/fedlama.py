@@ -19,8 +19,10 @@ reply was lost. Special cases: φ = 1 is FedAvg bit for bit, and so is every run
 
 Paper and code: the official code averages without weights (``average = "silos"``), does not adjust in the first 6
 rounds (``wait``), and keeps its momentum over rounds (``optimizer-state = "keep"``). It counts the layer at which the
-curves cross as one of the slow ones, as here. It is no personalised method: if φ | t-1, the received model of round t
-is the same for all. In other rounds it has the silo's own slow layers, which improves its metrics, but not by design.
+curves cross as one of the slow ones, as here. Line 9 of the paper's Algorithm 2 contradicts the paper's own text and
+the code, which agree with one another and are followed here. It is no personalised method: if φ | t-1, the
+received model of round t is the same for all. In other rounds it has the silo's own slow layers, which improves its
+metrics, but not by design.
 """
 
 from __future__ import annotations

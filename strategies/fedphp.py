@@ -7,7 +7,7 @@ Li, Zhan, Shao, Li and Song, ECML-PKDD 2021. w by FedAvg, but each silo trains i
 with its history p_i fixed in training. φ is the input of the last layer block, z its outputs, B a batch:
 
     T = MMD: mean over B x B of k(φ_w, φ_w') + k(φ_p, φ_p') - 2 k(φ_w, φ_p),
-             k(a, b) = sum over s in {10, 15, 20, 50} of exp(-||a - b||² / 2s)
+             k(a, b) = sum over five widths or four of exp(-||a - b||² / 2s)                          (``kernels``)
     T = distillation: -mean over B of sum_c softmax_c(z_p / 4) log softmax_c(z_w)
 
 μ grows with the silo's own rounds: 0.9 times those before this one over max(1, C T), at most 0.9, with C the
@@ -19,7 +19,9 @@ An absent silo keeps both. Personal: p_i. Special cases: with λ = 0, w is FedAv
 is FedAvg's locally trained model.
 
 The paper's text was not available: all this is from its first author's code, which also clips at norm 100 (``clip``)
-and uses at least five batches a round.
+and uses at least five batches a round. Its kernels have 2s = 1/4, 1/2, 1, 2 and 4 times the mean ||a - b||² of two
+different samples of the batch's features, both models' together (``kernels = "batch"``). The fixed s of 10, 15, 20 and
+50, which earlier runs have and which stay the default, are PFLlib's.
 """
 
 from __future__ import annotations
@@ -52,6 +54,11 @@ class PhpSettings:
         0.1, "share of the transfer term in the loss", symbol="λ", minimum=0, maximum=1
     )
     transfer: str = setting("mmd", "what the history teaches", choices=("mmd", "distillation"))
+    kernels: str = setting(
+        "fixed",
+        "widths of mmd's kernels: PFLlib's fixed ones, or the authors', from each batch's distances",
+        choices=("fixed", "batch"),
+    )
     clip: float = setting(0.0, "largest norm of a step's gradient, 0: any", minimum=0)
 
 
@@ -99,7 +106,7 @@ class FedPHPClient(SiloClient):
         self, features: Tensor, logits: Tensor, old_features: Tensor, old_logits: Tensor
     ) -> Tensor:
         if self.settings.transfer == "mmd":
-            return mmd(features, old_features)
+            return mmd(features, old_features, of_batch=self.settings.kernels == "batch")
         soft = (old_logits / TEMPERATURE).softmax(1)
         return -(soft * logits.log_softmax(1)).sum(1).mean()
 

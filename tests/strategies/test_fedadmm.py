@@ -182,3 +182,15 @@ def test_a_resumed_run_knows_what_was_counted(three: Files, tmp_path: Path) -> N
     interrupted(three, tmp_path / "parts", watch=crash_after(3), **options)
     resumed = federate(three, directory=tmp_path / "parts", resume=True, **options)
     assert_equal(whole, resumed, (tmp_path / "whole", tmp_path / "parts"))
+
+
+@pytest.mark.parametrize("start", ["own", "received"])
+def test_what_is_called_received_is_theta(three: Files, start: str) -> None:
+    """With start = own the silo's own model was reported under that name, and as the federation's one model."""
+    run = federate(three, strategy="fedadmm", fedadmm__rho=0.2, fedadmm__start=start, **OPTIONS)
+    x, y = rows_of(three["a"])
+    for r in (2, 5):
+        theta = run.sent_to("a", r)["global"].vector.double().numpy()
+        logits = x @ theta[:9].reshape(3, 3).T + theta[9:]
+        loss = np.mean(np.log(np.exp(logits).sum(1)) - logits[np.arange(len(y)), y])
+        assert run.values("loss", "a", "received")[r - 1] == pytest.approx(loss, abs=1e-5)

@@ -305,6 +305,7 @@ DEFAULTS: dict[str, bool | int | float | str] = {
     "fedphp.mu": 0.9,
     "fedphp.lambda": 0.1,
     "fedphp.transfer": "mmd",
+    "fedphp.kernels": "fixed",
     "fedphp.clip": 0.0,
     "fedproto.lambda": 1.0,
     "fedproto.weighting": "samples",
