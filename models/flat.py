@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from typing import Any, Protocol
@@ -43,6 +44,14 @@ class PrivateGradient(Protocol):
     def gradient(self, x: Any, y: Tensor, loss: Any, network: nn.Module | None) -> Tensor: ...
 
 
+@dataclass(frozen=True)
+class Passes:
+    """How the gradient of a batch is computed: in parts, one after the other, then shortened to ``clip`` (0: not)."""
+
+    parts: int = 1
+    clip: float = 0.0
+
+
 class FlatModel:
     """A module whose parameters are views into ``vector`` and whose gradients are views into ``gradient``.
 
@@ -52,6 +61,7 @@ class FlatModel:
     """
 
     private: PrivateGradient | None = None  # set while gradients must be private
+    passes = Passes()
 
     def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
         check_tensors(module)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import partial
 from statistics import NormalDist
 
 import numpy as np
@@ -44,23 +44,28 @@ def mmd(a: Tensor, b: Tensor, *, of_batch: bool = False) -> Tensor:
     return (kernel[:n, :n] + kernel[n:, n:] - kernel[:n, n:] - kernel[n:, :n]).mean()
 
 
-@cache  # equal losses are one object, so that silos with the same loss can be trained together
-def loss_function(name: str, gamma: float = 1.0) -> Callable[[Tensor, Tensor], Tensor]:
+def loss_function(
+    name: str, gamma: float = 1.0, smoothing: float = 0.0
+) -> Callable[[Tensor, Tensor], Tensor]:
     """Return the training loss as a function of logits (b, C) and labels (b,), averaged over the batch.
 
-    * "cross-entropy": mean of -log p_y, with p the softmax of the logits.
+    * "cross-entropy": mean of -log p_y, with p the softmax of the logits; ``smoothing`` is torch's label_smoothing.
     * "focal": mean of -(1 - p_y)^gamma log p_y (Lin et al., ICCV 2017, equation 4); gamma = 0 is the
       cross-entropy. PLayer-FL's code has a different "focal" loss, with terms for the wrong classes and constant
       class weights; its paper does not give it.
 
     Samples labelled -100 (PyTorch's ``ignore_index``) are ignored, so that batches can be padded with them.
 
-    Raises DataError for another name, or a gamma that is negative or not finite.
+    Raises DataError for another name, a gamma that is negative or not finite, or what only the cross-entropy has.
     """
     if name not in LOSSES:
         raise DataError(f"unknown loss {name!r}; there are: {', '.join(LOSSES)}")
     if not (math.isfinite(gamma) and gamma >= 0):
         raise DataError(f"focal-gamma must be a number of at least 0, not {gamma}")
+    if smoothing and name != "cross-entropy":
+        raise DataError(
+            f"label-smoothing = {smoothing:g}: loss = cross-entropy has it, {name} has not"
+        )
 
     def focal(logits: Tensor, y: Tensor) -> Tensor:
         log_p = -F.cross_entropy(logits, y, reduction="none")
@@ -68,6 +73,8 @@ def loss_function(name: str, gamma: float = 1.0) -> Callable[[Tensor, Tensor], T
         missing = (-torch.expm1(log_p)).clamp_min(torch.finfo(log_p.dtype).tiny)
         return -(missing**gamma * log_p).sum() / (y != IGNORED).sum()
 
+    if smoothing:
+        return partial(F.cross_entropy, label_smoothing=smoothing)
     return F.cross_entropy if name == "cross-entropy" or gamma == 0 else focal
 
 

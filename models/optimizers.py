@@ -1,4 +1,4 @@
-"""SGD and Adam on flat vectors, with their state as explicit arrays.
+"""SGD, Adam and AdamW on flat vectors, with their state as explicit arrays.
 
 ``torch.optim`` is not used because its first step imports ``torch._dynamo``: about two seconds in every new silo
 process. Tests check that these optimisers equal ``torch.optim``.
@@ -21,12 +21,23 @@ class Optimizer(ABC):
     only_where_gradient = False
 
     def __init__(self, lr: float) -> None:
-        self.lr = lr
+        self.lr, self.warmup, self.taken = lr, 0, 0
         self.state: dict[str, Tensor] = {}
 
-    @abstractmethod
+    def warm_up(self, steps: int) -> None:
+        """Let the rate rise over the first steps: step s of W has s / (W + 1) of it, as torch's LinearLR."""
+        self.warmup = steps
+        self.only_where_gradient = self.only_where_gradient and not steps
+
     def step(self, vector: Tensor, gradient: Tensor) -> None:
         """Take one step, in place."""
+        self.taken += 1
+        share = min(self.taken / (self.warmup + 1), 1.0) if self.warmup else 1.0
+        self.move(vector, gradient, self.lr * share)
+
+    @abstractmethod
+    def move(self, vector: Tensor, gradient: Tensor, rate: float) -> None:
+        """Move the vector by one step with this rate, in place."""
 
 
 class Sgd(Optimizer):
@@ -38,7 +49,7 @@ class Sgd(Optimizer):
         self.only_where_gradient = not momentum and not weight_decay
 
     @torch.no_grad()
-    def step(self, vector: Tensor, gradient: Tensor) -> None:
+    def move(self, vector: Tensor, gradient: Tensor, rate: float) -> None:
         if self.weight_decay:
             gradient = gradient.add(vector, alpha=self.weight_decay)
         if self.momentum:
@@ -48,11 +59,14 @@ class Sgd(Optimizer):
             else:
                 velocity.mul_(self.momentum).add_(gradient)
             gradient = velocity
-        vector.add_(gradient, alpha=-self.lr)
+        vector.add_(gradient, alpha=-rate)
 
 
 class Adam(Optimizer):
-    """Adam (Kingma and Ba 2015, algorithm 1) with L2 weight decay in the gradient; ``amsgrad`` keeps the largest v."""
+    """Adam (Kingma and Ba 2015, algorithm 1) with L2 weight decay in the gradient; ``amsgrad`` keeps the largest v.
+
+    ``decoupled``: AdamW (Loshchilov and Hutter 2019, algorithm 2), whose decay shrinks the vector instead.
+    """
 
     def __init__(
         self,
@@ -61,15 +75,17 @@ class Adam(Optimizer):
         amsgrad: bool = False,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
+        decoupled: bool = False,
     ) -> None:
         super().__init__(lr)
+        self.decoupled = decoupled
         self.weight_decay = weight_decay
         self.amsgrad = amsgrad
         self.betas = betas
         self.eps = eps
 
     @torch.no_grad()
-    def step(self, vector: Tensor, gradient: Tensor) -> None:
+    def move(self, vector: Tensor, gradient: Tensor, rate: float) -> None:
         if not self.state:
             self.state = {
                 "steps": torch.zeros(()),
@@ -78,7 +94,9 @@ class Adam(Optimizer):
             }
             if self.amsgrad:
                 self.state["v_max"] = torch.zeros_like(vector)
-        if self.weight_decay:
+        if self.decoupled:
+            vector.mul_(1 - rate * self.weight_decay)
+        elif self.weight_decay:
             gradient = gradient.add(vector, alpha=self.weight_decay)
         beta1, beta2 = self.betas
         # The count stays on the CPU: reading it from a GPU would synchronise at every step.
@@ -89,7 +107,7 @@ class Adam(Optimizer):
         if self.amsgrad:
             v = torch.maximum(self.state["v_max"], v, out=self.state["v_max"])
         denominator = v.sqrt().div_((1 - beta2**steps) ** 0.5).add_(self.eps)
-        vector.addcdiv_(m, denominator, value=-self.lr / (1 - beta1**steps))
+        vector.addcdiv_(m, denominator, value=-rate / (1 - beta1**steps))
 
 
 def make_optimizer(
@@ -99,9 +117,9 @@ def make_optimizer(
     weight_decay: float = 0.0,
     amsgrad: bool = False,
 ) -> Optimizer:
-    """Return the optimiser of that name (``sgd`` or ``adam``), without state. Raises UserError for another name."""
+    """Return the optimiser of that name, without state. Raises UserError for one that is not sgd, adam or adamw."""
     if name == "sgd":
         return Sgd(lr, momentum, weight_decay)
-    if name == "adam":
-        return Adam(lr, weight_decay, amsgrad)
-    raise UserError(f"unknown optimizer '{name}': sgd, adam")
+    if name in ("adam", "adamw"):
+        return Adam(lr, weight_decay, amsgrad, decoupled=name == "adamw")
+    raise UserError(f"unknown optimizer '{name}': sgd, adam, adamw")

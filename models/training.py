@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -91,15 +91,34 @@ def own_gradient(
     network: nn.Module | None = None,
 ) -> Tensor:
     """Compute :func:`loss_gradient` without privacy."""
+    how = model.passes
+    total: Tensor | float = 0.0
     with model.one_gradient():
-        if isinstance(loss, OnFeatures):
-            with seen_features(model) as found:
-                logits = (network or model.module)(x)
-            value = loss.of(logits, found[-1], y)
-        else:
-            value = loss((network or model.module)(x), y)
-        value.backward()  # type: ignore[no-untyped-call]
-    return value.detach()
+        for own_x, own_y in parts_of(x, y, how.parts, 2 if model.has_batch_norm else 1):
+            if isinstance(loss, OnFeatures):
+                with seen_features(model) as found:
+                    logits = (network or model.module)(own_x)
+                value = loss.of(logits, found[-1], own_y)
+            else:
+                value = loss((network or model.module)(own_x), own_y)
+            if len(own_y) < len(y):
+                value = value * (len(own_y) / len(y))
+            value.backward()  # type: ignore[no-untyped-call]
+            total = total + value.detach()
+        if how.clip:
+            clip_norm(model.gradient, how.clip)
+    return total  # type: ignore[return-value]
+
+
+def parts_of(x: Any, y: Tensor, parts: int, least: int) -> list[tuple[Any, Tensor]]:
+    """Return a batch in this number of parts of nearly equal size, or in fewer, of at least ``least`` samples each."""
+    if (parts := min(parts, len(y) // least)) <= 1:
+        return [(x, y)]
+    labels = torch.tensor_split(y, parts)
+    if isinstance(x, Tensor):
+        return list(zip(torch.tensor_split(x, parts), labels, strict=True))
+    inputs = zip(*(torch.tensor_split(part, parts) for part in x), strict=True)
+    return [(type(x)(*part), own) for part, own in zip(inputs, labels, strict=True)]
 
 
 @dataclass(frozen=True)

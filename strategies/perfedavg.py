@@ -17,7 +17,7 @@ quadratic loss HF is exact for any δ.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -81,13 +81,15 @@ class PerFedAvgClient(SiloClient):
         return self.batches(1_000_000_000, purpose)
 
     def hessian_product(self, w: Tensor, direction: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Return ∇²f(w) times ``direction`` by central differences."""
-        delta = self.settings.delta
+        """Return ∇²f(w) times ``direction`` by central differences, of gradients that are not shortened."""
+        delta, passes = self.settings.delta, self.model.passes
+        self.model.passes = replace(passes, clip=0.0)
         self.model.load(w + delta * direction)
         self.gradient(x, y)
         ahead = self.model.gradient.clone()
         self.model.load(w - delta * direction)
         self.gradient(x, y)
+        self.model.passes = passes
         return (ahead - self.model.gradient) / (2 * delta)
 
     def personal(self) -> Tensor:

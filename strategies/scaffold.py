@@ -79,7 +79,7 @@ class ScaffoldClient(SiloClient):
         return (*super().noised_passes(), *([1] if self.settings.option == "I" else []))
 
     def local_update(self) -> list[Tensor]:
-        decay = self.common.weight_decay
+        decay = self.common.l2
         total = torch.zeros_like(self.model.vector)
         steps = 0
         own = total.clone() if self.state.control is None else self.state.control
@@ -124,13 +124,17 @@ class Scaffold(PersonalizedStrategy):
 
     def start_state(self, initial: Callable[[str], Tensor]) -> None:
         c = self.common
-        plain = (
-            c.optimizer == "sgd" and c.momentum == 0 and c.wire_dtype == "float32" and not c.ala
-        )
+        plain = (c.optimizer, c.momentum, c.warmup_batches, c.wire_dtype) == (
+            "sgd",
+            0,
+            0,
+            "float32",
+        ) and not c.ala
         if self.settings.up == "model" and (not plain or self.settings.option == "I"):
             raise UserError(
                 "scaffold.up = model: the server can tell the control variates of plain SGD only: it needs "
-                "optimizer = sgd, momentum = 0, wire-dtype = float32, ala = false and scaffold.option = II"
+                "optimizer = sgd, momentum = 0, warmup-batches = 0, wire-dtype = float32, ala = false and "
+                "scaffold.option = II"
             )
         super().start_state(initial)
         self.state.control = torch.zeros_like(self.state.model)

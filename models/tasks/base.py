@@ -42,6 +42,7 @@ class Task:
     minimum_outputs: ClassVar[int] = 2
     single_label: ClassVar[bool] = True  # whether a sample has one class
     per_pixel: ClassVar[bool] = False  # whether there are outputs for every pixel
+    of_each: ClassVar[bool] = True  # whether a batch's loss is the mean of its samples' losses
 
     def check_outputs(self, outputs: int) -> None:
         """Raise DataError where a network for this task cannot have this number of outputs."""
@@ -50,12 +51,12 @@ class Task:
                 f"a classifier needs at least {self.minimum_outputs} classes, not {outputs}"
             )
 
-    def loss(self, name: str, gamma: float) -> Loss:
+    def loss(self, name: str, gamma: float, smoothing: float = 0.0) -> Loss:
         """Return the training loss of outputs and labels, averaged over the batch.
 
         Raises DataError for a loss that does not fit the task.
         """
-        return loss_function(name, gamma)
+        return loss_function(name, gamma, smoothing)
 
     def measure(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
         """Return every metric of ``metrics`` for a network's outputs (n, ...) and labels (n, ...)."""
@@ -108,7 +109,11 @@ class SingleLossTask(Task):
                 f"{self.name} needs at least {self.minimum_outputs} outputs, not {outputs}"
             )
 
-    def loss(self, name: str, gamma: float) -> Loss:
+    def loss(self, name: str, gamma: float, smoothing: float = 0.0) -> Loss:
+        if smoothing:
+            raise DataError(
+                f"label-smoothing = {smoothing:g}: it is for samples of one class each, not for {self.name}"
+            )
         if name != "cross-entropy":
             raise DataError(
                 f"loss = {name}: {self.name} has one loss of its own; leave loss as it is"

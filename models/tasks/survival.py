@@ -41,6 +41,7 @@ class Survival(SingleLossTask):
     score_label: ClassVar[str] = "C-index"
     secondary_metrics: ClassVar[dict[str, str]] = {}
     secondary_text: ClassVar[str] = ""
+    of_each: ClassVar[bool] = False
     own_loss = staticmethod(cox_loss)
 
     def check_outputs(self, outputs: int) -> None:

@@ -16,7 +16,7 @@ import torch
 from flwr.client import NumPyClient
 from torch import Tensor
 
-from models.flat import gather, is_finite, write
+from models.flat import Passes, gather, is_finite, write
 from models.optimizers import Optimizer, make_optimizer
 from models.training import MeanLoss, Network, loss_gradient
 from partitions.common.errors import UserError
@@ -64,7 +64,8 @@ class SiloClient(NumPyClient):
         self.silo, self.common, self.settings, self.info = silo, common, settings, info
         self.state = self.state_type(state.arrays, state.numbers)
         self.model = silo.model
-        self.loss = silo.task.loss(common.loss, common.focal_gamma)
+        self.model.passes = Passes(common.accumulate, common.clip_gradient)
+        self.loss = silo.task.loss(common.loss, common.focal_gamma, common.label_smoothing)
         self.round, self.late = 0, False  # late: the silo joined during the run
         # Of the state that the evaluated personal model belongs to
         self.run_id, self.measured_round = "", 0
@@ -159,6 +160,7 @@ class SiloClient(NumPyClient):
         optimizer = make_optimizer(
             c.optimizer, self.learning_rate(), c.momentum, c.weight_decay, c.amsgrad
         )
+        optimizer.warm_up(c.warmup_batches)
         if c.optimizer_state == "keep":
             prefix = f"optimizer.{key}."
             kept = {

@@ -199,7 +199,11 @@ class RunSettings:
                 f"{info.name} works on samples that have one class each, which {task.name} has not"
             )
         task.check_outputs(outputs)
-        task.loss(c.loss, c.focal_gamma)
+        task.loss(c.loss, c.focal_gamma, c.label_smoothing)
+        if c.accumulate > 1 and not task.of_each:
+            raise UserError(
+                f"accumulate = {c.accumulate}: not for {task.name}, whose loss compares the samples of a batch"
+            )
 
     def augmentation_for(self, shape: tuple[int, ...]) -> Augmentation | None:
         """Return the augmentation of samples of this shape; raise UserError if it does not fit the shape."""
@@ -218,6 +222,14 @@ def check_patience(common: Common) -> None:
     if common.min_delta and not common.patience:
         raise UserError(
             f"min-delta = {common.min_delta:g} is of early stopping: it needs patience = 1 or more"
+        )
+
+
+def check_schedule(common: Common) -> None:
+    """Raise UserError if the learning rate could never reach its full value."""
+    if common.warmup_rounds >= common.rounds:
+        raise UserError(
+            f"warmup-rounds = {common.warmup_rounds}: fewer than rounds = {common.rounds} are needed here"
         )
 
 
@@ -312,6 +324,7 @@ def _check_common(common: Common, info: MethodInfo) -> None:
             f"weight-cap = {common.weight_cap:g}: at least 1, or 0 for none, is needed here"
         )
     check_patience(common)
+    check_schedule(common)
     read_agreed(common.agreed)
     augmentation(common.augment)
 
@@ -359,6 +372,14 @@ def _check_privacy(info: MethodInfo, common: Common) -> None:
     if common.ala:
         raise UserError(
             "dp = true: not with ala = true: how it mixes depends on records without noise"
+        )
+    if common.clip_gradient:
+        raise UserError(
+            f"dp = true: not with clip-gradient = {common.clip_gradient:g}: dp.clip-norm clips each unit's gradient"
+        )
+    if common.accumulate > 1:
+        raise UserError(
+            f"dp = true: not with accumulate = {common.accumulate}: a batch is computed in parts as it is"
         )
 
 

@@ -149,7 +149,13 @@ class Common:
         minimum=1,
         maximum=MOST_SAMPLES,
     )
-    optimizer: str = setting("sgd", "local optimiser", choices=("sgd", "adam"))
+    accumulate: int = setting(
+        1,
+        "parts that a mini-batch is computed in, one after the other, whose gradients add up to the batch's",
+        minimum=1,
+        maximum=1024,
+    )
+    optimizer: str = setting("sgd", "local optimiser", choices=("sgd", "adam", "adamw"))
     optimizer_state: str = setting(
         "reset",
         "what happens to momentum and moments between rounds",
@@ -160,13 +166,43 @@ class Common:
     )
     momentum: float = setting(0.0, "momentum of sgd", minimum=0, maximum=1)
     weight_decay: float = setting(
-        0.0, "L2 weight decay in the gradient", minimum=0, kind="decay"
+        0.0,
+        "L2 weight decay in the gradient; of adamw, decoupled from it",
+        minimum=0,
+        kind="decay",
     )
-    amsgrad: bool = setting(False, "the AMSGrad variant of adam")
+    amsgrad: bool = setting(False, "the AMSGrad variant of adam and adamw")
+    clip_gradient: float = setting(
+        0.0, "longest gradient of a batch, a longer one is shortened, 0: any", minimum=0
+    )
     lr_decay: float = setting(
         1.0, "factor on the learning rate after every round", above=0, maximum=1
     )
+    schedule: str = setting(
+        "constant",
+        "learning rate over the rounds: constant, falling as a cosine to 0, or in steps",
+        choices=("constant", "cosine", "step"),
+    )
+    schedule_every: int = setting(10, "step: the rate falls after so many rounds", minimum=1)
+    schedule_factor: float = setting(
+        0.1, "step: to this share of itself", symbol="γ", above=0, maximum=1
+    )
+    warmup_rounds: int = setting(
+        0,
+        "rounds in which the rate rises to its full value, before the schedule begins",
+        minimum=0,
+        kind="rounds",
+    )
+    warmup_batches: int = setting(
+        0, "optimiser steps of a training in which its rate rises to its full value", minimum=0
+    )
     loss: str = setting("cross-entropy", "training loss", choices=("cross-entropy", "focal"))
+    label_smoothing: float = setting(
+        0.0,
+        "cross-entropy: share of a label that is spread over all classes",
+        minimum=0,
+        below=1,
+    )
     # From about 20 on a batch's gradient is its worst sample's alone: one patient's (tests/client/test_extraction.py).
     focal_gamma: float = setting(
         1.0, "focusing parameter of the focal loss", symbol="γ", minimum=0, maximum=5
@@ -332,8 +368,24 @@ class Common:
         return {name.strip(): int(number) for name, _, number in entries}
 
     def decayed(self, rate: float, server_round: int) -> float:
-        """Return this round's value of a first-round learning rate: times lr-decay per round since."""
-        return rate * self.lr_decay ** (server_round - 1)
+        """Return this round's value of a learning rate: times lr-decay per round since the first, and its schedule.
+
+        The schedule is torch's LinearLR over the warm-up, then its CosineAnnealingLR or StepLR. After the last round,
+        where newcomers train, the last one's rate holds.
+        """
+        past, warm = min(server_round, self.rounds) - 1, self.warmup_rounds
+        rate *= self.lr_decay ** (server_round - 1)
+        if past < warm:
+            return rate * (past + 1) / (warm + 1)
+        if self.schedule == "cosine":
+            return rate * (1 + math.cos(math.pi * (past - warm) / (self.rounds - warm))) / 2
+        falls = (past - warm) // self.schedule_every if self.schedule == "step" else 0
+        return rate * self.schedule_factor**falls
+
+    @property
+    def l2(self) -> float:
+        """The weight decay that is part of a step's gradient."""
+        return 0.0 if self.optimizer == "adamw" else self.weight_decay
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ def test_make_optimizer() -> None:
         0.01,
         True,
     )
-    with pytest.raises(ValueError, match="unknown optimizer 'lamb': sgd, adam"):
+    with pytest.raises(ValueError, match="unknown optimizer 'lamb': sgd, adam, adamw"):
         make_optimizer("lamb", 0.1)
 
 

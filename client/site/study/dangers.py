@@ -39,6 +39,7 @@ def dangers(
     """
     return [
         *_of_settings(study, policy),
+        *_of_rates(study),
         *_of_queries(study, policy),
         *_of_people(study, earlier, samples),
     ]
@@ -50,21 +51,6 @@ def _of_settings(study: StudyProtocol, policy: Policy) -> Iterator[str]:
         yield (
             f"batch-size may be {batch:g}: gradient inversion. Records of so small a batch can be rebuilt from the "
             f"reply (below {SMALL_BATCH}; your policy's min-batch-size is {policy.min_batch_size})"
-        )
-    rate = most(study, "learning-rate")
-    decays = [key for key in relevant(study) if SETTINGS.get(key) == "decay"]
-    for key in decays:
-        share = rate * most(study, key)
-        if share > LARGE_SHARE:
-            yield (
-                f"learning-rate x {key} may be {share:g}: forgetting. A step may replace so much of the model that "
-                "the reply is little more than the last batch's gradient"
-            )
-    momentum, slowest = most(study, "momentum"), least(study, "learning-rate")
-    if momentum > 0 and slowest < SLOW:
-        yield (
-            f"momentum may be {momentum:g} with learning-rate = {slowest:g}: momentum subsets. Batches weigh unequally "
-            "in a reply, and the same model in many rounds makes a system of equations for each record's gradient"
         )
     trainable = study.settings.get("trainable", "all")
     if trainable not in ("all", "head"):
@@ -95,6 +81,25 @@ def _of_settings(study: StudyProtocol, policy: Policy) -> Iterator[str]:
             yield f"{name} hands your model to the other hospitals by name: each of them can attack it"
         if METHODS[name].get("per_class"):
             yield f"{name} sends means per class: class counts, and the mean record of a rare class"
+
+
+def _of_rates(study: StudyProtocol) -> Iterator[str]:
+    rate = most(study, "learning-rate")
+    decays = [key for key in relevant(study) if SETTINGS.get(key) == "decay"]
+    for key in decays:
+        share = rate * most(study, key)
+        if share > LARGE_SHARE:
+            yield (
+                f"learning-rate x {key} may be {share:g}: forgetting. A step may replace so much of the model that "
+                "the reply is little more than the last batch's gradient"
+            )
+    slowest = least(study, "learning-rate")
+    for key in ("momentum", "warmup-batches"):
+        if (given := most(study, key)) > 0 and slowest < SLOW:
+            yield (
+                f"{key} may be {given:g} with learning-rate = {slowest:g}: momentum subsets. Batches weigh unequally "
+                "in a reply, and the same model in many rounds makes a system of equations for each record's gradient"
+            )
 
 
 def _of_queries(study: StudyProtocol, policy: Policy) -> Iterator[str]:

@@ -256,7 +256,7 @@ def test_the_limits_themselves_are_allowed(key: str, value: float) -> None:
 @pytest.mark.parametrize(
     "key, value, choices",
     [
-        ("optimizer", "sdg", "sgd, adam"),
+        ("optimizer", "sdg", "sgd, adam, adamw"),
         ("loss", "mse", "cross-entropy, focal"),
         ("buffers", "share", "shared, local"),
         ("apple.scheduler", "cosine", "cos, exp"),
