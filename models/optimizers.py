@@ -21,7 +21,9 @@ class Optimizer(ABC):
     only_where_gradient = False
 
     def __init__(self, lr: float) -> None:
-        self.lr, self.warmup, self.taken = lr, 0, 0
+        self.lr = lr
+        self.warmup = 0
+        self.taken = 0
         self.state: dict[str, Tensor] = {}
 
     def warm_up(self, steps: int) -> None:
@@ -31,9 +33,11 @@ class Optimizer(ABC):
 
     def step(self, vector: Tensor, gradient: Tensor) -> None:
         """Take one step, in place."""
+        rate = self.lr
         self.taken += 1
-        share = min(self.taken / (self.warmup + 1), 1.0) if self.warmup else 1.0
-        self.move(vector, gradient, self.lr * share)
+        if self.taken <= self.warmup:
+            rate *= self.taken / (self.warmup + 1)
+        self.move(vector, gradient, rate)
 
     @abstractmethod
     def move(self, vector: Tensor, gradient: Tensor, rate: float) -> None:

@@ -114,11 +114,15 @@ def parts_of(x: Any, y: Tensor, parts: int, least: int) -> list[tuple[Any, Tenso
     """Return a batch in this number of parts of nearly equal size, or in fewer, of at least ``least`` samples each."""
     if (parts := min(parts, len(y) // least)) <= 1:
         return [(x, y)]
-    labels = torch.tensor_split(y, parts)
+    indices = torch.tensor_split(torch.arange(len(y), device=y.device), parts)
+    return [(rows(x, index), y[index]) for index in indices]
+
+
+def rows(x: Any, index: Tensor) -> Any:
+    """Return these records of a batch, which may have several inputs."""
     if isinstance(x, Tensor):
-        return list(zip(torch.tensor_split(x, parts), labels, strict=True))
-    inputs = zip(*(torch.tensor_split(part, parts) for part in x), strict=True)
-    return [(type(x)(*part), own) for part, own in zip(inputs, labels, strict=True)]
+        return x[index]
+    return type(x)(*(part[index] for part in x))
 
 
 @dataclass(frozen=True)

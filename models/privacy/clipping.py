@@ -37,7 +37,7 @@ from models.flat import FlatModel
 from models.privacy.layers import ParameterGradients, Parts, Rows, is_trained, parts_of
 from models.tasks.regression import square_loss
 from models.tasks.segmentation import segmentation_loss
-from models.training import Loss, OnFeatures, own_gradient, seed_torch
+from models.training import Loss, OnFeatures, own_gradient, rows, seed_torch
 from partitions.common.errors import UserError
 from partitions.common.memory import is_out_of_memory
 
@@ -452,8 +452,3 @@ def averaged(loss: Loss | OnFeatures) -> Loss | OnFeatures:
             lambda logits, features, y: each_loss(loss, logits, features, y).mean()
         )
     return lambda logits, y: each_loss(loss, logits, None, y).mean()
-
-
-def rows(x: Any, index: Tensor) -> Any:
-    """Return these records of a batch, which may have several inputs."""
-    return x[index] if isinstance(x, Tensor) else type(x)(*(part[index] for part in x))

@@ -117,10 +117,19 @@ def method_table() -> dict[str, dict[str, Any]]:
 
 def bounded_settings() -> dict[str, str]:
     """Return the kinds, by key, of all settings that a hospital's policy limits."""
-    found = {key: f.metadata["kind"] for key, f in keys_of(Common).items()}
+    every = dict(keys_of(Common))
     for name, s in sorted(runnable().items()):
-        found |= {key: f.metadata["kind"] for key, f in keys_of(s.Settings, name).items()}
-    return {key: kind for key, kind in found.items() if kind}
+        every |= keys_of(s.Settings, name)
+    return {key: f.metadata["kind"] for key, f in every.items() if f.metadata["kind"]}
+
+
+def bounded_by_kind() -> dict[str, list[str]]:
+    """Return the keys of each kind."""
+    found: dict[str, list[str]] = {}
+    for key, kind in bounded_settings().items():
+        keys = found.setdefault(kind, [])
+        keys.append(key)
+    return found
 
 
 def method_table_text() -> str:
@@ -130,8 +139,8 @@ def method_table_text() -> str:
         for name, values in method_table().items()
     ]
     bounded = [
-        f"    {json.dumps(key)}: {json.dumps(kind)},"
-        for key, kind in bounded_settings().items()
+        f"    {json.dumps(kind)}: {json.dumps(' '.join(keys))},"
+        for kind, keys in bounded_by_kind().items()
     ]
     all_settings = [
         f"    {json.dumps(key)}: {_python_value(value)}," for key, value in defaults().items()
@@ -150,7 +159,8 @@ def method_table_text() -> str:
         '"""\n\n# fmt: off\n# ruff: noqa: E501\n\nfrom typing import Any\n\n'
         "METHODS: dict[str, dict[str, Any]] = {\n" + "\n".join(methods) + "\n}\n"
         f'NETWORKS = "{" ".join(BUILT_IN)}"\n'
-        "SETTINGS: dict[str, str] = {\n" + "\n".join(bounded) + "\n}\n"
+        "KINDS: dict[str, str] = {\n" + "\n".join(bounded) + "\n}\n"
+        "SETTINGS = {key: kind for kind, keys in KINDS.items() for key in keys.split()}\n"
         "DEFAULTS: dict[str, bool | int | float | str] = {\n"
         + "\n".join(all_settings)
         + "\n}\n"
