@@ -37,8 +37,9 @@ from partitions.recipes.pictures import read_any
 from partitions.recipes.recipe import Recipe
 from partitions.schema import Schema
 from partitions.silo_file import Contents, read_contents
-from partitions.site_split import people_digests, sample_digests
+from partitions.site_split import people_digests
 from partitions.splits import Array, Split, inputs_of, is_table, joined
+from partitions.stored import sample_digests
 from strategies.base.survey import Answer
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from models.flat import FlatModel
-from models.samples import Samples
+from models.samples import Samples, halved_once
 
 
 @contextmanager
@@ -56,15 +56,19 @@ def features_at(model: FlatModel, vector: Tensor, x: Tensor) -> Tensor:
 @torch.no_grad()
 def features(model: FlatModel, samples: Samples, index: Tensor) -> Tensor:
     """Return the last layer block's inputs for these samples, one row each. Only for networks without randomness."""
-    with seen_features(model) as found:
-        for part in torch.split(index, samples.at_once):
-            model.module(samples.take(part)[0])
-    return torch.cat(found)
+
+    def found(size: int) -> Tensor:
+        with seen_features(model) as found:
+            for x, _ in samples.batches(torch.split(index, size)):
+                model.module(x)
+        return torch.cat(found)
+
+    return halved_once(samples.at_once, found)
 
 
 def all_features(model: FlatModel, samples: Samples) -> Tensor:
     """Return the features (n, K) of a split, in evaluation mode."""
     model.module.eval()
-    found = features(model, samples, torch.arange(len(samples), device=samples.y.device))
+    found = features(model, samples, torch.arange(len(samples), device=samples.index_device))
     model.module.train()
     return found

@@ -1,16 +1,25 @@
-"""Samples of one split on their device, ready for batches."""
+"""Samples of one split, ready for batches on their device."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from models.shapes import batch_type
+from partitions.common.memory import is_out_of_memory
+from partitions.splits import inputs_of
+from partitions.stored import sample_digests
+
+MOST_AT_ONCE = 512  # samples in an evaluation batch
+
+VALUES = 2**23  # most values in an evaluation batch
 
 VOLUME_VALUES = 2**21  # most values in an evaluation batch of volumes
 
@@ -18,91 +27,209 @@ TIME_STEPS = 2**15  # most time steps in an evaluation batch of texts or signals
 
 BYTE_MEAN = BYTE_STD = 127.5  # of uint8 pictures: (x / 255 - 0.5) / 0.5
 
+Index = Tensor | slice
+T = TypeVar("T")
+Scale = tuple[Tensor, Tensor] | None  # mean and standard deviation
+CPU = torch.device("cpu")
+
 
 class Samples:
-    """One split of a silo's data on its device, ready for batches.
+    """One split of a silo's data, ready for batches on its device.
 
-    ``x``: pictures (n, h, w, c), volumes (n, d, h, w, c), signals (n, t, c) or tables (n, columns) of uint8 or float32,
-    or tokens (n, t) of int32. Several inputs are a structured array (n,) with a field for each.
+    ``x``: pictures (n, h, w, c), volumes (n, d, h, w, c) or signals (n, t, c) of uint8, int16, float16 or float32,
+    tables (n, columns) of float32, or tokens (n, t) of int32. Several inputs have a field for each.
 
     ``y``, by task (models/tasks/): classes int64 (n,), numbers float32 (n, k), or masks uint8 (n, [d,] h, w), which
     become int64 per batch.
 
+    An array is kept on the device. Stored samples (``partitions/stored.py``) are read batch by batch; their batches
+    equal those of the array, bit for bit.
+
     uint8 pictures become (x / 255 - 0.5) / 0.5 per batch (APPLE's normalisation), so that they are stored in a quarter
-    of the memory. Float values stay as they are, or are standardised with ``mean`` and ``std`` (columns of all
-    tables,), labels with those in ``labels``. Of several inputs, one that is all zeros is missing, and stays all zeros.
+    of the memory; int16 and float16 become float32. Float values stay as they are, or are standardised with ``mean``
+    and ``std`` (columns of all tables,), labels with those in ``labels``. Of several inputs, one that is all zeros is
+    missing, and stays all zeros.
     """
 
     def __init__(
         self,
-        x: np.ndarray,
-        y: np.ndarray,
+        x: Any,
+        y: Any,
         device: torch.device | str = "cpu",
         mean: Tensor | None = None,
         std: Tensor | None = None,
         labels: tuple[Tensor | None, Tensor | None] = (None, None),
     ) -> None:
-        self.y = _tensor(y.astype(_kept_as(y), copy=False), device)
+        self.device = torch.device(device)
+        self._x, self._masks = (
+            None if isinstance(own, np.ndarray) else own for own in (x, y)
+        )  # what stays on disk
+        self._scale: Scale = (
+            None if mean is None or std is None else (mean.to(device), std.to(device))
+        )
+        self._kept = self._inputs(_tensors(x)) if self._x is None else None
+        self.at_once = min(at_once(own.shape, own.dtype) for own in inputs_of(x).values())
+        self._length = len(y)
+        if self._masks is None:
+            self._y = _tensor(y.astype(_kept_as(y), copy=False)).to(self.device)
         if labels[0] is not None and labels[1] is not None:
-            self.y = (self.y - labels[0].to(device)) / labels[1].to(device)
-        scale = None if mean is None or std is None else (mean.to(device), std.to(device))
-        if not x.dtype.names:
-            self.x: Tensor | tuple[Tensor, ...] = _tensor(x, device)
-            if scale is not None:
-                self.x = (self.x - scale[0]) / scale[1]
-            return
-        inputs, done = [_tensor(x[name], device) for name in x.dtype.names], 0
-        # Of each input (n,), or None where no sample lacks it
-        self.missing = [_missing(part) for part in inputs]
-        for i, (part, missing) in enumerate(zip(inputs, self.missing, strict=True)):
-            if scale is not None and part.dim() == 2 and part.is_floating_point():
-                own, done = slice(done, done + part.shape[1]), done + part.shape[1]
-                inputs[i] = (part - scale[0][own]) / scale[1][own]
-                if missing is not None:
-                    inputs[i][missing] = 0.0
-        self.x = batch_type(x.dtype.names)(*inputs)
+            self._y = (self._y - labels[0].to(self.device)) / labels[1].to(self.device)
 
     def __len__(self) -> int:
-        return len(self.y)
+        return self._length
 
     @property
-    def at_once(self) -> int:
-        """Number of samples in an evaluation batch; smaller where samples have many values or time steps."""
-        inputs = (self.x,) if isinstance(self.x, Tensor) else self.x
-        return min(_at_once(part) for part in inputs)
+    def y(self) -> Tensor:
+        """The labels (n, ...), on the device. Raises TypeError for masks on disk."""
+        if self._masks is not None:
+            raise TypeError("masks on disk are read in batches, never all at once")
+        return self._y
 
-    def take(self, index: Tensor | slice) -> tuple[Any, Tensor]:
-        """Return a batch (x, y) of the samples ``index``, a tensor on the device or a slice.
+    @property
+    def index_device(self) -> torch.device:
+        """Where indices of samples belong: on the device, or on the CPU where samples are read from disk."""
+        return CPU if self._kept is None else self.device
+
+    @property
+    def content(self) -> dict[str, Tensor]:
+        """Everything that batches are made of, by name; of samples on disk their digests."""
+        x = (
+            {"x": _digests(self._x)}
+            if self._kept is None
+            else {f"x {i}": part for i, part in enumerate(self._kept.parts.values())}
+        )
+        return x | {"y": self._y if self._masks is None else _digests(self._masks)}
+
+    def take(self, index: Index) -> tuple[Any, Tensor]:
+        """Return a batch (x, y) of the samples ``index``, a tensor on ``index_device`` or a slice.
 
         x is float32 (b, c, [d,] h, w) or (b, c, t) in channels-last memory, float32 (b, columns), or int32 (b, t).
         Several inputs are a named tuple of these. y is (b, ...).
         """
-        if isinstance(self.x, Tensor):
-            return _as_networks_take(_rows(self.x, index)), self.labels(index)
-        parts = [_as_networks_take(_rows(part, index)) for part in self.x]
-        for stored, part, missing in zip(self.x, parts, self.missing, strict=True):
-            # Other types are zeros already
-            if missing is not None and stored.dtype == torch.uint8:
-                part[missing[index]] = 0.0
-        return type(self.x)(*parts), self.labels(index)
+        kept = self._kept or self._inputs(self._read(index))
+        return kept.take(index if self._kept else slice(None)), self.labels(index)
 
-    def labels(self, index: Tensor | slice = slice(None)) -> Tensor:
+    def batches(self, order: Iterable[Index]) -> Iterator[tuple[Any, Tensor]]:
+        """Yield a batch (x, y) for each index of ``order``, as :meth:`take` does; samples on disk by a DataLoader.
+
+        The loader has a random generator of its own: dropout draws from torch's, and would change.
+        """
+        if self._kept is not None:
+            yield from (self.take(index) for index in order)
+            return
+        loader = DataLoader(
+            _Reader(self),
+            sampler=order,
+            batch_size=None,
+            pin_memory=self.device.type == "cuda",
+            generator=torch.Generator(),
+        )
+        for index, parts, y in loader:
+            yield self._inputs(parts).take(slice(None)), self._labels(index, y)
+
+    def labels(self, index: Index = slice(None)) -> Tensor:
         """Return labels in the types that losses take: masks as int64."""
-        y = self.y[index]
+        return self._labels(index, self._read_masks(index))
+
+    def _labels(self, index: Index, masks: Tensor | None) -> Tensor:
+        y = self._y[index] if masks is None else masks.to(self.device, non_blocking=True)
         return y.long() if y.dtype == torch.uint8 else y
 
+    def _read(self, index: Index) -> dict[str, Tensor]:
+        return _tensors(self._x[_rows(index)])  # type: ignore[index]
 
-def _tensor(values: np.ndarray, device: torch.device | str) -> Tensor:
-    # Memory-mapped arrays are read-only; nothing here writes to them
+    def _read_masks(self, index: Index) -> Tensor | None:
+        return None if self._masks is None else _tensor(self._masks[_rows(index)])
+
+    def _inputs(self, parts: Mapping[str, Tensor]) -> _Inputs:
+        return _Inputs(parts, self.device, self._scale)
+
+
+class _Inputs:
+    """Inputs in memory on a device, each (n, ...) in its stored form, with tables standardised."""
+
+    def __init__(self, parts: Mapping[str, Tensor], device: torch.device, scale: Scale) -> None:
+        self.parts = {name: part.to(device, non_blocking=True) for name, part in parts.items()}
+        # Of each of several inputs, which samples lack it (n,), or None where none does.
+        self.missing: dict[str, Tensor | None] = {}
+        done = 0
+        for name, part in self.parts.items():
+            missing = self.missing[name] = _missing(part) if name else None
+            if scale is None or (name and not _is_table(part)):
+                continue
+            own = slice(done, done + part.shape[1]) if name else slice(None)
+            self.parts[name] = (part - scale[0][own]) / scale[1][own]
+            done += part.shape[1]
+            if missing is not None:
+                self.parts[name][missing] = 0.0
+
+    def take(self, index: Index) -> Any:
+        """Return a batch as networks take it."""
+        found = {name: _as_networks_take(_chosen(p, index)) for name, p in self.parts.items()}
+        if "" in found:
+            return found[""]
+        for name, missing in self.missing.items():
+            if missing is not None and self.parts[name].dtype == torch.uint8:
+                found[name][missing[index]] = 0.0  # other types are zeros already
+        return batch_type(tuple(found))(*found.values())
+
+
+class _Reader(Dataset[tuple[Tensor, dict[str, Tensor], Tensor | None]]):
+    """What a DataLoader reads of samples on disk: a batch for an index tensor."""
+
+    def __init__(self, samples: Samples) -> None:
+        self.samples = samples
+
+    def __getitem__(self, index: Any) -> tuple[Tensor, dict[str, Tensor], Tensor | None]:
+        return index, self.samples._read(index), self.samples._read_masks(index)
+
+
+def at_once(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    """Return how many samples (n, ...) of one input an evaluation batch has."""
+    each = max(1, math.prod(shape[1:]))
+    if len(shape) == 5:
+        return max(1, VOLUME_VALUES // each)
+    most = min(MOST_AT_ONCE, max(1, VALUES // each))
+    in_time = len(shape) == 3 or (len(shape) == 2 and dtype.kind == "i")
+    return min(most, max(1, TIME_STEPS // max(1, shape[1]))) if in_time else most
+
+
+def halved_once(size: int, work: Callable[[int], T]) -> T:
+    """Return ``work`` of a batch size; of half of it where memory runs out at that size."""
+    try:
+        return work(size)
+    except (MemoryError, RuntimeError) as error:
+        if size == 1 or not is_out_of_memory(error):
+            raise
+    # Here, the failed attempt's tensors are gone with its traceback.
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
+    return work(size // 2)
+
+
+def _tensors(x: Any) -> dict[str, Tensor]:
+    """Return each input by its name, as it is."""
+    return {name: _tensor(own) for name, own in inputs_of(x).items()}
+
+
+def _tensor(values: np.ndarray) -> Tensor:
     with warnings.catch_warnings():
+        # Arrays of a data set are read-only; nothing here writes to them.
         warnings.filterwarnings("ignore", message=".*not writable.*")
         # Through a flat view: an axis of length 1 may have any stride, and grey pictures would lose channels-last.
-        return (
-            torch.from_numpy(np.ascontiguousarray(values))
-            .flatten()
-            .view(values.shape)
-            .to(device)
-        )
+        return torch.from_numpy(np.ascontiguousarray(values)).flatten().view(values.shape)
+
+
+def _digests(stored: Any) -> Tensor:
+    return torch.from_numpy(sample_digests(stored).view(np.int64))
+
+
+def _rows(index: Index) -> np.ndarray | slice:
+    return index if isinstance(index, slice) else index.cpu().numpy()
+
+
+def _is_table(part: Tensor) -> bool:
+    return part.dim() == 2 and part.is_floating_point()
 
 
 def _missing(part: Tensor) -> Tensor | None:
@@ -111,14 +238,7 @@ def _missing(part: Tensor) -> Tensor | None:
     return found if bool(found.any()) else None
 
 
-def _at_once(part: Tensor) -> int:
-    if part.dim() == 5:
-        return max(1, VOLUME_VALUES // math.prod(part.shape[1:]))
-    in_time = part.dim() == 3 or not (part.is_floating_point() or part.dtype == torch.uint8)
-    return min(512, max(1, TIME_STEPS // part.shape[1])) if in_time else 512
-
-
-def _rows(part: Tensor, index: Tensor | slice) -> Tensor:
+def _chosen(part: Tensor, index: Index) -> Tensor:
     """Return samples of one input; index_select takes a tenth of the time of indexing."""
     return part[index] if isinstance(index, slice) else part.index_select(0, index)
 
@@ -127,6 +247,8 @@ def _as_networks_take(x: Tensor) -> Tensor:
     """Return a batch of one input as networks take it: uint8 scaled, channels before places."""
     if x.dtype == torch.uint8:
         x = x.float().sub_(BYTE_MEAN).div_(BYTE_STD)
+    elif x.dtype in (torch.int16, torch.float16):
+        x = x.float()
     return x.movedim(-1, 1) if x.dim() > 2 else x
 
 

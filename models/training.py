@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from models.features import seen_features
 from models.flat import FlatModel
-from models.samples import Samples
+from models.samples import Samples, halved_once
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 T = TypeVar("T")
@@ -152,12 +152,18 @@ class Network(Protocol):
 def by_batch(
     model: Network, samples: Samples, batch_size: int, of: Callable[[Tensor, Tensor], T]
 ) -> list[T]:
-    """Apply ``of`` to the outputs and the labels of each batch of a split, in evaluation mode."""
-    size = min(batch_size, samples.at_once)
-    parts = (samples.take(slice(i, i + size)) for i in range(0, len(samples), size))
+    """Apply ``of`` to the outputs and the labels of each batch of a split, in evaluation mode.
+
+    If memory runs out, all is done once more, in batches of half the size.
+    """
     model.module.eval()
-    try:
+
+    def found(size: int) -> list[T]:
+        parts = samples.batches(slice(i, i + size) for i in range(0, len(samples), size))
         return [of(model.module(x), y) for x, y in parts]
+
+    try:
+        return halved_once(min(batch_size, samples.at_once), found)
     finally:
         model.module.train()
 

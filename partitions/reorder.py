@@ -8,7 +8,8 @@ import numpy as np
 
 from partitions.labels import ONE_CLASS, VOID
 from partitions.schema import Schema, numbers_of, order_of
-from partitions.splits import Array, SiloData, Split, inputs_of, tables_of, together
+from partitions.splits import Array, SiloData, Split, inputs_of, tables_of
+from partitions.stored import together
 
 
 def count_columns(x: Array) -> int:

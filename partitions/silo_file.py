@@ -77,8 +77,8 @@ from partitions.splits import (
     inputs_of,
     joined,
     tables_of,
-    together,
 )
+from partitions.stored import together
 
 LONGEST_COHORT = 100  # characters
 

@@ -15,7 +15,6 @@ Where the file has patients, these are sorted in the same way, by all of their s
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 
 import numpy as np
@@ -24,6 +23,7 @@ from partitions.common.errors import DataError
 from partitions.patients import patient_digests
 from partitions.schemes.pool import Parts, share_of
 from partitions.splits import Array, SiloData, Split
+from partitions.stored import rows_in, sample_digests
 
 TEST_SHARE = 0.2  # of a file of ``x, y``
 VAL_SHARE = 0.2  # of the rest of it
@@ -85,15 +85,6 @@ def digests_of(split: Split) -> Array:
     return digests if split.patient is None else patient_digests(digests, split.patient)
 
 
-def sample_digests(x: Array) -> Array:
-    """Return the first 64 bits of each sample's SHA-256, uint64 (n,)."""
-    samples = np.ascontiguousarray(x)
-    if x.dtype.names:  # several inputs: their bytes, concatenated
-        samples = samples.view(np.uint8).reshape(len(x), x.dtype.itemsize)
-    digests = b"".join(hashlib.sha256(sample.data).digest()[:8] for sample in samples)
-    return np.frombuffer(digests, ">u8").astype(np.uint64)
-
-
 def people_digests(digests: Array, split: Split) -> list[str]:
     """Return a text per patient, sorted, from the samples' digests (n,); per sample where there are no patients."""
     if split.patient is not None and len(digests):
@@ -104,11 +95,11 @@ def people_digests(digests: Array, split: Split) -> list[str]:
 
 
 def rows_of(split: Split, rows: Array) -> Split:
-    """Copy these rows."""
+    """Return these rows: copies of arrays."""
     groups = (
         None if group is None else group[rows] for group in (split.patient, split.subgroup)
     )
-    return Split(split.x[rows], split.y[rows], *groups)
+    return Split(rows_in(split.x, rows), rows_in(split.y, rows), *groups)
 
 
 def describe_division(splits: Mapping[str, Split], data: SiloData) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partitions.schema import NO_SCHEMA, Schema
+from partitions.stored import concatenated, in_memory, rows_in
 
 Array = npt.NDArray[Any]
 
@@ -20,17 +21,18 @@ TABLE_TEST = 0.2
 
 @dataclass(frozen=True)
 class Split:
-    """Samples of one part (train, val or test), preloaded.
+    """Samples of one part (train, val or test).
 
-    * ``x``: pictures uint8 or float32 (n, h, w, c), volumes (n, d, h, w, c), signals float32 (n, t, c), texts int32
-      (n, tokens), a table float32 (n, columns), or several inputs: a structured array (n,) with a field for each.
-    * ``y``: labels (n, ...) as in ``labels.py``, classes int64 (n,).
+    * ``x``: pictures (n, h, w, c), volumes (n, d, h, w, c), signals (n, t, c), texts (n, tokens), a table
+      (n, columns), or several inputs: a structured array (n,) with a field for each. ``inputs.py`` has their types. An
+      array, or samples that stay on disk (``stored.py``).
+    * ``y``: labels (n, ...) as in ``labels.py``, classes int64 (n,); masks may stay on disk.
     * ``patient``: int64 (n,), equal numbers for samples of one patient, or None (``patients.py``).
     * ``subgroup``: text (n,), or None (``patients.py``).
     """
 
-    x: Array
-    y: Array
+    x: Any
+    y: Any
     patient: Array | None = None
     subgroup: Array | None = None
 
@@ -113,69 +115,61 @@ class Dataset:
         return np.concatenate([self.train.y, self.test.y])
 
 
-def input_shape(x: Array, vocabulary: int = 0) -> tuple[Any, ...]:
+def input_shape(x: Any, vocabulary: int = 0) -> tuple[Any, ...]:
     """Return a sample's shape for models: (n, h, w, c) -> (c, h, w); (n, d) -> (d,).
 
     Tokens (n, t) -> ("tokens", t, vocabulary); several inputs: a pair of name and shape for each.
     """
     if x.dtype.names:
         return tuple((name, input_shape(x[name], vocabulary)) for name in x.dtype.names)
-    if x.dtype.kind == "i":
+    if x.dtype == np.int32:
         return ("tokens", x.shape[1], vocabulary)
     return (x.shape[-1], *x.shape[1:-1]) if x.ndim > 2 else tuple(x.shape[1:])
 
 
-def inputs_of(x: Array) -> dict[str, Array]:
+def inputs_of(x: Any) -> dict[str, Any]:
     """Return the array (n, ...) of each input by its name; a single input has the name ``""``."""
     return {name: x[name] for name in x.dtype.names} if x.dtype.names else {"": x}
 
 
-def is_table(x: Array) -> bool:
+def is_table(x: Any) -> bool:
     """Return whether an input (n, ...) is a table, whose columns have names."""
-    return x.ndim == 2 and x.dtype == np.float32
+    return bool(x.ndim == 2 and x.dtype == np.float32)
 
 
-def tables_of(x: Array) -> dict[str, Array]:
-    """Return the inputs that are tables, by name."""
-    return {name: own for name, own in inputs_of(x).items() if is_table(own)}
+def tables_of(x: Any) -> dict[str, Array]:
+    """Return the inputs that are tables, by name, in memory."""
+    return {name: in_memory(own) for name, own in inputs_of(x).items() if is_table(own)}
 
 
-def dtype_of(x: Array) -> str:
+def dtype_of(x: Any) -> str:
     """Return the number format; for several inputs that of each: ``image uint8, notes int32``."""
     return ", ".join(f"{name} {own.dtype}".strip() for name, own in inputs_of(x).items())
 
 
-def together(inputs: Mapping[str, Array]) -> Array:
-    """Join several inputs of the same samples to one structured array (n,).
-
-    Fields are in the order of their names, so that their order in a hospital's file has no effect.
-    """
-    n = len(next(iter(inputs.values())))
-    joined = np.empty(
-        n, [(name, inputs[name].dtype, inputs[name].shape[1:]) for name in sorted(inputs)]
-    )
-    for name, x in inputs.items():
-        joined[name] = x
-    return joined
-
-
 def take(dataset: Dataset, indices: Array) -> Split:
-    """Copy the samples with these indices into train followed by test, in the order given."""
-    n_train = len(dataset.train)
-    from_train = indices < n_train
-    x = np.empty((len(indices), *dataset.train.x.shape[1:]), dataset.train.x.dtype)
-    y = np.empty((len(indices), *dataset.train.y.shape[1:]), dataset.train.y.dtype)
-    for split, rows, offset in (
-        (dataset.train, from_train, 0),
-        (dataset.test, ~from_train, n_train),
-    ):
-        x[rows] = split.x[indices[rows] - offset]
-        y[rows] = split.y[indices[rows] - offset]
+    """Return the samples with these indices into train followed by test, in the order given: copies of arrays."""
+    x, y = (
+        _taken(getattr(dataset.train, key), getattr(dataset.test, key), indices)
+        for key in ("x", "y")
+    )
     groups = (
         both(getattr(dataset.train, key), getattr(dataset.test, key))
         for key in ("patient", "subgroup")
     )
     return Split(x, y, *(None if group is None else group[indices] for group in groups))
+
+
+def _taken(train: Any, test: Any, indices: Array) -> Any:
+    if not (isinstance(train, np.ndarray) and isinstance(test, np.ndarray)):
+        return rows_in(concatenated([train, test]), indices)
+    made, from_train = (
+        np.empty((len(indices), *train.shape[1:]), train.dtype),
+        indices < len(train),
+    )
+    made[from_train] = train[indices[from_train]]
+    made[~from_train] = test[indices[~from_train] - len(train)]
+    return made
 
 
 def both(first: Array | None, second: Array | None) -> Array | None:
@@ -188,7 +182,7 @@ def joined(parts: Sequence[Split]) -> Split:
     patient, subgroup = (
         reduce(both, [getattr(part, key) for part in parts]) for key in ("patient", "subgroup")
     )
-    x, y = (np.concatenate([getattr(part, key) for part in parts]) for key in ("x", "y"))
+    x, y = (concatenated([getattr(part, key) for part in parts]) for key in ("x", "y"))
     return Split(x, y, patient, subgroup)
 
 

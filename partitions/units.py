@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from partitions.silo_file import read_silo_file
-from partitions.site_split import sample_digests
+from partitions.stored import sample_digests
 
 
 def describe_units(path: Path) -> dict[str, Any]:

@@ -137,7 +137,7 @@ class AlaClient(SiloClient):
         model, train = self.model, self.silo.train
         rng = generator(self.common.seed, self.silo.name, self.round, "ala-sample")
         sample = torch.randperm(len(train), generator=rng)[: self._sample_size()].to(
-            train.y.device
+            train.index_device
         )
         last = model.head
         if parts != (last,) or last.start == 0 or model.has_dropout or model.has_batch_norm:

@@ -93,7 +93,7 @@ class PLayerClient(PartialClient):
         size = min(self.common.batch_size, len(train))
         with rows_looked_up(self.model) as rows, self.model.kept_buffers():
             for index in torch.randint(len(train), (count, size), generator=rng).to(
-                train.y.device
+                train.index_device
             ):
                 self.gradient(*train.take(index))
                 gradient.add_(self.model.gradient, alpha=1 / count)

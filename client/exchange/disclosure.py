@@ -29,8 +29,9 @@ from client.site.record import Record, disclose
 from client.site.trust.policy import PolicyRefusedError
 from models.privacy.noise import digest_of
 from partitions.patients import fewest_changed
-from partitions.site_split import people_digests, sample_digests
+from partitions.site_split import people_digests
 from partitions.splits import Split
+from partitions.stored import sample_digests
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ from client.site.trust.policy import Policy, PolicyRefusedError
 from models.privacy.noise import derived
 from models.standardisation import Columns, column_sums, rounded_sums
 from partitions.common.errors import UserError
-from partitions.site_split import sample_digests
 from partitions.splits import Array, SiloData, Split
+from partitions.stored import sample_digests
 from strategies.base.run_settings import RunSettings
 
 

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from flwr.app import Context
 from flwr.common import log
-from torch import Tensor
 
 from client.local_data import is_own_file, silo_name
 from models.privacy.clipping import check_network
@@ -106,12 +105,11 @@ def _digest(
     models: Mapping[str, Model] = config["models"]
     numbers: Mapping[str, Number] = config["numbers"]
     train, state = client.silo.train, client.state
-    inputs = (train.x,) if isinstance(train.x, Tensor) else tuple(train.x)
     given = {f"model {name}": m.vector for name, m in models.items()}
     given |= {
         f"state {k}": array for k, array in state.arrays.items() if not k.startswith(EVALUATED)
     }
-    given |= {f"x {i}": part for i, part in enumerate(inputs)} | {"y": train.y}
+    given |= train.content
     if units.patient is not None:
         given["patient"] = torch.from_numpy(units.patient)
     kept = {k: v for k, v in state.numbers.items() if not k.startswith(EVALUATED)}

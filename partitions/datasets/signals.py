@@ -15,7 +15,8 @@ from tqdm import tqdm
 from partitions.common.errors import DataError
 from partitions.datasets.download import decoded, require
 from partitions.datasets.pickles import read_pickle
-from partitions.splits import Array, Dataset, Split, split_table, together
+from partitions.splits import Array, Dataset, Split, split_table
+from partitions.stored import together
 
 # KU-HAR
 

@@ -19,7 +19,8 @@ from partitions.recipes.draft import Asked
 from partitions.recipes.pipeline import transform
 from partitions.recipes.recipe import Recipe
 from partitions.schema import few
-from partitions.splits import Array, together
+from partitions.splits import Array
+from partitions.stored import together
 from partitions.tokens import BUCKETS, LENGTH, MOST_LENGTH, Hashed, encode, parse_vocabulary
 
 if TYPE_CHECKING:

@@ -352,12 +352,12 @@ def private_batches(
 ) -> Iterator[tuple[Any, Tensor]]:
     """Yield Poisson batches (x, y) of a silo's training split, until ``until()`` is true after an epoch."""
     training.calls += 1
-    call, device = training.calls, silo.train.y.device
+    call, device = training.calls, silo.train.device
     seed_torch(training.generator("dropout", call))
     for epoch in range(epochs):
         drawn = training.drawn(call, epoch, device)
-        taken: Iterator[tuple[Any, Tensor]] = (
-            silo.train.take(index) for index, _ in drawn if len(index)
+        taken: Iterator[tuple[Any, Tensor]] = silo.train.batches(
+            index for index, _ in drawn if len(index)
         )
         if augment is not None:
             taken = augment.changed(

@@ -68,9 +68,7 @@ def shuffled_batches(
     rng = generator(common.seed, silo.name, server_round, purpose)
     seed_torch(rng)
     for epoch in range(epochs):
-        taken = (
-            silo.train.take(index) for index in shuffled(silo, common, len(silo.train), rng)
-        )
+        taken = silo.train.batches(shuffled(silo, common, len(silo.train), rng))
         if augment is None:
             yield from taken
         else:
@@ -93,7 +91,7 @@ def shuffled(silo: Silo, common: Common, n: int, rng: torch.Generator) -> Iterat
         )
     # BatchNorm cannot train on one sample
     least = max(least, 2) if silo.model.has_batch_norm else least
-    return batches(n, common.batch_size, 1, rng, least=least, device=silo.train.y.device)
+    return batches(n, common.batch_size, 1, rng, least=least, device=silo.train.index_device)
 
 
 # The entry of a silo's state with the last received model, with dp and a step

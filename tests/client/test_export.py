@@ -23,7 +23,7 @@ from models.networks.registry import build
 from models.samples import Samples
 from models.training import predict
 from partitions.inputs import read_inputs
-from partitions.splits import together
+from partitions.stored import together
 from server.simulation.simulate import simulate
 from strategies.base.state import State
 

@@ -16,8 +16,8 @@ from partitions.silo_file import (
     read_silo_file,
     write_silo_file,
 )
-from partitions.site_split import sample_digests
-from partitions.splits import Array, dtype_of, inputs_of, take, together
+from partitions.splits import Array, dtype_of, inputs_of, take
+from partitions.stored import sample_digests, together
 
 N = 40
 

@@ -25,7 +25,8 @@ from partitions.silo_file import (
     read_silo_file,
     write_silo_file,
 )
-from partitions.splits import Array, SiloData, Split, together
+from partitions.splits import Array, SiloData, Split
+from partitions.stored import together
 
 AGE = Feature("age", "years", (0.0, 120.0))
 HEART = Schema((AGE, Feature("sex")), ("well", "ill"), "float32")

@@ -1,0 +1,165 @@
+"""Samples that stay on disk: arrays (n, ...) whose rows are read when a batch needs them.
+
+A data file's inputs are memory-mapped (``npz.py``). A set of up to :data:`IN_MEMORY` bytes is then copied into memory,
+once. A larger one stays as :class:`OnDisk`, or as :class:`Several` inputs: a division, a partition and a join of
+hospitals choose rows of it, and copy none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+IN_MEMORY = 1 << 29  # bytes; the largest file whose samples are kept in memory
+AT_ONCE = 1 << 24  # bytes that a pass over all samples reads at once
+
+
+@runtime_checkable
+class Stored(Protocol):
+    """Samples (n, ...) in their stored form (``inputs.py``).
+
+    ``x[rows]`` reads these rows, ``x["name"]`` is one of several inputs, and ``x.part(rows)`` chooses rows unread.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def ndim(self) -> int: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: Any) -> Any: ...
+    def part(self, rows: Array) -> Stored: ...
+
+
+class _Samples:
+    shape: tuple[int, ...]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __array__(self, *_: Any, **__: Any) -> Array:
+        raise TypeError("samples on disk are read in batches, never all at once")
+
+
+class OnDisk(_Samples):
+    """Rows of one input, in one or more arrays (n, ...) one after the other.
+
+    ``pieces``: mapped arrays, or other stored samples; ``change``: makes the stored form of rows that were read.
+    """
+
+    def __init__(
+        self,
+        pieces: Sequence[Any],
+        dtype: npt.DTypeLike,
+        rows: Array | None = None,
+        change: Callable[[Array], Array] | None = None,
+    ) -> None:
+        self.pieces, self.dtype, self.change = tuple(pieces), np.dtype(dtype), change
+        self.rows = np.arange(sum(map(len, pieces))) if rows is None else rows
+        self.shape = (len(self.rows), *pieces[0].shape[1:])
+
+    def __getitem__(self, index: Any) -> Array:
+        rows, start = self.rows[index], 0
+        read = np.empty((len(rows), *self.shape[1:]), self.dtype)
+        for piece in self.pieces:
+            own = (rows >= start) & (rows < start + len(piece))
+            if own.any():
+                with np.errstate(over="ignore"):
+                    read[own] = piece[rows[own] - start]
+            start += len(piece)
+        return read if self.change is None else self.change(read)
+
+    def part(self, rows: Array) -> OnDisk:
+        return OnDisk(self.pieces, self.dtype, self.rows[rows], self.change)
+
+
+class Several(_Samples):
+    """Several inputs of the same samples, at least one of them stored; reading gives a structured array."""
+
+    def __init__(self, inputs: Mapping[str, Any]) -> None:
+        self.inputs = {name: inputs[name] for name in sorted(inputs)}
+        self.dtype = np.dtype(
+            [(name, own.dtype, own.shape[1:]) for name, own in self.inputs.items()]
+        )
+        self.shape = (len(next(iter(self.inputs.values()))),)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, str):
+            return self.inputs[index]
+        return structured({name: own[index] for name, own in self.inputs.items()})
+
+    def part(self, rows: Array) -> Several:
+        return Several({name: rows_in(own, rows) for name, own in self.inputs.items()})
+
+
+def structured(inputs: Mapping[str, Array]) -> Array:
+    """Join several inputs in memory to one structured array (n,), its fields in the order of their names.
+
+    So their order in a hospital's file has no effect.
+    """
+    n = len(next(iter(inputs.values())))
+    joined = np.empty(
+        n, [(name, inputs[name].dtype, inputs[name].shape[1:]) for name in sorted(inputs)]
+    )
+    for name, x in inputs.items():
+        joined[name] = x
+    return joined
+
+
+def together(inputs: Mapping[str, Any]) -> Any:
+    """Join several inputs of the same samples: in memory, or unread where one is stored."""
+    in_memory = all(isinstance(x, np.ndarray) for x in inputs.values())
+    return structured(inputs) if in_memory else Several(inputs)
+
+
+def rows_in(x: Any, rows: Array) -> Any:
+    """Return these rows: a copy of an array's, unread of stored samples."""
+    return x[rows] if isinstance(x, np.ndarray) else x.part(rows)
+
+
+def concatenated(parts: Sequence[Any]) -> Any:
+    """Return the samples of several parts, one after the other."""
+    if all(isinstance(x, np.ndarray) for x in parts):
+        return np.concatenate(parts)
+    if names := parts[0].dtype.names:
+        return Several({name: concatenated([x[name] for x in parts]) for name in names})
+    return OnDisk(parts, parts[0].dtype)
+
+
+def in_batches(x: Any) -> Iterator[Array]:
+    """Yield all samples (n, ...), in arrays of about :data:`AT_ONCE` bytes."""
+    count = max(1, AT_ONCE // max(math.prod(x.shape[1:]) * x.dtype.itemsize, 1))
+    yield from (x[i : i + count] for i in range(0, len(x), count))
+
+
+def bytes_of(x: Any) -> int:
+    """Return the bytes of all samples in memory."""
+    size: int = x.dtype.itemsize
+    return size * int(math.prod(x.shape))
+
+
+def in_memory(x: Any) -> Array:
+    """Read all samples."""
+    return x if isinstance(x, np.ndarray) else np.asarray(x[:])
+
+
+def sample_digests(x: Any) -> Array:
+    """Return the first 64 bits of each sample's SHA-256, uint64 (n,)."""
+    found = []
+    for read in in_batches(x):
+        samples = np.ascontiguousarray(read)
+        if x.dtype.names:  # several inputs: their bytes, concatenated
+            samples = samples.view(np.uint8).reshape(len(read), x.dtype.itemsize)
+        found += [hashlib.sha256(sample.data).digest()[:8] for sample in samples]
+    return np.frombuffer(b"".join(found), ">u8").astype(np.uint64)
