@@ -23,9 +23,14 @@ TYPES: dict[str, Any] = {
     "message": str,
     "task": str,
     "score": str,
+    "round": int,
+    "rounds": int,
+    "seconds": NUMBER,
+    "bytes": NUMBER,
+    "samples": dict,
+    "rejected": dict,
+    "bounded": dict,
 }
-TYPES |= {"round": int, "rounds": int, "seconds": NUMBER, "bytes": NUMBER}
-TYPES |= {"samples": dict, "rejected": dict, "bounded": dict}
 NEEDED = {
     **dict.fromkeys(("note", "refused", "transfer", "stopped", "error"), ("message",)),
     "silos": ("samples",),
