@@ -154,6 +154,21 @@ SCANS = (
     ),
 )
 
+SIGNALS = (
+    option(
+        "--channels",
+        "A,B...",
+        "signals: these channels in this order, by name (default: those of the first file)",
+    ),
+    option("--rate", "HZ", "signals: resample to this rate", type=float),
+    option(
+        "--seconds",
+        "S",
+        "signals: the first S seconds; zeros follow where a signal is shorter",
+        type=float,
+    ),
+)
+
 PREDICT = (  # --serve belongs to the server: server/cli/models.py
     option("--model", "FILE", "a model from silofl export", required=True),
     option(
@@ -198,7 +213,7 @@ PREDICT = (  # --serve belongs to the server: server/cli/models.py
 COMMANDS = (
     Command(
         "import",
-        "make a silo's data file from pictures, scans or a table",
+        "make a silo's data file from pictures, scans, signals or a table",
         import_data,
         (
             option("source", "SOURCE", "a folder, or a csv"),
@@ -249,6 +264,7 @@ COMMANDS = (
             Titled("tables", TABLE),
             Titled("a recipe, or a schema", RECIPE),
             Titled("pictures and scans", SCANS),
+            Titled("signals", SIGNALS),
             Titled("texts", TEXTS),
         ),
         examples=(
@@ -257,7 +273,7 @@ COMMANDS = (
             "silofl import ours.csv --propose",
         ),
         description="Read a folder of pictures or of DICOM files, a csv that names pictures, DICOM or NIfTI "
-        "files, or a table, and write one data file. Nothing of a scan's header is written or "
+        "files, WFDB or EDF signals, or a table, and write one data file. Nothing of a scan's header is written or "
         "shown; one that cannot be read is called by its place among all files of the folder: find"
         " SOURCE -xtype f | LC_ALL=C sort | sed -n 17p",
     ),

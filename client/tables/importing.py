@@ -30,7 +30,9 @@ from partitions.schema import Schema, few, load_schema, read_schema
 # Options that a recipe replaces, with their values when they are not used.
 REPLACED: dict[str, Any] = {
     **dict.fromkeys(("label", "time", "event", "labels", "vocabulary", "length", "columns")),
-    **dict.fromkeys(("size", "window", "spacing", "volume", "outlines")),
+    **dict.fromkeys(
+        ("size", "window", "spacing", "volume", "outlines", "channels", "rate", "seconds")
+    ),
     **dict.fromkeys(
         ("patient", "text", "separator", "decimal", "thousands", "encoding", "dates", "series"),
         "",
@@ -77,13 +79,24 @@ def options_of(args: argparse.Namespace) -> ImportOptions:
         kept_of(args),
         **{
             key: getattr(args, key)
-            for key in ("size", "label", "labels_from", "seed", "task", "slices", "series")
+            for key in (
+                "size",
+                "label",
+                "labels_from",
+                "seed",
+                "task",
+                "slices",
+                "series",
+                "rate",
+                "seconds",
+            )
         },
         labels=[name.strip() for name in args.labels.split(",")] if args.labels else [],
         survival=(args.time, args.event) if args.time else None,
         window=parse_window(args.window) if args.window else None,
         **spacing_of(args),
         outlines=names_in(args.outlines),
+        channels=names_in(args.channels),
         take=take_of(args),
     )
 

@@ -18,6 +18,7 @@ from partitions.common.errors import DataError, UserError
 from partitions.common.names import guarded, is_formula, unknown_name
 from partitions.importing.csv_source import Found, lines_by, rows_by_recipe
 from partitions.importing.dicom import IDENTITY, read_key
+from partitions.importing.dicom_file import is_dicom
 from partitions.importing.discovery import find_others
 from partitions.importing.files import Faults
 from partitions.importing.images import PICTURES, SampleSource, kind_of
@@ -161,7 +162,7 @@ def asked_pictures(data: Path, recipe: PictureRecipe, key: str = "") -> NewSampl
             f"{lists} csv files in {data} are not read; --data FILE.csv asks about what one lists",
         )
     if without := keys.count(""):
-        notes = (*notes, f"{without} of {len(keys)} pictures have no {column}")
+        notes = (*notes, f"{without} of {len(keys)} {recipe.kind} have no {column}")
     schema = make_schema((), (), dtype_of(pictures.like))
     return NewSamples(pictures.like, 0, schema, keys, column, pictures, (*found.notes, *notes))
 
@@ -173,7 +174,8 @@ def keys_of(
     if wanted in ("", "patient") and patient:
         return patient, [sample.key for sample in samples]
     scans = all(
-        sample.file is not None and kind_of(sample.file) == "dicom" for sample in samples
+        sample.file is not None and kind_of(sample.file) != "nifti" and is_dicom(sample.file)
+        for sample in samples
     )
     wanted = wanted or ("patient" if scans else FILE)
     if wanted == FILE:

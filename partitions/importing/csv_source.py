@@ -13,6 +13,7 @@ from partitions.importing.images import SampleSource
 from partitions.importing.notes import Take
 from partitions.importing.options import ImportOptions
 from partitions.importing.scans import hashed, pseudonym
+from partitions.importing.signals.recording import with_ending
 from partitions.importing.tables import (
     FALLBACK,
     LONGEST_SHOWN,
@@ -186,7 +187,7 @@ def read_list(lines: Lines, label: Label, take: Take, *, labelled: bool = True) 
         mask = path.parent / row["mask"] if masks else None
         key = row.get(patient, "")
         common = labels_of(line, columns, take.decimal), split_of(line), pseudonym(key)
-        file = path.parent / row["file"]
+        file = with_ending(path.parent / row["file"])
         rows.append(
             SampleSource(where, *common, file=file, mask=mask, spelling=hashed(key), key=key)
         )

@@ -41,6 +41,7 @@ from partitions.importing.scans import (
     pseudonym,
     redacted_errors,
 )
+from partitions.importing.signals.recording import is_waveform
 from partitions.recipes.pictures import MODALITIES, PHOTOMETRIC
 from partitions.recipes.reading import Acquisition, ReadOptions
 from partitions.splits import Array
@@ -120,11 +121,14 @@ def read_header(path: Path, where: str) -> Header | str:
     """Read a header; where it holds no picture, return DICOM's code of what it is (a report, a plan, an outline)."""
     with redacted_errors(where, "DICOM"):
         dataset = load(path, (*IDENTITY.values(), *PLACE, *KIND))
-        if (modality := _text(dataset, "Modality")) in NO_PICTURES or not dataset.get("Rows"):
+        modality = _text(dataset, "Modality")
+        picture = bool(dataset.get("Rows"))
+        if modality in NO_PICTURES or not (picture or is_waveform(path)):
             return (
                 modality if modality in (*NO_PICTURES, *MODALITIES) else "DICOM without pixels"
             )
-        check_pixels(dataset)
+        if picture:
+            check_pixels(dataset)
         identity = {
             key: pseudonym(_text(dataset, keyword)) for key, keyword in IDENTITY.items()
         }
@@ -168,16 +172,23 @@ def probe(path: Path, where: str, reading: ReadOptions, frame: int | None = None
             *([MIDDLE] if frame is None and frames_of(dataset) > 1 else []),
             *([NO_WINDOW] if deep and not reading.window and not has_window(header) else []),
         ]
-        whose, taken = _text(dataset, "PatientID"), acquired(dataset, header)
-        colours, whole = 1 if grey else 3, tuple(notes)
+        whose = _text(dataset, "PatientID")
         return ImageInfo(
-            height, width, colours, deep, pseudonym(whose), whole, taken, spelling=hashed(whose)
+            height,
+            width,
+            1 if grey else 3,
+            deep,
+            pseudonym(whose),
+            notes=tuple(notes),
+            acquired=acquired(dataset, header),
+            spelling=hashed(whose),
         )
 
 
 def acquired(dataset: Dataset, header: Dataset) -> Acquisition:
     """Return the properties that other pictures must share: DICOM's codes and the pixel size. ``header``: a frame's."""
-    modality, colours = _text(dataset, "Modality"), _text(dataset, "PhotometricInterpretation")
+    modality = _text(dataset, "Modality")
+    colours = _text(dataset, "PhotometricInterpretation")
     spacing = spacing_of(header)
     _, plane = place_of(header)
     return Acquisition(

@@ -26,7 +26,14 @@ from partitions.importing.files import (
     passed_over,
     place_of,
 )
-from partitions.importing.images import NIFTI, SampleSource, is_sample, kind_of
+from partitions.importing.images import (
+    NIFTI,
+    SIGNALS,
+    SampleSource,
+    is_sample,
+    kind_of,
+    paths_of,
+)
 from partitions.importing.options import ImportOptions
 from partitions.importing.scans import hashed, pseudonym
 from partitions.importing.tables import SPLIT_NAMES, Label, read_lines
@@ -44,9 +51,10 @@ def find_rows(source: Path, options: ImportOptions) -> Found:
     classes, reading, take = options.labels, options.reading, options.take
     whose = take, options.faults
     if source.is_file():
-        if is_dicom(source) or source.name.lower().endswith(NIFTI):
+        if kind_of(source) != "picture":
+            what = "signal" if kind_of(source) == "signal" else "scan"
             raise DataError(
-                f"{source} is one scan; name the folder that it lies in, or a csv with a column file"
+                f"{source} is one {what}; name the folder that it lies in, or a csv with a column file"
             )
         if table:
             raise DataError("--labels-from goes with a folder of DICOM files")
@@ -66,10 +74,11 @@ def find_rows(source: Path, options: ImportOptions) -> Found:
     rows = list(folder_rows(source, take.patient))
     if not rows:
         raise DataError(f"{source} has no csv file and no folders of pictures, one per class")
-    if any(is_nifti(row) for row in rows):
+    if any(is_unnamed(row) for row in rows):
         if not classes:
+            what = "NIfTI files" if any(is_nifti(row) for row in rows) else "signals"
             raise DataError(
-                f"{source} holds NIfTI files and no csv: name them and their labels in a csv with columns file, label "
+                f"{source} holds {what} and no csv: name them and their labels in a csv with columns file, label "
                 "or, where its folders are the classes, these folders with --labels A,B"
             )
         if strange := {row.labels[0] for row in rows} - set(classes):
@@ -118,7 +127,11 @@ def find_others(
             else " and no csv that lists some"
         )
         raise DataError(f"{source} has no pictures{instead}")
-    notes = passed_over(source, [*csv_files(source), *(row.file for row in rows)], named=False)
+    notes = passed_over(
+        source,
+        [*csv_files(source), *(path for row in rows for path in paths_of(row))],
+        named=False,
+    )
     return sliced(Found(rows, labelled=False, notes=notes), options)
 
 
@@ -154,8 +167,8 @@ def only_csv(folder: Path) -> Path | None:
 
 def found_in_folders(rows: list[SampleSource], source: Path, options: ImportOptions) -> Found:
     """Return the samples in folders of classes, and notes. Raises DataError for a folder with files and no picture."""
-    named, patient = not any(map(is_nifti, rows)), options.take.patient or ""
-    taken = [row.file for row in rows]
+    named, patient = not any(map(is_unnamed, rows)), options.take.patient or ""
+    taken = [path for row in rows for path in paths_of(row)]
     for _, folder in class_folders(source):
         others = [path for path in files_below(folder) if not is_hidden(path, source)]
         if others and not any(path and path.is_relative_to(folder) for path in taken):
@@ -179,7 +192,7 @@ def found_in_folders(rows: list[SampleSource], source: Path, options: ImportOpti
 
 def linked_inside(rows: list[SampleSource], source: Path) -> list[SampleSource]:
     """Return the rows. Raises DataError where a file is a link out of the source."""
-    check_links(source, ((row.where, row.file) for row in rows))
+    check_links(source, ((row.where, path) for row in rows for path in paths_of(row)))
     return rows
 
 
@@ -191,12 +204,12 @@ def within(found: Found, source: Path, table: Path) -> Found:
     A list in an export must not reach other files of the hospital. A csv that the user names itself may.
     """
     for where in outside(
-        source, ((row.where, file) for row in found.rows for file in (row.file, row.mask))
+        source, ((row.where, file) for row in found.rows for file in paths_of(row))
     ):
         raise DataError(
             f"{where} names a file outside its folder: name the csv, not the folder, if the list is yours"
         )
-    listed = [path for row in found.rows for path in (row.file, row.mask) if path]
+    listed = [path for row in found.rows for path in paths_of(row)]
     if not listed:
         return found
     folders = [path for path in listed if path.is_dir()]
@@ -216,7 +229,7 @@ def loose_rows(source: Path) -> Iterator[SampleSource]:
     files = list(files_below(source))
     for number, path in enumerate(files):
         if is_sample(path) and not path.name.startswith("."):
-            scan = path.name.lower().endswith(NIFTI)
+            scan = path.name.lower().endswith((*NIFTI, *SIGNALS))
             yield SampleSource(
                 place_of(source, number, len(files)) if scan else str(path),
                 (),
@@ -236,16 +249,21 @@ def numbered(rows: list[SampleSource], source: Path) -> list[SampleSource]:
 
     This is done as for DICOM files: names may contain patients' names.
     """
-    if not any(is_nifti(row) or row.patient for row in rows):
+    if not any(is_unnamed(row) or row.patient for row in rows):
         return rows
     files = list(files_below(source))
     place = {path: place_of(source, number, len(files)) for number, path in enumerate(files)}
     return [
         replace(row, where=place[row.file])
-        if row.file and (row.patient or is_nifti(row))
+        if row.file and (row.patient or is_unnamed(row))
         else row
         for row in rows
     ]
+
+
+def is_unnamed(row: SampleSource) -> bool:
+    """Return whether a row's file is a NIfTI volume or a signal, whose name may be a patient's."""
+    return row.file is not None and row.file.name.lower().endswith((*NIFTI, *SIGNALS))
 
 
 def is_nifti(row: SampleSource) -> bool:

@@ -20,6 +20,9 @@ from partitions.common.errors import DataError
 from partitions.importing import dicom
 from partitions.importing.dicom_file import is_dicom
 from partitions.importing.scans import ImageInfo, fit, fitted
+from partitions.importing.signals import signal
+from partitions.importing.signals.recording import ENDINGS as SIGNALS
+from partitions.importing.signals.recording import files_of, is_signal
 from partitions.importing.volumes import volume
 from partitions.labels import VOID
 from partitions.recipes.reading import ReadOptions
@@ -91,9 +94,11 @@ class SampleSource:
 
 
 def kind_of(path: Path) -> str:
-    """Return ``dicom`` by the file's content or name, ``nifti`` by its name, or else ``picture``."""
+    """Return ``nifti`` or ``signal`` by a file's name, ``dicom`` or ``signal`` by its content, or else ``picture``."""
     if path.name.lower().endswith(NIFTI):
         return "nifti"
+    if is_signal(path):
+        return "signal"
     return "dicom" if path.name.lower().endswith(DICOM) or is_dicom(path) else "picture"
 
 
@@ -109,8 +114,14 @@ def is_picture(path: Path) -> bool:
 
 
 def is_sample(path: Path) -> bool:
-    """Return whether a file is a picture or a NIfTI volume."""
-    return path.name.lower().endswith(NIFTI) or is_picture(path)
+    """Return whether a file is a picture, a NIfTI volume or a signal."""
+    return path.name.lower().endswith((*NIFTI, *SIGNALS)) or is_picture(path)
+
+
+def paths_of(sample: SampleSource) -> list[Path]:
+    """Return the files that a sample is read from, those that its header names included."""
+    own = files_of(sample.file) if sample.file else ()
+    return [*own, *([sample.mask] if sample.mask else [])]
 
 
 def probe(sample: SampleSource, reading: ReadOptions) -> ImageInfo:
@@ -120,6 +131,8 @@ def probe(sample: SampleSource, reading: ReadOptions) -> ImageInfo:
         raise DataError(
             f"{sample.where}: its file is a folder; --volume takes one with a DICOM series as a volume"
         )
+    if kind_of(sample.file) == "signal":
+        return signal.probe(sample.file, sample.where, reading)
     if files := scanned(sample, reading):
         return volume.probe(files, sample.where, reading)
     if kind_of(sample.file) == "dicom":
@@ -168,9 +181,11 @@ def remarks_on(picture: Image.Image) -> Iterator[str]:
 def read(sample: SampleSource, reading: ReadOptions) -> Array:
     """Read a sample's picture: uint8 (h, w, 1 or 3), or float32 (h, w, 1) in 0..1 if it is grey of more than 8 bits.
 
-    A volume is float32 (d, h, w, 1). Raises DataError, one line, where it cannot be read.
+    A volume is float32 (d, h, w, 1), a signal float32 (steps, channels). Raises DataError, one line.
     """
     assert sample.file is not None
+    if kind_of(sample.file) == "signal":
+        return signal.read(sample.file, sample.where, reading)
     if files := scanned(sample, reading):
         return volume.read(files, sample.where, reading, sample.part)
     if kind_of(sample.file) == "dicom":
@@ -241,7 +256,7 @@ def stored_mask(sample: SampleSource, reading: ReadOptions) -> Array:
 
 def name_of(path: Path) -> str:
     """Return a file's name for messages."""
-    return "its file" if kind_of(path) in ("dicom", "nifti") else path.name
+    return path.name if kind_of(path) == "picture" else "its file"
 
 
 @contextmanager

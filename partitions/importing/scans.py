@@ -31,6 +31,7 @@ class ImageInfo:
     * ``patient``: a pseudonym, "" without a patient; ``spelling``: the hash of its identifier as it is written.
     * ``notes``: remarks for the hospital, each a text that ends the sentence "12 of 340 pictures ...".
     * ``acquired``: the properties that other pictures must share.
+    * ``rate``: of a signal, Hz after resampling; its ``height`` is the number of steps.
     """
 
     height: int
@@ -42,6 +43,7 @@ class ImageInfo:
     acquired: Acquisition = field(default_factory=Acquisition)
     depth: int = 0  # of a volume
     spelling: str = ""
+    rate: float = 0.0
 
 
 def pseudonym(name: str) -> str:

@@ -400,10 +400,17 @@ def check_options(source: Path, samples: list[SampleSource], options: ImportOpti
     """Raise DataError for options that do not apply to these samples."""
     of_scans = options.window or options.slices > 1 or options.series
     if of_scans and all(
-        sample.file is None or kind_of(sample.file) == "picture" for sample in samples
+        sample.file is None or kind_of(sample.file) in ("picture", "signal")
+        for sample in samples
     ):
         raise DataError(
             f"{source} has no scans; --window, --slices and --series are of DICOM and NIfTI"
+        )
+    of_signals = options.reading.channels or options.reading.rate or options.reading.seconds
+    if of_signals and not all(own.file and kind_of(own.file) == "signal" for own in samples):
+        raise DataError(
+            f"{source} has samples that are no signals; --channels, --rate and --seconds are of WFDB, EDF and DICOM "
+            "waveforms"
         )
     if options.faults.skip and not samples[0].file:
         raise DataError(f"{source} is a table; --skip-bad is of pictures and scans")
@@ -420,7 +427,8 @@ def check_options(source: Path, samples: list[SampleSource], options: ImportOpti
 def write_collected(out: Path, made: Collected, options: ImportOptions) -> None:
     """Write the samples, pictures and masks one by one."""
     samples, streams = made.samples, dict[str, Iterator[Array]]()
-    like, reading = made.data.train.x, options.reading
+    like = made.data.train.x
+    reading = made.pictures.reading if made.pictures else options.reading
     faults = Faults()
     with tqdm(
         total=len(samples), desc="pictures", unit="", disable=not made.in_files

@@ -16,10 +16,14 @@ from partitions.importing.files import Faults
 from partitions.importing.images import SampleSource, kind_of, name_of, probe, read, read_mask
 from partitions.importing.options import ImportOptions
 from partitions.importing.scans import ImageInfo
+from partitions.importing.signals.signal import check_alike
 from partitions.recipes.pictures import (
+    KIND,
+    SIGNALS,
     PictureRecipe,
     differences,
     expect,
+    kind_by,
     made_by,
     photometric_notes,
 )
@@ -75,12 +79,20 @@ def describe(
     infos: Sequence[ImageInfo],
     recipe: PictureRecipe | None = None,
 ) -> Array:
-    """Return blank pictures, uint8 or float32 (n, h, w, c), c = 1, or 3 if any is in colour; or as in a recipe."""
+    """Return blank pictures, uint8 or float32 (n, h, w, c), c = 1, or 3 if any is in colour; or as in a recipe.
+
+    Signals are float32 (n, steps, channels).
+    """
     if recipe:
         check_expected(samples, infos, recipe)
         return blank(
             (len(samples), *recipe.pictures.shape), np.dtype(recipe.pictures.dtype).type
         )
+    if signals := [info for info in infos if info.rate]:
+        if len(signals) < len(infos):
+            raise DataError("the samples are signals and pictures: import them one by one")
+        check_alike([sample.where for sample in samples], infos)
+        return blank((len(samples), signals[0].height, signals[0].channels), np.float32)
     # Plain: the first that is no scan, whose depth was chosen by its maker
     first, plain = infos[0], None
     for sample, info in zip(samples, infos, strict=True):
@@ -115,13 +127,22 @@ def check_expected(
     if faults:
         more = f"; and {len(faults) - MOST_NAMED} more" if len(faults) > MOST_NAMED else ""
         raise DataError(
-            f"{len(faults)} of {len(samples)} pictures do not fit the recipe: {'; '.join(faults[:MOST_NAMED])}{more}; "
-            "take them out, or allow it under [expected] in the recipe if the model may be used for them"
+            f"{len(faults)} of {len(samples)} {recipe.kind} do not fit the recipe: "
+            f"{'; '.join(faults[:MOST_NAMED])}{more}; take them out, or allow it under "
+            "[expected] in the recipe if the model may be used for them"
         )
 
 
 def unlike(info: ImageInfo, recipe: PictureRecipe) -> Iterator[str]:
     """Yield the properties of a picture that prevent conversion to the recipe's shape and type."""
+    if bool(info.rate) != (recipe.kind == SIGNALS):
+        yield f"it is a {'signal' if info.rate else 'picture'}, where the recipe has {recipe.kind}"
+        return
+    if info.rate:
+        steps = recipe.pictures.shape[0]
+        if info.height != steps:
+            yield f"it has {info.height} steps, where the recipe has {steps}"
+        return
     *depth, height, width, channels = recipe.pictures.shape
     if info.channels > channels:
         yield "it is in colour, where the recipe has grey"
@@ -142,14 +163,22 @@ def draft_pictures(
     infos: Sequence[ImageInfo], like: Array, options: ImportOptions
 ) -> PictureRecipe:
     """Return the recipe by which pictures (n, h, w, c) are read, without roles and labels."""
-    made = made_by(like.shape[1:], str(like.dtype), options.reading)
-    return PictureRecipe(pictures=made, expected=expect([info.acquired for info in infos]))
+    reading, first = options.reading, infos[0]
+    if first.rate:
+        reading = replace(reading, channels=first.acquired.channels, rate=first.rate)
+    made = made_by(like.shape[1:], str(like.dtype), reading)
+    return PictureRecipe(
+        kind=kind_by(made.shape),
+        pictures=made,
+        expected=expect([info.acquired for info in infos]),
+    )
 
 
 def count_notes(infos: Sequence[ImageInfo]) -> list[str]:
     """Return the notes for the hospital, each with its number of pictures."""
+    what = SIGNALS if any(info.rate for info in infos) else KIND
     return [
-        f"{count} of {len(infos)} pictures {note}"
+        f"{count} of {len(infos)} {what} {note}"
         for note, count in Counter(n for f in infos for n in f.notes).items()
     ]
 

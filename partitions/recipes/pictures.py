@@ -50,7 +50,9 @@ from partitions.recipes.recipe import (
 from partitions.recipes.toml import NO_NOTES, as_toml
 from partitions.schema import Feature, few
 
-KIND = "pictures"
+KIND, SIGNALS = "pictures", "signals"
+WAVES = ("wfdb", "edf", "dicom-waveform")  # formats of signals
+SCANS = ("dicom", "nifti")
 LABELS_BY = ("file", "folder", "study", "accession", "patient", "outlines")
 ANSWERS = ("yes", "no")
 # Defined terms of (0008,0060), DICOM PS3.3, C.7.3.1.1.1. All other values become "other".
@@ -65,9 +67,9 @@ GREY = ("MONOCHROME1", "MONOCHROME2")
 YBR = ("YBR_FULL", "YBR_FULL_422", "YBR_PARTIAL_420", "YBR_ICT", "YBR_RCT")
 PHOTOMETRIC = frozenset((*GREY, "PALETTE COLOR", "RGB", *YBR))
 # Fields of ReadOptions and of [pictures]
-SAME = ("window", "slices", "series", "outlines", "binary_masks")
+SAME = ("window", "slices", "series", "outlines", "binary_masks", "channels", "rate", "seconds")
 COMMENTS = {
-    "pictures": "What is made of each picture.",
+    "pictures": "What is made of each picture or signal.",
     "expected": "What the pictures were. Others are refused where they differ: add what the model may be used for.",
 }
 
@@ -78,24 +80,27 @@ class Expected(RecipePart):
     """The properties of the recipe's pictures, each as a list of values; "" for a header without a value.
 
     ``pixel``, ``between``: mm of a pixel, and between slices, from .. to; None where they are not checked.
+    ``rates``: Hz of signals; ``units``: of each channel, in order.
     """
 
-    formats: tuple[Annotated[str, one_of("picture", "dicom", "nifti")], ...] = ()
+    formats: tuple[Annotated[str, one_of("picture", "dicom", "nifti", *WAVES)], ...] = ()
     modalities: tuple[Annotated[str, one_of(*sorted(MODALITIES), "other", "")], ...] = ()
     planes: tuple[Annotated[str, one_of("axial", "coronal", "sagittal", "")], ...] = ()
     photometric: tuple[Annotated[str, one_of(*sorted(PHOTOMETRIC), "other", "")], ...] = ()
     rescaled: tuple[Annotated[str, one_of(*ANSWERS)], ...] = ()
     pixel: Millimetres | None = None
     between: Millimetres | None = None
+    rates: tuple[Annotated[float, Field(gt=0)], ...] = ()
+    units: tuple[str, ...] = ()
 
 
 class Made(RecipePart):
-    """What is made of each picture. ``shape``: (h, w, c) in a data file, or (d, h, w, 1) of a volume."""
+    """What is made of each picture. ``shape``: (h, w, c), of a volume (d, h, w, 1), of a signal (steps, channels)."""
 
     ALWAYS = ("shape", "dtype")
 
     shape: Annotated[
-        tuple[Annotated[int, Field(ge=1, lt=1 << 15)], ...], Field(min_length=3, max_length=4)
+        tuple[Annotated[int, Field(ge=1, lt=1 << 31)], ...], Field(min_length=2, max_length=4)
     ]
     dtype: Annotated[str, one_of("uint8", "float32")]
     resize: bool = False
@@ -105,6 +110,9 @@ class Made(RecipePart):
     series: str = ""
     outlines: tuple[Text, ...] = ()
     binary_masks: bool = False
+    channels: tuple[Text, ...] = ()
+    rate: float | None = None
+    seconds: float | None = None
 
     @property
     def reading(self) -> ReadOptions:
@@ -124,7 +132,7 @@ class PictureRecipe(RecipePart):
 
     questions: tuple[Text, ...] = ()
     version: Literal[1] = 1
-    kind: Annotated[str, one_of(KIND)] = KIND
+    kind: Annotated[str, one_of(KIND, SIGNALS)] = KIND
     seed: int = 42
     labels_by: Annotated[str, one_of(*LABELS_BY)] = "file"
     label: tuple[Text, ...] = ()
@@ -191,7 +199,8 @@ def parse_pictures(content: Mapping[str, Any]) -> PictureRecipe:
             "then delete its name from `questions`"
         )
     shape = recipe.pictures.shape
-    if shape[-1] not in ((1,) if len(shape) == 4 else (1, 3)):
+    check_kind(recipe)
+    if recipe.kind == KIND and shape[-1] not in ((1,) if len(shape) == 4 else (1, 3)):
         raise DataError(
             "shape is height, width and channels, for example [224, 224, 1]; of volumes depth before them"
         )
@@ -204,6 +213,36 @@ def parse_pictures(content: Mapping[str, Any]) -> PictureRecipe:
     return recipe
 
 
+def kind_by(shape: Sequence[int]) -> str:
+    """Return the kind of recipe that makes samples of this shape."""
+    return SIGNALS if len(shape) == 2 else KIND
+
+
+def check_kind(recipe: PictureRecipe) -> None:
+    """Raise DataError where shape and options are of pictures in a recipe of signals, or the other way."""
+    made = recipe.pictures
+    if recipe.kind != kind_by(made.shape):
+        raise DataError(
+            f"pictures.shape = {list(made.shape)}: two numbers are of kind signals, more of pictures"
+        )
+    if recipe.kind == KIND:
+        if max(made.shape) >= 1 << 15:
+            raise DataError(
+                f"shape is {list(made.shape)}; a side has at most {(1 << 15) - 1} pixels"
+            )
+        if made.channels or made.rate or made.seconds:
+            raise DataError(
+                "channels, rate and seconds are of signals, whose shape is steps and channels"
+            )
+        return
+    if len(made.channels) != made.shape[1] or made.rate is None or made.dtype != "float32":
+        raise DataError(
+            f"a recipe of signals has dtype float32, a rate, and {made.shape[1]} channels by its shape"
+        )
+    if made.seconds and round(made.seconds * made.rate) != made.shape[0]:
+        raise DataError(f"shape has {made.shape[0]} steps; seconds times rate are others")
+
+
 # Properties of pictures, and their check
 
 
@@ -212,11 +251,13 @@ def expect(seen: Sequence[Acquisition]) -> Expected:
     return Expected(
         formats=found(own.format for own in seen),
         modalities=found(own.modality for own in seen if own.format == "dicom"),
-        planes=found(own.plane for own in seen if own.format != "picture"),
+        planes=found(own.plane for own in seen if own.format in SCANS),
         photometric=found(own.photometric for own in seen if own.format == "dicom"),
         rescaled=found(ANSWERS[not own.rescaled] for own in seen if own.format == "dicom"),
         pixel=rounded([own.pixel for own in seen]),
         between=rounded([own.between for own in seen]),
+        rates=tuple(sorted({own.rate for own in seen if own.rate})),
+        units=seen[0].units,
     )
 
 
@@ -238,7 +279,7 @@ def differences(own: Acquisition, expected: Expected) -> Iterator[str]:
     stated = [("format", own.format, expected.formats)]
     if own.format == "dicom":
         stated.append(("modality", own.modality, expected.modalities))
-    if own.format != "picture":
+    if own.format in SCANS:
         stated.append(("plane", own.plane, expected.planes))
     for what, value, known in stated:
         if known and value not in known:
@@ -254,6 +295,12 @@ def differences(own: Acquisition, expected: Expected) -> Iterator[str]:
             if own.rescaled
             else "its values have no rescaling to a unit, where the recipe's have"
         )
+    if expected.rates and own.rate not in expected.rates:
+        rates = " or ".join(f"{rate:g}" for rate in expected.rates)
+        yield f"it has {own.rate or 0:g} Hz, where the recipe has {rates}"
+    if expected.units and own.units != expected.units:
+        units = ", ".join(unit or "none" for unit in expected.units)
+        yield f"its channels are in {', '.join(unit or 'none' for unit in own.units)}, where the recipe has {units}"
     if expected.pixel:
         yield from outside("its pixels are", own.pixel, expected.pixel)
     if expected.between:

@@ -22,6 +22,7 @@ class ReadOptions:
       stretch it.
     * ``outlines``: names of the classes 1, 2, ... in SEG and RTSTRUCT objects.
     * ``binary_masks``: whether masks have 0 and 255 alone, and 255 is class 1.
+    * ``channels``, ``rate``, ``seconds``: of signals: names of the channels in order, Hz, and the length.
     """
 
     size: int | None = None
@@ -33,17 +34,27 @@ class ReadOptions:
     voxel: tuple[float, float, float] | None = None
     outlines: tuple[str, ...] = ()
     binary_masks: bool = False
+    channels: tuple[str, ...] = ()
+    rate: float | None = None
+    seconds: float | None = None
 
     def __post_init__(self) -> None:
         for name, number in (("size", self.size), ("slices", self.slices)):
             if number is not None and number < 1:
                 raise DataError(f"{name} is {number}; it must be 1 or more")
-        for name, value in (
-            ("the window's width", self.window and self.window[1]),
-            ("spacing", self.spacing),
-        ):
+        width = None if self.window is None else self.window[1]
+        positive = {
+            "the window's width": width,
+            "spacing": self.spacing,
+            "rate": self.rate,
+            "seconds": self.seconds,
+        }
+        for name, value in positive.items():
             if value is not None and not 0 < value < np.inf:
                 raise DataError(f"{name} is {value:g}; it must be above 0")
+        channels = {name.casefold() for name in self.channels}
+        if len(channels) < len(self.channels):
+            raise DataError("--channels names one twice")
         if self.volume is None:
             if self.voxel or self.outlines:
                 raise DataError(
@@ -58,9 +69,8 @@ class ReadOptions:
             raise DataError(f"a volume has 1 to {MOST_SIDE} voxels on a side")
         if self.voxel and not all(0 < side < np.inf for side in self.voxel):
             raise DataError("spacing is the mm of a voxel, above 0")
-        if len({name.removesuffix("?").casefold() for name in self.outlines}) < len(
-            self.outlines
-        ):
+        outlines = {name.removesuffix("?").casefold() for name in self.outlines}
+        if len(outlines) < len(self.outlines):
             raise DataError("--outlines names one twice")
 
 
@@ -68,11 +78,12 @@ class ReadOptions:
 class Acquisition:
     """The properties of a picture's acquisition in the header that other pictures must share.
 
-    * ``format``: picture, dicom or nifti; ``modality``: DICOM's code.
+    * ``format``: picture, dicom or nifti, or that of a signal; ``modality``: DICOM's code.
     * ``plane``: axial, coronal, sagittal, or "" where it is not stated.
     * ``photometric``: DICOM's interpretation; ``rescaled``: whether values are in a unit of the machine, by slope and
       intercept or a table.
     * ``pixel``: mm of a pixel's smaller side, None where it is not stated; ``between``: mm between slices of a volume.
+    * ``rate``: Hz of a signal, before it is resampled; ``channels``, ``units``: names and units of its channels.
     """
 
     format: str = "picture"
@@ -82,3 +93,6 @@ class Acquisition:
     rescaled: bool = False
     pixel: float | None = None
     between: float | None = None
+    rate: float | None = None
+    channels: tuple[str, ...] = ()
+    units: tuple[str, ...] = ()

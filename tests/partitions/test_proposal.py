@@ -310,7 +310,7 @@ def test_a_draft_names_no_class_of_few_patients(tmp_path, capsys, layout):
     [
         (
             lambda x: (x / "a.pdf").write_bytes(b""),
-            "has no pictures and no scans that can be read",
+            "has no pictures, scans or signals that can be read",
         ),
         (
             lambda x: [(x / f"{n}.csv").write_text("file,label\n1.png,0\n") for n in "ab"],

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -22,7 +23,7 @@ from partitions.importing.proposal.roles import Roles, SourceLayout, find_layout
 from partitions.importing.scans import ImageInfo
 from partitions.importing.streams import count_notes
 from partitions.recipes.draft import without_cells
-from partitions.recipes.pictures import PictureRecipe, expect, made_by
+from partitions.recipes.pictures import SIGNALS, PictureRecipe, expect, made_by
 
 SIDE = 224  # pixels; proposed where pictures have several sizes
 LARGE = 1024  # pixels of a side from which a draft states the cost
@@ -36,15 +37,18 @@ def propose_pictures(source: Path, options: ImportOptions) -> str:
     """Return the draft as TOML. Raises DataError or UserError, one line, where nothing can be proposed."""
     layout = find_layout(source, options)
     found = take_inventory(layout.files, len(layout.files))
-    if not sum(found.kinds[kind] for kind in ("pictures", "NIfTI volumes", "DICOM pictures")):
+    if not sum(
+        found.kinds[kind] for kind in ("pictures", "NIfTI volumes", "DICOM pictures", "signals")
+    ):
         raise DataError(
-            f"{source} has no pictures and no scans that can be read: {'; '.join(lines_of(found))}"
+            f"{source} has no pictures, scans or signals that can be read: {'; '.join(lines_of(found))}"
         )
     roles = find_roles(layout, options, found)
     infos, notes = infos_of(layout, options, found, known="label" not in roles.questions)
     if not infos:
         raise DataError(f"{source} gives no sample: {'; '.join([*lines_of(found), *notes])}")
-    recipe = as_recipe(options, infos, roles)
+    draft = as_signals if any(info.rate for info in infos) else as_recipe
+    recipe = draft(options, infos, roles)
     ask_of_scans(options, found, infos, roles)
     return written(layout, options, found, recipe, roles, [*notes, *count_notes(infos)])
 
@@ -128,6 +132,51 @@ def as_recipe(
         )
     roles.reasons |= reasons_of(recipe, infos, options, len(sizes))
     return recipe
+
+
+def as_signals(
+    options: ImportOptions, infos: Sequence[ImageInfo], roles: Roles
+) -> PictureRecipe:
+    """Return the draft of a recipe of signals, with reasons, and questions where they differ."""
+    signals = [info for info in infos if info.rate]
+    commonest = Counter(
+        (info.acquired.channels, info.rate, info.height) for info in signals
+    ).most_common(1)[0][0]
+    channels, rate, steps = commonest
+    other: dict[str, set[Any]] = {
+        "channels": {frozenset(info.acquired.channels) for info in signals},
+        "rate": {info.rate for info in signals},
+        "seconds": {info.height / info.rate for info in signals},
+    }
+    for name, values in other.items():
+        if len(values) > 1:
+            roles.questions[name] = (
+                f"the signals have {len(values)} different {name}; which ones do all hospitals take? The most frequent "
+                f"is a draft: run --propose again with --{name}"
+            )
+    if len(signals) < len(infos):
+        roles.questions["kind"] = (
+            f"{len(infos) - len(signals)} of {len(infos)} samples are pictures: import them one by one"
+        )
+    reading = replace(options.reading, channels=channels, rate=rate)
+    same = [info.acquired for info in signals if info.acquired.channels == channels]
+    roles.reasons |= {
+        "seed": "of the split",
+        "shape": f"steps and channels; {4e-6 * steps * len(channels) * len(infos):.3g} MB in all",
+        "channels": "found by name in each file; their names leave your hospital with a model",
+        "rate": "Hz; what has another rate is resampled",
+        "seconds": "as asked for: what is longer is cut, behind what is shorter zeros follow",
+        "formats": "what the files are",
+        "rates": "Hz of the files",
+        "units": "of each channel; volts become mV",
+    }
+    return PictureRecipe(
+        kind=SIGNALS,
+        pictures=made_by((steps, len(channels)), "float32", reading),
+        expected=expect(same),
+        **roles.made,
+        seed=options.seed,
+    )
 
 
 def reasons_of(

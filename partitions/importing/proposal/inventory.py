@@ -18,6 +18,7 @@ from partitions.common.errors import DataError
 from partitions.importing import dicom, dicom_file
 from partitions.importing.images import NIFTI, is_picture, open_picture
 from partitions.importing.scans import pseudonym, redacted_errors
+from partitions.importing.signals.recording import is_signal, open_recording
 from partitions.importing.volumes import nifti
 from partitions.recipes.pictures import MODALITIES, PHOTOMETRIC
 
@@ -86,7 +87,10 @@ def take_inventory(files: Iterable[tuple[str, Path]], total: int) -> Inventory:
 def inspect_file(found: Inventory, path: Path, where: str) -> None:
     """Add one file to the inventory. Raises DataError where it cannot be read."""
     name = path.name.lower()
-    if dicom_file.is_dicom(path):
+    if is_signal(path):
+        with redacted_errors(where, "a signal"):
+            inspect_signal(found, path)
+    elif dicom_file.is_dicom(path):
         with redacted_errors(where, "DICOM"):
             inspect_dicom(found, path)
     elif name.endswith(NIFTI):
@@ -139,6 +143,22 @@ def inspect_nifti(found: Inventory, path: Path) -> None:
         found.count("times", "several, of which slices take the first and volumes none")
     found.pixels.append(min(zooms))
     found.count("spacing", " x ".join(f"{mm:.3g}" for mm in zooms) + " mm")
+
+
+def inspect_signal(found: Inventory, path: Path) -> None:
+    """Add a recording, from its header."""
+    recording = open_recording(path)
+    found.kinds["signals"] += 1
+    found.patients.update(filter(None, [pseudonym(recording.patient)]))
+    seconds = max(n / rate for n, rate in zip(recording.steps, recording.rates, strict=True))
+    for what, value in (
+        ("format", recording.format),
+        ("channels", ", ".join(recording.names)),
+        ("units", ", ".join(unit or "none" for unit in sorted(set(recording.units)))),
+        ("rate", ", ".join(f"{rate:g}" for rate in sorted(set(recording.rates))) + " Hz"),
+        ("length", f"{seconds:g} s"),
+    ):
+        found.count(what, value)
 
 
 def inspect_dicom(found: Inventory, path: Path) -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from partitions.common.errors import DataError
-from partitions.importing.dicom_file import is_dicom
 from partitions.importing.dicom_series import holds_dicom, join_key, names_what
 from partitions.importing.discovery import class_folders, is_joined, only_csv
 from partitions.importing.files import files_below, place_of
-from partitions.importing.images import NIFTI, SampleSource, is_sample
+from partitions.importing.images import SampleSource, is_sample, kind_of
 from partitions.importing.options import ImportOptions
 from partitions.importing.proposal.inventory import Inventory
+from partitions.importing.signals.recording import with_ending
 from partitions.importing.tables import label_columns, labels_of, list_columns, read_lines
 from partitions.importing.targets import find_import_task, number_labels
 from partitions.labels import ONE_CLASS
@@ -96,7 +96,7 @@ def find_layout(source: Path, options: ImportOptions) -> SourceLayout:
         for path in filter(is_sample, files_below(folder)):
             folders[folder.name] += 1
             deeper |= path.parent != folder
-            scans |= path.name.lower().endswith(NIFTI) or is_dicom(path)
+            scans |= kind_of(path) != "picture"
     return SourceLayout(
         "classes" if folders else "loose",
         source,
@@ -114,7 +114,7 @@ def listed(table: Path, options: ImportOptions) -> SourceLayout:
         raise DataError(
             f"{table} has no column file; --propose of pictures wants a folder, or a csv that lists files"
         )
-    files = [(where, table.parent / row["file"]) for where, row in lines]
+    files = [(where, with_ending(table.parent / row["file"])) for where, row in lines]
     return SourceLayout("list", table, files, table, tuple(lines.header), lines)
 
 

@@ -1,0 +1,1 @@
+"""Signals: WFDB, EDF and DICOM waveforms as channels of one unit and one rate."""

@@ -1,0 +1,242 @@
+"""Recordings in files: WFDB, EDF, DICOM waveforms. Their headers, and the values of their channels.
+
+Names of channels lose what only one format writes: "Lead I (Einthoven)" and "ECG I" are "I". Volts are converted to mV.
+
+Source: WFDB header(5); EDF and EDF+, https://www.edfplus.info/specs; DICOM PS3.3, C.10.9 (waveforms).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partitions.common.sizes import BLOCK, check_picture
+from partitions.importing.dicom_file import is_dicom, load
+from partitions.importing.scans import ScanError, Unavailable
+from partitions.splits import Array
+
+WFDB, EDF = ".hea", ".edf"
+ENDINGS = (WFDB, EDF)
+EDF_RECORDS = 236  # bytes of a header before its number of data records
+# The SOP class of a waveform, in the file's first group or in its first attributes (PS3.4, B.5).
+WAVEFORM = re.compile(
+    rb"(\x02\x00\x02|\x08\x00\x16)\x00.{4}1\.2\.840\.10008\.5\.1\.4\.1\.1\.9\.", re.DOTALL
+)
+# Values of these types are numbers; the two others of the standard are telephone codes (mu-law, A-law).
+LINEAR = ("SB", "UB", "SS", "US", "SL", "UL")
+MILLIVOLTS = {"V": 1000.0, "mV": 1.0, "uV": 1e-3, "\u00b5V": 1e-3, "\u03bcV": 1e-3, "nV": 1e-6}
+PREFIX = re.compile(r"^(lead|ecg|ekg)[ _]+", re.IGNORECASE)
+LONGEST = 40  # characters of a channel's name or unit
+SEVERAL = "have several groups of channels: the first is taken"
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recording from its header: a name, unit, rate in Hz and number of steps for each channel.
+
+    * ``values``: reads channels by their places, each float64 (steps,), at most so many steps of the slowest.
+    * ``patient``: its identifier in the header, "" without one; ``scales``: what a value is multiplied by.
+    """
+
+    format: str
+    names: tuple[str, ...]
+    units: tuple[str, ...]
+    scales: tuple[float, ...]
+    rates: tuple[float, ...]
+    steps: tuple[int, ...]
+    values: Callable[[Sequence[int], float], list[Array]]
+    patient: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def is_waveform(path: Path) -> bool:
+    """Return whether a DICOM file is a waveform, by its first attributes."""
+    try:
+        with path.open("rb") as file:
+            return WAVEFORM.search(file.read(1024)) is not None
+    except OSError:  # the code that reads it reports this
+        return False
+
+
+def is_signal(path: Path) -> bool:
+    """Return whether a file is a recording, by its name or as a DICOM waveform."""
+    return path.name.lower().endswith(ENDINGS) or (is_dicom(path) and is_waveform(path))
+
+
+def with_ending(path: Path) -> Path:
+    """Return the header of a WFDB record that is named without its ending, as its tables name records."""
+    header = path.with_name(f"{path.name}{WFDB}")
+    return header if not path.exists() and header.is_file() else path
+
+
+def files_of(path: Path) -> tuple[Path, ...]:
+    """Return the files of a sample: of a WFDB record also those that its header names."""
+    if not path.name.lower().endswith(WFDB) or not path.is_file():
+        return (path,)
+    with path.open(encoding="latin-1") as file:
+        lines = [line.split() for line in file.read(BLOCK).splitlines() if line[:1] != "#"]
+    named = dict.fromkeys(words[0] for words in [words for words in lines if words][1:])
+    return path, *(path.parent / name for name in named)
+
+
+def open_recording(path: Path) -> Recording:
+    """Read the header of a recording. Raises ScanError, or what its library raises."""
+    if not path.is_file():
+        raise FileNotFoundError
+    name = path.name.lower()
+    return (_wfdb if name.endswith(WFDB) else _dicom if is_dicom(path) else _edf)(path)
+
+
+def _made(
+    kind: str, channels: Sequence[tuple[str, str, float, int]], values: Any, **more: Any
+) -> Recording:
+    """Return the recording of channels, each a name, unit, rate and number of steps. Raises ScanError."""
+    if not channels:
+        raise ScanError("its file has no channels")
+    names, units, rates, steps = zip(*channels, strict=True)
+    if not all(0 < rate < np.inf for rate in rates) or min(steps) < 1:
+        raise ScanError("its header has a channel without a rate, or without values")
+    for text in (*names, *units):
+        if len(text) > LONGEST or not text.isprintable():
+            raise ScanError(f"a channel has a name or unit of more than {LONGEST} characters")
+    check_picture((sum(steps),), "its signal")
+    scales = tuple(MILLIVOLTS.get(unit, 1.0) for unit in units)
+    units = tuple("mV" if unit in MILLIVOLTS else unit for unit in units)
+    short = tuple(PREFIX.sub("", re.split(r"[,(]", name)[0].strip()) for name in names)
+    return Recording(kind, short, units, scales, rates, steps, values, **more)
+
+
+def _wfdb(path: Path) -> Recording:
+    try:
+        import wfdb
+    except ImportError:
+        raise Unavailable("WFDB", "wfdb") from None
+    if path.stat().st_size > BLOCK:
+        raise ScanError("its header is larger than 1 MiB")
+    record = str(path.with_suffix(""))
+    header = wfdb.rdheader(record)
+    if not isinstance(header, wfdb.Record):
+        raise ScanError("its record is of several segments: save it as one")
+    if any(not own.is_file() for own in files_of(path)):
+        raise ScanError("its header names a file that is not there")
+    per_frame, count = header.samps_per_frame or [], header.n_sig or 0
+    names = [name or "" for name in header.sig_name or [""] * count]
+    channels = [
+        (name, unit or "", float(header.fs) * frame, int(header.sig_len or 0) * frame)
+        for name, unit, frame in zip(names, header.units or [], per_frame, strict=True)
+    ]
+
+    def values(places: Sequence[int], seconds: float) -> list[Array]:
+        to = min(int(header.sig_len), int(np.ceil(seconds * header.fs))) if seconds else None
+        made = wfdb.rdrecord(record, channels=list(places), sampto=to, smooth_frames=False)
+        return [np.asarray(own, np.float64) for own in made.e_p_signal]
+
+    return _made("wfdb", channels, values)
+
+
+def _edf(path: Path) -> Recording:
+    try:
+        import edfio
+    except ImportError:
+        raise Unavailable("EDF", "edfio") from None
+    # Latin-1, because many programs write the unit as a micro sign, which is no ASCII.
+    edf = edfio.read_edf(path, lazy_load_data=True, header_encoding="latin-1")
+    if not edf.is_continuous:
+        raise ScanError("its recording has interruptions (EDF+D): save its parts one by one")
+    with path.open("rb") as file:
+        file.seek(EDF_RECORDS)
+        stated, there = int(file.read(8)), edf.num_data_records
+    if stated not in (-1, there):
+        raise ScanError(f"its header counts {stated} data records, and its file has {there}")
+    channels = [
+        (
+            own.label.strip(),
+            own.physical_dimension.strip(),
+            float(own.sampling_frequency),
+            own.samples_per_data_record * there,
+        )
+        for own in edf.signals
+    ]
+
+    def values(places: Sequence[int], seconds: float) -> list[Array]:
+        end = min(seconds or edf.duration, edf.duration)
+        return [np.asarray(edf.signals[i].get_data_slice(0, end), np.float64) for i in places]
+
+    # Code, sex, birth date and name, as EDF+ has them; plain EDF may have any text there.
+    words = edf.local_patient_identification.split()
+    coded = len(words) > 3 and words[1] in ("F", "M", "X") and words[0] != "X"
+    return _made("edf", channels, values, patient=words[0] if coded else "")
+
+
+def _dicom(path: Path) -> Recording:
+    dataset = load(path, ("PatientID", "WaveformSequence"))
+    groups = dataset.get("WaveformSequence") or []
+    if not groups:
+        raise ScanError("its file holds no waveform")
+    group = groups[0]
+    if group.WaveformSampleInterpretation not in LINEAR:
+        raise ScanError("its values are telephone codes, no numbers; export them as numbers")
+    rate, steps = float(group.SamplingFrequency), int(group.NumberOfWaveformSamples)
+    defined = list(group.ChannelDefinitionSequence)
+    if len(defined) != group.NumberOfWaveformChannels:
+        raise ScanError("its header defines another number of channels than it has")
+    channels = [(_meaning(own), _unit(own), rate, steps) for own in defined]
+
+    def values(places: Sequence[int], seconds: float) -> list[Array]:
+        from pydicom.waveforms import multiplex_array
+
+        stored = multiplex_array(dataset, 0, as_raw=True)
+        if padding := group.get("WaveformPaddingValue"):
+            pad = (
+                np.frombuffer(padding, stored.dtype)[0]
+                if isinstance(padding, bytes)
+                else padding
+            )
+        missing = stored == pad if padding else np.zeros(stored.shape, bool)
+        made = np.where(missing, np.nan, stored.astype(np.float64))
+        return [_physical(made[:, i], defined[i]) for i in places]
+
+    patient = str(dataset.get("PatientID") or "").strip()
+    return _made(
+        "dicom-waveform",
+        channels,
+        values,
+        patient=patient,
+        notes=(SEVERAL,) * (len(groups) > 1),
+    )
+
+
+def _meaning(channel: Any) -> str:
+    """Return a DICOM channel's name: its label, or what its source's code means."""
+    source = channel.get("ChannelSourceSequence") or []
+    return (
+        str(source[0].get("CodeMeaning") or "")
+        if source
+        else str(channel.get("ChannelLabel") or "")
+    )
+
+
+def _unit(channel: Any) -> str:
+    units = channel.get("ChannelSensitivityUnitsSequence") or []
+    return (
+        str(units[0].get("CodeValue") or "")
+        if units and "ChannelSensitivity" in channel
+        else ""
+    )
+
+
+def _physical(stored: Array, channel: Any) -> Array:
+    """Return a DICOM channel in its unit (PS3.3, C.10.9.1.4.6)."""
+    factor, offset = (
+        channel.get("ChannelSensitivityCorrectionFactor"),
+        channel.get("ChannelBaseline"),
+    )
+    scale = float(channel.get("ChannelSensitivity") or 1) * float(
+        1 if factor is None else factor
+    )
+    return np.asarray(stored * scale + float(offset or 0))
