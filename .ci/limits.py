@@ -31,7 +31,6 @@ MOST_TOKENS = {
 STILL_LONGER = {
     "client/export.py",
     "client/session.py",
-    "client/site/runtime/doctor.py",
     "models/privacy/clipping.py",
     "partitions/datasets/flamby.py",
     "partitions/importing/csv_source.py",
@@ -53,7 +52,6 @@ STILL_LONGER = {
     "client/export.py:export_model",
     "client/exporting/onnx.py:onnx_of",
     "client/prediction/predict.py:predict_file",
-    "client/site/runtime/doctor.py:key_checks",
     "client/site/study/dangers.py:_of_settings",
     "client/site/trust/signing.py:check_signed",
     "client/studies.py:study_page",

@@ -250,7 +250,7 @@ ASSUMPTIONS = (
     ),
     Assumption(
         "`ActivateNode` with a heartbeat interval of 0 is refused after key and clock were looked at",
-        "`client/site/runtime/doctor.py`",
+        "`client/site/runtime/connection.py`",
         "`doctor` cannot tell a wrong key from a wrong clock",
         "`test_doctor.py`",
     ),

@@ -6,10 +6,12 @@ import argparse
 import os
 import re
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from client.commands.table import Command, option
+from client.commands.table import Command, flag, option
 from partitions.common.errors import UserError
 from server.cli.options import CONNECTION, FEDERATION, FEDERATION_FILE, FILE, SIGN_WITH
 
@@ -161,7 +163,7 @@ def withdraw(args: argparse.Namespace) -> None:
 
 
 def doctor(args: argparse.Namespace) -> None:
-    from client.site.runtime.doctor import table
+    from client.site.runtime.doctor import as_json, table
 
     what = args.what
     if what is None and not os.environ.get("SILOFL_SERVER"):
@@ -178,8 +180,9 @@ def doctor(args: argparse.Namespace) -> None:
         subject = federation.name
         checks = server_checks(federation, args.connection or federation.name)
     else:
-        subject, checks = site_doctor(what, args.data, args.policy)
-    print(table(checks))
+        echo = partial(print, file=sys.stderr if args.json else sys.stdout)
+        subject, checks = site_doctor(what, args.data, args.policy, echo)
+    print(as_json(checks) if args.json else table(checks))
     failed = [check.name for check in checks if not check.ok]
     if failed:
         raise UserError(
@@ -188,7 +191,10 @@ def doctor(args: argparse.Namespace) -> None:
 
 
 def site_doctor(
-    what: Path | None, data: Path | None, policy: Path | None = None
+    what: Path | None,
+    data: Path | None,
+    policy: Path | None = None,
+    echo: Callable[[str], None] = print,
 ) -> tuple[str, list[Any]]:
     """Return the name and the checks of a site: of this container, or of a bundle."""
     import tempfile
@@ -210,7 +216,7 @@ def site_doctor(
         return site.name, site_checks(site)
     files = read_bundle(what)
     check_key(files, site_of(files, Path()))
-    check_signature(what, files, site_of(files, Path()).name, echo=print, remember=False)
+    check_signature(what, files, site_of(files, Path()).name, echo=echo, remember=False)
     if data is None and not (named := site_of(files, Path()).data).is_file():
         raise UserError(
             f"there is no {named}, as the bundle's .env has it: name your data file with --data FILE"
@@ -335,10 +341,11 @@ COMMANDS = (
             option(
                 "--policy", "FILE", "the site's policy.toml (default: the bundle's)", type=Path
             ),
+            flag("--json", "as a JSON list of {check, ok, detail, fix}"),
             CONNECTION,
         ),
         examples=("silofl doctor federation.yaml", "silofl doctor north.tar --data ours.npz"),
-        description="A site: name, port, certificate, key, versions, clock, data, state, GPU, policy. A "
+        description="A site: name, port, proxy, certificate, key, versions, clock, data, state, GPU, policy. A "
         "server: ports, certificates, who is registered, who is online. Exit code 0, or 2 where "
         "something fails.",
     ),

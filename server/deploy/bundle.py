@@ -74,6 +74,8 @@ services:
       SILOFL_ALLOWED_APPS: /site/allowed-apps
       SILOFL_POLICY: /site/policy.toml
       SILOFL_RESIDENT_MINUTES: ${{SILOFL_RESIDENT_MINUTES}}
+      https_proxy:  # of the shell that starts it, if set there
+      no_proxy:
     volumes:
       - site:/site:ro
       - state:/state

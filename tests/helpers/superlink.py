@@ -48,9 +48,13 @@ class SuperLink:
 
 
 @contextlib.contextmanager
-def superlink(folder: Path, silos: tuple[str, ...] = ("north", "south")) -> Iterator[SuperLink]:
+def superlink(
+    folder: Path,
+    silos: tuple[str, ...] = ("north", "south"),
+    hosts: tuple[str, ...] = THIS_MACHINE,
+) -> Iterator[SuperLink]:
     """Start one, and end it again."""
-    credentials = ensure_credentials(folder / "credentials", silos=silos, hosts=THIS_MACHINE)
+    credentials = ensure_credentials(folder / "credentials", silos=silos, hosts=hosts)
     fleet, port = free_ports(2)
     command = superlink_command(
         "flower-superlink",

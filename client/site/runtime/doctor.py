@@ -1,44 +1,21 @@
-"""The site's half of `silofl doctor`: checks that this silo can reach its server and train, each with a fix.
-
-Checks build on each other; if one fails, those that depend on it are skipped.
-"""
+"""The site's half of `silofl doctor`: checks that this silo can train here and reach its server, each with a fix."""
 
 import errno
+import json
 import os
-import socket
-import ssl
 import tempfile
-import time
-from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
-from client.site.flower import internal
 from client.site.node import Site
-from client.site.runtime.launch import reach_without_proxy
+from client.site.runtime.connection import connection_checks
 from client.site.study.approvals import REQUIRED, list_approved
 from client.site.trust.pins import read_pins
 from client.site.trust.policy import read_policy
-from partitions.common.errors import UserError
+from partitions.common.names import escaped
 from partitions.schema import load_schema
 from partitions.silo_file import Check, check_silo_file
-
-TIMEOUT_SECONDS = 5.0
-WARN_DAYS = 30
-OPERATOR = "ask the server's operator"
-# A network or a server that is down for now; a person must fix the others
-TRANSIENT = ("name resolution", "port")
-CLOCK = "clock"  # wrong until a person, or NTP, sets it: a silo that was online before waits for that
-SET_IT = f"set it (NTP), or {OPERATOR} to set theirs: it may be 5 s ahead and 5 min behind"
-HOUR = 3600
-FURTHEST = 25 * HOUR  # the largest clock error that is searched
-TIMESTAMP = "timestamp"  # in Flower's error for a wrong clock: "Invalid timestamp"
-# Flower (1.39) accepts signed times from 305 s before its own to 5 s after it
-HALF_WINDOW = 150
-# OpenSSL's reasons for refusing a certificate (X509_V_ERR_...).
-NOT_YET_VALID, EXPIRED, WRONG_NAME, WRONG_ADDRESS = 9, 10, 62, 64
 
 
 def site_checks(site: Site) -> list[Check]:
@@ -50,16 +27,14 @@ def site_checks(site: Site) -> list[Check]:
         device_check(site.device),
     ]
     checks += [*pin_checks(site.allowed_apps), policy_check(site.policy), *study_checks(site)]
-    return [*checks, *connection_checks(site)]
+    return [*checks, *connection_checks(site, sizes=True)]
 
 
 def table(checks: Iterable[Check]) -> str:
     """Return the checks as lines: `ok` or `FAIL`, name, detail; under a failure its fix."""
     lines = []
     for check in checks:
-        lines.append(
-            f"{'ok  ' if check.ok else 'FAIL'}  {check.name}: {' '.join(check.detail.split())}"
-        )
+        lines.append(f"{'ok  ' if check.ok else 'FAIL'}  {check.name}: {_shown(check.detail)}")
         if not check.ok:
             lines.append(f"      fix: {check.fix}")
     return "\n".join(lines)
@@ -70,9 +45,23 @@ def first_failure(checks: Iterable[Check]) -> Check | None:
     return next((check for check in checks if not check.ok), None)
 
 
+def as_json(checks: Iterable[Check]) -> str:
+    """Return the checks as a JSON list of `{check, ok, detail, fix}`."""
+    listed = [
+        {"check": one.name, "ok": one.ok, "detail": one.detail, "fix": one.fix}
+        for one in checks
+    ]
+    return json.dumps(listed, indent=2)
+
+
 def one_line(check: Check) -> str:
     """Return a failure and its fix in one line."""
-    return f"{check.name}: {' '.join(check.detail.split())}; {check.fix}"
+    return f"{check.name}: {_shown(check.detail)}; {check.fix}"
+
+
+def _shown(detail: str) -> str:
+    """Return a detail, which may have a server's words, in one line of printable characters."""
+    return escaped(" ".join(detail.split()))
 
 
 # --- this machine -----------------------------------------------------------------------------------------
@@ -206,242 +195,3 @@ def study_checks(site: Site) -> list[Check]:
         return [Check("studies", False, str(error), "until then no run is answered")]
     none = "none is approved, so no run is answered: silofl approve FILE"
     return [Check("studies", True, f"approved: {', '.join(names)}" if names else none)]
-
-
-# --- the connection to the server -------------------------------------------------------------------------
-
-
-def connection_checks(site: Site) -> list[Check]:
-    """Check name, port, certificate and key, each only if the one before is correct."""
-    host, port, fault = split_address(site.server)
-    if fault:
-        return [fault]
-    checks = [resolve_check(host)]
-    if checks[-1].ok:
-        checks.append(port_check(host, port))
-    if checks[-1].ok:
-        checks += certificate_checks(host, port, site.ca_certificate)
-    if checks[-1].ok:
-        checks += key_checks(site)
-    return checks
-
-
-def split_address(server: str) -> tuple[str, int, Check | None]:
-    """Return host and port of `host:port`, or of `[::1]:port`; and a failed check if it is neither."""
-    host, _, port = server.rpartition(":")
-    host = host.strip("[]")
-    if host and port.isdigit() and 0 < int(port) < 65536:
-        return host, int(port), None
-    fix = "set the server to HOST:PORT, as in hospital-net.example:9092"
-    return "", 0, Check("server address", False, f"{server!r} is no address", fix)
-
-
-def resolve_check(host: str) -> Check:
-    """Check that the server's name has an address."""
-    try:
-        found = sorted(
-            {
-                str(info[4][0])
-                for info in socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)
-            }
-        )
-    except OSError as error:
-        fix = (
-            f"check the name's spelling and this machine's DNS, or {OPERATOR} for an IP address"
-        )
-        return Check("name resolution", False, f"{host}: {error.strerror or error}", fix)
-    return Check("name resolution", True, f"{host} is {', '.join(found)}")
-
-
-def port_check(host: str, port: int) -> Check:
-    """Check that the server's port accepts connections."""
-    where = f"{host}:{port}"
-    try:
-        socket.create_connection((host, port), timeout=TIMEOUT_SECONDS).close()
-    except TimeoutError:
-        fix = f"let this machine out to TCP port {port} of {host} (firewall, proxy)"
-        return Check(
-            "port", False, f"{where} does not answer within {TIMEOUT_SECONDS:.0f} s", fix
-        )
-    except ConnectionRefusedError:
-        fix = f"{OPERATOR} whether the server runs and listens on port {port}"
-        return Check("port", False, f"{where} refuses connections", fix)
-    except OSError as error:
-        return Check(
-            "port", False, f"{where}: {error.strerror or error}", "check this machine's network"
-        )
-    return Check("port", True, f"{where} answers")
-
-
-def certificate_checks(host: str, port: int, ca_certificate: Path) -> list[Check]:
-    """Check the server's certificate: issued by this federation's CA, for this name, valid today."""
-    try:
-        context = ssl.create_default_context(cafile=str(ca_certificate))
-    except (OSError, ssl.SSLError) as error:
-        fix = "restore it from the bundle"
-        return [
-            Check("CA certificate", False, f"{ca_certificate}: {error.strerror or error}", fix)
-        ]
-    context.set_alpn_protocols(["h2", "http/1.1"])
-    try:
-        with (
-            socket.create_connection((host, port), timeout=TIMEOUT_SECONDS) as plain,
-            context.wrap_socket(plain, server_hostname=host) as tls,
-        ):
-            certificate: dict[str, Any] = tls.getpeercert() or {}
-    except ssl.SSLCertVerificationError as error:
-        return [refused_certificate(error, host, port)]
-    except ssl.SSLError as error:
-        fix = f"{OPERATOR} for the address of the Fleet port"
-        return [
-            Check(
-                "certificate", False, f"{host}:{port} does not speak TLS ({error.reason})", fix
-            )
-        ]
-    except OSError as error:
-        return [
-            Check(
-                "certificate", False, f"{host}:{port}: {error.strerror or error}", "try again"
-            )
-        ]
-    names = ", ".join(str(value) for _, value in certificate.get("subjectAltName", ()))
-    days = int((ssl.cert_time_to_seconds(certificate["notAfter"]) - time.time()) / 86400)
-    checks = [
-        Check("certificate chain", True, "issued by this federation's CA"),
-        Check("certificate names", True, f"for {names}"),
-    ]
-    if days < WARN_DAYS:
-        fix = f"{OPERATOR} to renew it; the CA, and every silo's key, stay"
-        return [*checks, Check("certificate dates", False, f"expires in {days} days", fix)]
-    return [*checks, Check("certificate dates", True, f"valid for {days} days")]
-
-
-def refused_certificate(error: ssl.SSLCertVerificationError, host: str, port: int) -> Check:
-    """Explain why OpenSSL refused the server's certificate, and what to do."""
-    if error.verify_code == EXPIRED:
-        fix = f"{OPERATOR} to renew it; if this machine's date is wrong, set it"
-        return Check(
-            "certificate dates",
-            False,
-            "the server's certificate, or the CA's, has expired",
-            fix,
-        )
-    if error.verify_code == NOT_YET_VALID:
-        return Check(
-            CLOCK,
-            False,
-            f"the server's certificate is not valid yet{_behind(host, port)}",
-            SET_IT,
-        )
-    if error.verify_code in (WRONG_NAME, WRONG_ADDRESS):
-        fix = f"use a name that is in the certificate, or {OPERATOR} to add this one (server.address)"
-        return Check(
-            "certificate names", False, f"the server's certificate is not for {host}", fix
-        )
-    fix = f"{OPERATOR} for a new bundle: this one is of another federation, or someone is in between"
-    return Check(
-        "certificate chain",
-        False,
-        f"not issued by this federation's CA ({error.verify_message})",
-        fix,
-    )
-
-
-def _behind(host: str, port: int) -> str:
-    """Return by how much this clock is slow at least: silofl's certificates begin an hour before they are made."""
-    from cryptography.x509 import load_pem_x509_certificate
-
-    try:  # this certificate is not verified; only its date is read
-        shown = ssl.get_server_certificate((host, port), timeout=TIMEOUT_SECONDS)
-        begins = load_pem_x509_certificate(shown.encode()).not_valid_before_utc.timestamp()
-    except (OSError, ValueError):
-        return ""
-    return f": this machine's clock is {int((begins - time.time()) // HOUR) + 1} h or more behind the server's"
-
-
-def key_checks(site: Site) -> list[Check]:
-    """Check that this silo's key is registered at the server, and that the server accepts this clock.
-
-    Sends an activation with a heartbeat interval of 0. Flower (1.39) refuses it only after it has verified the key
-    and the time. So nothing changes at the server, even while the silo is online.
-    """
-    import grpc  # type: ignore[import-untyped]
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-
-    try:
-        key = load_ssh_private_key(site.node_key.read_bytes(), None)
-        if not isinstance(key, EllipticCurvePrivateKey):
-            raise UserError("no elliptic curve key")
-    except OSError as error:
-        return [
-            Check(
-                "key", False, f"{site.node_key}: {error.strerror}", "restore it from the bundle"
-            )
-        ]
-    except ValueError:
-        fix = "restore it from the bundle"
-        return [
-            Check("key", False, f"{site.node_key} is no private key in OpenSSH format", fix)
-        ]
-    reach_without_proxy(os.environ)
-    credentials = grpc.ssl_channel_credentials(site.ca_certificate.read_bytes())
-    public = internal("public_key_to_bytes")(key.public_key())
-    request = internal("ActivateNodeRequest")(public_key=public, heartbeat_interval=0.0)
-    headers = internal("headers")
-    sign = internal("sign_message")
-    codes = internal("ApiErrorCode")
-    in_flowers_words = internal("FlowerError").from_json
-
-    def ask(at: float) -> str:
-        """Return the server's answer to a call that is signed with this time."""
-        moment = datetime.fromtimestamp(at, UTC).isoformat()
-        names = (headers.PUBLIC_KEY_HEADER, headers.TIMESTAMP_HEADER, headers.SIGNATURE_HEADER)
-        signed = tuple(zip(names, (public, moment, sign(key, moment.encode())), strict=True))
-        try:
-            internal("FleetStub")(channel).ActivateNode(
-                request, timeout=TIMEOUT_SECONDS, metadata=signed
-            )
-        except grpc.RpcError as error:
-            return str(error.details())
-        return "activated"
-
-    with grpc.secure_channel(site.server, credentials) as channel:
-        answer = ask(time.time())
-        if TIMESTAMP in answer:
-            return [clock_check(lambda at: in_flowers_words(ask(at)) is not None)]
-    flower = in_flowers_words(answer)
-    code = flower.code if flower else None
-    if code == codes.FLEET_INVALID_HEARTBEAT_INTERVAL:
-        return [
-            Check(CLOCK, True, "within the server's limits"),
-            Check("key", True, "registered at the server"),
-        ]
-    if code == codes.FLEET_NODE_ACTIVATION_FAILED:
-        fix = f"{OPERATOR}: the silo was removed, or its bundle is of another server (silofl add-silo {site.name})"
-        return [Check("key", False, "the server does not know this silo's key", fix)]
-    fix = f"{OPERATOR} which version of Flower runs there"
-    return [Check("key", False, f"the server answers: {answer}", fix)]
-
-
-def clock_check(taken: Callable[[float], bool]) -> Check:
-    """Report by how much a rejected clock is off, by searching for a signed time that the server accepts.
-
-    Whole half-hours, typical of a wrong time zone or day, are tried first.
-    """
-    steps = range(-FURTHEST, FURTHEST + 1, 2 * HALF_WINDOW)
-    tried = sorted(steps, key=lambda off: (off % (HOUR // 2) != 0, abs(off)))
-    found = next((off for off in tried if taken(time.time() - off - HALF_WINDOW)), None)
-    if found is None:
-        much = f"off by more than {FURTHEST // HOUR} h"
-    else:
-        much = f"about {_in_words(abs(found))} {'behind' if found < 0 else 'ahead of'} the server's"
-    return Check(CLOCK, False, f"this machine's clock is {much}", SET_IT)
-
-
-def _in_words(seconds: int) -> str:
-    hours, minutes = seconds // HOUR, seconds % HOUR // 60
-    return (
-        " ".join(f"{n} {unit}" for n, unit in ((hours, "h"), (minutes, "min")) if n)
-        or "a minute"
-    )

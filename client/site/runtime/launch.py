@@ -28,8 +28,9 @@ FLOWER = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
-# The starting process's environment overrides these. The interval at which the server's SuperExec polls for a run.
-DEFAULTS = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
+# The starting process's environment overrides these. The interval at which the server's SuperExec polls for a run; and
+# gRPC finds names as other programs do, since its own resolver waits for a DNS even for a name in /etc/hosts.
+DEFAULTS = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25", "GRPC_DNS_RESOLVER": "native"}
 
 
 # --- command lines ----------------------------------------------------------------------------------------
@@ -163,7 +164,9 @@ def reach_without_proxy(variables: MutableMapping[str, str], *names: str) -> str
     """
     direct = variables.get("no_proxy") or variables.get("NO_PROXY", "")
     wanted = {"no_proxy": direct, "NO_PROXY": direct}
-    if for_grpc := variables.get("no_grpc_proxy"):  # gRPC reads it in place of no_proxy
+    if (
+        for_grpc := variables.get("no_grpc_proxy")
+    ) is not None:  # gRPC reads it in place of no_proxy
         wanted["no_grpc_proxy"] = for_grpc
     for key, hosts in wanted.items():
         parts = [*map(str.strip, hosts.split(",")), *THIS_MACHINE, *names]

@@ -2,7 +2,6 @@
 
 import datetime
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -12,32 +11,36 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from middlebox import TlsServer
 from superlink import SuperLink, superlink
 
 from client.site.node import Site
-from client.site.runtime import doctor
-from client.site.runtime.doctor import (
+from client.site.runtime import connection, doctor
+from client.site.runtime.connection import (
     certificate_checks,
     connection_checks,
+    key_checks,
+    port_check,
+    resolve_check,
+)
+from client.site.runtime.doctor import (
     data_checks,
     device_check,
     first_failure,
-    key_checks,
     one_line,
     pin_checks,
-    port_check,
-    resolve_check,
     site_checks,
     state_checks,
     table,
     version_check,
 )
 from client.site.runtime.launch import free_ports
+from client.site.runtime.route import Way
 from partitions.silo_file import Check
 from server.cli.main import main
 from server.deploy import credentials as credentials_module
 from server.deploy.control import Control, write_connection
-from server.deploy.credentials import Credentials, ensure_credentials
+from server.deploy.credentials import ensure_credentials
 from server.deploy.doctor import exposure_checks, server_checks
 from server.deploy.federation import read_federation
 
@@ -56,6 +59,11 @@ def only(checks: list[Check]) -> Check:
     return checks[0]
 
 
+def keys(site: Site) -> list[Check]:
+    host, port, _ = connection.split_address(site.server)
+    return key_checks(site, Way(host, port))
+
+
 def failed(checks: list[Check]) -> dict[str, str]:
     return {check.name: check.detail for check in checks if not check.ok}
 
@@ -63,47 +71,20 @@ def failed(checks: list[Check]) -> dict[str, str]:
 # --- certificate ------------------------------------------------------------------------------------------
 
 
-class TlsServer:
-    """Shows the server's certificate to whoever connects."""
-
-    def __init__(self, made: Credentials) -> None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(made.server_certificate, made.server_key)
-        self.socket = socket.create_server((HOST, 0))
-        self.port = int(self.socket.getsockname()[1])
-
-        def serve() -> None:
-            while True:
-                try:
-                    connection, _ = self.socket.accept()
-                except OSError:
-                    return
-                try:
-                    context.wrap_socket(connection, server_side=True).close()
-                except OSError:
-                    connection.close()
-
-        threading.Thread(target=serve, daemon=True).start()
-
-    def close(self) -> None:
-        self.socket.shutdown(socket.SHUT_RDWR)
-        self.socket.close()
-
-
 @pytest.fixture
 def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[callable]:  # type: ignore[valid-type]
     """`shown(days=0)`: a server whose credentials were made `days` ago; its port and its CA's certificate."""
     servers: list[TlsServer] = []
 
-    def make(days: float = 0.0) -> tuple[int, Path]:
+    def make(days: float = 0.0) -> tuple[Way, Path]:
         past = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=days)
         with monkeypatch.context() as patch:
             patch.setattr(credentials_module, "_now", lambda: past)
             made = ensure_credentials(
                 tmp_path / f"made-{len(servers)}", silos=(), hosts=(HOST,)
             )
-        servers.append(TlsServer(made))
-        return servers[-1].port, made.ca_certificate
+        servers.append(TlsServer(made.server_certificate, made.server_key))
+        return Way(HOST, servers[-1].port), made.ca_certificate
 
     yield make
     for server in servers:
@@ -111,7 +92,7 @@ def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[callable]
 
 
 def test_a_good_certificate_passes_chain_names_and_dates(shown) -> None:
-    checks = certificate_checks(HOST, *shown())
+    checks = certificate_checks(*shown())
     assert [check.name for check in checks] == [
         "certificate chain",
         "certificate names",
@@ -122,19 +103,19 @@ def test_a_good_certificate_passes_chain_names_and_dates(shown) -> None:
 
 
 def test_an_expired_certificate_is_told_by_its_dates(shown) -> None:
-    check = only(certificate_checks(HOST, *shown(days=credentials_module.SERVER_DAYS + 1)))
+    check = only(certificate_checks(*shown(days=credentials_module.SERVER_DAYS + 1)))
     assert (check.name, check.ok) == ("certificate dates", False)
     assert "expired" in check.detail and "renew" in check.fix
 
 
 def test_a_certificate_about_to_expire_fails_while_it_still_works(shown) -> None:
-    checks = certificate_checks(HOST, *shown(days=credentials_module.SERVER_DAYS - 10.5))
+    checks = certificate_checks(*shown(days=credentials_module.SERVER_DAYS - 10.5))
     assert failed(checks) == {"certificate dates": "expires in 10 days"}
 
 
 def test_a_certificate_from_the_future_points_to_the_clock(shown) -> None:
     """It is made in three days, and begins an hour before that: 71 h at least."""
-    check = only(certificate_checks(HOST, *shown(days=-3)))
+    check = only(certificate_checks(*shown(days=-3)))
     assert (check.name, check.ok) == ("clock", False) and "NTP" in check.fix
     assert check.detail.endswith(
         "not valid yet: this machine's clock is 71 h or more behind the server's"
@@ -142,16 +123,16 @@ def test_a_certificate_from_the_future_points_to_the_clock(shown) -> None:
 
 
 def test_another_federations_ca_is_told_by_the_chain(shown) -> None:
-    port, _ = shown()
+    way, _ = shown()
     _, foreign = shown()
-    check = only(certificate_checks(HOST, port, foreign))
+    check = only(certificate_checks(way, foreign))
     assert (check.name, check.ok) == ("certificate chain", False) and "new bundle" in check.fix
 
 
 def test_a_name_that_the_certificate_lacks(shown) -> None:
     """The certificate is for 127.0.0.1; `localhost` leads to the same server."""
-    port, ca = shown()
-    check = only(certificate_checks("localhost", port, ca))
+    way, ca = shown()
+    check = only(certificate_checks(way._replace(host="localhost"), ca))
     assert (check.name, check.ok) == (
         "certificate names",
         False,
@@ -165,7 +146,7 @@ def test_a_port_without_tls(tmp_path: Path, shown) -> None:
             target=lambda: plain.accept()[0].sendall(b"SSH-2.0-x\r\n" * 10)
         )
         thread.start()
-        check = only(certificate_checks(HOST, plain.getsockname()[1], ca))
+        check = only(certificate_checks(Way(HOST, plain.getsockname()[1]), ca))
         thread.join()
     assert (check.name, check.ok) == (
         "certificate",
@@ -176,9 +157,9 @@ def test_a_port_without_tls(tmp_path: Path, shown) -> None:
 def test_a_damaged_ca_certificate(tmp_path: Path) -> None:
     for name, content in (("empty.crt", ""), ("text.crt", "no certificate")):
         (tmp_path / name).write_text(content)
-        check = only(certificate_checks(HOST, 1, tmp_path / name))
+        check = only(certificate_checks(Way(HOST, 1), tmp_path / name))
         assert (check.name, check.ok) == ("CA certificate", False) and "bundle" in check.fix
-    assert not only(certificate_checks(HOST, 1, tmp_path / "none.crt")).ok
+    assert not only(certificate_checks(Way(HOST, 1), tmp_path / "none.crt")).ok
 
 
 # --- name and port ----------------------------------------------------------------------------------------
@@ -319,7 +300,7 @@ def test_a_registered_key_passes_and_nothing_changes_at_the_server(
 
 
 def test_a_key_that_the_server_does_not_know(server: SuperLink, tmp_path: Path) -> None:
-    check = only(key_checks(server.site(tmp_path, "south")))
+    check = only(keys(server.site(tmp_path, "south")))
     assert (check.name, check.ok) == ("key", False)
     assert "does not know" in check.detail and "silofl add-silo south" in check.fix
 
@@ -338,8 +319,8 @@ def test_a_wrong_clock(
     server: SuperLink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int, how: str
 ) -> None:
     """The doctor finds by how much: it tries, in steps of 300 s, which signed time the server takes."""
-    monkeypatch.setattr(doctor, "time", SimpleNamespace(time=lambda: time.time() + seconds))
-    check = only(key_checks(server.site(tmp_path)))
+    monkeypatch.setattr(connection, "time", SimpleNamespace(time=lambda: time.time() + seconds))
+    check = only(keys(server.site(tmp_path)))
     assert (check.name, check.ok) == ("clock", False) and "NTP" in check.fix
     assert check.detail == f"this machine's clock is {how}"
 
@@ -347,8 +328,8 @@ def test_a_wrong_clock(
 def test_a_key_file_that_is_none(server: SuperLink, tmp_path: Path) -> None:
     (tmp_path / "node.key").write_text("no key")
     site = replace(server.site(tmp_path), node_key=tmp_path / "node.key")
-    assert "no private key" in only(key_checks(site)).detail
-    assert not only(key_checks(replace(site, node_key=tmp_path / "none"))).ok
+    assert "no private key" in only(keys(site)).detail
+    assert not only(keys(replace(site, node_key=tmp_path / "none"))).ok
 
 
 def federation_file(folder: Path, server: SuperLink, silos: tuple[str, ...]) -> Path:

@@ -185,11 +185,11 @@ def test_a_request_is_signed_in(
             "clinic"
         ] == request.fingerprint
 
-    from client.site.runtime.doctor import first_failure, key_checks
+    from client.site.runtime.connection import connection_checks
+    from client.site.runtime.doctor import first_failure
 
-    unpack(files, tmp_path / "files")
-    # The server knows the key
-    assert not first_failure(key_checks(site_of(files, tmp_path / "files")))
+    unpack(files, tmp_path / "files")  # the server knows the key
+    assert not first_failure(connection_checks(site_of(files, tmp_path / "files")))
 
     own_key(site_root() / "twin").parent.mkdir()
     own_key(site_root() / "twin").write_bytes(own_key(site_root() / "clinic").read_bytes())
