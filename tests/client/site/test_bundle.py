@@ -167,6 +167,15 @@ def test_sites_command_is_understood_by_flowers_own_parser() -> None:
     }
 
 
+def test_the_container_takes_the_proxy_of_the_shell_that_starts_it() -> None:
+    """Compose gives a variable without a value that of its shell, and none if that has none."""
+    environment = filled_in()["services"]["silo"]["environment"]
+    assert {name for name, value in environment.items() if value is None} == {
+        "https_proxy",
+        "no_proxy",
+    }
+
+
 def test_sites_containers_are_locked_down() -> None:
     services = filled_in()["services"]
     for name, service in services.items():
