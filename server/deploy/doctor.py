@@ -5,9 +5,8 @@ import ssl
 import tempfile
 from pathlib import Path
 
-from client.site.runtime.connection import port_check, resolve_check
 from client.site.runtime.launch import THIS_MACHINE
-from client.site.runtime.route import TIMEOUT_SECONDS
+from client.site.runtime.route import TIMEOUT_SECONDS, port_check, resolve_check
 from partitions.silo_file import Check
 from server.deploy.bundle import fleet_port
 from server.deploy.control import Control, read_connection

@@ -6,7 +6,6 @@ skipped.
 
 import hashlib
 import os
-import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping
@@ -23,12 +22,11 @@ from client.site.flower import internal
 from client.site.node import Site
 from client.site.runtime.route import (
     OPERATOR,
-    PORT,
-    RESOLUTION,
     TIMEOUT_SECONDS,
     YOUR_IT,
     Blocked,
     Way,
+    way_checks,
     way_to,
 )
 from partitions.common.errors import UserError
@@ -76,65 +74,6 @@ def split_address(server: str) -> tuple[str, int, Check | None]:
         return host, int(port), None
     fix = "set the server to HOST:PORT, as in hospital-net.example:9092"
     return "", 0, Check("server address", False, f"{server!r} is no address", fix)
-
-
-# --- name, port, proxy ------------------------------------------------------------------------------------
-
-
-def way_checks(way: Way) -> list[Check]:
-    """Check that the server's port can be reached: by its name, or through the proxy, which resolves the name."""
-    if way.proxy:
-        try:
-            way.connect().close()
-        except Blocked as blocked:
-            return [blocked.check]
-        return [Check("proxy", True, f"{way.proxy.name} connects to {way.server}")]
-    checks = [resolve_check(way.host)]
-    if checks[-1].ok:
-        checks.append(port_check(way.host, way.port))
-    last = checks[-1]
-    if way.note and not last.ok:
-        checks[-1] = Check(last.name, False, f"{last.detail} ({way.note})", way.remedy)
-    return checks
-
-
-def resolve_check(host: str) -> Check:
-    """Check that the server's name has an address."""
-    try:
-        found = sorted(
-            {
-                str(info[4][0])
-                for info in socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)
-            }
-        )
-    except OSError as error:
-        fix = (
-            f"check the name's spelling and this machine's DNS, or {OPERATOR} for an IP address; "
-            f"where only a proxy finds names, set https_proxy=http://HOST:PORT"
-        )
-        return Check(RESOLUTION, False, f"{host}: {error.strerror or error}", fix)
-    return Check(RESOLUTION, True, f"{host} is {', '.join(found)}")
-
-
-def port_check(host: str, port: int) -> Check:
-    """Check that the server's port accepts connections."""
-    where = f"{host}:{port}"
-    try:
-        socket.create_connection((host, port), timeout=TIMEOUT_SECONDS).close()
-    except TimeoutError:
-        fix = (
-            f"let this machine out to TCP port {port} of {host} (firewall), or set "
-            "https_proxy=http://HOST:PORT if there is a proxy"
-        )
-        detail = f"{where} does not answer within {TIMEOUT_SECONDS:.0f} s"
-        return Check(PORT, False, detail, fix)
-    except ConnectionRefusedError:
-        fix = f"{OPERATOR} whether the server runs and listens on port {port}"
-        return Check(PORT, False, f"{where} refuses connections", fix)
-    except OSError as error:
-        detail = f"{where}: {error.strerror or error}"
-        return Check(PORT, False, detail, "check this machine's network")
-    return Check(PORT, True, f"{where} answers")
 
 
 # --- the certificate --------------------------------------------------------------------------------------
@@ -289,14 +228,17 @@ def key_checks(site: Site, way: Way, *, sizes: bool = False) -> list[Check]:
         answer = fleet.ask(time.time())
         if TIMESTAMP in answer:
             return [clock_check(lambda at: fleet.code_of(fleet.ask(at)) is not None)]
-        code, codes = fleet.code_of(answer), internal("ApiErrorCode")
+        code = fleet.code_of(answer)
+        codes = internal("ApiErrorCode")
         if code == codes.FLEET_INVALID_HEARTBEAT_INTERVAL:
             checks = [
                 Check(CLOCK, True, "within the server's limits"),
                 Check("key", True, "registered at the server"),
             ]
             large = fleet.ask(time.time(), LARGE_BYTES) if sizes else ""
-            return checks + ([_size_check(way)] if "status: 413" in large else [])
+            if "status: 413" in large:
+                checks.append(_size_check(way))
+            return checks
     if code == codes.FLEET_NODE_ACTIVATION_FAILED:
         fix = f"{OPERATOR}: the silo was removed, or its bundle is of another server (silofl add-silo {site.name})"
         return [Check("key", False, "the server does not know this silo's key", fix)]
@@ -332,7 +274,8 @@ class FleetApi:
         os.environ.setdefault("GRPC_DNS_RESOLVER", "native")
         import grpc  # type: ignore[import-untyped]
 
-        self.error, self.key = grpc.RpcError, key
+        self.error = grpc.RpcError
+        self.key = key
         self.public = internal("public_key_to_bytes")(key.public_key())
         credentials = grpc.ssl_channel_credentials(ca_certificate.read_bytes())
         self.channel = grpc.secure_channel(way.server, credentials, options=way.options)
@@ -346,7 +289,8 @@ class FleetApi:
     def ask(self, at: float, padding: int = 0) -> str:
         """Return the server's answer to a call that is signed with this time, and is larger by `padding` bytes."""
         moment = datetime.fromtimestamp(at, UTC).isoformat()
-        headers, sign = internal("headers"), internal("sign_message")
+        headers = internal("headers")
+        sign = internal("sign_message")
         names = (headers.PUBLIC_KEY_HEADER, headers.TIMESTAMP_HEADER, headers.SIGNATURE_HEADER)
         values = (self.public, moment, sign(self.key, moment.encode()))
         signed = tuple(zip(names, values, strict=True))
@@ -373,7 +317,8 @@ class FleetApi:
 
 def _unknown_field(size: int) -> bytes:
     """Return a protobuf field of `size` zeros with number 15, which no message of Flower's has: servers ignore it."""
-    length, encoded = size, bytearray([15 << 3 | 2])
+    length = size
+    encoded = bytearray([15 << 3 | 2])
     while length > 127:
         encoded.append(length & 127 | 128)
         length >>= 7

@@ -26,15 +26,19 @@ def site_checks(site: Site) -> list[Check]:
         *state_checks(site.state),
         device_check(site.device),
     ]
-    checks += [*pin_checks(site.allowed_apps), policy_check(site.policy), *study_checks(site)]
-    return [*checks, *connection_checks(site, sizes=True)]
+    checks += pin_checks(site.allowed_apps)
+    checks.append(policy_check(site.policy))
+    checks += study_checks(site)
+    checks += connection_checks(site, sizes=True)
+    return checks
 
 
 def table(checks: Iterable[Check]) -> str:
     """Return the checks as lines: `ok` or `FAIL`, name, detail; under a failure its fix."""
     lines = []
     for check in checks:
-        lines.append(f"{'ok  ' if check.ok else 'FAIL'}  {check.name}: {_shown(check.detail)}")
+        mark = "ok  " if check.ok else "FAIL"
+        lines.append(f"{mark}  {check.name}: {_shown(check.detail)}")
         if not check.ok:
             lines.append(f"      fix: {check.fix}")
     return "\n".join(lines)
@@ -119,8 +123,9 @@ def state_checks(path: Path) -> list[Check]:
             file.write(b"x")
             os.fsync(file.fileno())
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        fix = "make room on that disk" if full else f"let user {os.geteuid()} write there"
+        fix = f"let user {os.geteuid()} write there"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            fix = "make room on that disk"
         return [Check("state directory", False, f"{path}: {error.strerror}", fix)]
     return [Check("state directory", True, f"{path} can be written")]
 

@@ -126,10 +126,8 @@ def _unused(named: Mapping[str, str], removed: str) -> tuple[str, str]:
     """Return why no proxy is used although a variable names one, and the remedy; nothing if none does."""
     upper = next((name.upper() for name in VARIABLES if named.get(name.upper())), "")
     if removed:
-        return (
-            f"{removed} names a proxy of a kind that gRPC does not speak with",
-            f"{YOUR_IT} for an HTTP proxy, and set https_proxy=http://HOST:PORT",
-        )
+        note = f"{removed} names a proxy of a kind that gRPC does not speak with"
+        return note, f"{YOUR_IT} for an HTTP proxy, and set https_proxy=http://HOST:PORT"
     if upper:
         small = upper.lower()
         note = f"{upper} is set, but gRPC reads {small}, in small letters, so it goes straight"
@@ -160,6 +158,61 @@ def _covers(entry: str, host: str) -> bool:
         return address in ipaddress.ip_network(entry, strict=False)
     name, domain = host.lower(), entry.lower().removeprefix(".")
     return name == domain or name.endswith(f".{domain}")
+
+
+# --- name, port, proxy ------------------------------------------------------------------------------------
+
+
+def way_checks(way: Way) -> list[Check]:
+    """Check that the server's port can be reached: by its name, or through the proxy, which resolves the name."""
+    if way.proxy:
+        try:
+            way.connect().close()
+        except Blocked as blocked:
+            return [blocked.check]
+        return [Check("proxy", True, f"{way.proxy.name} connects to {way.server}")]
+    checks = [resolve_check(way.host)]
+    if checks[-1].ok:
+        checks.append(port_check(way.host, way.port))
+    last = checks[-1]
+    if way.note and not last.ok:
+        checks[-1] = Check(last.name, False, f"{last.detail} ({way.note})", way.remedy)
+    return checks
+
+
+def resolve_check(host: str) -> Check:
+    """Check that the server's name has an address."""
+    try:
+        infos = socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)
+    except OSError as error:
+        fix = (
+            f"check the name's spelling and this machine's DNS, or {OPERATOR} for an IP address; "
+            f"where only a proxy finds names, set https_proxy=http://HOST:PORT"
+        )
+        return Check(RESOLUTION, False, f"{host}: {error.strerror or error}", fix)
+    found = sorted({str(info[4][0]) for info in infos})
+    return Check(RESOLUTION, True, f"{host} is {', '.join(found)}")
+
+
+def port_check(host: str, port: int) -> Check:
+    """Check that the server's port accepts connections."""
+    where = f"{host}:{port}"
+    try:
+        socket.create_connection((host, port), timeout=TIMEOUT_SECONDS).close()
+    except TimeoutError:
+        fix = (
+            f"let this machine out to TCP port {port} of {host} (firewall), or set "
+            "https_proxy=http://HOST:PORT if there is a proxy"
+        )
+        detail = f"{where} does not answer within {TIMEOUT_SECONDS:.0f} s"
+        return Check(PORT, False, detail, fix)
+    except ConnectionRefusedError:
+        fix = f"{OPERATOR} whether the server runs and listens on port {port}"
+        return Check(PORT, False, f"{where} refuses connections", fix)
+    except OSError as error:
+        detail = f"{where}: {error.strerror or error}"
+        return Check(PORT, False, detail, "check this machine's network")
+    return Check(PORT, True, f"{where} answers")
 
 
 # --- through a proxy --------------------------------------------------------------------------------------

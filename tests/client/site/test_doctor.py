@@ -16,13 +16,7 @@ from superlink import SuperLink, superlink
 
 from client.site.node import Site
 from client.site.runtime import connection, doctor
-from client.site.runtime.connection import (
-    certificate_checks,
-    connection_checks,
-    key_checks,
-    port_check,
-    resolve_check,
-)
+from client.site.runtime.connection import certificate_checks, connection_checks, key_checks
 from client.site.runtime.doctor import (
     data_checks,
     device_check,
@@ -35,7 +29,7 @@ from client.site.runtime.doctor import (
     version_check,
 )
 from client.site.runtime.launch import free_ports
-from client.site.runtime.route import Way
+from client.site.runtime.route import Way, port_check, resolve_check
 from partitions.silo_file import Check
 from server.cli.main import main
 from server.deploy import credentials as credentials_module

@@ -21,7 +21,7 @@ from middlebox import HOST, HttpProxy, TlsServer
 from superlink import SuperLink, superlink
 
 from client.site.node import Site
-from client.site.runtime import connection, route
+from client.site.runtime import route
 from client.site.runtime.connection import connection_checks
 from client.site.runtime.doctor import as_json, first_failure, one_line, table
 from client.site.runtime.route import way_to
@@ -196,7 +196,7 @@ def full(a: Arrangement) -> dict[str, str]:
         one = a.stack.enter_context(socket.socket())
         one.setblocking(False)
         one.connect_ex(server.getsockname())
-    a.monkeypatch.setattr(connection, "TIMEOUT_SECONDS", 0.2)
+    a.monkeypatch.setattr(route, "TIMEOUT_SECONDS", 0.2)
     a.server = f"{HOST}:{server.getsockname()[1]}"
     return {}
 
