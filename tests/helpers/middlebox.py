@@ -7,6 +7,7 @@ import socket
 import ssl
 import threading
 from pathlib import Path
+from typing import Self
 
 HOST = "127.0.0.1"
 
@@ -38,7 +39,7 @@ class Listener:
         self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -68,7 +69,8 @@ class HttpProxy(Listener):
     """
 
     def __init__(self, target: int = 0, answer: str = "", login: str = "") -> None:
-        self.target, self.answer, self.login, self.asked = target, answer, login, []
+        self.target, self.answer, self.login = target, answer, login
+        self.asked: list[str] = []
         super().__init__()
 
     def serve(self, connection: socket.socket) -> None:
