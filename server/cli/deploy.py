@@ -49,7 +49,7 @@ def credentials(args: argparse.Namespace) -> None:
     made = ensure_credentials(
         state_directory(federation.name) / "credentials",
         silos=[silo.name for silo in federation.silos],
-        hosts={*THIS_MACHINE, federation.server.address},
+        hosts={*THIS_MACHINE, federation.server.address, federation.server.public_host},
     )
     for check in check_certificates(made.server_certificate, made.ca_certificate):
         print(f"{check.name}: {check.detail}")
@@ -97,7 +97,7 @@ def add_silo(args: argparse.Namespace) -> None:
             request=request,
             signing_key=key,
         )
-    if (address := federation.server.address) in THIS_MACHINE:
+    if (address := federation.server.public_host) in THIS_MACHINE:
         hint = f"server.address in {federation.path} is {address}: this bundle works on this machine only"
         print(hint, file=sys.stderr)
     if request:

@@ -236,7 +236,7 @@ def add_silo(
     bundle = Bundle(
         name=name,
         federation=federation.name,
-        server=f"{bracketed(federation.server.address)}:{fleet_port}",
+        server=federation.server.reached_at(fleet_port),
         ca_certificate=ca.read_bytes(),
         node_key=private_bytes(key) if key else b"",
         allowed_apps=pins(app),
@@ -301,15 +301,11 @@ def fleet_port(federation: Federation) -> int:
         return FLEET_PORT
 
 
-def bracketed(host: str) -> str:
-    """Return a host as written before a port: IPv6 addresses in brackets."""
-    return f"[{host}]" if ":" in host else host
-
-
 def check_address(federation: Federation, control_address: str, ca_certificate: Path) -> None:
-    """Raise UserError if the running server's certificate is not valid for `server.address`."""
+    """Raise UserError if the running server's certificate is not valid for the host in bundles."""
     host, _, port = control_address.rpartition(":")
-    address = federation.server.address
+    address = federation.server.public_host
+    key = "public" if federation.server.public else "address"
     context = ssl.create_default_context(cafile=str(ca_certificate))
     try:
         with (
@@ -319,7 +315,7 @@ def check_address(federation: Federation, control_address: str, ca_certificate: 
             pass
     except ssl.SSLCertVerificationError:
         raise UserError(
-            f"the server's certificate is not for {address} (server.address in {federation.path}): "
+            f"the server's certificate is not for {address} (server.{key} in {federation.path}): "
             "bring the federation up again with this file, then add the silo"
         ) from None
 

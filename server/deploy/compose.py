@@ -122,7 +122,8 @@ x-silo-environment: &silo-environment
 def server_services(federation: Federation, runs: str, context: str, mounted: list[str]) -> str:
     """Return the services `setup` and `superlink`. ``mounted``: the volumes of `setup`."""
     address, (fleet, control) = federation.server.address, ports_of(federation.server)
-    hosts = " ".join(sorted({*THIS_MACHINE, address, SERVER, CONTROL}))
+    named = {address, federation.server.public_host, SERVER, CONTROL}
+    hosts = " ".join(sorted({*THIS_MACHINE, *named}))
     published = (
         f"127.0.0.1:{fleet}:{FLEET_PORT}"
         if address in THIS_MACHINE

@@ -3,10 +3,13 @@
 import socket
 import ssl
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
+from client.site.runtime import connection as site_connection
+from client.site.runtime.connection import split_address
 from client.site.runtime.launch import THIS_MACHINE
-from client.site.runtime.route import TIMEOUT_SECONDS, port_check, resolve_check
+from client.site.runtime.route import TIMEOUT_SECONDS, Way, port_check, resolve_check
 from partitions.silo_file import Check
 from server.deploy.bundle import fleet_port
 from server.deploy.control import Control, read_connection
@@ -24,13 +27,13 @@ def server_checks(federation: Federation, connection_name: str) -> list[Check]:
         return [Check("connection", False, str(error), UP)]
     host, _, port = connection.address.rpartition(":")
     host = host.strip("[]")
-    address = federation.server.address
+    address = federation.server.public_host
     checks = [Check("connection", True, f"{connection_name} is {connection.address}")]
     checks += named("control port", port_check(host, int(port)), UP)
     if not checks[-1].ok:
         return checks
     checks += exposure_checks(address, int(port))
-    checks += fleet_checks(federation)
+    checks += fleet_checks(federation, Path(connection.root_certificates))
     checks += certificate_checks(host, int(port), Path(connection.root_certificates), address)
     try:
         with Control(connection) as control:
@@ -76,13 +79,23 @@ def exposure_checks(address: str, control_port: int) -> list[Check]:
     return [Check("control port's reach", False, detail, "publish it on 127.0.0.1 only")]
 
 
-def fleet_checks(federation: Federation) -> list[Check]:
-    """Check that the silos' server address resolves and its Fleet port answers."""
-    address = federation.server.address
-    checks = [resolve_check(address)]
-    if checks[-1].ok:
+def fleet_checks(federation: Federation, ca_certificate: Path) -> list[Check]:
+    """Check that the silos' server address resolves and its port answers; of `public`, also with what certificate."""
+    host, port, _ = split_address(federation.server.reached_at(fleet_port(federation)))
+    checks = [resolve_check(host)]
+    if not checks[-1].ok:
+        return checks
+    if not federation.server.public:
         fix = "bring the federation up again with this file, and open the port in the firewall"
-        checks += named("fleet port", port_check(address, fleet_port(federation)), fix)
+        return checks + named("fleet port", port_check(host, port), fix)
+    fix = (
+        "start the proxy in front of the server (docs/proxies); where this machine cannot reach its own "
+        "public address, run doctor at a hospital"
+    )
+    checks += named("public address", port_check(host, port), fix)
+    if checks[-1].ok:
+        shown = site_connection.certificate_checks(Way(host, port), ca_certificate)
+        checks += [replace(one, name=f"public {one.name}") for one in shown]
     return checks
 
 

@@ -2,6 +2,7 @@
 
     name: demo
     server: {address: 127.0.0.1, fleet-port: 9092, control-port: 8000}   # a port left out or 0: a free one
+    # server.public: fl.example.org:443                                  # what bundles have, of a proxy in front
     demo: {dataset: digits, partition: dirichlet, seed: 42, parts: 12}   # data of silos with `data: demo`
     silos:
       - {name: hospital-01, device: cpu, data: demo}
@@ -37,6 +38,7 @@ from pydantic import (
     model_validator,
 )
 
+from client.site.runtime.route import bracketed
 from client.site.trust.policy import PUBLIC, read_policy
 from partitions.common.errors import UserError
 from partitions.common.names import SILO, nearest, unknown_name
@@ -60,7 +62,10 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 
 
 class Server(Frozen):
-    """Address of the server for silos; port 0: choose a free one."""
+    """Address of the server for silos; port 0: choose a free one.
+
+    `public`: HOST:PORT that hospitals elsewhere use instead, of a proxy in front of the Fleet port.
+    """
 
     model_config = ConfigDict(alias_generator=lambda name: name.replace("_", "-"))
 
@@ -72,11 +77,29 @@ class Server(Frozen):
     ] = "127.0.0.1"
     fleet_port: Port = 0
     control_port: Port = 0
+    public: Annotated[
+        str,
+        matching(
+            r"|([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]):[1-9]\d{0,4}",
+            "use HOST:PORT, as in fl.example.org:443",
+        ),
+    ] = ""
+
+    @property
+    def public_host(self) -> str:
+        """Host by which hospitals reach the server."""
+        return self.public.rpartition(":")[0].strip("[]") or self.address
+
+    def reached_at(self, fleet_port: int) -> str:
+        """Return HOST:PORT by which hospitals reach the server that listens on this Fleet port."""
+        return self.public or f"{bracketed(self.address)}:{fleet_port}"
 
     @model_validator(mode="after")
     def ports_differ(self) -> Self:
         if self.fleet_port and self.fleet_port == self.control_port:
             raise UserError("fleet-port and control-port must differ")
+        if self.public and int(self.public.rpartition(":")[2]) > 65535:
+            raise UserError(f"public = {self.public}: a port is at most 65535")
         return self
 
 

@@ -53,7 +53,7 @@ class Proxy(NamedTuple):
     @property
     def name(self) -> str:
         """Its address and its variable, without the password."""
-        return f"{_bracketed(self.host)}:{self.port} ({self.variable})"
+        return f"{bracketed(self.host)}:{self.port} ({self.variable})"
 
 
 class Way(NamedTuple):
@@ -67,7 +67,7 @@ class Way(NamedTuple):
 
     @property
     def server(self) -> str:
-        return f"{_bracketed(self.host)}:{self.port}"
+        return f"{bracketed(self.host)}:{self.port}"
 
     @property
     def options(self) -> list[tuple[str, object]]:
@@ -75,7 +75,7 @@ class Way(NamedTuple):
         if self.proxy is None:
             return [("grpc.enable_http_proxy", 0)]
         login = f"{quote(self.proxy.login, safe=':')}@" if self.proxy.login else ""
-        url = f"http://{login}{_bracketed(self.proxy.host)}:{self.proxy.port}"
+        url = f"http://{login}{bracketed(self.proxy.host)}:{self.proxy.port}"
         return [("grpc.http_proxy", url)]
 
     def connect(self) -> socket.socket:
@@ -85,7 +85,8 @@ class Way(NamedTuple):
         return tunnel(self, self.proxy)
 
 
-def _bracketed(host: str) -> str:
+def bracketed(host: str) -> str:
+    """Return a host as written before a port: IPv6 addresses in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
@@ -292,7 +293,7 @@ def _login_wanted(way: Way, proxy: Proxy, asked: list[str]) -> Check:
     if "basic" not in map(str.lower, kinds):
         fix = f"{YOUR_IT} to let {way.server} through without one: gRPC can only do Basic"
         return Check(PROXY, False, what, fix)
-    url = f"{proxy.variable}=http://USER:PASSWORD@{_bracketed(proxy.host)}:{proxy.port}"
+    url = f"{proxy.variable}=http://USER:PASSWORD@{bracketed(proxy.host)}:{proxy.port}"
     fix = f"set {url}, with %40 for @ in the password"
     if proxy.login:
         user = proxy.login.partition(":")[0]

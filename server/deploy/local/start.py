@@ -85,7 +85,7 @@ def bring_up(
     old = read_record(directory) if SUPERLINK in running else None
     data = split_demo(federation, directory, echo)
     names = [silo.name for silo in federation.silos]
-    hosts = {*THIS_MACHINE, federation.server.address}
+    hosts = {*THIS_MACHINE, federation.server.address, federation.server.public_host}
     credentials = ensure_credentials(directory / "credentials", silos=names, hosts=hosts)
     local = plan(federation, directory, old, data, credentials)
     write_connection(local.connection)

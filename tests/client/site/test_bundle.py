@@ -564,6 +564,25 @@ def test_an_address_that_the_certificate_lacks_is_found_before_the_hospital_does
     assert not Path("far.tar").exists() and "far" not in registered(server)
 
 
+def test_a_signed_bundle_has_the_public_address(
+    server: SuperLink, federation: Federation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The certificate must be for its host, too."""
+    path = Path("federation.yaml")
+    text = path.read_text()
+    assert main(["signing-key", "--out", "sign.key"]) == 0
+    for host, code in (("fl.example.org", 2), ("localhost", 0)):
+        path.write_text(text.replace("server: {", f"server: {{public: '{host}:443', "))
+        assert main(["add-silo", "far", "--sign-with", "sign.key"]) == code
+    assert (
+        "not for fl.example.org (server.public in federation.yaml)" in capsys.readouterr().err
+    )
+    files = read_bundle(Path("far.tar"))
+    assert read_variables(files[".env"].decode())["SILOFL_SERVER"] == "localhost:443"
+    assert "signed.json" in files
+    assert main(["remove-silo", "far"]) == 0
+
+
 def test_a_silo_of_the_file_would_come_back(server: SuperLink, federation: Federation) -> None:
     with Control(server.connection) as control:
         control.register("north", server.credentials.node_public_pem("north"))

@@ -364,6 +364,22 @@ def test_server_doctor_says_who_is_missing_and_who_is_away(
     )
 
 
+def test_server_doctor_takes_the_public_address(
+    server: SuperLink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown
+) -> None:
+    """Behind it is the server, and then another one, with another certificate."""
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
+    write_connection(server.connection)
+    path = federation_file(tmp_path, server, ("north",))
+    text = path.read_text()
+    for port, fault in ((server.fleet, None), (shown()[0].port, "public certificate chain")):
+        path.write_text(text.replace("server: {", f"server: {{public: 'localhost:{port}', "))
+        checks = server_checks(read_federation(path), "test")
+        assert "public address" in [check.name for check in checks if check.ok]
+        faults = failed(checks).keys() - {"online", "control port's reach"}
+        assert faults == ({fault} if fault else set())
+
+
 def test_a_control_port_that_others_reach_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """The address stands for one of this machine's that is not loopback."""
     with socket.create_server((HOST, 0)) as reachable:

@@ -159,12 +159,15 @@ def test_ca_key_is_in_no_volume_of_server_or_silos(committed: dict) -> None:
 def test_server_with_an_address_listens_for_other_machines(tmp_path: Path) -> None:
     federation = federation_of(
         tmp_path,
-        "name: net\nserver: {address: fed.example.org, fleet-port: 443, control-port: 8123}\n"
+        "name: net\nserver: {address: fed.example.org, fleet-port: 443, control-port: 8123, "
+        "public: 'fl.example.org:8443'}\n"
         "demo: {dataset: digits}\nsilos: [{name: a, data: demo}]\n",
     )
     services = made(federation)["services"]
     assert services["superlink"]["ports"] == ["443:9092", "127.0.0.1:8123:8000"]
-    assert "fed.example.org" in services["setup"]["environment"]["SILOFL_HOSTS"].split()
+    assert {"fed.example.org", "fl.example.org"} <= set(
+        services["setup"]["environment"]["SILOFL_HOSTS"].split()
+    )
     assert (
         services["superlink"]["environment"]["SILOFL_HOSTS"]
         == services["setup"]["environment"]["SILOFL_HOSTS"]

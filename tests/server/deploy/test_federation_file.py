@@ -274,6 +274,16 @@ def test_not_all_silos_are_held_out(tmp_path: Path) -> None:
             "server.address = 'https://fl': use a host name or an IP address",
         ),
         (
+            "fleet-port: 9092",
+            "public: 'https://fl.example.org'",
+            "server.public = 'https://fl.example.org': use HOST:PORT, as in fl.example.org:443",
+        ),
+        (
+            "fleet-port: 9092",
+            "public: 'a.org:70000'",
+            "public = a.org:70000: a port is at most",
+        ),
+        (
             "breast-cancer",
             "breast-cancr",
             "unknown dataset 'breast-cancr' (did you mean 'breast-cancer'?)",
