@@ -8,6 +8,7 @@ from flwr.clientapp import ClientApp
 from client.egress import release_summary
 from client.evidence import answer_evidence
 from client.exchange.answer import Result, answer, local_round
+from client.exchange.data_summary import data_summary
 from client.own_model import answer_own_model
 from client.reported import (
     describe,
@@ -33,7 +34,7 @@ def query(message: Message, session: ClientSession) -> RecordDict:
     """Return the silo's data summary."""
     asked = message.content.config_records.get("config")
     return release_summary(
-        session.data_summary(late=asked is not None and bool(asked.get("late")))
+        data_summary(session, late=asked is not None and bool(asked.get("late")))
     )
 
 

@@ -35,8 +35,8 @@ from models.weights import Weights
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import write_atomically
 from partitions.common.names import unknown_name
+from partitions.common.settings import build_settings, keys_of
 from strategies import strategies
-from strategies.base.settings import build_settings, keys_of
 from strategies.base.state import Parts, State, model_in, read_sealed, write_sealed
 
 CARD = "card"  # the key in a model's header for the SHA-256 of its card

@@ -9,14 +9,12 @@ Data, samples on the device and networks are cached across the messages of a pro
 from __future__ import annotations
 
 import math
-import platform
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any
 
-import flwr
 import numpy as np
 import torch
 from flwr.app import Context, Message, MessageType
@@ -36,13 +34,7 @@ from client.local_data import (
     silo_policy,
     weights_file,
 )
-from client.privacy.checks import (
-    check_floor,
-    check_records,
-    check_statistics,
-    claim_statistics,
-    released_sums,
-)
+from client.privacy.checks import check_floor, check_records, check_statistics, claim_statistics
 from client.privacy.private_round import noise_key, private_round, units_of
 from client.reported import note_terms
 from client.site.audit_gate import folder_of
@@ -66,8 +58,7 @@ from strategies.base.newcomers import ANY, NEWCOMER
 from strategies.base.run_settings import RunSettings
 from strategies.base.silo import Silo
 from strategies.base.state import State
-from strategies.base.transport.payload import Number, decode
-from strategies.base.transport.reporting import SCHEMA, WITHHELD
+from strategies.base.transport.payload import decode
 
 # A silo's defaults for values that the server's round loop sends, and Flower's own ``Strategy.start`` does not.
 DEFAULTS = {
@@ -167,44 +158,6 @@ class ClientSession:
                 f"{self.config['round']} takes it as one that joined in round {late!r:.20}"
             )
         return late
-
-    def data_summary(self, *, late: bool = False) -> dict[str, Number]:
-        """Return the summary for the server before round 1: counts, shape, classes, versions; never a label count.
-
-        For tables, and for measurements to be predicted, it includes the sums from which the silos agree on the
-        standardisation (``normalization = "agreed"``). ``late``: the run has started and its standardisation is fixed.
-        """
-        data, own_file = self.data, is_own_file(self.context)
-        # Fails here, before the first round, if the silo lacks the weights: it is then left out.
-        self.settings.part(weights_file(self.settings, self.context))
-        summary: dict[str, Number] = {
-            "name": self.name,
-            "n_train": len(data.train),
-            "n_val": len(data.val),
-            "n_test": len(data.test),
-            "task": data.task,
-            "shape": written(data.input_shape),
-            "classes": data.classes,
-            SCHEMA: replace(data.schema, dtype=data.dtype).text,
-            "own_file": own_file,
-            "simulated": not own_file,
-            "device": str(self.device),
-            "threads": torch.get_num_threads(),
-            "versions": f"python {platform.python_version()}, torch {torch.__version__}, flwr {flwr.__version__}",
-        }
-        columns = columns_in(data)
-        check_records(self.settings, self.data, self.name)
-        # A held-out or late silo's sums are for no other silo; a model that is only evaluated brings its statistics.
-        c = self.settings.common
-        alone = late or self.name in (*c.held_out, *c.late) or not self.info.trains
-        if columns is not None and c.normalization == "agreed" and not alone:
-            state = str(self.context.node_config.get("state-dir", ""))
-            sums, reason = released_sums(columns, data.train, self.policy, state)
-            if sums is None:
-                summary[WITHHELD] = reason
-            else:
-                summary["sum"], summary["square_sum"] = sums
-        return summary
 
     @property
     def min_samples(self) -> float:

@@ -31,6 +31,7 @@ from client.site.trust.bundle import read_bundle, site_of
 from client.site.trust.policy import Policy, Rules, default_file, key_of, parse_policy
 from client.site.trust.request import make_request, read_request
 from partitions.common.errors import DataError, UserError
+from partitions.common.settings import toml_text
 from partitions.importing import dicom
 from partitions.importing.volumes import volume
 from partitions.npz import write_npz
@@ -45,7 +46,7 @@ from server.results.history import History, Row
 from server.results.run_directory import read_toml
 from server.results.survey import Surveyed
 from server.simulation.engine import flower_identity
-from strategies.base.run_settings import RunSettings, defaults, parse_settings, toml_text
+from strategies.base.run_settings import RunSettings, defaults, parse_settings
 from strategies.base.state import State
 from strategies.base.survey import read_answer, written_answer
 from strategies.base.transport.payload import (

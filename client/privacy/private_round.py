@@ -24,6 +24,7 @@ from models.privacy.clipping import check_network
 from models.privacy.noise import derived
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import locked
+from partitions.common.settings import values_of
 from partitions.splits import Split
 from strategies.base.client import SiloClient
 from strategies.base.privacy import (
@@ -34,7 +35,6 @@ from strategies.base.privacy import (
     plan_of,
     round_digest,
 )
-from strategies.base.settings import values_of
 from strategies.base.transport.payload import Model, Number
 
 # The largest number of a received vector: products of two, and sums of 10^9 such products, are finite in float32.

@@ -27,8 +27,8 @@ reports: whose scores the report has: of the model that a silo received, or of i
 
 
 def list_strategies(args: argparse.Namespace) -> None:
+    from partitions.common.settings import keys_of
     from strategies import strategies
-    from strategies.base.settings import keys_of
 
     rows = [
         {

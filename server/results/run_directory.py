@@ -13,9 +13,9 @@ from typing import Any
 
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import append, locked, write_atomically
+from partitions.common.settings import toml_text
 from server.results.checkpoint import load_checkpoint
 from server.results.reading import read_events
-from strategies.base.run_settings import toml_text
 from strategies.base.settings import Value
 from strategies.base.state import State
 

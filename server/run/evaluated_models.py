@@ -17,9 +17,9 @@ from models.networks.registry import spec_of
 from models.shapes import columns
 from partitions.common.errors import UserError
 from partitions.common.names import SILO
+from partitions.common.settings import keys_of
 from partitions.schema import Schema, parse_schema
 from strategies.base.evaluation import EVALUATE, EvaluatedEntry, digest_of, input_digest
-from strategies.base.settings import keys_of
 
 # Fields of the model card that all models of one evaluation share
 ALIKE = ("model", "task", "classes")

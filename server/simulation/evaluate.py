@@ -15,6 +15,7 @@ from client.export import card_file, export_model
 from client.site.trust.policy import PUBLIC
 from partitions.common.errors import UserError
 from partitions.common.files import private, write_atomically
+from partitions.common.settings import toml_text
 from server.deploy import submit
 from server.results.own_models import any_kept, export_kept
 from server.results.shared_model import export_shared, find_run, reports_shared
@@ -30,7 +31,7 @@ from server.run.evaluation import (
     write_matrix,
 )
 from server.simulation.engine import InProcessGrid, flower_identity
-from strategies.base.run_settings import RunSettings, parse_settings, toml_text
+from strategies.base.run_settings import RunSettings, parse_settings
 from strategies.base.settings import Value
 
 SHARED, ALL = "shared", "all"

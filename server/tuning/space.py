@@ -17,11 +17,12 @@ from optuna.distributions import (
 
 from partitions.common.errors import UserError
 from partitions.common.names import nearest
+from partitions.common.settings import convert, key_of, keys_of
 from server.results.run_directory import read_toml
 from server.results.study import SAME
 from strategies.base.run_settings import defaults, owners
 from strategies.base.run_settings import strategies as methods
-from strategies.base.settings import Common, Value, convert, key_of, keys_of
+from strategies.base.settings import Common, Value
 
 RANGE = re.compile(r"(log|uniform|int|logint)\(([^,()]+),([^,()]+)\)")
 LIST = re.compile(r"\[(.*)\]", re.DOTALL)

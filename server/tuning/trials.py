@@ -29,12 +29,13 @@ from client.site.budget.run_cost import KEPT
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
 from partitions.common.names import guarded
+from partitions.common.settings import toml_text
 from server.results.chosen import Chosen, mean
 from server.results.history import History, spent
 from server.results.reading import read_events, read_summary
 from server.results.run_directory import RunDirectory, newest_states
 from server.tuning.space import text_of
-from strategies.base.run_settings import RunSettings, toml_text
+from strategies.base.run_settings import RunSettings
 from strategies.base.settings import Value
 
 OBJECTIVES = ("mean", "worst")

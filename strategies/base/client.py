@@ -20,6 +20,7 @@ from models.flat import Passes, gather, is_finite, write
 from models.optimizers import Optimizer, make_optimizer
 from models.training import MeanLoss, Network, loss_gradient
 from partitions.common.errors import UserError
+from partitions.common.settings import values_of
 from strategies.base.info import MethodInfo, shares_buffers, upload_names
 from strategies.base.privacy import (
     PrivateTraining,
@@ -28,9 +29,9 @@ from strategies.base.privacy import (
     private_gradients,
     quietly,
 )
-from strategies.base.settings import Common, values_of
+from strategies.base.settings import Common
 from strategies.base.silo import RECEIVED, Silo, check_step, shuffled_batches
-from strategies.base.state import BUFFERS, GLOBAL, ClientState, State, model_in, put_model
+from strategies.base.state import BUFFERS, GLOBAL, ClientState, Entries, State, model_in
 from strategies.base.transport.codecs import Encoded
 from strategies.base.transport.error_feedback import commit, encode_vectors, propose
 from strategies.base.transport.payload import Model, Number
@@ -162,20 +163,14 @@ class SiloClient(NumPyClient):
         )
         optimizer.warm_up(c.warmup_batches)
         if c.optimizer_state == "keep":
-            prefix = f"optimizer.{key}."
-            kept = {
-                k.removeprefix(prefix): v.clone()
-                for k, v in self.state.arrays.items()
-                if k.startswith(prefix)
-            }
-            optimizer.state = kept
+            kept = Entries(self.state.arrays, f"optimizer.{key}.")
+            optimizer.state = {k: v.clone() for k, v in kept.items()}
         return optimizer
 
     def keep_optimizer(self, optimizer: Optimizer, key: str = "") -> None:
         if self.common.optimizer_state == "keep":
-            self.state.arrays |= {
-                f"optimizer.{key}.{k}": v.clone() for k, v in optimizer.state.items()
-            }
+            kept = Entries(self.state.arrays, f"optimizer.{key}.")
+            kept.update({k: v.clone() for k, v in optimizer.state.items()})
 
     def train(
         self,
@@ -258,7 +253,9 @@ class SiloClient(NumPyClient):
         self.model.load(vector)
         network = self.predicting() if snapshot == "personal" else self.model
         known = self.silo.known.get((self.run_id, self.state.numbers.get("round"), *splits))
-        if known is None or network is not self.model or not self._is_previous(vector):
+        if network is not self.model or (known and not self.state.is_previous(self.model)):
+            known = None
+        if known is None:
             known = {}
             for split in splits:
                 if len(samples := getattr(self.silo, split)):
@@ -274,16 +271,6 @@ class SiloClient(NumPyClient):
             self.silo.known.clear()
             self.silo.known[(self.run_id, self.measured_round, *splits)] = known
         return {f"{snapshot}.{name}": value for name, value in known.items()}
-
-    def _is_previous(self, vector: Tensor) -> bool:
-        """Return whether this model, with the running statistics in ``self.model``, equals the state's personal one."""
-        arrays, model = self.state.arrays, self.model
-        if "personal" not in arrays or not torch.equal(vector, arrays["personal"]):
-            return False
-        held = zip(
-            (model.buffers, model.integers), model_in(arrays, "personal")[1:], strict=True
-        )
-        return all(kept is None or torch.equal(part, kept) for part, kept in held)
 
     def fit(  # type: ignore[override]
         self, parameters: Sequence[Tensor], config: Mapping[str, Any]
@@ -311,28 +298,30 @@ class SiloClient(NumPyClient):
         personal = quietly(self.privacy, received, self.personal).clone()
         if self.privacy is not None:
             personal = kept_finite(self.state, personal, received, self.silo.name)
-        # A state that is not finite would stay so: it is discarded, and the next round starts from the last good one.
-        if not all(is_finite(vector) for vector in (personal, *vectors)):
-            own = [
-                k
-                for k in values_of(self.settings, self.common.strategy)
-                if k.endswith("learning-rate")
-            ]
-            raise UserError(
-                f"the local training diverged (a lower {' or '.join(['learning-rate', *own])} may help)"
-            )
+        self._check_finite(personal, *vectors)
         trained = time.perf_counter()
         if config["evaluate"]:
             self.measured_round = self.round
             metrics |= self.measure("personal", personal)
         if self.train_loss == self.train_loss:
             metrics["personal.train.loss"] = self.train_loss
-        self._keep(personal, metrics.get(f"personal.val.{self.silo.task.score}"))
+        score = metrics.get(f"personal.val.{self.silo.task.score}")
+        parts = personal, self.model.buffers.clone(), self.model.integers.clone()
+        self.state.keep_model(parts, self.round, score)
+        if self.privacy is not None and math.isfinite(self.silo.max_step):
+            self.state.arrays[RECEIVED] = self.received
         named = dict(zip(self.upload_names(), vectors, strict=True)) if vectors else {}
         self.encoded = encode_vectors(self.common, self.state, named, self.models, self.round)
         seconds = {"seconds.train": begun - started + trained - evaluated}
         seconds["seconds.evaluate"] = time.perf_counter() - started - seconds["seconds.train"]
         return vectors, len(self.silo.train), metrics | seconds
+
+    def _check_finite(self, *vectors: Tensor) -> None:
+        """Raise UserError if the training diverged: the state is discarded, and the next round starts from the last."""
+        if not all(map(is_finite, vectors)):
+            keys = ["learning-rate", *values_of(self.settings, self.common.strategy)]
+            rates = " or ".join(key for key in keys if key.endswith("learning-rate"))
+            raise UserError(f"the local training diverged (a lower {rates} may help)")
 
     def evaluate(  # type: ignore[override]
         self, parameters: Sequence[Tensor], config: Mapping[str, Any]
@@ -384,20 +373,3 @@ class SiloClient(NumPyClient):
         """Load the buffers of the previous personal model, or the initial ones."""
         self.model.reset_buffers()
         self.model.load(self.model.vector, *model_in(self.state.arrays, "personal")[1:])
-
-    def _keep(self, personal: Tensor, score: float | None) -> None:
-        """Store the last personal model, and the best one by validation score (without validation data: the last)."""
-        arrays, numbers = self.state.arrays, self.state.numbers
-        if "best_accuracy" in numbers:  # a state of 0.1
-            numbers["best_score"] = numbers.pop("best_accuracy")
-        score = None if score is None or math.isnan(score) else score
-        parts = personal, self.model.buffers.clone(), self.model.integers.clone()
-        put_model(arrays, "personal", parts)
-        if self.privacy is not None and math.isfinite(self.silo.max_step):
-            arrays[RECEIVED] = self.received
-        # A model without a score does not replace a best one that exists.
-        if "best_score" not in numbers or (score is not None and score > numbers["best_score"]):
-            put_model(arrays, "best", parts)
-            numbers["best_round"] = self.round
-            if score is not None:
-                numbers["best_score"] = score

@@ -15,17 +15,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from models.networks.registry import BUILT_IN, model_settings
+from partitions.common.settings import keys_of, limits_of, toml_text
 from partitions.schemes.registry import partition_settings
 from strategies.base.privacy import Privacy
-from strategies.base.run_settings import (
-    DP,
-    defaults,
-    runnable,
-    strategies,
-    toml_text,
-    toml_value,
-)
-from strategies.base.settings import Common, Value, keys_of, limits_of
+from strategies.base.run_settings import DP, defaults, runnable, strategies
+from strategies.base.settings import Common, Value
 from strategies.base.strategy import PersonalizedStrategy
 
 BEGIN, END = "<!-- made by `make settings`: begin -->", "<!-- made by `make settings`: end -->"
@@ -209,10 +203,10 @@ def settings_page() -> str:
         ]
         for owner, cls in members:
             for key, f in keys_of(cls, owner).items():
-                default = f"`{toml_value(cast(Value, f.default))}`"
+                _, _, default = toml_text({"": cast(Value, f.default)}).strip().partition(" = ")
                 symbol = f.metadata.get("symbol", "")
                 meaning = f.metadata.get("help", "").replace("|", "\\|")
-                line = f"| `{key}` | {default} | {allowed_values(f)} | {symbol} | {meaning} |"
+                line = f"| `{key}` | `{default}` | {allowed_values(f)} | {symbol} | {meaning} |"
                 lines.append(line.replace("|  |", "| |"))
     return "\n".join(lines) + "\n"
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import json
 import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from models.weights import weights_of
 from partitions.common.errors import UserError
 from partitions.common.names import nearest
 from partitions.common.plugins import STRATEGIES, plugins
+from partitions.common.settings import build_settings, defaults_of, values_of
 from partitions.datasets.registry import DATASETS
 from partitions.own_files import parse_source
 from partitions.schemes.registry import PARTITIONS, partition_settings
@@ -36,14 +36,7 @@ from strategies.base.evaluation import EVALUATE, EvaluateSettings, check_keep
 from strategies.base.info import OWN_START, MethodInfo
 from strategies.base.newcomers import check_newcomers
 from strategies.base.privacy import Privacy
-from strategies.base.settings import (
-    Common,
-    Value,
-    build_settings,
-    choose,
-    defaults_of,
-    values_of,
-)
+from strategies.base.settings import Common, Value, choose
 from strategies.base.strategy import _EVALUATIONS, _REGISTRY, PersonalizedStrategy
 from strategies.base.transport.codecs import OF_CHANGES
 from strategies.base.transport.data_summary import read_agreed
@@ -398,36 +391,3 @@ def check_evaluation(common: Common, own: Any) -> None:
         )
     if own.method:
         choose("method", own.method, strategies())
-
-
-def toml_text(values: Mapping[str, Value], table: str = "") -> str:
-    """Return flat keys as TOML, below ``table`` if it is given; a key with a dot goes into its owner's table."""
-    above = f"{table}." if table else ""
-    head = [f"[{table}]"] if table else []
-    # `dp` is a value, so `dp.clip-norm` cannot be in a table of that name.
-    values = {
-        f'"{k}"' if k.partition(".")[0] in values and "." in k else k: v
-        for k, v in values.items()
-    }
-    plain = [
-        f"{k} = {toml_value(v)}" for k, v in values.items() if "." not in k or k.startswith('"')
-    ]
-    tables: dict[str, list[str]] = {}
-    for key, value in values.items():
-        if "." in key and not key.startswith('"'):
-            owner, _, short = key.partition(".")
-            tables.setdefault(owner, []).append(f"{short} = {toml_value(value)}")
-    return (
-        "\n".join(
-            head
-            + plain
-            + [f"\n[{above}{owner}]\n" + "\n".join(lines) for owner, lines in tables.items()]
-        )
-        + "\n"
-    )
-
-
-def toml_value(value: Value) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from logging import WARNING
@@ -29,9 +30,11 @@ from typing import Any, Generic, Self, TypeVar
 
 import safetensors
 import safetensors.torch
+import torch
 from flwr.common import log
 from torch import Tensor
 
+from models.flat import FlatModel
 from partitions.common.errors import DataError
 from partitions.common.files import write_atomically
 
@@ -281,6 +284,28 @@ class ClientState(State):
     personal = Array()  # the personal model (Σ,) of the last round that the silo took part in
     personal_buffers = Array("personal.buffers")  # its running statistics
     best = Array()  # the personal model with the best validation score
+
+    def is_previous(self, model: FlatModel) -> bool:
+        """Return whether this model, with its running statistics, equals the personal one."""
+        vector, *kept = model_in(self.arrays, "personal")
+        if vector is None or not torch.equal(model.vector, vector):
+            return False
+        held = zip((model.buffers, model.integers), kept, strict=True)
+        return all(own is None or torch.equal(part, own) for part, own in held)
+
+    def keep_model(self, parts: Parts, server_round: int, score: float | None) -> None:
+        """Store the last personal model, and the best one by validation score (without validation data: the last)."""
+        arrays, numbers = self.arrays, self.numbers
+        if "best_accuracy" in numbers:  # a state of 0.1
+            numbers["best_score"] = numbers.pop("best_accuracy")
+        score = None if score is None or math.isnan(score) else score
+        put_model(arrays, "personal", parts)
+        # A model without a score does not replace a best one that exists.
+        if "best_score" not in numbers or (score is not None and score > numbers["best_score"]):
+            put_model(arrays, "best", parts)
+            numbers["best_round"] = server_round
+            if score is not None:
+                numbers["best_score"] = score
 
 
 class ServerState(State):

@@ -136,15 +136,15 @@ def test_a_round_that_fails_half_way_saves_nothing(
     two: Files, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """b fails in round 2 after its training; its state is that of round 1, and round 3 goes on from there."""
-    keep = SiloClient._keep
+    check = SiloClient._check_finite
 
-    def failing(self: SiloClient, *arguments: Any) -> None:
+    def failing(self: SiloClient, *vectors: Tensor) -> None:
         if (self.silo.name, self.round) == ("b", 2):
             self.state.arrays["personal"] = torch.zeros(12)
             raise RuntimeError("the device is gone")
-        keep(self, *arguments)
+        check(self, *vectors)
 
-    monkeypatch.setattr(SiloClient, "_keep", failing)
+    monkeypatch.setattr(SiloClient, "_check_finite", failing)
     states: dict[int, dict[str, Tensor]] = {}
 
     def prepare(grid: TinyGrid) -> None:

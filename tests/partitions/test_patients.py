@@ -10,6 +10,7 @@ import pytest
 from flwr.app import Context, RecordDict
 from scans import study_uid, write_dicom
 
+from client.exchange.data_summary import data_summary
 from client.session import ClientSession
 from partitions.importing.options import ImportOptions
 from partitions.importing.source import import_source
@@ -221,9 +222,9 @@ def test_the_data_summary_is_the_same_with_and_without_patients(tmp_path):
             run_id=1, node_id=1, node_config={**config}, state=RecordDict(), run_config={}
         )
         summaries.append(
-            ClientSession(
-                parse_settings({"strategy": "fedavg", "model": "mlp"}), context
-            ).data_summary()
+            data_summary(
+                ClientSession(parse_settings({"strategy": "fedavg", "model": "mlp"}), context)
+            )
         )
     assert summaries[0] == summaries[1] and "sum" in summaries[0]
 

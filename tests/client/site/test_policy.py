@@ -31,11 +31,12 @@ from client.site.trust.policy import (
     read_policy,
 )
 from client.studies import place_of
+from partitions.common.settings import KINDS, keys_of
 from server.cli.main import main
 from strategies import strategies
 from strategies.base.declarations import bounded_settings, method_table, method_table_text
 from strategies.base.run_settings import defaults, owners
-from strategies.base.settings import KINDS, Common, keys_of, setting
+from strategies.base.settings import Common, setting
 
 ROOT = Path(__file__).parents[3]
 RUN: dict[str, Any] = {**defaults(), "strategy": "fedavg"}

@@ -24,9 +24,9 @@ import pytest
 import torch
 from studies import N_TEST, TEST, checked, make_run
 
+import client.app
 import server.app
 from client.app import app as client_app
-from client.session import ClientSession
 from partitions.common.errors import UserError
 from server.cli.main import main
 from server.report.canvas import SETTINGS, apart, short_names
@@ -569,10 +569,10 @@ def test_server_app_ends_with_a_report(
         "out": str(out),
     }
     settings = parse_settings(values)
-    summary = ClientSession.data_summary
+    summary = client.app.data_summary
     kind = {"simulated": simulated, "own_file": not simulated}
     monkeypatch.setattr(
-        ClientSession, "data_summary", lambda session, **asked: {**summary(session), **kind}
+        client.app, "data_summary", lambda session, **asked: {**summary(session), **kind}
     )
     with flower_identity():
         server.app.main(InProcessGrid(client_app, 2, settings.flat()), server_context(settings))

@@ -14,6 +14,7 @@ from flwr.app import Array, Message
 from tiny import Files, comparable, forget_models, simulated
 
 import client.exchange.answer
+import client.exchange.data_summary
 import client.local_data
 import client.session
 import models.initialisation
@@ -22,7 +23,7 @@ import partitions.silo_file
 from models.samples import Samples
 from partitions import simulated as simulation
 from server.run.reporter import Progress
-from strategies.base.client import SiloClient
+from strategies.base.state import ClientState
 from strategies.base.transport.payload import TensorArray
 
 METHODS = ["fedavg", "apple", "fedfomo", "fedala", "ditto", "fedapm"]
@@ -84,7 +85,9 @@ def test_a_message_opens_what_it_needs_once(
         return counted
 
     for name in names:
-        monkeypatch.setattr(client.session, name, count(name, getattr(client.session, name)))
+        counted = count(name, getattr(client.session, name))
+        monkeypatch.setattr(client.session, name, counted)
+        monkeypatch.setattr(client.exchange.data_summary, name, counted, raising=False)
     simulated(strategy="fedavg", rounds=4)
     assert {name: counts[name] for name in names} == dict.fromkeys(names, 6 * (1 + 4 + 1 + 2))
 
@@ -139,7 +142,7 @@ def test_no_model_is_evaluated_twice(
     """The personal model that a silo had before; and no number is another one for it."""
     settings = {"strategy": strategy, "rounds": 4, **changes}
     known, run = predictions(monkeypatch, lambda: simulated(**settings))
-    monkeypatch.setattr(SiloClient, "_is_previous", lambda self, vector: False)
+    monkeypatch.setattr(ClientState, "is_previous", lambda self, model: False)
     every, evaluated = predictions(monkeypatch, lambda: simulated(**settings))
     assert comparable(run.history.rows) == comparable(evaluated.history.rows)
     assert known == (count or known) and (known < every or count == every)

@@ -22,9 +22,10 @@ from models.evidence.measure import CALIBRATION
 from models.metrics import METRICS
 from models.tasks import MULTICLASS
 from partitions.common.errors import UserError
+from partitions.common.settings import toml_text
 from server.results import run_directory
 from server.results.history import HEADER, History, Row, metric_rows
-from server.results.run_directory import RunDirectory, flatten, read_toml, toml_text
+from server.results.run_directory import RunDirectory, flatten, read_toml
 from server.results.study import study_config, study_runs
 from server.results.summary import FinishedRun, compare, run_summary
 from server.simulation.simulate import simulate

@@ -10,9 +10,10 @@ from tiny import write_silo
 from client.exchange.answer import settings_of
 from client.local_data import MOST_CLASSES, agreed_classes
 from partitions.common.errors import UserError
+from partitions.common.settings import keys_of, limits_of
 from partitions.silo_file import read_silo_file
 from strategies.base.run_settings import defaults, owners, parse_settings
-from strategies.base.settings import Common, keys_of, limits_of
+from strategies.base.settings import Common
 
 OWNERS: dict[str, type[Any]] = {"": Common, **owners()}
 FIELDS = {key: f for owner, cls in OWNERS.items() for key, f in keys_of(cls, owner).items()}

@@ -10,19 +10,12 @@ from typing import Any
 import pytest
 
 from partitions.common.errors import UserError
-from server.results.run_directory import flatten, read_toml, toml_text
+from partitions.common.names import nearest
+from partitions.common.settings import build_settings, convert, defaults_of, keys_of, toml_text
+from server.results.run_directory import flatten, read_toml
 from strategies import strategies
 from strategies.base.run_settings import defaults, owners, parse_settings
-from strategies.base.settings import (
-    Common,
-    build_settings,
-    choose,
-    convert,
-    defaults_of,
-    keys_of,
-    nearest,
-    setting,
-)
+from strategies.base.settings import Common, choose, setting
 
 ROOT = Path(__file__).parents[3]
 
