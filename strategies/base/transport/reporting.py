@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any, TypeVar, cast
@@ -20,6 +21,7 @@ from models.shapes import columns, read_shape, written
 from models.tasks import TASKS, all_metrics
 from partitions.common.errors import DataError
 from partitions.common.names import escaped
+from partitions.common.parsed import shown
 from partitions.labels import MOST_CLASSES
 from partitions.schema import read_schema
 
@@ -63,7 +65,7 @@ def read_metrics(record: object) -> dict[str, float]:
         if name not in allowed:
             raise DataError(f"'{name[:80]}' is no metric that is known here")
         if isinstance(value, list) or not _in_range(name, value):
-            raise DataError(f"the metric '{name}' is {value!r}")
+            raise DataError(f"the metric '{name}' is {shown(value)}")
     found = {
         name: float(value) for name, value in record.items() if not isinstance(value, list)
     }
@@ -116,6 +118,8 @@ def cost_fault(found: Mapping[str, float]) -> str:
 
 
 def _in_range(name: str, value: float) -> bool:
+    if isinstance(value, int) and abs(value) > sys.float_info.max:
+        return False
     if name in (*SECONDS, *PRIVACY):
         return 0 <= value < (1 if name == DELTA else math.inf)
     low, high = RANGES.get(name.rpartition(".")[2], (0.0, 1.0))

@@ -14,6 +14,7 @@ from flwr.common.constant import ErrorCode
 from tiny import Files, Run, TinyGrid, federate, round_of, same
 from torch import Tensor
 
+from partitions.common.errors import DataError
 from server.run.reporter import Progress
 from strategies.base.transport.payload import array_record
 from strategies.base.transport.reporting import (
@@ -124,6 +125,8 @@ def test_what_a_metric_may_be() -> None:
         "personal.val.accuracy": 1.0,
     }
     assert str(read_metrics(MetricRecord(given))) == str(given)
+    with pytest.raises(DataError, match="the metric 'received.test.loss' is 1000"):
+        read_metrics(MetricRecord({"received.test.loss": 10**400}))
 
 
 def test_the_metrics_of_a_rejected_reply_are_not_written_down(three: Files) -> None:
