@@ -163,10 +163,8 @@ def take(dataset: Dataset, indices: Array) -> Split:
 def _taken(train: Any, test: Any, indices: Array) -> Any:
     if not (isinstance(train, np.ndarray) and isinstance(test, np.ndarray)):
         return rows_in(concatenated([train, test]), indices)
-    made, from_train = (
-        np.empty((len(indices), *train.shape[1:]), train.dtype),
-        indices < len(train),
-    )
+    made = np.empty((len(indices), *train.shape[1:]), train.dtype)
+    from_train = indices < len(train)
     made[from_train] = train[indices[from_train]]
     made[~from_train] = test[indices[~from_train] - len(train)]
     return made

@@ -26,7 +26,9 @@ import numpy as np
 from partitions.common.errors import DataError
 from partitions.splits import Array
 
-PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
+PADDING = 0
+UNKNOWN = 1
+FIRST_WORD = 2
 LENGTH = 200  # tokens of a text; longer texts are cut
 BUCKETS = 1 << 16
 MOST_BUCKETS = 1 << 24
@@ -109,7 +111,8 @@ class Hashed:
             raise DataError(
                 f"a vocabulary is hashed into 1 to {MOST_BUCKETS} numbers, not {buckets}"
             )
-        self.buckets, self.size = buckets, FIRST_WORD + buckets
+        self.buckets = buckets
+        self.size = FIRST_WORD + buckets
         self.number: dict[str, int] = {}
 
     def tokens(self, text: str) -> list[int]:
@@ -137,7 +140,8 @@ class Pieces:
             raise DataError(
                 "is no vocab.txt of BERT's: it begins with [PAD], and has [UNK], [CLS] and [SEP]"
             )
-        self.size, self.unknown = len(pieces), self.number["[UNK]"]
+        self.size = len(pieces)
+        self.unknown = self.number["[UNK]"]
         self.start: int = self.number["[CLS]"]
         self.end: tuple[int, ...] = (self.number["[SEP]"],)
         self.cased = any(

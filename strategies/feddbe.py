@@ -97,7 +97,8 @@ class FedDBEClient(SiloClient):
 
     def personalise(self) -> Tensor:
         """Train u, which starts at 0; w is fixed."""
-        model, w = self.model, self.models[GLOBAL].vector
+        model = self.model
+        w = self.models[GLOBAL].vector
         weight, bias = model.layout.linear_head()
         matrix = w[weight.start : weight.stop].view(weight.shape)
         for x, y in self.batches() if self.settings.bias else ():
@@ -114,7 +115,8 @@ class FedDBEClient(SiloClient):
 
         dW = dW' + db' uᵀ, db = db', du = Wᵀ db'.
         """
-        model, u = self.model, self.u
+        model = self.model
+        u = self.u
         if self.warms_up or not self.settings.bias:
             return feature_gradient(model, x, y, self.regularised)
         weight, bias = model.layout.linear_head()
@@ -130,7 +132,8 @@ class FedDBEClient(SiloClient):
         return loss
 
     def regularised(self, logits: Tensor, z: Tensor, y: Tensor) -> Tensor:
-        m, kappa = self.settings.momentum, self.settings.kappa
+        m = self.settings.momentum
+        kappa = self.settings.kappa
         mean = (1 - m) * self.mean + m * z.mean(0)
         self.mean = mean.detach()
         loss = self.loss(logits, y)
@@ -181,7 +184,8 @@ class FedDBE(PersonalizedStrategy):
         return self.layout.features + size * (self.settings.warm_up == "keep")
 
     def payload(self, silo: str) -> Payload:
-        models, mean = super().payload(silo).models, self.state.mean
+        models = super().payload(silo).models
+        mean = self.state.mean
         return Payload(models if mean is None else {**models, MEAN: Model(mean, round=1)})
 
     def aggregate(self, updates: Sequence[Update]) -> None:

@@ -48,7 +48,9 @@ FILLS = {
     "date": ("median", "mean", "value", "refuse"),
     "skip": (),  # any: it is of no meaning there
 }
-MOST_CATEGORIES, MOST_COLUMNS, LONGEST_RECIPE = 1000, 100_000, 1 << 24
+MOST_CATEGORIES = 1000
+MOST_COLUMNS = 100_000
+LONGEST_RECIPE = 1 << 24
 # Of fields with another name in a file
 KEYS = {"source": "from", "pixel": "pixel-mm", "between": "slice-mm"}
 
@@ -335,7 +337,8 @@ def check_column(column: Column) -> None:
 
 def misfit_of(column: Column) -> str:
     """Return what does not fit together in a column, or ""."""
-    fills, value = FILLS[column.kind], column.fill_value
+    fills = FILLS[column.kind]
+    value = column.fill_value
     if column.why:
         return "it has no key 'why'"
     if fills and column.fill not in fills:

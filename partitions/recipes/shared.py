@@ -162,7 +162,8 @@ def recipe_for(
             whole.thousands |= evidence[column.name].thousands
     made = []
     for column in shared.columns:
-        name, source = column.name, sources[column.name]
+        name = column.name
+        source = sources[column.name]
         own: dict[str, Any] = {"source": source if source != name else ""}
         if column.kind == "number":
             signs: Signs = signs_of(source, evidence[name], whole, asked)

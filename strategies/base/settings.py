@@ -5,6 +5,7 @@ Keys, ranges and kinds: ``partitions/common/settings.py``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -114,7 +114,8 @@ def find_data_file(db: sqlite3.Connection, sha256: str) -> DataFile | None:
 def cohort_of(own: DataFile, charged: Mapping[str, DataFile]) -> set[str]:
     """Return the charged versions of the data file, by SHA-256, that are about the same people as ``own``."""
     every = {**charged, own.sha256: own}
-    found, new = set[str](), {own.sha256}
+    found = set[str]()
+    new = {own.sha256}
     while new:
         found |= new
         names = {every[sha256].name for sha256 in found}

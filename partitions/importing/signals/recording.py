@@ -232,10 +232,8 @@ def _unit(channel: Any) -> str:
 
 def _physical(stored: Array, channel: Any) -> Array:
     """Return a DICOM channel in its unit (PS3.3, C.10.9.1.4.6)."""
-    factor, offset = (
-        channel.get("ChannelSensitivityCorrectionFactor"),
-        channel.get("ChannelBaseline"),
-    )
+    factor = channel.get("ChannelSensitivityCorrectionFactor")
+    offset = channel.get("ChannelBaseline")
     scale = float(channel.get("ChannelSensitivity") or 1) * float(
         1 if factor is None else factor
     )

@@ -30,7 +30,8 @@ def repeat_section(study: StudyResults) -> Markup:
 def commands(study: StudyResults) -> list[str]:
     """Return the commands that repeat this study, write its report and export its models."""
     run = shlex.quote(str(study.path))
-    c, standard = study.config, defaults()
+    c = study.config
+    standard = defaults()
     changed = {
         k: v
         for k, v in c.items()
