@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,6 +52,18 @@ def features_at(model: FlatModel, vector: Tensor, x: Tensor) -> Tensor:
     with seen_features(model) as found:
         functional_call(model.module, {**named, **model.layout.unflatten(vector)}, (x,))
     return found[-1]
+
+
+@torch.no_grad()
+def frozen(model: FlatModel, tensors: Mapping[str, Tensor], x: Any) -> tuple[Tensor, Tensor]:
+    """Return features and outputs of a batch under these tensors (``Layout.unflatten``), in evaluation mode."""
+    model.module.eval()
+    try:
+        with seen_features(model) as found:
+            outputs = functional_call(model.module, dict(tensors), (x,))
+    finally:
+        model.module.train()
+    return found[-1], outputs
 
 
 @torch.no_grad()

@@ -69,7 +69,7 @@ def batches(
 
 def loss_gradient(
     model: FlatModel,
-    x: Tensor,
+    x: Any,
     y: Tensor,
     loss: Loss | OnFeatures,
     network: nn.Module | None = None,
@@ -85,7 +85,7 @@ def loss_gradient(
 
 def own_gradient(
     model: FlatModel,
-    x: Tensor,
+    x: Any,
     y: Tensor,
     loss: Loss | OnFeatures,
     network: nn.Module | None = None,
@@ -137,6 +137,50 @@ def feature_gradient(
 ) -> Tensor:
     """Compute :func:`loss_gradient` of a loss of logits, features and labels, which may differ between silos."""
     return loss_gradient(model, x, y, OnFeatures(loss))
+
+
+class Beside(tuple[Tensor, ...]):
+    """A batch's inputs, and before them fixed numbers (b, n) of each record."""
+
+    def __new__(cls, *parts: Tensor) -> Beside:
+        return super().__new__(cls, parts)
+
+
+class TaughtNetwork(nn.Module):
+    """A network with outputs (b, ...), which are flattened, beside the fixed numbers of each record."""
+
+    def __init__(self, module: nn.Module, several: type[Any] | None) -> None:
+        super().__init__()
+        self.module, self.several = module, several  # the type of several inputs
+
+    def forward(self, x: Beside) -> Tensor:
+        fixed, *inputs = x
+        outputs = self.module(self.several(*inputs) if self.several else inputs[0])
+        self.shape = outputs.shape[1:]
+        return torch.cat([outputs.flatten(1), fixed], 1)
+
+
+def taught_gradient(
+    model: FlatModel,
+    x: Any,
+    y: Tensor,
+    taught: Tensor,
+    loss: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
+) -> Tensor:
+    """Compute :func:`loss_gradient` of a loss of outputs, features, ``taught`` and labels.
+
+    ``taught`` (b, n) are fixed numbers of each record, such as another network's outputs. They go through the network's
+    inputs and outputs, so that a private gradient is of each record with its own.
+    """
+    one = isinstance(x, Tensor)
+    network = TaughtNetwork(model.module, None if one else type(x))
+
+    def of(both: Tensor, features: Tensor, y: Tensor) -> Tensor:
+        outputs, fixed = both.tensor_split([both.shape[1] - taught.shape[1]], 1)
+        return loss(outputs.reshape(-1, *network.shape), features, fixed, y)
+
+    inputs = (x,) if one else x
+    return loss_gradient(model, Beside(taught, *inputs), y, OnFeatures(of), network)
 
 
 class Network(Protocol):

@@ -30,10 +30,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
+from models.features import frozen
 from models.metrics import mmd
-from models.training import clip_norm, loss_gradient
+from models.training import clip_norm, feature_gradient
 from strategies.base.client import SiloClient
 from strategies.base.info import OWN_COPY
 from strategies.base.settings import setting
@@ -81,26 +81,16 @@ class FedPHPClient(SiloClient):
         return [model.vector.clone()]
 
     def gradient(self, x: Tensor, y: Tensor) -> Tensor:
-        share, model = self.settings.lambda_, self.model
+        share = self.settings.lambda_
         if not share:
             return super().gradient(x, y)
-        found: list[Tensor] = []
+        old, taught = frozen(self.model, self._tensors, x)
 
-        def loss(logits: Tensor, y: Tensor) -> Tensor:
-            transfer = self.term(found[1].flatten(1), logits, found[0].flatten(1), taught)
+        def loss(logits: Tensor, z: Tensor, y: Tensor) -> Tensor:
+            transfer = self.term(z.flatten(1), logits, old.flatten(1), taught)
             return (1 - share) * self.loss(logits, y) + share * transfer
 
-        hook = model.last_block.register_forward_pre_hook(
-            lambda _, inputs: found.append(inputs[0])
-        )
-        try:
-            model.module.eval()
-            with torch.no_grad():
-                taught = functional_call(model.module, self._tensors, (x,))
-            model.module.train()
-            return loss_gradient(model, x, y, loss)
-        finally:
-            hook.remove()
+        return feature_gradient(self.model, x, y, loss)
 
     def term(
         self, features: Tensor, logits: Tensor, old_features: Tensor, old_logits: Tensor

@@ -20,7 +20,7 @@ from models.privacy.noise import GRID, derived, digest_of, gaussians, noised, po
 from models.tasks.multilabel import binary_loss
 from models.tasks.segmentation import segmentation_loss
 from models.trainable import Part
-from models.training import OnFeatures
+from models.training import OnFeatures, taught_gradient
 from partitions.common.errors import UserError
 
 
@@ -283,6 +283,37 @@ def test_losses_on_features_are_taken_record_by_record() -> None:
         expected += gradient * min(1.0, 0.3 / float(gradient.norm()))
     assert torch.allclose(total, expected, atol=1e-6)
     check_patients(model, x, y, OnFeatures(of))
+
+
+@pytest.mark.parametrize("clip_norm", [0.05, 1e6])
+def test_fixed_numbers_go_with_their_record(clip_norm: float) -> None:
+    """A loss near another network's outputs: each record's gradient is with its own row, by a pass for each record."""
+    torch.manual_seed(0)
+    model = FlatModel(nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)))
+    x, y, taught = torch.randn(6, 5), torch.randint(3, (6,)), torch.randn(6, 3)
+
+    def loss(outputs: Tensor, z: Tensor, fixed: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, y) + (outputs - fixed).square().sum(1).mean()
+
+    expected, before = torch.zeros_like(model.gradient), model.private
+    for i in range(6):
+        one = slice(i, i + 1)
+        taught_gradient(model, x[one], y[one], taught[one], loss)
+        own = model.gradient.clone()
+        expected += own * min(1.0, clip_norm / float(own.norm()))
+    clipping = Clipping(model, clip_norm)
+
+    class Sum:
+        def gradient(self, x: Any, y: Tensor, loss: Any, network: nn.Module | None) -> Tensor:
+            total, value = clipping.total(x, y, loss, network, None)
+            model.gradient.copy_(total)
+            return value
+
+    model.private = Sum()
+    taught_gradient(model, x, y, taught, loss)
+    model.private = before
+    assert torch.allclose(model.gradient, expected, atol=1e-5)
+    assert list(clipping.tried.values()) == [True]
 
 
 def test_a_patient_s_gradient_is_the_mean_of_their_records() -> None:

@@ -49,17 +49,22 @@ SOUND = {
     *(
         "apfl",
         "ditto",
+        "fedadagrad",
+        "fedadam",
         "fedalt",
         "fedavg",
         "fedavg-ft",
+        "fedavgm",
         "fedbabu",
         "fedbn",
+        "fednova",
         "fedper",
         "fedphp",
         "fedprox",
         "fedprox-ft",
     ),
-    *("fedrep", "fedrod", "fedsim", "gpfl", "local", "per-fedavg", "pfedme", "pooled"),
+    *("fedrep", "fedrod", "fedsim", "fedyogi"),
+    *("gpfl", "local", "moon", "per-fedavg", "pfedme", "pooled"),
 }
 
 

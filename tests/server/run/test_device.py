@@ -25,7 +25,10 @@ SILOS = 2
 METHODS = sorted(name for name, method in strategies().items() if not method.info.pooled)
 
 
-NEEDS = {"fedbn": {"model": "tiny-bn"}}  # settings without which a method refuses to run
+NEEDS: dict[str, dict[str, Any]] = {  # settings without which a method refuses to run
+    "fedbn": {"model": "tiny-bn"},
+    "fednova": {"optimizer": "sgd", "momentum": 0.5},
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -45,8 +48,11 @@ def run(**changes: Any) -> RoundLoop:
         "fedala.max-epochs": 2,
         "fedrep.head-epochs": 2,
         "pfedme.inner-steps": 2,
+        "silos": SILOS,
+        "optimizer": "adam",
+        "optimizer_state": "keep",
     }
-    return simulated(silos=SILOS, optimizer="adam", optimizer_state="keep", **few, **changes)
+    return simulated(**{**few, **changes})
 
 
 @pytest.fixture

@@ -1,0 +1,133 @@
+"""MOON: its term by hand and by double-precision autograd over rounds, and where it is FedAvg (B44)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from tiny import Files, comparable, federate, rows_of, same
+from torch import Tensor
+from two_layers import DEEP, assert_received_is_fedavgs
+
+from strategies.moon import cosine
+
+OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "momentum": 0.9}
+
+
+def test_cosines_by_hand() -> None:
+    """(3, 4) and (4, 3): 24/25; without a direction 0, and no gradient, which would be infinite."""
+    a = torch.tensor([[3.0, 4.0], [0.0, 0.0]], requires_grad=True)
+    found = cosine(a, torch.tensor([[4.0, 3.0], [1.0, 0.0]]))
+    assert found.tolist() == pytest.approx([24 / 25, 0.0])
+    (grad,) = torch.autograd.grad(found.sum(), a)
+    # d cos / da = b/|a||b| - cos a/|a|² = (4, 3)/25 - (24/25) (3, 4)/25
+    assert grad[0].tolist() == pytest.approx([(4 - 72 / 25) / 25, (3 - 96 / 25) / 25])
+    assert grad[1].tolist() == [0.0, 0.0]
+
+
+def network(w: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Hidden features and logits of the two layers of ``two_layers.py``."""
+    h = torch.relu(x @ w[:12].view(4, 3).T + w[12:16])
+    return h, h @ w[16:28].view(3, 4).T + w[28:]
+
+
+def term(h: Tensor, near: Tensor, far: Tensor, temperature: float) -> Tensor:
+    """The mean of -log(e^a / (e^a + e^b)), with a and b the cosines over the temperature, row by row."""
+    total = torch.zeros((), dtype=h.dtype)
+    for z, g, p in zip(h, near, far, strict=True):
+        a, b = (
+            (z @ v / (z.norm() * v.norm()) if z.norm() * v.norm() > 0 else 0 * z.sum())
+            / temperature
+            for v in (g, p)
+        )
+        total = total - torch.log(torch.exp(a) / (torch.exp(a) + torch.exp(b)))
+    return total / len(h)
+
+
+@pytest.mark.usefixtures("zero_start")
+def test_two_silos_by_hand(pair: Files) -> None:
+    """With features of one number cosines are signs: 1 for equal ones, so the term has no gradient, and it is FedAvg.
+
+    The network is linear, its features are the inputs: x = 2 or 1 for all three models, every cosine is 1 and the term
+    is log 2 for any μ. Round 2 is test_fedavg's: u = -1/8 + (2 (1 - q_a) - 3 q_b) / 4 with q_a = 1 / (1 + e), q_b =
+    1 / (1 + e^(3/4)).
+    """
+    run = federate(pair, strategy="moon", rounds=2, moon__mu=5.0)
+    q_a, q_b = 1 / (1 + math.e), 1 / (1 + math.exp(0.75))
+    u = -1 / 8 + (2 * (1 - q_a) - 3 * q_b) / 4
+    v = -1 / 4 + ((1 - q_a) - 3 * q_b) / 4
+    assert run.strategy.state.arrays["global"].tolist() == pytest.approx(
+        [u, -u, v, -v], abs=1e-6
+    )
+    # What is reported of a's training is the cross-entropy log(1 + e) and 5 log 2.
+    loss = run.values("loss", "a", "personal", "train")[1]
+    assert loss == pytest.approx(math.log(1 + math.e) + 5 * math.log(2), abs=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 0.2])
+def test_rounds_in_double_precision(three: Files, temperature: float) -> None:
+    """Four rounds of three full-batch steps, μ = 2; b is away in round 2, and keeps its model of round 1."""
+    mu, eta = 2.0, 0.3
+    run = federate(
+        three,
+        strategy="moon",
+        rounds=4,
+        local_epochs=3,
+        moon__mu=mu,
+        moon__temperature=temperature,
+        **DEEP,
+        prepare=lambda grid: grid.absent.add(("b", 2)),
+    )
+    w = run.sent_to("a", 1)["global"].vector.double()
+    last: dict[str, Tensor] = {}
+    for r in range(1, 5):
+        came = [s for s in three if (s, r) != ("b", 2)]
+        n = {s: len(rows_of(three[s])[1]) for s in came}
+        mean = torch.zeros_like(w)
+        for silo in came:
+            x, y = (torch.from_numpy(part) for part in rows_of(three[silo]))
+            own = w.clone()
+            for _ in range(3):
+                own.requires_grad_()
+                h, logits = network(own, x)
+                loss = torch.nn.functional.cross_entropy(logits, y)
+                if silo in last:
+                    near, far = (network(v, x)[0].detach() for v in (w, last[silo]))
+                    loss = loss + mu * term(h, near, far, temperature)
+                own = own.detach() - eta * torch.autograd.grad(loss, own)[0]
+            last[silo] = own
+            mean += n[silo] / sum(n.values()) * own
+        w = mean
+    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w.numpy(), abs=2e-5)
+    for silo in three:
+        assert run.personal(silo).numpy() == pytest.approx(last[silo].numpy(), abs=2e-5)
+
+
+def test_without_the_term_it_is_fedavg(three: Files) -> None:
+    assert_received_is_fedavgs(three, "moon", {**OPTIONS, **DEEP, "moon__mu": 0.0})
+
+
+def test_the_first_round_is_fedavgs_for_any_weight(three: Files) -> None:
+    options = {**OPTIONS, **DEEP, "rounds": 1}
+    plain = federate(three, strategy="fedavg", **options)
+    run = federate(three, strategy="moon", moon__mu=7.0, **options)
+    assert comparable(plain.rows) == comparable(run.rows)
+    later = federate(three, strategy="moon", moon__mu=7.0, **{**options, "rounds": 2})
+    second = federate(three, strategy="fedavg", **{**options, "rounds": 2})
+    assert not same(later.personal("a"), second.personal("a"))
+
+
+def test_frozen_networks_leave_the_running_statistics(three: Files, tiny_bn: None) -> None:
+    """With local-epochs = 0 nothing is trained; with epochs, statistics come from the trained network's passes alone:
+    as many as FedAvg's, and with a learning rate near 0 equal to them."""
+    options: dict[str, Any] = {
+        "model": "tiny-bn",
+        "rounds": 2,
+        "batch_size": 4,
+        "learning_rate": 1e-12,
+    }
+    plain = federate(three, strategy="fedavg", **options)
+    run = federate(three, strategy="moon", moon__mu=3.0, **options)
+    assert same(plain.strategy.state.arrays["buffers"], run.strategy.state.arrays["buffers"])
