@@ -1,7 +1,8 @@
 """Everything that leaves a silo: the data summary by :func:`release_summary`, replies by :func:`release`.
 
-A reply contains the vectors in the method's ``uploads``, its numbers in ``sends_numbers``, sample counts, and metrics
-and seconds on the list in ``strategies/base/transport/reporting.py``. Evidence leaves once per run, by
+A reply contains the vectors in the method's ``uploads`` (as integers with ``secure-aggregation``), its numbers in
+``sends_numbers``, sample counts, and metrics and seconds on the list in ``strategies/base/transport/reporting.py``.
+Evidence leaves once per run, by
 :func:`release_evidence`; so does the silo's own model, by :func:`release_own_model`. A survey of the data leaves by
 :func:`release_survey`. Everything that left is logged. What the rules withheld is reported only to the site's own
 process, for its audit log (``client/site/egress_record.py``).
@@ -13,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from logging import INFO
 from typing import cast
 
+import torch
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from flwr.common import log
 from torch import Tensor
@@ -23,13 +25,15 @@ from models.evidence.measure import Evidence
 from models.tasks import ENDS
 from partitions.common.errors import UserError
 from partitions.schema import read_schema
+from strategies.base.aggregation.secure import ARRAY
+from strategies.base.aggregation.secure import RECORD as INTEGERS
 from strategies.base.client import SiloClient
 from strategies.base.evaluation import OWN
 from strategies.base.evidence import evidence_kind, fewest
 from strategies.base.state import BUFFERS
 from strategies.base.survey import RECORD as SURVEY_RECORD
 from strategies.base.survey import Answer, written_answer
-from strategies.base.transport.payload import Model, Number, Payload, Wire, encode
+from strategies.base.transport.payload import Model, Number, Payload, Wire, array_record, encode
 from strategies.base.transport.reporting import (
     PRIVACY,
     SCHEMA,
@@ -130,10 +134,11 @@ def release(
     Raises UserError if a method tries to send what it has not declared, or what the policy does not allow.
     """
     check_sent(client, vectors, policy)
-    names = client.upload_names() if vectors else ()
+    integers = client.integers
+    names = client.upload_names() if vectors and integers is None else ()
     models = {
         name: Model(vector, client.silo.name, client.round, len(client.silo.train))
-        for name, vector in zip(names, vectors, strict=True)
+        for name, vector in zip(names, vectors, strict=integers is None)
     }
     for name in client.replies:
         if name not in client.info.sends_numbers:
@@ -148,6 +153,8 @@ def release(
     records = encode(
         Payload(models, client.replies), config, Wire(client.common.wire_dtype), client.encoded
     )
+    if integers is not None:
+        records[INTEGERS] = array_record({ARRAY: integers.view(torch.uint32)})
     released = set(policy.metrics) | (
         {client.silo.task.score, *ENDS} if SCORE in policy.metrics else set()
     )
@@ -157,6 +164,7 @@ def release(
     tell_site(records, withheld)
     records["metrics"] = MetricRecord({name: float(value) for name, value in kept.items()})
     size: dict[str, int | str] = {name: m.vector.numel() for name, m in models.items()}
+    size |= {} if integers is None else {ARRAY: f"{integers.numel()} integers"}
     size |= {
         name: f"{size[name]} as {c.dtype} {c.form} in {c.bytes} bytes"
         for name, c in client.encoded.items()

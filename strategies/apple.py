@@ -269,6 +269,7 @@ class Apple(PersonalizedStrategy):
         late="grows",
         relationships="row i shows how much silo i takes of each silo's core model (its directed relationships, p_ij)",
         not_lossy=EACH_MODEL,
+        not_sums=EACH_MODEL,
         buffers="shared",
     )
     client = AppleClient

@@ -38,7 +38,7 @@ from strategies.base.info import LOCAL_SUMS, ONE_MODEL
 from strategies.base.settings import setting
 from strategies.base.state import GLOBAL, Array, ClientState
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.transport.payload import Update
+from strategies.base.transport.payload import Update, named
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,8 @@ class FedADMM(PersonalizedStrategy):
         paper="Gong et al., ICDE 2022, arXiv 2204.03529",
         spelling="FedADMM",
         uploads=("change",),
+        steps=("change",),
+        sums="silos",
         own_model="kept",
         note="what is sent is a step from the received model to the own one, plus older steps: nearly the own model",
         not_lossy=LOCAL_SUMS,
@@ -117,10 +119,7 @@ class FedADMM(PersonalizedStrategy):
         s = self.settings
         return s.later if 0 < s.later_from <= self.round else s.eta
 
-    def centre(self, name: str, update: Update) -> Tensor | None:
-        return None if name == "change" else super().centre(name, update)
-
     def aggregate(self, updates: Sequence[Update]) -> None:
-        step = self.step() or len(updates) / len(self.silos)
+        step = self.step() or len(named(updates)) / len(self.silos)
         mean = self.mean((u.vector for u in updates), [1.0] * len(updates))
         self.state.model = self.state.model + step * mean

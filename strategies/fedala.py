@@ -212,6 +212,7 @@ class FedALA(PersonalizedStrategy):
         late="starts",
         adds="ala",
         robust=RULES,
+        sums="samples",
         not_lossy=OWN_START,
         buffers="shared",
     )

@@ -159,6 +159,7 @@ class FedCP(PartialStrategy):
         newcomer="layers",
         late="starts",
         robust=RULES,
+        sums="samples",
         not_lossy="the head that is sent is half the silo's own, no step from what it received",
         buffers="shared",
     )

@@ -168,6 +168,7 @@ class FedDBE(PersonalizedStrategy):
         newcomer="layers",
         late="starts",
         robust=RULES,
+        sums="samples",
         not_lossy="in its first round silos send means of features",
         buffers="shared",
     )

@@ -37,7 +37,7 @@ from strategies.base.info import LOCAL_SUMS, ONE_MODEL
 from strategies.base.settings import setting
 from strategies.base.state import GLOBAL, Array, ClientState, RequiredArray, ServerState
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.transport.payload import Payload, Update
+from strategies.base.transport.payload import Payload, Update, named
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,7 @@ class FedDyn(PersonalizedStrategy):
         paper="Acar et al., ICLR 2021, arXiv 2111.04263",
         spelling="FedDyn",
         late="grows",
+        sums="silos",
         not_lossy=LOCAL_SUMS,
     )
     client = FedDynClient
@@ -123,5 +124,5 @@ class FedDyn(PersonalizedStrategy):
     def aggregate(self, updates: Sequence[Update]) -> None:
         theta, alpha = self.state.model, self.settings.alpha
         mean = self.mean((u.vector for u in updates), [1.0] * len(updates))
-        h = self.state.h - alpha * len(updates) / len(self.silos) * (mean - theta)
+        h = self.state.h - alpha * len(named(updates)) / len(self.silos) * (mean - theta)
         self.state.model, self.state.h = mean - h / alpha, h

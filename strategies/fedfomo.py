@@ -114,6 +114,7 @@ class FedFomo(PersonalizedStrategy):
         newcomer="mixture",
         late="grows",
         not_lossy=EACH_MODEL,
+        not_sums=EACH_MODEL,
         buffers="shared",
     )
     client = FedFomoClient

@@ -181,6 +181,7 @@ class FedPAC(PersonalizedStrategy):
         late="starts",
         needs_classes=True,
         not_lossy=EACH_MODEL,
+        not_sums=EACH_MODEL,
         buffers="shared",
     )
     client = FedPACClient

@@ -261,6 +261,7 @@ class FedProto(PersonalizedStrategy):
         needs_classes=True,
         robust=RULES,
         not_lossy="what is sent are prototypes, no steps",
+        not_sums="a class may be of a single silo, whose prototype its mean would be",
         buffers="local",
     )
     client = FedProtoClient

@@ -150,6 +150,7 @@ class FedRoD(PersonalizedStrategy):
         late="starts",
         needs_classes=True,
         robust=RULES,
+        sums="samples",
         lossy=True,
         buffers="shared",
     )

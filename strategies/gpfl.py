@@ -171,6 +171,7 @@ class GPFL(PartialStrategy):
         late="starts",
         needs_classes=True,
         robust=RULES,
+        sums="samples",
         lossy=True,
         buffers="shared",
     )

@@ -41,6 +41,7 @@ class Local(PersonalizedStrategy):
         newcomer="own",
         late="starts",
         baseline="training alone",
+        sums="silos",
         buffers="local",
     )
     client = LocalClient

@@ -143,6 +143,7 @@ class LpProj(PersonalizedStrategy):
         newcomer="own",
         late="starts",
         robust=RULES,
+        sums="silos",
         not_lossy="what is sent is a projection, no step",
         buffers="local",
     )

@@ -115,6 +115,7 @@ class PerFedAvg(PersonalizedStrategy):
         spelling="Per-FedAvg",
         dp_epochs=("local-epochs", "local-epochs if per-fedavg.step"),
         own_model="kept",
+        sums="weighting",
         note="the own model is one step from what the server sent",
     )
     client = PerFedAvgClient

@@ -156,6 +156,7 @@ class PLayerFL(PartialStrategy):
         late="starts",
         robust=RULES,
         not_lossy=OTHER_LAYERS,
+        not_sums="the server needs each silo's sensitivities",
         ala=True,
         buffers="shared",
     )

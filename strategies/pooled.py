@@ -30,6 +30,7 @@ class Pooled(PersonalizedStrategy):
         one_model=True,
         pooled=True,
         robust=RULES,
+        not_sums="one silo has all data, and no other is in the sum",
         lossy=True,
         buffers="shared",
     )

@@ -38,7 +38,7 @@ from strategies.base.info import LOCAL_SUMS, ONE_MODEL
 from strategies.base.settings import setting
 from strategies.base.state import Array, ClientState, RequiredArray, ServerState
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.transport.payload import Model, Payload, Update
+from strategies.base.transport.payload import Model, Payload, Update, named
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,10 @@ class Scaffold(PersonalizedStrategy):
         spelling="SCAFFOLD",
         sends=("2 Σ", "2 Σ"),
         uploads=("model", "control"),
+        steps=("control",),
+        sums="silos",
+        sums_at={"up": ("both",)},
+        not_sums="the server computes each silo's control variate from its model",
         dp_epochs=("local-epochs", "1 if scaffold.option = I"),
         sends_numbers=("steps",),
         late="grows",
@@ -165,11 +169,8 @@ class Scaffold(PersonalizedStrategy):
         mean = self.mean((u.vector for u in updates), equal)
         step = self.settings.server_learning_rate
         self.state.model = mean if step == 1 else x + step * (mean - x)
-        share = len(updates) / len(self.silos)
+        share = len(named(updates)) / len(self.silos)
         self.state.control = c + share * self.mean(changes, equal)
-
-    def centre(self, name: str, update: Update) -> Tensor | None:
-        return None if name == "control" else super().centre(name, update)
 
     def change(self, update: Update) -> Tensor:
         """Return c_i⁺ - c_i of a silo that sent only its model and K."""

@@ -12,6 +12,7 @@ from partitions.common.errors import DataError, RunFailedError
 from server.run.exchange import CODES, UNREACHABLE, Exchange, TimeoutPolicy, answers
 from server.run.limits import NUMBER_BYTES, OTHER_BYTES, check_reply
 from server.run.registration.registration import Registration
+from strategies.base.aggregation.secure import RECORD as INTEGERS
 from strategies.base.evaluation import KIND as OWN_MODEL
 from strategies.base.evaluation import OWN
 from strategies.base.state import BUFFERS
@@ -230,11 +231,10 @@ def expected_records(message: Message, strategy: PersonalizedStrategy) -> set[st
     if message.metadata.message_type == OWN_MODEL:
         return {"config", *(f"model.{name}" for name in (OWN, BUFFERS))}
     trains = message.metadata.message_type == MessageType.TRAIN
-    return {
-        "config",
-        "metrics",
-        *(f"model.{name}" for name in strategy.upload_names() if trains),
-    }
+    names = [f"model.{name}" for name in strategy.upload_names()]
+    if strategy.common.secure_aggregation:
+        names = [INTEGERS]
+    return {"config", "metrics", *(names if trains else ())}
 
 
 def checked(reply: Message, asked: Message, records: Collection[str], most: int) -> Message:

@@ -21,6 +21,7 @@ from models.optimizers import Optimizer, make_optimizer
 from models.training import MeanLoss, Network, loss_gradient
 from partitions.common.errors import UserError
 from partitions.common.settings import values_of
+from strategies.base.aggregation.secure import integers_of
 from strategies.base.info import MethodInfo, shares_buffers, upload_names
 from strategies.base.privacy import (
     PrivateTraining,
@@ -75,6 +76,7 @@ class SiloClient(NumPyClient):
         # Numbers that a method uploads in addition to its vectors
         self.replies: dict[str, Number] = {}
         self.encoded: dict[str, Encoded] = {}  # the uploaded vectors that travel encoded
+        self.integers: Tensor | None = None  # all of them, with ``secure-aggregation``
         self.train_loss = float("nan")
         # The start of this round, not to be written to.
         self.received = self.received_buffers = self.received_integers = torch.empty(0)
@@ -311,6 +313,11 @@ class SiloClient(NumPyClient):
         if self.privacy is not None and math.isfinite(self.silo.max_step):
             self.state.arrays[RECEIVED] = self.received
         named = dict(zip(self.upload_names(), vectors, strict=True)) if vectors else {}
+        if named and self.common.secure_aggregation:
+            parts = getattr(self, "shared", ())
+            self.integers = integers_of(
+                self.info, self.common, named, self.models, config, parts
+            )
         self.encoded = encode_vectors(self.common, self.state, named, self.models, self.round)
         seconds = {"seconds.train": begun - started + trained - evaluated}
         seconds["seconds.evaluate"] = time.perf_counter() - started - seconds["seconds.train"]

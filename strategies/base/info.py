@@ -84,11 +84,20 @@ class MethodInfo:
     # Values of ``robust`` that can replace its mean (``PersonalizedStrategy.mean``)
     robust: tuple[str, ...] = ()
     unclipped: tuple[str, ...] = ()  # uploaded vectors that have no length to bound: bits
+    steps: tuple[
+        str, ...
+    ] = ()  # uploaded vectors that are steps, not points to measure a step from
     # Whether a step holds a dual: at the optimum these differ, and cancel
     sends_duals: bool = False
     # Whether vectors may travel as lossy changes (``wire-dtype = int8``, ...)
     lossy: bool = False
     not_lossy: str = UNDECLARED  # the reason, if not ``lossy``
+    # The weights of the sum that is all its server needs (``secure-aggregation``): "samples", "silos" (equal), or the
+    # method's setting that names one of the two. "": the server needs more than a sum.
+    sums: str = ""
+    # Values of its settings that the sum needs
+    sums_at: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+    not_sums: str = "its MethodInfo does not declare `sums`"  # the reason, if not ``sums``
     # Whether its silos start from a received model, which ``ala = true`` may mix
     ala: bool = False
     # BatchNorm statistics: "shared" averages them with the setting ``buffers = "shared"``, "local" never does.
@@ -117,9 +126,9 @@ class MethodInfo:
 # MethodInfo, where everything is refused.
 _TYPICAL = partial(MethodInfo, late="starts", ala=True, buffers="shared", dp="gradient")
 ONE_MODEL = partial(
-    _TYPICAL, reports="received", newcomer="model", one_model=True, robust=RULES
+    _TYPICAL, reports="received", newcomer="model", one_model=True, robust=RULES, sums="samples"
 )
-OWN_COPY = partial(_TYPICAL, newcomer="copy", robust=RULES, lossy=True)
+OWN_COPY = partial(_TYPICAL, newcomer="copy", robust=RULES, lossy=True, sums="samples")
 OWN_LAYERS = partial(
     _TYPICAL,
     sends=("Σ_s", "Σ_s"),
@@ -128,8 +137,9 @@ OWN_LAYERS = partial(
     newcomer="layers",
     robust=RULES,
     lossy=True,
+    sums="samples",
 )
-OWN_MIXTURE = partial(_TYPICAL, receives="mixture", newcomer="mixture")
+OWN_MIXTURE = partial(_TYPICAL, receives="mixture", newcomer="mixture", not_sums=EACH_MODEL)
 
 
 def shares_buffers(info: MethodInfo, common: Common) -> bool:

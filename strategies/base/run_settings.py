@@ -30,6 +30,7 @@ from partitions.own_files import parse_source
 from partitions.schemes.registry import PARTITIONS, partition_settings
 from partitions.simulated import Division
 from strategies.base import evaluation, survey
+from strategies.base.aggregation.secure import check_secure
 from strategies.base.bounded import check_robust
 from strategies.base.client import SiloClient
 from strategies.base.evaluation import EVALUATE, EvaluateSettings, check_keep
@@ -334,6 +335,7 @@ def _check_method(info: MethodInfo, common: Common, own: Any) -> None:
         )
     check_robust(info, common)
     _check_wire(info, common)
+    check_secure(info, common, own)
     check_evaluation(common, own)
     _check_privacy(info, common)
 

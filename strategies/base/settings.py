@@ -287,6 +287,17 @@ class Common:
         False,
         "differential privacy: silos clip the gradient of each record or patient and add noise (settings: dp.*)",
     )
+    secure_aggregation: bool = setting(
+        False,
+        "the server adds up integers, so that it needs sums over silos only; each silo cuts its own step",
+    )
+    secure_clip: float = setting(
+        0.0,
+        "secure-aggregation: the longest step, 0: by the length of what all silos received",
+        symbol="C",
+        minimum=0,
+        maximum=1e12,
+    )
     evidence: str = setting(
         "auto",
         "ask the silos once, at the end, for the evidence of the reported model (calibration, net benefit, conformal "

@@ -21,6 +21,7 @@ from torch import Tensor
 from models.layout import Layout
 from models.training import generator
 from partitions.common.errors import RunFailedError, UserError
+from strategies.base.aggregation.secure import SHARE, mean_of, weights_of, with_sum
 from strategies.base.bounded import UpdateBounds, replacement
 from strategies.base.client import SiloClient
 from strategies.base.info import (
@@ -45,6 +46,7 @@ from strategies.base.transport.payload import (
     check_statistics,
     encode,
     model_of,
+    named,
     read_update,
     wire_bytes,
 )
@@ -117,6 +119,8 @@ class PersonalizedStrategy(Strategy):
 
         None: the vector is a step already, or one from 0.
         """
+        if name in self.info.steps:
+            return None
         sent = self.sent.get(update.silo, {})
         found = sent.get(name)
         if found is None and name != BUFFERS:
@@ -220,11 +224,13 @@ class PersonalizedStrategy(Strategy):
         evaluate = every > 0 and (
             server_round % every == 0 or server_round == self.common.rounds
         )
+        secure = weights_of(self, chosen) if self.common.secure_aggregation else {}
         messages = []
         for name in online:
             # "participants": a silo may require a minimum, for its own privacy
             if name in chosen:
                 flags: dict[str, Number] = {"evaluate": evaluate, "participants": len(chosen)}
+                flags |= {SHARE: secure[name] / sum(secure.values())} if secure else {}
                 messages.append(self._message(name, MessageType.TRAIN, config, **flags))
             elif evaluate:
                 messages.append(
@@ -248,7 +254,9 @@ class PersonalizedStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Leave out unusable replies (reasons in ``self.rejected``) and aggregate the rest, sorted by silo name."""
         updates = self._readable(replies, MessageType.TRAIN, self._update)
-        usable = UpdateBounds(self).within(self._in_one_place(updates))
+        updates = self._in_one_place(updates)
+        secure = self.common.secure_aggregation
+        usable = updates if secure else UpdateBounds(self).within(updates)
         if not usable:
             reasons = (
                 "; ".join(f"{silo}: {reason}" for silo, reason in self.rejected.items())
@@ -257,13 +265,13 @@ class PersonalizedStrategy(Strategy):
             raise RunFailedError(
                 f"round {server_round}: no silo sent a usable update ({reasons})"
             )
+        if secure and not (usable := mean_of(self, usable, self.upload_names())):
+            return None, None
         if self.shares_buffers:
             buffers = (u.vectors[BUFFERS] for u in usable)
             self.state.buffers = self.mean(buffers, self.weights(usable))
         self.aggregate(usable)
-        self.state.counted = self.state.counted | dict.fromkeys(
-            (u.silo for u in usable), self.round
-        )
+        self.state.counted = self.state.counted | dict.fromkeys(named(usable), self.round)
         return None, None
 
     def aggregate_evaluate(
@@ -311,10 +319,20 @@ class PersonalizedStrategy(Strategy):
             return None if found is None else self.wire.arrives(found)
 
         numbers, size = self.info.sends_numbers, self.upload_size
+        names = self.upload_names()
+        secure = self.common.secure_aggregation and bool(names)
         expected = ExpectedReply(
-            self.info.name, self.round, self.samples, self.upload_names(), size, numbers, base
+            self.info.name,
+            self.round,
+            self.samples,
+            () if secure else names,
+            size,
+            numbers,
+            base,
         )
         update = read_update(reply, silo, expected)
+        if secure:
+            update = with_sum(reply, update, sum(size(name, silo) for name in names))
         if BUFFERS in update.vectors:
             check_statistics(update.vectors[BUFFERS], self.layout, self.shared_buffers())
         self.bytes_up += update.bytes

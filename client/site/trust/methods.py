@@ -145,6 +145,8 @@ DEFAULTS: dict[str, bool | int | float | str] = {
     "robust-attackers": 1,
     "min-metric-samples": 0,
     "dp": False,
+    "secure-aggregation": False,
+    "secure-clip": 0.0,
     "evidence": "auto",
     "evidence-horizon": 0.0,
     "keep-models": "none",

@@ -278,11 +278,17 @@ class Update:
     numbers: Mapping[str, Number]
     metrics: Mapping[str, float]
     bytes: int = 0  # of its vectors, on the wire
+    silos: tuple[str, ...] = ()  # the silos whose mean it is, if it is one of several
 
     @property
     def vector(self) -> Tensor:
         """The first, and usually the only, vector."""
         return next(iter(self.vectors.values()))
+
+
+def named(updates: Iterable[Update]) -> list[str]:
+    """Return the silos that the updates are of."""
+    return [silo for update in updates for silo in update.silos or (update.silo,)]
 
 
 @dataclass(frozen=True)

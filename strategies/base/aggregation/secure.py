@@ -1,0 +1,245 @@
+"""Sums of integers in place of single updates: the setting ``secure-aggregation``.
+
+A silo uploads its step d_i from what all silos received, cut to the length C, times its share w_i, in fixed point:
+
+    q_i = round(s w_i min(1, C / ||d_i||) d_i)  mod 2^32,   s = (2^31 - N) / C,   w_i = n_i / (n_1 + ... + n_N)
+
+The server adds the q_i mod 2^32 and divides by s and by the shares of the silos that answered. No sum wraps: it is at
+most 2^31 - N + N/2. Its largest error is N C 2^-32, from rounding. The method aggregates one update, the mean. All
+vectors of a silo, BatchNorm statistics too, travel as one and have the same share: n_i is the silo's weight in the
+method's mean, at most ``weight-cap`` times the median and half of all.
+
+C is ``secure-clip``, or a power of two by the length of what was received. A longer step is cut at the silo, which
+bounds a silo as ``robust = clip`` does. A mean step longer than C is impossible: a silo sent nonsense, and nothing
+shows which one. That round changes no model, and the third in a row ends the run.
+
+Cutting: norm bounding (Sun et al. 2019, arXiv 1911.07963). Fixed point and masks: Bonawitz et al., CCS 2017.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from logging import WARNING
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, Message
+from flwr.common import log
+from torch import Tensor
+from torch.linalg import vector_norm
+
+from models.flat import gather, scatter
+from models.layout import Layout
+from partitions.common.errors import DataError, RunFailedError, UserError
+from strategies.base.info import MethodInfo
+from strategies.base.settings import RULES, Common
+from strategies.base.state import BUFFERS, GLOBAL
+from strategies.base.transport.data_summary import sample_weights
+from strategies.base.transport.error_feedback import base_of
+from strategies.base.transport.payload import Model, Update, named, tensor_of
+
+FEWEST = 3  # silos: of a sum of two, each knows the other's part
+TIMES = 4.0  # C, in lengths of what was received, before it becomes a power of two
+IMPOSSIBLE = 3  # rounds in a row whose sum is impossible
+CAP = 5.0  # of a silo's weight, where ``weight-cap`` sets none
+# A silo's share in its message; the record and the array of the integers in its reply.
+SHARE, RECORD, ARRAY = "secure_share", "masked", "sum"
+# The values that other settings need with secure sums, and why.
+NEEDED: Mapping[str, tuple[object, str]] = {
+    "wire-dtype": ("float32", "a step travels as integers"),
+    "wire-sparse": (False, "it shows which numbers a silo changed"),
+    "participation": (1.0, "sums of other silos in each round show single silos"),
+    "late-joiners": ("", "the sums before and after a silo joins show its update"),
+    "keep-models": ("none", "the server would receive single models"),
+    "checkpoint-every": (1, "a repeated round over other silos shows single updates"),
+}
+
+
+def check_secure(info: MethodInfo, common: Common, own: Any) -> None:
+    """Raise UserError if the method or a setting does not fit secure sums. ``own``: the method's settings."""
+    if not common.secure_aggregation:
+        if common.secure_clip:
+            raise UserError(
+                f"secure-clip = {common.secure_clip:g}: it needs secure-aggregation = true"
+            )
+        return
+    name = "secure-aggregation = true"
+    if not info.sums:
+        raise UserError(f"{name}: not with {info.name}: {info.not_sums}")
+    for key, values in info.sums_at.items():
+        if (value := getattr(own, key)) not in values:
+            raise UserError(
+                f"{info.name}.{key} = {value}: with {name} it must be {values[0]}: {info.not_sums}"
+            )
+    for key, (needed, reason) in NEEDED.items():
+        if (value := getattr(common, key.replace("-", "_"))) != needed:
+            text = {False: "false", "": "empty"}.get(needed, needed)  # type: ignore[call-overload]
+            shown = str(value).lower() if isinstance(value, bool) else value
+            raise UserError(f"{key} = {shown}: with {name} it must be {text}: {reason}")
+    if common.robust in RULES:
+        raise UserError(
+            f"robust = {common.robust}: with {name} no silo can be compared with others; use screen, clip or none: "
+            "each silo cuts its own step (secure-clip)"
+        )
+    if (training := common.silos - len(common.held_out)) < FEWEST:
+        raise UserError(
+            f"silos = {common.silos}: {name} needs at least {FEWEST} that train, here are {training}"
+        )
+
+
+# ---- Shares and lengths, the same at both ends ---------------------------------------------------------------------
+
+
+def weights_of(strategy: Any, silos: Collection[str]) -> dict[str, int]:
+    """Return n_i of the silos of a round, sorted by name: samples, or 1 where the method weights silos equally."""
+    by = strategy.info.sums
+    by = getattr(strategy.settings, "average", getattr(strategy.settings, by, by))
+    counts = {
+        silo: max(strategy.samples[silo], 1) if by == "samples" else 1 for silo in sorted(silos)
+    }
+    weights = sample_weights(counts, strategy.common.weight_cap or CAP)
+    first = max(weights, key=lambda silo: weights[silo])
+    others = sum(weights.values()) - weights[first]
+    return {**weights, first: max(min(weights[first], others), 1)}
+
+
+def scale(silos: int, clip: float) -> float:
+    """Return s, the integers per unit."""
+    return (2**31 - silos) / clip
+
+
+def reference(
+    info: MethodInfo,
+    received: Mapping[str, Model],
+    name: str,
+    size: int,
+    parts: Sequence[slice] = (),
+) -> Tensor | None:
+    """Return the point that a vector is a step from; None: from 0. ``parts``: the layers that the method shares."""
+    if name in info.steps:
+        return None
+    found, whole = base_of(received, name, size), received.get(GLOBAL)
+    if found is not None or whole is None or name == BUFFERS or not parts:
+        return found
+    fits = sum(part.stop - part.start for part in parts) == size
+    return gather(whole.vector, parts) if fits and parts[-1].stop <= len(whole.vector) else None
+
+
+def clip_length(
+    common: Common, received: Mapping[str, Model], centre: Tensor | None, name: str, size: int
+) -> float:
+    """Return C of a vector. A power of two: both ends compute the same number from the same vectors."""
+    if common.secure_clip:
+        return common.secure_clip
+    if centre is None and name != BUFFERS and GLOBAL in received:
+        centre = received[GLOBAL].vector
+    length = 0.0 if centre is None else float(vector_norm(centre, dtype=torch.float64))
+    least = math.sqrt(size) if name == BUFFERS else 1.0  # a variance starts at 1
+    return float(2.0 ** math.ceil(math.log2(TIMES * max(length, least, 1.0))))
+
+
+# ---- The silo's half -----------------------------------------------------------------------------------------------
+
+
+def integers_of(
+    info: MethodInfo,
+    common: Common,
+    vectors: Mapping[str, Tensor],
+    received: Mapping[str, Model],
+    config: Mapping[str, Any],
+    parts: Sequence[slice] = (),
+) -> Tensor:
+    """Return a silo's vectors as one vector of integers, int32. ``config``: of its message, with its share and N.
+
+    Raises UserError for a share with which a sum could wrap.
+    """
+    share, silos = config.get(SHARE), config.get("participants")
+    if not (isinstance(share, float) and isinstance(silos, int)) or not (
+        0 < share < 1 and silos >= FEWEST
+    ):
+        raise UserError(
+            f"the message's share {share!r:.40} of {silos!r:.40} silos is not between 0 and 1, of {FEWEST} or more"
+        )
+    result = []
+    for name, vector in vectors.items():
+        centre = reference(info, received, name, len(vector), parts)
+        clip = clip_length(common, received, centre, name, len(vector))
+        step = vector.double() if centre is None else vector.double() - centre.double()
+        cut = clip / max(float(vector_norm(step)), clip)
+        result.append(step.mul_(scale(silos, clip) * cut * share).round_().to(torch.int32))
+    return torch.cat(result)
+
+
+# ---- The server's half ---------------------------------------------------------------------------------------------
+
+
+def with_sum(reply: Message, update: Update, size: int) -> Update:
+    """Return an update with the integers of its reply, int32; raise DataError if they are not ``size`` numbers."""
+    record = reply.content.get(RECORD)
+    array = record.get(ARRAY) if isinstance(record, ArrayRecord) and len(record) == 1 else None
+    if array is None or array.dtype != "uint32" or tuple(array.shape) != (size,):
+        raise DataError(f"its reply has no '{RECORD}' of {size} integers")
+    try:
+        integers = tensor_of(array).view(torch.int32)
+        if integers.shape != (size,):
+            raise DataError(f"its integers are {len(integers)}, not {size}")
+    except Exception as error:
+        raise DataError(f"its integers cannot be read ({type(error).__name__})") from error
+    return replace(update, vectors={ARRAY: integers}, bytes=4 * size)
+
+
+def added(vectors: Sequence[Tensor]) -> Tensor:
+    """Return the sum of integers mod 2^32, from -2^31 to 2^31 - 1, as int64."""
+    total = torch.zeros_like(vectors[0], dtype=torch.int64)
+    for vector in vectors:
+        total += vector
+    return (total + 2**31).remainder_(2**32) - 2**31
+
+
+def mean_of(strategy: Any, updates: Sequence[Update], names: Sequence[str]) -> list[Update]:
+    """Return the mean of updates of integers, as one update of these vectors; empty if the sum is impossible."""
+    silos, common = named(updates), strategy.common
+    weights, received = weights_of(strategy, strategy.sent), strategy.sent[silos[0]]
+    share = sum(weights[silo] for silo in silos) / sum(weights.values())
+    parts = strategy.shared_parts() if hasattr(strategy, "shared_parts") else ()
+    total = added([update.vectors[ARRAY] for update in updates]) if names else torch.empty(0)
+    sizes, vectors = [strategy.upload_size(name, silos[0]) for name in names], {}
+    for name, integers in zip(names, total.split(sizes), strict=True):
+        centre = reference(strategy.info, received, name, len(integers), parts)
+        clip = clip_length(common, received, centre, name, len(integers))
+        step = integers / (scale(len(weights), clip) * share)
+        if (length := float(vector_norm(step))) > 1.001 * clip:
+            return _impossible(strategy, name, length, clip)
+        mean = step if centre is None else centre.to(step.device).double() + step
+        vectors[name] = mean.float()
+    if BUFFERS in vectors:
+        vectors[BUFFERS] = _without_negative(
+            vectors[BUFFERS], strategy.layout, strategy.shared_buffers()
+        )
+    strategy.state.numbers.pop("impossible", None)
+    samples = sum(update.samples for update in updates)
+    return [Update("", samples, vectors, {}, {}, silos=tuple(silos))]
+
+
+def _impossible(strategy: Any, name: str, length: float, clip: float) -> list[Update]:
+    count = strategy.state.numbers.get("impossible", 0) + 1
+    line = (
+        f"round {strategy.round}: the mean step of '{name}' has the length {length:.3g}, over C = {clip:.3g}: "
+        "a silo sent no step, and a sum does not show which one"
+    )
+    if count == IMPOSSIBLE:
+        raise RunFailedError(f"{line}; this is the round number {count} in a row")
+    log(WARNING, "%s; the round changes no model", line)
+    strategy.state.numbers["impossible"] = count
+    return []
+
+
+def _without_negative(vector: Tensor, layout: Layout, parts: Sequence[slice]) -> Tensor:
+    """Return BatchNorm statistics of these parts with variances of at least 0, below which rounding may move them."""
+    whole = scatter(vector.new_zeros(layout.buffer_size), tuple(parts), vector)
+    for entry in layout.buffers:
+        if entry.name.endswith("running_var"):
+            whole[entry.start : entry.stop].clamp_(min=0)
+    return gather(whole, parts)

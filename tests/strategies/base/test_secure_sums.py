@@ -1,0 +1,350 @@
+"""Secure sums without masks: which methods and settings they fit, the numbers of a sum, silos that are absent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cases import CASES, OPTIONS
+from flwr.app import ArrayRecord, Message
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import Files, Run, TinyGrid, federate, random_silos, same, settings_of, train_replies
+from two_layers import DEEP
+
+from partitions.common.errors import RunFailedError, UserError
+from server.cli.main import main
+from strategies import strategies
+from strategies.base.aggregation.secure import added, integers_of, scale, weights_of
+from strategies.base.settings import RULES, Common, keys_of
+from strategies.base.state import BUFFERS
+from strategies.base.transport.payload import array_record, tensor_of
+
+SUMS = [
+    "apfl",
+    "ditto",
+    "fedadmm",
+    "fedala",
+    "fedalt",
+    "fedavg",
+    "fedavg-ft",
+    "fedbabu",
+    "fedbn",
+    "fedcp",
+    "feddbe",
+    "feddyn",
+    "fedper",
+    "fedphp",
+    "fedprox",
+    "fedprox-ft",
+    "fedrep",
+    "fedrod",
+    "fedsim",
+    "gpfl",
+    "lg-fedavg",
+    "local",
+    "lp-proj",
+    "partialfed",
+    "per-fedavg",
+    "pfedme",
+    "scaffold",
+]
+SECURE: dict[str, Any] = {"secure_aggregation": True}
+CALLED = [name for name, (settings, _, _) in CASES.items() if settings["strategy"] in SUMS]
+
+
+def test_the_methods_whose_server_needs_sums_only() -> None:
+    assert [name for name, method in strategies().items() if method.info.sums] == SUMS
+
+
+@pytest.mark.parametrize("name", sorted(strategies().keys() - set(SUMS)))
+def test_another_method_is_refused_with_its_reason(three: Files, name: str) -> None:
+    with pytest.raises(UserError) as error:
+        settings_of(three, strategy=name, **SECURE)
+    reason = strategies()[name].info.not_sums
+    assert str(error.value) == f"secure-aggregation = true: not with {name}: {reason}"
+    assert "does not declare" not in reason
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_the_sum_is_the_mean(three: Files, name: str, tiny_bn: None) -> None:
+    """What a method's server makes of one mean is what it makes of single updates, up to the rounding."""
+    rounds: dict[str, Any] = {**CASES[name][0], **DEEP, **OPTIONS, "rounds": 3}
+    plain, summed = (
+        federate(three, **rounds, robust="none"),
+        federate(three, **rounds, **SECURE),
+    )
+    assert plain.strategy.state.arrays.keys() == summed.strategy.state.arrays.keys()
+    for key, vector in plain.strategy.state.arrays.items():
+        torch.testing.assert_close(summed.strategy.state.arrays[key], vector, rtol=0, atol=1e-5)
+    assert plain.strategy.state.numbers == summed.strategy.state.numbers
+    for silo in three:
+        torch.testing.assert_close(
+            summed.personal(silo), plain.personal(silo), rtol=0, atol=1e-5
+        )
+    assert summed.values("bytes_up") == plain.values("bytes_up")
+
+
+def test_nothing_but_integers_leaves(three: Files, tiny_bn: None) -> None:
+    run = federate(three, strategy="fedavg", model="tiny-bn", rounds=2, **SECURE)
+    size = run.strategy.layout.size + run.strategy.layout.buffer_size
+    for _, reply in train_replies(run.grid):
+        assert set(reply.content) == {"config", "metrics", "masked"}
+        (array,) = reply.content["masked"].values()  # type: ignore[union-attr]
+        assert array.dtype == "uint32" and array.shape == (size,)
+
+
+@pytest.mark.parametrize("absent", ["a", "b"])
+def test_batch_norm_statistics_and_an_absent_silo(
+    three: Files, absent: str, tiny_bn: None
+) -> None:
+    """The mean is over the silos that answered, of all vectors; no variance is below 0."""
+
+    def go(**changes: Any) -> Run:
+        def prepare(grid: TinyGrid) -> None:
+            grid.absent = {(absent, 2)}
+
+        return federate(
+            three, strategy="fedavg", model="tiny-bn", rounds=3, prepare=prepare, **changes
+        )
+
+    plain, summed = go(robust="none"), go(**SECURE)
+    for key in ("global", BUFFERS):
+        torch.testing.assert_close(
+            summed.strategy.state.arrays[key],
+            plain.strategy.state.arrays[key],
+            rtol=0,
+            atol=1e-5,
+        )
+    assert summed.strategy.state.counted == plain.strategy.state.counted
+
+
+def test_a_share_is_by_samples_at_most_half(tmp_path: Path) -> None:
+    """And at most weight-cap, or 5, times the median."""
+    files = random_silos(tmp_path, {"a": 4, "b": 4, "c": 40, "d": 5})
+    for cap, largest in ((5.0, 13), (2.0, 8), (0.0, 13)):
+        run = federate(
+            files, strategy="fedavg", rounds=1, robust="none", weight_cap=cap, **SECURE
+        )
+        weights = weights_of(run.strategy, files)
+        assert weights == {"a": 4, "b": 4, "c": largest, "d": 5}, cap
+        shares = {
+            key[0]: message.content["config"]["secure_share"]  # type: ignore[index]
+            for message, _ in run.grid.traffic
+            if message.metadata.message_type == "train"
+            for key in [run.grid.key_of(message)]
+        }
+        assert shares == {silo: w / sum(weights.values()) for silo, w in weights.items()}
+
+
+REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"wire_dtype": "float16"}, "wire-dtype = float16: with secure-aggregation = true it must be float32"),
+    ({"wire_dtype": "int8"}, "wire-dtype = int8: with secure-aggregation = true it must be float32"),
+    ({"wire_sparse": True}, "wire-sparse = true: with secure-aggregation = true it must be false"),
+    ({"participation": 0.7}, "participation = 0.7: with secure-aggregation = true it must be 1.0"),
+    ({"late_joiners": "any"}, "late-joiners = any: with secure-aggregation = true it must be empty"),
+    ({"keep_models": "reported"}, "keep-models = reported: with secure-aggregation = true it must be none"),
+    ({"checkpoint_every": 2}, "checkpoint-every = 2: with secure-aggregation = true it must be 1"),
+    *(
+        ({"robust": rule, "robust_attackers": 0}, f"robust = {rule}: with secure-aggregation = true no silo")
+        for rule in RULES
+    ),
+    ({"silos": 2}, "silos = 2: secure-aggregation = true needs at least 3 that train, here are 2"),
+    ({"hold_out": "c"}, "silos = 3: secure-aggregation = true needs at least 3 that train, here are 2"),
+    ({"strategy": "scaffold", "scaffold__up": "model"}, "scaffold.up = model: with secure-aggregation = true it must"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("changes, line", REFUSED, ids=lambda value: str(value)[:40])
+def test_a_setting_that_does_not_fit_is_refused(
+    three: Files, changes: dict[str, Any], line: str
+) -> None:
+    settings_of(three, **{k: v for k, v in changes.items() if k != "silos"} | {"silos": 3})
+    with pytest.raises(UserError) as error:
+        settings_of(three, **{"strategy": "fedavg", **SECURE, **changes})
+    assert str(error.value).startswith(line) and "\n" not in str(error.value)
+
+
+def test_a_length_without_secure_sums_is_refused(three: Files) -> None:
+    with pytest.raises(
+        UserError, match=r"^secure-clip = 3: it needs secure-aggregation = true$"
+    ):
+        settings_of(three, secure_clip=3)
+
+
+# Another value of each common setting; those that say where data and results are, and how many silos, have none.
+OTHER: Mapping[str, Any] = {
+    "rounds": 2, "seed": 8, "threads": 1, "local-epochs": 2, "batch-size": 4, "min-batch-size": 2, "momentum": 0.5,
+    "learning-rate": 0.1, "weight-decay": 0.01, "lr-decay": 0.9, "focal-gamma": 2.0, "hold-out": "e",
+    "hold-out-epochs": 1, "late-joiners": "any", "wire-topk": 0.5, "evaluate-every": 2, "patience": 1, "min-delta": 0.1,
+    "participation": 0.5, "min-silos": 3, "weight-cap": 2.0, "round-timeout": 60.0, "straggler-factor": 2.0,
+    "straggler-floor": 1.0, "robust-clip": 2.0, "robust-attackers": 0, "min-metric-samples": 2, "checkpoint-every": 2,
+    "trainable": "head", "lora-rank": 2, "lora-alpha": 4.0, "validation": 0.1, "secure-clip": 2.0,
+}  # fmt: skip
+WITHOUT = {
+    "strategy", "device", "model", "init-weights", "dataset", "data-dir", "task", "partition", "silos", "augment",
+    "agreed", "study", "resume", "out", "secure-aggregation", "evidence-horizon",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", sorted(keys_of(Common).keys() - WITHOUT))
+def test_every_setting_runs_or_is_refused(tmp_path: Path, key: str) -> None:
+    files = random_silos(tmp_path, {"a": 6, "b": 11, "c": 8, "d": 9, "e": 7})
+    field = keys_of(Common)[key]
+    others = [v for v in field.metadata.get("choices", ()) if v != field.default]
+    if type(field.default) is bool:
+        others = [not field.default]
+    with_it: dict[str, Any] = {"min-delta": {"patience": 1}, "lora-alpha": {"lora_rank": 2}}
+    for value in others or [OTHER[key]]:
+        changes = {"rounds": 2, **with_it.get(key, {}), key.replace("-", "_"): value}
+        try:
+            settings_of(files, **DEEP | SECURE | changes)
+        except UserError as error:
+            assert str(error).startswith(f"{key} = ") and "secure-aggregation" in str(error), (
+                error
+            )
+            continue
+        run = federate(files, state_dir=tmp_path / "state", **DEEP | SECURE | changes)
+        assert torch.isfinite(run.strategy.state.model).all()
+
+
+# ---- Numbers -------------------------------------------------------------------------------------------------------
+
+
+class Method:
+    steps: tuple[str, ...] = ()
+
+
+def encoded(step: torch.Tensor, share: float, silos: int, clip: float) -> torch.Tensor:
+    config = {"secure_share": share, "participants": silos}
+    common = Common(secure_aggregation=True, secure_clip=clip)
+    return integers_of(Method(), common, {"model": step}, {}, config)  # type: ignore[arg-type]
+
+
+@given(
+    st.integers(3, 100), st.integers(0, 2**32 - 1), st.sampled_from([1e-3, 1.0, 4096.0]), st.booleans()
+)  # fmt: skip
+def test_the_error_of_a_sum(silos: int, seed: int, clip: float, longer: bool) -> None:
+    """At most N C 2^-32 against float64, and it never wraps: also where all steps are of length C in one direction."""
+    rng = np.random.default_rng(seed)
+    steps = rng.normal(size=(silos, 5)) * (0 if longer else clip / 3)
+    if longer:
+        steps[:, 2] = -3 * clip
+    weights = rng.integers(1, 1000, silos)
+    shares = weights / weights.sum()
+    exact, integers = np.zeros(5), []
+    for step, share in zip(steps, shares.tolist(), strict=True):
+        vector = torch.tensor(step, dtype=torch.float32)
+        integers.append(encoded(vector, share, silos, clip))
+        length = np.linalg.norm(vector.double().numpy())
+        exact += share * vector.double().numpy() * min(1, clip / max(length, 1e-300))
+    total = added(integers).double().numpy() / scale(silos, clip)
+    assert np.abs(total - exact).max() <= 1.0001 * silos * clip * 2**-32
+
+
+def test_the_order_of_a_sum_does_not_matter(three: Files) -> None:
+    vectors = [torch.randint(-(2**31), 2**31, (50,), dtype=torch.int32) for _ in range(5)]
+    whole = sum(v.long() for v in vectors)
+    wrapped = (np.asarray(whole) & 0xFFFFFFFF).astype(np.uint32).view(np.int32)
+    assert same(added(vectors), torch.from_numpy(wrapped).long())
+    assert same(added(vectors), added(vectors[::-1]))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"secure_share": 1.0, "participants": 3}, {"secure_share": 0.0, "participants": 3},
+     {"secure_share": 0.5, "participants": 2}, {"secure_share": 2, "participants": 3},
+     {"secure_share": float("nan"), "participants": 3}],
+)  # fmt: skip
+def test_a_share_with_which_a_sum_wraps_is_refused(config: dict[str, Any]) -> None:
+    common = Common(secure_aggregation=True)
+    with pytest.raises(UserError, match=r"^the message's share [^\n]* is not between 0 and 1"):
+        integers_of(Method(), common, {"model": torch.ones(2)}, {}, config)  # type: ignore[arg-type]
+
+
+# ---- Nonsense ------------------------------------------------------------------------------------------------------
+
+
+def spoiled(rounds: set[int], change: Callable[[ArrayRecord], ArrayRecord | None]) -> Any:
+    """For ``prepare``: what ``b`` sends in these rounds is changed on its way."""
+
+    def prepare(grid: TinyGrid) -> None:
+        def after(silo: str, message: Message, reply: Message) -> Message:
+            trains = message.metadata.message_type == "train"
+            if trains and silo == "b" and grid.key_of(message)[1] in rounds:
+                changed = change(reply.content.pop("masked"))  # type: ignore[arg-type]
+                if changed is not None:
+                    reply.content["masked"] = changed
+            return reply
+
+        grid.after = after
+
+    return prepare
+
+
+def noise(record: ArrayRecord) -> ArrayRecord:
+    size = len(tensor_of(record["sum"]))
+    integers = torch.randint(-(2**31), 2**31, (size,), dtype=torch.int32)
+    return array_record({"sum": integers.view(torch.uint32)})
+
+
+def test_an_impossible_sum_changes_no_model(three: Files) -> None:
+    plain = federate(three, strategy="scaffold", rounds=1, **SECURE)
+    run = federate(three, strategy="scaffold", rounds=3, prepare=spoiled({2, 3}, noise), **SECURE)  # fmt: skip
+    assert same(run.strategy.state.model, plain.strategy.state.model)
+    assert set(run.strategy.state.counted.values()) == {1}
+
+
+def test_the_third_impossible_sum_in_a_row_ends_the_run(three: Files) -> None:
+    federate(three, strategy="fedavg", rounds=5, prepare=spoiled({1, 2, 4, 5}, noise), **SECURE)
+    with pytest.raises(RunFailedError, match=r"^round 4: .* this is the round number 3 in a row$"):  # fmt: skip
+        federate(three, strategy="fedavg", rounds=6, prepare=spoiled({2, 3, 4}, noise), **SECURE)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda record: None,
+        lambda record: array_record({"sum": torch.zeros(12)}),
+        lambda record: array_record({"sum": tensor_of(record["sum"])[:5]}),
+        lambda record: array_record({"other": tensor_of(record["sum"])}),
+        lambda record: array_record({"sum": tensor_of(record["sum"]), "other": torch.zeros(1)}),
+    ],
+)
+def test_what_is_no_vector_of_integers_is_left_out(three: Files, change: Any) -> None:
+    run = federate(three, strategy="fedavg", rounds=2, prepare=spoiled({2}, change), **SECURE)
+    assert run.strategy.state.counted == {"a": 2, "b": 1, "c": 2}
+
+
+def test_single_updates_are_refused_in_a_run_of_sums(three: Files) -> None:
+    """A silo that sends its vector as well is left out as a whole."""
+
+    def prepare(grid: TinyGrid) -> None:
+        def after(silo: str, message: Message, reply: Message) -> Message:
+            if silo == "b" and message.metadata.message_type == "train":
+                reply.content["model.model"] = array_record({"vector": torch.zeros(12)})
+            return reply
+
+        grid.after = after
+
+    run = federate(three, strategy="fedavg", rounds=1, prepare=prepare, **SECURE)
+    assert set(run.strategy.state.counted) == {"a", "c"}
+
+
+def test_a_cut_step_bounds_a_silo(three: Files) -> None:
+    """Of length C times the share, in the direction that was sent."""
+    run = federate(three, strategy="fedavg", rounds=1, secure_clip=1e-3, learning_rate=9.0, **SECURE)  # fmt: skip
+    moved = run.strategy.state.model - run.strategy.initial("")
+    assert 0 < float(moved.norm()) <= 1.001e-3
+
+
+def test_strategies_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["strategies", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["fedavg"]["sums"] is True and rows["fedavg"]["not_sums"] == ""
+    assert rows["apple"]["sums"] is False and "own model" in rows["apple"]["not_sums"]
