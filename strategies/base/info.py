@@ -84,9 +84,8 @@ class MethodInfo:
     # Values of ``robust`` that can replace its mean (``PersonalizedStrategy.mean``)
     robust: tuple[str, ...] = ()
     unclipped: tuple[str, ...] = ()  # uploaded vectors that have no length to bound: bits
-    steps: tuple[
-        str, ...
-    ] = ()  # uploaded vectors that are steps, not points to measure a step from
+    # Uploaded vectors that are steps, not points to measure a step from
+    steps: tuple[str, ...] = ()
     # Whether a step holds a dual: at the optimum these differ, and cancel
     sends_duals: bool = False
     # Whether vectors may travel as lossy changes (``wire-dtype = int8``, ...)
