@@ -312,13 +312,8 @@ class SiloClient(NumPyClient):
         self.state.keep_model(parts, self.round, score)
         if self.privacy is not None and math.isfinite(self.silo.max_step):
             self.state.arrays[RECEIVED] = self.received
-        named = dict(zip(self.upload_names(), vectors, strict=True)) if vectors else {}
-        if named and self.common.secure_aggregation:
-            parts = getattr(self, "shared", ())
-            self.integers = integers_of(
-                self.info, self.common, named, self.models, config, parts
-            )
-        self.encoded = encode_vectors(self.common, self.state, named, self.models, self.round)
+        if vectors:
+            self._encode(dict(zip(self.upload_names(), vectors, strict=True)), config)
         seconds = {"seconds.train": begun - started + trained - evaluated}
         seconds["seconds.evaluate"] = time.perf_counter() - started - seconds["seconds.train"]
         return vectors, len(self.silo.train), metrics | seconds
@@ -375,6 +370,15 @@ class SiloClient(NumPyClient):
     def propose(self, **arrays: Tensor) -> None:
         """Set entries of the state that it takes over in its next round, if the server counts this one."""
         propose(self.state, self.round, arrays)
+
+    def _encode(self, vectors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
+        """Set what travels in place of the vectors: ``integers`` of them all, or ``encoded`` ones."""
+        common, received = self.common, self.models
+        if common.secure_aggregation:
+            parts = getattr(self, "shared", ())
+            self.integers = integers_of(self.info, common, vectors, received, config, parts)
+        else:
+            self.encoded = encode_vectors(common, self.state, vectors, received, self.round)
 
     def _load_buffers(self) -> None:
         """Load the buffers of the previous personal model, or the initial ones."""

@@ -6,8 +6,9 @@ A silo uploads its step d_i from what all silos received, cut to the length C, t
 
 The server adds the q_i mod 2^32 and divides by s and by the shares of the silos that answered. No sum wraps: it is at
 most 2^31 - N + N/2. Its largest error is N C 2^-32, from rounding. The method aggregates one update, the mean. All
-vectors of a silo, BatchNorm statistics too, travel as one and have the same share: n_i is the silo's weight in the
-method's mean, at most ``weight-cap`` times the median and half of all.
+vectors of a silo, BatchNorm statistics too, travel as one and have the same share. n_i is 1, or the silo's number of
+samples, at most ``weight-cap`` times the median and half of all: each hospital computes it too, so that a server cannot
+choose weights that show single updates. What a federation file agrees on is not used.
 
 C is ``secure-clip``, or a power of two by the length of what was received. A longer step is cut at the silo, which
 bounds a silo as ``robust = clip`` does. A mean step longer than C is impossible: a silo sent nonsense, and nothing
@@ -75,8 +76,7 @@ def check_secure(info: MethodInfo, common: Common, own: Any) -> None:
             )
     for key, (needed, reason) in NEEDED.items():
         if (value := getattr(common, key.replace("-", "_"))) != needed:
-            text = {False: "false", "": "empty"}.get(needed, needed)  # type: ignore[call-overload]
-            shown = str(value).lower() if isinstance(value, bool) else value
+            shown, text = str(value).lower(), str(needed).lower() or "empty"
             raise UserError(f"{key} = {shown}: with {name} it must be {text}: {reason}")
     if common.robust in RULES:
         raise UserError(
@@ -97,7 +97,8 @@ def weights_of(strategy: Any, silos: Collection[str]) -> dict[str, int]:
     by = strategy.info.sums
     by = getattr(strategy.settings, "average", getattr(strategy.settings, by, by))
     counts = {
-        silo: max(strategy.samples[silo], 1) if by == "samples" else 1 for silo in sorted(silos)
+        silo: max(strategy.silos[silo].n_train, 1) if by == "samples" else 1
+        for silo in sorted(silos)
     }
     weights = sample_weights(counts, strategy.common.weight_cap or CAP)
     first = max(weights, key=lambda silo: weights[silo])
@@ -206,7 +207,7 @@ def mean_of(strategy: Any, updates: Sequence[Update], names: Sequence[str]) -> l
     parts = strategy.shared_parts() if hasattr(strategy, "shared_parts") else ()
     total = added([update.vectors[ARRAY] for update in updates]) if names else torch.empty(0)
     sizes, vectors = [strategy.upload_size(name, silos[0]) for name in names], {}
-    for name, integers in zip(names, total.split(sizes), strict=True):
+    for name, integers in zip(names, torch.split(total, sizes), strict=True):
         centre = reference(strategy.info, received, name, len(integers), parts)
         clip = clip_length(common, received, centre, name, len(integers))
         step = integers / (scale(len(weights), clip) * share)
