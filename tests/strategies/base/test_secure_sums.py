@@ -18,10 +18,11 @@ from tiny import Files, Run, TinyGrid, federate, random_silos, same, settings_of
 from two_layers import DEEP
 
 from partitions.common.errors import RunFailedError, UserError
+from partitions.common.settings import keys_of
 from server.cli.main import main
 from strategies import strategies
 from strategies.base.aggregation.secure import added, integers_of, scale, weights_of
-from strategies.base.settings import RULES, Common, keys_of
+from strategies.base.settings import RULES, Common
 from strategies.base.state import BUFFERS
 from strategies.base.transport.payload import array_record, tensor_of
 
