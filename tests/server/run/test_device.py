@@ -9,16 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from hospitals import ALL, NETWORKS, hospital_files
 from phony import DEVICE, phony_device
 from resuming import Crash, crash_after
 from sklearn.datasets import load_digits
-from tiny import SIMULATED, simulated
+from tiny import SIMULATED, Files, Run, federate, random_silos, simulated
+from two_layers import DEEP
 
 import client.app
 import client.session
 from server.results.history import Row
 from server.run.loop import RoundLoop
 from strategies import strategies
+from strategies.base.settings import RULES
 
 SILOS = 2
 # There one silo trains
@@ -109,3 +113,76 @@ def test_a_run_goes_on_from_its_files(
         assert (
             figures(run(directory=tmp_path, strategy=strategy, rounds=4, resume=True)) == on_cpu
         )
+
+
+def assert_same_there(request: pytest.FixtureRequest, files: Files, **options: Any) -> None:
+    """A run of FedAvg has the CPU's losses; a convolution there is another kernel, with other last digits."""
+    options = {"strategy": "fedavg", "rounds": 2, "batch_size": 16, **options}
+    on_cpu = losses(federate(files, **options))
+    request.getfixturevalue("on_device")
+    with phony_device():
+        assert losses(federate(files, **options)) == pytest.approx(on_cpu, rel=1e-3)
+
+
+def losses(run: Run) -> list[float]:
+    return [row.value for row in run.rows if row.metric == "loss" and row.value is not None]
+
+
+# A GPU has a kernel of its own for recurrent layers; the phony device has none.
+RECURRENT = {"pulses", "stays"}
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        pytest.param(made, marks=() if made == "notes" else pytest.mark.exhaustive)
+        for made in ALL
+        if made not in RECURRENT
+    ],
+)
+def test_every_task_is_there(tmp_path: Path, made: str, request: Any) -> None:
+    files = hospital_files(tmp_path, made)
+    assert_same_there(request, files, rounds=1, normalization="agreed", **NETWORKS[made])
+
+
+@pytest.mark.parametrize(
+    ("model", "extra"), [("resnet8", {}), ("small-cnn", {}), ("vit-s", {"vit_s__patch": 4})]
+)
+def test_networks_of_pictures_are_there(
+    tmp_path: Path, model: str, extra: dict[str, Any], request: Any
+) -> None:
+    """Batch normalisation, whose integer buffer counts batches, and attention."""
+    assert_same_there(
+        request, hospital_files(tmp_path, "multilabel"), rounds=1, model=model, **extra
+    )
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "sgd": {"momentum": 0.9, "weight_decay": 0.01},
+    "focal": {"loss": "focal"},
+    "int8": {"wire_dtype": "int8"},
+    "topk": {"wire_dtype": "topk", "wire_topk": 0.2},
+    **{rule: {"robust": rule, "robust_attackers": 0} for rule in ("screen", "clip", *RULES)},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_setting_is_there(tmp_path: Path, name: str, request: Any) -> None:
+    files = random_silos(tmp_path, {"a": 9, "b": 12, "c": 8}, columns=4)
+    assert_same_there(request, files, **{**DEEP, "batch_size": 4, **SETTINGS[name]})
+
+
+def test_private_training_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_device: None
+) -> None:
+    """Its noise is drawn by the silo's key, which differs from run to run, so figures are not compared."""
+    fork = torch.random.fork_rng  # of a GPU that is there it keeps the generator's state, too
+    monkeypatch.setattr(torch.random, "fork_rng", lambda devices: fork(devices=[]))
+    files = random_silos(tmp_path, {"a": 9, "b": 12, "c": 8}, columns=4)
+    options: dict[str, Any] = {"dp": True, "dp__noise_multiplier": 1.0, "dp__clip_norm": 1.0}
+    options |= {**DEEP, "strategy": "fedavg", "rounds": 2, "batch_size": 4}
+    with phony_device():
+        run = federate(
+            files, state_dir=tmp_path / "state", directory=tmp_path / "run", **options
+        )
+    assert {row.silo for row in run.rows} >= set(files)
