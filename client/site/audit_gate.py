@@ -75,6 +75,8 @@ class MessageInfo:
     receipt: Mapping[str, Any] | None = None
     # The charge to the privacy budget (`messages.charge_message`)
     charged: Charged | None = None
+    # The slot of a masked vector, or of an answer about its masks
+    secure: Mapping[str, Any] | None = None
 
     @property
     def state(self) -> Path:

@@ -26,6 +26,7 @@ from .counts import count_faults, limits_of, study_faults
 from .errors import SiteError
 from .own_models import has_left, names_of
 from .record import Record
+from .secure.gate import SecureMessage
 from .study.protocol import StudyProtocol, message_faults
 from .takeover import MESSAGE
 from .terms import Terms, read_terms
@@ -56,6 +57,7 @@ def pass_gate(
     try:
         sums = tuple(check_app())
         check_message(message, context, terms, app=sums)
+        secure = SecureMessage(message, context, terms)
         receipt = take_receipt(message, context, terms)
         charged = charge_message(message, context, terms)
         info = replace(in_study(info, terms), receipt=receipt, charged=charged)
@@ -64,7 +66,12 @@ def pass_gate(
             print(f"ERROR: {error}", file=sys.stderr, flush=True)
         reply = refuse(message, str(error) or type(error).__name__)
     else:
-        reply = answer(terms)
+        try:
+            reply = secure.reply(lambda: answer(terms))
+        except Exception as error:
+            print(f"ERROR: {error}", file=sys.stderr, flush=True)
+            reply = refuse(message, str(error) or type(error).__name__)
+        info = replace(info, secure=secure.note or None)
     return release_reply(reply, info, message)
 
 

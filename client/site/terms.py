@@ -13,6 +13,7 @@ from .errors import SiteError
 from .study.approvals import study_for
 from .study.protocol import StudyProtocol, narrow_policy
 from .trust.policy import Policy, PolicyRefusedError, policy_of
+from .trust.run_config import is_secure
 
 # In the node config of a message that the gate has checked, charged and counted
 GIVEN = "terms"
@@ -41,14 +42,16 @@ class Terms:
 def read_terms(node: Mapping[str, Any], run: Mapping[str, Any]) -> Terms:
     """Read the terms of a message to the silo with this node config, of a run with these settings.
 
-    A silo without a data file of its own, as in a simulation, has no study; nor has one whose data are public.
+    A silo without a data file of its own, as in a simulation, has no study. Nor has one whose data are public, where
+    it needs no list of peers.
     """
     policy = None
     try:
         policy = policy_of(node)
+        open_data = policy.public and not is_secure(run)
         study = (
             None
-            if "data" not in node or policy.public
+            if "data" not in node or open_data
             else study_for(policy, node.get("state-dir"), run)
         )
     except SiteError as error:

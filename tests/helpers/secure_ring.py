@@ -42,6 +42,8 @@ class Ring:
     def begin(self, round: int = 1, attempt: int = 1, among: Sequence[str] = ()) -> None:
         names = sorted(among or self.names)
         slot = {"round": round, "attempt": attempt}
+        for name in names:
+            self.silos[name].note_samples(100)
         texts = [self.silos[name].keys(slot)["statement"] for name in names]
         record = {**slot, "statements": texts}
         self.offers = {name: self.silos[name].start(record) for name in names}

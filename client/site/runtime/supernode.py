@@ -25,10 +25,12 @@ from typing import Any, NoReturn
 
 from ..flower import internal
 from ..record import close_records
+from ..secure.gate import KEY
 from . import replying, transfers
 from .answering import answer_messages
 from .worker import Workers
 
+KEY_OPTION = "--auth-supernode-private-key"
 POLL_SECONDS = 0.25  # for a message from the SuperLink, while a run is on
 BUSY_SECONDS = 60.0  # how long after a silo's last message a run counts as on
 # The SuperLink marks the silo offline after two; with Flower's 30 s, after a minute
@@ -92,6 +94,8 @@ def run_supernode() -> None:
 
     replying.install(answer)
     transfers.install()
+    # The gate signs with the silo's key (`../secure/gate.py`)
+    os.environ[KEY] = sys.argv[sys.argv.index(KEY_OPTION) + 1] if KEY_OPTION in sys.argv else ""
     sys.argv[0] = "flower-supernode"
     entry()
 

@@ -6,22 +6,26 @@ model, list, weight or setting, its masks do not cancel: the sum is noise, and n
 
 import base64
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from numpy.typing import NDArray
 
 from ..errors import SiteError
 from ..study.protocol import FREE
 from ..trust.chain import digest, plain
 
-Vector = NDArray[np.uint32]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Vector = NDArray[np.uint32]
+else:
+    Vector = Any  # NumPy is imported with the first mask: the gate of other runs needs none
 ONCE = bytes(12)  # a nonce: each key seals one text
 
 
@@ -73,13 +77,13 @@ def derived(secret: bytes, info: bytes) -> bytes:
     return HKDF(SHA256(), 32, None, info).derive(secret)
 
 
-def agree(private: bytes, public: bytes) -> bytes:
-    """Return the shared secret of two X25519 keys. Raises SiteError for a key that gives none."""
+def agree(private: bytes, public: bytes, whose: str = "a peer") -> bytes:
+    """Return the shared secret of two X25519 keys. Raises SiteError for a key that gives none, as of small order."""
     try:
         other = X25519PublicKey.from_public_bytes(public)
         return X25519PrivateKey.from_private_bytes(private).exchange(other)
     except ValueError:
-        raise SiteError("a peer's key is no X25519 key that gives a secret") from None
+        raise SiteError(f"{whose}'s key is no X25519 key that gives a secret") from None
 
 
 def public_of(private: bytes) -> bytes:
@@ -91,13 +95,15 @@ def self_seed(secret: bytes, context: bytes) -> bytes:
     return derived(secret, b"silofl self mask 1" + context)
 
 
-def pair_seed(private: bytes, public: bytes, context: bytes) -> bytes:
+def pair_seed(private: bytes, public: bytes, context: bytes, whose: str = "a peer") -> bytes:
     """Return the seed of the mask that two silos share, one adds and the other subtracts."""
-    return derived(agree(private, public), b"silofl pair mask 1" + context)
+    return derived(agree(private, public, whose), b"silofl pair mask 1" + context)
 
 
 def add(vector: Vector, plus: Iterable[bytes], minus: Iterable[bytes]) -> Vector:
     """Return the vector with the streams of these seeds added and subtracted, modulo 2^32."""
+    import numpy as np
+
     masked, zeros = vector.astype("<u4"), bytes(4 * vector.size)
     for seeds, change in ((plus, np.add), (minus, np.subtract)):
         for seed in seeds:

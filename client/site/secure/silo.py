@@ -4,8 +4,8 @@
     STATE_DIR/record.sqlite              a row per question and set of survivors, before the answer leaves
 
 A silo masks one vector per slot, and answers one set of survivors per slot, for each peer with a share of its self mask
-or of its mask key, never of both. It answers one set per question over all runs: the same received arrays under the
-same settings. Two sums of one question over different sets would differ by single silos' updates.
+or of its mask key, never of both. It answers one set, with one weight each, per question over all runs: the received
+arrays. Two sums over different sets that start from one model would differ by single silos' updates.
 """
 
 import json
@@ -51,6 +51,7 @@ class Entered:
 
     slot: Slot
     statements: dict[str, Statement]
+    weights: dict[str, int]
     context: bytes
     question: str
     held: dict[str, str]
@@ -76,6 +77,13 @@ class SecureSilo:
     ) -> None:
         self.folder, self.silo, self.key, self.run, self.agreed = folder, silo, key, run, agreed
         self.path = folder / "secure" / f"{quote(silo, safe='')}.json"
+        self.samples = 0
+
+    def note_samples(self, count: int) -> None:
+        """Keep the number of training samples that this silo's data summary has told; all statements have it."""
+        slots = self._read()
+        self.samples = count
+        self._write(slots)
 
     # --- the four messages ----------------------------------------------------------------------------------------
 
@@ -83,6 +91,10 @@ class SecureSilo:
         """Return a statement with a key to seal shares with; earlier slots of this run, and other runs, are over."""
         slot, slots = self._slot(record), self._read()
         entry = slots.get(slot.order, {})
+        if not self.samples:
+            raise SiteError(
+                "its data summary has not left in this run: the server asks for it first"
+            )
         if slot.order < max((order for order in slots if begun(slots[order])), default=(0, 0)):
             raise SiteError(f"round {slot.round}, attempt {slot.attempt}, is over here")
         if "names" in entry:
@@ -128,7 +140,7 @@ class SecureSilo:
             raise SiteError("the list has silos that hold no shares of this round's secrets")
         self._check_count(listed, len(entry["holders"]))
         run_config, names = self.agreed.run_config, [*listed]
-        weights = check_weights(record.get("weights"), len(names), run_config)
+        weights = check_weights(record.get("weights"), listed, run_config)
         if share != weights[names.index(self.silo)] / sum(weights):
             raise SiteError(f"its weight is {share!r:.40}, not what the list of weights gives")
         texts = [one.text for one in listed.values()]
@@ -140,8 +152,8 @@ class SecureSilo:
         if entry.get("context", encoded(context)) != encoded(context):
             raise SiteError(f"round {slot.round} has come before with another model or list")
         held, faults = self._open(entry, record.get("sealed"), names)
-        question = digest(plain({"received": received, "settings": settings}))
-        return Entered(slot, listed, context, question, held, faults)
+        weighted = dict(zip(names, weights, strict=True))
+        return Entered(slot, listed, weighted, context, received, held, faults)
 
     def mask(self, vector: Vector, entered: Entered) -> tuple[Vector, Entry]:
         """Return the masked vector, once per slot, and what the next round needs; empty after the last."""
@@ -152,6 +164,7 @@ class SecureSilo:
         entry |= {
             "vector": own,
             "names": names,
+            "weights": entered.weights,
             "context": encoded(entered.context),
             "question": entered.question,
             "held": entered.held,
@@ -159,7 +172,7 @@ class SecureSilo:
         private, plus, minus = decoded(entry["s"]), list[bytes](), list[bytes]()
         for name in [name for name in names if name != self.silo]:
             other = decoded(entered.statements[name].mask)
-            seed = masks.pair_seed(private, other, entered.context)
+            seed = masks.pair_seed(private, other, entered.context, name)
             (plus if self.silo < name else minus).append(seed)
         plus.append(masks.self_seed(decoded(entry["b"]), entered.context))
         following = Slot(self.run, slot.round + 1, 1)
@@ -184,7 +197,8 @@ class SecureSilo:
             )
         survivors = self._survivors(record, names, len(entry["holders"]))
         if "answer" not in entry:
-            self._note(entry["question"], survivors, slot)
+            weights = {name: entry["weights"][name] for name in survivors}
+            self._note(entry["question"], weights, slot)
             shares = [
                 self._half(entry["held"].get(name, ""), name in survivors) for name in names
             ]
@@ -228,9 +242,9 @@ class SecureSilo:
         self._check_count(given, holders)
         return [*given]
 
-    def _note(self, question: str, survivors: Sequence[str], slot: Slot) -> None:
-        """Write down which set this question is answered for. Raises SiteError if it was another one before."""
-        own = digest("\n".join(survivors).encode())
+    def _note(self, question: str, survivors: Mapping[str, int], slot: Slot) -> None:
+        """Write down which set, with which weights, this question is answered for. Raises SiteError after another."""
+        own = digest(plain(survivors))
         with Record(self.folder).writing() as db:
             for (before,) in db.execute(ORDER, (SUM, self.silo, question)):
                 if before != own:
@@ -243,7 +257,8 @@ class SecureSilo:
     # --- secrets and shares -----------------------------------------------------------------------------------------
 
     def _state(self, slot: Slot, phase: str, public: bytes, **more: str) -> str:
-        return state(slot, self.agreed.study, self.silo, phase, public, self.key, **more)
+        study, samples = self.agreed.study, self.samples
+        return state(slot, study, self.silo, samples, phase, public, self.key, **more)
 
     def _share(self, slot: Slot, private: bytes, holders: Mapping[str, Statement]) -> Entry:
         """Return a slot's new secrets, their shares sealed to the holders, and keys to open the holders' own."""
@@ -263,7 +278,7 @@ class SecureSilo:
                 held = encoded(share)
                 sealed.append("")
                 continue
-            shared = masks.agree(private, decoded(one.seal))
+            shared = masks.agree(private, decoded(one.seal), name)
             key = masks.sealing_key(shared, str(slot), self.silo, name)
             sealed.append(encoded(masks.seal_shares(key, share)))
             opens[name] = encoded(masks.sealing_key(shared, str(slot), name, self.silo))
@@ -328,6 +343,7 @@ class SecureSilo:
             found = json.loads(self.path.read_text(encoding="utf-8"))
             if found["run"] != self.run:
                 return {}
+            self.samples = int(found["samples"])
             return {(r, a): entry for r, a, entry in found["slots"]}
         except FileNotFoundError:
             return {}
@@ -340,4 +356,6 @@ class SecureSilo:
         """Write this run's slots; other runs, and slots that are not among them, are erased."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         listed = [[*order, entry] for order, entry in slots.items()]
-        write_whole(self.path, json.dumps({"run": self.run, "slots": listed}))
+        write_whole(
+            self.path, json.dumps({"run": self.run, "samples": self.samples, "slots": listed})
+        )

@@ -7,7 +7,7 @@ statement must be signed by that peer's key.
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median_low
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
@@ -20,7 +20,8 @@ from . import MOST_SILOS
 from .masks import encoded
 
 LONGEST = 4096  # characters of a statement
-CAP = 5.0  # of a weight, in median weights, where a run has weight-cap = 0
+# Of a weight, in median weights, where a run has weight-cap = 0; strategies/base/aggregation has the same
+CAP = 5.0
 
 
 def _key(text: str) -> str:
@@ -64,6 +65,7 @@ class Statement(Frozen):
     attempt: Number
     phase: Literal["keys", "round"]
     silo: str
+    samples: Number  # of its training part
     seal: Key  # the public key to seal shares to this silo with
     mask: Key  # the public key of pair masks; this and what follows are empty in phase "keys"
     secrets: Shas  # of the self mask's secret and of the mask key
@@ -78,11 +80,18 @@ class Statement(Frozen):
 
 
 def state(
-    slot: Slot, study: str, silo: str, phase: str, public: bytes, key: PrivateKey, **more: str
+    slot: Slot,
+    study: str,
+    silo: str,
+    samples: int,
+    phase: str,
+    public: bytes,
+    key: PrivateKey,
+    **more: str,
 ) -> str:
     """Return a silo's signed statement. ``public``: the key to seal shares with; ``more``: of phase "round"."""
     empty = {"mask": "", "secrets": "", "shares": "", "holders": ""}
-    fields = {"study": study, **vars(slot), "phase": phase, "silo": silo}
+    fields = {"study": study, **vars(slot), "phase": phase, "silo": silo, "samples": samples}
     return seal(SECURE, "statement", {**fields, "seal": encoded(public), **empty, **more}, key)
 
 
@@ -135,20 +144,27 @@ def read_list(
     return found
 
 
-def check_weights(weights: Any, count: int, run_config: Mapping[str, Any]) -> list[int]:
-    """Return the weights of a list. Raises SiteError if one of them would give a silo the sum to itself."""
-    if (
-        not isinstance(weights, list)
-        or len(weights) != count
-        or not all(type(weight) is int and weight >= 1 for weight in weights)
-    ):
-        raise SiteError("the list has no weight of at least 1 for each silo")
-    cap = number(run_config.get("weight-cap")) or CAP
-    most, half = cap * median(weights), sum(weights) / 2
-    if max(weights) > min(most, half):
-        raise SiteError(
-            f"a weight of {max(weights)} is above weight-cap = {cap:g} times the median weight, or above half of all"
-        )
+def weights_of(counts: Sequence[int], cap: float) -> list[int]:
+    """Return the weights of silos with so many samples: at most ``cap`` medians, and none above half of all."""
+    most = max(int((cap or CAP) * median_low(counts)), 1)
+    weights = [min(count, most) for count in counts]
+    first = weights.index(max(weights))
+    weights[first] = max(min(weights[first], sum(weights) - weights[first]), 1)
+    return weights
+
+
+def check_weights(
+    weights: Any, listed: Mapping[str, Statement], run_config: Mapping[str, Any]
+) -> list[int]:
+    """Return the weights of a list: all 1, or by the samples that the silos have signed. Raises SiteError.
+
+    Weights that the server could choose would give a silo the sum to itself; and from sums of one round under many
+    weights, each silo's update could be computed.
+    """
+    counts = [one.samples for one in listed.values()]
+    own = weights_of(counts, number(run_config.get("weight-cap")) or 0)
+    if weights not in ([1] * len(counts), own):
+        raise SiteError("the list's weights are not equal, and not those of the silos' samples")
     return [*weights]
 
 

@@ -73,6 +73,9 @@ NAME = matching(
 Name = Annotated[str, NAME]
 Text = Annotated[str, matching(r"(?s).*\S.*", "must be a text")]
 Sum = Annotated[str, matching("[0-9a-f]{64}", "must be a SHA-256, 64 hexadecimal digits")]
+Fingerprint = Annotated[
+    str, matching("SHA256:[0-9a-f]{64}", "must be SHA256: and 64 hexadecimal digits")
+]
 Count = Annotated[int, Field(ge=0, le=MOST)]
 
 
@@ -125,12 +128,21 @@ class ProtocolFile(Frozen):
     weights: Sum | Literal[""] = ""  # the file of initial weights; empty: the seed's
     # Silos that are evaluated and do not train
     held_out: Annotated[tuple[Name, ...], Field(strict=False)] = ()
+    # The key of each silo, for secure aggregation: no other silo is in a sum
+    peers: dict[Name, Fingerprint] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def check_days(self) -> Self:
         """Raise SiteError where the end is before the start."""
         if self.end < self.start:
             raise SiteError(f"end = {self.end}: must be a day after start = {self.start}")
+        return self
+
+    @model_validator(mode="after")
+    def check_peers(self) -> Self:
+        """Raise SiteError where two silos have one key: one of them would count twice."""
+        if len({*self.peers.values()}) < len(self.peers):
+            raise SiteError("[peers] names one key twice: each silo has a key of its own")
         return self
 
 

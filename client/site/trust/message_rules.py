@@ -6,7 +6,7 @@ from typing import Any
 
 from .methods import DEFAULTS, METHODS, NETWORKS, SETTINGS
 from .policy import AMOUNT, APP_NETWORKS, LIMITS, Policy
-from .run_config import is_private, number, of_method, owner, plain
+from .run_config import is_private, is_secure, number, of_method, owner, plain
 
 OWN_MODEL = "evaluate.own_model"  # message type for the silo's own model; as in strategies/base/evaluation.py
 
@@ -20,7 +20,17 @@ def run_faults(policy: Policy, run: Mapping[str, Any]) -> list[str]:
         faults.append(
             f"its policy has {policy.line('min_batch_size')}, the run batch-size = {run.get('batch-size')}"
         )
+    faults += secure_faults(policy, run)
     return faults + privacy_faults(policy, run) + setting_faults(policy, run)
+
+
+def secure_faults(policy: Policy, run: Mapping[str, Any]) -> list[str]:
+    """Return why a run's vectors may not leave as they would: under masks, or without."""
+    secure, rule = is_secure(run), policy.secure_aggregation
+    if (secure and rule == "off") or (not secure and rule == "required" and uploads(run)):
+        asked = f"the run secure-aggregation = {str(secure).lower()}"
+        return [f"its policy has {policy.line('secure_aggregation')}, {asked}"]
+    return []
 
 
 def privacy_faults(policy: Policy, run: Mapping[str, Any]) -> list[str]:

@@ -94,6 +94,12 @@ def among(*known: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _no_groups(count: int) -> int:
+    if count != 1:
+        raise SiteError("must be 1: this silofl has no groups of silos in a sum")
+    return count
+
+
 LISTED = Field(strict=False)  # a tuple, which files have as a list
 Method = Annotated[str, among("all", *METHODS)]
 Module = Annotated[
@@ -211,6 +217,19 @@ class Rules(Frozen):
     )
     privacy_unit: Literal["record", "patient"] = rule(
         "record", "record", "what a run with dp = true must protect at least: record or patient"
+    )
+    secure_aggregation: Literal["off", "allowed", "required"] = rule(
+        "allowed",
+        "allowed",
+        "whether vectors may leave under masks, so that the server opens only sums; required: not without",
+    )
+    secure_peers: Least = rule(
+        4, 1, "fewest other silos of the study in such a sum, with this silo's vector in it"
+    )
+    secure_group: Annotated[int, AfterValidator(_no_groups)] = rule(
+        1,
+        1,
+        "how many silos are in such a sum together or not at all; 1 is the only value so far",
     )
     studies: Wanted = rule(
         "optional",

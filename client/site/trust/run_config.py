@@ -29,6 +29,11 @@ def is_private(run: Mapping[str, Any]) -> bool:
     return str(run.get("dp", False)).lower() == "true"
 
 
+def is_secure(run: Mapping[str, Any]) -> bool:
+    """Return whether a run's settings ask for sums under masks only."""
+    return str(run.get("secure-aggregation", False)).lower() == "true"
+
+
 def owner(key: str) -> str:
     """Return the method that a setting belongs to; empty for a common one."""
     return key.rpartition(".")[0]

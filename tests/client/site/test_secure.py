@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,14 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from forks import in_fork
 from secure_ring import RECEIVED, Ring, plain_sum
 
 from client.site.errors import SiteError
+from client.site.record import close_records
 from client.site.secure import masks, shamir
-from client.site.secure.statements import check_weights, read_statement, threshold
+from client.site.secure.silo import SecureSilo
+from client.site.secure.statements import read_statement, threshold, weights_of
 
 
 @pytest.fixture
@@ -106,6 +111,7 @@ def test_secrets_are_on_the_disk_only_while_a_slot_is_open(ring: Ring) -> None:
     closed, following = json.loads(file.read_text())["slots"]
     assert {*closed[2]} == {"names", "holders", "question", "survivors", "answer"}
     assert following[:2] == [2, 1] and "b" in following[2]
+    ring.silo("clinic-01", run="8").note_samples(1)
     ring.silo("clinic-01", run="8").keys({"round": 1, "attempt": 1})
     assert [slot[:2] for slot in json.loads(file.read_text())["slots"]] == [[1, 1]]
 
@@ -117,7 +123,7 @@ def test_another_model_list_or_setting_for_one_silo_gives_noise(ring: Ring, what
         record, received = ring.record(1, 1, ring.names, name), ""
         if name == "clinic-04":
             received = "c" * 64 if what == "received" else received
-            record["weights"][1] += what == "weights"
+            record["weights"] = [100 if what == "weights" else 1] * 6
             ring.settings["learning-rate"] = 0.1 if what == "settings" else 0.01
         else:
             ring.settings["learning-rate"] = 0.01
@@ -165,7 +171,9 @@ def test_statements_of_others_are_refused(ring: Ring, tmp_path: Path) -> None:
     assert "signed by" in instead(strangers.offers["clinic-06"]["statement"])
     assert "listed twice" in instead(texts[4])
     assert "its signature is wrong" in instead(texts[5].replace("clinic-06", "clinic-05"))
-    again = ring.silo("clinic-06", run="8").keys({"round": 1, "attempt": 1})["statement"]
+    silo = ring.silo("clinic-06", run="8")
+    silo.note_samples(100)
+    again = silo.keys({"round": 1, "attempt": 1})["statement"]
     assert "another study, run, round or attempt" in instead(again)
     assert "is no statement (too long)" in instead("x" * 5000)
     del ring.peers["clinic-06"]
@@ -189,17 +197,22 @@ def test_a_replayed_or_another_rounds_slot_is_refused(ring: Ring) -> None:
         ring.silos["clinic-01"].keys({"round": 1, "attempt": 3})
 
 
-def test_one_silo_cannot_have_the_sum_to_itself(ring: Ring) -> None:
+def test_the_server_chooses_no_weights(ring: Ring) -> None:
     record = ring.record(1, 1, ring.names, "clinic-01")
-    weights = {"weights": [1, 1, 1, 1, 1, 6]}
-    assert "weight-cap = 5" in refused(ring, {**record, **weights})
+    for bad in ([1, 1, 1, 1, 1, 2], [100, 0, 0, 0, 0, 0], [1] * 5, [1, 1, 1, 1, 1, -1], None):
+        with pytest.raises(SiteError, match="not those of the silos' samples"):
+            ring.silos["clinic-01"].enter({**record, "weights": bad}, RECEIVED, 1 / 6)
     with pytest.raises(SiteError, match="not what the list of weights gives"):
         ring.silos["clinic-01"].enter(record, RECEIVED, 1.0)
-    for bad in ([1] * 5, [1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, True], "111111", None):
-        with pytest.raises(SiteError, match="no weight of at least 1"):
-            check_weights(bad, 6, {})
-    with pytest.raises(SiteError, match="above half"):
-        check_weights([1, 1, 3], 3, {})
+    assert ring.enter("clinic-01", {**record, "weights": [100] * 6}).weights["clinic-06"] == 100
+    with pytest.raises(SiteError, match="not what the list"):
+        ring.silos["clinic-01"].enter(record, RECEIVED, 0.2)
+
+
+def test_weights_are_capped_by_the_median_and_half_of_all() -> None:
+    assert weights_of([100, 120, 9000, 80], 5.0) == [100, 120, 300, 80]
+    assert weights_of([100, 120, 9000, 80, 90, 95, 99], 5.0) == [100, 120, 495, 80, 90, 95, 99]
+    assert weights_of([1, 1, 1], 0) == [1, 1, 1]
 
 
 def test_a_silo_masks_one_vector_in_a_slot(ring: Ring) -> None:
@@ -238,6 +251,13 @@ def test_one_question_is_answered_for_one_set_over_all_runs(ring: Ring) -> None:
     with pytest.raises(SiteError, match="summed over other silos before"):
         ring.open(masked, ring.names[1:], 1, 2)
     found = ring.open(masked, ring.names, 1, 2)  # a repeat over the same set
+    ring.begin(1, 3)
+    heavier = {"weights": [100] * 6}
+    silo, record = ring.silos["clinic-01"], ring.record(1, 3, ring.names, "clinic-01")
+    entered = silo.enter({**record, **heavier}, ring.received(1), 1 / 6)
+    silo.mask(vectors["clinic-01"], entered)
+    with pytest.raises(SiteError, match="summed over other silos before"):
+        silo.unmask({"round": 1, "attempt": 3, "survivors": ring.names})
     assert (found.total == plain_sum(vectors, ring.names)).all()
 
 
@@ -267,3 +287,28 @@ def test_a_statement_says_what_it_is_for(ring: Ring) -> None:
     for bad in ("", "{}", "[]", json.dumps({"statement": "{}"}), "x" * 5000):
         with pytest.raises(SiteError, match="it is no"):
             read_statement(bad)
+
+
+@pytest.mark.parametrize("phase", ["_note", "_write"])
+def test_a_silo_killed_as_it_answers_gives_that_answer_and_no_other(
+    ring: Ring, phase: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kill -9 as the question is noted, or as the answer is written: before it is sent."""
+    ring.upload(ring.vectors())
+    close_records()
+    slot = {"round": 1, "attempt": 1, "survivors": ring.names[1:]}
+    real = getattr(SecureSilo, phase)
+
+    def dies(*args: Any) -> None:
+        real(*args)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SecureSilo, phase, dies)
+        silo = ring.silos["clinic-01"]
+        assert in_fork(lambda: silo.unmask(slot)) == -signal.SIGKILL
+    silo = ring.silo("clinic-01")
+    with pytest.raises(SiteError, match=r"other (survivors|silos)"):
+        silo.unmask({**slot, "survivors": ring.names})
+    answer = silo.unmask(slot)
+    assert all(answer["shares"]) and answer == silo.unmask(slot)

@@ -1,0 +1,261 @@
+"""Secure aggregation against a server that lies: the smallest sum it can open, by brute force and by real answers.
+
+A sum over silos opens with a self mask's secret of each of them, and the mask key of every other silo of the list. A
+secret opens with t shares. Silos that collude give the server all that they hold.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from secure_ring import Ring
+
+from client.site.errors import SiteError
+from client.site.record import close_records
+from client.site.secure.silo import SecureSilo
+from client.site.secure.statements import threshold
+
+COUNT = 6
+
+
+def bound(count: int, colluders: int) -> int:
+    """The fewest honest silos in a sum: N - f - floor((N - f)(N - t) / (t - f))."""
+    t, honest = threshold(count), count - colluders
+    return honest - honest * (count - t) // (t - colluders)
+
+
+def test_the_table_of_the_documents() -> None:
+    page = Path("docs/security.md").read_text("utf-8")
+    for count in (6, 9, 12, 40, 100):
+        row = " | ".join(
+            str(bound(count, f)) for f in range(4) if f < 2 * threshold(count) - count
+        )
+        assert f"| {count} | {threshold(count)} | {row} |" in page
+
+
+def opened(alive: Sequence[int], gone: Sequence[int], t: int, f: int) -> int | None:
+    """How many honest silos are in the sum that opens, by how many honest ones list each as alive and gone."""
+    keys = [number + f >= t for number in gone]
+    if all(keys) or any(
+        not key and number + f < t for key, number in zip(keys, alive, strict=True)
+    ):
+        return None
+    return keys.count(False)
+
+
+@pytest.mark.parametrize("count", [3, 4, 5, 6])
+def test_brute_force_over_all_lies_of_a_server(count: int) -> None:
+    """Each honest silo answers once, for any set of up to N - t silos as gone: the worst is the formula's."""
+    t = threshold(count)
+    for f in range(2 * t - count):
+        honest = count - f
+        # Which of the honest it lists as gone is all that counts of an answer
+        lists = [
+            set(some)
+            for size in range(count - t + 1)
+            for some in itertools.combinations(range(honest), size)
+        ]
+        worst = honest
+        for answers in itertools.combinations_with_replacement(range(len(lists)), honest):
+            gone = [sum(j in lists[a] for a in answers) for j in range(honest)]
+            found = opened([honest - number for number in gone], gone, t, f)
+            worst = worst if found is None else min(worst, found)
+        assert worst == bound(count, f), (count, f)
+
+
+# --- the silos' own code ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
+    """Six silos whose vectors of round 1 have left: twice, in two attempts at the same question."""
+    ring = Ring(tmp_path_factory.mktemp("ring"), COUNT, least=1)
+    ring.begin()
+    ring.upload(ring.vectors())
+    for name in ring.names:
+        shutil.copytree(ring.folder / name, ring.folder / "first" / name)
+    ring.begin(1, 2)
+    ring.upload(ring.vectors(), 1, 2)
+    for name in ring.names:
+        shutil.copytree(ring.folder / name, ring.folder / "second" / name)
+    yield ring
+    close_records()
+
+
+class Symbolic:
+    """A server that keeps who has given it which share of which silo, and knows nothing else."""
+
+    def __init__(self, ring: Ring, colluders: Sequence[str]) -> None:
+        self.ring, self.colluders = ring, {*colluders}
+        self.shares: dict[tuple[int, str, str], set[str]] = {}
+
+    def ask(self, name: str, attempt: int, survivors: Sequence[str]) -> None:
+        record = {"round": 1, "attempt": attempt, "survivors": [*survivors]}
+        try:
+            shares = self.ring.silos[name].unmask(record)["shares"]
+        except SiteError:
+            return
+        for owner, share in zip(self.ring.names, shares, strict=True):
+            kind = "b" if owner in survivors else "s"
+            if share:
+                self.shares.setdefault((attempt, owner, kind), set()).add(name)
+
+    def knows(self, attempt: int, owner: str, kind: str) -> bool:
+        given = self.shares.get((attempt, owner, kind), set())
+        return len(given | self.colluders) >= threshold(COUNT)
+
+    def opens(self, attempt: int) -> set[str] | None:
+        """The honest silos of the one sum that opens."""
+        honest = [name for name in self.ring.names if name not in self.colluders]
+        for name in honest:
+            assert not all(self.knows(attempt, name, kind) for kind in "bs")
+        inside = {name for name in honest if not self.knows(attempt, name, "s")}
+        whole = inside and all(self.knows(attempt, name, "b") for name in inside)
+        return inside if whole else None
+
+
+SETS = st.lists(st.sets(st.integers(0, COUNT - 1), min_size=COUNT - 2), min_size=2, max_size=2)
+ASKED = st.sampled_from([[0], [1], [0, 1], [1, 0], []])
+# For each attempt: what silos are asked for, and up to two of them otherwise
+PLANS = st.lists(
+    st.tuples(ASKED, st.dictionaries(st.integers(0, COUNT - 1), ASKED, max_size=2)),
+    min_size=2,
+    max_size=2,
+)
+
+
+@settings(deadline=None, max_examples=30, suppress_health_check=[*HealthCheck])
+@given(sets=SETS, plans=PLANS, colluders=st.integers(0, 3))
+def test_no_lists_and_no_order_open_a_smaller_sum(
+    sent: Ring,
+    sets: list[set[int]],
+    plans: list[tuple[list[int], dict[int, list[int]]]],
+    colluders: int,
+) -> None:
+    """In two attempts at one question: the bound holds for each, and both open the same sum or one opens none."""
+    restore(sent, "first")
+    server = Symbolic(sent, sent.names[:colluders])
+    lists = [[sent.names[i] for i in sorted(one)] for one in sets]
+    for attempt, (most, others) in enumerate(plans, 1):
+        if attempt == 2:
+            advance(sent)
+        for number, name in enumerate(sent.names):
+            for which in others.get(number, most):
+                server.ask(name, attempt, lists[which])
+    sums = [found for found in map(server.opens, (1, 2)) if found is not None]
+    assert all(len(found) >= bound(COUNT, colluders) for found in sums)
+    assert all(found == sums[0] for found in sums)
+
+
+@pytest.mark.parametrize("check", ["_note", "one answer a slot"])
+def test_the_symbolic_server_finds_a_check_that_is_missing(
+    sent: Ring, check: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restore(sent, "first")
+    server, whole, less = Symbolic(sent, []), sent.names, sent.names[1:]
+    if check == "_note":
+        monkeypatch.setattr(SecureSilo, "_note", lambda *_: None)
+        for name in whole:
+            server.ask(name, 1, whole)
+        advance(sent)
+        for name in whole:
+            server.ask(name, 2, less)
+        assert server.opens(1) != server.opens(2) is not None
+        return
+    monkeypatch.setattr(SecureSilo, "_note", lambda *_: None)
+    for name in whole:
+        server.ask(name, 1, whole)
+    restore(sent, "first")  # as a silo would that forgets its answers
+    for name in whole:
+        server.ask(name, 1, less)
+    with pytest.raises(AssertionError):
+        server.opens(1)
+
+
+def restore(ring: Ring, stage: str) -> None:
+    """Take the silos' disks back to how they were."""
+    close_records()
+    for name in ring.names:
+        shutil.rmtree(ring.folder / name)
+        shutil.copytree(ring.folder / stage / name, ring.folder / name)
+
+
+def advance(ring: Ring) -> None:
+    """Go on to the second attempt, with the record of what was answered in the first."""
+    for name in ring.names:
+        place = ring.folder / name / "secure"
+        shutil.rmtree(place)
+        shutil.copytree(ring.folder / "second" / name / "secure", place)
+
+
+def test_the_symbolic_server_opens_the_sum_of_an_honest_round(sent: Ring) -> None:
+    restore(sent, "first")
+    server = Symbolic(sent, [])
+    left = sent.names[1:]
+    for name in left[:4]:
+        server.ask(name, 1, left)
+    assert server.opens(1) is None
+    server.ask(left[4], 1, left)
+    assert server.opens(1) == {*left}
+
+
+def test_two_colluders_that_hold_shares_change_nothing_for_honest_ones(sent: Ring) -> None:
+    """Asked for silo 6 as alive by some and as gone by others, no t of them say either."""
+    restore(sent, "first")
+    server = Symbolic(sent, sent.names[:1])
+    for place, name in enumerate(sent.names):
+        server.ask(name, 1, sent.names if place % 2 else sent.names[:5])
+    assert server.opens(1) is None
+
+
+def refusing(call: Any, *args: Any) -> str:
+    with pytest.raises(SiteError) as error:
+        call(*args)
+    return str(error.value)
+
+
+def test_keys_of_others_and_of_other_slots_do_not_open_shares(tmp_path: Path) -> None:
+    """Shares that were sealed for another silo, or in another attempt, are no shares here."""
+    ring = Ring(tmp_path, COUNT)
+    ring.begin()
+    old = {name: ring.offers[name]["sealed"] for name in ring.names}
+    ring.begin(1, 2)
+    record = ring.record(1, 2, ring.names, "clinic-01")
+    swapped = {**record, "sealed": [offer["sealed"][1] for offer in ring.offers.values()]}
+    assert ring.enter("clinic-01", swapped).faults == ring.names[1:]
+    replayed = {**record, "sealed": [shares[0] for shares in old.values()]}
+    assert ring.enter("clinic-01", replayed).faults == ring.names[1:]
+    assert ring.enter("clinic-01", record).faults == []
+    for bad in (None, [], [b""] * 5):
+        said = refusing(ring.enter, "clinic-01", {**record, "sealed": bad})
+        assert "no share of each silo" in said
+    for nonsense in ([b""] * 6, [b"x" * 10**6] * 6, ["text"] * 6, [bytes(164)] * 6):
+        assert len(ring.enter("clinic-01", {**record, "sealed": nonsense}).faults) == 5
+    close_records()
+
+
+def test_a_key_without_a_secret_is_refused(tmp_path: Path) -> None:
+    """X25519 with a point of small order would give a secret that everybody knows."""
+    import base64
+
+    from client.site.secure.statements import Slot, state
+
+    ring = Ring(tmp_path, COUNT)
+    ring.begin()
+    silo, slot = ring.silos["clinic-01"], {"round": 2, "attempt": 1}
+    texts = [one.keys(slot)["statement"] for one in ring.silos.values()]
+    zero = state(
+        *(Slot("7", 2, 1), "a" * 64, "clinic-06", 100, "keys", bytes(32)),
+        ring.nodes["clinic-06"],
+    )
+    assert base64.b64encode(bytes(32)).decode() in zero
+    said = refusing(silo.start, {**slot, "statements": [*texts[:5], zero]})
+    assert "clinic-06's key" in said
+    close_records()

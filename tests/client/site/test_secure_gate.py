@@ -1,0 +1,261 @@
+"""Secure aggregation at the gate: what the SuperNode answers itself, and what never leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from study_text import study_text
+
+from client.site.errors import SiteError
+from client.site.messages import pass_gate
+from client.site.record import close_records
+from client.site.secure import ARRAY, ARRAYS, KEYS, RECORD, START, UNMASK, masks
+from client.site.secure.gate import KEY
+from client.site.secure.statements import read_statement
+from client.site.secure.unmasking import open_sum
+from client.site.study import approvals
+from client.site.study.protocol import parse_study
+from client.site.terms import Terms
+from client.site.trust import audit
+from client.site.trust.envelope import fingerprint, public_pem
+from client.site.trust.keys import new_key, write_key
+from client.site.trust.methods import DEFAULTS
+from server.simulation.engine import flower_identity
+
+APP, RUN = "ab" * 32, 9
+NAMES = ["north", "south", "west"]
+MODEL = np.ones(4, np.float32)
+
+
+class Hospital:
+    """A silo's folder, and the one way to it: a message through its gate."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder, self.name, self.state = folder, name, folder / "state"
+        folder.mkdir()
+        key = new_key()
+        write_key(folder / "node.key", key)
+        self.fingerprint = fingerprint(public_pem(key))
+        self.run: dict[str, Any] = {**DEFAULTS, "study": "heart", "secure-aggregation": True}
+        self.seen: list[Message] = []
+        self.policy()
+
+    def policy(self, **rules: str) -> None:
+        lines = {"secure-peers": "2", **{k.replace("_", "-"): v for k, v in rules.items()}}
+        text = "".join(f"{name} = {value}\n" for name, value in lines.items())
+        (self.folder / "policy.toml").write_text(text)
+
+    def ask(
+        self,
+        kind: str,
+        record: Mapping[str, Any] | None = None,
+        reply: Callable[[], RecordDict] = RecordDict,
+        run: int = RUN,
+        **config: Any,
+    ) -> Message:
+        """The reply to a message. ``reply``: what the app answers."""
+        config = {"round": 1, "participants": 3, "run": "today", **config}
+        content = RecordDict({"config": ConfigRecord(config)})
+        content["model.global"] = ArrayRecord({"vector": Array(MODEL)})
+        if record is not None:
+            content[RECORD] = ConfigRecord(dict(record))
+        node: dict[str, Any] = {
+            "name": self.name,
+            "data": str(self.folder / "data.npz"),
+            "policy": str(self.folder / "policy.toml"),
+            "state-dir": str(self.state),
+        }
+        with flower_identity(), pytest.MonkeyPatch.context() as patch:
+            patch.setenv(KEY, str(self.folder / "node.key"))
+            message = Message(content, dst_node_id=1, message_type=kind)
+            context = Context(run, 1, node, RecordDict(), self.run)
+
+            def answer(terms: Terms) -> Message:
+                self.seen.append(message)
+                return Message(reply(), reply_to=message)
+
+            return pass_gate(message, context, APP, answer, lambda: [APP])
+
+    def entries(self) -> list[dict[str, Any]]:
+        return audit.verify(self.state / "audit").entries
+
+
+def secure_of(reply: Message) -> dict[str, Any]:
+    assert not reply.has_error(), reply.error.reason
+    return dict(reply.content[RECORD])
+
+
+def reason(reply: Message) -> str:
+    assert reply.has_error()
+    return str(reply.error.reason)
+
+
+def vector_of(reply: Message) -> Any:
+    assert not reply.has_error(), reply.error.reason
+    return reply.content.array_records[ARRAYS][ARRAY].numpy()
+
+
+def integers(values: Any) -> Callable[[], RecordDict]:
+    return lambda: RecordDict({ARRAYS: ArrayRecord({ARRAY: Array(values)})})
+
+
+@pytest.fixture
+def hospitals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Hospital]]:
+    monkeypatch.setitem(DEFAULTS, "secure-aggregation", False)
+    made = {name: Hospital(tmp_path / name, name) for name in NAMES}
+    peers = "".join(f'{n} = "{one.fingerprint}"\n' for n, one in made.items())
+    text = study_text(app=APP) + f"[peers]\n{peers}"
+    text = text.replace("[settings]\n", "[settings]\nsecure-aggregation = [true, false]\n")
+    for name, one in made.items():
+        approvals.approve(one.state, name, text, "Dr. B", "", [])
+    yield made
+    close_records()
+
+
+def begin(hospitals: Mapping[str, Hospital], attempt: int = 1) -> dict[str, dict[str, Any]]:
+    """Each silo's train record of round 1, as an honest server makes them."""
+    slot = {"round": 1, "attempt": attempt}
+    for one in hospitals.values():
+        summary = RecordDict({"summary": ConfigRecord({"n_train": 100})})
+        assert not one.ask("query", None, lambda: summary).has_error()  # noqa: B023
+        one.seen.clear()
+    texts = [secure_of(hospitals[n].ask(KEYS, slot))["statement"] for n in NAMES]
+    start = {**slot, "statements": texts}
+    offers = {n: secure_of(hospitals[n].ask(START, start)) for n in NAMES}
+    return {
+        name: {
+            **slot,
+            "statements": [offers[n]["statement"] for n in NAMES],
+            "weights": [1, 1, 1],
+            "sealed": [offers[n]["sealed"][place] for n in NAMES],
+            "hashes": [offers[n]["hashes"] for n in NAMES],
+        }
+        for place, name in enumerate(NAMES)
+    }
+
+
+def sent(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if key != "hashes"}
+
+
+def test_a_round_leaves_masked_and_its_sum_is_opened(hospitals: dict[str, Hospital]) -> None:
+    records = begin(hospitals)
+    assert not any(one.seen for one in hospitals.values())  # no app was asked
+    vectors = {n: np.arange(4, dtype=np.uint32) + i for i, n in enumerate(NAMES)}
+    masked = {
+        n: hospitals[n].ask("train", sent(records[n]), integers(vectors[n]), secure_share=1 / 3)
+        for n in NAMES
+    }
+    assert all((vector_of(masked[n]) != vectors[n]).any() for n in NAMES)
+    assert all(RECORD not in one.seen[0].content for one in hospitals.values())
+    slot = {"round": 1, "attempt": 1, "survivors": NAMES}
+    answers = {n: secure_of(hospitals[n].ask(UNMASK, slot))["shares"] for n in NAMES}
+    texts = records["north"]["statements"]
+    one = hospitals["north"]
+    context = masks.context(
+        *(str(RUN), 1, 1, masks.received_sha256(one.seen[0].content)),
+        masks.settings_sha256(one.run),
+        [(n, 1, text) for n, text in zip(NAMES, texts, strict=True)],
+    )
+    total = np.add.reduce([vector_of(masked[n]) for n in NAMES], dtype=np.uint32)
+    found = open_sum(
+        *(total, NAMES, NAMES, context),
+        {n: read_statement(text) for n, text in zip(NAMES, texts, strict=True)},
+        *(answers, NAMES),
+        dict(zip(NAMES, records["north"]["hashes"], strict=True)),
+    )
+    assert (found.total == np.add.reduce([vectors[n] for n in NAMES])).all()
+    lines = [(line["asked"], line.get("secure")) for line in one.entries()[2:]]
+    assert lines == [
+        (KEYS, {"round": 1, "attempt": 1}),
+        (START, {"round": 1, "attempt": 1}),
+        ("train", {"round": 1, "attempt": 1, "silos": 3}),
+        (UNMASK, {"round": 1, "attempt": 1, "survivors": 3}),
+    ]
+    logged = one.entries()[4]["sent"][0]["sha256"]
+    assert logged == audit.digest(masked["north"].content.array_records[ARRAYS][ARRAY].data)
+
+
+@pytest.mark.parametrize(
+    ("name", "reply", "says"),
+    [
+        ("floats", integers(np.ones(4, np.float32)), "is float32 and not uint32"),
+        ("none", RecordDict, "the arrays none"),
+        (
+            "one more",
+            lambda: RecordDict(
+                {
+                    ARRAYS: ArrayRecord({ARRAY: Array(np.ones(4, np.uint32))}),
+                    "model.global": ArrayRecord({"vector": Array(MODEL)}),
+                }
+            ),
+            "masked, model.global",
+        ),
+        (
+            "beside it",
+            lambda: RecordDict(
+                {ARRAYS: ArrayRecord({ARRAY: Array(np.ones(4, np.uint32)), "x": Array(MODEL)})}
+            ),
+            "only masked is masked",
+        ),
+    ],
+)
+def test_a_vector_without_masks_does_not_leave(
+    hospitals: dict[str, Hospital], name: str, reply: Callable[[], RecordDict], says: str
+) -> None:
+    record = sent(begin(hospitals)["north"])
+    answered = hospitals["north"].ask("train", record, reply, secure_share=1 / 3)
+    assert says in reason(answered) and name
+    assert hospitals["north"].entries()[-1]["sent"][0]["name"] == "error"
+
+
+def test_the_rule_required_keeps_every_other_vector(hospitals: dict[str, Hospital]) -> None:
+    north = hospitals["north"]
+    north.policy(secure_aggregation='"required"')
+    north.run = {**north.run, "secure-aggregation": False}
+    plain = lambda: RecordDict({"model.global": ArrayRecord({"vector": Array(MODEL)})})  # noqa: E731
+    assert "the run secure-aggregation = false" in reason(north.ask("train", None, plain))
+    north.run = {**north.run, "secure-aggregation": True, "evaluate-every": 1}
+    rounds = int(north.run["rounds"]) + 1
+    reply = north.ask("evaluate", None, plain, round=rounds)
+    assert "none leaves without a mask" in reason(reply)
+    north.policy(secure_aggregation='"off"')
+    assert "the run secure-aggregation = true" in reason(north.ask(KEYS, {}))
+    north.policy(secure_group="2")
+    assert "secure-group" in reason(north.ask(KEYS, {})) and not north.seen[1:]
+
+
+def test_a_run_needs_a_study_that_names_this_key(hospitals: dict[str, Hospital]) -> None:
+    north, slot = hospitals["north"], {"round": 1, "attempt": 1}
+    north.run["study"] = ""
+    assert "needs a study, approved here" in reason(north.ask(KEYS, slot))
+    north.run["study"] = "heart"
+    (north.folder / "node.key").unlink()
+    assert "its key cannot be read" in reason(north.ask(KEYS, slot))
+    write_key(north.folder / "node.key", new_key())
+    assert "and this silo's key is SHA256:" in reason(north.ask(KEYS, slot))
+    north.run["secure-aggregation"] = False
+    assert "a message asks for it" in reason(north.ask(KEYS, slot))
+
+
+def test_a_study_names_each_key_once() -> None:
+    one = "SHA256:" + "0" * 64
+    with pytest.raises(SiteError, match="names one key twice"):
+        parse_study(study_text() + f'[peers]\na = "{one}"\nb = "{one}"\n', "s.toml")
+    with pytest.raises(SiteError, match="must be SHA256: and 64"):
+        parse_study(study_text() + '[peers]\na = "x"\n', "s.toml")
+
+
+def test_a_message_without_peers_reaches_no_app(hospitals: dict[str, Hospital]) -> None:
+    north = hospitals["north"]
+    assert "names no round and attempt" in reason(north.ask("train"))
+    record = sent(begin(hospitals)["north"])
+    assert "not what the list of weights gives" in reason(
+        north.ask("train", record, secure_share=1.0)
+    )
+    assert not north.seen
