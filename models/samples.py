@@ -132,7 +132,13 @@ class Samples:
         return self._labels(index, self._read_masks(index))
 
     def _labels(self, index: Index, masks: Tensor | None) -> Tensor:
-        y = self._y[index] if masks is None else masks.to(self.device, non_blocking=True)
+        if masks is not None:
+            y = masks.to(self.device, non_blocking=True)
+        else:
+            own = (
+                index if isinstance(index, slice) else index.to(self.device, non_blocking=True)
+            )
+            y = self._y[own]
         return y.long() if y.dtype == torch.uint8 else y
 
     def _read(self, index: Index) -> dict[str, Tensor]:

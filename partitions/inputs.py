@@ -2,12 +2,15 @@
 
 | inputs | in the file | stored as |
 |---|---|---|
-| pictures | uint8 (n, h, w) or (n, h, w, c), or float32 (n, c, h, w) | uint8 or float32 (n, h, w, c) |
-| volumes | uint8 (n, d, h, w, c), or float32 (n, c, d, h, w) | uint8 or float32 (n, d, h, w, c) |
-| signals | float32 (n, c, t) | float32 (n, t, c) |
+| pictures | uint8 (n, h, w) or (n, h, w, c), or numbers (n, c, h, w) | (n, h, w, c) |
+| volumes | uint8 (n, d, h, w, c), or numbers (n, c, d, h, w) | (n, d, h, w, c) |
+| signals | numbers (n, c, t) | (n, t, c) |
 | texts | whole numbers (n, t), tokens | int32 (n, t) |
 | tables | float32 (n, columns) | float32 (n, columns) |
 | several | one array each, ``x_image_train``, ``x_notes_train`` | a structured array (n,), a field each |
+
+Numbers are float32, float16 or int16; each is stored in its type, and becomes float32 in a batch. float64 is stored as
+float32.
 
 ``gaps_train`` and so on, or ``gaps`` beside ``x, y``, are the missing values of a table before they were filled:
 booleans (n, columns), true where the hospital's csv had no value. ``silofl import`` writes them where there are any.
@@ -20,43 +23,50 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from keyword import iskeyword
+from typing import Any
 
 import numpy as np
 
 from partitions.labels import Fault, keys_by_part, names_by_part
 from partitions.reorder import count_columns
 from partitions.splits import Array, inputs_of
+from partitions.stored import OnDisk, in_batches
 
 MOST_TOKENS = 1 << 28  # largest vocabulary
+NUMBERS = (np.float32, np.float16, np.int16)  # types of inputs besides bytes and tokens
 MEDMNIST = ("train_images", "val_images", "test_images")
 FORMS = (
-    "pictures are uint8 (n, h, w[, c]) or float32 (n, c, h, w), volumes uint8 (n, d, h, w, c) or float32 "
-    "(n, c, d, h, w), signals float32 (n, c, t), tables float32 (n, d), texts whole numbers (n, t) with `vocabulary`"
+    "pictures are uint8 (n, h, w[, c]) or float32, float16 or int16 (n, c, h, w), volumes uint8 (n, d, h, w, c) or "
+    "float32, float16 or int16 (n, c, d, h, w), signals (n, c, t), tables float32 (n, d), texts whole numbers (n, t) "
+    "with `vocabulary`"
 )
 
 
-def read_inputs(name: str, x: Array, vocabulary: int = 0) -> Array:
+def read_inputs(name: str, x: Array, vocabulary: int = 0) -> Any:
     """Check the file's array of this name, and convert it to the stored form. Raises Fault.
 
-    ``vocabulary``: the number of tokens, if the file states it.
+    A mapped array becomes samples on disk (``stored.py``); a table is always in memory. ``vocabulary``: the number of
+    tokens, if the file states it.
     """
-    if x.dtype == np.float64:
-        with np.errstate(over="ignore"):
-            x = x.astype(np.float32)
-    if x.dtype == np.uint8:
-        x = _read_bytes(name, x)
-    elif x.dtype == np.float32:
-        x = _read_numbers(name, x)
-    elif x.dtype.kind in "iu" and x.ndim == 2 and vocabulary:
-        x = _read_tokens(name, x, vocabulary)
+    dtype = np.dtype(np.float32) if x.dtype == np.float64 else x.dtype
+    if dtype == np.uint8:
+        view = _view_bytes(name, x)
+    elif dtype in NUMBERS and not (x.ndim == 2 and dtype == np.int16):
+        view = _view_numbers(name, x, dtype)
+    elif dtype.kind in "iu" and x.ndim == 2 and vocabulary:
+        view, dtype = x, np.dtype(np.int32)
+        _check_tokens(name, x, vocabulary)
     else:
         raise Fault(f"{name} is {x.dtype}", f"{FORMS}; a table must be saved as float32")
     if 0 in x.shape[1:]:
         raise Fault(f"{name} is {x.shape}: its samples are empty", FORMS)
-    return x
+    if isinstance(x, np.memmap) and not (view.ndim == 2 and dtype == np.float32):
+        return OnDisk([np.asarray(view)], dtype)
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(view, dtype)
 
 
-def _read_bytes(name: str, x: Array) -> Array:
+def _view_bytes(name: str, x: Array) -> Array:
     if x.ndim not in (3, 4, 5):
         raise Fault(f"{name} is uint8 {x.shape}", f"{FORMS}; a table must be saved as float32")
     grey = x.ndim == 3 or (x.ndim == 4 and min(x.shape[1], x.shape[3]) > 4 and name in MEDMNIST)
@@ -69,33 +79,43 @@ def _read_bytes(name: str, x: Array) -> Array:
     return x
 
 
-def _read_numbers(name: str, x: Array) -> Array:
-    if x.ndim not in (2, 3, 4, 5):
-        raise Fault(f"{name} is float32 {x.shape}", FORMS)
+def _view_numbers(name: str, x: Array, dtype: np.dtype[Any]) -> Array:
+    if x.ndim not in (2, 3, 4, 5) or (x.ndim == 2 and dtype == np.float16):
+        raise Fault(f"{name} is {dtype} {x.shape}", FORMS)
     if x.ndim > 3 and x.shape[1] > 4 >= x.shape[-1]:
         first = "volumes are (n, c, d, h, w)" if x.ndim == 5 else "pictures are (n, c, h, w)"
         raise Fault(
-            f"{name} is {x.shape}, with its channels last", f"float32 {first}: transpose them"
+            f"{name} is {x.shape}, with its channels last", f"{dtype} {first}: transpose them"
         )
-    if x.ndim > 2:
-        x = np.ascontiguousarray(np.moveaxis(x, 1, -1))
-    if not np.isfinite(x).all():
-        row = int(np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(axis=1))[0])
-        raise Fault(
-            f"{name} has a value that is no finite number, first in sample {row}",
-            "fill or drop such samples",
-        )
-    return x
+    _check_finite(name, x, dtype)
+    return np.moveaxis(x, 1, -1) if x.ndim > 2 else x
 
 
-def _read_tokens(name: str, x: Array, vocabulary: int) -> Array:
-    if x.size and (x.min() < 0 or x.max() >= vocabulary):
-        row = int(np.flatnonzero(((x < 0) | (x >= vocabulary)).any(axis=1))[0])
-        raise Fault(
-            f"{name} has a token outside of 0..{vocabulary - 1}, first in sample {row}",
-            "`vocabulary` is how many tokens there are, with 0, which stands for no word",
-        )
-    return x.astype(np.int32)
+def _check_finite(name: str, x: Array, dtype: np.dtype[Any]) -> None:
+    done = 0
+    for part in in_batches(x) if dtype.kind == "f" else ():
+        with np.errstate(over="ignore"):
+            finite = np.isfinite(part.astype(dtype, copy=False))
+        if not finite.all():
+            row = done + int(finite.all(axis=tuple(range(1, x.ndim))).argmin())
+            raise Fault(
+                f"{name} has a value that is no finite number, first in sample {row}",
+                "fill or drop such samples",
+            )
+        done += len(part)
+
+
+def _check_tokens(name: str, x: Array, vocabulary: int) -> None:
+    done = 0
+    for part in in_batches(x):
+        if part.size and (part.min() < 0 or part.max() >= vocabulary):
+            outside = ((part < 0) | (part >= vocabulary)).any(axis=1)
+            row = done + int(outside.argmax())
+            raise Fault(
+                f"{name} has a token outside of 0..{vocabulary - 1}, first in sample {row}",
+                "`vocabulary` is how many tokens there are, with 0, which stands for no word",
+            )
+        done += len(part)
 
 
 def read_vocabulary(arrays: Mapping[str, Array]) -> int:
@@ -121,7 +141,7 @@ def is_input_name(name: object) -> bool:
     return bool(right) and not iskeyword(str(name)) and name != "tokens"
 
 
-def check_alike(xs: Mapping[str, Array]) -> None:
+def check_alike(xs: Mapping[str, Any]) -> None:
     """Raise Fault unless all splits hold samples of one shape and type."""
     first, reference = next(iter(xs.items()))
     for split, x in xs.items():
@@ -132,7 +152,7 @@ def check_alike(xs: Mapping[str, Array]) -> None:
             )
 
 
-def describe_inputs(x: Array) -> str:
+def describe_inputs(x: Any) -> str:
     """Describe the samples in words."""
     return "; ".join(
         f"{name}: {_described(own)}" if name else _described(own)
@@ -140,8 +160,8 @@ def describe_inputs(x: Array) -> str:
     )
 
 
-def _described(x: Array) -> str:
-    if x.dtype.kind == "i":
+def _described(x: Any) -> str:
+    if x.dtype == np.int32:
         return f"texts of up to {x.shape[1]} tokens"
     if x.ndim == 2:
         return f"a table of {x.shape[1]} columns, {x.dtype}"

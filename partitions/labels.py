@@ -21,12 +21,14 @@ A file may name its ``task`` (a text); otherwise the caller may. Without either,
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from partitions.common.errors import DataError
 from partitions.common.names import nearest
 from partitions.splits import Array
+from partitions.stored import OnDisk, in_batches
 
 TASKS = ("multiclass", "ordinal", "multilabel", "regression", "survival", "segmentation")
 ONE_CLASS = ("multiclass", "ordinal")  # every sample has one class
@@ -145,7 +147,7 @@ def _whole(y: Array) -> bool:
     return bool((np.isfinite(y) & (np.rint(y) == y)).all())
 
 
-def read_labels(task: str, name: str, y: Array, x: Array) -> Array:
+def read_labels(task: str, name: str, y: Array, x: Any) -> Any:
     """Check labels, and convert them to the stored form; ``x`` are their inputs. Raises Fault."""
     if task in ONE_CLASS:
         return read_classes(name, y)
@@ -211,7 +213,7 @@ def read_classes(name: str, y: Array) -> Array:
     return y.astype(np.int64)
 
 
-def _read_masks(name: str, y: Array, x: Array) -> Array:
+def _read_masks(name: str, y: Array, x: Any) -> Any:
     if x.ndim < 4:
         what = "a table, which has" if x.ndim == 2 else "no pictures, and have"
         raise Fault(
@@ -226,15 +228,17 @@ def _read_masks(name: str, y: Array, x: Array) -> Array:
             else ""
         )
         raise Fault(f"{name} is {y.shape}", wanted + hint)
-    if y.dtype.kind not in "iub" or (y.size and (y.min() < 0 or y.max() > VOID)):
+    if y.dtype.kind not in "iub" or any(
+        part.size and (part.min() < 0 or part.max() > VOID) for part in in_batches(y)
+    ):
         raise Fault(
             f"{name} is {y.dtype}, or has values that are no classes",
             "0 is the background, then 1, 2, ... 254; 255 does not count",
         )
-    return y.astype(np.uint8)
+    return OnDisk([np.asarray(y)], np.uint8) if isinstance(y, np.memmap) else y.astype(np.uint8)
 
 
-def read_count(task: str, arrays: Mapping[str, Array], ys: Mapping[str, Array]) -> int:
+def read_count(task: str, arrays: Mapping[str, Array], ys: Mapping[str, Any]) -> int:
     """Return the number of classes (as stated, or the largest label + 1), findings or measurements; 1 for survival."""
     if task == "survival":
         return 1
@@ -246,19 +250,19 @@ def read_count(task: str, arrays: Mapping[str, Array], ys: Mapping[str, Array]) 
                 "all parts have the same labels",
             )
         return _stated_count(arrays, widths.pop(), exactly=True)
-    if task == "segmentation" and "classes" not in arrays:
-        check_masks(np.any([values_of_mask(mask) for y in ys.values() for mask in y], axis=0))
-    largest = max(
-        int(y[y != VOID].max(initial=0) if task == "segmentation" else y.max())
-        for y in ys.values()
-        if len(y)
-    )
+    if task == "segmentation":
+        seen = {split: values_seen(y) for split, y in ys.items()}
+        if "classes" not in arrays:
+            check_masks(np.any([*seen.values()], axis=0))
+        most = {split: np.flatnonzero(own[:VOID]).max(initial=0) for split, own in seen.items()}
+    else:
+        most = {split: y.max() for split, y in ys.items() if len(y)}
+    largest = int(max(most.values()))
     classes = _stated_count(arrays, largest + 1 if task in ONE_CLASS else max(largest + 1, 2))
     if task in ONE_CLASS and "classes" not in arrays:
         check_classes(ys)
     if largest >= classes:
-        kept = {split: y[y != VOID] if task == "segmentation" else y for split, y in ys.items()}
-        split = next(split for split, y in kept.items() if y.size and int(y.max()) == largest)
+        split = next(split for split, own in most.items() if own == largest)
         raise Fault(
             f"{split} has a label {largest} where classes is {classes}",
             "labels are 0 .. classes - 1",
@@ -282,6 +286,15 @@ def check_classes(ys: Mapping[str, Array]) -> None:
 def values_of_mask(mask: Array) -> Array:
     """Return which values a mask has, bool (256,)."""
     return np.asarray(np.bincount(mask.ravel(), minlength=VOID + 1) > 0)
+
+
+def values_seen(masks: Any) -> Array:
+    """Return which values any of the masks has, bool (256,)."""
+    seen = np.zeros(VOID + 1, bool)
+    for part in in_batches(masks):
+        for mask in part:
+            seen |= values_of_mask(mask)
+    return seen
 
 
 def check_masks(seen: Array) -> None:

@@ -36,7 +36,6 @@ def describe(
     ``{dataset, partition, seed, settings, task, classes, silos: [{name[, origin], n_train, n_val, n_test,
     labels}]}`` with ``labels`` = {split: {class: samples}}, classes without samples left out, if samples have a class.
     """
-    labels = dataset.labels
     entries: list[dict[str, Any]] = []
     for silo in silos:
         splits = {"train": silo.train, "val": silo.val, "test": silo.test}
@@ -46,7 +45,8 @@ def describe(
         entry |= {f"n_{split}": len(indices) for split, indices in splits.items()}
         if dataset.task in ONE_CLASS:
             entry["labels"] = {
-                split: count_labels(labels[indices]) for split, indices in splits.items()
+                split: count_labels(dataset.labels[indices])
+                for split, indices in splits.items()
             }
         entries.append(entry)
     return {

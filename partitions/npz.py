@@ -1,4 +1,7 @@
-"""Arrays of an ``.npz``: read without unpickling and within the free memory, written atomically."""
+"""Arrays of an ``.npz``: read without unpickling and within the free memory, written atomically.
+
+A large array that is stored uncompressed, as numpy.savez and ``silofl import`` do, is not read but memory-mapped.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 import numpy as np
 
@@ -17,11 +20,16 @@ from partitions.common.files import write_atomically
 from partitions.common.memory import available
 from partitions.labels import Fault
 from partitions.splits import Array
+from partitions.stored import AT_ONCE
 
 # Bytes; a file that unpacks to more, and to so many times its own size, is a trap
 LARGEST_UNPACKED = 1 << 27
 
 MOST_TIMES = 100
+
+LOCAL_HEADER = 30  # bytes of a member's own header, before its name
+
+MAPPED = 1 << 20  # bytes; the smallest array that is mapped
 
 
 def write_npz(
@@ -64,7 +72,7 @@ def write_stream(out: IO[bytes], like: Array, samples: Iterable[Array]) -> None:
 
 
 def read_arrays(path: Path) -> dict[str, Array]:
-    """Load every array of an ``.npz`` (nothing is unpickled)."""
+    """Read every array of an ``.npz`` (nothing is unpickled); large uncompressed ones are mapped, read-only."""
     make = "make one with `silofl import`, or with numpy.savez"
     try:
         if not path.exists():
@@ -87,7 +95,7 @@ def read_arrays(path: Path) -> dict[str, Array]:
         with zipfile.ZipFile(path) as archive:
             check_size(archive, path.stat().st_size)
             return {
-                member.filename.removesuffix(".npy"): read_array(archive, member)
+                member.filename.removesuffix(".npy"): read_array(archive, member, path)
                 for member in archive.infolist()
             }
     except (
@@ -116,15 +124,23 @@ def check_size(archive: zipfile.ZipFile, size: int) -> None:
             f"would unpack to {unpacked / 1e6:.0f} MB, {unpacked / size:.0f} times its size",
             "if that is what you mean, save it uncompressed, with numpy.savez",
         )
-    if unpacked > (free := available()):
+    packed = sum(
+        m.file_size for m in archive.infolist() if m.compress_type != zipfile.ZIP_STORED
+    )
+    if packed > (free := available()):
         raise Fault(
-            f"would take {unpacked / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB is free here",
-            "use a machine with more, or fewer samples",
+            f"is compressed and would take {packed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB is free here",
+            "save it uncompressed, with numpy.savez: it is then read from disk, batch by batch",
         )
 
 
-def read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
-    """Read one array. Its header is checked first: its size must not be larger than the values in the file."""
+def read_array(
+    archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path | None = None
+) -> Array:
+    """Read one array; map it if it is large, uncompressed, and of the file ``path``.
+
+    Its header is checked first: its size must not be larger than the values in the file.
+    """
     name = member.filename.removesuffix(".npy")
     again = "copy it again, or make it with `silofl import`, or with numpy.savez"
     read = {
@@ -136,7 +152,8 @@ def read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
         if start[:6] != b"\x93NUMPY":
             raise Fault(f"holds {name!r}, which is no array", again)
         try:
-            shape, _, dtype = read[start[6:]](file)
+            shape, fortran, dtype = read[start[6:]](file)
+            header = file.tell()
         except (KeyError, ValueError, TypeError, RecursionError, MemoryError) as error:
             raise Fault(f"{name} is damaged ({error})", again) from error
     if dtype.hasobject:
@@ -148,6 +165,12 @@ def read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
         raise Fault(
             f"{name} is damaged (its header says {dtype} {shape}, more than there is)", again
         )
+    stored = member.compress_type == zipfile.ZIP_STORED
+    if path is not None and stored and math.prod(shape) * dtype.itemsize >= MAPPED:
+        start_at = start_of(path, member)
+        check_sum(path, member, start_at)
+        order: Literal["F", "C"] = "F" if fortran else "C"
+        return np.memmap(path, dtype, "r", start_at + header, shape, order)
     try:
         with archive.open(member) as file:
             array: Array = np.lib.format.read_array(file, allow_pickle=False)
@@ -160,3 +183,24 @@ def read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
             f"{name} needs {need:.1f} GB of memory, which is not here",
             "use a machine with more",
         ) from None
+
+
+def start_of(path: Path, member: zipfile.ZipInfo) -> int:
+    """Return where the bytes of an uncompressed member start in the file."""
+    with path.open("rb") as file:
+        file.seek(member.header_offset)
+        local = file.read(LOCAL_HEADER)
+    name, extra = struct.unpack("<HH", local[-4:])
+    return member.header_offset + LOCAL_HEADER + int(name) + int(extra)
+
+
+def check_sum(path: Path, member: zipfile.ZipInfo, start: int) -> None:
+    """Raise BadZipFile if the member's bytes are damaged, as reading it would."""
+    found, left = 0, member.file_size
+    with path.open("rb") as file:
+        file.seek(start)
+        while left > 0 and (read := file.read(min(left, AT_ONCE))):
+            found = zlib.crc32(read, found)
+            left -= len(read)
+    if left or found != member.CRC:
+        raise zipfile.BadZipFile(f"Bad CRC-32 for file {member.filename!r}")

@@ -23,9 +23,9 @@ from partitions.common.errors import DataError
 from partitions.common.names import silo_names
 from partitions.reorder import reorder_data
 from partitions.schema import difference, majority
-from partitions.silo_file import read_silo_file
+from partitions.silo_file import map_silo_file
 from partitions.site_split import rows_of
-from partitions.splits import Array, Dataset, SiloData, Split, dtype_of, joined
+from partitions.splits import Array, Dataset, SiloData, Split, dtype_of, joined, loaded
 
 OPTIONS = ("recipe", "by", "subsample")
 MOST_HOSPITALS = 10_000
@@ -86,7 +86,7 @@ def read_hospitals(source: DatasetSource, seed: int, task: str = "auto") -> Data
         return join(Path(source.name).stem, import_by(source, seed))
     files = files_of(Path(source.name))
     return join(
-        Path(source.name).name, {path.stem: read_silo_file(path, task) for path in files}
+        Path(source.name).name, {path.stem: map_silo_file(path, task) for path in files}
     )
 
 
@@ -132,7 +132,7 @@ def join(name: str, silos: Mapping[str, SiloData]) -> Dataset:
         )
         for i, (own, n, m) in enumerate(zip(made, sizes, held, strict=True))
     }
-    train, test = with_patients(trains, tests)
+    train, test = loaded(*with_patients(trains, tests))
     return Dataset(
         name,
         train,

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from partitions.labels import ONE_CLASS, VOID
 from partitions.schema import Schema, numbers_of, order_of
-from partitions.splits import Array, SiloData, Split, inputs_of, tables_of
+from partitions.splits import SiloData, Split, inputs_of, tables_of
 from partitions.stored import together
 
 
-def count_columns(x: Array) -> int:
+def count_columns(x: Any) -> int:
     """Count the columns of all tables among the inputs."""
     return sum(own.shape[1] for own in tables_of(x).values())
 
@@ -50,7 +51,7 @@ def reorder_data(data: SiloData, agreed: Schema) -> SiloData:
     )
 
 
-def reorder_columns(x: Array, order: list[int]) -> Array:
+def reorder_columns(x: Any, order: list[int]) -> Any:
     """Return inputs (n, ...) whose column j is column ``order[j]`` of ``x``, counted over all tables."""
     if not order:
         return x
@@ -63,7 +64,7 @@ def reorder_columns(x: Array, order: list[int]) -> Array:
     return together({**inputs_of(x), **moved}) if x.dtype.names else moved[""]
 
 
-def relabel(y: Array, numbers: list[int], task: str) -> Array:
+def relabel(y: Any, numbers: list[int], task: str) -> Any:
     """Renumber labels: class k becomes ``numbers[k]``; for other tasks column j becomes column ``numbers[j]``."""
     if not numbers:
         return y
@@ -71,4 +72,4 @@ def relabel(y: Array, numbers: list[int], task: str) -> Array:
         return np.ascontiguousarray(y[:, numbers])
     table = np.arange(max(len(numbers), VOID + 1), dtype=y.dtype)
     table[: len(numbers)] = numbers
-    return table[y]
+    return table[y] if isinstance(y, np.ndarray) else y.changed(lambda read: table[read])

@@ -76,9 +76,10 @@ from partitions.splits import (
     dtype_of,
     inputs_of,
     joined,
+    loaded,
     tables_of,
 )
-from partitions.stored import together
+from partitions.stored import one_by_one, together
 
 LONGEST_COHORT = 100  # characters
 
@@ -151,8 +152,16 @@ def read_silo_file(path: str | Path, task: str = "auto") -> SiloData:
     """Read one silo's data, divided by the file's parts or by its samples' values, never by a run's seed.
 
     Pictures are (n, h, w, c), volumes (n, d, h, w, c), labels as in ``labels.py``. ``task`` is used where the file does
-    not state one. Raises DataError with the first fault of the file.
+    not state one. Samples of a large file stay there (``stored.py``). Raises DataError with the first fault of the
+    file.
     """
+    data = map_silo_file(path, task)
+    train, val, test = loaded(data.train, data.val, data.test)
+    return replace(data, train=train, val=val, test=test)
+
+
+def map_silo_file(path: str | Path, task: str = "auto") -> SiloData:
+    """Read one silo's data as :func:`read_silo_file` does, but leave samples on disk, whatever their size."""
     contents = read_contents(Path(path), task)
     try:
         return contents.divided()
@@ -182,11 +191,12 @@ def read_dataset_file(path: str | Path, *, seed: int = 42, task: str = "auto") -
     train = splits["train"]
     if "val" in splits:
         train = joined([train, splits["val"]])
-    for split in (train, splits["test"]):
-        split.x.flags.writeable = False
-        split.y.flags.writeable = False
+    train, test = loaded(train, splits["test"])
+    for array in (train.x, train.y, test.x, test.y):
+        if isinstance(array, np.ndarray):
+            array.flags.writeable = False
     classes, task, vocabulary = contents.classes, contents.task, contents.vocabulary
-    made = Dataset(path.stem, train, splits["test"], classes, task=task, vocabulary=vocabulary)
+    made = Dataset(path.stem, train, test, classes, task=task, vocabulary=vocabulary)
     return replace(made, schema=contents.schema, recipe=contents.recipe)
 
 
@@ -201,6 +211,7 @@ def write_silo_file(
 
     ``val`` is always written, also without samples, so that reading returns what was written. ``streams``: samples that
     are not in memory, by the array's name (``x_train``), written one by one; ``data`` has only their shape and type.
+    Samples on disk are copied in batches.
     ``gaps``: per split, which values of a table were missing, bool (n, columns).
     """
     arrays: dict[str, Array] = {f"gaps_{name}": own for name, own in (gaps or {}).items()}
@@ -208,11 +219,18 @@ def write_silo_file(
     for name, split in (("train", data.train), ("val", data.val), ("test", data.test)):
         for own, x in inputs_of(split.x).items():
             key = f"x_{own}_{name}" if own else f"x_{name}"
+            if not isinstance(x, np.ndarray):
+                samples[key] = one_by_one(x)
+                x = np.broadcast_to(np.zeros((), x.dtype), x.shape)
             channels_first = x.ndim > 2 and x.dtype != np.uint8
             arrays[key] = np.moveaxis(x, -1, 1) if channels_first else x
             if channels_first and key in samples:
                 samples[key] = (np.moveaxis(sample, -1, 0) for sample in samples[key])
-        arrays |= written_labels(name, split.y, data.task)
+        if isinstance(split.y, np.ndarray):
+            arrays |= written_labels(name, split.y, data.task)
+        else:
+            samples[f"y_{name}"] = one_by_one(split.y)
+            arrays[f"y_{name}"] = np.broadcast_to(np.zeros((), split.y.dtype), split.y.shape)
         if split.patient is not None:
             arrays[f"patient_{name}"] = split.patient
         if split.subgroup is not None:

@@ -14,7 +14,7 @@ from partitions.datasets.registry import load_dataset
 from partitions.own_files import hospitals_of, parse_source, read_hospitals, subsampled
 from partitions.schemes.registry import SiloIndices, partition, silo_data
 from partitions.silo_file import read_dataset_file
-from partitions.splits import Dataset, SiloData, take
+from partitions.splits import Dataset, SiloData, take, unread
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def open_dataset(dataset: str, data_dir: str, seed: int, task: str = "auto") -> 
     elif source.is_path:
         made = read_hospitals(source, seed, task)
     else:
-        made = load_dataset(source.name, data_dir, task)
+        made = unread(load_dataset(source.name, data_dir, task))
     return subsampled(made, source.subsample, seed)
 
 

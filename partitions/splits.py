@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partitions.schema import NO_SCHEMA, Schema
-from partitions.stored import concatenated, in_memory, rows_in
+from partitions.stored import OnDisk, concatenated, fits, in_memory, rows_in
 
 Array = npt.NDArray[Any]
 
@@ -173,6 +173,27 @@ def _taken(train: Any, test: Any, indices: Array) -> Any:
 def both(first: Array | None, second: Array | None) -> Array | None:
     """Concatenate an array of two splits, such as their patients; None where one split has none."""
     return None if first is None or second is None else np.concatenate([first, second])
+
+
+def loaded(*splits: Split) -> list[Split]:
+    """Return the splits of a data set with their samples in memory, if all of them fit there."""
+    if not fits(x for split in splits for x in (split.x, split.y)):
+        return [*splits]
+    return [replace(split, x=in_memory(split.x), y=in_memory(split.y)) for split in splits]
+
+
+def unread(dataset: Dataset) -> Dataset:
+    """Return a data set whose large mapped inputs stay on disk, so that its silos copy none of them."""
+    splits = (dataset.train, dataset.test)
+    if fits(split.x for split in splits):
+        return dataset
+    train, test = (
+        replace(split, x=OnDisk([np.asarray(split.x)], split.x.dtype))
+        if isinstance(split.x, np.memmap)
+        else split
+        for split in splits
+    )
+    return replace(dataset, train=train, test=test)
 
 
 def joined(parts: Sequence[Split]) -> Split:

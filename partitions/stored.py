@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+
+from partitions.common.memory import available
 
 Array = npt.NDArray[Any]
 
@@ -83,6 +85,10 @@ class OnDisk(_Samples):
     def part(self, rows: Array) -> OnDisk:
         return OnDisk(self.pieces, self.dtype, self.rows[rows], self.change)
 
+    def changed(self, change: Callable[[Array], Array]) -> OnDisk:
+        """Return these samples, changed after they are read."""
+        return OnDisk([self], self.dtype, change=change)
+
 
 class Several(_Samples):
     """Several inputs of the same samples, at least one of them stored; reading gives a structured array."""
@@ -143,15 +149,33 @@ def in_batches(x: Any) -> Iterator[Array]:
     yield from (x[i : i + count] for i in range(0, len(x), count))
 
 
+def one_by_one(x: Any) -> Iterator[Array]:
+    """Yield each sample."""
+    for read in in_batches(x):
+        yield from read
+
+
 def bytes_of(x: Any) -> int:
-    """Return the bytes of all samples in memory."""
+    """Return the bytes of all samples, in memory or not."""
     size: int = x.dtype.itemsize
     return size * int(math.prod(x.shape))
 
 
+def fits(arrays: Iterable[Any]) -> bool:
+    """Return whether a data set is small enough to be kept in memory, here and in this container."""
+    return sum(map(bytes_of, arrays)) <= min(IN_MEMORY, available() // 4)
+
+
 def in_memory(x: Any) -> Array:
-    """Read all samples."""
-    return x if isinstance(x, np.ndarray) else np.asarray(x[:])
+    """Read all samples; an array is returned as it is."""
+    if isinstance(x, np.ndarray):
+        return x
+    read = np.empty(x.shape, x.dtype)
+    done = 0
+    for part in in_batches(x):
+        read[done : done + len(part)] = part
+        done += len(part)
+    return read
 
 
 def sample_digests(x: Any) -> Array:

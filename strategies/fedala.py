@@ -143,7 +143,7 @@ class AlaClient(SiloClient):
         if parts != (last,) or last.start == 0 or model.has_dropout or model.has_batch_norm:
             return model.module, lambda index: train.take(sample[index])
         x, y = features(model, train, sample), train.labels(sample)
-        return model.last_block, lambda index: (x[index], y[index])
+        return model.last_block, lambda index: (x[index.to(x.device)], y[index.to(x.device)])
 
     def _epoch(
         self,

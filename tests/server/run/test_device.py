@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from two_layers import DEEP
 
 import client.app
 import client.session
+from partitions import npz, stored
 from server.results.history import Row
 from server.run.loop import RoundLoop
 from strategies import strategies
@@ -74,6 +76,20 @@ def test_every_method_gives_the_numbers_of_the_cpu(
 ) -> None:
     on_cpu = figures(run(strategy=strategy, rounds=2))
     request.getfixturevalue("on_device")
+    with phony_device():
+        assert figures(run(strategy=strategy, rounds=2)) == on_cpu
+
+
+@pytest.mark.parametrize("strategy", METHODS)
+def test_samples_on_disk_give_the_numbers_of_the_cpu(
+    strategy: str, tiny_bn: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_cpu = figures(run(strategy=strategy, rounds=2))
+    copy = shutil.copy(SIMULATED["dataset"], tmp_path / "digits.npz")
+    monkeypatch.setitem(SIMULATED, "dataset", str(copy))
+    monkeypatch.setattr(npz, "MAPPED", 1)
+    monkeypatch.setattr(stored, "IN_MEMORY", 0)
+    monkeypatch.setattr(client.session, "device_of", lambda *_: DEVICE)
     with phony_device():
         assert figures(run(strategy=strategy, rounds=2)) == on_cpu
 
