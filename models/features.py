@@ -18,7 +18,9 @@ from models.samples import Samples, halved_once
 def seen_features(model: FlatModel) -> Iterator[list[Tensor]]:
     """Context that yields a list, to which every forward pass appends its features."""
     found: list[Tensor] = []
-    hook = model.last_block.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
+    hook = model.last_block.register_forward_pre_hook(
+        lambda _, inputs: found.append(inputs[0].float())
+    )
     try:
         yield found
     finally:

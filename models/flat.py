@@ -33,6 +33,7 @@ from models.layout import (
     other_names,
 )
 from models.lora import merged
+from models.networks.precision import LossScale, compute_in
 from partitions.common.errors import UserError
 
 ALIGNED = 8  # bytes: the place of an integer buffer among the others
@@ -46,10 +47,11 @@ class PrivateGradient(Protocol):
 
 @dataclass(frozen=True)
 class Passes:
-    """How the gradient of a batch is computed: in parts, one after the other, then shortened to ``clip`` (0: not)."""
+    """How networks compute: a batch's gradient in parts, one after the other, shortened to ``clip`` (0: not)."""
 
     parts: int = 1
     clip: float = 0.0
+    precision: str = "float32"  # or bf16, fp16 (models/networks/precision.py)
 
 
 class FlatModel:
@@ -62,6 +64,7 @@ class FlatModel:
 
     private: PrivateGradient | None = None  # set while gradients must be private
     passes = Passes()
+    scale = LossScale("float32")
 
     def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
         check_tensors(module)
@@ -147,6 +150,13 @@ class FlatModel:
     @property
     def device(self) -> torch.device:
         return self.vector.device
+
+    def compute(self, passes: Passes) -> None:
+        """Compute like this from now on."""
+        self.passes = passes
+        self.scale = LossScale(passes.precision)
+        for module in (self.module, self.last_block):
+            compute_in(module, passes.precision, self.device)
 
     def load(
         self, vector: Tensor, buffers: Tensor | None = None, integers: Tensor | None = None

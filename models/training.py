@@ -91,22 +91,38 @@ def own_gradient(
     network: nn.Module | None = None,
 ) -> Tensor:
     """Compute :func:`loss_gradient` without privacy."""
-    how = model.passes
+    buffers = (model.buffers.clone(), model.integers.clone()) if model.scale.used else ()
+    while True:
+        factor = model.scale.factor
+        with model.one_gradient():
+            value = _add_gradients(model, x, y, loss, network)
+            if factor != 1:
+                model.gradient.div_(factor)
+            if model.passes.clip:
+                clip_norm(model.gradient, model.passes.clip)
+        if not model.scale.must_repeat(model.gradient):
+            return value
+        model.load(model.vector, *buffers)
+
+
+def _add_gradients(
+    model: FlatModel, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None
+) -> Tensor:
+    """Add the gradient of each part of a batch, times the loss scale; return the batch's mean loss."""
     total: Tensor | float = 0.0
-    with model.one_gradient():
-        for own_x, own_y in parts_of(x, y, how.parts, 2 if model.has_batch_norm else 1):
-            if isinstance(loss, OnFeatures):
-                with seen_features(model) as found:
-                    logits = (network or model.module)(own_x)
-                value = loss.of(logits, found[-1], own_y)
-            else:
-                value = loss((network or model.module)(own_x), own_y)
-            if len(own_y) < len(y):
-                value = value * (len(own_y) / len(y))
-            value.backward()  # type: ignore[no-untyped-call]
-            total = total + value.detach()
-        if how.clip:
-            clip_norm(model.gradient, how.clip)
+    for own_x, own_y in parts_of(x, y, model.passes.parts, 2 if model.has_batch_norm else 1):
+        if isinstance(loss, OnFeatures):
+            with seen_features(model) as found:
+                logits = (network or model.module)(own_x)
+            value = loss.of(logits, found[-1], own_y)
+        else:
+            value = loss((network or model.module)(own_x), own_y)
+        if len(own_y) < len(y):
+            value = value * (len(own_y) / len(y))
+        total = total + value.detach()
+        if model.scale.used:
+            value = value * model.scale.factor
+        value.backward()  # type: ignore[no-untyped-call]
     return total  # type: ignore[return-value]
 
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from models.optimizers import Optimizer
-from models.training import MeanLoss, Network
+from models.training import MeanLoss, Network, loss_gradient
 from strategies.base.client import SiloClient
 from strategies.base.info import OWN_COPY
 from strategies.base.privacy import private_gradients, quietly
@@ -125,14 +125,19 @@ class ApflClient(SiloClient):
         with torch.no_grad():  # the model still holds w
             fixed = model.module(x)
         model.load(v, buffers)
-        model.gradient.zero_()
-        own = model.module(x)
-        # The gradient of the mixed logits with respect to v has a factor α, which local_update applies.
-        mixed = own + (alpha - 1) * own.detach() + (1 - alpha) * fixed
-        loss = self.loss(mixed, y)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self._logits = own.detach(), fixed
-        return loss.detach()
+        found: list[Tensor] = []
+
+        def mixed(x: Tensor) -> Tensor:
+            """Return the mixed logits; their gradient with respect to v has a factor α, which local_update applies."""
+            own = model.module(x)
+            done = sum(map(len, found)) % len(fixed)  # a batch may come in parts, and again
+            found.append(own.detach())
+            other = fixed[done : done + len(own)]
+            return own + (alpha - 1) * own.detach() + (1 - alpha) * other
+
+        loss = loss_gradient(model, x, y, self.loss, mixed)  # type: ignore[arg-type]
+        self._logits = torch.cat(found)[-len(fixed) :], fixed
+        return loss
 
     def alpha_gradient(self, v: Tensor, w: Tensor, y: Tensor, alpha: float) -> float:
         """Return ∂f_i/∂α: <v - w, ∇f_i(v̄)>, or for logits the same through the outputs."""

@@ -271,6 +271,7 @@ class Apple(PersonalizedStrategy):
         not_lossy=EACH_MODEL,
         not_sums=EACH_MODEL,
         buffers="shared",
+        plain_loss=True,
     )
     client = AppleClient
     Settings = AppleSettings

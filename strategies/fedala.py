@@ -215,6 +215,7 @@ class FedALA(PersonalizedStrategy):
         sums="samples",
         not_lossy=OWN_START,
         buffers="shared",
+        plain_loss=True,
     )
     client = FedALAClient
     Settings = Ala

@@ -116,6 +116,7 @@ class FedFomo(PersonalizedStrategy):
         not_lossy=EACH_MODEL,
         not_sums=EACH_MODEL,
         buffers="shared",
+        plain_loss=True,
     )
     client = FedFomoClient
     Settings = FomoSettings

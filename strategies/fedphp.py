@@ -125,6 +125,7 @@ class FedPHP(PersonalizedStrategy):
         own_model="kept",
         note="the own model is a running mean of models that were sent and of received ones",
         dp="",
+        plain_loss=False,
     )
     client = FedPHPClient
     Settings = PhpSettings

@@ -43,6 +43,7 @@ class Local(PersonalizedStrategy):
         baseline="training alone",
         sums="silos",
         buffers="local",
+        plain_loss=True,
     )
     client = LocalClient
 

@@ -146,6 +146,7 @@ class LpProj(PersonalizedStrategy):
         sums="silos",
         not_lossy="what is sent is a projection, no step",
         buffers="local",
+        plain_loss=True,
     )
     client = LpProjClient
     Settings = ProjSettings

@@ -159,6 +159,7 @@ class PLayerFL(PartialStrategy):
         not_sums="the server needs each silo's sensitivities",
         ala=True,
         buffers="shared",
+        plain_loss=True,
     )
     client = PLayerClient
     Settings = PLayerSettings

@@ -33,6 +33,7 @@ class Pooled(PersonalizedStrategy):
         not_sums="one silo has all data, and no other is in the sum",
         lossy=True,
         buffers="shared",
+        plain_loss=True,
     )
 
     def participants(self) -> list[str]:

@@ -66,7 +66,7 @@ class SiloClient(NumPyClient):
         self.silo, self.common, self.settings, self.info = silo, common, settings, info
         self.state = self.state_type(state.arrays, state.numbers)
         self.model = silo.model
-        self.model.passes = Passes(common.accumulate, common.clip_gradient)
+        self.model.compute(Passes(common.accumulate, common.clip_gradient, common.precision))
         self.loss = silo.task.loss(common.loss, common.focal_gamma, common.label_smoothing)
         self.round, self.late = 0, False  # late: the silo joined during the run
         # Of the state that the evaluated personal model belongs to

@@ -81,6 +81,8 @@ class MethodInfo:
     adds: str = ""  # the common setting that adds this method's client to another method's
 
     # Capabilities.
+    # Whether each gradient is that of the run's loss alone, so that a batch may be computed in parts, and repeated.
+    plain_loss: bool = False
     # Values of ``robust`` that can replace its mean (``PersonalizedStrategy.mean``)
     robust: tuple[str, ...] = ()
     unclipped: tuple[str, ...] = ()  # uploaded vectors that have no length to bound: bits
@@ -123,7 +125,9 @@ class MethodInfo:
 
 # Presets: what most methods of a kind declare. A method states its difference; one that declares little starts from
 # MethodInfo, where everything is refused.
-_TYPICAL = partial(MethodInfo, late="starts", ala=True, buffers="shared", dp="gradient")
+_TYPICAL = partial(
+    MethodInfo, late="starts", ala=True, buffers="shared", dp="gradient", plain_loss=True
+)
 ONE_MODEL = partial(
     _TYPICAL, reports="received", newcomer="model", one_model=True, robust=RULES, sums="samples"
 )

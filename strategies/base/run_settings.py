@@ -334,10 +334,22 @@ def _check_method(info: MethodInfo, common: Common, own: Any) -> None:
             f"ala = true mixes a received model: it needs {common.strategy}.start = received"
         )
     check_robust(info, common)
+    _check_passes(info, common)
     _check_wire(info, common)
     check_secure(info, common, own)
     check_evaluation(common, own)
     _check_privacy(info, common)
+
+
+def _check_passes(info: MethodInfo, common: Common) -> None:
+    """Raise UserError for a way of computing a batch that the method's loss does not fit."""
+    if info.plain_loss or not info.trains:
+        return
+    reason = f"not for {info.name}, whose loss depends on features or a whole batch"
+    if common.accumulate > 1:
+        raise UserError(f"accumulate = {common.accumulate}: {reason}; take accumulate = 1")
+    if common.precision == "fp16":
+        raise UserError(f"precision = fp16, which may repeat a batch: {reason}; take bf16")
 
 
 def _check_wire(info: MethodInfo, common: Common) -> None:
@@ -371,6 +383,10 @@ def _check_privacy(info: MethodInfo, common: Common) -> None:
     if common.clip_gradient:
         raise UserError(
             f"dp = true: not with clip-gradient = {common.clip_gradient:g}: dp.clip-norm clips each unit's gradient"
+        )
+    if common.precision != "float32":
+        raise UserError(
+            f"dp = true: not with precision = {common.precision}: a clipped sum is exact in float32 alone"
         )
     if common.accumulate > 1:
         raise UserError(

@@ -111,6 +111,11 @@ class Common:
         minimum=1,
         maximum=MOST_SAMPLES,
     )
+    precision: str = setting(
+        "float32",
+        "number format in which networks compute, in training and evaluation; their weights stay float32",
+        choices=("float32", "bf16", "fp16"),
+    )
     accumulate: int = setting(
         1,
         "parts that a mini-batch is computed in, one after the other, whose gradients add up to the batch's",

@@ -105,6 +105,7 @@ DEFAULTS: dict[str, bool | int | float | str] = {
     "local-epochs": 1,
     "batch-size": 64,
     "min-batch-size": 1,
+    "precision": "float32",
     "accumulate": 1,
     "optimizer": "sgd",
     "optimizer-state": "reset",

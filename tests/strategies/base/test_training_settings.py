@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from cases import CASES, OPTIONS
+from tiny import federate, random_silos
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler
+from two_layers import DEEP
+from typical_inputs import TYPICAL
 
-from models.flat import FlatModel
+from models.flat import FlatModel, Passes
+from models.networks.precision import DTYPES
+from models.networks.registry import build
 from models.samples import Samples
+from models.shapes import example
 from models.tasks import MULTICLASS, task_of
+from models.training import loss_gradient, predict
 from partitions.common.errors import DataError, UserError
+from strategies import strategies
 from strategies.base.client import SiloClient
 from strategies.base.run_settings import RunSettings, parse_settings
 from strategies.base.silo import Silo
@@ -54,18 +64,24 @@ def plain(
     clip: float = 0.0,
     parts: int = 1,
     rates: Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler] | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """The parameters (Σ,) after a loop as PyTorch's tutorials have it, on the batches of ``made``."""
     net = network()
     optimizer = make(net.parameters())
     scheduler = rates(optimizer) if rates else None
+    scaler = torch.amp.GradScaler("cpu", enabled=dtype == torch.float16)
     for x, y in made.batches():
         optimizer.zero_grad()
         for index in torch.tensor_split(torch.arange(len(y)), parts):
-            (loss(net(x[index]), y[index]) * len(index) / len(y)).backward()
+            with torch.autocast("cpu", dtype, enabled=dtype is not None):
+                outputs = net(x[index])
+            scaler.scale(loss(outputs.float(), y[index]) * len(index) / len(y)).backward()
+        scaler.unscale_(optimizer)
         if clip:
             nn.utils.clip_grad_norm_(net.parameters(), clip)
-        optimizer.step()
+        scaler.step(optimizer)
+        scaler.update()
         if scheduler:
             scheduler.step()
     return torch.cat([p.detach().flatten() for p in net.parameters()])
@@ -107,6 +123,59 @@ def test_label_smoothing_is_torchs() -> None:
     )
 
 
+@pytest.mark.parametrize(("precision", "dtype"), DTYPES.items())
+def test_a_lower_precision_is_autocast_and_grad_scaler(
+    precision: str, dtype: torch.dtype
+) -> None:
+    made, default = client(precision=precision), client()
+    expected = plain(made, sgd, dtype=dtype)
+    for one in (made, default):
+        one.train()
+    assert torch.equal(made.model.vector, expected)
+    assert made.model.vector.dtype == torch.float32
+    assert not torch.equal(made.model.vector, default.model.vector)
+
+
+def test_evaluation_is_in_the_runs_precision_and_another_run_undoes_it() -> None:
+    """The silos and runs of a process share a network."""
+    made, x = client(precision="bf16"), torch.from_numpy(X)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = network()(x).float()
+    assert torch.equal(predict(made.model, made.silo.test), expected)
+    SiloClient(made.silo, parse_settings({}).common, None, State(), made.info)
+    assert torch.equal(predict(made.model, made.silo.test), network()(x))
+
+
+def test_a_gradient_that_overflows_is_computed_again_with_half_the_scale() -> None:
+    """GradScaler skips the batch; here none is lost, and batch normalisation sees it once."""
+    made, seen = client(norm=True, precision="fp16"), []
+    made.model.scale.factor = 2.0**40
+    made.model.module.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
+    made.train()
+    assert 1 < made.model.scale.factor < 2.0**40 and len(seen) > 6
+    counted = made.model.module[1].num_batches_tracked
+    assert int(counted) == 6 and bool(made.model.vector.isfinite().all())
+    reference = client(norm=True, precision="fp16")
+    reference.model.scale.factor = made.model.scale.factor
+    reference.train()
+    assert torch.equal(made.model.vector, reference.model.vector)
+
+
+@pytest.mark.parametrize("name", TYPICAL)
+def test_every_network_computes_in_bf16(name: str) -> None:
+    torch.manual_seed(0)
+    shape = TYPICAL[name]
+    model = FlatModel(build(name, shape, 3))
+    x, y = example(shape, 4), torch.zeros(4, dtype=torch.long)
+    model.compute(Passes(precision="bf16"))
+    found = model.module(x)
+    assert found.dtype == torch.float32
+    loss_gradient(model, x, y, lambda outputs, y: outputs.square().mean())
+    assert bool(model.gradient.isfinite().all()) and bool(model.gradient.any())
+    model.compute(Passes())
+    assert not torch.equal(found, model.module(x))
+
+
 def test_accumulated_parts_are_the_batch() -> None:
     """Without normalisation over a batch, its gradient is the sum of its parts'; each part is computed alone."""
     made, seen = client(accumulate=3), []
@@ -115,6 +184,28 @@ def test_accumulated_parts_are_the_batch() -> None:
     assert seen[:6] == [6, 5, 5, 6, 5, 5] and max(seen) == 6
     torch.testing.assert_close(made.model.vector, plain(made, sgd, parts=3))
     torch.testing.assert_close(made.model.vector, plain(made, sgd))
+
+
+ONE_OF_EACH = {of["strategy"]: name for name, (of, _, _) in reversed(CASES.items())}
+
+
+@pytest.mark.parametrize("method", ONE_OF_EACH)
+def test_every_method_adds_up_the_parts_of_a_batch_or_refuses(
+    method: str, tmp_path: Path, tiny_bn: None
+) -> None:
+    """The models are those of whole batches, up to the order of sums; batch normalisation sees parts."""
+    files = random_silos(tmp_path, {"a": 13, "b": 9, "c": 11})
+    own = CASES[ONE_OF_EACH[method]][0].items()
+    changes = {key.replace("-", "_").replace(".", "__"): value for key, value in own}
+    options: dict[str, Any] = {**DEEP, **OPTIONS, **changes, "rounds": 2, "evaluate_every": 0}
+    if not strategies()[method].info.plain_loss:
+        with pytest.raises(UserError, match=rf"accumulate = 2: not for {method}"):
+            federate(files, **options, accumulate=2)
+        return
+    whole, parts = (federate(files, **options, accumulate=k).personal("a") for k in (1, 2))
+    assert not torch.equal(whole, parts)
+    if changes.get("model") != "tiny-bn":
+        torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-5)
 
 
 def test_no_part_is_too_small_for_batch_norm() -> None:
@@ -159,6 +250,9 @@ def test_a_schedule_over_rounds_is_torchs(schedule: str, warm: int) -> None:
         ({"warmup-rounds": 5}, "warmup-rounds = 5: fewer than rounds = 5"),
         ({"dp": True, "clip-gradient": 1.0}, "dp = true: not with clip-gradient = 1"),
         ({"dp": True, "accumulate": 2}, "dp = true: not with accumulate = 2"),
+        ({"dp": True, "precision": "bf16"}, "dp = true: not with precision = bf16"),
+        ({"strategy": "fedproto", "accumulate": 2}, "accumulate = 2: not for fedproto"),
+        ({"strategy": "fedphp", "precision": "fp16"}, "precision = fp16, .* not for fedphp"),
     ],
 )
 def test_what_does_not_fit_is_refused(changes: dict[str, Any], said: str) -> None:
