@@ -267,6 +267,7 @@ class ClientSession:
             model=model,
             initial=lambda purpose: initial(purpose).to(device),
             task=task_of(data.task, *labels),
+            classes=classes,
             known=known,
             augment=settings.augmentation_for(data.input_shape),
             min_batch_size=self.policy.min_batch_size,

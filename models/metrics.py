@@ -45,11 +45,12 @@ def mmd(a: Tensor, b: Tensor, *, of_batch: bool = False) -> Tensor:
 
 
 def loss_function(
-    name: str, gamma: float = 1.0, smoothing: float = 0.0
+    name: str, gamma: float = 1.0, smoothing: float = 0.0, weights: Tensor | None = None
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """Return the training loss as a function of logits (b, C) and labels (b,), averaged over the batch.
 
-    * "cross-entropy": mean of -log p_y, with p the softmax of the logits; ``smoothing`` is torch's label_smoothing.
+    * "cross-entropy": mean of -log p_y, with p the softmax of the logits; ``smoothing`` is torch's label_smoothing,
+      ``weights`` (C,) its weight.
     * "focal": mean of -(1 - p_y)^gamma log p_y (Lin et al., ICCV 2017, equation 4); gamma = 0 is the
       cross-entropy. PLayer-FL's code has a different "focal" loss, with terms for the wrong classes and constant
       class weights; its paper does not give it.
@@ -73,8 +74,8 @@ def loss_function(
         missing = (-torch.expm1(log_p)).clamp_min(torch.finfo(log_p.dtype).tiny)
         return -(missing**gamma * log_p).sum() / (y != IGNORED).sum()
 
-    if smoothing:
-        return partial(F.cross_entropy, label_smoothing=smoothing)
+    if smoothing or weights is not None:
+        return partial(F.cross_entropy, weight=weights, label_smoothing=smoothing)
     return F.cross_entropy if name == "cross-entropy" or gamma == 0 else focal
 
 

@@ -55,13 +55,20 @@ def batches(
     *,
     least: int = 1,
     device: torch.device | str = "cpu",
+    weights: Tensor | None = None,
 ) -> Iterator[Tensor]:
     """Yield index tensors of shuffled mini-batches: every sample once per epoch, the last batch may be smaller.
+
+    With ``weights`` (n,) as many samples are drawn, with replacement, as torch's WeightedRandomSampler does.
 
     They are copied to ``device`` once per epoch. A last batch of fewer than ``least`` samples joins the one before it.
     """
     for _ in range(epochs):
-        parts = list(torch.split(torch.randperm(n, generator=rng).to(device), size))
+        if weights is None:
+            order = torch.randperm(n, generator=rng)
+        else:
+            order = torch.multinomial(weights, n, replacement=True, generator=rng)
+        parts = list(torch.split(order.to(device), size))
         if len(parts) > 1 and len(parts[-1]) < least:
             parts[-2:] = [torch.cat(parts[-2:])]
         yield from parts
@@ -248,6 +255,16 @@ def threads_for(threads: int) -> int:
     return threads or int(os.environ.get("OMP_NUM_THREADS") or 0) or os.cpu_count() or 1
 
 
-def use_threads(threads: int) -> None:
-    """Set the number of threads of this process to :func:`threads_for` this setting."""
+def use_threads(threads: int, tf32: str = "auto", *, deterministic: bool = False) -> None:
+    """Set this process's number of threads to :func:`threads_for` this setting, and how exact a GPU computes.
+
+    ``tf32``: products of matrices, and convolutions, in TF32: ``on``, ``off``, or ``auto``: torch's default, which is
+    convolutions alone.
+    """
     torch.set_num_threads(threads_for(threads))
+    torch.backends.cuda.matmul.allow_tf32 = tf32 == "on"
+    torch.backends.cudnn.allow_tf32 = tf32 != "off"
+    torch.backends.cudnn.deterministic = deterministic
+    if deterministic != torch.are_deterministic_algorithms_enabled():
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(deterministic)

@@ -110,7 +110,11 @@ def open_session(message: Message, context: Context) -> ClientSession:
         check_message(message, context, terms)
         charge_message(message, context, terms, read=describe_units)
     settings = settings_in(context)
-    use_threads(settings.common.threads)
+    use_threads(
+        settings.common.threads,
+        settings.common.tf32,
+        deterministic=settings.common.deterministic,
+    )
     session = ClientSession(settings, context, terms=terms)
     session.check_floor()
     return session

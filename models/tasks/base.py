@@ -51,12 +51,14 @@ class Task:
                 f"a classifier needs at least {self.minimum_outputs} classes, not {outputs}"
             )
 
-    def loss(self, name: str, gamma: float, smoothing: float = 0.0) -> Loss:
+    def loss(
+        self, name: str, gamma: float, smoothing: float = 0.0, weights: Tensor | None = None
+    ) -> Loss:
         """Return the training loss of outputs and labels, averaged over the batch.
 
         Raises DataError for a loss that does not fit the task.
         """
-        return loss_function(name, gamma, smoothing)
+        return loss_function(name, gamma, smoothing, weights)
 
     def measure(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
         """Return every metric of ``metrics`` for a network's outputs (n, ...) and labels (n, ...)."""
@@ -109,10 +111,12 @@ class SingleLossTask(Task):
                 f"{self.name} needs at least {self.minimum_outputs} outputs, not {outputs}"
             )
 
-    def loss(self, name: str, gamma: float, smoothing: float = 0.0) -> Loss:
-        if smoothing:
+    def loss(
+        self, name: str, gamma: float, smoothing: float = 0.0, weights: Tensor | None = None
+    ) -> Loss:
+        if smoothing or weights is not None:
             raise DataError(
-                f"label-smoothing = {smoothing:g}: it is for samples of one class each, not for {self.name}"
+                f"label-smoothing and class-weights are for samples of one class each, not for {self.name}"
             )
         if name != "cross-entropy":
             raise DataError(

@@ -66,7 +66,9 @@ class EvaluationLoop:
 
     def run(self, models: Sequence[EvaluatedModel]) -> list[Cell]:
         """Return the rows of the matrix. Raises UserError, or RunFailedError if no silo evaluates any model."""
-        use_threads(self.common.threads)
+        use_threads(
+            self.common.threads, self.common.tf32, deterministic=self.common.deterministic
+        )
         check_models(self.settings.method, models)
         self.registration.register()
         state = LoopState(statistics={**models[0].statistics})

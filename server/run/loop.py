@@ -78,7 +78,9 @@ class RoundLoop:
 
         ``until``: save and pause after this round, so that the run can be resumed; 0: do not pause.
         """
-        use_threads(self.common.threads)
+        use_threads(
+            self.common.threads, self.common.tf32, deterministic=self.common.deterministic
+        )
         self.until = until
         strategy = self.begin(self.checkpoints.load())
         while not self.ended and not 0 < until <= self.done:

@@ -30,7 +30,9 @@ class SurveyLoop:
 
     def run(self) -> Surveyed:
         """Return the answers. Raises UserError, or RunFailedError if no silo answers."""
-        use_threads(self.common.threads)
+        use_threads(
+            self.common.threads, self.common.tf32, deterministic=self.common.deterministic
+        )
         self.registration.register()
         names = {info.node_id: info.name for info in self.registration.silos.values()}
         found = Surveyed(without=dict(self.registration.left_out))

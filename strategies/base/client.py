@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -31,7 +32,7 @@ from strategies.base.privacy import (
     quietly,
 )
 from strategies.base.settings import Common
-from strategies.base.silo import RECEIVED, Silo, check_step, shuffled_batches
+from strategies.base.silo import RECEIVED, Silo, check_step, class_weights, shuffled_batches
 from strategies.base.state import BUFFERS, GLOBAL, ClientState, Entries, State, model_in
 from strategies.base.transport.codecs import Encoded
 from strategies.base.transport.error_feedback import commit, encode_vectors, propose
@@ -67,7 +68,10 @@ class SiloClient(NumPyClient):
         self.state = self.state_type(state.arrays, state.numbers)
         self.model = silo.model
         self.model.compute(Passes(common.accumulate, common.clip_gradient, common.precision))
-        self.loss = silo.task.loss(common.loss, common.focal_gamma, common.label_smoothing)
+        weights = class_weights(silo) if common.class_weights == "balanced" else None
+        self.loss = silo.task.loss(
+            common.loss, common.focal_gamma, common.label_smoothing, weights
+        )
         self.round, self.late = 0, False  # late: the silo joined during the run
         # Of the state that the evaluated personal model belongs to
         self.run_id, self.measured_round = "", 0
@@ -230,9 +234,9 @@ class SiloClient(NumPyClient):
         augment = None if as_they_are else self.silo.augment
         if self.privacy is not None and self.privacy.on:
             return private_batches(self.privacy, self.silo, epochs, augment, until)
-        return shuffled_batches(
-            self.silo, self.common, self.round, epochs, purpose, augment, until
-        )
+        # Where each sample is asked for, none is drawn twice.
+        common = replace(self.common, sampler="shuffled") if as_they_are else self.common
+        return shuffled_batches(self.silo, common, self.round, epochs, purpose, augment, until)
 
     def full_gradient(self, purpose: str) -> Tensor:
         """Return ∇f_i (Σ,) at the model: the mean over all training samples, unaugmented, in ``purpose``'s batches."""

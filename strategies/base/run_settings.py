@@ -194,6 +194,9 @@ class RunSettings:
             )
         task.check_outputs(outputs)
         task.loss(c.loss, c.focal_gamma, c.label_smoothing)
+        balanced = f"sampler = {c.sampler}, class-weights = {c.class_weights}"
+        if "balanced" in (c.sampler, c.class_weights) and not task.single_label:
+            raise UserError(f"{balanced}: for samples of one class each, not for {task.name}")
         if c.accumulate > 1 and not task.of_each:
             raise UserError(
                 f"accumulate = {c.accumulate}: not for {task.name}, whose loss compares the samples of a batch"
@@ -319,6 +322,10 @@ def _check_common(common: Common, info: MethodInfo) -> None:
         )
     check_patience(common)
     check_schedule(common)
+    if common.class_weights == "balanced" and common.loss != "cross-entropy":
+        raise UserError(
+            f"class-weights = balanced: loss = cross-entropy has them, {common.loss} has not"
+        )
     read_agreed(common.agreed)
     augmentation(common.augment)
 
@@ -384,6 +391,11 @@ def _check_privacy(info: MethodInfo, common: Common) -> None:
         raise UserError(
             f"dp = true: not with clip-gradient = {common.clip_gradient:g}: dp.clip-norm clips each unit's gradient"
         )
+    for key, value in (("sampler", common.sampler), ("class-weights", common.class_weights)):
+        if value == "balanced":
+            raise UserError(
+                f"dp = true: not with {key} = balanced, which depends on all records, without noise"
+            )
     if common.precision != "float32":
         raise UserError(
             f"dp = true: not with precision = {common.precision}: a clipped sum is exact in float32 alone"

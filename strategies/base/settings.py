@@ -43,6 +43,15 @@ class Common:
         minimum=0,
         maximum=256,
     )
+    tf32: str = setting(
+        "auto",
+        "a GPU's products and convolutions in TF32, which has 10 bits: on, off, or auto: convolutions alone",
+        choices=("auto", "on", "off"),
+    )
+    deterministic: bool = setting(
+        False,
+        "a GPU computes by algorithms alone that repeat their numbers on that GPU; one that has none is an error",
+    )
     device: str = setting(
         "auto", "auto, cpu, cuda or cuda:N; a deployed silo's own device stands above it"
     )
@@ -105,6 +114,11 @@ class Common:
     batch_size: int = setting(
         64, "mini-batch size", symbol="B", minimum=1, maximum=MOST_SAMPLES
     )
+    sampler: str = setting(
+        "shuffled",
+        "an epoch: every sample once, shuffled; or as many draws, with replacement, in which each class is as likely",
+        choices=("shuffled", "balanced"),
+    )
     min_batch_size: int = setting(
         1,
         "a last batch of fewer samples joins the batch before it; a hospital's policy may ask for more",
@@ -164,6 +178,11 @@ class Common:
         0, "optimiser steps of a training in which its rate rises to its full value", minimum=0
     )
     loss: str = setting("cross-entropy", "training loss", choices=("cross-entropy", "focal"))
+    class_weights: str = setting(
+        "none",
+        "cross-entropy: weight of each class; balanced: n / (C n_c), of this silo's samples",
+        choices=("none", "balanced"),
+    )
     label_smoothing: float = setting(
         0.0,
         "cross-entropy: share of a label that is spread over all classes",

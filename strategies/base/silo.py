@@ -41,6 +41,7 @@ class Silo:
     # Purpose -> initial vector (Σ,), the same in every process
     initial: Callable[[str], Tensor]
     task: Task = MULTICLASS
+    classes: int = 0  # the network's outputs; 0: as its last layer has
     # Metrics of the personal model that this process evaluated last on these data, by run, round and splits.
     known: dict[Hashable, dict[str, float]] = field(default_factory=dict)
     augment: Augmentation | None = None  # augmentation of its training images
@@ -68,7 +69,8 @@ def shuffled_batches(
     rng = generator(common.seed, silo.name, server_round, purpose)
     seed_torch(rng)
     for epoch in range(epochs):
-        taken = silo.train.batches(shuffled(silo, common, len(silo.train), rng))
+        order = shuffled(silo, common, len(silo.train), rng, sample_weights(silo, common))
+        taken = silo.train.batches(order)
         if augment is None:
             yield from taken
         else:
@@ -78,7 +80,27 @@ def shuffled_batches(
             return
 
 
-def shuffled(silo: Silo, common: Common, n: int, rng: torch.Generator) -> Iterator[Tensor]:
+def class_weights(silo: Silo) -> Tensor:
+    """Return n / (C n_c) of each class (C,), on the device.
+
+    A class of fewer samples than the site's min-batch-size counts as so many. Else the loss, or a batch, could be
+    little more than one patient's.
+    """
+    classes = silo.classes or silo.model.layout.classes
+    counts = torch.bincount(silo.train.y, minlength=classes)
+    return len(silo.train) / (classes * counts.clamp(min=silo.min_batch_size))
+
+
+def sample_weights(silo: Silo, common: Common) -> Tensor | None:
+    """Return the weight (n,) with which a sample is drawn; None: each comes once in an epoch."""
+    if common.sampler == "shuffled":
+        return None
+    return class_weights(silo)[silo.train.y].double().cpu()
+
+
+def shuffled(
+    silo: Silo, common: Common, n: int, rng: torch.Generator, weights: Tensor | None = None
+) -> Iterator[Tensor]:
     """Yield one epoch's batches of ``n`` training samples, as indices; all batches of all methods are drawn here.
 
     A last batch with fewer samples than run and silo allow (``min-batch-size``) joins the one before. Raises UserError
@@ -91,7 +113,15 @@ def shuffled(silo: Silo, common: Common, n: int, rng: torch.Generator) -> Iterat
         )
     # BatchNorm cannot train on one sample
     least = max(least, 2) if silo.model.has_batch_norm else least
-    return batches(n, common.batch_size, 1, rng, least=least, device=silo.train.index_device)
+    return batches(
+        n,
+        common.batch_size,
+        1,
+        rng,
+        least=least,
+        device=silo.train.index_device,
+        weights=weights,
+    )
 
 
 # The entry of a silo's state with the last received model, with dp and a step

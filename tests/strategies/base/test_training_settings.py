@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tiny import federate, random_silos
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler
+from torch.utils.data import WeightedRandomSampler
 from two_layers import DEEP
 from typical_inputs import TYPICAL
 
@@ -23,12 +25,12 @@ from models.networks.registry import build
 from models.samples import Samples
 from models.shapes import example
 from models.tasks import MULTICLASS, task_of
-from models.training import loss_gradient, predict
+from models.training import generator, loss_gradient, predict, use_threads
 from partitions.common.errors import DataError, UserError
 from strategies import strategies
 from strategies.base.client import SiloClient
 from strategies.base.run_settings import RunSettings, parse_settings
-from strategies.base.silo import Silo
+from strategies.base.silo import Silo, class_weights, sample_weights
 from strategies.base.state import State
 
 RNG = np.random.default_rng(5)
@@ -121,6 +123,53 @@ def test_label_smoothing_is_torchs() -> None:
         made,
         plain(made, sgd, lambda outputs, y: F.cross_entropy(outputs, y, label_smoothing=0.3)),
     )
+
+
+def test_class_weights_are_torchs() -> None:
+    made = client(class_weights="balanced", label_smoothing=0.1)
+    counts = np.bincount(Y)
+    weights = torch.tensor(45 / (3 * counts), dtype=torch.float32)
+    loss = nn.CrossEntropyLoss(weights, label_smoothing=0.1)
+    assert_trains_as(made, plain(made, sgd, loss))
+
+
+def test_the_balanced_sampler_is_torchs() -> None:
+    """A class is drawn as often as another, and a full gradient is of all samples nevertheless."""
+    made, counts = client(sampler="balanced"), np.bincount(Y)
+    rng = generator(42, "a", 2, "train")
+    theirs = WeightedRandomSampler(1 / counts[Y], 45, generator=rng)
+    expected = torch.tensor([list(theirs) for _ in range(2)]).flatten()
+    assert torch.equal(torch.cat([y for _, y in made.batches()]), torch.tensor(Y)[expected])
+    (every,) = {
+        tuple(sorted(torch.cat([y for _, y in made.batches(1, as_they_are=True)]).tolist()))
+    }
+    assert every == tuple(sorted(Y))
+
+
+def test_one_rare_patient_is_not_most_of_a_batch() -> None:
+    """A class of 1 sample counts as min-batch-size of them: its weight is an eighth of what it would be."""
+    y = np.array([0] * 90 + [1] * 9 + [2])
+    made = client()
+    split = Samples(np.zeros((100, 6), np.float32), y)
+    silo = replace(made.silo, train=split, min_batch_size=8)
+    assert class_weights(silo).tolist() == pytest.approx([100 / 270, 100 / 27, 100 / 24])
+    drawn = sample_weights(silo, parse_settings({"sampler": "balanced"}).common)
+    assert drawn is not None and float(drawn[-1] / drawn.sum()) == pytest.approx(1 / 17)
+
+
+@pytest.mark.parametrize(
+    ("tf32", "found"), [("auto", (False, True)), ("on", (True, True)), ("off", (False, False))]
+)
+def test_tf32_and_determinism_are_torchs_switches(tf32: str, found: tuple[bool, bool]) -> None:
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    try:
+        use_threads(1, tf32, deterministic=True)
+        assert (matmul.allow_tf32, cudnn.allow_tf32) == found
+        assert cudnn.deterministic and torch.are_deterministic_algorithms_enabled()
+    finally:
+        use_threads(1)
+    assert (matmul.allow_tf32, cudnn.allow_tf32) == (False, True)
+    assert not cudnn.deterministic and not torch.are_deterministic_algorithms_enabled()
 
 
 @pytest.mark.parametrize(("precision", "dtype"), DTYPES.items())
@@ -250,6 +299,9 @@ def test_a_schedule_over_rounds_is_torchs(schedule: str, warm: int) -> None:
         ({"warmup-rounds": 5}, "warmup-rounds = 5: fewer than rounds = 5"),
         ({"dp": True, "clip-gradient": 1.0}, "dp = true: not with clip-gradient = 1"),
         ({"dp": True, "accumulate": 2}, "dp = true: not with accumulate = 2"),
+        ({"dp": True, "sampler": "balanced"}, "dp = true: not with sampler = balanced"),
+        ({"dp": True, "class-weights": "balanced"}, "not with class-weights = balanced"),
+        ({"loss": "focal", "class-weights": "balanced"}, "class-weights = balanced: loss ="),
         ({"dp": True, "precision": "bf16"}, "dp = true: not with precision = bf16"),
         ({"strategy": "fedproto", "accumulate": 2}, "accumulate = 2: not for fedproto"),
         ({"strategy": "fedphp", "precision": "fp16"}, "precision = fp16, .* not for fedphp"),
@@ -265,9 +317,16 @@ def settings(**changes: Any) -> RunSettings:
 
 
 def test_what_does_not_fit_the_task_is_refused() -> None:
-    with pytest.raises(DataError, match=r"label-smoothing = 0.1: .* not for multilabel"):
+    with pytest.raises(
+        DataError, match=r"label-smoothing and class-weights are .* not for multilabel"
+    ):
         settings(label_smoothing=0.1).check_task(task_of("multilabel"), 3)
     with pytest.raises(DataError, match=r"label-smoothing = 0.1: loss = cross-entropy has it"):
         settings(label_smoothing=0.1, loss="focal").check_task(MULTICLASS, 3)
+    for changes in ({"sampler": "balanced"}, {"class_weights": "balanced"}):
+        with pytest.raises(
+            UserError, match="for samples of one class each, not for regression"
+        ):
+            settings(**changes).check_task(task_of("regression"), 1)
     with pytest.raises(UserError, match="accumulate = 2: not for survival"):
         settings(accumulate=2).check_task(task_of("survival"), 1)
