@@ -33,7 +33,7 @@ from models.layout import (
     other_names,
 )
 from models.lora import merged
-from models.networks.precision import LossScale, compute_in
+from models.precision.autocast import LossScale, compute_in
 from partitions.common.errors import UserError
 
 ALIGNED = 8  # bytes: the place of an integer buffer among the others
@@ -51,7 +51,7 @@ class Passes:
 
     parts: int = 1
     clip: float = 0.0
-    precision: str = "float32"  # or bf16, fp16 (models/networks/precision.py)
+    precision: str = "float32"  # or bf16, fp16 (models/precision/autocast.py)
 
 
 class FlatModel:

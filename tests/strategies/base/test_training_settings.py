@@ -20,8 +20,8 @@ from two_layers import DEEP
 from typical_inputs import TYPICAL
 
 from models.flat import FlatModel, Passes
-from models.networks.precision import DTYPES
 from models.networks.registry import build
+from models.precision.autocast import DTYPES
 from models.samples import Samples
 from models.shapes import example
 from models.tasks import MULTICLASS, task_of

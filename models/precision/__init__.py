@@ -1,0 +1,1 @@
+"""The number format in which networks compute."""
