@@ -123,13 +123,13 @@ class ApflClient(SiloClient):
             model.load(torch.lerp(w, v, alpha), buffers)
             return self.gradient(x, y)
         with torch.no_grad():  # the model still holds w
-            fixed = model.module(x)
+            fixed: Tensor = model.module(x)
         model.load(v, buffers)
         found: list[Tensor] = []
 
         def mixed(x: Tensor) -> Tensor:
             """Return the mixed logits; their gradient with respect to v has a factor α, which local_update applies."""
-            own = model.module(x)
+            own: Tensor = model.module(x)
             done = sum(map(len, found)) % len(fixed)  # a batch may come in parts, and again
             found.append(own.detach())
             other = fixed[done : done + len(own)]

@@ -21,7 +21,7 @@ def compute_in(module: nn.Module, precision: str, device: torch.device) -> None:
     if isinstance(vars(module).get("forward"), Lowered):
         del module.forward
     if precision in DTYPES:
-        module.forward = Lowered(module.forward, DTYPES[precision], device.type)  # type: ignore[method-assign]
+        module.forward = Lowered(module.forward, DTYPES[precision], device.type)
 
 
 class Lowered:

@@ -194,13 +194,7 @@ class RunSettings:
             )
         task.check_outputs(outputs)
         task.loss(c.loss, c.focal_gamma, c.label_smoothing)
-        balanced = f"sampler = {c.sampler}, class-weights = {c.class_weights}"
-        if "balanced" in (c.sampler, c.class_weights) and not task.single_label:
-            raise UserError(f"{balanced}: for samples of one class each, not for {task.name}")
-        if c.accumulate > 1 and not task.of_each:
-            raise UserError(
-                f"accumulate = {c.accumulate}: not for {task.name}, whose loss compares the samples of a batch"
-            )
+        c.check_task(task)
 
     def augmentation_for(self, shape: tuple[int, ...]) -> Augmentation | None:
         """Return the augmentation of samples of this shape; raise UserError if it does not fit the shape."""
@@ -219,14 +213,6 @@ def check_patience(common: Common) -> None:
     if common.min_delta and not common.patience:
         raise UserError(
             f"min-delta = {common.min_delta:g} is of early stopping: it needs patience = 1 or more"
-        )
-
-
-def check_schedule(common: Common) -> None:
-    """Raise UserError if the learning rate could never reach its full value."""
-    if common.warmup_rounds >= common.rounds:
-        raise UserError(
-            f"warmup-rounds = {common.warmup_rounds}: fewer than rounds = {common.rounds} are needed here"
         )
 
 
@@ -321,11 +307,7 @@ def _check_common(common: Common, info: MethodInfo) -> None:
             f"weight-cap = {common.weight_cap:g}: at least 1, or 0 for none, is needed here"
         )
     check_patience(common)
-    check_schedule(common)
-    if common.class_weights == "balanced" and common.loss != "cross-entropy":
-        raise UserError(
-            f"class-weights = balanced: loss = cross-entropy has them, {common.loss} has not"
-        )
+    common.check_rates()
     read_agreed(common.agreed)
     augmentation(common.augment)
 
@@ -341,22 +323,12 @@ def _check_method(info: MethodInfo, common: Common, own: Any) -> None:
             f"ala = true mixes a received model: it needs {common.strategy}.start = received"
         )
     check_robust(info, common)
-    _check_passes(info, common)
+    if info.trains and not info.plain_loss:
+        common.check_passes(info.name)
     _check_wire(info, common)
     check_secure(info, common, own)
     check_evaluation(common, own)
     _check_privacy(info, common)
-
-
-def _check_passes(info: MethodInfo, common: Common) -> None:
-    """Raise UserError for a way of computing a batch that the method's loss does not fit."""
-    if info.plain_loss or not info.trains:
-        return
-    reason = f"not for {info.name}, whose loss depends on features or a whole batch"
-    if common.accumulate > 1:
-        raise UserError(f"accumulate = {common.accumulate}: {reason}; take accumulate = 1")
-    if common.precision == "fp16":
-        raise UserError(f"precision = fp16, which may repeat a batch: {reason}; take bf16")
 
 
 def _check_wire(info: MethodInfo, common: Common) -> None:
@@ -387,23 +359,7 @@ def _check_privacy(info: MethodInfo, common: Common) -> None:
         raise UserError(
             "dp = true: not with ala = true: how it mixes depends on records without noise"
         )
-    if common.clip_gradient:
-        raise UserError(
-            f"dp = true: not with clip-gradient = {common.clip_gradient:g}: dp.clip-norm clips each unit's gradient"
-        )
-    for key, value in (("sampler", common.sampler), ("class-weights", common.class_weights)):
-        if value == "balanced":
-            raise UserError(
-                f"dp = true: not with {key} = balanced, which depends on all records, without noise"
-            )
-    if common.precision != "float32":
-        raise UserError(
-            f"dp = true: not with precision = {common.precision}: a clipped sum is exact in float32 alone"
-        )
-    if common.accumulate > 1:
-        raise UserError(
-            f"dp = true: not with accumulate = {common.accumulate}: a batch is computed in parts as it is"
-        )
+    common.check_private()
 
 
 def check_evaluation(common: Common, own: Any) -> None:

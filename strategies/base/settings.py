@@ -5,7 +5,6 @@ Keys, ranges and kinds: ``partitions/common/settings.py``.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -14,23 +13,21 @@ from partitions.common.names import unknown_name
 from partitions.common.settings import Value as Value
 from partitions.common.settings import setting as setting
 from partitions.labels import TASKS
+from strategies.base.training.settings import MOST_ROUNDS as MOST_ROUNDS
+from strategies.base.training.settings import MOST_SAMPLES as MOST_SAMPLES
+from strategies.base.training.settings import LocalTraining
 
-MOST_ROUNDS = 1_000_000
 MOST_SILOS = 1_000_000
-MOST_SAMPLES = 2**31 - 1
 KRUM = ("krum", "multi-krum")
 RULES = ("trimmed-mean", "median", *KRUM, "geometric-median")  # rules that can replace the mean
 ATTACKER_RULES = ("trimmed-mean", *KRUM)  # those of RULES that use robust-attackers
 
 
 @dataclass(frozen=True)
-class Common:
+class Common(LocalTraining):
     """The settings that every method shares."""
 
     strategy: str = setting("fedavg", "method; several, joined by commas, make a study")
-    rounds: int = setting(
-        20, "communication rounds", symbol="T", minimum=1, maximum=MOST_ROUNDS, kind="rounds"
-    )
     seed: int = setting(
         42,
         "seed of data split, initial models, batches and sampling",
@@ -107,91 +104,6 @@ class Common:
         "how training pictures are changed anew in every epoch, e.g. flip,shift:2,rotate:10,brightness:0.1; there are: "
         "flip, flip-vertical, crop:PIXELS, shift:PIXELS, rotate:DEGREES, scale:SHARE, perspective:SHARE, "
         "contrast:SHARE, brightness:SHARE",
-    )
-    local_epochs: int = setting(
-        1, "epochs of local training per round", symbol="E", minimum=0, kind="epochs"
-    )
-    batch_size: int = setting(
-        64, "mini-batch size", symbol="B", minimum=1, maximum=MOST_SAMPLES
-    )
-    sampler: str = setting(
-        "shuffled",
-        "an epoch: every sample once, shuffled; or as many draws, with replacement, in which each class is as likely",
-        choices=("shuffled", "balanced"),
-    )
-    min_batch_size: int = setting(
-        1,
-        "a last batch of fewer samples joins the batch before it; a hospital's policy may ask for more",
-        minimum=1,
-        maximum=MOST_SAMPLES,
-    )
-    precision: str = setting(
-        "float32",
-        "number format in which networks compute, in training and evaluation; their weights stay float32",
-        choices=("float32", "bf16", "fp16"),
-    )
-    accumulate: int = setting(
-        1,
-        "parts that a mini-batch is computed in, one after the other, whose gradients add up to the batch's",
-        minimum=1,
-        maximum=1024,
-    )
-    optimizer: str = setting("sgd", "local optimiser", choices=("sgd", "adam", "adamw"))
-    optimizer_state: str = setting(
-        "reset",
-        "what happens to momentum and moments between rounds",
-        choices=("reset", "keep"),
-    )
-    learning_rate: float = setting(
-        0.05, "local learning rate", symbol="η", above=0, kind="learning-rate"
-    )
-    momentum: float = setting(0.0, "momentum of sgd", minimum=0, maximum=1)
-    weight_decay: float = setting(
-        0.0,
-        "L2 weight decay in the gradient; of adamw, decoupled from it",
-        minimum=0,
-        kind="decay",
-    )
-    amsgrad: bool = setting(False, "the AMSGrad variant of adam and adamw")
-    clip_gradient: float = setting(
-        0.0, "longest gradient of a batch, a longer one is shortened, 0: any", minimum=0
-    )
-    lr_decay: float = setting(
-        1.0, "factor on the learning rate after every round", above=0, maximum=1
-    )
-    schedule: str = setting(
-        "constant",
-        "learning rate over the rounds: constant, falling as a cosine to 0, or in steps",
-        choices=("constant", "cosine", "step"),
-    )
-    schedule_every: int = setting(10, "step: the rate falls after so many rounds", minimum=1)
-    schedule_factor: float = setting(
-        0.1, "step: to this share of itself", symbol="γ", above=0, maximum=1
-    )
-    warmup_rounds: int = setting(
-        0,
-        "rounds in which the rate rises to its full value, before the schedule begins",
-        minimum=0,
-        kind="rounds",
-    )
-    warmup_batches: int = setting(
-        0, "optimiser steps of a training in which its rate rises to its full value", minimum=0
-    )
-    loss: str = setting("cross-entropy", "training loss", choices=("cross-entropy", "focal"))
-    class_weights: str = setting(
-        "none",
-        "cross-entropy: weight of each class; balanced: n / (C n_c), of this silo's samples",
-        choices=("none", "balanced"),
-    )
-    label_smoothing: float = setting(
-        0.0,
-        "cross-entropy: share of a label that is spread over all classes",
-        minimum=0,
-        below=1,
-    )
-    # From about 20 on a batch's gradient is its worst sample's alone: one patient's (tests/client/test_extraction.py).
-    focal_gamma: float = setting(
-        1.0, "focusing parameter of the focal loss", symbol="γ", minimum=0, maximum=5
     )
     ala: bool = setting(
         False,
@@ -363,26 +275,6 @@ class Common:
             entry.partition("=") for entry in self.late_joiners.split(",") if "=" in entry
         ]
         return {name.strip(): int(number) for name, _, number in entries}
-
-    def decayed(self, rate: float, server_round: int) -> float:
-        """Return this round's value of a learning rate: times lr-decay per round since the first, and its schedule.
-
-        The schedule is torch's LinearLR over the warm-up, then its CosineAnnealingLR or StepLR. After the last round,
-        where newcomers train, the last one's rate holds.
-        """
-        past, warm = min(server_round, self.rounds) - 1, self.warmup_rounds
-        rate *= self.lr_decay ** (server_round - 1)
-        if past < warm:
-            return rate * (past + 1) / (warm + 1)
-        if self.schedule == "cosine":
-            return rate * (1 + math.cos(math.pi * (past - warm) / (self.rounds - warm))) / 2
-        falls = (past - warm) // self.schedule_every if self.schedule == "step" else 0
-        return rate * self.schedule_factor**falls
-
-    @property
-    def l2(self) -> float:
-        """The weight decay that is part of a step's gradient."""
-        return 0.0 if self.optimizer == "adamw" else self.weight_decay
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""How a silo trains, whatever its method."""

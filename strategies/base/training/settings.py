@@ -1,0 +1,176 @@
+"""The settings of local training, which every method shares."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from models.tasks import Task
+from partitions.common.errors import UserError
+from partitions.common.settings import setting
+
+MOST_ROUNDS = 1_000_000
+MOST_SAMPLES = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """The settings of local training: batches, loss, optimiser, learning rate, precision."""
+
+    rounds: int = setting(
+        20, "communication rounds", symbol="T", minimum=1, maximum=MOST_ROUNDS, kind="rounds"
+    )
+    local_epochs: int = setting(
+        1, "epochs of local training per round", symbol="E", minimum=0, kind="epochs"
+    )
+    batch_size: int = setting(
+        64, "mini-batch size", symbol="B", minimum=1, maximum=MOST_SAMPLES
+    )
+    sampler: str = setting(
+        "shuffled",
+        "an epoch: every sample once, shuffled; or as many draws, with replacement, in which each class is as likely",
+        choices=("shuffled", "balanced"),
+    )
+    min_batch_size: int = setting(
+        1,
+        "a last batch of fewer samples joins the batch before it; a hospital's policy may ask for more",
+        minimum=1,
+        maximum=MOST_SAMPLES,
+    )
+    precision: str = setting(
+        "float32",
+        "number format in which networks compute, in training and evaluation; their weights stay float32",
+        choices=("float32", "bf16", "fp16"),
+    )
+    accumulate: int = setting(
+        1,
+        "parts that a mini-batch is computed in, one after the other, whose gradients add up to the batch's",
+        minimum=1,
+        maximum=1024,
+    )
+    optimizer: str = setting("sgd", "local optimiser", choices=("sgd", "adam", "adamw"))
+    optimizer_state: str = setting(
+        "reset",
+        "what happens to momentum and moments between rounds",
+        choices=("reset", "keep"),
+    )
+    learning_rate: float = setting(
+        0.05, "local learning rate", symbol="η", above=0, kind="learning-rate"
+    )
+    momentum: float = setting(0.0, "momentum of sgd", minimum=0, maximum=1)
+    weight_decay: float = setting(
+        0.0,
+        "L2 weight decay in the gradient; of adamw, decoupled from it",
+        minimum=0,
+        kind="decay",
+    )
+    amsgrad: bool = setting(False, "the AMSGrad variant of adam and adamw")
+    clip_gradient: float = setting(
+        0.0, "longest gradient of a batch, a longer one is shortened, 0: any", minimum=0
+    )
+    lr_decay: float = setting(
+        1.0, "factor on the learning rate after every round", above=0, maximum=1
+    )
+    schedule: str = setting(
+        "constant",
+        "learning rate over the rounds: constant, falling as a cosine to 0, or in steps",
+        choices=("constant", "cosine", "step"),
+    )
+    schedule_every: int = setting(10, "step: the rate falls after so many rounds", minimum=1)
+    schedule_factor: float = setting(
+        0.1, "step: to this share of itself", symbol="γ", above=0, maximum=1
+    )
+    warmup_rounds: int = setting(
+        0,
+        "rounds in which the rate rises to its full value, before the schedule begins",
+        minimum=0,
+        kind="rounds",
+    )
+    warmup_batches: int = setting(
+        0, "optimiser steps of a training in which its rate rises to its full value", minimum=0
+    )
+    loss: str = setting("cross-entropy", "training loss", choices=("cross-entropy", "focal"))
+    class_weights: str = setting(
+        "none",
+        "cross-entropy: weight of each class; balanced: n / (C n_c), of this silo's samples",
+        choices=("none", "balanced"),
+    )
+    label_smoothing: float = setting(
+        0.0,
+        "cross-entropy: share of a label that is spread over all classes",
+        minimum=0,
+        below=1,
+    )
+    # From about 20 on a batch's gradient is its worst sample's alone: one patient's (tests/client/test_extraction.py).
+    focal_gamma: float = setting(
+        1.0, "focusing parameter of the focal loss", symbol="γ", minimum=0, maximum=5
+    )
+
+    def decayed(self, rate: float, server_round: int) -> float:
+        """Return this round's value of a learning rate: times lr-decay per round since the first, and its schedule.
+
+        The schedule is torch's LinearLR over the warm-up, then its CosineAnnealingLR or StepLR. After the last round,
+        where newcomers train, the last one's rate holds.
+        """
+        past, warm = min(server_round, self.rounds) - 1, self.warmup_rounds
+        rate *= self.lr_decay ** (server_round - 1)
+        if past < warm:
+            return rate * (past + 1) / (warm + 1)
+        if self.schedule == "cosine":
+            return rate * (1 + math.cos(math.pi * (past - warm) / (self.rounds - warm))) / 2
+        falls = (past - warm) // self.schedule_every if self.schedule == "step" else 0
+        return rate * self.schedule_factor**falls
+
+    @property
+    def l2(self) -> float:
+        """The weight decay that is part of a step's gradient."""
+        return 0.0 if self.optimizer == "adamw" else self.weight_decay
+
+    def check_rates(self) -> None:
+        """Raise UserError if the learning rate could never reach its full value."""
+        if self.warmup_rounds >= self.rounds:
+            raise UserError(
+                f"warmup-rounds = {self.warmup_rounds}: fewer than rounds = {self.rounds} are needed here"
+            )
+        if self.class_weights == "balanced" and self.loss != "cross-entropy":
+            raise UserError(
+                f"class-weights = balanced: loss = cross-entropy has them, {self.loss} has not"
+            )
+
+    def check_passes(self, method: str) -> None:
+        """Raise UserError for a way of computing a batch that only the run's loss alone allows."""
+        reason = f"not for {method}, whose loss depends on features or a whole batch"
+        if self.accumulate > 1:
+            raise UserError(f"accumulate = {self.accumulate}: {reason}; take accumulate = 1")
+        if self.precision == "fp16":
+            raise UserError(f"precision = fp16, which may repeat a batch: {reason}; take bf16")
+
+    def check_task(self, task: Task) -> None:
+        """Raise UserError for a setting that does not fit the task's labels or loss."""
+        balanced = f"sampler = {self.sampler}, class-weights = {self.class_weights}"
+        if "balanced" in (self.sampler, self.class_weights) and not task.single_label:
+            raise UserError(f"{balanced}: for samples of one class each, not for {task.name}")
+        if self.accumulate > 1 and not task.of_each:
+            raise UserError(
+                f"accumulate = {self.accumulate}: not for {task.name}, whose loss compares the samples of a batch"
+            )
+
+    def check_private(self) -> None:
+        """Raise UserError for a setting that clipped and noised gradients do not fit."""
+        if self.clip_gradient:
+            raise UserError(
+                f"dp = true: not with clip-gradient = {self.clip_gradient:g}: dp.clip-norm clips each unit's gradient"
+            )
+        for key, value in (("sampler", self.sampler), ("class-weights", self.class_weights)):
+            if value == "balanced":
+                raise UserError(
+                    f"dp = true: not with {key} = balanced, which depends on all records, without noise"
+                )
+        if self.precision != "float32":
+            raise UserError(
+                f"dp = true: not with precision = {self.precision}: a clipped sum is exact in float32 alone"
+            )
+        if self.accumulate > 1:
+            raise UserError(
+                f"dp = true: not with accumulate = {self.accumulate}: a batch is computed in parts as it is"
+            )
