@@ -128,6 +128,8 @@ def study_page(study: StudyProtocol, signer: str) -> str:
         *(f"  {key} = {words(allowed)}" for key, allowed in study.settings.items()),
         "",
         *textwrap.wrap(noise_text(study), WIDTH),
+        *textwrap.wrap(sums_text(study), WIDTH),
+        *(f"  {name} {own}" for name, own in sorted(study.peers.items())),
     ]
     return "\n".join(map(escaped, lines))
 
@@ -147,6 +149,17 @@ def noise_text(study: StudyProtocol) -> str:
     return (
         "Nothing here adds noise to what leaves. The party that runs the server can read training records from "
         "updates; the limits above bound how much is asked, not what one reply gives away (docs/attacks.md)."
+    )
+
+
+def sums_text(study: StudyProtocol) -> str:
+    """Describe whether the server opens only sums of what hospitals send; empty: it opens each update."""
+    if values(study, "secure-aggregation") != [True]:
+        return ""
+    return (
+        "Vectors leave under masks (secure-aggregation = true): the server opens only sums over several hospitals. "
+        "Counts, metrics and data summaries leave as they are. docs/security.md says what a server that lies can "
+        "still open. The hospitals, and the keys that must sign for them:"
     )
 
 
@@ -193,8 +206,23 @@ def review(study: StudyProtocol, place: JoinedSilo, samples: int | None = None) 
         lines += [
             f"your policy refuses a part of it: {fault}" for found in faults for fault in found
         ]
+    lines += _peer_faults(study, place)
     earlier = approvals.list_approved(place.state)
     return [*dict.fromkeys(lines), *dangers(study, place.policy, earlier, samples)]
+
+
+def _peer_faults(study: StudyProtocol, place: JoinedSilo) -> Iterator[str]:
+    """Yield why no masked vector of a study could leave here."""
+    training, policy = study.peers.keys() - {*study.held_out}, place.policy
+    if True not in values(study, "secure-aggregation") or place.name in study.held_out:
+        return
+    if place.name not in training:
+        yield f"[peers] does not name {place.name}: no message with secure-aggregation = true is answered here"
+    elif len(training) - 1 < policy.secure_peers:
+        yield (
+            f"your policy has {policy.line('secure_peers')}, and [peers] {len(training) - 1} besides {place.name}: no "
+            "message with secure-aggregation = true is answered here"
+        )
 
 
 def corners(study: StudyProtocol, method: str) -> list[dict[str, Any]]:

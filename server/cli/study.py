@@ -22,15 +22,17 @@ def new(args: argparse.Namespace) -> None:
     from partitions.common.files import write_atomically
     from partitions.schema import NO_SCHEMA, load_schema
     from server.deploy.federation import read_federation
-    from server.deploy.study_draft import app_sums, draft
+    from server.deploy.study_draft import app_sums, draft, known_peers
 
     if args.file.exists() and not args.overwrite:
         raise UserError(f"{args.file} is there already: --overwrite replaces it")
     values, own, schema, held_out = run_values(args), {}, NO_SCHEMA, args.held_out
+    peers = dict[str, str]()
     # Its runs have the settings, the schema and the roles that the file states
     if args.federation.is_file():
         federation = read_federation(args.federation, check_data=False)
         own, schema = federation.settings, federation.schema
+        peers = known_peers(federation)
         held_out = held_out or federation.held_out(values.get("strategy"))
     schema = load_schema(args.schema) if args.schema else schema
     texts = {key: getattr(args, key) for key in TEXTS}
@@ -43,6 +45,7 @@ def new(args: argparse.Namespace) -> None:
         bytes_=args.bytes,
         schema=schema.digest if schema.content else "",
         held_out=held_out,
+        peers={**peers, **dict(map(pair, args.peer))},
     )
     write_atomically(args.file, text)
     empty = [key for key, found in texts.items() if not found]
@@ -50,6 +53,14 @@ def new(args: argparse.Namespace) -> None:
         print(f"write {', '.join(empty)} into it")
     print(f"then: silofl study check {args.file}; silofl study sign {args.file}")
     print(args.file)
+
+
+def pair(text: str) -> tuple[str, str]:
+    """Return the silo and the fingerprint of `--peer SILO=FINGERPRINT`. Raises UserError."""
+    name, equals, own = text.partition("=")
+    if not equals:
+        raise UserError(f"--peer {text}: write SILO=SHA256:..., the fingerprint of its key")
+    return name, own
 
 
 def check(args: argparse.Namespace) -> None:
@@ -127,6 +138,11 @@ ACTIONS = (
                 "--held-out",
                 "SILO",
                 "a hospital that does not train (default: the federation's)",
+            ),
+            several(
+                "--peer",
+                "SILO=FINGERPRINT",
+                "the key of a hospital, for secure-aggregation (default: those registered from here)",
             ),
             option(
                 "--bytes",

@@ -8,13 +8,18 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from client.site.study.dangers import relevant
+from client.site.study.dangers import relevant, values
 from client.site.study.protocol import FREE, STUDY, TEXTS, StudyProtocol, parse_study
 from client.site.trust.apps import build
+from client.site.trust.envelope import fingerprint
 from client.site.trust.methods import DEFAULTS
 from client.site.trust.pins import content_sum
 from client.studies import corners
 from partitions.common.errors import UserError
+from server.deploy.credentials import Credentials
+from server.deploy.federation import Federation
+from server.deploy.local.record import remote_keys, state_root
+from strategies.base.aggregation.secure import FEWEST
 from strategies.base.evaluation import EVALUATE, asks_for_models
 from strategies.base.run_settings import RunSettings, parse_settings
 
@@ -33,6 +38,8 @@ ALWAYS = (  # settings that every protocol lists, even with default values
 )
 BYTES = 10**9  # default limit of the bytes that leave a hospital
 DAYS = 365
+# Messages of a run for secure aggregation, beside one per round: keys and shares, at the start and before a repeat
+REPEATS = 12
 QUERIES = 4  # data summary requests per run: more than one, as a silo may be offline or its process may die
 
 
@@ -46,10 +53,12 @@ def draft(
     bytes_: int = BYTES,
     schema: str = "",
     held_out: Sequence[str] = (),
+    peers: Mapping[str, str] | None = None,
 ) -> str:
     """Return a protocol of runs with these settings; comma-separated strategies or seeds give several runs.
 
     ``texts``: purpose, contact, results, retention; a missing one stays empty, and the protocol is then incomplete.
+    ``peers``: the fingerprint of each silo's key, for runs with secure aggregation.
     Raises UserError for invalid settings.
     """
     if values.get("strategy") == EVALUATE:
@@ -98,7 +107,8 @@ def draft(
             f"{json.dumps(key) if '.' in key else key} = {_toml(value)}"
             for key, value in sorted(settings.items())
         ),
-        *_limits(len(runs), runs[0].common.rounds, bytes_, _evaluations(runs[0])),
+        *_limits(runs, bytes_),
+        *(_peers(peers or {}) if runs[0].common.secure_aggregation else []),
     ]
     return "\n".join(lines) + "\n"
 
@@ -122,20 +132,44 @@ def _evaluations(run: RunSettings) -> int:
     )
 
 
-def _limits(runs: int, rounds: int, bytes_: int, evaluations: int) -> list[str]:
-    """Return the lines of a draft's limits. ``rounds``, ``evaluations``: numbers per run."""
+def _limits(runs: Sequence[RunSettings], bytes_: int) -> list[str]:
+    """Return the lines of a draft's limits. With secure aggregation a round has one message more."""
+    common, evaluations, count = runs[0].common, _evaluations(runs[0]), len(runs)
+    queries = QUERIES + (common.rounds + REPEATS if common.secure_aggregation else 0)
     return [
         "",
         "# What one hospital answers at most, in all runs together.",
         "[limits]",
-        f"runs = {runs}",
-        f"rounds = {runs * rounds}",
-        f"evaluations = {evaluations * runs}",
-        f"queries = {QUERIES * runs}",
-        f"messages = {runs * (rounds + evaluations + QUERIES)}",
+        f"runs = {count}",
+        f"rounds = {count * common.rounds}",
+        f"evaluations = {evaluations * count}",
+        f"queries = {queries * count}",
+        f"messages = {count * (common.rounds + evaluations + queries)}",
         f"bytes = {bytes_}",
         f"days = {DAYS}",
     ]
+
+
+def _peers(peers: Mapping[str, str]) -> list[str]:
+    """Return the lines of a draft's peers."""
+    return [
+        "",
+        "# The fingerprint of each hospital's key, as it tells you: no other is in a sum.",
+        "[peers]",
+        *(f"{name} = {json.dumps(own)}" for name, own in sorted(peers.items())),
+    ]
+
+
+def known_peers(federation: Federation) -> dict[str, str]:
+    """Return the fingerprints of the keys that a federation has registered from here, by silo."""
+    folder, found = state_root() / federation.name, dict[str, str]()
+    credentials = Credentials(folder / "credentials")
+    for silo in federation.silos:
+        if credentials.node_public_key(silo.name).is_file():
+            found[silo.name] = fingerprint(credentials.node_public_pem(silo.name))
+    for file in sorted(remote_keys(folder).glob("*.pem")):
+        found[file.stem] = fingerprint(file.read_bytes())
+    return found
 
 
 def _toml(value: Any) -> str:
@@ -161,6 +195,11 @@ def check(text: str, path: str) -> StudyProtocol:
     if empty := [key for key in TEXTS if not getattr(study, key).strip(" .")]:
         raise UserError(
             f"{path}: {empty[0]} has no words: a committee reads {', '.join(TEXTS)}"
+        )
+    if True in values(study, "secure-aggregation") and len(study.peers) < FEWEST:
+        raise UserError(
+            f"{path}: [peers] has {len(study.peers)} silos: secure-aggregation = true needs at least {FEWEST}, each as "
+            'NAME = "SHA256:..." of its key (silofl study new --peer)'
         )
     for method in study.methods:
         for run in corners(study, method):

@@ -1123,6 +1123,30 @@ def test_a_draft_with_a_schema_and_a_held_out_hospital(tmp_path: Path) -> None:
     assert (found.limits.queries, found.limits.messages) == (4, 8)
 
 
+def test_a_draft_of_secure_sums_names_each_silos_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A round has one message more; a check misses the keys that are not there."""
+    file, peers = tmp_path / "study.toml", {n: f"SHA256:{ord(n):064}" for n in "abc"}
+    new = ["study", "new", str(file), "--name", "trial", "--sum", APP, *WORDS, "--overwrite"]
+    new += ["--strategy", "fedavg", "--rounds", "5", "--set", "secure-aggregation=true"]
+    assert main(new) == 0 and main(["study", "check", str(file)]) == 2
+    assert "[peers] has 0 silos" in capsys.readouterr().err
+    assert main([*new, "--peer", "a"]) == 2
+    given = [word for n, own in peers.items() for word in ("--peer", f"{n}={own}")]
+    assert main([*new, *given]) == 0
+    assert main(["study", "check", str(file)]) == 0
+    found = parse_study(file.read_text(), "f")
+    assert found.peers == peers
+    assert (found.limits.queries, found.limits.messages) == (4 + 5 + 12, 21 + 5 + 2)
+    page = studies.study_page(found, "")
+    assert "only sums over several" in page and f"  b {peers['b']}" in page
+    assert "under masks" not in studies.study_page(study(), "")
+    for name, says in (("a", "secure-peers = 4, and [peers] 2 besides a"), ("d", "name d")):
+        place = studies.JoinedSilo(name, tmp_path / "state", Policy())
+        assert any(says in line for line in studies.review(found, place))
+
+
 def test_the_page_says_whether_noise_is_added() -> None:
     """Only where every run of the study has it, with the study's own numbers."""
     without = ("", 'strategy = ["fedavg"]\ndp = [true, false]')
