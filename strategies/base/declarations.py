@@ -44,6 +44,7 @@ NUMBERS: Mapping[str, str] = {
     "wanted": "which silos' models it wants",
     "weights": "how much it takes of which silo",
     "steps": "its number of steps",
+    "cluster": "which of the models it trains",
     "variance": "the variance of its features",
     "sensitivity": "one sensitivity per layer",
 }

@@ -92,7 +92,9 @@ CASES: dict[str, tuple[dict[str, Any], Flow, Flow]] = {
         keep=0.5,
         unit="tensor",
     ),
+    "fedlc": case("fedlc", tau=1.0),
     "fednova": case("fednova"),
+    "fedntd": case("fedntd", temperature=2.0),
     "fedpac": case("fedpac", (FULL, FULL + TABLE), (PAC, PAC), head_epochs=2),
     "fedper": case("fedper", **PART),
     "fedphp": case("fedphp", lambda_=0.5),
@@ -115,6 +117,7 @@ CASES: dict[str, tuple[dict[str, Any], Flow, Flow]] = {
     "gpfl": case("gpfl", (VALVE, VALVE), (VALVE, VALVE)),
     "gpfl, own contexts": case("gpfl", (VALVE, VALVE), (VALVE, VALVE), contexts="own"),
     "heurfedamp": case("heurfedamp", **LATER, sigma=3.0),
+    "ifca": case("ifca", down=(2 * FULL, 2 * FULL)),
     "lg-fedavg": case("lg-fedavg", (HEAD,), (HEAD,), layers=1),
     "lg-fedavg, pretrain": case(
         "lg-fedavg", (FULL, FULL, HEAD), (FULL, HEAD), layers=1, pretrain=1

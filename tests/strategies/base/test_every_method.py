@@ -40,6 +40,7 @@ UNITS: Mapping[str, set[int]] = {
     "Σ": {FULL},
     "M Σ": {2 * FULL},
     "2 Σ": {2 * FULL},
+    "k Σ": {2 * FULL},
     "Σ_s": {BODY, HEAD},
     "0": {0},
     "≤ Σ": set(range(FULL + 1)),

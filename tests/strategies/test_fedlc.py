@@ -1,0 +1,92 @@
+"""FedLC: two silos by hand, rounds in numpy, and where it is FedAvg (B53)."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import Files, federate, gradient, initial, rows_of, settings_of, write_silo
+from two_layers import assert_received_is_fedavgs
+
+from partitions.common.errors import UserError
+
+OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "momentum": 0.9}
+
+
+@pytest.mark.usefixtures("zero_start")
+def test_two_silos_by_hand(tmp_path: Path) -> None:
+    """One step of 1 from 0, x = 1 for all; weights and biases of a class are equal, as x is 1. τ = 1.
+
+    a has class 0 once and class 1 sixteen times: margins 1 and 16^(-1/4) = 1/2, so the loss sees the difference
+    z_0 - z_1 = -1/2, and p = P(0) = 1 / (1 + e^(1/2)). The gradient of z_0 is p - 1/17, and w_0 = 1/17 - p = -w_1.
+    b has class 1 alone, three times: class 0 is out of the loss, p = 0, nothing moves. The mean: 17/20 of a's.
+    """
+    files = {
+        "a": write_silo(tmp_path / "a.npz", [[1]] * 17, [0] + [1] * 16),
+        "b": write_silo(tmp_path / "b.npz", [[1]] * 3, [1] * 3),
+    }
+    run = federate(files, strategy="fedlc", rounds=1, fedlc__tau=1.0, weight_cap=0)
+    u = (1 / 17 - 1 / (1 + math.exp(0.5))) * 17 / 20
+    assert run.personal("b").tolist() == [0, 0, 0, 0]
+    assert run.strategy.state.arrays["global"].tolist() == pytest.approx(
+        [u, -u, u, -u], abs=1e-6
+    )
+
+
+def test_rounds_in_numpy(three: Files) -> None:
+    """Four rounds of three full-batch steps; a margin is a bias that only the training has; b is away in round 2."""
+    tau, eta = 2.0, 0.4
+    run = federate(
+        three,
+        strategy="fedlc",
+        rounds=4,
+        local_epochs=3,
+        learning_rate=eta,
+        fedlc__tau=tau,
+        prepare=lambda grid: grid.absent.add(("b", 2)),
+    )
+    w = initial(run.settings, 3, 3).double().numpy()
+    for r in range(1, 5):
+        came = [s for s in three if (s, r) != ("b", 2)]
+        ends, weights = [], []
+        for silo in came:
+            x, y = rows_of(three[silo])
+            counts = np.bincount(y, minlength=3)
+            margin = np.where(counts > 0, tau * np.maximum(counts, 1) ** -0.25, 1e3)
+            local = w.copy()
+            for _ in range(3):
+                seen = local.copy()
+                seen[9:] -= margin
+                local = local - eta * gradient(seen, x, y)
+            ends.append(local)
+            weights.append(len(y))
+        w = np.average(ends, axis=0, weights=weights)
+    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w, abs=1e-5)
+
+
+def test_without_margins_it_is_fedavg(three: Files) -> None:
+    assert_received_is_fedavgs(three, "fedlc", {**OPTIONS, "fedlc__tau": 0.0})
+
+
+def test_equal_counts_are_fedavg_up_to_rounding(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    files = {
+        name: write_silo(tmp_path / f"{name}.npz", rng.normal(size=(9, 3)), [0, 1, 2] * 3, 3)
+        for name in "ab"
+    }
+    plain, run = (federate(files, strategy=s, **OPTIONS) for s in ("fedavg", "fedlc"))
+    torch.testing.assert_close(
+        run.strategy.state.arrays["global"],
+        plain.strategy.state.arrays["global"],
+        rtol=0,
+        atol=1e-5,
+    )
+
+
+def test_counts_have_no_noise(three: Files) -> None:
+    with pytest.raises(UserError, match="dp = true: not with fedlc: its loss shifts logits by"):
+        settings_of(three, strategy="fedlc", dp=True)
