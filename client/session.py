@@ -305,7 +305,7 @@ class ClientSession:
             note_terms(state, study, number, may_leave=self.sends_own_model)
         silo, settings, common = self.silo, self.settings, self.settings.common
         if newcomer:
-            common = replace(common, local_epochs=common.hold_out_epochs)
+            common = replace(common, local_epochs=common.hold_out_epochs, local_steps=0)
         state.arrays = {
             name: tensor.to(silo.model.device) for name, tensor in state.arrays.items()
         }

@@ -110,6 +110,7 @@ class FedADMM(PersonalizedStrategy):
         own_model="kept",
         note="what is sent is a step from the received model to the own one, plus older steps: nearly the own model",
         not_lossy=LOCAL_SUMS,
+        local_steps=False,
     )
     client = FedADMMClient
     Settings = AdmmSettings

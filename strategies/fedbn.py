@@ -58,6 +58,7 @@ class FedBN(PartialStrategy):
         reports="received",
         buffers="local",
         dp="",
+        local_steps=True,
     )
     client = FedBNClient
     Settings = BnSettings

@@ -83,6 +83,7 @@ class FedNova(PersonalizedStrategy):
         sends_numbers=("steps",),
         ala=False,
         lossy=True,
+        local_steps=False,
     )
     client = FedNovaClient
     Settings = NovaSettings

@@ -34,6 +34,7 @@ class Local(PersonalizedStrategy):
         sends=("0", "0"),
         uploads=(),
         dp="nothing",
+        local_steps=True,
         whole=False,
         own_model="kept",
         receives="nothing",

@@ -32,6 +32,7 @@ class Pooled(PersonalizedStrategy):
         robust=RULES,
         not_sums="one silo has all data, and no other is in the sum",
         lossy=True,
+        local_steps=True,
         buffers="shared",
         plain_loss=True,
     )

@@ -24,6 +24,7 @@ MOST: dict[type[Any], float] = {int: 10_000, float: 3e38}
 Value = bool | int | float | str
 KINDS: Mapping[str, str] = {  # of settings that a hospital's policy limits
     "epochs": "passes over the training part per round",
+    "local-steps": "mini-batches per round, in place of passes",
     "mixing-epochs": "passes that learn only how models are mixed",
     "steps": "inner steps, and batches, of a method",
     "rounds": "rounds of a run",

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any, ClassVar
 
 import torch
@@ -228,10 +229,15 @@ class SiloClient(NumPyClient):
         """Yield mini-batches (x, y) of the training split: shuffled, or Poisson samples if gradients are private.
 
         Images are augmented by the setting ``augment``, unless ``as_they_are``. If ``until()`` is true after an epoch,
-        the iteration ends; ``epochs`` defaults to local-epochs.
+        the iteration ends; ``epochs`` defaults to local-epochs, or to as many as local-steps mini-batches need.
         """
-        epochs = self.common.local_epochs if epochs is None else epochs
         augment = None if as_they_are else self.silo.augment
+        if epochs is None and (steps := self.common.local_steps):
+            every = shuffled_batches(
+                self.silo, self.common, self.round, steps, purpose, augment, until
+            )
+            return islice(every, steps)
+        epochs = self.common.local_epochs if epochs is None else epochs
         if self.privacy is not None and self.privacy.on:
             return private_batches(self.privacy, self.silo, epochs, augment, until)
         # Where each sample is asked for, none is drawn twice.

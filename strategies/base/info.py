@@ -99,6 +99,8 @@ class MethodInfo:
     # Values of its settings that the sum needs
     sums_at: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     not_sums: str = "its MethodInfo does not declare `sums`"  # the reason, if not ``sums``
+    # Whether its local training may be counted in mini-batches instead of epochs (``local-steps``)
+    local_steps: bool = False
     # Whether its silos start from a received model, which ``ala = true`` may mix
     ala: bool = False
     # BatchNorm statistics: "shared" averages them with the setting ``buffers = "shared"``, "local" never does.
@@ -129,7 +131,13 @@ _TYPICAL = partial(
     MethodInfo, late="starts", ala=True, buffers="shared", dp="gradient", plain_loss=True
 )
 ONE_MODEL = partial(
-    _TYPICAL, reports="received", newcomer="model", one_model=True, robust=RULES, sums="samples"
+    _TYPICAL,
+    reports="received",
+    newcomer="model",
+    one_model=True,
+    robust=RULES,
+    sums="samples",
+    local_steps=True,
 )
 OWN_COPY = partial(_TYPICAL, newcomer="copy", robust=RULES, lossy=True, sums="samples")
 OWN_LAYERS = partial(

@@ -322,6 +322,10 @@ def _check_method(info: MethodInfo, common: Common, own: Any) -> None:
         raise UserError(
             f"ala = true mixes a received model: it needs {common.strategy}.start = received"
         )
+    if common.local_steps and not info.local_steps:
+        raise UserError(
+            f"local-steps = {common.local_steps}: {info.name} counts its local training in epochs; set local-epochs"
+        )
     check_robust(info, common)
     if info.trains and not info.plain_loss:
         common.check_passes(info.name)

@@ -77,6 +77,7 @@ NETWORKS = "auto apple-cnn fedala-cnn diversifed-cnn fedapm-cnn player-cnn playe
 KINDS: dict[str, str] = {
     "rounds": "rounds warmup-rounds",
     "epochs": "local-epochs hold-out-epochs ditto.personal-epochs fedalt.personal-epochs fedalt.shared-epochs fedavg-ft.epochs fedbabu.epochs fedpac.head-epochs fedprox-ft.epochs fedrep.head-epochs fedrep.body-epochs",
+    "local-steps": "local-steps",
     "learning-rate": "learning-rate apple.dr-learning-rate fedpac.head-learning-rate lp-proj.reference-learning-rate per-fedavg.step pfedme.personal-learning-rate",
     "decay": "weight-decay diversifed.lambda fedadmm.rho fedamp.lambda fedapm.rho feddyn.alpha fednova.mu fedprox.mu fedprox-ft.mu gpfl.mu heurfedamp.lambda pfedme.mu",
     "decay-divisor": "diversifed.step fedamp.step heurfedamp.step",
@@ -87,6 +88,7 @@ SETTINGS = {key: kind for kind, keys in KINDS.items() for key in keys.split()}
 DEFAULTS: dict[str, bool | int | float | str] = {
     "rounds": 20,
     "local-epochs": 1,
+    "local-steps": 0,
     "batch-size": 64,
     "sampler": "shuffled",
     "min-batch-size": 1,

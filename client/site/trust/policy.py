@@ -62,6 +62,7 @@ MOST_DELTA = 0.01  # more is no protection: one unit in a hundred may be shown
 APP_NETWORKS = "models."  # networks of the app itself, which `allowed-apps` pins, whatever else is installed here
 LIMITS = {  # the rule for settings of a kind; the others are factors of `max_decay`
     "epochs": "max_local_epochs",
+    "local-steps": "max_local_steps",
     "mixing-epochs": "max_mixing_epochs",
     "steps": "max_inner_steps",
     "rounds": "max_rounds",
@@ -178,6 +179,9 @@ class Rules(Frozen):
     )
     max_local_epochs: Most = rule(
         20, NO_LIMIT, "most epochs per round, of each training that a method has"
+    )
+    max_local_steps: Most = rule(
+        1000, NO_LIMIT, "most mini-batches per round that a run asks for in place of epochs"
     )
     max_mixing_epochs: Most = rule(
         100, NO_LIMIT, "most epochs per round that learn only how models are mixed"

@@ -23,6 +23,12 @@ class LocalTraining:
     local_epochs: int = setting(
         1, "epochs of local training per round", symbol="E", minimum=0, kind="epochs"
     )
+    local_steps: int = setting(
+        0,
+        "mini-batches of local training per round, whatever a silo's size, in place of local-epochs; 0: epochs",
+        minimum=0,
+        kind="local-steps",
+    )
     batch_size: int = setting(
         64, "mini-batch size", symbol="B", minimum=1, maximum=MOST_SAMPLES
     )
@@ -169,6 +175,10 @@ class LocalTraining:
         if self.precision != "float32":
             raise UserError(
                 f"dp = true: not with precision = {self.precision}: a clipped sum is exact in float32 alone"
+            )
+        if self.local_steps:
+            raise UserError(
+                f"dp = true: not with local-steps = {self.local_steps}: the budget counts epochs; set local-epochs"
             )
         if self.accumulate > 1:
             raise UserError(

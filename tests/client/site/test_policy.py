@@ -220,11 +220,13 @@ def test_whatever_says_how_many_epochs_steps_or_rounds_is_declared(owner: str) -
             and not isinstance(f.default, bool)
             and site_policy.AMOUNT.search(key)
         ):
-            assert f.metadata["kind"] in ("epochs", "mixing-epochs", "steps", "rounds"), key
+            assert f.metadata["kind"] in site_policy.LIMITS, key
 
 
 def test_a_kind_that_is_none_is_refused() -> None:
-    with pytest.raises(ValueError, match="kind = 'epoch': one of epochs, mixing-epochs, steps"):
+    with pytest.raises(
+        ValueError, match="kind = 'epoch': one of epochs, local-steps, mixing-epochs"
+    ):
         setting(1, "a setting", kind="epoch")
     assert set(SETTINGS.values()) == set(KINDS)
 
