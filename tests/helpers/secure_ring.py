@@ -25,7 +25,8 @@ class Ring:
 
     def __init__(self, folder: Path, count: int, least: int = 2) -> None:
         self.folder, self.least, self.settings = folder, least, dict(SETTINGS)
-        self.names = [f"clinic-{number:02d}" for number in range(1, count + 1)]
+        width = max(2, len(str(count)))
+        self.names = [f"clinic-{number:0{width}}" for number in range(1, count + 1)]
         self.nodes = {name: new_key() for name in self.names}
         self.peers = {n: fingerprint(public_pem(key)) for n, key in self.nodes.items()}
         self.silos = {name: self.silo(name) for name in self.names}

@@ -78,7 +78,7 @@ class SecureMessage:
         found = call[self.asked](self.record)
         self.note = {key: self.record[key] for key in ("round", "attempt")}
         if self.asked == UNMASK:
-            self.note["survivors"] = len(self.record["survivors"])
+            self.note |= {"survivors": len(self.record["survivors"]), "gone": self.silo.gone}
         return Message(RecordDict({RECORD: _config(found)}), reply_to=self.message)
 
     def _mask(self, reply: Any) -> None:

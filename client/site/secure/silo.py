@@ -78,6 +78,7 @@ class SecureSilo:
         self.folder, self.silo, self.key, self.run, self.agreed = folder, silo, key, run, agreed
         self.path = folder / "secure" / f"{quote(silo, safe='')}.json"
         self.samples = 0
+        self.gone: list[str] = []  # silos of the list that the last `unmask` did not name
 
     def note_samples(self, count: int) -> None:
         """Keep the number of training samples that this silo's data summary has told; all statements have it."""
@@ -207,6 +208,7 @@ class SecureSilo:
             self._write(slots)
         if entry["survivors"] != survivors:
             raise SiteError(f"round {slot.round} was answered for other survivors")
+        self.gone = [name for name in names if name not in survivors]
         return {"shares": [decoded(share) for share in entry["answer"]]}
 
     # --- checks ---------------------------------------------------------------------------------------------------

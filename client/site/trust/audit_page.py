@@ -109,12 +109,38 @@ def of_run(
     yield from textwrap.wrap(
         withheld_text(sent), 110, initial_indent="  withheld  ", subsequent_indent=" " * 12
     )
+    yield from textwrap.wrap(
+        masked_text(sent), 110, initial_indent="  masked    ", subsequent_indent=" " * 12
+    )
     yield f"  left      {len(sent)} messages, {sum(entry['bytes'] for entry in sent)} bytes{span}"
     yield from textwrap.wrap(
         receipt_text(sent), 110, initial_indent="  receipts  ", subsequent_indent=" " * 12
     )
     for what, (count, size) in kinds(sent).items():
         yield f"            {count:5} x {what}, {size} bytes"
+
+
+def masked_text(sent: Iterable[Entry]) -> str:
+    """Return in how many rounds vectors left under masks, over how many silos, repeated how often, and who was gone."""
+    notes = [entry["secure"] for entry in sent if entry.get("secure")]
+    uploads = [note for note in notes if "silos" in note]
+    sums = [note for note in notes if "survivors" in note]
+    if not uploads:
+        return ""
+    rounds, counts = {note["round"] for note in uploads}, {note["survivors"] for note in sums}
+    again = {note["round"] for note in uploads if note["attempt"] > 1}
+    ends = dict.fromkeys(map(str, (min(counts, default=0), max(counts, default=0))))
+    over = f" over {' to '.join(ends)} silos" if counts else ""
+    text = f"{len(rounds)} rounds, {len(sums)} sums{over}; {len(again)} repeated"
+    gone = [f"{name} in round {note['round']}" for note in sums for name in note["gone"]]
+    bad = {name for note in uploads for name in note.get("unreadable", ())}
+    return "; ".join(
+        [
+            text,
+            *([f"gone: {', '.join(gone)}"] if gone else []),
+            *([f"no share that opens of {', '.join(sorted(bad))}"] if bad else []),
+        ]
+    )
 
 
 def receipt_text(sent: Iterable[Entry]) -> str:

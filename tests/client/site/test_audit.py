@@ -20,7 +20,7 @@ from forks import in_fork
 
 from client.site.audit_gate import describe_message, release_reply
 from client.site.terms import Terms
-from client.site.trust import chain
+from client.site.trust import audit_page, chain
 from client.site.trust.audit import LARGEST_SETTINGS, Log, files_of, settings_of, verify
 from client.site.trust.chain import chain_line, digest
 from client.site.trust.methods import DEFAULTS
@@ -593,3 +593,17 @@ def test_where_a_log_is_looked_for(
     for where in ([], [str(tmp_path / "clinic.tar")]):
         assert main(["audit", *where]) == 0
         assert "clinic, 2026-11" in capsys.readouterr().out
+
+
+def test_the_page_says_who_was_in_the_masked_sums() -> None:
+    slots = [
+        {"round": 1, "attempt": 1, "silos": 6, "unreadable": ["west"]},
+        {"round": 1, "attempt": 2, "silos": 6},
+        {"round": 1, "attempt": 2, "survivors": 6, "gone": []},
+        {"round": 2, "attempt": 1, "silos": 6},
+        {"round": 2, "attempt": 1, "survivors": 5, "gone": ["north"]},
+    ]
+    assert audit_page.masked_text([{"secure": slot} for slot in slots]) == (
+        "2 rounds, 2 sums over 5 to 6 silos; 1 repeated; gone: north in round 2; no share that opens of west"
+    )
+    assert audit_page.masked_text([{"bytes": 3}, {"secure": None}]) == ""

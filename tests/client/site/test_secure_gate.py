@@ -21,7 +21,7 @@ from client.site.secure.unmasking import open_sum
 from client.site.study import approvals
 from client.site.study.protocol import parse_study
 from client.site.terms import Terms
-from client.site.trust import audit
+from client.site.trust import audit, audit_page
 from client.site.trust.envelope import fingerprint, public_pem
 from client.site.trust.keys import new_key, write_key
 from client.site.trust.methods import DEFAULTS
@@ -175,8 +175,10 @@ def test_a_round_leaves_masked_and_its_sum_is_opened(hospitals: dict[str, Hospit
         (KEYS, {"round": 1, "attempt": 1}),
         (START, {"round": 1, "attempt": 1}),
         ("train", {"round": 1, "attempt": 1, "silos": 3}),
-        (UNMASK, {"round": 1, "attempt": 1, "survivors": 3}),
+        (UNMASK, {"round": 1, "attempt": 1, "survivors": 3, "gone": []}),
     ]
+    page = audit_page.page(one.entries(), one.entries()[0]["time"][:7])
+    assert "masked    1 rounds, 1 sums over 3 silos; 0 repeated\n" in page
     logged = one.entries()[4]["sent"][0]["sha256"]
     assert logged == audit.digest(masked["north"].content.array_records[ARRAYS][ARRAY].data)
 
