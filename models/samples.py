@@ -68,7 +68,7 @@ class Samples:
             None if mean is None or std is None else (mean.to(device), std.to(device))
         )
         self._kept = self._inputs(_tensors(x)) if self._x is None else None
-        self.at_once = min(at_once(own.shape, own.dtype) for own in inputs_of(x).values())
+        self.at_once = most_at_once(x)
         self._length = len(y)
         if self._masks is None:
             self._y = _tensor(y.astype(_kept_as(y), copy=False)).to(self.device)
@@ -188,6 +188,11 @@ class _Reader(Dataset[tuple[Tensor, dict[str, Tensor], Tensor | None]]):
 
     def __getitem__(self, index: Any) -> tuple[Tensor, dict[str, Tensor], Tensor | None]:
         return index, self.samples._read(index), self.samples._read_masks(index)
+
+
+def most_at_once(x: Any) -> int:
+    """Return how many samples an evaluation batch has; fewer where they have many values or time steps."""
+    return min(at_once(own.shape, own.dtype) for own in inputs_of(x).values())
 
 
 def at_once(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:

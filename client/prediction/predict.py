@@ -6,7 +6,6 @@ intervals. One function, :func:`answers_of`, applies them all: for local files, 
 
 from __future__ import annotations
 
-import math
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,7 +23,7 @@ from client.exporting.calibration import TASKS as PROBABILITIES
 from client.exporting.model_card import Card, Scale
 from client.tables.new_samples import NewSamples, answers_csv, named_columns, read_asked
 from models.flat import FlatModel
-from models.samples import BYTE_MEAN, BYTE_STD, Samples
+from models.samples import BYTE_MEAN, BYTE_STD, Samples, most_at_once
 from models.training import predict as logits_of
 from partitions.common.errors import DataError, UserError
 from partitions.importing.source import reading
@@ -35,10 +34,6 @@ from partitions.npz import write_npz
 from partitions.reorder import reorder_columns
 from partitions.schema import Schema, difference, few, moved, order_of
 from partitions.splits import Array, dtype_of, input_shape
-
-BATCH = 512
-# Of pictures and volumes per batch; a U-Net's outputs are several times that
-MOST_VALUES = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -170,7 +165,7 @@ def answers_of(
 def batches_of(asked: NewSamples, data: str) -> Iterator[Array]:
     """Yield the samples in batches; pictures and scans are read on demand. Raises DataError."""
     x = asked.x
-    at_once = BATCH if x.ndim < 4 else max(1, min(BATCH, MOST_VALUES // math.prod(x.shape[1:])))
+    at_once = most_at_once(x)
     if asked.pictures is None:
         yield from (x[i : i + at_once] for i in range(0, len(x), at_once))
         return

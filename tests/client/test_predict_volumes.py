@@ -16,6 +16,7 @@ from scans import NAMED, leaks, write_dicom, write_nifti
 
 from client.prediction import predict
 from client.tables.new_samples import NewSamples
+from models import samples
 from partitions.importing.images import SampleSource
 from partitions.importing.scans import pseudonym
 from partitions.importing.streams import NewPictures, blank
@@ -246,7 +247,7 @@ def test_a_folder_of_masks_is_for_volumes(tmp_path, model, capsys):
 
 def test_volumes_are_read_one_after_the_other(tmp_path, model, capsys, monkeypatch):
     """A second series whose last slice is cut short: the first one's outlines are there by then, and no csv is."""
-    monkeypatch.setattr(predict, "MOST_VALUES", 1)
+    monkeypatch.setattr(samples, "VOLUME_VALUES", 1)
     scan(tmp_path / "new", 20)
     last = scan(tmp_path / "new", 21)[-1]
     last.write_bytes(last.read_bytes()[:-20])
@@ -272,12 +273,12 @@ def test_volumes_are_read_one_after_the_other(tmp_path, model, capsys, monkeypat
 def test_memory_does_not_grow_with_pictures(tmp_path, monkeypatch):
     picture, count = np.full((128, 128), 7, np.uint8), 200
     Image.fromarray(picture).save(tmp_path / "a.png")
-    samples = [SampleSource("here", (), "", "", file=tmp_path / "a.png")] * count
+    sources = [SampleSource("here", (), "", "", file=tmp_path / "a.png")] * count
     like = blank((count, *picture.shape, 1), np.uint8)
     pictures = NewPictures(
-        samples, PictureRecipe(pictures=made_by(like.shape[1:], "uint8", ReadOptions())), like
+        sources, PictureRecipe(pictures=made_by(like.shape[1:], "uint8", ReadOptions())), like
     )
-    monkeypatch.setattr(predict, "MOST_VALUES", 4 * picture.size)
+    monkeypatch.setattr(samples, "VALUES", 4 * picture.size)
     asked = NewSamples(like, 0, make_schema((), (), "uint8"), [""] * count, pictures=pictures)
     tracemalloc.start()
     sizes = [(len(batch), int(batch.min())) for batch in predict.batches_of(asked, "here")]

@@ -12,6 +12,9 @@ import pytest
 from hospitals import ALL, NETWORKS, hospital_files, one_file
 from tiny import federate
 
+from client.prediction.predict import batches_of
+from client.tables.new_samples import NewSamples, read_samples
+from models import samples
 from partitions import npz, stored
 from partitions.common.errors import DataError
 from partitions.manifest import write_partition
@@ -94,6 +97,23 @@ def test_a_run_from_disk_gives_the_numbers_of_a_run_from_memory(
         assert np.array_equal(found.personal(silo), wanted.personal(silo))
 
 
+def test_predictions_are_for_bounded_batches_of_several_inputs_too(
+    tmp_path: Path, on_disk: pytest.MonkeyPatch
+) -> None:
+    on_disk.setattr(samples, "VALUES", 1000)
+    file = one_file(tmp_path, "stays")
+
+    def batches() -> list[Any]:
+        return [*batches_of(NewSamples(*read_samples(file), [], "", None), str(file))]
+
+    found = batches()
+    on_disk.setattr(npz, "MAPPED", 1 << 20)
+    wanted = batches()
+    assert len(found) == len(wanted) > 2
+    for a, b in zip(found, wanted, strict=True):
+        assert a.tobytes() == b.tobytes() and a.dtype == b.dtype
+
+
 def test_masks_on_disk_are_renumbered_when_read(tmp_path: Path) -> None:
     y = np.random.default_rng(1).integers(0, 3, (9, 4, 5)).astype(np.uint8)
     x = np.zeros((9, 4, 5, 1), np.uint8)
@@ -168,6 +188,7 @@ import numpy as np, torch
 from pathlib import Path
 from torch import nn
 from models.flat import FlatModel
+from models import samples
 from models.samples import Samples
 from models.training import loss_gradient, predict
 from partitions import stored
@@ -179,6 +200,7 @@ def limit(extra):
     most = int(line.split()[1]) * 1024 + extra
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
+samples.VALUES, stored.AT_ONCE = 2**21, 2**22
 stored.IN_MEMORY, file, extra = int(sys.argv[2]), sys.argv[1], int(sys.argv[3])
 torch.set_num_threads(1)
 network = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, 2))
@@ -189,7 +211,7 @@ limit(extra)
 d = Division(file, "", "iid", 3, 1, 0.2)
 for data in (read_silo_file(file), part_of(d, 0), part_of(d, 1), part_of(d, 2)):
     train, test = (Samples(s.x, s.y) for s in (data.train, data.test))
-    order = torch.randperm(len(train)).split(32)
+    order = torch.randperm(len(train)).split(16)
     for x, y in train.batches(order):
         loss_gradient(model, x, y, nn.functional.cross_entropy)
     assert predict(model, test).isfinite().all()
@@ -211,8 +233,8 @@ def limited(file: Path, in_memory: int, extra: int) -> subprocess.CompletedProce
 def test_a_set_trains_and_is_divided_in_half_of_its_size(tmp_path: Path) -> None:
     """Of anonymous memory: that of the mapped file is not counted, and the kernel takes it back."""
     rng = np.random.default_rng(3)
-    x = rng.integers(0, 255, (2000, 224, 224, 3), np.uint8)
-    np.savez(tmp_path / "a.npz", x=x, y=np.arange(2000) % 2)
+    x = rng.integers(0, 255, (1000, 224, 224, 3), np.uint8)
+    np.savez(tmp_path / "a.npz", x=x, y=np.arange(1000) % 2)
     found = limited(tmp_path / "a.npz", 1 << 20, x.nbytes // 2)
     assert found.stdout.startswith("done"), found.stderr[-2000:]
     assert "done" not in limited(tmp_path / "a.npz", 1 << 30, x.nbytes // 2).stdout
