@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from client.commands.table import Command, flag, option, several
 from partitions.common.errors import UserError
@@ -11,14 +12,26 @@ from partitions.common.errors import UserError
 
 def check_data(args: argparse.Namespace) -> None:
     from client.tables.importing import schema_at
+    from partitions.own.dataset import named
+    from partitions.own.index import write_index
     from partitions.silo_file import check_silo_file
 
-    checks = check_silo_file(args.file, agreed=schema_at(args.schema) if args.schema else None)
+    agreed = schema_at(args.schema) if args.schema else None
+    with TemporaryDirectory() as folder:
+        file = Path(args.file)
+        if name := "" if file.exists() else named(args.file):
+            file = Path(args.out or f"{folder}/index.npz")
+            write_index(name, file)
+        elif args.out:
+            raise UserError(f"--out is of a data set MODULE:FUNCTION, and {args.file} is none")
+        checks = check_silo_file(file, agreed=agreed)
     for check in checks:
         print(f"{'ok  ' if check.ok else 'FAIL'}  {check.name}: {check.detail}")
     bad = next((check for check in checks if not check.ok), None)
     if bad:
         raise UserError(f"{args.file}: {bad.detail}; {bad.fix}")
+    if args.out:
+        print(f"{args.out}: the index, with the SHA-256 of the code; it has no sample")
 
 
 def request(args: argparse.Namespace) -> None:
@@ -104,7 +117,8 @@ COMMANDS = (
         "check a silo's data file before joining",
         check_data,
         (
-            option("file", "FILE", "the .npz file"),
+            option("file", "FILE|MODULE:FUNCTION", "the .npz file, or a data set of your own"),
+            option("--out", "FILE.npz", "of your own data set: write its index, to join with"),
             option(
                 "--schema",
                 "BUNDLE|FOLDER|FILE",
@@ -115,6 +129,7 @@ COMMANDS = (
         examples=(
             "silofl check-data ours.npz",
             "silofl check-data ours.npz --schema north.tar",
+            "silofl check-data ward.data:ours --out ours.npz",
         ),
     ),
     Command(
@@ -157,7 +172,13 @@ COMMANDS = (
             option(
                 "bundle", "BUNDLE", "NAME.tar from silofl add-silo, or its folder", type=Path
             ),
-            option("--data", "FILE", "this hospital's .npz file", type=Path, required=True),
+            option(
+                "--data",
+                "FILE|MODULE:FUNCTION",
+                "this hospital's .npz file, or its own data set",
+                type=Path,
+                required=True,
+            ),
             option("--device", "DEVICE", "cpu or cuda:N (default: the bundle's)", default=""),
             option(
                 "--policy",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from models.shapes import batch_type
 from partitions.common.memory import is_out_of_memory
 from partitions.splits import inputs_of
-from partitions.stored import sample_digests
+from partitions.stored import OnDisk, sample_digests
 
 MOST_AT_ONCE = 512  # samples in an evaluation batch
 
@@ -109,8 +110,12 @@ class Samples:
         kept = self._kept or self._inputs(self._read(index))
         return kept.take(index if self._kept else slice(None)), self.labels(index)
 
-    def batches(self, order: Iterable[Index]) -> Iterator[tuple[Any, Tensor]]:
+    def batches(
+        self, order: Iterable[Index], draws: int | None = None
+    ) -> Iterator[tuple[Any, Tensor]]:
         """Yield a batch (x, y) for each index of ``order``, as :meth:`take` does; samples on disk by a DataLoader.
+
+        ``draws``: the seed of what a hospital's own data set draws for a sample (``partitions/own``).
 
         The loader has a random generator of its own: dropout draws from torch's, and would change.
         """
@@ -118,7 +123,7 @@ class Samples:
             yield from (self.take(index) for index in order)
             return
         loader = DataLoader(
-            _Reader(self),
+            _Reader(self if draws is None else self._drawn(draws)),
             sampler=order,
             batch_size=None,
             pin_memory=self.device.type == "cuda",
@@ -126,6 +131,14 @@ class Samples:
         )
         for index, parts, y in loader:
             yield self._inputs(parts).take(slice(None)), self._labels(index, y)
+
+    def _drawn(self, draws: int) -> Samples:
+        made = copy.copy(self)
+        made._x, made._masks = (
+            own.drawn(draws) if isinstance(own, OnDisk) else own
+            for own in (self._x, self._masks)
+        )
+        return made
 
     def labels(self, index: Index = slice(None)) -> Tensor:
         """Return labels in the types that losses take: masks as int64."""

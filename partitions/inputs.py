@@ -48,6 +48,8 @@ def read_inputs(name: str, x: Array, vocabulary: int = 0) -> Any:
     A mapped array becomes samples on disk (``stored.py``); a table is always in memory. ``vocabulary``: the number of
     tokens, if the file states it.
     """
+    if isinstance(x, OnDisk):
+        return x
     dtype = np.dtype(np.float32) if x.dtype == np.float64 else x.dtype
     if dtype == np.uint8:
         view = _view_bytes(name, x)

@@ -228,6 +228,8 @@ def _read_masks(name: str, y: Array, x: Any) -> Any:
             else ""
         )
         raise Fault(f"{name} is {y.shape}", wanted + hint)
+    if isinstance(y, OnDisk) and y.stays:
+        return y  # checked when its index was made, and when it is read
     if y.dtype.kind not in "iub" or any(
         part.size and (part.min() < 0 or part.max() > VOID) for part in in_batches(y)
     ):
@@ -250,6 +252,8 @@ def read_count(task: str, arrays: Mapping[str, Array], ys: Mapping[str, Any]) ->
                 "all parts have the same labels",
             )
         return _stated_count(arrays, widths.pop(), exactly=True)
+    if any(isinstance(y, OnDisk) and y.stays for y in ys.values()):
+        return _stated_count(arrays, 2)
     if task == "segmentation":
         seen = {split: values_seen(y) for split, y in ys.items()}
         if "classes" not in arrays:

@@ -56,7 +56,8 @@ from partitions.labels import (
     read_labels,
     stated_task,
 )
-from partitions.npz import read_arrays, write_npz
+from partitions.npz import write_npz
+from partitions.own.index import arrays_at
 from partitions.patients import (
     describe_patients,
     describe_subgroups,
@@ -288,10 +289,9 @@ def examine(path: Path, asked: str = "auto") -> tuple[list[Check], Contents | No
     checks: list[Check] = []
     name = "file"
     try:
-        found = read_arrays(path)
-        checks.append(
-            Check(name, True, f"{len(found)} arrays, {path.stat().st_size / 1e6:.1f} MB")
-        )
+        found = arrays_at(path)
+        size = f", {path.stat().st_size / 1e6:.1f} MB" if path.exists() else ""
+        checks.append(Check(name, True, f"{len(found)} arrays{size}"))
         name = "names"
         arrays = join_survival(found)
         named, vocabulary = sort_names(arrays), read_vocabulary(arrays)

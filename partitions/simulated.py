@@ -11,6 +11,7 @@ import numpy as np
 
 from partitions.common.names import silo_name
 from partitions.datasets.registry import load_dataset
+from partitions.own.dataset import named as own_named
 from partitions.own_files import hospitals_of, parse_source, read_hospitals, subsampled
 from partitions.schemes.registry import SiloIndices, partition, silo_data
 from partitions.silo_file import read_dataset_file
@@ -37,7 +38,7 @@ def open_dataset(dataset: str, data_dir: str, seed: int, task: str = "auto") -> 
     An .npz file without parts is split by the seed.
     """
     source = parse_source(dataset)
-    if source.name.endswith(".npz"):
+    if source.name.endswith(".npz") or own_named(source.name):
         made = read_dataset_file(Path(source.name), seed=seed, task=task)
     elif source.is_path:
         made = read_hospitals(source, seed, task)

@@ -89,6 +89,23 @@ class OnDisk(_Samples):
         """Return these samples, changed after they are read."""
         return OnDisk([self], self.dtype, change=change)
 
+    def drawn(self, seed: int) -> OnDisk:
+        """Return these samples, with what a hospital's own data set draws for each (``partitions/own``) by a seed."""
+        pieces = [own.drawn(seed) if isinstance(own, OnDisk) else own for own in self.pieces]
+        return OnDisk(pieces, self.dtype, self.rows, self.change)
+
+    @property
+    def digests(self) -> Array | None:
+        """The digests that an index has of the samples; None where they follow from the values."""
+        found = [own.digests if isinstance(own, OnDisk) else None for own in self.pieces]
+        known = [own for own in found if own is not None]
+        return np.concatenate(known)[self.rows] if len(known) == len(found) else None
+
+    @property
+    def stays(self) -> bool:
+        """Whether samples are never copied into memory, because they change from one reading to the next."""
+        return any(isinstance(own, OnDisk) and own.stays for own in self.pieces)
+
 
 class Several(_Samples):
     """Several inputs of the same samples, at least one of them stored; reading gives a structured array."""
@@ -163,7 +180,9 @@ def bytes_of(x: Any) -> int:
 
 def fits(arrays: Iterable[Any]) -> bool:
     """Return whether a data set is small enough to be kept in memory, here and in this container."""
-    return sum(map(bytes_of, arrays)) <= min(IN_MEMORY, available() // 4)
+    found = [*arrays]
+    stays = any(isinstance(own, OnDisk) and own.stays for own in found)
+    return not stays and sum(map(bytes_of, found)) <= min(IN_MEMORY, available() // 4)
 
 
 def in_memory(x: Any) -> Array:
@@ -179,7 +198,9 @@ def in_memory(x: Any) -> Array:
 
 
 def sample_digests(x: Any) -> Array:
-    """Return the first 64 bits of each sample's SHA-256, uint64 (n,)."""
+    """Return the first 64 bits of each sample's SHA-256, uint64 (n,), or what its index has in their place."""
+    if isinstance(x, OnDisk) and (known := x.digests) is not None:
+        return known
     found = []
     for read in in_batches(x):
         samples = np.ascontiguousarray(read)

@@ -8,8 +8,6 @@ use, once per process. Layer blocks are its ``block_names``, or else its childre
 
 from __future__ import annotations
 
-import importlib
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,9 +20,9 @@ from models.flat import FlatModel
 from models.layout import check_tensors
 from models.shapes import Shape, example
 from partitions.common.errors import UserError
+from partitions.common.own_code import NAME, line_of, load_function
 
 Factory = Callable[[Shape, int], Any]
-NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 STEP = 0.01  # of the step that tries a network, relative to its weights
 HIDDEN = (
     "what training changes has to be a parameter or a buffer, and what is drawn at random, too"
@@ -60,23 +58,7 @@ def custom_network(
 
 def factory_of(name: str) -> Factory:
     """Return the function of this name. The module must define it: one that it only imports is refused."""
-    module, _, function = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), function, None)
-    except Exception as error:
-        hint = (
-            "; in a simulation PYTHONPATH says where it is"
-            if isinstance(error, ImportError)
-            else ""
-        )
-        raise UserError(
-            f"model = {name!r}: {module} cannot be imported: {_line(error)}{hint}"
-        ) from None
-    if not callable(found) or getattr(found, "__module__", None) != module:
-        raise UserError(
-            f"model = {name!r}: {module} defines no function {function}(input_shape, outputs)"
-        )
-    return found  # type: ignore[no-any-return]
+    return load_function("model", name, "input_shape, outputs")
 
 
 def _made(name: str, shape: Shape, outputs: int) -> nn.Module:
@@ -84,10 +66,10 @@ def _made(name: str, shape: Shape, outputs: int) -> nn.Module:
         network = factory_of(name)(shape, outputs)
     except ValueError as error:
         raise (
-            error if str(error).startswith("model = ") else _fault(name, shape, _line(error))
+            error if str(error).startswith("model = ") else _fault(name, shape, line_of(error))
         ) from None
     except Exception as error:
-        raise _fault(name, shape, _line(error)) from None
+        raise _fault(name, shape, line_of(error)) from None
     if not isinstance(network, nn.Module):
         raise _fault(name, shape, f"it gives {type(network).__name__}, not an nn.Module")
     if not hasattr(network, "block_names"):
@@ -135,7 +117,7 @@ def check_network(
             flat = FlatModel(network)
         except Exception as error:
             raise _fault(
-                name, shape, f"its layer blocks cannot be used: {_line(error)}"
+                name, shape, f"its layer blocks cannot be used: {line_of(error)}"
             ) from None
         x = example(shape, 2)
         wanted = (2, outputs, *(shape[1:] if per_pixel else ()))
@@ -149,7 +131,7 @@ def check_network(
             flat.load(start)
         except Exception as error:
             raise _fault(
-                name, shape, f"it takes no inputs of this shape: {_line(error)}"
+                name, shape, f"it takes no inputs of this shape: {line_of(error)}"
             ) from None
     for found in (*trained, *seen):
         if not isinstance(found, Tensor) or tuple(found.shape) != wanted:
@@ -194,7 +176,7 @@ def _lost(flat: FlatModel, other: nn.Module, x: Any) -> str:
                 found = flat.module.train()(x)
                 found.square().mean().backward()
         except Exception as error:
-            return f"it cannot be trained: {_line(error)}"
+            return f"it cannot be trained: {line_of(error)}"
         if flat.replaced():
             return f"its forward sets {flat.replaced()[0]} anew: change it in place, as copy_ or add_ does"
         flat.vector.sub_(
@@ -210,7 +192,7 @@ def _lost(flat: FlatModel, other: nn.Module, x: Any) -> str:
         _seen(other.eval(), x, 3)  # which may draw what a forward pass draws once
         other.load_state_dict(flat.state_dict())
     except (RuntimeError, KeyError, TypeError, ValueError) as error:
-        return f"its saved state cannot be loaded: {_line(error)}"
+        return f"its saved state cannot be loaded: {line_of(error)}"
     for mode in (True, False):
         ours, theirs = (_seen(network.train(mode), x, 1) for network in (flat.module, other))
         if not _alike(ours, theirs):
@@ -276,9 +258,3 @@ def _seen(network: nn.Module, x: Any, seed: int) -> Any:
 
 def _fault(name: str, shape: Shape, what: str) -> UserError:
     return UserError(f"model = {name!r} for inputs of shape {shape}: {what}")
-
-
-def _line(error: Exception) -> str:
-    """Return an error's type and text in one line."""
-    text = " ".join(str(error).split())[:200]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

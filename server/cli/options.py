@@ -68,9 +68,9 @@ DATA_OPTIONS = (
             option("--dataset", "D", "data set by name"),
             option(
                 "--data",
-                "FILE|FOLDER",
+                "FILE|FOLDER|MODULE:FUNCTION",
                 "one .npz file, split over the silos; a folder with an .npz file for each hospital; or a csv, "
-                "with --recipe and --by",
+                "with --recipe and --by; or a data set of your own",
             ),
         )
     ),
@@ -121,6 +121,7 @@ def own_data(args: argparse.Namespace, values: Mapping[str, object]) -> dict[str
     """Return the settings for --data, --recipe, --by and --subsample, with absolute paths. Raises UserError."""
     from urllib.parse import urlencode
 
+    from partitions.own.dataset import named
     from partitions.own_files import OPTIONS, hospitals_of, parse_source
 
     given = getattr(args, "data", None) or ""
@@ -128,15 +129,17 @@ def own_data(args: argparse.Namespace, values: Mapping[str, object]) -> dict[str
     if not (given or asked or "dataset" in values):
         return {}
     source = parse_source(str(given or values.get("dataset", "digits")))
-    if given and not (source.name.endswith((".npz", ".csv")) or Path(source.name).is_dir()):
+    own = named(source.name)
+    is_file = source.name.endswith((".npz", ".csv")) or Path(source.name).is_dir()
+    if given and not (is_file or own):
         raise UserError(
-            f"--data {given}: is no folder, no .npz file (silofl import makes one) and no csv"
+            f"--data {given}: is no folder, no .npz file (silofl import makes one), no csv, and no MODULE:FUNCTION"
         )
     if given and getattr(args, "data_dir", None):
         raise UserError("--data-dir goes with --dataset: --data names its own file or folder")
     if "recipe" in asked:
         asked["recipe"] = absolute(asked["recipe"])
-    name = absolute(source.name) if given or source.is_path else source.name
+    name = own or (absolute(source.name) if given or source.is_path else source.name)
     options = urlencode(
         {key: value for key in OPTIONS if (value := asked.get(key) or getattr(source, key))}
     )
@@ -146,10 +149,10 @@ def own_data(args: argparse.Namespace, values: Mapping[str, object]) -> dict[str
             f"--data {source.name}: a csv needs --recipe FILE.recipe.toml and --by COLUMN"
         )
     hospitals = hospitals_of(made)
-    own = {"partition": "natural", "silos": str(len(hospitals))} if hospitals else {}
+    natural = {"partition": "natural", "silos": str(len(hospitals))} if hospitals else {}
     return {
         "dataset": str(made),
-        **{key: value for key, value in own.items() if key not in values},
+        **{key: value for key, value in natural.items() if key not in values},
     }
 
 

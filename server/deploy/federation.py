@@ -9,6 +9,7 @@
       - {name: hospital-02, device: "cuda:0", data: /data/hospital-02.npz, memory: 4g, policy: hospital-02.toml}
       - {name: hospital-03, data: /data/hospital-03.npz, samples: 800}     # its weight as a number of training samples
       - {name: hospital-04, data: /data/hospital-04.npz, role: held-out}   # evaluated, and never trained on
+      - {name: hospital-05, data: {dataset: "ward.data:ours"}}             # a data set of one's own (docs/own-data.md)
     agreed: {shape: [13], classes: 2, samples: {clinic-13: 500}}           # also for remote hospitals
     run: {min-silos: 9, lost-silo: resend}                                 # default settings of every run
     schema: schema.toml                                                    # or an inline schema: partitions/schema.py
@@ -169,11 +170,24 @@ def absolute(named: object, info: ValidationInfo[FederationPlace]) -> Path:
 def data_file(named: object, info: ValidationInfo[FederationPlace]) -> Path | None:
     if named == "demo":
         return None
+    if isinstance(named, dict):
+        return own_dataset(named, info.context.folder)
     file = absolute(named, info)
     # False also for a name that is too long
     if info.context.check_data and not os.path.isfile(file):
         raise UserError(f"there is no file {file}; give the path of an .npz file, or `demo`")
     return file
+
+
+def own_dataset(content: dict[object, object], folder: Path) -> Path:
+    """Return where `silofl up` makes the index of a data set of one's own, beside the federation file."""
+    from partitions.own.dataset import named
+    from partitions.own.index import index_file
+
+    name = named(str(content.get("dataset", "")))
+    if set(content) != {"dataset"} or not name:
+        raise UserError("must be a path, `demo`, or {dataset: MODULE:FUNCTION}")
+    return index_file(folder.absolute(), name)
 
 
 def policy_file(named: object, info: ValidationInfo[FederationPlace]) -> str:

@@ -26,6 +26,7 @@ from partitions.common.names import nearest
 from partitions.common.plugins import STRATEGIES, plugins
 from partitions.common.settings import build_settings, defaults_of, values_of
 from partitions.datasets.registry import DATASETS
+from partitions.own.dataset import named as own_named
 from partitions.own_files import parse_source
 from partitions.schemes.registry import PARTITIONS, partition_settings
 from partitions.simulated import Division
@@ -280,7 +281,7 @@ def _check_names(common: Common) -> None:
         own = is_custom(common.model)
     except ValueError as error:
         raise UserError(str(error)) from None
-    if not source.is_path:
+    if not source.is_path and not own_named(source.name):
         choose("data set", source.name, DATASETS)
     choose("partition", common.partition, PARTITIONS)
     if not own:

@@ -69,8 +69,9 @@ def shuffled_batches(
     rng = generator(common.seed, silo.name, server_round, purpose)
     seed_torch(rng)
     for epoch in range(epochs):
+        draws = generator(common.seed, "draws", silo.name, server_round, purpose, epoch)
         order = shuffled(silo, common, len(silo.train), rng, sample_weights(silo, common))
-        taken = silo.train.batches(order)
+        taken = silo.train.batches(order, draws.initial_seed())
         if augment is None:
             yield from taken
         else:

@@ -10,18 +10,22 @@ from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
 from partitions.datasets.registry import load_dataset
 from partitions.manifest import write_partition
+from partitions.own.index import ENDING, keep_index
 from server.deploy.federation import Federation
 
 
 def split_demo(
     federation: Federation, directory: Path, echo: Callable[[str], None]
 ) -> dict[str, Path]:
-    """Return each silo's data file; first split the demo data if they do not exist as requested.
+    """Return each silo's data file; first split the demo data if they do not exist as requested, and make indices.
 
     A part stays assigned to its silo's name (`owner` in `manifest.json`). A new silo gets a part without an owner, or
     else the part of a silo that is no longer in the file. Raises UserError if there is none.
     """
     data = {silo.name: silo.data for silo in federation.silos if silo.data is not None}
+    for file in data.values():
+        if file.name.endswith(ENDING):
+            keep_index(file, echo)
     demo, users = federation.demo, [silo.name for silo in federation.demo_silos]
     if demo is None or not users:
         return data

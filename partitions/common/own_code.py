@@ -1,0 +1,64 @@
+"""A user's own code: a function that is named as ``package.module:function``, and the SHA-256 of its source."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import re
+import sys
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from partitions.common.errors import UserError
+
+NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+
+
+def load_function(setting: str, name: str, arguments: str) -> Callable[..., Any]:
+    """Return the function of this name. Its module must define it: one that it only imports is refused.
+
+    ``setting``: what names it, for messages; ``arguments``: what it is called with. Raises UserError, one line.
+    """
+    module, _, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function, None)
+    except Exception as error:
+        hint = (
+            "; in a simulation PYTHONPATH says where it is"
+            if isinstance(error, ImportError)
+            else ""
+        )
+        raise UserError(
+            f"{setting} = {name!r}: {module} cannot be imported: {line_of(error)}{hint}"
+        ) from None
+    if not callable(found) or getattr(found, "__module__", None) != module:
+        raise UserError(
+            f"{setting} = {name!r}: {module} defines no function {function}({arguments})"
+        )
+    return found  # type: ignore[no-any-return]
+
+
+def line_of(error: BaseException) -> str:
+    """Return an error's type and text in one line."""
+    text = " ".join(str(error).split())[:200]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def code_sum(function: Callable[..., Any]) -> str:
+    """Return the SHA-256 of the source that defines a function: its module, or all modules of its package."""
+    module = function.__module__
+    top = Path(str(sys.modules[module.partition(".")[0]].__file__))
+    own = Path(str(sys.modules[module].__file__))
+    files = sorted(top.parent.rglob("*.py")) if top.name == "__init__.py" else [own]
+    found = hashlib.sha256()
+    for path in files:
+        found.update(f"{path.relative_to(top.parent).as_posix()}\n".encode())
+        found.update(hashlib.sha256(path.read_bytes()).digest())
+    return found.hexdigest()
+
+
+def by_entry_point(group: str, name: str) -> str:
+    """Return what an installed package's entry point of this name stands for, MODULE:FUNCTION; "" without one."""
+    return next((own.value for own in entry_points(group=group, name=name)), "")
