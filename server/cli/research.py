@@ -137,8 +137,8 @@ def outcome(run: dict[str, Any]) -> str:
 
 
 def partition(args: argparse.Namespace) -> None:
-    from partitions.manifest import check_plot, plot_partition, write_partition
     from partitions.simulated import open_dataset
+    from server.results.manifest import check_plot, plot_partition, write_partition
     from strategies.base.run_settings import parse_settings
 
     settings = parse_settings(

@@ -14,7 +14,6 @@ from flwr.common import log
 
 from partitions.common.files import write_atomically
 from partitions.common.output import columns
-from partitions.manifest import describe
 from partitions.simulated import divide
 from server.report.html import between, number, percent, points
 from server.report.methods import spelled
@@ -23,6 +22,7 @@ from server.report.participation import rounds_missed, seldom
 from server.report.study import StudyResults
 from server.report.survey import write_survey_page
 from server.report.verdict import verdict
+from server.results.manifest import describe
 from server.results.run_directory import RunDirectory
 from server.results.survey import JSON as SURVEY_JSON
 from strategies.base.run_settings import RunSettings

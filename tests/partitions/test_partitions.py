@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from partitions import manifest
 from partitions.datasets.registry import load_dataset
 from partitions.schemes import apple, diversifed, fedala
 from partitions.schemes.pool import hold_out
 from partitions.schemes.registry import PARTITIONS, partition, partition_settings, silo_data
 from partitions.silo_file import check_silo_file, read_silo_file
 from partitions.splits import Dataset, Split
+from server.results import manifest
 
 DATA = Path(os.environ.get("SILOFL_DATA") or Path(__file__).parents[3] / "shared" / "data")
 needs_mnist = pytest.mark.skipif(

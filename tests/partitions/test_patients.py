@@ -14,7 +14,6 @@ from client.exchange.data_summary import data_summary
 from client.session import ClientSession
 from partitions.importing.options import ImportOptions
 from partitions.importing.source import import_source
-from partitions.manifest import write_partition
 from partitions.schemes.registry import PARTITIONS, partition
 from partitions.silo_file import (
     check_silo_file,
@@ -23,6 +22,7 @@ from partitions.silo_file import (
     write_silo_file,
 )
 from partitions.splits import Split
+from server.results.manifest import write_partition
 from strategies.base.run_settings import parse_settings
 
 PATIENTS = 120

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from partitions.manifest import write_partition
 from partitions.reorder import reorder_data
 from partitions.schema import (
     Feature,
@@ -27,6 +26,7 @@ from partitions.silo_file import (
 )
 from partitions.splits import Array, SiloData, Split
 from partitions.stored import together
+from server.results.manifest import write_partition
 
 AGE = Feature("age", "years", (0.0, 120.0))
 HEART = Schema((AGE, Feature("sex")), ("well", "ill"), "float32")

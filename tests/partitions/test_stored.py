@@ -17,7 +17,6 @@ from client.tables.new_samples import NewSamples, read_samples
 from models import samples
 from partitions import npz, stored
 from partitions.common.errors import DataError
-from partitions.manifest import write_partition
 from partitions.own_files import parse_source, read_hospitals
 from partitions.reorder import reorder_data
 from partitions.schema import Schema
@@ -29,6 +28,7 @@ from partitions.silo_file import (
 )
 from partitions.splits import SiloData, Split, inputs_of, is_table
 from partitions.stored import OnDisk, in_memory, sample_digests
+from server.results.manifest import write_partition
 
 
 @pytest.fixture

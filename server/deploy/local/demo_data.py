@@ -9,9 +9,9 @@ from typing import Any
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
 from partitions.datasets.registry import load_dataset
-from partitions.manifest import write_partition
 from partitions.own.index import ENDING, keep_index
 from server.deploy.federation import Federation
+from server.results.manifest import write_partition
 
 
 def split_demo(
