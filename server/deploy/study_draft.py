@@ -38,7 +38,7 @@ ALWAYS = (  # settings that every protocol lists, even with default values
 )
 BYTES = 10**9  # default limit of the bytes that leave a hospital
 DAYS = 365
-# Messages of a run for secure aggregation, beside one per round: keys and shares, at the start and before a repeat
+# Messages of a run for secure aggregation, beside one per round: keys, shares and unmask of up to four repeats
 REPEATS = 12
 QUERIES = 4  # data summary requests per run: more than one, as a silo may be offline or its process may die
 
@@ -133,18 +133,20 @@ def _evaluations(run: RunSettings) -> int:
 
 
 def _limits(runs: Sequence[RunSettings], bytes_: int) -> list[str]:
-    """Return the lines of a draft's limits. With secure aggregation a round has one message more."""
+    """Return the lines of a draft's limits. With secure aggregation rounds have one message more, and repeats."""
     common, evaluations, count = runs[0].common, _evaluations(runs[0]), len(runs)
-    queries = QUERIES + (common.rounds + REPEATS if common.secure_aggregation else 0)
+    queries, rounds = QUERIES, common.rounds
+    if common.secure_aggregation:
+        queries, rounds = queries + rounds + REPEATS, rounds + REPEATS // 3
     return [
         "",
         "# What one hospital answers at most, in all runs together.",
         "[limits]",
         f"runs = {count}",
-        f"rounds = {count * common.rounds}",
+        f"rounds = {count * rounds}",
         f"evaluations = {evaluations * count}",
         f"queries = {queries * count}",
-        f"messages = {count * (common.rounds + evaluations + queries)}",
+        f"messages = {count * (rounds + evaluations + queries)}",
         f"bytes = {bytes_}",
         f"days = {DAYS}",
     ]

@@ -139,6 +139,9 @@ class SecureSilo:
         listed = self._list(record, slot, "round", entry["statement"])
         if not listed.keys() <= {*entry["holders"]}:
             raise SiteError("the list has silos that hold no shares of this round's secrets")
+        for name, one in listed.items():
+            if one.holders != listed[self.silo].holders:
+                raise SiteError(f"{name}'s shares are not with the silos that hold this silo's")
         self._check_count(listed, len(entry["holders"]))
         run_config, names = self.agreed.run_config, [*listed]
         weights = check_weights(record.get("weights"), listed, run_config)

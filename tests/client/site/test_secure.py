@@ -153,6 +153,21 @@ def test_a_list_that_isolates_a_silo_is_refused(ring: Ring) -> None:
         ring.silos["clinic-01"].enter({**own, "weights": [1] * 5}, RECEIVED, 0.2)
 
 
+def test_shares_that_other_silos_hold_are_refused(ring: Ring) -> None:
+    """A server that gives one silo a shorter list of holders lowers its threshold."""
+    slot, few = {"round": 1, "attempt": 2}, ring.names[1:]
+    texts = {name: ring.silos[name].keys(slot)["statement"] for name in ring.names}
+    for name in ring.names:
+        among = few if name == "clinic-06" else ring.names
+        asked = {**slot, "statements": [texts[n] for n in among]}
+        ring.offers[name] = ring.silos[name].start(asked)
+    ring.offers["clinic-06"]["sealed"].insert(0, b"")
+    record = ring.record(1, 2, ring.names, "clinic-01")
+    assert refused(ring, record) == (
+        "clinic-06's shares are not with the silos that hold this silo's"
+    )
+
+
 def test_too_few_peers_are_refused(tmp_path: Path) -> None:
     ring = Ring(tmp_path, 3, least=3)
     with pytest.raises(SiteError, match="secure-peers = 2, and the list 2 besides"):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from flwr.client.grpc_rere_client import connection
@@ -14,9 +16,11 @@ from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, HEARTBEAT_MIN_INTER
 from flwr.supercore import heartbeat
 from flwr.supernode import start_client_internal
 
+from client.site.node import Site
 from client.site.runtime import supernode
-from client.site.runtime.launch import own_supernode
+from client.site.runtime.launch import own_supernode, supernode_command
 from client.site.runtime.supernode import BUSY_SECONDS, HEARTBEAT_SECONDS, POLL_SECONDS, Clock
+from client.site.secure.gate import KEY
 
 
 class Hours:
@@ -77,18 +81,22 @@ def test_our_supernode_takes_flowers_own_options() -> None:
     assert "--auth-supernode-private-key" in done.stdout
 
 
-def test_the_loop_gets_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loop_gets_the_clock_and_the_gate_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = importlib.import_module("flwr.supernode.cli.flower_supernode")
     seen: list[object] = []
     for name in ("time", "subprocess", "_pull_and_store_message", "_push_messages"):
         monkeypatch.setattr(start_client_internal, name, getattr(start_client_internal, name))
     for module in (heartbeat, connection):
         monkeypatch.setattr(module, "HEARTBEAT_DEFAULT_INTERVAL", HEARTBEAT_DEFAULT_INTERVAL)
-    monkeypatch.setattr(sys, "argv", ["x"])
+    own = Path("own.key")
+    site = Site("a", "s:1", Path("ca"), own, Path("data"), Path("state"))
+    monkeypatch.setattr(sys, "argv", supernode_command(site))
+    monkeypatch.setenv(KEY, "")
     monkeypatch.setattr(
         entry, "flower_supernode", lambda: seen.append(start_client_internal.time)
     )
     supernode.run_supernode()
+    assert os.environ[KEY] == str(own)
     assert isinstance(seen[0], Clock) and seen[0].monotonic() > 0
     assert start_client_internal.subprocess.Popen(["flower-superexec"]) is None
     assert (
