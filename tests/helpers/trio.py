@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from tiny import comparable
 
+from client.site.runtime.launch import LOOPBACK
 from server.deploy import local, processes, submit
 from server.deploy.credentials import Credentials
 from server.deploy.federation import read_federation
@@ -46,22 +47,41 @@ def supernode(federation: LocalFederation, name: str = "hospital-02") -> list[in
     return [s["pid"] for s in local.status(federation)["silos"] if s["name"] == name]
 
 
-def reach_over(running: LocalFederation, port: int) -> None:
-    """hospital-02 is started anew, and reaches its server by another port: over a line."""
-    silo = next(s for s in running.silos if s.name == "hospital-02")
-    over = running.model_copy(update={"fleet_port": port})
-    command = parts.supernode_part(over, silo, Credentials(running.directory / "credentials"))
-    processes.end(
-        [p for p in processes.find(running.directory) if p.part == silo.name], grace=5.0
+def reach_over(
+    running: LocalFederation,
+    port: int,
+    name: str = "hospital-02",
+    host: str = LOOPBACK,
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """A silo is started anew, and reaches its server by another address: over a line, or a proxy."""
+    start_over(running, port, name, host, environment)
+    wait_for(lambda: is_online(running, name), 90)
+
+
+def start_over(
+    running: LocalFederation,
+    port: int,
+    name: str,
+    host: str = LOOPBACK,
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    silo = next(s for s in running.silos if s.name == name)
+    command = parts.supernode_part(
+        running, silo, Credentials(running.directory / "credentials")
     )
-    environment = parts.part_environment(running.directory, silo.name, 3) | {
-        "SILOFL_POLICY": "public"
-    }
-    log = running.directory / "logs" / "hospital-02.log"
-    processes.start(
-        silo.name, command, directory=running.directory, log=log, environment=environment
-    )
-    wait_for(lambda: local.status(running)["silos"][1]["state"] == "online", 90)
+    direct = f"{LOOPBACK}:{running.fleet_port}"
+    command = [f"{host}:{port}" if word == direct else word for word in command]
+    processes.end([p for p in processes.find(running.directory) if p.part == name], grace=5.0)
+    variables = parts.part_environment(running.directory, name, 3)
+    variables |= {"SILOFL_POLICY": "public", **(environment or {})}
+    log = running.directory / "logs" / f"{name}.log"
+    processes.start(name, command, directory=running.directory, log=log, environment=variables)
+
+
+def is_online(running: LocalFederation, name: str) -> bool:
+    silos = local.status(running)["silos"]
+    return any(silo["name"] == name and silo["state"] == "online" for silo in silos)
 
 
 def text_of(path: Path) -> str:

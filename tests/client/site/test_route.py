@@ -376,3 +376,58 @@ def test_json_lists_every_check() -> None:
 
 def test_a_line_has_no_control_characters() -> None:
     assert one_line(Check("a", False, "CN=\x1b[2Jx", "fix")) == "a: CN=\\x1b[2Jx; fix"
+
+
+# In a network of its own, whose DNS swallows packets: the name is in /etc/hosts.
+NO_DNS = """
+set -e
+ip link set lo up
+ip link add v0 type veth peer name v1
+ip addr add 192.0.2.1/24 dev v0
+ip link set v0 up; ip link set v1 up
+ip neigh add 192.0.2.53 lladdr 02:00:00:00:00:01 dev v0
+mount --bind hosts /etc/hosts; mount --bind resolv.conf /etc/resolv.conf
+exec "$0" ask.py
+"""
+ASK = """
+import sys
+from pathlib import Path
+sys.path[:0] = {path}
+from middlebox import TlsServer
+from client.site.node import Site
+from client.site.runtime.connection import connection_checks
+class Counting(TlsServer):
+    served = 0
+    def serve(self, connection):
+        self.served += 1
+        super().serve(connection)
+server = Counting(Path({certificate!r}), Path({key!r}))
+site = Site("north", f"fl.example.org:{{server.port}}", Path({ca!r}), Path({node!r}), Path(), Path())
+connection_checks(site, {{}})
+print(server.served)
+"""
+
+
+@pytest.mark.network
+def test_a_name_in_etc_hosts_needs_no_dns(tmp_path: Path) -> None:
+    """The doctor's own two connections, and gRPC's."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    made = ensure_credentials(tmp_path / "made", silos=("north",), hosts=(NAME,))
+    (tmp_path / "hosts").write_text(f"127.0.0.1 {NAME}\n")
+    (tmp_path / "resolv.conf").write_text("nameserver 192.0.2.53\n")
+    root = Path(__file__).parents[3]
+    (tmp_path / "ask.py").write_text(
+        ASK.format(
+            path=[str(root), str(root / "tests/helpers")],
+            certificate=str(made.server_certificate),
+            key=str(made.server_key),
+            ca=str(made.ca_certificate),
+            node=str(made.node_key("north")),
+        )
+    )
+    ended = subprocess.run(
+        ["unshare", "-n", "-m", "bash", "-c", NO_DNS, sys.executable],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert int(ended.stdout.strip() or 0) > 2, ended.stderr[-500:]

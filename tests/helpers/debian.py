@@ -1,0 +1,50 @@
+"""Programs of Debian packages, unpacked into a folder: nothing is installed on this machine."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(
+    "/var/cache/silofl-tests/debian"
+)  # readable for the users that these programs become
+PACKAGES = {
+    "nginx": ("nginx", "libnginx-mod-stream"),
+    "haproxy": ("haproxy", "liblua5.3-0", "libopentracing-c-wrapper0", "libopentracing1"),
+    "squid": ("squid", "squid-common", "squid-langpack", "libecap3", "libltdl7"),
+}
+
+
+def unpacked() -> Path:
+    """Return the root of the unpacked packages; skips the test, with a reason, where apt cannot fetch them."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
+        pytest.skip("needs Debian's packages: no apt-get here")
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    names = sorted(name for group in PACKAGES.values() for name in group)
+    done = FOLDER / "done"
+    if done.exists() and done.read_text() == str(names):
+        return FOLDER / "root"
+    if not _fetched(names):
+        subprocess.run(["apt-get", "update", "-qq"], capture_output=True)
+        if not _fetched(names):
+            pytest.skip("Debian's packages cannot be fetched here")
+    for package in FOLDER.glob("*.deb"):
+        subprocess.run(["dpkg-deb", "-x", package, FOLDER / "root"], check=True)
+        package.unlink()
+    done.write_text(str(names))
+    return FOLDER / "root"
+
+
+def _fetched(names: list[str]) -> bool:
+    command = ["apt-get", "download", *names]
+    return subprocess.run(command, cwd=FOLDER, capture_output=True).returncode == 0
+
+
+def libraries(root: Path) -> dict[str, str]:
+    """The environment in which an unpacked program finds its libraries."""
+    (folder,) = (root / "usr" / "lib").glob("*-linux-gnu")
+    return {**os.environ, "LD_LIBRARY_PATH": str(folder)}

@@ -1,0 +1,266 @@
+"""The configuration files of docs/proxies/ in front of a real federation: what goes through, and what does not."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import grpc  # type: ignore[import-untyped]
+import pytest
+from debian import FOLDER, libraries, unpacked
+from trio import RUN, bring_up, is_online, rows, start_over, text_of, wait_for
+
+from client.site.node import Site
+from client.site.runtime.connection import connection_checks
+from client.site.runtime.launch import LOOPBACK, free_ports
+from server.deploy import processes, submit
+from server.deploy.local import LocalFederation
+from server.results.history import History
+from server.simulation.simulate import simulate
+
+pytestmark = [
+    pytest.mark.network,
+    pytest.mark.deployed,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="`silofl up` needs Linux"),
+]
+
+FILES = Path(__file__).parents[3] / "docs" / "proxies"
+NAME = "fl.example.org"
+SQUID = """\
+http_port 127.0.0.1:{port}
+acl fleet port {fleet}
+auth_param basic program {root}/usr/lib/squid/basic_fake_auth
+acl known proxy_auth REQUIRED
+http_access allow CONNECT fleet known
+http_access deny all
+hosts_file {hosts}
+mime_table {root}/usr/share/squid/mime.conf
+icon_directory {root}/usr/share/squid/icons
+error_directory {root}/usr/share/squid-langpack/templates
+unlinkd_program {root}/usr/lib/squid/unlinkd
+pid_filename none
+access_log none
+cache_log /dev/null
+cache deny all
+pinger_enable off
+netdb_filename none
+coredump_dir /tmp
+shutdown_lifetime 0 seconds
+"""
+TEMPORARY = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")  # nginx makes these folders
+SMALL: dict[str, Any] = {**RUN, "strategy": "fedavg"}
+# One message of 64 MB each way to each silo; nothing is trained.
+LARGE: dict[str, Any] = {**SMALL, "rounds": 1, "local-epochs": 0, "mlp.hidden": "3963,3963"}
+
+
+class Proxies:
+    """Proxies with the files of docs/proxies/, on free ports, in front of one federation; ended with it."""
+
+    def __init__(self, folder: Path, running: LocalFederation) -> None:
+        self.folder, self.running, self.root = folder, running, unpacked()
+        self.started: dict[str, int] = {}
+        self.ended: list[processes.Process] = []
+        made = running.credentials
+        (folder / "server.pem").write_bytes(
+            made.server_certificate.read_bytes() + made.server_key.read_bytes()
+        )
+        # squid becomes another user, who cannot read pytest's folders
+        (FOLDER / "hosts").write_text(f"127.0.0.1 {NAME}\n")
+
+    def configured(self, file: str, port: int, changes: Mapping[str, str]) -> Path:
+        """Return a file of docs/proxies/ for these ports, paths and names."""
+        made = self.running.credentials
+        replaced = {
+            ":9092": f":{self.running.fleet_port}",
+            "listen 443": f"listen 127.0.0.1:{port}",
+            ":443": f"127.0.0.1:{port}",
+            "/etc/silofl/server.pem": str(self.folder / "server.pem"),
+            "/etc/silofl/server.crt": str(made.server_certificate),
+            "/etc/silofl/server.key": str(made.server_key),
+            "/etc/silofl/ca.crt": str(made.ca_certificate),
+            "/etc/traefik": str(self.folder),
+            "/usr/lib/nginx": str(self.root / "usr/lib/nginx"),
+            NAME: "localhost",
+            "http {": "http { access_log off;\n"
+            + "".join(f"{kind}_temp_path {self.folder};" for kind in TEMPORARY),
+        }
+        lines = (FILES / file).read_text().splitlines()
+        text = "\n".join(line for line in lines if not line.startswith("#"))
+        for old, new in {**replaced, **changes}.items():
+            assert old in text or old not in changes, old
+            text = text.replace(old, new)
+        path = self.folder / file
+        path.write_text(text + "\n")
+        return path
+
+    def start(self, file: str, changes: Mapping[str, str] | None = None) -> int:
+        """Return the port of the proxy with this file, which is started unless it runs."""
+        key = f"{file} {changes}"
+        if key not in self.started:
+            (port,) = free_ports(1)
+            self._spawn(self._command(file, port, changes or {}), file)
+            try:
+                wait_for(lambda: answers(port), 20)
+            except AssertionError:
+                pytest.fail(f"{file} does not start: {text_of(self.folder / f'{file}.log')}")
+            self.started[key] = port
+        return self.started[key]
+
+    def _command(self, file: str, port: int, changes: Mapping[str, str]) -> list[str]:
+        if file == "squid":
+            text = SQUID.format(
+                port=port, fleet=self.running.fleet_port, root=self.root, hosts=FOLDER / "hosts"
+            )
+            path = self.folder / "squid.conf"
+            path.write_text(text)
+            return [str(self.root / "usr/sbin/squid"), "-N", "-f", str(path)]
+        path = self.configured(file, port, changes)
+        if file.startswith("nginx"):
+            alone = f"user root; daemon off; pid {path}.pid; error_log stderr;"
+            return [
+                str(self.root / "usr/sbin/nginx"),
+                "-p",
+                str(self.folder),
+                "-c",
+                str(path),
+                "-g",
+                alone,
+            ]
+        if file.startswith("haproxy"):
+            return [str(self.root / "usr/sbin/haproxy"), "-f", str(path)]
+        self.configured("traefik-fleet.yaml", port, {})
+        return [str(Path(sys.executable).parent / "traefik"), f"--configfile={path}"]
+
+    def _spawn(self, command: list[str], file: str) -> None:
+        log = (self.folder / f"{file}.log").open("ab")
+        self.ended.append(
+            processes.spawn(command, libraries(self.root), stdout=log, stderr=subprocess.STDOUT)
+        )
+
+    def close(self) -> None:
+        processes.end(self.ended, grace=2.0)
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((LOOPBACK, port)) == 0
+
+
+@pytest.fixture(scope="module")
+def running(folder: Path) -> LocalFederation:
+    """A federation whose certificate is for fl.example.org, too."""
+    path = folder / "federation.yaml"
+    path.write_text(path.read_text() + f"server: {{public: '{NAME}:443'}}\n")
+    return bring_up(folder)
+
+
+@pytest.fixture(scope="module")
+def proxies(
+    running: LocalFederation, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Proxies]:
+    made = Proxies(tmp_path_factory.mktemp("proxies"), running)
+    yield made
+    made.close()
+
+
+def reach(running: LocalFederation, ways: Mapping[str, Callable[[str], None]]) -> None:
+    for name, go in ways.items():
+        go(name)
+    wait_for(lambda: all(is_online(running, name) for name in ways), 90)
+
+
+def by(
+    proxies: Proxies, file: str, changes: Mapping[str, str] | None = None
+) -> Callable[[str], None]:
+    """Return what starts a silo anew so that it reaches its server by this proxy."""
+    return lambda name: start_over(
+        proxies.running, proxies.start(file, changes), name, "localhost"
+    )
+
+
+def by_squid(proxies: Proxies) -> Callable[[str], None]:
+    def go(name: str) -> None:
+        proxy = {"https_proxy": f"http://user:password@{LOOPBACK}:{proxies.start('squid')}"}
+        start_over(proxies.running, proxies.running.fleet_port, name, NAME, proxy)
+
+    return go
+
+
+def deployed(settings: Mapping[str, Any], out: Path) -> list[list[str]]:
+    return rows(Path(submit.run({**settings, "out": str(out)})))
+
+
+@pytest.fixture(scope="module")
+def direct(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
+    """The history of the same run without a network."""
+    out = tmp_path_factory.mktemp("here") / "run"
+    return rows(simulate({**SMALL, "silos": 3, "out": str(out)}, quiet=True))
+
+
+def site_of(running: LocalFederation, server: str, folder: Path) -> Site:
+    made = running.credentials
+    return Site(
+        "hospital-01", server, made.ca_certificate, made.node_key("hospital-01"), folder, folder
+    )
+
+
+PASSING = ("nginx-stream.conf", "haproxy-tcp.cfg", "traefik.yaml")
+OPENING = ("nginx-grpc.conf", "haproxy-h2.cfg")
+
+
+def test_tls_passes_through_three_proxies_at_once(
+    running: LocalFederation, proxies: Proxies, direct: list[list[str]], tmp_path: Path
+) -> None:
+    ways = {f"hospital-0{n}": by(proxies, file) for n, file in enumerate(PASSING, 1)}
+    reach(running, ways)
+    assert deployed(SMALL, tmp_path / "out") == direct
+
+
+def test_proxies_with_the_federations_certificate_and_a_squid_with_a_login(
+    running: LocalFederation, proxies: Proxies, direct: list[list[str]], tmp_path: Path
+) -> None:
+    """A message of 64 MB passes, too."""
+    ways = {f"hospital-0{n}": by(proxies, file) for n, file in enumerate(OPENING, 1)}
+    reach(running, {**ways, "hospital-03": by_squid(proxies)})
+    assert deployed(SMALL, tmp_path / "out") == direct
+    submit.run({**LARGE, "out": str(tmp_path / "large")})
+    large = History(tmp_path / "large" / "history.csv").rows
+    assert max(row.value for row in large if row.metric == "bytes_up") > 3 * 64e6
+
+
+def test_a_line_that_is_cut_whenever_it_is_idle_loses_no_round(
+    running: LocalFederation, proxies: Proxies, direct: list[list[str]], tmp_path: Path
+) -> None:
+    cut = {"timeout client 10m": "timeout client 1s", "timeout server 10m": "timeout server 1s"}
+    reach(running, {"hospital-02": by(proxies, "haproxy-tcp.cfg", cut)})
+    time.sleep(3)  # idle: the line is cut
+    assert deployed(SMALL, tmp_path / "out") == direct
+
+
+@pytest.mark.parametrize("file", [*PASSING, *OPENING])
+def test_only_the_fleet_api_is_reached_and_the_doctor_is_content(
+    running: LocalFederation, proxies: Proxies, tmp_path: Path, file: str
+) -> None:
+    port = proxies.start(file)
+    checks = connection_checks(site_of(running, f"localhost:{port}", tmp_path), sizes=True)
+    assert all(check.ok for check in checks), checks
+    ca = running.credentials.ca_certificate
+    with grpc.secure_channel(
+        f"localhost:{port}", grpc.ssl_channel_credentials(ca.read_bytes())
+    ) as channel, pytest.raises(grpc.RpcError) as refused:  # fmt: skip
+        channel.unary_unary("/flwr.proto.Control/ListRuns")(b"", timeout=10)
+    assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_a_proxys_limit_of_size_is_named(
+    running: LocalFederation, proxies: Proxies, tmp_path: Path
+) -> None:
+    port = proxies.start("nginx-grpc.conf", {"client_max_body_size 0;": ""})
+    checks = connection_checks(site_of(running, f"localhost:{port}", tmp_path), sizes=True)
+    assert [check.name for check in checks if not check.ok] == ["message size"]
+    assert "(413)" in checks[-1].detail and "client_max_body_size 0" in checks[-1].fix
