@@ -71,7 +71,9 @@ def pass_gate(
         except Exception as error:
             print(f"ERROR: {error}", file=sys.stderr, flush=True)
             reply = refuse(message, str(error) or type(error).__name__)
-        info = replace(info, secure=secure.note or None)
+        if charged is not None:
+            charged = replace(charged, content=secure.content)
+        info = replace(info, secure=secure.note or None, charged=charged)
     return release_reply(reply, info, message)
 
 

@@ -22,11 +22,15 @@ MOST_TEXT = 100  # characters of the server's names in the ledger
 
 @dataclass(frozen=True)
 class Charged:
-    """A message that was charged, the policy then, and the epsilon that was spent before."""
+    """A message that was charged, the policy then, and the epsilon that was spent before.
+
+    ``content``: of the reply before masks, which differ where it is repeated; empty: of the reply as it leaves.
+    """
 
     release: Release
     policy: Policy
     before: float
+    content: str = ""
 
 
 def charge(
@@ -81,7 +85,8 @@ def note_charged(reply: Any, charged: Charged, state: Path) -> SpentEpsilon:
 
     Raises SiteError if the reply differs from the one that left before, and costs too much.
     """
-    spent = Ledger(state).note_reply(charged.release, content_of(reply), charged.policy)
+    content = charged.content or content_of(reply)
+    spent = Ledger(state).note_reply(charged.release, content, charged.policy)
     return replace(spent, before=charged.before)
 
 

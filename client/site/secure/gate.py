@@ -8,7 +8,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
-from ..budget.release import whole
+from ..budget.release import content_of, whole
 from ..errors import SiteError
 from ..study.protocol import StudyProtocol
 from ..terms import Terms
@@ -26,12 +26,13 @@ SUMMARY = "summary"  # the record of a data summary, with n_train
 class SecureMessage:
     """A message to a silo with data of its own, in a run with or without secure aggregation.
 
-    The record ``secure`` is taken out of the message, so that the app does not see it. ``note``: for the audit log.
+    The record ``secure`` is taken out of the message, so that the app does not see it. ``note``: for the audit log;
+    ``content``: of a masked reply without its masks, for the ledger.
     Raises PolicyRefusedError, one line, for a message that must not be answered.
     """
 
     def __init__(self, message: Any, context: Any, terms: Terms) -> None:
-        self.message, self.note = message, dict[str, Any]()
+        self.message, self.note, self.content = message, dict[str, Any](), ""
         self.asked = message.metadata.message_type
         self.record = take_record(message)
         self.run = context.run_config
@@ -100,6 +101,7 @@ class SecureMessage:
             raise SiteError(
                 f"the reply's vector is {vector.dtype} and not uint32, so no mask hides it"
             )
+        self.content = content_of(reply)
         masked, following = self.silo.mask(vector, self.entered)
         reply.content[ARRAYS] = ArrayRecord({ARRAY: Array(masked)})
         if RECORD in reply.content:

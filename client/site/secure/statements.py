@@ -166,10 +166,3 @@ def check_weights(
     if weights not in ([1] * len(counts), own):
         raise SiteError("the list's weights are not equal, and not those of the silos' samples")
     return [*weights]
-
-
-def check_peers(names: Sequence[str], own: str, least: int, rule: str) -> None:
-    """Raise SiteError if a list has fewer than ``least`` silos besides this one. ``rule``: its line in the policy."""
-    others = len({*names} - {own})
-    if others < least:
-        raise SiteError(f"its policy has {rule}, and the list {others} besides this silo")

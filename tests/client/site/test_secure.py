@@ -7,6 +7,7 @@ import os
 import secrets
 import signal
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,11 @@ def test_statements_of_others_are_refused(ring: Ring, tmp_path: Path) -> None:
     silo = ring.silo("clinic-06", run="8")
     silo.note_samples(100)
     again = silo.keys({"round": 1, "attempt": 1})["statement"]
+    assert "another study, run, round or attempt" in instead(again)
+    other = replace(ring.silos["clinic-06"].agreed, study="c" * 64)
+    silo = ring.silo("clinic-06", agreed=other)
+    silo.note_samples(100)
+    again = silo.keys({"round": 1, "attempt": 2})["statement"]
     assert "another study, run, round or attempt" in instead(again)
     assert "is no statement (too long)" in instead("x" * 5000)
     del ring.peers["clinic-06"]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from study_text import study_text
 
+from client.site import audit_gate, messages
+from client.site.budget.ledger import SpentEpsilon
+from client.site.budget.release import Charged
 from client.site.errors import SiteError
 from client.site.messages import pass_gate
 from client.site.record import close_records
@@ -251,6 +254,32 @@ def test_a_study_names_each_key_once() -> None:
         parse_study(study_text() + f'[peers]\na = "{one}"\nb = "{one}"\n', "s.toml")
     with pytest.raises(SiteError, match="must be SHA256: and 64"):
         parse_study(study_text() + '[peers]\na = "x"\n', "s.toml")
+
+
+def test_the_ledger_has_the_reply_without_its_masks(
+    hospitals: dict[str, Hospital], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A repeat under other masks is the same reply, and costs nothing more."""
+    contents: list[str] = []
+
+    def noted(reply: Message, charged: Charged, state: Path) -> SpentEpsilon:
+        contents.append(charged.content)
+        return SpentEpsilon(0.0, 0.0, 1e-5)
+
+    charged = Charged(*(cast(Any, None),) * 2, 0.0)
+    monkeypatch.setattr(messages, "charge_message", lambda *_: charged)
+    monkeypatch.setattr(audit_gate, "note_charged", noted)
+    left = []
+    for attempt in (1, 2):
+        record, reply = (
+            sent(begin(hospitals, attempt)["north"]),
+            integers(np.ones(4, np.uint32)),
+        )
+        contents.clear()
+        answered = hospitals["north"].ask("train", record, reply, secure_share=1 / 3)
+        left.append((vector_of(answered).tobytes(), contents[0]))
+    (one, content), (other, same) = left
+    assert one != other and content == same != ""
 
 
 def test_a_message_without_peers_reaches_no_app(hospitals: dict[str, Hospital]) -> None:
