@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import secrets
 import signal
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,13 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from forks import in_fork
-from secure_ring import RECEIVED, Ring, plain_sum
+from secure_ring import RECEIVED, RUN, Ring, plain_sum
 
 from client.site.errors import SiteError
 from client.site.record import close_records
 from client.site.secure import masks, shamir
 from client.site.secure.silo import SecureSilo
-from client.site.secure.statements import read_statement, threshold, weights_of
+from client.site.secure.statements import Slot, read_statement, state, threshold, weights_of
 
 
 @pytest.fixture
@@ -187,21 +187,40 @@ def test_statements_of_others_are_refused(ring: Ring, tmp_path: Path) -> None:
     assert "signed by" in instead(strangers.offers["clinic-06"]["statement"])
     assert "listed twice" in instead(texts[4])
     assert "its signature is wrong" in instead(texts[5].replace("clinic-06", "clinic-05"))
-    silo = ring.silo("clinic-06", run="8")
-    silo.note_samples(100)
-    again = silo.keys({"round": 1, "attempt": 1})["statement"]
-    assert "another study, run, round or attempt" in instead(again)
-    other = replace(ring.silos["clinic-06"].agreed, study="c" * 64)
-    silo = ring.silo("clinic-06", agreed=other)
-    silo.note_samples(100)
-    again = silo.keys({"round": 1, "attempt": 2})["statement"]
-    assert "another study, run, round or attempt" in instead(again)
     assert "is no statement (too long)" in instead("x" * 5000)
     del ring.peers["clinic-06"]
     assert "'clinic-06' is no peer" in refused(ring, record)
     many = {**record, "statements": ["x"] * 10**6}
     with pytest.raises(SiteError, match="1000000 silos, and 100 is the most"):
         ring.silos["clinic-01"].enter(many, RECEIVED, 1 / 6)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"study": "c" * 64},
+        {"slot": Slot("8", 1, 1)},
+        {"slot": Slot(RUN, 2, 1)},
+        {"slot": Slot(RUN, 1, 2)},
+        {"phase": "keys"},
+    ],
+)
+def test_keys_of_another_study_run_round_or_attempt_are_refused(
+    ring: Ring, change: dict[str, Any]
+) -> None:
+    """Each is signed by the right silo, and right in all else."""
+    record = ring.record(1, 1, ring.names, "clinic-01")
+    one = read_statement(record["statements"][5])
+    more = {n: getattr(one, n) for n in ("mask", "secrets", "shares", "holders")}
+    fields = {"slot": one.slot, "study": one.study, "phase": one.phase, **change}
+
+    def stated(**fields: Any) -> dict[str, object]:
+        key, public = ring.nodes["clinic-06"], base64.b64decode(one.seal)
+        text = state(silo="clinic-06", samples=100, public=public, key=key, **fields, **more)
+        return {**record, "statements": [*record["statements"][:5], text]}
+
+    assert "another study, run, round or attempt" in refused(ring, stated(**fields))
+    ring.enter("clinic-01", stated(slot=one.slot, study=one.study, phase=one.phase))
 
 
 def test_a_replayed_or_another_rounds_slot_is_refused(ring: Ring) -> None:
