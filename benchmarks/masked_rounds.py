@@ -1,0 +1,98 @@
+"""What two masked sums disclose of a silo that is in the first and missing in the next.
+
+``python -m benchmarks.masked_rounds``: FedAvg, 12 silos of digits, ``mlp``, three divisions of the data, three seeds.
+S_r is the weighted sum of all silos' steps in round r, which the server opens. If silo i is missing in round r + 1, the
+server has S_r - S_{r+1}. Its cosine with i's step of round r is what is measured, for every silo and round: 1 is the
+direction of the silo's step itself. The protocol does not protect from that (docs/privacy.md).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.common import table
+from client.app import app as client_app
+from server.run.loop import RoundLoop
+from server.simulation.engine import InProcessGrid, flower_identity
+from strategies.base.run_settings import parse_settings
+from strategies.base.state import GLOBAL
+from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.payload import Update
+
+SILOS, ROUNDS = 12, 8
+RUN: dict[str, Any] = {
+    "strategy": "fedavg",
+    "threads": 1,
+    "device": "cpu",
+    "dataset": "digits",
+    "partition": "dirichlet",
+    "silos": SILOS,
+    "model": "mlp",
+    "rounds": ROUNDS,
+    "batch-size": 10,
+    "local-epochs": 2,
+    "evaluate-every": 0,
+    "robust": "none",
+}
+Steps = Mapping[str, Tensor]  # a round's weighted steps, by silo
+
+
+def steps_of(settings: Mapping[str, Any]) -> list[Steps]:
+    """Return the weighted steps of all silos in each round of a run."""
+    found: list[Steps] = []
+    real = PersonalizedStrategy.aggregate
+
+    def note(strategy: PersonalizedStrategy, updates: Sequence[Update]) -> None:
+        weights = dict(zip((u.silo for u in updates), strategy.weights(updates), strict=True))
+        found.append(
+            {
+                u.silo: weights[u.silo]
+                / sum(weights.values())
+                * (u.vector - strategy.sent[u.silo][GLOBAL].vector).double()
+                for u in updates
+            }
+        )
+        real(strategy, updates)
+
+    own = parse_settings({**RUN, **settings})
+    with flower_identity(), mock.patch.object(PersonalizedStrategy, "aggregate", note):
+        RoundLoop(InProcessGrid(client_app, SILOS, own.flat()), own).run()
+    return found
+
+
+def cosines(rounds: Sequence[Steps]) -> list[float]:
+    """Return the cosine of S_r - S_{r+1} with the step of round r of each silo that is missing in round r + 1."""
+    found = []
+    for before, after in itertools.pairwise(rounds):
+        whole = torch.stack([*before.values()]).sum(0)
+        for silo, step in before.items():
+            less = torch.stack([own for name, own in after.items() if name != silo]).sum(0)
+            found.append(float(torch.cosine_similarity(whole - less, step, dim=0)))
+    return found
+
+
+def main() -> None:
+    """Print the median, the 90th percentile and the largest cosine by division of the data."""
+    rows = []
+    for beta in (0.1, 1.0, 100.0):
+        values = [
+            one
+            for seed in (1, 2, 3)
+            for one in cosines(steps_of({"dirichlet.beta": beta, "seed": seed}))
+        ]
+        ends = np.quantile(values, (0.5, 0.9, 1.0))
+        rows.append([f"`dirichlet.beta = {beta:g}`", *(f"{end:.2f}" for end in ends)])
+    print(table(rows, ["division", "median", "90 of 100", "largest"]))
+
+
+if __name__ == "__main__":
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)
+    main()
