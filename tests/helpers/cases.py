@@ -24,7 +24,9 @@ Flow = tuple[int, ...] | Mapping[str, tuple[int, ...]]
 def case(
     strategy: str, down: Flow = (FULL, FULL), up: Flow = (FULL, FULL), **changes: Any
 ) -> tuple[dict[str, Any], Flow, Flow]:
-    network = {"model": changes.pop("model")} if "model" in changes else {}
+    network: dict[str, Any] = {
+        k: changes.pop(k) for k in ("model", "lora_rank") if k in changes
+    }
     own = {
         k if "." in k else f"{strategy}.{k.rstrip('_').replace('_', '-')}": v
         for k, v in changes.items()
@@ -82,6 +84,7 @@ CASES: dict[str, tuple[dict[str, Any], Flow, Flow]] = {
     "feddyn, as its code": case("feddyn", alpha=0.2, weights="samples", clip=0.5),
     "fedfomo": case("fedfomo", down=(0, 2 * FULL)),
     "fedfomo, budget": case("fedfomo", **LATER, max_downloads=1, epsilon=0.5),
+    "fedgh": case("fedgh", (HEAD, HEAD), (TABLE, TABLE), server_epochs=2, server_batch_size=4),
     "fedlama": case("fedlama", (FULL, FULL, FULL, 7, FULL), (FULL, FULL, 7, FULL)),  # 7 biases
     "fedlp": case(
         "fedlp", up={"a": (15, 15, 0), "b": (0, 31, 31), "c": (15, 15, 31)}, keep=0.5
@@ -112,6 +115,8 @@ CASES: dict[str, tuple[dict[str, Any], Flow, Flow]] = {
     "fedprox-ft": case("fedprox-ft", mu=0.5),
     "fedrep": case("fedrep", **PART, head_epochs=2),
     "fedrod": case("fedrod"),
+    # A of rank 2 of fc1, which has three inputs
+    "fedsa-lora": case("fedsa-lora", (6, 6), (6, 6), lora_rank=2),
     "fedsim": case("fedsim", **PART),
     "fedyogi": case("fedyogi"),
     "gpfl": case("gpfl", (VALVE, VALVE), (VALVE, VALVE)),

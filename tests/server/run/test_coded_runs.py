@@ -65,7 +65,7 @@ SOUND = {
         "fedprox",
         "fedprox-ft",
     ),
-    *("fedrep", "fedrod", "fedsim", "fedyogi"),
+    *("fedrep", "fedrod", "fedsa-lora", "fedsim", "fedyogi"),
     *("gpfl", "local", "moon", "per-fedavg", "pfedme", "pooled"),
 }
 

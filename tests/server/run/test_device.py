@@ -34,6 +34,7 @@ METHODS = sorted(name for name, method in strategies().items() if not method.inf
 NEEDS: dict[str, dict[str, Any]] = {  # settings without which a method refuses to run
     "fedbn": {"model": "tiny-bn"},
     "fednova": {"optimizer": "sgd", "momentum": 0.5},
+    "fedsa-lora": {"lora_rank": 2},
 }
 
 

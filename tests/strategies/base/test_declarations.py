@@ -31,8 +31,8 @@ def travels(values: Tensor, sent: Tensor) -> bool:
 def own_model(run: Run, silo: str = "a") -> str:
     """What the last round's message has of the silo's own model: ``sent`` whole, some ``layers``, or it is ``kept``."""
     own, last = run.personal(silo), replies_of(run, silo)[-1][2]
-    blocks = [own[b.slice] for b in run.strategy.layout.blocks if len(own[b.slice])]
-    found = [any(travels(block, m.vector) for m in last.models.values()) for block in blocks]
+    tensors = [own[e.start : e.stop] for e in run.strategy.layout.parameters]
+    found = [any(travels(one, m.vector) for m in last.models.values()) for one in tensors]
     return "sent" if all(found) else "layers" if any(found) else "kept"
 
 

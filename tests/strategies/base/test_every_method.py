@@ -41,7 +41,7 @@ UNITS: Mapping[str, set[int]] = {
     "M Σ": {2 * FULL},
     "2 Σ": {2 * FULL},
     "k Σ": {2 * FULL},
-    "Σ_s": {BODY, HEAD},
+    "Σ_s": {BODY, HEAD, 6},  # FedSA-LoRA's: A of rank 2
     "0": {0},
     "≤ Σ": set(range(FULL + 1)),
     "p Σ": set(range(FULL + 1)),
