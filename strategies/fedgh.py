@@ -88,6 +88,7 @@ class FedGH(PartialStrategy):
         late="starts",
         needs_classes=True,
         not_lossy="what is sent are prototypes, no steps",
+        not_sums="the server needs each silo's mean of each class",
         buffers="local",
     )
     client = FedGHClient

@@ -15,9 +15,10 @@ BatchNorm statistics are the plain weighted mean: w + t_eff d may lie beyond all
 
 Special cases: with equal t_i and μ = 0 it is FedAvg up to rounding, with momentum, too. With t_i proportional to n_i
 and no momentum it is N sum p_i² times the step to the unweighted mean. With equal t_i and μ > 0 it is t/a times
-FedProx's step. Refused, as there is no a_i for them: Adam; μ together with momentum (the authors' code adds the
-proximal gradient to the momentum and then mixes both a_i). The paper resets momentum in each round. If it is kept
-(``optimizer-state = "keep"``), what earlier rounds left of it moves w_i and is not counted in a_i.
+FedProx's step. Refused, as there is no a_i for them: Adam; a rate that changes within a round; μ together with
+momentum (the authors' code adds the proximal gradient to the momentum and then mixes both a_i). The paper resets
+momentum in each round. If it is kept (``optimizer-state = "keep"``), what earlier rounds left of it moves w_i and is
+not counted in a_i.
 
 Flower's baseline divides by t_eff once more, which cancels it. Not here: the authors' optional momentum on the server.
 """
@@ -84,6 +85,8 @@ class FedNova(PersonalizedStrategy):
         ala=False,
         lossy=True,
         local_steps=False,
+        sums="",
+        not_sums="the server divides each silo's step by its own number of local steps",
     )
     client = FedNovaClient
     Settings = NovaSettings
@@ -91,10 +94,10 @@ class FedNova(PersonalizedStrategy):
 
     def start_state(self, initial: Callable[[str], Tensor]) -> None:
         c = self.common
-        if c.optimizer != "sgd" or (c.momentum and self.settings.mu):
+        if c.optimizer != "sgd" or c.warmup_batches or (c.momentum and self.settings.mu):
             raise UserError(
-                "fednova: the weights of the gradients in a silo's step are known for optimizer = sgd alone, and with "
-                "momentum = 0 if there is fednova.mu"
+                "fednova: the weights of the gradients in a silo's step are known for optimizer = sgd alone, with "
+                "warmup-batches = 0, and with momentum = 0 if there is fednova.mu"
             )
         super().start_state(initial)
 

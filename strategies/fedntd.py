@@ -68,6 +68,7 @@ class FedNTD(PersonalizedStrategy):
         spelling="FedNTD",
         needs_classes=True,
         lossy=True,
+        plain_loss=False,
     )
     client = FedNTDClient
     Settings = NtdSettings

@@ -100,6 +100,7 @@ class IFCA(PersonalizedStrategy):
         late="starts",
         not_lossy=EACH_MODEL,
         buffers="shared",
+        not_sums="each model is averaged over the silos that chose it, down to two",
         not_dp="which model it trains depends on its records without noise",
     )
     client = IFCAClient

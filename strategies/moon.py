@@ -85,6 +85,7 @@ class Moon(PersonalizedStrategy):
         spelling="MOON",
         keeps=("its last model",),
         lossy=True,
+        plain_loss=False,
     )
     client = MoonClient
     Settings = MoonSettings
