@@ -137,9 +137,12 @@ def method_table_text() -> str:
         f"    {json.dumps(kind)}: {json.dumps(' '.join(keys))},"
         for kind, keys in bounded_by_kind().items()
     ]
-    all_settings = [
-        f"    {json.dumps(key)}: {_python_value(value)}," for key, value in defaults().items()
-    ]
+    # A line for each common setting, and for each owner's
+    by_owner: dict[str, str] = {}
+    for key, value in defaults().items():
+        owner = key.partition(".")[0] if "." in key else key
+        pair = f"{json.dumps(key)}: {_python_value(value)},"
+        by_owner[owner] = f"{by_owner[owner]} {pair}" if owner in by_owner else f"    {pair}"
     return (
         '"""What each method sends, and which settings the rules limit, for the site\'s own process (policy.py).\n\n'
         "Made by `make settings`.\n\n"
@@ -157,7 +160,7 @@ def method_table_text() -> str:
         "KINDS: dict[str, str] = {\n" + "\n".join(bounded) + "\n}\n"
         "SETTINGS = {key: kind for kind, keys in KINDS.items() for key in keys.split()}\n"
         "DEFAULTS: dict[str, bool | int | float | str] = {\n"
-        + "\n".join(all_settings)
+        + "\n".join(by_owner.values())
         + "\n}\n"
     )
 
