@@ -1,0 +1,193 @@
+"""FLamby's benchmark of Fed-Heart-Disease and Fed-TCGA-BRCA beside silofl, with its own settings and seeds.
+
+    SILOFL_DATA=DIR python -m benchmarks.flamby [--out FOLDER]       eight methods, five seeds, two data sets: minutes
+
+FLamby (NeurIPS 2022, arXiv 2210.04620) publishes results per seed (owkin/FLamby, results_benchmark_fed_*, commit
+edacf54). A cell is the mean over silos of the test score, then mean and standard deviation (n - 1) over seeds 42 to
+46. A round is 100 updates of every silo (``local-steps``) by SGD; ``local`` and ``pooled`` train once, with Adam. Test
+parts and preprocessing are FLamby's. Initial weights and the order of batches are not: so the last column has the
+difference in units of FLamby's standard deviation over seeds.
+
+Two things are FLamby's that silofl has otherwise:
+
+* Its logistic regression has one output, ours two, w1 and w0. Each moves by eta g, so the log odds w1 - w0 move by 2
+  eta g: half of FLamby's rates, at silos and server, give its step.
+* Its Cox loss divides by the samples of a batch, ours by the events (:class:`BySamples`).
+
+FedAdagrad has beta_1 = 0, as in its paper (Reddi et al., ICLR 2021).
+
+``--out`` gets ``results_benchmark_silofl_DATASET.csv``: a line per seed, method and silo, with FLamby's columns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import logging
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from benchmarks.common import table
+from client.app import app as client_app
+from models.tasks.survival import Survival, cox_loss
+from server.run.loop import RoundLoop
+from server.simulation.engine import InProcessGrid, flower_identity
+from strategies.base.run_settings import parse_settings
+
+SEEDS = range(42, 47)
+
+
+class Cell(NamedTuple):
+    """What FLamby publishes of a method: mean and deviation over seeds; and the settings that it took."""
+
+    mean: float
+    deviation: float
+    settings: Mapping[str, Any]
+
+
+class Benchmark(NamedTuple):
+    """One data set: its score, the rounds, and the settings of all methods."""
+
+    dataset: str
+    metric: str
+    settings: Mapping[str, Any]
+    cells: Mapping[str, Cell]
+
+
+def _adaptive(method: str, learning_rate: float, server: float) -> dict[str, Any]:
+    own: dict[str, Any] = {"server-learning-rate": server, "tau": 1e-8, "beta-1": 0.0}
+    if method != "fedadagrad":
+        own |= {"beta-1": 0.9, "beta-2": 0.999}
+    return {"learning-rate": learning_rate, **{f"{method}.{k}": v for k, v in own.items()}}
+
+
+def _alone(learning_rate: float, epochs: int) -> dict[str, Any]:
+    """FLamby's baselines are trained once, with Adam."""
+    alone = {"local-steps": 0, "local-epochs": epochs, "rounds": 1, "optimizer": "adam"}
+    return {**alone, "learning-rate": learning_rate}
+
+
+def _sgd(learning_rate: float, **own: Any) -> dict[str, Any]:
+    return {"learning-rate": learning_rate, **own}
+
+
+HEART = Benchmark(
+    "heart-flamby",
+    "accuracy",
+    {"silos": 4, "rounds": 15, "batch-size": 4, "normalization": "silo"},
+    {
+        "pooled": Cell(0.735, 0.003, _alone(0.001 / 2, 50)),
+        "local": Cell(0.730, 0.029, _alone(0.001 / 2, 50)),
+        "fedavg": Cell(0.685, 0.028, _sgd(0.001 / 2)),
+        "fedprox": Cell(0.685, 0.028, _sgd(0.001 / 2, **{"fedprox.mu": 0.01})),
+        "scaffold": Cell(0.684, 0.028, _sgd(0.001 / 2)),
+        "fedadagrad": Cell(0.731, 0.013, _adaptive("fedadagrad", 0.003162 / 2, 0.316228 / 2)),
+        "fedadam": Cell(0.726, 0.014, _adaptive("fedadam", 0.01 / 2, 0.01 / 2)),
+        "fedyogi": Cell(0.731, 0.013, _adaptive("fedyogi", 0.003162 / 2, 0.01 / 2)),
+    },
+)
+BRCA = Benchmark(
+    "tcga-brca",
+    "c_index",
+    {"silos": 6, "rounds": 5, "batch-size": 8, "normalization": "none"},
+    {
+        "pooled": Cell(0.676, 0.095, _alone(0.1, 30)),
+        "local": Cell(0.689, 0.009, _alone(0.1, 30)),
+        "fedavg": Cell(0.732, 0.181, _sgd(0.1)),
+        "fedprox": Cell(0.729, 0.168, _sgd(0.1, **{"fedprox.mu": 0.1})),
+        "scaffold": Cell(0.687, 0.036, _sgd(0.01)),
+        "fedadagrad": Cell(0.813, 0.005, _adaptive("fedadagrad", 0.01, 1.0)),
+        "fedadam": Cell(0.815, 0.026, _adaptive("fedadam", 0.01, 0.1)),
+        "fedyogi": Cell(0.815, 0.026, _adaptive("fedyogi", 0.01, 0.1)),
+    },
+)
+COMMON: dict[str, Any] = {
+    "partition": "natural",
+    "validation": 0.0,
+    "model": "mlp",
+    "mlp.hidden": "",
+    "robust": "none",
+    "weight-cap": 0.0,
+    "threads": 1,
+    "device": "cpu",
+    "local-steps": 100,
+}
+
+
+class BySamples:
+    """While it is entered, a batch's Cox loss is divided by its samples, as FLamby's."""
+
+    def __enter__(self) -> None:
+        Survival.own_loss = staticmethod(by_samples)
+
+    def __exit__(self, *failure: object) -> None:
+        Survival.own_loss = staticmethod(cox_loss)
+
+
+def by_samples(outputs: Tensor, y: Tensor) -> Tensor:
+    return cox_loss(outputs, y) * y[:, 1].sum().clamp(min=1) / len(y)
+
+
+def scores(benchmark: Benchmark, method: str, seed: int) -> dict[str, float]:
+    """Return each silo's test score after the last round: of the shared model, or for ``local`` of its own."""
+    own = benchmark.cells[method].settings
+    settings = {**COMMON, **benchmark.settings, **own, "strategy": method, "seed": seed}
+    settings |= {"dataset": benchmark.dataset, "evaluate-every": settings["rounds"]}
+    run = parse_settings(settings)
+    grid = InProcessGrid(client_app, run.common.silos, run.flat())
+    with flower_identity(), BySamples():
+        (loop := RoundLoop(grid, run)).run()
+    wanted = ("test", run.strategy.info.reports, benchmark.metric)
+    rows = [r for r in loop.history.rows if (r.split, r.snapshot, r.metric) == wanted]
+    last = max(row.round for row in rows)
+    return {row.silo: row.value for row in rows if row.round == last and row.value is not None}
+
+
+def compared(benchmark: Benchmark, lines: list[list[str]]) -> Iterator[list[str]]:
+    """Yield a row of the table for each method; ``lines`` get the scores in FLamby's form."""
+    for method, cell in benchmark.cells.items():
+        means, silos = [], defaultdict(list)
+        for seed in SEEDS:
+            of_seed = scores(benchmark, method, seed)
+            means.append(statistics.fmean(of_seed.values()))
+            for number, (silo, value) in enumerate(sorted(of_seed.items())):
+                silos[silo].append(value)
+                lines.append([f"Local Test {number}", repr(value), method, str(seed)])
+        mean, deviation = statistics.fmean(means), statistics.stdev(means)
+        yield [
+            benchmark.dataset,
+            method,
+            f"{cell.mean:.3f} ({cell.deviation:.3f})",
+            f"{mean:.3f} ({deviation:.3f})",
+            " ".join(f"{statistics.fmean(values):.3f}" for values in silos.values()),
+            f"{(mean - cell.mean) / cell.deviation:+.1f}",
+        ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, help="folder for the files in FLamby's form")
+    args = parser.parse_args()
+    rows: list[list[str]] = []
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    for benchmark in (HEART, BRCA):
+        lines: list[list[str]] = []
+        rows += compared(benchmark, lines)
+        if args.out:
+            args.out.mkdir(parents=True, exist_ok=True)
+            path = args.out / f"results_benchmark_silofl_{benchmark.dataset}.csv"
+            with path.open("w", newline="", encoding="utf-8") as file:
+                csv.writer(file).writerows([["Test", "Metric", "Method", "Seed"], *lines])
+    header = ["data set", "method", "FLamby", "silofl", "its silos", "difference / deviation"]
+    print(table(rows, header))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
