@@ -8,6 +8,8 @@ from typing import Any, cast
 
 from flwr.app import ConfigRecord, Error, Message, MessageType
 
+from client.site.secure import KEYS, START, UNMASK
+from client.site.secure import RECORD as SECURE
 from partitions.common.errors import DataError, RunFailedError
 from server.run.exchange import CODES, UNREACHABLE, Exchange, TimeoutPolicy, answers
 from server.run.limits import NUMBER_BYTES, OTHER_BYTES, check_reply
@@ -233,7 +235,9 @@ def expected_records(message: Message, strategy: PersonalizedStrategy) -> set[st
     trains = message.metadata.message_type == MessageType.TRAIN
     names = [f"model.{name}" for name in strategy.upload_names()]
     if strategy.common.secure_aggregation:
-        names = [INTEGERS]
+        names = [INTEGERS, SECURE]
+        if message.metadata.message_type in (KEYS, START, UNMASK):
+            return {SECURE}
     return {"config", "metrics", *(names if trains else ())}
 
 

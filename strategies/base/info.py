@@ -195,6 +195,10 @@ class RoundPlan:
     attended: Mapping[str, int] = field(default_factory=dict)
     # Silo that joined during the run -> its first round
     joined: Mapping[str, int] = field(default_factory=dict)
+    # Silo that takes no part in the next round -> why
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    # Attempts at the next round so far, with this one
+    attempt: int = 1
 
     def with_silos(self, silos: Iterable[SiloInfo], common: Common) -> RoundPlan:
         """Return the plan with these silos; a weight by sample count is taken from their data summaries alone."""

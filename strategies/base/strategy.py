@@ -73,6 +73,8 @@ class PersonalizedStrategy(Strategy):
     # The method's server state, in typed fields
     state_type: ClassVar[type[ServerState]] = ServerState
     state: ServerState
+    # Removes the masks of these silos' sum, where they add masks (server/run/secure.py)
+    unmask: Callable[[Tensor, Sequence[str]], Tensor] = staticmethod(lambda total, silos: total)
     Settings: ClassVar[type[Any]] = NoSettings
     # A module class that builds the network's head from its last layer; None: that layer (models.networks.registry).
     head: ClassVar[Any] = None
@@ -219,6 +221,9 @@ class PersonalizedStrategy(Strategy):
     ) -> list[Message]:
         """Return a train message for each participant; in an evaluated round an evaluate message for the others."""
         online = self._online(server_round)
+        for name, reason in self.plan.left_out.items():
+            self.reject(name, reason)
+        online = [name for name in online if name not in self.rejected]
         chosen = set(self.participants()) & set(online)
         every = self.common.evaluate_every
         evaluate = every > 0 and (

@@ -205,7 +205,9 @@ def mean_of(strategy: Any, updates: Sequence[Update], names: Sequence[str]) -> l
     weights, received = weights_of(strategy, strategy.sent), strategy.sent[silos[0]]
     share = sum(weights[silo] for silo in silos) / sum(weights.values())
     parts = strategy.shared_parts() if hasattr(strategy, "shared_parts") else ()
-    total = added([update.vectors[ARRAY] for update in updates]) if names else torch.empty(0)
+    total = torch.empty(0)
+    if names:
+        total = added([strategy.unmask(added([u.vectors[ARRAY] for u in updates]), silos)])
     sizes, vectors = [strategy.upload_size(name, silos[0]) for name in names], {}
     for name, integers in zip(names, torch.split(total, sizes), strict=True):
         centre = reference(strategy.info, received, name, len(integers), parts)

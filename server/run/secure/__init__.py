@@ -1,0 +1,1 @@
+"""Secure aggregation at the server."""

@@ -1,0 +1,304 @@
+"""Secure aggregation at the server: each round's keys and list of silos, and the opened sum of masked vectors.
+
+    before round 1      query.secure_keys, query.secure_start: who takes part, and the shares of the first secrets
+    round r             train: peers' statements and sealed shares; masked vectors, and what round r + 1 needs
+    after its replies   query.secure_unmask: names the silos whose vectors came, and removes the masks of their sum
+
+Keys and start come again where a silo is back, after a resume, and before a round is repeated. The server decides who
+is in a sum before it asks for the masks, and writes that down (``secure.json`` of the checkpoint). A round is repeated,
+and resumed, over those silos only: two sums over different silos that start from one model show single updates, and
+hospitals refuse them (``client/site/secure/silo.py``). In a simulation nothing is masked; the integers are the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, Message, MessageType
+from torch import Tensor
+
+from client.site.errors import SiteError
+from client.site.secure import KEYS, MOST_SILOS, RECORD, START, UNMASK, masks
+from client.site.secure.statements import Statement, read_statement, threshold
+from client.site.secure.unmasking import open_sum
+from client.site.trust.chain import digest
+from partitions.common.errors import RunFailedError
+from partitions.common.files import write_atomically
+from server.run.collector import Collector
+from strategies.base.aggregation.secure import weights_of
+from strategies.base.info import OFFLINE
+from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.payload import Payload, encode
+from strategies.base.transport.reporting import printable
+
+MOST_ATTEMPTS = 3  # at one round
+FILE = "secure.json"  # in the checkpoint's folder: the last round whose masks were asked for, and its silos
+Record = Mapping[str, Any]
+
+
+class AttemptFailedError(Exception):
+    """The sum of a round cannot be opened. The round is repeated, or the run ends with this line."""
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What silos have made for one round: their statements, and the shares of their secrets for the holders."""
+
+    round: int = 0
+    attempt: int = 1
+    holders: tuple[str, ...] = ()
+    statements: Mapping[str, Statement] = field(default_factory=dict)
+    records: Mapping[str, Record] = field(default_factory=dict)
+
+    @property
+    def silos(self) -> list[str]:
+        return sorted(self.statements)
+
+    def sealed(self, owner: str, holder: str) -> bytes:
+        """Return what one silo has sealed for another; empty where it sent nothing of use."""
+        found, place = self.records[owner].get("sealed"), self.holders.index(holder)
+        fits = isinstance(found, list) and len(found) == len(self.holders)
+        return found[place] if fits and isinstance(found[place], bytes) else b""
+
+
+class SecureRounds:
+    """The masked rounds of one run. ``masked``: whether its silos add masks; if not, this does nothing.
+
+    ``folder``: of the checkpoints; ``run_config``: the run's settings as its silos have them.
+    """
+
+    def __init__(
+        self, collector: Collector, folder: Path | None, run_config: Mapping[str, Any]
+    ) -> None:
+        self.collector, self.registration = collector, collector.registration
+        self.note = collector.reporter.note
+        self.path = None if folder is None else folder / FILE
+        self.settings = masks.settings_sha256(run_config)
+        self.asked: dict[str, Any] = {}
+        if self.path is not None and self.path.exists():
+            self.asked = json.loads(self.path.read_text("utf-8"))
+        self.made, self.following = Shares(), Shares()
+        self.attempt, self.context = 1, b""
+
+    @property
+    def masked(self) -> bool:
+        """Return whether silos add masks: not in a simulation, nor in this process (unless its grid has gates)."""
+        grid, common = self.collector.grid, self.collector.common
+        local = self.registration.simulated or hasattr(grid, "seconds")
+        return common.secure_aggregation and (not local or hasattr(grid, "gates"))
+
+    def begin(self, strategy: PersonalizedStrategy, server_round: int) -> dict[str, str]:
+        """Agree on the silos of a round; return those that take no part in it, with the reasons.
+
+        Raises RunFailedError if the round was asked for before, and a silo of then is missing.
+        """
+        if not self.masked or not strategy.upload_names():
+            return {}
+        online = {*self.collector.grid.get_node_ids()} - {OFFLINE}
+        here = [name for name, info in strategy.silos.items() if info.node_id in online]
+        self.made = self.following
+        slot = server_round, self.attempt
+        if (self.made.round, self.made.attempt) != slot or {*here} - {*self.made.silos}:
+            self.made = self._start(strategy, slot, here)
+        before = self._asked_before(server_round)
+        if missing := sorted({*before} - {*self.made.silos}):
+            raise RunFailedError(
+                f"round {server_round} was begun over {', '.join(before)}, and another sum would show single updates: "
+                f"{', '.join(missing)} must be online; then resume the run"
+            )
+        listed = before or self.made.silos
+        if len(listed) < (least := threshold(len(strategy.silos))):
+            raise RunFailedError(
+                f"round {server_round}: {len(listed)} silos have keys for a sum, and {least} of {len(strategy.silos)} "
+                "are needed: resume when more are online"
+            )
+        reason = "it has no keys for this round's sum"
+        if before:
+            reason = "the round is repeated over the silos of before"
+        return {name: reason for name in strategy.silos if name not in listed}
+
+    def attach(self, strategy: PersonalizedStrategy, messages: Sequence[Message]) -> None:
+        """Add to each train message of a round its peers' statements, weights and sealed shares."""
+        trains = [m for m in messages if m.metadata.message_type == MessageType.TRAIN]
+        if not self.masked or not strategy.upload_names() or not trains:
+            return
+        nodes = strategy.plan.nodes
+        names = sorted(nodes[message.metadata.dst_node_id] for message in trains)
+        weights, made = weights_of(strategy, names), self.made
+        texts = [made.statements[name].text for name in names]
+        members = [(name, weights[name], text) for name, text in zip(names, texts, strict=True)]
+        received = masks.received_sha256(trains[0].content)
+        run = made.statements[names[0]].run
+        self.context = masks.context(
+            run, made.round, made.attempt, received, self.settings, members
+        )
+        self.names = names
+        for message in trains:
+            silo = nodes[message.metadata.dst_node_id]
+            record: Any = {
+                **self._slot(),
+                "statements": texts,
+                "weights": [weights[name] for name in names],
+                "sealed": [made.sealed(name, silo) for name in names],
+            }
+            message.content[RECORD] = ConfigRecord(record)
+
+    def take(self, strategy: PersonalizedStrategy, replies: Sequence[Message]) -> None:
+        """Take the records for the next round out of the replies."""
+        found = {}
+        for reply in replies:
+            if not reply.has_error() and RECORD in reply.content:
+                record = reply.content.config_records.get(RECORD, ConfigRecord())
+                del reply.content[RECORD]
+                found[strategy.plan.nodes[reply.metadata.src_node_id]] = dict(record)
+        if self.masked:
+            slot = self.made.round + 1, 1
+            self.following = self._shares(slot, tuple(getattr(self, "names", ())), found)
+
+    def unmask(
+        self, strategy: PersonalizedStrategy, total: Tensor, silos: Sequence[str]
+    ) -> Tensor:
+        """Return the sum (n,) of these silos' integers without masks. Raises AttemptFailedError."""
+        if not self.masked:
+            return total
+        made, survivors = self.made, sorted(silos)
+        if len(survivors) < (least := threshold(len(made.holders))):
+            raise AttemptFailedError(
+                f"{len(survivors)} masked vectors have come, and {least} are needed to open their sum"
+            )
+        self._write_asked(survivors)
+        question = {**self._slot(), "survivors": survivors}
+        answers = self._ask(strategy, UNMASK, {name: question for name in survivors})
+        try:
+            opened = open_sum(
+                total.remainder(2**32).cpu().numpy().astype(np.uint32),
+                self.names,
+                survivors,
+                self.context,
+                {name: made.statements[name] for name in self.names},
+                {name: _bytes(answer.get("shares")) for name, answer in answers.items()},
+                made.holders,
+                {name: made.records[name].get("hashes", b"") for name in self.names},
+            )
+        except SiteError as error:
+            raise AttemptFailedError(printable(str(error))) from error
+        for silo, reason in sorted(opened.false.items()):
+            self.note(f"{silo} is at fault: {reason}")
+        return torch.from_numpy(opened.total.view(np.int32).astype(np.int64)).to(total.device)
+
+    def failed(self, server_round: int, error: AttemptFailedError) -> None:
+        """Prepare to repeat the round. Raises RunFailedError after the last attempt."""
+        line = f"round {server_round}, attempt {self.attempt}: {error}"
+        if self.attempt == MOST_ATTEMPTS:
+            raise RunFailedError(line) from error
+        self.note(f"{line}; the round is repeated")
+        self.attempt, self.following = self.attempt + 1, Shares()
+
+    def done(self) -> None:
+        """Begin to count the next round's attempts."""
+        self.attempt = 1
+
+    # --- exchanges ------------------------------------------------------------------------------------------------
+
+    def _start(
+        self, strategy: PersonalizedStrategy, slot: tuple[int, int], silos: Sequence[str]
+    ) -> Shares:
+        """Ask these silos for keys, and for shares of new secrets for all of those that have answered."""
+        self.made = Shares(*slot)
+        found = self._ask(strategy, KEYS, {name: self._slot() for name in silos})
+        keys = self._shares(slot, (), found, "keys")
+        texts = [keys.statements[name].text for name in keys.silos]
+        asked = {name: {**self._slot(), "statements": texts} for name in keys.silos}
+        return self._shares(slot, tuple(keys.silos), self._ask(strategy, START, asked))
+
+    def _slot(self) -> dict[str, int]:
+        return {"round": self.made.round, "attempt": self.made.attempt}
+
+    def _ask(
+        self, strategy: PersonalizedStrategy, kind: str, records: Mapping[str, Record]
+    ) -> dict[str, Record]:
+        """Send each silo its record; return the records of the answers, by silo."""
+        config = {**strategy.plan.numbers, "round": self.made.round}
+        messages = []
+        for name, record in records.items():
+            content = encode(Payload(), config)
+            content[RECORD] = ConfigRecord(dict(record))
+            node, ttl = strategy.silos[name].node_id, strategy.common.round_timeout
+            messages.append(Message(content, dst_node_id=node, message_type=kind, ttl=ttl))
+        answers = dict[str, Record]()
+        for reply in self.collector.exchange(messages, strategy, {}) if messages else ():
+            silo = strategy.plan.nodes[reply.metadata.src_node_id]
+            if reply.has_error():
+                self.note(f"{silo} does not answer {kind}: {printable(reply.error.reason)}")
+            else:
+                answers[silo] = dict(reply.content.config_records.get(RECORD, {}))
+        return answers
+
+    def _shares(
+        self,
+        slot: tuple[int, int],
+        holders: tuple[str, ...],
+        records: Mapping[str, Record],
+        phase: str = "round",
+    ) -> Shares:
+        """Return the valid ones of these silos' records; a list with an invalid statement is refused by all."""
+        found, faults = dict[str, Statement](), dict[str, str]()
+        for name, record in sorted(records.items()):
+            try:
+                one = read_statement(str(record.get("statement", "")))
+            except SiteError as error:
+                faults[name] = f"its statement of keys is invalid: {error}"
+                continue
+            known = self.registration.keys.get(name, one.signer)
+            if (one.silo, one.round, one.attempt, one.phase) != (name, *slot, phase):
+                faults[name] = "its statement of keys is of another silo, round or attempt"
+            elif one.signer != known:
+                faults[name] = (
+                    f"its statement of keys is signed by {one.signer}, not by {known}"
+                )
+            elif holders and not _has_signed(one, record.get("hashes"), holders):
+                faults[name] = (
+                    "its shares are not those of the list, or not those that it has signed"
+                )
+            else:
+                found[name] = one
+        of = Counter((one.study, one.run) for one in found.values()).most_common(1)
+        for name in [name for name, one in found.items() if (one.study, one.run) != of[0][0]]:
+            faults[name] = "its statement of keys is of another study or run than the others'"
+            del found[name]
+        for name in sorted(found)[MOST_SILOS:]:
+            faults[name] = f"a sum is over {MOST_SILOS} silos at most"
+            del found[name]
+        for name, fault in faults.items():
+            self.note(f"{name} is left out of the sum: {printable(fault)}")
+        return Shares(*slot, holders, found, {name: records[name] for name in found})
+
+    # --- the disk -------------------------------------------------------------------------------------------------
+
+    def _asked_before(self, server_round: int) -> list[str]:
+        """Return the silos whose sum was asked for in this round before; empty if there was none."""
+        return [*self.asked["silos"]] if self.asked.get("round") == server_round else []
+
+    def _write_asked(self, survivors: Sequence[str]) -> None:
+        self.asked = {"round": self.made.round, "silos": [*survivors]}
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.path, json.dumps(self.asked))
+
+
+def _has_signed(one: Statement, hashes: Any, holders: Sequence[str]) -> bool:
+    """Return whether these are the hashes of a share for each holder, and the statement is of them."""
+    names = digest("\n".join(holders).encode())
+    fits = isinstance(hashes, bytes) and len(hashes) == 64 * len(holders)
+    return fits and digest(hashes) == one.shares and one.holders == names
+
+
+def _bytes(shares: Any) -> list[bytes]:
+    return [one for one in shares if isinstance(one, bytes)] if isinstance(shares, list) else []
