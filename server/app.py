@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from logging import ERROR, INFO
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context
 from flwr.common import log
@@ -42,9 +43,11 @@ def main(grid: Grid, context: Context) -> None:
         info = settings.strategy.info
         try:
             with errors_recorded(directory, settings):
-                (train if info.trains else survey if info.asks == "survey" else evaluate)(
-                    grid, settings, directory
-                )
+                if info.trains:
+                    train(grid, settings, directory, context.run_config)
+                else:
+                    work = survey if info.asks == "survey" else evaluate
+                    work(grid, settings, directory)
         except Exception as error:
             log(ERROR, "%s", line_of(error), exc_info=error if is_fault(error) else None)
             raise
@@ -67,9 +70,11 @@ def survey(grid: Grid, settings: RunSettings, directory: RunDirectory) -> None:
     write_survey_page(directory.path)
 
 
-def train(grid: Grid, settings: RunSettings, directory: RunDirectory) -> None:
-    """Train, and write the summary."""
-    federation = RoundLoop(grid, settings, directory)
+def train(
+    grid: Grid, settings: RunSettings, directory: RunDirectory, run_config: Mapping[str, Any]
+) -> None:
+    """Train, and write the summary. ``run_config``: the settings as the silos have them."""
+    federation = RoundLoop(grid, settings, directory, run_config=run_config)
     federation.run()
     if federation.registration.simulated:
         write_manifest(directory, settings)

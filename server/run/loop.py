@@ -7,7 +7,10 @@ last round, one exchange evaluates the last aggregate.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
@@ -27,6 +30,7 @@ from server.run.recovery import Recovery, gone_back
 from server.run.registration.readmission import Readmission
 from server.run.registration.registration import Registration
 from server.run.reporter import Progress
+from server.run.secure.rounds import AttemptFailedError, SecureRounds
 from strategies.base.info import RoundPlan
 from strategies.base.run_settings import RunSettings
 from strategies.base.state import State
@@ -42,6 +46,7 @@ class RoundLoop:
         settings: RunSettings,
         directory: RunDirectory | None = None,
         watch: Callable[[Progress], object] | None = None,
+        run_config: Mapping[str, Any] | None = None,
     ) -> None:
         self.grid = grid
         self.settings = settings
@@ -58,6 +63,8 @@ class RoundLoop:
         self.hold_out = HoldOut(self.collector)
         self.closing = Closing(self.collector, self.recorder, self.hold_out)
         self.checkpoints = Checkpoints(settings, directory, self.history, self.reporter)
+        given = settings.flat() if run_config is None else run_config
+        self.secure = SecureRounds(self.collector, self.checkpoints.folder, given)
         self.state = LoopState()
         self.until = 0  # the round after which the run pauses; 0: none
         # The last round that is done; the closing exchange comes after the last of all
@@ -95,6 +102,7 @@ class RoundLoop:
         self.state = LoopState.begin(saved)
         self.registration.register(saved)
         strategy = prepare(self.settings, self.registration, self.state)
+        strategy.unmask = partial(self.secure.unmask, strategy)
         strategy.summary()
         check_patience(self.common, strategy.silos.values())
         self.done = self.checkpoints.restore(self.state, strategy, saved, self.registration)
@@ -143,6 +151,8 @@ class RoundLoop:
         """Execute one round, or go back to an earlier one if silos' states are damaged."""
         self.readmission.readmit(server_round)
         strategy.follow(self.plan())
+        left_out, attempt = self.secure.begin(strategy, server_round), self.secure.attempt
+        strategy.follow(replace(strategy.plan, left_out=left_out, attempt=attempt))
         c = self.common
         recorder = self.recorder
         collector = self.collector
@@ -157,13 +167,20 @@ class RoundLoop:
         messages = strategy.configure_train(
             server_round, ArrayRecord(), ConfigRecord({"save": save}), self.grid
         )
+        self.secure.attach(strategy, messages)
         self.reporter.round_begins(strategy, messages)
         sent = time.perf_counter()
         replies = collector.exchange(messages, strategy, self.state.lost)
         received = time.perf_counter()
+        self.secure.take(strategy, replies)
         if self._goes_back(strategy, replies):
             return
-        strategy.aggregate_train(server_round, replies)
+        try:
+            strategy.aggregate_train(server_round, replies)
+        except AttemptFailedError as error:
+            self.secure.failed(server_round, error)
+            return
+        self.secure.done()
         strategy.aggregate_evaluate(server_round, replies)
         collector.reject_silent(strategy, messages, replies)
         collector.note_changed_counts(strategy, replies)
@@ -221,7 +238,8 @@ class RoundLoop:
 
     def _goes_back(self, strategy: PersonalizedStrategy, replies: Sequence[Message]) -> bool:
         """Go back to an earlier checkpoint if silos' states are damaged; return whether the run has gone back."""
-        folder = self.checkpoints.folder
+        # A round of masked sums is not repeated over other silos
+        folder = None if self.secure.masked else self.checkpoints.folder
         simulated = self.registration.simulated
         if (
             start := self.recovery.start(strategy, replies, folder, simulated=simulated)

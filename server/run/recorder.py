@@ -61,6 +61,7 @@ class Recorder:
         rows = self.rows(strategy, strategy.round, metrics, task, state_lost)
         rows += self._joins(strategy.round, strategy.plan.joined)
         rows += self._privacy(strategy, strategy.round, replies)
+        rows += self._secure(strategy)
         rows += self.totals(strategy.round, seconds, strategy.bytes_down, strategy.bytes_up)
         self.history.add(rows)
         self.follow(rows)
@@ -140,6 +141,15 @@ class Recorder:
             for silo, first in joined.items()
             if first == server_round
         ]
+
+    def _secure(self, strategy: PersonalizedStrategy) -> list[Row]:
+        """Return the rows of a sum: of how many silos it is (0: it changed no model), and the attempts at it."""
+        if not self.common.secure_aggregation:
+            return []
+        number = strategy.round
+        silos = sum(last == number for last in strategy.state.counted.values())
+        values = {"secure_silos": float(silos), "secure_attempts": float(strategy.plan.attempt)}
+        return [self._row(number, metric, value) for metric, value in values.items()]
 
     def totals(self, server_round: int, seconds: float, down: int, up: int) -> list[Row]:
         """Return the rows of a round as a whole."""

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from client.site.errors import SiteError
 from client.site.secure import KEYS, MOST_SILOS, RECORD, START, UNMASK, masks
+from client.site.secure.shamir import SHARE
 from client.site.secure.statements import Statement, read_statement, threshold
 from client.site.secure.unmasking import open_sum
 from client.site.trust.chain import digest
@@ -39,6 +40,7 @@ from strategies.base.transport.payload import Payload, encode
 from strategies.base.transport.reporting import printable
 
 MOST_ATTEMPTS = 3  # at one round
+SEALED = 2 * SHARE + 16  # bytes of a silo's two shares, sealed for another
 FILE = "secure.json"  # in the checkpoint's folder: the last round whose masks were asked for, and its silos
 Record = Mapping[str, Any]
 
@@ -62,10 +64,9 @@ class Shares:
         return sorted(self.statements)
 
     def sealed(self, owner: str, holder: str) -> bytes:
-        """Return what one silo has sealed for another; empty where it sent nothing of use."""
-        found, place = self.records[owner].get("sealed"), self.holders.index(holder)
-        fits = isinstance(found, list) and len(found) == len(self.holders)
-        return found[place] if fits and isinstance(found[place], bytes) else b""
+        """Return what one silo has sealed for another."""
+        found: list[bytes] = self.records[owner]["sealed"]
+        return found[self.holders.index(holder)]
 
 
 class SecureRounds:
@@ -85,6 +86,7 @@ class SecureRounds:
         if self.path is not None and self.path.exists():
             self.asked = json.loads(self.path.read_text("utf-8"))
         self.made, self.following = Shares(), Shares()
+        self.names: list[str] = []  # of the round's sum
         self.attempt, self.context = 1, b""
 
     @property
@@ -160,7 +162,7 @@ class SecureRounds:
                 found[strategy.plan.nodes[reply.metadata.src_node_id]] = dict(record)
         if self.masked:
             slot = self.made.round + 1, 1
-            self.following = self._shares(slot, tuple(getattr(self, "names", ())), found)
+            self.following = self._shares(slot, tuple(self.names), found)
 
     def unmask(
         self, strategy: PersonalizedStrategy, total: Tensor, silos: Sequence[str]
@@ -175,7 +177,7 @@ class SecureRounds:
             )
         self._write_asked(survivors)
         question = {**self._slot(), "survivors": survivors}
-        answers = self._ask(strategy, UNMASK, {name: question for name in survivors})
+        answers = self._ask(strategy, UNMASK, dict.fromkeys(survivors, question))
         try:
             opened = open_sum(
                 total.remainder(2**32).cpu().numpy().astype(np.uint32),
@@ -263,7 +265,7 @@ class SecureRounds:
                 faults[name] = (
                     f"its statement of keys is signed by {one.signer}, not by {known}"
                 )
-            elif holders and not _has_signed(one, record.get("hashes"), holders):
+            elif holders and not _has_signed(one, record, holders):
                 faults[name] = (
                     "its shares are not those of the list, or not those that it has signed"
                 )
@@ -293,11 +295,17 @@ class SecureRounds:
             write_atomically(self.path, json.dumps(self.asked))
 
 
-def _has_signed(one: Statement, hashes: Any, holders: Sequence[str]) -> bool:
-    """Return whether these are the hashes of a share for each holder, and the statement is of them."""
-    names = digest("\n".join(holders).encode())
-    fits = isinstance(hashes, bytes) and len(hashes) == 64 * len(holders)
-    return fits and digest(hashes) == one.shares and one.holders == names
+def _has_signed(one: Statement, record: Record, holders: Sequence[str]) -> bool:
+    """Return whether the record has a share for each holder, and their hashes, and the statement is of these."""
+    hashes, sealed = record.get("hashes"), _bytes(record.get("sealed"))
+    if not isinstance(hashes, bytes) or len(hashes) != 64 * len(holders):
+        return False
+    lengths = [0 if name == one.silo else SEALED for name in holders]
+    return (
+        [len(share) for share in sealed] == lengths
+        and digest(hashes) == one.shares
+        and digest("\n".join(holders).encode()) == one.holders
+    )
 
 
 def _bytes(shares: Any) -> list[bytes]:

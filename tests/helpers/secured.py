@@ -1,0 +1,69 @@
+"""Hospitals of this process that mask what they send: keys, lists, masks and answers are those of a SuperNode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from flwr.app import Context, Error, Message
+from tiny import TinyGrid
+
+from client.site.secure.gate import KEY, SecureMessage
+from client.site.trust.envelope import fingerprint, public_pem
+from client.site.trust.keys import new_key, write_key
+from client.site.trust.policy import Policy, PolicyRefusedError
+
+# (silo, message type, round) -> whether the message is lost before it arrives, or its reply on the way back
+Lost = Callable[[str, str, int], bool]
+
+
+class Secured:
+    """For ``prepare``: a gate around each silo's app. ``asked``: (silo, message type, round) of every message."""
+
+    def __init__(self, folder: Path, names: Mapping[str, Any], peers: int = 2) -> None:
+        self.folder, self.asked, self.run = folder, list[tuple[str, str, int]](), 1
+        self.gone: Lost = lambda silo, kind, number: False
+        self.lost: Lost = lambda silo, kind, number: False
+        self.change: Callable[[str, str, int, Message], object] = lambda *of: None
+        self.offline: set[str] = set()
+        signers = {}
+        for name in names:
+            key = new_key()
+            write_key(folder / f"{name}.key", key)
+            signers[name] = fingerprint(public_pem(key))
+        study = SimpleNamespace(name="heart", digest="ab" * 32, peers=signers, held_out=())
+        self.terms: Any = SimpleNamespace(study=study, rules=Policy(secure_peers=peers))
+
+    def __call__(self, grid: TinyGrid) -> None:
+        grid.gates = True  # type: ignore[attr-defined]
+        for context in grid.contexts.values():
+            context.run_id = self.run
+        grid.get_node_ids = lambda: [  # type: ignore[method-assign]
+            node for node in grid.contexts if grid.name_of(node) not in self.offline
+        ]
+        inner = grid.app
+        grid.app = lambda message, context: self.pass_gate(grid, inner, message, context)  # type: ignore[assignment]
+
+    def pass_gate(
+        self, grid: TinyGrid, app: Any, message: Message, context: Context
+    ) -> Message:
+        silo, number = grid.key_of(message)
+        kind = message.metadata.message_type
+        self.asked.append((silo, kind, number))
+        if silo in self.offline or self.gone(silo, kind, number):
+            return Message(Error(1, "the line is cut"), reply_to=message)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(KEY, str(self.folder / f"{silo}.key"))
+            try:
+                reply: Message = SecureMessage(message, context, self.terms).reply(
+                    lambda: app(message, context)
+                )
+            except PolicyRefusedError as error:
+                return Message(Error(1, str(error)), reply_to=message)
+        self.change(silo, kind, number, reply)
+        if self.lost(silo, kind, number):
+            return Message(Error(1, "the line was cut"), reply_to=message)
+        return reply

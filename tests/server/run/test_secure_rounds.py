@@ -1,0 +1,242 @@
+"""Masked rounds through the real loop, gates and app: the same bits as without masks, silos that vanish, repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Message
+from secured import Secured
+from tiny import Files, Run, TinyGrid, federate, random_silos, same
+
+from client.site.record import close_records
+from client.site.secure import KEYS, START, UNMASK
+from partitions.common.errors import RunFailedError
+
+SECURE: dict[str, Any] = {"secure_aggregation": True, "strategy": "fedavg"}
+
+
+@pytest.fixture(autouse=True)
+def _records() -> Iterator[None]:
+    yield
+    close_records()
+
+
+@pytest.fixture
+def six(tmp_path: Path) -> Files:
+    """Six silos: five are needed for a sum, so one may be gone."""
+    return random_silos(tmp_path, {"a": 6, "b": 11, "c": 8, "d": 7, "e": 9, "f": 5})
+
+
+def go(files: Files, folder: Path, secured: Any, **changes: Any) -> Run:
+    state = folder / ("masked" if isinstance(secured, Secured) else "plain")
+    return federate(
+        files, state_dir=state, prepare=secured, **{"rounds": 3, **SECURE, **changes}
+    )
+
+
+def kinds(secured: Secured, kind: str) -> list[int]:
+    """The rounds in which messages of a kind went out, once each."""
+    return [*dict.fromkeys(number for _, asked, number in secured.asked if asked == kind)]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedper", "lg-fedavg"])
+def test_masked_and_unmasked_bits_are_the_same(six: Files, tmp_path: Path, method: str) -> None:
+    hidden = {"mlp__hidden": "4", "strategy": method}
+    secured = Secured(tmp_path, six)
+    masked, plain = go(six, tmp_path, secured, **hidden), go(six, tmp_path, None, **hidden)
+    for name, vector in plain.strategy.state.arrays.items():
+        assert same(masked.strategy.state.arrays[name], vector), name
+    assert masked.values("secure_silos") == [6, 6, 6]
+    assert masked.values("secure_attempts") == [1, 1, 1]
+    assert kinds(secured, KEYS) == [1] and kinds(secured, START) == [1]
+    assert kinds(secured, UNMASK) == [1, 2, 3]
+
+
+def test_what_leaves_is_masked(six: Files, tmp_path: Path) -> None:
+    """And no sum of five of the six shows the sixth: each is noise without the answers."""
+    sent: dict[bool, dict[str, Any]] = {}
+    for masked in (False, True):
+        secured = Secured(tmp_path, six) if masked else None
+        run = go(six, tmp_path, secured, rounds=1)
+        sent[masked] = {
+            run.grid.name_of(message.metadata.dst_node_id): reply.content.array_records["masked"]["sum"].numpy()
+            for message, reply in run.grid.traffic
+            if message.metadata.message_type == "train"
+        }  # fmt: skip
+    for silo in six:
+        assert (sent[True][silo] != sent[False][silo]).all()
+
+
+def close(one: Run, other: Run) -> None:
+    """Up to the rounding: a sum over a list of five has another scale than one of six without one."""
+    torch.testing.assert_close(
+        one.strategy.state.model, other.strategy.state.model, rtol=0, atol=1e-6
+    )
+
+
+def absent(rounds: set[int], silo: str = "f") -> Any:
+    """For ``prepare``: without gates, a silo whose training fails in these rounds."""
+
+    def prepare(grid: TinyGrid) -> None:
+        grid.absent = {(silo, number) for number in rounds}
+
+    return prepare
+
+
+@pytest.mark.parametrize(
+    "kind, on_the_way, missed",
+    [
+        ("train", "gone", {2}),
+        ("train", "lost", {2}),
+        (UNMASK, "gone", set[int]()),
+        (UNMASK, "lost", set[int]()),
+        (KEYS, "gone", {1}),
+        (KEYS, "lost", {1}),
+        (START, "gone", {1}),
+        (START, "lost", {1}),
+    ],
+)
+def test_a_silo_that_vanishes_in_any_phase(
+    six: Files, tmp_path: Path, kind: str, on_the_way: str, missed: set[int]
+) -> None:
+    """The sum is that of the others, and the silo is back in the next round."""
+    secured, once = Secured(tmp_path, six), 1 if kind in (KEYS, START) else 2
+    setattr(secured, on_the_way, lambda *of: of == ("f", kind, once))
+    masked = go(six, tmp_path, secured, rounds=4)
+    plain = federate(
+        six, state_dir=tmp_path / "plain", prepare=absent(missed), rounds=4, **SECURE
+    )
+    close(masked, plain)
+    assert masked.values("secure_silos") == plain.values("secure_silos")
+    assert masked.values("secure_silos") == [6 - (r in missed) for r in range(1, 5)]
+    assert masked.values("secure_attempts") == [1, 1, 1, 1]
+
+
+def test_a_silo_that_stays_away(six: Files, tmp_path: Path) -> None:
+    """It is asked no more; the others go on with the keys that they have."""
+    secured = Secured(tmp_path, six)
+
+    def leave(silo: str, kind: str, number: int) -> bool:
+        if number == 2 and kind == "train":
+            secured.offline = {"f"}
+        return False
+
+    secured.gone = leave
+    masked = go(six, tmp_path, secured, rounds=4)
+    plain = go(six, tmp_path, absent({2, 3, 4}), rounds=4)
+    close(masked, plain)
+    assert masked.values("secure_silos") == [6, 5, 5, 5]
+    assert kinds(secured, KEYS) == [1]
+
+
+@pytest.mark.parametrize("kind", ["train", UNMASK])
+def test_a_round_is_repeated_over_all(six: Files, tmp_path: Path, kind: str) -> None:
+    """Two of six are too many to be gone: with new keys the round is done once more, and once only."""
+    secured, left = Secured(tmp_path, six), {"d", "e"}
+
+    def lose(silo: str, asked: str, number: int) -> bool:
+        if (asked, number) == (kind, 2) and silo in left:
+            left.remove(silo)
+            return True
+        return False
+
+    secured.lost = lose
+    masked, plain = go(six, tmp_path, secured), go(six, tmp_path, None)
+    assert same(masked.strategy.state.model, plain.strategy.state.model)
+    assert masked.values("secure_attempts") == [1, 2, 1]
+    assert masked.values("secure_silos") == [6, 6, 6]
+    assert kinds(secured, KEYS) == [1, 2]
+    assert [row.metric for row in masked.rows].count("secure_silos") == 3
+
+
+def test_a_round_that_was_asked_for_is_repeated_over_the_same_silos_only(
+    six: Files, tmp_path: Path
+) -> None:
+    """In the run and after a resume. Before, the next attempt would have been over the five that are left."""
+    secured = Secured(tmp_path, six)
+
+    def cut(silo: str, kind: str, number: int) -> bool:
+        if (kind, number) == (UNMASK, 2):
+            secured.offline = {"f"}
+            return silo in "de"
+        return False
+
+    secured.lost = cut
+    short = {"min_silos": 5, "round_timeout": 3.0}  # what a resume waits for silos
+    line = r"^round 2 was begun over a, b, c, d, e, f, and [^\n]*: f must be online; then resume the run$"
+    with pytest.raises(RunFailedError, match=line):
+        go(six, tmp_path, secured, directory=tmp_path / "run", **short)
+    secured.run, secured.lost = 2, lambda *of: False
+    again = {"directory": tmp_path / "run", "resume": True, **short}
+    with pytest.raises(RunFailedError, match=line):
+        go(six, tmp_path, secured, **again)
+    secured.offline, secured.run = set(), 3
+    masked, plain = go(six, tmp_path, secured, **again), go(six, tmp_path, None)
+    assert same(masked.strategy.state.model, plain.strategy.state.model)
+
+
+def test_three_attempts_end_the_run(six: Files, tmp_path: Path) -> None:
+    secured = Secured(tmp_path, six)
+    secured.lost = lambda silo, kind, number: silo in "de" and (kind, number) == ("train", 2)
+    line = r"^round 2, attempt 3: 4 masked vectors have come, and 5 are needed"
+    with pytest.raises(RunFailedError, match=line):
+        go(six, tmp_path, secured)
+
+
+def test_too_few_silos_with_keys(six: Files, tmp_path: Path) -> None:
+    secured = Secured(tmp_path, six)
+    secured.lost = lambda silo, kind, number: silo in "de" and kind == START
+    line = r"^round 1: 4 silos have keys for a sum, and 5 of 6 are needed"
+    with pytest.raises(RunFailedError, match=line):
+        go(six, tmp_path, secured)
+
+
+def spoil(kind: str, key: str, value: Any) -> Any:
+    """Hospital f sends something else in round 1 in its answer's record."""
+
+    def change(silo: str, asked: str, number: int, reply: Message) -> None:
+        if (silo, asked, number) == ("f", kind, 1):
+            record = reply.content.config_records["secure"]
+            record[key] = value(record[key]) if callable(value) else value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "kind, key, value, fault, missed",
+    [
+        (KEYS, "statement", "nonsense", "its statement of keys is invalid", {1}),
+        (KEYS, "statement", 7, "its statement of keys is invalid", {1}),
+        (START, "statement", str.upper, "its statement of keys is invalid", {1}),
+        (START, "hashes", b"short", "its shares are not those", {1}),
+        (START, "hashes", lambda found: found[::-1], "its shares are not those", {1}),
+        ("train", "hashes", 5, "its shares are not those", set[int]()),
+        (START, "sealed", [b""], "its shares are not those", {1}),
+        (UNMASK, "shares", lambda shares: [bytes(66)] * len(shares), "f is at fault: its share of ", set[int]()),
+        (UNMASK, "shares", "none", "", set[int]()),
+        (UNMASK, "shares", [1, 2], "", set[int]()),
+    ],
+)  # fmt: skip
+def test_a_silo_that_sends_nonsense_does_not_stop_the_others(
+    six: Files,
+    tmp_path: Path,
+    kind: str,
+    key: str,
+    value: Any,
+    fault: str,
+    missed: set[int],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is left out of the round's list, or named, and asked for new keys before the next round."""
+    secured = Secured(tmp_path, six)
+    secured.change = spoil(kind, key, value)
+    with caplog.at_level("WARNING", logger="flwr"):
+        masked = go(six, tmp_path, secured)
+    plain = go(six, tmp_path, absent(missed))
+    assert fault in caplog.text
+    close(masked, plain)
+    assert masked.values("secure_silos") == [6 - (r in missed) for r in (1, 2, 3)]
