@@ -191,6 +191,7 @@ class APFL(PersonalizedStrategy):
         title="Adaptive mixture of a private and the global model",
         paper="Deng et al. 2020, arXiv 2003.13461",
         spelling="APFL",
+        sums="samples",
         own_model="kept",
     )
     client = ApflClient

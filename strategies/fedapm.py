@@ -174,7 +174,6 @@ class FedAPM(PartialStrategy):
         sends_duals=True,
         not_lossy="the server keeps each silo's last vector, not a sum of steps",
         lossy=False,
-        sums="",
         not_sums="the server keeps each silo's last vector",
     )
     client = FedAPMClient

@@ -99,7 +99,6 @@ class FedLAMA(PersonalizedStrategy):
         uploads=("layers",),
         note="most rounds send some layers, the last ones since are known",
         not_lossy=OTHER_LAYERS,
-        sums="",
         not_sums="the server needs how far silos differ in each layer",
     )
     client = FedLAMAClient

@@ -81,7 +81,6 @@ class FedLP(PersonalizedStrategy):
         note="over the rounds every layer is sent",
         robust=tuple(rule for rule in RULES if rule not in KRUM),
         not_lossy=OTHER_LAYERS,
-        sums="",
         not_sums="each layer is of other silos, down to a single one",
     )
     client = FedLPClient

@@ -82,6 +82,7 @@ class FedNova(PersonalizedStrategy):
         paper="Wang et al., NeurIPS 2020, arXiv 2007.07481",
         spelling="FedNova",
         sends_numbers=("steps",),
+        not_sums="the server needs each silo's number of steps",
         ala=False,
         lossy=True,
         local_steps=False,

@@ -100,6 +100,7 @@ class FedAvgM(PersonalizedStrategy):
         title="Federated averaging with server momentum",
         paper="Hsu, Qi and Brown 2019, arXiv 1909.06335",
         spelling="FedAvgM",
+        sums="samples",
         lossy=True,
     )
     Settings = MomentumSettings
@@ -132,6 +133,7 @@ class FedAdagrad(PersonalizedStrategy):
         title="Adagrad on the server",
         paper=PAPER,
         spelling="FedAdagrad",
+        sums="samples",
         lossy=True,
     )
     Settings = AdagradSettings
@@ -162,7 +164,12 @@ class FedAdagrad(PersonalizedStrategy):
 
 class FedYogi(FedAdagrad):
     info = ONE_MODEL(
-        name="fedyogi", title="Yogi on the server", paper=PAPER, spelling="FedYogi", lossy=True
+        name="fedyogi",
+        title="Yogi on the server",
+        paper=PAPER,
+        spelling="FedYogi",
+        sums="samples",
+        lossy=True,
     )
     Settings = YogiSettings
     settings: YogiSettings
@@ -173,7 +180,12 @@ class FedYogi(FedAdagrad):
 
 class FedAdam(FedAdagrad):
     info = ONE_MODEL(
-        name="fedadam", title="Adam on the server", paper=PAPER, spelling="FedAdam", lossy=True
+        name="fedadam",
+        title="Adam on the server",
+        paper=PAPER,
+        spelling="FedAdam",
+        sums="samples",
+        lossy=True,
     )
     Settings = AdamSettings
     settings: AdamSettings

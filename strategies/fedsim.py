@@ -37,6 +37,7 @@ class FedSim(PartialStrategy):
         title="Partial personalisation, simultaneous steps",
         paper="Pillutla et al., ICML 2022, arXiv 2204.03809",
         spelling="FedSim",
+        sums="samples",
         whole=ALL_LAYERS_AT,
     )
 
@@ -47,6 +48,7 @@ class FedPer(PartialStrategy):
         title="Personal output layers",
         paper="Arivazhagan et al. 2019, arXiv 1912.00818",
         spelling="FedPer",
+        sums="samples",
         whole=ALL_LAYERS_AT,
         reports="received",
     )
@@ -97,6 +99,7 @@ class FedAlt(PartialStrategy):
         title="Partial personalisation, alternating steps",
         paper="Pillutla et al., ICML 2022, arXiv 2204.03809",
         spelling="FedAlt",
+        sums="samples",
         dp_epochs=("fedalt.personal-epochs", "fedalt.shared-epochs"),
         whole=ALL_LAYERS_AT,
     )
@@ -125,6 +128,7 @@ class FedRep(PartialStrategy):
         title="Shared representation, personal head",
         paper="Collins et al., ICML 2021, arXiv 2102.07078",
         spelling="FedRep",
+        sums="samples",
         dp_epochs=("fedrep.head-epochs", "fedrep.body-epochs"),
         whole=ALL_LAYERS_AT,
         reports="received",

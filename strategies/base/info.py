@@ -136,10 +136,9 @@ ONE_MODEL = partial(
     newcomer="model",
     one_model=True,
     robust=RULES,
-    sums="samples",
     local_steps=True,
 )
-OWN_COPY = partial(_TYPICAL, newcomer="copy", robust=RULES, lossy=True, sums="samples")
+OWN_COPY = partial(_TYPICAL, newcomer="copy", robust=RULES, lossy=True)
 OWN_LAYERS = partial(
     _TYPICAL,
     sends=("Σ_s", "Σ_s"),
@@ -148,7 +147,6 @@ OWN_LAYERS = partial(
     newcomer="layers",
     robust=RULES,
     lossy=True,
-    sums="samples",
 )
 OWN_MIXTURE = partial(_TYPICAL, receives="mixture", newcomer="mixture", not_sums=EACH_MODEL)
 
