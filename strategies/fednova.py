@@ -82,11 +82,9 @@ class FedNova(PersonalizedStrategy):
         paper="Wang et al., NeurIPS 2020, arXiv 2007.07481",
         spelling="FedNova",
         sends_numbers=("steps",),
-        not_sums="the server needs each silo's number of steps",
         ala=False,
         lossy=True,
         local_steps=False,
-        sums="",
         not_sums="the server divides each silo's step by its own number of local steps",
     )
     client = FedNovaClient

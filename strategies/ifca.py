@@ -99,7 +99,6 @@ class IFCA(PersonalizedStrategy):
         newcomer="model",
         late="starts",
         not_lossy=EACH_MODEL,
-        not_sums="a group of silos may be a single one",
         buffers="shared",
         not_sums="each model is averaged over the silos that chose it, down to two",
         not_dp="which model it trains depends on its records without noise",
