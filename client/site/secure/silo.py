@@ -323,7 +323,8 @@ class SecureSilo:
         self, entry: Entry, sealed: Any, names: Sequence[str]
     ) -> tuple[dict[str, str], list[str]]:
         """Return the shares that peers have sealed for this silo, and who sent none that can be opened."""
-        if not isinstance(sealed, list) or len(sealed) != len(names):
+        fits = isinstance(sealed, list) and all(isinstance(one, bytes) for one in sealed)
+        if not fits or len(sealed) != len(names):
             raise SiteError("the message has no share of each silo in the list")
         held, faults = {self.silo: entry["share"]}, list[str]()
         for name, one in zip(names, sealed, strict=True):
@@ -331,11 +332,11 @@ class SecureSilo:
                 continue
             try:
                 opener = ChaCha20Poly1305(decoded(entry["opens"][name]))
-                share = opener.decrypt(masks.ONCE, bytes(one), None)
+                share = opener.decrypt(masks.ONCE, one, None)
                 if len(share) != 2 * SHARE:
                     raise InvalidTag
                 held[name] = encoded(share)
-            except (InvalidTag, ValueError, TypeError):
+            except (InvalidTag, ValueError):
                 faults.append(name)
         return held, faults
 

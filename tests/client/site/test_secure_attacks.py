@@ -233,12 +233,51 @@ def test_keys_of_others_and_of_other_slots_do_not_open_shares(tmp_path: Path) ->
     replayed = {**record, "sealed": [shares[0] for shares in old.values()]}
     assert ring.enter("clinic-01", replayed).faults == ring.names[1:]
     assert ring.enter("clinic-01", record).faults == []
-    for bad in (None, [], [b""] * 5):
+    for bad in (None, [], [b""] * 5, ["text"] * 6, [10**12] * 6):
         said = refusing(ring.enter, "clinic-01", {**record, "sealed": bad})
         assert "no share of each silo" in said
-    for nonsense in ([b""] * 6, [b"x" * 10**6] * 6, ["text"] * 6, [bytes(164)] * 6):
+    for nonsense in ([b""] * 6, [b"x" * 10**6] * 6, [bytes(164)] * 6):
         assert len(ring.enter("clinic-01", {**record, "sealed": nonsense}).faults) == 5
     close_records()
+
+
+LISTED = st.lists(
+    st.one_of(st.text(max_size=9), st.integers(), st.floats(), st.binary(max_size=200)),
+    max_size=8,
+)
+ANY = st.one_of(
+    *(st.integers(), st.floats(), st.text(max_size=9), st.binary(max_size=9), st.booleans()),
+    LISTED,
+)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[*HealthCheck])
+@given(
+    changes=st.dictionaries(
+        st.sampled_from(
+            ["round", "attempt", "statements", "weights", "sealed", "survivors", "hashes"]
+        ),
+        ANY,
+        min_size=1,
+    )
+)
+def test_whatever_a_server_sends_is_one_line(sent: Ring, changes: dict[str, Any]) -> None:
+    """Each message with some of its fields replaced: a refusal in one line, or an answer."""
+    restore(sent, "first")
+    name = sent.names[0]
+    silo = sent.silos[name]
+    whole = {**sent.sent[name], "survivors": sent.names}
+    record = {**whole, **changes}
+    for call in (
+        silo.keys,
+        silo.start,
+        silo.unmask,
+        lambda record: silo.enter(record, sent.received(1), 1 / 6),
+    ):
+        try:
+            call(record)
+        except SiteError as error:
+            assert "\n" not in str(error) and len(str(error)) < 600
 
 
 def test_a_key_without_a_secret_is_refused(tmp_path: Path) -> None:
