@@ -30,6 +30,7 @@ import yaml
 
 from partitions.common.errors import DataError
 from partitions.common.names import is_formula
+from partitions.common.plain_yaml import load_yaml
 
 LONGEST_NAME = 200  # characters of a name or a unit
 LONGEST_SCHEMA = 1 << 20  # characters of a schema in its canonical form
@@ -269,8 +270,8 @@ def load_schema(path: Path) -> Schema:
     """Return the schema of a .toml, .yaml or .json file. Raises DataError, one line that names the file."""
     readers: dict[str, Callable[[str], object]] = {
         ".toml": tomllib.loads,
-        ".yaml": yaml.safe_load,
-        ".yml": yaml.safe_load,
+        ".yaml": load_yaml,
+        ".yml": load_yaml,
         ".json": json.loads,
     }
     if path.suffix not in readers:

@@ -44,10 +44,11 @@ from client.site.trust.policy import PUBLIC, read_policy
 from partitions.common.errors import UserError
 from partitions.common.names import SILO, nearest, unknown_name
 from partitions.common.parsed import Frozen, matching, parse_values, shown
+from partitions.common.plain_yaml import load_yaml
 from partitions.schema import NO_SCHEMA, Schema, load_schema, parse_schema
 
-# Maximum characters and levels of a file; a federation has four levels
-LARGEST, DEEPEST = 1 << 20, 20
+# Maximum characters of a file
+LARGEST = 1 << 20
 TAKEN = ("default", "local", "supergrid")  # entries of Flower's own configuration
 # Not in `run`
 OF_A_RUN = {"dataset", "partition", "data-dir", "silos", "agreed", "resume", "out", "hold-out"}
@@ -365,7 +366,7 @@ def parse_yaml(text: str, path: Path) -> Any:
             f"{path} has {len(text)} characters: a federation file has at most {LARGEST}"
         )
     try:
-        return yaml.load(text, Loader)
+        return load_yaml(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
@@ -376,17 +377,3 @@ def parse_yaml(text: str, path: Path) -> Any:
         raise UserError(
             f"{path}: not valid YAML: a value does not fit its tag ({error})"
         ) from None
-
-
-class Loader(yaml.SafeLoader):
-    """Loader of plain values with a limited depth."""
-
-    level = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        self.level += 1
-        if self.level > DEEPEST:
-            raise yaml.YAMLError("nested too deep")
-        node = super().compose_node(parent, index)
-        self.level -= 1
-        return node

@@ -247,6 +247,7 @@ def test_not_all_silos_are_held_out(tmp_path: Path) -> None:
             "name = local: is an entry of Flower's own configuration",
         ),
         ("name: trial", "name: [trial", "line 3: not valid YAML"),
+        ("name: trial", "name: a\nname: b", "the key 'name' stands here a second time"),
         ("name: trial", "name: !!python/object/apply:os.getpid []", "not valid YAML"),
         (
             "fleet-port: 9092",
