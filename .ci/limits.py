@@ -20,12 +20,12 @@ MOST_NODES_MEDIAN, MOST_NODES = 9, 15
 # Tokens without imports, docstrings and comments, which neither long lines nor prose change. They are lowered as code
 # goes, and raised only in a commit that says why.
 MOST_TOKENS = {
-    "models": 52_000,
-    "partitions": 104_000,
-    "strategies": 77_000,
-    "client": 94_000,
-    "server": 124_000,
-    "tests": 620_000,
+    "models": 56_000,
+    "partitions": 112_000,
+    "strategies": 82_000,
+    "client": 100_000,
+    "server": 130_000,
+    "tests": 650_000,
 }
 # Longer than that since the code has 96 columns: to be made shorter, one by one. No name is added.
 STILL_LONGER = {
