@@ -23,6 +23,7 @@ from torch import Tensor
 from client.site.trust.policy import PUBLIC, Policy, policy_of, read_policy
 from models.samples import Samples
 from models.standardisation import Columns
+from models.tasks.patches import Window
 from partitions.common.errors import DataError, UserError
 from partitions.common.names import silo_name as simulated_name
 from partitions.labels import ONE_CLASS
@@ -218,14 +219,15 @@ def samples_on(
     device: torch.device,
     inputs: tuple[Columns, Columns],
     labels: tuple[Columns, Columns],
+    window: Window | None = None,
 ) -> OnDevice:
     """Return the three splits on the device, and a cache for models on them (see :class:`Silo`)."""
-    wanted, kept = (device, inputs, labels), _ON_DEVICE.get(data)
+    wanted, kept = (device, inputs, labels, window), _ON_DEVICE.get(data)
     if kept is not None and kept[0] == wanted:
         return kept[1]
     (mean, std), of_labels = (tensors(given) for given in (inputs, labels))
     train, val, test = (
-        Samples(s.x, s.y, device, mean, std, of_labels)
+        Samples(s.x, s.y, device, mean, std, of_labels, window)
         for s in (data.train, data.val, data.test)
     )
     made: OnDevice = (train, val, test), {}

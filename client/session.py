@@ -49,6 +49,7 @@ from models.shapes import columns as table_columns
 from models.shapes import written
 from models.standardisation import Columns, standardisation
 from models.tasks import task_of
+from models.tasks.patches import Window
 from models.trainable import WHOLE, Part
 from partitions.common.errors import UserError
 from partitions.splits import SiloData
@@ -58,6 +59,7 @@ from strategies.base.newcomers import ANY, NEWCOMER
 from strategies.base.run_settings import RunSettings
 from strategies.base.silo import Silo
 from strategies.base.state import State
+from strategies.base.training.patches import patches_of, seen_shape
 from strategies.base.transport.payload import decode
 
 # A silo's defaults for values that the server's round loop sends, and Flower's own ``Strategy.start`` does not.
@@ -238,9 +240,14 @@ class ClientSession:
         return part
 
     @cached_property
+    def seen_shape(self) -> Any:
+        """Return the shape of what the network sees of a sample: all of it, or a patch."""
+        return seen_shape(self.settings.common, self.data.input_shape, self.data.task)
+
+    @cached_property
     def network(self) -> tuple[str, Any]:
         """Return the architecture and its settings."""
-        return self.settings.model_for(self.own_data.input_shape, self.own_data.task)
+        return self.settings.model_for(self.seen_shape, self.own_data.task)
 
     @cached_property
     def silo(self) -> Silo:
@@ -250,14 +257,14 @@ class ClientSession:
         classes = self.classes
         device = self.device
         inputs, labels = self.statistics
-        (train, val, test), known = samples_on(data, device, inputs, labels)
+        patches, shape = patches_of(settings.common), self.seen_shape
+        window = None if patches is None else Window(patches.sides)
+        (train, val, test), known = samples_on(data, device, inputs, labels, window)
         name, options = self.network
         head = settings.head
-        model = flat_model(
-            name, data.input_shape, classes, options, str(device), head, self.part
-        )
+        model = flat_model(name, shape, classes, options, str(device), head, self.part)
         initial = initial_model(
-            name, data.input_shape, classes, options, settings.common.seed, head, self.part
+            name, shape, classes, options, settings.common.seed, head, self.part
         )
         return Silo(
             name=self.name,
@@ -269,7 +276,8 @@ class ClientSession:
             task=task_of(data.task, *labels),
             classes=classes,
             known=known,
-            augment=settings.augmentation_for(data.input_shape),
+            augment=settings.augmentation_for(shape),
+            patches=patches,
             min_batch_size=self.policy.min_batch_size,
             max_decay=self.policy.max_decay,
             max_step=math.inf if self.study is None else self.study.step,
@@ -357,7 +365,11 @@ class ClientSession:
                 "settings": {} if options is None else asdict(options),
                 **more,
             },
-            "input": {"shape": written(data.input_shape), "dtype": data.dtype},
+            "input": {
+                "shape": written(self.seen_shape),
+                "dtype": data.dtype,
+                **({"patch": True} if c.patch else {}),
+            },
             "task": data.task,
             "classes": self.classes,
             "schema": {**agreed_schema(self.config).content, "dtype": data.dtype},

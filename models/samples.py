@@ -29,6 +29,8 @@ TIME_STEPS = 2**15  # most time steps in an evaluation batch of texts or signals
 BYTE_MEAN = BYTE_STD = 127.5  # of uint8 pictures: (x / 255 - 0.5) / 0.5
 
 Index = Tensor | slice
+# Outputs of a network for whole samples, seen part by part (models/tasks/patches.py)
+Window = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
 T = TypeVar("T")
 Scale = tuple[Tensor, Tensor] | None  # mean and standard deviation
 CPU = torch.device("cpu")
@@ -60,8 +62,9 @@ class Samples:
         mean: Tensor | None = None,
         std: Tensor | None = None,
         labels: tuple[Tensor | None, Tensor | None] = (None, None),
+        window: Window | None = None,
     ) -> None:
-        self.device = torch.device(device)
+        self.device, self.window = torch.device(device), window
         self._x, self._masks = (
             None if isinstance(own, np.ndarray) else own for own in (x, y)
         )  # what stays on disk

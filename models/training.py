@@ -227,7 +227,11 @@ def by_batch(
 
     def found(size: int) -> list[T]:
         parts = samples.batches(slice(i, i + size) for i in range(0, len(samples), size))
-        return [of(model.module(x), y) for x, y in parts]
+        window = samples.window
+        return [
+            of(model.module(x) if window is None else window(model.module, x), y)
+            for x, y in parts
+        ]
 
     try:
         return halved_once(min(batch_size, samples.at_once), found)

@@ -216,6 +216,7 @@ class FedALA(PersonalizedStrategy):
         not_lossy=OWN_START,
         buffers="shared",
         plain_loss=True,
+        whole_samples="its mixing weights are learnt on them",
     )
     client = FedALAClient
     Settings = Ala

@@ -160,6 +160,7 @@ class PLayerFL(PartialStrategy):
         ala=True,
         buffers="shared",
         plain_loss=True,
+        whole_samples="its sensitivity is measured on them",
     )
     client = PLayerClient
     Settings = PLayerSettings

@@ -31,7 +31,7 @@ def data_summary(session: ClientSession, *, late: bool = False) -> dict[str, Num
         "n_val": len(data.val),
         "n_test": len(data.test),
         "task": data.task,
-        "shape": written(data.input_shape),
+        "shape": written(session.seen_shape),
         "classes": data.classes,
         SCHEMA: replace(data.schema, dtype=data.dtype).text,
         "own_file": own_file,

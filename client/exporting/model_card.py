@@ -51,6 +51,8 @@ class Input(Frozen):
     shape: list[int] | list[str]
     # Of several inputs one each, as ``partitions.splits.dtype_of`` writes them
     dtype: Name | None
+    # Whether samples are larger, and a window of this shape slides over them
+    patch: bool = False
 
 
 class Scale(Frozen):

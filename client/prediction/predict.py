@@ -24,6 +24,7 @@ from client.exporting.model_card import Card, Scale
 from client.tables.new_samples import NewSamples, answers_csv, named_columns, read_asked
 from models.flat import FlatModel
 from models.samples import BYTE_MEAN, BYTE_STD, Samples, most_at_once
+from models.tasks.patches import Window
 from models.training import predict as logits_of
 from partitions.common.errors import DataError, UserError
 from partitions.importing.source import reading
@@ -136,8 +137,10 @@ def answers_of(
     x, own = asked.x, asked.schema
     shape, dtype = card.shape, card.input.dtype
     here, kind = input_shape(x, asked.vocabulary), dtype_of(x)
+    window = Window(shape[1:]) if card.input.patch else None
+    whole = window is not None and len(here) == len(shape) and here[0] == shape[0]
     # None: a shared model accepts each silo's own type
-    if here != shape or dtype not in (None, kind):
+    if (here != shape and not whole) or dtype not in (None, kind):
         raise UserError(
             f"{data} holds {kind} samples of shape {here}; {model} takes {dtype or 'samples'} of shape {shape}"
         )
@@ -150,7 +153,8 @@ def answers_of(
         part = reorder_columns(batch, order)
         # Scaled below, as in the card
         part = part.astype(np.float32) if part.dtype == np.uint8 else part
-        outputs = logits_of(net, Samples(part, np.zeros(len(part), np.int64), "cpu", mean, std))
+        labels = np.zeros(len(part), np.int64)
+        outputs = logits_of(net, Samples(part, labels, "cpu", mean, std, window=window))
         if not bool(outputs.isfinite().all()):
             raise UserError(
                 f"{model} answers with no number for a sample of {data}: it is damaged, or did not learn"

@@ -17,6 +17,7 @@ from partitions.common.errors import UserError
 from partitions.simulated import divide
 from strategies.base.run_settings import RunSettings, defaults, parse_settings
 from strategies.base.settings import Value
+from strategies.base.training.patches import seen_shape
 
 RUN = "run."
 # These define data, length and measurement of a run: runs that differ in them cannot be compared.
@@ -124,9 +125,10 @@ def check_run(run: RunSettings) -> None:
     whole, _ = divide(run.division)
     task = task_of(whole.task)
     run.check_task(task, whole.classes)
-    run.augmentation_for(whole.input_shape)
-    name, options = run.model_for(whole.input_shape, whole.task)
-    flat_model(name, whole.input_shape, whole.classes, options, "cpu", run.head, run.part())
+    shape = seen_shape(run.common, whole.input_shape, whole.task)
+    run.augmentation_for(shape)
+    name, options = run.model_for(shape, whole.task)
+    flat_model(name, shape, whole.classes, options, "cpu", run.head, run.part())
 
 
 def server_context(run: RunSettings) -> Context:

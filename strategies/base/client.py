@@ -246,7 +246,8 @@ class SiloClient(NumPyClient):
 
     def full_gradient(self, purpose: str) -> Tensor:
         """Return ∇f_i (Σ,) at the model: the mean over all training samples, unaugmented, in ``purpose``'s batches."""
-        model, n, training = self.model, len(self.silo.train), self.privacy
+        model, training = self.model, self.privacy
+        n = len(self.silo.train) * (self.silo.patches.passes if self.silo.patches else 1)
         total = torch.zeros_like(model.gradient)
         steps = training.sampling.steps(1) if training is not None and training.on else 0
         with model.kept_buffers():

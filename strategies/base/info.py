@@ -77,6 +77,8 @@ class MethodInfo:
 
     # Requirements of the method.
     needs_classes: bool = False  # whether it needs samples that have one class each
+    # The reason why it needs whole samples, so that ``patch`` is refused
+    whole_samples: str = ""
     pooled: bool = False  # whether the first silo has all silos' training data, in a simulation
     adds: str = ""  # the common setting that adds this method's client to another method's
 

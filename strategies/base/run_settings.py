@@ -40,6 +40,7 @@ from strategies.base.newcomers import check_newcomers
 from strategies.base.privacy import Privacy
 from strategies.base.settings import Common, Value, choose
 from strategies.base.strategy import _EVALUATIONS, _REGISTRY, PersonalizedStrategy
+from strategies.base.training.patches import check_patches
 from strategies.base.transport.codecs import OF_CHANGES
 from strategies.base.transport.data_summary import read_agreed
 from strategies.base.transport.error_feedback import sends_changes
@@ -315,6 +316,7 @@ def _check_common(common: Common, info: MethodInfo) -> None:
 
 def _check_method(info: MethodInfo, common: Common, own: Any) -> None:
     """Raise UserError for a capability that the method does not declare. ``own``: the method's settings."""
+    check_patches(common, info.name, info.whole_samples)
     if common.ala and not info.ala:
         raise UserError(
             f"ala = true: {common.strategy} has no received model to mix, or mixes it already"

@@ -105,6 +105,24 @@ class Common(LocalTraining):
         "flip, flip-vertical, crop:PIXELS, shift:PIXELS, rotate:DEGREES, scale:SHARE, perspective:SHARE, "
         "contrast:SHARE, brightness:SHARE",
     )
+    patch: str = setting(
+        "",
+        "outlines: train on random patches of d,h,w or h,w pixels, and evaluate by a window of that size; empty: whole "
+        "samples",
+    )
+    patches_per_volume: int = setting(
+        1,
+        "patch: how often an epoch goes over the samples, with a patch of each",
+        minimum=1,
+        maximum=1000,
+        kind="epochs",
+    )
+    foreground_share: float = setting(
+        0.5,
+        "patch: share of patches about a pixel that is not background",
+        minimum=0,
+        maximum=1,
+    )
     ala: bool = setting(
         False,
         "mix the received model with the silo's own by adaptive local aggregation (settings: fedala.*)",

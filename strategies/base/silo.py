@@ -24,6 +24,7 @@ from models.augmentation import Augmentation
 from models.flat import FlatModel, gather
 from models.samples import Samples
 from models.tasks import MULTICLASS, Task
+from models.tasks.patches import Patches
 from models.training import batches, generator, seed_torch
 from partitions.common.errors import UserError
 from strategies.base.settings import Common
@@ -45,6 +46,7 @@ class Silo:
     # Metrics of the personal model that this process evaluated last on these data, by run, round and splits.
     known: dict[Hashable, dict[str, float]] = field(default_factory=dict)
     augment: Augmentation | None = None  # augmentation of its training images
+    patches: Patches | None = None  # the patches of them that it trains on
     min_batch_size: int = 1  # the site's rule: the fewest samples of a training batch
     # The site's rule: the largest share of a model that one step may replace
     max_decay: float = math.inf
@@ -68,16 +70,21 @@ def shuffled_batches(
     """
     rng = generator(common.seed, silo.name, server_round, purpose)
     seed_torch(rng)
-    for epoch in range(epochs):
+    patches = silo.patches
+    passes = patches.passes if patches else 1
+    for epoch in range(epochs * passes):
         draws = generator(common.seed, "draws", silo.name, server_round, purpose, epoch)
         order = shuffled(silo, common, len(silo.train), rng, sample_weights(silo, common))
         taken = silo.train.batches(order, draws.initial_seed())
+        if patches is not None:
+            own = generator(common.seed, "patch", silo.name, server_round, purpose, epoch)
+            taken = patches.drawn(taken, own)
         if augment is None:
             yield from taken
         else:
             own = generator(common.seed, "augment", silo.name, server_round, purpose, epoch)
             yield from augment.changed(taken, len(silo.train), own)
-        if until is not None and until():
+        if until is not None and (epoch + 1) % passes == 0 and until():
             return
 
 

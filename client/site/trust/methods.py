@@ -78,7 +78,7 @@ METHODS: dict[str, dict[str, Any]] = {
 NETWORKS = "auto apple-cnn fedala-cnn diversifed-cnn fedapm-cnn player-cnn player-heart player-transformer fasttext fedapm-signals fedapm-image-text mlp linear small-cnn resnet8 resnet18 resnet50 densenet121 vit-s unet"
 KINDS: dict[str, str] = {
     "rounds": "rounds warmup-rounds",
-    "epochs": "local-epochs hold-out-epochs ditto.personal-epochs fedalt.personal-epochs fedalt.shared-epochs fedavg-ft.epochs fedbabu.epochs fedpac.head-epochs fedprox-ft.epochs fedrep.head-epochs fedrep.body-epochs",
+    "epochs": "local-epochs hold-out-epochs patches-per-volume ditto.personal-epochs fedalt.personal-epochs fedalt.shared-epochs fedavg-ft.epochs fedbabu.epochs fedpac.head-epochs fedprox-ft.epochs fedrep.head-epochs fedrep.body-epochs",
     "local-steps": "local-steps",
     "learning-rate": "learning-rate apple.dr-learning-rate fedpac.head-learning-rate lp-proj.reference-learning-rate per-fedavg.step pfedme.personal-learning-rate",
     "decay": "weight-decay diversifed.lambda fedadmm.rho fedamp.lambda fedapm.rho feddyn.alpha fednova.mu fedprox.mu fedprox-ft.mu gpfl.mu heurfedamp.lambda pfedme.mu",
@@ -134,6 +134,9 @@ DEFAULTS: dict[str, bool | int | float | str] = {
     "late-joiners": "",
     "validation": -1.0,
     "augment": "",
+    "patch": "",
+    "patches-per-volume": 1,
+    "foreground-share": 0.5,
     "ala": False,
     "buffers": "shared",
     "normalization": "agreed",

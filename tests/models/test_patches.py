@@ -1,0 +1,200 @@
+"""Patches of volumes: what is drawn, whole volumes in evaluation and prediction, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import federate
+
+from client.export import export_model
+from client.prediction.predict import predict_file
+from client.site.trust.message_rules import setting_faults
+from client.site.trust.policy import Policy
+from models.initialisation import flat_model
+from models.tasks import task_of
+from models.tasks.patches import Patches, Window, read_sides
+from partitions.common.errors import UserError
+from partitions.silo_file import read_silo_file
+from strategies.base.run_settings import parse_settings
+from strategies.base.training.patches import seen_shape
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # MONAI's own imports
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def volumes(path: Path, sides: tuple[int, int, int], n: int = 6, seed: int = 0) -> Path:
+    """A silo's file of volumes with a bright block each, which is class 1."""
+    numbers = np.random.default_rng(seed)
+    x = numbers.normal(0, 0.1, (n, 1, *sides)).astype(np.float32)
+    y = np.zeros((n, *sides), np.uint8)
+    for i in range(n):
+        at = [int(numbers.integers(0, side - 4)) for side in sides]
+        block = tuple(slice(a, a + 4) for a in at)
+        y[i][block] = 1
+        x[i, 0][block] += 2
+    parts = {"train": slice(0, n - 2), "val": slice(n - 2, n - 1), "test": slice(n - 1, n)}
+    arrays: dict[str, Any] = {
+        f"{k}_{s}": v[p] for s, p in parts.items() for k, v in (("x", x), ("y", y))
+    }
+    np.savez(path, task=np.array("segmentation"), classes=np.array(2), **arrays)
+    return path
+
+
+RUN: dict[str, Any] = {
+    "strategy": "fedavg",
+    "model": "unet",
+    "unet__levels": 1,
+    "unet__width": 4,
+    "batch_size": 2,
+    "learning_rate": 0.1,
+    "patch": "8,8,8",
+}
+
+
+def test_a_patch_is_a_part_of_its_sample_and_of_its_mask():
+    """Wherever it lies, and the same for a seed; every place can be drawn."""
+    y = torch.arange(5 * 6 * 7).view(1, 5, 6, 7)
+    x = y[:, None].float()
+    patches = Patches((2, 3, 4), 1, 0.0)
+    seen = set()
+    for seed in range(600):
+        own_x, own_y = next(patches.drawn([(x, y)], rng(seed)))
+        again, _ = next(patches.drawn([(x, y)], rng(seed)))
+        assert own_x.shape == (1, 1, 2, 3, 4) and torch.equal(own_x[:, 0].long(), own_y)
+        assert torch.equal(own_x, again)
+        d, h, w = (int(own_y.min()) // n % m for n, m in ((42, 5), (7, 6), (1, 7)))
+        assert torch.equal(own_y[0], y[0, d : d + 2, h : h + 3, w : w + 4])
+        seen.add((d, h, w))
+    assert len(seen) == 4 * 4 * 4
+
+
+def test_foreground_share_says_how_many_lie_about_the_foreground():
+    """A single pixel in 4,096, and 255, which is none: with share 1 it is in every patch, with 0.5 in half of them."""
+    y = torch.full((1, 16, 16, 16), 0, dtype=torch.long)
+    y[0, 15, 0, 7] = 1
+    y[0, :2] = 255
+    x = torch.zeros(1, 1, 16, 16, 16)
+
+    def hits(share: float) -> int:
+        patches = Patches((4, 4, 4), 1, share)
+        return sum(
+            int((next(patches.drawn([(x, y)], rng(i)))[1] == 1).any()) for i in range(200)
+        )
+
+    assert hits(1.0) == 200 and hits(0.0) < 20 and 75 < hits(0.5) < 130
+    nothing = torch.zeros(1, 16, 16, 16, dtype=torch.long)
+    assert next(Patches((4, 4, 4), 1, 1.0).drawn([(x, nothing)], rng()))[1].shape == (
+        1,
+        4,
+        4,
+        4,
+    )
+
+
+def test_an_epoch_has_a_patch_of_each_sample_in_each_pass(tmp_path):
+    """4 volumes, batches of 2 and 3 passes: 6 steps; a run repeats bit for bit, other passes train otherwise."""
+    files = {
+        n: volumes(tmp_path / f"{n}.npz", (12, 12, 12), seed=i) for i, n in enumerate("ab")
+    }
+    runs = [federate(files, rounds=1, patches_per_volume=3, **RUN) for _ in range(2)]
+    first, second = (run.personal("a") for run in runs)
+    assert torch.equal(first, second)
+    assert not torch.equal(first, federate(files, rounds=1, **RUN).personal("a"))
+
+
+def test_dice_is_of_whole_volumes_of_hospitals_of_different_sizes(tmp_path):
+    """A hospital of 12 x 10 x 9 and one of 16 x 16 x 16 share a model; each Dice is MONAI's window over its volume."""
+    from monai.inferers import sliding_window_inference
+
+    sides = {"north": (12, 10, 9), "south": (16, 16, 16)}
+    files = {name: volumes(tmp_path / f"{name}.npz", own) for name, own in sides.items()}
+    run = federate(files, rounds=2, patches_per_volume=4, local_epochs=5, **RUN)
+    settings = run.settings
+    name, options = settings.model_for((1, 8, 8, 8), "segmentation")
+    model = flat_model(name, (1, 8, 8, 8), 2, options, "cpu", settings.head, settings.part())
+    for silo, file in files.items():
+        model.load(run.personal(silo))
+        test = read_silo_file(file).test
+        x = torch.from_numpy(np.moveaxis(np.asarray(test.x), -1, 1).copy())
+        with torch.no_grad():
+            outputs: Any = sliding_window_inference(
+                x, (8, 8, 8), 64, model.module.eval(), overlap=0.5, mode="gaussian"
+            )
+        assert outputs.shape == (1, 2, *sides[silo])
+        dice = task_of("segmentation").measure(
+            outputs, torch.from_numpy(np.asarray(test.y)).long()
+        )["dice"]
+        assert run.values("dice", silo, "personal")[-1] == pytest.approx(dice, abs=1e-6)
+    assert np.mean(run.values("dice", "south", "personal")[-1:]) > 0.3
+
+
+def test_an_exported_model_draws_whole_volumes(tmp_path):
+    """Its card says that a window slides; masks have the volume's size, also of one that no hospital had."""
+    files = {
+        n: volumes(tmp_path / f"{n}.npz", (12, 12, 12), seed=i) for i, n in enumerate("ab")
+    }
+    federate(files, rounds=1, directory=tmp_path / "run", **RUN)
+    out = tmp_path / "a.safetensors"
+    export_model(tmp_path / "run", "a", "last", out)
+    new = volumes(tmp_path / "new.npz", (20, 9, 14), seed=5)
+    table = predict_file(out, new, tmp_path / "masks.npz")
+    with np.load(tmp_path / "masks.npz") as masks:
+        assert masks["masks"].shape == (1, 20, 9, 14)
+    counts = table.splitlines()[1].split(",")[1:3]
+    assert sum(map(float, counts)) == 20 * 9 * 14
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"dp": "true"}, "not with dp = true"),
+        ({"ala": "true"}, "not with ala = true"),
+        ({"strategy": "fedala"}, "not with strategy = fedala: its mixing weights"),
+        ({"strategy": "player-fl"}, "not with strategy = player-fl: its sensitivity"),
+        ({"patch": "8;8"}, "depth, height and width are needed"),
+        ({"patch": "0,8,8"}, "each side is 1 or more"),
+        ({"patch": "", "patches-per-volume": 2}, "is of patches: set patch"),
+        ({"foreground-share": 1.5}, "foreground-share"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes, reason):
+    with pytest.raises(UserError, match=reason):
+        parse_settings({"patch": "8,8,8", **changes})
+
+
+def test_samples_that_have_no_such_patch_are_refused():
+    common = parse_settings({"patch": "8,8,8"}).common
+    assert seen_shape(common, (1, 9, 9, 9), "segmentation") == (1, 8, 8, 8)
+    for shape, task, reason in (
+        ((1, 9, 9, 7), "segmentation", "larger than samples of"),
+        ((1, 9, 9), "segmentation", "need h,w"),
+        ((1, 9, 9, 9), "multiclass", "it is of outlines"),
+    ):
+        with pytest.raises(UserError, match=reason):
+            seen_shape(common, shape, task)
+    assert read_sides("") == ()
+
+
+def test_a_hospital_bounds_the_passes():
+    """They are epochs: max-local-epochs, 20 by default, holds for them."""
+    assert any(
+        "patches-per-volume = 21" in fault
+        for fault in setting_faults(Policy(), {"patches-per-volume": 21})
+    )
+    assert not any(
+        "patches" in fault for fault in setting_faults(Policy(), {"patches-per-volume": 20})
+    )
+
+
+def test_a_window_of_a_linear_network_is_the_network():
+    """Where outputs depend on one pixel alone, the average over windows is the output itself."""
+    x = torch.rand(2, 1, 7, 9, 8)
+    outputs = Window((4, 4, 4))(lambda part: torch.cat([part, 1 - part], 1), x)
+    torch.testing.assert_close(outputs, torch.cat([x, 1 - x], 1))
