@@ -82,6 +82,25 @@ def rounds_missed(found: Mapping[str, Rounds]) -> str:
     return ", ".join(lines) + (f", and {more} more in few" if more else "")
 
 
+def opened_sums(study: StudyResults) -> list[str]:
+    """Return a line for each run with secure aggregation: of how many silos its sums are, and which were repeated."""
+    rows: dict[tuple[str, int], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in study.history.rows:
+        if row.metric in ("secure_silos", "secure_attempts"):
+            rows[row.strategy, row.seed][row.metric].append(row.value)
+    lines = []
+    for (method, seed), found in sorted(rows.items()):
+        of, sums = len(study.silos), [int(n) for n in found["secure_silos"] if n]
+        sizes = "-".join(dict.fromkeys(map(str, (min(sums), max(sums))))) if sums else "no"
+        line = f"{spelled(method)}, seed {seed}: {len(sums)} sums of {sizes} of {of} hospitals"
+        if repeated := sum(n > 1 for n in found["secure_attempts"]):
+            line += f", {repeated} of them repeated"
+        if lost := len(found["secure_silos"]) - len(sums):
+            line += f"; impossible sums, which changed no model: {lost}"
+        lines.append(line)
+    return lines
+
+
 def silo_rounds(study: StudyResults, metric: str) -> list[tuple[str, int, str, int, str]]:
     """Return method, seed, silo, rounds and last reason for silos that were ``rejected`` or ``bounded``."""
     counts = Counter(

@@ -144,7 +144,7 @@ class Recorder:
 
     def _secure(self, strategy: PersonalizedStrategy) -> list[Row]:
         """Return the rows of a sum: of how many silos it is (0: it changed no model), and the attempts at it."""
-        if not self.common.secure_aggregation:
+        if not self.common.secure_aggregation or not strategy.upload_names():
             return []
         number = strategy.round
         silos = sum(last == number for last in strategy.state.counted.values())

@@ -30,6 +30,7 @@ from server.report.participation import (
     MARK,
     Rounds,
     mean_without,
+    opened_sums,
     rounds_missed,
     seldom,
     silo_rounds,
@@ -48,6 +49,7 @@ TEMPLATE = """{% from "macros" import table, cells, widths, rare with context %}
 {% if withheld %}<p class="note">Withheld by the hospital because too few test samples stand behind them: {{ withheld|join(", ") }}.</p>{% endif %}
 {{ rare(rare_text, mark) }}
 {% if joined %}<p class="note">{{ joined|join("; ") }}. Its gain compares runs in which it trained for fewer rounds than the others; training alone counts from the round in which it joined that run.</p>{% endif %}
+{% if sums %}<p class="note">Secure aggregation: {% if simulated %}hospitals' updates were added as integers; in a simulation nothing is masked.{% else %}hospitals masked their updates, and the server opened their sums alone.{% endif %} {{ sums|join(". ") }}. Each hospital cut its own step.</p>{% endif %}
 {% for title, found in absences if found %}<h3>{{ title }}</h3>
 {% call table(["Hospital", "Method, seed", "Rounds", "Last reason"], "reasons") %}<tbody>{% for method, seed, silo, n, reason in found %}<tr><th scope="row">{{ silo }}</th><td>{{ method }}, {{ seed }}</td><td>{{ n }}</td><td class="text">{{ reason }}</td></tr>{% endfor %}</tbody>{% endcall %}
 {% endfor %}"""
@@ -86,6 +88,8 @@ def silos_section(study: StudyResults) -> Markup:
             for silo, by_round in study.joined.items()
             for first, own in by_round.items()
         ],
+        sums=opened_sums(study),
+        simulated=study.simulated,
         absences=[
             ("Rounds that went on without a hospital", silo_rounds(study, "rejected")),
             ("Rounds in which a hospital's step was bounded", silo_rounds(study, "bounded")),

@@ -1,0 +1,182 @@
+"""What masks cost a silo and the server in a round, measured in turns with one ChaCha20 stream over the same vector.
+
+    python -m benchmarks.secure [--silos 12,40,100] [--size 582026] [--repeats 5]
+
+silo: CPU time of the integers of its step, the checks of the list, the masks, the next round's shares and the answer.
+server: CPU time of the sum and of opening it where a quarter of the silos is gone. bytes: what the reply has beside
+four bytes a parameter. The exchange itself is not part of it: the messages are handed over in this process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.common import table
+from client.site.secure import masks
+from client.site.secure.silo import Agreed, SecureSilo
+from client.site.secure.statements import read_statement
+from client.site.secure.unmasking import open_sum
+from client.site.trust.envelope import fingerprint, public_pem
+from client.site.trust.keys import new_key
+from strategies.base.aggregation.secure import added, integers_of
+from strategies.base.settings import Common
+from strategies.base.transport.payload import Model
+
+RUN, STUDY = "1", "a" * 64
+SETTINGS: dict[str, Any] = {"rounds": 10_000, "weight-cap": 5.0, "secure-aggregation": True}
+Vector = Any
+
+
+class Ring:
+    """The silos of one run, each with keys and a folder, and the server between them. All weigh the same."""
+
+    def __init__(self, folder: Path, count: int, size: int) -> None:
+        self.names = [f"clinic-{number:03d}" for number in range(count)]
+        nodes = {name: new_key() for name in self.names}
+        peers = {name: fingerprint(public_pem(key)) for name, key in nodes.items()}
+        agreed = Agreed(STUDY, peers, 2, "secure-peers = 2", SETTINGS)
+        self.silos = {
+            name: SecureSilo(folder / name, name, key, RUN, agreed)
+            for name, key in nodes.items()
+        }
+        rng = np.random.default_rng(0)
+        self.model = torch.from_numpy(rng.normal(size=size).astype(np.float32))
+        self.trained = self.model + 0.01
+        self.round, self.weights = 1, [1] * count
+        slot = {"round": 1, "attempt": 1}
+        for silo in self.silos.values():
+            silo.note_samples(100)
+        texts = [self.silos[name].keys(slot)["statement"] for name in self.names]
+        record = {**slot, "statements": texts}
+        self.made = {name: self.silos[name].start(record) for name in self.names}
+
+    def record(self, name: str) -> dict[str, Any]:
+        """The record of a train message."""
+        place, made = self.names.index(name), [self.made[one] for one in self.names]
+        return {
+            "round": self.round,
+            "attempt": 1,
+            "statements": [one["statement"] for one in made],
+            "weights": self.weights,
+            "sealed": [one["sealed"][place] for one in made],
+        }
+
+    def received(self) -> str:
+        return f"{self.round:064x}"
+
+    def upload(self, name: str, record: Mapping[str, Any]) -> tuple[Vector, dict[str, Any]]:
+        """What a silo does with a train message after its training: the masked vector, the next round's shares."""
+        config = {"secure_share": 1 / len(self.names), "participants": len(self.names)}
+        common, info = Common(secure_aggregation=True), SimpleNamespace(steps=())
+        received = {"global": Model(self.model)}
+        integers = integers_of(info, common, {"model": self.trained}, received, config)  # type: ignore[arg-type]
+        entered = self.silos[name].enter(record, self.received(), config["secure_share"])
+        return self.silos[name].mask(integers.numpy().view(np.uint32), entered)
+
+    def open(
+        self, sent: Mapping[str, Vector], answers: Mapping[str, Any], survivors: list[str]
+    ) -> Vector:
+        """The opened sum."""
+        tensors = [torch.from_numpy(sent[name].view(np.int32)) for name in survivors]
+        total = added(tensors).remainder(2**32).numpy().astype(np.uint32)
+        texts = {name: self.made[name]["statement"] for name in self.names}
+        settings = masks.settings_sha256(SETTINGS)
+        members = [(name, 1, texts[name]) for name in self.names]
+        context = masks.context(RUN, self.round, 1, self.received(), settings, members)
+        statements = {name: read_statement(text) for name, text in texts.items()}
+        hashes = {name: self.made[name]["hashes"] for name in self.names}
+        return open_sum(
+            *(total, self.names, survivors, context, statements, answers), *(self.names, hashes)
+        )
+
+
+def cpu(work: Callable[[], Any]) -> tuple[float, Any]:
+    """Return the CPU seconds of a work, and its result."""
+    started = time.process_time()
+    result = work()
+    return time.process_time() - started, result
+
+
+def measure(count: int, size: int, repeats: int, folder: Path) -> list[str]:
+    """Return a row of the table: medians over ``repeats`` rounds of the first silo and of the server."""
+    ring, first = Ring(folder, count, size), "clinic-000"
+    survivors = ring.names[: count - count // 4]
+    silo, server, stream, more = list[float](), list[float](), list[float](), 0
+    for _ in range(repeats):
+        took, _ = cpu(lambda: masks.add(np.zeros(size, np.uint32), [bytes(32)], []))
+        stream.append(took)
+        records = {name: ring.record(name) for name in ring.names}
+        took, (vector, ahead) = cpu(lambda r=records: ring.upload(first, r[first]))  # type: ignore[misc]
+        others = {
+            name: ring.upload(name, record) for name, record in records.items() if name != first
+        }
+        sent, following = {first: vector}, {first: ahead}
+        for name, (masked, shares) in others.items():
+            sent[name], following[name] = masked, shares
+        question = {"round": ring.round, "attempt": 1, "survivors": survivors}
+        took_, answer = cpu(lambda q=question: ring.silos[first].unmask(q))  # type: ignore[misc]
+        silo.append(took + took_)
+        answers = {name: ring.silos[name].unmask(question)["shares"] for name in survivors[1:]}
+        answers[first] = answer["shares"]
+        took, opened = cpu(lambda s=sent, a=answers: ring.open(s, a, survivors))  # type: ignore[misc]
+        server.append(took)
+        _check(opened.total, ring, len(survivors))
+        more = len(ahead["statement"]) + len(ahead["hashes"]) + sum(map(len, ahead["sealed"]))
+        ring.made, ring.round = following, ring.round + 1
+    of = [statistics.median(a / b for a, b in zip(silo, stream, strict=True))]
+    of += [statistics.median(a / b for a, b in zip(server, stream, strict=True))]
+    return [
+        *(str(count), str(count // 4)),
+        *(f"{1000 * statistics.median(silo):.0f}", f"{of[0]:.0f}"),
+        *(f"{1000 * statistics.median(server):.0f}", f"{of[1]:.0f}", f"{more / count:.0f}"),
+    ]
+
+
+def _check(total: Vector, ring: Ring, survivors: int) -> None:
+    """All silos moved equally, so the sum is this many times one silo's integers."""
+    config = {"secure_share": 1 / len(ring.names), "participants": len(ring.names)}
+    one = integers_of(
+        SimpleNamespace(steps=()),  # type: ignore[arg-type]
+        Common(secure_aggregation=True),
+        {"model": ring.trained},
+        {"global": Model(ring.model)},
+        config,
+    )
+    assert (total.view(np.int32) == survivors * one.numpy()).all()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--silos", default="12,40,100")
+    parser.add_argument("--size", type=int, default=582_026)
+    parser.add_argument("--repeats", type=int, default=5)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    header = [
+        "silos",
+        "gone",
+        "silo, ms",
+        "in streams",
+        "server, ms",
+        "in streams",
+        "bytes a silo",
+    ]
+    rows = []
+    for count in map(int, args.silos.split(",")):
+        with tempfile.TemporaryDirectory() as folder:
+            rows.append(measure(count, args.size, args.repeats, Path(folder)))
+    print(table(rows, header))
+
+
+if __name__ == "__main__":
+    main()
