@@ -46,7 +46,9 @@ class SecureMessage:
             raise self._refused(
                 "the run has secure-aggregation = false, and a message asks for it"
             )
-        self.told = secure and self.asked == "query"
+        study = terms.study
+        held_out = study is not None and self.name in study.held_out
+        self.told = secure and self.asked == "query" and not held_out
         if self.own or self.masks or self.told:
             try:
                 self.silo = open_silo(self.name, context, terms)

@@ -129,7 +129,7 @@ class ProtocolFile(Frozen):
     # Silos that are evaluated and do not train
     held_out: Annotated[tuple[Name, ...], Field(strict=False)] = ()
     # The key of each silo, for secure aggregation: no other silo is in a sum
-    peers: dict[Name, Fingerprint] = Field(default_factory=dict)
+    peers: dict[Name, Fingerprint] = Field(default_factory=dict, max_length=100)
 
     @model_validator(mode="after")
     def check_days(self) -> Self:

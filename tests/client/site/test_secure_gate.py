@@ -248,12 +248,27 @@ def test_a_run_needs_a_study_that_names_this_key(hospitals: dict[str, Hospital])
     assert "a message asks for it" in reason(north.ask(KEYS, slot))
 
 
+def test_a_held_out_hospital_needs_no_key(tmp_path: Path) -> None:
+    """It is evaluated and trains nothing; its data summary leaves as in other runs."""
+    east = Hospital(tmp_path / "east", "east")
+    text = study_text(app=APP).replace(
+        "[settings]\n", 'held-out = ["east"]\n[settings]\nsecure-aggregation = true\n'
+    )
+    approvals.approve(east.state, "east", text, "Dr. B", "", [])
+    assert not east.ask("query").has_error()
+    assert "held-out = east" in reason(east.ask("train"))
+    close_records()
+
+
 def test_a_study_names_each_key_once() -> None:
     one = "SHA256:" + "0" * 64
     with pytest.raises(SiteError, match="names one key twice"):
         parse_study(study_text() + f'[peers]\na = "{one}"\nb = "{one}"\n', "s.toml")
     with pytest.raises(SiteError, match="must be SHA256: and 64"):
         parse_study(study_text() + '[peers]\na = "x"\n', "s.toml")
+    many = "".join(f'a{i} = "SHA256:{i:064}"\n' for i in range(101))
+    with pytest.raises(SiteError, match="100"):
+        parse_study(study_text() + f"[peers]\n{many}", "s.toml")
 
 
 def test_the_ledger_has_the_reply_without_its_masks(
