@@ -1,0 +1,97 @@
+"""Masked rounds over the wire: real SuperNodes that require them, a study with their keys, the bits of a simulation."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import TinyGrid
+
+from client.site.secure import KEYS, START, UNMASK
+from client.site.study import approvals
+from client.site.trust import audit, audit_page
+from server.deploy import local, processes, submit
+from server.deploy.federation import read_federation
+from server.deploy.local import record
+from server.deploy.study_draft import app_sums, draft, known_peers
+from server.results.history import History
+from server.run.loop import RoundLoop
+from server.simulation.engine import flower_identity
+from strategies.base.run_settings import parse_settings
+
+pytestmark = [
+    pytest.mark.deployed,
+    pytest.mark.exhaustive,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="`silofl up` needs Linux"),
+]
+ROOT = Path(__file__).parents[3]
+NAMES = ["hospital-01", "hospital-02", "hospital-03"]
+FEDERATION = """\
+name: masked
+demo: {dataset: digits, partition: dirichlet, seed: 42}
+silos:
+""" + "".join(f"  - {{name: {name}, data: demo, policy: policy.toml}}\n" for name in NAMES)
+POLICY = """\
+studies = "required"
+min-silos = 1
+secure-aggregation = "required"
+secure-peers = 2
+"""
+RUN: dict[str, Any] = {
+    "strategy": "fedavg",
+    "rounds": 2,
+    "threads": 1,
+    "model": "mlp",
+    "batch-size": 32,
+    "secure-aggregation": True,
+}
+
+
+def scores(rows: Any) -> dict[tuple[Any, ...], float]:
+    """The metrics of a run that its models determine; a policy keeps some."""
+    return {
+        (row.round, row.silo, row.split, row.snapshot, row.metric): row.value
+        for row in rows
+        if row.silo and row.split and row.value == row.value
+    }
+
+
+def test_hospitals_that_require_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No vector leaves without masks, the sums are those of a simulation, and each silo's log says what happened."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
+    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
+    (tmp_path / "policy.toml").write_text(POLICY)
+    (tmp_path / "federation.yaml").write_text(FEDERATION)
+    federation = read_federation(tmp_path / "federation.yaml")
+    try:
+        up = local.up(federation, echo=lambda line: None)
+        texts = dict.fromkeys(("purpose", "contact", "results", "retention"), "a text")
+        peers = known_peers(federation)
+        assert [*peers] == NAMES
+        study = draft("trial", RUN, texts=texts, end=None, apps=app_sums(ROOT), peers=peers)
+        for name in NAMES:
+            approvals.approve(up.directory / "silos" / name, name, study, "Dr. B", "", [])
+        submit.run({**RUN, "study": "trial", "out": str(tmp_path / "run")})
+        data = {name: up.directory / "data" / f"{name}.npz" for name in NAMES}
+        settings = parse_settings({**RUN, "silos": 3})
+        loop = RoundLoop(TinyGrid(data, settings), settings)
+        with flower_identity():
+            loop.run()
+        logs = {name: audit.verify(up.directory / "silos" / name / "audit") for name in NAMES}
+    finally:
+        processes.end(processes.find(record.state_root() / "masked"), grace=1.0)
+    rows = History(tmp_path / "run" / "history.csv").rows
+    left = scores(rows)
+    assert len({number for number, *_ in left}) == 3
+    assert left.items() <= scores(loop.history.rows).items()
+    assert [row.value for row in rows if row.metric == "secure_silos"] == [3, 3]
+    for log in logs.values():
+        asked = [entry["asked"] for entry in log.entries[1:]]
+        assert asked == ["query", KEYS, START, "train", UNMASK, "train", UNMASK, "evaluate"]
+        arrays = [one for e in log.entries[1:] for one in e["sent"] if "shape" in one]
+        assert {(one["name"], one["dtype"]) for one in arrays} == {("masked/sum", "uint32")}
+        page = audit_page.page(log.entries, log.entries[0]["time"][:7])
+        assert "  masked    2 rounds, 2 sums over 3 silos; 0 repeated" in page
