@@ -87,7 +87,8 @@ def sift_metrics(
     Raises UserError for a metric that is on no list.
     """
     kept: dict[str, float] = {}
-    few, metric_rule = key_of("min_metric_samples"), key_of("metrics")
+    few = key_of("min_metric_samples")
+    metric_rule = key_of("metrics")
     withheld: dict[str, set[str]] = {few: set(), metric_rule: set()}
     for name, value in metrics.items():
         if name not in allowed_metrics():
@@ -155,12 +156,9 @@ def release(
     )
     if integers is not None:
         records[INTEGERS] = array_record({ARRAY: integers.view(torch.uint32)})
-    released = set(policy.metrics) | (
-        {client.silo.task.score, *ENDS} if SCORE in policy.metrics else set()
-    )
-    kept, withheld = sift_metrics(
-        metrics, counts, max(min_samples, policy.min_metric_samples), released
-    )
+    least = max(min_samples, policy.min_metric_samples)
+    score = {client.silo.task.score, *ENDS} if SCORE in policy.metrics else set[str]()
+    kept, withheld = sift_metrics(metrics, counts, least, {*policy.metrics, *score})
     tell_site(records, withheld)
     records["metrics"] = MetricRecord({name: float(value) for name, value in kept.items()})
     size: dict[str, int | str] = {name: m.vector.numel() for name, m in models.items()}
@@ -169,21 +167,15 @@ def release(
         name: f"{size[name]} as {c.dtype} {c.form} in {c.bytes} bytes"
         for name, c in client.encoded.items()
     }
-    log(
-        INFO,
-        "%s round %d sent: vectors %s, numbers %s, metrics %s",
-        client.silo.name,
-        client.round,
-        size,
-        dict(client.replies),
-        sorted(kept),
-    )
+    what = f"vectors {size}, numbers {dict(client.replies)}, metrics {sorted(kept)}"
+    log(INFO, "%s round %d sent: %s", client.silo.name, client.round, what)
     return records
 
 
 def release_own_model(client: SiloClient) -> RecordDict:
     """Return the content of the reply with the silo's own model, which the client's network holds, unchanged."""
-    silo, model = client.silo.name, client.model
+    silo = client.silo.name
+    model = client.model
     found = {
         OWN: model.vector.clone(),
         **({BUFFERS: model.buffers.clone()} if model.buffers.numel() else {}),
@@ -231,8 +223,10 @@ def release_evidence(
     (``models/evidence/``). ``suppressed``: names of subgroups that are withheld, without counts, for the site's audit
     log. Raises UserError for a value that is not on the list (``strategies/base/evidence.py``).
     """
-    least, kept = max(min_samples, policy.min_metric_samples), Evidence()
-    rule, few = key_of("metrics"), key_of("min_metric_samples")
+    least = max(min_samples, policy.min_metric_samples)
+    kept = Evidence()
+    rule = key_of("metrics")
+    few = key_of("min_metric_samples")
     withheld: dict[str, set[str]] = {few: set(suppressed)} if suppressed else {}
     for name, value in values.items():
         if not (kind := evidence_kind(name)):

@@ -42,11 +42,13 @@ MOST_CLASSES = 10_000  # the last layer has a row for each: a number from the se
 
 def silo_name(context: Context) -> str:
     """Return ``name`` of the node config; in a simulation the name of the hospital's file, or ``hospital-01`` etc."""
-    config, run = context.node_config, context.run_config
+    config = context.node_config
+    run = context.run_config
     if "name" in config:
         return str(config["name"])
     if "partition-id" in config:
-        index, parts = int(config["partition-id"]), int(config["num-partitions"])
+        index = int(config["partition-id"])
+        parts = int(config["num-partitions"])
         names = names_of(str(run.get("dataset", "")), str(run.get("partition", "")), parts)
         # `open_data` refuses a surplus silo
         return names[index] if index < len(names) else simulated_name(index)

@@ -79,9 +79,13 @@ def read_file(file: Path) -> tuple[str, StudyProtocol]:
 # --- a study in words -------------------------------------------------------------------------------------------------
 
 
+UNCHECKED = (
+    "  With dp = true later ones are not checked; only epsilon bounds what they can read."
+)
+
+
 def study_page(study: StudyProtocol, signer: str) -> str:
     """Return the page for a committee: the question, what leaves, what can be inferred, the limits, the settings."""
-    private = True in values(study, "dp")
     lines = [
         f"Study {study.name}",
         f"  {'signed by ' + signer if signer else 'NOT SIGNED'}; SHA-256 {study.digest}",
@@ -106,21 +110,15 @@ def study_page(study: StudyProtocol, signer: str) -> str:
         f"  No training with fewer than {study.participants} hospitals in a round.",
         f"  No first model but {'that of the approved weights' if study.weights else 'the seed'}; later none that is",
         f"  more than {study.step:g} lengths away from this hospital's last one.",
-        *(
-            [
-                "  With dp = true later ones are not checked; only epsilon bounds what they can read."
-            ]
-            if private
-            else []
-        ),
+        *([UNCHECKED] if True in values(study, "dp") else []),
         "",
         f"Software: {len(study.apps)} build(s), SHA-256 of what it holds, or of how it is shipped",
         *(f"  {one}" for one in study.apps),
         *(["Data schema, SHA-256", f"  {study.schema_digest}"] if study.schema_digest else []),
         *(["Initial weights, SHA-256", f"  {study.weights}"] if study.weights else []),
         *(
-            [f"Evaluated and not trained on: {', '.join(study.held_out)}"]
-            if study.held_out
+            [f"Evaluated and not trained on: {held}"]
+            if (held := ", ".join(study.held_out))
             else []
         ),
         "",

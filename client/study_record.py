@@ -39,6 +39,16 @@ WIDTH = 110
 Entry = Mapping[str, Any]
 
 
+# Of a decision: its keys in the record, and in the log
+DECISION = {"what": "asked", "by": "asked-by", "when": "time", "warnings": "warnings"}
+
+
+def _errors(entries: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Return how often each cause of an error was sent."""
+    sent = (record for entry in entries for record in entry["sent"])
+    return dict(Counter(cause(record["text"]) for record in sent if record["name"] == "error"))
+
+
 def study_record(
     found: ChainVerdict, folder: Path, name: str, receipts: Sequence[Path] = ()
 ) -> dict[str, Any]:
@@ -68,25 +78,12 @@ def study_record(
         ),
         **_of_approval(folder.parent, name),
         "decisions": [
-            {
-                "what": e["asked"],
-                "by": e["asked-by"],
-                "when": e["time"],
-                "warnings": e["warnings"],
-            }
-            for e in decided
+            {key: entry[field] for key, field in DECISION.items()} for entry in decided
         ],
         "runs": list(_runs(left, settings)),
         "messages": len(left),
         "bytes": sum(entry["bytes"] for entry in left),
-        "errors": dict(
-            Counter(
-                cause(r["text"])
-                for e in [*left, *outside]
-                for r in e["sent"]
-                if r["name"] == "error"
-            )
-        ),
+        "errors": _errors([*left, *outside]),
         "withheld": withheld_text(left),
         "data": sorted({entry["cohort"] for entry in left if entry.get("cohort")}),
         "apps": sorted({entry["app"] for entry in left}),

@@ -85,7 +85,9 @@ class Augmentation:
 
         Of several inputs only pictures are changed; all pictures of one sample get the same changes.
         """
-        drawn, done, light = torch.rand(n, COLUMNS, generator=rng), 0, torch.empty(0)
+        drawn = torch.rand(n, COLUMNS, generator=rng)
+        done = 0
+        light = torch.empty(0)
         maps: dict[str, Tensor] = {}
         for x, y in batches:
             alone = isinstance(x, Tensor)
@@ -118,7 +120,8 @@ class Augmentation:
         mirror, turn, move = one.clone(), one.clone(), one.clone()
         mirror[:, 0, 0] = torch.where((d[:, 0] < 0.5) & bool(self.flip), -1.0, 1.0)
         mirror[:, 1, 1] = torch.where((d[:, 1] < 0.5) & bool(self.flip_vertical), -1.0, 1.0)
-        angle, factor = either[:, 4] * math.radians(self.rotate), 1 + either[:, 7] * self.scale
+        angle = either[:, 4] * math.radians(self.rotate)
+        factor = 1 + either[:, 7] * self.scale
         turn[:, 0, 0] = turn[:, 1, 1] = angle.cos() / factor
         turn[:, 0, 1], turn[:, 1, 0] = angle.sin() / factor, -angle.sin() / factor
         whole = (d[:, 2:4] * (2 * self.crop + 1)).floor().clamp(max=2 * self.crop) - self.crop
@@ -137,7 +140,8 @@ class Augmentation:
 
     def _lit(self, x: Tensor, light: Tensor) -> Tensor:
         """Change contrast and brightness of pictures (b, ...) by the draws ``light`` (b, 2) in 0..1."""
-        dimensions, shape = tuple(range(1, x.dim())), (len(x), *[1] * (x.dim() - 1))
+        dimensions = tuple(range(1, x.dim()))
+        shape = (len(x), *[1] * (x.dim() - 1))
         either = 2 * light - 1
         if self.contrast:
             mean = x.mean(dimensions, keepdim=True)
@@ -153,7 +157,8 @@ def read_augmentation(text: str) -> Augmentation | None:
 
     Raises UserError, in one line, for an unknown change, a missing or repeated one, or a strength out of range.
     """
-    known, found = [f.name.replace("_", "-") for f in fields(Augmentation)], dict[str, float]()
+    known = [f.name.replace("_", "-") for f in fields(Augmentation)]
+    found = dict[str, float]()
     for part in (part.strip() for part in text.split(",") if part.strip()):
         name, colon, strength = part.partition(":")
         if name not in known:

@@ -83,7 +83,8 @@ class FlatModel:
         entries = _entries(parameters)
         self.parameters = [p for _, p in parameters]
         norms = tuple(n for n in batch_norms if n not in frozen)
-        blocks, statistics = _blocks(module, entries), _entries(buffers)
+        blocks = _blocks(module, entries)
+        statistics = _entries(buffers)
         ties = _ties(module, blocks, (*entries, *statistics), self._first_names)
         self.layout = Layout(entries, statistics, blocks, norms, ties)
         self.vector = torch.cat([p.detach().reshape(-1) for _, p in parameters])
@@ -244,7 +245,8 @@ class FlatModel:
         for part in self._others:
             move(self.vector[part], self.gradient[part])
         for name, index in rows.items():
-            weight, gradient = self.embeddings[name].weight, self.embeddings[name].weight.grad
+            weight = self.embeddings[name].weight
+            gradient = self.embeddings[name].weight.grad
             moved = weight[index]
             move(moved, gradient[index])  # type: ignore[index]
             weight.index_copy_(0, index, moved)

@@ -57,7 +57,8 @@ def areas(scores: Array, positive: npt.NDArray[np.bool_]) -> tuple[float, Array]
     two kinds is missing.
     """
     influence = np.zeros(len(scores))
-    above, below = np.sort(scores[positive]), np.sort(scores[~positive])
+    above = np.sort(scores[positive])
+    below = np.sort(scores[~positive])
     if not len(above) or not len(below):
         return math.nan, influence
     v10 = _placements(below, scores[positive])

@@ -188,7 +188,8 @@ def _ties(
     def block(tensor: str) -> str:
         return max((b for b in names if tensor.startswith(f"{b}.")), key=len, default="")
 
-    named, held = {b.name for b in blocks} | set(names[-1:]), {e.name for e in entries}
+    named = {b.name for b in blocks} | set(names[-1:])
+    held = {e.name for e in entries}
     found = (
         (block(first), block(other), first)
         for other, first in first_names.items()

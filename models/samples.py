@@ -179,8 +179,10 @@ class _Inputs:
             missing = self.missing[name] = _missing(part) if name else None
             if scale is None or (name and not _is_table(part)):
                 continue
-            own = slice(done, done + part.shape[1]) if name else slice(None)
-            self.parts[name] = (part - scale[0][own]) / scale[1][own]
+            mean, std = scale  # of all tables' columns; of pictures alone, a number each
+            if name:
+                mean, std = (own[done : done + part.shape[1]] for own in scale)
+            self.parts[name] = (part - mean) / std
             done += part.shape[1]
             if missing is not None:
                 self.parts[name][missing] = 0.0

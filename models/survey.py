@@ -78,7 +78,8 @@ def survey(
     ``split``: all samples of the hospital; ``gaps`` (n, columns): which values were missing; None: none was.
     """
     table = table_of(split)
-    gone, units = np.zeros(table.shape, bool) if gaps is None else gaps, split.units
+    gone = np.zeros(table.shape, bool) if gaps is None else gaps
+    units = split.units
     columns = columns_of(schema, recipe, table.shape[1]) if table.shape[1] else []
     found = {
         c.name: of_column(c, table[:, c.places], gone[:, c.places[0]], units, limits)

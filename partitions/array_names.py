@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
+import numpy as np
+
+from partitions.common.errors import DataError
 from partitions.common.names import nearest
 from partitions.inputs import GAP_NAMES
 from partitions.labels import Fault
 from partitions.patients import PATIENT_NAMES, SUBGROUP_NAMES
-from partitions.splits import Array
+from partitions.recipes.pictures import read_any
+from partitions.schema import Feature, Schema, tidy
+from partitions.splits import Array, tables_of
 
 SPLITS = ("train", "val", "test")
+LONGEST_COHORT = 100  # characters
 
 OWN_NAMES = {f"{kind}_{split}": (kind, split) for split in SPLITS for kind in ("x", "y")}
 
@@ -28,17 +34,8 @@ NAMED = re.compile(r"x_(?P<input>\w+)_(?P<split>train|val|test)")  # of several 
 UNSPLIT_NAMED = re.compile(r"x_(?P<input>\w+)")
 
 EXTRA_NAMES = (
-    *(
-        "task",
-        "classes",
-        "label_names",
-        "feature_names",
-        "feature_units",
-        "feature_ranges",
-        "vocabulary",
-        "recipe",
-    ),
-    "cohort",
+    *("task", "classes", "label_names", "feature_names", "feature_units", "feature_ranges"),
+    *("vocabulary", "recipe", "cohort"),
     *PATIENT_NAMES,
     *SUBGROUP_NAMES,
     *GAP_NAMES,
@@ -117,3 +114,123 @@ def names_of(split: str, kind: str, arrays: Mapping[str, Array]) -> str:
         for key, value in known_names(arrays).items()
         if value == (kind, split) and key in arrays
     )
+
+
+def written_schema(schema: Schema) -> dict[str, Array]:
+    """Return a file's arrays for a schema, without parts that are not stated."""
+    units = [feature.unit for feature in schema.features]
+    texts = {
+        "label_names": schema.labels,
+        "feature_names": schema.names,
+        "feature_units": units if any(units) else (),
+    }
+    arrays: dict[str, Array] = {
+        key: np.array(names, dtype=np.str_) for key, names in texts.items() if names
+    }
+    if any(feature.range for feature in schema.features):
+        arrays["feature_ranges"] = np.array(
+            [feature.range or (np.nan, np.nan) for feature in schema.features]
+        )
+    return arrays
+
+
+def read_names(arrays: Mapping[str, Array], key: str, count: int | None) -> tuple[str, ...]:
+    """Read the names of classes or columns, if the file has them; ``count``: their required number, if known."""
+    if key not in arrays:
+        return ()
+    names = arrays[key]
+    if names.ndim != 1 or names.dtype.kind != "U" or count not in (None, len(names)):
+        raise Fault(
+            f"{key} does not hold {count} texts", "save one name for each, or leave them out"
+        )
+    for name in names.tolist():
+        if not name.isprintable():
+            raise Fault(
+                f"{key} holds {name[:80]!r}",
+                "leave control characters out: names are shown on terminals",
+            )
+    return tuple(tidy(str(name)) for name in names)
+
+
+def read_cohort(arrays: Mapping[str, Array]) -> str:
+    """Read the name of the file's cohort, "" where it states none. Raises Fault."""
+    found = arrays.get("cohort", np.array(""))
+    name = str(found.item()) if found.size == 1 and found.dtype.kind == "U" else "\n"
+    if not name.isprintable() or len(name) > LONGEST_COHORT:
+        raise Fault(
+            "cohort is no short text",
+            f"save a name of at most {LONGEST_COHORT} characters, or leave it out",
+        )
+    return tidy(name)
+
+
+def read_features(arrays: Mapping[str, Array], columns: int) -> tuple[Feature, ...]:
+    """Read names, units and ranges of the tables' columns. Raises Fault."""
+    names = read_names(arrays, "feature_names", columns)
+    for key in ("feature_units", "feature_ranges"):
+        if key in arrays and not names:
+            raise Fault(
+                f"has {key}, but no feature_names", "save the names of the columns, too"
+            )
+    if not names:
+        return ()
+    units = read_names(arrays, "feature_units", columns) or ("",) * columns
+    ranges = arrays.get("feature_ranges", np.full((columns, 2), np.nan))
+    if (
+        ranges.shape != (columns, 2)
+        or ranges.dtype.kind not in "iuf"
+        or np.isnan(ranges).sum(1).tolist().count(1)
+    ):
+        raise Fault(
+            f"feature_ranges is not of {columns} x 2 numbers",
+            "save smallest and largest value of each column, or NaN for both",
+        )
+    stated = [
+        None if np.isnan(pair).any() else (float(pair[0]), float(pair[1])) for pair in ranges
+    ]
+    return tuple(map(Feature, names, units, stated))
+
+
+def read_stored_recipe(arrays: Mapping[str, Array], features: Sequence[Feature]) -> str:
+    """Read the file's recipe, as JSON, or "". Raises Fault for an invalid one, or one for other columns."""
+    if "recipe" not in arrays:
+        return ""
+    again = "make the file again with `silofl import`"
+    if arrays["recipe"].size != 1 or arrays["recipe"].dtype.kind != "U":
+        raise Fault("recipe is no text", again)
+    text = str(arrays["recipe"].ravel()[0])
+    try:
+        recipe = read_any(text)
+    except DataError as error:
+        raise Fault(str(error), again) from None
+    if recipe.features and [feature.name for feature in recipe.features] != [
+        feature.name for feature in features
+    ]:
+        raise Fault("holds a recipe of other columns than its own", again)
+    return text
+
+
+def make_schema(
+    features: tuple[Feature, ...], labels: tuple[str, ...], dtype: str = ""
+) -> Schema:
+    """Make the schema of a file. Raises Fault for invalid names."""
+    try:
+        return Schema(features, labels, dtype)
+    except ValueError as error:
+        raise Fault(
+            str(error), "give each column and label a name of its own, or leave the names out"
+        ) from None
+
+
+def check_ranges(features: Sequence[Feature], xs: Mapping[str, Array]) -> None:
+    """Raise Fault where a column has values outside the range that the file states."""
+    for split, x in xs.items():
+        tables = [*tables_of(x).values()]
+        columns = [column for own in tables for column in own.T]
+        for feature, column in zip(features, columns, strict=False):
+            low, high = feature.range or (-np.inf, np.inf)
+            if outside := int(((column < low) | (column > high)).sum()):
+                raise Fault(
+                    f"{split} has {outside} values of {feature.name!r} outside of its range {low:g}..{high:g}",
+                    "is the column in another unit? correct the values, or `feature_ranges`",
+                )

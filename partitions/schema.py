@@ -191,35 +191,26 @@ def parse_schema(content: object) -> Schema:
     features = content.get("features", [])
     labels = content.get("labels", [])
     dtype = content.get("dtype", "")
-    if (
-        not isinstance(features, list)
-        or not isinstance(labels, list)
-        or not isinstance(dtype, str)
-    ):
+    lists = isinstance(features, list) and isinstance(labels, list)
+    if not lists or not isinstance(dtype, str):
         raise DataError("features and labels are lists, dtype is a text")
     for label in labels:
         if not isinstance(label, str):
             raise DataError(
                 f"the label {str(label)[:40]} is no text: write it in quotation marks"
             )
-    return Schema(
-        tuple(map(_feature, features)),
-        tuple(map(tidy, labels)),
-        dtype,
-        _table(content.get("table", {})),
-    )
+    table = _table(content.get("table", {}))
+    return Schema(tuple(map(_feature, features)), tuple(map(tidy, labels)), dtype, table)
 
 
 def _table(content: object) -> str:
     """Return the section ``table`` as JSON. ``recipes/shared.py`` checks its content."""
     if not isinstance(content, Mapping):
         raise DataError("table is a table of keys")
+    if not content:
+        return ""
     try:
-        return (
-            json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
-            if content
-            else ""
-        )
+        return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError):
         raise DataError("table holds what JSON cannot") from None
 

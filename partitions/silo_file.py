@@ -30,13 +30,23 @@ Anything else is refused. An ``x_val`` without samples means that there is no va
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
-from partitions.array_names import names_of, sort_names
+from partitions.array_names import (
+    check_ranges,
+    make_schema,
+    names_of,
+    read_cohort,
+    read_features,
+    read_names,
+    read_stored_recipe,
+    sort_names,
+    written_schema,
+)
 from partitions.common.errors import DataError
 from partitions.inputs import (
     check_alike,
@@ -64,9 +74,8 @@ from partitions.patients import (
     read_patients,
     read_subgroups,
 )
-from partitions.recipes.pictures import read_any
 from partitions.reorder import count_columns
-from partitions.schema import NO_SCHEMA, Feature, Schema, difference, moved, tidy
+from partitions.schema import NO_SCHEMA, Schema, difference, moved
 from partitions.schemes.pool import hold_out
 from partitions.site_split import TEST_SHARE, describe_division, divide_own, rows_of
 from partitions.splits import (
@@ -78,11 +87,8 @@ from partitions.splits import (
     inputs_of,
     joined,
     loaded,
-    tables_of,
 )
 from partitions.stored import one_by_one, together
-
-LONGEST_COHORT = 100  # characters
 
 
 @dataclass(frozen=True)
@@ -138,7 +144,8 @@ def check_silo_file(
 
 def check_agreed(contents: Contents, agreed: Schema) -> Check:
     """Check whether a file fits the federation's schema, by name."""
-    own, name = contents.schema, "federation's schema"
+    own = contents.schema
+    name = "federation's schema"
     if reason := difference(
         own, agreed, "the federation has", required=True, subset=contents.task in ONE_CLASS
     ):
@@ -249,24 +256,6 @@ def write_silo_file(
     write_npz(Path(path), arrays | written_schema(data.schema), samples)
 
 
-def written_schema(schema: Schema) -> dict[str, Array]:
-    """Return a file's arrays for a schema, without parts that are not stated."""
-    units = [feature.unit for feature in schema.features]
-    texts = {
-        "label_names": schema.labels,
-        "feature_names": schema.names,
-        "feature_units": units if any(units) else (),
-    }
-    arrays: dict[str, Array] = {
-        key: np.array(names, dtype=np.str_) for key, names in texts.items() if names
-    }
-    if any(feature.range for feature in schema.features):
-        arrays["feature_ranges"] = np.array(
-            [feature.range or (np.nan, np.nan) for feature in schema.features]
-        )
-    return arrays
-
-
 def written_labels(part: str, y: Array, task: str) -> dict[str, Array]:
     """Return a file's arrays for the labels of one part; ``part``: "" for a file with one part."""
     end = f"_{part}" if part else ""
@@ -294,36 +283,26 @@ def examine(path: Path, asked: str = "auto") -> tuple[list[Check], Contents | No
         checks.append(Check(name, True, f"{len(found)} arrays{size}"))
         name = "names"
         arrays = join_survival(found)
-        named, vocabulary = sort_names(arrays), read_vocabulary(arrays)
+        named = sort_names(arrays)
+        vocabulary = read_vocabulary(arrays)
         checks.append(Check(name, True, ", ".join(found)))
         name = "samples"
         check_samples(named)
         counts = (f"{split} {len(y)}" for (kind, split), y in named.items() if kind == "y")
         checks.append(Check(name, True, ", ".join(counts)))
         name = "inputs"
-        xs = {
-            split: read_x(split, named, arrays, vocabulary)
-            for kind, split in named
-            if kind == "y"
-        }
+        raw = {split: y for (kind, split), y in named.items() if kind == "y"}
+        xs = {split: read_x(split, named, arrays, vocabulary) for split in raw}
         check_alike(xs)
         first = next(iter(xs.values()))
         features = read_features(arrays, count_columns(first))
         check_ranges(features, xs)
         gaps = read_gaps(arrays, xs)
-        detail = describe_inputs(first) + (
-            f" ({', '.join(f.name for f in features)})" if features else ""
-        )
-        checks.append(Check(name, True, detail))
+        columns = f" ({', '.join(f.name for f in features)})" if features else ""
+        checks.append(Check(name, True, describe_inputs(first) + columns))
         name = "labels"
-        raw = {split: y for (kind, split), y in named.items() if kind == "y"}
-        task = stated_task(arrays, asked)
-        if task == "auto":
-            task = find_task(raw, xs, survival=arrays.keys() != found.keys())
-        ys = {
-            split: read_labels(task, names_of(split, "y", arrays), y, xs[split])
-            for split, y in raw.items()
-        }
+        survival = arrays.keys() != found.keys()
+        task, ys = read_targets(raw, xs, arrays, asked, survival=survival)
         classes = read_count(task, arrays, ys)
         labels = read_names(arrays, "label_names", classes)
         checks.append(Check(name, True, describe_labels(task, ys, classes)))
@@ -342,11 +321,26 @@ def examine(path: Path, asked: str = "auto") -> tuple[list[Check], Contents | No
     except Fault as fault:
         checks.append(Check(name, False, fault.detail, fault.fix))
         return checks, None
-    splits = {
-        split: Split(xs[split], ys[split], patients.get(split), groups.get(split))
-        for split in xs
-    }
+    splits = {k: Split(x, ys[k], patients.get(k), groups.get(k)) for k, x in xs.items()}
     return checks, Contents(splits, classes, task, vocabulary, schema, recipe, cohort, gaps)
+
+
+def read_targets(
+    raw: Mapping[str, Array],
+    xs: Mapping[str, Array],
+    arrays: Mapping[str, Array],
+    asked: str,
+    *,
+    survival: bool,
+) -> tuple[str, dict[str, Array]]:
+    """Return the task, and the labels of each split. Raises Fault."""
+    task = stated_task(arrays, asked)
+    if task == "auto":
+        task = find_task(raw, xs, survival=survival)
+    return task, {
+        part: read_labels(task, names_of(part, "y", arrays), y, xs[part])
+        for part, y in raw.items()
+    }
 
 
 def read_x(
@@ -393,105 +387,3 @@ def check_samples(named: Mapping[tuple[str, str], Array]) -> None:
                 else f"no samples in {split}"
             )
             raise Fault(f"has {few}", "give samples for training and for testing")
-
-
-def read_names(arrays: Mapping[str, Array], key: str, count: int | None) -> tuple[str, ...]:
-    """Read the names of classes or columns, if the file has them; ``count``: their required number, if known."""
-    if key not in arrays:
-        return ()
-    names = arrays[key]
-    if names.ndim != 1 or names.dtype.kind != "U" or count not in (None, len(names)):
-        raise Fault(
-            f"{key} does not hold {count} texts", "save one name for each, or leave them out"
-        )
-    for name in names.tolist():
-        if not name.isprintable():
-            raise Fault(
-                f"{key} holds {name[:80]!r}",
-                "leave control characters out: names are shown on terminals",
-            )
-    return tuple(tidy(str(name)) for name in names)
-
-
-def read_cohort(arrays: Mapping[str, Array]) -> str:
-    """Read the name of the file's cohort, "" where it states none. Raises Fault."""
-    found = arrays.get("cohort", np.array(""))
-    name = str(found.item()) if found.size == 1 and found.dtype.kind == "U" else "\n"
-    if not name.isprintable() or len(name) > LONGEST_COHORT:
-        raise Fault(
-            "cohort is no short text",
-            f"save a name of at most {LONGEST_COHORT} characters, or leave it out",
-        )
-    return tidy(name)
-
-
-def read_features(arrays: Mapping[str, Array], columns: int) -> tuple[Feature, ...]:
-    """Read names, units and ranges of the tables' columns. Raises Fault."""
-    names = read_names(arrays, "feature_names", columns)
-    for key in ("feature_units", "feature_ranges"):
-        if key in arrays and not names:
-            raise Fault(
-                f"has {key}, but no feature_names", "save the names of the columns, too"
-            )
-    if not names:
-        return ()
-    units = read_names(arrays, "feature_units", columns) or ("",) * columns
-    ranges = arrays.get("feature_ranges", np.full((columns, 2), np.nan))
-    if (
-        ranges.shape != (columns, 2)
-        or ranges.dtype.kind not in "iuf"
-        or np.isnan(ranges).sum(1).tolist().count(1)
-    ):
-        raise Fault(
-            f"feature_ranges is not of {columns} x 2 numbers",
-            "save smallest and largest value of each column, or NaN for both",
-        )
-    stated = [
-        None if np.isnan(pair).any() else (float(pair[0]), float(pair[1])) for pair in ranges
-    ]
-    return tuple(map(Feature, names, units, stated))
-
-
-def read_stored_recipe(arrays: Mapping[str, Array], features: Sequence[Feature]) -> str:
-    """Read the file's recipe, as JSON, or "". Raises Fault for an invalid one, or one for other columns."""
-    if "recipe" not in arrays:
-        return ""
-    again = "make the file again with `silofl import`"
-    if arrays["recipe"].size != 1 or arrays["recipe"].dtype.kind != "U":
-        raise Fault("recipe is no text", again)
-    text = str(arrays["recipe"].ravel()[0])
-    try:
-        recipe = read_any(text)
-    except DataError as error:
-        raise Fault(str(error), again) from None
-    if recipe.features and [feature.name for feature in recipe.features] != [
-        feature.name for feature in features
-    ]:
-        raise Fault("holds a recipe of other columns than its own", again)
-    return text
-
-
-def make_schema(
-    features: tuple[Feature, ...], labels: tuple[str, ...], dtype: str = ""
-) -> Schema:
-    """Make the schema of a file. Raises Fault for invalid names."""
-    try:
-        return Schema(features, labels, dtype)
-    except ValueError as error:
-        raise Fault(
-            str(error), "give each column and label a name of its own, or leave the names out"
-        ) from None
-
-
-def check_ranges(features: Sequence[Feature], xs: Mapping[str, Array]) -> None:
-    """Raise Fault where a column has values outside the range that the file states."""
-    for split, x in xs.items():
-        tables = [*tables_of(x).values()]
-        columns = [column for own in tables for column in own.T]
-        for feature, column in zip(features, columns, strict=False):
-            low, high = feature.range or (-np.inf, np.inf)
-            if outside := int(((column < low) | (column > high)).sum()):
-                raise Fault(
-                    f"{split} has {outside} values of {feature.name!r} outside of its range {low:g}..{high:g}",
-                    "is the column in another unit? correct the values, or `feature_ranges`",
-                )

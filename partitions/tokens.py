@@ -168,7 +168,8 @@ class Pieces:
                 for c in unicodedata.normalize("NFD", kept.lower())
                 if unicodedata.category(c) != "Mn"
             )
-        return "".join(f" {c} " if _is_mark(c) or _is_chinese(c) else c for c in kept).split()
+        apart = (f" {c} " if _is_mark(c) or _is_chinese(c) else c for c in kept)
+        return "".join(apart).split()
 
     def pieces(self, word: str) -> list[int]:
         """Return the tokens of a word's pieces."""

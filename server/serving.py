@@ -57,6 +57,41 @@ def serve_model(
         run(application(card, net, used, token.text), listening, host, token)
 
 
+async def of_rows(request: Request, card: Card, net: FlatModel, used: Recipe) -> Response:
+    """Answer a request with rows of a table."""
+    if kind_of(request) != "application/json":
+        return fault("the request has no Content-Type: application/json", 415)
+    body = io.BytesIO()  # a table's rows are never written to a file
+    if not await receive(request, body, MOST_BYTES):
+        return fault(
+            f"the request has more than {MOST_BYTES} bytes; send fewer rows at once", 413
+        )
+    as_gaps = request.query_params.get("as-gaps") == "1"
+    return JSONResponse(predict_rows(card, net, used, body.getvalue(), as_gaps))
+
+
+async def of_scans(
+    request: Request, card: Card, net: FlatModel, used: PictureRecipe
+) -> Response:
+    """Answer a request with a picture, a scan, or a zip of one."""
+    # A form of another site cannot send these types
+    if not kind_of(request).startswith(("image/", *SCANS)):
+        return fault(
+            f"the request has no Content-Type of a picture or scan: image/png, {', '.join(SCANS)}",
+            415,
+        )
+    with work_folder() as folder:
+        with (folder / "body").open("xb") as file:
+            whole = await receive(request, file, MOST_SCAN_BYTES)
+        if not whole:
+            return fault(
+                f"the request has more than {MOST_SCAN_BYTES} bytes; send less at once", 413
+            )
+        return JSONResponse(
+            predict_scans(card, net, used, folder / "body", request.query_params.get("key", ""))
+        )
+
+
 def application(card: Card, net: FlatModel, recipe: AnyRecipe, token: str = "") -> Starlette:
     """Return the ASGI application. ``token``: required from clients; empty: only loopback names are answered."""
 
@@ -69,43 +104,12 @@ def application(card: Card, net: FlatModel, recipe: AnyRecipe, token: str = "") 
         }
         return JSONResponse({"model": what, **taken_by(recipe), "answers": uncertainty(card)})
 
-    async def of_rows(request: Request, used: Recipe) -> Response:
-        if kind_of(request) != "application/json":
-            return fault("the request has no Content-Type: application/json", 415)
-        body = io.BytesIO()  # a table's rows are never written to a file
-        if not await receive(request, body, MOST_BYTES):
-            return fault(
-                f"the request has more than {MOST_BYTES} bytes; send fewer rows at once", 413
-            )
-        as_gaps = request.query_params.get("as-gaps") == "1"
-        return JSONResponse(predict_rows(card, net, used, body.getvalue(), as_gaps))
-
-    async def of_scans(request: Request, used: PictureRecipe) -> Response:
-        # A form of another site cannot send these types
-        if not kind_of(request).startswith(("image/", *SCANS)):
-            return fault(
-                f"the request has no Content-Type of a picture or scan: image/png, {', '.join(SCANS)}",
-                415,
-            )
-        with work_folder() as folder:
-            with (folder / "body").open("xb") as file:
-                whole = await receive(request, file, MOST_SCAN_BYTES)
-            if not whole:
-                return fault(
-                    f"the request has more than {MOST_SCAN_BYTES} bytes; send less at once", 413
-                )
-            return JSONResponse(
-                predict_scans(
-                    card, net, used, folder / "body", request.query_params.get("key", "")
-                )
-            )
-
     async def predict(request: Request) -> Response:
         try:
             return await (
-                of_rows(request, recipe)
+                of_rows(request, card, net, recipe)
                 if isinstance(recipe, Recipe)
-                else of_scans(request, recipe)
+                else of_scans(request, card, net, recipe)
             )
         except UserError as error:
             return fault(str(error), 422)

@@ -65,9 +65,11 @@ class FedDynClient(SiloClient):
     settings: DynSettings
 
     def local_update(self) -> list[Tensor]:
-        centre, clip = self.models[GLOBAL].vector, self.settings.clip
+        centre = self.models[GLOBAL].vector
+        clip = self.settings.clip
         alpha = self.settings.alpha * cast(float, self.numbers["scale"])
-        share, most = self.learning_rate() * alpha, self.silo.max_decay
+        share = self.learning_rate() * alpha
+        most = self.silo.max_decay
         # The server's message changes α; the policy checks settings before the run
         if not 0 <= share <= most:
             raise UserError(
@@ -108,21 +110,24 @@ class FedDyn(PersonalizedStrategy):
     def welcome(self, silo: str, *, trains: bool) -> None:
         if not trains:
             return
-        n, total = len(self.silos), sum(self.samples.values())
+        n = len(self.silos)
+        total = sum(self.samples.values())
         samples = self.settings.weights == "samples"
         self.state.h = self.state.h * (
             1 - self.samples[silo] / total if samples else (n - 1) / n
         )
 
     def payload(self, silo: str) -> Payload:
-        payload, scale = super().payload(silo), 1.0
+        payload = super().payload(silo)
+        scale = 1.0
         if self.settings.weights == "samples":
             mean = sum(self.samples.values()) / len(self.samples)
             scale = mean / self.samples[silo]
         return Payload(payload.models, {**payload.numbers, "scale": scale})
 
     def aggregate(self, updates: Sequence[Update]) -> None:
-        theta, alpha = self.state.model, self.settings.alpha
+        theta = self.state.model
+        alpha = self.settings.alpha
         mean = self.mean((u.vector for u in updates), [1.0] * len(updates))
         h = self.state.h - alpha * len(named(updates)) / len(self.silos) * (mean - theta)
         self.state.model, self.state.h = mean - h / alpha, h

@@ -62,7 +62,8 @@ class FedNovaClient(SiloClient):
     settings: NovaSettings
 
     def local_update(self) -> list[Tensor]:
-        pull, steps = proximal(self.models[GLOBAL].vector, self.settings.mu), 0
+        pull = proximal(self.models[GLOBAL].vector, self.settings.mu)
+        steps = 0
 
         def correct(w: Tensor, g: Tensor) -> None:
             nonlocal steps
@@ -105,14 +106,17 @@ class FedNova(PersonalizedStrategy):
         return c.local_epochs * max(math.ceil(samples / c.batch_size), 1)
 
     def check(self, update: Update) -> None:
-        steps, most = update.numbers.get("steps"), self.silos[update.silo].n_train
+        steps = update.numbers.get("steps")
+        most = self.silos[update.silo].n_train
         if type(steps) is not int or not 0 <= steps <= self.most_steps(most):
             raise DataError(
                 f"'steps' is {steps!r}, not a number of steps up to {self.most_steps(most)}"
             )
 
     def aggregate(self, updates: Sequence[Update]) -> None:
-        c, w, weights = self.common, self.state.model, self.weights(updates)
+        c = self.common
+        w = self.state.model
+        weights = self.weights(updates)
         shrink = self.settings.mu * c.decayed(c.learning_rate, self.round)
         steps = [cast(int, u.numbers["steps"]) for u in updates]
         moves = [

@@ -67,7 +67,8 @@ class IFCAClient(SiloClient):
 
     def chosen(self, models: Iterable[Tensor]) -> Tensor:
         """Return the model with the lowest training loss, and note its number."""
-        held, self.cluster = list(models), 0
+        held = list(models)
+        self.cluster = 0
         if len(held) > 1:
             losses = torch.stack([self.training_loss(vector) for vector in held])
             of_each = losses.nan_to_num(torch.inf).tolist()
@@ -113,11 +114,13 @@ class IFCA(PersonalizedStrategy):
             self.state.arrays[name] = initial(name)
 
     def payload(self, silo: str) -> Payload:
-        names, before = cluster_names(self.settings.clusters), self.round - 1
+        names = cluster_names(self.settings.clusters)
+        before = self.round - 1
         return Payload({name: Model(self.state.arrays[name], round=before) for name in names})
 
     def check(self, update: Update) -> None:
-        found, count = update.numbers.get("cluster"), self.settings.clusters
+        found = update.numbers.get("cluster")
+        count = self.settings.clusters
         if type(found) is not int or not 0 <= found < count:
             raise DataError(f"'cluster' is {found!r}, not one of {count} models")
 

@@ -53,7 +53,8 @@ class MoonClient(SiloClient):
     settings: MoonSettings
 
     def local_update(self) -> list[Tensor]:
-        last, unflatten = self.state.personal, self.model.layout.unflatten
+        last = self.state.personal
+        unflatten = self.model.layout.unflatten
         self.contrasts = []
         if last is not None and self.settings.mu:
             own = self.state.personal_buffers
@@ -71,7 +72,8 @@ class MoonClient(SiloClient):
         return taught_gradient(self.model, x, y, torch.cat(z, 1), self.contrasted)
 
     def contrasted(self, outputs: Tensor, z: Tensor, others: Tensor, y: Tensor) -> Tensor:
-        z, s = z.flatten(1), self.settings
+        z = z.flatten(1)
+        s = self.settings
         near, far = (cosine(z, other) for other in others.chunk(2, 1))
         # -log of the near one's share of two
         return self.loss(outputs, y) + s.mu * F.softplus((far - near) / s.temperature).mean()

@@ -88,8 +88,10 @@ class PLayerClient(PartialClient):
     def sensitivity(self) -> list[float]:
         """Return s_l of every layer block, from input to output, at the current model."""
         rng = generator(self.common.seed, self.silo.name, self.round, "sensitivity")
-        trained, gradient = self.model.vector, torch.zeros_like(self.model.gradient)
-        train, count = self.silo.train, self.settings.batches
+        trained = self.model.vector
+        gradient = torch.zeros_like(self.model.gradient)
+        train = self.silo.train
+        count = self.settings.batches
         size = min(self.common.batch_size, len(train))
         with rows_looked_up(self.model) as rows, self.model.kept_buffers():
             for index in torch.randint(len(train), (count, size), generator=rng).to(
@@ -131,7 +133,8 @@ def random_cut(layers: int, taken: int, seed: int) -> int:
     left = [cut for cut in range(1, layers) if cut != taken]
     if not left:
         return taken
-    return left[int(torch.randint(len(left), (1,), generator=generator(seed, "random-cut")))]
+    drawn = torch.randint(len(left), (1,), generator=generator(seed, "random-cut"))
+    return left[int(drawn)]
 
 
 class PLayerServerState(ServerState):
@@ -178,7 +181,8 @@ class PLayerFL(PartialStrategy):
     def check(self, update: Update) -> None:
         if self.state.cut >= 0:
             return
-        values, layers = update.numbers.get("sensitivity"), len(self.layout.blocks)
+        values = update.numbers.get("sensitivity")
+        layers = len(self.layout.blocks)
         if (
             not isinstance(values, list)
             or len(values) != layers
@@ -192,7 +196,8 @@ class PLayerFL(PartialStrategy):
             table = [cast(list[float], u.numbers["sensitivity"]) for u in updates]
             self.state.cut = self.cut_for(self.decide(table))
             mean = gather(mean, self.shared_parts())
-            buffers, shared = self.state.buffers, self.shared_buffers()
+            buffers = self.state.buffers
+            shared = self.shared_buffers()
             self.state.buffers = (
                 gather(buffers, shared) if buffers is not None and shared else None
             )

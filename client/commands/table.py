@@ -131,7 +131,8 @@ def add_command(commands: Any, command: Command, settings: Iterable[str] = ()) -
     parser: Parser = commands.add_parser(
         command.name, help=command.help, description=command.description or None
     )
-    parser.examples, parser.settings = command.examples, settings
+    parser.examples = command.examples
+    parser.settings = settings
     if command.actions:
         actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
         for action in command.actions:

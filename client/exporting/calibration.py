@@ -211,3 +211,20 @@ def in_words(known: Conformal) -> str:
     )
     whose = "patients, one record of each" if known.patients else "records"
     return f"{what} of {known.coverage:.0%} of new patients like these, as computed on {known.records} test {whose}"
+
+
+def calibrated(
+    card: Card,
+    net: FlatModel,
+    temperature: Path | None,
+    conformal: Path | None,
+    coverage: float,
+) -> Card:
+    """Return the card with what the two data files give; the sets are computed from the calibrated probabilities."""
+    if temperature is not None:
+        scaled = temperature_for(card, net, temperature)
+        card = card.model_copy(update={"temperature": scaled})
+    if conformal is not None:
+        sets = conformal_for(card, net, conformal, coverage)
+        card = card.model_copy(update={"conformal": sets})
+    return card

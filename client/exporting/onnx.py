@@ -49,13 +49,46 @@ class Answering(nn.Module):
         return self.task.predictions(outputs)
 
 
+def _exported(card: Card, module: nn.Module) -> bytes:
+    """Return the ONNX file of a module that answers as the card says."""
+    import onnx
+
+    output = "probabilities" if card.task in (*PROBABILITIES, "segmentation") else "values"
+    written: Any = io.BytesIO()
+    with warnings.catch_warnings():
+        # The exporter is the older one; shapes are constants
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            module,
+            (inputs(card, card.shape, 2),),
+            written,
+            input_names=["x"],
+            output_names=[output],
+            dynamic_axes={"x": {0: "n"}, output: {0: "n"}},
+            opset_version=OPSET,
+            dynamo=False,
+        )
+    made = onnx.load_from_string(written.getvalue())
+    schema = card.schema_parsed
+    onnx.helper.set_model_props(
+        made,
+        {
+            "columns": json.dumps(schema.names),
+            "labels": json.dumps(schema.labels),
+            "model": card.model.name,
+        },
+    )
+    content: bytes = made.SerializeToString()
+    return content
+
+
 def onnx_of(card: Card, net: FlatModel) -> tuple[bytes, float]:
     """Return an ONNX file of a model, and its largest difference from PyTorch.
 
     Raises UserError if the packages are missing, or if the network cannot be translated exactly.
     """
     try:
-        import onnx
+        import onnx  # noqa: F401
         import onnxruntime
     except ModuleNotFoundError as error:
         raise UserError(
@@ -67,33 +100,8 @@ def onnx_of(card: Card, net: FlatModel) -> tuple[bytes, float]:
             f"--onnx: {name} takes several inputs, which an ONNX file of ours has not"
         )
     module = Answering(card, net.module).eval()
-    output = "probabilities" if card.task in (*PROBABILITIES, "segmentation") else "values"
-    written: Any = io.BytesIO()
     try:
-        with warnings.catch_warnings():
-            # The exporter is the older one; shapes are constants
-            warnings.simplefilter("ignore")
-            torch.onnx.export(
-                module,
-                (inputs(card, shape, 2),),
-                written,
-                input_names=["x"],
-                output_names=[output],
-                dynamic_axes={"x": {0: "n"}, output: {0: "n"}},
-                opset_version=OPSET,
-                dynamo=False,
-            )
-        made = onnx.load_from_string(written.getvalue())
-        schema = card.schema_parsed
-        onnx.helper.set_model_props(
-            made,
-            {
-                "columns": json.dumps(schema.names),
-                "labels": json.dumps(schema.labels),
-                "model": name,
-            },
-        )
-        content: bytes = made.SerializeToString()
+        content = _exported(card, module)
         session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
         return content, max(
             difference(session, module, inputs(card, shape, n), name) for n in CHECKED

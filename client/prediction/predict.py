@@ -77,8 +77,7 @@ def predict_file(
     asked = read_asked(data, card, recipe, as_gaps, key)
     if masks is not None and masks.suffix != ".npz":
         check_folder(masks, asked)
-    parts: list[ModelAnswers] = []
-    names: list[str] = []
+    parts, names = list[ModelAnswers](), list[str]()
 
     def outlines() -> Iterator[Array]:
         for part in answers_of(card, net, asked, str(data), str(model)):
@@ -89,9 +88,8 @@ def predict_file(
         if masks is None:
             deque(outlines(), maxlen=0)
         elif masks.suffix == ".npz":
-            write_npz(
-                masks, {"masks": blank(asked.x.shape[:-1], np.uint8)}, {"masks": outlines()}
-            )
+            empty = blank(asked.x.shape[:-1], np.uint8)
+            write_npz(masks, {"masks": empty}, {"masks": outlines()})
         else:
             names = write_outlines(masks, asked, outlines(), classes_of(card))
     except DataError as error:

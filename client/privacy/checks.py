@@ -165,33 +165,25 @@ def released_sums(x: Array, part: Split, policy: Policy, state: str) -> tuple[Su
 def _release(
     x: Array, units: Array, policy: Policy, rule: str, db: sqlite3.Connection
 ) -> tuple[Sums | None, str]:
-    digests, (_, patients, records) = (
-        sample_digests(x),
-        np.unique(units, return_inverse=True, return_counts=True),
-    )
+    digests = sample_digests(x)
+    _, patients, records = np.unique(units, return_inverse=True, return_counts=True)
     order = np.argsort(digests, kind="stable")
     samples = [f"{digest:016x}" for digest in digests[order].tolist()]
-    for people, text in db.execute(
-        "SELECT people, answer FROM disclosed WHERE kind = ?", (KIND,)
-    ).fetchall():
+    earlier = db.execute("SELECT people, answer FROM disclosed WHERE kind = ?", (KIND,))
+    for people, text in earlier.fetchall():
         release = json.loads(text)
         if people.split() == samples:
             return (release["sum"], release["square_sum"]), ""
         before = np.array([int(digest, 16) for digest in people.split()], np.uint64)
         came = np.unique(patients[~np.isin(digests, before)])
         # Earlier versions noted no patients: the number that left is then unknown, and counts as zero.
-        gone = np.unique(
-            np.array(release.get("patients", np.zeros(len(before))))[~np.isin(before, digests)]
-        )
+        theirs = np.array(release.get("patients", np.zeros(len(before))))
+        gone = np.unique(theirs[~np.isin(before, digests)])
         if max(len(came), len(gone)) < getattr(policy, rule):
-            rule_line = policy.line(rule)
-            return (
-                None,
-                f"its policy has {rule_line}, and fewer patients differ from those it gave sums of before",
-            )
+            few = "fewer patients differ from those it gave sums of before"
+            return None, f"its policy has {policy.line(rule)}, and {few}"
     sums = rounded_sums(x, int(records.max()))
-    answer = json.dumps(
-        {"patients": patients[order].tolist(), "sum": sums[0], "square_sum": sums[1]}
-    )
-    disclose(db, KIND, answer=answer, people=samples)
+    own = patients[order].tolist()
+    answer = {"patients": own, "sum": sums[0], "square_sum": sums[1]}
+    disclose(db, KIND, answer=json.dumps(answer), people=samples)
     return sums, ""

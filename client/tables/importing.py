@@ -12,12 +12,12 @@ from client.site.trust.bundle import read_bundle
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
 from partitions.common.names import unknown_name
-from partitions.importing.csv_source import draft_recipe, shared_recipe
 from partitions.importing.files import Faults
 from partitions.importing.notes import Take
 from partitions.importing.options import ImportOptions
 from partitions.importing.proposal.draft import propose_pictures
 from partitions.importing.source import import_source, reading
+from partitions.importing.table.draft import draft_recipe, shared_recipe
 from partitions.importing.tables import SEPARATORS, read_lines
 from partitions.labels import TASKS
 from partitions.recipes.cells import is_number

@@ -13,10 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from client.exporting.model_card import Card
-from partitions.array_names import EXTRA_NAMES, known_names, names_of
+from partitions.array_names import (
+    EXTRA_NAMES,
+    check_ranges,
+    known_names,
+    make_schema,
+    names_of,
+    read_features,
+    read_names,
+)
 from partitions.common.errors import DataError, UserError
 from partitions.common.names import guarded, is_formula, unknown_name
-from partitions.importing.csv_source import Found, lines_by, rows_by_recipe
 from partitions.importing.dicom import IDENTITY, read_key
 from partitions.importing.dicom_file import is_dicom
 from partitions.importing.discovery import find_others
@@ -26,6 +33,7 @@ from partitions.importing.notes import new_inputs
 from partitions.importing.options import ImportOptions
 from partitions.importing.source import reading, with_recipe
 from partitions.importing.streams import NewPictures, new_pictures
+from partitions.importing.table.source import Found, lines_by, rows_by_recipe
 from partitions.inputs import read_vocabulary
 from partitions.labels import Fault
 from partitions.npz import read_arrays
@@ -33,7 +41,7 @@ from partitions.recipes.pictures import AnyRecipe, PictureRecipe, load_any, pars
 from partitions.recipes.recipe import Recipe
 from partitions.reorder import count_columns
 from partitions.schema import Schema
-from partitions.silo_file import check_ranges, make_schema, read_features, read_names, read_x
+from partitions.silo_file import read_x
 from partitions.splits import Array, dtype_of
 
 TO_PREDICT = ("test", "all")  # the first of these parts in a file is used

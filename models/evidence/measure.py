@@ -129,7 +129,8 @@ def evidence_of(
 
 def conformal_sets(model: Network, test: Samples, units: Units, common: float) -> Evidence:
     """Return coverage and size of the sets with the hospital's own threshold, the common one, and the shrunk one."""
-    p, y = probabilities(predict(model, test)), test.labels().cpu().numpy()
+    p = probabilities(predict(model, test))
+    y = test.labels().cpu().numpy()
     fits, held = halves(units)
     own = quantile(true_scores(p[fits], y[fits]), too_few=1.0)
     values = [float(len(y[held]))]
@@ -169,7 +170,8 @@ def _measured(
 ) -> Iterator[tuple[str, Array, Array]]:
     """Yield for each measurement the prefix of its values' names, and predictions and true values (n,) in its unit."""
     pair = (predict(model, test), test.labels())
-    scale, shift = np.array(task.std or 1.0), np.array(task.mean or 0.0)
+    scale = np.array(task.std or 1.0)
+    shift = np.array(task.mean or 0.0)
     output, truth = (values.detach().double().cpu().numpy() * scale + shift for values in pair)
     names = measurements(labels, output.shape[1])
     for k in range(output.shape[1]):
@@ -209,7 +211,8 @@ def _of_outputs(task: Task, outputs: Tensor, y: Tensor, units: Units, ask: Ask) 
         return values
     if outputs.shape[1] == 2:
         values["net_benefit"] = [*net_benefit(p, event).tolist(), *treat_all(event).tolist()]
-    of_classes, labels = probabilities(outputs), y.cpu().numpy()
+    of_classes = probabilities(outputs)
+    labels = y.cpu().numpy()
     if enough(units, ask.least):
         fits, _ = halves(units)
         scores = true_scores(of_classes[fits], labels[fits])
@@ -222,7 +225,8 @@ def _of_survival(
 ) -> Evidence:
     def columns(samples: Samples) -> tuple[Array, Array, Array]:
         y = samples.labels().double().cpu().numpy()
-        return predict(model, samples).double().cpu().numpy()[:, 0], y[:, 0], y[:, 1]
+        outputs = predict(model, samples).double().cpu().numpy()
+        return outputs[:, 0], y[:, 0], y[:, 1]
 
     (s, time, event), risks = columns(test), columns(train)
     if (
@@ -231,7 +235,8 @@ def _of_survival(
     ):
         return {}
     risk = predicted_risk(s, baseline_hazard(*risks, ask.horizon))
-    observed, expected = observed_risk(time, event, ask.horizon), float(risk.mean())
+    observed = observed_risk(time, event, ask.horizon)
+    expected = float(risk.mean())
     bins = risk_bins(risk, time, event, ask.horizon, ask.least, units)
     return {
         "brier": brier_of_survival(risk, time, event, ask.horizon),
@@ -247,7 +252,8 @@ def _of_survival(
 def _of_cases(dice: Tensor, units: Units, ask: Ask) -> Evidence:
     values = dice.double().numpy()
     known = np.flatnonzero(~np.isnan(values))
-    worst = known[np.argsort(values[known], kind="stable")][: max(1, len(known) // 10)]
+    order = np.argsort(values[known], kind="stable")
+    worst = known[order][: max(1, len(known) // 10)]
     if not len(known) or len(np.unique(units[worst])) < ask.least:
         return {}
     return {"dice_worst_decile": float(values[worst].mean())}

@@ -83,7 +83,8 @@ def subgroup_scores(
 
 def _of_rows(task: Task, outputs: Tensor, labels: Tensor, rows: Tensor) -> list[float]:
     rows = rows.to(labels.device)
-    found, n = task.measure(outputs[rows], labels[rows]), int(rows.sum())
+    found = task.measure(outputs[rows], labels[rows])
+    n = int(rows.sum())
     score = found[task.score]
     if isinstance(task, Regression):  # R2 would be relative to the spread within the subgroup
         return [float(n), *_of_errors(task, outputs[rows], labels[rows]), found["rmse"]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from models.layout import block_names, other_names
 from partitions.common.errors import UserError
+from partitions.common.settings import setting
 
 
 def is_volume(input_shape: Sequence[int]) -> bool:
@@ -63,12 +64,10 @@ STEMS = ("7x7", "3x3")
 class StemSettings:
     """Selection of the stem: 7x7 or 3x3."""
 
-    stem: str = field(
-        default="7x7",
-        metadata={
-            "help": "7x7: stride 2 and max-pooling, the papers'; 3x3: keeps the size, for small pictures",
-            "choices": STEMS,
-        },
+    stem: str = setting(
+        "7x7",
+        "7x7: stride 2 and max-pooling, the papers'; 3x3: keeps the size, for small pictures",
+        choices=STEMS,
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.networks.blocks import convolution, initialise_kaiming, is_volume, max_pool
 from models.shapes import Shape
+from partitions.common.settings import setting
 
 
 class ConvNet(nn.Module):
@@ -46,7 +47,8 @@ class ConvNet(nn.Module):
             layers.append(f"fc{index}")
             self.add_module(layers[-1], nn.Linear(features, out))
             features = out
-        self.convolutions, self.layers = tuple(convolutions), tuple(layers)
+        self.convolutions = tuple(convolutions)
+        self.layers = tuple(layers)
         self.block_names = (*convolutions, *layers)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -140,10 +142,8 @@ class PlayerNet(nn.Module):
 class PlayerCnnSettings:
     """Selection of one of PLayer-FL's picture networks: by the shape, or by the name of a data set."""
 
-    layout: str = field(
-        default="auto",
-        metadata={
-            "help": "auto: isic from 64 pixels on, else fmnist for grey and cifar for colour pictures",
-            "choices": ("auto", *PLAYER_LAYOUTS),
-        },
+    layout: str = setting(
+        "auto",
+        "auto: isic from 64 pixels on, else fmnist for grey and cifar for colour pictures",
+        choices=("auto", *PLAYER_LAYOUTS),
     )

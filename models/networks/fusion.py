@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from models.networks.blocks import convolution, is_volume, max_pool
 from models.shapes import Shape, inputs_of, kind_of, real_steps
 from partitions.common.errors import UserError
+from partitions.common.settings import setting
 
 MOST_CHANNELS = 128  # of a signal; more are features over time
 FEWEST_STEPS = 8  # of a signal: three poolings leave one
@@ -47,44 +48,19 @@ WIDEST = 1024  # a limit, because a silo builds the network from a server's sett
 class SignalsSettings:
     """Widths of the network for signals; the defaults are those of KU-HAR and Crema-D."""
 
-    width: int = field(
-        default=128,
-        metadata={
-            "help": "of the states that attention weighs",
-            "symbol": "d_hid",
-            "minimum": 1,
-            "maximum": WIDEST,
-        },
+    width: int = setting(
+        128, "of the states that attention weighs", symbol="d_hid", minimum=1, maximum=WIDEST
     )
-    heads: int = field(
-        default=6,
-        metadata={
-            "help": "times that attention weighs",
-            "symbol": "d_head",
-            "minimum": 1,
-            "maximum": 64,
-        },
+    heads: int = setting(
+        6, "times that attention weighs", symbol="d_head", minimum=1, maximum=64
     )
-    filters: int = field(
-        default=32,
-        metadata={
-            "help": "channels of the first convolution of a signal",
-            "minimum": 1,
-            "maximum": WIDEST,
-        },
+    filters: int = setting(
+        32, "channels of the first convolution of a signal", minimum=1, maximum=WIDEST
     )
-    projection: int = field(
-        default=1,
-        metadata={
-            "help": "fully connected layers that a vector goes through",
-            "minimum": 1,
-            "maximum": 8,
-        },
+    projection: int = setting(
+        1, "fully connected layers that a vector goes through", minimum=1, maximum=8
     )
-    dropout: float = field(
-        default=0.1,
-        metadata={"help": "probability that a unit is dropped", "minimum": 0, "below": 1},
-    )
+    dropout: float = setting(0.1, "probability that a unit is dropped", minimum=0, below=1)
 
 
 @dataclass(frozen=True)

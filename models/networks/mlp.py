@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.shapes import Shape
 from partitions.common.errors import UserError
+from partitions.common.settings import setting
 
 
 class Mlp(nn.Module):
@@ -23,14 +24,16 @@ class Mlp(nn.Module):
         self, input_shape: Shape, classes: int, hidden: tuple[int, ...], dropout: float = 0.0
     ) -> None:
         super().__init__()
-        self.dropout, self.has_dropout = dropout, dropout > 0
+        self.dropout = dropout
+        self.has_dropout = dropout > 0
         self.input_dimensions = len(input_shape)
         features = 1
         for side in input_shape:
             features *= side
         widths = (features, *hidden, classes)
         self.layers = self.block_names = tuple(f"fc{index}" for index in range(1, len(widths)))
-        for name, inputs, outputs in zip(self.layers, widths[:-1], widths[1:], strict=True):
+        sizes = zip(self.layers, widths[:-1], widths[1:], strict=True)
+        for name, inputs, outputs in sizes:
             self.add_module(name, nn.Linear(inputs, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -44,24 +47,17 @@ class Mlp(nn.Module):
 
 
 # Limits, because a silo builds the network from a server's settings
-MOST_LAYERS, MOST_UNITS = 8, 10_000
+MOST_LAYERS = 8
+MOST_UNITS = 10_000
 
 
 @dataclass(frozen=True)
 class MlpSettings:
     """Widths of the hidden layers, input to output, and the dropout after each of them."""
 
-    hidden: str = field(
-        default="64",
-        metadata={"help": "widths of the hidden layers, e.g. '128,64'; '' for none"},
-    )
-    dropout: float = field(
-        default=0.0,
-        metadata={
-            "help": "probability that a hidden unit is dropped",
-            "minimum": 0,
-            "below": 1,
-        },
+    hidden: str = setting("64", "widths of the hidden layers, e.g. '128,64'; '' for none")
+    dropout: float = setting(
+        0.0, "probability that a hidden unit is dropped", minimum=0, below=1
     )
 
     def __post_init__(self) -> None:

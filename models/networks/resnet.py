@@ -43,7 +43,9 @@ class Bottleneck(nn.Module):
 
     def __init__(self, inputs: int, width: int, stride: int, volume: bool = False) -> None:
         super().__init__()
-        outputs, conv, norm = self.expansion * width, convolution(volume), batch_norm(volume)
+        outputs = self.expansion * width
+        conv = convolution(volume)
+        norm = batch_norm(volume)
         self.conv1 = conv(inputs, width, 1, bias=False)
         self.bn1 = norm(width)
         self.conv2 = conv(width, width, 3, stride, padding=1, bias=False)

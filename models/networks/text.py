@@ -6,7 +6,7 @@ shape states the size of the vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from models.shapes import Shape, real_steps
 from partitions.common.errors import UserError
+from partitions.common.settings import setting
 
 WIDEST = 4096  # a limit, because a silo builds the network from a server's settings
 
@@ -22,20 +23,13 @@ WIDEST = 4096  # a limit, because a silo builds the network from a server's sett
 class FastTextSettings:
     """Width of the embeddings, and the mean's denominator."""
 
-    width: int = field(
-        default=32,
-        metadata={
-            "help": "width of the embedding and of the hidden layer",
-            "minimum": 1,
-            "maximum": WIDEST,
-        },
+    width: int = setting(
+        32, "width of the embedding and of the hidden layer", minimum=1, maximum=WIDEST
     )
-    mean: str = field(
-        default="all",
-        metadata={
-            "help": "all: over every position, those behind the text too, as FedALA's code; words: over the words",
-            "choices": ("all", "words"),
-        },
+    mean: str = setting(
+        "all",
+        "all: over every position, those behind the text too, as FedALA's code; words: over the words",
+        choices=("all", "words"),
     )
 
 
@@ -70,26 +64,11 @@ class FastText(nn.Module):
 class PlayerTransformerSettings:
     """Widths of PLayer-FL's transformer."""
 
-    width: int = field(
-        default=768,
-        metadata={"help": "width of the embeddings", "minimum": 1, "maximum": WIDEST},
+    width: int = setting(768, "width of the embeddings", minimum=1, maximum=WIDEST)
+    feed_forward: int = setting(
+        3072, "width of the layer behind attention", minimum=1, maximum=4 * WIDEST
     )
-    feed_forward: int = field(
-        default=3072,
-        metadata={
-            "help": "width of the layer behind attention",
-            "minimum": 1,
-            "maximum": 4 * WIDEST,
-        },
-    )
-    heads: int = field(
-        default=1,
-        metadata={
-            "help": "of the attention; they divide the width",
-            "minimum": 1,
-            "maximum": 64,
-        },
-    )
+    heads: int = setting(1, "of the attention; they divide the width", minimum=1, maximum=64)
 
 
 class Embeddings(nn.Module):

@@ -6,7 +6,7 @@ and volumes, with convolutions in three dimensions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from models.networks.blocks import convolution, enlarged, is_volume, max_pool
 from partitions.common.errors import UserError
+from partitions.common.settings import setting
 
 MOST_GROUPS = 8
 
@@ -22,17 +23,9 @@ MOST_GROUPS = 8
 class UnetSettings:
     """Depth and width of the network."""
 
-    levels: int = field(
-        default=3,
-        metadata={"help": "how often the picture is halved", "minimum": 1, "maximum": 6},
-    )
-    width: int = field(
-        default=16,
-        metadata={
-            "help": "channels of the first level; each level doubles them",
-            "minimum": 1,
-            "maximum": 256,
-        },
+    levels: int = setting(3, "how often the picture is halved", minimum=1, maximum=6)
+    width: int = setting(
+        16, "channels of the first level; each level doubles them", minimum=1, maximum=256
     )
 
 

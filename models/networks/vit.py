@@ -6,15 +6,19 @@ starts about as DeiT (normal of 0.02, biases zero), because torchvision's head o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from partitions.common.errors import UserError
+from partitions.common.settings import setting
 
-WIDTH, DEPTH, HEADS, HIDDEN = 384, 12, 6, 1536
+WIDTH = 384
+DEPTH = 12
+HEADS = 6
+HIDDEN = 1536
 MOST_PATCHES = 4096  # of a picture: a silo builds the network from a server's settings; attention costs their square
 
 
@@ -22,13 +26,11 @@ MOST_PATCHES = 4096  # of a picture: a silo builds the network from a server's s
 class VitSettings:
     """Patch size of the transformer."""
 
-    patch: int = field(
-        default=16,
-        metadata={
-            "help": "side of a patch in pixels; it has to divide the picture's sides",
-            "minimum": 1,
-            "maximum": 64,
-        },
+    patch: int = setting(
+        16,
+        "side of a patch in pixels; it has to divide the picture's sides",
+        minimum=1,
+        maximum=64,
     )
 
 
@@ -88,8 +90,10 @@ class TransformerBlock(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm1, self.attn = nn.LayerNorm(WIDTH, eps=1e-6), Attention()
-        self.norm2, self.mlp = nn.LayerNorm(WIDTH, eps=1e-6), TokenMlp()
+        self.norm1 = nn.LayerNorm(WIDTH, eps=1e-6)
+        self.attn = Attention()
+        self.norm2 = nn.LayerNorm(WIDTH, eps=1e-6)
+        self.mlp = TokenMlp()
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.norm1(x))

@@ -63,7 +63,8 @@ def _rdp(noise_multiplier: float, sample_rate: float) -> tuple[float, ...]:
         return tuple(order / (2 * variance) for order in ORDERS)
     if sample_rate == 0:
         return (0.0,) * len(ORDERS)
-    step, margin = min(noise_multiplier, variance) / 4, 12 * noise_multiplier
+    step = min(noise_multiplier, variance) / 4
+    margin = 12 * noise_multiplier
     z = np.arange(-margin, ORDERS[-1] + margin, step)
     density = -(z**2) / (2 * variance) + math.log(
         step / (noise_multiplier * math.sqrt(2 * math.pi))

@@ -113,7 +113,8 @@ class Clipping:
         most: int,
     ) -> tuple[Tensor, Tensor] | None:
         """Return :meth:`total` of units (n, k) of equal size, in chunks of ``most`` records; None if it fails."""
-        total, value = torch.zeros_like(self.model.gradient), self.model.gradient.new_zeros(())
+        total = torch.zeros_like(self.model.gradient)
+        value = self.model.gradient.new_zeros(())
         try:
             for same in units:
                 if (k := same.shape[1]) > most:
@@ -182,7 +183,8 @@ class Clipping:
         with torch.no_grad():
             lengths: dict[int, Tensor] = {}
             for part in parts:  # the norms of a parameter's parts are added: a layer may be called more than once
-                at, found = id(part.parameter), part.square(k).to(total.dtype).sqrt()
+                at = id(part.parameter)
+                found = part.square(k).to(total.dtype).sqrt()
                 lengths[at] = lengths[at] + found if at in lengths else found
             squares = (found.square() for found in lengths.values())
             norms = sum(squares, start=total.new_zeros(len(y) // k)).sqrt()
@@ -196,7 +198,8 @@ class Clipping:
             }
             for part in parts:
                 own = part if len(kept) == len(factors) else part.only(kept)
-                gradient, entry = own.weighted(factors[kept]), views[id(part.parameter)]
+                gradient = own.weighted(factors[kept])
+                entry = views[id(part.parameter)]
                 place = total[entry.start : entry.stop].view(entry.shape)
                 if isinstance(gradient, Rows):
                     place.index_add_(0, *gradient)
@@ -270,7 +273,8 @@ class Clipping:
 
         The first is tested as in training, the second without dropout.
         """
-        module, count = network or self.model.module, (self.clipped, self.units)
+        module = network or self.model.module
+        count = (self.clipped, self.units)
         index = torch.arange(TRIED, device=y.device)
         training = [m for m in module.modules() if m.training]
         parts = [
@@ -315,7 +319,8 @@ class Clipping:
 @contextmanager
 def random_weights(model: FlatModel) -> Iterator[torch.Generator]:
     """Context in which the model has random weights and its first buffers; yields the generator, always the same."""
-    rng, kept = torch.Generator().manual_seed(0), model.vector.clone()
+    rng = torch.Generator().manual_seed(0)
+    kept = model.vector.clone()
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices), model.kept_buffers():
         for entry, parameter in zip(model.layout.parameters, model.parameters, strict=True):

@@ -286,7 +286,8 @@ class LookedUp(LinearMap):
     def square(self, k: int) -> Tensor:
         """Return the squared norms; rows that a unit looks up several times are summed before they are squared."""
         d, count = self.d, len(self.parameter)
-        tokens, rows = by_unit(self.a, k).flatten(1), by_unit(d, k).flatten(1, -2)
+        tokens = by_unit(self.a, k).flatten(1)
+        rows = by_unit(d, k).flatten(1, -2)
         unit = torch.arange(len(tokens), device=tokens.device).unsqueeze(1)
         key, place = torch.unique(unit * count + tokens, return_inverse=True)
         sums = d.new_zeros(len(key), d.shape[-1]).index_add_(
@@ -318,7 +319,8 @@ class SummedTerms(ParameterGradients):
     def square(self, k: int) -> Tensor:
         terms, dims = self.d, self.dims
         if k > 1:
-            terms, dims = by_unit(terms, k), (1, *(dim + 1 for dim in dims))
+            terms = by_unit(terms, k)
+            dims = (1, *(dim + 1 for dim in dims))
         if not dims:
             return terms.flatten(1).square().sum(1)
         squares, most = (v.sum(dims).flatten(1).square().sum(1) for v in (terms, terms.abs()))

@@ -74,7 +74,8 @@ class Task:
         With two classes the event is class 1. With more it is a correct prediction, so that the calibration is that of
         the model's confidence (Guo et al., ICML 2017).
         """
-        p, labels = probabilities(outputs), y.detach().long().cpu().numpy()
+        p = probabilities(outputs)
+        labels = y.detach().long().cpu().numpy()
         if p.shape[1] == 2:
             return p[:, 1], (labels == 1).astype(np.float64), np.arange(len(p))
         return p.max(1), (p.argmax(1) == labels).astype(np.float64), np.arange(len(p))

@@ -50,7 +50,8 @@ class Multilabel(SingleLossTask):
         """
         if not len(y):
             return dict.fromkeys(self.metrics, math.nan)
-        logits, labels = outputs.detach().double().cpu(), y.double().cpu()
+        logits = outputs.detach().double().cpu()
+        labels = y.double().cpu()
         known = (labels >= 0).numpy()
         truth = (labels == 1).numpy()
         predicted = (logits > 0).numpy()

@@ -32,7 +32,8 @@ class Ordinal(Task):
         return super().measure(outputs, y) | self._distances(outputs, y)
 
     def _distances(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
-        grades, truth = outputs.detach().argmax(1).double().cpu(), y.double().cpu()
+        grades = outputs.detach().argmax(1).double().cpu()
+        truth = y.double().cpu()
         if not len(truth):
             return {"mae": math.nan, "kappa": math.nan}
         chance = _mean_square(grades, truth)

@@ -47,9 +47,11 @@ class Regression(SingleLossTask):
         """
         if not len(y):
             return dict.fromkeys(self.metrics, math.nan)
-        predicted, truth = outputs.detach().double().cpu(), y.double().cpu()
+        predicted = outputs.detach().double().cpu()
+        truth = y.double().cpu()
         error = predicted - truth
-        squares, spread = error.square(), (truth - truth.mean(0)).square()
+        squares = error.square()
+        spread = (truth - truth.mean(0)).square()
         varies = spread.mean(0) > 1e-12
         r2, ends = math.nan, UNKNOWN
         if bool(varies.any()):

@@ -57,7 +57,8 @@ class Survival(SingleLossTask):
         """
         if not len(y):
             return dict.fromkeys(self.metrics, math.nan)
-        risks, labels = outputs.detach().double().cpu(), y.double().cpu()
+        risks = outputs.detach().double().cpu()
+        labels = y.double().cpu()
         concordant, comparable = concordance(
             risks[:, 0].numpy(), labels[:, 0].numpy(), labels[:, 1].numpy() > 0
         )
@@ -79,7 +80,8 @@ def concordance(
     risk: np.ndarray, time: np.ndarray, event: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return for each sample (n,) the numbers of concordant and of comparable pairs that it is in."""
-    concordant, comparable = np.zeros(len(risk)), np.zeros(len(risk))
+    concordant = np.zeros(len(risk))
+    comparable = np.zeros(len(risk))
     for i in np.flatnonzero(event):
         later = (time > time[i]) | ((time == time[i]) & ~event)
         agree = np.where(risk[i] > risk, 1.0, np.where(risk[i] == risk, 0.5, 0.0)) * later

@@ -13,7 +13,7 @@ import math
 import pickle
 import pickletools
 import re
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -47,18 +47,19 @@ def read_pickle(content: bytes, encoding: str = "ASCII") -> Any:
         raise DataError(str(error) or "it is cut short") from error
 
 
+def text_of(value: object) -> str:
+    return value.decode("ascii", "replace") if isinstance(value, bytes) else str(value)
+
+
 class Kind:
     """Stand-in for ``numpy.dtype``."""
 
     def __init__(self, text: Any = "", *_: Any) -> None:
-        self.text = text.decode("ascii", "replace") if isinstance(text, bytes) else str(text)
+        self.text = text_of(text)
         self.order = "="
 
     def __setstate__(self, state: Any) -> None:
-        order = state[1]
-        self.order = (
-            order.decode("ascii", "replace") if isinstance(order, bytes) else str(order)
-        )
+        self.order = text_of(state[1])
 
     def dtype(self) -> np.dtype[Any]:
         if not PLAIN.fullmatch(self.text) or self.order not in ("<", ">", "=", "|"):
@@ -86,9 +87,8 @@ class Noted:
         dtype = kind.dtype()
         if math.prod(shape) * dtype.itemsize != len(content) or order not in ("C", "F", "K"):
             raise DataError("it has an array of another size than it says")
-        array: Array = np.frombuffer(content, dtype).reshape(
-            shape, order="F" if order == "F" else "C"
-        )
+        layout: Literal["C", "F"] = "F" if order == "F" else "C"
+        array: Array = np.frombuffer(content, dtype).reshape(shape, order=layout)
         return array if axes is None else array.transpose(axes)
 
 
@@ -103,10 +103,9 @@ class ArrayUnpickler(pickle.Unpickler):
     """Unpickler that provides the stand-ins, and no other class or function."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (name == "_reconstruct" and module in ARRAYS) or (module, name) == (
-            "numpy",
-            "ndarray",
-        ):
+        if name == "_reconstruct" and module in ARRAYS:
+            return Noted
+        if (module, name) == ("numpy", "ndarray"):
             return Noted
         if name == "_frombuffer" and module in BUFFERS:
             return noted

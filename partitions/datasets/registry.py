@@ -20,7 +20,7 @@ import numpy as np
 
 from partitions.common.errors import DataError
 from partitions.common.names import unknown_name
-from partitions.datasets import centres, cifar, flamby, images, signals, texts
+from partitions.datasets import centres, cifar, flamby, flamby_pictures, images, signals, texts
 from partitions.datasets.download import (
     RemoteFile,
     cache_dir,
@@ -250,9 +250,11 @@ DATASETS: dict[str, DatasetInfo] = {
     "heart-flamby": DatasetInfo(
         "heart disease in four hospitals, yes or no, 13 features", 2, flamby.load_heart
     ),
-    "isic2019": DatasetInfo("skin lesions in six centres, 200x200 colour", 8, flamby.load_isic),
+    "isic2019": DatasetInfo(
+        "skin lesions in six centres, 200x200 colour", 8, flamby_pictures.load_isic
+    ),
     "ixi-tiny": DatasetInfo(
-        "brains in three hospitals, 48x60x48 grey, outlines", 2, flamby.load_ixi
+        "brains in three hospitals, 48x60x48 grey, outlines", 2, flamby_pictures.load_ixi
     ),
     "tcga-brca": DatasetInfo(
         "breast cancer in six regions, 39 features, survival", 1, flamby.load_tcga_brca

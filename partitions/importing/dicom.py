@@ -14,6 +14,7 @@ Source: DICOM PS3.3, C.7.6.3 (pixels), C.11.1 (modality table), C.11.2 (VOI tabl
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,28 +76,15 @@ PALETTE = tuple(
     for colour in ("Red", "Green", "Blue")
     for segmented, what in (("", "Descriptor"), ("", "Data"), ("Segmented", "Data"))
 )
-PIXELS = (
-    *(
-        "SamplesPerPixel",
-        "PlanarConfiguration",
-        "BitsAllocated",
-        "BitsStored",
-        "HighBit",
-        "PixelRepresentation",
-    ),
-    *(
-        "PixelSpacing",
-        "ImagerPixelSpacing",
-        "PixelAspectRatio",
-        "PixelPaddingValue",
-        "PixelPaddingRangeLimit",
-    ),
-    *("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence"),
-    *("WindowCenter", "WindowWidth", "VOILUTFunction", "VOILUTSequence", *PALETTE),
+PIXELS = re.findall(
+    r"\w+",
+    "SamplesPerPixel PlanarConfiguration BitsAllocated BitsStored HighBit PixelRepresentation PixelSpacing "
+    "ImagerPixelSpacing PixelAspectRatio PixelPaddingValue PixelPaddingRangeLimit RescaleSlope RescaleIntercept "
+    "ModalityLUTSequence WindowCenter WindowWidth VOILUTFunction VOILUTSequence BurnedInAnnotation ConversionType "
     # Where enhanced files have the above
-    *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"),
-    *("BurnedInAnnotation", "ConversionType"),
+    "SharedFunctionalGroupsSequence PerFrameFunctionalGroupsSequence",
 )
+PIXELS += PALETTE
 NO_PICTURES = ("SEG", "PR", "KO", "SR", "REG", "RTDOSE", "RTSTRUCT", "RTPLAN")
 # Modalities whose machines or exports often write names into the pixels.
 OFTEN_BURNT = ("US", "IVUS", "XA", "XC", "ES", "GM", "SM", "OT", "DOC", "SC", "RF", "ECG", "OP")
@@ -248,7 +236,8 @@ def show(stored: Array, header: Dataset, window: tuple[float, float] | None) -> 
 
 def check_rescale(header: Dataset) -> None:
     """Raise ScanError for one of slope and intercept alone, which pydicom ignores, unless it changes nothing."""
-    slope, intercept = header.get("RescaleSlope"), header.get("RescaleIntercept")
+    slope = header.get("RescaleSlope")
+    intercept = header.get("RescaleIntercept")
     if (slope is not None and intercept is not None) or header.get("ModalityLUTSequence"):
         return
     if slope not in (None, 1) or intercept not in (None, 0):
@@ -339,8 +328,11 @@ def spacing_of(header: Dataset, *, ratio: bool = False) -> tuple[float, float] |
     """Return the distances of rows and of columns in mm; without these, their ratio if that is enough."""
     for name in ("PixelSpacing", "ImagerPixelSpacing", *("PixelAspectRatio",) * ratio):
         values = header.get(name)
-        if values and len(values) == 2 and all(0 < float(value) < 1000 for value in values):
-            return float(values[0]), float(values[1])
+        if not values or len(values) != 2:
+            continue
+        rows, columns = map(float, values)
+        if 0 < rows < 1000 and 0 < columns < 1000:
+            return rows, columns
     return None
 
 

@@ -234,7 +234,8 @@ def check_encoded(dataset: Dataset, path: Path, syntax: str) -> None:
     Pillow limits JPEG and JPEG 2000 itself. In RLE two bytes become up to 128 (PS3.5, annex G), and an encoder hardly
     ever needs more bytes than there are pixels. JPEG-LS has its size in its own header (ITU-T T.87, C.2.2).
     """
-    size, bits = path.stat().st_size, int(dataset.get("BitsAllocated") or 8)
+    size = path.stat().st_size
+    bits = int(dataset.get("BitsAllocated") or 8)
     pixels = dataset.Rows * dataset.Columns * (dataset.get("SamplesPerPixel") or 1)
     plain = pixels * bits // 8 * frames_of(dataset)
     if "RLE" in syntax and size > 2 * plain + BLOCK:

@@ -11,16 +11,16 @@ For each study, the series with the most files is used, of those whose descripti
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from itertools import compress
 from pathlib import Path
 
 from tqdm import tqdm
 
 from partitions.common.errors import DataError
-from partitions.importing.csv_source import Found
-from partitions.importing.dicom import IDENTITY, Header, read_header
+from partitions.importing.dicom import Header, read_header
 from partitions.importing.dicom_file import is_dicom
 from partitions.importing.files import (
     Faults,
@@ -35,30 +35,11 @@ from partitions.importing.files import (
 from partitions.importing.images import DICOM, SampleSource
 from partitions.importing.notes import ALL_COLUMNS, Take
 from partitions.importing.scans import hashed, parts_of, pseudonym, redacted_errors
-from partitions.importing.tables import (
-    SPLIT_NAMES,
-    Label,
-    label_columns,
-    labels_of,
-    read_lines,
-    split_of,
-)
+from partitions.importing.table.source import Found
+from partitions.importing.tables import SPLIT_NAMES, Label
+from partitions.importing.targets import Answer, join_labels
 from partitions.importing.volumes.outlines import referenced_series
-from partitions.patients import check_identifiers, patient_column
 from partitions.recipes.reading import ReadOptions
-
-# Names of the columns by which a csv may be joined, in lower case without punctuation.
-KEYS = {
-    "study": "study",
-    "studyuid": "study",
-    "studyinstanceuid": "study",
-    "accession": "accession",
-    "accessionnumber": "accession",
-    "patient": "patient",
-    "patientid": "patient",
-}
-
-Answer = tuple[tuple[str, ...], str, str]  # labels, split, patient
 
 
 @dataclass(slots=True)
@@ -71,29 +52,6 @@ class Study:
     identity: dict[str, str]
     folder: tuple[str, str]  # split and class, where folders stand for these
     series: dict[str, list[tuple[float, int, int, int]]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Joined:
-    """A csv's answer for each study, None without one; ``by``: the column of the join; notes on the rest."""
-
-    answers: list[Answer | None]
-    columns: tuple[str, ...]
-    notes: list[str]
-    by: str
-    patient: str
-
-
-def names_what(column: str) -> str:
-    """Return ``study``, ``accession`` or ``patient`` for a column's name, or "" for another column."""
-    return KEYS.get("".join(c for c in column.lower() if c.isalnum()), "")
-
-
-def join_key(header: Sequence[str]) -> str:
-    """Return the column by which a csv can be joined to studies, or ""."""
-    return next(
-        (column for kind in IDENTITY for column in header if names_what(column) == kind), ""
-    )
 
 
 def holds_dicom(folder: Path) -> bool:
@@ -121,55 +79,54 @@ def find_studies(
     if table is None and labelled:
         check_without_csv(source, classes, take)
     files = list(files_below(source))
-    check_links(
-        source,
-        ((place_of(source, number, len(files)), path) for number, path in enumerate(files)),
-    )
+    check_links(source, ((place_of(source, n, len(files)), own) for n, own in enumerate(files)))
     faults = faults or Faults()
-    studies, rest, strange = _group(
-        source, files, classes if labelled and not table else (), reading, faults
-    )
+    named = classes if labelled and not table else ()
+    studies, rest, strange = _group(source, files, named, reading, faults)
     outlines = find_outlines(source, files, list(rest), reading, faults)
     faults.check(len(files))
     used = {number for own in outlines.values() for number in own}
-    notes = other_notes(
-        source,
-        files,
-        {n: kind for n, kind in rest.items() if n not in used and files[n] != table},
-    )
+    others = {n: kind for n, kind in rest.items() if n not in used and files[n] != table}
     check_studies(source, studies, classes, strange)
     studies, left_out = with_series(source, studies, reading, outlines)
-    notes += left_out
+    notes = [*other_notes(source, files, others), *left_out]
     by, patients, columns = "folder", "", tuple[str, ...]()
     labels: list[Answer] = [
         ((study.folder[1],) if labelled else (), study.folder[0], "") for study in studies
     ]
     if table:
-        joined = _join(table, studies, label, take)
-        columns, by, patients = joined.columns, joined.by, joined.patient
+        joined = join_labels(table, [study.identity for study in studies], label, take)
+        by, patients, columns = joined.by, joined.patient, joined.columns
         labels = [found for found in joined.answers if found is not None]
-        studies = [
-            study
-            for study, found in zip(studies, joined.answers, strict=True)
-            if found is not None
-        ]
+        studies = [*compress(studies, joined.answers)]
         notes += joined.notes
-    rows = []
-    for study, (answers, split, patient) in zip(studies, labels, strict=True):
-        name, spelling = pseudonym(patient) or study.identity["patient"], hashed(patient)
-        for number, frame in _slices(study, reading.slices):
-            where = place_of(source, number, len(files))
-            made = SampleSource(
-                where, answers, split, name, files[number], spelling=spelling, part=frame
-            )
-            rows.append(whole_series(made, study, files, outlines) if reading.volume else made)
-    several = sum(len(_all_slices(study)) > 1 for study in studies)
-    if several and reading.slices == 1 and not reading.volume:
-        notes.append(
-            f"{several} of {len(studies)} studies have several slices: the middle one is taken (--slices)"
-        )
+    rows = [
+        whole_series(made, study, files, outlines) if reading.volume else made
+        for study, answer in zip(studies, labels, strict=True)
+        for made in _samples(source, files, study, answer, reading)
+    ]
+    if reading.slices == 1 and not reading.volume:
+        notes += slice_notes(studies)
     by = "outlines" if outlines and reading.volume else by
     return Found(rows, columns, tuple(notes), by=by, patient=patients)
+
+
+def slice_notes(studies: Sequence[Study]) -> list[str]:
+    """Return a note on studies of which one slice of several is taken."""
+    several = sum(len(_all_slices(study)) > 1 for study in studies)
+    note = f"{several} of {len(studies)} studies have several slices: the middle one is taken (--slices)"
+    return [note] * bool(several)
+
+
+def _samples(
+    source: Path, files: Sequence[Path], study: Study, answer: Answer, reading: ReadOptions
+) -> Iterator[SampleSource]:
+    """Yield a sample of each slice of a study that is used."""
+    labels, split, patient = answer
+    name = pseudonym(patient) or study.identity["patient"]
+    for number, frame in _slices(study, reading.slices):
+        where, own = place_of(source, number, len(files)), hashed(patient)
+        yield SampleSource(where, labels, split, name, files[number], spelling=own, part=frame)
 
 
 def other_notes(source: Path, files: Sequence[Path], others: Mapping[int, str]) -> list[str]:
@@ -370,59 +327,3 @@ def _all_slices(study: Study) -> list[tuple[int, int | None]]:
         _, _, file, frames = series[0]
         return [(file, frame) for frame in range(frames)] if frames > 1 else [(file, None)]
     return [(file, None) for _, _, file, _ in series]
-
-
-def _join(table: Path, studies: list[Study], label: Label, take: Take) -> Joined:
-    """Join a csv of labels to studies. Raises DataError where its columns or lines do not allow it."""
-    lines = read_lines(table, take.separator, take.encoding)
-    header = lines.header
-    column = join_key(header)
-    if not column:
-        raise DataError(
-            f"{table} has no column study, accession or patient by which its labels belong to DICOM files"
-        )
-    kind = names_what(column)
-    columns = label_columns(table, header, label, ("label",))
-    if named := list(filter(names_what, columns)):
-        raise DataError(f"{table}: column {named[0]} names studies or patients; it is no label")
-    patients = (
-        ""
-        if take.patient
-        else next((name for name in header if names_what(name) == "patient"), "")
-    )
-    patients = patients or patient_column(lines, take.patient, columns)
-    for name in (column, patients):
-        check_identifiers(lines, name)
-    known: dict[str, tuple[str, Answer]] = {}
-    for line in lines:
-        where, row = line
-        key = pseudonym(row[column])
-        if not key:
-            raise DataError(f"{where} has no {column}")
-        answer = (
-            labels_of(line, columns, take.decimal),
-            split_of(line),
-            row[patients] if patients else "",
-        )
-        if key in known and known[key][1] != answer:
-            raise DataError(
-                f"{where} says something else of the same {kind} than {known[key][0]}"
-            )
-        known[key] = where, answer
-    found = [
-        known[study.identity[kind]][1] if study.identity[kind] in known else None
-        for study in studies
-    ]
-    if not any(found):
-        raise DataError(
-            f"{table}: its column {column} names none of the {len(studies)} studies"
-        )
-    used = {study.identity[kind] for study in studies} & known.keys()
-    notes = []
-    if without := found.count(None):
-        notes.append(f"{without} of {len(studies)} studies are not in {table}: left out")
-    if len(used) < len(known):
-        notes.append(
-            f"{len(known) - len(used)} of {len(known)} in column {column} of {table} have no DICOM files here"
-        )
-    return Joined(found, columns, notes, by=kind, patient=patients)

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from partitions.common.errors import DataError
-from partitions.importing.csv_source import Found, read_csv
 from partitions.importing.dicom_file import is_dicom
 from partitions.importing.dicom_series import (
     find_studies,
@@ -36,6 +35,7 @@ from partitions.importing.images import (
 )
 from partitions.importing.options import ImportOptions
 from partitions.importing.scans import hashed, pseudonym
+from partitions.importing.table.source import Found, read_csv
 from partitions.importing.tables import SPLIT_NAMES, Label, read_lines
 from partitions.importing.volumes import volume
 from partitions.recipes.pictures import PictureRecipe
@@ -48,7 +48,9 @@ def find_rows(source: Path, options: ImportOptions) -> Found:
         return find_others(source, options.pictures, options)
     label: Label = options.survival or options.label
     table = Path(options.labels_from) if options.labels_from else None
-    classes, reading, take = options.labels, options.reading, options.take
+    classes = options.labels
+    reading = options.reading
+    take = options.take
     whose = take, options.faults
     if source.is_file():
         if kind_of(source) != "picture":
@@ -110,7 +112,8 @@ def find_others(
         not table and recipe.labels_by == "folder" and has_classes(source, recipe.classes)
     )
     if holds_dicom(source):
-        labelled, classes = bool(table) or of_classes, recipe.classes if of_classes else ()
+        labelled = bool(table) or of_classes
+        classes = recipe.classes if of_classes else ()
         found = find_studies(
             source, table, recipe.label or None, classes, reading, *whose, labelled=labelled
         )
@@ -167,7 +170,8 @@ def only_csv(folder: Path) -> Path | None:
 
 def found_in_folders(rows: list[SampleSource], source: Path, options: ImportOptions) -> Found:
     """Return the samples in folders of classes, and notes. Raises DataError for a folder with files and no picture."""
-    named, patient = not any(map(is_unnamed, rows)), options.take.patient or ""
+    named = not any(map(is_unnamed, rows))
+    patient = options.take.patient or ""
     taken = [path for row in rows for path in paths_of(row)]
     for _, folder in class_folders(source):
         others = [path for path in files_below(folder) if not is_hidden(path, source)]

@@ -163,7 +163,8 @@ def scanned(sample: SampleSource, reading: ReadOptions) -> tuple[Path, ...]:
 
 def remarks_on(picture: Image.Image) -> Iterator[str]:
     """Yield what is not taken of a picture, or taken otherwise than it looks; each as in ``ImageInfo.notes``."""
-    tags, bands = getattr(picture, "tag_v2", {}), len(picture.getbands())
+    tags = getattr(picture, "tag_v2", {})
+    bands = len(picture.getbands())
     if getattr(picture, "is_animated", False):
         yield "have several frames or pages: the first is taken"
     if not picture.mode.startswith("I;16") and any(

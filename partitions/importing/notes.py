@@ -15,9 +15,9 @@ from partitions.common.errors import DataError
 from partitions.importing.images import SampleSource
 from partitions.importing.tables import SEPARATORS
 from partitions.recipes.cells import GROUPS
-from partitions.recipes.draft import Asked
 from partitions.recipes.pipeline import transform
 from partitions.recipes.recipe import Recipe
+from partitions.recipes.signs import Asked
 from partitions.schema import few
 from partitions.splits import Array
 from partitions.stored import together

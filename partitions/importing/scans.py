@@ -113,7 +113,8 @@ def fit(
     if (width, height) != picture.size:
         picture = picture.resize((width, height), resampling)
     if reading.size and (width, height) != (reading.size, reading.size):
-        left, top = (width - reading.size) // 2, (height - reading.size) // 2
+        left = (width - reading.size) // 2
+        top = (height - reading.size) // 2
         picture = picture.crop((left, top, left + reading.size, top + reading.size))
     return picture
 

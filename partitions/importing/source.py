@@ -37,52 +37,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
-from partitions.array_names import SPLITS
+from partitions.array_names import make_schema, written_schema
 from partitions.common.errors import DataError
-from partitions.importing.csv_source import Found
+from partitions.importing.collect import collect, write_collected
 from partitions.importing.discovery import find_rows
-from partitions.importing.division import (
-    FEWEST_DIVIDED,
-    assign_splits,
-    check_class_names,
-    label_notes,
-    number_patients,
-    patient_notes,
-    rare_notes,
-)
+from partitions.importing.division import FEWEST_DIVIDED, number_patients
 from partitions.importing.files import Faults
-from partitions.importing.images import SampleSource, has_binary_masks, kind_of, read_mask
-from partitions.importing.notes import Take, copies, new_inputs, read_inputs
+from partitions.importing.images import has_binary_masks, read_mask
+from partitions.importing.notes import Take, copies, new_inputs
 from partitions.importing.options import DEFAULTS, ImportOptions
-from partitions.importing.streams import (
-    count_notes,
-    describe,
-    draft_pictures,
-    new_pictures,
-    probe_all,
-    read_pictures,
-    rows_of,
-)
-from partitions.importing.targets import find_import_task, read_answers
+from partitions.importing.streams import new_pictures
+from partitions.importing.table.source import Found
+from partitions.importing.targets import read_answers
 from partitions.inputs import describe_inputs
-from partitions.labels import ONE_CLASS, Fault, describe_labels
+from partitions.labels import Fault, describe_labels
 from partitions.npz import write_npz
-from partitions.patients import check_names
 from partitions.recipes.pictures import PictureRecipe
-from partitions.recipes.pipeline import check_fills, fit, future_notes, gaps_of, transform
-from partitions.recipes.recipe import Recipe, with_fills
-from partitions.schema import few, tidy
-from partitions.silo_file import (
-    make_schema,
-    read_silo_file,
-    write_silo_file,
-    written_labels,
-    written_schema,
-)
-from partitions.splits import Array, SiloData, Split, inputs_of
-from partitions.tokens import parse_vocabulary
+from partitions.recipes.recipe import Recipe
+from partitions.schema import tidy
+from partitions.silo_file import read_silo_file, written_labels
+from partitions.splits import Array, SiloData, inputs_of
 
 
 @dataclass(frozen=True)
@@ -124,7 +99,8 @@ def import_source(
 
     Raises DataError, naming file and line, for anything that cannot be read; then nothing is written.
     """
-    source, out = Path(source), Path(out)
+    source = Path(source)
+    out = Path(out)
     check_paths(source, out, options.overwrite)
     options = replace(with_recipe(options), faults=Faults(options.faults.skip))
     with reading(source):
@@ -137,7 +113,8 @@ def import_source(
         if few_or_unlabelled and (options.recipe or options.pictures):
             return import_whole(out, found, options)
         made = collect(source, found, options)
-    notes = (*made.notes, *copies(made.samples, made.places), *options.faults.notes)
+    twice = copies(made.samples, made.places)
+    notes = (*made.notes, *twice, *options.faults.notes)
     write_collected(out, made, options)
     return Imported(
         out,
@@ -181,20 +158,26 @@ def reading(source: Path) -> Iterator[None]:
 
 def import_whole(out: Path, found: Found, options: ImportOptions) -> Imported:
     """Write new samples as one part (``x``) for prediction, because they lack labels or are too few to be divided."""
-    recipe, pictures = options.recipe, options.pictures
-    samples, vocabulary, streams = found.rows, 0, dict[str, Iterator[Array]]()
+    recipe = options.recipe
+    pictures = options.pictures
+    samples = found.rows
+    vocabulary = 0
+    streams = dict[str, Iterator[Array]]()
     if recipe:
         x, vocabulary, notes = new_inputs(found.rows, found.table, recipe)
         arrays = {f"x_{name}" if name else "x": own for name, own in inputs_of(x).items()}
     else:
         assert pictures
         source, notes = new_pictures(found.rows, pictures, options.faults)
-        x, samples, notes = source.like, source.samples, (*notes, *options.faults.notes)
+        x = source.like
+        samples = source.samples
+        notes = (*notes, *options.faults.notes)
         first = x.dtype != np.uint8  # channels first
         arrays = {"x": np.moveaxis(x, -1, 1) if first else x}
         streams["x"] = (np.moveaxis(picture, -1, 0) if first else picture for picture in source)
     names: tuple[str, ...] = ()
-    used, labelled = recipe or pictures, found.columns if recipe else found.labelled
+    used = recipe or pictures
+    labelled = found.columns if recipe else found.labelled
     assert used
     if labelled:
         made = read_answers(
@@ -264,205 +247,6 @@ def check_paths(source: Path, out: Path, overwrite: bool) -> None:
         )
     if not source.exists():
         raise DataError(f"there is no {source}; name a folder of pictures or a csv file")
-
-
-@dataclass(frozen=True)
-class Collected:
-    """The divided samples of a source; pictures and masks have shape and type only, until they are written."""
-
-    samples: list[SampleSource]
-    data: SiloData
-    places: Array  # the split of each sample, text (n,)
-    label_names: tuple[str, ...]
-    feature_names: tuple[str, ...]
-    notes: tuple[str, ...]
-    recipe: Recipe | None = None
-    pictures: PictureRecipe | None = None
-    gaps: Array | None = None  # of a table: which values are filled, bool (n, columns)
-
-    @property
-    def in_files(self) -> bool:
-        """Return whether the inputs are pictures or scans, each in its own file."""
-        return bool(self.samples[0].file)
-
-    def order(self) -> dict[str, Array]:
-        """Return the samples' indices in the source, per split."""
-        return {split: np.flatnonzero(self.places == split) for split in SPLITS}
-
-    def gaps_by_part(self) -> dict[str, Array]:
-        """Return which values are filled, per split; empty where none is."""
-        if self.gaps is None or not self.gaps.any():
-            return {}
-        return {split: self.gaps[chosen] for split, chosen in self.order().items()}
-
-
-def collect(source: Path, found: Found, options: ImportOptions) -> Collected:
-    """Read the samples' labels, probe their inputs, and divide them."""
-    take = options.take
-    samples, notes, recipe, pictures = found.rows, found.notes, found.recipe, options.pictures
-    check_options(source, samples, options)
-    task = find_import_task(samples, options.task, options.labels, options.survival is not None)
-    if samples[0].file:
-        samples, infos = probe_all(samples, options.reading, options.faults)
-        check_lost(found.rows, samples, task)
-        notes = (*notes, *count_notes(infos))
-    known = recipe.outputs if recipe else pictures.outputs if pictures else 0
-    answers = read_answers(samples, found.columns, options.labels, task, options.reading, known)
-    y, names, outputs = answers.y, answers.names, answers.outputs
-    patients = number_patients(samples)
-    if names and task in ONE_CLASS and not options.labels:
-        check_class_names(names, y, patients)
-    places = assign_splits(samples, patients, answers.present, options.seed)
-    notes = (
-        *notes,
-        *patient_notes(samples, take.patient),
-        *label_notes(task, answers, patients, places),
-    )
-    named = any(sample.patient for sample in samples)
-    check_places(source, places, f", of {len(np.unique(patients))} patients" if named else "")
-    vocabulary, gaps = 0, None
-    if recipe is None or found.table is None:
-        x = describe(samples, infos, pictures)
-        classes = tuple(names if task in (*ONE_CLASS, "segmentation") else options.labels)
-        roles = {
-            "label": found.columns,
-            "labels_by": found.by,
-            "patient": found.patient,
-            "seed": options.seed,
-        }
-        roles |= {"task": task, "classes": classes, "outputs": outputs}
-        pictures = (pictures or draft_pictures(infos, x, options)).model_copy(update=roles)
-    else:
-        notes = (
-            *notes,
-            *future_notes(found.table, recipe),
-            *rare_notes(found.table, recipe, patients),
-        )
-        # Of a shared schema; this file's own names are in its recipe
-        names = recipe.classes or names
-        classes = names if task in ONE_CLASS else recipe.classes
-        recipe = recipe.model_copy(
-            update={"task": task, "classes": classes, "outputs": outputs}
-        )
-        check_fills(found.table, recipe, places == "train")
-        recipe = with_fills(recipe, fit(found.table, recipe, places == "train"))
-        x, vocabulary, more = read_inputs(samples, transform(found.table, recipe), take)
-        notes, gaps = (*notes, *more), gaps_of(found.table, recipe)
-        for column in list(found.table):  # or its cells stay in memory beside the inputs
-            del found.table[column]
-    if task == "segmentation" and y.shape != x.shape[:-1]:
-        raise DataError(f"masks are {y.shape[1:]}, their pictures {x.shape[1:-1]}")
-    check_names(sample.subgroup for sample in samples)
-    groups = np.array([sample.subgroup for sample in samples]) if options.subgroup else None
-    features, used = recipe.features if recipe else (), recipe or pictures
-    schema, text = make_schema(features, tuple(map(tidy, names))), used.as_json if used else ""
-    parts = parts_of(x, y, patients if named else None, groups, places)
-    data = SiloData(*parts, outputs, task, vocabulary, schema, text, options.cohort)
-    return Collected(
-        samples,
-        data,
-        places,
-        names,
-        tuple(f.name for f in features),
-        notes,
-        recipe,
-        pictures,
-        gaps,
-    )
-
-
-def parts_of(
-    x: Array, y: Array, patients: Array | None, groups: Array | None, places: Array
-) -> tuple[Split, Split, Split]:
-    """Return the samples of the training, the validation and the test part."""
-    train, val, test = (
-        Split(rows_of(x, chosen), rows_of(y, chosen), of(patients, chosen), of(groups, chosen))
-        for chosen in (np.flatnonzero(places == split) for split in SPLITS)
-    )
-    return train, val, test
-
-
-def check_places(source: Path, places: Array, people: str) -> None:
-    """Raise DataError where no sample is for training, or none for testing."""
-    if empty := next((split for split in ("train", "test") if split not in places), None):
-        what = {"train": "training"}.get(empty, empty)
-        raise DataError(
-            f"{source} gives no {what} samples; it has {len(places)} samples in all{people}"
-        )
-
-
-def of(values: Array | None, rows: Array) -> Array | None:
-    """Return these rows of an optional array of the samples."""
-    return None if values is None else values[rows]
-
-
-def check_options(source: Path, samples: list[SampleSource], options: ImportOptions) -> None:
-    """Raise DataError for options that do not apply to these samples."""
-    of_scans = options.window or options.slices > 1 or options.series
-    if of_scans and all(
-        sample.file is None or kind_of(sample.file) in ("picture", "signal")
-        for sample in samples
-    ):
-        raise DataError(
-            f"{source} has no scans; --window, --slices and --series are of DICOM and NIfTI"
-        )
-    of_signals = options.reading.channels or options.reading.rate or options.reading.seconds
-    if of_signals and not all(own.file and kind_of(own.file) == "signal" for own in samples):
-        raise DataError(
-            f"{source} has samples that are no signals; --channels, --rate and --seconds are of WFDB, EDF and DICOM "
-            "waveforms"
-        )
-    if options.faults.skip and not samples[0].file:
-        raise DataError(f"{source} is a table; --skip-bad is of pictures and scans")
-    if options.subgroup and not any(sample.subgroup for sample in samples):
-        raise DataError(
-            f"{source}: --subgroup names a column of a csv that lists samples; none has a value there"
-        )
-    if options.take.text:
-        parse_vocabulary(options.take.vocabulary)  # checked before labels are read
-    if (options.take.text or options.take.columns) and samples[0].file:
-        raise DataError(f"{source} has pictures; --text and --columns are of a table")
-
-
-def write_collected(out: Path, made: Collected, options: ImportOptions) -> None:
-    """Write the samples, pictures and masks one by one."""
-    samples, streams = made.samples, dict[str, Iterator[Array]]()
-    like = made.data.train.x
-    reading = made.pictures.reading if made.pictures else options.reading
-    faults = Faults()
-    with tqdm(
-        total=len(samples), desc="pictures", unit="", disable=not made.in_files
-    ) as progress:
-        for split, chosen in made.order().items() if made.in_files else ():
-            streams[f"x_{split}"] = read_pictures(
-                [samples[i] for i in chosen], reading, like, progress, faults
-            )
-            if split == SPLITS[-1]:  # the last one, and never empty
-                streams[f"x_{split}"] = then_check(streams[f"x_{split}"], faults, len(samples))
-            if made.data.task == "segmentation":
-                streams[f"y_{split}"] = (read_mask(samples[i], reading) for i in chosen)
-        write_silo_file(out, made.data, streams=streams, gaps=made.gaps_by_part())
-
-
-def then_check(stream: Iterator[Array], faults: Faults, total: int) -> Iterator[Array]:
-    """Yield from a stream. Raises DataError behind its end, before the file gets its name, where files were damaged."""
-    yield from stream
-    faults.check(total)
-
-
-def check_lost(
-    before: Sequence[SampleSource], after: Sequence[SampleSource], task: str
-) -> None:
-    """Raise DataError where no file of a class can be read."""
-    lost = (
-        {own.labels for own in before} - {own.labels for own in after}
-        if task in ONE_CLASS
-        else ()
-    )
-    if lost:
-        raise DataError(
-            f"no file of class {few(sorted(labels[0] for labels in lost))} can be read: mend them"
-        )
 
 
 def summary(data: SiloData) -> str:

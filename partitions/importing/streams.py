@@ -108,7 +108,8 @@ def describe(
             plain = plain or info
             if info.deep != plain.deep:
                 raise DataError(f"{what} mixes 8-bit and 16-bit pictures; convert them alike")
-    deep, channels = any(info.deep for info in infos), max(info.channels for info in infos)
+    deep = any(info.deep for info in infos)
+    channels = max(info.channels for info in infos)
     sides = (
         (first.depth, first.height, first.width) if first.depth else (first.height, first.width)
     )

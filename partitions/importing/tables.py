@@ -24,11 +24,8 @@ from partitions.schema import few
 from partitions.splits import Array
 
 SPLIT_NAMES = {
-    "train": "train",
-    "training": "train",
-    "val": "val",
-    "valid": "val",
-    "validation": "val",
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation"), "val"),
     "test": "test",
 }
 SEPARATOR_LINE = re.compile(r'"?sep=([,;|\t])"?')  # before the header, as in Excel
@@ -168,7 +165,8 @@ def find_separator(path: Path, encoding: str) -> str:
 
 def records(file: IO[str], path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
     """Yield the rows with cells, each with its first line's number. Raises DataError at a misplaced quote."""
-    reader, start = csv.reader(bounded_lines(file, path), delimiter=separator, strict=True), 1
+    reader = csv.reader(bounded_lines(file, path), delimiter=separator, strict=True)
+    start = 1
     try:
         for cells in reader:
             if any(cells):
@@ -195,7 +193,8 @@ Rows = Callable[[], Iterator[tuple[int, list[str]]]]
 
 def read_column(path: Path, rows: Rows, skipped: int, place: int) -> Coded:
     """Return all different cells of a column, and their codes. ``skipped``: rows that are the header."""
-    reader, found = ColumnReader(numbers=False), islice(rows(), skipped, None)
+    reader = ColumnReader(numbers=False)
+    found = islice(rows(), skipped, None)
     with long_cells():
         while block := [
             cells[place] if place < len(cells) else ""
@@ -204,6 +203,26 @@ def read_column(path: Path, rows: Rows, skipped: int, place: int) -> Coded:
             reader.add(block)
             check_size(reader.size, f"{path}, with {reader.lines} cells or more,")
     return reader.made().coded
+
+
+def read_blocks(
+    path: Path, rows: Iterator[tuple[int, list[str]]], readers: Sequence[ColumnReader]
+) -> tuple[list[Array], dict[int, list[str]]]:
+    """Read rows into a reader for each column; return the lines' numbers, and the cells of lines of other lengths."""
+    width, numbers, ragged = len(readers), list[Array](), dict[int, list[str]]()
+    while block := [*islice(rows, max(BLOCK_CELLS // width, 1))]:
+        numbers.append(np.array([number for number, _ in block]))
+        for i, (number, cells) in enumerate(block):
+            if len(cells) != width:
+                ragged[number] = cells
+                block[i] = number, [*cells, *[""] * width][:width]
+        columns = zip(*(cells for _, cells in block), strict=True)
+        for reader, column in zip(readers, columns, strict=True):
+            reader.add(column)
+        size = sum(reader.size for reader in readers)
+        size += CELL_BYTES * sum(map(len, ragged.values()))
+        check_size(size, f"{path}, with {width * readers[0].lines} cells or more,")
+    return numbers, ragged
 
 
 def read_lines(
@@ -226,26 +245,12 @@ def read_lines(
         found = rows()
         if (first := next(found, None)) is None:
             raise DataError(f"{path} is empty")
-        header, width = [*map(str.strip, first[1])], len(first[1])
+        header = [*map(str.strip, first[1])]
+        width = len(first[1])
         unnamed = all(is_number(cell) or WITH_COMMA.fullmatch(cell) for cell in header if cell)
         found = chain([first], found) if unnamed else found
         readers = [ColumnReader(gaps=gaps) for _ in header]
-        numbers = list[Array]()
-        ragged = dict[int, list[str]]()
-        while block := [*islice(found, max(BLOCK_CELLS // width, 1))]:
-            numbers.append(np.array([number for number, _ in block]))
-            for i, (number, cells) in enumerate(block):
-                if len(cells) != width:
-                    ragged[number] = cells
-                    block[i] = number, [*cells, *[""] * width][:width]
-            for reader, column in zip(
-                readers, zip(*(cells for _, cells in block), strict=True), strict=True
-            ):
-                reader.add(column)
-            size = sum(reader.size for reader in readers) + CELL_BYTES * sum(
-                map(len, ragged.values())
-            )
-            check_size(size, f"{path}, with {width * readers[0].lines} cells or more,")
+        numbers, ragged = read_blocks(path, found, readers)
     # Excel ends lines with separators: columns that have neither a name nor a value are none.
     kept = [
         k

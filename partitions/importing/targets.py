@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from partitions.common.errors import DataError
 from partitions.common.names import plain_text, unknown_name
+from partitions.importing.dicom import IDENTITY
 from partitions.importing.images import SampleSource
+from partitions.importing.notes import Take
+from partitions.importing.scans import pseudonym
 from partitions.importing.streams import probe_masks
-from partitions.importing.tables import LONGEST_SHOWN
+from partitions.importing.tables import (
+    LONGEST_SHOWN,
+    Label,
+    label_columns,
+    labels_of,
+    read_lines,
+    split_of,
+)
 from partitions.labels import (
     MOST_CLASSES,
     ONE_CLASS,
@@ -25,6 +36,7 @@ from partitions.labels import (
     short_numbers,
 )
 from partitions.recipes.cells import is_number
+from partitions.recipes.people import check_identifiers, patient_column
 from partitions.recipes.reading import ReadOptions
 from partitions.splits import Array
 
@@ -222,3 +234,85 @@ def unnumbered(count: int, found: str) -> DataError:
         f"the {count} labels are {found}: not all classes from 0 on, two at least, are here; "
         "name every class of the federation, in order, with --labels A,B"
     )
+
+
+# Names of the columns by which a csv may be joined, in lower case without punctuation.
+KEYS = {
+    **dict.fromkeys(("study", "studyuid", "studyinstanceuid"), "study"),
+    **dict.fromkeys(("accession", "accessionnumber"), "accession"),
+    **dict.fromkeys(("patient", "patientid"), "patient"),
+}
+Answer = tuple[tuple[str, ...], str, str]  # labels, split, patient
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A csv's answer for each study, None without one; ``by``: the column of the join; notes on the rest."""
+
+    answers: list[Answer | None]
+    columns: tuple[str, ...]
+    notes: list[str]
+    by: str
+    patient: str
+
+
+def names_what(column: str) -> str:
+    """Return ``study``, ``accession`` or ``patient`` for a column's name, or "" for another column."""
+    return KEYS.get("".join(c for c in column.lower() if c.isalnum()), "")
+
+
+def join_key(header: Sequence[str]) -> str:
+    """Return the column by which a csv can be joined to studies, or ""."""
+    return next(
+        (column for kind in IDENTITY for column in header if names_what(column) == kind), ""
+    )
+
+
+def join_labels(
+    table: Path, studies: Sequence[Mapping[str, str]], label: Label, take: Take
+) -> Joined:
+    """Join a csv of labels to studies' identities. Raises DataError where its columns or lines do not allow it."""
+    lines = read_lines(table, take.separator, take.encoding)
+    header = lines.header
+    column = join_key(header)
+    if not column:
+        raise DataError(
+            f"{table} has no column study, accession or patient by which its labels belong to DICOM files"
+        )
+    kind = names_what(column)
+    columns = label_columns(table, header, label, ("label",))
+    if named := list(filter(names_what, columns)):
+        raise DataError(f"{table}: column {named[0]} names studies or patients; it is no label")
+    patients = next((name for name in header if names_what(name) == "patient"), "")
+    if take.patient or not patients:
+        patients = patient_column(lines, take.patient, columns)
+    for name in (column, patients):
+        check_identifiers(lines, name)
+    known: dict[str, tuple[str, Answer]] = {}
+    for line in lines:
+        where, row = line
+        key = pseudonym(row[column])
+        if not key:
+            raise DataError(f"{where} has no {column}")
+        whose = row[patients] if patients else ""
+        answer = labels_of(line, columns, take.decimal), split_of(line), whose
+        if key in known and known[key][1] != answer:
+            raise DataError(
+                f"{where} says something else of the same {kind} than {known[key][0]}"
+            )
+        known[key] = where, answer
+    keys = [study[kind] for study in studies]
+    found = [known[key][1] if key in known else None for key in keys]
+    if not any(found):
+        raise DataError(
+            f"{table}: its column {column} names none of the {len(studies)} studies"
+        )
+    used = {*keys} & known.keys()
+    notes = []
+    if without := found.count(None):
+        notes.append(f"{without} of {len(studies)} studies are not in {table}: left out")
+    if len(used) < len(known):
+        notes.append(
+            f"{len(known) - len(used)} of {len(known)} in column {column} of {table} have no DICOM files here"
+        )
+    return Joined(found, columns, notes, by=kind, patient=patients)

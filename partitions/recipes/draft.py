@@ -10,7 +10,6 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,7 @@ from partitions.recipes.cells import (
     DATE_FORMATS,
     GAPS,
     LOOKS_LIKE_A_DATE,
-    ONE_GROUP,
     SIGN,
-    SPACES,
     date_formats,
     identifier,
     latest_of,
@@ -32,54 +29,33 @@ from partitions.recipes.cells import (
 from partitions.recipes.lines import Cells, Lines, Numbers, Places, cells_in
 from partitions.recipes.pipeline import shown
 from partitions.recipes.recipe import OPEN, Column, Recipe
+from partitions.recipes.signs import (
+    MOST_NUMBERS,
+    Asked,
+    Signs,
+    evidence_of,
+    joined,
+    share_of_numbers,
+    signs_of,
+)
 from partitions.schema import few, tidy
 from partitions.splits import Array
 
 FEWEST = 5  # patients of a category that a recipe names
 MOST_OPTION = 12  # characters of a cell that a message proposes as an option
 MOST_LEVELS = 30  # categories of a column; more are a text
-MOST_NUMBERS = 0.5  # above this share of numbers in a column, another cell is a mistake
 CODED_GAPS = tuple(map(str, (-1, -9, -99, -999, -9999)))
 NINES = tuple(map(str, (99, 999, 9999, 99999)))
 FEW_BELOW = 0.05  # up to this share, cells below 0 are likely mistakes
 MOST_TRIED = 200  # cells tested with each date format
 CODES = 'cells begin with 0: codes need kind = "category"'
 PLAIN = "number; a gap in other rows becomes the training part's median"
-SPACED = "".join(SPACES)
-DECIMAL = re.compile(rf"{SIGN}\d*([.,])\d+([eE][+-]?\d+)?|{SIGN}\d+([.,])", re.ASCII)
 LONGEST_GAP = max(map(len, GAPS))
-GROUPS = re.compile(
-    rf"{SIGN}\d{{1,3}}(?:([.,])\d{{3}}(?:\1\d{{3}})+|([{SPACED}])\d{{3}}(?:\2\d{{3}})*)",
-    re.ASCII,
-)
-BOTH = re.compile(
-    rf"{SIGN}\d{{1,3}}([.,{SPACED}])\d{{3}}(?:\1\d{{3}})*(?!\1)([.,])\d+", re.ASCII
-)
-ANY_NUMBER = (re.compile(rf"{SIGN}\d+([eE][+-]?\d+)?", re.ASCII), DECIMAL, GROUPS, BOTH)
 QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")  # in a message
 LIMIT = re.compile(rf"[<>\u2264\u2265]=?\s*{SIGN}\d[\d.,]*", re.ASCII)
 WITH_UNIT = re.compile(
     rf"[<>]?\s*{SIGN}\d[\d.,]*(\s*[%\u2030\u00b0\u20ac$\u00a3]|\s+\S|[a-zA-Z\u00b5]{{2}}).*"
 )
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The user's options on a csv's format. Empty: to be determined from the cells."""
-
-    decimal: str = ""
-    thousands: str = ""
-    dates: str = ""
-    gaps: tuple[str, ...] = ()
-
-
-@dataclass
-class Evidence:
-    """The signs that a column's cells show, each with the first such cell."""
-
-    decimal: dict[str, tuple[str, str]] = field(default_factory=dict)
-    thousands: dict[str, tuple[str, str]] = field(default_factory=dict)
-    unclear: dict[str, tuple[str, str]] = field(default_factory=dict)  # 1,234 or 1.234
 
 
 def without_cells(draft: str, lines: Lines) -> str:
@@ -105,73 +81,6 @@ def find_gaps(lines: Lines, columns: Sequence[str], asked: Asked) -> tuple[str, 
     return tuple(dict.fromkeys(["", *sorted(found), *asked.gaps]))
 
 
-def evidence_of(cells: Places) -> Evidence:
-    """Return the signs that cells show."""
-    found = Evidence()
-    if own := cells.numbers:
-        for shown_first, place in ((found.decimal, own.decimal), (found.unclear, own.unclear)):
-            if place:
-                shown_first[own.sign] = cells.lines.where(place[0]), place[1]
-        return found
-    for cell, where in cells.items():
-        if match := BOTH.fullmatch(cell):
-            found.thousands.setdefault(match[1], (where, cell))
-            found.decimal.setdefault(match[2], (where, cell))
-        elif match := GROUPS.fullmatch(cell):
-            found.thousands.setdefault(match[1] or match[2], (where, cell))
-        elif match := ONE_GROUP.fullmatch(cell):
-            found.unclear.setdefault(match[1], (where, cell))
-        elif match := DECIMAL.fullmatch(cell):
-            found.decimal.setdefault(match[1] or match[3], (where, cell))
-    return found
-
-
-@dataclass(frozen=True)
-class Signs:
-    """The decimal sign and the sign between thousands."""
-
-    decimal: str
-    thousands: str
-
-
-def signs_of(name: str, own: Evidence, file: Evidence, asked: Asked) -> Signs:
-    """Return a column's signs: as requested, from its cells, or else from other columns. Raises DataError."""
-    if asked.decimal:
-        decimal = asked.decimal
-    elif len(own.decimal) > 1:
-        (one, a), (two, b) = (own.decimal[sign] for sign in (".", ","))
-        raise DataError(
-            f"{one}: {name} is {a!r}, and in {two.rpartition(', ')[2]} {b!r}: write all with one sign"
-        )
-    else:
-        shown_here = own.decimal or {
-            sign: at for sign, at in file.decimal.items() if len(file.decimal) == 1
-        }
-        decimal = next(iter(shown_here), "," if "." in own.thousands else ".")
-    grouped = own.thousands or {
-        sign: at for sign, at in file.thousands.items() if sign != decimal
-    }
-    thousands = asked.thousands or (next(iter(grouped)) if len(grouped) == 1 else "")
-    thousands = "" if thousands == decimal else thousands
-    for sign, (where, cell) in {**own.unclear, **own.decimal}.items():
-        if sign not in (decimal, thousands):
-            raise DataError(f"{where}: {name} is {cell!r}{sign_asked(sign, asked, cell)}")
-    return Signs(decimal, thousands)
-
-
-def sign_asked(sign: str, asked: Asked, cell: str) -> str:
-    """Return the text of a message on an ambiguous sign."""
-    if sign == ".":
-        return (
-            f", which has a point: with --decimal , write numbers as 1234,5, or add --thousands . if {cell} has no "
-            "decimals"
-        )
-    return (
-        "; add --decimal , if that is a decimal comma, "
-        "or --thousands , if it stands between thousands (1,234 is 1234)"
-    )
-
-
 def draft_columns(
     lines: Lines,
     columns: Sequence[str],
@@ -190,10 +99,7 @@ def draft_columns(
         for name, own in cells.items()
         if share_of_numbers(own) > MOST_NUMBERS
     }
-    whole = Evidence()
-    for found in evidence.values():
-        whole.decimal |= found.decimal
-        whole.thousands |= found.thousands
+    whole = joined(evidence.values())
     made = []
     for name in columns:
         known = len(problems.found)
@@ -226,17 +132,6 @@ def drafted(name: str, kind: str, **fields: Any) -> Column:
     """Return the recipe's column for the csv's column ``name``; one of an open kind cannot be read again."""
     make = Column.model_construct if kind == OPEN else Column
     return make(name=tidy(name), kind=kind, source=name if tidy(name) != name else "", **fields)
-
-
-def share_of_numbers(cells: Places) -> float:
-    """Return the share of different cells that are numbers with any signs."""
-    if cells.numbers:
-        return 1.0
-    whole, decimal, groups, both = (own.fullmatch for own in ANY_NUMBER)
-    count = sum(
-        1 for cell in cells if whole(cell) or decimal(cell) or groups(cell) or both(cell)
-    )
-    return count / max(len(cells), 1)
 
 
 def draft_number(

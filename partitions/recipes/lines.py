@@ -73,7 +73,9 @@ class Cells(Sequence[str]):
     def __init__(
         self, count: int, read: Callable[[], Coded], numbers: Numbers | None = None
     ) -> None:
-        self.count_of_lines, self.read, self.numbers = count, read, numbers
+        self.count_of_lines = count
+        self.read = read
+        self.numbers = numbers
 
     @classmethod
     def of(cls, cells: Sequence[str]) -> Cells:
@@ -196,7 +198,8 @@ class ColumnReader:
 
     def turn(self) -> None:
         """Make a column of numbers of the different cells so far, if they are numbers."""
-        different, codes = [*self.different], np.concatenate(self.codes)
+        different = [*self.different]
+        codes = np.concatenate(self.codes)
         lines, self.lines = self.lines, 0
         self.numbers = self.add_numbers([different[code] for code in codes.tolist()])
         self.lines = lines
@@ -270,7 +273,8 @@ class ColumnReader:
             return Cells(self.lines, lambda: coded)
         if self.failed:
             return Cells(self.lines, read)
-        values, kinds = np.frombuffer(self.values), np.frombuffer(self.kinds, np.int8)
+        values = np.frombuffer(self.values)
+        kinds = np.frombuffer(self.kinds, np.int8)
         own = self.sign, self.decimal, self.unclear, self.zeros, self.head
         return Cells(self.lines, read, Numbers(values, kinds, tuple(self.others), *own))
 
@@ -314,8 +318,13 @@ class Lines(Sequence[Line]):
             name: own if isinstance(own, Cells) else Cells.of(own)
             for name, own in columns.items()
         }
-        self.path, self.columns, self.numbers, self.header = path, made, numbers, [*columns]
-        self.word, self.separator, self.encoding = word or f"{path}, line", separator, encoding
+        self.path = path
+        self.columns = made
+        self.numbers = numbers
+        self.header = [*columns]
+        self.word = word or f"{path}, line"
+        self.separator = separator
+        self.encoding = encoding
 
     def where(self, i: int) -> str:
         """Return the place of a line, for messages."""

@@ -117,7 +117,8 @@ class Made(RecipePart):
     @property
     def reading(self) -> ReadOptions:
         """The options for reading. Raises DataError where they do not fit together."""
-        mm, same = self.spacing, {name: getattr(self, name) for name in SAME}
+        mm = self.spacing
+        same = {name: getattr(self, name) for name in SAME}
         volume = (self.shape[0], self.shape[1], self.shape[2]) if len(self.shape) == 4 else None
         voxels = {"voxel": mm} if isinstance(mm, tuple) else {"spacing": mm}
         return ReadOptions(

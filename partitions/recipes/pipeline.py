@@ -56,7 +56,8 @@ def convert(lines: Lines, recipe: Recipe) -> tuple[DataFrame, list[Misfit]]:
             made[j] = values
             continue
         # Each different cell is converted once, or each pair of cells for the time between two dates.
-        pairs, codes = [(cell, "") for cell in cells.different], cells.codes
+        pairs = [(cell, "") for cell in cells.different]
+        codes = cells.codes
         if column.since in formats:
             start = lines.columns[column.since]
             width = len(start.different)

@@ -7,15 +7,14 @@ A hospital's recipe has its own part: names in its csv, signs, formats, codes, c
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from partitions.common.errors import DataError
 from partitions.common.names import nearest
 from partitions.common.parsed import parse_content
 from partitions.recipes.cells import date_formats, latest_of
-from partitions.recipes.draft import Asked, Evidence, Signs, evidence_of, signs_of
 from partitions.recipes.lines import Lines, cells_in
 from partitions.recipes.pipeline import shown
 from partitions.recipes.recipe import (
@@ -28,6 +27,7 @@ from partitions.recipes.recipe import (
     check_column,
     check_recipe,
 )
+from partitions.recipes.signs import Asked, evidence_of, joined, signs_of
 from partitions.recipes.toml import as_toml
 from partitions.schema import Schema, few, tidy
 
@@ -136,6 +136,13 @@ def parse_shared(schema: Schema) -> Shared:
 # Every other hospital
 
 
+def _skipped(left: Iterable[str], made: Sequence[Column]) -> Iterator[Column]:
+    """Yield the columns that only the csv has, under names that are free."""
+    taken = {column.name for column in made}
+    for name in left:
+        yield Column(name=free_name(name, taken), kind="skip", source=name)
+
+
 def recipe_for(
     path: object,
     header: Sequence[str],
@@ -150,53 +157,39 @@ def recipe_for(
 
     Raises DataError, one line, where a column or a cell has no shared name and no mapping.
     """
-    sources = find_sources(
-        path, header, [*(c.name for c in shared.columns), *shared.label], mapped
-    )
+    names = [*(c.name for c in shared.columns), *shared.label]
+    sources = find_sources(path, header, names, mapped)
     cells = {c.name: cells_in(lines, sources[c.name], gaps) for c in shared.columns}
     evidence = {name: evidence_of(own) for name, own in cells.items()}
-    whole = Evidence()
-    for column in shared.columns:
-        if column.kind == "number":
-            whole.decimal |= evidence[column.name].decimal
-            whole.thousands |= evidence[column.name].thousands
+    whole = joined([evidence[c.name] for c in shared.columns if c.kind == "number"])
     made = []
     for column in shared.columns:
-        name = column.name
-        source = sources[column.name]
+        name, source = column.name, sources[column.name]
         own: dict[str, Any] = {"source": source if source != name else ""}
         if column.kind == "number":
-            signs: Signs = signs_of(source, evidence[name], whole, asked)
-            own |= {"decimal": signs.decimal, "thousands": signs.thousands}
+            own |= asdict(signs_of(source, evidence[name], whole, asked))
         elif column.kind == "category":
-            own["values"] = codes_of(
-                name, source, cells[name], column.levels, mapped, bool(column.other)
-            )
+            other = bool(column.other)
+            own["values"] = codes_of(name, source, cells[name], column.levels, mapped, other)
         else:
             form = format_of(source, cells[name], asked)
-            own |= {
-                "format": form,
-                "latest": latest_of(form),
-                "since": sources.get(column.since, column.since),
-            }
+            since = sources.get(column.since, column.since)
+            own |= {"format": form, "latest": latest_of(form), "since": since}
         made.append(column.model_copy(update=own))
     label = tuple(sources[name] for name in shared.label)
     values: Mapping[str, str] = {}
     if len(label) == 1 and labels:
-        values = codes_of(
-            shared.label[0], label[0], cells_in(lines, label[0], gaps), labels, mapped, False
-        )
+        found = cells_in(lines, label[0], gaps)
+        values = codes_of(shared.label[0], label[0], found, labels, mapped, False)
     left = [name for name in header if name not in sources.values()]
-    taken = {column.name for column in made}
-    skipped = (Column(name=free_name(name, taken), kind="skip", source=name) for name in left)
-    roles: dict[str, Any] = {
-        "label": label,
-        "task": shared.task,
-        "classes": tuple(labels),
-        "label_values": values,
-    }
     recipe = Recipe(
-        columns=(*made, *skipped), outputs=len(labels), file=FileFormat(gaps=gaps), **roles
+        columns=(*made, *_skipped(left, made)),
+        outputs=len(labels),
+        file=FileFormat(gaps=gaps),
+        label=label,
+        task=shared.task,
+        classes=tuple(labels),
+        label_values=values,
     )
     check_recipe(recipe)
     return recipe

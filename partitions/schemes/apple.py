@@ -7,10 +7,11 @@ has 12 silos; any other number is our generalisation, equal to the paper's at 12
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
+from partitions.common.settings import setting
 from partitions.schemes.pool import Parts, Pool, gather
 from partitions.splits import Array
 
@@ -23,17 +24,15 @@ RESPLIT = (
 class ApplePathological:
     """Settings of ``apple-pathological``."""
 
-    classes_per_silo: int = field(
-        default=2, metadata={"help": "classes that each silo holds", "minimum": 1}
-    )
-    resplit: bool = field(default=False, metadata={"help": RESPLIT})
+    classes_per_silo: int = setting(2, "classes that each silo holds", minimum=1)
+    resplit: bool = setting(False, RESPLIT)
 
 
 @dataclass(frozen=True)
 class ApplePractical:
     """Settings of ``apple-practical``."""
 
-    resplit: bool = field(default=False, metadata={"help": RESPLIT})
+    resplit: bool = setting(False, RESPLIT)
 
 
 def apple_pathological(pool: Pool, settings: ApplePathological) -> list[Parts]:

@@ -9,11 +9,12 @@ replacement. The share for validation is taken from the 500 (``validation=0`` ke
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from partitions.common.errors import DataError
+from partitions.common.settings import setting
 from partitions.schemes.pool import Parts, Pool, gather
 from partitions.splits import Array
 
@@ -22,40 +23,25 @@ from partitions.splits import Array
 class DiversifedPathological:
     """Settings of ``diversifed-pathological``, and of the other two."""
 
-    train_size: int = field(
-        default=0,
-        metadata={
-            "help": "training samples per silo; 0 = 500, 300 for fashion-mnist",
-            "minimum": 0,
-            "maximum": 10**7,
-        },
+    train_size: int = setting(
+        0, "training samples per silo; 0 = 500, 300 for fashion-mnist", minimum=0, maximum=10**7
     )
-    test_size: int = field(
-        default=100, metadata={"help": "test samples per silo", "minimum": 1, "maximum": 10**7}
-    )
+    test_size: int = setting(100, "test samples per silo", minimum=1, maximum=10**7)
 
 
 @dataclass(frozen=True)
 class DiversifedDirichlet(DiversifedPathological):
     """Settings of ``diversifed-dirichlet``."""
 
-    alpha: float = field(
-        default=0.5,
-        metadata={"symbol": "α", "help": "concentration; small = skewed", "above": 0},
-    )
+    alpha: float = setting(0.5, "concentration; small = skewed", symbol="α", above=0)
 
 
 @dataclass(frozen=True)
 class DiversifedPractical(DiversifedPathological):
     """Settings of ``diversifed-practical``."""
 
-    dominant: float = field(
-        default=0.8,
-        metadata={
-            "help": "share of a silo's samples from its group's classes",
-            "minimum": 0,
-            "maximum": 1,
-        },
+    dominant: float = setting(
+        0.8, "share of a silo's samples from its group's classes", minimum=0, maximum=1
     )
 
 

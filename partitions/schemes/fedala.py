@@ -6,11 +6,12 @@ samples are then split at random into 75 % for training and 25 % for testing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from partitions.common.errors import DataError
+from partitions.common.settings import setting
 from partitions.schemes.pool import Parts, Pool, gather, hold_out
 from partitions.splits import Array
 
@@ -23,25 +24,15 @@ DRAWS = 10_000  # draws before `dirichlet` gives up
 class Dirichlet:
     """Settings of ``dirichlet``."""
 
-    beta: float = field(
-        default=0.5,
-        metadata={"symbol": "β", "help": "concentration; small = skewed", "above": 0},
+    beta: float = setting(0.5, "concentration; small = skewed", symbol="β", above=0)
+    least: int = setting(
+        0,
+        "samples of the smallest silo, train and test; 0 = min(40, n / silos / 2)",
+        minimum=0,
+        maximum=10**7,
     )
-    least: int = field(
-        default=0,
-        metadata={
-            "help": "samples of the smallest silo, train and test; 0 = min(40, n / silos / 2)",
-            "minimum": 0,
-            "maximum": 10**7,
-        },
-    )
-    min_test: int = field(
-        default=0,
-        metadata={
-            "help": "test samples that each silo has at least",
-            "minimum": 0,
-            "maximum": 10**7,
-        },
+    min_test: int = setting(
+        0, "test samples that each silo has at least", minimum=0, maximum=10**7
     )
 
 
@@ -49,12 +40,8 @@ class Dirichlet:
 class Pathological:
     """Settings of ``pathological``."""
 
-    classes_per_silo: int = field(
-        default=2, metadata={"help": "classes that each silo may hold", "minimum": 1}
-    )
-    balanced: bool = field(
-        default=False, metadata={"help": "silos share a class equally instead of at random"}
-    )
+    classes_per_silo: int = setting(2, "classes that each silo may hold", minimum=1)
+    balanced: bool = setting(False, "silos share a class equally instead of at random")
 
 
 def paper_minimum(samples: int, silos: int) -> int:

@@ -7,10 +7,11 @@ and test.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
+from partitions.common.settings import setting
 from partitions.schemes.pool import Parts, Pool, gather, hold_out
 from partitions.splits import Array
 
@@ -21,19 +22,14 @@ TEST_SHARE = 0.2
 class FedapmDirichlet:
     """Settings of ``fedapm-dirichlet``."""
 
-    beta: float = field(
-        default=0.5,
-        metadata={"symbol": "β", "help": "concentration; small = skewed", "above": 0},
-    )
+    beta: float = setting(0.5, "concentration; small = skewed", symbol="β", above=0)
 
 
 @dataclass(frozen=True)
 class FedapmShards:
     """Settings of ``fedapm-shards``."""
 
-    shards_per_silo: int = field(
-        default=2, metadata={"symbol": "q", "help": "shards that each silo draws", "minimum": 1}
-    )
+    shards_per_silo: int = setting(2, "shards that each silo draws", symbol="q", minimum=1)
 
 
 def fedapm_dirichlet(pool: Pool, settings: FedapmDirichlet) -> list[Parts]:

@@ -5,11 +5,12 @@ Each silo's samples are split at random: 20 % for testing, and 20 % of the rest 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from partitions.common.errors import DataError
+from partitions.common.settings import setting
 from partitions.schemes.pool import Parts, Pool, gather, hold_out
 from partitions.splits import Array
 
@@ -23,17 +24,12 @@ PAPER_SAMPLES = {"fashion-mnist": 2000, "emnist": 3000, "cifar10": 10_000}
 class PlayerDirichlet:
     """Settings of ``player-dirichlet``."""
 
-    beta: float = field(
-        default=0.5,
-        metadata={"symbol": "β", "help": "concentration; small = skewed", "above": 0},
-    )
-    samples_per_silo: int = field(
-        default=0,
-        metadata={
-            "help": "mean samples of a silo; 0 = as in the paper, elsewhere all there are",
-            "minimum": 0,
-            "maximum": 10**7,
-        },
+    beta: float = setting(0.5, "concentration; small = skewed", symbol="β", above=0)
+    samples_per_silo: int = setting(
+        0,
+        "mean samples of a silo; 0 = as in the paper, elsewhere all there are",
+        minimum=0,
+        maximum=10**7,
     )
 
 

@@ -154,27 +154,21 @@ def partition(
     check_fits(dataset, name)
     patients = rows_of_patients(dataset)
     labels, n_train = labels_to_divide(dataset, patients)
+    groups, rng = groups_of(dataset, patients), np.random.default_rng(seed)
     pool = Pool(
-        dataset=dataset.name,
-        labels=labels,
-        n_train=n_train,
-        classes=dataset.classes,
-        silos=silos,
-        rng=np.random.default_rng(seed),
-        groups=groups_of(dataset, patients),
-        own_test=dataset.own_test,
+        dataset.name, labels, n_train, dataset.classes, silos, rng, groups, dataset.own_test
     )
     parts = entry.procedure(pool, entry.settings() if settings is None else settings)
     origins = list(dataset.groups) if name == "natural" and dataset.groups else [""] * silos
     share = entry.validation if validation == -1.0 else validation
     result = []
     for i, (train, test) in enumerate(parts):
-        for samples, kind in ((train, "training"), (test, "test")):
-            if not len(samples):
-                raise DataError(
-                    f"{origins[i] or silo_name(i)} is left without {kind} samples by {name} over {silos} silos of "
-                    f"{dataset.name} (seed {seed}); take fewer silos, {entry.mend}another seed"
-                )
+        if not len(train) or not len(test):
+            kind = "test" if len(train) else "training"
+            raise DataError(
+                f"{origins[i] or silo_name(i)} is left without {kind} samples by {name} over {silos} silos of "
+                f"{dataset.name} (seed {seed}); take fewer silos, {entry.mend}another seed"
+            )
         # A generator per silo, so that its validation samples do not depend on other silos.
         train, val = hold_out(train, share, np.random.default_rng([seed, i]))
         if patients:

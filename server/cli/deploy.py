@@ -9,11 +9,17 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from client.commands.table import Command, flag, option
 from partitions.common.errors import UserError
 from server.cli.options import CONNECTION, FEDERATION, FEDERATION_FILE, FILE, SIGN_WITH
+
+if TYPE_CHECKING:
+    from client.site.trust.envelope import PrivateKey
+    from client.site.trust.request import JoinRequest
+    from server.deploy.bundle import Bundle
+    from server.deploy.federation import Federation
 
 
 def compose(args: argparse.Namespace) -> None:
@@ -58,9 +64,36 @@ def credentials(args: argparse.Namespace) -> None:
     )
 
 
-def add_silo(args: argparse.Namespace) -> None:
+def print_bundle(
+    federation: Federation,
+    name: str,
+    out: Path,
+    request: JoinRequest | None,
+    made: Bundle,
+    key: PrivateKey | None,
+) -> None:
+    """Print what to do with a silo's bundle."""
     from client.site.runtime.launch import THIS_MACHINE
     from client.site.trust.envelope import fingerprint, public_pem
+
+    if (address := federation.server.public_host) in THIS_MACHINE:
+        hint = f"server.address in {federation.path} is {address}: this bundle works on this machine only"
+        print(hint, file=sys.stderr)
+    if request:
+        print(
+            f"{name} has the key {request.fingerprint}: compare it with what the hospital tells you"
+        )
+        print(f"{out}: hand it to {name}; no private key is in it")
+    else:
+        print(f"{out}: hand it to {name} as the secret it is")
+    if key:
+        print(f"signed by {fingerprint(public_pem(key))}")
+        if not made.images:
+            missing = f"Docker has no {made.image_name} here, so the signature names no image"
+            print(f"{missing}: --image NAME@sha256:... does", file=sys.stderr)
+
+
+def add_silo(args: argparse.Namespace) -> None:
     from client.site.trust.keys import load_signing_key
     from client.site.trust.request import read_request
     from server.deploy import bundle
@@ -97,21 +130,7 @@ def add_silo(args: argparse.Namespace) -> None:
             request=request,
             signing_key=key,
         )
-    if (address := federation.server.public_host) in THIS_MACHINE:
-        hint = f"server.address in {federation.path} is {address}: this bundle works on this machine only"
-        print(hint, file=sys.stderr)
-    if request:
-        print(
-            f"{name} has the key {request.fingerprint}: compare it with what the hospital tells you"
-        )
-        print(f"{out}: hand it to {name}; no private key is in it")
-    else:
-        print(f"{out}: hand it to {name} as the secret it is")
-    if key:
-        print(f"signed by {fingerprint(public_pem(key))}")
-        if not made.images:
-            missing = f"Docker has no {made.image_name} here, so the signature names no image"
-            print(f"{missing}: --image NAME@sha256:... does", file=sys.stderr)
+    print_bundle(federation, name, out, request, made, key)
 
 
 def signing_key(args: argparse.Namespace) -> None:

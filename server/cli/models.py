@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from client.commands import data
 from client.commands.table import Command, Titled, choice, flag, option
 from partitions.common.errors import UserError
 from server.cli.options import HOST, OF_SEVERAL, TOKEN_FILE
+
+if TYPE_CHECKING:
+    from client.exporting.model_card import Card
 
 PORT = 8643  # default port of `predict --serve`
 
@@ -34,38 +38,13 @@ def predict(args: argparse.Namespace) -> None:
     serve_model(Path(args.model), args.recipe, args.host, args.port, token, args.network)
 
 
-def export(args: argparse.Namespace) -> None:
-    from client.export import export_model, onnx_file
+def print_export(card: Card, out: Path, which: str) -> None:
+    """Print what was computed for an exported model, and which one it is."""
+    from client.export import onnx_file
     from client.exporting.calibration import in_words
     from client.tables.new_samples import disclosed
     from partitions.recipes.pictures import parse_any
 
-    source, out = Path(args.source), Path(args.out)
-    if args.which == "shared":
-        from server.results.shared_model import export_shared
-
-        if (
-            args.silo
-            or args.run_id
-            or args.no_recipe
-            or args.temperature
-            or args.conformal
-            or args.onnx
-        ):
-            left = "--silo, --run-id, --no-recipe, --temperature, --conformal and --onnx"
-            raise UserError(f"--which shared: leave {left} out: it is of all silos")
-        card = export_shared(source, out, args.strategy, args.seed, args.round)
-    elif not args.silo:
-        raise UserError(f"--which {args.which}: --silo NAME is needed here")
-    else:
-        which = args.silo, args.which, out, args.strategy, args.seed, args.run_id, args.round
-        own = {
-            "temperature": args.temperature,
-            "conformal": args.conformal,
-            "coverage": args.coverage,
-            "onnx": args.onnx,
-        }
-        card = export_model(source, *which, recipe=not args.no_recipe, **own)
     whose = f"model of {card.silo}" if card.silo else "model of all silos"
     scaled, known = card.temperature, card.conformal
     if scaled:
@@ -86,9 +65,35 @@ def export(args: argparse.Namespace) -> None:
         print(
             f"note: {older} was there before and is not of this model: remove it, or export again with --onnx"
         )
-    print(f"{out}: {card.method}, seed {card.seed}, {args.which} {whose}: {card.when}")
+    print(f"{out}: {card.method}, seed {card.seed}, {which} {whose}: {card.when}")
     if card.recipe:
         print(f"note: {disclosed(parse_any(card.recipe))}")
+
+
+def export(args: argparse.Namespace) -> None:
+    from client.export import export_model
+
+    source, out = Path(args.source), Path(args.out)
+    if args.which == "shared":
+        from server.results.shared_model import export_shared
+
+        of_one = args.silo, args.run_id, args.no_recipe, args.temperature, args.conformal
+        if any(of_one) or args.onnx:
+            left = "--silo, --run-id, --no-recipe, --temperature, --conformal and --onnx"
+            raise UserError(f"--which shared: leave {left} out: it is of all silos")
+        card = export_shared(source, out, args.strategy, args.seed, args.round)
+    elif not args.silo:
+        raise UserError(f"--which {args.which}: --silo NAME is needed here")
+    else:
+        which = args.silo, args.which, out, args.strategy, args.seed, args.run_id, args.round
+        own = {
+            "temperature": args.temperature,
+            "conformal": args.conformal,
+            "coverage": args.coverage,
+            "onnx": args.onnx,
+        }
+        card = export_model(source, *which, recipe=not args.no_recipe, **own)
+    print_export(card, out, args.which)
 
 
 SERVE = (

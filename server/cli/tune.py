@@ -5,10 +5,33 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from client.commands.table import Command, choice, option, pairs
 from partitions.common.errors import UserError
 from server.cli.options import DATA_OPTIONS, RUN_OPTIONS, run_values
+
+if TYPE_CHECKING:
+    from server.tuning.trials import Book
+
+
+def print_costs(book: Book) -> None:
+    """Print each method's best trial, and what the search has cost."""
+    for strategy, cost in book.costs().items():
+        best = (
+            (book.path / f"best-{strategy}.toml").read_text().splitlines()[0].removeprefix("# ")
+        )
+        print(
+            f"{strategy}: best {best}; {cost.trials} trials, {cost.rounds} rounds, {cost.bytes / 1e6:.1f} MB, "
+            f"{cost.seconds:.0f} s",
+            file=sys.stderr,
+        )
+    for silo, spent in book.privacy.get("all", {}).items():
+        print(
+            f"{silo}: all trials together epsilon {spent['epsilon']:.2f} at delta {spent['delta']:.1g}; a simulation "
+            "protects no data",
+            file=sys.stderr,
+        )
 
 
 def tune(args: argparse.Namespace) -> None:
@@ -27,11 +50,8 @@ def tune(args: argparse.Namespace) -> None:
     out = values.pop("out", None)
     if not out:
         raise UserError("--out DIR is needed here: a search is resumed from its directory")
-    names = [
-        name.strip()
-        for name in str(values.pop("strategy", defaults()["strategy"])).split(",")
-        if name.strip()
-    ]
+    strategy = str(values.pop("strategy", defaults()["strategy"]))
+    names = [name.strip() for name in strategy.split(",") if name.strip()]
     if len(set(names)) < len(names):
         raise UserError(f"--strategy {','.join(names)} names one of them twice")
     seed = str(values.setdefault("seed", defaults()["seed"]))
@@ -48,21 +68,7 @@ def tune(args: argparse.Namespace) -> None:
             book = tune(request, Path(str(out)).expanduser(), engine)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("the same command goes on with the search") from None
-    for strategy, cost in book.costs().items():
-        best = (
-            (book.path / f"best-{strategy}.toml").read_text().splitlines()[0].removeprefix("# ")
-        )
-        print(
-            f"{strategy}: best {best}; {cost.trials} trials, {cost.rounds} rounds, {cost.bytes / 1e6:.1f} MB, "
-            f"{cost.seconds:.0f} s",
-            file=sys.stderr,
-        )
-    for silo, spent in book.privacy.get("all", {}).items():
-        print(
-            f"{silo}: all trials together epsilon {spent['epsilon']:.2f} at delta {spent['delta']:.1g}; a simulation "
-            "protects no data",
-            file=sys.stderr,
-        )
+    print_costs(book)
     print(f"next: silofl simulate --tuned {book.path} --out DIR", file=sys.stderr)
     print(book.path)
 

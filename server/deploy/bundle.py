@@ -196,12 +196,16 @@ class Bundle:
     def _archive(self, path: Path) -> None:
         with tarfile.open(path, mode="w") as archive:
             folder = tarfile.TarInfo(self.name)
-            folder.type, folder.mode, folder.mtime = tarfile.DIRTYPE, 0o700, int(time.time())
+            folder.type = tarfile.DIRTYPE
+            folder.mode = 0o700
+            folder.mtime = int(time.time())
             archive.addfile(folder)
             for name, content in self.files().items():
                 data = as_bytes(content)
                 member = tarfile.TarInfo(f"{self.name}/{name}")
-                member.size, member.mode, member.mtime = len(data), 0o600, int(time.time())
+                member.size = len(data)
+                member.mode = 0o600
+                member.mtime = int(time.time())
                 archive.addfile(member, io.BytesIO(data))
 
 

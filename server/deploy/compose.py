@@ -53,8 +53,10 @@ def compose_file(federation: Federation, directory: Path, source: Path) -> str:
         raise UserError(
             f"{federation.path}: silo {taken[0]}: a service of ours has that name; choose another name"
         )
-    runs, context = f"./runs/{federation.name}", os.path.relpath(source, directory)
-    volumes, mounted = ["setup", "server"], ["setup:/setup", "server:/server", f"{runs}:/runs"]
+    runs = f"./runs/{federation.name}"
+    context = os.path.relpath(source, directory)
+    volumes = ["setup", "server"]
+    mounted = ["setup:/setup", "server:/server", f"{runs}:/runs"]
     if federation.demo:
         # A name means a volume, a path means a host folder: SILOFL_DATA=/srv/datasets docker compose up
         mounted.append("${SILOFL_DATA:-datasets}:/datasets")
@@ -186,8 +188,10 @@ def container_superlink() -> list[str]:
 
 def silo_service(silo: SiloEntry, context: str, built: Container[str]) -> str:
     """Return the service of a silo. In its container its GPU is always number 0."""
-    variant, device = variant_of(silo.device), "cpu" if silo.device == "cpu" else "cuda:0"
-    own_policy, name = silo.policy not in OWN_WORDS, image("silo", variant)
+    variant = variant_of(silo.device)
+    device = "cpu" if silo.device == "cpu" else "cuda:0"
+    own_policy = silo.policy not in OWN_WORDS
+    name = image("silo", variant)
     environment = {
         "SILOFL_NAME": silo.name,
         "SILOFL_DEVICE": device,

@@ -273,7 +273,8 @@ class Control:
         request = self._requests.StartRunRequest(
             override_config=internal("user_config_to_proto")(dict(settings))
         )
-        request.fab.content, request.fab.hash_str = fab, hashlib.sha256(fab).hexdigest()
+        request.fab.content = fab
+        request.fab.hash_str = hashlib.sha256(fab).hexdigest()
         with self._translated():
             return int(self._client.StartRun(request).run_id)
 

@@ -171,7 +171,8 @@ def check_certificates(
             ok = False
             fix = "set this machine's clock"
         elif left <= datetime.timedelta(0):
-            detail, ok = f"{path} expired on {one.not_valid_after_utc:%Y-%m-%d}", False
+            detail = f"{path} expired on {one.not_valid_after_utc:%Y-%m-%d}"
+            ok = False
         else:
             ok = left > datetime.timedelta(days=RENEW_DAYS)
             detail = f"valid until {one.not_valid_after_utc:%Y-%m-%d} ({left.days} days)"

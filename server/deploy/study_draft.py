@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,25 @@ REPEATS = 12
 QUERIES = 4  # data summary requests per run: more than one, as a silo may be offline or its process may die
 
 
+NOT_TRAINED = "evaluated, not trained on"
+
+
+def _bound(values: Mapping[str, object]) -> tuple[list[RunSettings], dict[str, Any]]:
+    """Return the runs, and the settings that the protocol names: those that are not the default, and some always."""
+    given = {key: str(value) for key, value in values.items()}
+    methods, seeds = (
+        given.get(key, str(DEFAULTS[key])).split(",") for key in ("strategy", "seed")
+    )
+    runs = [
+        parse_settings({**values, "strategy": method, "seed": seed})
+        for method, seed in product(methods, seeds)
+    ]
+    flat = {key: value for run in runs for key, value in run.flat().items()}
+    named = flat.keys() & DEFAULTS.keys() - FREE
+    settings = {key: flat[key] for key in named if key in ALWAYS or flat[key] != DEFAULTS[key]}
+    return runs, {**settings, "strategy": methods, "seed": [int(seed) for seed in seeds]}
+
+
 def draft(
     name: str,
     values: Mapping[str, object],
@@ -63,26 +83,7 @@ def draft(
     """
     if values.get("strategy") == EVALUATE:
         values = _undivided(values)
-    given = {key: str(value) for key, value in values.items()}
-    methods, seeds = (
-        given.get(key, str(DEFAULTS[key])).split(",") for key in ("strategy", "seed")
-    )
-    runs = [
-        parse_settings({**values, "strategy": method, "seed": seed})
-        for method in methods
-        for seed in seeds
-    ]
-    flat: dict[str, Any] = {}
-    for run in runs:
-        flat |= {
-            key: value
-            for key, value in run.flat().items()
-            if key in DEFAULTS and key not in FREE
-        }
-    settings = {
-        key: value for key, value in flat.items() if key in ALWAYS or value != DEFAULTS[key]
-    }
-    settings |= {"strategy": methods, "seed": [int(seed) for seed in seeds]}
+    runs, settings = _bound(values)
     today = datetime.now(UTC).date()
     lines = [
         f"kind = {json.dumps(STUDY)}",
@@ -92,11 +93,7 @@ def draft(
         f"end = {end or today + timedelta(days=DAYS)}",
         f"apps = {json.dumps(list(apps))}  # builds that may be sent, by SHA-256 of what they hold",
         *([f"schema = {json.dumps(schema)}  # SHA-256 of the federation's"] if schema else []),
-        *(
-            [f"held-out = {json.dumps(list(held_out))}  # evaluated, not trained on"]
-            if held_out
-            else []
-        ),
+        *([f"held-out = {json.dumps(list(held_out))}  # {NOT_TRAINED}"] if held_out else []),
         f"participants = {max(3, runs[0].common.min_silos)}  # fewest hospitals that train in a round",
         "step = 1.0  # a received model is at most so many lengths away from the hospital's last one",
         'metrics = ["loss", "score"]',

@@ -73,16 +73,7 @@ def run(
     bundle = build(app or app_directory())
     with Control(read_connection(name)) as control:
         up = find_federation(name)
-        given = (
-            {**_own_data(up, values), **_of_the_file(up, values), **values}
-            if up
-            else dict(values)
-        )
-        if "silos" not in given:
-            given["silos"] = _silos_before(given) or _silos_online(
-                control, str(given.get("late-joiners", ""))
-            )
-        runs = study_runs(given)
+        runs = study_runs(_with_the_federations(up, values, control))
         first = runs[0].common
         if not first.resume:
             _check_silos(first, {node.name for node in control.nodes()})
@@ -180,6 +171,19 @@ def _check_silos(common: Common, registered: Set[str]) -> None:
         raise UserError(
             f"{setting}: only {known} are registered{besides}, the run would wait in vain"
         )
+
+
+def _with_the_federations(
+    up: UpFederation | None, values: Mapping[str, object], control: Control
+) -> dict[str, object]:
+    """Return the settings with those that the federation has, and the number of silos."""
+    given = dict(values)
+    if up:
+        given = {**_own_data(up, values), **_of_the_file(up, values), **values}
+    if "silos" not in given:
+        late = str(given.get("late-joiners", ""))
+        given["silos"] = _silos_before(given) or _silos_online(control, late)
+    return given
 
 
 def _own_data(up: UpFederation, values: Mapping[str, object]) -> dict[str, object]:

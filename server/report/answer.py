@@ -48,7 +48,8 @@ class Answer:
 
 def answer(study: StudyResults) -> Answer | None:
     """Return the answer; None if no method with an exchange has a result."""
-    best, base = study.best, alone()
+    best = study.best
+    base = alone()
     if best is None or worst(study, best) is None:
         return None
     if base not in study.methods:
@@ -73,7 +74,9 @@ def answer(study: StudyResults) -> Answer | None:
 
 def gain_part(found: GainVerdict) -> Markup:
     """Return yes, no or not yet certain, with the gain over training alone and its interval."""
-    lose, name, interval = found.harmed, spelled(found.method), between(found.gain)
+    lose = found.harmed
+    name = spelled(found.method)
+    interval = between(found.gain)
     score = found.study.task.score_label
     gain = markup(
         "{} points of {} on average over training alone", points(found.gain.mean), score
@@ -119,7 +122,8 @@ def worst_part(found: GainVerdict) -> Markup:
 
 def reached(found: GainVerdict, silo: str) -> Markup:
     """Return a hospital's score with both methods and its number of test samples: a minimum is low by chance, too."""
-    study, base = found.study, found.base
+    study = found.study
+    base = found.base
     own = study.score(base, silo).mean
     over = "alone" if base == alone() else f"with {spelled(base)}"
     beside = "" if math.isnan(own) else markup(" ({}&#8239;% {})", percent(own), over)
@@ -164,9 +168,12 @@ def unseen_part(study: StudyResults, best: str) -> Markup:
 
 def calibration_part(found: GainVerdict) -> Markup:
     """Return whether calibration is better or worse: by the Brier score, or for measurements by the mean difference."""
-    study, key, what = found.study, "brier", "Brier score"
+    study = found.study
+    key = "brier"
+    what = "Brier score"
     if study.task.name == "regression":
-        key, what = "calibration_in_the_large", "distance of mean measured and mean predicted"
+        key = "calibration_in_the_large"
+        what = "distance of mean measured and mean predicted"
     mine, other = (over_silos(study, m, key) for m in (found.method, found.base))
     pairs = [(abs(mine[silo]), abs(other[silo])) for silo in sorted(mine.keys() & other.keys())]
     if not pairs:
@@ -199,7 +206,8 @@ def too_few(hospitals: int, what: str = "") -> str:
 
 def cost_part(found: GainVerdict) -> Markup:
     """Return bytes, seconds and epsilon."""
-    study, best = found.study, found.method
+    study = found.study
+    best = found.method
     size, seconds = study.cost(best)
     price = markup("cost: {} and {}", size_text(size), spoken(seconds))
     if not study.config.get("dp"):
@@ -226,7 +234,8 @@ def cost_part(found: GainVerdict) -> Markup:
 
 def condition(found: GainVerdict) -> str:
     """Return the conditions of the answer: silos, seeds and rounds of the two compared methods."""
-    study, scored = found.study, len(found.gains)
+    study = found.study
+    scored = len(found.gains)
     of = f"{scored} of " if scored < len(study.silos) else ""
     data = "the hospitals' own data"
     if study.manifest or study.simulated:

@@ -108,7 +108,8 @@ def over_hospitals(values: Sequence[float], methods: int = 1) -> Gain:
 
     ``methods``: number of methods among which the 5 % are shared. No interval below ``HOSPITALS_NEEDED`` hospitals.
     """
-    n, values = len(values), [0.0 if abs(v) < EXACT else v for v in values]
+    n = len(values)
+    values = [0.0 if abs(v) < EXACT else v for v in values]
     if not n:
         return Gain(NAN, UNKNOWN)
     mean = statistics.fmean(values)
@@ -124,7 +125,8 @@ def hospitals_to_settle(values: Sequence[float], methods: int = 1) -> int | None
     """Return how many hospitals make the interval exclude zero, if mean and spread stay; None beyond MOST_UNITS."""
     if len(values) < 2:
         return None
-    mean, spread = abs(statistics.fmean(values)), statistics.stdev(values)
+    mean = abs(statistics.fmean(values))
+    spread = statistics.stdev(values)
     numbers = range(max(len(values) + 1, HOSPITALS_NEEDED), MOST_UNITS + 1)
     return next(
         (n for n in numbers if t_quantile(n, methods) * spread < mean * math.sqrt(n)), None

@@ -15,7 +15,8 @@ from strategies.base.client import BUFFERS, GLOBAL
 from strategies.base.state import State
 from strategies.base.strategy import PersonalizedStrategy
 
-NEWEST, BEFORE = "server.safetensors", "server-before.safetensors"
+NEWEST = "server.safetensors"
+BEFORE = "server-before.safetensors"
 NAMES = (GLOBAL, BUFFERS)
 REPORTED = "reported-"  # prefix of the array names of the model that the report shows
 

@@ -17,7 +17,9 @@ class Chosen:
     """
 
     def __init__(self, snapshot: str, score: str, min_delta: float = 0.0) -> None:
-        self.snapshot, self.score, self.min_delta = snapshot, score, min_delta
+        self.snapshot = snapshot
+        self.score = score
+        self.min_delta = min_delta
         self.round = 0  # 0: nothing is evaluated yet
         self.evaluated = 0  # the last evaluated round
         self.rounds: dict[str, int] = {}  # silo -> the round of its score
@@ -50,7 +52,9 @@ class Chosen:
             or not self._best
             or not self.round
         ):
-            self.round, self.rounds, self._best = number, dict(self._last), dict(self._values)
+            self.round = number
+            self.rounds = dict(self._last)
+            self._best = dict(self._values)
 
     @property
     def best(self) -> dict[str, float]:

@@ -104,7 +104,8 @@ def _message(
         "reported": strategy.plan.shown[silo],
     }
     content = encode(Payload({}, numbers), config)
-    node, ttl = strategy.silos[silo].node_id, strategy.common.round_timeout
+    node = strategy.silos[silo].node_id
+    ttl = strategy.common.round_timeout
     return Message(
         content, dst_node_id=node, message_type=f"{MessageType.EVALUATE}.{ACTION}", ttl=ttl
     )

@@ -104,10 +104,8 @@ def write_partition(
             path = temporary / f"{silo.name}.npz"
             write_silo_file(path, silo_data(dataset, silo))
             with path.open("rb") as file:
-                entry["file"], entry["sha256"] = (
-                    path.name,
-                    hashlib.file_digest(file, "sha256").hexdigest(),
-                )
+                entry["file"] = path.name
+                entry["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
         (temporary / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", "utf-8")
         if out.exists():
             replaced = temporary.with_suffix(".old")
@@ -159,6 +157,16 @@ def check_drawn(manifest: Mapping[str, Any]) -> None:
         )
 
 
+def label_counts(manifest: Mapping[str, Any]) -> Array:
+    """Return the number of training samples of each class and silo (classes, silos), with those for validation."""
+    counts = np.zeros((int(manifest["classes"]), len(manifest["silos"])), int)
+    for column, silo in enumerate(manifest["silos"]):
+        for split in ("train", "val"):
+            for label, count in silo["labels"][split].items():
+                counts[int(label), column] += count
+    return counts
+
+
 def plot_partition(manifest: Mapping[str, Any], path: str | Path) -> None:
     """Plot a partition: one circle per silo and class, with an area proportional to the number of training samples.
 
@@ -172,26 +180,20 @@ def plot_partition(manifest: Mapping[str, Any], path: str | Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    silos, classes = manifest["silos"], int(manifest["classes"])
-    counts = np.zeros((classes, len(silos)), int)
-    for column, silo in enumerate(silos):
-        for split in ("train", "val"):
-            for label, count in silo["labels"][split].items():
-                counts[int(label), column] += count
-
+    silos = manifest["silos"]
+    classes = int(manifest["classes"])
+    counts = label_counts(manifest)
     # Inches; the largest circle fills nine tenths of a cell
     cell = min(0.42, 40 / max(len(silos), classes))
-    figure = Figure(
-        figsize=(cell * len(silos) + 2.6, cell * classes + 1.9), layout="constrained"
-    )
+    size = cell * len(silos) + 2.6, cell * classes + 1.9
+    figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     largest = (0.9 * cell * 72) ** 2 / counts.max()  # points squared per sample
     rows, columns = np.nonzero(counts)
     held = counts[rows, columns]
-    axes.scatter(
-        columns, rows, s=np.maximum(held * largest, 1.0), color="#0072B2", linewidths=0
-    )
+    look: dict[str, Any] = {"color": "#0072B2", "linewidths": 0}
+    axes.scatter(columns, rows, s=np.maximum(held * largest, 1.0), **look)
     axes.set(
         xlim=(-0.7, len(silos) - 0.3),
         ylim=(classes - 0.3, -0.7),
@@ -204,17 +206,9 @@ def plot_partition(manifest: Mapping[str, Any], path: str | Path) -> None:
     axes.set_axisbelow(True)
     axes.grid(color="0.9", linewidth=0.6)
     for samples in legend_sizes(int(counts.max())):
-        axes.scatter(
-            [], [], s=samples * largest, color="#0072B2", linewidths=0, label=f"{samples:,}"
-        )
-    axes.legend(
-        title="samples",
-        loc="upper left",
-        bbox_to_anchor=(1.0, 1.0),
-        frameon=False,
-        labelspacing=1.1,
-        borderpad=1.0,
-    )
+        axes.scatter([], [], s=samples * largest, label=f"{samples:,}", **look)
+    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+    axes.legend(title="samples", frameon=False, labelspacing=1.1, borderpad=1.0, **place)
     write_atomically(
         path, lambda temporary: figure.savefig(temporary, dpi=150, format=path.suffix[1:])
     )

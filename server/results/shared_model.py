@@ -12,6 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from client.export import when, write_model
 from client.exporting.model_card import Card, checked_card
 from models.initialisation import flat_model
@@ -26,6 +28,14 @@ from strategies.base.run_settings import RunSettings
 from strategies.base.state import BUFFERS, GLOBAL, State
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.reporting import SCHEMA
+
+
+def _reported(state: State) -> dict[int, dict[str, Tensor]]:
+    """Return the shared model of the reported round, by the round; empty if it is not kept."""
+    if REPORTED + GLOBAL not in state.arrays:
+        return {}
+    own = {n: state.arrays[REPORTED + n] for n in NAMES if REPORTED + n in state.arrays}
+    return {state.numbers["reported"]: own}
 
 
 def export_shared(
@@ -55,11 +65,7 @@ def export_shared(
         raise UserError(
             f"{c.strategy} has no model that all silos share: export a silo's with --silo NAME"
         )
-    kept = {state.numbers["round"] + 1: newest}
-    if REPORTED + GLOBAL in state.arrays:
-        kept[state.numbers["reported"]] = {
-            n: state.arrays[REPORTED + n] for n in NAMES if REPORTED + n in state.arrays
-        }
+    kept = {state.numbers["round"] + 1: newest, **_reported(state)}
     final = final_of(source, run)
     shown = (
         (final.get("round") or state.numbers.get("reported"))
@@ -72,9 +78,8 @@ def export_shared(
         raise UserError(
             f"{source} holds no shared model of round {wanted}, but of {known}: name one by --round"
         )
-    metrics = {
-        f"test.{key}": value for key, value in mean_score(final).items() if wanted == shown
-    }
+    score = mean_score(final) if wanted == shown else {}
+    metrics = {f"test.{key}": value for key, value in score.items()}
     card = checked_card(
         model_card(run, state, wanted, metrics, final.get("rounds", c.rounds)), source
     )
@@ -169,7 +174,8 @@ def statistics(
 
     Raises UserError if every silo standardises by its own statistics: then the shared model has none.
     """
-    measured, d = state.numbers["facts"]["task"] == "regression", columns(shape)
+    measured = state.numbers["facts"]["task"] == "regression"
+    d = columns(shape)
     if run.common.normalization == "silo" and (d or measured):
         raise UserError(
             "normalization = silo: every silo standardises by its own statistics, which the shared model is used with; "

@@ -20,12 +20,13 @@ import torch
 from models.evidence.measure import CALIBRATION, Evidence
 from models.metrics import fairness_variance, incentivised_rate
 from models.tasks import ENDS, MULTICLASS, Task
-from server.results.history import History, Row, joined_in, spent
+from server.results.history import History, Row, SiloCost, joined_in, spent
 from server.results.reading import read_summary
 from server.results.run_directory import RunDirectory
 from strategies import strategies
 from strategies.base.transport.data_summary import sample_weights
 
+SiloValues = Mapping[str, float]
 Values = dict[int, dict[str, float]]  # round -> silo -> value
 
 
@@ -84,6 +85,26 @@ def add_to_summary(
     return summary
 
 
+def _of_silo(
+    run: FinishedRun, silo: str, score: SiloValues, others: Mapping[str, SiloValues]
+) -> dict[str, Any]:
+    """Return a silo's sizes, metrics and evidence of the reported round."""
+    evidence = run.evidence.get(silo, {})
+    return {
+        "n_train": run.silos[silo]["n_train"],
+        "n_test": run.silos[silo]["n_test"],
+        run.task.score: _number(score.get(silo, math.nan)),
+        **{metric: _number(own.get(silo, math.nan)) for metric, own in others.items()},
+        **dict.fromkeys(CALIBRATION),
+        **{k: v for k, v in evidence.items() if k in CALIBRATION},
+        "evidence": {k: v for k, v in evidence.items() if k not in CALIBRATION},
+    }
+
+
+def _cost(cost: SiloCost | None) -> dict[str, float]:
+    return {"epsilon": cost.epsilon, "delta": cost.delta} if cost else {}
+
+
 def run_summary(history: History, run: FinishedRun) -> dict[str, Any]:
     """Return one run's entry without its gains over other runs (:func:`compare` adds them)."""
     rows, task = history.of(run.strategy, run.seed), run.task
@@ -98,10 +119,7 @@ def run_summary(history: History, run: FinishedRun) -> dict[str, Any]:
     evaluated = rounds_by_round(rows, snapshot, task.score).get(chosen or 0, {})
     others = {
         metric: values_by_round(rows, "test", snapshot, task.score, metric).get(chosen or 0, {})
-        for metric in (
-            *task.secondary_metrics,
-            *(metric for metric in ENDS if metric in task.metrics),
-        )
+        for metric in (*task.secondary_metrics, *(end for end in ENDS if end in task.metrics))
     }
     costs = spent(rows)
     return {
@@ -124,24 +142,9 @@ def run_summary(history: History, run: FinishedRun) -> dict[str, Any]:
         "final": {"round": chosen, **_over_silos(run, score, others)},
         "per_silo": {
             n: {
-                "n_train": run.silos[n]["n_train"],
-                "n_test": run.silos[n]["n_test"],
-                task.score: _number(score.get(n, math.nan)),
-                **{
-                    metric: _number(values.get(n, math.nan))
-                    for metric, values in others.items()
-                },
-                **dict.fromkeys(CALIBRATION),
-                **{k: v for k, v in run.evidence.get(n, {}).items() if k in CALIBRATION},
-                "evidence": {
-                    k: v for k, v in run.evidence.get(n, {}).items() if k not in CALIBRATION
-                },
+                **_of_silo(run, n, score, others),
                 "round": evaluated.get(n),  # of these values
-                **(
-                    {"epsilon": cost.epsilon, "delta": cost.delta}
-                    if (cost := costs.get(n))
-                    else {}
-                ),
+                **_cost(costs.get(n)),
                 "gain_over_local": None,
                 "gain_over_fedavg": None,
             }

@@ -232,7 +232,8 @@ def _of_numbers(
     name: str, item: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
 ) -> Iterator[Texts]:
     mean, sd = item["mean"], item["sd"]
-    of, spread = median(o["mean"] for o in others), median(o["sd"] for o in others)
+    of = median(o["mean"] for o in others)
+    spread = median(o["sd"] for o in others)
     against = f"mean {mean:g}, sd {sd:g}, elsewhere {of:g}, {spread:g} (medians of {len(others)} hospitals)"
     column = f'the column "{name}", without its old fill-value'
     if spread > 0 and (other := conversion(mean, sd, of, spread, name)):

@@ -43,7 +43,9 @@ class WorkerDirectories:
 
     def follow(self, run: RunSettings) -> list[dict[str, Any]]:
         """Copy the run's new lines of progress to the study's ``progress.jsonl``, and return them."""
-        key, known, study = run.run_key, set[bytes](), self.directory.progress_file
+        key = run.run_key
+        known = set[bytes]()
+        study = self.directory.progress_file
         if key not in self._tails:  # an earlier process may have copied some
             self._tails[key] = Tail(self.of(run).progress_file)
             known.update(Tail(study).lines())
@@ -58,7 +60,8 @@ class WorkerDirectories:
 
         Runs stand in the study's order in history and summary. Raises DataError if a process still holds the folder.
         """
-        part, which = self.of(run), (run.common.strategy, run.common.seed)
+        part = self.of(run)
+        which = (run.common.strategy, run.common.seed)
         if not part.own.is_dir():
             return []
         with part.held():

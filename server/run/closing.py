@@ -34,8 +34,11 @@ class Closing:
     """The end of one run."""
 
     def __init__(self, collector: Collector, recorder: Recorder, hold_out: HoldOut) -> None:
-        self.collector, self.recorder, self.hold_out = collector, recorder, hold_out
-        self.registration, self.reporter = collector.registration, collector.reporter
+        self.collector = collector
+        self.recorder = recorder
+        self.hold_out = hold_out
+        self.registration = collector.registration
+        self.reporter = collector.reporter
         self.evidence: dict[str, Evidence] = {}  # of the reported models, by silo
 
     def collect(
@@ -68,7 +71,8 @@ def collect_models(
 ) -> list[str]:
     """Keep the silos' models of the rounds in ``strategy.plan.shown``; return the silos whose model was kept."""
     own = cast(Sequence[str], strategy.plan.numbers.get("own_statistics", ()))
-    names, missing = dict[int, str](), dict[str, str]()
+    names = dict[int, str]()
+    missing = dict[str, str]()
     for silo in strategy.plan.shown:
         if silo in own:
             missing[silo] = "it is used with the statistics of this silo, which stay there"
@@ -103,5 +107,6 @@ def _message(strategy: PersonalizedStrategy, silo: str) -> Message:
             "reported": strategy.plan.shown[silo],
         },
     )
-    node, ttl = strategy.silos[silo].node_id, strategy.common.round_timeout
+    node = strategy.silos[silo].node_id
+    ttl = strategy.common.round_timeout
     return Message(content, dst_node_id=node, message_type=KIND, ttl=ttl)

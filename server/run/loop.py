@@ -172,19 +172,8 @@ class RoundLoop:
         sent = time.perf_counter()
         replies = collector.exchange(messages, strategy, self.state.lost)
         received = time.perf_counter()
-        self.secure.take(strategy, replies)
-        if self._goes_back(strategy, replies):
+        if not self._aggregate(strategy, messages, replies):
             return
-        try:
-            strategy.aggregate_train(server_round, replies)
-        except AttemptFailedError as error:
-            self.secure.failed(server_round, error)
-            return
-        self.secure.done()
-        strategy.aggregate_evaluate(server_round, replies)
-        collector.reject_silent(strategy, messages, replies)
-        collector.note_changed_counts(strategy, replies)
-        collector.check_quorum(strategy, messages)
         aggregated = time.perf_counter()
         metrics = metrics_of(strategy, replies)
         rows = recorder.add_round(
@@ -206,6 +195,28 @@ class RoundLoop:
         self.done = server_round
         self.reporter.round_done(strategy, rows, aggregated - started, task)
         self.stopping.check(self.done)
+
+    def _aggregate(
+        self,
+        strategy: PersonalizedStrategy,
+        messages: Sequence[Message],
+        replies: Sequence[Message],
+    ) -> bool:
+        """Aggregate a round's replies; return False if the run goes back, or repeats the round."""
+        self.secure.take(strategy, replies)
+        if self._goes_back(strategy, replies):
+            return False
+        try:
+            strategy.aggregate_train(strategy.round, replies)
+        except AttemptFailedError as error:
+            self.secure.failed(strategy.round, error)
+            return False
+        self.secure.done()
+        strategy.aggregate_evaluate(strategy.round, replies)
+        self.collector.reject_silent(strategy, messages, replies)
+        self.collector.note_changed_counts(strategy, replies)
+        self.collector.check_quorum(strategy, messages)
+        return True
 
     def close(self, strategy: PersonalizedStrategy) -> None:
         """Evaluate at every silo the model that would start its next round, or go back to an earlier round."""

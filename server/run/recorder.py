@@ -30,7 +30,8 @@ class Recorder:
     """Writer of one run's history; it also tracks the round that the report would show."""
 
     def __init__(self, common: Common, history: History) -> None:
-        self.common, self.history = common, history
+        self.common = common
+        self.history = history
         self.chosen = Chosen("", "")
         self.improved = Chosen("", "")  # the last round that was better by min-delta
 
@@ -186,7 +187,8 @@ def silo_rows(
     score: str,
 ) -> list[Row]:
     """Return the rows of a silo's metrics in round ``number``; those over too few samples are empty."""
-    c, counts = strategy.common, {"train": info.n_train, "val": info.n_val, "test": info.n_test}
+    c = strategy.common
+    counts = {"train": info.n_train, "val": info.n_val, "test": info.n_test}
     smallest = strategy.plan.numbers["min_metric_samples"]
     return metric_rows(c.strategy, c.seed, number, info.name, measured, counts, smallest, score)
 
@@ -198,18 +200,22 @@ class EarlyStopping:
     """Last round of one run: the last planned one, or an earlier one once the run has stopped early."""
 
     def __init__(self, common: Common, recorder: Recorder, reporter: Reporter) -> None:
-        self.common, self.recorder, self.reporter = common, recorder, reporter
+        self.common = common
+        self.recorder = recorder
+        self.reporter = reporter
         self.last = common.rounds
 
     def may_stop(self, server_round: int) -> bool:
         """Return whether early stopping may end the run after this round, so that all states must be saved."""
-        c, since = self.common, self.recorder.improved.round
+        c = self.common
+        since = self.recorder.improved.round
         evaluated = bool(c.evaluate_every) and server_round % c.evaluate_every == 0
         return bool(c.patience and since and evaluated) and server_round - since >= c.patience
 
     def check(self, done: int) -> None:
         """End the run after round ``done`` if it is evaluated and the last better one is ``patience`` rounds old."""
-        c, improved = self.common, self.recorder.improved
+        c = self.common
+        improved = self.recorder.improved
         if done < c.rounds and self.may_stop(done) and improved.evaluated == done:
             self.last = done
             self.reporter.stopped_early(done, improved.round)
@@ -222,7 +228,8 @@ class EarlyStopping:
 
     def reason(self) -> dict[str, float] | None:
         """Return the figures of the early stop; None if the run did all planned rounds."""
-        c, since = self.common, self.recorder.improved.round
+        c = self.common
+        since = self.recorder.improved.round
         early = {
             "since": since,
             "planned": c.rounds,

@@ -24,9 +24,11 @@ class SurveyLoop:
     def __init__(
         self, grid: Grid, settings: RunSettings, directory: RunDirectory | None = None
     ) -> None:
-        self.grid, self.common = grid, settings.common
+        self.grid = grid
+        self.common = settings.common
         self.registration = Registration(grid, settings, directory)
-        self.reporter, self.receipts = self.registration.reporter, self.registration.receipts
+        self.reporter = self.registration.reporter
+        self.receipts = self.registration.receipts
 
     def run(self) -> Surveyed:
         """Return the answers. Raises UserError, or RunFailedError if no silo answers."""

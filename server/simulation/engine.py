@@ -120,7 +120,9 @@ def flower_identity() -> Any:
     """Set an identity for this process, which Flower's ``Message`` requires, outside of any Flower run."""
     identity = internal("TaskIdentity")
     before = identity._task_id, identity._run_id, identity._node_id
-    identity._task_id, identity._run_id, identity._node_id = 1, 1, 1
+    identity._task_id = 1
+    identity._run_id = 1
+    identity._node_id = 1
     try:
         yield
     finally:

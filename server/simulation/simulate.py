@@ -59,6 +59,13 @@ class StudyExecutor(Protocol):
     ) -> None: ...
 
 
+def check_trains(run: RunSettings) -> None:
+    """Raise UserError for an evaluation or a survey, which have commands of their own."""
+    if not run.strategy.info.trains:
+        name = run.common.strategy
+        raise UserError(f"strategy = {name} trains nothing: silofl {name} runs it")
+
+
 def simulate(
     values: Mapping[str, object],
     *,
@@ -85,10 +92,7 @@ def simulate(
     trackers = open_trackers(log)
     groups, runs, without = planned(values, hold_out)
     for run in (*runs, *without):
-        if not run.strategy.info.trains:
-            raise UserError(
-                f"strategy = {run.common.strategy} trains nothing: silofl {run.common.strategy} runs it"
-            )
+        check_trains(run)
         check_run(run)
     first = runs[0].common
     config = study_config(runs)

@@ -124,12 +124,15 @@ class Searcher:
     """Execution of one search."""
 
     def __init__(self, request: Request, book: Book, engine: Engine | None) -> None:
-        self.request, self.book, self.engine = request, book, engine
+        self.request = request
+        self.book = book
+        self.engine = engine
         self.bar: tqdm[Any] | None = None
 
     def search(self, strategy: str) -> None:
         """Execute all trials of one method that have not ended."""
-        seed, tpe = str(self.request.values["seed"]), self.request.sampler == "tpe"
+        seed = str(self.request.values["seed"])
+        tpe = self.request.sampler == "tpe"
         sampler = optuna.samplers.TPESampler if tpe else optuna.samplers.RandomSampler
         self.study = self.book.study(strategy)
         distributions = self.request.space.of(strategy, self.request.strategies)
@@ -269,7 +272,8 @@ class Searcher:
         self.book.directory(trial).path.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(UserError):  # invalid values, so no run and no cost
             self.book.count(trial, self.settings(trial))
-        trial.why, trial.score = " ".join(why.split()), None
+        trial.why = " ".join(why.split())
+        trial.score = None
         self.end(trial, FAILED)
 
     def end(self, trial: Trial, state: str) -> None:

@@ -90,7 +90,8 @@ def distribution(key: str, form: object, strategies: Sequence[str]) -> BaseDistr
 def range_of(key: str, form: str, kind: type[Any], field: Any) -> BaseDistribution:
     if (match := RANGE.fullmatch(form.replace(" ", ""))) is None:
         raise UserError(f"--space {key}={form}: one of {FORMS} is needed here")
-    name, ends = match[1], [convert(key, text, field) for text in match.group(2, 3)]
+    name = match[1]
+    ends = [convert(key, text, field) for text in match.group(2, 3)]
     whole = name in ("int", "logint")
     if kind is bool or kind is str or whole is not (kind is int):
         fitting = {

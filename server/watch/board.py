@@ -125,7 +125,9 @@ class Board:
     def take(self, event: Event) -> None:
         """Process one event; unknown kinds are ignored."""
         found = checked(event, self.own)
-        kind, strategy, seed = found["event"], found["strategy"], found["seed"]
+        kind = found["event"]
+        strategy = found["strategy"]
+        seed = found["seed"]
         if kind in NOTED:
             self.notes.append((text(event.get("time")), found["message"]))
         handler = getattr(self, f"_on_{kind}", None)
@@ -158,7 +160,8 @@ class Board:
         run.rest()
         run.state, run.why, run.transfer = "running", "", ""
         run.rounds = event["rounds"] or run.rounds
-        run.closing, run.asked = event["closing"] is True, event["time"] or None
+        run.closing = event["closing"] is True
+        run.asked = event["time"] or None
         for name, kind in event["silos"].items():
             silo = run.silo(name)
             silo.doing, silo.since = text(kind), run.asked
@@ -172,7 +175,8 @@ class Board:
     def _on_round(self, run: WatchedRun, event: Event) -> None:
         run.rest()
         run.state, run.transfer = "running", ""
-        run.round, run.rounds = event["round"] or 0, event["rounds"] or 0
+        run.round = event["round"] or 0
+        run.rounds = event["rounds"] or 0
         run.seconds.append(event["seconds"] or 0.0)
         run.took += event["seconds"] or 0.0
         for key in ("bytes", "bytes_down", "bytes_up"):
@@ -194,10 +198,12 @@ class Board:
     def _score(self, run: WatchedRun, event: Event, server_round: int) -> None:
         """Store the silos' scores of a round, and update the round that the report would show."""
         if event["score"] and run.score != event["score"]:
-            run.score, run.chosen = event["score"], Chosen("", event["score"])
+            run.score = event["score"]
+            run.chosen = Chosen("", event["score"])
         rows = []
         for name, found in event["per_silo"].items():
-            silo, values = run.silo(name), found if isinstance(found, Mapping) else {}
+            silo = run.silo(name)
+            values = found if isinstance(found, Mapping) else {}
             for split, part in PARTS.items():
                 if (value := number(values.get(split))) is not None:
                     setattr(silo, part, value)
@@ -231,7 +237,9 @@ class Board:
         run.why = event["message"]
 
     def _on_error(self, run: WatchedRun, event: Event) -> None:
-        run.state, run.why, run.asked = "failed", event["message"], None
+        run.state = "failed"
+        run.why = event["message"]
+        run.asked = None
 
     def _on_done(self, run: WatchedRun, event: Event) -> None:
         run.rest()

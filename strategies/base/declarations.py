@@ -22,8 +22,11 @@ from strategies.base.run_settings import DP, defaults, runnable, strategies
 from strategies.base.settings import Common, Value
 from strategies.base.strategy import PersonalizedStrategy
 
-BEGIN, END = "<!-- made by `make settings`: begin -->", "<!-- made by `make settings`: end -->"
-COUNTS, MEMBER, RECORDS = "class counts", "membership", "records"
+BEGIN = "<!-- made by `make settings`: begin -->"
+END = "<!-- made by `make settings`: end -->"
+COUNTS = "class counts"
+MEMBER = "membership"
+RECORDS = "records"
 # What a vector that travels allows to infer in principle, by its name in ``uploads``; a new name needs an entry here.
 VECTORS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "model": ("the whole model", (COUNTS, MEMBER, RECORDS)),

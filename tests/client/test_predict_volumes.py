@@ -17,6 +17,7 @@ from scans import NAMED, leaks, write_dicom, write_nifti
 from client.prediction import predict
 from client.tables.new_samples import NewSamples
 from models import samples
+from partitions.array_names import make_schema
 from partitions.importing.images import SampleSource
 from partitions.importing.scans import pseudonym
 from partitions.importing.streams import NewPictures, blank
@@ -26,7 +27,6 @@ from partitions.importing.volumes.outlines import referenced_series
 from partitions.importing.volumes.series import read_series
 from partitions.recipes.pictures import PictureRecipe, made_by
 from partitions.recipes.reading import ReadOptions
-from partitions.silo_file import make_schema
 from server.cli.main import main
 
 SHAPE = (8, 8, 8)

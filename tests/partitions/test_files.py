@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from scans import leaks, write_dicom, write_nifti
 
-from partitions.importing import images, source
+from partitions.importing import collect, images
 from partitions.importing.files import Faults
 from partitions.importing.images import SampleSource, is_picture
 from partitions.importing.notes import Take
@@ -173,14 +173,14 @@ def test_a_class_of_bad_files_alone_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_vanishes_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root, look = classes(tmp_path / "x"), source.probe_all
+    root, look = classes(tmp_path / "x"), collect.probe_all
 
     def then_gone(*args: Any) -> Any:
         found = look(*args)
         (root / "a" / "00.png").unlink()
         return found
 
-    monkeypatch.setattr(source, "probe_all", then_gone)
+    monkeypatch.setattr(collect, "probe_all", then_gone)
     with pytest.raises(ValueError, match=r"00\.png cannot be read \(there is no such file\)"):
         made_of(root, tmp_path, skip=True)
     assert not (tmp_path / "o.npz").exists()

@@ -11,15 +11,15 @@ import pytest
 from PIL import Image
 
 from partitions.common.errors import DataError
-from partitions.importing.csv_source import shared_recipe
 from partitions.importing.division import assign_splits, missing_notes
 from partitions.importing.images import SampleSource
 from partitions.importing.notes import Take
 from partitions.importing.options import ImportOptions
 from partitions.importing.source import Imported, import_source
-from partitions.patients import check_identifiers
+from partitions.importing.table.draft import shared_recipe
 from partitions.recipes.cells import identifier
 from partitions.recipes.lines import Lines
+from partitions.recipes.people import check_identifiers
 from partitions.recipes.recipe import load_recipe, parse_recipe, unfitted
 from partitions.recipes.shared import Mapped, schema_of
 from partitions.silo_file import check_silo_file

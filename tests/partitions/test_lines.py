@@ -10,16 +10,11 @@ from partitions.common.errors import Problems
 from partitions.importing.tables import read_lines
 from partitions.recipes import lines as columns
 from partitions.recipes import pipeline
-from partitions.recipes.draft import (
-    Asked,
-    draft_columns,
-    evidence_of,
-    find_gaps,
-    share_of_numbers,
-)
+from partitions.recipes.draft import draft_columns, find_gaps
 from partitions.recipes.lines import Lines, cells_in
 from partitions.recipes.pipeline import check_misfits, convert
 from partitions.recipes.recipe import Column, FileFormat, Recipe
+from partitions.recipes.signs import Asked, evidence_of, share_of_numbers
 
 TEXT = "age;place\n71,5; north\n\nNA;north\n71,5;south\nx;south\n80,25;north\n"
 

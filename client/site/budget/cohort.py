@@ -87,7 +87,8 @@ def data_file(
             name for name, samples in earlier if not own.isdisjoint(samples.split())
         )
         counts = found["cohort"], found["records"], found["patients"]
-        db.execute(DATA_FILE, (sha256, silo, *counts, links, " ".join(found["samples"])))
+        samples = " ".join(found["samples"])
+        db.execute(DATA_FILE, (sha256, silo, *counts, links, samples))
         return load_data_file(db, sha256)
 
 
@@ -104,11 +105,11 @@ def find_data_file(db: sqlite3.Connection, sha256: str) -> DataFile | None:
     """Return a version from the record; None if it has none."""
     names = "sha256, silo, cohort, records, patients, links"
     row = db.execute(f"SELECT {names} FROM data_files WHERE sha256 = ?", (sha256,)).fetchone()
-    return (
-        None
-        if row is None
-        else DataFile(row[0], row[1], row[2], row[3], row[4], tuple(row[5].split()))
-    )
+    if row is None:
+        return None
+    links = tuple(row[5].split())
+    sha256, silo, cohort, records, patients, _ = row
+    return DataFile(sha256, silo, cohort, records, patients, links)
 
 
 def cohort_of(own: DataFile, charged: Mapping[str, DataFile]) -> set[str]:

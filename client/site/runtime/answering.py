@@ -64,9 +64,11 @@ def answer_message(workers: Workers, message: Any, task: Any, state: Any) -> Any
     if task.type != CLIENT_APP:  # Flower's SuperExec would run whatever a server sends
         return refuse(message, f"this silo runs no {task.type}")
     run = state.get_run(task.run_id)
-    fab, context = state.get_fab(run.fab_hash), state.get_run_series_context(run.series_id)
+    fab = state.get_fab(run.fab_hash)
+    context = state.get_run_series_context(run.series_id)
     content: bytes = fab.content
-    digest, own_sum = hashlib.sha256(content).hexdigest(), content_sum(content)
+    digest = hashlib.sha256(content).hexdigest()
+    own_sum = content_sum(content)
     identity = {"task_id": task.task_id, "run_id": run.run_id, "node_id": context.node_id}
 
     def check_app() -> Iterable[str]:

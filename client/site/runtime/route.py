@@ -24,12 +24,10 @@ YOUR_IT = "ask your IT"
 VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
 PLAIN_PORT = 443  # gRPC's for a proxy's URL without one
 # A network, a proxy or a server that is down for now; a person must fix the other faults.
-RESOLUTION, PORT, PROXY_PORT, BEHIND_PROXY = (
-    "name resolution",
-    "port",
-    "proxy's port",
-    "server behind the proxy",
-)
+RESOLUTION = "name resolution"
+PORT = "port"
+PROXY_PORT = "proxy's port"
+BEHIND_PROXY = "server behind the proxy"
 TRANSIENT = (RESOLUTION, PORT, PROXY_PORT, BEHIND_PROXY)
 PROXY = "proxy"
 

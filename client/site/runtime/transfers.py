@@ -107,7 +107,8 @@ class Transfer:
             return f"{text}, no part for {now - self.moved:.0f} s"
         if not rate:
             return text
-        return f"{text}, {rate / 1e6:.1f} MB/s, {max(size - self.bytes, 0) / rate:.0f} s left"
+        left = max(size - self.bytes, 0) / rate
+        return f"{text}, {rate / 1e6:.1f} MB/s, {left:.0f} s left"
 
 
 def echo(line: str) -> None:

@@ -121,7 +121,8 @@ def read_list(
         raise SiteError("the message has no list of peers' statements")
     if len(texts) > MOST_SILOS:
         raise SiteError(f"the list has {len(texts)} silos, and {MOST_SILOS} is the most")
-    found, keys = dict[str, Statement](), set[str]()
+    found = dict[str, Statement]()
+    keys = set[str]()
     for number_, text in enumerate(texts, 1):
         try:
             one = read_statement(text)

@@ -286,7 +286,8 @@ def setting_faults(study: StudyProtocol, run: Mapping[str, Any]) -> list[str]:
     Settings of other methods do not count. A setting of the study that the run does not send is outside, since its
     value is unknown here.
     """
-    faults, others = [], METHODS.keys() - methods_of(run)
+    faults = []
+    others = METHODS.keys() - methods_of(run)
     asked = {key: value for key, value in run.items() if owner(key) not in others}
     for key, value in asked.items():
         if key in FREE:
@@ -361,7 +362,8 @@ def round_fault(
     hospital is evaluated with what it would have received in the reported round (``newcomer``). A run of given models
     (strategy = evaluate) trains in none of its rounds, and evaluates in each.
     """
-    rounds, this = number(run.get("rounds")) or 0, number(sent.get("round"))
+    rounds = number(run.get("rounds")) or 0
+    this = number(sent.get("round"))
     first = 1 if newcomer else 2 if number(run.get("patience")) else rounds + 1
     allowed = {"train": (1, rounds), "evaluate": (first, rounds + 1)}
     if given := run.get("strategy") == "evaluate":

@@ -155,12 +155,7 @@ def check_signed(
     """
     signed = read_signed(files, unpacked=unpacked)
     remembered = signed_by(folder)
-    own = read_signer(remembered)
-    trusted = (
-        {own}
-        if own
-        else {read_signer(path) for path in sorted(folder.parent.glob(f"*/{remembered.name}"))}
-    )
+    own, trusted = read_signer(remembered), known_signers(remembered)
     if by == UNSIGNED:
         if signed is None:
             if remember:
@@ -190,6 +185,14 @@ def check_signed(
             write_atomically(remembered, signed.fingerprint + "\n", mode=0o600)
         write_atomically(newest, json.dumps(times) + "\n", mode=0o600)
     return signed
+
+
+def known_signers(remembered: Path) -> set[str]:
+    """Return the signer of the silo's last bundle; before its first, those of the site's other silos."""
+    if own := read_signer(remembered):
+        return {own}
+    others = sorted(remembered.parent.parent.glob(f"*/{remembered.name}"))
+    return {read_signer(path) for path in others}
 
 
 def check_signer(signed: Signed | None, trusted: Set[str]) -> None:

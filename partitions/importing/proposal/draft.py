@@ -13,7 +13,6 @@ import numpy as np
 from tqdm import tqdm
 
 from partitions.common.errors import DataError
-from partitions.importing.csv_source import Found, read_csv
 from partitions.importing.discovery import find_others, find_rows, sliced
 from partitions.importing.files import Faults
 from partitions.importing.images import probe
@@ -22,6 +21,7 @@ from partitions.importing.proposal.inventory import Inventory, lines_of, take_in
 from partitions.importing.proposal.roles import Roles, SourceLayout, find_layout, find_roles
 from partitions.importing.scans import ImageInfo
 from partitions.importing.streams import count_notes
+from partitions.importing.table.source import Found, read_csv
 from partitions.recipes.draft import without_cells
 from partitions.recipes.pictures import SIGNALS, PictureRecipe, expect, made_by
 
@@ -100,8 +100,10 @@ def as_recipe(
     options: ImportOptions, infos: Sequence[ImageInfo], roles: Roles
 ) -> PictureRecipe:
     """Return the draft of the recipe, with reasons for the conversion and the expected properties."""
-    reading, sizes = options.reading, Counter((info.height, info.width) for info in infos)
-    deep, channels = any(info.deep for info in infos), max(info.channels for info in infos)
+    reading = options.reading
+    sizes = Counter((info.height, info.width) for info in infos)
+    deep = any(info.deep for info in infos)
+    channels = max(info.channels for info in infos)
     (height, width), _ = sizes.most_common(1)[0]
     if len(sizes) > 1:
         height = width = SIDE

@@ -136,7 +136,8 @@ def inspect_nifti(found: Inventory, path: Path) -> None:
     image = nifti.load(path)
     found.kinds["NIfTI volumes"] += 1
     found.slices = max(found.slices, min(image.shape[:3]))
-    shape, zooms = tuple(image.shape), [abs(float(mm)) for mm in image.header.get_zooms()[:3]]
+    shape = tuple(image.shape)
+    zooms = [abs(float(mm)) for mm in image.header.get_zooms()[:3]]
     found.count("size", " x ".join(map(str, shape[:3])))
     found.count("numbers", str(image.get_data_dtype()))
     if len(shape) > 3:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from partitions.common.errors import DataError
-from partitions.importing.dicom_series import holds_dicom, join_key, names_what
+from partitions.importing.dicom_series import holds_dicom
 from partitions.importing.discovery import class_folders, is_joined, only_csv
 from partitions.importing.files import files_below, place_of
 from partitions.importing.images import SampleSource, is_sample, kind_of
@@ -17,11 +17,11 @@ from partitions.importing.options import ImportOptions
 from partitions.importing.proposal.inventory import Inventory
 from partitions.importing.signals.recording import with_ending
 from partitions.importing.tables import label_columns, labels_of, list_columns, read_lines
-from partitions.importing.targets import find_import_task, number_labels
+from partitions.importing.targets import find_import_task, join_key, names_what, number_labels
 from partitions.labels import ONE_CLASS
-from partitions.patients import names_patients, patient_column
 from partitions.recipes.draft import FEWEST, MOST_LEVELS, patients_by
 from partitions.recipes.lines import NO_LINES, Lines
+from partitions.recipes.people import names_patients, patient_column
 from partitions.schema import few
 
 MOST_COLUMNS = 12  # in a question
@@ -150,10 +150,42 @@ def withhold_rare(layout: SourceLayout, roles: Roles) -> None:
 # Labels
 
 
+def task_of_table(
+    layout: SourceLayout, columns: tuple[str, ...], options: ImportOptions, roles: Roles
+) -> None:
+    """Add the task and the classes that the labels of a csv have, or a question."""
+    try:
+        samples = [
+            SampleSource(a[0], labels_of(a, columns, options.take.decimal), "", "")
+            for a in layout.lines
+        ]
+        task = find_import_task(
+            samples, options.task, options.labels, options.survival is not None
+        )
+        roles.made["task"] = task
+        roles.reasons["task"] = (
+            "as the labels are written; --task where they are something else"
+        )
+        if task in ONE_CLASS:
+            _, names = number_labels(samples, options.labels)
+            roles.made["classes"] = names
+            where = (
+                "as asked for"
+                if options.labels
+                else "in alphabetical order; --labels names those of all hospitals"
+            )
+            roles.reasons["classes"] = (
+                f"{where}: {counted(Counter(sample.labels[0] for sample in samples))}"
+            )
+    except DataError as error:
+        roles.questions["label"] = str(error)
+
+
 def labels_of_table(layout: SourceLayout, options: ImportOptions, roles: Roles) -> None:
     """Add the label columns of a csv, or a question."""
     assert layout.table
-    header, label = list(layout.header), options.survival or options.label
+    header = list(layout.header)
+    label = options.survival or options.label
     key = join_key(header) if layout.kind == "dicom" else "file"
     if not key:
         raise DataError(
@@ -180,31 +212,7 @@ def labels_of_table(layout: SourceLayout, options: ImportOptions, roles: Roles) 
     columns = label_columns(layout.table, header, label, ("label",))
     roles.made["label"] = columns
     roles.reasons["label"] = "as asked for" if label else "the column that is called so"
-    try:
-        samples = [
-            SampleSource(a[0], labels_of(a, columns, options.take.decimal), "", "")
-            for a in layout.lines
-        ]
-        task = find_import_task(
-            samples, options.task, options.labels, options.survival is not None
-        )
-        roles.made["task"] = task
-        roles.reasons["task"] = (
-            "as the labels are written; --task where they are something else"
-        )
-        if task in ONE_CLASS:
-            _, names = number_labels(samples, options.labels)
-            roles.made["classes"] = names
-            where = (
-                "as asked for"
-                if options.labels
-                else "in alphabetical order; --labels names those of all hospitals"
-            )
-            roles.reasons["classes"] = (
-                f"{where}: {counted(Counter(sample.labels[0] for sample in samples))}"
-            )
-    except DataError as error:
-        roles.questions["label"] = str(error)
+    task_of_table(layout, columns, options, roles)
 
 
 def about_columns(columns: Sequence[str], lines: Lines) -> Iterator[str]:
@@ -318,7 +326,8 @@ def patients_of_table(
 ) -> None:
     """Add a csv's column of patients, or a question."""
     assert layout.table
-    header, used = layout.header, (*roles.made.get("label", ()), "file", "split", "mask")
+    header = layout.header
+    used = (*roles.made.get("label", ()), "file", "split", "mask")
     if options.take.patient:
         name = patient_column(layout.lines, options.take.patient, used)
     else:

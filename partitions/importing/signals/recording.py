@@ -124,7 +124,8 @@ def _wfdb(path: Path) -> Recording:
         raise ScanError("its record is of several segments: save it as one")
     if any(not own.is_file() for own in files_of(path)):
         raise ScanError("its header names a file that is not there")
-    per_frame, count = header.samps_per_frame or [], header.n_sig or 0
+    per_frame = header.samps_per_frame or []
+    count = header.n_sig or 0
     names = [name or "" for name in header.sig_name or [""] * count]
     channels = [
         (name, unit or "", float(header.fs) * frame, int(header.sig_len or 0) * frame)
@@ -181,7 +182,8 @@ def _dicom(path: Path) -> Recording:
     group = groups[0]
     if group.WaveformSampleInterpretation not in LINEAR:
         raise ScanError("its values are telephone codes, no numbers; export them as numbers")
-    rate, steps = float(group.SamplingFrequency), int(group.NumberOfWaveformSamples)
+    rate = float(group.SamplingFrequency)
+    steps = int(group.NumberOfWaveformSamples)
     defined = list(group.ChannelDefinitionSequence)
     if len(defined) != group.NumberOfWaveformChannels:
         raise ScanError("its header defines another number of channels than it has")

@@ -102,7 +102,8 @@ def outlines_of(path: Path, grid: Grid) -> Iterator[tuple[str, Any]]:
 
 def segments(dataset: Dataset, path: Path, grid: Grid) -> Iterator[tuple[str, Any]]:
     """Yield the segments of a SEG object."""
-    kind, frames = str(dataset.get("SegmentationType")), frames_of(dataset)
+    kind = str(dataset.get("SegmentationType"))
+    frames = frames_of(dataset)
     check_picture((frames, dataset.Rows, dataset.Columns), "its outlines")
     check_decoder(dataset, path)
     if (dataset.Rows, dataset.Columns) != grid.shape[1:]:
@@ -174,7 +175,8 @@ def contours(dataset: Dataset, grid: Grid) -> Iterator[tuple[str, Any]]:
 
 def filled(drawn: Sequence[Dataset], grid: Grid) -> Array:
     """Return the voxels inside an outline's contours."""
-    made, back = np.zeros(grid.shape, bool), np.linalg.inv(grid.affine)
+    made = np.zeros(grid.shape, bool)
+    back = np.linalg.inv(grid.affine)
     for contour in drawn:
         if contour.get("ContourGeometricType") not in ("CLOSED_PLANAR", "CLOSEDPLANAR_XOR"):
             raise ScanError("its outline has points or lines that enclose nothing")

@@ -103,16 +103,16 @@ def read_series(files: Sequence[Path]) -> Series:
 def plane_of(dataset: Dataset, path: Path, frame: int) -> Plane:
     """Return the plane of a slice. Raises ScanError where the header has no position."""
     header = of_frame(dataset, frame)
-    (position, axes), spacing = place_of(header), spacing_of(header)
+    position, axes = place_of(header)
+    spacing = spacing_of(header)
     if position is None or axes is None or not spacing:
         raise ScanError(
             "a slice does not say where it lies, or how large its pixels are: it is no volume"
         )
     if not np.isfinite(position).all() or not np.allclose(axes @ axes.T, np.eye(2), atol=1e-2):
         raise ScanError("a slice does not say where it lies: its orientation is none")
-    return Plane(
-        path, frame, position, axes, spacing, (int(dataset.Rows), int(dataset.Columns))
-    )
+    size = (int(dataset.Rows), int(dataset.Columns))
+    return Plane(path, frame, position, axes, spacing, size)
 
 
 def stacked(planes: Sequence[Plane]) -> tuple[list[Plane], Grid]:

@@ -163,7 +163,8 @@ def shown(scan: Scan, window: tuple[float, float] | None) -> Array:
     """Read a scan's values as 0..1, float32; in place, because a volume may take a large share of the free memory."""
     values, padding = scan.values()
     if window:
-        low, high = window[0] - window[1] / 2, window[0] + window[1] / 2
+        low = window[0] - window[1] / 2
+        high = window[0] + window[1] / 2
     else:
         seen = values[~padding]
         low, high = (

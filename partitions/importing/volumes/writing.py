@@ -20,7 +20,7 @@ from partitions.common.files import write_atomically
 from partitions.importing.scans import ScanError, Unavailable, redacted_errors
 from partitions.importing.volumes import nifti
 from partitions.importing.volumes.grid import RAS
-from partitions.importing.volumes.series import read_series
+from partitions.importing.volumes.series import Series, read_series
 from partitions.importing.volumes.volume import as_source, is_nifti
 from partitions.recipes.reading import ReadOptions
 from partitions.splits import Array
@@ -83,6 +83,22 @@ def write_nifti(path: Path, mask: Array, affine: Array) -> None:
     write_atomically(path, gzip.compress(image.to_bytes(), mtime=0))
 
 
+def _sources(series: Series) -> list[Any]:
+    """Return the headers of a series' files, with what the standard demands of the source of outlines."""
+    from pydicom import dcmread
+
+    paths = list(dict.fromkeys(plane.path for plane in series.planes))
+    sources = [dcmread(own, stop_before_pixels=True) for own in paths]
+    for source in sources:
+        for keyword in MAY_BE_EMPTY:
+            if keyword not in source:
+                setattr(source, keyword, None)
+        if len(paths) > 1 and not source.get("SliceThickness"):
+            # Of the outline: it fills the slices
+            source.SliceThickness = f"{series.grid.spacing[0]:.6g}"
+    return sources
+
+
 def write_segmentation(
     path: Path, files: Sequence[Path], mask: Array, classes: Sequence[str], where: str
 ) -> None:
@@ -90,7 +106,6 @@ def write_segmentation(
     with redacted_errors(
         where, "DICOM", ": a SEG object needs all that the standard demands of its source"
     ):
-        from pydicom import dcmread
         from pydicom.sr.codedict import codes
         from pydicom.sr.coding import Code
 
@@ -99,20 +114,8 @@ def write_segmentation(
             raise ScanError(
                 "its series has several files of several frames each, to which no SEG object can refer"
             )
-        paths = list(dict.fromkeys(plane.path for plane in series.planes))
-        sources = [dcmread(own, stop_before_pixels=True) for own in paths]
-        for source in sources:
-            for keyword in MAY_BE_EMPTY:
-                if keyword not in source:
-                    setattr(source, keyword, None)
-            if len(files) > 1 and not source.get("SliceThickness"):
-                # Of the outline: it fills the slices
-                source.SliceThickness = f"{series.grid.spacing[0]:.6g}"
-        frames = (
-            mask
-            if len(files) > 1
-            else mask[np.argsort([plane.frame for plane in series.planes])]
-        )
+        order = np.argsort([plane.frame for plane in series.planes])
+        frames = mask if len(files) > 1 else mask[order]
         algorithm = highdicom.AlgorithmIdentificationSequence(
             name="silofl", version=version("silofl"), family=codes.DCM.ArtificialIntelligence
         )
@@ -128,7 +131,7 @@ def write_segmentation(
             for number, label in enumerate(classes[1:], 1)
         ]
         made = highdicom.seg.Segmentation(
-            source_images=sources,
+            source_images=_sources(series),
             pixel_array=np.ascontiguousarray(frames, np.uint8),
             segmentation_type="BINARY",
             segment_descriptions=described,

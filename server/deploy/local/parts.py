@@ -51,7 +51,8 @@ def part_environment(directory: Path, part: str, sharing: int = 0) -> dict[str, 
 
 
 def superlink_part(local: LocalFederation) -> list[str]:
-    inside, credentials = local.address in THIS_MACHINE, local.credentials
+    inside = local.address in THIS_MACHINE
+    credentials = local.credentials
     command = superlink_command(
         "flower-superlink",
         ca_certificate=credentials.ca_certificate,

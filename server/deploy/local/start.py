@@ -136,7 +136,8 @@ def plan(
     credentials: Credentials,
 ) -> LocalFederation:
     """Return the federation with its ports and paths. A running SuperLink and existing silos keep their ports."""
-    server, ports = federation.server, iter(free_ports(2 + len(federation.silos)))
+    server = federation.server
+    ports = iter(free_ports(2 + len(federation.silos)))
     asked = {"fleet-port": server.fleet_port, "control-port": server.control_port}
     now = {"fleet-port": old.fleet_port, "control-port": old.control_port} if old else {}
     for key, port in asked.items():

@@ -115,7 +115,8 @@ def evidence_that_left(study: StudyResults) -> list[str]:
 
 def own_models_that_left(study: StudyResults) -> dict[str, list[str]]:
     """Return for each method whose runs request silos' own models (keep-models) the silos that have sent theirs."""
-    known, asks = strategies(), study.config.get("keep-models") == "reported"
+    known = strategies()
+    asks = study.config.get("keep-models") == "reported"
     methods = [
         m for m in study.methods if asks and m in known and sends_own_model(known[m].info)
     ]
@@ -126,6 +127,20 @@ def own_models_that_left(study: StudyResults) -> dict[str, list[str]]:
     }
 
 
+def has_bins(study: StudyResults, methods: Sequence[str], silo: str, prefix: str) -> bool:
+    """Return whether a diagram of a measurement at a silo can be drawn."""
+    keys = {prefix + key for key in BINS_OF}
+    return any(keys & lists(study, method, silo).keys() for method in methods)
+
+
+def tested_text(study: StudyResults) -> str:
+    """Return the sizes of the silos' test parts: ``40``, ``12 to 90``, ``few``."""
+    sizes = sorted({n for silo in study.silos for n in study.sizes(silo, "n_test")} - {0})
+    if len(sizes) > 1:
+        return f"{sizes[0]} to {sizes[-1]}"
+    return f"{sizes[0]}" if sizes else "few"
+
+
 def evidence_section(study: StudyResults) -> Markup:
     """Render the section; empty if no silo has sent evidence."""
     if not study.runs or not evidence_that_left(study):
@@ -134,16 +149,10 @@ def evidence_section(study: StudyResults) -> Markup:
     methods = [
         m for m in dict.fromkeys([study.best or study.methods[0], study.base]) if m is not None
     ]
-    groups, measured = group_rows(study, methods), measurements_of(study)
-    sizes = sorted({n for silo in study.silos for n in study.sizes(silo, "n_test")} - {0})
+    groups = group_rows(study, methods)
+    measured = measurements_of(study)
     pairs = [(silo, prefix) for silo in study.silos for prefix in measured]
-    drawn = [
-        (silo, prefix)
-        for silo, prefix in pairs
-        if any(
-            {prefix + key for key in BINS_OF} & lists(study, m, silo).keys() for m in methods
-        )
-    ]
+    drawn = [pair for pair in pairs if has_bins(study, methods, *pair)]
     columns = HEADS.get(
         study.task.name, [*(name for _, name, _ in COLUMNS), "Sets: coverage, size"]
     )
@@ -170,11 +179,7 @@ def evidence_section(study: StudyResults) -> Markup:
         seeds=len(study.seeds),
         groups=groups,
         chance=f"{BY_CHANCE * len(groups) * len(methods):.2g}",
-        tested=f"{sizes[0]}"
-        if len(sizes) == 1
-        else f"{sizes[0]} to {sizes[-1]}"
-        if sizes
-        else "few",
+        tested=tested_text(study),
         group_head=["Hospital", "Subgroup", "Test", *map(spelled, methods)],
         score=study.task.score_label,
     )
@@ -240,7 +245,8 @@ def texts_of(study: StudyResults, method: str, silo: str, prefix: str) -> list[s
         sets = found.get("conformal_sets")
         texts = [number(value(study, method, silo, key), digits) for key, _, digits in COLUMNS]
         return [*texts, "–" if sets is None else f"{percent(sets[5], 0)} %, {sets[6]:.2f}"]
-    between, sets = found.get(f"{prefix}agreement"), found.get(f"{prefix}conformal_intervals")
+    between = found.get(f"{prefix}agreement")
+    sets = found.get(f"{prefix}conformal_intervals")
     slope, intercept, difference = (
         value(study, method, silo, f"{prefix}calibration_{key}")
         for key in ("slope", "intercept", "in_the_large")
@@ -263,7 +269,8 @@ def diagrams(
     study: StudyResults, methods: Sequence[str], silo: str, prefix: str
 ) -> list[Markup]:
     """Return the charts of one silo (for one measurement, with ``prefix``)."""
-    each, place = {m: lists(study, m, silo) for m in methods}, study.silos.index(silo)
+    each = {m: lists(study, m, silo) for m in methods}
+    place = study.silos.index(silo)
     bins, values, benefits = (
         {m: found[key] for m, found in each.items() if key in found}
         for key in ("reliability", f"{prefix}value_bins", "net_benefit")
@@ -336,7 +343,9 @@ def draw_bins(
 @chart
 def net_benefit_chart(study: StudyResults, silo: str, benefits: Values, place: int) -> str:
     """Draw the net benefit of the methods by threshold, with treating everybody and no one for comparison."""
-    c, look, n = Canvas(*SIZE, (46, 12, 10, 40)), styles(study), len(THRESHOLDS)
+    c = Canvas(*SIZE, (46, 12, 10, 40))
+    look = styles(study)
+    n = len(THRESHOLDS)
     a, everybody = c.axes, next(iter(benefits.values()))[n:]
     a.plot(THRESHOLDS, everybody, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)))
     a.axhline(0, color=MUTED, linewidth=1)

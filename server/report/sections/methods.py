@@ -96,7 +96,9 @@ def methods_section(study: StudyResults) -> Markup:
 
 def method_row(study: StudyResults, method: str) -> dict[str, Any]:
     """Return the values of one method's row."""
-    rare, score, silo = seldom(study, [method]), study.task.score, worst(study, method)
+    rare = seldom(study, [method])
+    score = study.task.score
+    silo = worst(study, method)
     metrics = (
         with_spread(*study.final(method, f"{m}_mean"), SHOWN_AS.get(m, "%"))
         for m in study.task.secondary_metrics

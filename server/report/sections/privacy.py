@@ -82,7 +82,8 @@ def bought(study: StudyResults, method: str, silo: str) -> Points:
 
     The model received in round r has the privacy cost of the rounds before it.
     """
-    spent, snapshot = epsilon_by_round(study, method, silo), reports(method)
+    spent = epsilon_by_round(study, method, silo)
+    snapshot = reports(method)
     shift = 1 if snapshot == "received" else 0
     curve = study.curve(method, snapshot, silo)
     return [

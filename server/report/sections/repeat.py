@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
+from typing import Any
 
 from markupsafe import Markup
 
@@ -29,72 +31,79 @@ def repeat_section(study: StudyResults) -> Markup:
 
 def commands(study: StudyResults) -> list[str]:
     """Return the commands that repeat this study, write its report and export its models."""
-    run = shlex.quote(str(study.path))
-    c = study.config
-    standard = defaults()
-    changed = {
+    c, standard = study.config, defaults()
+    changed: dict[str, Any] = {
         k: v
         for k, v in c.items()
         if k not in ("strategy", "seed", "rounds") and standard.get(k) != v
     }
-    named = {k: changed.pop(k) for k in ("dataset", "partition", "silos") if k in changed}
+    named: dict[str, Any] = {
+        k: changed.pop(k) for k in ("dataset", "partition", "silos") if k in changed
+    }
+    if (
+        study.manifest is not None
+        and not (study.path / "study").exists()
+        and not study.simulated
+    ):
+        return _of_flower(study, named | changed)
     pairs = [shlex.quote(f"{k}={plain(v)}") for k, v in changed.items()]
     main = f"--strategy {shlex.quote(str(c['strategy']))} --rounds {c.get('rounds')} --seed {c.get('seed')}"
     sets = f" --set {' '.join(pairs)}" if pairs else ""
-    silo = study.silos[0] if study.silos else "hospital-01"
     if study.simulated:
-        data = "".join(
-            f" --{k} {shlex.quote(str(v))}"
-            for k, v in named.items()
-            if k != "dataset" or not str(v).endswith(".npz")
-        )
-        if str(named.get("dataset", "")).endswith(".npz"):
-            data += f" --data {shlex.quote(str(named['dataset']))}"
-        method = study.best or alone()
-        return [
-            "# from the settings of this directory",
-            f"silofl simulate --config {run}/config.toml --out runs/again",
-            "# the same, in full",
-            f"silofl simulate {main}{data}{sets}",
-            "# this page again; the model of one silo, and of all, whose score it shows",
-            f"silofl report {run}",
-            *exports(study, method, run, silo),
-        ]
-    if study.manifest is not None and not (study.path / "study").exists():
-        n = c.get("silos")
-        first = {
-            "strategy": c["strategy"],
-            "seed": c["seed"],
-            "rounds": c.get("rounds"),
-            "silos": n,
-        }
-        pairs = [
-            f"{k}={toml(v)}"
-            for k, v in (
-                first | {k: v for k, v in named.items() if k != "silos"} | changed
-            ).items()
-        ]
-        return [
-            "# Flower's simulation",
-            f"flwr run . local --federation-config 'num-supernodes={n}' --run-config {shlex.quote(' '.join(pairs))}",
-            f"silofl report {run}",
-        ]
-    note = study.path / "study"
+        return _of_simulation(study, f"{main}{_data_options(named)}{sets}")
+    return _of_federation(study, f"{main}{sets}")
+
+
+def _data_options(named: Mapping[str, Any]) -> str:
+    """Return the options of a simulation's data; a file of one's own is ``--data``."""
+    own = str(named.get("dataset", "")).endswith(".npz")
+    options = [(k, v) for k, v in named.items() if k != "dataset" or not own]
+    options += [("data", named["dataset"])] if own else []
+    return "".join(f" --{k} {shlex.quote(str(v))}" for k, v in options)
+
+
+def _of_simulation(study: StudyResults, options: str) -> list[str]:
+    run = shlex.quote(str(study.path))
+    method = study.best or alone()
+    return [
+        "# from the settings of this directory",
+        f"silofl simulate --config {run}/config.toml --out runs/again",
+        "# the same, in full",
+        f"silofl simulate {options}",
+        "# this page again; the model of one silo, and of all, whose score it shows",
+        f"silofl report {run}",
+        *exports(study, method, run, _first_silo(study)),
+    ]
+
+
+def _of_flower(study: StudyResults, changed: Mapping[str, Any]) -> list[str]:
+    c = study.config
+    first = {key: c.get(key) for key in ("strategy", "seed", "rounds", "silos")}
+    pairs = " ".join(f"{k}={toml(v)}" for k, v in {**first, **changed}.items())
+    return [
+        "# Flower's simulation",
+        f"flwr run . local --federation-config 'num-supernodes={c.get('silos')}' --run-config {shlex.quote(pairs)}",
+        f"silofl report {shlex.quote(str(study.path))}",
+    ]
+
+
+def _of_federation(study: StudyResults, options: str) -> list[str]:
+    run, note = shlex.quote(str(study.path)), study.path / "study"
     file = note.read_text() if note.exists() else ""
+    state = f"STATE/{shlex.quote(study.path.resolve().name)}"
     return [
         f"silofl up {shlex.quote(file)}" if file else "# with the federation up",
         f"silofl run --config {run}/config.toml --out runs/again",
         "# the same, in full",
-        f"silofl run {main}{sets}",
+        f"silofl run {options}",
         "# this page again; the model whose score it shows, of all silos or, at its hospital, of one",
         f"silofl report {run}",
-        *exports(
-            study,
-            study.best or alone(),
-            f"STATE/{shlex.quote(study.path.resolve().name)}",
-            silo,
-        ),
+        *exports(study, study.best or alone(), state, _first_silo(study)),
     ]
+
+
+def _first_silo(study: StudyResults) -> str:
+    return study.silos[0] if study.silos else "hospital-01"
 
 
 def exports(study: StudyResults, method: str, source: str, silo: str) -> list[str]:

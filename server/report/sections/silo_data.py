@@ -35,6 +35,7 @@ from server.report.canvas import (
 )
 from server.report.html import render
 from server.report.study import StudyResults
+from server.results.manifest import label_counts
 from server.results.run_directory import newest_states
 from strategies import strategies
 from strategies.base.info import MethodInfo, Relationships
@@ -64,15 +65,10 @@ def data_section(study: StudyResults) -> Markup:
 def label_circles(manifest: Mapping[str, Any], width: float) -> str:
     """Draw a circle per silo and class, its area the number of training samples (validation included)."""
     silos, classes = manifest["silos"], int(manifest["classes"])
-    counts = np.zeros((len(silos), classes), int)
-    for row, silo in enumerate(silos):
-        for label, n in itertools.chain.from_iterable(
-            silo["labels"][part].items() for part in ("train", "val")
-        ):
-            counts[row, int(label)] += n
+    counts = label_counts(manifest)
     names, prefix = silo_names([s["name"] for s in silos])
     turned = width > 500  # silos side by side if the chart is wide enough, as in the papers
-    if turned:
+    if not turned:
         counts = counts.T
     rows, columns = counts.shape
     left = 44.0 if turned else 14 + room_for(names)
@@ -84,7 +80,8 @@ def label_circles(manifest: Mapping[str, Any], width: float) -> str:
         left + cell * columns + right, cell * rows + above + below, (left, right, above, below)
     )
     a, most = c.axes, max(int(counts.max()), 1)
-    largest, look = (0.92 * cell) ** 2 / most, {"color": BLUE, "alpha": 0.85, "linewidths": 0}
+    largest = (0.92 * cell) ** 2 / most
+    look = {"color": BLUE, "alpha": 0.85, "linewidths": 0}
     ys, xs = np.nonzero(counts)
     a.scatter(xs, ys, s=np.maximum(counts[ys, xs] * largest, 1.5), **look)
     for k, n in enumerate(round_numbers(most)):
@@ -102,7 +99,8 @@ def label_circles(manifest: Mapping[str, Any], width: float) -> str:
             "color": MUTED,
         }
         a.annotate(f"{n} samples" if turned else str(n), at, (cell / 2 + 6, 0), **beside)
-    silo_ticks, class_ticks = thinned(names, 48), thinned([str(i) for i in range(classes)], 30)
+    silo_ticks = thinned(names, 48)
+    class_ticks = thinned([str(i) for i in range(classes)], 30)
     across, down = (silo_ticks, class_ticks) if turned else (class_ticks, silo_ticks)
     a.set_xticks(*across, rotation=90 if turned and not prefix else 0)
     a.set_yticks(*down)
@@ -166,14 +164,17 @@ def relationship_map(found: Relationships, width: float) -> str:
     """Draw p_ij after the last round: how much silo i (row) takes of silo j's core model (column)."""
     values, n = found.values[-1], len(found.names)
     names, prefix = silo_names(found.names)
-    left, below = 14 + room_for(names), 44 if prefix else 44 + room_for(names)
+    left = 14 + room_for(names)
+    below = 44 if prefix else 44 + room_for(names)
     cell = min((width - left - 6) / n, 44)
     written = cell >= 24
     c = Canvas(left + cell * n + 6, cell * n + below + 6, (left, 6, 6, below))
-    a, largest = c.axes, max(float(np.nanmax(np.abs(values))), 1e-12)
+    a = c.axes
+    largest = max(float(np.nanmax(np.abs(values))), 1e-12)
     for i, j in np.argwhere(~np.isnan(values)).tolist():
         p = float(values[i, j])
-        strength, colour = abs(p) / largest, BLUE if p >= 0 else VERMILLION
+        strength = abs(p) / largest
+        colour = BLUE if p >= 0 else VERMILLION
         # Strength is shown by shade if the number fits into the cell, else by size.
         half, alpha = (
             (0.48, 0.04 + 0.66 * strength) if written else (0.48 * math.sqrt(strength), 0.85)

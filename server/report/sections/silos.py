@@ -59,7 +59,9 @@ def silos_section(study: StudyResults) -> Markup:
     """Render the section; empty without results."""
     if not study.runs:
         return Markup()
-    best, base, methods = study.best or study.methods[0], study.base, study.columns
+    best = study.best or study.methods[0]
+    base = study.base
+    methods = study.columns
     rare = seldom(study, methods)
     head = [
         Markup('Hospital<small class="phone">train + test</small>'),
@@ -153,7 +155,8 @@ def mean_rows(
     study: StudyResults, methods: Sequence[str], rare: Mapping[str, Rounds]
 ) -> Iterator[tuple[str, Sequence[str]]]:
     """Yield the rows of means: over all silos and, if some silos missed many rounds, without these."""
-    best, base = study.best, study.base
+    best = study.best
+    base = study.base
 
     def row(means: Iterable[float], without: Collection[str]) -> list[str]:
         gain = [points(study.mean_gain(best, base, without).mean)] if best and base else []
@@ -173,7 +176,8 @@ def gain_cell(gain: Gain) -> tuple[str, Markup]:
 
 def losers(study: StudyResults) -> Markup:
     """Return a sentence on the silos that score lower with the best method."""
-    best, base = study.best, study.base
+    best = study.best
+    base = study.base
     if not best or not base:
         return markup(
             "The {} of every hospital's model on the hospital's own test data.",
@@ -205,13 +209,24 @@ def losers(study: StudyResults) -> Markup:
     )
 
 
+def _gain_column(a: Any, gain: Sequence[Gain]) -> None:
+    """Write the gains beside the rows, the clear ones in bold."""
+    for row, own in enumerate(gain):
+        how = {"weight": "bold" if own.shown else "normal", "color": INK if own.sign else MUTED}
+        a.annotate(points(own.mean), (1, row), (46, 0), **GAIN_AT, **how)
+    above = {**GAIN_AT, "va": "bottom"}
+    a.annotate("gain", (1, -0.5), (46, 6), **above, color=MUTED, fontsize=11)
+
+
 @chart
 def gains(study: StudyResults, width: float) -> str:
     """Draw each silo's scores with the baselines and the best method, joined by a line, with interval and gain.
 
     Silos that have withheld all scores are left out; at least one silo must remain.
     """
-    look, methods, best = styles(study), study.columns, study.best or study.methods[0]
+    look = styles(study)
+    methods = study.columns
+    best = study.best or study.methods[0]
     base = study.base
     order = [
         s for s in study.silos if any(not math.isnan(study.score(m, s).mean) for m in methods)
@@ -220,27 +235,16 @@ def gains(study: StudyResults, width: float) -> str:
     if base:
         order.sort(key=lambda s: -gain[s].mean if not math.isnan(gain[s].mean) else 9)
     names = [clipped(silo, 18) for silo in order]
-    c = Canvas(width, 24 * len(order) + 96, (8 + room_for(names), 52 if base else 14, 40, 40))
-    a, lows = c.axes, list[float]()
+    margins = (8 + room_for(names), 52 if base else 14, 40, 40)
+    c = Canvas(width, 24 * len(order) + 96, margins)
+    a = c.axes
+    lows = list[float]()
     for row, silo in enumerate(order):
         scores = {m: study.score(m, silo) for m in methods}
         rows = {m: row + lift for m, lift in lifts(scores, 10 / c.inner[0]).items()}
         lows += _silo_row(a, rows, scores, look, best, base)
-        if base:
-            weight = "bold" if gain[silo].shown else "normal"
-            colour = INK if gain[silo].sign else MUTED
-            a.annotate(
-                points(gain[silo].mean),
-                (1, row),
-                (46, 0),
-                **GAIN_AT,
-                weight=weight,
-                color=colour,
-            )
     if base:
-        a.annotate(
-            "gain", (1, -0.5), (46, 6), **{**GAIN_AT, "va": "bottom"}, color=MUTED, fontsize=11
-        )
+        _gain_column(a, [gain[silo] for silo in order])
     floor = math.floor(10 * min(lows, default=0.0)) / 10
     a.set(
         xlim=(max(floor - 0.02, LOWEST if floor < 0 else -0.02), 1.02),

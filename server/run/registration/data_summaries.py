@@ -245,7 +245,8 @@ class SummaryRequests:
         self, found: Candidates, online: int, expected: int, complete: bool
     ) -> None:
         """Raise UserError if so many nodes have a fault that the required number of silos cannot be reached."""
-        needed, faults = self.common.min_silos or 1, len(found.faults)
+        needed = self.common.min_silos or 1
+        faults = len(found.faults)
         too_many = expected - faults < needed or (
             complete and faults and not self.common.min_silos
         )

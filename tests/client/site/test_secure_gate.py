@@ -286,10 +286,8 @@ def test_the_ledger_has_the_reply_without_its_masks(
     monkeypatch.setattr(audit_gate, "note_charged", noted)
     left = []
     for attempt in (1, 2):
-        record, reply = (
-            sent(begin(hospitals, attempt)["north"]),
-            integers(np.ones(4, np.uint32)),
-        )
+        record = sent(begin(hospitals, attempt)["north"])
+        reply = integers(np.ones(4, np.uint32))
         contents.clear()
         answered = hospitals["north"].ask("train", record, reply, secure_share=1 / 3)
         left.append((vector_of(answered).tobytes(), contents[0]))

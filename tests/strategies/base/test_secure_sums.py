@@ -54,10 +54,8 @@ def test_another_method_is_refused_with_its_reason(three: Files, name: str) -> N
 def test_the_sum_is_the_mean(three: Files, name: str, tiny_bn: None) -> None:
     """What a method's server makes of one mean is what it makes of single updates, up to the rounding."""
     rounds: dict[str, Any] = {**CASES[name][0], **DEEP, **OPTIONS, "rounds": 3}
-    plain, summed = (
-        federate(three, **rounds, robust="none"),
-        federate(three, **rounds, **SECURE),
-    )
+    plain = federate(three, **rounds, robust="none")
+    summed = federate(three, **rounds, **SECURE)
     assert plain.strategy.state.arrays.keys() == summed.strategy.state.arrays.keys()
     for key, vector in plain.strategy.state.arrays.items():
         torch.testing.assert_close(summed.strategy.state.arrays[key], vector, rtol=0, atol=1e-5)

@@ -1,0 +1,1 @@
+"""A csv: its samples, by a recipe or as a list of pictures, and the first draft of its recipe."""

@@ -1,0 +1,240 @@
+"""The first draft of a table's recipe, and the recipe that makes a federation's columns from a table."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from partitions.common.errors import DataError, Problems
+from partitions.common.names import unknown_name
+from partitions.importing.notes import Take
+from partitions.importing.options import ImportOptions
+from partitions.importing.tables import (
+    FALLBACK,
+    LONGEST_SHOWN,
+    UTF8,
+    feature_columns,
+    label_columns,
+    list_columns,
+    read_lines,
+)
+from partitions.recipes.cells import GAPS, is_number
+from partitions.recipes.draft import draft_columns, drafted, find_gaps
+from partitions.recipes.lines import Lines, cells_in
+from partitions.recipes.people import (
+    MOST_TRIED,
+    check_identifiers,
+    divided_patients,
+    left_out,
+    names_people,
+    patient_column,
+)
+from partitions.recipes.recipe import NO_TEXT, OPEN, FileFormat, Recipe, TextInput
+from partitions.recipes.shared import Mapped, parse_shared, recipe_for
+from partitions.recipes.signs import (
+    MOST_NUMBERS,
+    Asked,
+    Evidence,
+    evidence_of,
+    share_of_numbers,
+    signs_of,
+)
+from partitions.schema import Schema, few
+
+
+def draft_recipe(
+    lines: Lines, options: ImportOptions
+) -> tuple[Recipe, tuple[str, ...], Problems]:
+    """Return the first draft of a table's recipe, notes on columns that are left out, and problems, which stay open."""
+    path, header, take = lines.path, lines.header, options.take
+    if take.text and take.text not in header:
+        raise unknown_name(f"column of {path}", take.text, header)
+    problems = Problems()
+    columns, patient = draft_roles(lines, options, problems)
+    roles = tuple(name for name in columns if name != OPEN)
+    features, notes = chosen_columns(lines, roles, "" if patient == OPEN else patient, take)
+    if patient != OPEN:
+        with problems.collected():
+            check_identifiers(lines, patient)
+        notes = (*notes, *divided_patients(lines, patient, (*roles, *take.columns)))
+    gaps = find_gaps(lines, features, take.asked)
+    asked = take.asked
+    found, decimal = draft_columns(lines, features, gaps, asked, patient, problems)
+    for column in found:
+        if column.kind == "skip" and (name := column.origin) in take.columns:
+            with problems.collected():
+                raise DataError(
+                    f"{path}: {name} is no number, date or category: {column.why}{long_text(lines, name)}"
+                )
+    with problems.collected():
+        decimal = label_sign(lines, roles, gaps, asked, decimal)
+    used = {*features, *columns, "split", take.text, patient}
+    skipped = tuple(drafted(name, "skip") for name in header if name not in used)
+    recipe = Recipe(
+        columns=(*found, *skipped),
+        label=columns,
+        task=options.task,
+        classes=tuple(options.labels),
+        patient=patient,
+        split="split" if "split" in header else "",
+        seed=options.seed,
+        file=file_format(lines, decimal, gaps),
+        text=TextInput(column=take.text, vocabulary=take.vocabulary, length=take.length)
+        if take.text
+        else NO_TEXT,
+    )
+    if lines.encoding == FALLBACK and not take.encoding:
+        notes = (
+            f"{path} is not UTF-8 and is read as {FALLBACK} (Windows){example(lines)}: --encoding",
+            *notes,
+        )
+    return recipe, notes, problems
+
+
+def file_format(lines: Lines, decimal: str, gaps: tuple[str, ...]) -> FileFormat:
+    """Return how a csv is written."""
+    encoding = lines.encoding.replace(UTF8, "utf-8")
+    return FileFormat(encoding=encoding, separator=lines.separator, decimal=decimal, gaps=gaps)
+
+
+def draft_roles(
+    lines: Lines, options: ImportOptions, problems: Problems
+) -> tuple[tuple[str, ...], str]:
+    """Return the columns of labels and of patients; one not found is open, and ``problems`` gets the reason."""
+    path = lines.path
+    header = lines.header
+    take = options.take
+    label = options.survival or options.label
+    columns: tuple[str, ...] = (OPEN,)
+    patient = OPEN
+    with problems.collected():
+        if not label and "label" not in header:
+            raise DataError(
+                f"{path} has no column label; name the label's column with --label: {list_columns(header)}"
+            )
+        columns = label_columns(path, header, label, ("label",))
+        if take.text in columns:
+            raise DataError(
+                f"{path}: {take.text} is the text and the label; name another column with --label"
+            )
+        for name in columns:
+            with problems.collected():
+                check_labelled(lines, name, name if len(columns) > 1 else "label")
+    with problems.collected():
+        patient = patient_column(lines, take.patient, (*columns, *take.columns))
+    return columns, patient
+
+
+def check_labelled(lines: Lines, column: str, what: str) -> None:
+    """Raise DataError where lines have no label in a column, with the first one's place."""
+    cells = lines.columns[column]
+    missing = [cell for cell in cells.texts if cell.casefold() in GAPS]
+    if count := cells.count_in(missing):
+        others = f" (lines without one: {count})" if count > 1 else ""
+        mend = "fill it, or delete the line (a total below the table?)"
+        raise DataError(f"{lines.where(cells.first_of(missing))} has no {what}; {mend}{others}")
+
+
+def shared_recipe(path: Path, schema: Schema, mapped: Mapped, options: ImportOptions) -> Recipe:
+    """Return the recipe that makes the columns of a federation's schema from a hospital's csv.
+
+    Raises DataError, one line.
+    """
+    take, shared = options.take, parse_shared(schema)
+    lines = read_lines(path, take.separator, take.encoding, take.gaps)
+    header = lines.header
+    likely = shared.patient if shared.patient in header and take.patient == "" else take.patient
+    patient = patient_column(lines, likely, (*mapped.columns.values(), *shared.label))
+    gaps = find_gaps(lines, [name for name in header if name != patient], take.asked)
+    made = recipe_for(path, header, lines, shared, schema.labels, mapped, take.asked, gaps)
+    taken = {own.name: own.origin for own in made.used if own.name not in mapped.columns}
+    if asked_for := [
+        name
+        for name, own in taken.items()
+        if names_people(own, set(lines.columns[own].head(MOST_TRIED)))
+    ]:
+        raise DataError(
+            f"{path}: the schema asks for {few(asked_for, 20)}, and your column of that name may name people; if that "
+            f"is meant, say --map {asked_for[0]}={taken[asked_for[0]]}"
+        )
+    roles = (*made.label, *filter(None, (patient, "split" if "split" in header else "")))
+    own = {
+        "columns": tuple(
+            c for c in made.columns if c.kind != "skip" or c.format or c.source not in roles
+        ),
+        "patient": patient,
+        "split": "split" if "split" in header else "",
+        "seed": options.seed,
+        "file": file_format(lines, label_sign(lines, made.label, gaps, take.asked, "."), gaps),
+    }
+    return made.model_copy(update=own)
+
+
+def chosen_columns(
+    lines: Lines, labels: Sequence[str], patient: str, take: Take
+) -> tuple[list[str], tuple[str, ...]]:
+    """Return the columns that a draft examines, and notes on those that are left out without examination."""
+    path, header = lines.path, lines.header
+    likely = left_out(
+        lines,
+        (n for n in header if n not in (*labels, *take.columns, take.text, patient, "split")),
+    )
+    others = [*labels, "split", "patient", *filter(None, (take.text, patient)), *likely]
+    features = feature_columns(path, header, dict.fromkeys(others), take.columns)
+    notes: tuple[str, ...] = ()
+    for why in dict.fromkeys(likely.values()):
+        left = [name for name in likely if likely[name] == why and name != "patient"]
+        takes = " (--columns takes what is named)" if "patient" not in why else ""
+        notes += (f"left out: {', '.join(left)}, as {why}{takes}",) if left else ()
+    if take.text and not take.columns:
+        if features:
+            more = f"left out are {', '.join(features)}; --columns {','.join(features)} takes them beside the text"
+            notes = (*notes, more)
+        return [], notes
+    if not features:
+        raise DataError(
+            f"{path} has no column besides the label; what separates its columns? (--separator)"
+        )
+    return features, notes
+
+
+def long_text(lines: Lines, name: str) -> str:
+    """Return the place of a column's first long text, and the option that reads it; the text itself is not shown."""
+    cells = cells_in(lines, name, ())
+    first = next((cell for cell in cells if len(cell) > LONGEST_SHOWN), None)
+    return (
+        f"; {cells[first]}: {name} is a text of {len(first)} characters; --text {name} takes it"
+        if first
+        else ""
+    )
+
+
+def label_sign(
+    lines: Lines, columns: Sequence[str], gaps: Collection[str], asked: Asked, decimal: str
+) -> str:
+    """Return the decimal sign of the labels: as requested, as their cells show, or else that of the columns."""
+    for name in columns:
+        cells = cells_in(lines, name, gaps)
+        own = evidence_of(cells)
+        if (
+            share_of_numbers(cells) > MOST_NUMBERS
+            and (own.decimal or own.unclear)
+            and not all(map(is_number, cells))
+        ):
+            return signs_of(name, own, Evidence(), asked).decimal
+    return asked.decimal or (decimal if decimal != "," else ".")
+
+
+def example(lines: Lines) -> str:
+    """Return the first column name, or place of a cell, with a letter beyond ASCII, as an example of the encoding."""
+    if found := next((name for name in lines.header if not name.isascii()), ""):
+        return f", where it reads {found!r}"
+    first = [
+        (cells.first_of(own), name)
+        for name, cells in lines.columns.items()
+        if (own := [c for c in cells.texts if not c.isascii()])
+    ]
+    if not first:
+        return ""
+    line, name = min(first, key=lambda own: own[0])
+    return f", first in {lines.where(line).rpartition(', ')[2]}, {name}"

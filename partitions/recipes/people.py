@@ -1,0 +1,221 @@
+"""Columns of a csv that identify patients, name people or number rows: by their names, and by their cells."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from partitions.common.errors import DataError
+from partitions.common.names import unknown_name
+from partitions.recipes.cells import identifier
+from partitions.recipes.lines import Cells, Lines, cells_in
+
+# 1,23457E+11, as Excel shows numbers of 12 digits
+ROUNDED = re.compile(r"\d([.,]\d+)?E\+\d+", re.ASCII)
+# Names of a column of patients, in lower case without punctuation: a word, or a person with a kind of identifier.
+PERSONS = re.findall(
+    r"\w+",
+    "patient patients pat subject subj case person participant individual patienten patientin fall proband "
+    "probanden versicherten personen dossier",
+)
+KINDS = re.findall(
+    r"\w+",
+    "id ids no nr num number key code uid name identifier pseudonym mrn nummer kennung schlüssel",
+)
+WORDS = {
+    *re.findall(
+        r"\w+",
+        "id mrn pid patid subjid medicalrecordnumber nhsnumber pseudonym participantid patient patients subject "
+        "person participant",
+    ),
+    *(person + kind for person in PERSONS for kind in KINDS),
+}
+
+# Names of a column that names people or says where they are, in the same form.
+PEOPLE = frozenset(
+    re.findall(
+        r"\w+",
+        "name names fullname surname lastname familyname firstname forename givenname middlename maidenname nickname "
+        "initials nachname vorname zuname familienname geburtsname mädchenname nom prenom prénom nomdefamille apellido "
+        "apellidos nombre nombres cognome nome achternaam voornaam naam efternamn fornamn address street streetaddress "
+        "adresse straße strasse anschrift email emailaddress mail phone phonenumber telephone telefon telefonnummer "
+        "mobile fax ssn socialsecuritynumber physician physicianname doctor doctorname surgeon arzt ärztin hausarzt "
+        "contact kontakt",
+    )
+)
+ROW_NUMBERS = re.findall(
+    r"\w+", "unnamed index row rownames rowname rownumber lfdnr laufnummer record recordno"
+)
+ID_WORDS = re.findall(r"\w+", "id ids uid guid uuid mrn identifier kennung")
+ENOUGH_ROWS = 10  # of which each has its own number
+PERSON = re.compile(
+    r"(mr|mrs|ms|dr|prof|herr|frau|hr|fr|mme|sr|sra)\.? \S.*|\w+, ?(dr\.? |prof\.? )*[^\W\d]+|\S+@\S+\.\w+",
+    re.IGNORECASE,
+)
+ENOUGH_NAMES = 10  # different texts that are called as people are, without a title
+MOST_TRIED = 1000  # cells that are compared with it
+MOST_PERSONS = 0.5  # above this share of cells like "Meier, Anna", a column is one of names
+
+MOST_REPEATS = 10  # rows of one value, on average, of an identifier; a ward has more
+
+
+NUMBERED = re.compile(r"([a-z]*)[-_/#. ]*(\d+)", re.ASCII)
+
+
+def check_identifiers(lines: Lines, column: str) -> None:
+    """Raise DataError for identifiers that Excel has rounded, and for two that may be one patient's: 7 and P7.
+
+    ``column``: of the identifiers, or "".
+    """
+    numbered: dict[str, dict[str, str]] = {}
+    for text, where in cells_in(lines, column, [""]).items() if column else ():
+        if ROUNDED.fullmatch(text):
+            raise DataError(
+                f"{where}: {column} is {text!r}, an identifier that Excel has rounded: export it again as text"
+            )
+        if match := NUMBERED.fullmatch(own := identifier(text)):
+            numbered.setdefault(match[2], {}).setdefault(own, where)
+    for alike in numbered.values():  # by the letters before the number, in whatever way
+        prefixes = [own.rstrip("0123456789").rstrip("-_/#. ") for own in alike]
+        if len(alike) > 1 and ("" in prefixes or len(set(prefixes)) < len(prefixes)):
+            first, second = list(alike.values())[:2]
+            raise DataError(
+                f"{second}: {column} has the number of {first.rpartition(', ')[2]}, with another prefix or mark; is it "
+                "one patient? write his identifiers alike, and those of two patients with different numbers"
+            )
+
+
+def names_patients(column: str) -> bool:
+    """Return whether a csv column's name is typical of patients' identifiers."""
+    return "".join(c for c in column.lower() if c.isalnum()) in WORDS
+
+
+def words_of(column: str) -> list[str]:
+    """Return the words of a column's name, in lower case: ``LastName`` and ``last_name`` have two."""
+    return [
+        word
+        for word in re.split(r"[\W\d_]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", column).lower())
+        if word
+    ]
+
+
+def names_people(column: str, cells: Collection[str] = ()) -> bool:
+    """Return whether a column has names or addresses of people, by its own name or by most of its ``cells``."""
+    words = words_of(column)
+    ends = {"".join(words[i:]) for i in range(len(words))} - (
+        {"name", "names"} if len(words) > 1 else set()
+    )
+    most = MOST_PERSONS * max(len(cells), 1)
+    persons = sum(bool(PERSON.fullmatch(cell)) for cell in cells)
+    names = sum(map(is_capitalised, cells))
+    return not ends.isdisjoint(PEOPLE) or persons > most or names > max(most, ENOUGH_NAMES - 1)
+
+
+def is_capitalised(cell: str) -> bool:
+    """Return whether a text is one to three words as in a name: Meier, O'Brien, Anna Meier-Rust, MEIER."""
+    words = re.split(r"[ '\u2019-]", cell)
+    return len(words) < 4 and all(
+        w.isalpha() and (w.istitle() or (w.isupper() and len(w) > 3)) for w in words
+    )
+
+
+def numbers_rows(column: str, cells: Cells) -> bool:
+    """Return whether a column of whole numbers is called like an identifier, such as ``visit_occurrence_id``.
+
+    Names such as ``...number`` count only where each row has its own.
+    """
+    words = words_of(column) or [""]
+    called = words[-1] in (*ID_WORDS, *KINDS) or "".join(words) in ROW_NUMBERS
+    if not called or len(cells) < ENOUGH_ROWS:
+        return False
+    own = set[str]()
+    for cell in cells.different:
+        if (number := identifier(cell)) and not number.isdecimal():
+            return False
+        own.add(number)
+    return own != {""} and (words[-1] in ID_WORDS or len(own) == len(cells))
+
+
+def left_out(lines: Lines, columns: Iterable[str]) -> dict[str, str]:
+    """Return the reason to leave out a column by itself, for those of people, patients and rows."""
+    found: dict[str, str] = {}
+    for column in columns:
+        cells = lines.columns[column]
+        if names_patients(column):
+            found[column] = "it looks like a patient's identifier"
+        elif names_people(column, set(cells.head(MOST_TRIED))):
+            found[column] = "it may name people"
+        elif numbers_rows(column, cells):
+            found[column] = "it looks like an identifier of rows"
+    return found
+
+
+def identifiers(lines: Lines, used: Sequence[str]) -> Iterator[str]:
+    """Yield the columns that may identify patients: by their name, or called an identifier and with repeated values.
+
+    ``used``: columns with another use.
+    """
+    for column, cells in lines.columns.items():
+        last = (words_of(column) or [""])[-1]
+        if column in used or not (names_patients(column) or last in (*KINDS, "mrn")):
+            continue
+        if names_patients(column) or len(cells) / MOST_REPEATS <= len(cells.different) < len(
+            cells
+        ):
+            yield column
+
+
+def counted(lines: Lines, columns: Sequence[str]) -> str:
+    """Return the number of different values of each column as text."""
+    return ", ".join(
+        f"{column} has {len(lines.columns[column].different)}" for column in columns
+    )
+
+
+def divided_patients(lines: Lines, patient: str, used: Sequence[str]) -> tuple[str, ...]:
+    """Return a note where each row is of another patient, by the column ``patient`` or without one, but another
+    identifier repeats."""
+    if patient and len(set(map(identifier, lines.columns[patient].different))) < len(lines):
+        return ()
+    repeating = [
+        c
+        for c in identifiers(lines, (*used, patient))
+        if len(lines.columns[c].different) < len(lines)
+    ]
+    if not repeating:
+        return ()
+    by = f"by {patient} " if patient else ""
+    return (
+        f"{by}each of {len(lines)} rows is of another patient, but {counted(lines, repeating)} different values: one "
+        f"patient may be in training and test; --patient {repeating[0]} keeps rows with an equal one together",
+    )
+
+
+def patient_column(lines: Lines, asked: str | None, labels: Sequence[str]) -> str:
+    """Return the column that identifies patients, or "" for none.
+
+    * ``asked``: the column that the user names; "": the column ``patient`` if there is one; None: no column.
+    * ``labels``: columns with another use.
+
+    Raises DataError where ``asked`` is "" and the name of another column is typical of patients' identifiers.
+    """
+    if asked is None:
+        return ""
+    if asked:
+        if asked not in lines.columns:
+            raise unknown_name(f"column of {lines.path}", asked, lines.columns)
+        if asked in labels:
+            raise DataError(
+                f"{lines.path}: {asked} is named as the patients' column and as a label or number, too"
+            )
+        return asked
+    if "patient" in lines.columns:
+        return "patient"
+    found = [*identifiers(lines, labels)]
+    if any(map(names_patients, found)):
+        column = found[0] if len(found) == 1 else "COLUMN"
+        raise DataError(
+            f"{lines.path}: which column says whose each row is? Of {len(lines)} rows, {counted(lines, found)} "
+            f"different values; name it with --patient {column}, or say --no-patient if each row is of another patient"
+        )
+    return ""
