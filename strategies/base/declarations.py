@@ -48,6 +48,7 @@ NUMBERS: Mapping[str, str] = {
     "weights": "how much it takes of which silo",
     "steps": "its number of steps",
     "cluster": "which of the models it trains",
+    "energy": "the sum of its squared gradients",
     "variance": "the variance of its features",
     "sensitivity": "one sensitivity per layer",
 }

@@ -69,6 +69,7 @@ CASES: dict[str, tuple[dict[str, Any], Flow, Flow]] = {
         accuracy=1e-3,
         alpha="samples",
     ),
+    "fedas": case("fedas", **PART, align_learning_rate=0.1),
     "fedavg": case("fedavg"),
     "fedavg-ft": case("fedavg-ft", epochs=2),
     "fedavgm": case("fedavgm"),
@@ -127,6 +128,7 @@ CASES: dict[str, tuple[dict[str, Any], Flow, Flow]] = {
     "lg-fedavg, pretrain": case(
         "lg-fedavg", (FULL, FULL, HEAD), (FULL, HEAD), layers=1, pretrain=1
     ),
+    "lg-mix": case("lg-mix"),
     "local": case("local", (0, 0), (0, 0)),
     "lp-proj": case("lp-proj", (5, 5), (5, 5), dimension=5, lambda_=2.0, inner_steps=2),
     "lp-proj, squared": case(

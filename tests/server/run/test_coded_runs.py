@@ -52,6 +52,7 @@ SOUND = {
         "fedadagrad",
         "fedadam",
         "fedalt",
+        "fedas",
         "fedavg",
         "fedavg-ft",
         "fedavgm",

@@ -1,0 +1,127 @@
+"""FedAS: rounds in numpy with an absence, its alignment by hand, FedPer, and a silo that overstates itself (B34)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Message
+from tiny import Files, comparable, federate, round_of, rows_of, same
+from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of
+
+from strategies.fedas import FedAS
+
+OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "momentum": 0.9}
+
+
+def features(body: np.ndarray, x: np.ndarray) -> np.ndarray:
+    return np.maximum(x @ body[:12].reshape(4, 3).T + body[12:], 0)
+
+
+def alignment(body: np.ndarray, x: np.ndarray, y: np.ndarray, means: np.ndarray) -> np.ndarray:
+    """The gradient of the sum over classes of the mean of (1/K) ||h - P_y||², with h = relu(W x + b)."""
+    h = features(body, x)
+    weight = 1 / np.bincount(y, minlength=3)[y]
+    dz = 2 * (h - means[y]) / 4 * weight[:, None] * (h > 0)
+    return np.concatenate([(dz.T @ x).ravel(), dz.sum(0)])
+
+
+def means_of(body: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    z = features(body, x)
+    return np.stack([z[y == k].mean(0) if (y == k).any() else np.zeros(4) for k in range(3)])
+
+
+def test_two_silos_and_their_alignment_by_hand() -> None:
+    """h = relu(w x), one feature of four used, two samples of class 0 at h = 1 and 3, P = 1: the loss is the mean of 0
+    and 4, over K = 4: 1/2. Its gradient by w, with x = 1 and 3: (1/2) 2 (3 - 1) 3 / 4 = 3/2."""
+    body = np.zeros(16)
+    body[0] = 1.0
+    x, y = np.array([[1.0, 0, 0], [3.0, 0, 0]]), np.array([0, 0])
+    means = np.zeros((3, 4))
+    means[0, 0] = 1.0
+    assert alignment(body, x, y, means)[0] == pytest.approx(1.5)
+    z = torch.tensor([[1.0, 0, 0, 0], [3.0, 0, 0, 0]])
+    client: Any = FedAS.client.__new__(FedAS.client)
+    client.prototypes = torch.from_numpy(means).float()
+    assert float(client.distance(z, z, torch.tensor([0, 0]))) == pytest.approx(0.5)
+
+
+def test_rounds_in_numpy(three: Files) -> None:
+    """Four rounds: one step of alignment, two of training, all in full batches; b is away in round 2."""
+    eta, rate = 0.3, 0.2
+    run = federate(
+        three,
+        strategy="fedas",
+        rounds=4,
+        local_epochs=2,
+        fedas__align_learning_rate=rate,
+        weight_cap=0,
+        **DEEP,
+        prepare=lambda grid: grid.absent.add(("b", 2)),
+    )
+    first = federate(three, strategy="fedavg", rounds=1, **DEEP).sent_to("a", 1)["global"]
+    start = first.vector.double().numpy()
+    body, own = start[FC1].copy(), dict.fromkeys(three, start)
+    trained: set[str] = set()
+    for r in range(1, 5):
+        bodies, energies = [], []
+        for silo in three:
+            if (silo, r) == ("b", 2):
+                continue
+            x, y = rows_of(three[silo])
+            u = body.copy()
+            if silo in trained:
+                u = u - rate * alignment(u, x, y, means_of(own[silo][FC1], x, y))
+            w = np.concatenate([u, own[silo][FC2]])
+            for _ in range(2):
+                w = w - eta * deep_gradient(w, x, y)
+            own[silo] = w
+            trained.add(silo)
+            bodies.append(w[FC1])
+            energies.append(float((deep_gradient(w, x, y) ** 2).sum()))
+        body = np.average(bodies, axis=0, weights=energies)
+    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(body, abs=1e-5)
+    for silo in three:
+        assert run.personal(silo).numpy() == pytest.approx(own[silo], abs=1e-5)
+    told = [p.numbers["energy"] for r, _, p, _ in replies_of(run) if r == 4]
+    assert told == pytest.approx(energies, rel=1e-4)
+
+
+def test_without_both_it_is_fedper(three: Files) -> None:
+    own = {"fedas.align-epochs": 0, "fedas.weights": "samples"}
+    run = federate(three, strategy="fedas", **own, **DEEP, **OPTIONS)
+    plain = federate(three, strategy="fedper", **DEEP, **OPTIONS)
+    assert comparable(run.rows) == comparable(plain.rows)
+    assert same(run.strategy.state.arrays["global"], plain.strategy.state.arrays["global"])
+
+
+@pytest.mark.parametrize("energy", [1e30, -1.0, float("nan")])
+def test_a_silo_that_overstates_itself(three: Files, energy: float) -> None:
+    """It counts as weight-cap times the median at most; what is no size of a gradient is left out."""
+
+    def lie(silo: str, message: Message, reply: Message) -> Message:
+        if silo == "a" and round_of(message) == 1 and message.metadata.message_type == "train":
+            config: Any = reply.content["config"]
+            config["number.energy"] = energy
+        return reply
+
+    run = federate(
+        three,
+        strategy="fedas",
+        rounds=1,
+        robust="none",
+        prepare=lambda grid: setattr(grid, "after", lie),
+        **DEEP,
+    )
+    rejected = [r.silo for r in run.rows if r.metric == "rejected"]
+    assert rejected == ([] if energy > 0 else ["a"])
+    if energy > 0:
+        sent = {s: p for _, s, p, _ in replies_of(run)}
+        told = {s: float(str(sent[s].numbers["energy"])) for s in ("b", "c")}
+        weights = [5 * max(told.values()), *told.values()]
+        vectors = [sent[s].models["shared"].vector.numpy() for s in three]
+        expected = np.average(vectors, axis=0, weights=weights)
+        found = run.strategy.state.arrays["global"].numpy()
+        assert found == pytest.approx(expected, abs=1e-5)

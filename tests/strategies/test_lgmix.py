@@ -1,0 +1,104 @@
+"""LG-Mix: two silos by hand, rounds in numpy with an absence, FedAvg and Local at its ends (B46)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import Files, federate, rows_of, settings_of
+from two_layers import DEEP, deep_gradient
+
+from partitions.common.errors import UserError
+
+OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4}
+
+
+@pytest.mark.usefixtures("zero_start")
+def test_two_silos_by_hand(pair: Files) -> None:
+    """Two rounds of one step of 1 from 0. The network is linear: both models have the inputs as features, so c = 1/2.
+
+    Round 1, as test_fedavg: D_a = (1, 1/2), D_b = -(1/2, 1/2), D = w = (-1/8, -1/4). The own models are halfway between
+    D and D_i: a (7/16, 1/8), b (-5/16, -3/8). Round 2, a: logit difference 2 (7/8 + 1/8) = 2, q = 1 / (1 + e²), it goes
+    on by (2 q, q); b: 2 (-11/16), r = 1 / (1 + e^(11/8)), by -(r, r). w moves by a quarter and three of these.
+    """
+    run = federate(pair, strategy="lg-mix", rounds=2)
+    q, r = 1 / (1 + math.exp(2)), 1 / (1 + math.exp(11 / 8))
+    w = (-1 / 8 + (2 * q - 3 * r) / 4, -1 / 4 + (q - 3 * r) / 4)
+    for (u, v), vector in (
+        ((7 / 16 + 2 * q, 1 / 8 + q), run.personal("a")),
+        ((-5 / 16 - r, -3 / 8 - r), run.personal("b")),
+        (w, run.strategy.state.arrays["global"]),
+    ):
+        assert vector.tolist() == pytest.approx([u, -u, v, -v], abs=1e-6)
+
+
+def features(w: np.ndarray, x: np.ndarray) -> np.ndarray:
+    return np.maximum(x @ w[:12].reshape(4, 3).T + w[12:16], 0)
+
+
+def spread(parts: list[np.ndarray]) -> float:
+    z = np.concatenate(parts)
+    return float(np.linalg.eigvalsh((z - z.mean(0)).T @ (z - z.mean(0)) / len(z))[1:].sum())
+
+
+def test_rounds_in_numpy(three: Files) -> None:
+    """Five rounds of three full-batch steps; b is away in rounds 2 and 3, and then takes what it missed."""
+    eta = 0.4
+    run = federate(
+        three,
+        strategy="lg-mix",
+        rounds=5,
+        local_epochs=3,
+        **{**DEEP, "learning_rate": eta},
+        prepare=lambda grid: grid.absent.update({("b", 2), ("b", 3)}),
+    )
+    start = run.sent_to("a", 1)["global"].vector.double().numpy()
+    w = start
+    ratios: dict[str, list[float]] = {s: [] for s in three}
+    own, step, last = (dict.fromkeys(three, v) for v in (start, 0 * start, start))
+    for r in range(1, 6):
+        came = [s for s in three if s != "b" or r not in (2, 3)]
+        n = {s: len(rows_of(three[s])[1]) for s in came}
+        total = np.zeros_like(w)
+        for silo in came:
+            x, y = rows_of(three[silo])
+            if ratios[silo]:
+                c = np.mean(ratios[silo])
+                own[silo] = own[silo] + (1 - c) * (w - last[silo]) + c * step[silo]
+            local, seen = own[silo], []
+            for _ in range(3):
+                seen.append(features(local, x))
+                local = local - eta * deep_gradient(local, x, y)
+            mine, shared = spread(seen), spread([features(w, x)] * 3)
+            ratios[silo].append(mine / (mine + shared))
+            step[silo], last[silo] = local - own[silo], w
+            total += n[silo] / sum(n.values()) * step[silo]
+        w = w + total
+    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w, abs=1e-5)
+    for silo in three:
+        assert run.personal(silo).numpy() == pytest.approx(own[silo] + step[silo], abs=1e-5)
+    assert len({round(float(np.mean(c)), 3) for c in ratios.values()}) == 3
+
+
+@pytest.mark.parametrize(("ratio", "method"), [(0.0, "fedavg"), (1.0, "local")])
+def test_its_ends_are_fedavg_and_local(three: Files, ratio: float, method: str) -> None:
+    run, other = (
+        federate(three, strategy=s, **{"lg-mix.ratio": ratio}, **DEEP, **OPTIONS)
+        for s in ("lg-mix", method)
+    )
+    for silo in three:
+        torch.testing.assert_close(run.personal(silo), other.personal(silo), rtol=0, atol=1e-5)
+
+
+def test_one_silo_is_local(three: Files) -> None:
+    one = {"a": three["a"]}
+    run, local = (federate(one, strategy=s, **DEEP, **OPTIONS) for s in ("lg-mix", "local"))
+    torch.testing.assert_close(run.personal("a"), local.personal("a"), rtol=0, atol=1e-5)
+
+
+def test_features_have_no_noise(three: Files) -> None:
+    with pytest.raises(UserError, match="dp = true: not with lg-mix: its own model"):
+        settings_of(three, strategy="lg-mix", dp=True)
