@@ -95,6 +95,8 @@ class FedDyn(PersonalizedStrategy):
         spelling="FedDyn",
         late="grows",
         sums="silos",
+        sums_at={"weights": ("uniform",)},
+        not_sums="each silo gets a number of its own that scales its step",
         not_lossy=LOCAL_SUMS,
     )
     client = FedDynClient

@@ -18,6 +18,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from ..errors import SiteError
 from ..study.protocol import FREE
 from ..trust.chain import digest, plain
+from ..trust.receipts import ASKED
+from . import SHARE
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     Vector = NDArray[np.uint32]
 else:
     Vector = Any  # NumPy is imported with the first mask: the gate of other runs needs none
+# In a message's config, what differs between silos; the weight is compared with the list, the others scale no step
+PER_SILO = {ASKED, SHARE, "counted", "reported", "attended"}
 ONCE = bytes(12)  # a nonce: each key seals one text
 
 
@@ -41,13 +45,18 @@ def decoded(text: str) -> bytes:
 
 
 def received_sha256(content: Any) -> str:
-    """Return the SHA-256 of all arrays in a message's content (RecordDict)."""
+    """Return two sums of a train message's content (RecordDict): of its arrays, and after a colon of its config.
+
+    All numbers count with which a method trains: a server could make all steps but one small by them.
+    """
     found = [
         (name, key, str(array.dtype), list(array.shape), digest(array.data))
         for name, arrays in sorted(content.array_records.items())
         for key, array in sorted(arrays.items())
     ]
-    return digest(plain({"arrays": found}))
+    config = dict(content.config_records.get("config", {}))
+    common = {key: config[key] for key in config.keys() - PER_SILO}
+    return f"{digest(plain({'arrays': found}))}:{digest(plain(common))}"
 
 
 def settings_sha256(run_config: Mapping[str, Any]) -> str:

@@ -157,7 +157,8 @@ class SecureSilo:
             raise SiteError(f"round {slot.round} has come before with another model or list")
         held, faults = self._open(entry, record.get("sealed"), names)
         weighted = dict(zip(names, weights, strict=True))
-        return Entered(slot, listed, weighted, context, received, held, faults)
+        question = received.partition(":")[0]
+        return Entered(slot, listed, weighted, context, question, held, faults)
 
     def mask(self, vector: Vector, entered: Entered) -> tuple[Vector, Entry]:
         """Return the masked vector, once per slot, and what the next round needs; empty after the last."""

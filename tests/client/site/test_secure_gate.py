@@ -186,6 +186,25 @@ def test_a_round_leaves_masked_and_its_sum_is_opened(hospitals: dict[str, Hospit
     assert logged == audit.digest(masked["north"].content.array_records[ARRAYS][ARRAY].data)
 
 
+@pytest.mark.parametrize("key", ["participants", "number.scale", "evaluate"])
+def test_another_number_for_one_silo_gives_noise(
+    hospitals: dict[str, Hospital], key: str
+) -> None:
+    """A server could send numbers with which all silos but one make no step; the sum would be that one's."""
+    records, left = begin(hospitals), []
+    for name in NAMES:
+        changed = {key: 9} if name == "south" else {key: 3}
+        hospitals[name].ask(
+            *("train", sent(records[name]), integers(np.zeros(64, np.uint32))),
+            **{"secure_share": 1 / 3, "reported": len(name), **changed},  # type: ignore[arg-type]
+        )
+        found = masks.received_sha256(hospitals[name].seen[0].content)
+        left.append(found)
+    assert left[0] == left[2] and left[0] != left[1]
+    arrays = [one.partition(":")[0] for one in left]
+    assert len({*arrays}) == 1  # the question of a sum is the model alone
+
+
 @pytest.mark.parametrize(
     ("name", "reply", "says"),
     [

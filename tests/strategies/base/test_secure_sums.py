@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tiny import Files, Run, TinyGrid, federate, random_silos, same, settings_of, train_replies
 from two_layers import DEEP
 
+from client.site.secure import masks
 from partitions.common.errors import RunFailedError, UserError
 from partitions.common.settings import keys_of
 from server.cli.main import main
@@ -32,8 +33,11 @@ SUMS = """
     lp-proj moon partialfed per-fedavg pfedme scaffold
 """
 SECURE: dict[str, Any] = {"secure_aggregation": True}
+OWN_NUMBER = "feddyn, as its code"
 CALLED = [
-    name for name, (settings, _, _) in CASES.items() if settings["strategy"] in SUMS.split()
+    name
+    for name, (settings, _, _) in CASES.items()
+    if settings["strategy"] in SUMS.split() and name != OWN_NUMBER
 ]
 
 
@@ -65,6 +69,23 @@ def test_the_sum_is_the_mean(three: Files, name: str, tiny_bn: None) -> None:
             summed.personal(silo), plain.personal(silo), rtol=0, atol=1e-5
         )
     assert summed.values("bytes_up") == plain.values("bytes_up")
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_all_silos_of_a_round_receive_the_same(three: Files, name: str, tiny_bn: None) -> None:
+    """Masks cancel only then: a number for one silo could make its step the only one."""
+    run = federate(three, **{**CASES[name][0], **DEEP, **OPTIONS, "rounds": 3}, **SECURE)
+    received: dict[Any, set[str]] = {}
+    for message, _ in run.grid.traffic:
+        if message.metadata.message_type == "train":
+            found = masks.received_sha256(message.content)
+            received.setdefault(message.content["config"]["round"], set()).add(found)
+    assert [len(of) for of in received.values()] == [1, 1, 1]
+
+
+def test_a_number_for_each_silo_is_refused(three: Files) -> None:
+    with pytest.raises(UserError, match=r"^feddyn.weights = samples: .*a number of its own"):
+        settings_of(three, **{**CASES[OWN_NUMBER][0], **SECURE})
 
 
 def test_nothing_but_integers_leaves(three: Files, tiny_bn: None) -> None:
