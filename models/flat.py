@@ -92,19 +92,8 @@ class FlatModel:
         self.buffers = torch.cat(
             [b.reshape(-1) for _, b in buffers] or [self.vector.new_empty(0)]
         )
-        for entry, (_, parameter) in zip(entries, parameters, strict=True):
-            parameter.data = self.vector[entry.start : entry.stop].view(entry.shape)
-            parameter.grad = self.gradient[entry.start : entry.stop].view(entry.shape)
-        for entry, (_, buffer) in zip(self.layout.buffers, buffers, strict=True):
-            buffer.data = self.buffers[entry.start : entry.stop].view(entry.shape)
         self.integers, self._integer_views = _as_bytes(integers, self.vector.device)
-        for name, buffer in (*buffers, *integers):
-            for known in (
-                name,
-                *(other for other, first in self._first_names.items() if first == name),
-            ):
-                owner, _, leaf = known.rpartition(".")
-                module.get_submodule(owner)._buffers[leaf] = buffer
+        self._make_views(buffers, integers)
         self._initial_buffers = self.buffers.clone()
         self._initial_integers = self.integers.clone()
         self._places = self._tensor_places()
@@ -122,6 +111,21 @@ class FlatModel:
         )
         self.has_batch_norm = bool(norms)
         self.is_whole = len(parameters) == len(list(module.parameters()))  # nothing is frozen
+
+    def _make_views(
+        self, buffers: Sequence[tuple[str, Tensor]], integers: Sequence[tuple[str, Tensor]]
+    ) -> None:
+        """Make parameters, gradients and buffers of the module views into this model's vectors."""
+        for entry, parameter in zip(self.layout.parameters, self.parameters, strict=True):
+            parameter.data = self.vector[entry.start : entry.stop].view(entry.shape)
+            parameter.grad = self.gradient[entry.start : entry.stop].view(entry.shape)
+        for entry, (_, buffer) in zip(self.layout.buffers, buffers, strict=True):
+            buffer.data = self.buffers[entry.start : entry.stop].view(entry.shape)
+        for name, buffer in (*buffers, *integers):
+            others = (other for other, first in self._first_names.items() if first == name)
+            for known in (name, *others):
+                owner, _, leaf = known.rpartition(".")
+                self.module.get_submodule(owner)._buffers[leaf] = buffer
 
     def _watch_embeddings(self) -> None:
         """Record which rows of the embeddings get a gradient, so that a step updates these rows only."""

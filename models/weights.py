@@ -90,21 +90,16 @@ def start_from(
     for name, tensor in _tensors(weights).items():
         ours = renamed(name, published)
         if not tensor.is_floating_point():
-            if (
-                ours in held
-                and not ours.endswith("num_batches_tracked")
-                and not torch.equal(tensor, held[ours])
-            ):
+            counted = ours not in held or ours.endswith("num_batches_tracked")
+            if not counted and not torch.equal(tensor, held[ours]):
                 faults.append(f"{name} has other integers, which this network does not take")
             continue
         if ours not in wanted:
             faults.append(f"{name} is not known")
         elif ours in given:
             faults.append(f"{name} is there twice")
-        elif tensor.shape != wanted[ours].shape:
-            faults.append(
-                f"{name} is of shape {tuple(tensor.shape)}, not {tuple(wanted[ours].shape)}"
-            )
+        elif (shape := tuple(tensor.shape)) != tuple(wanted[ours].shape):
+            faults.append(f"{name} is of shape {shape}, not {tuple(wanted[ours].shape)}")
         given[ours] = tensor
     tied = {pair for pair in other_names(network).items() if pair[0] in wanted}
     for other, first in tied:
@@ -113,9 +108,8 @@ def start_from(
         ):
             faults.append(f"{other} and {first} are one tensor here, and two in the file")
     given |= {other: given[first] for other, first in tied if first in given}
-    last = {name for name in wanted if name.startswith(f"{block_names(network)[-1]}.")} - dict(
-        tied
-    ).keys()
+    block = f"{block_names(network)[-1]}."
+    last = {name for name in wanted if name.startswith(block)} - dict(tied).keys()
     missing = [name for name in wanted if name not in given]
     if set(missing) == last:
         _tell(weights, ", ".join(missing))

@@ -20,8 +20,8 @@ from flwr.app import Context
 from flwr.common import log
 
 from client.local_data import is_own_file, silo_name
-from models.privacy.clipping import check_network
 from models.privacy.noise import derived
+from models.privacy.records import check_network
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import locked
 from partitions.common.settings import values_of

@@ -97,20 +97,22 @@ def _check_factory(name: str, shape: Shape, outputs: int, per_pixel: bool) -> bo
     return check_network(name, shape, outputs, per_pixel, lambda: _made(name, shape, outputs))
 
 
+def _seeded(name: str, shape: Shape, make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    network = make()
+    try:
+        check_tensors(network)
+    except UserError as error:
+        raise _fault(name, shape, str(error)) from None
+    return network
+
+
 def check_network(
     name: str, shape: Shape, outputs: int, per_pixel: bool, make: Callable[[], nn.Module]
 ) -> bool:
     """Raise UserError where methods cannot use the network; return whether it draws random numbers in training."""
     with torch.random.fork_rng(devices=[]):
-        made = []
-        for seed in (0, 0, 1):
-            torch.manual_seed(seed)
-            made.append(make())
-            try:
-                check_tensors(made[-1])
-            except UserError as error:
-                raise _fault(name, shape, str(error)) from None
-        network, again, other = made
+        network, again, other = (_seeded(name, shape, make, seed) for seed in (0, 0, 1))
         if faults := [*_in_numbers(network, again, other)]:
             raise _fault(name, shape, faults[0])
         try:
@@ -179,13 +181,10 @@ def _lost(flat: FlatModel, other: nn.Module, x: Any) -> str:
             return f"it cannot be trained: {line_of(error)}"
         if flat.replaced():
             return f"its forward sets {flat.replaced()[0]} anew: change it in place, as copy_ or add_ does"
-        flat.vector.sub_(
-            flat.gradient,
-            alpha=STEP * float(vector.norm()) / max(float(flat.gradient.norm()), 1e-12),
-        )
-        ends.append(
-            (found.detach(), flat.vector.clone(), flat.buffers.clone(), flat.integers.clone())
-        )
+        rate = STEP * float(vector.norm()) / max(float(flat.gradient.norm()), 1e-12)
+        flat.vector.sub_(flat.gradient, alpha=rate)
+        state = flat.vector.clone(), flat.buffers.clone(), flat.integers.clone()
+        ends.append((found.detach(), *state))
     if not all(map(_alike, *ends)):
         return f"a step of training from the same state is another the second time: {HIDDEN}"
     try:

@@ -8,7 +8,6 @@ SuperLink. So a run that dies before its first round, or with its server app, is
 from __future__ import annotations
 
 import contextlib
-import re
 import signal
 import sys
 import threading
@@ -17,31 +16,24 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from tqdm import tqdm
-
 from client.site.trust.apps import build
 from partitions.common.errors import RunFailedError, UserError
 from partitions.common.files import shared, write_atomically
 from server.deploy.control import Control, read_connection
 from server.deploy.federation import read_federation
-from server.deploy.local.parts import last_lines
+from server.deploy.following import POLL_SECONDS, RunFollower, follow
 from server.deploy.local.record import (
     Deployed,
     LocalFederation,
     UpFederation,
     find_federation,
     find_local,
-    state_root,
 )
-from server.results.reading import Tail
 
 if TYPE_CHECKING:
     from server.results.run_directory import RunDirectory
     from strategies.base.settings import Common, Value
 
-POLL_SECONDS = 0.5
-# Time without an answer from the SuperLink after which the run is regarded as lost
-SILENCE_SECONDS = 30.0
 STOP_SECONDS = 60.0
 
 
@@ -283,137 +275,6 @@ def interrupts_noted() -> Iterator[list[int]]:
         yield noted
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-# What a round's line shows
-OF_ROUND = {"strategy", "seed", "round", "rounds", "silos", "seconds", "bytes"}
-
-
-class RunFollower:
-    """Reader of the lines that a run adds to `progress.jsonl`; it prints them to stderr."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        # Skips the lines of the study's earlier runs.
-        self.tail = Tail(path, path.stat().st_size if path.exists() else 0)
-        self.error = ""
-        self.round = 0
-        self.bar: tqdm[Any] = tqdm(disable=True)  # of the silos within a round, on a terminal
-
-    def read(self) -> None:
-        """Print the rounds that were added since the last call."""
-        for event in self.tail.events():
-            self.within(event)
-            if event["event"] == "round" and event.keys() >= OF_ROUND:
-                self.round = event["round"]
-                print(round_line(event), file=sys.stderr, flush=True)
-            elif event["event"] == "refused":
-                print(f"refused: {event['message']}", file=sys.stderr, flush=True)
-            elif event["event"] in ("note", "transfer", "stopped"):
-                print(event["message"], file=sys.stderr, flush=True)
-            elif event["event"] == "error":
-                self.error = event["message"]
-
-    def within(self, event: Mapping[str, Any]) -> None:
-        """Show how many silos have answered in the round that goes on; every other event takes the bar away."""
-        if event["event"] == "reply":
-            self.bar.update()
-            return
-        self.bar.close()
-        if event["event"] == "begin" and isinstance(event.get("silos"), dict):
-            # disable=None: no bar where stderr is no terminal; delay: none for a short round
-            options: dict[str, Any] = {
-                "file": sys.stderr,
-                "leave": False,
-                "disable": None,
-                "delay": 1,
-                "unit": "silo",
-            }
-            self.bar = tqdm(
-                total=len(event["silos"]), desc=f"round {event.get('number')}", **options
-            )
-
-
-def round_line(event: Mapping[str, Any]) -> str:
-    """Return a line on a round: round, silos, mean score, seconds, bytes, rejected or bounded silos with reasons."""
-    name = event.get("score", "accuracy")
-    value = event.get(name)
-    score = f"{value:.4f}" if isinstance(value, int | float) else "-"
-    line = (
-        f"{event['strategy']} seed {event['seed']}  round {event['round']}/{event['rounds']}  "
-        f"{event['silos']} silos  {name} {score}  {event['seconds']:.1f} s  {event['bytes'] / 1e6:.1f} MB"
-    )
-    for key, word in (("rejected", "without"), ("bounded", "bounds")):
-        if named := "; ".join(
-            f"{silo}: {reason}" for silo, reason in event.get(key, {}).items()
-        ):
-            line += f"  {word} {named}"
-    return line
-
-
-def follow(control: Control, run_id: int, progress: RunFollower) -> None:
-    """Wait for the end of a run. Raises RunFailedError with the reason unless it completed."""
-    answered = time.monotonic()
-    silent = False
-    while True:
-        progress.read()
-        try:
-            now = control.run(run_id)
-            answered = time.monotonic()
-            silent = False
-        except ConnectionError as error:
-            if time.monotonic() - answered > SILENCE_SECONDS:
-                raise RunFailedError(
-                    f"run {run_id} is lost after round {progress.round}: {error}"
-                ) from None
-            if not silent:
-                print(
-                    f"{error}; the run is taken for lost after {SILENCE_SECONDS:g} s",
-                    file=sys.stderr,
-                    flush=True,
-                )
-            silent = True
-            time.sleep(POLL_SECONDS)
-            continue
-        if now.finished:
-            break
-        time.sleep(POLL_SECONDS)
-    progress.read()
-    if now.status == "finished:completed":
-        return
-    if now.status == "finished:stopped":
-        raise RunFailedError(
-            f"run {run_id} was stopped after round {progress.round}; "
-            f"it continues with --set resume=true --out {progress.path.parent}"
-        )
-    raise RunFailedError(
-        f"run {run_id} failed after round {progress.round}: {reason_of(control, run_id, progress, now.details)}"
-    )
-
-
-def reason_of(control: Control, run_id: int, progress: RunFollower, details: str) -> str:
-    """Return why a run failed: the server app's error, else Flower's details, else the end of the log."""
-    if progress.error:
-        return plain(progress.error)
-    lines: list[str] = []
-    with contextlib.suppress(ConnectionError):
-        lines = [line.strip() for line in control.log(run_id).splitlines() if line.strip()]
-    errors = [line for line in lines if line.partition(":")[0].endswith(("Error", "Exception"))]
-    if errors and errors[-1].partition(": ")[2] not in details:
-        details = f"{details} ({errors[-1]})"
-    if details == "No heartbeat received from the task":
-        details = "the server app ended without a word (killed, or out of memory: give the server more)"
-    if not details and lines:
-        details = lines[-1]
-    log = state_root() / control.connection.name / "logs" / "superlink.log"
-    if not details and log.exists():
-        details = " | ".join(last_lines(log, 3))
-    return plain(details) or "the SuperLink gives no reason"
-
-
-def plain(reason: str) -> str:
-    """Return a reason with Flower's `<class 'a.B'>:<'text'>` replaced by `B: text`."""
-    return re.sub(r"<class '(?:[\w.]*\.)?(\w+)'>:<'(.*?)'>", r"\1: \2", reason)
 
 
 def stop(connection: str = "") -> list[int]:

@@ -6,7 +6,9 @@ from __future__ import annotations
 import math
 import re
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from markupsafe import Markup
 
@@ -65,7 +67,7 @@ def where(study: StudyResults) -> Markup:
 def headline(study: StudyResults) -> tuple[str, str]:
     """Return the sentence at the top, and the caution below it."""
     if not study.runs:
-        sentence = "The run failed" if study.faults else "There are no results yet"
+        sentence = "The run failed" if faults_of(study) else "There are no results yet"
         return sentence, f"No hospital has reported {a_score(study)}."
     if all(worst(study, method) is None for method in study.methods):
         return f"The {scores(study)} stayed in the hospitals", (
@@ -214,9 +216,9 @@ def faults(study: StudyResults) -> Markup:
             n.message,
             n.times,
         )
-        for n in study.notes
+        for n in notes_of(study)
     ]
-    return render(FAULTS, faults=study.faults, notes=notes)
+    return render(FAULTS, faults=faults_of(study), notes=notes)
 
 
 def tiles(study: StudyResults) -> Markup:
@@ -262,3 +264,46 @@ def mean_gain(found: GainVerdict) -> tuple[str, str, str]:
         below.append(markup("without {} {}", MARK, points(found.without.mean)))
     value = markup("{}<small> points</small>", points(found.gain.mean))
     return name, value, Markup("<br>").join(below)
+
+
+@dataclass(frozen=True)
+class Note:
+    """A line of the run's log: its first time in UTC (empty in a run of 0.1) and its number of occurrences."""
+
+    message: str
+    time: str
+    times: int
+
+
+def faults_of(study: StudyResults) -> list[str]:
+    """Return the runs that did not end, one sentence each."""
+    last: dict[tuple[str, int], dict[str, Any]] = {}
+    for event in study.events:
+        last[event.get("strategy", ""), event.get("seed", 0)] = event
+    found = []
+    # The closing exchange has the number rounds + 1
+    asked = int(study.config.get("rounds", 0))
+    for key in study.planned:
+        event = last.get(key, {})
+        name = f"{spelled(key[0])}, seed {key[1]}"
+        rounds = min(max((r.round for r in study.history.of(*key)), default=0), asked)
+        if event.get("event") == "error":
+            where = f"after round {rounds}" if rounds else "before its first round ended"
+            found.append(f"{name} failed {where}: {event.get('message', 'no reason given')}")
+        elif key not in study.finished and rounds:
+            found.append(f"{name} stopped after round {rounds} of {asked}")
+        elif key not in study.finished:
+            found.append(f"{name} was not run")
+    return found
+
+
+def notes_of(study: StudyResults) -> list[Note]:
+    """Return the notes of the run's log on silos and the server, each once."""
+    found: dict[str, Note] = {}
+    for event in study.events:
+        if event["event"] == "note":
+            first = found.get(
+                event["message"], Note(event["message"], str(event.get("time", "")), 0)
+            )
+            found[first.message] = replace(first, times=first.times + 1)
+    return list(found.values())

@@ -6,7 +6,6 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,14 +27,7 @@ from server.report.inference import (
     silo_interval,
     spread,
 )
-from server.report.methods import (
-    baselines,
-    ends_with_one_model,
-    exchanges,
-    is_pooled,
-    reports,
-    spelled,
-)
+from server.report.methods import baselines, ends_with_one_model, exchanges, is_pooled, reports
 from server.results.history import History, Row
 from server.results.reading import read_events, read_json, read_summary
 from server.results.run_directory import read_toml
@@ -43,15 +35,6 @@ from server.results.summary import FinishedRun, compare, run_summary, values_by_
 from server.results.tuned import TUNING
 from strategies import strategies
 from strategies.base.settings import Value
-
-
-@dataclass(frozen=True)
-class Note:
-    """A line of the run's log: its first time in UTC (empty in a run of 0.1) and its number of occurrences."""
-
-    message: str
-    time: str
-    times: int
 
 
 class StudyResults:
@@ -153,48 +136,6 @@ class StudyResults:
         ]
         seeds = [int(s) for s in str(self.config.get("seed", "0")).split(",")]
         return [(n, s) for s in seeds for n in names]
-
-    @cached_property
-    def faults(self) -> list[str]:
-        """The runs that did not end, one sentence each."""
-        last: dict[tuple[str, int], dict[str, Any]] = {}
-        for event in self.events:
-            last[event.get("strategy", ""), event.get("seed", 0)] = event
-        found = []
-        # The closing exchange has the number rounds + 1
-        asked = int(self.config.get("rounds", 0))
-        for key in self.planned:
-            event = last.get(key, {})
-            name = f"{spelled(key[0])}, seed {key[1]}"
-            rounds = min(max((r.round for r in self.history.of(*key)), default=0), asked)
-            if event.get("event") == "error":
-                where = f"after round {rounds}" if rounds else "before its first round ended"
-                found.append(
-                    f"{name} failed {where}: {event.get('message', 'no reason given')}"
-                )
-            elif key not in self.finished and rounds:
-                found.append(f"{name} stopped after round {rounds} of {asked}")
-            elif key not in self.finished:
-                found.append(f"{name} was not run")
-        return found
-
-    @cached_property
-    def notes(self) -> list[Note]:
-        """The notes of the run's log on silos and the server, each once."""
-        found: dict[str, Note] = {}
-        for event in self.events:
-            if event["event"] == "note":
-                first = found.get(
-                    event["message"], Note(event["message"], str(event.get("time", "")), 0)
-                )
-                found[first.message] = replace(first, times=first.times + 1)
-        return list(found.values())
-
-    @cached_property
-    def damages(self) -> list[str]:
-        """Notes on silos' damaged states, and how the run handled each."""
-        notes = (e for e in self.events if e["event"] == "note" and e.get("about") == "state")
-        return list(dict.fromkeys(event["message"] for event in notes))
 
     @property
     def searches(self) -> list[dict[str, Any]]:

@@ -109,7 +109,7 @@ def silo_table(study: StudyResults) -> str:
     if rare := seldom(study, methods):
         note += f"\n{rounds_missed(rare)}: scores are those of the last round that a silo took part in"
     return "\n".join(
-        [text[0], rule, *text[1:silos], rule, *text[silos:], *gain, note, *study.damages]
+        [text[0], rule, *text[1:silos], rule, *text[silos:], *gain, note, *damages_of(study)]
     )
 
 
@@ -128,3 +128,9 @@ def gain_line(study: StudyResults, best: str, base: str) -> str:
 
 def percent_of(mean: float, deviation: float) -> str:
     return percent(mean) + ("" if math.isnan(deviation) else f" ±{percent(deviation)}")
+
+
+def damages_of(study: StudyResults) -> list[str]:
+    """Return the notes on silos' damaged states, and how the run handled each."""
+    notes = (e for e in study.events if e["event"] == "note" and e.get("about") == "state")
+    return list(dict.fromkeys(event["message"] for event in notes))

@@ -26,19 +26,8 @@ from partitions.common.names import guarded
 from strategies.base.survey import PARTS, Answer
 
 TIME = (
-    "age",
-    "alter",
-    "day",
-    "tag",
-    "time",
-    "zeit",
-    "dauer",
-    "duration",
-    "since",
-    "month",
-    "year",
-    "stay",
-    "follow",
+    *("age", "alter", "day", "tag", "time", "zeit", "dauer", "duration", "since", "month"),
+    *("year", "stay", "follow"),
 )
 NEAR = 1.15  # a ratio of means within this factor of a known one matches it
 
@@ -188,18 +177,10 @@ def _lacking(name: str, items: Mapping[str, Any], answers: Mapping[str, Any]) ->
     """Return a finding for each silo without a column that most silos have."""
     if len(items) * 2 <= len(answers):
         return []
+    why = f"{len(items)} of {len(answers)} hospitals have it"
     look = f'a column named "{name}" in the recipe (--map {name}=COLUMN)'
-    return [
-        Finding(
-            silo,
-            name,
-            "no such column",
-            f"{len(items)} of {len(answers)} hospitals have it",
-            look,
-        )
-        for silo in answers
-        if silo not in items
-    ]
+    lacking = [silo for silo in answers if silo not in items]
+    return [Finding(silo, name, "no such column", why, look) for silo in lacking]
 
 
 Texts = tuple[str, str, str]
@@ -238,17 +219,11 @@ def _of_numbers(
     column = f'the column "{name}", without its old fill-value'
     if spread > 0 and (other := conversion(mean, sd, of, spread, name)):
         phrase, times, plus = other
-        yield (
-            "unit",
-            f"{against}: as {phrase}",
-            f"`factor = {times:.4g}`, `offset = {plus:.4g}` and `unit` of {column}",
-        )
+        look = f"`factor = {times:.4g}`, `offset = {plus:.4g}` and `unit` of {column}"
+        yield "unit", f"{against}: as {phrase}", look
         return
-    if (
-        mean * of < 0
-        and min(abs(mean), abs(of)) > spread
-        and 1 / LIKE <= abs(mean / of) <= LIKE
-    ):
+    far = min(abs(mean), abs(of)) > spread
+    if mean * of < 0 and far and 1 / LIKE <= abs(mean / of) <= LIKE:
         yield "sign", f"{against}: the other sign", f"`factor = -1` of {column}"
         return
     if mean * of > 0 and sd > 0 and spread > 0:
@@ -256,22 +231,13 @@ def _of_numbers(
         if max(ratio, 1 / ratio) >= RATIO and 1 / LIKE <= ratio / of_spreads <= LIKE:
             unit, times = known(ratio, name)
             cause = f"{ratio:.3g} times as large, in mean and deviation alike: {unit or 'a constant factor'}"
-            yield (
-                "unit",
-                f"{against}: {cause}",
-                f"`factor = {1 / times:.4g}` (1 / {times:.4g}) and `unit` of {column}",
-            )
+            look = f"`factor = {1 / times:.4g}` (1 / {times:.4g}) and `unit` of {column}"
+            yield "unit", f"{against}: {cause}", look
             return
     if spread > 0 and abs(mean - of) > FAR * spread and sd <= LIKE * spread:
-        what = (
-            f"{against}: shifted by {mean - of:+.3g}, {abs(mean - of) / spread:.1f} deviations"
-        )
-        date = item["kind"] == "date"
-        yield (
-            "shift",
-            what,
-            f"`format` and `since` of {column}" if date else f"`offset` and `from` of {column}",
-        )
+        by = f"{mean - of:+.3g}, {abs(mean - of) / spread:.1f} deviations"
+        keys = "`format` and `since`" if item["kind"] == "date" else "`offset` and `from`"
+        yield "shift", f"{against}: shifted by {by}", f"{keys} of {column}"
 
 
 def _of_cells(
@@ -320,11 +286,8 @@ def _of_category(
         _exchanged(here, usual) if len(levels) <= MOST_EXCHANGED else (0, 0, math.inf)
     )
     if variation(here, usual) >= APART and apart <= ALIKE:
-        yield (
-            "code",
-            f"as elsewhere if {levels[first]!r} and {levels[second]!r} change places",
-            look,
-        )
+        what = f"as elsewhere if {levels[first]!r} and {levels[second]!r} change places"
+        yield "code", what, look
         return
     for level, own, theirs in zip(levels, here, usual, strict=True):
         if own == 0 and theirs >= COMMON and item["cells"][levels.index(level)] is None:

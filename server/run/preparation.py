@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from models.initialisation import flat_model, initial_model
-from models.privacy.clipping import check_network
+from models.privacy.records import check_network
 from models.standardisation import agreed_statistics
 from partitions.common.errors import UserError
 from server.run.checkpoints import LoopState

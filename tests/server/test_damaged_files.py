@@ -10,7 +10,8 @@ import pytest
 from studies import make_run
 
 from server.cli.main import main
-from server.deploy.submit import RunFollower
+from server.deploy.following import RunFollower
+from server.report.head import notes_of
 from server.report.study import StudyResults
 from server.results.reading import read_events, read_summary
 from server.results.run_directory import RunDirectory
@@ -73,7 +74,7 @@ def test_every_reader_skips_what_is_no_event(
     file = run / "progress.jsonl"
     assert read_events(file) == GOOD * len(BAD)
     assert RunDirectory(run).sample_counts() == {"a": 5, "b": 7}
-    (note,) = StudyResults(run).notes
+    (note,) = notes_of(StudyResults(run))
     assert (note.message, note.times) == ("a remark", len(BAD))
     progress = RunFollower(file)
     progress.tail.position = 0

@@ -26,7 +26,7 @@ from trio import wait_for
 from client.site.runtime.launch import LOOPBACK, free_ports, program
 from client.site.trust.apps import build
 from server.cli.main import main
-from server.deploy import local, processes, submit
+from server.deploy import following, local, processes, submit
 from server.deploy.control import (
     Connection,
     Control,
@@ -398,12 +398,12 @@ def test_a_server_that_is_silent_is_named_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Once, while `silofl run` still hopes; nobody listens at the port."""
-    monkeypatch.setattr(submit, "SILENCE_SECONDS", 1.0)
+    monkeypatch.setattr(following, "SILENCE_SECONDS", 1.0)
     lost = pytest.raises(
         submit.RunFailedError, match="run 7 is lost after round 0: no answer from the SuperLink"
     )
     with Control(Connection("gone", f"{LOOPBACK}:{free_ports(1)[0]}")) as control, lost:
-        submit.follow(control, 7, submit.RunFollower(tmp_path / "progress.jsonl"))
+        following.follow(control, 7, following.RunFollower(tmp_path / "progress.jsonl"))
     said = capsys.readouterr().err
     assert (
         said.count("\n") == 1

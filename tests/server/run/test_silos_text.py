@@ -15,7 +15,7 @@ from flwr.common.constant import ErrorCode
 from tiny import Files, Run, TinyGrid, federate, round_of
 
 from partitions.common.names import guarded, unguarded
-from server.deploy.submit import RunFollower
+from server.deploy.following import RunFollower
 from server.report.write import write_report
 from server.results.history import HEADER, History, Row
 from server.results.summary import write_summary

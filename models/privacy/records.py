@@ -1,0 +1,99 @@
+"""What differential privacy needs of a network: each record's inputs, gradients and loss, apart from all others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.privacy.layers import Parts, is_trained, parts_of
+from models.tasks.regression import square_loss
+from models.tasks.segmentation import segmentation_loss
+from models.training import Loss, OnFeatures
+from partitions.common.errors import UserError
+
+# Losses that are means of the records' losses
+MEANS = (F.cross_entropy, square_loss, segmentation_loss)
+MIXING = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+
+
+def check_network(module: nn.Module) -> None:
+    """Raise UserError where a network mixes records."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, MIXING) and (layer.training or not layer.track_running_stats):
+            raise UserError(
+                f"dp = true: not with this network: its {type(layer).__name__} ({name}) mixes records; take one "
+                "without, such as small-cnn, player-cnn, fedala-cnn or vit-s, for outlines unet (GroupNorm)"
+            )
+
+
+def check_buffers(module: nn.Module, before: Mapping[str, Tensor]) -> None:
+    """Raise UserError where a training step changed a buffer: it would carry records to others' gradients."""
+    for name, buffer in module.named_buffers():
+        if not torch.equal(buffer, before[name]):
+            raise UserError(
+                f"dp = true: not with this network: its buffer {name} changes in training, so it mixes records; take a "
+                "network without running statistics"
+            )
+
+
+@contextmanager
+def seen_layers(module: nn.Module) -> Iterator[list[tuple[Parts, nn.Module, Tensor, Tensor]]]:
+    """Context that records each call of a layer with trained parameters, with its inputs and its outputs."""
+    seen: list[tuple[Parts, nn.Module, Tensor, Tensor]] = []
+
+    def note(layer: Parts) -> Callable[[nn.Module, Any, Any], None]:
+        return lambda m, inputs, output: seen.append((layer, m, inputs[0].detach(), output))
+
+    hooks = []
+    for m in module.modules():
+        layer = parts_of(m)
+        if layer is not None and any(is_trained(p) for p in parameters_of(m)):
+            hooks.append(m.register_forward_hook(note(layer)))
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def parameters_of(module: Any) -> Iterator[Tensor]:
+    """Yield a layer's own parameters, and those of its parametrisations (LoRA)."""
+    yield from module.parameters(recurse=False)
+    if hasattr(module, "parametrizations"):
+        yield from module.parametrizations.parameters()
+
+
+def each_loss(
+    loss: Loss | OnFeatures, logits: Tensor, features: Tensor | None, y: Tensor
+) -> Tensor:
+    """Return the loss (b,) of each record by itself."""
+    if len(y) == 1 and not isinstance(loss, OnFeatures):
+        return loss(logits, y).reshape(1)
+    of = loss.of if isinstance(loss, OnFeatures) else None
+    given = (logits, y) if of is None or features is None else (logits, features, y)
+    one = of or loss
+
+    def alone(*parts: Tensor) -> Tensor:
+        return one(*(part.unsqueeze(0) for part in parts))  # type: ignore[operator]
+
+    try:
+        found: Tensor = torch.vmap(alone)(*given)
+    except RuntimeError:  # a loss whose control flow depends on values, which vmap cannot do
+        found = torch.stack([alone(*(part[i] for part in given)) for i in range(len(y))])
+    return found
+
+
+def averaged(loss: Loss | OnFeatures) -> Loss | OnFeatures:
+    """Return the loss that is the mean over records of each one's loss by itself."""
+    if loss in MEANS:
+        return loss
+    if isinstance(loss, OnFeatures):
+        return OnFeatures(
+            lambda logits, features, y: each_loss(loss, logits, features, y).mean()
+        )
+    return lambda logits, y: each_loss(loss, logits, None, y).mean()
