@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from client.commands.table import Command, flag, option, several
 from partitions.common.errors import UserError
@@ -54,6 +56,8 @@ def check_bundle(args: argparse.Namespace) -> None:
 def join(args: argparse.Namespace) -> int:
     from client.site.runtime.join import join as take_part
 
+    if args.via_ca and not args.via:
+        raise UserError("--via-ca belongs to --via URL")
     return take_part(
         args.bundle,
         args.data,
@@ -61,8 +65,16 @@ def join(args: argparse.Namespace) -> int:
         policy=args.policy,
         signed_by=args.signed_by,
         allow_older=args.allow_older,
+        via=partial(link_of, args.via, args.via_ca) if args.via else None,
         echo=lambda line: print(line, flush=True),
     )
+
+
+def link_of(url: str, ca_file: Path | None, site: Any) -> Any:
+    """Return the link of a silo to the relay at `url`."""
+    from client.link.local_end import Link
+
+    return Link(url, site, ca_file)
 
 
 def policy(args: argparse.Namespace) -> None:
@@ -186,9 +198,24 @@ COMMANDS = (
                 "this hospital's policy.toml (default: the bundle's)",
                 type=Path,
             ),
+            option(
+                "--via",
+                "URL",
+                "go through proxies to this relay of the server, https://HOST/link, in a WebSocket (default: directly)",
+                default="",
+            ),
+            option(
+                "--via-ca",
+                "FILE",
+                "CA certificates to trust on the way to it, besides this system's",
+                type=Path,
+            ),
             *SIGNED_BY,
         ),
-        examples=("silofl join north.tar --data ours.npz --policy policy.toml",),
+        examples=(
+            "silofl join north.tar --data ours.npz --policy policy.toml",
+            "silofl join north.tar --data ours.npz --via https://fl.example.org/link",
+        ),
         description="Check data, address, certificate and key, then take part until Ctrl-C. In containers: "
         "unpack the bundle and read its README.md.",
     ),

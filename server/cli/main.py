@@ -41,7 +41,18 @@ from client.commands import data
 from client.commands import study as hospital_studies
 from client.commands.table import Command, Parser, add_command, option
 from client.site.trust.methods import DEFAULTS
-from server.cli import budget, deploy, federation, models, research, study, survey, tune, watch
+from server.cli import (
+    budget,
+    deploy,
+    federation,
+    models,
+    relay,
+    research,
+    study,
+    survey,
+    tune,
+    watch,
+)
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -63,6 +74,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         *watch.COMMANDS,
         *study.COMMANDS,
         *deploy.COMMANDS,
+        *relay.COMMANDS,
     ),
     "the hospital": (
         *data.COMMANDS,

@@ -6,6 +6,7 @@ import select
 import socket
 import ssl
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -93,12 +94,16 @@ class HttpProxy(Listener):
             pump(connection, server)
 
 
-def pump(one: socket.socket, other: socket.socket) -> None:
-    """Carry bytes both ways until one side closes."""
+def pump(
+    one: socket.socket, other: socket.socket, keep: Callable[[bytes], object] = len
+) -> None:
+    """Carry bytes both ways until one side closes; `keep` gets what `one` sends."""
     peers = {one: other, other: one}
     while True:
         for ready in select.select(list(peers), [], [])[0]:
             data = ready.recv(1 << 16)
             if not data:
                 return
+            if ready is one:
+                keep(data)
             peers[ready].sendall(data)

@@ -4,7 +4,7 @@ import errno
 import json
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -18,8 +18,8 @@ from partitions.schema import load_schema
 from partitions.silo_file import Check, check_silo_file
 
 
-def site_checks(site: Site) -> list[Check]:
-    """Run all checks of a site, in the best order for fixing them."""
+def site_checks(site: Site, environment: Mapping[str, str] | None = None) -> list[Check]:
+    """Run all checks of a site, in the best order for fixing them. `environment` names the proxies (None: ours)."""
     checks = [
         version_check(site),
         *data_checks(site.data, site.schema),
@@ -29,7 +29,7 @@ def site_checks(site: Site) -> list[Check]:
     checks += pin_checks(site.allowed_apps)
     checks.append(policy_check(site.policy))
     checks += study_checks(site)
-    checks += connection_checks(site, sizes=True)
+    checks += connection_checks(site, environment, sizes=True)
     return checks
 
 

@@ -1,9 +1,12 @@
 """`silofl join`: run the silo of a bundle without Docker."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Protocol
 
+from client.site.node import Site
 from client.site.runtime.doctor import first_failure, one_line, site_checks, table
 from client.site.runtime.launch import (
     free_ports,
@@ -25,6 +28,18 @@ from partitions.common.errors import UserError
 from partitions.common.files import locked, write_atomically
 from partitions.own.dataset import named
 from partitions.own.index import write_index
+from partitions.silo_file import Check
+
+
+class Via(Protocol):
+    """A link to the server through proxies (`client.link.local_end`)."""
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Variables with which gRPC takes the link."""
+
+    def check(self) -> Check:
+        """Check that the link carries this silo to its server."""
 
 
 def join(
@@ -35,12 +50,13 @@ def join(
     policy: Path | None = None,
     signed_by: str = "",
     allow_older: bool = False,
+    via: Callable[[Site], AbstractContextManager[Via]] | None = None,
     echo: Callable[[str], None],
 ) -> int:
     """Run the silo of a bundle in the foreground until SIGTERM or SIGINT, after checking everything.
 
     State, models and logs stay under `site_root()/NAME`. `signed_by` and `allow_older` are `by` and `allow_older` of
-    `check_signed`.
+    `check_signed`. `via` makes the silo's link through proxies.
 
     Raises UserError for a fault in the bundle, its signature, the data, the address, the certificate or the key, or if
     this silo already runs.
@@ -58,22 +74,33 @@ def join(
             data = folder / "index.npz"
             write_index(dataset, data)
         site = site_of(files, folder, data, device, policy)
-        checks = site_checks(site)
-        echo(table(checks))
-        if fault := first_failure(checks):
-            raise UserError(f"{name} cannot join: {one_line(fault)}")
-        # For `silofl policy`, `study`
-        write_atomically(folder / POLICY_ASKED, str(site.policy if policy else ""))
-        port = free_ports(1)[0]
-        echo(f"{name} joins {site.server}; Ctrl-C leaves")
-        echo(
-            f"port {port} is open on 127.0.0.1 alone: Flower's SuperNode opens it, and nothing here uses it"
-        )
-        command = supernode_command(site, program=own_supernode(), port=port)
-        environment = silo_environment(folder / "flower", template_socket=folder / "warm.sock")
-        environment |= {"SILOFL_ALLOWED_APPS": site.allowed_apps, "SILOFL_POLICY": site.policy}
-        environment |= {"SILOFL_SERVER": site.server}  # the sender in the audit log
-        return run(site, command, environment, online=folder / "online", echo=echo)
+        asked = str(site.policy if policy else "")
+        with via(site) if via else nullcontext() as link:
+            return _take_part(site, folder, link, asked, echo)
+
+
+def _take_part(
+    site: Site, folder: Path, link: Via | None, policy: str, echo: Callable[[str], None]
+) -> int:
+    """Check everything, then run the SuperNode."""
+    way = link.environment if link else {}
+    checks = [link.check()] if link else []
+    checks += site_checks(site, {**os.environ, **way})
+    echo(table(checks))
+    if fault := first_failure(checks):
+        raise UserError(f"{site.name} cannot join: {one_line(fault)}")
+    # For `silofl policy`, `study`
+    write_atomically(folder / POLICY_ASKED, policy)
+    port = free_ports(1)[0]
+    echo(f"{site.name} joins {site.server}; Ctrl-C leaves")
+    echo(
+        f"port {port} is open on 127.0.0.1 alone: Flower's SuperNode opens it, and nothing here uses it"
+    )
+    command = supernode_command(site, program=own_supernode(), port=port)
+    environment = silo_environment(folder / "flower", template_socket=folder / "warm.sock")
+    environment |= {"SILOFL_ALLOWED_APPS": site.allowed_apps, "SILOFL_POLICY": site.policy}
+    environment |= {"SILOFL_SERVER": site.server, **way}  # the sender in the audit log
+    return run(site, command, environment, online=folder / "online", echo=echo)
 
 
 @contextmanager

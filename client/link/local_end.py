@@ -1,0 +1,269 @@
+"""The hospital's end of a link: a CONNECT proxy on loopback that Flower's SuperNode gets as `grpc_proxy`.
+
+Each connection of gRPC is carried by one WebSocket to the relay beside the server, through the proxies of the
+environment. TLS and the node key of the federation stay inside: a proxy that opens the outer TLS sees TLS records.
+"""
+
+import contextlib
+import secrets
+import socket
+import ssl
+import threading
+from base64 import b64encode
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+from websockets.sync.client import ClientConnection, connect
+
+from client.link.handshake import (
+    FRAME_BYTES,
+    LARGEST_FRAME,
+    NO_SERVER,
+    NONCE_BYTES,
+    READY,
+    UNKNOWN_KEY,
+    answer,
+)
+from client.site.node import Site
+from client.site.runtime.launch import LOOPBACK, THIS_MACHINE
+from client.site.runtime.route import OPERATOR, YOUR_IT, Blocked, Way, way_checks, way_to
+from partitions.common.errors import UserError
+from partitions.silo_file import Check
+
+OPEN_SECONDS = 20.0
+MOST_CONNECTIONS = 16  # of this silo's gRPC at once; it needs one or two
+NAME = "link"
+
+
+class NoLink(Exception):
+    """The relay cannot be reached; `check` has the cause and the fix."""
+
+    def __init__(self, check: Check) -> None:
+        super().__init__(check.detail)
+        self.check = check
+
+
+class Link:
+    """A link of one silo; as a context it listens on a loopback port of its own."""
+
+    def __init__(self, url: str, site: Site, ca_file: Path | None = None) -> None:
+        self.url, self.site = url, site
+        self.way = _way_of(url)
+        self.context = _context(ca_file)
+        self.key = _key_of(site)
+        self.token = secrets.token_urlsafe(16)
+        self.places = threading.Semaphore(MOST_CONNECTIONS)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables with which a SuperNode takes this link, and no other proxy."""
+        port = self.listener.getsockname()[1]
+        return {
+            "grpc_proxy": f"http://silo:{self.token}@{LOOPBACK}:{port}",
+            "no_grpc_proxy": ",".join(THIS_MACHINE),
+        }
+
+    def __enter__(self) -> "Link":
+        self.listener = socket.create_server((LOOPBACK, 0))
+        threading.Thread(target=self._listen, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):
+            self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+
+    def check(self) -> Check:
+        """Check that the relay takes this silo's key and reaches the server."""
+        try:
+            with self.opened():
+                return Check(NAME, True, f"{self.url} carries this silo to {self.site.server}")
+        except NoLink as fault:
+            return fault.check
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[ClientConnection]:
+        """Open one WebSocket to the relay, ready for gRPC's bytes. Raises NoLink."""
+        try:
+            plain = self.way.connect()
+            plain.settimeout(None)
+            socket_ = connect(
+                self.url.replace("https", "wss", 1),
+                sock=plain,
+                ssl=self.context,
+                server_hostname=self.way.host,
+                open_timeout=OPEN_SECONDS,
+                compression=None,
+                ping_timeout=None,  # a ping waits behind a model on a slow line
+                max_size=LARGEST_FRAME,
+                proxy=None,
+            )
+        except (OSError, WebSocketException) as error:
+            raise NoLink(fault_of(error, self.way, self.url)) from None
+        with socket_:
+            try:
+                nonce = socket_.recv(OPEN_SECONDS)
+                if not isinstance(nonce, bytes) or len(nonce) != NONCE_BYTES:
+                    raise NoLink(_no_relay(self.url))
+                socket_.send(answer(self.key, nonce))
+                if socket_.recv(OPEN_SECONDS) != READY:
+                    raise NoLink(_no_relay(self.url))
+            except (OSError, WebSocketException) as error:
+                raise NoLink(fault_of(error, self.way, self.url)) from None
+            yield socket_
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                connection, _ = self.listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, local: socket.socket) -> None:
+        with contextlib.suppress(OSError), local:
+            local.settimeout(OPEN_SECONDS)
+            if not self._wanted(local):
+                return
+            local.settimeout(None)
+            with self.places:
+                try:
+                    with self.opened() as remote:
+                        local.sendall(b"HTTP/1.1 200 Connected\r\n\r\n")
+                        carry(local, remote)
+                except NoLink as fault:
+                    reason = fault.check.detail.encode("ascii", "replace").decode()
+                    local.sendall(f"HTTP/1.1 502 {reason[:400]}\r\n\r\n".encode())
+
+    def _wanted(self, local: socket.socket) -> bool:
+        """Read a request, and answer all but a CONNECT to this silo's server with this link's token."""
+        request = b""
+        while b"\r\n\r\n" not in request:
+            more = local.recv(4096)
+            if not more or len(request) > 16384:
+                return False
+            request += more
+        first, *lines = request.decode("latin-1").split("\r\n")
+        login = b64encode(f"silo:{self.token}".encode()).decode()
+        known = f"Proxy-Authorization: Basic {login}" in lines
+        if known and first.startswith(f"CONNECT {self.site.server} "):
+            return True
+        status = "403 Forbidden" if known else "407 Proxy Authentication Required"
+        local.sendall(f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n".encode())
+        return False
+
+
+def carry(local: socket.socket, remote: ClientConnection) -> None:
+    """Carry bytes both ways until one side ends."""
+
+    def up() -> None:
+        with contextlib.suppress(OSError, WebSocketException):
+            while data := local.recv(FRAME_BYTES):
+                remote.send(data)
+        remote.close()
+
+    thread = threading.Thread(target=up, daemon=True)
+    thread.start()
+    with contextlib.suppress(OSError, WebSocketException):
+        for data in remote:
+            local.sendall(data if isinstance(data, bytes) else data.encode())
+    with contextlib.suppress(OSError):
+        local.shutdown(socket.SHUT_RDWR)
+    thread.join()
+
+
+# --- settings and faults ----------------------------------------------------------------------------------
+
+
+def _way_of(url: str) -> Way:
+    """Return the way to the relay of `https://HOST[:PORT]/PATH`. Raises UserError."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port or 443
+    except ValueError:
+        host, port = None, 0
+    if not host or parts.scheme != "https" or parts.query or parts.username:
+        raise UserError(f"--via {url}: no address of a relay; use https://HOST/link")
+    return way_to(host, port)
+
+
+def _key_of(site: Site) -> EllipticCurvePrivateKey:
+    """Return the silo's key. Raises UserError."""
+    try:
+        key = load_ssh_private_key(site.node_key.read_bytes(), None)
+    except (OSError, ValueError):
+        key = None
+    if not isinstance(key, EllipticCurvePrivateKey):
+        raise UserError(f"{site.node_key} is no private key; restore it from the bundle")
+    return key
+
+
+def _context(ca_file: Path | None) -> ssl.SSLContext:
+    """Return the trust of the outer TLS: this system's CAs, and those of a file. Raises UserError."""
+    context = ssl.create_default_context()
+    try:
+        if ca_file:
+            context.load_verify_locations(cafile=str(ca_file))
+    except (OSError, ssl.SSLError) as error:
+        reason = error.strerror or error
+        raise UserError(
+            f"--via-ca {ca_file}: {reason}; name a file of PEM certificates"
+        ) from None
+    return context
+
+
+def _no_relay(url: str) -> Check:
+    fix = f"{OPERATOR} for the relay's address (silofl relay)"
+    return Check(NAME, False, f"{url} is no relay of silofl", fix)
+
+
+def fault_of(error: Exception, way: Way, url: str) -> Check:
+    """Explain why there is no link."""
+    if isinstance(error, Blocked):
+        return error.check
+    if isinstance(error, ssl.SSLCertVerificationError):
+        fix = "name the CA of a proxy that opens TLS with --via-ca FILE, or of the relay's certificate"
+        detail = (
+            f"{way.server} shows a certificate that is not trusted ({error.verify_message})"
+        )
+        return Check(NAME, False, detail, fix)
+    if isinstance(error, InvalidStatus):
+        return _refused(error.response.status_code, url)
+    if isinstance(error, ConnectionClosed) and error.rcvd:
+        return _closed(error.rcvd.code, url)
+    if isinstance(error, OSError) and not isinstance(error, ssl.SSLError):
+        found = way_checks(way)[-1]
+        if not found.ok:
+            return found
+    fix = f"{YOUR_IT} whether a proxy lets WebSockets through to {url}, or {OPERATOR}"
+    return Check(NAME, False, f"{url}: {error or type(error).__name__}", fix)
+
+
+def _refused(status: int, url: str) -> Check:
+    detail = f"{url} answers {status} to a WebSocket"
+    if status == 404:
+        return Check(
+            NAME, False, detail, f"check the path, or {OPERATOR} for the relay's address"
+        )
+    if status in (502, 503, 504):
+        return Check(
+            NAME, False, detail, f"{OPERATOR} whether silofl relay runs, and is not full"
+        )
+    fix = f"{YOUR_IT} to let WebSockets through to it (squid: http_upgrade_request_protocols websocket allow all)"
+    return Check(NAME, False, detail, fix)
+
+
+def _closed(code: int, url: str) -> Check:
+    if code == UNKNOWN_KEY:
+        fix = f"{OPERATOR}: the silo was removed, or its bundle is of another server"
+        return Check(NAME, False, f"the relay at {url} does not know this silo's key", fix)
+    if code == NO_SERVER:
+        fix = f"{OPERATOR} whether the server runs"
+        return Check(NAME, False, f"the relay at {url} does not reach its server", fix)
+    return Check(
+        NAME, False, f"the relay at {url} closes the link ({code})", f"{OPERATOR}; try again"
+    )

@@ -1,0 +1,81 @@
+"""`silofl relay`: the server's end of the links of hospitals behind proxies."""
+
+from __future__ import annotations
+
+import argparse
+import ssl
+from pathlib import Path
+
+from client.commands.table import Command, option
+from partitions.common.errors import UserError
+from server.cli.options import CONNECTION, FEDERATION_FILE
+
+
+def relay(args: argparse.Namespace) -> None:
+    from client.site.runtime.connection import split_address
+    from client.site.runtime.launch import LOOPBACK
+    from server.deploy.bundle import fleet_port
+    from server.deploy.control import Control, read_connection
+    from server.deploy.federation import read_federation
+    from server.deploy.relay import relay as serve
+
+    host, port, fault = split_address(args.listen)
+    if fault:
+        raise UserError(f"--listen {args.listen}: {fault.detail}; use HOST:PORT")
+    context = tls_of(args.certificate, args.key)
+    federation = read_federation(args.federation, check_data=False)
+    connection = read_connection(args.connection or federation.name)
+
+    def registered() -> list[bytes]:
+        with Control(connection) as control:
+            return [node.public_key for node in control.nodes()]
+
+    fleet = (LOOPBACK, fleet_port(federation))
+    try:
+        serve((host, port), fleet, registered, context, lambda line: print(line, flush=True))
+    except OSError as error:
+        raise UserError(f"the relay cannot start: {error}") from None
+
+
+def tls_of(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    """Return the relay's own TLS; None if a web server in front of it speaks TLS. Raises UserError."""
+    if bool(certificate) != bool(key):
+        raise UserError("--certificate and --key go together")
+    if not certificate:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(certificate, key)
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(f"--certificate {certificate}, --key {key}: {reason}") from None
+    return context
+
+
+COMMANDS = (
+    Command(
+        "relay",
+        "let hospitals behind proxies reach the server in a WebSocket",
+        relay,
+        (
+            FEDERATION_FILE,
+            CONNECTION,
+            option(
+                "--listen",
+                "HOST:PORT",
+                "where it listens, for a web server in front of it (default: %(default)s)",
+                default="127.0.0.1:8082",
+            ),
+            option(
+                "--certificate", "FILE", "speak TLS itself, with this certificate", type=Path
+            ),
+            option("--key", "FILE", "the certificate's key", type=Path),
+        ),
+        examples=(
+            "silofl relay",
+            "silofl relay --listen 0.0.0.0:443 --certificate chain.pem --key key.pem",
+        ),
+        description="Run beside the server: take WebSockets at /link from registered silos (silofl join --via), and "
+        "connect each to the Fleet port, and to nothing else.",
+    ),
+)

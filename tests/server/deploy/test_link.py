@@ -1,0 +1,350 @@
+"""The link through proxies: what it carries, whom the relay lets in, and what stays within bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import ssl
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from hypothesis import given
+from hypothesis import strategies as st
+from middlebox import HOST, HttpProxy, Listener, TlsServer, pump
+from trio import RUN, bring_up, is_online, rows, start_over, start_run, text_of, wait_for
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from client.link import local_end
+from client.link.handshake import PURPOSE, answer, new_nonce, public_key, verified
+from client.link.local_end import Link
+from client.site.node import Site
+from client.site.runtime.doctor import one_line
+from client.site.runtime.route import Proxy, Way, _request
+from partitions.common.errors import UserError
+from server.deploy.control import Control
+from server.deploy.credentials import Credentials, ensure_credentials
+from server.deploy.relay import Limits, Relay
+from server.simulation.simulate import simulate
+
+NAME = "fl.example.org"
+SMALL: dict[str, Any] = {**RUN, "strategy": "fedavg"}
+
+
+class Echo(Listener):
+    """Stands for the Fleet port: it sends back what it gets, and counts who came."""
+
+    def __init__(self) -> None:
+        self.came = 0
+        super().__init__()
+
+    def serve(self, connection: socket.socket) -> None:
+        self.came += 1
+        while data := connection.recv(1 << 16):
+            connection.sendall(data)
+
+
+class Running:
+    """A relay in a thread of its own, with TLS, for a Fleet port."""
+
+    def __init__(
+        self, made: Credentials, fleet: int, limits: Limits, keys: list[bytes]
+    ) -> None:
+        self.keys, self.said = keys, list[str]()
+        self.relay = Relay((HOST, fleet), lambda: self.keys, limits, self.said.append)
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.load_cert_chain(made.server_certificate, made.server_key)
+        self.loop, self.ready = asyncio.new_event_loop(), threading.Event()
+        self.thread = threading.Thread(target=self.loop.run_until_complete, args=(self._run(),))
+        self.thread.start()
+        assert self.ready.wait(10)
+
+    async def _run(self) -> None:
+        self.over = asyncio.Event()
+        async with self.relay.serving(HOST, 0, self.context) as server:
+            self.port = next(iter(server.sockets)).getsockname()[1]
+            self.ready.set()
+            await self.over.wait()
+
+    def cut(self) -> None:
+        """Cut all links."""
+        for silo in list(self.relay.links):
+            self.loop.call_soon_threadsafe(silo.transport.abort)
+
+    @property
+    def url(self) -> str:
+        return f"https://localhost:{self.port}/link"
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.over.set)
+        self.thread.join(10)
+        self.loop.close()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Credentials:
+    folder = tmp_path_factory.mktemp("made")
+    return ensure_credentials(folder, silos=("north", "south"), hosts=("localhost", NAME))
+
+
+@pytest.fixture
+def fleet() -> Iterator[Echo]:
+    with Echo() as echo:
+        yield echo
+
+
+@pytest.fixture
+def running(made: Credentials, fleet: Echo) -> Iterator[Running]:
+    """Only `north` is registered."""
+    limits = Limits(links_per_key=2, unsigned=8, handshake=1.0, refresh=0.1)
+    one = Running(made, fleet.port, limits, [made.node_public_pem("north")])
+    yield one
+    one.close()
+
+
+def site_of(made: Credentials, name: str = "north", server: str = f"{NAME}:9092") -> Site:
+    return Site(name, server, made.ca_certificate, made.node_key(name), Path(), Path())
+
+
+def dial(
+    link: Link, server: str = f"{NAME}:9092", token: str = ""
+) -> tuple[socket.socket, str]:
+    """Return a connection through the local end, and the status of the CONNECT."""
+    port = int(link.environment["grpc_proxy"].rpartition(":")[2])
+    way = Way(*_split(server), Proxy("x", HOST, port, f"silo:{token or link.token}"))
+    connection = socket.create_connection((HOST, port), timeout=20)
+    assert way.proxy
+    connection.sendall(_request(way, way.proxy))
+    return connection, connection.recv(4096).decode().split("\r\n")[0]
+
+
+def _split(server: str) -> tuple[str, int]:
+    host, _, port = server.rpartition(":")
+    return host, int(port)
+
+
+# --- whom the relay lets in -------------------------------------------------------------------------------
+
+
+def test_bytes_go_both_ways_and_only_with_the_token_to_the_server(
+    made: Credentials, running: Running, fleet: Echo
+) -> None:
+    with Link(running.url, site_of(made), made.ca_certificate) as link:
+        assert link.check().ok, link.check()
+        before = fleet.came
+        for server, token, status in (
+            (f"{NAME}:9092", "guessed", "407"),
+            (f"{NAME}:8000", "", "403"),
+            ("127.0.0.1:9092", "", "403"),
+        ):
+            connection, answered = dial(link, server, token)
+            connection.close()
+            assert status in answered and fleet.came == before
+        connection, answered = dial(link)
+        assert answered == "HTTP/1.1 200 Connected"
+        sent = bytes(range(256)) * 8192
+        threading.Thread(target=connection.sendall, args=(sent,)).start()
+        got = b""
+        while len(got) < len(sent):
+            got += connection.recv(1 << 16)
+        connection.close()
+        assert got == sent
+    wait_for(lambda: not running.relay.links and not running.relay.open, 10)
+
+
+def test_a_key_that_is_not_registered_opens_nothing(
+    made: Credentials, running: Running, fleet: Echo
+) -> None:
+    with Link(running.url, site_of(made, "south"), made.ca_certificate) as link:
+        check = link.check()
+        assert not check.ok and "does not know this silo's key" in check.detail
+        assert dial(link)[1].startswith("HTTP/1.1 502 the relay at")
+    assert not fleet.came
+
+
+def hello(running: Running, text: str | bytes) -> int:
+    """Return the code with which the relay closes after this answer to its nonce."""
+    with connect(
+        running.url.replace("https", "wss"), ssl=ssl._create_unverified_context(), proxy=None
+    ) as silo, pytest.raises(ConnectionClosed) as closed:  # fmt: skip
+        silo.recv(5)
+        silo.send(text)
+        silo.recv(5)
+    return closed.value.rcvd.code if closed.value.rcvd else 0
+
+
+def test_answers_that_prove_no_key(made: Credentials, running: Running, fleet: Echo) -> None:
+    """A signature over another nonce, the public key alone, other forms, and too much."""
+    north = local_end._key_of(site_of(made))
+    for text in (answer(north, new_nonce()), "{}", "[]", "\ud7ff", b"\0" * 32, "[" * 2000):
+        assert hello(running, text) == 4401
+    assert hello(running, b"\0" * (1 << 17)) == 1009  # too large
+    assert not fleet.came
+
+
+def test_a_removed_key_ends_its_links(made: Credentials, running: Running) -> None:
+    with Link(running.url, site_of(made), made.ca_certificate) as link:
+        connection, _ = dial(link)
+        running.keys = []
+        assert connection.recv(1) == b""
+        assert "removed" in running.said[0]
+        assert not link.check().ok
+
+
+def test_a_key_has_a_number_of_links(made: Credentials, running: Running) -> None:
+    with Link(running.url, site_of(made), made.ca_certificate) as link:
+        taken = [dial(link) for _ in range(3)]
+        assert [status[9:12] for _, status in taken] == ["200", "200", "502"]
+        for connection, _ in taken:
+            connection.close()
+
+
+def test_strangers_stay_within_bounds_and_a_silo_gets_in(
+    made: Credentials, running: Running, fleet: Echo
+) -> None:
+    """A thousand connections without a key: eight are open at once, each for a second."""
+    context, most = ssl._create_unverified_context(), 0
+    with contextlib.ExitStack() as stack:
+        for number in range(1000):
+            plain = stack.enter_context(socket.create_connection((HOST, running.port)))
+            if number % 50 == 0:  # and some that speak TLS, and then nothing
+                with contextlib.suppress(OSError):
+                    stack.enter_context(context.wrap_socket(plain))
+            most = max(most, running.relay.open)
+        assert most <= 9
+        with Link(running.url, site_of(made), made.ca_certificate) as link:
+            wait_for(lambda: link.check().ok, 20)
+    assert fleet.came >= 1
+
+
+KEY = ec.generate_private_key(ec.SECP384R1())
+FIELDS = st.dictionaries(st.sampled_from(["key", "signature", "x"]), st.none() | st.text())
+
+
+@given(st.text() | FIELDS.map(json.dumps) | st.lists(FIELDS).map(json.dumps))
+def test_no_answer_breaks_the_relay(text: str) -> None:
+    nonce, known = new_nonce(), {public_key(KEY).strip()}
+    assert verified(text, nonce, known) is None
+
+
+def test_an_answer_is_for_one_nonce_and_one_registered_key() -> None:
+    nonce, known = new_nonce(), {public_key(KEY).strip()}
+    assert verified(answer(KEY, nonce), nonce, known) in known
+    assert verified(answer(KEY, nonce), nonce, set()) is None
+    assert verified(answer(KEY, new_nonce()), nonce, known) is None
+
+
+def test_flowers_signature_of_a_time_is_none_of_the_links() -> None:
+    """Both are made with the node key: what is signed begins differently."""
+    assert not b"2026-11-26T03:00:00+00:00".startswith(PURPOSE[:4])
+
+
+# --- what stands in the way -------------------------------------------------------------------------------
+
+
+def test_faults_have_their_lines(
+    made: Credentials, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, ca = site_of(made), made.ca_certificate
+    dead = Running(made, 1, Limits(), running.keys)
+    with (
+        TlsServer(made.server_certificate, made.server_key) as other,
+        HttpProxy(answer="403 Forbidden") as proxy,
+    ):
+        plain = "https://localhost"
+        cases = [
+            (running.url, None, "not trusted", "--via-ca FILE"),
+            (
+                f"{plain}:{running.port}/other",
+                ca,
+                "answers 404 to a WebSocket",
+                "check the path",
+            ),
+            (dead.url, ca, "does not reach its server", "whether the server runs"),
+            (f"{plain}:{other.port}/link", ca, plain, "lets WebSockets through"),
+            (f"{plain}:1/link", ca, "refuses connections", "listens on port 1"),
+        ]
+        for url, file, line, fix in cases:
+            check = Link(url, site, file).check()
+            assert not check.ok and line in check.detail and fix in check.fix, one_line(check)
+        monkeypatch.setenv("https_proxy", f"http://{HOST}:{proxy.port}")
+        check = Link(f"https://{NAME}/link", site, ca).check()
+        assert f"answers 403 Forbidden to CONNECT {NAME}:443" in check.detail
+    dead.close()
+    for url in (
+        "http://a.org/link",
+        "wss://a.org/link",
+        "a.org",
+        "https://a.org:x/link",
+        "https://u:p@a/link",
+    ):
+        with pytest.raises(UserError, match=r"--via .*: no address of a relay"):
+            Link(url, site)
+    with pytest.raises(UserError, match=r"--via-ca .*: .*PEM certificates"):
+        Link(running.url, site, made.node_key("north"))
+
+
+# --- a federation -----------------------------------------------------------------------------------------
+
+
+class Recorder(Listener):
+    """Passes everything on to a port, and keeps what the silo's side said."""
+
+    def __init__(self, target: int) -> None:
+        self.target, self.heads, self.seen = target, list[bytes](), bytearray()
+        super().__init__()
+
+    def serve(self, connection: socket.socket) -> None:
+        with socket.create_connection((HOST, self.target)) as server:
+            pump(connection, server, self.keep)
+
+    def keep(self, data: bytes) -> None:
+        self.heads.append(data[:3])
+        self.seen += data
+
+
+@pytest.mark.deployed
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="`silofl up` needs Linux")
+def test_a_federation_through_links_has_the_direct_history(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three links, one behind a proxy with a login; all are cut in the run. Inside are TLS records, without a name."""
+    path = folder / "federation.yaml"
+    path.write_text(path.read_text() + f"server: {{public: '{NAME}:443'}}\n")
+    up = bring_up(folder)
+    names = [silo.name for silo in up.silos]
+    with Control(up.connection) as control:
+        keys = [node.public_key for node in control.nodes()]
+    outer = ensure_credentials(tmp_path / "outer", silos=(), hosts=("localhost", NAME))
+    with Recorder(up.fleet_port) as recorder, contextlib.ExitStack() as stack:
+        one = Running(outer, recorder.port, Limits(), keys)
+        stack.callback(one.close)
+        proxy = stack.enter_context(HttpProxy(target=one.port, login="u:p"))
+        for name in names:
+            url = one.url
+            if name == names[0]:
+                monkeypatch.setenv("https_proxy", f"http://u:p@{HOST}:{proxy.port}")
+                url = f"https://{NAME}/link"
+            site = replace(site_of(up.credentials, name), server=f"{NAME}:443")
+            link = stack.enter_context(Link(url, site, outer.ca_certificate))
+            monkeypatch.delenv("https_proxy", raising=False)
+            start_over(up, 443, name, NAME, link.environment)
+        wait_for(lambda: all(is_online(up, name) for name in names), 90)
+        follower = start_run({**SMALL, "local-epochs": 5}, tmp_path / "out")
+        wait_for(lambda: '"round"' in text_of(tmp_path / "out" / "progress.jsonl"), 90)
+        one.cut()
+        follower.join(180)
+        assert len(one.relay.links) >= 3 and proxy.asked
+        here = simulate(
+            {**SMALL, "local-epochs": 5, "silos": 3, "out": str(tmp_path / "here")}, quiet=True
+        )
+        assert rows(tmp_path / "out") == rows(here)
+        assert recorder.heads[0] == b"\x16\x03\x01" and b"hospital-0" not in recorder.seen
