@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import ssl
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from client.commands.table import Command, option
 from partitions.common.errors import UserError
 from server.cli.options import CONNECTION, FEDERATION_FILE
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
 
 
 def relay(args: argparse.Namespace) -> None:
@@ -37,8 +40,10 @@ def relay(args: argparse.Namespace) -> None:
         raise UserError(f"the relay cannot start: {error}") from None
 
 
-def tls_of(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
+def tls_of(certificate: Path | None, key: Path | None) -> SSLContext | None:
     """Return the relay's own TLS; None if a web server in front of it speaks TLS. Raises UserError."""
+    import ssl
+
     if bool(certificate) != bool(key):
         raise UserError("--certificate and --key go together")
     if not certificate:

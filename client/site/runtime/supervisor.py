@@ -101,7 +101,7 @@ def diagnose(silo: "Supervised") -> tuple[str, float, type[Exception]]:
     """Return why the SuperNode ended, for how many seconds to try again, and the error to raise after that."""
     # A silo that was online may have to wait for a restarted server, until its key is registered again.
     patience = RESTART_SECONDS if silo.ever_online else 0.0
-    if fault := fault_in_connection(silo.site, silo.environment):
+    if fault := fault_in_connection(silo):
         waits = silo.ever_online and fault.name == CLOCK
         return one_line(fault), math.inf if waits else patience, UserError
     if silo.in_use:
@@ -113,9 +113,9 @@ def diagnose(silo: "Supervised") -> tuple[str, float, type[Exception]]:
     )
 
 
-def fault_in_connection(site: Site, environment: Mapping[str, str]) -> Check | None:
-    """Return the first failed check of the connection of a SuperNode with this environment; None if all are good."""
-    return first_failure(connection_checks(site, environment))
+def fault_in_connection(silo: "Supervised") -> Check | None:
+    """Return the first failed check of the connection of a SuperNode with its environment; None if all are good."""
+    return first_failure(connection_checks(silo.site, silo.environment))
 
 
 class Supervised:
@@ -184,7 +184,7 @@ class Supervised:
         if time.monotonic() - self.explained < EXPLAIN_SECONDS:
             return
         self.explained = time.monotonic()
-        fault = fault_in_connection(self.site, self.environment)
+        fault = fault_in_connection(self)
         if fault and fault.name not in TRANSIENT and not self.ever_online and self.process:
             self.process.terminate()  # `diagnose` finds the same fault, and ends the silo with it
         elif fault:
