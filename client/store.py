@@ -28,10 +28,12 @@ from logging import WARNING
 from pathlib import Path
 from typing import cast
 
+import safetensors
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.common import log
 
 from client.local_data import silo_name
+from client.reported import CANDIDATE, REPORTED
 from partitions.common.errors import DataError
 from strategies.base.state import State
 from strategies.base.transport.damaged import DamagedStateError
@@ -40,8 +42,10 @@ from strategies.base.transport.payload import array_record, tensor_of
 KEPT_ROUNDS = 3  # the server's two checkpoints, and its current round
 BETWEEN = "between"  # prefix of states without a server checkpoint
 RUN_FOLDER = re.compile(r"run-[0-9a-f]{16}")
-# The last written file, its stamp then, and its content
-_WRITTEN: dict[Path, tuple[tuple[int, ...], State]] = {}
+# The last written file, its stamp then, its content, and how often each array had been written to.
+_WRITTEN: dict[Path, tuple[tuple[int, ...], State, dict[str, int]]] = {}
+# Models that a round only carries on: they are mapped from the file, and take no memory of their own.
+CARRIED = ("best", REPORTED, CANDIDATE)
 
 
 class StateStore:
@@ -96,7 +100,7 @@ class StateStore:
             state.save(file)
             if not self.in_memory:
                 _WRITTEN.clear()
-                _WRITTEN[file] = _stamp(file), _copy(state)
+                _WRITTEN[file] = _stamp(file), *_mapped(file, state)
             _prune(self.folder, file, server_round)
 
     def _candidates(self, server_round: int, lost: int) -> Iterator[State]:
@@ -160,16 +164,26 @@ def _prune(folder: Path, file: Path, server_round: int) -> None:
 
 def _read(file: Path) -> State:
     """Return the state in a file. Raises OSError or ValueError if it cannot be read."""
-    stamp, written = _WRITTEN.get(file, ((), State()))
-    return _copy(written) if stamp == _stamp(file) else State.load(file)
+    stamp, written, versions = _WRITTEN.get(file, ((), State(), {}))
+    if stamp == _stamp(file) and versions == _versions(written):
+        return written.copy()
+    return State.load(file)
 
 
-def _copy(state: State) -> State:
-    """Return a copy as if read from its file, with its tensors on their current device."""
-    return State(
-        {name: t.detach().clone() for name, t in state.arrays.items()},
-        json.loads(json.dumps(state.numbers)),
-    )
+def _mapped(file: Path, state: State) -> tuple[State, dict[str, int]]:
+    """Return the state in a file that was just written, without a copy of an array, and :func:`_versions` of it."""
+    kept = state.copy()
+    kept.arrays = {name: tensor.detach() for name, tensor in kept.arrays.items()}
+    with safetensors.safe_open(file, framework="pt") as content:
+        for name, tensor in kept.arrays.items():
+            if name.partition(".")[0] in CARRIED and tensor.device.type == "cpu":
+                kept.arrays[name] = content.get_tensor(name)
+    return kept, _versions(kept)
+
+
+def _versions(state: State) -> dict[str, int]:
+    """Return how often each array has been written to; after a write it differs from its file."""
+    return {name: tensor._version for name, tensor in state.arrays.items()}
 
 
 def _stamp(file: Path) -> tuple[int, ...]:

@@ -328,6 +328,15 @@ def _as_bytes(
     return content, views
 
 
+def apart(vector: Tensor, others: Sequence[Tensor], live: Tensor) -> Tensor:
+    """Return a vector that keeps its values while ``live`` is trained: an equal one of ``others``, or a copy."""
+    for other in others:
+        is_view = other is live or other._base is not None
+        if not is_view and other.shape == vector.shape and torch.equal(other, vector):
+            return other
+    return vector.clone()
+
+
 def is_finite(vector: Tensor) -> bool:
     """Return whether every element is a finite number.
 

@@ -18,7 +18,7 @@ import torch
 from flwr.client import NumPyClient
 from torch import Tensor
 
-from models.flat import Passes, gather, is_finite, write
+from models.flat import Passes, apart, gather, is_finite, write
 from models.optimizers import Optimizer, make_optimizer
 from models.training import MeanLoss, Network, loss_gradient
 from partitions.common.errors import UserError
@@ -308,7 +308,9 @@ class SiloClient(NumPyClient):
             # With dp no layer may change them: a buffer that one changed in spite of that has no noise, and stays.
             buffers = self.model.buffers if self.privacy is None else self.received_buffers
             vectors = [*vectors, gather(buffers, self.shared_buffers())]
-        personal = quietly(self.privacy, received, self.personal).clone()
+        personal = apart(
+            quietly(self.privacy, received, self.personal), vectors, self.model.vector
+        )
         if self.privacy is not None:
             personal = kept_finite(self.state, personal, received, self.silo.name)
         self._check_finite(personal, *vectors)

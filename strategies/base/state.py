@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
 import safetensors
-import safetensors.torch
 import torch
 from flwr.common import log
 from torch import Tensor
@@ -42,6 +41,19 @@ BLANK = b"0" * 64  # in the seal's place while it is computed
 BEFORE_SEAL = b'{"__metadata__":{"sha256":"'  # the start of a sealed file's header, after the 8 bytes of its length
 MODEL_OF = "model."  # prefix of the names of silos' models
 GLOBAL, BUFFERS = "global", "buffers"  # names of models: the server's, and BatchNorm statistics
+# In the order in which safetensors writes them
+DTYPES = {
+    torch.int64: "I64",
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.int32: "I32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 PIECE = 1 << 20  # bytes that are read at a time
 
 
@@ -54,10 +66,7 @@ class State:
 
     def save(self, path: Path, keep: Path | None = None) -> None:
         """Write atomically, as sealed safetensors with the numbers in the header; ``keep`` gets the previous file."""
-        arrays = {
-            name: tensor.detach().cpu().contiguous() for name, tensor in self.arrays.items()
-        }
-        write_sealed(path, _unshared(arrays), {"numbers": json.dumps(self.numbers)}, keep)
+        write_sealed(path, self.arrays, {"numbers": json.dumps(self.numbers)}, keep)
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -96,17 +105,6 @@ def put_model(arrays: dict[str, Tensor], name: str, parts: Parts) -> None:
             arrays[f"{name}{suffix}"] = part
 
 
-def _unshared(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copy tensors that share storage, which safetensors refuses; a personal model and its best often do."""
-    seen: set[int] = set()
-    result = {}
-    for name, tensor in arrays.items():
-        key = tensor.untyped_storage().data_ptr()
-        result[name] = tensor.clone() if key in seen else tensor
-        seen.add(key)
-    return result
-
-
 # ---- Sealed files --------------------------------------------------------------------------------------------------
 
 
@@ -117,22 +115,34 @@ def write_sealed(
     keep: Path | None = None,
 ) -> None:
     """Write tensors, and texts into the header, atomically; ``keep`` gets the previous file."""
-    plain = memoryview(safetensors.torch.save(dict(tensors)))
-    start = 8 + int.from_bytes(plain[:8], "little")
-    content = {
-        "__metadata__": {"sha256": BLANK.decode(), **texts},
-        **json.loads(bytes(plain[8:start])),
-    }
+    names = sorted(tensors, key=lambda name: ([*DTYPES].index(tensors[name].dtype), name))
+    content: dict[str, Any] = {"__metadata__": {"sha256": BLANK.decode(), **texts}}
+    end = 0
+    for name in names:
+        tensor, start = tensors[name], end
+        end += tensor.numel() * tensor.element_size()
+        content[name] = {
+            "dtype": DTYPES[tensor.dtype],
+            "shape": [*tensor.shape],
+            "data_offsets": [start, end],
+        }
     header = json.dumps(content, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)  # tensors begin at a multiple of 8 bytes
     begin = len(header).to_bytes(8, "little") + header
-    found = hashlib.sha256(begin)
-    found.update(plain[start:])
-    begin = begin.replace(BLANK, found.hexdigest().encode(), 1)
 
     def write(temporary: Path) -> None:
+        found = hashlib.sha256(begin)
         with temporary.open("wb") as file:
-            file.writelines((begin, plain[start:]))
+            file.write(begin)
+            for (
+                name
+            ) in names:  # one after the other: a copy of all would double a silo's memory
+                plain = tensors[name].detach().cpu().contiguous().flatten()
+                data = plain.view(torch.uint8).numpy().data
+                found.update(data)
+                file.write(data)
+            file.seek(begin.index(BLANK))
+            file.write(found.hexdigest().encode())
 
     write_atomically(path, write, keep=keep)
 

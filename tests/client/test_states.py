@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import safetensors
 import torch
 from damage import flip
 from flwr.app import Context, Error, Message, RecordDict
@@ -211,6 +215,8 @@ def test_state_files_are_read_back_as_they_were(tmp_path: Path) -> None:
     assert read.numbers == state.numbers
     assert read.arrays.keys() == state.arrays.keys()
     assert all(same(read.arrays[k], v) for k, v in state.arrays.items())
+    with safetensors.safe_open(tmp_path / "deep" / "state.safetensors", "pt") as file:
+        assert {*file.keys()} == {*state.arrays}
     # No temporary file is left
     assert [p.name for p in (tmp_path / "deep").iterdir()] == ["state.safetensors"]
     (tmp_path / "bad.safetensors").write_bytes(b"\x00" * 20)
@@ -391,7 +397,7 @@ def test_a_repeated_first_round_starts_afresh(tmp_path: Path) -> None:
 def test_what_a_process_wrote_last_it_does_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As long as the file is that one; what it gives is a copy, of which nobody changes the next."""
+    """As long as the file is that one, and nobody has written into what it gave."""
     newest, _ = kept(store_of(tmp_path), 5, 6)
     read: list[Path] = []
     load = State.load
@@ -404,10 +410,64 @@ def test_what_a_process_wrote_last_it_does_not_read(
     for _ in range(2):
         state = store_of(tmp_path).load(7)
         assert state.arrays["personal"].tolist() == [6, 6] and not read
-        state.arrays["personal"].zero_()
         state.numbers["round"] = 0
+        state.arrays["best"] = torch.ones(2)
+    state.arrays["personal"].zero_()  # as a round might that fails half way
+    assert store_of(tmp_path).load(7).arrays["personal"].tolist() == [6, 6] and read == [newest]
+    read.clear()
     State({"personal": torch.ones(2)}, {"run_id": "0123456789abcdef", "round": 6}).save(newest)
     assert store_of(tmp_path).load(7).arrays["personal"].tolist() == [1, 1] and read == [newest]
+
+
+WATCHED = """
+import sys, threading, time
+from pathlib import Path
+import tiny
+
+def anonymous():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+
+def watch():
+    while True:
+        peak[0] = max(peak[0], anonymous())
+        time.sleep(0.002)
+
+def call(message, context):
+    peak[0] = before = anonymous()
+    reply = app(message, context)
+    most.append(peak[0] - before)
+    return reply
+
+app, peak, most = tiny.client_app, [0], []
+tiny.client_app = call
+threading.Thread(target=watch, daemon=True).start()
+tiny.federate(
+    {"a": Path(sys.argv[1])}, state_dir=Path(sys.argv[2]), strategy="fedavg", rounds=4,
+    mlp__hidden="2500,2500", learning_rate=0.01,
+)
+print(max(most[2:]))  # from the second round on
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads what Linux counts")
+def test_a_round_takes_few_copies_of_the_model(tmp_path: Path) -> None:
+    """Beside network, gradient and the models of before: the trained one, the reply, half a step."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(20, 200))
+    file = write_silo(tmp_path / "a.npz", x, [*range(3)] * 6 + [0, 1], classes=3)
+    model = 4 * (200 * 2500 + 2500 * 2500)
+    helpers = Path(__file__).parents[1] / "helpers"
+    found = subprocess.run(
+        [sys.executable, "-c", WATCHED, file, tmp_path / "state"],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "PYTHONPATH": str(helpers)},
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr[-3000:]
+    assert int(found.stdout.split()[-1]) < 3 * model
 
 
 def test_a_damaged_state_is_told_and_not_passed_over(
