@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 else:
     Vector = Any  # NumPy is imported with the first mask: the gate of other runs needs none
 # In a message's config, what differs between silos; the weight is compared with the list, the others scale no step
-PER_SILO = {ASKED, SHARE, "counted", "reported", "attended"}
+PER_SILO = {ASKED, SHARE, "counted", "reported", "attended", "state_lost"}
 ONCE = bytes(12)  # a nonce: each key seals one text
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from damage import flip
 from flwr.app import Message
 from secured import Secured
 from tiny import Files, Run, TinyGrid, federate, random_silos, same
@@ -240,3 +241,20 @@ def test_a_silo_that_sends_nonsense_does_not_stop_the_others(
     assert fault in caplog.text
     close(masked, plain)
     assert masked.values("secure_silos") == [6 - (r in missed) for r in (1, 2, 3)]
+
+
+def test_a_silo_with_a_damaged_state_stays_in_the_sums(six: Files, tmp_path: Path) -> None:
+    """Its messages say so, and the masks cancel all the same; the run does not go back to repeat a round."""
+    secured = Secured(tmp_path, six)
+
+    def damage(silo: str, kind: str, number: int) -> bool:
+        if (silo, kind, number) == ("a", "train", 3):
+            for file in (tmp_path / "masked").rglob("a/**/*.safetensors"):
+                flip(file)
+        return False
+
+    secured.gone = damage
+    run = go(six, tmp_path, secured, rounds=5, directory=tmp_path / "run", strategy="fedavg-ft")
+    assert run.values("secure_silos") == [6, 6, 5, 6, 6]
+    assert run.values("secure_attempts") == [1] * 5
+    assert [row.round for row in run.rows if row.metric == "state_lost"] == [3]
