@@ -20,6 +20,7 @@ from server.results.run_directory import RunDirectory
 from server.run.receipts import Receipts
 from server.run.registration.data_summaries import Candidates, LateJoiners, SummaryRequests
 from server.run.reporter import Progress, Reporter
+from strategies.base.aggregation.secure import weights_of
 from strategies.base.info import OFFLINE, SiloInfo
 from strategies.base.robust import COUNT_SLACK, tolerated
 from strategies.base.run_settings import RunSettings
@@ -108,9 +109,15 @@ def note_weights(strategy: PersonalizedStrategy, common: Common, reporter: Repor
     if not strategy.info.trains:
         return
     agreed = read_agreed(common.agreed).get("samples", {})
+    weights, secure = strategy.samples, common.secure_aggregation
+    if secure:
+        weights, agreed = weights_of(strategy, strategy.silos), {}
+        if {*weights.values()} == {1}:  # the method's mean weights all silos equally
+            return
     for name, info in strategy.silos.items():
-        if info.n_train != (weight := strategy.samples[name]):
+        if info.n_train != (weight := weights[name]):
             why = "as agreed" if name in agreed else _bound_of_count(strategy, common, name)
+            why = "as its share of a sum (secure-aggregation)" if secure else why
             reporter.note(
                 f"{name} says that it has {info.n_train} training samples; it counts as {weight}, {why}"
             )

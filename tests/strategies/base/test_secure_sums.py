@@ -122,13 +122,20 @@ def test_batch_norm_statistics_and_an_absent_silo(
     assert summed.strategy.state.counted == plain.strategy.state.counted
 
 
-def test_a_share_is_by_samples_at_most_half(tmp_path: Path) -> None:
-    """And at most weight-cap, or 5, times the median."""
+def test_a_share_is_by_samples_at_most_half(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And at most weight-cap, or 5, times the median. The note of a run named the weight of a run without sums."""
     files = random_silos(tmp_path, {"a": 4, "b": 4, "c": 40, "d": 5})
     for cap, largest in ((5.0, 13), (2.0, 8), (0.0, 13)):
         run = federate(files, strategy="fedavg", rounds=1, weight_cap=cap, **SECURE)
         weights = weights_of(run.strategy, files)
         assert weights == {"a": 4, "b": 4, "c": largest, "d": 5}, cap
+        assert (
+            f"c says that it has 40 training samples; it counts as {largest}, as its"
+            in caplog.text
+        )
+        caplog.clear()
         shares = {
             run.grid.key_of(message)[0]: message.content.config_records["config"][
                 "secure_share"
