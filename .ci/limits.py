@@ -76,7 +76,7 @@ def tokens(path: Path) -> int:
     """Count the tokens of a module without imports, docstrings and comments."""
     imports = {
         line
-        for node in ast.walk(_tree(path))
+        for node in _nodes(path)
         if isinstance(node, ast.Import | ast.ImportFrom)
         for line in range(node.lineno, (node.end_lineno or 0) + 1)
     }
@@ -95,7 +95,7 @@ def density() -> Iterator[str]:
     found = {}
     for path in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
         lines = {n for t in _code(path) for n in range(t.start[0], t.end[0] + 1)}
-        nodes = sum(1 for _ in ast.walk(_tree(path)))
+        nodes = len(_nodes(path))
         if lines and (density := nodes / len(lines)) > 0:
             found[path.relative_to(ROOT).as_posix()] = density
     if (middle := median(found.values())) > MOST_NODES_MEDIAN:
@@ -105,19 +105,24 @@ def density() -> Iterator[str]:
             yield f"{name}: {density:.1f} nodes a line of code; at most {MOST_NODES}"
 
 
-def _code(path: Path) -> Iterator[tokenize.TokenInfo]:
+@cache
+def _code(path: Path) -> list[tokenize.TokenInfo]:
     """The tokens of a module without docstrings and comments."""
     documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     prose = {
         line
-        for node in ast.walk(_tree(path))
+        for node in _nodes(path)
         if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None
         for line in range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1)
     }
     with path.open("rb") as file:
-        for t in tokenize.tokenize(file.readline):
-            if t.type not in NO_CODE and t.start[0] not in prose:
-                yield t
+        found = tokenize.tokenize(file.readline)
+        return [t for t in found if t.type not in NO_CODE and t.start[0] not in prose]
+
+
+@cache
+def _nodes(path: Path) -> list[ast.AST]:
+    return [*ast.walk(_tree(path))]
 
 
 @cache
@@ -129,7 +134,7 @@ def class_names() -> Iterator[str]:
     """Each class whose name another class of the tree has."""
     places: dict[str, str] = {}
     for path in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
-        for node in ast.walk(_tree(path)):
+        for node in _nodes(path):
             if isinstance(node, ast.ClassDef):
                 place = f"{path.relative_to(ROOT).as_posix()}:{node.lineno}"
                 if (other := places.setdefault(node.name, place)) != place:
