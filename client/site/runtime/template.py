@@ -48,6 +48,7 @@ PRELOAD = (
     "numpy.random",  # numpy imports it at its first use: otherwise for each run
     "safetensors.torch",
     "statistics",
+    "tomli_w",
     "torch",
     "torch.func",
     "tqdm",
