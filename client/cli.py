@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from client.commands.table import Command, flag, option, several
@@ -13,6 +12,8 @@ from partitions.common.errors import UserError
 
 
 def check_data(args: argparse.Namespace) -> None:
+    from tempfile import TemporaryDirectory
+
     from client.tables.importing import schema_at
     from partitions.own.dataset import named
     from partitions.own.index import write_index

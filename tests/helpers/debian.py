@@ -13,7 +13,7 @@ FOLDER = Path(
 PACKAGES = {
     "nginx": ("nginx", "libnginx-mod-stream"),
     "haproxy": ("haproxy", "liblua5.3-0", "libopentracing-c-wrapper0", "libopentracing1"),
-    "squid": ("squid", "squid-common", "squid-langpack", "libecap3", "libltdl7"),
+    "squid": ("squid-openssl", "squid-common", "squid-langpack", "libecap3", "libltdl7"),
 }
 
 

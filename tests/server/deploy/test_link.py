@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import socket
@@ -19,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given
 from hypothesis import strategies as st
 from middlebox import HOST, HttpProxy, Listener, TlsServer, pump
+from relays import Running
 from trio import RUN, bring_up, is_online, rows, start_over, start_run, text_of, wait_for
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
@@ -32,7 +32,7 @@ from client.site.runtime.route import Proxy, Way, _request
 from partitions.common.errors import UserError
 from server.deploy.control import Control
 from server.deploy.credentials import Credentials, ensure_credentials
-from server.deploy.relay import Limits, Relay
+from server.deploy.relay import Limits
 from server.simulation.simulate import simulate
 
 NAME = "fl.example.org"
@@ -50,43 +50,6 @@ class Echo(Listener):
         self.came += 1
         while data := connection.recv(1 << 16):
             connection.sendall(data)
-
-
-class Running:
-    """A relay in a thread of its own, with TLS, for a Fleet port."""
-
-    def __init__(
-        self, made: Credentials, fleet: int, limits: Limits, keys: list[bytes]
-    ) -> None:
-        self.keys, self.said = keys, list[str]()
-        self.relay = Relay((HOST, fleet), lambda: self.keys, limits, self.said.append)
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.load_cert_chain(made.server_certificate, made.server_key)
-        self.loop, self.ready = asyncio.new_event_loop(), threading.Event()
-        self.thread = threading.Thread(target=self.loop.run_until_complete, args=(self._run(),))
-        self.thread.start()
-        assert self.ready.wait(10)
-
-    async def _run(self) -> None:
-        self.over = asyncio.Event()
-        async with self.relay.serving(HOST, 0, self.context) as server:
-            self.port = next(iter(server.sockets)).getsockname()[1]
-            self.ready.set()
-            await self.over.wait()
-
-    def cut(self) -> None:
-        """Cut all links."""
-        for silo in list(self.relay.links):
-            self.loop.call_soon_threadsafe(silo.transport.abort)
-
-    @property
-    def url(self) -> str:
-        return f"https://localhost:{self.port}/link"
-
-    def close(self) -> None:
-        self.loop.call_soon_threadsafe(self.over.set)
-        self.thread.join(10)
-        self.loop.close()
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import socket
 import subprocess
 import sys
@@ -13,13 +15,18 @@ from typing import Any
 import grpc  # type: ignore[import-untyped]
 import pytest
 from debian import FOLDER, libraries, unpacked
+from relays import Running as Relayed
 from trio import RUN, bring_up, is_online, rows, start_over, text_of, wait_for
 
+from client.link.local_end import Link
 from client.site.node import Site
 from client.site.runtime.connection import connection_checks
 from client.site.runtime.launch import LOOPBACK, free_ports
 from server.deploy import processes, submit
+from server.deploy.control import Control
+from server.deploy.credentials import Credentials, ensure_credentials
 from server.deploy.local import LocalFederation
+from server.deploy.relay import Limits
 from server.results.history import History
 from server.simulation.simulate import simulate
 
@@ -32,11 +39,7 @@ pytestmark = [
 FILES = Path(__file__).parents[3] / "docs" / "proxies"
 NAME = "fl.example.org"
 SQUID = """\
-http_port 127.0.0.1:{port}
-acl fleet port {fleet}
-auth_param basic program {root}/usr/lib/squid/basic_fake_auth
-acl known proxy_auth REQUIRED
-http_access allow CONNECT fleet known
+{listen}
 http_access deny all
 hosts_file {hosts}
 mime_table {root}/usr/share/squid/mime.conf
@@ -52,6 +55,24 @@ netdb_filename none
 coredump_dir /tmp
 shutdown_lifetime 0 seconds
 """
+WITH_LOGIN = """\
+http_port 127.0.0.1:{port}
+acl fleet port {fleet}
+auth_param basic program {root}/usr/lib/squid/basic_fake_auth
+acl known proxy_auth REQUIRED
+http_access allow CONNECT fleet known
+"""
+# It opens TLS with certificates of its own.
+INSPECTING = """\
+http_port 127.0.0.1:{port} ssl-bump tls-cert={gateway} generate-host-certificates=on dynamic_cert_mem_cache_size=4MB
+sslcrtd_program {root}/usr/lib/squid/security_file_certgen -s {database} -M 4MB
+acl step1 at_step SslBump1
+ssl_bump peek step1
+ssl_bump bump all
+tls_outgoing_options cafile={ca}
+http_access allow all
+"""
+WEBSOCKETS = "http_upgrade_request_protocols websocket allow all\n"
 TEMPORARY = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")  # nginx makes these folders
 SMALL: dict[str, Any] = {**RUN, "strategy": "fedavg"}
 # One message of 64 MB each way to each silo; nothing is trained.
@@ -91,7 +112,7 @@ class Proxies:
         }
         lines = (FILES / file).read_text().splitlines()
         text = "\n".join(line for line in lines if not line.startswith("#"))
-        for old, new in {**replaced, **changes}.items():
+        for old, new in {**changes, **replaced}.items():
             assert old in text or old not in changes, old
             text = text.replace(old, new)
         path = self.folder / file
@@ -113,12 +134,17 @@ class Proxies:
 
     def _command(self, file: str, port: int, changes: Mapping[str, str]) -> list[str]:
         if file == "squid":
-            text = SQUID.format(
-                port=port, fleet=self.running.fleet_port, root=self.root, hosts=FOLDER / "hosts"
-            )
-            path = self.folder / "squid.conf"
-            path.write_text(text)
-            return [str(self.root / "usr/sbin/squid"), "-N", "-f", str(path)]
+            places = {
+                "port": port,
+                "fleet": self.running.fleet_port,
+                "root": self.root,
+                **changes,
+            }
+            listen = changes.get("listen", WITH_LOGIN).format(**places)
+            path = self.folder / f"squid-{port}.conf"
+            path.write_text(SQUID.format(listen=listen, root=self.root, hosts=FOLDER / "hosts"))
+            name = f"silofl{port}"
+            return [str(self.root / "usr/sbin/squid"), "-N", "-n", name, "-f", str(path)]
         path = self.configured(file, port, changes)
         if file.startswith("nginx"):
             alone = f"user root; daemon off; pid {path}.pid; error_log stderr;"
@@ -202,11 +228,11 @@ def direct(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
     return rows(simulate({**SMALL, "silos": 3, "out": str(out)}, quiet=True))
 
 
-def site_of(running: LocalFederation, server: str, folder: Path) -> Site:
+def site_of(
+    running: LocalFederation, server: str, folder: Path, name: str = "hospital-01"
+) -> Site:
     made = running.credentials
-    return Site(
-        "hospital-01", server, made.ca_certificate, made.node_key("hospital-01"), folder, folder
-    )
+    return Site(name, server, made.ca_certificate, made.node_key(name), folder, folder)
 
 
 PASSING = ("nginx-stream.conf", "haproxy-tcp.cfg", "traefik.yaml")
@@ -240,6 +266,72 @@ def test_a_line_that_is_cut_whenever_it_is_idle_loses_no_round(
     reach(running, {"hospital-02": by(proxies, "haproxy-tcp.cfg", cut)})
     time.sleep(3)  # idle: the line is cut
     assert deployed(SMALL, tmp_path / "out") == direct
+
+
+def inspecting(proxies: Proxies, gateway: Credentials, ca: Path, more: str = "") -> int:
+    """Return the port of a squid that opens TLS with certificates of its own."""
+    database = FOLDER / "certificates"
+    shutil.rmtree(database, ignore_errors=True)
+    program = proxies.root / "usr/lib/squid/security_file_certgen"
+    subprocess.run(
+        [program, "-c", "-s", database, "-M", "4MB"],
+        env=libraries(proxies.root), check=True, capture_output=True,
+    )  # fmt: skip
+    subprocess.run(["chown", "-R", "proxy:", database], check=True)
+    both = proxies.folder / "gateway.pem"
+    both.write_bytes(gateway.ca_certificate.read_bytes() + gateway.ca_key.read_bytes())
+    trusted = FOLDER / "outer.crt"  # for squid's user
+    trusted.write_bytes(ca.read_bytes())
+    places = {"gateway": str(both), "database": str(database), "ca": str(trusted)}
+    return proxies.start("squid", {"listen": INSPECTING + more, **places})
+
+
+def test_links_pass_a_web_server_and_a_squid_that_opens_tls(
+    running: LocalFederation,
+    proxies: Proxies,
+    direct: list[list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The squid lets WebSockets through only where it is told to."""
+    outer = ensure_credentials(tmp_path / "outer", silos=(), hosts=("localhost", NAME))
+    gateway = ensure_credentials(tmp_path / "gateway", silos=(), hosts=(NAME,))
+    with Control(running.connection) as control:
+        keys = [node.public_key for node in control.nodes()]
+    relays = [Relayed(made, running.fleet_port, Limits(), keys) for made in (None, outer)]
+    live = f"/etc/letsencrypt/live/{NAME}"
+    changes = {
+        "127.0.0.1:8082": f"127.0.0.1:{relays[0].port}",
+        f"{live}/fullchain.pem": str(outer.server_certificate),
+        f"{live}/privkey.pem": str(outer.server_key),
+    }
+    web = f"https://localhost:{proxies.start('nginx-link.conf', changes)}/link"
+    far = f"https://{NAME}:{relays[1].port}/link"
+    squids = [
+        inspecting(proxies, gateway, outer.ca_certificate, more) for more in ("", WEBSOCKETS)
+    ]
+    with contextlib.ExitStack() as stack:
+        for one in relays:
+            stack.callback(one.close)
+        for name, url, ca, squid in (
+            ("hospital-01", web, outer.ca_certificate, None),
+            ("hospital-02", far, gateway.ca_certificate, squids[0]),
+            ("hospital-02", far, gateway.ca_certificate, squids[1]),
+        ):
+            with monkeypatch.context() as patch:
+                if squid:
+                    patch.setenv("https_proxy", f"http://{LOOPBACK}:{squid}")
+                site = site_of(running, f"{NAME}:443", tmp_path, name)
+                link = stack.enter_context(Link(url, site, ca))
+            check = link.check()
+            if squid == squids[0]:
+                assert "answers 4" in check.detail and "WebSockets" in check.fix, check
+            else:
+                assert check.ok, check
+                start_over(running, 443, name, NAME, link.environment)
+        wait_for(lambda: all(is_online(running, f"hospital-0{n}") for n in (1, 2)), 90)
+        assert deployed(SMALL, tmp_path / "out") == direct
+        assert all(one.relay.links for one in relays)
 
 
 @pytest.mark.parametrize("file", [*PASSING, *OPENING])
