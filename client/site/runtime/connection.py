@@ -174,8 +174,8 @@ def _foreign_certificate(error: ssl.SSLCertVerificationError, way: Way) -> Check
         fix = f"a public certificate stands in front of the server: {OPERATOR} {PASS_THROUGH}"
     else:
         fix = (
-            f"a proxy opens TLS on the way (inspection): {YOUR_IT} to exempt {way.server} from it;"
-            f" if the SHA-256 is the operator's, {OPERATOR} {PASS_THROUGH}"
+            f"a proxy opens TLS on the way (inspection): {YOUR_IT} to exempt {way.server} from it, or"
+            f" {OPERATOR} for a relay (silofl join --via) or, if the SHA-256 is theirs, {PASS_THROUGH}"
         )
     return Check(name, False, detail, fix)
 
