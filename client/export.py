@@ -128,6 +128,7 @@ def describe(
         "normalisation": about["normalisation"],
         "labels": about.get("labels"),
         "silofl": version("silofl"),
+        "trainer": about.get("trainer"),
     }
 
 

@@ -376,6 +376,7 @@ class ClientSession:
             "normalisation": scale,
             "labels": {"mean": label_mean, "std": label_std} if label_mean else None,
             **({"recipe": data.recipe} if data.recipe else {}),
+            **({"trainer": c.trainer} if c.trainer else {}),
         }
 
     def add_cost(self, client: SiloClient) -> dict[str, float]:

@@ -116,6 +116,7 @@ def study_page(study: StudyProtocol, signer: str) -> str:
         *(f"  {one}" for one in study.apps),
         *(["Data schema, SHA-256", f"  {study.schema_digest}"] if study.schema_digest else []),
         *(["Initial weights, SHA-256", f"  {study.weights}"] if study.weights else []),
+        *(["Trainer's source, SHA-256", f"  {study.trainer}"] if study.trainer else []),
         *(
             [f"Evaluated and not trained on: {held}"]
             if (held := ", ".join(study.held_out))

@@ -47,6 +47,12 @@ def seed_torch(rng: torch.Generator) -> None:
         torch.cuda.manual_seed_all(rng.initial_seed())
 
 
+def count_batches(n: int, size: int, least: int = 1) -> int:
+    """Return how many batches an epoch of :func:`batches` has."""
+    count, last = -(-n // size), n % size or size
+    return count - (count > 1 and last < least)
+
+
 def batches(
     n: int,
     size: int,

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from models.optimizers import Optimizer
 from models.training import MeanLoss, Network, loss_gradient
+from partitions.common.errors import UserError
 from strategies.base.client import SiloClient
 from strategies.base.info import OWN_COPY
 from strategies.base.privacy import private_gradients, quietly
@@ -69,22 +70,33 @@ class ApflClient(SiloClient):
         # Running statistics (empty without BatchNorm): w's are sent, those of the mixed model stay in the silo.
         w_buffers = model.buffers.clone()
         v_buffers = w_buffers if state.personal_buffers is None else state.personal_buffers
-        w_step, v_step = self.optimizer("shared"), self.optimizer("private")
-        losses = MeanLoss()
-        for x, y in self.batches():
-            model.load(w, w_buffers)
-            self.gradient(x, y)
-            grad = model.gradient.clone()
+        v_step, losses = self.optimizer("private"), MeanLoss()
+
+        def step_of_v(now: Tensor, g: Tensor) -> None:
+            nonlocal alpha, w_buffers, v_buffers
+            if self.batch is None:
+                raise UserError(
+                    "apfl needs the batch of each step: give task.network the tensors of task.loader"
+                )
+            w.copy_(now)
+            gradient = g.clone()
             w_buffers = w_buffers if self.frozen else model.buffers.clone()
-            if len(y):  # a Poisson sample may be empty
+            if len(self.batch[1]):  # a Poisson sample may be empty
                 mixed = v, w, alpha, v_buffers
                 alpha = quietly(
-                    self.privacy, alpha, self.own_step, mixed, (x, y), v_step, losses
+                    self.privacy, alpha, self.own_step, mixed, self.batch, v_step, losses
                 )
                 v_buffers = model.buffers.clone()
-            if not self.frozen:
-                w_step.step(w, grad)
-        self.keep_optimizer(w_step, "shared")
+            model.load(w, w_buffers)
+            g.copy_(gradient)
+
+        def keep_w() -> None:
+            model.load(w)
+
+        self.train(
+            correction=step_of_v, after=keep_w if self.frozen else None, optimizer_key="shared"
+        )
+        w.copy_(model.vector)
         self.keep_optimizer(v_step, "private")
         self.tell_loss(losses)
         state.private, state.alpha = v, alpha

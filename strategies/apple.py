@@ -50,7 +50,7 @@ from models.optimizers import Sgd
 from models.training import MeanLoss, generator
 from partitions.common.errors import DataError, UserError
 from strategies.base.client import SiloClient
-from strategies.base.info import EACH_MODEL, MethodInfo, Relationships
+from strategies.base.info import EACH_MODEL, OWN_STEPS, MethodInfo, Relationships
 from strategies.base.robust import weighted_mean
 from strategies.base.settings import setting
 from strategies.base.state import Array, Arrays, ClientState, Item, Items, ServerState, State
@@ -272,6 +272,7 @@ class Apple(PersonalizedStrategy):
         not_sums=EACH_MODEL,
         buffers="shared",
         plain_loss=True,
+        not_trainer=OWN_STEPS,
     )
     client = AppleClient
     Settings = AppleSettings

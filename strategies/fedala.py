@@ -217,6 +217,7 @@ class FedALA(PersonalizedStrategy):
         buffers="shared",
         plain_loss=True,
         whole_samples="its mixing weights are learnt on them",
+        trainer=True,
     )
     client = FedALAClient
     Settings = Ala

@@ -38,7 +38,7 @@ from models.flat import gather
 from models.optimizers import Optimizer
 from models.training import feature_gradient, loss_gradient
 from partitions.common.errors import DataError
-from strategies.base.info import OWN_LAYERS
+from strategies.base.info import OWN_LAYERS, OWN_LOSS
 from strategies.base.partial import (
     ALL_LAYERS_AT,
     PartialClient,
@@ -136,6 +136,8 @@ class FedAS(PartialStrategy):
         not_sums="the server weighs silos by the size of their gradients, which each states",
         dp="",
         not_dp="its alignment and its weight depend on features and gradients without noise",
+        trainer=False,
+        not_trainer=OWN_LOSS,
     )
     client = FedASClient
     Settings = AsSettings

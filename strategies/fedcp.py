@@ -34,7 +34,7 @@ from models.layout import Layout
 from models.metrics import mmd
 from models.networks.blocks import Values
 from models.training import feature_gradient, generator
-from strategies.base.info import MethodInfo
+from strategies.base.info import OWN_LOSS, MethodInfo
 from strategies.base.partial import (
     PartialClient,
     PartialStrategy,
@@ -162,6 +162,7 @@ class FedCP(PartialStrategy):
         sums="samples",
         not_lossy="the head that is sent is half the silo's own, no step from what it received",
         buffers="shared",
+        not_trainer=OWN_LOSS,
     )
     client = FedCPClient
     head = PolicyHead

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from models.training import feature_gradient, loss_gradient
 from strategies.base.client import SiloClient
-from strategies.base.info import MethodInfo
+from strategies.base.info import OWN_LOSS, MethodInfo
 from strategies.base.settings import RULES, setting
 from strategies.base.state import GLOBAL, Array, ClientState, ServerState
 from strategies.base.strategy import PersonalizedStrategy
@@ -171,6 +171,7 @@ class FedDBE(PersonalizedStrategy):
         sums="samples",
         not_lossy="in its first round silos send means of features",
         buffers="shared",
+        not_trainer=OWN_LOSS,
     )
     client = FedDBEClient
     state_type = DbeServerState

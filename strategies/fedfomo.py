@@ -117,6 +117,7 @@ class FedFomo(PersonalizedStrategy):
         not_sums=EACH_MODEL,
         buffers="shared",
         plain_loss=True,
+        trainer=True,
     )
     client = FedFomoClient
     Settings = FomoSettings

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from models.training import loss_gradient
 from strategies.base.client import SiloClient
-from strategies.base.info import ONE_MODEL
+from strategies.base.info import ONE_MODEL, OWN_LOSS
 from strategies.base.settings import setting
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.fedproto import members
@@ -64,6 +64,8 @@ class FedLC(PersonalizedStrategy):
         lossy=True,
         dp="",
         not_dp="its loss shifts logits by counts of classes, which have no noise",
+        trainer=False,
+        not_trainer=OWN_LOSS,
     )
     client = FedLCClient
     Settings = LcSettings

@@ -26,7 +26,7 @@ from models.features import frozen
 from models.training import taught_gradient
 from partitions.common.errors import UserError
 from strategies.base.client import SiloClient
-from strategies.base.info import ONE_MODEL
+from strategies.base.info import ONE_MODEL, OWN_LOSS
 from strategies.base.settings import setting
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.fedproto import NEVER, members
@@ -70,6 +70,8 @@ class FedNTD(PersonalizedStrategy):
         needs_classes=True,
         lossy=True,
         plain_loss=False,
+        trainer=False,
+        not_trainer=OWN_LOSS,
     )
     client = FedNTDClient
     Settings = NtdSettings

@@ -41,7 +41,7 @@ from models.optimizers import Optimizer
 from models.training import feature_gradient
 from partitions.common.errors import DataError
 from strategies.base.client import SiloClient
-from strategies.base.info import EACH_MODEL, MethodInfo
+from strategies.base.info import EACH_MODEL, OWN_LOSS, MethodInfo
 from strategies.base.robust import weighted_mean
 from strategies.base.settings import setting
 from strategies.base.state import GLOBAL, Array, Arrays, ServerState
@@ -183,6 +183,7 @@ class FedPAC(PersonalizedStrategy):
         not_lossy=EACH_MODEL,
         not_sums=EACH_MODEL,
         buffers="shared",
+        not_trainer=OWN_LOSS,
     )
     client = FedPACClient
     state_type = PacServerState

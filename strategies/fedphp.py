@@ -35,7 +35,7 @@ from models.features import frozen
 from models.metrics import mmd
 from models.training import clip_norm, feature_gradient
 from strategies.base.client import SiloClient
-from strategies.base.info import OWN_COPY
+from strategies.base.info import OWN_COPY, OWN_LOSS
 from strategies.base.settings import setting
 from strategies.base.state import ClientState, Item
 from strategies.base.strategy import PersonalizedStrategy
@@ -127,6 +127,8 @@ class FedPHP(PersonalizedStrategy):
         note="the own model is a running mean of models that were sent and of received ones",
         dp="",
         plain_loss=False,
+        trainer=False,
+        not_trainer=OWN_LOSS,
     )
     client = FedPHPClient
     Settings = PhpSettings

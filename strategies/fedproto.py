@@ -46,7 +46,7 @@ from models.training import feature_gradient
 from partitions.common.errors import DataError
 from strategies.base.bounded import replacement
 from strategies.base.client import SiloClient
-from strategies.base.info import MethodInfo
+from strategies.base.info import OWN_LOSS, MethodInfo
 from strategies.base.settings import RULES, setting
 from strategies.base.state import Array, ClientState, ServerState
 from strategies.base.strategy import PersonalizedStrategy
@@ -263,6 +263,7 @@ class FedProto(PersonalizedStrategy):
         not_lossy="what is sent are prototypes, no steps",
         not_sums="a class may be of a single silo, whose prototype its mean would be",
         buffers="local",
+        not_trainer=OWN_LOSS,
     )
     client = FedProtoClient
     state_type = ProtoServerState

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from models.training import feature_gradient
 from strategies.base.client import SiloClient
-from strategies.base.info import MethodInfo
+from strategies.base.info import OWN_LOSS, MethodInfo
 from strategies.base.settings import RULES, setting
 from strategies.base.state import GLOBAL, Array, ClientState
 from strategies.base.strategy import PersonalizedStrategy
@@ -153,6 +153,7 @@ class FedRoD(PersonalizedStrategy):
         sums="samples",
         lossy=True,
         buffers="shared",
+        not_trainer=OWN_LOSS,
     )
     client = FedRoDClient
     Settings = RodSettings

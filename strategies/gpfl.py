@@ -36,7 +36,7 @@ from models.flat import gather
 from models.layout import Layout
 from models.networks.blocks import Values
 from models.training import feature_gradient
-from strategies.base.info import MethodInfo
+from strategies.base.info import OWN_LOSS, MethodInfo
 from strategies.base.partial import (
     PartialClient,
     PartialStrategy,
@@ -174,6 +174,7 @@ class GPFL(PartialStrategy):
         sums="samples",
         lossy=True,
         buffers="shared",
+        not_trainer=OWN_LOSS,
     )
     client = GPFLClient
     head = ConditionalHead

@@ -35,7 +35,7 @@ from models.features import frozen
 from models.training import feature_gradient
 from partitions.common.errors import UserError
 from strategies.base.client import SiloClient
-from strategies.base.info import LOCAL_SUMS, OWN_COPY
+from strategies.base.info import LOCAL_SUMS, OWN_COPY, OWN_LOSS
 from strategies.base.settings import setting
 from strategies.base.state import GLOBAL, Array, ClientState, Item
 from strategies.base.strategy import PersonalizedStrategy
@@ -159,6 +159,8 @@ class LgMix(PersonalizedStrategy):
         buffers="local",
         dp="",
         not_dp="its own model, from which it trains, depends on its features without noise",
+        trainer=False,
+        not_trainer=OWN_LOSS,
     )
     client = LgMixClient
     Settings = LgMixSettings

@@ -45,6 +45,7 @@ class Local(PersonalizedStrategy):
         sums="silos",
         buffers="local",
         plain_loss=True,
+        trainer=True,
     )
     client = LocalClient
 

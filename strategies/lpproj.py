@@ -147,6 +147,7 @@ class LpProj(PersonalizedStrategy):
         not_lossy="what is sent is a projection, no step",
         buffers="local",
         plain_loss=True,
+        trainer=True,
     )
     client = LpProjClient
     Settings = ProjSettings

@@ -29,7 +29,7 @@ from torch import Tensor
 from models.features import frozen
 from models.training import taught_gradient
 from strategies.base.client import SiloClient
-from strategies.base.info import ONE_MODEL
+from strategies.base.info import ONE_MODEL, OWN_LOSS
 from strategies.base.settings import setting
 from strategies.base.strategy import PersonalizedStrategy
 
@@ -89,6 +89,8 @@ class Moon(PersonalizedStrategy):
         keeps=("its last model",),
         lossy=True,
         plain_loss=False,
+        trainer=False,
+        not_trainer=OWN_LOSS,
     )
     client = MoonClient
     Settings = MoonSettings

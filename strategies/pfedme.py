@@ -15,12 +15,11 @@ Special cases: β = 0 keeps w; λ = 0 makes θ local SGD from w and keeps w; η 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from models.training import MeanLoss
 from strategies.base.client import SiloClient
 from strategies.base.info import OWN_COPY
 from strategies.base.settings import setting
@@ -52,28 +51,30 @@ class PFedMeClient(SiloClient):
 
     def local_update(self) -> list[Tensor]:
         s, theta = self.settings, self.model.vector
-        w = theta.clone()
-        step = self.learning_rate(s.personal_learning_rate)
-        losses = MeanLoss()
-        for x, y in self.batches():
-            self.approach(w, x, y, step, losses)
-            w.sub_(w - theta, alpha=self.learning_rate() * s.lambda_)
-        self.tell_loss(losses)
+        w, steps = theta.clone(), 0
+
+        def follow() -> None:
+            nonlocal steps
+            steps += 1
+            if steps % s.inner_steps == 0:
+                w.sub_(w - theta, alpha=self.learning_rate() * s.lambda_)
+
+        self.approach(w, follow)
         return [w]
 
-    def approach(self, w: Tensor, x: Tensor, y: Tensor, step: float, losses: MeanLoss) -> None:
-        """Make K steps of θ, which is in the model, on one batch."""
-        s, theta = self.settings, self.model.vector
-        for _ in range(s.inner_steps):
-            losses.add(self.gradient(x, y))
-            grad = self.model.gradient.add_(theta - w, alpha=s.lambda_).add_(theta, alpha=s.mu)
-            theta.sub_(grad, alpha=step)
+    def approach(self, w: Tensor, after: Callable[[], object] | None = None) -> None:
+        """Make K steps of θ, which is in the model, on each batch."""
+        s = self.settings
+
+        def pull(theta: Tensor, g: Tensor) -> None:
+            g.add_(theta - w, alpha=s.lambda_).add_(theta, alpha=s.mu)
+
+        rate = self.learning_rate(s.personal_learning_rate)
+        self.train(correction=pull, after=after, rate=rate, repeats=s.inner_steps)
 
     def personalise(self) -> Tensor:
         """Train θ around w, which is fixed."""
-        losses, step = MeanLoss(), self.learning_rate(self.settings.personal_learning_rate)
-        for x, y in self.batches():
-            self.approach(self.received, x, y, step, losses)
+        self.approach(self.received)
         return self.model.vector
 
 

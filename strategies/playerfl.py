@@ -164,6 +164,7 @@ class PLayerFL(PartialStrategy):
         buffers="shared",
         plain_loss=True,
         whole_samples="its sensitivity is measured on them",
+        trainer=True,
     )
     client = PLayerClient
     Settings = PLayerSettings

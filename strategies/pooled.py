@@ -35,6 +35,7 @@ class Pooled(PersonalizedStrategy):
         local_steps=True,
         buffers="shared",
         plain_loss=True,
+        trainer=True,
     )
 
     def participants(self) -> list[str]:

@@ -131,6 +131,7 @@ class Card(Frozen):
     labels: Scale | None = None
     silofl: Name
     recipe: dict[str, Any] | None = None
+    trainer: Name | None = None  # the hospital's own training loop that made it
     temperature: Temperature | None = None
     conformal: Conformal | None = None
     onnx: Onnx | None = None

@@ -25,6 +25,7 @@ from .released import charge_bytes, note_reply
 from .terms import Terms
 from .trust import receipts
 from .trust.chain import digest, plain, write_whole
+from .trust.code import digest_of_code
 
 # Environment variable that is set if the site's own process counts and logs the app's messages; and its value.
 BY_SITE = "SILOFL_SITE_AUDITS"
@@ -75,6 +76,8 @@ class MessageInfo:
     receipt: Mapping[str, Any] | None = None
     # The charge to the privacy budget (`messages.charge_message`)
     charged: Charged | None = None
+    # SHA-256 of the source of the run's trainer, as this site has it; empty: not found here
+    trainer: str | None = None
     # The slot of a masked vector, or of an answer about its masks
     secure: Mapping[str, Any] | None = None
 
@@ -116,6 +119,7 @@ def describe_message(message: Any, context: Any, app: str, terms: Terms) -> Mess
         rules=rule_values(policy) if policy else {},
         versions=versions(),
         cohort=cohort_of(node),
+        trainer=digest_of_code(str(settings["trainer"])) if settings.get("trainer") else None,
     )
 
 

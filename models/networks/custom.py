@@ -45,6 +45,12 @@ def is_custom(name: str) -> bool:
     return ":" in name
 
 
+def check_trainer(name: str) -> None:
+    """Raise UserError for a trainer's name in another form; empty: silofl's own training."""
+    if name and not NAME.fullmatch(name):
+        raise UserError(f"trainer = {name[:80]!r}: package.module:function is needed here")
+
+
 def custom_network(
     name: str, shape: Shape, outputs: int, settings: CustomSettings
 ) -> nn.Module:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import islice
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -19,22 +17,17 @@ from flwr.client import NumPyClient
 from torch import Tensor
 
 from models.flat import Passes, apart, gather, is_finite, write
-from models.optimizers import Optimizer, make_optimizer
-from models.training import MeanLoss, Network, loss_gradient
+from models.training import Network, loss_gradient
 from partitions.common.errors import UserError
+from partitions.common.own_code import load_function
 from partitions.common.settings import values_of
 from strategies.base.aggregation.secure import integers_of
 from strategies.base.info import MethodInfo, shares_buffers, upload_names
-from strategies.base.privacy import (
-    PrivateTraining,
-    kept_finite,
-    private_batches,
-    private_gradients,
-    quietly,
-)
+from strategies.base.privacy import PrivateTraining, kept_finite, private_gradients, quietly
 from strategies.base.settings import Common
-from strategies.base.silo import RECEIVED, Silo, check_step, class_weights, shuffled_batches
-from strategies.base.state import BUFFERS, GLOBAL, ClientState, Entries, State, model_in
+from strategies.base.silo import RECEIVED, Silo, check_step, class_weights
+from strategies.base.state import BUFFERS, GLOBAL, ClientState, State, model_in
+from strategies.base.trainer.loop import TrainingLoop
 from strategies.base.transport.codecs import Encoded
 from strategies.base.transport.error_feedback import commit, encode_vectors, propose
 from strategies.base.transport.payload import Model, Number
@@ -45,7 +38,7 @@ def proximal(centre: Tensor, weight: float) -> Callable[[Tensor, Tensor], object
     return (lambda w, g: g.add_(w - centre, alpha=weight)) if weight else None
 
 
-class SiloClient(NumPyClient):
+class SiloClient(TrainingLoop, NumPyClient):
     """The silo's half of FedAvg, and the base class of every other method.
 
     A method overrides :meth:`receive`, :meth:`local_update` and :meth:`personal`. It stores its state between rounds in
@@ -83,6 +76,9 @@ class SiloClient(NumPyClient):
         self.encoded: dict[str, Encoded] = {}  # the uploaded vectors that travel encoded
         self.integers: Tensor | None = None  # all of them, with ``secure-aggregation``
         self.train_loss = float("nan")
+        self.trainer = (
+            load_function("trainer", common.trainer, "task") if common.trainer else None
+        )
         # The start of this round, not to be written to.
         self.received = self.received_buffers = self.received_integers = torch.empty(0)
 
@@ -147,102 +143,6 @@ class SiloClient(NumPyClient):
             return None
         self.model.reset_buffers()
         return self.own(), self.model.buffers.clone()
-
-    def learning_rate(self, first: float | None = None) -> float:
-        """Return η of this round, or a method's own rate: ``first``, times lr-decay per round since the first."""
-        return self.common.decayed(
-            self.common.learning_rate if first is None else first, self.round
-        )
-
-    def tell_loss(self, losses: MeanLoss) -> None:
-        """Set the training loss that the round reports, if there was a step."""
-        if losses.steps:
-            self.train_loss = float(losses.total) / losses.steps
-
-    def optimizer(self, key: str = "") -> Optimizer:
-        """Return the silo's optimiser for this round; ``key`` distinguishes several optimisers of one method.
-
-        Its moments are reset (``optimizer-state = "reset"``) or those that :meth:`keep_optimizer` stored.
-        """
-        c = self.common
-        optimizer = make_optimizer(
-            c.optimizer, self.learning_rate(), c.momentum, c.weight_decay, c.amsgrad
-        )
-        optimizer.warm_up(c.warmup_batches)
-        if c.optimizer_state == "keep":
-            kept = Entries(self.state.arrays, f"optimizer.{key}.")
-            optimizer.state = {k: v.clone() for k, v in kept.items()}
-        return optimizer
-
-    def keep_optimizer(self, optimizer: Optimizer, key: str = "") -> None:
-        if self.common.optimizer_state == "keep":
-            kept = Entries(self.state.arrays, f"optimizer.{key}.")
-            kept.update({k: v.clone() for k, v in optimizer.state.items()})
-
-    def train(
-        self,
-        *,
-        correction: Callable[[Tensor, Tensor], object] | None = None,
-        epochs: int | None = None,
-        purpose: str = "train",
-        parts: Sequence[slice] | None = None,
-        until: Callable[[], bool] | None = None,
-        optimizer_key: str = "",
-    ) -> None:
-        """Train ``self.model`` for ``epochs`` (default local-epochs), or until ``until()`` is true after an epoch.
-
-        ``correction(vector, gradient)`` may add to the gradient of each step (a proximal term, a control variate).
-        ``parts`` trains only those parts of the vector; the rest is frozen, and not in the backward pass.
-        """
-        vector, gradient = self.model.vector, self.model.gradient
-        trained = [slice(0, len(vector))] if parts is None else list(parts)
-        pairs = [
-            (vector[p], gradient[p], self.optimizer(f"{optimizer_key}{i}"))
-            for i, p in enumerate(trained)
-        ]
-        losses = MeanLoss()
-        self.model.freeze(*self.model.layout.outside(trained))
-        try:
-            for x, y in self.batches(epochs, purpose, until):
-                losses.add(self.gradient(x, y))
-                if correction is not None:
-                    correction(vector, gradient)
-                for part, grad, optimizer in pairs:
-                    if parts is None and optimizer.only_where_gradient:
-                        self.model.step(optimizer.step)
-                    else:
-                        optimizer.step(part, grad)
-        finally:  # the silos of a process share the network
-            self.model.freeze()
-        for i, (_, _, optimizer) in enumerate(pairs):
-            self.keep_optimizer(optimizer, f"{optimizer_key}{i}")
-        self.tell_loss(losses)
-
-    def batches(
-        self,
-        epochs: int | None = None,
-        purpose: str = "train",
-        until: Callable[[], bool] | None = None,
-        *,
-        as_they_are: bool = False,
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield mini-batches (x, y) of the training split: shuffled, or Poisson samples if gradients are private.
-
-        Images are augmented by the setting ``augment``, unless ``as_they_are``. If ``until()`` is true after an epoch,
-        the iteration ends; ``epochs`` defaults to local-epochs, or to as many as local-steps mini-batches need.
-        """
-        augment = None if as_they_are else self.silo.augment
-        if epochs is None and (steps := self.common.local_steps):
-            every = shuffled_batches(
-                self.silo, self.common, self.round, steps, purpose, augment, until
-            )
-            return islice(every, steps)
-        epochs = self.common.local_epochs if epochs is None else epochs
-        if self.privacy is not None and self.privacy.on:
-            return private_batches(self.privacy, self.silo, epochs, augment, until)
-        # Where each sample is asked for, none is drawn twice.
-        common = replace(self.common, sampler="shuffled") if as_they_are else self.common
-        return shuffled_batches(self.silo, common, self.round, epochs, purpose, augment, until)
 
     def full_gradient(self, purpose: str) -> Tensor:
         """Return ∇f_i (Σ,) at the model: the mean over all training samples, unaugmented, in ``purpose``'s batches."""

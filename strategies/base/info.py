@@ -21,6 +21,8 @@ OTHER_LAYERS = "which layers travel changes from round to round"
 OWN_START = "its silos start from layers of their own, not from what they received"
 EACH_MODEL = "the server needs each silo's own model, not a sum of steps"
 LOCAL_SUMS = "silos and server add up the same changes each for themselves, which would differ"
+OWN_LOSS = "its loss is not the run's alone, so a trainer would train another method"
+OWN_STEPS = "it takes gradients at models that no trainer could step"
 UNDECLARED = "its MethodInfo does not declare `lossy`"
 
 
@@ -85,6 +87,9 @@ class MethodInfo:
     # Capabilities.
     # Whether each gradient is that of the run's loss alone, so that a batch may be computed in parts, and repeated.
     plain_loss: bool = False
+    # Whether each training of its silos is one by ``SiloClient.train`` with that loss, so that a trainer can make it.
+    trainer: bool = False
+    not_trainer: str = "its MethodInfo does not declare `trainer`"  # the reason, if not
     # Values of ``robust`` that can replace its mean (``PersonalizedStrategy.mean``)
     robust: tuple[str, ...] = ()
     unclipped: tuple[str, ...] = ()  # uploaded vectors that have no length to bound: bits
@@ -130,7 +135,13 @@ class MethodInfo:
 # Presets: what most methods of a kind declare. A method states its difference; one that declares little starts from
 # MethodInfo, where everything is refused.
 _TYPICAL = partial(
-    MethodInfo, late="starts", ala=True, buffers="shared", dp="gradient", plain_loss=True
+    MethodInfo,
+    late="starts",
+    ala=True,
+    buffers="shared",
+    dp="gradient",
+    plain_loss=True,
+    trainer=True,
 )
 ONE_MODEL = partial(
     _TYPICAL,

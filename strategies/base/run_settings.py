@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from models.augmentation import Augmentation, read_augmentation
-from models.networks.custom import CustomSettings, is_custom
+from models.networks.custom import CustomSettings, check_trainer, is_custom
 from models.networks.registry import MODELS, model_settings, resolve
 from models.tasks import Task, task_of
 from models.trainable import Part
@@ -280,6 +280,7 @@ def _check_names(common: Common) -> None:
     try:
         source = parse_source(common.dataset)
         own = is_custom(common.model)
+        check_trainer(common.trainer)
     except ValueError as error:
         raise UserError(str(error)) from None
     if not source.is_path and not own_named(source.name):
@@ -332,6 +333,12 @@ def _check_method(info: MethodInfo, common: Common, own: Any) -> None:
     check_robust(info, common)
     if info.trains and not info.plain_loss:
         common.check_passes(info.name)
+    if common.trainer:
+        if not info.trainer:
+            raise UserError(
+                f"trainer = {common.trainer}: not with {info.name}: {info.not_trainer}"
+            )
+        common.check_trainer()
     _check_wire(info, common)
     check_secure(info, common, own)
     check_evaluation(common, own)

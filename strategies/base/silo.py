@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -55,6 +56,37 @@ class Silo:
     inputs: str = ""  # in an evaluation: the digest of the statistics and of the order of columns and labels
 
 
+def epochs_of(
+    silo: Silo,
+    common: Common,
+    server_round: int,
+    epochs: int,
+    purpose: str,
+    augment: Augmentation | None,
+) -> Iterator[Iterator[tuple[Tensor, Tensor]]]:
+    """Yield the mini-batches (x, y) of each epoch, in an order set by seed, silo, round and purpose only."""
+    rng = generator(common.seed, silo.name, server_round, purpose)
+    seed_torch(rng)
+    patches = silo.patches
+    passes = patches.passes if patches else 1
+
+    def drawn(number: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return the batches of one pass over the samples."""
+        of = (silo.name, server_round, purpose, number)
+        draws = generator(common.seed, "draws", *of)
+        order = shuffled(silo, common, len(silo.train), rng, sample_weights(silo, common))
+        taken = silo.train.batches(order, draws.initial_seed())
+        if patches is not None:
+            taken = patches.drawn(taken, generator(common.seed, "patch", *of))
+        if augment is None:
+            return taken
+        return augment.changed(taken, len(silo.train), generator(common.seed, "augment", *of))
+
+    for epoch in range(epochs):
+        numbers = range(epoch * passes, (epoch + 1) * passes)
+        yield chain.from_iterable(map(drawn, numbers))
+
+
 def shuffled_batches(
     silo: Silo,
     common: Common,
@@ -64,27 +96,10 @@ def shuffled_batches(
     augment: Augmentation | None,
     until: Callable[[], bool] | None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield mini-batches (x, y) of the training split, in an order set by seed, silo, round and purpose only.
-
-    If ``until()`` is true after an epoch, the iteration ends.
-    """
-    rng = generator(common.seed, silo.name, server_round, purpose)
-    seed_torch(rng)
-    patches = silo.patches
-    passes = patches.passes if patches else 1
-    for epoch in range(epochs * passes):
-        draws = generator(common.seed, "draws", silo.name, server_round, purpose, epoch)
-        order = shuffled(silo, common, len(silo.train), rng, sample_weights(silo, common))
-        taken = silo.train.batches(order, draws.initial_seed())
-        if patches is not None:
-            own = generator(common.seed, "patch", silo.name, server_round, purpose, epoch)
-            taken = patches.drawn(taken, own)
-        if augment is None:
-            yield from taken
-        else:
-            own = generator(common.seed, "augment", silo.name, server_round, purpose, epoch)
-            yield from augment.changed(taken, len(silo.train), own)
-        if until is not None and (epoch + 1) % passes == 0 and until():
+    """Yield mini-batches (x, y) of the training split. If ``until()`` is true after an epoch, the iteration ends."""
+    for epoch in epochs_of(silo, common, server_round, epochs, purpose, augment):
+        yield from epoch
+        if until is not None and until():
             return
 
 
@@ -106,6 +121,11 @@ def sample_weights(silo: Silo, common: Common) -> Tensor | None:
     return class_weights(silo)[silo.train.y].double().cpu()
 
 
+def smallest_batch(silo: Silo, common: Common) -> int:
+    """Return the fewest samples of a batch, for run, site and batch normalisation, which cannot train on one."""
+    return max(common.min_batch_size, silo.min_batch_size, 1 + silo.model.has_batch_norm)
+
+
 def shuffled(
     silo: Silo, common: Common, n: int, rng: torch.Generator, weights: Tensor | None = None
 ) -> Iterator[Tensor]:
@@ -119,8 +139,7 @@ def shuffled(
         raise UserError(
             f"{silo.name}: min-batch-size = {least}, and there are {n} samples to train with"
         )
-    # BatchNorm cannot train on one sample
-    least = max(least, 2) if silo.model.has_batch_norm else least
+    least = smallest_batch(silo, common)
     return batches(
         n,
         common.batch_size,

@@ -31,6 +31,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from ..errors import SiteError
 from ..parsed import Frozen, matching, parse_values, read_toml, shown
+from ..trust.code import trainer_faults
 from ..trust.envelope import SIGNATURE, STUDY, PrivateKey, body_of, prefixed, sign, verify
 from ..trust.message_rules import uploads
 from ..trust.methods import DEFAULTS, METHODS
@@ -126,6 +127,7 @@ class ProtocolFile(Frozen):
     # The federation's; empty: none is declared
     schema_digest: Sum | Literal[""] = Field("", alias="schema")
     weights: Sum | Literal[""] = ""  # the file of initial weights; empty: the seed's
+    trainer: Sum | Literal[""] = ""  # the source of the setting `trainer`
     # Silos that are evaluated and do not train
     held_out: Annotated[tuple[Name, ...], Field(strict=False)] = ()
     # The key of each silo, for secure aggregation: no other silo is in a sum
@@ -193,6 +195,8 @@ def parse_study(text: str, path: str) -> StudyProtocol:
     settings = _settings(path, found.settings)
     if settings.get("init-weights", "") and not found.weights:
         raise SiteError(f"{path}: weights is missing: the SHA-256 of the file init-weights")
+    if settings.get("trainer", "") and not found.trainer:
+        raise SiteError(f"{path}: trainer is missing: the SHA-256 of the trainer's source")
     return StudyProtocol(
         **{**dict(found), "settings": settings},
         digest=hashlib.sha256(body.encode()).hexdigest(),
@@ -333,6 +337,7 @@ def message_faults(
             f"the study {study.name} has {len(study.apps)} app builds, and {first[:16]}... is none of them"
         )
     faults += setting_faults(study, run)
+    faults += trainer_faults(study.name, study.trainer, run)
     faults += round_fault(
         study, run, kind, sent, newcomer=silo in study.held_out and "newcomer" in sent
     )

@@ -14,7 +14,7 @@ OWN_MODEL = "evaluate.own_model"  # message type for the silo's own model; as in
 def run_faults(policy: Policy, run: Mapping[str, Any]) -> list[str]:
     """Return which of a run's settings exceed the policy, with rule and setting."""
     faults = method_faults(policy, str(run.get("strategy")), run)
-    faults += filter(None, [network_fault(policy, run)])
+    faults += filter(None, [network_fault(policy, run), trainer_fault(policy, run)])
     given = number(run.get("batch-size"))
     if given is None or given < policy.min_batch_size:
         faults.append(
@@ -119,6 +119,16 @@ def network_fault(policy: Policy, run: Mapping[str, Any]) -> str:
     ):
         return ""
     return f"its policy has {policy.line('networks')}, the run model = {name[:80]}, which is not among them"
+
+
+def trainer_fault(policy: Policy, run: Mapping[str, Any]) -> str:
+    """Return why the run's trainer may not be called here; empty: it may, or there is none."""
+    name = str(run.get("trainer", ""))
+    module = name.partition(":")[0]
+    words = {"all", "app"} if module.startswith(APP_NETWORKS) else {"all"}
+    if not name or (words | {module}) & set(policy.trainers):
+        return ""
+    return f"its policy has {policy.line('trainers')}, the run trainer = {name[:80]}, which is not among them"
 
 
 def method_faults(policy: Policy, method: str, run: Mapping[str, Any]) -> list[str]:

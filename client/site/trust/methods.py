@@ -96,6 +96,7 @@ DEFAULTS: dict[str, bool | int | float | str] = {
     "batch-size": 64,
     "sampler": "shuffled",
     "min-batch-size": 1,
+    "trainer": "",
     "precision": "float32",
     "accumulate": 1,
     "optimizer": "sgd",

@@ -135,6 +135,11 @@ class Rules(Frozen):
         ("all",),
         "modules or installed packages' networks that a run may name; app: those in the app's models; all: any",
     )
+    trainers: Annotated[tuple[Module, ...], LISTED] = rule(
+        (),
+        ("all",),
+        "modules whose functions a run may name to train in place of silofl; app: those in the app's models; all: any",
+    )
     peers: bool = rule(
         False,
         True,

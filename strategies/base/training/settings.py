@@ -43,6 +43,10 @@ class LocalTraining:
         minimum=1,
         maximum=MOST_SAMPLES,
     )
+    trainer: str = setting(
+        "",
+        "package.module:function, a training loop of the hospital's own in place of silofl's; its policy must list it",
+    )
     precision: str = setting(
         "float32",
         "number format in which networks compute, in training and evaluation; their weights stay float32",
@@ -143,6 +147,21 @@ class LocalTraining:
                 f"class-weights = balanced: loss = cross-entropy has them, {self.loss} has not"
             )
 
+    def check_trainer(self) -> None:
+        """Raise UserError for a setting that would do nothing, since the trainer makes the steps."""
+        own = {
+            "local-steps": self.local_steps > 0,
+            "accumulate": self.accumulate > 1,
+            "clip-gradient": self.clip_gradient > 0,
+            "warmup-batches": self.warmup_batches > 0,
+            "optimizer-state = keep": self.optimizer_state == "keep",
+            "precision = fp16": self.precision == "fp16",
+        }
+        if asked := [key for key, given in own.items() if given]:
+            raise UserError(
+                f"trainer = {self.trainer}: it makes the steps, so {asked[0]} is its own to do; leave the setting out"
+            )
+
     def check_passes(self, method: str) -> None:
         """Raise UserError for a way of computing a batch that only the run's loss alone allows."""
         reason = f"not for {method}, whose loss depends on features or a whole batch"
@@ -163,6 +182,10 @@ class LocalTraining:
 
     def check_private(self) -> None:
         """Raise UserError for a setting that clipped and noised gradients do not fit."""
+        if self.trainer:
+            raise UserError(
+                f"dp = true: not with trainer = {self.trainer}: its sum of clipped gradients cannot be vouched for"
+            )
         if self.clip_gradient:
             raise UserError(
                 f"dp = true: not with clip-gradient = {self.clip_gradient:g}: dp.clip-norm clips each unit's gradient"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tiny import Files, comparable, federate, random_silos, settings_of
 
-import strategies.base.client as base
+import strategies.base.trainer.loop as base
 from partitions.common.errors import UserError
 from strategies import strategies
 

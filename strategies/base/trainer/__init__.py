@@ -1,0 +1,1 @@
+"""The training of a silo: silofl's own loop, or a hospital's trainer."""

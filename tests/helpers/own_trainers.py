@@ -1,0 +1,80 @@
+"""Trainers as hospitals write them, and as they should not."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch.optim import SGD
+
+
+def closure(task: Any) -> None:
+    """As Lightning does: the gradient is computed inside the step."""
+    optimizer = task.attach(SGD(task.network.parameters(), task.learning_rate))
+    for _ in range(task.epochs):
+        for x, y in task.loader():
+            optimizer.step(partial(gradient, task, optimizer, x, y))
+
+
+def gradient(task: Any, optimizer: Any, x: Any, y: Any) -> Any:
+    optimizer.zero_grad()
+    loss = task.loss(task.network(x), y)
+    loss.backward()
+    return loss
+
+
+def moves(task: Any) -> None:
+    """As a library that puts the network elsewhere and back: its tensors are no views any more."""
+    closure(task)
+    for parameter in task.network.parameters():
+        parameter.data = parameter.data.clone()
+        parameter.grad = None
+
+
+def thaws(task: Any) -> None:
+    """Trains what the method froze."""
+    for parameter in task.network.parameters():
+        parameter.requires_grad_(True)
+    closure(task)
+
+
+def own_optimizer(task: Any) -> None:
+    optimizer = task.optimizer()
+    for _ in range(task.epochs):
+        for x, y in task.loader("train"):
+            optimizer.zero_grad()
+            task.loss(task.network(x), y).backward()
+            optimizer.step()
+
+
+def forgets(task: Any) -> None:
+    optimizer = SGD(task.network.parameters(), task.learning_rate)
+    for x, y in task.loader("train"):
+        task.loss(task.network(x), y).backward()
+        optimizer.step()
+
+
+def twice(task: Any) -> None:
+    task.attach(task.optimizer())
+
+
+def foreign(task: Any) -> None:
+    task.attach(SGD([torch.nn.Parameter(torch.zeros(3))], 0.1))
+
+
+def fails(task: Any) -> None:
+    raise RuntimeError("first line\nsecond line")
+
+
+def leaves(task: Any) -> None:
+    raise SystemExit(3)
+
+
+def nowhere(task: Any) -> None:
+    task.loader("validation")
+
+
+def copies(task: Any) -> None:
+    optimizer = task.optimizer()
+    for x, y in task.loader("train"):
+        task.loss(task.network(x.clone()), y).backward()
+        optimizer.step()

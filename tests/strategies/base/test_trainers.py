@@ -1,0 +1,168 @@
+"""A hospital's own trainer: the built-in training's bits for every method that takes one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases import CASES, OPTIONS
+from tiny import Run, comparable, federate, random_silos
+from two_layers import DEEP
+
+from models.optimizers import Optimizer
+from partitions.common.errors import RunFailedError, UserError
+from strategies import strategies
+from strategies.base.run_settings import parse_settings
+
+ONE_OF_EACH = {of["strategy"]: name for name, (of, _, _) in reversed(CASES.items())}
+PLAIN = "trainers.plain:train"
+
+
+@pytest.fixture(autouse=True)
+def examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[3] / "examples")
+
+
+def count_steps(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Counts the steps of PyTorch's optimiser and of silofl's own, of which APFL's private model alone has some."""
+    steps = {"torch": 0, "ours": 0}
+
+    def counted(kind: str, step: Any) -> Any:
+        def count(self: Any, *given: Any) -> Any:
+            steps[kind] += 1
+            return step(self, *given)
+
+        return count
+
+    monkeypatch.setattr(torch.optim.SGD, "step", counted("torch", torch.optim.SGD.step))
+    monkeypatch.setattr(Optimizer, "step", counted("ours", Optimizer.step))
+    return steps
+
+
+@pytest.mark.parametrize("method", ONE_OF_EACH)
+def test_a_plain_loop_gives_the_built_in_trainings_bits(
+    method: str, tmp_path: Path, tiny_bn: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every row of the history, and every silo's own model; or the method refuses trainers, with its reason."""
+    files = random_silos(tmp_path, {"a": 13, "b": 9, "c": 11})
+    own = CASES[ONE_OF_EACH[method]][0].items()
+    changes = {key.replace("-", "_").replace(".", "__"): value for key, value in own}
+    options: dict[str, Any] = {**DEEP, **OPTIONS, "momentum": 0.0, "optimizer_state": "reset"}
+    options |= {**changes, "rounds": 3}
+    info = strategies()[method].info
+    if not info.trainer:
+        with pytest.raises(UserError, match=f"trainer = {PLAIN}: not with {method}: "):
+            federate(files, **options, trainer=PLAIN)
+        return
+    built_in = federate(files, **options)
+    steps = count_steps(monkeypatch)
+    by_trainer = federate(files, **options, trainer=PLAIN)
+    assert steps["torch"] and not (steps["ours"] and method != "apfl")
+    assert comparable(built_in.rows) == comparable(by_trainer.rows)
+    for silo in files:
+        assert torch.equal(built_in.personal(silo), by_trainer.personal(silo))
+
+
+BASE: dict[str, Any] = {
+    **DEEP,
+    "batch_size": 4,
+    "local_epochs": 2,
+    "learning_rate": 0.1,
+    "rounds": 2,
+}
+
+
+def go(tmp_path: Path, trainer: str, **changes: Any) -> Run:
+    files = random_silos(tmp_path, {"a": 13, "b": 9})
+    name = f"own_trainers:{trainer}" if trainer else ""
+    return federate(files, **{**BASE, **changes}, trainer=name)
+
+
+def models(run: Run) -> list[torch.Tensor]:
+    return [run.personal(silo) for silo in "ab"]
+
+
+@pytest.mark.parametrize("trainer", ["closure", "moves", "thaws", "own_optimizer"])
+@pytest.mark.parametrize("method", ["scaffold", "fedrep", "ditto"])
+def test_any_loop_over_the_batches_is_the_built_in_training(
+    trainer: str, method: str, tmp_path: Path
+) -> None:
+    built_in, by_trainer = (models(go(tmp_path, t, strategy=method)) for t in ("", trainer))
+    assert all(map(torch.equal, built_in, by_trainer))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+def test_the_tasks_optimizer_is_the_runs(optimizer: str, tmp_path: Path) -> None:
+    changes = {"optimizer": optimizer, "weight_decay": 0.1, "momentum": 0.5, "amsgrad": True}
+    changes["learning_rate"] = 0.01
+    built_in, by_trainer = (models(go(tmp_path, t, **changes)) for t in ("", "own_optimizer"))
+    for one, other in zip(built_in, by_trainer, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "said"),
+    [
+        ("forgets", "it made no step with an optimizer that task.attach was given"),
+        ("twice", "task.attach was called twice"),
+        ("foreign", "its optimizer has 1 tensors that are no parameters of task.network"),
+        ("fails", r"RuntimeError: first line second line \(.*own_trainers.py, line 6\d\)"),
+        ("leaves", "SystemExit: 3"),
+        ("nowhere", r"task.loader\('validation'\): train, val or test is needed here"),
+        ("missing", "own_trainers defines no function missing"),
+    ],
+)
+def test_a_trainers_fault_is_one_line_of_the_silo(
+    trainer: str, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        RunFailedError, match=rf"a: trainer = \S*own_trainers:{trainer}.*{said}"
+    ):
+        go(tmp_path, trainer, strategy="fedprox")
+
+
+def test_apfl_says_that_it_needs_the_loaders_batches(tmp_path: Path) -> None:
+    with pytest.raises(RunFailedError, match="apfl needs the batch of each step"):
+        go(tmp_path, "copies", strategy="apfl")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"trainer": "no function"}, "trainer = 'no function': package.module:function"),
+        ({"dp": True}, "dp = true: not with trainer"),
+        ({"accumulate": 2}, "accumulate is its own to do"),
+        ({"clip-gradient": 1.0}, "clip-gradient is its own to do"),
+        ({"warmup-batches": 2}, "warmup-batches is its own to do"),
+        ({"optimizer-state": "keep"}, "optimizer-state = keep is its own to do"),
+        ({"precision": "fp16"}, "precision = fp16 is its own to do"),
+        ({"strategy": "fedproto"}, "not with fedproto: its loss is not the run's alone"),
+        ({"strategy": "apple"}, "not with apple: it takes gradients at models"),
+    ],
+)
+def test_a_setting_that_would_do_nothing_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        parse_settings({"trainer": PLAIN, **changes})
+
+
+def test_a_method_that_ends_a_training_itself_refuses(tmp_path: Path) -> None:
+    with pytest.raises(RunFailedError, match="fedapm ends a training by a rule of its own"):
+        go(tmp_path, "own_optimizer", strategy="fedapm", fedapm__accuracy=1e-3)
+
+
+def test_a_resumed_run_and_a_newcomer_are_trained_by_it(tmp_path: Path) -> None:
+    """Three rounds at once, or two and one more: the same rows; and the newcomer's model is the built-in training's."""
+    changes: dict[str, Any] = {"strategy": "ditto", "hold_out": "c", "hold_out_epochs": 1}
+    files = random_silos(tmp_path, {"a": 13, "b": 9, "c": 8})
+    options: dict[str, Any] = {**BASE, **changes, "rounds": 3}
+    built_in = federate(files, **options)
+    options["trainer"] = "own_trainers:closure"
+    whole = federate(files, **options)
+    folder = tmp_path / "run"
+    federate(files, **{**options, "rounds": 2}, directory=folder)
+    resumed = federate(files, **options, directory=folder, resume=True)
+    drop = ("round_seconds", "loss")  # of training, which this trainer does not return
+    assert comparable(whole.rows, without=drop) == comparable(built_in.rows, without=drop)
+    assert comparable(resumed.rows) == comparable(whole.rows)
