@@ -154,6 +154,7 @@ class LgMix(PersonalizedStrategy):
         reports="received",
         lossy=False,
         not_lossy=LOCAL_SUMS,
+        sums="samples",
         ala=False,
         plain_loss=False,
         buffers="local",

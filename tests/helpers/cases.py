@@ -118,6 +118,9 @@ CASES: dict[str, tuple[dict[str, Any], Flow, Flow]] = {
     "fedrod": case("fedrod"),
     # A of rank 2 of fc1, which has three inputs
     "fedsa-lora": case("fedsa-lora", (6, 6), (6, 6), lora_rank=2),
+    "fedselect": case(
+        "fedselect", up=(FULL + 4, FULL + 4), passes=1, every=1, share=0.5, limit=0.9
+    ),
     "fedsim": case("fedsim", **PART),
     "fedyogi": case("fedyogi"),
     "gpfl": case("gpfl", (VALVE, VALVE), (VALVE, VALVE)),

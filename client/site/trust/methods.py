@@ -57,6 +57,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedrep": {"uploads": True, "whole": {"personal": ("none", ""), "layers": (0,)}, "dp": ("fedrep.head-epochs", "fedrep.body-epochs")},
     "fedrod": {"uploads": True, "whole": True},
     "fedsa-lora": {"uploads": True, "dp": ("local-epochs",)},
+    "fedselect": {"uploads": True, "whole": True},
     "fedsim": {"uploads": True, "whole": {"personal": ("none", ""), "layers": (0,)}, "dp": ("local-epochs",)},
     "fedyogi": {"uploads": True, "whole": True, "dp": ("local-epochs",)},
     "gpfl": {"uploads": True},
@@ -80,7 +81,7 @@ METHODS: dict[str, dict[str, Any]] = {
 NETWORKS = "auto apple-cnn fedala-cnn diversifed-cnn fedapm-cnn player-cnn player-heart player-transformer fasttext fedapm-signals fedapm-image-text mlp linear small-cnn resnet8 resnet18 resnet50 densenet121 vit-s unet"
 KINDS: dict[str, str] = {
     "rounds": "rounds warmup-rounds",
-    "epochs": "local-epochs hold-out-epochs patches-per-volume ditto.personal-epochs fedalt.personal-epochs fedalt.shared-epochs fedas.align-epochs fedavg-ft.epochs fedbabu.epochs fedpac.head-epochs fedprox-ft.epochs fedrep.head-epochs fedrep.body-epochs",
+    "epochs": "local-epochs hold-out-epochs patches-per-volume ditto.personal-epochs fedalt.personal-epochs fedalt.shared-epochs fedas.align-epochs fedavg-ft.epochs fedbabu.epochs fedpac.head-epochs fedprox-ft.epochs fedrep.head-epochs fedrep.body-epochs fedselect.passes",
     "local-steps": "local-steps",
     "learning-rate": "learning-rate apple.dr-learning-rate fedas.align-learning-rate fedpac.head-learning-rate lp-proj.reference-learning-rate per-fedavg.step pfedme.personal-learning-rate",
     "decay": "weight-decay diversifed.lambda fedadmm.rho fedamp.lambda fedapm.rho feddyn.alpha fednova.mu fedprox.mu fedprox-ft.mu gpfl.mu heurfedamp.lambda pfedme.mu",
@@ -220,6 +221,7 @@ DEFAULTS: dict[str, bool | int | float | str] = {
     "fedprox-ft.mu": 0.001, "fedprox-ft.epochs": 1,
     "fedrep.personal": "output", "fedrep.layers": 1, "fedrep.head-epochs": 10, "fedrep.body-epochs": 1,
     "fedrod.gamma": 1.0, "fedrod.start": "copy", "fedrod.predict": "personal",
+    "fedselect.average": "silos", "fedselect.passes": 15, "fedselect.every": 3, "fedselect.share": 0.25, "fedselect.limit": 0.8,
     "fedsim.personal": "output", "fedsim.layers": 1,
     "fedyogi.average": "samples", "fedyogi.server-learning-rate": 0.01, "fedyogi.beta-1": 0.9, "fedyogi.tau": 0.001, "fedyogi.start": "tau", "fedyogi.beta-2": 0.99,
     "gpfl.lambda": 0.01, "gpfl.mu": 0.1, "gpfl.contexts": "received",
