@@ -590,6 +590,15 @@ def test_a_silo_of_the_file_would_come_back(server: SuperLink, federation: Feder
     assert "north" not in registered(server)
 
 
+OWN_DATA = """
+import numpy as np
+
+def ours():
+    samples = [(np.full((1, 4, 4), i, np.float32), i % 2) for i in range(20)]
+    return {s: (samples, {"label": np.arange(20) % 2}) for s in ("train", "test")}
+"""
+
+
 def write_data(path: Path) -> Path:
     x = np.zeros((20, 3), np.float32)
     np.savez(path, x_train=x, y_train=np.arange(20) % 2, x_test=x[:4], y_test=np.arange(4) % 2)
@@ -608,7 +617,7 @@ def join(bundle_file: Path, data: Path, *more: str) -> subprocess.Popen[str]:
             str(data),
             *more,
         ],
-        env={**os.environ, "PYTHONPATH": str(app_directory())},
+        env={**os.environ, "PYTHONPATH": f"{app_directory()}{os.pathsep}{Path.cwd()}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -626,9 +635,12 @@ def test_join_and_leave_without_docker(
 ) -> None:
     """The silo is online while `join` runs; a second `join` is refused; SIGTERM leaves and says goodbye.
 
-    `silofl policy` then prints the policy that it joined with.
+    `silofl policy` then prints the policy that it joined with. The data of the second case are a data set of one's own.
     """
     data = write_data(tmp_path / "data.npz")
+    if not own:
+        Path("ward_joins.py").write_text(OWN_DATA)
+        data = Path("ward_joins:ours")
     (tmp_path / "ours.toml").write_text("max-rounds = 7\n")
     if own:
         assert (
