@@ -65,9 +65,8 @@ class Samples:
         window: Window | None = None,
     ) -> None:
         self.device, self.window = torch.device(device), window
-        self._x, self._masks = (
-            None if isinstance(own, np.ndarray) else own for own in (x, y)
-        )  # what stays on disk
+        # What stays on disk
+        self._x, self._masks = (None if isinstance(own, np.ndarray) else own for own in (x, y))
         self._scale: Scale = (
             None if mean is None or std is None else (mean.to(device), std.to(device))
         )

@@ -42,9 +42,8 @@ class Limits:
     links_per_key: int = 16
     unsigned: int = 128  # connections that have not proved a key yet
     handshake: float = 15.0
-    idle: float = (
-        900.0  # without a byte from the silo, which sends a heartbeat every 90 s at least
-    )
+    # Without a byte from the silo, which sends a heartbeat every 90 s at least
+    idle: float = 900.0
     refresh: float = 5.0  # between two questions for the registered keys
 
 

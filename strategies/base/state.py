@@ -134,9 +134,8 @@ def write_sealed(
         found = hashlib.sha256(begin)
         with temporary.open("wb") as file:
             file.write(begin)
-            for (
-                name
-            ) in names:  # one after the other: a copy of all would double a silo's memory
+            # One after the other: a copy of all would double a silo's memory
+            for name in names:
                 plain = tensors[name].detach().cpu().contiguous().flatten()
                 data = plain.view(torch.uint8).numpy().data
                 found.update(data)

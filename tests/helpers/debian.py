@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(
-    "/var/cache/silofl-tests/debian"
-)  # readable for the users that these programs become
+# Readable for the users that these programs become
+FOLDER = Path("/var/cache/silofl-tests/debian")
 PACKAGES = {
     "nginx": ("nginx", "libnginx-mod-stream"),
     "haproxy": ("haproxy", "liblua5.3-0", "libopentracing-c-wrapper0", "libopentracing1"),

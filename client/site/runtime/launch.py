@@ -164,9 +164,8 @@ def reach_without_proxy(variables: MutableMapping[str, str], *names: str) -> str
     """
     direct = variables.get("no_proxy") or variables.get("NO_PROXY", "")
     wanted = {"no_proxy": direct, "NO_PROXY": direct}
-    if (
-        for_grpc := variables.get("no_grpc_proxy")
-    ) is not None:  # gRPC reads it in place of no_proxy
+    # GRPC reads it in place of no_proxy
+    if (for_grpc := variables.get("no_grpc_proxy")) is not None:
         wanted["no_grpc_proxy"] = for_grpc
     for key, hosts in wanted.items():
         parts = [*map(str.strip, hosts.split(",")), *THIS_MACHINE, *names]

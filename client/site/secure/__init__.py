@@ -11,10 +11,8 @@ The SuperNode answers all this itself: the app gets no key, and adds no mask. Re
 """
 
 RECORD = "secure"  # the config record, in a message and in a reply
-ARRAYS, ARRAY = (
-    "masked",
-    "sum",
-)  # the only array record of a masked reply, and its uint32 vector
+# The only array record of a masked reply, and its uint32 vector
+ARRAYS, ARRAY = ("masked", "sum")
 SHARE = "secure_share"  # in a train message's config: this silo's weight as a share of all
 KEYS, START, UNMASK = "query.secure_keys", "query.secure_start", "query.secure_unmask"
 MOST_SILOS = 100  # in one list

@@ -94,9 +94,8 @@ def assert_trains_as(made: SiloClient, expected: Tensor) -> None:
     for one in (made, default):
         one.train()
     torch.testing.assert_close(made.model.vector, expected, rtol=2e-6, atol=2e-7)
-    assert (
-        made.model.vector - default.model.vector
-    ).abs().max() > 1e-4  # the setting does something
+    # The setting does something
+    assert (made.model.vector - default.model.vector).abs().max() > 1e-4
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
