@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import socket
 import ssl
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -13,12 +16,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given
 from hypothesis import strategies as st
 from middlebox import HOST, HttpProxy, Listener, TlsServer, pump
 from relays import Running
+from superlink import superlink
 from trio import RUN, bring_up, is_online, rows, start_over, start_run, text_of, wait_for
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
@@ -28,11 +33,15 @@ from client.link.handshake import PURPOSE, answer, new_nonce, public_key, verifi
 from client.link.local_end import Link
 from client.site.node import Site
 from client.site.runtime.doctor import one_line
+from client.site.runtime.launch import free_ports
 from client.site.runtime.route import Proxy, Way, _request
+from client.site.trust.keys import site_root
 from partitions.common.errors import UserError
-from server.deploy.control import Control
+from server.cli.main import main
+from server.deploy.control import Control, write_connection
 from server.deploy.credentials import Credentials, ensure_credentials
 from server.deploy.relay import Limits
+from server.deploy.submit import app_directory
 from server.simulation.simulate import simulate
 
 NAME = "fl.example.org"
@@ -311,3 +320,52 @@ def test_a_federation_through_links_has_the_direct_history(
         )
         assert rows(tmp_path / "out") == rows(here)
         assert recorder.heads[0] == b"\x16\x03\x01" and b"hospital-0" not in recorder.seen
+
+
+@pytest.mark.deployed
+def test_relay_and_join_as_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The silo of a bundle is online through the link, though nothing here finds its server's name."""
+    monkeypatch.chdir(tmp_path)
+    for variable in ("FLWR_HOME", "XDG_STATE_HOME"):
+        monkeypatch.setenv(variable, str(tmp_path / variable))
+    outer = ensure_credentials(tmp_path / "outer", silos=(), hosts=("localhost",))
+    x = np.zeros((20, 3), np.float32)
+    np.savez(
+        "data.npz", x_train=x, y_train=np.arange(20) % 2, x_test=x, y_test=np.arange(20) % 2
+    )
+    with (
+        superlink(tmp_path, hosts=(HOST, "localhost", NAME)) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        write_connection(server.connection)
+        Path("federation.yaml").write_text(
+            f"name: test\nserver: {{public: '{NAME}:443', fleet-port: {server.fleet}, control-port: {server.port}}}\n"
+            "demo: {dataset: digits}\nsilos: [{name: north, data: demo}]\n"
+        )
+        assert main(["add-silo", "joiner"]) == 0
+        (port,) = free_ports(1)
+        tls = ["--certificate", str(outer.server_certificate), "--key", str(outer.server_key)]
+
+        def start(*command: str) -> subprocess.Popen[str]:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "server.cli.main", *command],
+                env={**os.environ, "PYTHONPATH": str(app_directory())},
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            )  # fmt: skip
+            stack.callback(process.kill)
+            return process
+
+        relay = start("relay", "--listen", f"{HOST}:{port}", *tls)
+        assert relay.stdout and "the relay listens on" in relay.stdout.readline()
+        way = ["--via", f"https://localhost:{port}/link", "--via-ca", str(outer.ca_certificate)]
+        silo = start("join", "joiner.tar", "--data", "data.npz", *way)
+        online = site_root() / "joiner/online"
+        wait_for(lambda: online.exists() or silo.poll() is not None, 120)
+        for process in (silo, relay):
+            process.send_signal(signal.SIGTERM)
+        said, _ = silo.communicate(timeout=60)
+        assert silo.returncode == 0 and relay.wait(30) == 0, said
+        assert (
+            f"ok    link: https://localhost:{port}/link carries this silo to {NAME}:443" in said
+        )
+        assert "(grpc_proxy) connects to" in said
