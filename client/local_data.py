@@ -29,7 +29,7 @@ from partitions.common.names import silo_name as simulated_name
 from partitions.labels import ONE_CLASS
 from partitions.reorder import reorder_data
 from partitions.schema import Schema, read_schema
-from partitions.silo_file import read_silo_file
+from partitions.silo_file import map_silo_file, read_silo_file
 from partitions.simulated import names_of, part_of, pool_of
 from partitions.site_split import rows_of
 from partitions.splits import Array, SiloData, tables_of
@@ -110,7 +110,7 @@ def _own_file(path: Path, stamp: int, validation: bool, task: str) -> SiloData:
     A run may leave the validation part unused. It may neither train on it nor take a share of it: results for n and
     n - 1 samples would reveal one. It may not treat classes as measurements: their sums would reveal the class counts.
     """
-    if task not in ("auto", *ONE_CLASS) and (own := read_silo_file(path).task) != task:
+    if task not in ("auto", *ONE_CLASS) and (own := map_silo_file(path).task) != task:
         raise UserError(
             f"task = {task}: this silo's data file is for {own}, and only the file can say otherwise"
         )
