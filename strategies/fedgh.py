@@ -82,6 +82,7 @@ class FedGH(PartialStrategy):
         not_dp="what is sent are means of features without noise",
         whole=False,
         per_class=True,
+        trainer=True,
         own_model="kept",
         reports="received",
         newcomer="layers",

@@ -136,6 +136,7 @@ class FedSelect(PersonalizedStrategy):
         own_model="layers",
         note="before its personal part first grows, the own model is what is sent",
         newcomer="copy",
+        trainer=True,
         late="starts",
         unclipped=("critical",),
         not_lossy="which weights are averaged changes from silo to silo",

@@ -98,6 +98,7 @@ class IFCA(PersonalizedStrategy):
         sends_numbers=("cluster",),
         reports="received",
         newcomer="model",
+        trainer=True,
         late="starts",
         not_lossy=EACH_MODEL,
         buffers="shared",
