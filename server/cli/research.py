@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 LEGEND = """\
 down, up: the numbers that a silo receives and sends in a round. Σ: of the whole model; Σ_s: of its shared layers;
-Σ_bn: of its batch normalisation; C: classes; K: inputs of the last layer; M: other silos' models; d, p: settings.
+Σ_bn: of its batch normalisation; C: classes; K: inputs of the last layer; M: other silos' models; d, k, p: settings.
 reports: whose scores the report has: of the model that a silo received, or of its own, the personal one.
 """
 
