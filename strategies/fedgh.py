@@ -50,7 +50,7 @@ class GhSettings:
     """Settings of FedGH."""
 
     server_learning_rate: float = setting(0.1, "the server's learning rate", minimum=0)
-    server_epochs: int = setting(1, "the server's passes over the pairs", minimum=0)
+    server_passes: int = setting(1, "the server's passes over the pairs", minimum=0)
     server_batch_size: int = setting(10, "pairs in a batch of the server's", minimum=1)
     min_count: int = setting(1, "fewest samples of a class that are told of", minimum=1)
 
@@ -122,7 +122,7 @@ class FedGH(PartialStrategy):
             return
         rng = generator(self.common.seed, "server", self.round)
         for index in batches(
-            len(labels), s.server_batch_size, s.server_epochs, rng, device=labels.device
+            len(labels), s.server_batch_size, s.server_passes, rng, device=labels.device
         ):
             given = head.detach().requires_grad_()
             weight, bias = given.tensor_split([len(given) - self.layout.classes])

@@ -85,7 +85,7 @@ CASES: dict[str, tuple[dict[str, Any], Flow, Flow]] = {
     "feddyn, as its code": case("feddyn", alpha=0.2, weights="samples", clip=0.5),
     "fedfomo": case("fedfomo", down=(0, 2 * FULL)),
     "fedfomo, budget": case("fedfomo", **LATER, max_downloads=1, epsilon=0.5),
-    "fedgh": case("fedgh", (HEAD, HEAD), (TABLE, TABLE), server_epochs=2, server_batch_size=4),
+    "fedgh": case("fedgh", (HEAD, HEAD), (TABLE, TABLE), server_passes=2, server_batch_size=4),
     "fedlama": case("fedlama", (FULL, FULL, FULL, 7, FULL), (FULL, FULL, 7, FULL)),  # 7 biases
     "fedlp": case(
         "fedlp", up={"a": (15, 15, 0), "b": (0, 31, 31), "c": (15, 15, 31)}, keep=0.5

@@ -27,7 +27,7 @@ def test_two_silos_by_hand(pair: Files) -> None:
     options: dict[str, Any] = {"fedgh.server-learning-rate": 1.0}
     run = federate(pair, strategy="fedgh", rounds=1, **options)
     assert run.strategy.state.arrays["global"].tolist() == pytest.approx([0.25, -0.25, 0, 0])
-    run = federate(pair, strategy="fedgh", rounds=1, **options, **{"fedgh.server-epochs": 2})
+    run = federate(pair, strategy="fedgh", rounds=1, **options, **{"fedgh.server-passes": 2})
     q, r = 1 / (1 + math.e), 1 / (1 + math.exp(-0.5))
     u, v = 0.25 + (2 * q - r) / 2, (q - r) / 2
     assert run.strategy.state.arrays["global"].tolist() == pytest.approx([u, -u, v, -v])
@@ -41,7 +41,7 @@ def test_rounds_in_numpy(three: Files) -> None:
         strategy="fedgh",
         rounds=4,
         local_epochs=2,
-        **{"fedgh.server-learning-rate": rate, "fedgh.server-epochs": 3},
+        **{"fedgh.server-learning-rate": rate, "fedgh.server-passes": 3},
         fedgh__server_batch_size=100,
         prepare=lambda grid: grid.absent.add(("b", 2)),
         **DEEP,

@@ -207,7 +207,7 @@ DEFAULTS: dict[str, bool | int | float | str] = {
     "feddbe.kappa": 50.0, "feddbe.momentum": 1.0, "feddbe.bias": True, "feddbe.warm-up": "discard",
     "feddyn.alpha": 0.01, "feddyn.weights": "uniform", "feddyn.clip": 0.0,
     "fedfomo.max-downloads": 0, "fedfomo.epsilon": 0.3, "fedfomo.epsilon-decay": 0.95,
-    "fedgh.server-learning-rate": 0.1, "fedgh.server-epochs": 1, "fedgh.server-batch-size": 10, "fedgh.min-count": 1,
+    "fedgh.server-learning-rate": 0.1, "fedgh.server-passes": 1, "fedgh.server-batch-size": 10, "fedgh.min-count": 1,
     "fedlama.average": "samples", "fedlama.phi": 2, "fedlama.wait": 0,
     "fedlc.tau": 0.5,
     "fedlp.keep": 0.7, "fedlp.unit": "layer", "fedlp.weights": "uniform",

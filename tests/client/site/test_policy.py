@@ -196,6 +196,7 @@ def test_who_hands_models_to_peers_and_who_sends_means_of_classes() -> None:
     assert {name for name, known in METHODS.items() if known.get("per_class")} == {
         "fedproto",
         "fedpac",
+        "fedgh",
     }
     assert {name for name, known in METHODS.items() if not known.get("uploads")} == {
         "evaluate",
@@ -245,7 +246,8 @@ def test_batches_are_drawn_in_one_place() -> None:
         for f in (ROOT / "strategies").rglob("*.py")
         if "models.training.batches" in names(f)
     ]
-    assert drawing == ["silo.py"]
+    # FedGH's server draws batches of the pairs that silos sent
+    assert drawing == ["fedgh.py", "silo.py"]
 
 
 # ---- A server that chooses every setting -----------------------------------------------------------------------------
@@ -270,10 +272,10 @@ LIMITED = [key for key, kind in SETTINGS.items() if kind in site_policy.LIMITS]
 def test_all_epochs_steps_and_rounds(key: str, given: Any) -> None:
     """`fedalt.shared-epochs = 2000` once passed `max-local-epochs = 1`."""
     method = key.rpartition(".")[0] or "fedavg"
-    rule = policy(max_local_epochs=10).line(site_policy.LIMITS[SETTINGS[key]])
+    rule = policy(max_local_epochs=20).line(site_policy.LIMITS[SETTINGS[key]])
     run = {**RUN, "strategy": method, "hold-out": "clinic"}
-    assert not setting_faults(policy(max_local_epochs=10), run)
-    assert setting_faults(policy(max_local_epochs=10), {**run, key: given}) == [
+    assert not setting_faults(policy(max_local_epochs=20), run)
+    assert setting_faults(policy(max_local_epochs=20), {**run, key: given}) == [
         f"its policy has {rule}, the run {key} = {given}"
     ]
 
