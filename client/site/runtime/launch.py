@@ -164,7 +164,7 @@ def reach_without_proxy(variables: MutableMapping[str, str], *names: str) -> str
     """
     direct = variables.get("no_proxy") or variables.get("NO_PROXY", "")
     wanted = {"no_proxy": direct, "NO_PROXY": direct}
-    # GRPC reads it in place of no_proxy
+    # gRPC reads it in place of no_proxy
     if (for_grpc := variables.get("no_grpc_proxy")) is not None:
         wanted["no_grpc_proxy"] = for_grpc
     for key, hosts in wanted.items():

@@ -124,7 +124,7 @@ SIMULATE: list[tuple[str, str]] = [
     ),
     (
         "--set optimizer=sdg",
-        "optimizer = 'sdg' (did you mean 'sgd'?): one of sgd, adam is needed here",
+        "optimizer = 'sdg' (did you mean 'sgd'?): one of sgd, adam, adamw is needed here",
     ),
     ("--set device=gpu", "device 'gpu' is unknown: auto, cpu, cuda or cuda:N is needed here"),
     # values
