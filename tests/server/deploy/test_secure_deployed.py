@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tiny import TinyGrid
+from trio import start_run, supernode, text_of, wait_for
 
 from client.site.secure import KEYS, START, UNMASK
 from client.site.study import approvals
@@ -32,7 +35,7 @@ FEDERATION = """\
 name: masked
 demo: {dataset: digits, partition: dirichlet, seed: 42}
 silos:
-""" + "".join(f"  - {{name: {name}, data: demo, policy: policy.toml}}\n" for name in NAMES)
+"""
 POLICY = """\
 studies = "required"
 min-silos = 1
@@ -49,6 +52,27 @@ RUN: dict[str, Any] = {
 }
 
 
+def start(
+    folder: Path, names: list[str], run: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> local.LocalFederation:
+    """A federation of hospitals that require masks, and have approved a study of this run."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
+    monkeypatch.setenv("FLWR_HOME", str(folder / "flower"))
+    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
+    (folder / "policy.toml").write_text(POLICY)
+    lines = (f"  - {{name: {name}, data: demo, policy: policy.toml}}\n" for name in names)
+    (folder / "federation.yaml").write_text(FEDERATION + "".join(lines))
+    federation = read_federation(folder / "federation.yaml")
+    up = local.up(federation, echo=lambda line: None)
+    texts = dict.fromkeys(("purpose", "contact", "results", "retention"), "a text")
+    peers = known_peers(federation)
+    assert [*peers] == names
+    study = draft("trial", run, texts=texts, end=None, apps=app_sums(ROOT), peers=peers)
+    for name in names:
+        approvals.approve(up.directory / "silos" / name, name, study, "Dr. B", "", [])
+    return up
+
+
 def scores(rows: Any) -> dict[tuple[Any, ...], float]:
     """The metrics of a run that its models determine; a policy keeps some."""
     return {
@@ -60,20 +84,8 @@ def scores(rows: Any) -> dict[tuple[Any, ...], float]:
 
 def test_hospitals_that_require_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No vector leaves without masks, the sums are those of a simulation, and each silo's log says what happened."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
-    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
-    (tmp_path / "policy.toml").write_text(POLICY)
-    (tmp_path / "federation.yaml").write_text(FEDERATION)
-    federation = read_federation(tmp_path / "federation.yaml")
     try:
-        up = local.up(federation, echo=lambda line: None)
-        texts = dict.fromkeys(("purpose", "contact", "results", "retention"), "a text")
-        peers = known_peers(federation)
-        assert [*peers] == NAMES
-        study = draft("trial", RUN, texts=texts, end=None, apps=app_sums(ROOT), peers=peers)
-        for name in NAMES:
-            approvals.approve(up.directory / "silos" / name, name, study, "Dr. B", "", [])
+        up = start(tmp_path, NAMES, RUN, monkeypatch)
         submit.run({**RUN, "study": "trial", "out": str(tmp_path / "run")})
         data = {name: up.directory / "data" / f"{name}.npz" for name in NAMES}
         settings = parse_settings({**RUN, "silos": 3})
@@ -95,3 +107,24 @@ def test_hospitals_that_require_masks(tmp_path: Path, monkeypatch: pytest.Monkey
         assert {(one["name"], one["dtype"]) for one in arrays} == {("masked/sum", "uint32")}
         page = audit_page.page(log.entries, log.entries[0]["time"][:7])
         assert "  masked    2 rounds, 2 sums over 3 silos; 0 repeated" in page
+
+
+@pytest.mark.drill
+def test_a_hospital_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of four, after the first round: the others' sums are opened, and the run says over how many they are."""
+    names, run = [*NAMES, "hospital-04"], {**RUN, "rounds": 5, "local-epochs": 20}
+    out = tmp_path / "run"
+    try:
+        up = start(tmp_path, names, run, monkeypatch)
+        follower = start_run({**run, "study": "trial"}, out)
+        wait_for(lambda: '"round": 1,' in text_of(out / "progress.jsonl"), 180)
+        (pid,) = supernode(up, "hospital-04")
+        os.kill(pid, signal.SIGKILL)
+        follower.join(timeout=300)
+    finally:
+        processes.end(processes.find(record.state_root() / "masked"), grace=1.0)
+    rows = History(out / "history.csv").rows
+    silos = [row.value for row in rows if row.metric == "secure_silos"]
+    assert (silos[0], silos[-1], len(silos)) == (4, 3, 5)
+    assert {row.silo for row in rows if row.metric == "rejected"} == {"hospital-04"}
+    assert [row.value for row in rows if row.metric == "secure_attempts"] == [1] * 5
