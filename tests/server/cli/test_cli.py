@@ -313,7 +313,7 @@ OTHERS: list[tuple[str, str]] = [
     ),
     (
         "simulate --data t.txt",
-        "--data t.txt: is no folder, no .npz file (silofl import makes one) and no csv",
+        "--data t.txt: is no folder, no .npz file (silofl import makes one), no csv, and no MODULE:FUNCTION",
     ),
     (
         "simulate --data t.csv",
@@ -627,7 +627,14 @@ def test_strategies_json(say: Callable[..., Said]) -> None:
     types = {"bool": bool, "int": int, "float": float, "str": str}
     keys = defaults()
     for r in listed:
-        assert set(r) == {"name", "title", "paper", "sends", "reports", "settings"}
+        assert set(r) - {"sums", "not_sums"} == {
+            "name",
+            "title",
+            "paper",
+            "sends",
+            "reports",
+            "settings",
+        }
         assert set(r["sends"]) == {"down", "up"} and r["reports"] in ("received", "personal")
         assert r["title"] and r["paper"]
         for key, value in r["settings"].items():
