@@ -250,8 +250,8 @@ def test_every_method_adds_up_the_parts_of_a_batch_or_refuses(
         with pytest.raises(UserError, match=rf"accumulate = 2: not for {method}"):
             federate(files, **options, accumulate=2)
         return
-    whole, parts = (federate(files, **options, accumulate=k).personal("a") for k in (1, 2))
-    assert not torch.equal(whole, parts)
+    runs = [federate(files, **options, accumulate=k) for k in (1, 2)]
+    whole, parts = (torch.cat([run.personal(silo) for silo in "abc"]) for run in runs)
     if changes.get("model") != "tiny-bn":
         torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-5)
 
