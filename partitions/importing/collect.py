@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pandas import DataFrame
 from tqdm import tqdm
 
 from partitions.array_names import SPLITS, make_schema
@@ -44,6 +43,9 @@ from partitions.schema import few, tidy
 from partitions.silo_file import write_silo_file
 from partitions.splits import Array, SiloData, Split
 from partitions.tokens import parse_vocabulary
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True)
