@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tiny import Files, Run, federate, random_silos
+from torchvision_here import models_or_skip
 from two_layers import DEEP
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -22,13 +23,10 @@ def examples(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def importable(trainer: str) -> None:
-    """Skip where torchvision, which some libraries import, is not the build for this torch."""
+    """Import a trainer whose library may import torchvision, or skip it where a library is missing."""
+    models_or_skip()
     try:
         importlib.import_module(f"trainers.{trainer}")
-    except RuntimeError as error:
-        if "torchvision::nms" not in str(error.__cause__ or error):
-            raise
-        pytest.skip(f"torchvision is not for this torch: {error}")
     except ModuleNotFoundError as error:
         pytest.skip(f"a library cannot be imported: {error}")
 
@@ -38,6 +36,7 @@ def go(files: Files, trainer: str, **changes: Any) -> Run:
     return federate(files, **{**BASE, "rounds": 2, **changes}, trainer=name)
 
 
+@pytest.mark.exhaustive  # the libraries take long to import
 @pytest.mark.parametrize("trainer", ["lightning_loop", "monai_engine", "huggingface"])
 @pytest.mark.filterwarnings(
     "ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"
@@ -62,6 +61,7 @@ def test_a_trainer_is_short(file: Path) -> None:
     assert len(lines) <= 30
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings(
     "ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"
 )
