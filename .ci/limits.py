@@ -20,12 +20,12 @@ MOST_NODES_MEDIAN, MOST_NODES = 9, 15
 # Tokens without imports, docstrings and comments, which neither long lines nor prose change. They are lowered as code
 # goes, and raised only in a commit that says why.
 MOST_TOKENS = {
-    "models": 56_000,
-    "partitions": 112_000,
-    "strategies": 82_000,
-    "client": 100_000,
-    "server": 130_000,
-    "tests": 650_000,
+    "models": 48_200,
+    "partitions": 104_200,
+    "strategies": 74_400,
+    "client": 92_300,
+    "server": 120_200,
+    "tests": 603_900,
 }
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
