@@ -23,9 +23,9 @@ MOST_TOKENS = {
     "models": 48_200,
     "partitions": 104_200,
     "strategies": 74_400,
-    "client": 92_300,
-    "server": 120_200,
-    "tests": 603_900,
+    "client": 92_400,
+    "server": 120_400,
+    "tests": 604_500,
 }
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),

@@ -59,6 +59,7 @@ class Ring:
             "statements": [self.offers[name]["statement"] for name in names],
             "weights": [1] * len(names),
             "sealed": [self.offers[name]["sealed"][place] for name in names],
+            "hashes": [self.offers[name]["hashes"][64 * place :][:64] for name in names],
         }
 
     def received(self, round: int) -> str:

@@ -69,6 +69,11 @@ def begun(entry: Entry) -> bool:
     return "keys" in entry or "names" in entry
 
 
+def hashes_of(share: bytes) -> bytes:
+    """Return the SHA-256 of both halves of a share, 64 bytes."""
+    return bytes.fromhex(digest(share[:SHARE]) + digest(share[SHARE:]))
+
+
 class SecureSilo:
     """One silo in one run."""
 
@@ -155,13 +160,13 @@ class SecureSilo:
         )
         if entry.get("context", encoded(context)) != encoded(context):
             raise SiteError(f"round {slot.round} has come before with another model or list")
-        held, faults = self._open(entry, record.get("sealed"), names)
+        held, faults = self._open(entry, record, names)
         weighted = dict(zip(names, weights, strict=True))
         question = received.partition(":")[0]
         return Entered(slot, listed, weighted, context, question, held, faults)
 
     def mask(self, vector: Vector, entered: Entered) -> tuple[Vector, Entry]:
-        """Return the masked vector, once per slot, and what the next round needs; empty after the last."""
+        """Return the masked vector, once per slot, and what the next round needs, and whose shares are none."""
         slot, slots = entered.slot, self._read()
         entry, names, own = slots[slot.order], [*entered.statements], digest(vector.tobytes())
         if entry.get("vector", own) != own:
@@ -189,7 +194,9 @@ class SecureSilo:
             kept[following.order] = found
         self._write(kept)
         ahead = kept.get(following.order)
-        return masks.add(vector, plus, minus), self._shared(ahead) if ahead else {}
+        out = self._shared(ahead) if ahead else {}
+        out |= {"unreadable": entered.faults} if entered.faults else {}
+        return masks.add(vector, plus, minus), out
 
     def unmask(self, record: Mapping[str, Any]) -> Entry:
         """Return a share per silo of the list: of a survivor's self mask, of another's mask key."""
@@ -291,9 +298,7 @@ class SecureSilo:
             key = masks.sealing_key(shared, str(slot), self.silo, name)
             sealed.append(encoded(masks.seal_shares(key, share)))
             opens[name] = encoded(masks.sealing_key(shared, str(slot), name, self.silo))
-        hashes = b"".join(
-            bytes.fromhex(digest(share[:SHARE]) + digest(share[SHARE:])) for share in shares
-        )
+        hashes = b"".join(map(hashes_of, shares))
         text = self._state(
             slot,
             "round",
@@ -321,20 +326,26 @@ class SecureSilo:
         return digest("\n".join(one.text for one in statements.values()).encode())
 
     def _open(
-        self, entry: Entry, sealed: Any, names: Sequence[str]
+        self, entry: Entry, record: Mapping[str, Any], names: Sequence[str]
     ) -> tuple[dict[str, str], list[str]]:
-        """Return the shares that peers have sealed for this silo, and who sent none that can be opened."""
-        fits = isinstance(sealed, list) and all(isinstance(one, bytes) for one in sealed)
-        if not fits or len(sealed) != len(names):
-            raise SiteError("the message has no share of each silo in the list")
+        """Return the shares that peers have sealed for this silo, and who sealed none, or others than it has signed.
+
+        A message may have the hashes that they have signed. A false hash makes a silo name an innocent one, no more.
+        """
+        sealed: Any = record.get("sealed")
+        hashes: Any = record.get("hashes", [b""] * len(names))
+        for given in (sealed, hashes):
+            fits = isinstance(given, list) and all(isinstance(one, bytes) for one in given)
+            if not fits or len(given) != len(names):
+                raise SiteError("the message has no share of each silo in the list")
         held, faults = {self.silo: entry["share"]}, list[str]()
-        for name, one in zip(names, sealed, strict=True):
+        for name, one, signed in zip(names, sealed, hashes, strict=True):
             if name == self.silo:
                 continue
             try:
                 opener = ChaCha20Poly1305(decoded(entry["opens"][name]))
                 share = opener.decrypt(masks.ONCE, one, None)
-                if len(share) != 2 * SHARE:
+                if len(share) != 2 * SHARE or (signed and hashes_of(share) != signed):
                     raise InvalidTag
                 held[name] = encoded(share)
             except (InvalidTag, ValueError):

@@ -87,6 +87,10 @@ class SecureRounds:
             self.asked = json.loads(self.path.read_text("utf-8"))
         self.made, self.following = Shares(), Shares()
         self.names: list[str] = []  # of the round's sum
+        self.unreadable: dict[str, set[str]] = {}  # by silo: whose shares it could not read
+        self.excluded: set[str] = (
+            set()
+        )  # silos whose shares too few could read, in this process
         self.attempt, self.context = 1, b""
 
     @property
@@ -104,7 +108,11 @@ class SecureRounds:
         if not self.masked or not strategy.upload_names():
             return {}
         online = {*self.collector.grid.get_node_ids()} - {OFFLINE}
-        here = [name for name, info in strategy.silos.items() if info.node_id in online]
+        here = [
+            name
+            for name, info in strategy.silos.items()
+            if info.node_id in online and name not in self.excluded
+        ]
         self.made = self.following
         slot = server_round, self.attempt
         if (self.made.round, self.made.attempt) != slot or {*here} - {*self.made.silos}:
@@ -124,7 +132,10 @@ class SecureRounds:
         reason = "it has no keys for this round's sum"
         if before:
             reason = "the round is repeated over the silos of before"
-        return {name: reason for name in strategy.silos if name not in listed}
+        reasons = dict.fromkeys(
+            self.excluded, "too few silos could read the shares of its keys"
+        )
+        return {n: reasons.get(n, reason) for n in strategy.silos if n not in listed}
 
     def attach(self, strategy: PersonalizedStrategy, messages: Sequence[Message]) -> None:
         """Add to each train message of a round its peers' statements, weights and sealed shares."""
@@ -144,22 +155,28 @@ class SecureRounds:
         self.names = names
         for message in trains:
             silo = nodes[message.metadata.dst_node_id]
+            place = 64 * made.holders.index(silo)
             record: Any = {
                 **self._slot(),
                 "statements": texts,
                 "weights": [weights[name] for name in names],
                 "sealed": [made.sealed(name, silo) for name in names],
+                "hashes": [made.records[name]["hashes"][place:][:64] for name in names],
             }
             message.content[RECORD] = ConfigRecord(record)
 
     def take(self, strategy: PersonalizedStrategy, replies: Sequence[Message]) -> None:
-        """Take the records for the next round out of the replies."""
-        found = {}
+        """Take the records for the next round out of the replies, and whose shares each silo could not read."""
+        found, self.unreadable = {}, {}
         for reply in replies:
             if not reply.has_error() and RECORD in reply.content:
                 record = reply.content.config_records.get(RECORD, ConfigRecord())
                 del reply.content[RECORD]
-                found[strategy.plan.nodes[reply.metadata.src_node_id]] = dict(record)
+                silo, own = strategy.plan.nodes[reply.metadata.src_node_id], dict(record)
+                named = own.pop("unreadable", [])
+                self.unreadable[silo] = {*named} if isinstance(named, list) else set()
+                if own:
+                    found[silo] = own
         if self.masked:
             slot = self.made.round + 1, 1
             self.following = self._shares(slot, tuple(self.names), found)
@@ -175,6 +192,7 @@ class SecureRounds:
             raise AttemptFailedError(
                 f"{len(survivors)} masked vectors have come, and {least} are needed to open their sum"
             )
+        self._exclude_unreadable(survivors, least)
         self._write_asked(survivors)
         question = {**self._slot(), "survivors": survivors}
         answers = self._ask(strategy, UNMASK, dict.fromkeys(survivors, question))
@@ -194,6 +212,20 @@ class SecureRounds:
         for silo, reason in sorted(opened.false.items()):
             self.note(f"{silo} is at fault: {reason}")
         return torch.from_numpy(opened.total.view(np.int32).astype(np.int64)).to(total.device)
+
+    def _exclude_unreadable(self, survivors: Sequence[str], least: int) -> None:
+        """Exclude silos whose secrets too few could give back. Raises AttemptFailedError, before anyone is asked."""
+        holders = [name for name in self.made.holders if name in survivors]
+        bad = [
+            name
+            for name in self.names
+            if sum(name not in self.unreadable.get(holder, ()) for holder in holders) < least
+        ]
+        self.excluded.update(bad)
+        if bad:
+            raise AttemptFailedError(
+                f"too few silos could read the shares of {', '.join(bad)}, left out until the run is resumed"
+            )
 
     def failed(self, server_round: int, error: AttemptFailedError) -> None:
         """Prepare to repeat the round. Raises RunFailedError after the last attempt."""

@@ -234,8 +234,11 @@ def test_keys_of_others_and_of_other_slots_do_not_open_shares(tmp_path: Path) ->
     assert ring.enter("clinic-01", replayed).faults == ring.names[1:]
     assert ring.enter("clinic-01", record).faults == []
     for bad in (None, [], [b""] * 5, ["text"] * 6, [10**12] * 6):
-        said = refusing(ring.enter, "clinic-01", {**record, "sealed": bad})
-        assert "no share of each silo" in said
+        for key in ("sealed", "hashes"):
+            said = refusing(ring.enter, "clinic-01", {**record, key: bad})
+            assert "no share of each silo" in said
+    signed = [*record["hashes"][:2], bytes(64), *record["hashes"][3:]]
+    assert ring.enter("clinic-01", {**record, "hashes": signed}).faults == ["clinic-03"]
     for nonsense in ([b""] * 6, [b"x" * 10**6] * 6, [bytes(164)] * 6):
         assert len(ring.enter("clinic-01", {**record, "sealed": nonsense}).faults) == 5
     close_records()

@@ -243,6 +243,21 @@ def test_a_silo_that_sends_nonsense_does_not_stop_the_others(
     assert masked.values("secure_silos") == [6 - (r in missed) for r in (1, 2, 3)]
 
 
+@pytest.mark.parametrize("kind, missed", [(START, {1, 2, 3}), ("train", {2, 3})])
+def test_a_silo_whose_shares_are_none_is_left_out(
+    six: Files, tmp_path: Path, kind: str, missed: set[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its shares have the right length and cannot be opened: no sum with its masks could. The others go on."""
+    secured = Secured(tmp_path, six)
+    secured.change = spoil(kind, "sealed", lambda found: [bytes(len(one)) for one in found])
+    with caplog.at_level("WARNING", logger="flwr"):
+        masked = go(six, tmp_path, secured)
+    assert "too few silos could read the shares of f" in caplog.text
+    close(masked, go(six, tmp_path, absent(missed)))
+    assert masked.values("secure_silos") == [6 - (r in missed) for r in (1, 2, 3)]
+    assert masked.values("secure_attempts") == [1 + (r == min(missed)) for r in (1, 2, 3)]
+
+
 def test_a_silo_with_a_damaged_state_stays_in_the_sums(six: Files, tmp_path: Path) -> None:
     """Its messages say so, and the masks cancel all the same; the run does not go back to repeat a round."""
     secured = Secured(tmp_path, six)
