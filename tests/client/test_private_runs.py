@@ -335,6 +335,7 @@ def test_what_the_site_charges_is_what_the_app_does(
         "dp__target_epsilon": 3.0,
     }
     given |= {"batch_size": 12, "mlp__hidden": "8"}
+    given |= {"lora_rank": 2} if method == "fedsa-lora" else {}
     federate(files, state_dir=state, **given)
     data = data_file(tmp_path / "site", "sum", "a", files["a"], describe_units)
     cost = cost_of(settings_of(files, **given).flat(), data)

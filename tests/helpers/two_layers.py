@@ -62,7 +62,7 @@ def quadratic_loss(monkeypatch: pytest.MonkeyPatch) -> None:
         target = torch.nn.functional.one_hot(y, logits.shape[1]).to(logits)
         return (logits - target).square().sum(1).mean() / 2
 
-    monkeypatch.setattr(models.tasks.base, "loss_function", lambda name, gamma: loss)
+    monkeypatch.setattr(models.tasks.base, "loss_function", lambda *_: loss)
 
 
 def quadratic_terms(

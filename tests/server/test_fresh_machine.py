@@ -39,6 +39,7 @@ FROM_NOTHING: list[tuple[str, int, str]] = [
         2,
         "nowhere: there is no such folder",
     ),
+    ("relay", 2, "there is no federation.yaml"),
     ("simulate --silos 2 --set min-silos=3", 2, "min-silos = 3 is more than silos = 2"),
     (
         "simulate --config runs/first/config.toml",

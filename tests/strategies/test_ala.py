@@ -33,7 +33,11 @@ def test_fedavg_with_ala_is_fedala(three: Files) -> None:
 @pytest.mark.parametrize("name", sorted(n for n, s in strategies().items() if s.info.ala))
 def test_ala_changes_every_method_that_takes_it(three: Files, name: str, tiny_bn: None) -> None:
     """From round 3 at the latest the received model is a mixture (FedAMP and DiversiFed receive nothing in round 1)."""
-    needed = {"diversifed": {"diversifed__start": "received"}, "fedbn": {"model": "tiny-bn"}}
+    needed: dict[str, dict[str, Any]] = {
+        "diversifed": {"diversifed__start": "received"},
+        "fedbn": {"model": "tiny-bn"},
+    }
+    needed["fedsa-lora"] = {"lora_rank": 2}
     extra: dict[str, Any] = needed.get(name, {})
     plain = federate(three, strategy=name, **OPTIONS, **ALA, **extra)
     mixed = federate(three, strategy=name, ala=True, **OPTIONS, **ALA, **extra)

@@ -185,7 +185,7 @@ def test_without_curvature_both_variants_are_one(
     assert not same(
         first.strategy.state.arrays["global"], second.strategy.state.arrays["global"]
     )
-    monkeypatch.setattr(models.tasks.base, "loss_function", lambda name, gamma: linear)
+    monkeypatch.setattr(models.tasks.base, "loss_function", lambda *_: linear)
     first, second = (
         federate(three, strategy=NAME, **given(variant=v, step=0.4), **OPTIONS)
         for v in ("fo", "hf")

@@ -43,7 +43,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         monkeypatch.setattr(owner, name, counted)
 
-    count(partitions.silo_file, "read_arrays", lambda file: f"open {file}")
+    count(partitions.silo_file, "arrays_at", lambda file, *_: f"open {file}")
     count(simulation, "load_dataset", lambda name, *_: f"load {name}")
     count(simulation, "partition", lambda *_: "partition")
     count(models.initialisation, "build", lambda *_: "build")

@@ -192,7 +192,8 @@ OTHER: Mapping[str, Any] = {
 }  # fmt: skip
 WITHOUT = {
     "strategy", "device", "model", "init-weights", "dataset", "data-dir", "task", "partition", "silos", "augment",
-    "agreed", "study", "resume", "out", "secure-aggregation", "evidence-horizon",
+    "agreed", "study", "resume", "out", "secure-aggregation", "evidence-horizon", "patch", "patches-per-volume",
+    "foreground-share", "trainer",
 }  # fmt: skip
 
 
