@@ -26,7 +26,6 @@ from partitions.importing import dicom
 from partitions.importing.source import import_source
 from partitions.importing.tables import read_lines
 from partitions.importing.volumes import volume
-from partitions.npz import write_npz
 from partitions.recipes.reading import ReadOptions
 from partitions.silo_file import read_silo_file
 from server.cli.main import main
