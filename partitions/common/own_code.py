@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import re
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from partitions.common.errors import UserError
+from partitions.common.source_sum import source_sum
 
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 
@@ -51,12 +51,7 @@ def code_sum(function: Callable[..., Any]) -> str:
     module = function.__module__
     top = Path(str(sys.modules[module.partition(".")[0]].__file__))
     own = Path(str(sys.modules[module].__file__))
-    files = sorted(top.parent.rglob("*.py")) if top.name == "__init__.py" else [own]
-    found = hashlib.sha256()
-    for path in files:
-        found.update(f"{path.relative_to(top.parent).as_posix()}\n".encode())
-        found.update(hashlib.sha256(path.read_bytes()).digest())
-    return found.hexdigest()
+    return source_sum(own, top)
 
 
 def by_entry_point(group: str, name: str) -> str:

@@ -1,10 +1,11 @@
 """The code at this site that a run names as MODULE:FUNCTION: its source, found without running it."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
+
+from ..private import load_ours
 
 
 def file_of(name: str) -> Path | None:
@@ -22,18 +23,11 @@ def file_of(name: str) -> Path | None:
 
 
 def digest_of_code(name: str) -> str:
-    """Return the SHA-256 of the source of MODULE: its file, or all modules of its package; empty where there is none.
-
-    It is ``code_sum`` of partitions/common/own_code.py, which has to import them.
-    """
+    """Return the SHA-256 of the source of MODULE (`partitions/common/source_sum.py`); empty where there is none."""
     own, top = file_of(name), file_of(name.partition(":")[0].partition(".")[0])
     if own is None or top is None:
         return ""
-    found = hashlib.sha256()
-    for path in sorted(top.parent.rglob("*.py")) if top.name == "__init__.py" else [own]:
-        found.update(f"{path.relative_to(top.parent).as_posix()}\n".encode())
-        found.update(hashlib.sha256(path.read_bytes()).digest())
-    return found.hexdigest()
+    return str(load_ours("partitions/common", "source_sum").source_sum(own, top))
 
 
 def trainer_faults(study: str, wanted: str, run: Mapping[str, Any]) -> list[str]:
