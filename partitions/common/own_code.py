@@ -49,9 +49,7 @@ def line_of(error: BaseException) -> str:
 def code_sum(function: Callable[..., Any]) -> str:
     """Return the SHA-256 of the source that defines a function: its module, or all modules of its package."""
     module = function.__module__
-    top = Path(str(sys.modules[module.partition(".")[0]].__file__))
-    own = Path(str(sys.modules[module].__file__))
-    return source_sum(own, top)
+    return source_sum(module, Path(str(sys.modules[module].__file__)))
 
 
 def by_entry_point(group: str, name: str) -> str:

@@ -9,11 +9,15 @@ import hashlib
 from pathlib import Path
 
 
-def source_sum(own: Path, top: Path) -> str:
-    """Return the sum over a module's file ``own``, or over its whole package, whose top-level file is ``top``."""
-    files = sorted(top.parent.rglob("*.py")) if top.name == "__init__.py" else [own]
+def source_sum(module: str, file: Path) -> str:
+    """Return the sum over ``file``, which defines ``module``, or over all modules of its package, if it is in one.
+
+    A package needs no ``__init__.py``.
+    """
+    depth = module.count(".") + (file.name == "__init__.py")
+    folder = file.parents[max(depth - 1, 0)]
     found = hashlib.sha256()
-    for path in files:
-        found.update(f"{path.relative_to(top.parent).as_posix()}\n".encode())
+    for path in sorted(folder.rglob("*.py")) if depth else [file]:
+        found.update(f"{path.relative_to(folder).as_posix()}\n".encode())
         found.update(hashlib.sha256(path.read_bytes()).digest())
     return found.hexdigest()

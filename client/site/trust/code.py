@@ -24,10 +24,11 @@ def file_of(name: str) -> Path | None:
 
 def digest_of_code(name: str) -> str:
     """Return the SHA-256 of the source of MODULE (`partitions/common/source_sum.py`); empty where there is none."""
-    own, top = file_of(name), file_of(name.partition(":")[0].partition(".")[0])
-    if own is None or top is None:
+    file = file_of(name)
+    if file is None:
         return ""
-    return str(load_ours("partitions/common", "source_sum").source_sum(own, top))
+    shared = load_ours("partitions/common", "source_sum")
+    return str(shared.source_sum(name.partition(":")[0], file))
 
 
 def trainer_faults(study: str, wanted: str, run: Mapping[str, Any]) -> list[str]:
