@@ -5,23 +5,23 @@ statement must be signed by that peer's key.
 """
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import median_low
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
 from ..errors import SiteError
 from ..parsed import Frozen, matching, parse_values
+from ..private import load_ours
 from ..trust.envelope import SECURE, PrivateKey, seal, unseal
 from ..trust.run_config import number
 from . import MOST_SILOS
 from .masks import encoded
 
 LONGEST = 4096  # characters of a statement
-# Of a weight, in median weights, where a run has weight-cap = 0; strategies/base/aggregation has the same
-CAP = 5.0
+# The rule that the server follows
+_weights: Any = load_ours("strategies/base/aggregation", "sum_weights").weights_in_sum
 
 
 def _key(text: str) -> str:
@@ -145,15 +145,6 @@ def read_list(
     return found
 
 
-def weights_of(counts: Sequence[int], cap: float) -> list[int]:
-    """Return the weights of silos with so many samples: at most ``cap`` medians, and none above half of all."""
-    most = max(int((cap or CAP) * median_low(counts)), 1)
-    weights = [min(count, most) for count in counts]
-    first = weights.index(max(weights))
-    weights[first] = max(min(weights[first], sum(weights) - weights[first]), 1)
-    return weights
-
-
 def check_weights(
     weights: Any, listed: Mapping[str, Statement], run_config: Mapping[str, Any]
 ) -> list[int]:
@@ -163,7 +154,7 @@ def check_weights(
     weights, each silo's update could be computed.
     """
     counts = [one.samples for one in listed.values()]
-    own = weights_of(counts, number(run_config.get("weight-cap")) or 0)
+    own = _weights(counts, number(run_config.get("weight-cap")) or 0)
     if weights not in ([1] * len(counts), own):
         raise SiteError("the list's weights are not equal, and not those of the silos' samples")
     return [*weights]

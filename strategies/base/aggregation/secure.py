@@ -34,17 +34,16 @@ from torch.linalg import vector_norm
 from models.flat import gather, scatter
 from models.layout import Layout
 from partitions.common.errors import DataError, RunFailedError, UserError
+from strategies.base.aggregation.sum_weights import weights_in_sum
 from strategies.base.info import MethodInfo
 from strategies.base.settings import RULES, Common
 from strategies.base.state import BUFFERS, GLOBAL
-from strategies.base.transport.data_summary import sample_weights
 from strategies.base.transport.error_feedback import base_of
 from strategies.base.transport.payload import Model, Update, named, tensor_of
 
 FEWEST = 3  # silos: of a sum of two, each knows the other's part
 TIMES = 4.0  # C, in lengths of what was received, before it becomes a power of two
 IMPOSSIBLE = 3  # rounds in a row whose sum is impossible
-CAP = 5.0  # of a silo's weight, where ``weight-cap`` sets none
 # A silo's share in its message; the record and the array of the integers in its reply.
 SHARE, RECORD, ARRAY = "secure_share", "masked", "sum"
 # The values that other settings need with secure sums, and why.
@@ -100,10 +99,8 @@ def weights_of(strategy: Any, silos: Collection[str]) -> dict[str, int]:
         silo: max(strategy.silos[silo].n_train, 1) if by == "samples" else 1
         for silo in sorted(silos)
     }
-    weights = sample_weights(counts, strategy.common.weight_cap or CAP)
-    first = max(weights, key=lambda silo: weights[silo])
-    others = sum(weights.values()) - weights[first]
-    return {**weights, first: max(min(weights[first], others), 1)}
+    weights = weights_in_sum([*counts.values()], strategy.common.weight_cap)
+    return dict(zip(counts, weights, strict=True))
 
 
 def scale(silos: int, clip: float) -> float:

@@ -22,7 +22,8 @@ from client.site.errors import SiteError
 from client.site.record import close_records
 from client.site.secure import masks, shamir
 from client.site.secure.silo import SecureSilo
-from client.site.secure.statements import Slot, read_statement, state, threshold, weights_of
+from client.site.secure.statements import Slot, read_statement, state, threshold
+from strategies.base.aggregation.sum_weights import weights_in_sum
 
 
 @pytest.fixture
@@ -250,9 +251,17 @@ def test_the_server_chooses_no_weights(ring: Ring) -> None:
 
 
 def test_weights_are_capped_by_the_median_and_half_of_all() -> None:
-    assert weights_of([100, 120, 9000, 80], 5.0) == [100, 120, 300, 80]
-    assert weights_of([100, 120, 9000, 80, 90, 95, 99], 5.0) == [100, 120, 495, 80, 90, 95, 99]
-    assert weights_of([1, 1, 1], 0) == [1, 1, 1]
+    assert weights_in_sum([100, 120, 9000, 80], 5.0) == [100, 120, 300, 80]
+    assert weights_in_sum([100, 120, 9000, 80, 90, 95, 99], 5.0) == [
+        100,
+        120,
+        495,
+        80,
+        90,
+        95,
+        99,
+    ]
+    assert weights_in_sum([1, 1, 1], 0) == [1, 1, 1]
 
 
 def test_a_silo_masks_one_vector_in_a_slot(ring: Ring) -> None:
