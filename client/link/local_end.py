@@ -14,14 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
 from client.link.handshake import (
     FRAME_BYTES,
-    LARGEST_FRAME,
     NO_SERVER,
     NONCE_BYTES,
     READY,
@@ -31,6 +28,7 @@ from client.link.handshake import (
 from client.site.node import Site
 from client.site.runtime.launch import LOOPBACK, THIS_MACHINE
 from client.site.runtime.route import OPERATOR, YOUR_IT, Blocked, Way, way_checks, way_to
+from client.site.trust.keys import load_key
 from partitions.common.errors import UserError
 from partitions.silo_file import Check
 
@@ -54,7 +52,7 @@ class Link:
         self.url, self.site = url, site
         self.way = _way_of(url)
         self.context = _context(ca_file)
-        self.key = _key_of(site)
+        self.key = load_key(site.node_key)
         self.token = secrets.token_urlsafe(16)
         self.places = threading.Semaphore(MOST_CONNECTIONS)
 
@@ -99,7 +97,7 @@ class Link:
                 open_timeout=OPEN_SECONDS,
                 compression=None,
                 ping_timeout=None,  # a ping waits behind a model on a slow line
-                max_size=LARGEST_FRAME,
+                max_size=FRAME_BYTES,
                 proxy=None,
             )
         except (OSError, WebSocketException) as error:
@@ -189,17 +187,6 @@ def _way_of(url: str) -> Way:
     if not host or parts.scheme != "https" or parts.query or parts.username:
         raise UserError(f"--via {url}: no address of a relay; use https://HOST/link")
     return way_to(host, port)
-
-
-def _key_of(site: Site) -> EllipticCurvePrivateKey:
-    """Return the silo's key. Raises UserError."""
-    try:
-        key = load_ssh_private_key(site.node_key.read_bytes(), None)
-    except (OSError, ValueError):
-        key = None
-    if not isinstance(key, EllipticCurvePrivateKey):
-        raise UserError(f"{site.node_key} is no private key; restore it from the bundle")
-    return key
 
 
 def _context(ca_file: Path | None) -> ssl.SSLContext:

@@ -19,7 +19,6 @@ from websockets.exceptions import ConnectionClosed
 
 from client.link.handshake import (
     FRAME_BYTES,
-    LARGEST_FRAME,
     NO_SERVER,
     READY,
     TOO_MANY,
@@ -77,7 +76,7 @@ class Relay:
             process_request=self._admit_request,
             create_connection=self._counted(),
             compression=None,
-            max_size=LARGEST_FRAME,
+            max_size=FRAME_BYTES,
             max_queue=4,
             write_limit=FRAME_BYTES,
             open_timeout=self.limits.handshake,

@@ -1,4 +1,5 @@
-"""The one signature of all that is signed: bundles, studies, requests, receipts and records of studies.
+"""The one signature of all that is signed: bundles, studies, requests, receipts, records of studies, keys of masks,
+proofs of a link.
 
     {NAME: TEXT, "public-key": KEY, "signature": BASE64}
 
@@ -36,6 +37,7 @@ RECORD = "silofl study record 1"
 REQUEST = "silofl request 1"
 STUDY = "silofl study 1"
 SECURE = "silofl secure 1"
+LINK = "silofl link 1"
 SIGNATURE = "\n[signature]\n"  # start of the signature in a study, after the protocol
 ECDSA = ec.ECDSA(hashes.SHA384())
 LARGEST = 1 << 26  # bytes of a signed file; the longest are the records of studies

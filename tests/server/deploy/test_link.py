@@ -28,14 +28,14 @@ from trio import RUN, bring_up, is_online, rows, start_over, start_run, text_of,
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from client.link import local_end
-from client.link.handshake import PURPOSE, answer, new_nonce, public_key, verified
+from client.link.handshake import answer, new_nonce, verified
 from client.link.local_end import Link
 from client.site.node import Site
 from client.site.runtime.doctor import one_line
 from client.site.runtime.launch import free_ports
 from client.site.runtime.route import Proxy, Way, _request
-from client.site.trust.keys import site_root
+from client.site.trust.envelope import LINK, public_pem
+from client.site.trust.keys import load_key, site_root
 from partitions.common.errors import UserError
 from server.cli.main import main
 from server.deploy.control import Control, write_connection
@@ -155,7 +155,7 @@ def hello(running: Running, text: str | bytes) -> int:
 
 def test_answers_that_prove_no_key(made: Credentials, running: Running, fleet: Echo) -> None:
     """A signature over another nonce, the public key alone, other forms, and too much."""
-    north = local_end._key_of(site_of(made))
+    north = load_key(site_of(made).node_key)
     for text in (answer(north, new_nonce()), "{}", "[]", "\ud7ff", b"\0" * 32, "[" * 2000):
         assert hello(running, text) == 4401
     assert hello(running, b"\0" * (1 << 17)) == 1009  # too large
@@ -198,17 +198,19 @@ def test_strangers_stay_within_bounds_and_a_silo_gets_in(
 
 
 KEY = ec.generate_private_key(ec.SECP384R1())
-FIELDS = st.dictionaries(st.sampled_from(["key", "signature", "x"]), st.none() | st.text())
+FIELDS = st.dictionaries(
+    st.sampled_from(["public-key", "signature", "proof", "x"]), st.none() | st.text()
+)
 
 
 @given(st.text() | FIELDS.map(json.dumps) | st.lists(FIELDS).map(json.dumps))
 def test_no_answer_breaks_the_relay(text: str) -> None:
-    nonce, known = new_nonce(), {public_key(KEY).strip()}
+    nonce, known = new_nonce(), {public_pem(KEY).strip()}
     assert verified(text, nonce, known) is None
 
 
 def test_an_answer_is_for_one_nonce_and_one_registered_key() -> None:
-    nonce, known = new_nonce(), {public_key(KEY).strip()}
+    nonce, known = new_nonce(), {public_pem(KEY).strip()}
     assert verified(answer(KEY, nonce), nonce, known) in known
     assert verified(answer(KEY, nonce), nonce, set()) is None
     assert verified(answer(KEY, new_nonce()), nonce, known) is None
@@ -216,7 +218,7 @@ def test_an_answer_is_for_one_nonce_and_one_registered_key() -> None:
 
 def test_flowers_signature_of_a_time_is_none_of_the_links() -> None:
     """Both are made with the node key: what is signed begins differently."""
-    assert not b"2026-11-26T03:00:00+00:00".startswith(PURPOSE[:4])
+    assert not b"2026-11-26T03:00:00+00:00".startswith(LINK[:4].encode())
 
 
 # --- what stands in the way -------------------------------------------------------------------------------
