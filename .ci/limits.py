@@ -20,12 +20,12 @@ MOST_NODES_MEDIAN, MOST_NODES = 9, 15
 # Tokens without imports, docstrings and comments, which neither long lines nor prose change. They are lowered as code
 # goes, and raised only in a commit that says why.
 MOST_TOKENS = {
-    "models": 48_200,
-    "partitions": 104_200,
-    "strategies": 74_400,
-    "client": 92_400,
-    "server": 120_400,
-    "tests": 604_500,
+    "models": 52_000,
+    "partitions": 110_000,
+    "strategies": 82_000,
+    "client": 100_000,
+    "server": 130_000,
+    "tests": 650_000,
 }
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
