@@ -12,6 +12,7 @@ from typing import Any
 from client.site.study.dangers import relevant, values
 from client.site.study.protocol import FREE, STUDY, TEXTS, StudyProtocol, parse_study
 from client.site.trust.apps import build
+from client.site.trust.code import digest_of_code
 from client.site.trust.envelope import fingerprint
 from client.site.trust.methods import DEFAULTS
 from client.site.trust.pins import content_sum
@@ -93,6 +94,7 @@ def draft(
         f"end = {end or today + timedelta(days=DAYS)}",
         f"apps = {json.dumps(list(apps))}  # builds that may be sent, by SHA-256 of what they hold",
         *([f"schema = {json.dumps(schema)}  # SHA-256 of the federation's"] if schema else []),
+        *_trainer(runs[0].common.trainer),
         *([f"held-out = {json.dumps(list(held_out))}  # {NOT_TRAINED}"] if held_out else []),
         f"participants = {max(3, runs[0].common.min_silos)}  # fewest hospitals that train in a round",
         "step = 1.0  # a received model is at most so many lengths away from the hospital's last one",
@@ -147,6 +149,12 @@ def _limits(runs: Sequence[RunSettings], bytes_: int) -> list[str]:
         f"bytes = {bytes_}",
         f"days = {DAYS}",
     ]
+
+
+def _trainer(name: str) -> list[str]:
+    """Return the line of a draft's trainer: the sum of the source that this machine has; none without one here."""
+    found = digest_of_code(name) if name else ""
+    return [f'trainer = "{found}"  # SHA-256 of the source of {name}'] if found else []
 
 
 def _peers(peers: Mapping[str, str]) -> list[str]:
