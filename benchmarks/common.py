@@ -87,6 +87,15 @@ class Prepared:
             self.federation.round(self.strategy, self.done)
 
 
+def whole_run(values: Mapping[str, Any]) -> RoundLoop:
+    """Execute a whole run of simulated silos in this process and in memory, and return its loop."""
+    run = parse_settings(values)
+    loop = RoundLoop(InProcessGrid(client_app, run.common.silos, run.flat()), run)
+    with flower_identity():
+        loop.run()
+    return loop
+
+
 def each_method(values: Mapping[str, Any], make: Callable[[dict[str, Any]], T]) -> dict[str, T]:
     """Call ``make`` on the settings with each method, except those that refuse them (fedbn without its layers)."""
     made = {}

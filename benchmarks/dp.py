@@ -200,11 +200,8 @@ def own_names(dataset: str) -> str:
 
 def final(dataset: str, size: int, method: str, epsilon: float) -> str:
     """Return the score of one run in percent: 100 steps on a fifth of the patients each, a small network."""
-    from client.app import app
+    from benchmarks.common import whole_run
     from partitions.common.errors import DataError, UserError
-    from server.run.loop import RoundLoop
-    from server.simulation.engine import InProcessGrid, flower_identity
-    from strategies.base.run_settings import parse_settings
 
     draw = "diversifed-dirichlet"
     values = {
@@ -229,13 +226,11 @@ def final(dataset: str, size: int, method: str, epsilon: float) -> str:
         "normalization": "none",
         **private(epsilon),
     }
-    settings = parse_settings(values)
     try:
-        with flower_identity():
-            loop = RoundLoop(InProcessGrid(app, HOSPITALS, settings.flat()), settings)
-            reports = loop.run().info.reports
+        loop = whole_run(values)
     except (UserError, DataError):
         return "too few samples"
+    reports = loop.settings.strategy.info.reports
     last = ROUNDS + 1 if reports == "received" else ROUNDS
     found = [
         row.value

@@ -33,12 +33,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from benchmarks.common import table
-from client.app import app as client_app
+from benchmarks.common import table, whole_run
 from models.tasks.survival import Survival, cox_loss
-from server.run.loop import RoundLoop
-from server.simulation.engine import InProcessGrid, flower_identity
-from strategies.base.run_settings import parse_settings
 
 SEEDS = range(42, 47)
 
@@ -139,11 +135,9 @@ def scores(benchmark: Benchmark, method: str, seed: int) -> dict[str, float]:
     own = benchmark.cells[method].settings
     settings = {**COMMON, **benchmark.settings, **own, "strategy": method, "seed": seed}
     settings |= {"dataset": benchmark.dataset, "evaluate-every": settings["rounds"]}
-    run = parse_settings(settings)
-    grid = InProcessGrid(client_app, run.common.silos, run.flat())
-    with flower_identity(), BySamples():
-        (loop := RoundLoop(grid, run)).run()
-    wanted = ("test", run.strategy.info.reports, benchmark.metric)
+    with BySamples():
+        loop = whole_run(settings)
+    wanted = ("test", loop.settings.strategy.info.reports, benchmark.metric)
     rows = [r for r in loop.history.rows if (r.split, r.snapshot, r.metric) == wanted]
     last = max(row.round for row in rows)
     return {row.silo: row.value for row in rows if row.round == last and row.value is not None}

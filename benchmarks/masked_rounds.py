@@ -18,11 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.common import table
-from client.app import app as client_app
-from server.run.loop import RoundLoop
-from server.simulation.engine import InProcessGrid, flower_identity
-from strategies.base.run_settings import parse_settings
+from benchmarks.common import table, whole_run
 from strategies.base.state import GLOBAL
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Update
@@ -62,9 +58,8 @@ def steps_of(settings: Mapping[str, Any]) -> list[Steps]:
         )
         real(strategy, updates)
 
-    own = parse_settings({**RUN, **settings})
-    with flower_identity(), mock.patch.object(PersonalizedStrategy, "aggregate", note):
-        RoundLoop(InProcessGrid(client_app, SILOS, own.flat()), own).run()
+    with mock.patch.object(PersonalizedStrategy, "aggregate", note):
+        whole_run({**RUN, **settings})
     return found
 
 

@@ -44,7 +44,7 @@ import torch
 from flwr.app import Context, Message, MessageType
 from torch import Tensor
 
-from benchmarks.common import table
+from benchmarks.common import table, whole_run
 from client import local_data
 from client.app import app as client_app
 from models.initialisation import flat_model
@@ -445,18 +445,8 @@ def ratios(methods: Sequence[str]) -> None:
             for changes in PARTITIONS.values():
                 largest.clear()
                 try:
-                    settings = parse_settings(
-                        {
-                            **RUN,
-                            "rounds": 20,
-                            "evaluate-every": 0,
-                            **changes,
-                            "strategy": method,
-                        }
-                    )
-                    grid = InProcessGrid(client_app, settings.common.silos, settings.flat())
-                    with flower_identity():
-                        RoundLoop(grid, settings).run()
+                    own = {"rounds": 20, "evaluate-every": 0, **changes, "strategy": method}
+                    whole_run({**RUN, **own})
                 except UserError:
                     cells.append("")
                     continue
@@ -492,18 +482,8 @@ def steps(methods: Sequence[str]) -> None:
             found.clear()
             try:
                 for changes in STEPS_OF:
-                    given = {
-                        **RUN,
-                        "rounds": 8,
-                        "evaluate-every": 0,
-                        **changes,
-                        "strategy": method,
-                    }
-                    settings = parse_settings(given)
-                    with flower_identity():
-                        RoundLoop(
-                            InProcessGrid(client_app, SILOS, settings.flat()), settings
-                        ).run()
+                    own = {"rounds": 8, "evaluate-every": 0, **changes, "strategy": method}
+                    whole_run({**RUN, **own})
             except UserError as error:
                 add(rows, [method, str(error), ""])
                 continue

@@ -17,7 +17,7 @@ import logging
 import lzma
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -235,29 +235,31 @@ PREGNANCY = (
 )
 TRANSPLANT = ("group", "z1", "z2", "z3", "z4", "z5", "z6", "z7", "z8")
 FAMILY = ("kid2p", "mom25p", "ord", "ethn", "momEd", "husEd", "momWork", "rural", "pcInd81")
+AZPRO = Centres(
+    "COUNT",
+    "azpro",
+    "4cf3d40c14546d7ddce3495f1153c87b24bf39ee9f63b190bc6c35c5b2598ecc",
+    (3589, 7),
+    _azpro,
+    ARIZONA,
+    "GPL; Hilbe, Modeling Count Data, 2014",
+    "regression",
+    1,
+)
+RAND_VISITS = Centres(
+    "sampleSelection",
+    "RandHIE",
+    "fd646d0025dd5bea71ddaa4ea2f42b9c89cffbf09f685fdba064afd0ec90f1b4",
+    (20190, 46),
+    _rand,
+    (*RAND, "coins", "idp", "hlthg", "hlthf", "hlthp"),
+    "GPL; Deb and Trivedi, J. Health Econ. 2002",
+    "regression",
+    1,
+)
 CENTRES: dict[str, Centres] = {
-    "azpro": Centres(
-        "COUNT",
-        "azpro",
-        "4cf3d40c14546d7ddce3495f1153c87b24bf39ee9f63b190bc6c35c5b2598ecc",
-        (3589, 7),
-        _azpro,
-        ARIZONA,
-        "GPL; Hilbe, Modeling Count Data, 2014",
-        "regression",
-        1,
-    ),
-    "azpro-grades": Centres(
-        "COUNT",
-        "azpro",
-        "4cf3d40c14546d7ddce3495f1153c87b24bf39ee9f63b190bc6c35c5b2598ecc",
-        (3589, 7),
-        _azpro_grades,
-        ARIZONA,
-        "GPL; Hilbe, Modeling Count Data, 2014",
-        "ordinal",
-        4,
-    ),
+    "azpro": AZPRO,
+    "azpro-grades": replace(AZPRO, select=_azpro_grades, task="ordinal", classes=4),
     "opt-bleeding": Centres(
         "medicaldata",
         "opt",
@@ -269,28 +271,10 @@ CENTRES: dict[str, Centres] = {
         "regression",
         1,
     ),
-    "rand-health": Centres(
-        "sampleSelection",
-        "RandHIE",
-        "fd646d0025dd5bea71ddaa4ea2f42b9c89cffbf09f685fdba064afd0ec90f1b4",
-        (20190, 46),
-        _rand_health,
-        RAND,
-        "GPL; Deb and Trivedi, J. Health Econ. 2002",
-        "ordinal",
-        4,
+    "rand-health": replace(
+        RAND_VISITS, select=_rand_health, features=RAND, task="ordinal", classes=4
     ),
-    "rand-visits": Centres(
-        "sampleSelection",
-        "RandHIE",
-        "fd646d0025dd5bea71ddaa4ea2f42b9c89cffbf09f685fdba064afd0ec90f1b4",
-        (20190, 46),
-        _rand,
-        (*RAND, "coins", "idp", "hlthg", "hlthf", "hlthp"),
-        "GPL; Deb and Trivedi, J. Health Econ. 2002",
-        "regression",
-        1,
-    ),
+    "rand-visits": RAND_VISITS,
     "aids2": Centres(
         "MASS",
         "Aids2",
