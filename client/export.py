@@ -88,9 +88,11 @@ def export_model(
         )
     folder = find_states(source, silo, strategy, seed, run_id)
     state, chosen, about = choose(folder, source, which, round)
-    if about.get("networks", 1) > 1:
+    # A state of 0.2 has their number
+    if about.get("no_file") or about.get("networks", 1) > 1:
+        why = about.get("no_file") or f"it is {about['networks']} networks"
         raise UserError(
-            f"the personal model of {about['method']} is {about['networks']} networks here: no file of one"
+            f"the personal model of {about['method']} goes into no file of one network: {why}"
         )
     more = about_recipe(about.get("recipe", "")) if recipe else {}
     card = checked_card(describe(state, chosen, about, which) | more, folder)

@@ -38,9 +38,9 @@ def answer_own_model(message: Message, session: ClientSession) -> RecordDict:
         )
     client, config = session.open_client(message), session.config
     client.round = int(config["round"])
-    if client.networks > 1:
+    if client.no_file:
         raise UserError(
-            f"{session.name} sends no model of its own: that of {session.info.name} is {client.networks} networks here"
+            f"{session.name} sends no model of its own, that of {session.info.name}: {client.no_file}"
         )
     if session.name in config.get("own_statistics", ()):
         raise UserError(

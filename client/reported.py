@@ -159,7 +159,7 @@ def keep_evaluated(
 def describe(client: SiloClient, card: dict[str, Any], metrics: Mapping[str, Any]) -> None:
     """Add the descriptions and metrics of the silo's last and best personal models to its state."""
     numbers, own = client.state.numbers, "personal."
-    numbers["model"] = {**card, "networks": client.networks} if client.networks > 1 else card
+    numbers["model"] = {**card, "no_file": client.no_file} if client.no_file else card
     numbers["metrics"] = {
         k.removeprefix(own): float(v) for k, v in metrics.items() if k.startswith(own)
     }

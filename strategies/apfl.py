@@ -32,6 +32,8 @@ from strategies.base.settings import setting
 from strategies.base.state import Array, ClientState, Item
 from strategies.base.strategy import PersonalizedStrategy
 
+TWO_NETWORKS = "it is two networks with apfl.mix = logits"
+
 
 @dataclass(frozen=True)
 class ApflSettings:
@@ -59,8 +61,8 @@ class ApflClient(SiloClient):
     frozen = False  # whether w is not trained
 
     @property
-    def networks(self) -> int:  # type: ignore[override]
-        return 2 if self.settings.mix == "logits" else 1
+    def no_file(self) -> str:  # type: ignore[override]
+        return TWO_NETWORKS if self.settings.mix == "logits" else ""
 
     def local_update(self) -> list[Tensor]:
         model, state = self.model, self.state

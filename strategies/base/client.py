@@ -51,7 +51,7 @@ class SiloClient(TrainingLoop, NumPyClient):
     state: ClientState
     silo: Silo
     privacy: PrivateTraining | None = None  # differential privacy of this round's gradients
-    networks: int = 1  # number of networks in the personal model; a file holds one
+    no_file: str = ""  # the reason why no file of one network can hold the personal model
     # State entries that prediction needs in addition to the vector
     needed_to_predict: ClassVar[tuple[str, ...]] = ()
 

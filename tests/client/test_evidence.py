@@ -64,7 +64,8 @@ def of_one_network() -> list[str]:
     return [
         name
         for name, s in strategies().items()
-        if not s.info.pooled and name not in ("fedbn", "lp-proj", "fedntd", "fedsa-lora")
+        if not s.info.pooled
+        and name not in ("fedbn", "lp-proj", "fedntd", "fedsa-lora", "knn-per")
     ]
 
 

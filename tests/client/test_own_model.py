@@ -290,7 +290,7 @@ def test_a_model_of_two_networks_stays(tmp_path: Path) -> None:
     assert sites.kept() == {} and len(found := notes(tmp_path / "run")) == 3
     assert (
         found[0]
-        == "no model of a: a sends no model of its own: that of apfl is 2 networks here"
+        == "no model of a: a sends no model of its own, that of apfl: it is two networks with apfl.mix = logits"
     )
 
 

@@ -127,6 +127,7 @@ CASES: dict[str, tuple[dict[str, Any], Flow, Flow]] = {
     "gpfl, own contexts": case("gpfl", (VALVE, VALVE), (VALVE, VALVE), contexts="own"),
     "heurfedamp": case("heurfedamp", **LATER, sigma=3.0),
     "ifca": case("ifca", down=(2 * FULL, 2 * FULL)),
+    "knn-per": case("knn-per"),
     "lg-fedavg": case("lg-fedavg", (HEAD,), (HEAD,), layers=1),
     "lg-fedavg, pretrain": case(
         "lg-fedavg", (FULL, FULL, HEAD), (FULL, HEAD), layers=1, pretrain=1

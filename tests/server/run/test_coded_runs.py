@@ -67,7 +67,7 @@ SOUND = {
         "fedprox-ft",
     ),
     *("fedrep", "fedrod", "fedsa-lora", "fedsim", "fedyogi"),
-    *("gpfl", "local", "moon", "per-fedavg", "pfedme", "pooled"),
+    *("gpfl", "knn-per", "local", "moon", "per-fedavg", "pfedme", "pooled"),
 }
 
 

@@ -29,8 +29,8 @@ from strategies.base.transport.payload import array_record, tensor_of
 
 SUMS = """
     apfl ditto fedadagrad fedadam fedadmm fedala fedalt fedavg fedavg-ft fedavgm fedbabu fedbn fedcp feddbe feddyn
-    fedlc fedntd fedper fedphp fedprox fedprox-ft fedrep fedrod fedsa-lora fedsim fedyogi gpfl lg-fedavg lg-mix local
-    lp-proj moon partialfed per-fedavg pfedme scaffold
+    fedlc fedntd fedper fedphp fedprox fedprox-ft fedrep fedrod fedsa-lora fedsim fedyogi gpfl knn-per lg-fedavg lg-mix
+    local lp-proj moon partialfed per-fedavg pfedme scaffold
 """
 SECURE: dict[str, Any] = {"secure_aggregation": True}
 OWN_NUMBER = "feddyn, as its code"
