@@ -31,6 +31,8 @@ BYTE_MEAN = BYTE_STD = 127.5  # of uint8 pictures: (x / 255 - 0.5) / 0.5
 Index = Tensor | slice
 # Outputs of a network for whole samples, seen part by part (models/tasks/patches.py)
 Window = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
+# Where a part of a sample lies: of its size, and of its mask, which is read only if it is asked for
+Place = Callable[[tuple[int, ...], Callable[[], Tensor]], tuple[slice, ...]]
 T = TypeVar("T")
 Scale = tuple[Tensor, Tensor] | None  # mean and standard deviation
 CPU = torch.device("cpu")
@@ -133,6 +135,34 @@ class Samples:
         )
         for index, parts, y in loader:
             yield self._inputs(parts).take(slice(None)), self._labels(index, y)
+
+    def cuts(
+        self, order: Iterable[Tensor], place: Place, draws: int | None = None
+    ) -> Iterator[tuple[Any, Tensor]]:
+        """Yield a batch (x, y) of parts of samples with masks for each index of ``order``.
+
+        ``place(whole, mask)`` returns where a sample's part lies, given its size and a function that reads its mask.
+        Of samples on disk only the part is read. ``draws``: as of :meth:`batches`.
+        """
+        own = self if draws is None else self._drawn(draws)
+        for index in order:
+            pairs = [own._cut(row, place) for row in index.tolist()]
+            xs, ys = zip(*pairs, strict=True)
+            yield torch.stack(xs), torch.stack(ys).to(self.device, non_blocking=True).long()
+
+    def _cut(self, row: int, place: Place) -> tuple[Tensor, Tensor]:
+        """Return a part of one sample, as networks take it, and of its mask."""
+        masks = self._y if self._masks is None else self._masks
+
+        def mask() -> Tensor:
+            return masks[row] if isinstance(masks, Tensor) else _tensor(masks[[row]])[0]
+
+        at = place(masks.shape[1:], mask)
+        y = masks[row][at] if isinstance(masks, Tensor) else _tensor(masks.cut(row, at))
+        if self._kept is None:
+            parts = self._inputs({"": _tensor(self._x.cut(row, at)[None])})  # type: ignore[union-attr]
+            return parts.take(slice(None))[0], y
+        return _as_networks_take(self._kept.parts[""][row][at][None])[0], y
 
     def _drawn(self, draws: int) -> Samples:
         made = copy.copy(self)

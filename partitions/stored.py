@@ -57,7 +57,7 @@ class _Samples:
 class OnDisk(_Samples):
     """Rows of one input, in one or more arrays (n, ...) one after the other.
 
-    ``pieces``: mapped arrays, or other stored samples; ``change``: makes the stored form of rows that were read.
+    ``pieces``: mapped arrays, or other stored samples; ``change``: makes the stored form of values that were read.
     """
 
     def __init__(
@@ -80,6 +80,18 @@ class OnDisk(_Samples):
                 with np.errstate(over="ignore"):
                     read[own] = piece[rows[own] - start]
             start += len(piece)
+        return read if self.change is None else self.change(read)
+
+    def cut(self, row: int, place: tuple[slice, ...]) -> Array:
+        """Read a part of one sample; of a mapped file only this part is read."""
+        own = int(self.rows[row])
+        for piece in self.pieces:
+            if own < len(piece):
+                break
+            own -= len(piece)
+        found = piece.cut(own, place) if isinstance(piece, OnDisk) else piece[own][place]
+        with np.errstate(over="ignore"):
+            read: Array = np.array(found, self.dtype)
         return read if self.change is None else self.change(read)
 
     def part(self, rows: Array) -> OnDisk:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -79,32 +80,27 @@ class Patches:
         if any(side > whole for side, whole in zip(self.sides, shape[1:], strict=True)):
             raise UserError(f"patch = {text}: it is larger than samples of {shape[1:]}")
 
-    def drawn(
-        self, batches: Iterable[tuple[Tensor, Tensor]], rng: torch.Generator
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield a patch of each sample of each batch: x (b, c, *sides) and masks y (b, *sides)."""
-        for x, y in batches:
-            pairs = [self.one(*pair, rng) for pair in zip(x, y, strict=True)]
-            xs, ys = zip(*pairs, strict=True)
-            yield torch.stack(xs), torch.stack(ys)
-
-    def one(self, x: Tensor, y: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return a patch of a sample x (c, ...) and of its mask y (...)."""
-        room = [n - side for n, side in zip(y.shape, self.sides, strict=True)]
+    def place(
+        self, whole: tuple[int, ...], mask: Callable[[], Tensor], rng: torch.Generator
+    ) -> tuple[slice, ...]:
+        """Return where a patch of a sample of size ``whole`` lies; ``mask()``: its mask, read only if it decides."""
+        room = [n - side for n, side in zip(whole, self.sides, strict=True)]
         drawn = torch.rand(2 + len(room), generator=rng).tolist()
         starts = [int(share * (free + 1)) for share, free in zip(drawn[2:], room, strict=True)]
-        inside = (
-            ((y > 0) & (y != VOID)).flatten() if drawn[0] < self.foreground else y[:0].bool()
-        )
-        if count := int(inside.sum()):
-            place = int(inside.nonzero()[min(int(drawn[1] * count), count - 1)])
-            for axis in reversed(range(len(room))):
-                place, at = divmod(place, y.shape[axis])
-                starts[axis] = min(max(at - self.sides[axis] // 2, 0), room[axis])
-        for axis, start in enumerate(starts):
-            x = x.narrow(axis + 1, start, self.sides[axis])
-            y = y.narrow(axis, start, self.sides[axis])
-        return x, y
+        middle = nth_inside(mask(), drawn[1]) if drawn[0] < self.foreground else None
+        if middle is not None:
+            for axis, at in enumerate(np.unravel_index(middle, whole)):
+                starts[axis] = min(max(int(at) - self.sides[axis] // 2, 0), room[axis])
+        return tuple(slice(i, i + side) for i, side in zip(starts, self.sides, strict=True))
+
+
+def nth_inside(y: Tensor, share: float) -> int | None:
+    """Return the place, in the flat mask, of the foreground's pixel at this share of them; None without foreground."""
+    inside = ((y > 0) & (y != VOID)).flatten()
+    count = int(inside.sum())
+    if not count:
+        return None
+    return int(inside.nonzero()[min(int(share * count), count - 1)])
 
 
 def read_sides(text: str) -> tuple[int, ...]:

@@ -138,6 +138,10 @@ class OwnSamples(OnDisk):
     def __getitem__(self, index: Any) -> Array:
         return self.own.read(self.rows[index], self.seed)[self.which].astype(self.dtype)
 
+    def cut(self, row: int, place: tuple[slice, ...]) -> Array:
+        read: Array = self[[row]][0][place]
+        return read
+
     def part(self, rows: Array) -> OwnSamples:
         return OwnSamples(self.own, self.which, self.rows[rows], self.seed)
 

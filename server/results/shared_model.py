@@ -120,6 +120,7 @@ def model_card(
         "input": {
             "shape": written(shape),
             "dtype": "float32" if kind_of(shape) == "table" else None,
+            **({"patch": True} if c.patch else {}),
         },
         "task": spec["task"],
         "classes": spec["classes"],
@@ -127,6 +128,7 @@ def model_card(
         "normalisation": {"mean": mean, "std": std} if mean else None,
         "labels": labels,
         "silofl": version("silofl"),
+        **({"trainer": c.trainer} if c.trainer else {}),
     }
 
 

@@ -132,6 +132,7 @@ def run_values(models: Sequence[EvaluatedModel], *, owned: bool = True) -> dict[
         "patience": 0,
         "rounds": len(models),
         "model": name,
+        "patch": ",".join(map(str, card.shape[1:])) if card.input.patch else "",
         "agreed": json.dumps(agreed, sort_keys=True),
         "normalization": "agreed" if standardised else "none",
         "evaluate.models": ",".join(

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -75,9 +76,11 @@ def epochs_of(
         of = (silo.name, server_round, purpose, number)
         draws = generator(common.seed, "draws", *of)
         order = shuffled(silo, common, len(silo.train), rng, sample_weights(silo, common))
-        taken = silo.train.batches(order, draws.initial_seed())
-        if patches is not None:
-            taken = patches.drawn(taken, generator(common.seed, "patch", *of))
+        if patches is None:
+            taken = silo.train.batches(order, draws.initial_seed())
+        else:
+            place = partial(patches.place, rng=generator(common.seed, "patch", *of))
+            taken = silo.train.cuts(order, place, draws.initial_seed())
         if augment is None:
             return taken
         return augment.changed(taken, len(silo.train), generator(common.seed, "augment", *of))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,15 @@ from client.prediction.predict import predict_file
 from client.site.trust.message_rules import setting_faults
 from client.site.trust.policy import Policy
 from models.initialisation import flat_model
+from models.samples import Samples
 from models.tasks import task_of
 from models.tasks.patches import Patches, Window, read_sides
 from partitions.common.errors import UserError
 from partitions.silo_file import read_silo_file
+from partitions.stored import OnDisk
+from server.results.history import History
+from server.simulation.evaluate import evaluate
+from server.simulation.simulate import simulate
 from strategies.base.run_settings import parse_settings
 from strategies.base.training.patches import seen_shape
 
@@ -31,6 +37,7 @@ def rng(seed: int = 0) -> torch.Generator:
 
 def volumes(path: Path, sides: tuple[int, int, int], n: int = 6, seed: int = 0) -> Path:
     """A silo's file of volumes with a bright block each, which is class 1."""
+    path.parent.mkdir(exist_ok=True)
     numbers = np.random.default_rng(seed)
     x = numbers.normal(0, 0.1, (n, 1, *sides)).astype(np.float32)
     y = np.zeros((n, *sides), np.uint8)
@@ -58,44 +65,45 @@ RUN: dict[str, Any] = {
 }
 
 
+def drawn(patches: Patches, x: Any, y: Any, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """The patches of one batch of all samples, which are the same from memory and from disk."""
+    place, order = partial(patches.place, rng=rng(seed)), [torch.arange(len(x))]
+    found = next(Samples(x, y).cuts(order, place))
+    on_disk = Samples(OnDisk([x], x.dtype), OnDisk([y], y.dtype))
+    again = next(on_disk.cuts(order, partial(patches.place, rng=rng(seed))))
+    assert all(map(torch.equal, found, again)) and found[0].stride() == again[0].stride()
+    return found
+
+
 def test_a_patch_is_a_part_of_its_sample_and_of_its_mask():
     """Wherever it lies, and the same for a seed; every place can be drawn."""
-    y = torch.arange(5 * 6 * 7).view(1, 5, 6, 7)
-    x = y[:, None].float()
+    y = np.arange(5 * 6 * 7, dtype=np.uint8).reshape(1, 5, 6, 7)
+    x = y[..., None].astype(np.float32)
     patches = Patches((2, 3, 4), 1, 0.0)
     seen = set()
     for seed in range(600):
-        own_x, own_y = next(patches.drawn([(x, y)], rng(seed)))
-        again, _ = next(patches.drawn([(x, y)], rng(seed)))
+        own_x, own_y = drawn(patches, x, y, seed)
         assert own_x.shape == (1, 1, 2, 3, 4) and torch.equal(own_x[:, 0].long(), own_y)
-        assert torch.equal(own_x, again)
         d, h, w = (int(own_y.min()) // n % m for n, m in ((42, 5), (7, 6), (1, 7)))
-        assert torch.equal(own_y[0], y[0, d : d + 2, h : h + 3, w : w + 4])
+        assert np.array_equal(own_y[0], y[0, d : d + 2, h : h + 3, w : w + 4])
         seen.add((d, h, w))
     assert len(seen) == 4 * 4 * 4
 
 
 def test_foreground_share_says_how_many_lie_about_the_foreground():
     """A single pixel in 4,096, and 255, which is none: with share 1 it is in every patch, with 0.5 in half of them."""
-    y = torch.full((1, 16, 16, 16), 0, dtype=torch.long)
+    y = np.zeros((1, 16, 16, 16), np.uint8)
     y[0, 15, 0, 7] = 1
     y[0, :2] = 255
-    x = torch.zeros(1, 1, 16, 16, 16)
+    x = np.zeros((1, 16, 16, 16, 1), np.float32)
 
     def hits(share: float) -> int:
         patches = Patches((4, 4, 4), 1, share)
-        return sum(
-            int((next(patches.drawn([(x, y)], rng(i)))[1] == 1).any()) for i in range(200)
-        )
+        return sum(int((drawn(patches, x, y, i)[1] == 1).any()) for i in range(200))
 
     assert hits(1.0) == 200 and hits(0.0) < 20 and 75 < hits(0.5) < 130
-    nothing = torch.zeros(1, 16, 16, 16, dtype=torch.long)
-    assert next(Patches((4, 4, 4), 1, 1.0).drawn([(x, nothing)], rng()))[1].shape == (
-        1,
-        4,
-        4,
-        4,
-    )
+    nothing = np.zeros((1, 16, 16, 16), np.uint8)
+    assert drawn(Patches((4, 4, 4), 1, 1.0), x, nothing)[1].shape == (1, 4, 4, 4)
 
 
 def test_an_epoch_has_a_patch_of_each_sample_in_each_pass(tmp_path):
@@ -151,6 +159,27 @@ def test_an_exported_model_draws_whole_volumes(tmp_path):
     assert sum(map(float, counts)) == 20 * 9 * 14
 
 
+def test_a_runs_models_are_evaluated_on_whole_volumes(tmp_path):
+    """The shared model's and each silo's own, by their cards alone: the numbers of the run."""
+    for i, name in enumerate("ab"):
+        volumes(tmp_path / "data" / f"{name}.npz", (12, 12, 12), seed=i)
+    given = {key.replace("__", ".").replace("_", "-"): value for key, value in RUN.items()}
+    given |= {"dataset": str(tmp_path / "data"), "partition": "natural", "silos": 2}
+    given |= {"rounds": 1, "threads": 1, "out": str(tmp_path / "run")}
+    simulate(given, quiet=True)
+    history = History(tmp_path / "run" / "history.csv").rows
+    last = [r for r in history if (r.metric, r.split) == ("dice", "test") and r.round]
+    dice = {(r.snapshot, r.silo): r.value for r in last}
+    evaluate(tmp_path / "run", tmp_path / "out", "all")
+    rows = [line.split(",") for line in (tmp_path / "out/matrix.csv").read_text().splitlines()]
+    found = {(r[0], r[1]): float(r[4]) for r in rows if r[2:4] == ["test", "dice"]}
+    for silo in "ab":
+        # FedAvg reports the shared model
+        assert found["shared", silo] == found[silo, silo] == dice["received", silo]
+    shared = tmp_path / "out" / "models" / "shared.safetensors"
+    assert predict_file(shared, volumes(tmp_path / "new.npz", (20, 9, 14)))
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -182,15 +211,22 @@ def test_samples_that_have_no_such_patch_are_refused():
     assert read_sides("") == ()
 
 
-def test_a_hospital_bounds_the_passes():
-    """They are epochs: max-local-epochs, 20 by default, holds for them."""
-    assert any(
-        "patches-per-volume = 21" in fault
-        for fault in setting_faults(Policy(), {"patches-per-volume": 21})
-    )
-    assert not any(
-        "patches" in fault for fault in setting_faults(Policy(), {"patches-per-volume": 20})
-    )
+@pytest.mark.parametrize(
+    ("passes", "epochs", "said"),
+    [
+        (21, 0, ["patches-per-volume = 21"]),
+        (20, 1, []),
+        (5, 4, []),
+        (7, 3, ["local-epochs = 3 x patches-per-volume = 7"]),
+        ("2", "11", ["local-epochs = 11 x patches-per-volume = 2"]),
+        (-1, 20, []),
+    ],
+)
+def test_a_hospital_bounds_the_passes(passes, epochs, said):
+    """They are epochs of each training: max-local-epochs, 20 by default, holds for the product."""
+    run = {"strategy": "fedavg", "patches-per-volume": passes, "local-epochs": epochs}
+    faults = [f.partition("the run ")[2] for f in setting_faults(Policy(), run)]
+    assert faults == said
 
 
 def test_a_window_of_a_linear_network_is_the_network():

@@ -9,6 +9,7 @@ from .policy import AMOUNT, APP_NETWORKS, LIMITS, Policy
 from .run_config import is_private, is_secure, number, of_method, owner, plain
 
 OWN_MODEL = "evaluate.own_model"  # message type for the silo's own model; as in strategies/base/evaluation.py
+PASSES = "patches-per-volume"
 
 
 def run_faults(policy: Policy, run: Mapping[str, Any]) -> list[str]:
@@ -58,11 +59,13 @@ def setting_faults(policy: Policy, run: Mapping[str, Any]) -> list[str]:
     """Return the settings of a run, and of its method, that exceed the rule for their kind.
 
     A missing setting has silofl's default, except ``local-epochs``. Without a held-out hospital, ``hold-out-epochs``
-    has no effect. A setting for a number of epochs, steps or rounds that no rule covers is refused.
+    has no effect. A setting for a number of epochs, steps or rounds that no rule covers is refused. With patches, an
+    epoch is so many passes over the samples.
     """
     faults, asked = [], of_method({**DEFAULTS, "local-epochs": None, **run})
     if not str(run.get("hold-out", "")).strip():
         del asked["hold-out-epochs"]
+    passes = max(1.0, number(asked.get(PASSES)) or 1.0)
     for key, value in asked.items():
         kind, given = SETTINGS.get(key, ""), number(value)
         if not kind and AMOUNT.search(key) and not isinstance(value, bool):
@@ -71,9 +74,12 @@ def setting_faults(policy: Policy, run: Mapping[str, Any]) -> list[str]:
             )
         limit = getattr(policy, LIMITS[kind]) if kind in LIMITS else math.inf
         no_limit = kind not in LIMITS or (kind == "rounds" and not limit)
-        if not no_limit and (given is None or given > limit):
+        # Too many passes are one fault, not one of each training
+        times = passes if kind == "epochs" and key != PASSES and passes <= limit else 1.0
+        if not no_limit and (given is None or given * times > limit):
+            by = f" x {PASSES} = {times:g}" if times > 1 else ""
             faults.append(
-                f"its policy has {policy.line(LIMITS[kind])}, the run {key} = {value}"
+                f"its policy has {policy.line(LIMITS[kind])}, the run {key} = {value}{by}"
             )
     return faults + decay_faults(policy, asked)
 
