@@ -42,6 +42,8 @@ def main(command: list[str]) -> int:
 
         command = in_place_of(command)
         wait_for_setup(Path("/server/ready"), os.environ["SILOFL_HOSTS"])
+        # A pod's /tmp outlives its containers
+        Path("/tmp/registered").unlink(missing_ok=True)
         # Ends with this container
         subprocess.Popen([sys.executable, "-P", __file__, "registrar"])
         # With SILOFL_SHARED of this image: the run directories are the host's user's to tidy up
@@ -104,15 +106,19 @@ def install(root: Path = Path("/"), *, allow_older: bool = False) -> None:
     from client.site.trust.signing import check_signed
 
     bundle, site, state = root / "bundle", root / "site", root / "state"
-    files = read_bundle(bundle)
+    # Kubernetes mounts a Secret as links into this folder
+    mounted = bundle / "..data"
+    files = read_bundle(mounted.resolve() if mounted.is_dir() else bundle)
     check_signed(files, unpacked=True, folder=site, echo=print, allow_older=allow_older)
     if "node.key" not in files:
         raise UserError(
             "no node.key beside this compose file: it is the one that `silofl request NAME --folder DIR` made, in DIR"
         )
     user, _, group = os.environ["SILOFL_USER"].partition(":")
+    # In a pod the silo's own user runs this
+    give = os.chown if os.geteuid() == 0 else lambda path, user, group: None
     for path in (site, state, *state.rglob("*")):  # it may have been another user's
-        os.chown(path, int(user), int(group or user))
+        give(path, int(user), int(group or user))
     readable = dict.fromkeys(("ca.crt", "allowed-apps", "policy.toml", "schema.json"), 0o444)
     for name, mode in {**readable, "node.key": 0o400}.items():
         target = site / name
@@ -122,7 +128,7 @@ def install(root: Path = Path("/"), *, allow_older: bool = False) -> None:
         target.touch(mode=0o600)
         target.write_bytes(files[name])
         target.chmod(mode)
-        os.chown(target, int(user), int(group or user))
+        give(target, int(user), int(group or user))
 
 
 def wait_for_setup(ready: Path, hosts: str) -> None:

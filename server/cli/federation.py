@@ -36,7 +36,7 @@ def status(args: argparse.Namespace) -> None:
     print(
         f"{found['name']}: server {server}, silos reach it at {found['fleet']}, connection {found['connection']}"
     )
-    width = max(len(silo["name"]) for silo in (*found["silos"], *found["elsewhere"]))
+    width = max((len(s["name"]) for s in (*found["silos"], *found["elsewhere"])), default=0)
     for silo in found["silos"]:
         print(
             f"  {silo['name']:{width}}  {silo['state']:11}  {silo['device']:7}  {silo['data']}"

@@ -235,7 +235,8 @@ class Content(Frozen):
     name: Name
     server: Annotated[Server, Section] = Server()
     demo: Demo | None = None
-    silos: Annotated[tuple[SiloEntry, ...], Field(strict=False, min_length=1)]
+    # None: every hospital has a bundle
+    silos: Annotated[tuple[SiloEntry, ...], Field(strict=False)]
     agreed: Annotated[dict[str, Any], Section] = Field(default_factory=dict)
     run: Annotated[dict[str, Any], Section] = Field(default_factory=dict)
     declared: Annotated[Any, PlainValidator(declared_schema)] = Field(NO_SCHEMA, alias="schema")
@@ -263,7 +264,7 @@ class Content(Frozen):
             raise UserError(
                 f"silos: the name {twice[0]} is there {len(twice)} times; each needs its own"
             )
-        if all(silo.role == "held-out" for silo in self.silos):
+        if self.silos and all(silo.role == "held-out" for silo in self.silos):
             raise UserError("silos: all have `role: held-out`; none would be left to train")
         users = [silo.name for silo in self.silos if silo.data is None]
         if users and self.demo is None:

@@ -331,12 +331,11 @@ def test_one_clear_line(tmp_path: Path, old: str, new: str, line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "- a\n- b\n", "trial", "name: a\nsilos: []\n", "name: a\nsilos: {b: c}\n"]
+    "text", ["", "- a\n- b\n", "trial", "name: a\nsilos:\n", "name: a\nsilos: {b: c}\n"]
 )
 def test_not_a_federation_at_all(tmp_path: Path, text: str) -> None:
     with pytest.raises(
-        ValueError,
-        match=r"must be keys and values|the key silos is missing|should have at least 1 item|silos = .*a list",
+        ValueError, match=r"must be keys and values|the key silos is missing|silos = .*a list"
     ):
         read_federation(write(tmp_path, text))
 
