@@ -68,7 +68,7 @@ def members(y: Tensor, classes: int) -> Tensor:
 def class_sums(z: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """Return per class the sum of the features (C, K) and the number of samples (C,)."""
     mask = members(y, classes)
-    return mask.T @ z, mask.sum(0)
+    return mask.to(z).T @ z, mask.sum(0)
 
 
 def means_of(sums: Tensor, counts: Tensor) -> Tensor:

@@ -40,6 +40,10 @@ VECTORS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "mean features of each class, and the classes' shares",
         (COUNTS, MEMBER, RECORDS),
     ),
+    "gaussians": (
+        "mean features of each class, and the covariance of the features",
+        (COUNTS, MEMBER, RECORDS),
+    ),
     "statistics": ("mean features of each class times its share", (COUNTS, MEMBER)),
 }
 # The meaning of the numbers that travel with the vectors, by their name in ``sends_numbers``.

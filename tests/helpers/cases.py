@@ -17,6 +17,7 @@ POLICY = FULL + 2 * K * K + 6 * K  # FedCP: with another head and a policy for t
 TABLE = 3 * (K + 1)  # C (K + 1): prototypes of three classes
 VALVE = BODY + 3 * K + 2 * K * K + 6 * K  # GPFL: body, embeddings, valve
 PAC = FULL + TABLE + 3 * K  # FedPAC: the model, prototypes, statistics
+GAUSSIAN = BODY + 3 * K + K * (K + 1) // 2  # pFedFDA: body, means, covariance
 # Scalars per silo in round 1, 2, ... (the last number holds for every later one); where they are drawn, of each silo.
 Flow = tuple[int, ...] | Mapping[str, tuple[int, ...]]
 
@@ -149,6 +150,8 @@ CASES: dict[str, tuple[dict[str, Any], Flow, Flow]] = {
     "partialfed": case("partialfed"),
     "per-fedavg": case("per-fedavg", step=0.2),
     "per-fedavg, hf": case("per-fedavg", variant="hf", step=0.2, delta=0.1),
+    "pfedfda": case("pfedfda", (GAUSSIAN, GAUSSIAN), (GAUSSIAN, GAUSSIAN)),
+    "pfedfda, one": case("pfedfda", (GAUSSIAN, GAUSSIAN), (GAUSSIAN, GAUSSIAN), betas="one"),
     "pfedla": case("pfedla", embedding=5, hidden=6, hyper_learning_rate=0.5),
     "pfedme": case("pfedme", beta=0.7, lambda_=3.0),
     "player-fl": case("player-fl", **CUT, threshold=1.0),

@@ -197,6 +197,7 @@ def test_who_hands_models_to_peers_and_who_sends_means_of_classes() -> None:
         "fedproto",
         "fedpac",
         "fedgh",
+        "pfedfda",
     }
     assert {name for name, known in METHODS.items() if not known.get("uploads")} == {
         "evaluate",

@@ -16,6 +16,7 @@ from cases import (
     BODY,
     CASES,
     FULL,
+    GAUSSIAN,
     HEAD,
     OPTIONS,
     PAC,
@@ -54,6 +55,7 @@ UNITS: Mapping[str, set[int]] = {
     "Σ + C (K + 1)": {FULL + TABLE},
     "Σ + C (2K + 1)": {PAC},
     "Σ_s + CK + 2K² + 6K": {VALVE},
+    "Σ_s + CK + K (K + 1)/2": {GAUSSIAN},
 }
 
 

@@ -1,0 +1,335 @@
+"""pFedFDA: features of each class are Gaussian; the head follows from them, and silos mix their own estimates in.
+
+McLaughlin and Su, NeurIPS 2024, arXiv 2411.00329. φ is the body, z = φ(x) in R^K the input of the last layer, which is
+the discriminant of the Gaussians N(μ_c, S) and the silo's own class shares p_ic, and never trained:
+
+    h(z)_c   = z'a_c + b_c,   a_c = S'^-1 μ_c,   b_c = log π_ic - μ_c'a_c / 2                      (``discriminant``)
+    S'       = (1 - e) S + e tr(S)/K I,   π_ic = (p_ic + e) / (1 + C e),   e = 10⁻⁴
+
+    silo     1  E epochs of SGD on the body below h(μ_g, S_g, π_i); the features of all batches are collected
+             2  μ_l: means of each class of them (one that is missing: μ_g);  S_l = scatter around them / (n - 1) + r I
+             3  β_i: argmin over [0, 1]² of the loss of h(β_1 μ_l + (1 - β_1) μ_g, β_2 S_l + (1 - β_2) S_g, π_i),
+                with μ_l and S_l of one half of each class on the other half, and the other way round
+             4  μ_i, S_i: the mixtures with β_i, of estimates from all of them
+    server   φ, μ_g, S_g <- the sample-weighted means of φ_i, μ_i, S_i;   first μ_g uniform in 0..1, S_g = I
+
+Sent: Σ_s + CK + K (K + 1)/2 down and up: body and Gaussians. Class means leave, and a class that a silo lacks shows by
+the μ_g that it returns. Kept: server these; silo nothing, so an absent silo loses nothing. Without a class of two
+samples β_i is 0. A mean S_g that is no covariance, as of medians, loses its negative eigenvalues.
+Evaluated: the received body with the head of steps 2 to 4 on the training samples' features, without training.
+Personal: the trained body with μ_i, S_i. A newcomer has the head of μ_g and S_g, and the evaluated one as its own.
+Special cases: ``betas = "none"`` (β = 0) leaves μ_g and S_g as they began: FedBABU's body below a random discriminant.
+β = 1 is the silo's own discriminant. With S = I and equal shares h is the nearest class mean.
+
+Paper and code: β is found by two sweeps of golden sections, each over one of the two (or over both at once, with
+``betas = "one"``); the code takes ten steps of L-BFGS from 1/2. Halves are by the order of passing. The code adds 10⁻⁴
+to every entry of S_l, and I; r I (``ridge``) was probably meant (unverified), and needs no clipped eigenvalues.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.features import all_features
+from models.flat import gather, is_finite
+from models.layout import Layout
+from models.training import feature_gradient, generator
+from partitions.common.errors import DataError, UserError
+from strategies.base.info import OWN_LOSS, MethodInfo
+from strategies.base.partial import PartialClient, PartialStrategy, Split
+from strategies.base.settings import RULES, setting
+from strategies.base.state import GLOBAL, RequiredArray, ServerState
+from strategies.base.transport.payload import Model, Payload, Update
+from strategies.fedproto import class_sums, means_of, members
+
+GAUSSIANS = "gaussians"
+SHRINK = 1e-4  # e
+MOST_FEATURES = 1024  # whose covariance travels
+GOLDEN = (math.sqrt(5) - 1) / 2
+STEPS, SWEEPS = 24, 2
+
+
+@dataclass(frozen=True)
+class FdaSettings:
+    """Settings of pFedFDA."""
+
+    betas: str = setting(
+        "two",
+        "shares of the own estimates: one for means and one for the covariance, one for both, none",
+        symbol="β",
+        choices=("two", "one", "none"),
+    )
+    ridge: float = setting(1e-4, "added to the own variances", symbol="r", above=0, maximum=1)
+
+
+@dataclass(frozen=True)
+class Gaussians:
+    """Means of the classes μ (C, K) and the covariance S (K, K) of all, float64."""
+
+    means: Tensor
+    covariance: Tensor
+
+    @classmethod
+    def read(cls, vector: Tensor, classes: int, features: int) -> Gaussians:
+        """Return what :meth:`packed` wrote."""
+        means, lower = vector.double().tensor_split([classes * features])
+        covariance = lower.new_zeros(features, features)
+        rows, columns = torch.tril_indices(features, features, device=lower.device)
+        covariance[rows, columns] = lower
+        covariance[columns, rows] = lower
+        return cls(means.view(classes, features), covariance)
+
+    def packed(self) -> Tensor:
+        """Return the means and the lower triangle, (CK + K (K + 1)/2,)."""
+        size = len(self.covariance)
+        rows, columns = torch.tril_indices(size, size, device=self.covariance.device)
+        return torch.cat([self.means.flatten(), self.covariance[rows, columns]]).float()
+
+    def is_positive(self) -> bool:
+        """Return whether S has no negative eigenvalue, up to rounding."""
+        s, size = self.covariance, len(self.covariance)
+        shift = 1e-6 * s.diagonal().abs().mean() + 1e-30
+        return not torch.linalg.cholesky_ex(
+            s + shift * torch.eye(size, dtype=s.dtype, device=s.device)
+        )[1]
+
+    def mixed(self, own: Gaussians, betas: Sequence[float]) -> Gaussians:
+        return Gaussians(
+            torch.lerp(self.means, own.means, betas[0]),
+            torch.lerp(self.covariance, own.covariance, betas[1]),
+        )
+
+
+def packed_size(layout: Layout) -> int:
+    """Return CK + K (K + 1)/2."""
+    features = layout.features
+    return layout.classes * features + features * (features + 1) // 2
+
+
+def estimates(z: Tensor, y: Tensor, shared: Tensor, ridge: float) -> Gaussians:
+    """Return μ_l and S_l of features (n, K), float64. ``shared``: μ_g (C, K)."""
+    sums, counts = class_sums(z, y, len(shared))
+    means = torch.where(counts[:, None] > 0, means_of(sums, counts), shared)
+    apart = z - means[y]
+    covariance = apart.T @ apart / max(len(z) - 1, 1)
+    return Gaussians(
+        means, covariance + ridge * torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
+    )
+
+
+def discriminant(of: Gaussians, shares: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a (C, K) and b (C,) of h. ``shares``: π_i (C,). Raises UserError where S is no covariance."""
+    s, k = of.covariance, len(of.covariance)
+    shrunk = (1 - SHRINK) * s + SHRINK * s.trace() / k * torch.eye(
+        k, dtype=s.dtype, device=s.device
+    )
+    root, fault = torch.linalg.cholesky_ex(shrunk)
+    if fault:
+        raise UserError(
+            "pfedfda: the covariance of the features has no inverse; start from another seed"
+        )
+    weight = torch.cholesky_solve(of.means.T, root).T
+    return weight, shares.log() - (of.means * weight).sum(1) / 2
+
+
+def halves(y: Tensor, classes: int) -> Tensor:
+    """Return bool (n,): every second sample of each class, in their order."""
+    mask = members(y, classes)
+    return (mask.cumsum(0) * mask).sum(1) % 2 == 0
+
+
+def least(value: Callable[[float], float]) -> float:
+    """Return the argmin over [0, 1] by golden sections."""
+    low, high = 0.0, 1.0
+    a, b = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
+    at_a, at_b = value(a), value(b)
+    for _ in range(STEPS):
+        if at_a <= at_b:
+            high, b, at_b = b, a, at_a
+            a = high - GOLDEN * (high - low)
+            at_a = value(a)
+        else:
+            low, a, at_a = a, b, at_b
+            b = low + GOLDEN * (high - low)
+            at_b = value(b)
+    return min((low, high, (low + high) / 2), key=value)
+
+
+class FDAClient(PartialClient):
+    settings: FdaSettings
+
+    @staticmethod
+    def split(layout: Layout, *_: object) -> Split:
+        head = layout.blocks[-1].slice
+        return layout.outside([head]), (head,)
+
+    def receive(self) -> Tensor:
+        return self.adapted(super().receive(), self.models[GAUSSIANS].vector)
+
+    def first_model(self) -> Tensor:
+        self.shared, self.private = self.parts()
+        first = first_gaussians(self.model.layout, self.common.seed)
+        return self.adapted(self.silo.initial("").clone(), first)
+
+    def adapted(self, vector: Tensor, gaussians: Tensor) -> Tensor:
+        """Return the model (Σ,) whose head is of ``gaussians``, mixed with the own estimates below its body."""
+        classes, features = self.model.layout.classes, self.model.layout.features
+        self.gaussians = Gaussians.read(gaussians, classes, features)
+        y = self.silo.train.y
+        shares = members(y, classes).double().mean(0)
+        self.shares = (shares + SHRINK) / (1 + classes * SHRINK)
+        self.model.load(vector)
+        z = all_features(self.model, self.silo.train)
+        self.adapted_gaussians = self.own_gaussians(z, y)
+        self.place_head(vector, self.adapted_gaussians)
+        return vector
+
+    def place_head(self, vector: Tensor, gaussians: Gaussians) -> None:
+        weight, bias = discriminant(gaussians, self.shares)
+        vector[self.private[0]] = torch.cat([weight.flatten(), bias]).to(vector)
+
+    def own_gaussians(self, z: Tensor, y: Tensor) -> Gaussians:
+        """Return μ_i, S_i of features (n, K)."""
+        z, shared = z.flatten(1).double(), self.gaussians
+        # A training that diverged is refused by its body
+        if self.settings.betas == "none" or not is_finite(z):
+            return shared
+        own = estimates(z, y, shared.means, self.settings.ridge)
+        return shared.mixed(own, self.best_betas(z, y))
+
+    def best_betas(self, z: Tensor, y: Tensor) -> Sequence[float]:
+        second, shared = halves(y, len(self.shares)), self.gaussians
+        if not bool(second.any()):
+            return 0.0, 0.0
+        folds = [
+            (estimates(z[a], y[a], shared.means, self.settings.ridge), z[~a], y[~a])
+            for a in (second, ~second)
+        ]
+
+        def loss(betas: Sequence[float]) -> float:
+            total = 0.0
+            for own, rows, labels in folds:
+                weight, bias = discriminant(shared.mixed(own, betas), self.shares)
+                logits = F.linear(rows, weight, bias)
+                total += float(F.cross_entropy(logits, labels, reduction="sum"))
+            return total
+
+        if self.settings.betas == "one":
+            return [least(lambda b: loss([b, b]))] * 2
+        betas = [0.5, 0.5]
+        for i in [0, 1] * SWEEPS:
+            betas[i] = least(lambda b, i=i: loss([*betas[:i], b, *betas[i + 1 :]]))  # type: ignore[misc]
+        return betas
+
+    def local_update(self) -> list[Tensor]:
+        self.place_head(self.model.vector, self.gaussians)
+        self.passed: list[tuple[Tensor, Tensor]] = []
+        if self.shared:
+            self.train(parts=self.shared)
+        z, y = all_features(self.model, self.silo.train), self.silo.train.y
+        if self.passed:
+            z, y = (torch.cat(parts) for parts in zip(*self.passed, strict=True))
+        mixed = self.own_gaussians(z, y)
+        self.place_head(self.model.vector, mixed)
+        return [gather(self.model.vector, self.shared), mixed.packed()]
+
+    def gradient(self, x: Tensor, y: Tensor) -> Tensor:
+        def loss(logits: Tensor, z: Tensor, y: Tensor) -> Tensor:
+            self.passed.append((z.detach().flatten(1), y))
+            return self.loss(logits, y)
+
+        return feature_gradient(self.model, x, y, loss)
+
+    def newcomer(self) -> Tensor:
+        """Return the received body with the head of μ_g, S_g and the own class shares."""
+        vector = self.received.clone()
+        self.place_head(vector, self.gaussians)
+        return vector
+
+    def personalise(self) -> Tensor:
+        """Return the received body with its own head, without training."""
+        self.place_head(self.model.vector, self.adapted_gaussians)
+        return self.model.vector
+
+
+def first_gaussians(layout: Layout, seed: int) -> Tensor:
+    """Return the packed Gaussians before round 1."""
+    classes, features = layout.classes, layout.features
+    if features > MOST_FEATURES:
+        raise UserError(
+            f"pfedfda: the covariance of {features} features is too large, at most of {MOST_FEATURES}; take a "
+            "network with a narrower last layer"
+        )
+    means = torch.rand(classes, features, generator=generator(seed, "gaussians"))
+    return Gaussians(means.double(), torch.eye(features, dtype=torch.float64)).packed()
+
+
+class FdaServerState(ServerState):
+    gaussians = RequiredArray(GAUSSIANS)
+
+
+class PFedFDA(PartialStrategy):
+    info = MethodInfo(
+        name="pfedfda",
+        title="Heads from Gaussian features, shared and own",
+        paper="McLaughlin and Su, NeurIPS 2024, arXiv 2411.00329",
+        spelling="pFedFDA",
+        sends=("Σ_s + CK + K (K + 1)/2", "Σ_s + CK + K (K + 1)/2"),
+        uploads=("shared", GAUSSIANS),
+        not_dp="means and covariance of features leave, without noise",
+        whole=False,
+        per_class=True,
+        own_model="layers",
+        note="its head follows from the Gaussians that are sent and from its class shares",
+        reports="received",
+        newcomer="layers",
+        late="starts",
+        needs_classes=True,
+        robust=RULES,
+        sums="samples",
+        not_lossy="a covariance that is rounded need not be one",
+        buffers="shared",
+        not_trainer=OWN_LOSS,
+    )
+    client = FDAClient
+    state_type = FdaServerState
+    state: FdaServerState
+    Settings = FdaSettings
+
+    def start_state(self, initial: Callable[[str], Tensor]) -> None:
+        super().start_state(initial)
+        self.state.gaussians = first_gaussians(self.layout, self.common.seed)
+
+    def payload(self, silo: str) -> Payload:
+        before, state = self.round - 1, self.state
+        models = {GLOBAL: Model(state.model, round=before)}
+        return Payload({**models, GAUSSIANS: Model(state.gaussians, round=before)})
+
+    def upload_size(self, name: str, silo: str = "") -> int:
+        return (
+            packed_size(self.layout) if name == GAUSSIANS else super().upload_size(name, silo)
+        )
+
+    def read(self, vector: Tensor) -> Gaussians:
+        return Gaussians.read(vector, self.layout.classes, self.layout.features)
+
+    def check(self, update: Update) -> None:
+        sent = update.vectors.get(GAUSSIANS)
+        if sent is not None and not self.read(sent).is_positive():
+            raise DataError("'gaussians' holds no covariance")
+
+    def aggregate(self, updates: Sequence[Update]) -> None:
+        weights, state = self.weights(updates), self.state
+        state.model = self.mean((u.vectors["shared"] for u in updates), weights)
+        state.gaussians = self.mean((u.vectors[GAUSSIANS] for u in updates), weights)
+        found = self.read(state.gaussians)
+        if not found.is_positive():
+            values, vectors = torch.linalg.eigh(found.covariance)
+            clipped = vectors @ values.clamp(min=0).diag() @ vectors.T
+            state.gaussians = Gaussians(found.means, clipped).packed()
