@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install lock check settings test test-all drills coverage demo picture bench docs sbom release clean
+.PHONY: install lock check settings test test-all drills coverage demo picture bench table docs sbom release clean
 
 install: $(VENV)/ready
 
@@ -69,6 +69,13 @@ picture: install
 # The short set of benchmarks, in turns, as ratios; see benchmarks/README.md.
 bench: install
 	$(BIN)/python -m benchmarks.engine floor methods algebra --repeats 5
+
+# The reference table of docs/reference-table.md in its short form, in two processes; the same command goes on with it.
+TABLE ?= runs/reference-table
+REFERENCE := OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.reference --out $(TABLE)
+table: install
+	$(REFERENCE) & $(REFERENCE); wait
+	$(REFERENCE) --page docs
 
 # The documentation with an API reference, in site/; a broken link or a missing reference fails. MkDocs reads the code and
 # does not import it, so its environment holds the extra `docs` of pyproject.toml alone.

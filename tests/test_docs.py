@@ -26,7 +26,8 @@ CHANGES = ROOT / "CHANGELOG.md"  # its links are followed; what it names may be 
 PACKAGES = ("models", "partitions", "strategies", "client", "server")
 ROOMS = (*PACKAGES, "benchmarks", "docker", "requirements", "tests", "experiments", "docs")
 LONGEST = 25  # words of a sentence
-GENERATED = {"docs/settings.md"}  # its sentences are those of the settings' own declarations
+# Their sentences are those of the settings' declarations, and lists of methods
+GENERATED = {"docs/settings.md", "docs/reference-table.md"}
 # A key of federation.yaml, files of FLamby, files that a test writes.
 NOT_OURS = {
     "server.address",

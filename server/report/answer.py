@@ -166,14 +166,17 @@ def unseen_part(study: StudyResults, best: str) -> Markup:
     )
 
 
+def calibration_of(study: StudyResults) -> tuple[str, str]:
+    """Return the value of the evidence that stands for calibration, and its name."""
+    if study.task.name == "regression":
+        return "calibration_in_the_large", "distance of mean measured and mean predicted"
+    return "brier", "Brier score"
+
+
 def calibration_part(found: GainVerdict) -> Markup:
     """Return whether calibration is better or worse: by the Brier score, or for measurements by the mean difference."""
     study = found.study
-    key = "brier"
-    what = "Brier score"
-    if study.task.name == "regression":
-        key = "calibration_in_the_large"
-        what = "distance of mean measured and mean predicted"
+    key, what = calibration_of(study)
     mine, other = (over_silos(study, m, key) for m in (found.method, found.base))
     pairs = [(abs(mine[silo]), abs(other[silo])) for silo in sorted(mine.keys() & other.keys())]
     if not pairs:

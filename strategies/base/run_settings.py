@@ -283,7 +283,8 @@ def _check_names(common: Common) -> None:
         check_trainer(common.trainer)
     except ValueError as error:
         raise UserError(str(error)) from None
-    if not source.is_path and not own_named(source.name):
+    # The search for an entry point reads the metadata of every installed package
+    if not source.is_path and source.name not in DATASETS and not own_named(source.name):
         choose("data set", source.name, DATASETS)
     choose("partition", common.partition, PARTITIONS)
     if not own:

@@ -1,0 +1,316 @@
+"""The reference table: every method on every table with natural centres, tuned alike, with hospitals left out.
+
+    SILOFL_DATA=DIR python -m benchmarks.reference --out FOLDER [--form long] [--methods A,B] [--sets A,B] [--runs N]
+
+A **cell** is one data set, method and seed, with all hospitals or without some of them. Its settings come from a
+random search of its own: the trials of ``silofl tune --sampler random``, as many for every method, ranked by validation
+data of the hospitals that train. So nothing of a test part, nor of a hospital that is left out, is in a choice.
+
+``FOLDER/cells/SET/METHOD.jsonl`` gets a line for each run that has ended. The same command goes on where it was
+interrupted, and several may run side by side: each takes the files that no other has. ``FOLDER/plan.json`` is what all
+runs have in common; a folder with another plan is refused. At the end, and with ``--page`` alone, the page is written
+(benchmarks/reference_page.py).
+
+A method that refuses a data set is left out, with its reason. Cells are the same bits anywhere where one thread
+computes (``threads = 1``), but for their seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import logging
+import os
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import optuna
+
+from benchmarks.common import whole_run
+from partitions.common.errors import DataError, RunFailedError, UserError
+from partitions.common.files import append, locked, write_atomically
+from partitions.common.names import silo_name, unknown_name
+from partitions.common.settings import keys_of
+from partitions.datasets.registry import load_dataset
+from server.report.methods import alone, exchanges
+from server.results.reading import read_json
+from server.results.summary import run_summary, values_by_round
+from server.tuning.search import seed_of
+from server.tuning.space import Space, read_space
+from strategies import strategies
+from strategies.base.run_settings import parse_settings
+
+
+@dataclass(frozen=True)
+class Form:
+    """Size of the table. ``groups``: in how many parts the hospitals are left out in turn, 0: each by itself."""
+
+    trials: int
+    rounds: int
+    seeds: int
+    groups: int
+
+
+FORMS = {"smoke": Form(2, 2, 2, 2), "short": Form(4, 10, 5, 4), "long": Form(16, 40, 10, 0)}
+COMMON: dict[str, Any] = {
+    "partition": "natural",
+    "model": "mlp",
+    "mlp.hidden": "16",
+    "batch-size": 32,
+    "evaluate-every": 2,
+    "robust": "none",
+    "weight-cap": 0.0,
+    "threads": 1,
+    "device": "cpu",
+}
+LEARNING_RATE = "learning-rate=log(0.01,0.5)"
+SETS: dict[str, dict[str, Any]] = {
+    "azpro": {"silos": 16},
+    "azpro-grades": {"silos": 16},
+    "opt-bleeding": {"silos": 4},
+    "heart-uci": {"silos": 4},
+    "rand-health": {"silos": 6},
+    "rand-visits": {"silos": 6},
+    "aids2": {"silos": 4},
+    "bmt": {"silos": 4},
+    "immunisation": {"silos": 38},
+    "medpar": {"silos": 30},
+    # Its columns are 0 and 1, so that they need no statistics of the records
+    "azpro-grades-dp": {
+        "dataset": "azpro-grades",
+        "silos": 16,
+        "dp": True,
+        "dp.noise-multiplier": 2.0,
+        "normalization": "none",
+    },
+}
+NOTHING_TO_GAIN = "medpar"
+# What a reader asks for first, so that a table which is not finished answers it.
+FIRST = (
+    *("local", "fedavg", "pooled", "ditto", "fedavg-ft"),
+    *("fedprox", "apfl", "fedper", "scaffold", "fedadam"),
+)
+
+
+class Cell(NamedTuple):
+    """One place of the table; ``held``: the hospitals that are left out, with commas."""
+
+    dataset: str
+    method: str
+    seed: int
+    held: str
+
+    def is_of(self, line: Mapping[str, Any]) -> bool:
+        return (line["seed"], line["held"]) == (self.seed, self.held)
+
+    def settings(self, form: Form) -> dict[str, Any]:
+        own: dict[str, Any] = {"dataset": self.dataset, **COMMON, **SETS[self.dataset]}
+        own |= {"rounds": form.rounds, "strategy": self.method, "seed": self.seed}
+        return own | ({"hold-out": self.held} if self.held else {})
+
+
+def ordered_methods() -> list[str]:
+    """Return all methods that train, those of FIRST first."""
+    rest = [name for name, found in sorted(strategies().items()) if found.info.trains]
+    return [*FIRST, *(name for name in rest if name not in FIRST)]
+
+
+def cells_of(dataset: str, method: str, form: Form) -> tuple[list[Cell], list[Cell]]:
+    """Return a method's cells with all hospitals, by seed, and those without some, of the first seed."""
+    every = [Cell(dataset, method, seed, "") for seed in range(form.seeds)]
+    newcomers = exchanges(method) and strategies()[method].info.newcomer
+    if not newcomers or SETS[dataset].get("dp"):
+        return every, []
+    silos = [silo_name(i) for i in range(SETS[dataset]["silos"])]
+    groups = min(form.groups or len(silos), len(silos))
+    parts = (",".join(silos[i::groups]) for i in range(groups))
+    return every, [Cell(dataset, method, 0, held) for held in parts]
+
+
+def space_of(method: str) -> Space:
+    """Return what the search varies: the learning rate, and the method's own weights and rates.
+
+    These are its numbers without an upper limit and above 0: ten times less to ten times more than by default.
+    """
+    entries = [LEARNING_RATE]
+    for key, field in keys_of(strategies()[method].Settings, method).items():
+        value = field.default
+        limited = field.metadata.keys() & {"maximum", "below"}
+        if isinstance(value, float) and value > 0 and not limited:
+            entries.append(f"{key}=log({value / 10!r},{value * 10!r})")
+    return read_space(entries, [method])
+
+
+def drawn(cell: Cell, trial: int) -> dict[str, Any]:
+    """Return the settings of a trial, which are those of `silofl tune` with this seed."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    number = seed_of(str(cell.seed), cell.method, trial)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=number))
+    return dict(study.ask(dict(space_of(cell.method).distributions)).params)
+
+
+def executed(cell: Cell, form: Form, trial: int) -> dict[str, Any]:
+    """Execute one run, and return its line: validation score and summary, or why there is none."""
+    values = drawn(cell, trial)
+    line = {"seed": cell.seed, "held": cell.held, "trial": trial, "values": values}
+    try:
+        loop = whole_run({**cell.settings(form), **values})
+    except (UserError, DataError, RunFailedError) as error:
+        return {**line, "validation": None, "why": " ".join(str(error).split())}
+    finished = loop.finished()
+    entry = run_summary(loop.history, finished)
+    for own in entry["per_silo"].values():
+        own["evidence"] = {}  # lists of bins and sets, which the table does not show
+    rows, score = loop.history.rows, str(entry["score"])
+    validated = values_by_round(rows, "val", str(entry["reports"]), score)
+    best = max((statistics.fmean(of.values()) for of in validated.values() if of), default=None)
+    return {**line, "validation": best, "entry": {**entry, "hold_out": finished.hold_out}}
+
+
+def best_of(lines: Sequence[dict[str, Any]], cell: Cell, form: Form) -> dict[str, Any] | None:
+    """Return the line of a cell's best trial on validation data; None where the cell is not finished, or has none."""
+    own = [line for line in lines if cell.is_of(line)]
+    scored = [line for line in own if line["validation"] is not None]
+    if len(own) < form.trials or not scored:
+        return None
+    return max(scored, key=lambda line: (line["validation"], -line["trial"]))
+
+
+def refused(dataset: str, method: str, form: Form) -> str:
+    """Return why the method does not take these settings; empty: it does."""
+    try:
+        parse_settings(Cell(dataset, method, 0, "").settings(form))
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def file_of(folder: Path, dataset: str, method: str) -> Path:
+    return folder / "cells" / dataset / f"{method}.jsonl"
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """Return a file's lines without one that an interruption cut off."""
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+class Workers:
+    """What this process does: the cells that are not finished, file by file, at most ``runs`` runs."""
+
+    def __init__(self, folder: Path, form: Form, runs: int) -> None:
+        self.folder, self.form, self.left = folder, form, runs
+
+    def work(self, datasets: Sequence[str], methods: Sequence[str]) -> None:
+        """Execute the cells: FIRST's before others, and what trains with all hospitals before what does not."""
+        ready = [name for name in datasets if self.has_data(name)]
+        first = [name for name in methods if name in FIRST]
+        rest = [name for name in methods if name not in FIRST]
+        for part, unseen in itertools.product((first, rest), (False, True)):
+            for method, dataset in itertools.product(part, ready):
+                self.fill(dataset, method, cells_of(dataset, method, self.form)[unseen])
+
+    def has_data(self, dataset: str) -> bool:
+        try:
+            load_dataset(
+                SETS[dataset].get("dataset", dataset), os.environ.get("SILOFL_DATA", "")
+            )
+        except DataError as error:
+            print(f"{dataset} is left out: {error}", file=sys.stderr)
+            return False
+        return True
+
+    def fill(self, dataset: str, method: str, cells: Sequence[Cell]) -> None:
+        """Execute what is missing of these cells, unless another process has their file, or the first has no score."""
+        if not self.left or not cells or refused(dataset, method, self.form):
+            return
+        file = file_of(self.folder, dataset, method)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(locked(file, f"{file} is another process's"))
+            except DataError:
+                return
+            os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
+            lines = read_lines(file)
+            for cell in cells:
+                for line in self.missing(cell, lines):
+                    append(file, json.dumps(line) + "\n")
+                    lines.append(line)
+                if best_of(lines, cell, self.form) is None:
+                    return
+
+    def missing(
+        self, cell: Cell, lines: Sequence[Mapping[str, Any]]
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the lines of the cell's trials that have none."""
+        done = {line["trial"] for line in lines if cell.is_of(line)}
+        for trial in range(self.form.trials):
+            if trial not in done and self.left:
+                self.left -= 1
+                yield executed(cell, self.form, trial)
+
+
+def check_plan(folder: Path, name: str) -> None:
+    """Write what all runs have in common, or compare it with what is there. Raises UserError if it is another."""
+    plan = {"form": name, **asdict(FORMS[name]), "common": COMMON, "sets": SETS}
+    plan["searched"] = LEARNING_RATE
+    file = folder / "plan.json"
+    before = read_json(file)
+    if before is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, json.dumps(plan, indent=1) + "\n")
+    elif before != plan:
+        raise UserError(
+            f"{file} is another plan (form {before.get('form')}, or settings that have changed since): give --out a "
+            "new folder"
+        )
+
+
+def named(given: str, option: str, known: Sequence[str]) -> list[str]:
+    """Return the names of an option, in the table's order; all, if none is given. Raises UserError."""
+    wanted = [name.strip() for name in given.split(",") if name.strip()]
+    for name in wanted:
+        if name not in known:
+            raise unknown_name(option, name, known)
+    return [name for name in known if name in wanted or not wanted]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.reference", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder of the cells")
+    parser.add_argument("--form", choices=FORMS, default="short", help="size of the table")
+    parser.add_argument("--methods", default="", help="names with commas; default: all")
+    parser.add_argument("--sets", default="", help="names with commas; default: all")
+    parser.add_argument("--runs", type=int, default=-1, help="end after this many; -1: all")
+    parser.add_argument(
+        "--page", type=Path, help="run nothing; write the page into this folder"
+    )
+    args = parser.parse_args(arguments)
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)
+    try:
+        methods = named(args.methods, "--methods", ordered_methods())
+        datasets = named(args.sets, "--sets", list(SETS))
+        check_plan(args.out, args.form)
+        if args.page is None:
+            Workers(args.out, FORMS[args.form], args.runs).work(datasets, methods)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    from benchmarks.reference_page import write_page
+
+    write_page(args.out, args.page or args.out, FORMS[args.form])
+    return 0
+
+
+if __name__ == "__main__":
+    assert alone() == FIRST[0]
+    sys.exit(main())

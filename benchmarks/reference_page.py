@@ -1,0 +1,396 @@
+"""The page of the reference table: Markdown, HTML with columns that sort, and the results file, from finished cells.
+
+Every number comes from the report (server/report): a set's best lines are written as the summary of a study, and
+:class:`StudyResults` reads it. So a gain has the report's interval: Student's t over the hospitals, each a mean over its
+seeds, from six hospitals on. The methods of a set share the 5 % (Bonferroni), also those that are not measured yet.
+"""
+
+# ruff: noqa: E501  (templates)
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from benchmarks.common import table
+from benchmarks.reference import (
+    NOTHING_TO_GAIN,
+    SETS,
+    Cell,
+    Form,
+    best_of,
+    cells_of,
+    file_of,
+    ordered_methods,
+    read_lines,
+    refused,
+)
+from partitions.common.files import write_atomically
+from partitions.common.settings import toml_text
+from partitions.datasets.registry import DATASETS
+from server.report.answer import calibration_of
+from server.report.html import (
+    between,
+    counted,
+    duration,
+    number,
+    percent,
+    points,
+    render,
+    size_text,
+)
+from server.report.inference import HOSPITALS_NEEDED, Gain, known, over_hospitals
+from server.report.methods import alone, spelled
+from server.report.page import CSS
+from server.report.participation import worst
+from server.report.sections.evidence import over_silos
+from server.report.sections.unseen import held_out
+from server.report.study import StudyResults
+from server.results.hold_out import means, rows_of
+from server.results.summary import compare
+
+NAME = "reference-table"
+HEAD = (
+    *("method", "mean", "worst hospital", "gain over local", "95 % interval", ""),
+    *("unseen hospital", "calibration", "epsilon", "bytes", "seconds"),
+)
+SEEN = {1: "gain shown", -1: "loss shown", 0: ""}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is finished of one data set: its study, and the methods that are not in it, with the reason."""
+
+    dataset: str
+    study: StudyResults | None
+    left_out: dict[str, str]
+    missing: list[str]
+
+    @property
+    def gains(self) -> dict[str, Gain]:
+        """Each method's gain over training alone, with the report's interval."""
+        if self.study is None or alone() not in self.study.methods:
+            return {}
+        return {
+            method: over_hospitals(
+                [*self.study.silo_means(method, alone()).values()], self.compared
+            )
+            for method in self.study.methods
+            if method != alone()
+        }
+
+    @property
+    def compared(self) -> int:
+        """Number of methods that share the 5 %: also those to come, so that no gain is shown because they are late."""
+        finished = self.study.methods if self.study else []
+        return max(1, len({*finished, *self.missing} - {alone()}))
+
+    @property
+    def title(self) -> str:
+        about = SETS[self.dataset]
+        noise = ", with differential privacy" if about.get("dp") else ""
+        return f"{self.dataset}: {DATASETS[about.get('dataset', self.dataset)].title}{noise}"
+
+    def shown(self, sign: int) -> list[str]:
+        """Return the methods whose interval excludes zero on this side."""
+        return [spelled(method) for method, gain in self.gains.items() if gain.shown == sign]
+
+    @property
+    def sentence(self) -> str:
+        """What is shown on this set, and plainly, when nothing is."""
+        if self.study is None:
+            return "Nothing is finished yet."
+        if not self.gains:
+            return "No gain can be read yet: training alone, or all else, is not finished."
+        silos = counted(len(self.study.silos), "centre")
+        if not any(gain.has_interval for gain in self.gains.values()):
+            return f"No difference is shown: an interval needs {HOSPITALS_NEEDED} centres, here are {silos}."
+        parts = [
+            f"{word} {', '.join(names)}"
+            for sign, word in ((1, "a gain is shown for"), (-1, "a loss is shown for"))
+            if (names := self.shown(sign))
+        ]
+        what = "; ".join(parts) or "no difference is shown"
+        return f"Of {counted(len(self.gains), 'method')} beside training alone, in {silos}: {what}."
+
+
+def found_of(folder: Path, dataset: str, form: Form) -> Found:
+    """Read a set's cells. A method is in its study once all seeds have ended, its unseen hospitals once all have."""
+    runs: list[dict[str, Any]] = []
+    held: list[dict[str, Any]] = []
+    left_out, missing = dict[str, str](), list[str]()
+    for method in ordered_methods():
+        if why := refused(dataset, method, form):
+            left_out[method] = why
+            continue
+        lines = read_lines(file_of(folder, dataset, method))
+        cells, others = cells_of(dataset, method, form)
+        hopeless = [why for cell in cells if (why := failed(lines, cell, form))]
+        every = [best_of(lines, cell, form) for cell in cells]
+        without = [best_of(lines, cell, form) for cell in others]
+        if hopeless:
+            left_out[method] = hopeless[0].partition(";")[0]
+        elif None in every:
+            missing.append(method)
+        else:
+            runs += [line["entry"] for line in every if line]
+            held += [line["entry"] for line in without if line] if None not in without else []
+    if not runs:
+        return Found(dataset, None, left_out, missing)
+    names = dict.fromkeys(run["strategy"] for run in runs)
+    settings = {"strategy": ",".join(names), "seed": ",".join(map(str, range(form.seeds)))}
+    path = folder / "studies" / dataset
+    path.mkdir(parents=True, exist_ok=True)
+    write_atomically(path / "config.toml", toml_text({**settings, **SETS[dataset]}))
+    summary = {"runs": compare(runs), "hold_out": means(list(rows_of(held, runs)))}
+    write_atomically(path / "summary.json", json.dumps(summary))
+    return Found(dataset, StudyResults(path), left_out, missing)
+
+
+def failed(lines: Sequence[dict[str, Any]], cell: Cell, form: Form) -> str:
+    """Return why no trial of a cell has a score; empty: one has, or some are still to come."""
+    reasons = [line.get("why", "") for line in lines if cell.is_of(line)]
+    return reasons[0] if len(reasons) == form.trials and all(reasons) else ""
+
+
+def unseen(study: StudyResults, method: str, compared: int) -> str:
+    """Return the mean over unseen hospitals of what they receive, and its difference from training alone."""
+    pairs = [
+        (of[method]["zero_shot"], of[method]["local"])
+        for of in held_out(study).values()
+        if method in of and not math.isnan(of[method]["zero_shot"] + of[method]["local"])
+    ]
+    if not pairs:
+        return "–"
+    gain = over_hospitals([a - b for a, b in pairs], compared)
+    interval = between(gain)
+    return f"{percent(statistics.fmean(a for a, _ in pairs))} ({interval or points(gain.mean)})"
+
+
+def row_of(found: Found, method: str) -> list[str]:
+    """Return a method's texts, without its chart, in the order of HEAD."""
+    study, gain = found.study, found.gains.get(method, Gain(math.nan, (math.nan, math.nan)))
+    assert study is not None
+    silo = worst(study, method)
+    calibration = list(over_silos(study, method, calibration_of(study)[0]).values())
+    spent = [
+        known(v.get("epsilon")) for run in study.of(method) for v in run["per_silo"].values()
+    ]
+    size, seconds = study.cost(method)
+    deviation = study.mean_score(method)[1]
+    return [
+        spelled(method),
+        f"{percent(study.mean_score(method)[0])} ± {percent(deviation)}",
+        "–" if silo is None else f"{percent(study.score(method, silo).mean)}",
+        points(gain.mean),
+        between(gain) or "–",
+        SEEN[gain.shown],
+        unseen(study, method, found.compared),
+        number(statistics.fmean(map(abs, calibration)), 3) if calibration else "–",
+        number(max(spent, default=math.nan), 1),
+        size_text(size),
+        duration(seconds),
+    ]
+
+
+def chart(gain: Gain | None, most: float) -> Markup:
+    """Draw a gain and its interval on the scale of its set; zero is the line in the middle."""
+    if gain is None or math.isnan(gain.mean):
+        return Markup()
+    ends = gain.interval if gain.has_interval else (gain.mean, gain.mean)
+    low, mean, high = (
+        60 + 55 * max(-1, min(1, v / most)) for v in (ends[0], gain.mean, ends[1])
+    )
+    colour = {1: "blue", -1: "vermillion", 0: "muted"}[gain.shown]
+    return Markup(
+        '<svg viewBox="0 0 120 14" style="width:120px" role="img" aria-label="{}"><path d="M60 0V14" stroke="var(--grid)"/>'
+        '<path d="M{:.1f} 7H{:.1f}" stroke="var(--{})" stroke-width="2"/><circle cx="{:.1f}" cy="7" r="3" fill="var(--ink)"/></svg>'
+    ).format(points(gain.mean), low, high, colour, mean)
+
+
+SORT = """
+for (const table of document.querySelectorAll("table")) [...table.tHead.rows[0].cells].forEach((head, at) => {
+  head.tabIndex = 0; head.style.cursor = "pointer";
+  const key = row => { const text = row.cells[at].innerText.replace("−", "-"), own = parseFloat(text);
+    const unit = {kB: 1e3, MB: 1e6, GB: 1e9, min: 60, h: 3600}[text.split(" ")[1]] || 1;
+    return isNaN(own) ? text : own * unit; };
+  const sort = () => { const down = head.ariaSort !== "descending";
+    for (const other of head.parentNode.cells) other.ariaSort = "none";
+    head.ariaSort = down ? "descending" : "ascending";
+    const order = (a, b) => typeof a === typeof b ? (a < b ? -1 : a > b ? 1 : 0) : typeof a === "number" ? 1 : -1;
+    const rows = [...table.tBodies[0].rows].sort((a, b) => order(key(a), key(b)));
+    table.tBodies[0].append(...(down ? rows.reverse() : rows)); };
+  head.onclick = sort; head.onkeydown = event => { if (event.key === "Enter") sort(); }; });
+"""
+PAGE = """{% from "macros" import table, cells with context %}<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>silofl: reference table</title><style>{{ css }}</style></head><body><main>
+<header><h1>Reference table</h1>{% for text in lead %}<p>{{ text }}</p>{% endfor %}<p class="note">A click on a column's head sorts by it.</p>
+<nav>{% for found, _ in parts %}<a href="#{{ found.dataset }}">{{ found.dataset }}</a>{% endfor %}</nav></header>
+{% for found, rows in parts %}<section id="{{ found.dataset }}"><h2>{{ found.title }}</h2><p class="lead">{{ found.sentence }}</p>
+{% if rows %}{% call table(head, "dense") %}<tbody>{% for name, values in rows %}<tr><th scope="row">{{ name }}</th>{{ cells(values) }}</tr>{% endfor %}</tbody>{% endcall %}{% endif %}
+</section>{% endfor %}
+</main><script>{{ sort }}</script></body></html>
+"""
+
+
+def html_page(every: Sequence[Found], lead: Sequence[str]) -> str:
+    parts = []
+    for found in every:
+        gains = found.gains
+        ends = [
+            abs(end)
+            for gain in gains.values()
+            for end in (gain.mean, *gain.interval)
+            if not math.isnan(end)
+        ]
+        most = max(sorted(ends)[: math.ceil(0.9 * len(ends))], default=1.0) or 1.0
+        rows = []
+        for method in found.study.methods if found.study else ():
+            name, *values = row_of(found, method)
+            rows.append((name, [*values[:4], chart(gains.get(method), most), *values[4:]]))
+        parts.append((found, rows))
+    head = [*HEAD[:5], "", *HEAD[5:]]
+    return render(PAGE, css=Markup(CSS), sort=Markup(SORT), lead=lead, parts=parts, head=head)
+
+
+def lead_of(every: Sequence[Found], form: Form) -> list[str]:
+    """Return what the whole page says first: what is shown, of the negative control, and what is missing."""
+    finished = sum(len(found.study.methods) for found in every if found.study)
+    missing = sum(len(found.missing) for found in every)
+    parts = [
+        f"{word} on {found.dataset}: {', '.join(names)}."
+        for found in every
+        for sign, word in ((1, "Gain over training alone"), (-1, "Loss"))
+        if (names := found.shown(sign))
+    ]
+    control = next(found for found in every if found.dataset == NOTHING_TO_GAIN)
+    return [
+        *(parts or ["No difference from training alone is shown on any set."]),
+        f"The negative control {NOTHING_TO_GAIN}: {control.sentence}",
+        f"{finished} pairs of data set and method are finished; {missing} are not measured yet.",
+        f"A cell has {form.trials} trials of {form.rounds} rounds; there are {form.seeds} seeds.",
+    ]
+
+
+def markdown_page(every: Sequence[Found], lead: Sequence[str]) -> str:
+    """Return the page for docs/."""
+    parts = [INTRODUCTION, "## What is shown\n", *(f"* {text}" for text in lead), ""]
+    for found in every:
+        parts.append(f"## {found.title}\n\n{found.sentence}\n")
+        if found.study is not None:
+            rows = [row_of(found, method) for method in found.study.methods]
+            parts.append(table(rows, [*HEAD]) + "\n")
+        if found.missing and found.study:
+            parts.append(f"Not measured yet: {', '.join(found.missing)}.\n")
+    parts.append("## What does not fit\n")
+    parts.append(
+        table([list(row) for row in reasons(every)], ["method", "data sets", "reason"]) + "\n"
+    )
+    return "\n".join(parts)
+
+
+INTRODUCTION = """# Reference table
+
+<!-- written by `python -m benchmarks.reference`; do not edit -->
+
+This page is for researchers and reviewers. After it you know what each method reaches on patients of real hospitals, all
+tuned alike. [reference-table.html](reference-table.html) has the same table with charts and columns that sort.
+[reference-table.csv](reference-table.csv) has each cell with its settings.
+
+```console
+$ make table                                                   # two processes; goes on where it was interrupted
+$ python -m benchmarks.reference --out table --methods ditto --sets bmt   # a part of it
+```
+
+* **mean**: the task's score in per cent on test data, mean over hospitals and seeds, ± the deviation over seeds.
+* **worst hospital**: the lowest mean over seeds of a hospital.
+* **gain over local**: in points, with the report's interval ([uncertainty](uncertainty.md)). It needs six hospitals. The
+  methods of a set share its 5 % (Bonferroni), also those to come; each set is a family of its own.
+* **unseen hospital**: score of what a hospital receives that did not train, and its difference from training alone.
+  Each hospital is left out once, in groups, with a search of its own; first seed.
+* **calibration**: Brier score; for a measurement the distance of mean measured and mean predicted. Lower is better.
+* **epsilon**: largest of a hospital's, for one run. The trials of the search are not in it.
+* **bytes**, **seconds**: of one run. The machine had other work, so seconds compare roughly.
+
+The settings that are searched: the learning rate, and each weight or rate of the method's own, ten times less to ten times
+more than by default. [data-sets.md](data-sets.md) describes the tables.
+"""
+
+
+def reasons(every: Sequence[Found]) -> Iterator[tuple[str, str, str]]:
+    """Yield each method that is left out, where, and why, as it refuses the settings itself."""
+    where: dict[tuple[str, str], list[str]] = {}
+    for found in every:
+        for method, why in found.left_out.items():
+            where.setdefault((method, why.replace("|", "/")), []).append(found.dataset)
+    for (method, why), sets in sorted(where.items()):
+        yield method, "all" if len(sets) == len(every) else ", ".join(sets), why
+
+
+def results_file(folder: Path, form: Form) -> str:
+    """Return the finished cells as csv: the chosen settings, the scores over hospitals, bytes and seconds."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(
+        [
+            "set",
+            "method",
+            "seed",
+            "held_out",
+            "trial",
+            "settings",
+            "validation",
+            "mean",
+            "worst",
+            "unseen",
+            "bytes",
+            "seconds",
+        ]
+    )
+    for dataset in SETS:
+        for method in ordered_methods():
+            lines = read_lines(file_of(folder, dataset, method))
+            for cell in itertools.chain(*cells_of(dataset, method, form)) if lines else ():
+                if line := best_of(lines, cell, form):
+                    writer.writerow([*cell, *cell_values(line)])
+    return text.getvalue()
+
+
+def cell_values(line: dict[str, Any]) -> list[Any]:
+    """Return what the results file says of a cell, from its best line."""
+    entry = line["entry"]
+    score, final = entry["score"], entry["final"]
+    new = [one["zero_shot"].get(score) for one in entry["hold_out"].values()]
+    zero_shot = statistics.fmean(new) if new and None not in new else ""
+    means_ = [final[f"{score}_mean"], final[f"{score}_worst"], zero_shot]
+    size = entry["bytes_down"] + entry["bytes_up"]
+    seconds = f"{entry['seconds']['total']:.2f}"
+    return [
+        line["trial"],
+        json.dumps(line["values"]),
+        line["validation"],
+        *means_,
+        size,
+        seconds,
+    ]
+
+
+def write_page(folder: Path, into: Path, form: Form) -> None:
+    """Write the page in both forms, and the results file."""
+    every = [found_of(folder, dataset, form) for dataset in SETS]
+    lead = lead_of(every, form)
+    into.mkdir(parents=True, exist_ok=True)
+    write_atomically(into / f"{NAME}.md", markdown_page(every, lead))
+    write_atomically(into / f"{NAME}.html", html_page(every, lead))
+    write_atomically(into / f"{NAME}.csv", results_file(folder, form))

