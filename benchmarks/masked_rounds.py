@@ -3,7 +3,8 @@
 ``python -m benchmarks.masked_rounds``: FedAvg, 12 silos of digits, ``mlp``, three divisions of the data, three seeds.
 S_r is the weighted sum of all silos' steps in round r, which the server opens. If silo i is missing in round r + 1, the
 server has S_r - S_{r+1}. Its cosine with i's step of round r is what is measured, for every silo and round: 1 is the
-direction of the silo's step itself. The protocol does not protect from that (docs/privacy.md).
+direction of the silo's step itself. The protocol does not protect from that (docs/privacy.md). In groups of g
+(``secure-group``) all silos of its group are missing with it.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import table, whole_run
+from strategies.base.aggregation.sum_weights import groups_of
 from strategies.base.state import GLOBAL
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Update
 
 SILOS, ROUNDS = 12, 8
+SIZES = (1, 2, 3)  # of groups: larger ones may not be missing, of 12
 RUN: dict[str, Any] = {
     "strategy": "fedavg",
     "threads": 1,
@@ -41,13 +44,15 @@ RUN: dict[str, Any] = {
 Steps = Mapping[str, Tensor]  # a round's weighted steps, by silo
 
 
-def steps_of(settings: Mapping[str, Any]) -> list[Steps]:
-    """Return the weighted steps of all silos in each round of a run."""
+def steps_of(settings: Mapping[str, Any], size: int) -> list[Steps]:
+    """Return the weighted steps of all silos in each round of a run, with equal weights in a group of this size."""
     found: list[Steps] = []
     real = PersonalizedStrategy.aggregate
 
     def note(strategy: PersonalizedStrategy, updates: Sequence[Update]) -> None:
         weights = dict(zip((u.silo for u in updates), strategy.weights(updates), strict=True))
+        for group in groups_of(weights, size):
+            weights |= dict.fromkeys(group, sum(weights[silo] for silo in group) / len(group))
         found.append(
             {
                 u.silo: weights[u.silo]
@@ -63,13 +68,14 @@ def steps_of(settings: Mapping[str, Any]) -> list[Steps]:
     return found
 
 
-def cosines(rounds: Sequence[Steps]) -> list[float]:
+def cosines(rounds: Sequence[Steps], size: int) -> list[float]:
     """Return the cosine of S_r - S_{r+1} with the step of round r of each silo that is missing in round r + 1."""
-    found = []
+    found, groups = [], groups_of(rounds[0], size)
     for before, after in itertools.pairwise(rounds):
         whole = torch.stack([*before.values()]).sum(0)
         for silo, step in before.items():
-            less = torch.stack([own for name, own in after.items() if name != silo]).sum(0)
+            gone = next(group for group in groups if silo in group)
+            less = torch.stack([own for name, own in after.items() if name not in gone]).sum(0)
             found.append(float(torch.cosine_similarity(whole - less, step, dim=0)))
     return found
 
@@ -77,15 +83,15 @@ def cosines(rounds: Sequence[Steps]) -> list[float]:
 def main() -> None:
     """Print the median, the 90th percentile and the largest cosine by division of the data."""
     rows = []
-    for beta in (0.1, 1.0, 100.0):
+    for beta, size in itertools.product((0.1, 1.0, 100.0), SIZES):
         values = [
             one
             for seed in (1, 2, 3)
-            for one in cosines(steps_of({"dirichlet.beta": beta, "seed": seed}))
+            for one in cosines(steps_of({"dirichlet.beta": beta, "seed": seed}, size), size)
         ]
-        ends = np.quantile(values, (0.5, 0.9, 1.0))
-        rows.append([f"`dirichlet.beta = {beta:g}`", *(f"{end:.2f}" for end in ends)])
-    print(table(rows, ["division", "median", "90 of 100", "largest"]))
+        ends = [f"{end:.2f}" for end in np.quantile(values, (0.5, 0.9, 1.0))]
+        rows.append([f"`dirichlet.beta = {beta:g}`", str(size), *ends])
+    print(table(rows, ["division", "group", "median", "90 of 100", "largest"]))
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from client.site.secure.unmasking import open_sum
 from client.site.trust.envelope import fingerprint, public_pem
 from client.site.trust.keys import new_key
 from strategies.base.aggregation.secure import added, integers_of
+from strategies.base.aggregation.sum_weights import groups_of
 from strategies.base.settings import Common
 from strategies.base.transport.payload import Model
 
@@ -40,11 +41,12 @@ Vector = Any
 class Ring:
     """The silos of one run, each with keys and a folder, and the server between them. All weigh the same."""
 
-    def __init__(self, folder: Path, count: int, size: int) -> None:
+    def __init__(self, folder: Path, count: int, size: int, group: int = 1) -> None:
         self.names = [f"clinic-{number:03d}" for number in range(count)]
         nodes = {name: new_key() for name in self.names}
         peers = {name: fingerprint(public_pem(key)) for name, key in nodes.items()}
-        agreed = Agreed(STUDY, peers, 2, "secure-peers = 2", SETTINGS)
+        groups = groups_of(self.names, group)
+        agreed = Agreed(STUDY, peers, 2, "secure-peers = 2", SETTINGS, groups)
         self.silos = {
             name: SecureSilo(folder / name, name, key, RUN, agreed)
             for name, key in nodes.items()

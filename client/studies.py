@@ -129,6 +129,7 @@ def study_page(study: StudyProtocol, signer: str) -> str:
         *textwrap.wrap(noise_text(study), WIDTH),
         *textwrap.wrap(sums_text(study), WIDTH),
         *(f"  {name} {own}" for name, own in sorted(study.peers.items())),
+        *_groups(study),
     ]
     return "\n".join(map(escaped, lines))
 
@@ -160,6 +161,15 @@ def sums_text(study: StudyProtocol) -> str:
         "Counts, metrics and data summaries leave as they are. docs/security.md says what a server that lies can "
         "still open. The hospitals, and the keys that must sign for them:"
     )
+
+
+def _groups(study: StudyProtocol) -> Iterator[str]:
+    if study.settings.get("secure-group", 1) > 1:
+        yield "A sum has all hospitals of a group, or none of them (secure-group):"
+        for group in study.groups:
+            yield from textwrap.wrap(
+                ", ".join(group), WIDTH, initial_indent="  ", subsequent_indent="    "
+            )
 
 
 def _pairs(fields: Mapping[str, str]) -> Iterator[str]:
@@ -212,7 +222,7 @@ def review(study: StudyProtocol, place: JoinedSilo, samples: int | None = None) 
 
 def _peer_faults(study: StudyProtocol, place: JoinedSilo) -> Iterator[str]:
     """Yield why no masked vector of a study could leave here."""
-    training, policy = study.peers.keys() - {*study.held_out}, place.policy
+    training, policy = study.trainers, place.policy
     if True not in values(study, "secure-aggregation") or place.name in study.held_out:
         return
     if place.name not in training:

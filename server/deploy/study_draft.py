@@ -22,8 +22,10 @@ from server.deploy.credentials import Credentials
 from server.deploy.federation import Federation
 from server.deploy.local.record import remote_keys, state_root
 from strategies.base.aggregation.secure import FEWEST
+from strategies.base.aggregation.sum_weights import groups_of
 from strategies.base.evaluation import EVALUATE, asks_for_models
 from strategies.base.run_settings import RunSettings, parse_settings
+from strategies.base.settings import Common
 
 ALWAYS = (  # settings that every protocol lists, even with default values
     *(
@@ -107,7 +109,11 @@ def draft(
             for key, value in sorted(settings.items())
         ),
         *_limits(runs, bytes_),
-        *(_peers(peers or {}) if runs[0].common.secure_aggregation else []),
+        *(
+            _peers(peers or {}, held_out, runs[0].common)
+            if runs[0].common.secure_aggregation
+            else []
+        ),
     ]
     return "\n".join(lines) + "\n"
 
@@ -157,11 +163,14 @@ def _trainer(name: str) -> list[str]:
     return [f'trainer = "{found}"  # SHA-256 of the source of {name}'] if found else []
 
 
-def _peers(peers: Mapping[str, str]) -> list[str]:
-    """Return the lines of a draft's peers."""
+def _peers(peers: Mapping[str, str], held_out: Sequence[str], common: Common) -> list[str]:
+    """Return the lines of a draft's peers, and of their groups."""
+    size = common.secure_group
+    groups = groups_of(peers.keys() - {*held_out}, size) if size > 1 else ()
     return [
         "",
         "# The fingerprint of each hospital's key, as it tells you: no other is in a sum.",
+        *(f"# In a sum together or not at all: {', '.join(group)}" for group in groups),
         "[peers]",
         *(f"{name} = {json.dumps(own)}" for name, own in sorted(peers.items())),
     ]
@@ -203,10 +212,11 @@ def check(text: str, path: str) -> StudyProtocol:
         raise UserError(
             f"{path}: {empty[0]} has no words: a committee reads {', '.join(TEXTS)}"
         )
-    if True in values(study, "secure-aggregation") and len(study.peers) < FEWEST:
+    least = max(FEWEST, *map(int, values(study, "secure-group")))
+    if True in values(study, "secure-aggregation") and len(study.trainers) < least:
         raise UserError(
-            f"{path}: [peers] has {len(study.peers)} silos: secure-aggregation = true needs at least {FEWEST}, each as "
-            'NAME = "SHA256:..." of its key (silofl study new --peer)'
+            f"{path}: [peers] has {len(study.trainers)} silos that train: secure-aggregation = true needs at least "
+            f'{least}, each as NAME = "SHA256:..." of its key (silofl study new --peer)'
         )
     for method in study.methods:
         for run in corners(study, method):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -151,8 +150,7 @@ class RoundLoop:
         """Execute one round, or go back to an earlier one if silos' states are damaged."""
         self.readmission.readmit(server_round)
         strategy.follow(self.plan())
-        left_out, attempt = self.secure.begin(strategy, server_round), self.secure.attempt
-        strategy.follow(replace(strategy.plan, left_out=left_out, attempt=attempt))
+        strategy.follow(self.secure.begin(strategy, server_round))
         c = self.common
         recorder = self.recorder
         collector = self.collector

@@ -208,6 +208,8 @@ class RoundPlan:
     joined: Mapping[str, int] = field(default_factory=dict)
     # Silo that takes no part in the next round -> why
     left_out: Mapping[str, str] = field(default_factory=dict)
+    # Silo -> its group in sums, as the silos state it; empty: by the setting
+    groups: Mapping[str, str] = field(default_factory=dict)
     # Attempts at the next round so far, with this one
     attempt: int = 1
 

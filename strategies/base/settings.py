@@ -252,6 +252,13 @@ class Common(LocalTraining):
         minimum=0,
         maximum=1e12,
     )
+    secure_group: int = setting(
+        1,
+        "secure-aggregation: silos in groups of so many, by name, each in a sum as a whole or not",
+        symbol="g",
+        minimum=1,
+        maximum=100,
+    )
     evidence: str = setting(
         "auto",
         "ask the silos once, at the end, for the evidence of the reported model (calibration, net benefit, conformal "

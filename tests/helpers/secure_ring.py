@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from client.site.errors import SiteError
+from client.site.record import close_records
 from client.site.secure import masks
 from client.site.secure.silo import Agreed, Entered, SecureSilo
-from client.site.secure.statements import Statement, read_statement
+from client.site.secure.statements import Statement, read_statement, threshold
 from client.site.secure.unmasking import open_sum
 from client.site.trust.envelope import fingerprint, public_pem
 from client.site.trust.keys import new_key
+from strategies.base.aggregation.sum_weights import groups_of
 
 RUN, STUDY, RECEIVED = "7", "a" * 64, "b" * 64
 SETTINGS: dict[str, Any] = {"rounds": 3, "weight-cap": 5.0, "secure-aggregation": True}
@@ -23,10 +28,11 @@ Record = dict[str, Any]
 class Ring:
     """The silos, what the server has of them, and the steps of a round."""
 
-    def __init__(self, folder: Path, count: int, least: int = 2) -> None:
+    def __init__(self, folder: Path, count: int, least: int = 2, group: int = 1) -> None:
         self.folder, self.least, self.settings = folder, least, dict(SETTINGS)
         width = max(2, len(str(count)))
         self.names = [f"clinic-{number:0{width}}" for number in range(1, count + 1)]
+        self.groups = groups_of(self.names, group)
         self.nodes = {name: new_key() for name in self.names}
         self.peers = {n: fingerprint(public_pem(key)) for n, key in self.nodes.items()}
         self.silos = {name: self.silo(name) for name in self.names}
@@ -36,7 +42,9 @@ class Ring:
         self.sent: dict[str, Record] = {}  # the last train record of each silo
 
     def silo(self, name: str, run: str = RUN, **more: Any) -> SecureSilo:
-        agreed = Agreed(STUDY, self.peers, self.least, "secure-peers = 2", self.settings)
+        agreed = Agreed(
+            *(STUDY, self.peers, self.least, "secure-peers = 2", self.settings, self.groups)
+        )
         key = self.nodes[name]
         return SecureSilo(self.folder / name, name, key, run, more.get("agreed", agreed))
 
@@ -129,3 +137,52 @@ def plain_sum(vectors: Mapping[str, Any], names: Sequence[str]) -> Any:
     for name in names:
         total += vectors[name]
     return total
+
+
+# --- a server that lies -----------------------------------------------------------------------------------------------
+
+
+class Symbolic:
+    """A server that keeps who has given it which share of which silo, and knows nothing else."""
+
+    def __init__(self, ring: Ring, colluders: Sequence[str]) -> None:
+        self.ring, self.colluders = ring, {*colluders}
+        self.shares: dict[tuple[int, str, str], set[str]] = {}
+
+    def ask(self, name: str, attempt: int, survivors: Sequence[str]) -> None:
+        record = {"round": 1, "attempt": attempt, "survivors": [*survivors]}
+        try:
+            shares = self.ring.silos[name].unmask(record)["shares"]
+        except SiteError:
+            return
+        for owner, share in zip(self.ring.names, shares, strict=True):
+            kind = "b" if owner in survivors else "s"
+            if share:
+                self.shares.setdefault((attempt, owner, kind), set()).add(name)
+
+    def knows(self, attempt: int, owner: str, kind: str) -> bool:
+        given = self.shares.get((attempt, owner, kind), set())
+        return len(given | self.colluders) >= threshold(len(self.ring.names))
+
+    def opens(self, attempt: int) -> set[str] | None:
+        """The honest silos of the one sum that opens."""
+        honest = [name for name in self.ring.names if name not in self.colluders]
+        for name in honest:
+            assert not all(self.knows(attempt, name, kind) for kind in "bs")
+        inside = {name for name in honest if not self.knows(attempt, name, "s")}
+        whole = inside and all(self.knows(attempt, name, "b") for name in inside)
+        return inside if whole else None
+
+
+def restore(ring: Ring, stage: str) -> None:
+    """Take the silos' disks back to how they were."""
+    close_records()
+    for name in ring.names:
+        shutil.rmtree(ring.folder / name)
+        shutil.copytree(ring.folder / stage / name, ring.folder / name)
+
+
+def refusing(call: Any, *args: Any) -> str:
+    with pytest.raises(SiteError) as error:
+        call(*args)
+    return str(error.value)

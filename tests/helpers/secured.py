@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from flwr.app import Context, Error, Message
-from tiny import TinyGrid
+from tiny import Files, Run, TinyGrid, federate
 
 from client.site.secure.gate import KEY, SecureMessage
 from client.site.trust.envelope import fingerprint, public_pem
@@ -18,12 +19,19 @@ from client.site.trust.policy import Policy, PolicyRefusedError
 
 # (silo, message type, round) -> whether the message is lost before it arrives, or its reply on the way back
 Lost = Callable[[str, str, int], bool]
+SECURE: dict[str, Any] = {"secure_aggregation": True, "strategy": "fedavg"}
 
 
 class Secured:
     """For ``prepare``: a gate around each silo's app. ``asked``: (silo, message type, round) of every message."""
 
-    def __init__(self, folder: Path, names: Mapping[str, Any], peers: int = 2) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        names: Mapping[str, Any],
+        peers: int = 2,
+        groups: Sequence[Sequence[str]] = (),
+    ) -> None:
         self.folder, self.asked, self.run = folder, list[tuple[str, str, int]](), 1
         self.gone: Lost = lambda silo, kind, number: False
         self.lost: Lost = lambda silo, kind, number: False
@@ -34,8 +42,16 @@ class Secured:
             key = new_key()
             write_key(folder / f"{name}.key", key)
             signers[name] = fingerprint(public_pem(key))
-        study = SimpleNamespace(name="heart", digest="ab" * 32, peers=signers, held_out=())
-        self.terms: Any = SimpleNamespace(study=study, rules=Policy(secure_peers=peers))
+        self.terms: Any = SimpleNamespace(
+            study=SimpleNamespace(
+                name="heart",
+                digest="ab" * 32,
+                trainers=signers,
+                held_out=(),
+                groups=groups or [[name] for name in sorted(names)],
+            ),
+            rules=Policy(secure_peers=peers),
+        )
 
     def __call__(self, grid: TinyGrid) -> None:
         grid.gates = True  # type: ignore[attr-defined]
@@ -67,3 +83,31 @@ class Secured:
         if self.lost(silo, kind, number):
             return Message(Error(1, "the line was cut"), reply_to=message)
         return reply
+
+
+def go(files: Files, folder: Path, secured: Any, **changes: Any) -> Run:
+    state = folder / ("masked" if isinstance(secured, Secured) else "plain")
+    return federate(
+        files, state_dir=state, prepare=secured, **{"rounds": 3, **SECURE, **changes}
+    )
+
+
+def kinds(secured: Secured, kind: str) -> list[int]:
+    """The rounds in which messages of a kind went out, once each."""
+    return [*dict.fromkeys(number for _, asked, number in secured.asked if asked == kind)]
+
+
+def close(one: Run, other: Run) -> None:
+    """Up to the rounding: a sum over a list of five has another scale than one of six without one."""
+    torch.testing.assert_close(
+        one.strategy.state.model, other.strategy.state.model, rtol=0, atol=1e-6
+    )
+
+
+def absent(rounds: set[int], silo: str = "f") -> Any:
+    """For ``prepare``: without gates, a silo whose training fails in these rounds."""
+
+    def prepare(grid: TinyGrid) -> None:
+        grid.absent = {(silo, number) for number in rounds}
+
+    return prepare

@@ -10,7 +10,6 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 from ..budget.release import content_of, whole
 from ..errors import SiteError
-from ..study.protocol import StudyProtocol
 from ..terms import Terms
 from ..trust.envelope import fingerprint, public_pem
 from ..trust.policy import PolicyRefusedError
@@ -143,21 +142,17 @@ def open_silo(name: str, context: Any, terms: Terms) -> SecureSilo:
         )
     if not state:
         raise SiteError("it has no state-dir to keep keys and answers in")
-    peers, own = peers_of(study), fingerprint(public_pem(key))
+    peers, own = study.trainers, fingerprint(public_pem(key))
     if peers.get(name) != own:
         raise SiteError(
             f"the study {study.name} has [peers] {name} = {peers.get(name, '(none)')}, and this silo's key is {own}"
         )
     rules = terms.rules
     agreed = Agreed(
-        study.digest, peers, rules.secure_peers, rules.line("secure_peers"), context.run_config
+        *(study.digest, peers, rules.secure_peers, rules.line("secure_peers")),
+        *(context.run_config, study.groups),
     )
     return SecureSilo(Path(str(state)), name, key, str(int(context.run_id)), agreed)
-
-
-def peers_of(study: StudyProtocol) -> dict[str, str]:
-    """Return the fingerprints of the study's silos that train."""
-    return {name: own for name, own in study.peers.items() if name not in study.held_out}
 
 
 def node_key() -> ec.EllipticCurvePrivateKey:

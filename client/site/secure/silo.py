@@ -27,7 +27,16 @@ from ..trust.run_config import number
 from . import masks
 from .masks import Vector, decoded, encoded
 from .shamir import SHARE, split
-from .statements import Slot, Statement, check_weights, read_list, state, threshold
+from .statements import (
+    Slot,
+    Statement,
+    check_weights,
+    labels_of,
+    read_list,
+    state,
+    threshold,
+    whole,
+)
 
 SUM = "secure sum"  # kind of a row in the record
 ORDER = "SELECT answer FROM disclosed WHERE kind = ? AND silo = ? AND question = ?"
@@ -43,6 +52,7 @@ class Agreed:
     secure_peers: int
     rule: str  # its line in the policy
     run_config: Mapping[str, Any]
+    groups: Sequence[Sequence[str]]  # of the peers: in a sum as a whole or not
 
 
 @dataclass
@@ -82,6 +92,7 @@ class SecureSilo:
     ) -> None:
         self.folder, self.silo, self.key, self.run, self.agreed = folder, silo, key, run, agreed
         self.path = folder / "secure" / f"{quote(silo, safe='')}.json"
+        self.labels = labels_of(agreed.groups)
         self.samples = 0
         self.gone: list[str] = []  # silos of the list that the last `unmask` did not name
 
@@ -149,7 +160,7 @@ class SecureSilo:
                 raise SiteError(f"{name}'s shares are not with the silos that hold this silo's")
         self._check_count(listed, len(entry["holders"]))
         run_config, names = self.agreed.run_config, [*listed]
-        weights = check_weights(record.get("weights"), listed, run_config)
+        weights = check_weights(record.get("weights"), listed, run_config, self.labels)
         if share != weights[names.index(self.silo)] / sum(weights):
             raise SiteError(f"its weight is {share!r:.40}, not what the list of weights gives")
         texts = [one.text for one in listed.values()]
@@ -248,6 +259,10 @@ class SecureSilo:
         if others < self.agreed.secure_peers:
             rule = self.agreed.rule
             raise SiteError(f"its policy has {rule}, and the list {others} besides this silo")
+        if whole(names, self.labels) != sorted(names):
+            raise SiteError(
+                "the list has a part of a group of silos, and the study has groups in a sum as a whole (secure-group)"
+            )
 
     def _survivors(
         self, record: Mapping[str, Any], names: Sequence[str], holders: int
@@ -273,6 +288,7 @@ class SecureSilo:
     # --- secrets and shares -----------------------------------------------------------------------------------------
 
     def _state(self, slot: Slot, phase: str, public: bytes, **more: str) -> str:
+        more["group"] = self.labels.get(self.silo, "")
         study, samples = self.agreed.study, self.samples
         return state(slot, study, self.silo, samples, phase, public, self.key, **more)
 

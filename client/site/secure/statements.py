@@ -20,8 +20,9 @@ from . import MOST_SILOS
 from .masks import encoded
 
 LONGEST = 4096  # characters of a statement
-# The rule that the server follows
-_weights: Any = load_ours("strategies/base/aggregation", "sum_weights").weights_in_sum
+# The rules that the server follows
+_sums: Any = load_ours("strategies/base/aggregation", "sum_weights")
+labels_of, whole = _sums.labels_of, _sums.whole
 
 
 def _key(text: str) -> str:
@@ -66,6 +67,7 @@ class Statement(Frozen):
     phase: Literal["keys", "round"]
     silo: str
     samples: Number  # of its training part
+    group: Sha  # of the names of the silos that are in a sum with it
     seal: Key  # the public key to seal shares to this silo with
     mask: Key  # the public key of pair masks; this and what follows are empty in phase "keys"
     secrets: Shas  # of the self mask's secret and of the mask key
@@ -90,7 +92,7 @@ def state(
     **more: str,
 ) -> str:
     """Return a silo's signed statement. ``public``: the key to seal shares with; ``more``: of phase "round"."""
-    empty = {"mask": "", "secrets": "", "shares": "", "holders": ""}
+    empty = {"mask": "", "secrets": "", "shares": "", "holders": "", "group": ""}
     fields = {"study": study, **vars(slot), "phase": phase, "silo": silo, "samples": samples}
     return seal(SECURE, "statement", {**fields, "seal": encoded(public), **empty, **more}, key)
 
@@ -146,15 +148,18 @@ def read_list(
 
 
 def check_weights(
-    weights: Any, listed: Mapping[str, Statement], run_config: Mapping[str, Any]
+    weights: Any,
+    listed: Mapping[str, Statement],
+    run_config: Mapping[str, Any],
+    labels: Mapping[str, str],
 ) -> list[int]:
     """Return the weights of a list: all 1, or by the samples that the silos have signed. Raises SiteError.
 
     Weights that the server could choose would give a silo the sum to itself; and from sums of one round under many
     weights, each silo's update could be computed.
     """
-    counts = [one.samples for one in listed.values()]
-    own = _weights(counts, number(run_config.get("weight-cap")) or 0)
-    if weights not in ([1] * len(counts), own):
+    counts = {name: one.samples for name, one in listed.items()}
+    own = _sums.weights_in_sum(counts, number(run_config.get("weight-cap")) or 0, labels)
+    if weights not in ([1] * len(counts), [*own.values()]):
         raise SiteError("the list's weights are not equal, and not those of the silos' samples")
     return [*weights]

@@ -31,6 +31,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from ..errors import SiteError
 from ..parsed import Frozen, matching, parse_values, read_toml, shown
+from ..private import load_ours
 from ..trust.code import trainer_faults
 from ..trust.envelope import SIGNATURE, STUDY, PrivateKey, body_of, prefixed, sign, verify
 from ..trust.message_rules import uploads
@@ -39,34 +40,14 @@ from ..trust.policy import Metrics, Policy
 from ..trust.run_config import methods_of, number, owner, plain
 
 # Settings of the server, of a simulation, or of the machine: they do not change how a hospital trains.
-FREE = frozenset(
-    (
-        *(
-            "study",
-            "out",
-            "resume",
-            "checkpoint-every",
-            "threads",
-            "device",
-            "data-dir",
-            "dataset",
-        ),
-        *(
-            "partition",
-            "silos",
-            "agreed",
-            "min-silos",
-            "round-timeout",
-            "straggler-factor",
-            "straggler-floor",
-        ),
-        "lost-silo",
-    )
-)
+_FREE = """study out resume checkpoint-every threads device data-dir dataset partition silos agreed min-silos
+round-timeout straggler-factor straggler-floor lost-silo"""
+FREE = frozenset(_FREE.split())
 TEXTS = ("purpose", "contact", "results", "retention")
 # Of earlier versions, as unused
 NO_COMBAT = {"survey.harmonize": "", "survey.covariates": "", "survey.shrink": True}
 MOST = 2**53
+_sums: Any = load_ours("strategies/base/aggregation", "sum_weights")
 MEND = "`silofl study new` writes a protocol with every key"
 NAME = matching(
     r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", "must be 1 to 63 lower-case letters, digits and hyphens"
@@ -158,6 +139,19 @@ class StudyProtocol(ProtocolFile):
         found = self.settings["strategy"]
         return tuple(found) if isinstance(found, list) else (found,)
 
+    @property
+    def trainers(self) -> dict[str, str]:
+        """The fingerprints of the peers that train."""
+        return {name: own for name, own in self.peers.items() if name not in self.held_out}
+
+    @property
+    def groups(self) -> list[list[str]]:
+        """The peers that train, in groups that are in a sum as a whole or not; empty if they are too few."""
+        found: list[list[str]] = _sums.groups_of(
+            self.trainers, self.settings.get("secure-group", 1)
+        )
+        return found
+
 
 def sign_study(text: str, key: PrivateKey) -> str:
     """Return a protocol's file with this key's signature; an existing signature is replaced."""
@@ -193,6 +187,10 @@ def parse_study(text: str, path: str) -> StudyProtocol:
     body = body_of(text)
     found = parse_values(ProtocolFile, read_toml(body, path, MEND), path, MEND)
     settings = _settings(path, found.settings)
+    if isinstance(settings.get("secure-group"), dict | list):
+        raise SiteError(
+            f"{path}: [settings] secure-group: one value, for sums of groups of two sizes show single silos"
+        )
     if settings.get("init-weights", "") and not found.weights:
         raise SiteError(f"{path}: weights is missing: the SHA-256 of the file init-weights")
     if settings.get("trainer", "") and not found.trainer:

@@ -31,6 +31,11 @@ def secure_faults(policy: Policy, run: Mapping[str, Any]) -> list[str]:
     if (secure and rule == "off") or (not secure and rule == "required" and uploads(run)):
         asked = f"the run secure-aggregation = {str(secure).lower()}"
         return [f"its policy has {policy.line('secure_aggregation')}, {asked}"]
+    group = number(run.get("secure-group")) or 1
+    if secure and group < policy.secure_group:
+        return [
+            f"its policy has {policy.line('secure_group')}, the run secure-group = {group:g}"
+        ]
     return []
 
 

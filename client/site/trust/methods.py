@@ -168,6 +168,7 @@ DEFAULTS: dict[str, bool | int | float | str] = {
     "dp": False, "dp.clip-norm": 1.0, "dp.noise-multiplier": 1.0, "dp.target-epsilon": 0.0, "dp.delta": 0.0, "dp.unit": "record",
     "secure-aggregation": False,
     "secure-clip": 0.0,
+    "secure-group": 1,
     "evidence": "auto",
     "evidence-horizon": 0.0,
     "keep-models": "none",

@@ -95,12 +95,6 @@ def among(*known: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _no_groups(count: int) -> int:
-    if count != 1:
-        raise SiteError("must be 1: this silofl has no groups of silos in a sum")
-    return count
-
-
 LISTED = Field(strict=False)  # a tuple, which files have as a list
 Method = Annotated[str, among("all", *METHODS)]
 Module = Annotated[
@@ -235,10 +229,8 @@ class Rules(Frozen):
     secure_peers: Least = rule(
         4, 1, "fewest other silos of the study in such a sum, with this silo's vector in it"
     )
-    secure_group: Annotated[int, AfterValidator(_no_groups)] = rule(
-        1,
-        1,
-        "how many silos are in such a sum together or not at all; 1 is the only value so far",
+    secure_group: Least = rule(
+        1, 1, "fewest silos of the study that are in such a sum together or not at all"
     )
     studies: Wanted = rule(
         "optional",

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,8 @@ from partitions.common.errors import RunFailedError
 from partitions.common.files import write_atomically
 from server.run.collector import Collector
 from strategies.base.aggregation.secure import weights_of
-from strategies.base.info import OFFLINE
+from strategies.base.aggregation.sum_weights import whole
+from strategies.base.info import OFFLINE, RoundPlan
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Payload, encode
 from strategies.base.transport.reporting import printable
@@ -87,6 +88,7 @@ class SecureRounds:
             self.asked = json.loads(self.path.read_text("utf-8"))
         self.made, self.following = Shares(), Shares()
         self.names: list[str] = []  # of the round's sum
+        self.labels: dict[str, str] = {}  # each silo's group, as it states it
         self.unreadable: dict[str, set[str]] = {}  # by silo: whose shares it could not read
         self.excluded: set[str] = (
             set()
@@ -100,19 +102,21 @@ class SecureRounds:
         local = self.registration.simulated or hasattr(grid, "seconds")
         return common.secure_aggregation and (not local or hasattr(grid, "gates"))
 
-    def begin(self, strategy: PersonalizedStrategy, server_round: int) -> dict[str, str]:
-        """Agree on the silos of a round; return those that take no part in it, with the reasons.
+    def begin(self, strategy: PersonalizedStrategy, server_round: int) -> RoundPlan:
+        """Agree on the silos of a round; return its plan, with those that take no part in it, and the reasons.
 
         Raises RunFailedError if the round was asked for before, and a silo of then is missing.
         """
         if not self.masked or not strategy.upload_names():
-            return {}
+            return replace(strategy.plan, attempt=self.attempt)
         online = {*self.collector.grid.get_node_ids()} - {OFFLINE}
         here = [
             name
             for name, info in strategy.silos.items()
             if info.node_id in online and name not in self.excluded
         ]
+        if {*here} <= self.labels.keys():  # else one of them has yet to state its group
+            here = self._whole(here)
         self.made = self.following
         slot = server_round, self.attempt
         if (self.made.round, self.made.attempt) != slot or {*here} - {*self.made.silos}:
@@ -123,19 +127,24 @@ class SecureRounds:
                 f"round {server_round} was begun over {', '.join(before)}, and another sum would show single updates: "
                 f"{', '.join(missing)} must be online; then resume the run"
             )
-        listed = before or self.made.silos
+        listed = before or self._whole(self.made.silos)
         if len(listed) < (least := threshold(len(strategy.silos))):
             raise RunFailedError(
                 f"round {server_round}: {len(listed)} silos have keys for a sum, and {least} of {len(strategy.silos)} "
                 "are needed: resume when more are online"
             )
         reason = "it has no keys for this round's sum"
+        if self.collector.common.secure_group > 1:
+            reason += ", or a silo of its group has none"
         if before:
             reason = "the round is repeated over the silos of before"
         reasons = dict.fromkeys(
             self.excluded, "too few silos could read the shares of its keys"
         )
-        return {n: reasons.get(n, reason) for n in strategy.silos if n not in listed}
+        left_out = {n: reasons.get(n, reason) for n in strategy.silos if n not in listed}
+        return replace(
+            strategy.plan, left_out=left_out, groups=self.labels, attempt=self.attempt
+        )
 
     def attach(self, strategy: PersonalizedStrategy, messages: Sequence[Message]) -> None:
         """Add to each train message of a round its peers' statements, weights and sealed shares."""
@@ -247,10 +256,19 @@ class SecureRounds:
         """Ask these silos for keys, and for shares of new secrets for all of those that have answered."""
         self.made = Shares(*slot)
         found = self._ask(strategy, KEYS, {name: self._slot() for name in silos})
-        keys = self._shares(slot, (), found, "keys")
-        texts = [keys.statements[name].text for name in keys.silos]
-        asked = {name: {**self._slot(), "statements": texts} for name in keys.silos}
-        return self._shares(slot, tuple(keys.silos), self._ask(strategy, START, asked))
+        keys = self._shares(slot, (), found, "keys").statements
+        self.labels |= {name: one.group for name, one in keys.items()}
+        holders = self._whole(keys)
+        record = {**self._slot(), "statements": [keys[name].text for name in holders]}
+        found = self._ask(strategy, START, dict.fromkeys(holders, record))
+        return self._shares(slot, tuple(holders), found)
+
+    def _whole(self, silos: Collection[str]) -> list[str]:
+        """Return the silos, sorted, whose whole group is among these; no group is smaller than the run has them."""
+        found = whole(silos, self.labels)
+        sizes = Counter(self.labels[name] for name in found)
+        least = self.collector.common.secure_group
+        return [name for name in found if sizes[self.labels[name]] >= least]
 
     def _slot(self) -> dict[str, int]:
         return {"round": self.made.round, "attempt": self.made.attempt}

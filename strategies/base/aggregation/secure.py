@@ -8,7 +8,8 @@ The server adds the q_i mod 2^32 and divides by s and by the shares of the silos
 most 2^31 - N + N/2. Its largest error is N C 2^-32, from rounding. The method aggregates one update, the mean. All
 vectors of a silo, BatchNorm statistics too, travel as one and have the same share. n_i is 1, or the silo's number of
 samples, at most ``weight-cap`` times the median and half of all: each hospital computes it too, so that a server cannot
-choose weights that show single updates. What a federation file agrees on is not used.
+choose weights that show single updates. What a federation file agrees on is not used. With ``secure-group`` a sum has
+all silos of a group or none, and they weigh the same (``sum_weights.py``).
 
 C is ``secure-clip``, or a power of two by the length of what was received. A longer step is cut at the silo, which
 bounds a silo as ``robust = clip`` does. A mean step longer than C is impossible: a silo sent nonsense, and nothing
@@ -34,7 +35,7 @@ from torch.linalg import vector_norm
 from models.flat import gather, scatter
 from models.layout import Layout
 from partitions.common.errors import DataError, RunFailedError, UserError
-from strategies.base.aggregation.sum_weights import weights_in_sum
+from strategies.base.aggregation.sum_weights import groups_of, labels_of, weights_in_sum, whole
 from strategies.base.info import MethodInfo
 from strategies.base.settings import RULES, Common
 from strategies.base.state import BUFFERS, GLOBAL
@@ -60,10 +61,9 @@ NEEDED: Mapping[str, tuple[object, str]] = {
 def check_secure(info: MethodInfo, common: Common, own: Any) -> None:
     """Raise UserError if the method or a setting does not fit secure sums. ``own``: the method's settings."""
     if not common.secure_aggregation:
-        if common.secure_clip:
-            raise UserError(
-                f"secure-clip = {common.secure_clip:g}: it needs secure-aggregation = true"
-            )
+        for key, default in (("secure-clip", 0), ("secure-group", 1)):
+            if (value := getattr(common, key.replace("-", "_"))) != default:
+                raise UserError(f"{key} = {value:g}: it needs secure-aggregation = true")
         return
     name = "secure-aggregation = true"
     if not info.sums:
@@ -99,8 +99,17 @@ def weights_of(strategy: Any, silos: Collection[str]) -> dict[str, int]:
         silo: max(strategy.silos[silo].n_train, 1) if by == "samples" else 1
         for silo in sorted(silos)
     }
-    weights = weights_in_sum([*counts.values()], strategy.common.weight_cap)
-    return dict(zip(counts, weights, strict=True))
+    return weights_in_sum(counts, strategy.common.weight_cap, labels_in(strategy))
+
+
+def labels_in(strategy: Any) -> Mapping[str, str]:
+    """Return each silo's group. Raises UserError if there are too few for one."""
+    size, silos = strategy.common.secure_group, strategy.silos
+    if not (labels := strategy.plan.groups or labels_of(groups_of(silos, size))):
+        raise UserError(
+            f"secure-group = {size}: needs at least so many silos that train, here are {len(silos)}"
+        )
+    return labels
 
 
 def scale(silos: int, clip: float) -> float:
@@ -198,6 +207,12 @@ def added(vectors: Sequence[Tensor]) -> Tensor:
 
 def mean_of(strategy: Any, updates: Sequence[Update], names: Sequence[str]) -> list[Update]:
     """Return the mean of updates of integers, as one update of these vectors; empty if the sum is impossible."""
+    if names and not (updates := _of_whole_groups(strategy, updates)):
+        strategy.unmask(torch.empty(0), ())
+        log(
+            WARNING, "round %d: no group of silos is whole; it changes no model", strategy.round
+        )
+        return []
     silos, common = named(updates), strategy.common
     weights, received = weights_of(strategy, strategy.sent), strategy.sent[silos[0]]
     share = sum(weights[silo] for silo in silos) / sum(weights.values())
@@ -221,6 +236,13 @@ def mean_of(strategy: Any, updates: Sequence[Update], names: Sequence[str]) -> l
     strategy.state.numbers.pop("impossible", None)
     samples = sum(update.samples for update in updates)
     return [Update("", samples, vectors, {}, {}, silos=tuple(silos))]
+
+
+def _of_whole_groups(strategy: Any, updates: Sequence[Update]) -> list[Update]:
+    kept = whole(named(updates), labels_in(strategy))
+    for silo in sorted({*named(updates)} - {*kept}):
+        strategy.reject(silo, "a silo of its group is missing (secure-group)")
+    return [update for update in updates if update.silo in kept]
 
 
 def _impossible(strategy: Any, name: str, length: float, clip: float) -> list[Update]:

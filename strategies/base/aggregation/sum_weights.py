@@ -1,4 +1,7 @@
-"""The silos' weights in a secure sum: the server sends them, and each silo computes them again.
+"""The silos of a secure sum: their groups, and their weights. Server and silos compute both.
+
+A group is in a sum as a whole or not, and its silos weigh the same. So whatever sums are combined, each group's silos
+have one factor, and none of them is left alone. Without ``secure-group`` each silo is a group.
 
 A hospital's own process loads this file, too (`client/site/secure/statements.py`): it imports only the standard
 library.
@@ -6,16 +9,60 @@ library.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from statistics import median_low
 
 CAP = 5.0  # of a silo's weight, in median weights, where ``weight-cap`` sets none
 
 
-def weights_in_sum(counts: Sequence[int], cap: float) -> list[int]:
-    """Return the weights of silos with so many samples: at most ``cap`` medians, and none above half of all."""
-    most = max(int((cap or CAP) * median_low(counts)), 1)
-    weights = [min(count, most) for count in counts]
-    first = weights.index(max(weights))
-    weights[first] = max(min(weights[first], sum(weights) - weights[first]), 1)
+def groups_of(names: Iterable[str], size: int) -> list[list[str]]:
+    """Return the silos in groups, in the order of names; a remainder joins the last. Empty if they are too few."""
+    ordered = sorted(names)
+    groups = [ordered[at : at + size] for at in range(0, len(ordered), size)]
+    last = groups.pop()
+    if len(last) == size:
+        groups.append(last)
+    elif groups:
+        groups[-1] += last
+    return groups
+
+
+def labels_of(groups: Iterable[Iterable[str]]) -> dict[str, str]:
+    """Return each silo's group, as the SHA-256 of its names."""
+    return {name: _label(group) for group in groups for name in group}
+
+
+def whole(names: Collection[str], labels: Mapping[str, str]) -> list[str]:
+    """Return those silos, sorted, whose whole group is among the names."""
+    found = defaultdict[str, list[str]](list)
+    for name in sorted(names):
+        found[labels.get(name, "")].append(name)
+    complete = {label for label, group in found.items() if _label(group) == label}
+    return [name for name in sorted(names) if labels.get(name) in complete]
+
+
+def weights_in_sum(
+    counts: Mapping[str, int], cap: float, labels: Mapping[str, str]
+) -> dict[str, int]:
+    """Return the weights of silos with so many samples: at most ``cap`` medians, and none above half of all.
+
+    The silos of a group weigh the same, by the mean of their samples.
+    """
+    of = defaultdict[str, list[int]](list)
+    for name, count in counts.items():
+        of[labels[name]].append(count)
+    means = {}
+    for name in counts:
+        group = of[labels[name]]
+        means[name] = sum(group) // len(group)
+    most = max(int((cap or CAP) * median_low(means.values())), 1)
+    weights = {name: min(mean, most) for name, mean in means.items()}
+    first = max(weights, key=weights.__getitem__)
+    weights[first] = max(min(weights[first], sum(weights.values()) - weights[first]), 1)
     return weights
+
+
+def _label(group: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(group).encode()).hexdigest()

@@ -251,17 +251,15 @@ def test_the_server_chooses_no_weights(ring: Ring) -> None:
 
 
 def test_weights_are_capped_by_the_median_and_half_of_all() -> None:
-    assert weights_in_sum([100, 120, 9000, 80], 5.0) == [100, 120, 300, 80]
-    assert weights_in_sum([100, 120, 9000, 80, 90, 95, 99], 5.0) == [
-        100,
-        120,
-        495,
-        80,
-        90,
-        95,
-        99,
-    ]
-    assert weights_in_sum([1, 1, 1], 0) == [1, 1, 1]
+    for counts, cap, found in (
+        ([100, 120, 9000, 80], 5.0, [100, 120, 300, 80]),
+        ([100, 120, 9000, 80, 90, 95, 99], 5.0, [100, 120, 495, 80, 90, 95, 99]),
+        ([1, 1, 1], 0, [1, 1, 1]),
+    ):
+        silos = dict(zip("abcdefg", counts, strict=False))
+        assert [
+            *weights_in_sum(silos, cap, dict(zip("abcdefg", "abcdefg", strict=True))).values()
+        ] == found
 
 
 def test_a_silo_masks_one_vector_in_a_slot(ring: Ring) -> None:

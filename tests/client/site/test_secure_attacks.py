@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from secure_ring import Ring
+from secure_ring import Ring, Symbolic, refusing, restore
 
 from client.site.errors import SiteError
 from client.site.record import close_records
@@ -89,38 +89,6 @@ def sent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
     close_records()
 
 
-class Symbolic:
-    """A server that keeps who has given it which share of which silo, and knows nothing else."""
-
-    def __init__(self, ring: Ring, colluders: Sequence[str]) -> None:
-        self.ring, self.colluders = ring, {*colluders}
-        self.shares: dict[tuple[int, str, str], set[str]] = {}
-
-    def ask(self, name: str, attempt: int, survivors: Sequence[str]) -> None:
-        record = {"round": 1, "attempt": attempt, "survivors": [*survivors]}
-        try:
-            shares = self.ring.silos[name].unmask(record)["shares"]
-        except SiteError:
-            return
-        for owner, share in zip(self.ring.names, shares, strict=True):
-            kind = "b" if owner in survivors else "s"
-            if share:
-                self.shares.setdefault((attempt, owner, kind), set()).add(name)
-
-    def knows(self, attempt: int, owner: str, kind: str) -> bool:
-        given = self.shares.get((attempt, owner, kind), set())
-        return len(given | self.colluders) >= threshold(COUNT)
-
-    def opens(self, attempt: int) -> set[str] | None:
-        """The honest silos of the one sum that opens."""
-        honest = [name for name in self.ring.names if name not in self.colluders]
-        for name in honest:
-            assert not all(self.knows(attempt, name, kind) for kind in "bs")
-        inside = {name for name in honest if not self.knows(attempt, name, "s")}
-        whole = inside and all(self.knows(attempt, name, "b") for name in inside)
-        return inside if whole else None
-
-
 SETS = st.lists(st.sets(st.integers(0, COUNT - 1), min_size=COUNT - 2), min_size=2, max_size=2)
 ASKED = st.sampled_from([[0], [1], [0, 1], [1, 0], []])
 # For each attempt: what silos are asked for, and up to two of them otherwise
@@ -179,14 +147,6 @@ def test_the_symbolic_server_finds_a_check_that_is_missing(
         server.opens(1)
 
 
-def restore(ring: Ring, stage: str) -> None:
-    """Take the silos' disks back to how they were."""
-    close_records()
-    for name in ring.names:
-        shutil.rmtree(ring.folder / name)
-        shutil.copytree(ring.folder / stage / name, ring.folder / name)
-
-
 def advance(ring: Ring) -> None:
     """Go on to the second attempt, with the record of what was answered in the first."""
     for name in ring.names:
@@ -213,12 +173,6 @@ def test_two_colluders_that_hold_shares_change_nothing_for_honest_ones(sent: Rin
     for place, name in enumerate(sent.names):
         server.ask(name, 1, sent.names if place % 2 else sent.names[:5])
     assert server.opens(1) is None
-
-
-def refusing(call: Any, *args: Any) -> str:
-    with pytest.raises(SiteError) as error:
-        call(*args)
-    return str(error.value)
 
 
 def test_keys_of_others_and_of_other_slots_do_not_open_shares(tmp_path: Path) -> None:

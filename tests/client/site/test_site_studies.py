@@ -1147,6 +1147,30 @@ def test_a_draft_of_secure_sums_names_each_silos_key(
         assert any(says in line for line in studies.review(found, place))
 
 
+def test_a_draft_puts_silos_into_groups(tmp_path: Path) -> None:
+    """In the order of their names, without the held-out one; the study has one size of groups."""
+    file = tmp_path / "study.toml"
+    new = ["study", "new", str(file), "--name", "trial", "--sum", APP, *WORDS, "--overwrite"]
+    new += ["--strategy", "fedavg", "--held-out", "b"]
+    new += ["--set", "secure-aggregation=true", "secure-group=2"]
+    new += [word for n in "fedcba" for word in ("--peer", f"{n}=SHA256:{ord(n):064}")]
+    assert main(new) == 0 and main(["study", "check", str(file)]) == 0
+    text = file.read_text()
+    for line in ("a, c", "d, e, f"):
+        assert f"# In a sum together or not at all: {line}\n" in text
+    found = parse_study(text, "f")
+    assert found.groups == [["a", "c"], ["d", "e", "f"]]
+    assert "all hospitals of a group, or none" in studies.study_page(found, "")
+    for other in ("[1, 2]", "{min = 1, max = 2}"):
+        with pytest.raises(SiteError, match="secure-group: one value"):
+            parse_study(text.replace("secure-group = 2", f"secure-group = {other}"), "f")
+    file.write_text(text.replace("secure-group = 2", "secure-group = 6"))
+    assert main(["study", "check", str(file)]) == 2
+    place = studies.JoinedSilo("a", tmp_path / "state", Policy(secure_group=3, secure_peers=2))
+    with pytest.raises(UserError, match="secure-group = 3, the run secure-group = 2"):
+        studies.review(found, place)
+
+
 def test_the_page_says_whether_noise_is_added() -> None:
     """Only where every run of the study has it, with the study's own numbers."""
     without = ("", 'strategy = ["fedavg"]\ndp = [true, false]')

@@ -7,17 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from damage import flip
 from flwr.app import Message
-from secured import Secured
-from tiny import Files, Run, TinyGrid, federate, random_silos, same
+from secured import SECURE, Secured, absent, close, go, kinds
+from tiny import Files, federate, random_silos, same
 
 from client.site.record import close_records
 from client.site.secure import KEYS, START, UNMASK
 from partitions.common.errors import RunFailedError
-
-SECURE: dict[str, Any] = {"secure_aggregation": True, "strategy": "fedavg"}
 
 
 @pytest.fixture(autouse=True)
@@ -30,18 +27,6 @@ def _records() -> Iterator[None]:
 def six(tmp_path: Path) -> Files:
     """Six silos: five are needed for a sum, so one may be gone."""
     return random_silos(tmp_path, {"a": 6, "b": 11, "c": 8, "d": 7, "e": 9, "f": 5})
-
-
-def go(files: Files, folder: Path, secured: Any, **changes: Any) -> Run:
-    state = folder / ("masked" if isinstance(secured, Secured) else "plain")
-    return federate(
-        files, state_dir=state, prepare=secured, **{"rounds": 3, **SECURE, **changes}
-    )
-
-
-def kinds(secured: Secured, kind: str) -> list[int]:
-    """The rounds in which messages of a kind went out, once each."""
-    return [*dict.fromkeys(number for _, asked, number in secured.asked if asked == kind)]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedper", "lg-fedavg"])
@@ -70,22 +55,6 @@ def test_what_leaves_is_masked(six: Files, tmp_path: Path) -> None:
         }  # fmt: skip
     for silo in six:
         assert (sent[True][silo] != sent[False][silo]).all()
-
-
-def close(one: Run, other: Run) -> None:
-    """Up to the rounding: a sum over a list of five has another scale than one of six without one."""
-    torch.testing.assert_close(
-        one.strategy.state.model, other.strategy.state.model, rtol=0, atol=1e-6
-    )
-
-
-def absent(rounds: set[int], silo: str = "f") -> Any:
-    """For ``prepare``: without gates, a silo whose training fails in these rounds."""
-
-    def prepare(grid: TinyGrid) -> None:
-        grid.absent = {(silo, number) for number in rounds}
-
-    return prepare
 
 
 @pytest.mark.parametrize(

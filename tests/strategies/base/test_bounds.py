@@ -45,7 +45,7 @@ def test_a_number_beyond_its_limit_is_refused_by_the_silos_own_parser(key: str) 
         }
         others["min-delta"] = {"patience": 1}
         others["patches-per-volume"] = {"patch": "8,8,8"}
-        others["secure-clip"] = {"secure-aggregation": True}
+        others["secure-clip"] = others["secure-group"] = {"secure-aggregation": True}
         others["warmup-rounds"] = {"rounds": near + 1}
         parse_settings({key: near, **others.get(key, {})})
 
