@@ -25,7 +25,7 @@ from client.reported import CANDIDATE, REPORTED, array_of
 from client.tables.new_samples import about_recipe
 from models.flat import FlatModel
 from models.initialisation import Head, flat_model
-from models.networks.blocks import with_head
+from models.networks.blocks import with_method
 from models.networks.custom import CustomSettings, is_custom
 from models.networks.registry import build, spec_of
 from models.trainable import WHOLE, Part
@@ -33,7 +33,7 @@ from models.weights import Weights
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import write_atomically
 from partitions.common.settings import build_settings, keys_of
-from strategies import strategies
+from strategies.base.run_settings import head_named
 from strategies.base.state import Parts, State, model_in, read_sealed, write_sealed
 
 CARD = "card"  # the key in a model's header for the SHA-256 of its card
@@ -273,7 +273,9 @@ def trained_network(card: Card) -> FlatModel:
 def network(card: Card) -> FlatModel:
     """Return the network that a card describes, without its weights."""
     name, shape, settings, head = described(card)
-    return FlatModel(with_head(build(name, shape, card.classes, settings), head))
+    return FlatModel(
+        with_method(head, shape, lambda: build(name, shape, card.classes, settings))
+    )
 
 
 def described(card: Card) -> tuple[str, tuple[int, ...], Any, Head]:
@@ -288,7 +290,7 @@ def described(card: Card) -> tuple[str, tuple[int, ...], Any, Head]:
         settings = build_settings(
             own, {key: given[f.name] for key, f in keys_of(own, name).items()}, name
         )
-    return name, shape, settings, strategies()[head].head if head else None
+    return name, shape, settings, head_named(head or "")
 
 
 def read_model(file: Path, allowed: str = "") -> tuple[Card, FlatModel]:

@@ -350,7 +350,7 @@ class ClientSession:
         scale: dict[str, Any] | None = {"mean": mean, "std": std} if mean else None
         if data.train.x.dtype == np.uint8:
             scale = {"mean": BYTE_MEAN, "std": BYTE_STD}
-        more: dict[str, Any] = {"head": c.strategy} if self.settings.head else {}
+        more: dict[str, Any] = {"head": head} if (head := self.settings.head_name) else {}
         more |= {} if self.part == WHOLE else {"part": asdict(self.part)}
         return {
             "silo": self.name,

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from models.flat import FlatModel
 from models.lora import adapt
-from models.networks.blocks import with_head
+from models.networks.blocks import Make, with_method
 from models.networks.registry import build, resolve, spec_of
 from models.shapes import Shape
 from models.trainable import WHOLE, Part, freeze
 from models.training import generator, seed_torch
 from models.weights import start_from
 
-Head = Callable[[torch.nn.Linear], torch.nn.Module] | None
+Head = Make
 
 
 @lru_cache(maxsize=4)
@@ -68,8 +68,17 @@ def _seeded(
 ) -> torch.nn.Module:
     with torch.random.fork_rng(devices=[]):
         seed_torch(generator(seed, "model", purpose))
-        network = build(name, shape, classes, options)
-        if part.weights is not None:
-            start_from(network, part.weights, spec_of(resolve(name, shape)).published)
-        network = freeze(with_head(network, head), part)
-        return adapt(network, part.lora_rank, part.lora_alpha) if part.lora_rank else network
+
+        def start() -> torch.nn.Module:
+            network = build(name, shape, classes, options)
+            if part.weights is not None:
+                start_from(network, part.weights, spec_of(resolve(name, shape)).published)
+            return network
+
+        def finish(network: torch.nn.Module) -> torch.nn.Module:
+            network = freeze(network, part)
+            if not part.lora_rank:
+                return network
+            return adapt(network, part.lora_rank, part.lora_alpha)
+
+        return with_method(head, shape, start, finish)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.layout import block_names, other_names
+from models.shapes import Shape
 from partitions.common.errors import UserError
 from partitions.common.settings import setting
 
@@ -100,6 +101,47 @@ class Values(nn.Module):
         return self.values
 
 
+class Around(nn.Module):
+    """Base of a method's own module around whole networks, which takes the place of its head."""
+
+    networks: nn.ModuleList
+
+    def __init__(self, networks: Sequence[nn.Module], own: str) -> None:
+        """``own``: the name of the layer block that the method adds, below the networks' own."""
+        super().__init__()
+        self.add_module(own, None)
+        self.networks = nn.ModuleList(networks)
+        names = [
+            f"networks.{i}.{name}" for i, n in enumerate(networks) for name in block_names(n)
+        ]
+        self.block_names = (own, *names)
+        last = networks[-1]
+        self.head_name = f"networks.{len(networks) - 1}." + getattr(
+            last, "head_name", block_names(last)[-1]
+        )
+        self.has_dropout = any(getattr(n, "has_dropout", False) for n in networks)
+
+
+Make = Callable[..., nn.Module] | None
+
+
+def with_method(
+    make: Make,
+    shape: Shape,
+    build: Callable[[], nn.Module],
+    finish: Callable[[nn.Module], nn.Module] = lambda network: network,
+) -> nn.Module:
+    """Return a network with a method's own part: its head, or its module around finished networks.
+
+    ``make``: None for neither, a head's class, or ``make(one, shape)`` for a module around what ``one()`` returns.
+    """
+    inner = getattr(make, "func", make)
+    if isinstance(inner, type) and issubclass(inner, Around):
+        assert make is not None
+        return make(lambda: finish(build()), shape)
+    return finish(with_head(build(), make))
+
+
 def with_head(network: nn.Module, make: Callable[[nn.Linear], nn.Module] | None) -> nn.Module:
     """Replace the network's last layer by the head ``make(last layer)``, from features (b, K) to logits (b, C).
 
@@ -130,9 +172,6 @@ def with_head(network: nn.Module, make: Callable[[nn.Linear], nn.Module] | None)
     own: dict[str, Any] = {"block_names": (*body, *parts), "head_name": last}
     own["has_dropout"] = getattr(network, "has_dropout", False) or getattr(
         head, "has_dropout", False
-    )
-    own["any_batch"] = getattr(network, "any_batch", False) and getattr(
-        head, "any_batch", False
     )
     for name, value in own.items():
         setattr(network, name, value)

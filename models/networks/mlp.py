@@ -18,8 +18,6 @@ class Mlp(nn.Module):
     Blocks: fc1, fc2, ...; without hidden layers the network is multinomial logistic regression.
     """
 
-    any_batch = True  # inputs may have any leading dimensions, such as (silos, batch)
-
     def __init__(
         self, input_shape: Shape, classes: int, hidden: tuple[int, ...], dropout: float = 0.0
     ) -> None:

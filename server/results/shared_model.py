@@ -99,7 +99,7 @@ def model_card(
     spec, c, part = state.numbers["facts"], run.common, run.part()
     name, options = run.model_for(shape := read_shape(spec["shape"]), spec["task"])
     mean, std, labels = statistics(run, state, shape)
-    more: dict[str, Any] = {"head": c.strategy} if run.head else {}
+    more: dict[str, Any] = {"head": run.head_name} if run.head_name else {}
     more |= {} if part == WHOLE else {"part": asdict(part)}
     return {
         "method": c.strategy,

@@ -40,6 +40,7 @@ VECTORS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "mean features of each class, and the classes' shares",
         (COUNTS, MEMBER, RECORDS),
     ),
+    "inputs": ("mean and deviation of each channel of its inputs", (MEMBER,)),
     "gaussians": (
         "mean features of each class, and the covariance of the features",
         (COUNTS, MEMBER, RECORDS),

@@ -13,9 +13,12 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from partitions.common.errors import UserError
 from strategies.base.robust import plausible_counts
 from strategies.base.settings import RULES, Common, Value
+from strategies.base.transport.codecs import OF_CHANGES
 from strategies.base.transport.data_summary import read_agreed, sample_weights
+from strategies.base.transport.error_feedback import sends_changes
 
 OTHER_LAYERS = "which layers travel changes from round to round"
 OWN_START = "its silos start from layers of their own, not from what they received"
@@ -79,6 +82,9 @@ class MethodInfo:
 
     # Requirements of the method.
     needs_classes: bool = False  # whether it needs samples that have one class each
+    # The kinds of inputs that it takes (``models.shapes.KINDS``), and the reason; (): every kind
+    inputs: tuple[str, ...] = ()
+    not_inputs: str = ""
     # The reason why it needs whole samples, so that ``patch`` is refused
     whole_samples: str = ""
     pooled: bool = False  # whether the first silo has all silos' training data, in a simulation
@@ -173,6 +179,24 @@ def upload_names(info: MethodInfo, settings: Any, *, buffers: bool) -> tuple[str
     """Return the names of the vectors that a silo sends in a round; a method's settings may narrow ``uploads``."""
     names: tuple[str, ...] = getattr(settings, "uploads", info.uploads)
     return (*names, "buffers") if buffers else names
+
+
+def check_wire(info: MethodInfo, common: Common) -> None:
+    """Raise UserError for a format that the method does not declare, or an invalid combination of ``wire-...``."""
+    if common.wire_sparse and sends_changes(common):
+        how = f"wire-dtype = {common.wire_dtype}"
+        raise UserError(
+            f"wire-sparse = true: with {how} changes are sent, of which none is left out"
+        )
+    sums = info.receives not in ("mixture", "models")
+    reason = OWN_START if common.ala and sums else "" if info.lossy else info.not_lossy
+    if reason and sends_changes(common) and info.uploads:
+        method = f"{info.name} with ala = true" if common.ala else info.name
+        feedback = "" if common.wire_dtype in OF_CHANGES else ", wire-feedback = on"
+        raise UserError(
+            f"wire-dtype = {common.wire_dtype}{feedback}: not for {method}: {reason}; float32, float16 and "
+            "bfloat16 are, with wire-feedback = auto"
+        )
 
 
 OFFLINE = 0  # no node has this number: a silo of a resumed run that is offline

@@ -38,6 +38,7 @@ from models.privacy.noise import derived, digest_of, noised, poisson_sample, see
 from models.training import Loss, OnFeatures, seed_torch
 from partitions.common.errors import UserError
 from partitions.common.memory import is_out_of_memory
+from strategies.base.info import MethodInfo
 from strategies.base.settings import Common, setting
 from strategies.base.state import State
 
@@ -371,3 +372,16 @@ def private_batches(
             yield x, y
         if until is not None and until():
             return
+
+
+def check_privacy(info: MethodInfo, common: Common) -> None:
+    """Raise UserError if ``dp = true`` is combined with a method or a setting that is not private."""
+    if not common.dp:
+        return
+    if not info.dp:
+        raise UserError(f"dp = true: not with {info.name}: {info.not_dp}")
+    if common.ala:
+        raise UserError(
+            "dp = true: not with ala = true: how it mixes depends on records without noise"
+        )
+    common.check_private()

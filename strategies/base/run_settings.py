@@ -18,6 +18,7 @@ from typing import Any, cast
 from models.augmentation import Augmentation, read_augmentation
 from models.networks.custom import CustomSettings, check_trainer, is_custom
 from models.networks.registry import MODELS, model_settings, resolve
+from models.shapes import kind_of
 from models.tasks import Task, task_of
 from models.trainable import Part
 from models.weights import weights_of
@@ -35,15 +36,13 @@ from strategies.base.aggregation.secure import check_secure
 from strategies.base.bounded import check_robust
 from strategies.base.client import SiloClient
 from strategies.base.evaluation import EVALUATE, EvaluateSettings, check_keep
-from strategies.base.info import OWN_START, MethodInfo
+from strategies.base.info import MethodInfo, check_wire
 from strategies.base.newcomers import check_newcomers
-from strategies.base.privacy import Privacy
+from strategies.base.privacy import Privacy, check_privacy
 from strategies.base.settings import Common, Value, choose
 from strategies.base.strategy import _EVALUATIONS, _REGISTRY, PersonalizedStrategy
 from strategies.base.training.patches import check_patches
-from strategies.base.transport.codecs import OF_CHANGES
 from strategies.base.transport.data_summary import read_agreed
-from strategies.base.transport.error_feedback import sends_changes
 
 
 @functools.cache
@@ -86,6 +85,25 @@ def runnable() -> dict[str, type[PersonalizedStrategy]]:
     }
 
 
+@functools.lru_cache(maxsize=64)
+def head_named(name: str) -> Any:
+    """Return a method's own part of the network by ``METHOD``, or ``METHOD:SIZE``; None for no name.
+
+    Raises UserError where there is none of that name and size.
+    """
+    if not name:
+        return None
+    method, _, size = name.partition(":")
+    choose("method", method, strategies())
+    found = strategies()[method]
+    if found.head is None or bool(size) != bool(found.head_size):
+        raise UserError(f"{name[:80]!r} is no network's head")
+    if not size:
+        return found.head
+    own = build_settings(found.Settings, {f"{method}.{found.head_size}": size}, method)
+    return functools.partial(found.head, size=getattr(own, found.head_size))
+
+
 DP = "dp"  # the common setting, and the prefix of its own keys
 
 
@@ -109,12 +127,18 @@ class RunSettings:
         return method_named(self.common.strategy)
 
     @property
+    def head_name(self) -> str:
+        """The name of the method's own part of the network, for :func:`head_named`; "": none."""
+        if self.common.strategy == EVALUATE:
+            return str(self.method.method)
+        size = self.strategy.head_size
+        own = f":{getattr(self.method, size)}" if size else ""
+        return f"{self.common.strategy}{own}" if self.strategy.head else ""
+
+    @property
     def head(self) -> Any:
-        """A method's own head for the network, or None; in an evaluation the head of the model's method."""
-        method = (
-            self.method.method if self.common.strategy == EVALUATE else self.common.strategy
-        )
-        return method_named(method).head if method else None
+        """A method's own part of the network, or None; in an evaluation that of the model's method."""
+        return head_named(self.head_name)
 
     @property
     def client(self) -> type[SiloClient]:
@@ -176,8 +200,13 @@ class RunSettings:
     def model_for(self, shape: tuple[int, ...], task: str = "multiclass") -> tuple[str, Any]:
         """Return the architecture for inputs of this shape and this task, with its settings for ``build``.
 
-        Raises UserError if the setting ``model`` names one that does not fit this task.
+        Raises UserError if the setting ``model`` names one that does not fit this task, or the method these inputs.
         """
+        info = self.strategy.info
+        if info.inputs and (kind := kind_of(shape)) not in info.inputs:
+            raise UserError(
+                f"{info.name} takes a {', '.join(info.inputs)}, not {kind}: {info.not_inputs}"
+            )
         per_pixel = task_of(task).per_pixel
         name = resolve(self.common.model, shape, per_pixel=per_pixel)
         if is_custom(name):
@@ -340,41 +369,10 @@ def _check_method(info: MethodInfo, common: Common, own: Any) -> None:
                 f"trainer = {common.trainer}: not with {info.name}: {info.not_trainer}"
             )
         common.check_trainer()
-    _check_wire(info, common)
+    check_wire(info, common)
     check_secure(info, common, own)
     check_evaluation(common, own)
-    _check_privacy(info, common)
-
-
-def _check_wire(info: MethodInfo, common: Common) -> None:
-    """Raise UserError for a format that the method does not declare, or an invalid combination of ``wire-...``."""
-    if common.wire_sparse and sends_changes(common):
-        how = f"wire-dtype = {common.wire_dtype}"
-        raise UserError(
-            f"wire-sparse = true: with {how} changes are sent, of which none is left out"
-        )
-    sums = info.receives not in ("mixture", "models")
-    reason = OWN_START if common.ala and sums else "" if info.lossy else info.not_lossy
-    if reason and sends_changes(common) and info.uploads:
-        method = f"{info.name} with ala = true" if common.ala else info.name
-        feedback = "" if common.wire_dtype in OF_CHANGES else ", wire-feedback = on"
-        raise UserError(
-            f"wire-dtype = {common.wire_dtype}{feedback}: not for {method}: {reason}; float32, float16 and "
-            "bfloat16 are, with wire-feedback = auto"
-        )
-
-
-def _check_privacy(info: MethodInfo, common: Common) -> None:
-    """Raise UserError if ``dp = true`` is combined with a method or a setting that is not private."""
-    if not common.dp:
-        return
-    if not info.dp:
-        raise UserError(f"dp = true: not with {info.name}: {info.not_dp}")
-    if common.ala:
-        raise UserError(
-            "dp = true: not with ala = true: how it mixes depends on records without noise"
-        )
-    common.check_private()
+    check_privacy(info, common)
 
 
 def check_evaluation(common: Common, own: Any) -> None:
@@ -391,4 +389,4 @@ def check_evaluation(common: Common, own: Any) -> None:
             f"wire-dtype = {common.wire_dtype}: models are evaluated as they are, in float32"
         )
     if own.method:
-        choose("method", own.method, strategies())
+        head_named(own.method)

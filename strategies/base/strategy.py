@@ -76,8 +76,11 @@ class PersonalizedStrategy(Strategy):
     # Removes the masks of these silos' sum, where they add masks (server/run/secure.py)
     unmask: Callable[[Tensor, Sequence[str]], Tensor] = staticmethod(lambda total, silos: total)
     Settings: ClassVar[type[Any]] = NoSettings
-    # A module class that builds the network's head from its last layer; None: that layer (models.networks.registry).
+    # A module class that builds the network's head from its last layer, or one around networks
+    # (models/networks/blocks.py); None: the network as it is.
     head: ClassVar[Any] = None
+    # The method's setting that ``head`` takes as ``size``; "": none
+    head_size: ClassVar[str] = ""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

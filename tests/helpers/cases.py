@@ -115,6 +115,8 @@ CASES: dict[str, tuple[dict[str, Any], Flow, Flow]] = {
     ),
     "fedprox": case("fedprox", mu=0.5),
     "fedprox-ft": case("fedprox-ft", mu=0.5),
+    # Mean and deviation of three columns, of three silos
+    "fedrdn": case("fedrdn", (FULL, FULL + 18), (FULL + 6, FULL + 6)),
     "fedrep": case("fedrep", **PART, head_epochs=2),
     "fedrod": case("fedrod"),
     # A of rank 2 of fc1, which has three inputs

@@ -84,6 +84,12 @@ def test_every_method_takes_every_input(silos: Files, kind: str, method: str) ->
     settings = {"strategy": method, **OPTIONS, **NETWORKS[kind]}
     if method == "fedsa-lora":
         settings["lora_rank"] = 2
+    if method == "fedrdn":
+        with pytest.raises(
+            ValueError, match=f"fedrdn takes a table, picture, volume, not {kind}"
+        ):
+            federate(silos, **settings)
+        return
     if method == "fedbn":
         with pytest.raises(
             ValueError, match="keeps batch normalisation in the silo, and this network has none"

@@ -54,6 +54,8 @@ UNITS: Mapping[str, set[int]] = {
     "Σ + 2K² + 6K": {POLICY},
     "Σ + C (K + 1)": {FULL + TABLE},
     "Σ + C (2K + 1)": {PAC},
+    "Σ_s + 2CK": {FULL + 18},
+    "Σ_s + 2C": {FULL + 6},
     "Σ_s + CK + 2K² + 6K": {VALVE},
     "Σ_s + CK + K (K + 1)/2": {GAUSSIAN},
 }

@@ -1,0 +1,245 @@
+"""FedRDN: each training sample is normalised by the statistics of a silo drawn at random, each test sample by its own.
+
+Yan, Fu, Li, Xie, Ma, Yang and Zhu, CVPR 2025, arXiv 2306.09363. FedAvg, and a first layer that normalises: μ_k and
+σ_k are mean and standard deviation, by channel or column, over the silo k's training samples.
+
+    training     x' = (x - μ_j) / σ_j,   j drawn uniformly from all silos, anew for each sample and epoch
+    prediction   x' = (x - μ_i) / σ_i,   with the silo's own
+
+Sent: Σ_s down and up, and 2C numbers up, 2CK down in each round. Only the network is averaged; μ_i and σ_i are a
+layer block of the silo's own model, ``input``, so that a file of it predicts alone. Kept: server the network, and every
+silo's pair; silo μ_i, σ_i. The pairs travel without names and sorted: each hospital sees all of them, but not whose
+they are. In round 1 no silo has others' pairs. An absent silo's pair stays; a newcomer has its own, and does not train.
+Evaluated: the averaged network below the silo's own layer. Special cases: one silo, or equal pairs, are FedAvg of
+inputs that each silo standardised, bit for bit.
+
+Not in the paper: a channel of one value has σ = 1. A pair farther from the own one than ``reach`` (|μ_j - μ_i| in σ_i,
+σ_j / σ_i and its inverse) is left out: inputs of other units, or a server's invention, are no augmentation. The pairs
+are sent in every round, not once, so that a silo that joins late changes nothing else. The paper draws j per image (its
+text was not available, (unverified)); a third party's code draws one per batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from models.augmentation import Augmentation
+from models.layout import Layout
+from models.networks.blocks import Around
+from models.samples import Samples
+from models.shapes import Shape
+from models.training import generator
+from partitions.common.errors import DataError
+from strategies.base.info import OWN_LAYERS
+from strategies.base.partial import PartialClient, PartialStrategy, Split
+from strategies.base.settings import setting
+from strategies.base.state import Array, Arrays, ClientState, ServerState
+from strategies.base.transport.payload import Model, Payload, Update
+
+INPUTS = "inputs"
+
+
+@dataclass(frozen=True)
+class RdnSettings:
+    """Settings of FedRDN."""
+
+    reach: float = setting(
+        100.0,
+        "how far another silo's statistics may be from the own ones",
+        minimum=1,
+        maximum=1000,
+    )
+
+
+def normalised(x: Tensor, mean: Tensor, spread: Tensor) -> Tensor:
+    """Return (x - μ) / σ for x (b, C, ...) and statistics (C,) or (b, C)."""
+    places = [1] * (x.dim() - 2)
+    mean, spread = (part.reshape(*part.shape, *places) for part in (mean, spread))
+    return (x - mean) / spread
+
+
+class Statistics(nn.Module):
+    """The silo's own μ and σ (C,), not trained."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.mean = nn.Parameter(torch.zeros(channels))
+        self.spread = nn.Parameter(torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return normalised(x, self.mean, self.spread)
+
+
+class Normalising(Around):
+    """A network below the silo's own normalisation. In training its batches are normalised already."""
+
+    input: Statistics
+
+    def __init__(self, one: Callable[[], nn.Module], shape: Shape) -> None:
+        super().__init__([one()], "input")
+        self.input = Statistics(shape[0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.networks[0](x if self.training else self.input(x))
+        return outputs
+
+
+@dataclass(frozen=True)
+class RandomStatistics:
+    """In the place of ``augment``: after it, each sample is normalised by one of the ``pairs`` (K, 2, C)."""
+
+    pairs: Tensor
+    before: Augmentation | None
+
+    def changed(
+        self, batches: Iterable[tuple[Any, Tensor]], n: int, rng: torch.Generator
+    ) -> Iterator[tuple[Any, Tensor]]:
+        own = generator(rng.initial_seed(), INPUTS)
+        drawn = torch.randint(len(self.pairs), (n,), generator=own)
+        if self.before is not None:
+            batches = self.before.changed(batches, n, rng)
+        done = 0
+        for x, y in batches:
+            if not done:
+                drawn = drawn.to(y.device)
+            mean, spread = self.pairs[drawn[done : done + len(y)]].unbind(1)
+            done += len(y)
+            yield normalised(x, mean, spread), y
+
+
+def statistics(samples: Samples) -> Tensor:
+    """Return μ and σ of each channel (2, C), summed in float64."""
+    order = [slice(i, i + samples.at_once) for i in range(0, len(samples), samples.at_once)]
+    total, square, count = 0.0, 0.0, 0
+    for x, _ in samples.batches(order):
+        values = x.double().transpose(0, 1).flatten(1)
+        total, square = total + values.sum(1), square + values.square().sum(1)
+        count += values.shape[1]
+    mean = torch.as_tensor(total) / count
+    variance = (torch.as_tensor(square) / count - mean.square()).clamp(min=0)
+    changes = variance > 1e-12 * torch.as_tensor(square) / count
+    return torch.stack([mean, torch.where(changes, variance, 1.0).sqrt()]).float()
+
+
+class RdnClientState(ClientState):
+    inputs = Array()  # μ_i, σ_i (2, C)
+
+
+class FedRDNClient(PartialClient):
+    state_type = RdnClientState
+    state: RdnClientState
+    settings: RdnSettings
+
+    @staticmethod
+    def split(layout: Layout, *_: object) -> Split:
+        (own,) = layout.parts(["input"])
+        return layout.outside([own]), (own,)
+
+    def receive(self) -> Tensor:
+        return self.with_statistics(super().receive())
+
+    def first_model(self) -> Tensor:
+        self.shared, self.private = self.parts()
+        return self.with_statistics(self.silo.initial("").clone())
+
+    def with_statistics(self, vector: Tensor) -> Tensor:
+        """Return the vector (Σ,) with the own μ and σ, and let the batches be of the pairs that are near them."""
+        if self.state.inputs is None:
+            self.state.inputs = statistics(self.silo.train)
+        own = self.state.inputs
+        pairs = own[None]
+        if INPUTS in self.models:
+            sent = self.models[INPUTS].vector.view(-1, *own.shape)
+            near = sent[self.near(sent, own)]
+            pairs = near if len(near) else pairs
+        augment: Any = RandomStatistics(pairs, self.augment)
+        self.silo = replace(self.silo, augment=augment)
+        vector[self.private[0]] = own.flatten()
+        return vector
+
+    @property
+    def augment(self) -> Augmentation | None:
+        found: Any = self.silo.augment
+        return found.before if isinstance(found, RandomStatistics) else found
+
+    def near(self, sent: Tensor, own: Tensor) -> Tensor:
+        """Return bool (K,): which pairs are within ``reach`` of the own one."""
+        apart, ratio = (sent[:, 0] - own[0]).abs() / own[1], sent[:, 1] / own[1]
+        reach = self.settings.reach
+        fits = (apart <= reach) & (ratio <= reach) & (ratio >= 1 / reach)
+        return fits.flatten(1).all(1)
+
+    def local_update(self) -> list[Tensor]:
+        self.train(parts=self.shared)
+        assert self.state.inputs is not None
+        return [self.model.vector[self.shared[0]].clone(), self.state.inputs.flatten()]
+
+    def newcomer_parts(self) -> Sequence[slice]:
+        return ()
+
+
+class RdnServerState(ServerState):
+    inputs = Arrays("inputs.")  # the pairs (2 C,), by the silo's name
+
+
+class FedRDN(PartialStrategy):
+    info = OWN_LAYERS(
+        name="fedrdn",
+        title="Training samples normalised by the statistics of random silos",
+        paper="Yan et al., CVPR 2025, arXiv 2306.09363",
+        spelling="FedRDN",
+        sends=("Σ_s + 2CK", "Σ_s + 2C"),
+        uploads=("shared", INPUTS),
+        unclipped=(INPUTS,),
+        own_model="sent",
+        note="every silo gets the statistics of its inputs, without names",
+        reports="received",
+        late="grows",
+        inputs=("table", "picture", "volume"),
+        not_inputs="padding and missing parts are zeros, which normalised inputs are not",
+        sums="",
+        not_sums="every silo needs each silo's statistics of inputs",
+        lossy=False,
+        not_lossy="statistics of inputs are no steps",
+        ala=False,
+        dp="",
+        not_dp="mean and deviation of the inputs leave, without noise",
+    )
+    client = FedRDNClient
+    head = Normalising
+    state_type = RdnServerState
+    state: RdnServerState
+    Settings = RdnSettings
+
+    def begin_round(self) -> None:
+        # Sorted by their numbers, so that the order names no silo
+        rows = sorted(vector.tolist() for vector in self.state.inputs.values())
+        pairs = torch.tensor(rows).flatten().to(self.state.model)
+        self.pairs = {INPUTS: Model(pairs, round=self.round - 1)} if rows else {}
+
+    def payload(self, silo: str) -> Payload:
+        return Payload({**super().payload(silo).models, **self.pairs})
+
+    def upload_size(self, name: str, silo: str = "") -> int:
+        if name != INPUTS:
+            return super().upload_size(name, silo)
+        (own,) = self.layout.parts(["input"])
+        return int(own.stop - own.start)
+
+    def centre(self, name: str, update: Update) -> Tensor | None:
+        return None if name == INPUTS else super().centre(name, update)
+
+    def check(self, update: Update) -> None:
+        _, spread = update.vectors[INPUTS].chunk(2)
+        if not bool((spread > 0).all()):
+            raise DataError("'inputs' holds deviations that are not above 0")
+
+    def aggregate(self, updates: Sequence[Update]) -> None:
+        weights = self.weights(updates)
+        self.state.model = self.mean((u.vectors["shared"] for u in updates), weights)
+        self.state.inputs.update({u.silo: u.vectors[INPUTS].clone() for u in updates})
