@@ -25,7 +25,7 @@ import logging
 import os
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,7 +57,7 @@ class Form:
     groups: int
 
 
-FORMS = {"smoke": Form(2, 2, 2, 2), "short": Form(4, 10, 5, 4), "long": Form(16, 40, 10, 0)}
+FORMS = {"smoke": Form(2, 2, 2, 2), "short": Form(3, 10, 5, 3), "long": Form(16, 40, 10, 0)}
 COMMON: dict[str, Any] = {
     "partition": "natural",
     "model": "mlp",
@@ -106,8 +106,14 @@ class Cell(NamedTuple):
     seed: int
     held: str
 
-    def is_of(self, line: Mapping[str, Any]) -> bool:
-        return (line["seed"], line["held"]) == (self.seed, self.held)
+    def lines(self, every: Sequence[dict[str, Any]], form: Form) -> list[dict[str, Any]]:
+        """Return the cell's lines among those of its file; trials beyond the form's do not count."""
+        return [
+            line
+            for line in every
+            if (line["seed"], line["held"]) == (self.seed, self.held)
+            and line["trial"] < form.trials
+        ]
 
     def settings(self, form: Form) -> dict[str, Any]:
         own: dict[str, Any] = {"dataset": self.dataset, **COMMON, **SETS[self.dataset]}
@@ -136,14 +142,16 @@ def cells_of(dataset: str, method: str, form: Form) -> tuple[list[Cell], list[Ce
 def space_of(method: str) -> Space:
     """Return what the search varies: the learning rate, and the method's own weights and rates.
 
-    These are its numbers without an upper limit and above 0: ten times less to ten times more than by default.
+    These are its numbers without an upper limit and above 0: ten times less, within their range, to ten times more
+    than by default.
     """
     entries = [LEARNING_RATE]
     for key, field in keys_of(strategies()[method].Settings, method).items():
         value = field.default
         limited = field.metadata.keys() & {"maximum", "below"}
         if isinstance(value, float) and value > 0 and not limited:
-            entries.append(f"{key}=log({value / 10!r},{value * 10!r})")
+            lowest = max(value / 10, field.metadata.get("minimum", 0.0))
+            entries.append(f"{key}=log({lowest!r},{value * 10!r})")
     return read_space(entries, [method])
 
 
@@ -175,7 +183,7 @@ def executed(cell: Cell, form: Form, trial: int) -> dict[str, Any]:
 
 def best_of(lines: Sequence[dict[str, Any]], cell: Cell, form: Form) -> dict[str, Any] | None:
     """Return the line of a cell's best trial on validation data; None where the cell is not finished, or has none."""
-    own = [line for line in lines if cell.is_of(line)]
+    own = cell.lines(lines, form)
     scored = [line for line in own if line["validation"] is not None]
     if len(own) < form.trials or not scored:
         return None
@@ -246,11 +254,9 @@ class Workers:
                 if best_of(lines, cell, self.form) is None:
                     return
 
-    def missing(
-        self, cell: Cell, lines: Sequence[Mapping[str, Any]]
-    ) -> Iterator[dict[str, Any]]:
+    def missing(self, cell: Cell, lines: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yield the lines of the cell's trials that have none."""
-        done = {line["trial"] for line in lines if cell.is_of(line)}
+        done = {line["trial"] for line in cell.lines(lines, self.form)}
         for trial in range(self.form.trials):
             if trial not in done and self.left:
                 self.left -= 1

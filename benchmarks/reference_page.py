@@ -159,7 +159,7 @@ def found_of(folder: Path, dataset: str, form: Form) -> Found:
 
 def failed(lines: Sequence[dict[str, Any]], cell: Cell, form: Form) -> str:
     """Return why no trial of a cell has a score; empty: one has, or some are still to come."""
-    reasons = [line.get("why", "") for line in lines if cell.is_of(line)]
+    reasons = [line.get("why", "") for line in cell.lines(lines, form)]
     return reasons[0] if len(reasons) == form.trials and all(reasons) else ""
 
 

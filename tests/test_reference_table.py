@@ -7,9 +7,19 @@ import json
 from pathlib import Path
 
 import pytest
+from optuna.distributions import FloatDistribution
 
 from benchmarks import reference
-from benchmarks.reference import FORMS, SETS, Cell, best_of, executed, read_lines
+from benchmarks.reference import (
+    FORMS,
+    SETS,
+    Cell,
+    best_of,
+    executed,
+    ordered_methods,
+    read_lines,
+    space_of,
+)
 from benchmarks.reference_page import cell_values, found_of
 from partitions.datasets.centres import CENTRES
 from partitions.datasets.registry import load_dataset
@@ -91,3 +101,12 @@ def test_every_set_has_its_number_of_centres():
     for name in CENTRES:
         assert len(load_dataset(name, "").groups or {}) == SETS[name]["silos"], name
     assert SETS.keys() - CENTRES.keys() == {"heart-uci", "azpro-grades-dp"}
+
+
+def test_every_method_is_searched_by_its_rate_and_its_own_weights():
+    """By hand for three: mu within a factor of ten; p is at least 1; FedAvgM's momentum has a limit."""
+    spaces = {name: space_of(name).distributions for name in ordered_methods()}
+    assert {"local", "pooled", "fedavg"} < spaces.keys()
+    assert spaces["fedprox"]["fedprox.mu"] == FloatDistribution(0.0001, 0.01, log=True)
+    assert spaces["lp-proj"]["lp-proj.p"] == FloatDistribution(1.0, 10.0, log=True)
+    assert spaces["fedavgm"].keys() == {"learning-rate", "fedavgm.server-learning-rate"}
