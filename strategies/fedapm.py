@@ -15,6 +15,9 @@ Zhu et al., KDD 2025, arXiv 2506.04672. min_{u,V} sum_i α_i f_i(v_i, u), split 
 starts from u^{t+1}. The published text lacks its formulas; these are recovered from its proofs and its code, which
 agree.
 
+With secure sums a silo sends u^{t+1} + z_i^{t+1} - z_i, with z_i its last vector that the server counted. The server
+adds |S|/m times the mean of these steps to u^{t+1}: eq. 8, for an absent silo's z_i has no step.
+
 Sent: Σ_s down, Σ_s up. Kept: server all z_i; silo v_i and u_i (its model), π_i, ε_i. Invariant after every aggregation
 with all present: sum_i [ρ (u_i - u) + π_i] = 0. A silo first chosen late has u_i = z_i = the initial model until then.
 Special cases: ρ = σ = 0, all present, equal n_i, learning rate times m: FedAlt; nothing shared and σ = 0: Local with
@@ -44,7 +47,7 @@ from strategies.base.partial import (
 )
 from strategies.base.settings import setting
 from strategies.base.state import GLOBAL, Array, Arrays, ClientState, Item, ServerState
-from strategies.base.transport.payload import Payload, Update
+from strategies.base.transport.payload import Payload, Update, named
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ class ApmSettings(PartialSettings):
 
 class ApmClientState(ClientState):
     dual = Array()  # π_i (Σ_s,); None: 0
+    z = Array()  # with secure sums: the last z_i (Σ_s,) that the server counted; None: the initial model's
     # The accuracy that the local problem is solved to
     epsilon = Item[float | None](lambda: None)
 
@@ -96,7 +100,12 @@ class FedAPMClient(PartialClient):
         self._shared_step(u, dual)
         own_u = gather(self.model.vector, self.shared)
         state.dual = dual = dual + s.rho * (own_u - u)
-        return [own_u + dual / s.rho if s.rho else own_u]
+        z = own_u + dual / s.rho if s.rho else own_u
+        if not self.common.secure_aggregation:
+            return [z]
+        before = gather(self.silo.initial(""), self.shared) if state.z is None else state.z
+        self.propose(z=z)
+        return [u + (z - before)]
 
     def noised_passes(self) -> tuple[int, ...]:
         epochs = self.common.local_epochs
@@ -174,7 +183,9 @@ class FedAPM(PartialStrategy):
         sends_duals=True,
         not_lossy="the server keeps each silo's last vector, not a sum of steps",
         lossy=False,
-        not_sums="the server keeps each silo's last vector",
+        sums="silos",
+        sums_at={"alpha": ("uniform",)},
+        not_sums="each silo gets a number of its own that scales its gradients",
     )
     client = FedAPMClient
     Settings = ApmSettings
@@ -184,7 +195,7 @@ class FedAPM(PartialStrategy):
 
     def start_state(self, initial: Callable[[str], Tensor]) -> None:
         super().start_state(initial)
-        for name in self.silos:
+        for name in () if self.common.secure_aggregation else self.silos:
             self.state.z[name] = self.state.model
 
     def welcome(self, silo: str, *, trains: bool) -> None:
@@ -200,6 +211,10 @@ class FedAPM(PartialStrategy):
         return Payload(super().payload(silo).models, {"alpha": alpha})
 
     def aggregate(self, updates: Sequence[Update]) -> None:
+        if self.common.secure_aggregation:
+            u, share = self.state.model, len(named(updates)) / len(self.silos)
+            self.state.model = u + share * (updates[0].vector - u)
+            return
         for update in updates:
             self.state.z[update.silo] = update.vector
         all_z = [self.state.z[name] for name in self.silos]

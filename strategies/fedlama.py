@@ -12,6 +12,10 @@ x^i, and
 Only matrices and kernels are sorted. Biases and normalisation weights enter only δ's denominator; they and running
 statistics are averaged every round. All intervals start at 1, and if φ | t all layers are averaged.
 
+With secure sums the server has no x^i. A silo adds to its layers the sums of squares q_l^i = ||x_l^i - c_l||² of its
+steps from the last averages c_l, and sum_i p_i ||u_l - x_l^i||² = sum_i p_i q_l^i - ||u_l - c_l||². All silos then
+receive the whole u, since masks cancel only if all receive the same. Each takes over the layers that are new to it.
+
 Sent: the layers of the round before down, those of the round up: at most Σ, less with longer intervals; in a silo's
 first round Σ down. Kept: server u, τ, the last average of each layer, the last reply of each silo; silo x^i. An absent
 silo is left out of the means, and on its return gets all layers averaged since its last reply. So does a silo whose
@@ -31,16 +35,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+import torch
 from torch import Tensor
 
 from models.flat import gather, scatter
 from models.layout import Layout
+from strategies.base.aggregation.magnitudes import COUNT
 from strategies.base.client import SiloClient
 from strategies.base.info import ONE_MODEL, OTHER_LAYERS
 from strategies.base.settings import Averaging, setting
-from strategies.base.state import GLOBAL, Item, ServerState
+from strategies.base.state import GLOBAL, Array, ClientState, Item, ServerState
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.transport.payload import Model, Number, Payload, Update
+from strategies.base.transport.payload import Model, Number, Payload, Update, named
 
 
 @dataclass(frozen=True)
@@ -71,14 +77,39 @@ def choose_intervals(layout: Layout, excess: Sequence[float], phi: int) -> list[
     return intervals
 
 
+def squares_of(layout: Layout, step: Tensor, due: bool) -> Tensor:
+    """Return the sum of squares of each tensor (L,); empty if the intervals are not adjusted."""
+    found = [step[e.start : e.stop].square().sum() for e in layout.parameters]
+    return torch.stack(found) if due else step[:0]
+
+
+class LamaClientState(ClientState):
+    heard = Array()  # with secure sums: the last round that the server counted (1,)
+
+
 class FedLAMAClient(SiloClient):
+    state_type = LamaClientState
+    state: LamaClientState
+
     def receive(self) -> Tensor:
-        fresh = flagged(self.model.layout, self.numbers["fresh"])
-        return scatter(self.own(), fresh, self.models[GLOBAL].vector)
+        layout, received = self.model.layout, self.models[GLOBAL].vector
+        if not self.common.secure_aggregation:
+            return scatter(self.own(), flagged(layout, self.numbers["fresh"]), received)
+        heard = 0 if self.state.heard is None else int(self.state.heard)
+        averaged = cast(list[int], self.numbers["averaged"])
+        fresh = flagged(layout, [int(r >= heard) for r in averaged])
+        self.shared = flagged(layout, self.numbers["due"])
+        return scatter(self.own(), fresh, gather(received, fresh))
 
     def local_update(self) -> list[Tensor]:
         self.train()
-        return [gather(self.model.vector, flagged(self.model.layout, self.numbers["due"]))]
+        layout, trained = self.model.layout, self.model.vector
+        layers = gather(trained, flagged(layout, self.numbers["due"]))
+        if not self.common.secure_aggregation:
+            return [layers]
+        self.propose(heard=torch.tensor([float(self.round)]))
+        step = trained - self.models[GLOBAL].vector
+        return [layers, squares_of(layout, step, bool(self.numbers["adjusts"]))]
 
 
 class LamaServerState(ServerState):
@@ -99,7 +130,8 @@ class FedLAMA(PersonalizedStrategy):
         uploads=("layers",),
         note="most rounds send some layers, the last ones since are known",
         not_lossy=OTHER_LAYERS,
-        not_sums="the server needs how far silos differ in each layer",
+        sums="samples",
+        sums_also={"squares": ""},
     )
     client = FedLAMAClient
     Settings = LamaSettings
@@ -116,9 +148,18 @@ class FedLAMA(PersonalizedStrategy):
         """Return 1 for every tensor that is averaged in this round, else 0."""
         return [int(self.round % interval == 0) for interval in self.state.intervals]
 
+    def adjusts(self) -> bool:
+        """Return whether this round adjusts the intervals."""
+        return self.round % self.settings.phi == 0 and self.round > self.settings.wait
+
+    def shared_parts(self) -> list[slice]:
+        return flagged(self.layout, self.due())
+
     def upload_size(self, name: str, silo: str = "") -> int:
         if name == "layers":
-            return sum(part.stop - part.start for part in flagged(self.layout, self.due()))
+            return sum(part.stop - part.start for part in self.shared_parts())
+        if name == "squares":
+            return COUNT * len(self.layout.parameters) * self.adjusts()
         return super().upload_size(name, silo)
 
     def begin_round(self) -> None:
@@ -126,6 +167,12 @@ class FedLAMA(PersonalizedStrategy):
         self._packed: dict[int, Tensor] = {}
 
     def payload(self, silo: str) -> Payload:
+        if self.common.secure_aggregation:
+            numbers: dict[str, Number] = {"averaged": self.state.averaged}
+            return Payload(
+                super().payload(silo).models,
+                numbers | {"due": self.due(), "adjusts": self.adjusts()},
+            )
         heard = self.state.heard.get(silo, 0)
         fresh = [int(server_round >= heard) for server_round in self.state.averaged]
         if heard not in self._packed:
@@ -135,25 +182,25 @@ class FedLAMA(PersonalizedStrategy):
 
     def centre(self, name: str, update: Update) -> Tensor | None:
         if name == "layers":
-            return gather(self.state.model, flagged(self.layout, self.due()))
+            return gather(self.state.model, self.shared_parts())
         return super().centre(name, update)
 
     def aggregate(self, updates: Sequence[Update]) -> None:
-        state, due = self.state, self.due()
+        state, due, before = self.state, self.due(), self.state.model
         weights = self.weights(updates)
         mean = self.mean((u.vector for u in updates), weights)
-        state.model = scatter(state.model, flagged(self.layout, due), mean)
+        state.model = scatter(before, self.shared_parts(), mean)
         state.averaged = [
             self.round if now else r for now, r in zip(due, state.averaged, strict=True)
         ]
-        state.heard = {**state.heard, **{u.silo: self.round for u in updates}}
+        state.heard = {**state.heard, **dict.fromkeys(named(updates), self.round)}
         # A single silo cannot differ from others: its layers' excess is meaningless.
-        if (
-            self.round % self.settings.phi == 0
-            and self.round > self.settings.wait
-            and len(updates) > 1
-        ):
-            squares = self.mean(((u.vector - mean).square() for u in updates), weights)
-            sums = [squares[e.start : e.stop].sum() for e in self.layout.parameters]
+        if self.adjusts() and len(named(updates)) > 1:
+            if "squares" in updates[0].vectors:
+                moved = squares_of(self.layout, state.model - before, True)
+                sums = [*(updates[0].vectors["squares"] - moved).clamp(min=0)]
+            else:
+                squares = self.mean(((u.vector - mean).square() for u in updates), weights)
+                sums = [squares[e.start : e.stop].sum() for e in self.layout.parameters]
             excess = [float(x) / tau for x, tau in zip(sums, state.intervals, strict=True)]
             state.intervals = choose_intervals(self.layout, excess, self.settings.phi)

@@ -81,7 +81,9 @@ class FedLP(PersonalizedStrategy):
         note="over the rounds every layer is sent",
         robust=tuple(rule for rule in RULES if rule not in KRUM),
         not_lossy=OTHER_LAYERS,
-        not_sums="each layer is of other silos, down to a single one",
+        sums="weights",
+        sums_at={"keep": (1.0,)},
+        not_sums="below, each layer is of other silos, down to a single one where some are gone",
     )
     client = FedLPClient
     Settings = LpSettings

@@ -9,6 +9,10 @@ silo has a model of its own and trains it on
 
 and predicts the class of the nearest prototype, argmin_j ||z - C̄^j||, among its own classes.
 
+With secure sums a silo sends n_ij C_i^j / n_i and n_ij / n_i (or C_i^j and 1), and the server divides the sums. It
+could not tell a class of few silos before it has opened their sum. A count of silos per class would show, where one is
+gone, whether that one has the class. So each silo must have all classes, and checks that itself: else it sends nothing.
+
 Sent: C (K + 1) down and up, a prototype and its share (down: whether there is one) per class; nothing down in round 1.
 The shares reveal which classes a silo has. Kept: server C̄; silo its whole model, its own prototypes. An absent silo
 keeps its model; a class that no silo of a round has keeps its prototype. Evaluated: the silo's model with the received
@@ -43,7 +47,7 @@ from torch import Tensor
 from models.features import all_features
 from models.layout import Layout
 from models.training import feature_gradient
-from partitions.common.errors import DataError
+from partitions.common.errors import DataError, UserError
 from strategies.base.bounded import replacement
 from strategies.base.client import SiloClient
 from strategies.base.info import OWN_LOSS, MethodInfo
@@ -128,6 +132,14 @@ def average(
     ).flatten()
 
 
+def divided(table: Tensor, classes: int) -> Tensor:
+    """Return the server's table from a mean of prototypes times marks, and of marks (secure sums)."""
+    products, marks = read_table(table, classes)
+    return make_table(products / marks.clamp(min=LEAST)[:, None], (marks >= LEAST).float())
+
+
+# A class's least part of a secure sum; below it is the sum's error
+LEAST = 1e-6
 NEVER = -1e9  # the output of a class that is left out
 
 
@@ -189,10 +201,16 @@ class FedProtoClient(SiloClient):
             self.sums, self.counts = class_sums(z, self.silo.train.y, len(self.known))
         means = means_of(self.sums, self.counts)
         shares = self.counts / self.counts.sum()
-        table = self.state.prototypes = make_table(
-            means, shares if s.weighting == "samples" else self.own_classes
-        )
-        return [table]
+        marks = shares if s.weighting == "samples" else self.own_classes
+        table = self.state.prototypes = make_table(means, marks)
+        if not self.common.secure_aggregation:
+            return [table]
+        if not bool((self.counts > 0).all()):
+            raise UserError(
+                f"{self.silo.name}: fedproto with secure-aggregation = true needs training samples of every class at "
+                "each silo, so that no class's sum is of few silos; here are not all"
+            )
+        return [make_table(means * marks[:, None], marks)]
 
     def personal(self) -> Tensor:
         return self.predictor()
@@ -261,7 +279,7 @@ class FedProto(PersonalizedStrategy):
         needs_classes=True,
         robust=RULES,
         not_lossy="what is sent are prototypes, no steps",
-        not_sums="a class may be of a single silo, whose prototype its mean would be",
+        sums="weighting",
         buffers="local",
         not_trainer=OWN_LOSS,
     )
@@ -289,9 +307,13 @@ class FedProto(PersonalizedStrategy):
         )
 
     def check(self, update: Update) -> None:
-        check_table(update.vector, self.layout.classes)
+        if not self.common.secure_aggregation:
+            check_table(update.vector, self.layout.classes)
 
     def aggregate(self, updates: Sequence[Update]) -> None:
+        if self.common.secure_aggregation:
+            self.state.prototypes = divided(updates[0].vector, self.layout.classes)
+            return
         by_samples = self.settings.weighting == "samples"
         weights = [float(u.samples) if by_samples else 1.0 for u in updates]
         tables = [u.vector for u in updates]

@@ -23,7 +23,8 @@ without PLayer-FL's, decided or fixed.
 
 Server: sample-weighted mean of the shared layers. Sent: Σ down and Σ + L numbers up in round 1, then Σ_s and Σ_s. Kept:
 server u, l*; silo its own layers. The methods assume that all silos are present; a silo that is absent in round 1 only
-lacks its vote. Special cases: l* = L is FedAvg, l* = 0 Local, l* = L - 1 FedPer.
+lacks its vote. With secure sums, which need combine = "mean", the L numbers travel in the sum, with equal weights.
+Special cases: l* = L is FedAvg, l* = 0 Local, l* = L - 1 FedPer.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from models.flat import gather
 from models.layout import Layout
 from models.training import generator
 from partitions.common.errors import DataError
+from strategies.base.aggregation.magnitudes import COUNT
 from strategies.base.info import OTHER_LAYERS, MethodInfo
 from strategies.base.partial import PartialClient, PartialStrategy, Split, split_parts
 from strategies.base.settings import RULES, setting
@@ -81,8 +83,11 @@ class PLayerClient(PartialClient):
 
     def local_update(self) -> list[Tensor]:
         vectors = super().local_update()
-        if cast(int, self.numbers["cut"]) < 0:
-            self.replies["sensitivity"] = self.sensitivity()
+        found = self.sensitivity() if cast(int, self.numbers["cut"]) < 0 else []
+        if self.common.secure_aggregation:
+            return [*vectors, torch.tensor(found, device=self.model.device)]
+        if found:
+            self.replies["sensitivity"] = found
         return vectors
 
     def sensitivity(self) -> list[float]:
@@ -159,7 +164,10 @@ class PLayerFL(PartialStrategy):
         late="starts",
         robust=RULES,
         not_lossy=OTHER_LAYERS,
-        not_sums="the server needs each silo's sensitivities",
+        sums="samples",
+        sums_at={"combine": ("mean",)},
+        sums_also={"sensitivity": "silos"},
+        not_sums="a median needs each silo's sensitivities",
         ala=True,
         buffers="shared",
         plain_loss=True,
@@ -179,8 +187,13 @@ class PLayerFL(PartialStrategy):
     def payload(self, silo: str) -> Payload:
         return Payload(super().payload(silo).models, {"cut": self.state.cut})
 
+    def upload_size(self, name: str, silo: str = "") -> int:
+        if name == "sensitivity":
+            return COUNT * len(self.layout.blocks) * (self.state.cut < 0)
+        return super().upload_size(name, silo)
+
     def check(self, update: Update) -> None:
-        if self.state.cut >= 0:
+        if self.state.cut >= 0 or self.common.secure_aggregation:
             return
         values = update.numbers.get("sensitivity")
         layers = len(self.layout.blocks)
@@ -194,7 +207,11 @@ class PLayerFL(PartialStrategy):
     def aggregate(self, updates: Sequence[Update]) -> None:
         mean = self.mean((u.vector for u in updates), [u.samples for u in updates])
         if self.state.cut < 0:
-            table = [cast(list[float], u.numbers["sensitivity"]) for u in updates]
+            table = (
+                [u.vectors["sensitivity"].tolist() for u in updates]
+                if self.common.secure_aggregation
+                else [cast(list[float], u.numbers["sensitivity"]) for u in updates]
+            )
             self.state.cut = self.cut_for(self.decide(table))
             mean = gather(mean, self.shared_parts())
             buffers = self.state.buffers

@@ -261,7 +261,10 @@ class SiloClient(TrainingLoop, NumPyClient):
 
     def upload_names(self) -> tuple[str, ...]:
         """Return the names of the vectors that this round sends."""
-        return upload_names(self.info, self.settings, buffers=self.shares_buffers)
+        secure = self.common.secure_aggregation
+        return upload_names(
+            self.info, self.settings, buffers=self.shares_buffers, secure=secure
+        )
 
     def begin(self, config: Mapping[str, Any]) -> Tensor:
         """Begin a round or an evaluation with its message; return the received model, which the network holds."""

@@ -112,6 +112,8 @@ class MethodInfo:
     # Values of its settings that the sum needs
     sums_at: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     not_sums: str = "its MethodInfo does not declare `sums`"  # the reason, if not ``sums``
+    # Vectors of numbers of at least 0 that silos send besides in a secure sum, and their weights: "silos", or as above
+    sums_also: Mapping[str, Literal["silos", ""]] = field(default_factory=dict)
     # Whether its local training may be counted in mini-batches instead of epochs (``local-steps``)
     local_steps: bool = False
     # Whether its silos start from a received model, which ``ala = true`` may mix
@@ -175,10 +177,14 @@ def shares_buffers(info: MethodInfo, common: Common) -> bool:
     return bool(info.uploads) and info.buffers == "shared" and common.buffers == "shared"
 
 
-def upload_names(info: MethodInfo, settings: Any, *, buffers: bool) -> tuple[str, ...]:
+def upload_names(
+    info: MethodInfo, settings: Any, *, buffers: bool, secure: bool
+) -> tuple[str, ...]:
     """Return the names of the vectors that a silo sends in a round; a method's settings may narrow ``uploads``."""
     names: tuple[str, ...] = getattr(settings, "uploads", info.uploads)
-    return (*names, "buffers") if buffers else names
+    also = tuple(info.sums_also) if secure else ()
+    statistics = ("buffers",) if buffers else ()
+    return (*names, *also, *statistics)
 
 
 def check_wire(info: MethodInfo, common: Common) -> None:

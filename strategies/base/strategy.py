@@ -306,7 +306,10 @@ class PersonalizedStrategy(Strategy):
 
     def upload_names(self) -> tuple[str, ...]:
         """Return the names of the vectors that a reply of this round must have."""
-        return upload_names(self.info, self.settings, buffers=self.shares_buffers)
+        secure = self.common.secure_aggregation
+        return upload_names(
+            self.info, self.settings, buffers=self.shares_buffers, secure=secure
+        )
 
     def _readable(
         self, replies: Iterable[Message], kind: str, read: Callable[[Message, str], T]

@@ -35,6 +35,7 @@ from torch.linalg import vector_norm
 from models.flat import gather, scatter
 from models.layout import Layout
 from partitions.common.errors import DataError, RunFailedError, UserError
+from strategies.base.aggregation.magnitudes import gathered, spread
 from strategies.base.aggregation.sum_weights import groups_of, labels_of, weights_in_sum, whole
 from strategies.base.info import MethodInfo
 from strategies.base.settings import RULES, Common
@@ -125,7 +126,7 @@ def reference(
     parts: Sequence[slice] = (),
 ) -> Tensor | None:
     """Return the point that a vector is a step from; None: from 0. ``parts``: the layers that the method shares."""
-    if name in info.steps:
+    if name in info.steps or name in info.sums_also:
         return None
     found, whole = base_of(received, name, size), received.get(GLOBAL)
     if found is not None or whole is None or name == BUFFERS or not parts:
@@ -135,15 +136,24 @@ def reference(
 
 
 def clip_length(
-    common: Common, received: Mapping[str, Model], centre: Tensor | None, name: str, size: int
+    info: MethodInfo,
+    common: Common,
+    received: Mapping[str, Model],
+    centre: Tensor | None,
+    name: str,
+    size: int,
 ) -> float:
     """Return C of a vector. A power of two: both ends compute the same number from the same vectors."""
+    if name in info.sums_also:
+        return 1.0
     if common.secure_clip:
         return common.secure_clip
     if centre is None and name != BUFFERS and GLOBAL in received:
         centre = received[GLOBAL].vector
     length = 0.0 if centre is None else float(vector_norm(centre, dtype=torch.float64))
-    least = math.sqrt(size) if name == BUFFERS else 1.0  # a variance starts at 1
+    # A variance starts at 1; and nothing is known of numbers that are no step
+    unknown = name == BUFFERS or (centre is None and GLOBAL not in received)
+    least = math.sqrt(size) if unknown else 1.0
     return float(2.0 ** math.ceil(math.log2(TIMES * max(length, least, 1.0))))
 
 
@@ -171,11 +181,13 @@ def integers_of(
         )
     result = []
     for name, vector in vectors.items():
+        vector = spread(vector) if name in info.sums_also else vector
         centre = reference(info, received, name, len(vector), parts)
-        clip = clip_length(common, received, centre, name, len(vector))
+        clip = clip_length(info, common, received, centre, name, len(vector))
         step = vector.double() if centre is None else vector.double() - centre.double()
         cut = clip / max(float(vector_norm(step)), clip)
-        result.append(step.mul_(scale(silos, clip) * cut * share).round_().to(torch.int32))
+        weight = 1 / silos if info.sums_also.get(name) else share
+        result.append(step.mul_(scale(silos, clip) * cut * weight).round_().to(torch.int32))
     return torch.cat(result)
 
 
@@ -213,21 +225,25 @@ def mean_of(strategy: Any, updates: Sequence[Update], names: Sequence[str]) -> l
             WARNING, "round %d: no group of silos is whole; it changes no model", strategy.round
         )
         return []
-    silos, common = named(updates), strategy.common
+    silos, common, info = named(updates), strategy.common, strategy.info
     weights, received = weights_of(strategy, strategy.sent), strategy.sent[silos[0]]
-    share = sum(weights[silo] for silo in silos) / sum(weights.values())
+    alike = dict.fromkeys(weights, 1)
     parts = strategy.shared_parts() if hasattr(strategy, "shared_parts") else ()
     total = torch.empty(0)
     if names:
         total = added([strategy.unmask(added([u.vectors[ARRAY] for u in updates]), silos)])
     sizes, vectors = [strategy.upload_size(name, silos[0]) for name in names], {}
     for name, integers in zip(names, torch.split(total, sizes), strict=True):
-        centre = reference(strategy.info, received, name, len(integers), parts)
-        clip = clip_length(common, received, centre, name, len(integers))
-        step = integers / (scale(len(weights), clip) * share)
+        centre = reference(info, received, name, len(integers), parts)
+        clip = clip_length(info, common, received, centre, name, len(integers))
+        of = alike if info.sums_also.get(name) else weights
+        came = [of[silo] for silo in silos]
+        step = integers / (scale(len(weights), clip) * (sum(came) / sum(of.values())))
         if (length := float(vector_norm(step))) > 1.001 * clip:
             return _impossible(strategy, name, length, clip)
         mean = step if centre is None else centre.to(step.device).double() + step
+        if name in info.sums_also:
+            mean = gathered(step, min(came) / sum(came))
         vectors[name] = mean.float()
     if BUFFERS in vectors:
         vectors[BUFFERS] = _without_negative(

@@ -29,9 +29,13 @@ def six(tmp_path: Path) -> Files:
     return random_silos(tmp_path, {"a": 6, "b": 11, "c": 8, "d": 7, "e": 9, "f": 5})
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedper", "lg-fedavg"])
+METHODS = ("fedavg", "scaffold", "fedper", "lg-fedavg", "fedapm", "fedlama", "player-fl")
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_masked_and_unmasked_bits_are_the_same(six: Files, tmp_path: Path, method: str) -> None:
     hidden = {"mlp__hidden": "4", "strategy": method}
+    hidden |= {"player-fl.combine": "mean"} if method == "player-fl" else {}
     secured = Secured(tmp_path, six)
     masked, plain = go(six, tmp_path, secured, **hidden), go(six, tmp_path, None, **hidden)
     for name, vector in plain.strategy.state.arrays.items():

@@ -26,19 +26,38 @@ from strategies.base.aggregation.secure import added, integers_of, scale, weight
 from strategies.base.settings import RULES, Common
 from strategies.base.state import BUFFERS
 from strategies.base.transport.payload import array_record, tensor_of
+from strategies.fedavg import FedAvg
 
 SUMS = """
-    apfl ditto fedadagrad fedadam fedadmm fedala fedalt fedavg fedavg-ft fedavgm fedbabu fedbn fedcp feddbe feddyn
-    fedlc fedntd fedper fedphp fedprox fedprox-ft fedrep fedrod fedsa-lora fedsim fedyogi gpfl knn-per lg-fedavg lg-mix
-    local lp-proj moon partialfed per-fedavg pfedfda pfedme scaffold
+    apfl ditto fedadagrad fedadam fedadmm fedala fedalt fedapm fedavg fedavg-ft fedavgm fedbabu fedbn fedcp feddbe
+    feddyn fedlama fedlc fedlp fedntd fedper fedphp fedproto fedprox fedprox-ft fedrep fedrod fedsa-lora fedsim
+    fedyogi gpfl knn-per lg-fedavg lg-mix local lp-proj moon partialfed per-fedavg pfedfda pfedme player-fl
+    player-fl-random scaffold
 """
 SECURE: dict[str, Any] = {"secure_aggregation": True}
-OWN_NUMBER = "feddyn, as its code"
+# With a setting that sums need another value of
+OWN_NUMBER = {"feddyn, as its code": "weights", "fedapm, input, accuracy": "alpha"}
 CALLED = [
     name
     for name, (settings, _, _) in CASES.items()
-    if settings["strategy"] in SUMS.split() and name != OWN_NUMBER
+    if settings["strategy"] in SUMS.split() and name not in {*OWN_NUMBER, "fedlp, tensors"}
 ]
+NEEDED: Mapping[str, Mapping[str, Any]] = {
+    "fedlp": {"fedlp.keep": 1.0},
+    "player-fl": {"player-fl.combine": "mean"},
+    "player-fl-random": {"player-fl-random.combine": "mean"},
+}
+
+
+def called(name: str, **changes: Any) -> dict[str, Any]:
+    """Settings of a case, with those that sums need."""
+    return {**CASES[name][0], **DEEP, **OPTIONS, **NEEDED.get(name, {}), **changes}
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Files:
+    """Three silos that have samples of all three classes, which FedProto needs."""
+    return random_silos(tmp_path, {"a": 6, "b": 10, "c": 8}, seed=16)
 
 
 def test_the_methods_whose_server_needs_sums_only() -> None:
@@ -55,26 +74,28 @@ def test_another_method_is_refused_with_its_reason(three: Files, name: str) -> N
 
 
 @pytest.mark.parametrize("name", CALLED)
-def test_the_sum_is_the_mean(three: Files, name: str, tiny_bn: None) -> None:
+def test_the_sum_is_the_mean(whole: Files, name: str, tiny_bn: None) -> None:
     """What a method's server makes of one mean is what it makes of single updates, up to the rounding."""
-    rounds: dict[str, Any] = {**CASES[name][0], **DEEP, **OPTIONS, "rounds": 3}
-    plain = federate(three, **rounds, robust="none")
-    summed = federate(three, **rounds, **SECURE)
-    assert plain.strategy.state.arrays.keys() == summed.strategy.state.arrays.keys()
-    for key, vector in plain.strategy.state.arrays.items():
-        torch.testing.assert_close(summed.strategy.state.arrays[key], vector, rtol=0, atol=1e-5)
+    rounds = called(name, rounds=3)
+    plain = federate(whole, **rounds, robust="none")
+    summed = federate(whole, **rounds, **SECURE)
+    kept = {key for key in plain.strategy.state.arrays if not key.startswith("z.")}  # FedAPM's
+    assert summed.strategy.state.arrays.keys() == kept
+    for key, vector in summed.strategy.state.arrays.items():
+        torch.testing.assert_close(plain.strategy.state.arrays[key], vector, rtol=0, atol=1e-5)
     assert plain.strategy.state.numbers == summed.strategy.state.numbers
-    for silo in three:
+    for silo in whole:
         torch.testing.assert_close(
             summed.personal(silo), plain.personal(silo), rtol=1e-5, atol=1e-5
         )
-    assert summed.values("bytes_up") == plain.values("bytes_up")
+    also = summed.strategy.info.sums_also
+    assert bool(also) == (summed.values("bytes_up") != plain.values("bytes_up"))
 
 
 @pytest.mark.parametrize("name", CALLED)
-def test_all_silos_of_a_round_receive_the_same(three: Files, name: str, tiny_bn: None) -> None:
+def test_all_silos_of_a_round_receive_the_same(whole: Files, name: str, tiny_bn: None) -> None:
     """Masks cancel only then: a number for one silo could make its step the only one."""
-    run = federate(three, **{**CASES[name][0], **DEEP, **OPTIONS, "rounds": 3}, **SECURE)
+    run = federate(whole, **called(name, rounds=3), **SECURE)
     received: dict[Any, set[str]] = {}
     for message, _ in run.grid.traffic:
         if message.metadata.message_type == "train":
@@ -83,9 +104,12 @@ def test_all_silos_of_a_round_receive_the_same(three: Files, name: str, tiny_bn:
     assert [len(of) for of in received.values()] == [1, 1, 1]
 
 
-def test_a_number_for_each_silo_is_refused(three: Files) -> None:
-    with pytest.raises(UserError, match=r"^feddyn.weights = samples: .*a number of its own"):
-        settings_of(three, **{**CASES[OWN_NUMBER][0], **SECURE})
+@pytest.mark.parametrize("name, key", OWN_NUMBER.items())
+def test_a_number_for_each_silo_is_refused(three: Files, name: str, key: str) -> None:
+    settings = CASES[name][0]
+    line = rf"^{settings['strategy']}.{key} = samples: .*a number of its own"
+    with pytest.raises(UserError, match=line):
+        settings_of(three, **{**settings, **SECURE})
 
 
 def test_nothing_but_integers_leaves(three: Files, tiny_bn: None) -> None:
@@ -161,6 +185,8 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"silos": 2}, "silos = 2: secure-aggregation = true needs at least 3 that train, here are 2"),
     ({"hold_out": "c"}, "silos = 3: secure-aggregation = true needs at least 3 that train, here are 2"),
     ({"strategy": "scaffold", "scaffold__up": "model"}, "scaffold.up = model: with secure-aggregation = true it must"),
+    ({"strategy": "fedlp"}, "fedlp.keep = 0.7: with secure-aggregation = true it must be 1.0: below, each layer is of"),
+    ({"strategy": "player-fl"}, "player-fl.combine = median: with secure-aggregation = true it must be mean: a median"),
 )  # fmt: skip
 
 
@@ -225,14 +251,10 @@ def test_every_setting_runs_or_is_refused(tmp_path: Path, key: str) -> None:
 # ---- Numbers -------------------------------------------------------------------------------------------------------
 
 
-class Method:
-    steps: tuple[str, ...] = ()
-
-
 def encoded(step: torch.Tensor, share: float, silos: int, clip: float) -> torch.Tensor:
     config = {"secure_share": share, "participants": silos}
     common = Common(secure_aggregation=True, secure_clip=clip)
-    return integers_of(Method(), common, {"model": step}, {}, config)  # type: ignore[arg-type]
+    return integers_of(FedAvg.info, common, {"model": step}, {}, config)
 
 
 @given(
@@ -273,7 +295,7 @@ def test_the_order_of_a_sum_does_not_matter(three: Files) -> None:
 def test_a_share_with_which_a_sum_wraps_is_refused(config: dict[str, Any]) -> None:
     common = Common(secure_aggregation=True)
     with pytest.raises(UserError, match=r"^the message's share [^\n]* is not between 0 and 1"):
-        integers_of(Method(), common, {"model": torch.ones(2)}, {}, config)  # type: ignore[arg-type]
+        integers_of(FedAvg.info, common, {"model": torch.ones(2)}, {}, config)
 
 
 # ---- Nonsense ------------------------------------------------------------------------------------------------------

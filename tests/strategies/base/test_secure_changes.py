@@ -1,0 +1,201 @@
+"""Methods that send something else in a secure sum than without one: what their servers make of it is the same."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Error, Message
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import (
+    Files,
+    Run,
+    TinyGrid,
+    federate,
+    random_silos,
+    round_of,
+    train_replies,
+    write_silo,
+)
+from two_layers import DEEP
+
+import strategies.fedlama
+from models.layout import Layout
+from strategies.base.aggregation.magnitudes import COUNT, gathered, spread
+from strategies.base.aggregation.secure import scale
+from strategies.playerfl import PLayerFL
+
+SECURE: dict[str, Any] = {"secure_aggregation": True}
+OPTIONS: dict[str, Any] = {**DEEP, "rounds": 7, "local_epochs": 2, "batch_size": 4}
+
+
+def disturbed(grid: TinyGrid) -> None:
+    """b is away in rounds 2 and 3; the reply of c's round 4 is lost, which the silo does not know."""
+
+    def lose(silo: str, message: Message, reply: Message) -> Message:
+        lost = message.metadata.message_type == "train" and silo == "c"
+        if lost and round_of(message) == 4:
+            return Message(Error(1, "lost on the way"), reply_to=message)
+        return reply
+
+    grid.absent, grid.after = {("b", 2), ("b", 3)}, lose
+
+
+def both(files: Files, **changes: Any) -> tuple[Run, Run]:
+    """The run without and with secure sums."""
+    return (
+        federate(files, **{**OPTIONS, **changes}, robust="none"),
+        federate(files, **{**OPTIONS, **changes}, **SECURE),
+    )
+
+
+def close(plain: Run, summed: Run) -> None:
+    for key, vector in summed.strategy.state.arrays.items():
+        torch.testing.assert_close(plain.strategy.state.arrays[key], vector, rtol=0, atol=2e-6)
+    for silo in ("a", "b", "c"):
+        torch.testing.assert_close(
+            summed.personal(silo), plain.personal(silo), rtol=0, atol=2e-6
+        )
+
+
+@pytest.mark.parametrize("own", [{}, {"personal": "none"}, {"rho": 0.0}], ids=str)
+def test_fedapm_adds_steps_of_z(three: Files, own: dict[str, Any]) -> None:
+    """Eq. 8 is u' = (1/m) sum_i z_i over all m, absent ones with their last z_i. With S the silos that came,
+
+        u' = u + (1/m) sum_{i in S} (z_i' - z_i) = u + (|S|/m) mean_{i in S} (z_i' - z_i),
+
+    if z_i is what the server counted last, and u = (1/m) sum_i z_i before: so it is at the start, where all are u.
+    """
+    changes = {f"fedapm__{key}": value for key, value in {"rho": 0.2, **own}.items()}
+    plain, summed = both(three, strategy="fedapm", rounds=5, prepare=disturbed, **changes)
+    close(plain, summed)
+    assert not summed.strategy.state.z  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("own", [{}, {"phi": 3, "wait": 3}, {"average": "silos"}], ids=str)
+def test_fedlama_has_the_spread_of_layers(
+    tmp_path: Path, own: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With c the last average, which all know, and u = sum_i p_i x_i over any silos that came,
+
+        sum_i p_i ||x_i - u||² = sum_i p_i ||x_i - c||² - ||u - c||².
+
+    A silo takes over what was averaged since its last counted reply, as the server picks it without secure sums.
+    """
+    files = random_silos(tmp_path, {"a": 6, "b": 10, "c": 9}, columns=12, classes=2)
+    seen: list[Sequence[float]] = []
+    choose = strategies.fedlama.choose_intervals
+
+    def look(layout: Layout, excess: Sequence[float], phi: int) -> list[int]:
+        seen.append(excess)
+        return choose(layout, excess, phi)
+
+    monkeypatch.setattr(strategies.fedlama, "choose_intervals", look)
+    changes = {f"fedlama__{key}": value for key, value in own.items()}
+    changes |= {"mlp__hidden": "8"}
+    plain, summed = both(files, strategy="fedlama", prepare=disturbed, **changes)
+    close(plain, summed)
+    assert plain.strategy.state.numbers == summed.strategy.state.numbers
+    half = len(seen) // 2
+    assert half >= 1 and sum(seen[0]) > 1e-3
+    for one, other in zip(seen[:half], seen[half:], strict=True):
+        assert list(other) == pytest.approx(list(one), rel=1e-3, abs=1e-7)
+
+
+def test_fedlama_sends_squares_only_where_intervals_are_adjusted(three: Files) -> None:
+    run = federate(
+        three, strategy="fedlama", fedlama__phi=3, **{**OPTIONS, "rounds": 4}, **SECURE
+    )
+    sizes = {
+        number: reply.content.array_records["masked"]["sum"].shape[0]
+        for (_, number), reply in train_replies(run.grid)
+    }
+    assert sizes == {1: 31, 2: 31, 3: 31 + 4 * COUNT, 4: 7}
+
+
+@pytest.mark.parametrize("absent", [set(), {("b", 1)}], ids=["all", "one is away"])
+@pytest.mark.parametrize("method", ["player-fl", "player-fl-random"])
+def test_player_fl_has_the_mean_of_the_sensitivities(
+    tmp_path: Path, method: str, absent: set[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """(1/|S|) sum_{i in S} s_i: each s_i has the weight 1/N in the sum, which is divided by |S|/N.
+
+    It is not that of the models, n_i / n. No sensitivity leaves as a number of its own.
+    """
+    files = random_silos(tmp_path, {"a": 6, "b": 13, "c": 8})
+    seen: list[Any] = []
+    decide = PLayerFL.decide
+
+    def look(self: PLayerFL, table: Sequence[Sequence[float]]) -> int:
+        seen.append(table)
+        return decide(self, table)
+
+    monkeypatch.setattr(PLayerFL, "decide", look)
+    own = {"strategy": method, f"{method}.combine": "mean", f"{method}.threshold": 1.2}
+
+    def prepare(grid: TinyGrid) -> None:
+        grid.absent = absent
+
+    plain, summed = both(files, prepare=prepare, mlp__hidden="4,5", rounds=3, **own)
+    close(plain, summed)
+    assert plain.strategy.state.numbers == summed.strategy.state.numbers
+    singles, mean = np.array(seen[0]), seen[1]
+    assert singles.shape == (3 - len(absent), 3) and len(mean) == 1
+    assert mean[0] == pytest.approx(singles.mean(0).tolist(), rel=1e-5)
+    for _, reply in train_replies(summed.grid):
+        assert "sensitivity" not in reply.content["config"]
+
+
+def test_fedproto_leaves_out_a_silo_that_has_not_every_class(tmp_path: Path) -> None:
+    """The mean of a class is over all silos of the sum: nobody has to count how many have it. What is seen of the
+    silo: that a class is missing, and not which."""
+    rows = np.random.default_rng(1).normal(size=(8, 3))
+    labels = {
+        "a": [0, 1, 2, 0, 1, 2, 0, 1],
+        "b": [0, 1] * 4,
+        "c": [2, 1, 0, 2, 1, 0, 2, 2],
+        "d": [0, 1, 2, 2] * 2,
+    }
+    files = {
+        silo: write_silo(tmp_path / f"{silo}.npz", rows + place, of, classes=3)
+        for place, (silo, of) in enumerate(labels.items())
+    }
+    options = {**OPTIONS, "strategy": "fedproto", "rounds": 2}
+    run = federate(files, **options, **SECURE)
+    assert set(run.strategy.state.counted) == {"a", "c", "d"}
+    plain = federate({k: v for k, v in files.items() if k != "b"}, **options, robust="none")
+    torch.testing.assert_close(
+        run.strategy.state.arrays["prototypes"],
+        plain.strategy.state.arrays["prototypes"],
+        rtol=0,
+        atol=1e-5,
+    )
+    refused = [r for _, r in run.grid.traffic if r.has_error()]
+    assert len(refused) == 2
+    for reply in refused:
+        reason = str(reply.error.reason)
+        assert "b: fedproto with secure-aggregation = true needs" in reason
+        assert not re.search(r"\d", reason)
+
+
+@given(
+    st.lists(st.lists(st.floats(1e-17, 1e8), min_size=3, max_size=3), min_size=3, max_size=20),
+    st.integers(0, 2**32 - 1),
+)
+def test_a_mean_of_any_magnitudes(numbers: list[list[float]], seed: int) -> None:
+    """In fixed point as a secure sum has it: to 1e-4 of itself, however large the numbers are."""
+    weights = np.random.default_rng(seed).integers(1, 5, len(numbers))
+    shares, total = weights / weights.sum(), torch.zeros(3 * COUNT, dtype=torch.float64)
+    per_unit = scale(len(numbers), 1.0)
+    for share, one in zip(shares.tolist(), numbers, strict=True):
+        levels = spread(torch.tensor(one, dtype=torch.float64))
+        assert float(levels.norm()) <= 1 + 1e-12
+        total += (levels * (share * per_unit)).round()
+    found = gathered(total / per_unit, float(shares.min()))
+    assert found.tolist() == pytest.approx((shares @ np.array(numbers)).tolist(), rel=1e-4)
