@@ -61,10 +61,10 @@ from server.results.summary import compare
 
 NAME = "reference-table"
 HEAD = (
-    *("method", "mean", "worst hospital", "gain over local", "95 % interval", ""),
+    *("method", "mean", "worst hospital", "gain over local", "95 % interval", "shown"),
     *("unseen hospital", "calibration", "epsilon", "bytes", "seconds"),
 )
-SEEN = {1: "gain shown", -1: "loss shown", 0: ""}
+SHOWN = {1: "gain", -1: "loss", 0: "–"}
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,8 @@ class Found:
             if (names := self.shown(sign))
         ]
         what = "; ".join(parts) or "no difference is shown"
-        return f"Of {counted(len(self.gains), 'method')} beside training alone, in {silos}: {what}."
+        of = f"Of {counted(len(self.gains), 'method')} beside training alone, in {silos}"
+        return f"{of}, {self.compared} sharing the 5 %: {what}."
 
 
 def found_of(folder: Path, dataset: str, form: Form) -> Found:
@@ -194,7 +195,7 @@ def row_of(found: Found, method: str) -> list[str]:
         "–" if silo is None else f"{percent(study.score(method, silo).mean)}",
         points(gain.mean),
         between(gain) or "–",
-        SEEN[gain.shown],
+        SHOWN[gain.shown],
         unseen(study, method, found.compared),
         number(statistics.fmean(map(abs, calibration)), 3) if calibration else "–",
         number(max(spent, default=math.nan), 1),
@@ -213,7 +214,7 @@ def chart(gain: Gain | None, most: float) -> Markup:
     )
     colour = {1: "blue", -1: "vermillion", 0: "muted"}[gain.shown]
     return Markup(
-        '<svg viewBox="0 0 120 14" style="width:120px" role="img" aria-label="{}"><path d="M60 0V14" stroke="var(--grid)"/>'
+        '<svg viewBox="0 0 120 14" style="width:120px;display:inline" role="img" aria-label="{}"><path d="M60 0V14" stroke="var(--muted)"/>'
         '<path d="M{:.1f} 7H{:.1f}" stroke="var(--{})" stroke-width="2"/><circle cx="{:.1f}" cy="7" r="3" fill="var(--ink)"/></svg>'
     ).format(points(gain.mean), low, high, colour, mean)
 
@@ -234,7 +235,7 @@ for (const table of document.querySelectorAll("table")) [...table.tHead.rows[0].
 """
 PAGE = """{% from "macros" import table, cells with context %}<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>silofl: reference table</title><style>{{ css }}</style></head><body><main>
+<title>silofl: reference table</title><style>{{ css }} main { max-width: 1300px; }</style></head><body><main>
 <header><h1>Reference table</h1>{% for text in lead %}<p>{{ text }}</p>{% endfor %}<p class="note">A click on a column's head sorts by it.</p>
 <nav>{% for found, _ in parts %}<a href="#{{ found.dataset }}">{{ found.dataset }}</a>{% endfor %}</nav></header>
 {% for found, rows in parts %}<section id="{{ found.dataset }}"><h2>{{ found.title }}</h2><p class="lead">{{ found.sentence }}</p>
@@ -260,7 +261,7 @@ def html_page(every: Sequence[Found], lead: Sequence[str]) -> str:
             name, *values = row_of(found, method)
             rows.append((name, [*values[:4], chart(gains.get(method), most), *values[4:]]))
         parts.append((found, rows))
-    head = [*HEAD[:5], "", *HEAD[5:]]
+    head = [*HEAD[:5], "chart", *HEAD[5:]]
     return render(PAGE, css=Markup(CSS), sort=Markup(SORT), lead=lead, parts=parts, head=head)
 
 
@@ -318,7 +319,8 @@ $ python -m benchmarks.reference --out table --methods ditto --sets bmt   # a pa
 * **gain over local**: in points, with the report's interval ([uncertainty](uncertainty.md)). It needs six hospitals. The
   methods of a set share its 5 % (Bonferroni), also those to come; each set is a family of its own.
 * **unseen hospital**: score of what a hospital receives that did not train, and its difference from training alone.
-  Each hospital is left out once, in groups, with a search of its own; first seed.
+  Each hospital is left out once, in groups, with a search of its own; first seed. A dash: not measured yet, or it
+  does not fit.
 * **calibration**: Brier score; for a measurement the distance of mean measured and mean predicted. Lower is better.
 * **epsilon**: largest of a hospital's, for one run. The trials of the search are not in it.
 * **bytes**, **seconds**: of one run. The machine had other work, so seconds compare roughly.

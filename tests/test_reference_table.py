@@ -82,6 +82,57 @@ def test_an_interrupted_table_goes_on_and_the_page_says_what_is_shown(tmp_path, 
     assert "is another plan (form smoke" in capsys.readouterr().err
 
 
+def line(method: str, seed: int, trial: int, gains: list[float]) -> str:
+    """A run on rand-health by hand: accuracy .5 and a gain at each of six sites."""
+    scores = {f"hospital-{i:02}": 0.5 + gain for i, gain in enumerate(gains, 1)}
+    other: dict[str, object] = {"n_train": 50, "n_test": 100, "mae": None, "brier": 0.25}
+    entry = {
+        "strategy": method,
+        "seed": seed,
+        "rounds": 2,
+        "silos": [*scores],
+        "task": "ordinal",
+        "score": "accuracy",
+        "bytes_down": 1000,
+        "bytes_up": 0,
+        "seconds": {"total": 1.0},
+        "per_silo": {
+            silo: {**other, "accuracy": score, "evidence": {}} for silo, score in scores.items()
+        },
+        "final": {"accuracy_mean": sum(scores.values()) / 6, "accuracy_worst": 0.5},
+        "hold_out": {},
+    }
+    own = {"seed": seed, "held": "", "trial": trial, "values": {}, "validation": trial / 2}
+    return json.dumps({**own, "entry": entry}) + "\n"
+
+
+def test_the_page_says_which_gain_is_shown_and_for_whom(tmp_path):
+    """Gains of .09 to .11 at every site are shown, among all methods; the same losses; .1 and -.1 in turns are not.
+
+    The last trial has the best validation score, and the first one's gains of 0 do not count.
+    """
+    even = [0.09, 0.10, 0.11, 0.10, 0.09, 0.11]
+    gains = {
+        "local": [0.0] * 6,
+        "fedavg": even,
+        "ditto": [-g for g in even],
+        "pooled": [0.1, -0.1] * 3,
+    }
+    folder = tmp_path / "cells" / "rand-health"
+    folder.mkdir(parents=True)
+    for method, own in gains.items():
+        text = (
+            line(method, seed, n, own if n else [0.0] * 6) for seed in (0, 1) for n in (0, 1)
+        )
+        (folder / f"{method}.jsonl").write_text("".join(text))
+    found = found_of(tmp_path, "rand-health", FORMS["smoke"])
+    assert found.sentence.startswith("Of 3 methods beside training alone, in 6 centres, ")
+    assert found.sentence.endswith(": a gain is shown for FedAvg; a loss is shown for Ditto.")
+    # By hand: s = .00894, so t(5) of .025 / 57 times s / sqrt(6) is about .027
+    low, high = found.gains["fedavg"].interval
+    assert high - 0.1 == pytest.approx(0.1 - low) and 0.025 < high - 0.1 < 0.03
+
+
 def test_a_published_cell_is_the_same_today():
     """A cell of docs/reference-table.csv, from its first trial on: the choice, and all that no clock measured."""
     with (DOCS / "reference-table.csv").open(encoding="utf-8", newline="") as file:
