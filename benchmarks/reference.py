@@ -155,7 +155,7 @@ def space_of(method: str) -> Space:
     return read_space(entries, [method])
 
 
-def drawn(cell: Cell, trial: int) -> dict[str, Any]:
+def draw_settings(cell: Cell, trial: int) -> dict[str, Any]:
     """Return the settings of a trial, which are those of `silofl tune` with this seed."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     number = seed_of(str(cell.seed), cell.method, trial)
@@ -163,9 +163,9 @@ def drawn(cell: Cell, trial: int) -> dict[str, Any]:
     return dict(study.ask(dict(space_of(cell.method).distributions)).params)
 
 
-def executed(cell: Cell, form: Form, trial: int) -> dict[str, Any]:
+def execute_trial(cell: Cell, form: Form, trial: int) -> dict[str, Any]:
     """Execute one run, and return its line: validation score and summary, or why there is none."""
-    values = drawn(cell, trial)
+    values = draw_settings(cell, trial)
     line = {"seed": cell.seed, "held": cell.held, "trial": trial, "values": values}
     try:
         loop = whole_run({**cell.settings(form), **values})
@@ -190,7 +190,7 @@ def best_of(lines: Sequence[dict[str, Any]], cell: Cell, form: Form) -> dict[str
     return max(scored, key=lambda line: (line["validation"], -line["trial"]))
 
 
-def refused(dataset: str, method: str, form: Form) -> str:
+def why_refused(dataset: str, method: str, form: Form) -> str:
     """Return why the method does not take these settings; empty: it does."""
     try:
         parse_settings(Cell(dataset, method, 0, "").settings(form))
@@ -209,7 +209,7 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
-class Workers:
+class Worker:
     """What this process does: the cells that are not finished, file by file, at most ``runs`` runs."""
 
     def __init__(self, folder: Path, form: Form, runs: int) -> None:
@@ -226,9 +226,7 @@ class Workers:
 
     def has_data(self, dataset: str) -> bool:
         try:
-            load_dataset(
-                SETS[dataset].get("dataset", dataset), os.environ.get("SILOFL_DATA", "")
-            )
+            load_dataset(SETS[dataset].get("dataset", dataset), "")
         except DataError as error:
             print(f"{dataset} is left out: {error}", file=sys.stderr)
             return False
@@ -236,7 +234,7 @@ class Workers:
 
     def fill(self, dataset: str, method: str, cells: Sequence[Cell]) -> None:
         """Execute what is missing of these cells, unless another process has their file, or the first has no score."""
-        if not self.left or not cells or refused(dataset, method, self.form):
+        if not self.left or not cells or why_refused(dataset, method, self.form):
             return
         file = file_of(self.folder, dataset, method)
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -260,7 +258,7 @@ class Workers:
         for trial in range(self.form.trials):
             if trial not in done and self.left:
                 self.left -= 1
-                yield executed(cell, self.form, trial)
+                yield execute_trial(cell, self.form, trial)
 
 
 def check_plan(folder: Path, name: str) -> None:
@@ -279,7 +277,7 @@ def check_plan(folder: Path, name: str) -> None:
         )
 
 
-def named(given: str, option: str, known: Sequence[str]) -> list[str]:
+def read_names(given: str, option: str, known: Sequence[str]) -> list[str]:
     """Return the names of an option, in the table's order; all, if none is given. Raises UserError."""
     wanted = [name.strip() for name in given.split(",") if name.strip()]
     for name in wanted:
@@ -303,11 +301,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     try:
-        methods = named(args.methods, "--methods", ordered_methods())
-        datasets = named(args.sets, "--sets", list(SETS))
+        methods = read_names(args.methods, "--methods", ordered_methods())
+        datasets = read_names(args.sets, "--sets", list(SETS))
         check_plan(args.out, args.form)
         if args.page is None:
-            Workers(args.out, FORMS[args.form], args.runs).work(datasets, methods)
+            Worker(args.out, FORMS[args.form], args.runs).work(datasets, methods)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -33,7 +33,7 @@ from benchmarks.reference import (
     file_of,
     ordered_methods,
     read_lines,
-    refused,
+    why_refused,
 )
 from partitions.common.files import write_atomically
 from partitions.common.settings import toml_text
@@ -131,12 +131,12 @@ def found_of(folder: Path, dataset: str, form: Form) -> Found:
     held: list[dict[str, Any]] = []
     left_out, missing = dict[str, str](), list[str]()
     for method in ordered_methods():
-        if why := refused(dataset, method, form):
+        if why := why_refused(dataset, method, form):
             left_out[method] = why
             continue
         lines = read_lines(file_of(folder, dataset, method))
         cells, others = cells_of(dataset, method, form)
-        hopeless = [why for cell in cells if (why := failed(lines, cell, form))]
+        hopeless = [why for cell in cells if (why := why_failed(lines, cell, form))]
         every = [best_of(lines, cell, form) for cell in cells]
         without = [best_of(lines, cell, form) for cell in others]
         if hopeless:
@@ -158,13 +158,13 @@ def found_of(folder: Path, dataset: str, form: Form) -> Found:
     return Found(dataset, StudyResults(path), left_out, missing)
 
 
-def failed(lines: Sequence[dict[str, Any]], cell: Cell, form: Form) -> str:
+def why_failed(lines: Sequence[dict[str, Any]], cell: Cell, form: Form) -> str:
     """Return why no trial of a cell has a score; empty: one has, or some are still to come."""
     reasons = [line.get("why", "") for line in cell.lines(lines, form)]
     return reasons[0] if len(reasons) == form.trials and all(reasons) else ""
 
 
-def unseen(study: StudyResults, method: str, compared: int) -> str:
+def unseen_text(study: StudyResults, method: str, compared: int) -> str:
     """Return the mean over unseen hospitals of what they receive, and its difference from training alone."""
     pairs = [
         (of[method]["zero_shot"], of[method]["local"])
@@ -196,7 +196,7 @@ def row_of(found: Found, method: str) -> list[str]:
         points(gain.mean),
         between(gain) or "–",
         SHOWN[gain.shown],
-        unseen(study, method, found.compared),
+        unseen_text(study, method, found.compared),
         number(statistics.fmean(map(abs, calibration)), 3) if calibration else "–",
         number(max(spent, default=math.nan), 1),
         size_text(size),

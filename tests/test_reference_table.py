@@ -15,7 +15,7 @@ from benchmarks.reference import (
     SETS,
     Cell,
     best_of,
-    executed,
+    execute_trial,
     ordered_methods,
     read_lines,
     space_of,
@@ -140,7 +140,7 @@ def test_a_published_cell_is_the_same_today():
             r for r in csv.DictReader(file) if (r["set"], r["method"]) == ("bmt", "fedavg")
         )
     cell, form = Cell("bmt", "fedavg", int(row["seed"]), row["held_out"]), FORMS["short"]
-    lines = [json.loads(json.dumps(executed(cell, form, n))) for n in range(form.trials)]
+    lines = [json.loads(json.dumps(execute_trial(cell, form, n))) for n in range(form.trials)]
     best = best_of(lines, cell, form)
     assert best is not None
     found = [str(value) for value in cell_values(best)]
