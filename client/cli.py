@@ -202,7 +202,7 @@ COMMANDS = (
             option(
                 "--via",
                 "URL",
-                "go through proxies to this relay of the server, https://HOST/link, in a WebSocket (default: directly)",
+                "go through proxies to this relay of the server, https://HOST/link (default: directly)",
                 default="",
             ),
             option(

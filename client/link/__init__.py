@@ -1,1 +1,1 @@
-"""The link through proxies that open TLS: gRPC's bytes in a WebSocket. `client/site` itself needs no `websockets`."""
+"""The link through proxies that open TLS, in a WebSocket or in POSTs. `client/site` itself needs no `websockets`."""

@@ -1,7 +1,8 @@
 """The hospital's end of a link: a CONNECT proxy on loopback that Flower's SuperNode gets as `grpc_proxy`.
 
 Each connection of gRPC is carried by one WebSocket to the relay beside the server, through the proxies of the
-environment. TLS and the node key of the federation stay inside: a proxy that opens the outer TLS sees TLS records.
+environment; where these let none through, by POSTs. TLS and the node key of the federation stay inside: a proxy that
+opens the outer TLS sees TLS records.
 """
 
 import contextlib
@@ -11,20 +12,26 @@ import ssl
 import threading
 from base64 import b64encode
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from http.client import HTTPSConnection
 from pathlib import Path
+from typing import cast
 from urllib.parse import urlsplit
 
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
+from client.link.duplex import Duplex
 from client.link.handshake import (
     FRAME_BYTES,
     NO_SERVER,
     NONCE_BYTES,
+    POST_BYTES,
     READY,
     UNKNOWN_KEY,
     answer,
 )
+from client.link.posts import Posts
 from client.site.node import Site
 from client.site.runtime.launch import LOOPBACK, THIS_MACHINE
 from client.site.runtime.route import OPERATOR, YOUR_IT, Blocked, Way, way_checks, way_to
@@ -33,6 +40,7 @@ from partitions.common.errors import UserError
 from partitions.silo_file import Check
 
 OPEN_SECONDS = 20.0
+POST_SECONDS = 60.0  # without a byte; the relay answers a POST that waits after 20
 MOST_CONNECTIONS = 16  # of this silo's gRPC at once; it needs one or two
 NAME = "link"
 
@@ -50,10 +58,11 @@ class Link:
 
     def __init__(self, url: str, site: Site, ca_file: Path | None = None) -> None:
         self.url, self.site = url, site
-        self.way = _way_of(url)
+        self.way, self.path = _way_of(url), urlsplit(url).path
         self.context = _context(ca_file)
         self.key = load_key(site.node_key)
         self.token = secrets.token_urlsafe(16)
+        self.by_posts = False  # a proxy let no WebSocket through
         self.places = threading.Semaphore(MOST_CONNECTIONS)
 
     @property
@@ -79,40 +88,73 @@ class Link:
         """Check that the relay takes this silo's key and reaches the server."""
         try:
             with self.opened():
-                return Check(NAME, True, f"{self.url} carries this silo to {self.site.server}")
+                how = ", by POSTs: a proxy lets no WebSocket through" if self.by_posts else ""
+                return Check(
+                    NAME, True, f"{self.url} carries this silo to {self.site.server}{how}"
+                )
         except NoLink as fault:
             return fault.check
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[ClientConnection]:
-        """Open one WebSocket to the relay, ready for gRPC's bytes. Raises NoLink."""
-        try:
-            plain = self.way.connect()
-            plain.settimeout(None)
-            socket_ = connect(
-                self.url.replace("https", "wss", 1),
-                sock=plain,
-                ssl=self.context,
-                server_hostname=self.way.host,
-                open_timeout=OPEN_SECONDS,
-                compression=None,
-                ping_timeout=None,  # a ping waits behind a model on a slow line
-                max_size=FRAME_BYTES,
-                proxy=None,
-            )
-        except (OSError, WebSocketException) as error:
-            raise NoLink(fault_of(error, self.way, self.url)) from None
-        with socket_:
+    def opened(self) -> Iterator[ClientConnection | Posts]:
+        """Open one link to the relay, ready for gRPC's bytes. Raises NoLink."""
+        with self._carrier() as carrier:
             try:
-                nonce = socket_.recv(OPEN_SECONDS)
+                nonce = carrier.recv(OPEN_SECONDS)
                 if not isinstance(nonce, bytes) or len(nonce) != NONCE_BYTES:
                     raise NoLink(_no_relay(self.url))
-                socket_.send(answer(self.key, nonce))
-                if socket_.recv(OPEN_SECONDS) != READY:
+                carrier.send(answer(self.key, nonce))
+                if carrier.recv(OPEN_SECONDS) != READY:
                     raise NoLink(_no_relay(self.url))
             except (OSError, WebSocketException) as error:
                 raise NoLink(fault_of(error, self.way, self.url)) from None
-            yield socket_
+            yield carrier
+
+    def _carrier(self) -> AbstractContextManager[ClientConnection | Posts]:
+        """Return a WebSocket; POSTs where the way is open, and no WebSocket comes through. Raises NoLink."""
+        try:
+            if not self.by_posts:
+                return self._websocket()
+        except (OSError, WebSocketException) as error:
+            first = fault_of(error, self.way, self.url)
+            if not isinstance(
+                error,
+                WebSocketException | TimeoutError | ConnectionResetError | ssl.SSLEOFError,
+            ):
+                raise NoLink(first) from None
+        try:
+            posts = Posts(self._connection, self.path)
+        except (OSError, WebSocketException) as error:
+            raise NoLink(
+                first if not self.by_posts else fault_of(error, self.way, self.url)
+            ) from None
+        self.by_posts = True
+        return posts
+
+    def _websocket(self) -> ClientConnection:
+        return connect(
+            f"ws://{self.way.server}{self.path}",
+            sock=cast(
+                socket.socket, Duplex(self._tls())
+            ),  # wss:// would read and write it at once
+            open_timeout=OPEN_SECONDS,
+            compression=None,
+            ping_timeout=None,  # a ping waits behind a model on a slow line
+            max_size=FRAME_BYTES,
+            proxy=None,
+        )
+
+    def _connection(self) -> HTTPSConnection:
+        """Return a new connection to the relay for POSTs. Raises OSError."""
+        http = HTTPSConnection(self.way.host, self.way.port)
+        http.sock = self._tls()
+        return http
+
+    def _tls(self) -> ssl.SSLSocket:
+        plain = self.way.connect()
+        plain.settimeout(POST_SECONDS)
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return self.context.wrap_socket(plain, server_hostname=self.way.host)
 
     def _listen(self) -> None:
         while True:
@@ -155,12 +197,13 @@ class Link:
         return False
 
 
-def carry(local: socket.socket, remote: ClientConnection) -> None:
+def carry(local: socket.socket, remote: ClientConnection | Posts) -> None:
     """Carry bytes both ways until one side ends."""
+    largest = POST_BYTES if isinstance(remote, Posts) else FRAME_BYTES
 
     def up() -> None:
         with contextlib.suppress(OSError, WebSocketException):
-            while data := local.recv(FRAME_BYTES):
+            while data := local.recv(largest):
                 remote.send(data)
         remote.close()
 
@@ -231,7 +274,7 @@ def fault_of(error: Exception, way: Way, url: str) -> Check:
 
 
 def _refused(status: int, url: str) -> Check:
-    detail = f"{url} answers {status} to a WebSocket"
+    detail = f"{url} answers {status} to a WebSocket, and takes no POST"
     if status == 404:
         return Check(
             NAME, False, detail, f"check the path, or {OPERATOR} for the relay's address"

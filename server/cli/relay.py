@@ -60,7 +60,7 @@ def tls_of(certificate: Path | None, key: Path | None) -> SSLContext | None:
 COMMANDS = (
     Command(
         "relay",
-        "let hospitals behind proxies reach the server in a WebSocket",
+        "let hospitals behind proxies that open TLS reach the server",
         relay,
         (
             FEDERATION_FILE,
@@ -80,7 +80,7 @@ COMMANDS = (
             "silofl relay",
             "silofl relay --listen 0.0.0.0:443 --certificate chain.pem --key key.pem",
         ),
-        description="Run beside the server: take WebSockets at /link from registered silos (silofl join --via), and "
+        description="Run beside the server: take links at /link from registered silos (silofl join --via), and "
         "connect each to the Fleet port, and to nothing else.",
     ),
 )

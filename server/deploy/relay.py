@@ -1,4 +1,4 @@
-"""The server's end of a link through proxies (`silofl relay`): WebSockets in, the Fleet port out, and nothing else.
+"""The server's end of a link through proxies (`silofl relay`): WebSockets or POSTs in, the Fleet port alone out.
 
 It opens nothing before a signature of a registered key over its nonce. The inner TLS stays closed to it. Connections,
 waiting times, frames and buffers are bounded; a key that is removed at the server loses its links.
@@ -7,27 +7,39 @@ waiting times, frames and buffers are bounded; a key that is removed at the serv
 import asyncio
 import contextlib
 import logging
+import secrets
 import signal
 import ssl
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
+from typing import Any
 
 from websockets.asyncio.server import Request, Response, Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
 from client.link.handshake import (
     FRAME_BYTES,
+    HEAD_BYTES,
+    LARGEST_ANSWER,
+    NO_LINK,
     NO_SERVER,
+    OPEN,
+    POST_BYTES,
     READY,
+    TOKEN_BYTES,
     TOO_MANY,
     UNKNOWN_KEY,
+    answer_of,
     new_nonce,
+    requested,
     verified,
 )
+from server.deploy.posted import PATH, Posted, Visitor
 
-PATH = "/link"
+SOCKETS = 4  # of one link by POSTs: two, and two anew after a cut
 SILENT = logging.getLogger("silofl.relay")  # what strangers send is no news
 SILENT.addHandler(logging.NullHandler())
 SILENT.propagate = False
@@ -43,6 +55,8 @@ class Limits:
     handshake: float = 15.0
     # Without a byte from the silo, which sends a heartbeat every 90 s at least
     idle: float = 900.0
+    # Without a POST; a silo that waits asks again after 20 s
+    silent: float = 120.0
     refresh: float = 5.0  # between two questions for the registered keys
 
 
@@ -58,9 +72,11 @@ class Relay:
     ) -> None:
         self.fleet, self.registered, self.limits, self.echo = fleet, registered, limits, echo
         self.keys: frozenset[bytes] = frozenset()
-        self.open = 0  # TCP connections
-        self.links: dict[ServerConnection, bytes] = {}
-        self.closing: list[asyncio.Task[None]] = []
+        self.over = False
+        self.doors = set[Door]()
+        self.links: dict[ServerConnection | Posted, bytes] = {}
+        self.sessions: dict[bytes, Posted] = {}  # by their tokens
+        self.tasks = set[asyncio.Task[None]]()
 
     @contextlib.asynccontextmanager
     async def serving(
@@ -74,7 +90,7 @@ class Relay:
             port,
             ssl=context,
             process_request=self._admit_request,
-            create_connection=self._counted(),
+            create_connection=self._door,  # type: ignore[arg-type]
             compression=None,
             max_size=FRAME_BYTES,
             max_queue=4,
@@ -91,6 +107,14 @@ class Relay:
         finally:
             watch.cancel()
             server.close()
+            self.over = True
+            for door in list(self.doors):
+                if not isinstance(door.inner, ServerConnection):
+                    door.transport.abort()
+            tasks = list(self.tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await server.wait_closed()
 
     # --- who may come in ----------------------------------------------------------------------------------
@@ -99,37 +123,31 @@ class Relay:
         """Ask the server for the registered keys, and end the links of the others."""
         found = await asyncio.to_thread(self.registered)
         self.keys = frozenset(key.strip() for key in found)
-        self.closing = [task for task in self.closing if not task.done()]
         for link, key in list(self.links.items()):
             if key not in self.keys:
                 self.echo("a link ends: its key was removed")
-                self.closing.append(asyncio.create_task(link.close(UNKNOWN_KEY)))
+                self.spawn(link.close(UNKNOWN_KEY))
+
+    def _door(self, *args: Any, **options: Any) -> "Door":
+        return Door(self, partial(ServerConnection, *args, **options))
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
 
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(self.limits.refresh)
+            now = asyncio.get_running_loop().time()
+            for session in self.sessions.values():
+                if not session.busy and now - session.seen > self.limits.silent:
+                    self.spawn(session.close())
             try:
                 await self.refresh()
             except (OSError, ValueError) as error:
                 self.echo(f"the server's Control API does not answer: {error}")
                 self.keys = frozenset()  # no new links; open ones stay
-
-    def _counted(self) -> type[ServerConnection]:
-        """Return the class of this relay's connections, which it counts from their first byte on."""
-        relay = self
-
-        class Counted(ServerConnection):
-            def connection_made(self, transport: asyncio.BaseTransport) -> None:
-                relay.open += 1
-                super().connection_made(transport)
-                if relay.open - len(relay.links) > relay.limits.unsigned:
-                    self.transport.abort()
-
-            def connection_lost(self, exc: Exception | None) -> None:
-                relay.open -= 1
-                super().connection_lost(exc)
-
-        return Counted
 
     def _admit_request(self, connection: ServerConnection, request: Request) -> Response | None:
         if request.path != PATH:
@@ -138,15 +156,57 @@ class Relay:
             return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, "")
         return None
 
-    async def _prove(self, silo: ServerConnection) -> bytes | None:
+    # --- POSTs --------------------------------------------------------------------------------------------
+
+    def full(self) -> bool:
+        """Whether there are more TCP connections than strangers and links may have; in the end no new one."""
+        return self.over or len(self.doors) > self.limits.unsigned + SOCKETS * len(self.links)
+
+    def admit(self, begin: bytes) -> tuple[int, float]:
+        """Return the bytes and seconds of a POST that begins so: few unless it is of a link."""
+        if self.sessions.get(begin[:TOKEN_BYTES]) in self.links:
+            return HEAD_BYTES + POST_BYTES, self.limits.silent
+        return HEAD_BYTES + LARGEST_ANSWER, self.limits.handshake
+
+    async def answer(self, body: bytes) -> bytes:
+        """Return the answer to a POST."""
+        if not body:
+            return self._greeted()
+        token, direction, number, data = requested(body)
+        session = self.sessions.get(token)
+        if session is None or session.busy >= SOCKETS:
+            return answer_of(NO_LINK, b"")
+        session.busy += 1
+        try:
+            return await session.answer(direction, number, data)
+        finally:
+            session.busy -= 1
+            session.seen = asyncio.get_running_loop().time()
+
+    def _greeted(self) -> bytes:
+        unsigned = sum(one not in self.links for one in self.sessions.values())
+        if len(self.links) >= self.limits.links or unsigned >= self.limits.unsigned:
+            return answer_of(TOO_MANY, b"")
+        token = secrets.token_bytes(TOKEN_BYTES)
+        self.sessions[token] = Posted()
+        self.spawn(self._session(token))
+        return answer_of(OPEN, token)
+
+    async def _session(self, token: bytes) -> None:
+        try:
+            await self._handle(self.sessions[token])
+        finally:
+            del self.sessions[token]
+
+    # --- a link -------------------------------------------------------------------------------------------
+
+    async def _prove(self, silo: ServerConnection | Posted) -> bytes | None:
         nonce = new_nonce()
         async with asyncio.timeout(self.limits.handshake):
             await silo.send(nonce)
             return verified(await silo.recv(), nonce, self.keys)
 
-    # --- bytes --------------------------------------------------------------------------------------------
-
-    async def _handle(self, silo: ServerConnection) -> None:
+    async def _handle(self, silo: ServerConnection | Posted) -> None:
         try:
             key = await self._prove(silo)
         except (ConnectionClosed, TimeoutError):
@@ -160,10 +220,11 @@ class Relay:
         self.links[silo] = key
         try:
             await self._carry(silo)
+            await silo.close()
         finally:
             del self.links[silo]
 
-    async def _carry(self, silo: ServerConnection) -> None:
+    async def _carry(self, silo: ServerConnection | Posted) -> None:
         try:
             async with asyncio.timeout(self.limits.handshake):
                 reader, writer = await asyncio.open_connection(*self.fleet, limit=FRAME_BYTES)
@@ -185,20 +246,72 @@ class Relay:
                 way.cancel()
             writer.close()
 
-    async def _up(self, silo: ServerConnection, writer: asyncio.StreamWriter) -> None:
+    async def _up(self, silo: ServerConnection | Posted, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionClosed, OSError):
             while True:
                 async with asyncio.timeout(self.limits.idle):
                     data = await silo.recv()
-                if not isinstance(data, bytes):
+                if not isinstance(data, bytes) or not data:
                     return
                 writer.write(data)
                 await writer.drain()
 
-    async def _down(self, reader: asyncio.StreamReader, silo: ServerConnection) -> None:
+    async def _down(
+        self, reader: asyncio.StreamReader, silo: ServerConnection | Posted
+    ) -> None:
+        largest = POST_BYTES if isinstance(silo, Posted) else FRAME_BYTES
         with contextlib.suppress(ConnectionClosed, OSError):
-            while data := await reader.read(FRAME_BYTES):
+            while data := await reader.read(largest):
                 await silo.send(data)
+
+
+class Door(asyncio.Protocol):
+    """One TCP connection, counted from its begin on: of a WebSocket, or of POSTs, by its first byte."""
+
+    def __init__(self, relay: Relay, websocket: Callable[[], ServerConnection]) -> None:
+        self.relay, self.websocket = relay, websocket
+        self.inner: asyncio.Protocol | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self.relay.doors.add(self)
+        loop = asyncio.get_running_loop()
+        self.timer = loop.call_later(self.relay.limits.handshake, transport.abort)
+        if self.relay.full():
+            transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        if self.inner is None:
+            self.timer.cancel()
+            self.inner = self._stream() if data[:1] == b"P" else self.websocket()
+            self.inner.connection_made(self.transport)
+        self.inner.data_received(data)
+
+    def _stream(self) -> asyncio.Protocol:
+        relay, reader = self.relay, asyncio.StreamReader(FRAME_BYTES)
+
+        def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            relay.spawn(Visitor(reader, writer, relay.admit, relay.answer).serve())
+
+        return asyncio.StreamReaderProtocol(reader, begin)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.timer.cancel()
+        self.relay.doors.discard(self)
+        if self.inner:
+            self.inner.connection_lost(exc)
+
+    def eof_received(self) -> bool | None:
+        return self.inner.eof_received() if self.inner else None
+
+    def pause_writing(self) -> None:
+        if self.inner:
+            self.inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self.inner:
+            self.inner.resume_writing()
 
 
 def relay(

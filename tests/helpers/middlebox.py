@@ -7,6 +7,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable
+from http.client import HTTPConnection, parse_headers
 from pathlib import Path
 from typing import Self
 
@@ -92,6 +93,55 @@ class HttpProxy(Listener):
         with socket.create_connection((HOST, self.target)) as server:
             connection.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
             pump(connection, server)
+
+
+class Inspector(Listener):
+    """A proxy that opens TLS, answers WebSockets itself, and passes POSTs on to the plain HTTP of `target`.
+
+    `refusal`: what a WebSocket gets; nothing: its connection is closed. `fate` returns what becomes of a POST with this
+    body: "" (it passes), "request" or "answer" (that is lost, and the connection), "twice" (it is sent on two times).
+    """
+
+    def __init__(
+        self,
+        certificate: Path,
+        key: Path,
+        target: int,
+        refusal: str = "426 Upgrade Required",
+        fate: Callable[[bytes], str] = lambda body: "",
+    ) -> None:
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.load_cert_chain(certificate, key)
+        self.target, self.refusal, self.fate, self.posts = target, refusal, fate, 0
+        super().__init__()
+
+    def serve(self, connection: socket.socket) -> None:
+        with self.context.wrap_socket(connection, server_side=True) as silo:
+            stream = silo.makefile("rwb")
+            while line := stream.readline():
+                head = parse_headers(stream)
+                if not line.startswith(b"POST"):
+                    if self.refusal:
+                        stream.write(f"HTTP/1.1 {self.refusal}\r\n\r\n".encode())
+                        stream.flush()
+                    return
+                self.posts += 1
+                path = line.split()[1].decode()
+                body = stream.read(int(head["Content-Length"]))
+                fate = self.fate(body)
+                if fate == "request":
+                    return
+                for _ in range(2 if fate == "twice" else 1):
+                    onward = HTTPConnection(HOST, self.target)
+                    onward.request("POST", path, body)
+                    answer = onward.getresponse()
+                    data = answer.read()
+                    onward.close()
+                if fate == "answer":
+                    return
+                status = f"HTTP/1.1 {answer.status} {answer.reason}"
+                stream.write(f"{status}\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+                stream.flush()
 
 
 def pump(

@@ -36,8 +36,8 @@ class Running:
 
     def cut(self) -> None:
         """Cut all links."""
-        for silo in list(self.relay.links):
-            self.loop.call_soon_threadsafe(silo.transport.abort)
+        for door in list(self.relay.doors):
+            self.loop.call_soon_threadsafe(door.transport.abort)
 
     @property
     def url(self) -> str:

@@ -2,33 +2,48 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import ssl
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given
 from hypothesis import strategies as st
-from middlebox import HOST, HttpProxy, Listener, TlsServer, pump
+from middlebox import HOST, HttpProxy, Inspector, Listener, TlsServer, pump
 from relays import Running
 from superlink import superlink
 from trio import RUN, bring_up, is_online, rows, start_over, start_run, text_of, wait_for
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from client.link.handshake import answer, new_nonce, verified
+from client.link.duplex import Duplex
+from client.link.handshake import (
+    DOWN,
+    NO_LINK,
+    OPEN,
+    TOO_MANY,
+    UP,
+    answer,
+    answered,
+    new_nonce,
+    request,
+    verified,
+)
 from client.link.local_end import Link
 from client.site.node import Site
 from client.site.runtime.doctor import one_line
@@ -40,7 +55,8 @@ from partitions.common.errors import UserError
 from server.cli.main import main
 from server.deploy.control import Control, write_connection
 from server.deploy.credentials import Credentials, ensure_credentials
-from server.deploy.relay import Limits
+from server.deploy.posted import Posted, Visitor
+from server.deploy.relay import Limits, Relay
 from server.deploy.submit import app_directory
 from server.simulation.simulate import simulate
 
@@ -82,6 +98,25 @@ def running(made: Credentials, fleet: Echo) -> Iterator[Running]:
     one.close()
 
 
+@pytest.fixture
+def plain(made: Credentials, fleet: Echo) -> Iterator[Running]:
+    """A relay without TLS of its own, as behind a proxy that opens TLS."""
+    one = Running(None, fleet.port, Limits(unsigned=8), [made.node_public_pem("north")])
+    yield one
+    one.close()
+
+
+@pytest.fixture(params=["websocket", "posts"])
+def by_posts(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param == "posts")
+
+
+def link_of(made: Credentials, running: Running, by_posts: bool, name: str = "north") -> Link:
+    link = Link(running.url, site_of(made, name), made.ca_certificate)
+    link.by_posts = by_posts
+    return link
+
+
 def site_of(made: Credentials, name: str = "north", server: str = f"{NAME}:9092") -> Site:
     return Site(name, server, made.ca_certificate, made.node_key(name), Path(), Path())
 
@@ -107,11 +142,11 @@ def _split(server: str) -> tuple[str, int]:
 
 
 def test_bytes_go_both_ways_and_only_with_the_token_to_the_server(
-    made: Credentials, running: Running, fleet: Echo
+    made: Credentials, running: Running, fleet: Echo, by_posts: bool
 ) -> None:
-    with Link(running.url, site_of(made), made.ca_certificate) as link:
+    with link_of(made, running, by_posts) as link:
         assert link.check().ok, link.check()
-        before = fleet.came
+        wait_for(lambda: fleet.came == 1, 20)
         for server, token, status in (
             (f"{NAME}:9092", "guessed", "407"),
             (f"{NAME}:8000", "", "403"),
@@ -119,23 +154,30 @@ def test_bytes_go_both_ways_and_only_with_the_token_to_the_server(
         ):
             connection, answered = dial(link, server, token)
             connection.close()
-            assert status in answered and fleet.came == before
+            assert status in answered and fleet.came == 1
         connection, answered = dial(link)
         assert answered == "HTTP/1.1 200 Connected"
-        sent = bytes(range(256)) * 8192
-        threading.Thread(target=connection.sendall, args=(sent,)).start()
-        got = b""
-        while len(got) < len(sent):
-            got += connection.recv(1 << 16)
-        connection.close()
-        assert got == sent
-    wait_for(lambda: not running.relay.links and not running.relay.open, 10)
+        there_and_back(connection)
+    wait_for(lambda: not (running.relay.links or running.relay.doors), 30)
+    assert not running.relay.sessions
+
+
+def there_and_back(connection: socket.socket) -> None:
+    sent = random.Random(0).randbytes(1 << 21)
+    threading.Thread(target=connection.sendall, args=(sent,)).start()
+    got = b""
+    while len(got) < len(sent):
+        data = connection.recv(1 << 16)
+        assert data
+        got += data
+    connection.close()
+    assert got == sent
 
 
 def test_a_key_that_is_not_registered_opens_nothing(
-    made: Credentials, running: Running, fleet: Echo
+    made: Credentials, running: Running, fleet: Echo, by_posts: bool
 ) -> None:
-    with Link(running.url, site_of(made, "south"), made.ca_certificate) as link:
+    with link_of(made, running, by_posts, "south") as link:
         check = link.check()
         assert not check.ok and "does not know this silo's key" in check.detail
         assert dial(link)[1].startswith("HTTP/1.1 502 the relay at")
@@ -144,26 +186,37 @@ def test_a_key_that_is_not_registered_opens_nothing(
 
 def hello(running: Running, text: str | bytes) -> int:
     """Return the code with which the relay closes after this answer to its nonce."""
-    with connect(
-        running.url.replace("https", "wss"), ssl=ssl._create_unverified_context(), proxy=None
-    ) as silo, pytest.raises(ConnectionClosed) as closed:  # fmt: skip
-        silo.recv(5)
+    with (
+        connect(f"ws://{HOST}:{running.port}/link", proxy=None) as silo,
+        pytest.raises(ConnectionClosed) as closed,
+    ):
+        silo.recv(20)
         silo.send(text)
-        silo.recv(5)
+        silo.recv(20)
     return closed.value.rcvd.code if closed.value.rcvd else 0
 
 
-def test_answers_that_prove_no_key(made: Credentials, running: Running, fleet: Echo) -> None:
+def test_answers_that_prove_no_key(made: Credentials, plain: Running, fleet: Echo) -> None:
     """A signature over another nonce, the public key alone, other forms, and too much."""
     north = load_key(site_of(made).node_key)
-    for text in (answer(north, new_nonce()), "{}", "[]", "\ud7ff", b"\0" * 32, "[" * 2000):
-        assert hello(running, text) == 4401
-    assert hello(running, b"\0" * (1 << 17)) == 1009  # too large
+    for text in (
+        answer(north, new_nonce()),
+        "{}",
+        b"{}",
+        b"[]",
+        b"\xff\xfe",
+        b"\0" * 32,
+        b"[" * 2000,
+    ):
+        assert hello(plain, text) == 4401
+    assert hello(plain, b"\0" * (1 << 17)) == 1009  # too large
     assert not fleet.came
 
 
-def test_a_removed_key_ends_its_links(made: Credentials, running: Running) -> None:
-    with Link(running.url, site_of(made), made.ca_certificate) as link:
+def test_a_removed_key_ends_its_links(
+    made: Credentials, running: Running, by_posts: bool
+) -> None:
+    with link_of(made, running, by_posts) as link:
         connection, _ = dial(link)
         running.keys = []
         assert connection.recv(1) == b""
@@ -171,8 +224,10 @@ def test_a_removed_key_ends_its_links(made: Credentials, running: Running) -> No
         assert not link.check().ok
 
 
-def test_a_key_has_a_number_of_links(made: Credentials, running: Running) -> None:
-    with Link(running.url, site_of(made), made.ca_certificate) as link:
+def test_a_key_has_a_number_of_links(
+    made: Credentials, running: Running, by_posts: bool
+) -> None:
+    with link_of(made, running, by_posts) as link:
         taken = [dial(link) for _ in range(3)]
         assert [status[9:12] for _, status in taken] == ["200", "200", "502"]
         for connection, _ in taken:
@@ -193,7 +248,7 @@ def test_strangers_stay_within_bounds_and_a_silo_gets_in(
             if number % 50 == 0:  # and some that speak TLS, and then nothing
                 with contextlib.suppress(OSError):
                     stack.enter_context(context.wrap_socket(plain))
-            most = max(most, running.relay.open)
+            most = max(most, len(running.relay.doors))
         assert most <= 9
         with Link(running.url, site_of(made), made.ca_certificate) as link:
             wait_for(lambda: link.check().ok, 20)
@@ -209,7 +264,7 @@ FIELDS = st.dictionaries(
 @given(st.text() | FIELDS.map(json.dumps) | st.lists(FIELDS).map(json.dumps))
 def test_no_answer_breaks_the_relay(text: str) -> None:
     nonce, known = new_nonce(), {public_pem(KEY).strip()}
-    assert verified(text, nonce, known) is None
+    assert verified(text.encode(), nonce, known) is None
 
 
 def test_an_answer_is_for_one_nonce_and_one_registered_key() -> None:
@@ -222,6 +277,184 @@ def test_an_answer_is_for_one_nonce_and_one_registered_key() -> None:
 def test_flowers_signature_of_a_time_is_none_of_the_links() -> None:
     """Both are made with the node key: what is signed begins differently."""
     assert not b"2026-11-26T03:00:00+00:00".startswith(LINK[:4].encode())
+
+
+class Watched:
+    """Stands for a TLS socket: it notes calls of two threads at once, and is not ready every second time."""
+
+    def __init__(self) -> None:
+        self.inside, self.most, self.calls = 0, 0, 0
+        self.ours, self.theirs = socket.socketpair()
+        self.theirs.send(b"x")  # so that it can be waited for
+
+    def settimeout(self, seconds: float) -> None:
+        pass
+
+    def fileno(self) -> int:
+        return self.ours.fileno()
+
+    def recv(self, size: int) -> bytes:
+        self.send(b"")
+        return b"x"
+
+    def send(self, data: memoryview | bytes) -> int:
+        self.inside += 1
+        self.calls += 1
+        self.most = max(self.most, self.inside)
+        time.sleep(0.001)
+        self.inside -= 1
+        if self.calls % 2:
+            raise ssl.SSLWantReadError
+        return 1
+
+
+def test_one_thread_at_a_time_is_in_openssl() -> None:
+    tls = Watched()
+    duplex = Duplex(cast(ssl.SSLSocket, tls))
+    reading = threading.Thread(target=lambda: [duplex.recv(1) for _ in range(40)])
+    reading.start()
+    duplex.sendall(b"x" * 40)
+    reading.join(20)
+    assert tls.calls >= 80 and tls.most == 1
+    tls.ours.close()
+    tls.theirs.close()
+
+
+# --- POSTs ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("refusal", ["426 Upgrade Required", "403 Forbidden", ""])
+def test_where_no_websocket_comes_through_posts_do(
+    made: Credentials, plain: Running, refusal: str
+) -> None:
+    both = made.server_certificate, made.server_key
+    with (
+        Inspector(*both, plain.port, refusal) as proxy,
+        Link(
+            f"https://localhost:{proxy.port}/link", site_of(made), made.ca_certificate
+        ) as link,
+    ):
+        check = link.check()
+        assert check.ok and "by POSTs: a proxy lets no WebSocket through" in check.detail
+        there_and_back(dial(link)[0])
+
+
+def test_whatever_is_lost_or_doubled_every_byte_comes_once(
+    made: Credentials, plain: Running
+) -> None:
+    draw = random.Random(1)
+    fates = ["", "", "", "request", "answer", "twice"]
+    both = made.server_certificate, made.server_key
+    with (
+        Inspector(
+            *both, plain.port, fate=lambda body: draw.choice(fates) if body else ""
+        ) as proxy,
+        Link(
+            f"https://localhost:{proxy.port}/link", site_of(made), made.ca_certificate
+        ) as link,
+    ):
+        link.by_posts = True
+        there_and_back(dial(link)[0])
+        assert proxy.posts > 20
+
+
+STEPS = st.lists(
+    st.sampled_from(["up", "down", "up again", "down again", "up next", "down next"])
+)
+
+
+@given(st.lists(st.binary(min_size=1, max_size=4)), STEPS)
+def test_each_number_is_taken_once_and_answered_alike(
+    sent: list[bytes], steps: list[str]
+) -> None:
+    """Whatever the order of new, repeated and future POSTs: what the relay reads and what it sends comes once."""
+
+    async def run() -> None:
+        silo, numbers, read, got = Posted(), {UP: 0, DOWN: 0}, list[bytes](), list[bytes]()
+
+        async def echo() -> None:
+            with contextlib.suppress(ConnectionClosed):
+                while True:
+                    read.append(await silo.recv())
+                    await silo.send(read[-1])
+
+        task = asyncio.create_task(echo())
+        last, waiting = b"", list(sent)
+        for step in steps:
+            way = UP if step.startswith("up") else DOWN
+            if step.endswith("again") and numbers[way]:
+                answer = answered(await silo.answer(way, numbers[way] - 1, b"other"))
+                assert answer == (OPEN, last if way == DOWN else b"")
+            elif step.endswith("next"):
+                assert answered(await silo.answer(way, numbers[way] + 1, b"x"))[0] == NO_LINK
+            elif step == "up" and waiting and len(got) == numbers[UP]:
+                await silo.answer(UP, numbers[UP], waiting.pop(0))
+                numbers[UP] += 1
+            elif step == "down" and len(got) < numbers[UP]:
+                code, last = answered(await silo.answer(DOWN, numbers[DOWN], b""))
+                assert code == OPEN
+                got.append(last)
+                numbers[DOWN] += 1
+        assert got == read[: len(got)] == sent[: len(got)]
+        task.cancel()
+
+    asyncio.run(run())
+
+
+@given(
+    st.binary()
+    | st.builds(
+        request, st.just(b"t" * 32), st.binary(max_size=1), st.integers(0, 9), st.binary()
+    )
+)
+def test_no_post_breaks_the_relay_or_opens_anything(body: bytes) -> None:
+    """A body without a session's token gets one answer; an empty one gets a token, within the bound."""
+
+    async def run() -> None:
+        relay = Relay((HOST, 1), list, Limits(unsigned=1))
+        code, token = answered(await relay.answer(body))
+        assert (code, len(token)) == ((NO_LINK, 0) if body else (OPEN, 32))
+        if not body:
+            assert answered(await relay.answer(b"")) == (TOO_MANY, b"")
+        for task in relay.tasks:
+            task.cancel()
+
+    asyncio.run(run())
+
+
+HEADERS = st.lists(st.sampled_from([
+    b"POST /link HTTP/1.1\r\n", b"PUT /link HTTP/1.1\r\n", b"POST /other HTTP/1.1\r\n", b"Host: x\r\n", b"\r\n",
+    b"Content-Length: 3\r\n", b"Content-Length: 9999999\r\n", b"Transfer-Encoding: chunked\r\n",
+    b"3\r\nabc\r\n", b"abc",
+]))  # fmt: skip
+
+
+@given(st.binary() | HEADERS.map(b"".join))
+def test_no_http_breaks_the_relay(sent: bytes) -> None:
+    """It is parsed as data; a body is at most 64 bytes here."""
+
+    async def run() -> None:
+        bodies = list[bytes]()
+
+        async def answer(body: bytes) -> bytes:
+            bodies.append(body)
+            return b"ok"
+
+        def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Any:
+            return Visitor(reader, writer, lambda begun: (64, 20.0), answer).serve()
+
+        ours, theirs = socket.socketpair()
+        with theirs:
+            reader, writer = await asyncio.open_connection(sock=ours)
+            theirs.sendall(sent)
+            theirs.shutdown(socket.SHUT_WR)
+            await begin(reader, writer)
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+            assert all(len(body) <= 64 for body in bodies)
+            assert theirs.recv(1 << 16).count(b"200 ") == len(bodies)
+
+    asyncio.run(run())
 
 
 # --- what stands in the way -------------------------------------------------------------------------------
@@ -293,7 +526,7 @@ class Recorder(Listener):
 def test_a_federation_through_links_has_the_direct_history(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three links, one behind a proxy with a login; all are cut in the run. Inside are TLS records, without a name."""
+    """Three links, one behind a proxy with a login, one by POSTs; all are cut in the run. Inside is TLS only."""
     path = folder / "federation.yaml"
     path.write_text(path.read_text() + f"server: {{public: '{NAME}:443'}}\n")
     up = bring_up(folder)
@@ -312,6 +545,7 @@ def test_a_federation_through_links_has_the_direct_history(
                 url = f"https://{NAME}/link"
             site = replace(site_of(up.credentials, name), server=f"{NAME}:443")
             link = stack.enter_context(Link(url, site, outer.ca_certificate))
+            link.by_posts = name == names[1]
             monkeypatch.delenv("https_proxy", raising=False)
             start_over(up, 443, name, NAME, link.environment)
         wait_for(lambda: all(is_online(up, name) for name in names), 90)

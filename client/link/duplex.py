@@ -1,0 +1,46 @@
+"""TLS that one thread reads while another one writes, as `websockets` does: OpenSSL's state is not for two at once."""
+
+import select
+import ssl
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Duplex:
+    """A TLS socket whose reads and writes take turns, and wait outside of them."""
+
+    def __init__(self, tls: ssl.SSLSocket) -> None:
+        self.tls, self.turn = tls, threading.Lock()
+        tls.settimeout(0)
+
+    def settimeout(self, seconds: float | None) -> None:
+        """Leave the socket as it is: it never waits inside OpenSSL."""
+
+    def recv(self, size: int) -> bytes:
+        """Return the next bytes; none at the end."""
+        return self._done(partial(self.tls.recv, size))
+
+    def sendall(self, data: bytes) -> None:
+        """Send all bytes."""
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self._done(partial(self.tls.send, rest)) :]
+
+    def _done(self, step: Callable[[], T]) -> T:
+        while True:
+            waiting = select.poll()
+            with self.turn:
+                try:
+                    return step()
+                except ssl.SSLWantReadError:
+                    waiting.register(self.tls, select.POLLIN)
+                except ssl.SSLWantWriteError:
+                    waiting.register(self.tls, select.POLLOUT)
+            waiting.poll()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tls, name)
