@@ -25,7 +25,8 @@ class Posts:
     """A link with the methods of the WebSocket that it stands for. `connect` returns a new connection to the relay."""
 
     def __init__(self, connect: Callable[[], HTTPSConnection], path: str) -> None:
-        self.ups, self.downs = Line(connect, path), Line(connect, path)
+        self.ups = Line(connect, path)
+        self.downs = Line(connect, path)
         self.over = threading.Event()
         self.token = self.downs.ask(b"", PAUSES[:1])
 
@@ -44,7 +45,8 @@ class Posts:
     def recv(self, timeout: float | None = None) -> bytes:
         """Return what came down next. Raises OSError or ConnectionClosed."""
         while not self.over.is_set():
-            if data := self.downs.ask(request(self.token, DOWN, self.downs.number, b"")):
+            body = request(self.token, DOWN, self.downs.number, b"")
+            if data := self.downs.ask(body):
                 return data
         raise ConnectionClosedError(None, None)
 
@@ -64,7 +66,8 @@ class Line:
     """One connection after another, for one direction: the next request's number, and its answer."""
 
     def __init__(self, connect: Callable[[], HTTPSConnection], path: str) -> None:
-        self.connect, self.path, self.number = connect, path, 0
+        self.connect, self.path = connect, path
+        self.number = 0
         self.http: HTTPSConnection | None = None
 
     def ask(self, body: bytes, pauses: tuple[float, ...] = PAUSES) -> bytes:
